@@ -1,0 +1,33 @@
+# Every target makes the virtual environment itself when it is missing or older than what it is made from.
+PYTHON ?= python3
+VENV   := .venv
+READY  := $(VENV)/.ready
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint typecheck bench
+
+help:  ## list these targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY)  ## make the virtual environment (.venv) with everything the other targets need
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "tapfm needs Python 3.11 or newer; try: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[slides,dev]'
+	@touch $@
+
+test: $(READY)  ## run all tests
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(READY)  ## check types
+	$(BIN)/mypy
+
+bench: $(READY)  ## measure the adaptation step side by side on this machine (tables for the docs come from a GPU)
+	$(BIN)/python benchmarks/adaptation_step.py

@@ -1,0 +1,1 @@
+"""Adaptation: the two-graph step and how it fits in memory."""

@@ -1,0 +1,1 @@
+"""Aggregators: from the tiles of a slide to its logits."""

@@ -1,0 +1,50 @@
+"""The paper's aggregator: the ViT's own CLS attention weighs the tiles (eqs. 2-3).
+
+K tiles, D feature size, C targets.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tapfm.contracts import BagOutput
+from tapfm.errors import SettingError
+
+# A bag whose raw attentions differ by less than this part of the largest says nothing about which tile matters.
+FLAT_RANGE = 1e-6
+
+
+def tile_weights(r_K: Tensor, tau: float = 1.0) -> Tensor:
+    """a = softmax(minmax(r) / tau), over the whole bag and never over a part of it.
+
+    K = 1 and equal attentions give uniform weights with gradient 0: min-max would divide by nothing. amin and amax
+    share their gradient among ties, so that the result does not depend on the order of the tiles.
+    """
+    lowest, highest = r_K.amin(), r_K.amax()
+    spread = highest - lowest
+    flat = spread <= FLAT_RANGE * highest
+    # Both `where` are needed: the inner one keeps the unused branch finite, or its NaN would reach the gradient.
+    scaled_K = (r_K - lowest) / torch.where(flat, torch.ones_like(spread), spread)
+    scaled_K = torch.where(flat, torch.zeros_like(scaled_K), scaled_K)
+    return (scaled_K / tau).softmax(0)
+
+
+class ClsAttention(nn.Module):
+    """Z = sum_i a_i z_i (eq. 2), logits = W Z + b (eq. 3)."""
+
+    def __init__(
+        self, feature_size: int, targets: int = 1, *, tau: float = 1.0, layer_norm: bool = False
+    ) -> None:
+        super().__init__()
+        if tau <= 0:
+            raise SettingError(f"tau must be positive; got {tau}.", hint="The paper uses tau = 1.")
+        self.tau = tau
+        self.norm = nn.LayerNorm(feature_size) if layer_norm else nn.Identity()
+        self.classifier = nn.Linear(feature_size, targets)
+
+    def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:
+        """Pool the tiles of one slide."""
+        a_K = tile_weights(r_K, self.tau)
+        bag_D = a_K @ z_KD
+        return BagOutput(self.classifier(self.norm(bag_D)), a_K)

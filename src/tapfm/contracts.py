@@ -1,0 +1,98 @@
+"""The page to read first: what the parts promise each other.
+
+    tiles ──> TileEncoder ──> Encoded ──> Aggregator ──> BagOutput ──> Task ──> loss, probabilities
+
+Shape suffixes, here and in `two_graph.py`, `chunked.py`, `cls_attention.py`, `vit.py`:
+
+    K  tiles of one slide (the bag)       H  attention heads        3hw  colour channels, tile height, width
+    D  size of a tile's feature vector    N  tokens of a tile       C    targets (1 for a binary task)
+
+A "patch" is a token of the ViT; a piece of a slide is always a "tile". Nothing inherits from these protocols:
+a class fits by having the methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tapfm.errors import LabelError
+
+
+class Encoded(NamedTuple):
+    """What an encoder says of K tiles, in float32 or better whatever it computed in."""
+
+    z_KD: Tensor  # tile features
+    r_K: Tensor  # raw attention, eq. 1: how much CLS attends to patch tokens, before any normalisation over tiles
+
+
+class BagOutput(NamedTuple):
+    """What an aggregator says of a slide."""
+
+    logits_C: Tensor
+    tile_weights: Tensor | None  # the weights the tiles were summed with, (..., K); None where there are none
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The labels of one slide. Where `known_C` is false the label is missing and `labels_C` holds 0."""
+
+    labels_C: Tensor
+    known_C: Tensor
+
+    @classmethod
+    def of(cls, labels: Sequence[int | float | None], *, device: torch.device | str = "cpu") -> Targets:
+        """From 0, 1 and None (missing)."""
+        bad = [label for label in labels if label is not None and label not in (0, 1)]
+        if bad:
+            raise LabelError(
+                f"A label must be 0, 1 or missing; got {bad[0]!r}.", hint="Code the label column as 0/1."
+            )
+        known = [label is not None for label in labels]
+        values = [float(label) if label is not None else 0.0 for label in labels]
+        return cls(torch.tensor(values, device=device), torch.tensor(known, device=device))
+
+
+class TileEncoder(Protocol):
+    """A foundation model: uint8 tiles in, features and raw CLS attention out."""
+
+    tile_px: int
+    feature_size: int
+
+    def __call__(self, tiles_K3hw: Tensor) -> Encoded:
+        """Encode K tiles, moving them to the encoder's device; pixels are normalised here and nowhere else."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield what adaptation may change."""
+        ...
+
+
+class Aggregator(Protocol):
+    """Tile features to slide logits. One that has no use for the raw attention ignores it."""
+
+    def __call__(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:
+        """Pool the tiles of one slide."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield what the aggregator learns."""
+        ...
+
+
+class Task(Protocol):
+    """What is predicted: one logit per target, the loss, and how a logit becomes a probability."""
+
+    targets: tuple[str, ...]
+
+    def loss(self, logits_C: Tensor, targets: Targets) -> Tensor:
+        """Compute L_agg (eq. 4) of one slide; missing labels take no part."""
+        ...
+
+    def probabilities(self, logits_C: Tensor) -> Tensor:
+        """Turn logits into what is reported."""
+        ...

@@ -1,0 +1,1 @@
+"""Tile encoders: the catalogue, their weights, and eq. 1."""

@@ -1,0 +1,116 @@
+"""The catalogue of encoders: a table of facts (`cards.toml`) that can be read without torch."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from tapfm.errors import InputError, UnknownNameError, UnsupportedEncoderError
+
+Feature = Literal["cls", "cls+mean"]
+Resampling = Literal["timm", "transformers", "dino"]
+
+TIMM_PREFIX = "timm:"
+
+# Known encoders that are not in the catalogue, and why. Facts still missing are no reason to guess them.
+NOT_OFFERED = {
+    "conch": "its tile feature is an attention pool over the tokens, not the CLS token",
+    "conch-v1.5": "its tile feature is an attention pool over the tokens, not the CLS token",
+    "musk": "it is a BEiT3 with vision and text experts, which timm's ViT cannot hold",
+    "plip": "its tile feature is a projection of the CLS token into a space shared with text",
+    "quiltnet": "its tile feature is a projection of the CLS token into a space shared with text",
+    "keep": "its tile feature is a projection of the CLS token into a space shared with text",
+    "genbio-pathfm": "its tile feature joins three CLS tokens, one per colour channel",
+    "rudolfv-2": "its architecture is published only as remote code, so its checkpoint keys are not known to us",
+    "phaet": "its pixel normalisation is not published",
+    "mascaret": "its pixel normalisation is not published",
+    "prost40m": "its architecture and pixel normalisation are not published",
+}
+
+
+@dataclass(frozen=True)
+class EncoderCard:
+    """What is known of one encoder; `cards.toml` explains the fields."""
+
+    key: str
+    name: str
+    architecture: str
+    parameters: int
+    prefix_tokens: int
+    feature: Feature
+    feature_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    tile_px: int
+    position_px: int
+    mpp: tuple[float, ...]
+    gflops: float
+    precision: str
+    licence: str
+    gate: Literal["none", "terms", "manual"]
+    repository: str
+    file: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    resampling: Resampling | None = None
+    revision: str | None = None
+    sha256: str | None = None
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        if self.position_px != self.tile_px and self.resampling is None:
+            raise InputError(
+                f"Encoder card '{self.key}': its position table is for {self.position_px} px and its tiles have "
+                f"{self.tile_px} px, but the card does not say how to resample it.",
+                hint="Give the card a `resampling`.",
+            )
+
+    @property
+    def page(self) -> str:
+        """Where its licence is read and access asked for."""
+        return f"https://huggingface.co/{self.repository}" if self.repository else ""
+
+
+def card_from_table(key: str, table: Mapping[str, Any]) -> EncoderCard:
+    """One table of a TOML file as a card; unknown and missing fields are refused."""
+    known = {f.name for f in fields(EncoderCard)} - {"key"}
+    required = {
+        f.name for f in fields(EncoderCard) if f.default is MISSING and f.default_factory is MISSING
+    } - {"key"}
+    unknown, missing = sorted(set(table) - known), sorted(required - set(table))
+    if unknown or missing:
+        raise InputError(
+            f"Encoder card '{key}': unknown fields {unknown}, missing fields {missing}.",
+            hint=f"Valid fields: {', '.join(sorted(known))}.",
+        )
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    return EncoderCard(key=key, **values)
+
+
+@cache
+def encoder_cards() -> Mapping[str, EncoderCard]:
+    """Read the whole catalogue, by key, in the order of the file."""
+    text = resources.files("tapfm.encoders").joinpath("cards.toml").read_text("utf-8")
+    return {key: card_from_table(key, table) for key, table in tomllib.loads(text).items()}
+
+
+def encoder_card(name: str) -> EncoderCard:
+    """Find a card by its key or name ("uni", "UNI", "Virchow2"), or make one for `timm:<architecture>`."""
+    if name.lower().startswith(TIMM_PREFIX):
+        from tapfm.encoders.timm_card import card_for_timm  # needs timm, and so torch
+
+        return card_for_timm(name[len(TIMM_PREFIX) :])
+    cards = encoder_cards()
+    wanted = name.strip().lower()
+    for card in cards.values():
+        if wanted in (card.key, card.name.lower()):
+            return card
+    for other, reason in NOT_OFFERED.items():
+        if wanted.replace("_", "-") == other:
+            raise UnsupportedEncoderError(
+                f"Encoder '{name}' is known but not offered: {reason}.", hint="Offered: tapfm encoders"
+            )
+    raise UnknownNameError("encoder", name, cards, see="tapfm encoders (any timm ViT: timm:<architecture>)")

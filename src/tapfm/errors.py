@@ -1,0 +1,95 @@
+"""Every error tapfm raises on purpose, each with a hint of what to type or change next.
+
+    TapfmError                          exit code 1
+    ├── NonFiniteError                  a loss or gradient is NaN or infinite: the run stops
+    └── InputError                      exit code 2: something that was given is wrong
+        ├── UnknownNameError            no such encoder, ...: the nearest names are offered
+        ├── SettingError                a setting outside its range
+        ├── TileError                   tiles of the wrong type, shape or size
+        ├── LabelError                  labels that cannot be used
+        ├── UnsupportedEncoderError     an architecture whose CLS attention we cannot read
+        └── WeightsError                weights missing, gated, damaged or not fitting
+            ├── WeightsNotFoundError
+            ├── GatedWeightsError
+            ├── WeightsDigestError
+            └── WeightsMismatchError
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TapfmError(Exception):
+    """Base of the tree: what went wrong, and a hint of what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\n{self.hint}" if self.hint else message
+
+    @property
+    def message(self) -> str:
+        """What went wrong, without the hint."""
+        return super().__str__()
+
+
+class NonFiniteError(TapfmError):
+    """A loss or a gradient is NaN or infinite."""
+
+
+class InputError(TapfmError):
+    """Something that was given is wrong."""
+
+    exit_code = 2
+
+
+class UnknownNameError(InputError):
+    """A name that stands in no table; the nearest ones are offered."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, see: str) -> None:
+        near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
+        nearest = f"Nearest: {', '.join(near)}. " if near else ""
+        super().__init__(f"There is no {kind} called '{name}'.", hint=f"{nearest}All of them: {see}")
+
+
+class SettingError(InputError):
+    """A setting outside its range."""
+
+
+class TileError(InputError):
+    """Tiles of the wrong type, shape or size."""
+
+
+class LabelError(InputError):
+    """Labels that cannot be used."""
+
+
+class UnsupportedEncoderError(InputError):
+    """An architecture whose CLS attention cannot be read."""
+
+
+class WeightsError(InputError):
+    """Weights that cannot be used."""
+
+
+class WeightsNotFoundError(WeightsError):
+    """No such file, and the hub does not give it either."""
+
+
+class GatedWeightsError(WeightsError):
+    """The model's owners ask for a licence to be accepted first."""
+
+
+class WeightsDigestError(WeightsError):
+    """A file whose SHA-256 is not the published one."""
+
+
+class WeightsMismatchError(WeightsError):
+    """A checkpoint that does not fit the encoder exactly."""

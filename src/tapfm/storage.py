@@ -1,0 +1,51 @@
+"""Files: whole or not at all, and known by their digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where tapfm keeps what it can make again; `TAPFM_CACHE` moves it."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("TAPFM_CACHE") or Path(base) / "tapfm")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old or the new content, whenever the writer is stopped."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, remembered by path, size and time of change: weights have gigabytes."""
+    real = path.resolve()
+    status = real.stat()
+    identity = f"{real}|{status.st_size}|{status.st_mtime_ns}"
+    note = cache_folder() / "sha256" / f"{hashlib.sha256(identity.encode()).hexdigest()}.json"
+    try:
+        remembered = json.loads(note.read_text())
+        if remembered["file"] == identity:
+            return str(remembered["sha256"])
+    except (OSError, ValueError, KeyError):
+        pass  # not remembered, or not readable: hash it
+    with real.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        write_atomically(note, json.dumps({"file": identity, "sha256": digest}).encode())
+    except OSError:
+        pass  # a cache that cannot be written costs time, nothing else
+    return digest

@@ -1,0 +1,1 @@
+"""Tasks: what is predicted, its loss and its class weights."""
