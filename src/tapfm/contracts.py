@@ -49,9 +49,7 @@ class Targets:
         """From 0, 1 and None (missing)."""
         bad = [label for label in labels if label is not None and label not in (0, 1)]
         if bad:
-            raise LabelError(
-                f"A label must be 0, 1 or missing; got {bad[0]!r}.", hint="Code the label column as 0/1."
-            )
+            raise LabelError(f"A label must be 0, 1 or missing; got {bad[0]!r}.", hint="Code the label column as 0/1.")
         known = [label is not None for label in labels]
         values = [float(label) if label is not None else 0.0 for label in labels]
         return cls(torch.tensor(values, device=device), torch.tensor(known, device=device))

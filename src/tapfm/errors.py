@@ -1,18 +1,18 @@
 """Every error tapfm raises on purpose, each with a hint of what to type or change next.
 
-    TapfmError                          exit code 1
-    ├── NonFiniteError                  a loss or gradient is NaN or infinite: the run stops
-    └── InputError                      exit code 2: something that was given is wrong
-        ├── UnknownNameError            no such encoder, ...: the nearest names are offered
-        ├── SettingError                a setting outside its range
-        ├── TileError                   tiles of the wrong type, shape or size
-        ├── LabelError                  labels that cannot be used
-        ├── UnsupportedEncoderError     an architecture whose CLS attention we cannot read
-        └── WeightsError                weights missing, gated, damaged or not fitting
-            ├── WeightsNotFoundError
-            ├── GatedWeightsError
-            ├── WeightsDigestError
-            └── WeightsMismatchError
+TapfmError                          exit code 1
+├── NonFiniteError                  a loss or gradient is NaN or infinite: the run stops
+└── InputError                      exit code 2: something that was given is wrong
+    ├── UnknownNameError            no such encoder, ...: the nearest names are offered
+    ├── SettingError                a setting outside its range
+    ├── TileError                   tiles of the wrong type, shape or size
+    ├── LabelError                  labels that cannot be used
+    ├── UnsupportedEncoderError     an architecture whose CLS attention we cannot read
+    └── WeightsError                weights missing, gated, damaged or not fitting
+        ├── WeightsNotFoundError
+        ├── GatedWeightsError
+        ├── WeightsDigestError
+        └── WeightsMismatchError
 """
 
 from __future__ import annotations

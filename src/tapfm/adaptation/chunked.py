@@ -105,9 +105,7 @@ class EncodedBag:
 class GraphRoom:
     """Decides whether one more chunk may keep its graph."""
 
-    def __init__(
-        self, device: torch.device, keep: int | Literal["fit"], parameters: list[torch.nn.Parameter]
-    ) -> None:
+    def __init__(self, device: torch.device, keep: int | Literal["fit"], parameters: list[torch.nn.Parameter]) -> None:
         self._device, self._kept, self._cost = device, 0, 0
         self._limit = 1 if keep == "fit" and device.type != "cuda" else keep
         # Gradients that backward will allocate while the graphs are there.

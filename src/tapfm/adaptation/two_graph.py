@@ -184,7 +184,8 @@ def aggregator_graph(
     )
     g_weights, of_parameters = others[: len(weights)], others[len(weights) :]
     loss_attention = sum(
-        ((a.detach() * g_a).sum() for a, g_a in zip(weights, g_weights, strict=True)), start=loss.new_zeros(())
+        ((a.detach() * g_a).sum() for a, g_a in zip(weights, g_weights, strict=True)),
+        start=loss.new_zeros(()),
     )
     return AggregatorGraph(
         logits_C=logits_C.detach(),

@@ -33,9 +33,7 @@ def tile_weights(r_K: Tensor, tau: float = 1.0) -> Tensor:
 class ClsAttention(nn.Module):
     """Z = sum_i a_i z_i (eq. 2), logits = W Z + b (eq. 3)."""
 
-    def __init__(
-        self, feature_size: int, targets: int = 1, *, tau: float = 1.0, layer_norm: bool = False
-    ) -> None:
+    def __init__(self, feature_size: int, targets: int = 1, *, tau: float = 1.0, layer_norm: bool = False) -> None:
         super().__init__()
         if tau <= 0:
             raise SettingError(f"tau must be positive; got {tau}.", hint="The paper uses tau = 1.")

@@ -14,9 +14,7 @@ from tapfm.encoders.catalog import EncoderCard
 from tapfm.errors import TileError, UnsupportedEncoderError
 
 
-def build_vit(
-    card: EncoderCard, *, tile_px: int | None = None, extra: Mapping[str, Any] | None = None
-) -> nn.Module:
+def build_vit(card: EncoderCard, *, tile_px: int | None = None, extra: Mapping[str, Any] | None = None) -> nn.Module:
     """Make the card's architecture for tiles of `tile_px` (default: the card's).
 
     `extra` goes to timm after the card's own arguments: dropout rates, or the sizes of a small model in tests.

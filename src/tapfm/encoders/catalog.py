@@ -77,9 +77,7 @@ class EncoderCard:
 def card_from_table(key: str, table: Mapping[str, Any]) -> EncoderCard:
     """One table of a TOML file as a card; unknown and missing fields are refused."""
     known = {f.name for f in fields(EncoderCard)} - {"key"}
-    required = {
-        f.name for f in fields(EncoderCard) if f.default is MISSING and f.default_factory is MISSING
-    } - {"key"}
+    required = {f.name for f in fields(EncoderCard) if f.default is MISSING and f.default_factory is MISSING} - {"key"}
     unknown, missing = sorted(set(table) - known), sorted(required - set(table))
     if unknown or missing:
         raise InputError(

@@ -106,9 +106,7 @@ def embed(vit: Any, pixels_K3hw: Tensor) -> tuple[Tensor, Any]:
     return vit.norm_pre(vit.patch_drop(x)), None
 
 
-def last_block(
-    block: Any, x_KND: Tensor, rope: Tensor | None, *, prefix: int, cls_only: bool
-) -> tuple[Tensor, Tensor]:
+def last_block(block: Any, x_KND: Tensor, rope: Tensor | None, *, prefix: int, cls_only: bool) -> tuple[Tensor, Tensor]:
     """The last block and r_K; with `cls_only` it goes on for the CLS token alone, which is all that is used of it."""
     attn = block.attn
     inner_KND = block.norm1(x_KND)
@@ -118,9 +116,7 @@ def last_block(
         q_KHNd, x_KND, inner_KND = q_KHNd[:, :, :1], x_KND[:, :1], inner_KND[:, :1]
 
     dropout = attn.attn_drop.p if attn.training else 0.0
-    heads_KHNd = F.scaled_dot_product_attention(
-        q_KHNd, k_KHNd, v_KHNd, dropout_p=dropout, scale=attn.scale
-    )
+    heads_KHNd = F.scaled_dot_product_attention(q_KHNd, k_KHNd, v_KHNd, dropout_p=dropout, scale=attn.scale)
     out_KND = attn.norm(heads_KHNd.transpose(1, 2).flatten(2))
     if attn.gate is not None:
         out_KND = out_KND * attn.gate(inner_KND).sigmoid()
@@ -157,7 +153,10 @@ def project(attn: Any, x_KND: Tensor, rope: Tensor | None) -> tuple[Tensor, Tens
         )
     q, k = attn.q_norm(q), attn.k_norm(k)
     if rope is not None:
-        plain, half = attn.num_prefix_tokens, getattr(attn, "rotate_half", False)  # CLS and registers do not turn
+        plain, half = (
+            attn.num_prefix_tokens,
+            getattr(attn, "rotate_half", False),
+        )  # CLS and registers do not turn
         q, k = (
             torch.cat((x[:, :, :plain], apply_rot_embed_cat(x[:, :, plain:], rope, half=half)), dim=2).to(v.dtype)
             for x in (q, k)
@@ -189,7 +188,8 @@ def refuse_unreadable(vit: Any) -> None:
     attn = getattr(block, "attn", None)
     if type(block) not in (Block, EvaBlock) or type(attn) not in (Attention, EvaAttention, AttentionRope):
         raise UnsupportedEncoderError(
-            f"The CLS attention of {type(block).__name__} with {type(attn).__name__} cannot be read.", hint=hint
+            f"The CLS attention of {type(block).__name__} with {type(attn).__name__} cannot be read.",
+            hint=hint,
         )
     if not isinstance(getattr(vit, "fc_norm", nn.Identity()), nn.Identity):
         raise UnsupportedEncoderError(

@@ -112,7 +112,8 @@ def local_weights(card: EncoderCard, path: Path) -> FoundWeights:
         return FoundWeights(path, claims_to_be_published=False)
     if not path.is_dir():
         raise WeightsNotFoundError(
-            f"There is no file or folder {path}.", hint="Give --weights a weights file or a folder of the hub's shape."
+            f"There is no file or folder {path}.",
+            hint="Give --weights a weights file or a folder of the hub's shape.",
         )
     folders = [path]
     if card.repository:  # the hub's cache keeps models--owner--name/snapshots/revision/
@@ -134,7 +135,8 @@ def hub_weights(card: EncoderCard) -> FoundWeights:
     """Take the file from the hub's cache, or else from the hub."""
     if not card.repository:
         raise WeightsNotFoundError(
-            f"{card.name} is not on the hub.", hint=f"Download {card.file} ({card.notes}), then: --weights {card.file}"
+            f"{card.name} is not on the hub.",
+            hint=f"Download {card.file} ({card.notes}), then: --weights {card.file}",
         )
     cached = try_to_load_from_cache(card.repository, card.file, revision=card.revision)
     if isinstance(cached, str):
