@@ -85,7 +85,10 @@ class Aggregator(Protocol):
 class Task(Protocol):
     """What is predicted: one logit per target, the loss, and how a logit becomes a probability."""
 
-    targets: tuple[str, ...]
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names of the targets, in the order of the logits."""
+        ...
 
     def loss(self, logits_C: Tensor, targets: Targets) -> Tensor:
         """Compute L_agg (eq. 4) of one slide; missing labels take no part."""

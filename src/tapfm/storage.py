@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -44,8 +45,6 @@ def sha256_of(path: Path) -> str:
         pass  # not remembered, or not readable: hash it
     with real.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    try:
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
         write_atomically(note, json.dumps({"file": identity, "sha256": digest}).encode())
-    except OSError:
-        pass  # a cache that cannot be written costs time, nothing else
     return digest

@@ -87,13 +87,18 @@ class EncodedBag:
             return
         while self._kept:
             chunk, encoded = self._kept.pop()
-            torch.autograd.backward(loss_of_rows(encoded, chunk))
+            self._backward(loss_of_rows(encoded, chunk))
             del encoded
         for chunk, random_state in self._released:
             with random_state.replayed(), self._precision():
                 encoded = self._encoder(self._tiles_K3hw[chunk])
-            torch.autograd.backward(loss_of_rows(encoded, chunk))
+            self._backward(loss_of_rows(encoded, chunk))
             del encoded
+
+    def _backward(self, loss: Tensor) -> None:
+        # Out of any outer autocast, which would run the float32 parts of the graph backward in low precision.
+        with torch.autocast(self._device.type, enabled=False):
+            torch.autograd.backward(loss)
 
     def _precision(self, *, cache: bool = True) -> torch.autocast:
         dtype = self._compute_dtype
@@ -107,7 +112,7 @@ class GraphRoom:
 
     def __init__(self, device: torch.device, keep: int | Literal["fit"], parameters: list[torch.nn.Parameter]) -> None:
         self._device, self._kept, self._cost = device, 0, 0
-        self._limit = 1 if keep == "fit" and device.type != "cuda" else keep
+        self._limit = keep if keep != "fit" or can_ask_for_memory(device) else 1
         # Gradients that backward will allocate while the graphs are there.
         self._pending = sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
         self._before = allocated_bytes(device)
@@ -118,14 +123,19 @@ class GraphRoom:
             return self._kept < self._limit
         if self._kept == 0:
             return True
-        # A second graph's worth stays free for what backward itself needs.
-        return free_bytes(self._device) - self._pending > 2 * self._cost
+        # A quarter of a graph's worth stays free for what backward needs besides.
+        return free_bytes(self._device) - self._pending > 1.25 * self._cost
 
     def measure(self) -> None:
         """Learn what the graph just kept has cost."""
         after = allocated_bytes(self._device)
         self._cost, self._before = max(self._cost, after - self._before), after
         self._kept += 1
+
+
+def can_ask_for_memory(device: torch.device) -> bool:
+    """Only CUDA tells what is free and what a graph takes."""
+    return device.type == "cuda"
 
 
 def allocated_bytes(device: torch.device) -> int:

@@ -177,11 +177,11 @@ def aggregator_graph(
                 hint=f"The task has {len(task.targets)} targets: build the aggregator with as many.",
             )
         loss = task.loss(logits_C, targets)
-    parameters = [parameter for parameter in aggregator.parameters() if parameter.requires_grad]
-    weights = [tile_weights] if tile_weights is not None and tile_weights.requires_grad else []
-    g_z_KD, g_r_K, *others = torch.autograd.grad(
-        loss, [z_KD, r_K, *weights, *parameters], allow_unused=True, materialize_grads=True
-    )
+        parameters = [parameter for parameter in aggregator.parameters() if parameter.requires_grad]
+        weights = [tile_weights] if tile_weights is not None and tile_weights.requires_grad else []
+        g_z_KD, g_r_K, *others = torch.autograd.grad(
+            loss, [z_KD, r_K, *weights, *parameters], allow_unused=True, materialize_grads=True
+        )
     g_weights, of_parameters = others[: len(weights)], others[len(weights) :]
     loss_attention = sum(
         ((a.detach() * g_a).sum() for a, g_a in zip(weights, g_weights, strict=True)),

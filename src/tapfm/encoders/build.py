@@ -19,10 +19,10 @@ def build_vit(card: EncoderCard, *, tile_px: int | None = None, extra: Mapping[s
 
     `extra` goes to timm after the card's own arguments: dropout rates, or the sizes of a small model in tests.
     """
-    arguments = {"img_size": tile_px or card.tile_px, "num_classes": 0, "global_pool": "token"}
+    arguments: dict[str, Any] = {"img_size": tile_px or card.tile_px, "num_classes": 0, "global_pool": "token"}
     arguments |= dict(card.arguments) | dict(extra or {})
     if arguments.pop("mlp", None) == "swiglu":
-        # Both are needed: timm's Block hands its own default, GELU, to any MLP, and the weights would load all the same.
+        # Both are needed: timm's Block hands its own default, GELU, to any MLP, and the weights would load just so.
         arguments |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
     if (eps := arguments.pop("layer_norm_eps", None)) is not None:
         arguments["norm_layer"] = partial(nn.LayerNorm, eps=eps)
@@ -44,5 +44,5 @@ def check_tile_side(tile_px: int, patch_px: int, card: EncoderCard) -> None:
         below, above = tile_px // patch_px * patch_px, (tile_px // patch_px + 1) * patch_px
         raise TileError(
             f"Tiles of {tile_px} px do not fit encoder '{card.key}', whose patches have {patch_px} px.",
-            hint=f"Use its own tile size, {card.tile_px} px, or a multiple of {patch_px} such as {below or above} or {above}.",
+            hint=f"Use its own tile size, {card.tile_px} px, or a multiple of {patch_px}: {below or above} or {above}.",
         )

@@ -48,7 +48,7 @@ class EncoderCard:
     tile_px: int
     position_px: int
     mpp: tuple[float, ...]
-    gflops: float
+    gflops: float | None
     precision: str
     licence: str
     gate: Literal["none", "terms", "manual"]
@@ -84,7 +84,7 @@ def card_from_table(key: str, table: Mapping[str, Any]) -> EncoderCard:
             f"Encoder card '{key}': unknown fields {unknown}, missing fields {missing}.",
             hint=f"Valid fields: {', '.join(sorted(known))}.",
         )
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
     return EncoderCard(key=key, **values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import timm
+import torch
 from timm.models import get_pretrained_cfg, is_model
 
 from tapfm.encoders.catalog import TIMM_PREFIX, EncoderCard
@@ -11,8 +12,6 @@ from tapfm.errors import UnknownNameError, UnsupportedEncoderError
 
 def card_for_timm(name: str) -> EncoderCard:
     """Build the card from timm's own configuration; counts come from the architecture itself."""
-    import torch
-
     architecture, _, _ = name.partition(".")
     if not is_model(architecture):
         raise UnknownNameError(
@@ -46,7 +45,7 @@ def card_for_timm(name: str) -> EncoderCard:
         tile_px=side,
         position_px=side,
         mpp=(),
-        gflops=float("nan"),
+        gflops=None,
         precision="fp32",
         licence=str(config.license or "see its hub page"),
         gate="none",

@@ -27,6 +27,10 @@ class VitEncoder(nn.Module):
     Set `checkpoint_blocks` to trade a second forward for memory: each block then keeps only its input.
     """
 
+    vit: Any
+    mean: Tensor
+    std: Tensor
+
     def __init__(
         self,
         vit: nn.Module,
@@ -37,7 +41,7 @@ class VitEncoder(nn.Module):
     ) -> None:
         super().__init__()
         refuse_unreadable(vit)
-        self.vit: Any = vit
+        self.vit = vit
         self.feature = feature
         self.checkpoint_blocks = False
         self.tile_px = int(self.vit.patch_embed.img_size[0])

@@ -247,7 +247,8 @@ def fit_positions(state: State, vit: Any, card: EncoderCard) -> str:
 def resample_positions(table: Tensor, old: int, new: int, prefix: int, method: Resampling) -> Tensor:
     """Resample a square position table the way the encoder's own code does."""
     if method == "timm":  # antialiased
-        return resample_abs_pos_embed(table, [new, new], [old, old], num_prefix_tokens=prefix)
+        resampled: Tensor = resample_abs_pos_embed(table, [new, new], [old, old], num_prefix_tokens=prefix)
+        return resampled
     grid = table[:, prefix:].unflatten(1, (old, old)).permute(0, 3, 1, 2)
     if method == "transformers":
         grid = F.interpolate(grid, size=(new, new), mode="bicubic", align_corners=False)

@@ -1,0 +1,133 @@
+"""What the paper states of the method as a whole: invariance, separate graphs, cost and memory in the number of tiles."""
+
+import pytest
+import torch
+from support import POSITIVE, TASK, cls_attention, relative_difference, small_encoder, some_tiles, step_gradient
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.two_graph import Adaptation, two_graph_step
+
+
+def test_permutation_invariance_of_bag_prediction_and_gradients():
+    encoder = small_encoder()
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder, 7)
+    shuffled = tiles[torch.randperm(7, generator=torch.Generator().manual_seed(1))]
+
+    def report(bag):
+        return two_graph_step(encoder, aggregator, TASK, bag, POSITIVE)
+
+    torch.testing.assert_close(report(tiles).logits_C, report(shuffled).logits_C, rtol=1e-12, atol=0)
+    for chunking in (Chunking(), Chunking(3, keep=0)):
+        ours = step_gradient(encoder, aggregator, shuffled, chunking=chunking)
+        assert relative_difference(ours, step_gradient(encoder, aggregator, tiles)) < 1e-9
+
+
+def test_weights_are_normalised_over_the_bag_and_not_per_chunk():
+    encoder = small_encoder()
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder, 7)
+    whole = two_graph_step(encoder, aggregator, TASK, tiles, POSITIVE)
+    chunked = two_graph_step(
+        encoder, aggregator, TASK, tiles, POSITIVE, adaptation=Adaptation(chunking=Chunking(2, keep=0))
+    )
+    torch.testing.assert_close(whole.logits_C, chunked.logits_C, rtol=1e-12, atol=0)
+
+
+def test_the_two_graphs_are_separate():
+    """The aggregator's update leaves the encoder alone, and the encoder's loss leaves the aggregator alone."""
+    encoder = small_encoder()
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    seen = {}
+
+    def update_aggregator():
+        seen["encoder after graph 1"] = [p.grad for p in encoder.parameters()]
+        seen["aggregator after graph 1"] = [p.grad.clone() for p in aggregator.parameters()]
+
+    two_graph_step(encoder, aggregator, TASK, tiles, POSITIVE, update_aggregator=update_aggregator)
+    assert all(gradient is None for gradient in seen["encoder after graph 1"])
+    for parameter, gradient in zip(aggregator.parameters(), seen["aggregator after graph 1"], strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
+
+
+class Operations(TorchDispatchMode):
+    """Counts multiply-adds; torch's FlopCounterMode cannot follow autograd.grad, which the step uses."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if (count := flop_registry.get(func._overloadpacket)) is not None:
+            self.total += count(*args, **kwargs, out_val=result)
+        return result
+
+
+def operations(tiles: int, chunking: Chunking) -> int:
+    encoder = small_encoder(dtype=torch.float32)
+    aggregator = cls_attention(encoder)
+    with Operations() as counted:
+        step_gradient(encoder, aggregator, some_tiles(encoder, tiles), chunking=chunking)
+    return counted.total
+
+
+def activation_bytes(tiles: int, chunking: Chunking) -> int:
+    """Most bytes that graphs hold for backward at any one moment, parameters aside."""
+    encoder = small_encoder(dtype=torch.float32, depth=4)
+    aggregator, bag = cls_attention(encoder), some_tiles(encoder, tiles)
+    parameters = {p.untyped_storage().data_ptr() for p in encoder.parameters()}
+    held, peak = {}, 0
+
+    class Held:
+        def __init__(self, tensor):
+            nonlocal peak
+            self.tensor, self.key = tensor, tensor.untyped_storage().data_ptr()
+            if self.key not in parameters:
+                count, size = held.get(self.key, (0, tensor.untyped_storage().nbytes()))
+                held[self.key] = (count + 1, size)
+                peak = max(peak, sum(size for _, size in held.values()))
+
+        def __del__(self):
+            count, size = held.get(self.key, (0, 0))
+            if count > 1:
+                held[self.key] = (count - 1, size)
+            else:
+                held.pop(self.key, None)
+
+    with torch.autograd.graph.saved_tensors_hooks(Held, lambda box: box.tensor):
+        step_gradient(encoder, aggregator, bag, chunking=chunking)
+    return peak
+
+
+@pytest.mark.parametrize("chunking", [Chunking(), Chunking(4, keep=0)], ids=["one pass", "chunked"])
+def test_time_is_linear_in_the_number_of_tiles(chunking):
+    """Counted in operations, which do not depend on the machine."""
+    eight, sixteen, thirty_two = (operations(k, chunking) for k in (8, 16, 32))
+    assert thirty_two - sixteen == 2 * (sixteen - eight) > 0
+
+
+def test_chunking_costs_exactly_one_more_forward_of_the_chunks_not_kept():
+    encoder = small_encoder(dtype=torch.float32)
+    with torch.no_grad(), Operations() as forward:
+        encoder(some_tiles(encoder, 16))
+    one_pass = operations(16, Chunking())
+    for keep, encoded_again in ((0, 16), (1, 12), (3, 4), (4, 0)):
+        assert operations(16, Chunking(4, keep=keep)) - one_pass == forward.total * encoded_again / 16
+
+
+def test_one_pass_memory_is_linear_in_the_number_of_tiles():
+    eight, sixteen, thirty_two = (activation_bytes(k, Chunking()) for k in (8, 16, 32))
+    assert thirty_two - sixteen == pytest.approx(2 * (sixteen - eight), rel=0.02)
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_chunked_memory_is_constant_in_the_number_of_tiles(keep):
+    chunking = Chunking(4, keep=keep)
+    few, many = activation_bytes(8, chunking), activation_bytes(64, chunking)
+    assert many == pytest.approx(few, rel=0.05)
+    assert many < activation_bytes(64, Chunking()) / 10
+
+
+def test_hybrid_memory_grows_with_the_graphs_kept():
+    one, three = (activation_bytes(16, Chunking(4, keep=keep)) for keep in (1, 3))
+    assert three == pytest.approx(3 * one, rel=0.1)

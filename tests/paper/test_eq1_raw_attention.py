@@ -1,0 +1,85 @@
+"""Eq. 1: a tile's raw attention is the CLS row of the last block, averaged over heads and patch tokens."""
+
+import pytest
+import torch
+from support import FAMILIES, relative_difference, small_encoder, some_tiles
+
+
+def full_attention(encoder, tiles):
+    """The last block's whole N x N softmax attention and the final tokens, as timm's unfused code computes them."""
+    vit, seen = encoder.vit, {}
+    attn = vit.blocks[-1].attn
+    attn.fused_attn = False
+    handle = attn.attn_drop.register_forward_hook(lambda _, args, __: seen.update(attention=args[0]))
+    pixels = (tiles.to(encoder.mean.dtype) - encoder.mean) / encoder.std
+    tokens = vit.forward_features(pixels)
+    handle.remove()
+    attn.fused_attn = True
+    return seen["attention"], tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_raw_attention_equals_the_plain_n_by_n_computation(family):
+    encoder = small_encoder(family).eval()
+    tiles = some_tiles(encoder)
+    attention_KHNN, _ = full_attention(encoder, tiles)
+    prefix = encoder.vit.num_prefix_tokens
+    expected_K = attention_KHNN[:, :, 0, prefix:].mean((1, 2))
+    _, r_K = encoder(tiles)
+    torch.testing.assert_close(r_K, expected_K, rtol=1e-12, atol=0)
+    assert r_K.std() > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_feature_equals_the_encoders_own_last_token(family):
+    encoder = small_encoder(family).eval()
+    tiles = some_tiles(encoder)
+    _, tokens_KND = full_attention(encoder, tiles)
+    expected_KD = tokens_KND[:, 0]
+    if encoder.feature == "cls+mean":
+        expected_KD = torch.cat([expected_KD, tokens_KND[:, encoder.vit.num_prefix_tokens :].mean(1)], 1)
+    z_KD, _ = encoder(tiles)
+    torch.testing.assert_close(z_KD, expected_KD, rtol=1e-10, atol=1e-12)
+    assert z_KD.shape[1] == encoder.feature_size
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_of_raw_attention_equals_the_plain_one(family):
+    encoder = small_encoder(family).eval()
+    tiles = some_tiles(encoder)
+    direction_K = torch.linspace(-1, 1, len(tiles), dtype=torch.float64)
+
+    def gradient(r_K):
+        parameters = list(encoder.vit.parameters())
+        gradients = torch.autograd.grad((r_K * direction_K).sum(), parameters, materialize_grads=True)
+        return torch.cat([g.flatten() for g in gradients])
+
+    attention_KHNN, _ = full_attention(encoder, tiles)
+    plain = gradient(attention_KHNN[:, :, 0, encoder.vit.num_prefix_tokens :].mean((1, 2)))
+    assert plain.norm() > 0
+    assert relative_difference(gradient(encoder(tiles).r_K), plain) < 1e-9
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mean_over_all_tokens_would_be_constant_and_over_patches_is_one_minus_the_sinks(family):
+    encoder = small_encoder(family).eval()
+    tiles = some_tiles(encoder)
+    attention_KHNN, _ = full_attention(encoder, tiles)
+    row_KN = attention_KHNN[:, :, 0].mean(1)
+    tokens, prefix = row_KN.shape[1], encoder.vit.num_prefix_tokens
+    # the trap: a number that looks like attention and says nothing
+    torch.testing.assert_close(row_KN.mean(1), torch.full((5,), 1 / tokens, dtype=torch.float64))
+    sinks_K = row_KN[:, :prefix].sum(1)
+    torch.testing.assert_close(encoder(tiles).r_K, (1 - sinks_K) / (tokens - prefix))
+
+
+def test_raw_attention_is_float32_under_autocast_and_keeps_the_order_of_tiles():
+    encoder = small_encoder(dtype=torch.float32).eval()
+    tiles = some_tiles(encoder, 32)
+    exact_K = encoder(tiles).r_K
+    with torch.autocast("cpu", torch.bfloat16):
+        z_KD, r_K = encoder(tiles)
+    assert z_KD.dtype == r_K.dtype == torch.float32
+    assert len(r_K.unique()) == 32, "in bfloat16 only a handful of values would be left"
+    ranks, exact_ranks = r_K.argsort().argsort().double(), exact_K.argsort().argsort().double()
+    assert torch.corrcoef(torch.stack([ranks, exact_ranks]))[0, 1] > 0.99

@@ -1,0 +1,222 @@
+"""Eqs. 5-7: the encoder's own loss, and the identities that tie it to ordinary backpropagation."""
+
+import pytest
+import torch
+from support import (
+    FAMILIES,
+    POSITIVE,
+    TASK,
+    MeanPool,
+    cls_attention,
+    end_to_end_gradient,
+    gradient_of,
+    relative_difference,
+    small_encoder,
+    some_tiles,
+    step_gradient,
+)
+
+from tapfm.adaptation.two_graph import Adaptation, cosine_term, two_graph_step
+from tapfm.contracts import Targets
+from tapfm.errors import SettingError
+from tapfm.tasks.multilabel import MultiLabelTask
+
+EXACT = 1e-9  # relative, in norm, float64
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lambda_1_equals_end_to_end(family):
+    encoder = small_encoder(family)
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    expected = end_to_end_gradient(encoder, aggregator, tiles)
+    assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < EXACT
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lambda_0_equals_end_to_end_with_the_attention_held_constant(family):
+    encoder = small_encoder(family)
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    expected = end_to_end_gradient(encoder, aggregator, tiles, hold_attention=True)
+    assert relative_difference(step_gradient(encoder, aggregator, tiles, lambda_=0.0), expected) < EXACT
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_attention_term_alone_is_right_and_not_lost(family):
+    """It is a small part of the whole, so that a comparison of the whole could miss it."""
+    encoder = small_encoder(family)
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    ours = step_gradient(encoder, aggregator, tiles) - step_gradient(encoder, aggregator, tiles, lambda_=0.0)
+    whole = end_to_end_gradient(encoder, aggregator, tiles)
+    expected = whole - end_to_end_gradient(encoder, aggregator, tiles, hold_attention=True)
+    assert expected.norm() > 1e-6 * whole.norm()
+    assert relative_difference(ours, expected) < 1e-7
+    half = step_gradient(encoder, aggregator, tiles, lambda_=0.5) - step_gradient(encoder, aggregator, tiles, lambda_=0.0)
+    assert relative_difference(2 * half, expected) < 1e-7
+
+
+def test_multi_label_and_missing_labels_follow_the_same_identity():
+    encoder = small_encoder()
+    aggregator, tiles = cls_attention(encoder, targets=3, tau=0.3, layer_norm=True), some_tiles(encoder)
+    task = MultiLabelTask.from_training_labels({"EGFR": [1, 0, 0], "KRAS": [1, 1, 0], "MET": [1, 0, 0]})
+    case = {"task": task, "targets": Targets.of([1, None, 0])}
+    expected = end_to_end_gradient(encoder, aggregator, tiles, **case)
+    assert relative_difference(step_gradient(encoder, aggregator, tiles, **case), expected) < EXACT
+
+
+def test_an_aggregator_without_attention_gives_plain_fine_tuning():
+    encoder = small_encoder()
+    torch.manual_seed(0)
+    aggregator, tiles = MeanPool(encoder.feature_size).double(), some_tiles(encoder)
+    expected = end_to_end_gradient(encoder, aggregator, tiles)
+    for lambda_ in (0.0, 1.0):
+        assert relative_difference(step_gradient(encoder, aggregator, tiles, lambda_=lambda_), expected) < EXACT
+
+
+def test_the_aggregator_gets_its_own_end_to_end_gradient():
+    encoder = small_encoder()
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    step_gradient(encoder, aggregator, tiles)
+    ours = gradient_of(aggregator).clone()
+    aggregator.zero_grad()
+    end_to_end_gradient(encoder, aggregator, tiles)
+    assert relative_difference(ours, gradient_of(aggregator)) < EXACT
+
+
+def test_eq5_descends_with_the_plus_sign():
+    """The paper's first equality has a minus sign, with which the aggregator's loss would grow."""
+    encoder = small_encoder()
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+
+    def loss_after(sign):
+        moved = small_encoder()
+        gradient = step_gradient(moved, aggregator, tiles, lambda_=0.0)
+        offset, rate = 0, 1e-3 / float(gradient.norm())
+        with torch.no_grad():
+            for parameter in moved.parameters():
+                piece = gradient[offset : offset + parameter.numel()].view_as(parameter)
+                parameter -= sign * rate * piece
+                offset += parameter.numel()
+            z_KD, _ = moved(tiles)
+            _, r_K = encoder(tiles)  # lambda = 0: the attention is held
+            return TASK.loss(aggregator(z_KD, r_K).logits_C, POSITIVE).item()
+
+    before = TASK.loss(aggregator(*encoder(tiles)).logits_C, POSITIVE).item()
+    assert loss_after(+1) < before < loss_after(-1)
+
+
+def test_reported_losses_are_those_of_the_equations():
+    encoder = small_encoder()
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    adaptation = Adaptation(lambda_=0.5, beta=0.1)
+    report = two_graph_step(encoder, aggregator, TASK, tiles, POSITIVE, adaptation=adaptation)
+
+    z_KD, r_K = (x.detach().requires_grad_() for x in encoder(tiles))
+    logits_C, a_K = aggregator(z_KD, r_K)
+    loss = TASK.loss(logits_C, POSITIVE)
+    g_bag_D = (logits_C.sigmoid() - 1) * TASK.weights.positive * aggregator.classifier.weight[0]  # dL/dZ by hand
+    loss_feature = (z_KD * (a_K[:, None] * g_bag_D)).sum()  # g_zi = a_i dL/dZ
+    loss_attention = (a_K * (z_KD @ g_bag_D)).sum()  # g_ai = <z_i, dL/dZ>
+    loss_regular = sum(1 - torch.cosine_similarity(z_D, g_bag_D, dim=0) for z_D in z_KD)
+    torch.testing.assert_close(report.loss_agg, loss.detach())
+    torch.testing.assert_close(report.loss_feature, loss_feature.detach())
+    torch.testing.assert_close(report.loss_attention, loss_attention.detach())
+    torch.testing.assert_close(report.loss_regular, loss_regular.detach())
+    total = loss_feature + 0.5 * loss_attention + 0.1 * loss_regular
+    torch.testing.assert_close(report.loss_pfm, total.detach())
+    assert not any(value.requires_grad for value in report if isinstance(value, torch.Tensor))
+
+
+def test_the_raw_attention_pairing_would_be_blind():
+    """sum r_i g_ri is 0 whatever the loss, because min-max is free of scale; hence a_i g_ai is what is logged."""
+    encoder = small_encoder()
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    z_KD, r_K = (x.detach().requires_grad_() for x in encoder(tiles))
+    (g_r_K,) = torch.autograd.grad(TASK.loss(aggregator(z_KD, r_K).logits_C, POSITIVE), r_K)
+    assert g_r_K.norm() > 0
+    assert (r_K * g_r_K).sum().abs() < 1e-12 * r_K.norm() * g_r_K.norm()
+
+
+@pytest.mark.parametrize("bag_gradient", ["before", "after"])
+def test_gradients_at_the_tiles_are_taken_before_or_after_the_aggregators_update(bag_gradient):
+    encoder = small_encoder()
+    tiles = some_tiles(encoder)
+    aggregator, twin = cls_attention(encoder), cls_attention(encoder)
+    optimizer = torch.optim.SGD(aggregator.parameters(), lr=0.5)
+    two_graph_step(
+        encoder,
+        aggregator,
+        TASK,
+        tiles,
+        POSITIVE,
+        adaptation=Adaptation(bag_gradient=bag_gradient),
+        update_aggregator=optimizer.step,
+    )
+    ours = gradient_of(encoder).clone()
+    updated = end_to_end_gradient(encoder, aggregator, tiles)
+    original = end_to_end_gradient(encoder, twin, tiles)
+    expected, other = (original, updated) if bag_gradient == "before" else (updated, original)
+    assert relative_difference(ours, expected) < EXACT
+    assert relative_difference(ours, other) > 1e-3, "the two orders must differ for the test to tell them apart"
+
+
+def test_updates_come_in_the_order_of_algorithm_1():
+    encoder = small_encoder()
+    aggregator, order = cls_attention(encoder), []
+
+    def update_aggregator():
+        order.append("aggregator")
+        assert all(p.grad is None for p in encoder.parameters()), "the encoder has no gradient yet"
+
+    two_graph_step(
+        encoder,
+        aggregator,
+        TASK,
+        some_tiles(encoder),
+        POSITIVE,
+        update_aggregator=update_aggregator,
+        update_encoder=lambda: order.append("encoder"),
+    )
+    assert order == ["aggregator", "encoder"]
+
+
+def test_beta_adds_the_gradient_of_the_cosine_term():
+    encoder = small_encoder()
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    plain = step_gradient(encoder, aggregator, tiles)
+    with_term = step_gradient(encoder, aggregator, tiles, beta=0.7)
+    z_KD, r_K = encoder(tiles)
+    leaf = z_KD.detach().requires_grad_()
+    (g_z_KD,) = torch.autograd.grad(TASK.loss(aggregator(leaf, r_K.detach()).logits_C, POSITIVE), leaf)
+    encoder.zero_grad()
+    torch.autograd.backward((1 - torch.cosine_similarity(z_KD, g_z_KD)).sum())
+    assert relative_difference(with_term - plain, 0.7 * gradient_of(encoder)) < EXACT
+
+
+def test_the_cosine_term_as_printed_goes_uphill_and_its_variant_downhill():
+    torch.manual_seed(0)
+    z_KD = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+    g_z_KD = torch.randn(4, 8, dtype=torch.float64)
+    for cosine, change in (("paper", 1), ("descending", -1)):
+        (gradient,) = torch.autograd.grad(cosine_term(z_KD, g_z_KD, cosine), z_KD)
+        moved = z_KD - 1e-3 * gradient
+        first_order_change_of_the_loss = ((moved - z_KD) * g_z_KD).sum()
+        assert first_order_change_of_the_loss * change > 0
+
+
+def test_the_cosine_term_ignores_tiles_without_gradient_and_survives_tiny_ones():
+    z_KD = torch.ones(3, 4, requires_grad=True)
+    g_z_KD = torch.zeros(3, 4)
+    g_z_KD[0] = 1e-30
+    term = cosine_term(z_KD, g_z_KD, "paper")
+    (gradient,) = torch.autograd.grad(term, z_KD)
+    assert term.item() == pytest.approx(0, abs=1e-6), "tile 0 points along its gradient, the others have none"
+    assert gradient.isfinite().all()
+    assert cosine_term(z_KD, -g_z_KD, "paper").item() == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"lambda_": -1.0}, {"beta": -0.1}, {"compute_dtype": torch.float16}], ids=["lambda", "beta", "fp16"]
+)
+def test_settings_outside_their_range_are_refused(settings):
+    with pytest.raises(SettingError):
+        Adaptation(**settings)

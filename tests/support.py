@@ -1,0 +1,126 @@
+"""Small encoders of every architecture family, built from real cards, and other things that many tests need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.two_graph import Adaptation, two_graph_step
+from tapfm.aggregators.cls_attention import ClsAttention
+from tapfm.contracts import BagOutput, Targets
+from tapfm.encoders.build import build_vit
+from tapfm.encoders.catalog import Feature, encoder_card
+from tapfm.encoders.vit import VitEncoder
+from tapfm.tasks.binary import BinaryTask
+
+# family -> card, and the size that keeps what is special about it
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain ViT": ("kaiko-s16", {"embed_dim": 32, "img_size": 48}),
+    "LayerScale": ("uni", {"embed_dim": 32, "img_size": 48}),
+    "registers": ("h-optimus-0", {"embed_dim": 32, "img_size": 42}),
+    "SwiGLU": ("uni2-h", {"embed_dim": 32, "img_size": 42}),
+    "head size 80, registers with positions, CLS + mean": ("virchow2", {"embed_dim": 160, "img_size": 42}),
+    "CLS + mean": ("midnight-12k", {"embed_dim": 32, "img_size": 42}),
+    "RoPE": ("dinov3-s16", {"embed_dim": 64, "img_size": 48}),
+}
+
+TASK = BinaryTask.from_training_labels("FGFR3", [1, 0, 0, 0, 0])
+POSITIVE = Targets.of([1])
+
+
+def randomise(module: nn.Module, seed: int = 0) -> None:
+    """Move every parameter away from its initial value: a fresh LayerScale hides the blocks, a fresh bias is 0."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
+        spread = 0.5 if parameter.ndim == 1 or "token" in name else 0.1
+        with torch.no_grad():
+            parameter.add_(spread * noise)
+
+
+def small_encoder(
+    family: str = "registers",
+    *,
+    dtype: torch.dtype = torch.float64,
+    feature: Feature | None = None,
+    seed: int = 0,
+    depth: int = 2,
+    **extra: Any,
+) -> VitEncoder:
+    key, size = FAMILIES[family]
+    card = encoder_card(key)
+    torch.manual_seed(seed)
+    vit = build_vit(card, extra={"depth": depth, "num_heads": 2} | size | extra)
+    randomise(vit, seed)
+    return VitEncoder(vit, mean=card.mean, std=card.std, feature=feature or card.feature).to(dtype)
+
+
+def some_tiles(encoder: VitEncoder, count: int = 5, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, 3, encoder.tile_px, encoder.tile_px)
+    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+
+
+def cls_attention(encoder: VitEncoder, *, seed: int = 0, **settings: Any) -> ClsAttention:
+    torch.manual_seed(seed)
+    aggregator = ClsAttention(encoder.feature_size, **settings).to(next(encoder.parameters()).dtype)
+    randomise(aggregator, seed)
+    return aggregator
+
+
+class MeanPool(nn.Module):
+    """An aggregator without tile weights that never looks at the attention."""
+
+    def __init__(self, feature_size: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(feature_size, 1)
+
+    def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
+        return BagOutput(self.classifier(z_KD.mean(0).tanh()), None)
+
+
+def gradient_of(encoder: nn.Module) -> Tensor:
+    """The whole gradient as one vector; a parameter without one counts as 0."""
+    return torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in encoder.parameters()])
+
+
+def step_gradient(
+    encoder: VitEncoder,
+    aggregator: nn.Module,
+    tiles: Tensor,
+    *,
+    targets: Targets = POSITIVE,
+    task: Any = TASK,
+    chunking: Chunking | None = None,
+    **settings: Any,
+) -> Tensor:
+    """The encoder's gradient after one two-graph step without updates."""
+    encoder.zero_grad()
+    aggregator.zero_grad()
+    adaptation = Adaptation(chunking=chunking or Chunking(), **settings)
+    two_graph_step(encoder, aggregator, task, tiles, targets, adaptation=adaptation)
+    return gradient_of(encoder).clone()
+
+
+def end_to_end_gradient(
+    encoder: VitEncoder,
+    aggregator: nn.Module,
+    tiles: Tensor,
+    *,
+    hold_attention: bool = False,
+    targets: Targets = POSITIVE,
+    task: Any = TASK,
+) -> Tensor:
+    """Ordinary backpropagation through encoder and aggregator in one graph."""
+    encoder.zero_grad()
+    z_KD, r_K = encoder(tiles)
+    logits, _ = aggregator(z_KD, r_K.detach() if hold_attention else r_K)
+    torch.autograd.backward(task.loss(logits, targets))
+    return gradient_of(encoder).clone()
+
+
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
