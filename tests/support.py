@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from tapfm.adaptation.two_graph import Adaptation, two_graph_step
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.contracts import BagOutput, Targets
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import Feature, encoder_card
+from tapfm.encoders.catalog import EncoderCard, Feature, encoder_card
 from tapfm.encoders.vit import VitEncoder
 from tapfm.tasks.binary import BinaryTask
 
@@ -56,6 +57,18 @@ def small_encoder(
     vit = build_vit(card, extra={"depth": depth, "num_heads": 2} | size | extra)
     randomise(vit, seed)
     return VitEncoder(vit, mean=card.mean, std=card.std, feature=feature or card.feature).to(dtype)
+
+
+def small_card(key: str, *, width: int = 48, **changes: Any) -> EncoderCard:
+    """A card of the catalogue with a small architecture: two blocks, three heads, tiles of 4 x 4 patches."""
+    card = encoder_card(key)
+    patch = 14 if "patch14" in card.architecture else 16
+    arguments = dict(card.arguments) | {"depth": 2, "embed_dim": width, "num_heads": 3}
+    if key in ("midnight-12k", "hibou-b"):
+        arguments["mlp_ratio"] = 5.34  # timm counts both halves of a SwiGLU of 128
+    side = 4 * patch
+    defaults = {"arguments": arguments, "tile_px": side, "position_px": side, "sha256": None, "revision": None}
+    return dataclasses.replace(card, **(defaults | changes))
 
 
 def some_tiles(encoder: VitEncoder, count: int = 5, seed: int = 0) -> Tensor:

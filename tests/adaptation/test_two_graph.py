@@ -67,9 +67,7 @@ def test_a_non_finite_gradient_at_the_tiles_is_named():
 def test_a_slide_without_any_label_is_refused():
     encoder = small_encoder()
     with pytest.raises(LabelError, match="'case-3' has no label"):
-        two_graph_step(
-            encoder, cls_attention(encoder), TASK, some_tiles(encoder), Targets.of([None]), slide="case-3"
-        )
+        two_graph_step(encoder, cls_attention(encoder), TASK, some_tiles(encoder), Targets.of([None]), slide="case-3")
 
 
 def test_an_aggregator_with_another_number_of_targets_is_refused():

@@ -16,7 +16,7 @@ PROMISED = """
 uni uni2-h gigapath h-optimus-0 h-optimus-1 h0-mini virchow virchow2 phikon phikon-v2 kaiko-s8 kaiko-s16 kaiko-b8
 kaiko-b16 kaiko-l14 lunit-s8 lunit-s16 gpfm midnight-12k openmidnight openpath hibou-b hibou-l hipt-vit256 mstar
 pathorchestra dinov2-s14 dinov2-b14 dinov2-l14 dinov2-g14 dinov3-s16 dinov3-b16 dinov3-l16
-""".split()
+""".split()  # noqa: SIM905 - shorter to read
 
 FACTS = Path(__file__).parents[3] / "shared" / "encoders.json"
 
@@ -115,5 +115,5 @@ def test_a_card_with_wrong_fields_is_refused():
 def test_a_card_must_say_how_its_positions_are_resampled():
     card = encoder_card("dinov2-s14")
     fields = {k: v for k, v in vars(card).items() if k not in ("key", "resampling")}
-    with pytest.raises(InputError, match="518 px .* 224 px"):
+    with pytest.raises(InputError, match=r"518 px .* 224 px"):
         card_from_table("x", fields)

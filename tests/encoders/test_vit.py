@@ -124,9 +124,9 @@ def test_wrong_tiles_are_refused(tiles, message):
 
 
 def test_a_tile_size_that_is_no_multiple_of_the_patch_is_refused():
-    with pytest.raises(TileError, match=r"250 px do not fit encoder 'uni', whose patches have 16 px") as refusal:
-        with torch.device("meta"):
-            build_vit(encoder_card("uni"), tile_px=250)
+    message = r"250 px do not fit encoder 'uni', whose patches have 16 px"
+    with torch.device("meta"), pytest.raises(TileError, match=message) as refusal:
+        build_vit(encoder_card("uni"), tile_px=250)
     assert "224" in refusal.value.hint
     assert "240 or 256" in refusal.value.hint
 

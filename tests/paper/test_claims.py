@@ -1,4 +1,4 @@
-"""What the paper states of the method as a whole: invariance, separate graphs, cost and memory in the number of tiles."""
+"""What the paper states of the method as a whole: invariance, separate graphs, cost and memory in K."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ class Operations(TorchDispatchMode):
 
     total = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if (count := flop_registry.get(func._overloadpacket)) is not None:

@@ -50,7 +50,9 @@ def test_the_attention_term_alone_is_right_and_not_lost(family):
     expected = whole - end_to_end_gradient(encoder, aggregator, tiles, hold_attention=True)
     assert expected.norm() > 1e-6 * whole.norm()
     assert relative_difference(ours, expected) < 1e-7
-    half = step_gradient(encoder, aggregator, tiles, lambda_=0.5) - step_gradient(encoder, aggregator, tiles, lambda_=0.0)
+    half = step_gradient(encoder, aggregator, tiles, lambda_=0.5) - step_gradient(
+        encoder, aggregator, tiles, lambda_=0.0
+    )
     assert relative_difference(2 * half, expected) < 1e-7
 
 

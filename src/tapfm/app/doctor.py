@@ -167,16 +167,15 @@ def hub_findings(*, offline: bool) -> list[Finding]:
         return True
 
     with ThreadPoolExecutor(8) as pool:
-        answers = dict(zip(gated, pool.map(opens, gated), strict=True))
+        answers = list(zip(gated, pool.map(opens, gated), strict=True))
     findings = [Finding("hub token", "ok", f"there, of user {user}")]
-    for wanted, status, text, advice in (
-        (True, "ok", "open", ""),
-        (False, "note", "closed", "Accept the licence on the encoder's page: tapfm encoders NAME"),
-        (None, "note", "no answer", "Try again later."),
-    ):
-        names = [card.key for card, answer in answers.items() if answer is wanted]
-        if names:
-            findings.append(Finding(f"gated, {text}", status, ", ".join(names), advice))  # type: ignore[arg-type]
+    if names := [card.key for card, answer in answers if answer is True]:
+        findings.append(Finding("gated, open", "ok", ", ".join(names)))
+    if names := [card.key for card, answer in answers if answer is False]:
+        advice = "Accept the licence on the encoder's page: tapfm encoders NAME"
+        findings.append(Finding("gated, closed", "note", ", ".join(names), advice))
+    if names := [card.key for card, answer in answers if answer is None]:
+        findings.append(Finding("gated, no answer", "note", ", ".join(names), "Try again later."))
     return findings
 
 

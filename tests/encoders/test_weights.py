@@ -1,0 +1,189 @@
+"""Weights are found, checked and refused as promised."""
+
+import dataclasses
+import hashlib
+from fractions import Fraction
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support import randomise, small_card, some_tiles
+
+from tapfm.encoders.build import build_vit
+from tapfm.encoders.weights import load_encoder, resample_positions
+from tapfm.errors import (
+    WeightsDigestError,
+    WeightsError,
+    WeightsMismatchError,
+    WeightsNotFoundError,
+)
+
+
+@pytest.fixture
+def card():
+    return small_card("h-optimus-1")
+
+
+@pytest.fixture
+def state(card):
+    torch.manual_seed(0)
+    vit = build_vit(card)
+    randomise(vit)
+    return vit.state_dict()
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".bin", ".pth", ".pt"])
+def test_every_parameter_comes_from_the_file(card, state, tmp_path, suffix):
+    file = tmp_path / f"weights{suffix}"
+    save_file(state, file) if suffix == ".safetensors" else torch.save(state, file)
+    encoder, _, provenance = load_encoder(card, weights=file)
+    loaded = encoder.vit.state_dict()
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[name], value) for name, value in state.items())
+    assert all(p.requires_grad for p in encoder.parameters())
+    assert (provenance.file, provenance.sha256, provenance.published) == (file, sha256(file), None)
+    assert encoder(some_tiles(encoder)).z_KD.isfinite().all()
+
+
+def test_half_precision_files_become_float32(card, state, tmp_path):
+    file = tmp_path / "model.safetensors"
+    save_file({name: value.half() for name, value in state.items()}, file)
+    encoder = load_encoder(card, weights=file).encoder
+    assert {p.dtype for p in encoder.parameters()} == {torch.float32}
+
+
+def test_rotary_buffers_that_no_file_holds_are_computed(tmp_path):
+    card = dataclasses.replace(
+        small_card("dinov3-s16", width=96), arguments={"depth": 2, "embed_dim": 96, "num_heads": 3}
+    )
+    vit = build_vit(card).eval()
+    save_file(vit.state_dict(), tmp_path / "model.safetensors")
+    encoder, _, provenance = load_encoder(card, weights=tmp_path)
+    tiles = some_tiles(encoder)
+    expected = vit.forward_features((tiles.float() - encoder.mean) / encoder.std)[:, 0]
+    torch.testing.assert_close(encoder.eval()(tiles).z_KD, expected, rtol=1e-4, atol=1e-5)
+    assert provenance.positions.startswith("rotary")
+
+
+def test_a_folder_in_the_hubs_shape_is_searched(card, state, tmp_path):
+    snapshot = tmp_path / "models--bioptimus--H-optimus-1" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    save_file(state, snapshot / "model.safetensors")
+    assert load_encoder(card, weights=tmp_path).provenance.file == snapshot / "model.safetensors"
+
+
+def test_digest_is_enforced_where_a_folder_stands_for_the_published_file(card, state, tmp_path):
+    file = tmp_path / "model.safetensors"
+    save_file(state, file)
+    known = dataclasses.replace(card, sha256=sha256(file))
+    assert load_encoder(known, weights=tmp_path).provenance.published is True
+    damaged = dataclasses.replace(card, sha256="0" * 64)
+    with pytest.raises(WeightsDigestError, match=sha256(file)) as refusal:
+        load_encoder(damaged, weights=tmp_path)
+    assert f"--weights {file}" in refusal.value.hint
+    assert load_encoder(damaged, weights=file).provenance.published is False, "a file of one's own is accepted as such"
+
+
+def changed(state, change):
+    state = dict(state)
+    change(state)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda s: s.pop("blocks.1.attn.qkv.bias"), r"missing     blocks.1.attn.qkv.bias \[144\]"),
+        (lambda s: s.update({"blocks.2.norm1.weight": torch.ones(48)}), r"unexpected  blocks.2.norm1.weight \[48\]"),
+        (
+            lambda s: s.update({"patch_embed.proj.weight": torch.zeros(48, 3, 16, 16)}),
+            r"wrong shape patch_embed.proj.weight: \[48, 3, 16, 16\] in the file, \[48, 3, 14, 14\] in the encoder",
+        ),
+        (
+            lambda s: s.update({"pos_embed": torch.zeros(1, 25, 48)}),
+            r"wrong shape pos_embed: \[1, 25, 48\] in the file, \[1, 16, 48\]",
+        ),
+        (lambda s: s.update({"fc_norm.weight": torch.ones(48)}), "unexpected  fc_norm.weight"),
+    ],
+    ids=["missing", "unexpected", "patch size", "position table", "averaged model"],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_by_name(card, state, tmp_path, change, named):
+    file = tmp_path / "model.safetensors"
+    save_file(changed(state, change), file)
+    with pytest.raises(WeightsMismatchError, match=named):
+        load_encoder(card, weights=file)
+
+
+def test_only_the_first_mismatches_are_listed(card, tmp_path):
+    other = small_card("phikon-v2")
+    save_file(build_vit(other).state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(WeightsMismatchError) as refusal:
+        load_encoder(card, weights=tmp_path / "model.safetensors")
+    assert "tensors missing" in refusal.value.message
+    assert len(refusal.value.message.splitlines()) <= 1 + 3 * 5
+
+
+def test_pretraining_leftovers_are_dropped_by_name_only(card, state, tmp_path):
+    extra = {"head.weight": torch.ones(3), "mask_token": torch.zeros(1, 48)}
+    save_file(state | extra, tmp_path / "model.safetensors")
+    assert load_encoder(card, weights=tmp_path).encoder.vit.state_dict().keys() == state.keys()
+
+
+def test_another_tile_size_resamples_the_positions_and_says_so(card, state, tmp_path):
+    save_file(state, tmp_path / "model.safetensors")
+    encoder, _, provenance = load_encoder(card, weights=tmp_path, tile_px=84)
+    assert encoder.tile_px == 84
+    assert provenance.positions == "resampled from 4 x 4 to 6 x 6 patches as timm does"
+    assert encoder(some_tiles(encoder)).z_KD.isfinite().all()
+
+
+def test_dinos_resampling_gives_the_scale_and_not_the_size():
+    torch.manual_seed(0)
+    table = torch.randn(1, 1 + 14 * 14, 8)
+    ours = resample_positions(table, 14, 16, 1, "dino")
+    grid = table[:, 1:].reshape(1, 14, 14, 8).permute(0, 3, 1, 2)
+    scale = (16 + 0.1) / 14
+    expected = torch.nn.functional.interpolate(grid, scale_factor=(scale, scale), mode="bicubic")
+    torch.testing.assert_close(ours[:, 1:], expected.permute(0, 2, 3, 1).reshape(1, 256, 8))
+    torch.testing.assert_close(ours[:, :1], table[:, :1])
+    assert not torch.allclose(ours, resample_positions(table, 14, 16, 1, "transformers"), atol=1e-3)
+
+
+def test_feature_and_drop_path_can_be_chosen(card, state, tmp_path):
+    save_file(state, tmp_path / "model.safetensors")
+    encoder = load_encoder(card, weights=tmp_path, feature="cls+mean", extra={"drop_path_rate": 0.2}).encoder
+    assert encoder.feature_size == 96
+    assert encoder.vit.blocks[-1].drop_path1.drop_prob == pytest.approx(0.2)
+
+
+def test_files_that_cannot_be_read_as_weights_are_refused(card, state, tmp_path):
+    broken = tmp_path / "broken.safetensors"
+    save_file(state, broken)
+    broken.write_bytes(broken.read_bytes()[:1000])
+    for file, message in (
+        (broken, "cannot be read as weights"),
+        (written(tmp_path / "objects.pth", {"model": Fraction(1, 3)}), "Python objects"),
+        (written(tmp_path / "list.pth", [1, 2]), "holds a list"),
+        (tmp_path / "absent.pth", "There is no file or folder"),
+        (written(tmp_path / "weights.txt", {}), "is not a weights file"),
+    ):
+        with pytest.raises(WeightsError, match=message) as refusal:
+            load_encoder(card, weights=file)
+        assert refusal.value.hint
+
+
+def test_a_folder_without_weights_and_an_encoder_off_the_hub_say_what_to_do(card, tmp_path):
+    with pytest.raises(WeightsNotFoundError, match=r"looked for model.safetensors"):
+        load_encoder(card, weights=tmp_path)
+    with pytest.raises(WeightsNotFoundError, match="not on the hub") as refusal:
+        load_encoder("hipt-vit256")
+    assert "github.com/mahmoodlab/HIPT" in refusal.value.hint
+
+
+def written(path, content):
+    torch.save(content, path)
+    return path

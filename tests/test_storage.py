@@ -1,0 +1,40 @@
+import hashlib
+
+import pytest
+
+from tapfm.storage import sha256_of, write_atomically
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    file = tmp_path / "deep" / "result.json"
+    write_atomically(file, b"old")
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(file, b"new, half written")
+    assert file.read_bytes() == b"old"
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TAPFM_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "weights.bin"
+    file.write_bytes(b"one")
+    assert sha256_of(file) == hashlib.sha256(b"one").hexdigest()
+    with monkeypatch.context() as without_hashing:
+        without_hashing.setattr(hashlib, "file_digest", None)
+        assert sha256_of(file) == hashlib.sha256(b"one").hexdigest()
+    file.write_bytes(b"another")
+    assert sha256_of(file) == hashlib.sha256(b"another").hexdigest()
+
+
+def test_a_damaged_or_unwritable_memory_only_costs_time(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TAPFM_CACHE", str(cache))
+    file = tmp_path / "weights.bin"
+    file.write_bytes(b"one")
+    sha256_of(file)
+    (note,) = (cache / "sha256").iterdir()
+    note.write_text("{broken")
+    assert sha256_of(file) == hashlib.sha256(b"one").hexdigest()
+    monkeypatch.setenv("TAPFM_CACHE", str(file / "cannot-be-a-folder"))
+    assert sha256_of(file) == hashlib.sha256(b"one").hexdigest()
