@@ -236,8 +236,6 @@ def main() -> None:
     bench.time("reference style", bench.reference_style)
     bench.time("one pass", bench.ours(Chunking()))
     bench.time("hybrid", bench.ours(Chunking(chunk, keep="fit" if on_gpu else 2)), warm_up=2 * chunk)
-    if on_gpu:
-        bench.time("hybrid, chunks of 16", bench.ours(Chunking(16, keep="fit")), warm_up=32)
     bench.time("chunked", bench.ours(Chunking(chunk)), warm_up=2 * chunk)
     if on_gpu:
         whole = [size for size in sizes if size % chunk == 0]  # a ragged chunk would compile once more
