@@ -67,7 +67,7 @@ def test_the_table_lists_every_encoder_on_a_line_of_its_own():
     lines = tapfm("encoders").stdout.splitlines()
     for key, card in encoder_cards().items():
         (line,) = [line for line in lines if line.split()[:1] == [key]]
-        assert f"{card.parameters / 1e6:,.1f} M" in line
+        assert f"{card.parameters / 1e6:,.1f}M" in line
         assert str(card.feature_size) in line
 
 

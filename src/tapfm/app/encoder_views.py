@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tapfm.encoders.catalog import EncoderCard
 
+NARROW = 100  # columns
 FEATURES = {"cls": "CLS", "cls+mean": "CLS + mean"}
 GATES = {"none": "open", "terms": "accept terms", "manual": "ask, then wait"}
 
@@ -22,26 +23,34 @@ def show_table(cards: Iterable[EncoderCard], console: Console, *, as_json: bool)
     if as_json:
         print(json.dumps([asdict(card) for card in cards], indent=1))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("encoder", "parameters", "GFLOP", "prefix", "feature", "tile", "precision", "access", "licence"):
-        numeric = heading in ("parameters", "GFLOP", "prefix")
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=heading == "encoder")
-    for card in cards:
-        table.add_row(
-            card.key,
-            f"{card.parameters / 1e6:,.1f} M",
-            "-" if card.gflops is None else f"{card.gflops:,.1f}",
-            str(card.prefix_tokens),
-            f"{FEATURES[card.feature]}, {card.feature_size}",
-            f"{card.tile_px} px{at_mpp(card)}",
-            card.precision,
-            GATES[card.gate],
-            card.licence,
-        )
+    columns: dict[str, list[str]] = {
+        "encoder": [card.key for card in cards],
+        "params": [f"{card.parameters / 1e6:,.1f}M" for card in cards],
+        "GFLOP": ["-" if card.gflops is None else f"{card.gflops:,.1f}" for card in cards],
+        "prefix": [str(card.prefix_tokens) for card in cards],
+        "feature": [f"{card.feature_size} {card.feature}" for card in cards],
+        "tile": [f"{card.tile_px}{range_of_mpp(card)}" for card in cards],
+        "in": [card.precision for card in cards],
+        "access": [{"none": "open", "terms": "terms", "manual": "ask"}[card.gate] for card in cards],
+        "licence": [card.licence for card in cards],
+    }
+    if console.width < NARROW:
+        del columns["prefix"], columns["in"]  # one card in full still shows them
+    widths = {heading: max(map(len, [heading, *cells])) for heading, cells in columns.items()}
+    gap = 2
+    room = console.width - sum(width + gap for heading, width in widths.items() if heading != "licence")
+    widths["licence"] = max(len("licence"), min(room, widths["licence"]))  # only the licence is cut short
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for heading, width in widths.items():
+        right = heading in ("params", "GFLOP", "prefix")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=True, width=width)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     console.print(table)
     console.print(
-        f"\n{len(cards)} encoders; GFLOP per tile, prefix = CLS + register tokens. One in full: tapfm encoders NAME. "
-        "Any other timm ViT: timm:<architecture>"
+        f"\n{len(cards)} encoders. GFLOP: forward, per tile. prefix: CLS + registers. tile: px at um/px. "
+        "access: open, accept terms, or ask and wait.\n"
+        "One in full: tapfm encoders NAME. Any other timm ViT: timm:<architecture>"
     )
 
 
@@ -119,3 +128,8 @@ def print_rows(rows: dict[str, str], console: Console, *, title: str) -> None:
 def at_mpp(card: EncoderCard) -> str:
     """' at 0.5 um/px', or nothing where it is not stated."""
     return f" at {' / '.join(f'{mpp:g}' for mpp in card.mpp)} um/px" if card.mpp else ""
+
+
+def range_of_mpp(card: EncoderCard) -> str:
+    """'@0.5', '@0.25-2', or nothing where it is not stated."""
+    return "@" + "-".join(f"{mpp:g}" for mpp in sorted({min(card.mpp), max(card.mpp)})) if card.mpp else ""

@@ -1,0 +1,86 @@
+"""What the docs say, the tests run."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tapfm.encoders.build import build_vit
+from tapfm.encoders.catalog import encoder_card, encoder_cards
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = sorted(
+    {
+        line.partition("#")[0].strip()
+        for page in PAGES
+        for block in blocks(page, "console")
+        for line in block.splitlines()
+        if line.startswith("tapfm ")
+    }
+)
+TARGETS = sorted(
+    {
+        target
+        for page in PAGES
+        for block in blocks(page, "console")
+        for line in block.splitlines()
+        if line.startswith("make ")
+        for target in line.partition("#")[0].split()[1:]
+    }
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_docs_runs(command, tmp_path):
+    environment = os.environ | {"HF_HOME": str(tmp_path), "TAPFM_CACHE": str(tmp_path)}
+    program = [sys.executable, "-c", "from tapfm.app.cli import main; main()", *shlex.split(command)[1:]]
+    result = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_docs_name_commands_and_targets():
+    assert "tapfm encoders uni" in COMMANDS
+    assert {"setup", "test", "lint", "typecheck", "bench", "help"} == set(TARGETS)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_make_target_of_the_docs_exists_and_is_listed(target):
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.search(rf"^{target} ", listed, re.MULTILINE)
+
+
+def test_the_example_of_a_step_runs_as_printed(tmp_path, monkeypatch, capsys):
+    (example,) = blocks(ROOT / "docs" / "use-the-step.md", "python")
+    torch.manual_seed(0)
+    save_file(build_vit(encoder_card("kaiko-s16")).state_dict(), tmp_path / "kaiko-s16.safetensors")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TAPFM_CACHE", str(tmp_path / "cache"))
+    exec(compile(example, "use-the-step.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("L_agg ")
+
+
+def test_the_number_of_encoders_in_the_readme_is_right():
+    assert f"the {len(encoder_cards())} foundation models" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert link.startswith("http") or (page.parent / link).exists(), link
+
+
+def test_the_readme_fits_one_screen():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 60
