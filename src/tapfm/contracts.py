@@ -77,7 +77,7 @@ class Aggregator(Protocol):
         """Pool the tiles of one slide."""
         ...
 
-    def parameters(self) -> Iterator[nn.Parameter]:
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield what the aggregator learns."""
         ...
 

@@ -53,10 +53,12 @@ class InputError(TapfmError):
 class UnknownNameError(InputError):
     """A name that stands in no table; the nearest ones are offered."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], *, see: str) -> None:
+    @classmethod
+    def of(cls, kind: str, name: str, known: Iterable[str], *, see: str) -> UnknownNameError:
+        """Look for the nearest names."""
         near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
         nearest = f"Nearest: {', '.join(near)}. " if near else ""
-        super().__init__(f"There is no {kind} called '{name}'.", hint=f"{nearest}All of them: {see}")
+        return cls(f"There is no {kind} called '{name}'.", hint=f"{nearest}All of them: {see}")
 
 
 class SettingError(InputError):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tapfm.contracts import Encoded, TileEncoder
-from tapfm.errors import SettingError
+from tapfm.errors import SettingError, TileError
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Chunking:
     keep: int | Literal["fit"] = 1
 
     def __post_init__(self) -> None:
-        if self.tiles is not None and self.tiles < 1:
-            raise SettingError(f"A chunk needs at least 1 tile; got {self.tiles}.", hint="A usual value is 64.")
+        if self.tiles is not None and (not isinstance(self.tiles, int) or self.tiles < 1):
+            raise SettingError(f"A chunk needs a whole number of tiles; got {self.tiles}.", hint="A usual value is 64.")
         if self.keep != "fit" and (not isinstance(self.keep, int) or self.keep < 0):
             raise SettingError(
                 f"keep must be a number of chunks or 'fit'; got {self.keep!r}.", hint="The default is 1."
@@ -57,6 +57,10 @@ class EncodedBag:
         self._kept: list[tuple[slice, Encoded]] = []
         self._released: list[tuple[slice, RandomState]] = []
 
+        if len(tiles_K3hw) == 0:
+            raise TileError("The slide has no tiles.", hint="Leave it out, or look at its tissue mask.")
+        # Copies of weights that the caller's own autocast, if any, has cached are older than the last update.
+        torch.clear_autocast_cache()
         size = chunking.tiles or len(tiles_K3hw)
         rows = [slice(start, start + size) for start in range(0, len(tiles_K3hw), size)]
         room = GraphRoom(self._device, chunking.keep, parameters)
@@ -68,8 +72,8 @@ class EncodedBag:
         without_graph: list[Encoded] = []
         for chunk in rows:
             self._released.append((chunk, RandomState(self._device)))
-            # Without the cache: within an outer autocast, copies made here would be used again by the second pass,
-            # and they have no graph.
+            # Without the cache: within an outer autocast, some versions of torch would use copies made here, which have
+            # no graph, again in the second pass.
             with torch.no_grad(), self._precision(cache=False):
                 without_graph.append(encoder(tiles_K3hw[chunk]))
         encoded = [encoded for _, encoded in self._kept] + without_graph
@@ -123,8 +127,9 @@ class GraphRoom:
             return self._kept < self._limit
         if self._kept == 0:
             return True
-        # A quarter of a graph's worth stays free for what backward needs besides.
-        return free_bytes(self._device) - self._pending > 1.25 * self._cost
+        # What backward needs besides: a part of a graph, or, where blocks are recomputed, a block's worth.
+        reserve = 0.25 * self._cost + 0.05 * total_bytes(self._device)
+        return free_bytes(self._device) - self._pending > self._cost + reserve
 
     def measure(self) -> None:
         """Learn what the graph just kept has cost."""
@@ -143,6 +148,11 @@ def allocated_bytes(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
+def total_bytes(device: torch.device) -> int:
+    """Bytes the device has."""
+    return torch.cuda.mem_get_info(device)[1]
+
+
 def free_bytes(device: torch.device) -> int:
     """Bytes that new tensors can take: what the driver has left and what the allocator holds unused."""
     free, _ = torch.cuda.mem_get_info(device)
@@ -150,7 +160,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 class RandomState:
-    """The generators' state before a chunk, so that its second encoding draws the same dropout masks."""
+    """The generators' state (CPU, CUDA) before a chunk, so that its second encoding draws the same dropout masks."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device if device.type == "cuda" else None

@@ -9,9 +9,10 @@ backpropagation of L_agg; with lambda = 0 it equals end-to-end backpropagation w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from torch import Tensor
 from tapfm.adaptation.chunked import Chunking, EncodedBag
 from tapfm.contracts import Aggregator, Encoded, Targets, Task, TileEncoder
 from tapfm.errors import LabelError, NonFiniteError, SettingError
+
+Cosine = Literal["paper", "descending"]
+BagGradient = Literal["before", "after"]
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,21 @@ class Adaptation:
 
     lambda_: float = 1.0
     beta: float = 0.0
-    cosine: Literal["paper", "descending"] = "paper"
-    bag_gradient: Literal["before", "after"] = "before"
+    cosine: Cosine = "paper"
+    bag_gradient: BagGradient = "before"
     chunking: Chunking = field(default_factory=Chunking)
     compute_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        if self.lambda_ < 0 or self.beta < 0:
+        if not (0 <= self.lambda_ < math.inf and 0 <= self.beta < math.inf):
             raise SettingError(
-                f"lambda and beta cannot be negative; got {self.lambda_} and {self.beta}.",
+                f"lambda and beta must be finite and not negative; got {self.lambda_} and {self.beta}.",
                 hint="The paper uses lambda = 1 and beta = 0.",
             )
+        for name, kind in (("cosine", Cosine), ("bag_gradient", BagGradient)):
+            if getattr(self, name) not in get_args(kind):
+                valid = " or ".join(f"'{value}'" for value in get_args(kind))
+                raise SettingError(f"{name} must be {valid}; got {getattr(self, name)!r}.")
         if self.compute_dtype not in (None, torch.bfloat16):
             raise SettingError(
                 f"compute_dtype must be torch.bfloat16 or None; got {self.compute_dtype}.",
@@ -56,7 +64,7 @@ class Adaptation:
 
 
 class StepReport(NamedTuple):
-    """What a step computed, as tensors without a graph."""
+    """What a step computed, as tensors without a graph; logits and L_agg are those before any update."""
 
     logits_C: Tensor
     loss_agg: Tensor  # eq. 4
@@ -99,6 +107,7 @@ def two_graph_step(
     # Graph 1, the aggregator: its loss, its gradient, the gradients at its inputs (lines 11-15)
     graph = aggregator_graph(aggregator, task, z_KD, r_K, targets)
     refuse_non_finite(graph.to_check(), slide, step)
+    logits_C, loss_agg = graph.logits_C, graph.loss
     graph.add_to_aggregator()
     update_aggregator()
     if adaptation.bag_gradient == "after":
@@ -128,8 +137,8 @@ def two_graph_step(
         loss_feature = (z_KD * g_z_KD).sum()
         loss_regular = cosine_term(z_KD, g_z_KD, adaptation.cosine)
         return StepReport(
-            logits_C=graph.logits_C,
-            loss_agg=graph.loss,
+            logits_C=logits_C,
+            loss_agg=loss_agg,
             loss_feature=loss_feature,
             loss_attention=graph.loss_attention,
             loss_regular=loss_regular,
@@ -149,7 +158,7 @@ class AggregatorGraph(NamedTuple):
     loss_attention: Tensor
     g_z_KD: Tensor
     g_r_K: Tensor
-    aggregator_gradients: list[tuple[torch.nn.Parameter, Tensor]]
+    aggregator_gradients: list[tuple[str, torch.nn.Parameter, Tensor]]
 
     def to_check(self) -> dict[str, Tensor]:
         """Name what must be finite before anything is updated."""
@@ -157,12 +166,16 @@ class AggregatorGraph(NamedTuple):
             "aggregator loss": self.loss,
             "gradient at the tile features": self.g_z_KD,
             "gradient at the raw attention": self.g_r_K,
+            **{f"gradient of the aggregator's {name}": gradient for name, _, gradient in self.aggregator_gradients},
         }
 
     def add_to_aggregator(self) -> None:
         """Accumulate the aggregator's own gradient in .grad, as backward() would."""
-        for parameter, gradient in self.aggregator_gradients:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        for _, parameter, gradient in self.aggregator_gradients:
+            if parameter.grad is None:
+                parameter.grad = gradient.clone()  # autograd may hand out one tensor for several parameters
+            else:
+                parameter.grad += gradient
 
 
 def aggregator_graph(
@@ -171,13 +184,15 @@ def aggregator_graph(
     """L_agg of one slide and its gradients; an aggregator that never looks at r_K gets g_r = 0."""
     with torch.autocast(z_KD.device.type, enabled=False):
         logits_C, tile_weights = aggregator(z_KD, r_K)
-        if logits_C.shape != targets.labels_C.shape:
+        if not logits_C.shape == targets.labels_C.shape == (len(task.targets),):
             raise LabelError(
-                f"The aggregator gives {tuple(logits_C.shape)} logits for {tuple(targets.labels_C.shape)} labels.",
-                hint=f"The task has {len(task.targets)} targets: build the aggregator with as many.",
+                f"The task has {len(task.targets)} targets ({', '.join(task.targets)}), the aggregator gives "
+                f"{tuple(logits_C.shape)} logits and the slide has {tuple(targets.labels_C.shape)} labels.",
+                hint="All three must agree: build the aggregator with as many targets as the task has.",
             )
         loss = task.loss(logits_C, targets)
-        parameters = [parameter for parameter in aggregator.parameters() if parameter.requires_grad]
+        named = [(name, parameter) for name, parameter in aggregator.named_parameters() if parameter.requires_grad]
+        parameters = [parameter for _, parameter in named]
         weights = [tile_weights] if tile_weights is not None and tile_weights.requires_grad else []
         g_z_KD, g_r_K, *others = torch.autograd.grad(
             loss, [z_KD, r_K, *weights, *parameters], allow_unused=True, materialize_grads=True
@@ -193,11 +208,11 @@ def aggregator_graph(
         loss_attention=loss_attention,
         g_z_KD=g_z_KD,
         g_r_K=g_r_K,
-        aggregator_gradients=list(zip(parameters, of_parameters, strict=True)),
+        aggregator_gradients=[(*pair, gradient) for pair, gradient in zip(named, of_parameters, strict=True)],
     )
 
 
-def cosine_term(z_KD: Tensor, g_z_KD: Tensor, cosine: Literal["paper", "descending"]) -> Tensor:
+def cosine_term(z_KD: Tensor, g_z_KD: Tensor, cosine: Cosine) -> Tensor:
     """L_reg = sum_i 1 - cos(z_i, g_zi); a tile whose gradient is 0 contributes 0."""
     scale_K1 = g_z_KD.abs().amax(1, keepdim=True)
     has_gradient_K = scale_K1[:, 0] > 0

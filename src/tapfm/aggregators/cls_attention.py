@@ -5,6 +5,8 @@ K tiles, D feature size, C targets.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +37,7 @@ class ClsAttention(nn.Module):
 
     def __init__(self, feature_size: int, targets: int = 1, *, tau: float = 1.0, layer_norm: bool = False) -> None:
         super().__init__()
-        if tau <= 0:
+        if not (0 < tau < math.inf):
             raise SettingError(f"tau must be positive; got {tau}.", hint="The paper uses tau = 1.")
         self.tau = tau
         self.norm = nn.LayerNorm(feature_size) if layer_norm else nn.Identity()

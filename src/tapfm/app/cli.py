@@ -65,9 +65,9 @@ def encoders(
     """List the foundation models tapfm can adapt, or show one.
 
     \b
-    tapfm encoders                        the catalogue
-    tapfm encoders uni                    one card: architecture, pixels, licence, where the weights are
-    tapfm encoders uni --check            can this machine load it? (gated models say how to get access)
+    tapfm encoders               the catalogue
+    tapfm encoders uni           one card: architecture, pixels, licence, weights
+    tapfm encoders uni --check   can it be loaded here? (if gated: how to get access)
     tapfm encoders uni --check --weights pytorch_model.bin
     """
     from tapfm.app import encoder_views
@@ -84,7 +84,7 @@ def encoders(
         )
     card = encoder_card(name)
     if check:
-        encoder_views.check_encoder(card, weights, terminal())
+        encoder_views.check_encoder(card, weights, terminal(), as_json=as_json)
     else:
         encoder_views.show_card(card, terminal(), as_json=as_json)
 

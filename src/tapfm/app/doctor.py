@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import shutil
@@ -14,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from packaging.requirements import Requirement
 from rich.console import Console
 from rich.table import Table
 
@@ -40,6 +40,8 @@ class Finding:
 def examine(*, offline: bool, progress: Console) -> list[Finding]:
     """Look at everything; the order is that of the report."""
     findings = [python_finding(), *package_findings(), torch_finding(), openslide_finding()]
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return findings  # named as missing above
     with progress.status("asking the hub which encoders open"):
         findings += hub_findings(offline=offline)
     with progress.status("hashing cached weights (remembered for the next time)"):
@@ -81,6 +83,11 @@ def package_findings(requirements: Iterable[str] | None = None) -> Iterator[Find
         except importlib.metadata.PackageNotFoundError:
             yield Finding("packages", "note", "tapfm runs from its source, so versions were not compared", "make setup")
             return
+    try:
+        from packaging.requirements import Requirement
+    except ModuleNotFoundError:
+        yield Finding("packaging", "broken", "missing, so versions were not compared", "pip install packaging")
+        return
     for requirement in map(Requirement, requirements):
         needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         try:
@@ -123,7 +130,9 @@ def openslide_finding() -> Finding:
     try:
         openslide = importlib.import_module("openslide")
     except ModuleNotFoundError:
-        return Finding("OpenSlide", "note", "not installed: slides cannot be read", "pip install 'tapfm[slides]'")
+        return Finding(
+            "OpenSlide", "note", "not installed: slides cannot be read", "pip install openslide-python openslide-bin"
+        )
     except Exception as error:  # the Python part is there, the library is not
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Finding("OpenSlide", "broken", reason, "pip install openslide-bin")
@@ -133,7 +142,7 @@ def openslide_finding() -> Finding:
 def hub_findings(*, offline: bool) -> list[Finding]:
     """The hub token, and which gated encoders it opens."""
     from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError
 
     gated = [card for card in encoder_cards().values() if card.gate != "none"]
     token = get_token()
@@ -151,7 +160,7 @@ def hub_findings(*, offline: bool) -> list[Finding]:
         return [
             Finding("hub token", "note", f"there; the hub answered: {str(error).splitlines()[0]}", "Try again later.")
         ]
-    except (OfflineModeIsEnabled, OSError, RuntimeError):
+    except Exception:  # each version of the client has its own errors for a network that is not there
         return [
             Finding("hub token", "note", "there; the hub cannot be reached", "Cached and local weights still work.")
         ]
@@ -162,7 +171,7 @@ def hub_findings(*, offline: bool) -> list[Finding]:
         except HfHubHTTPError as error:
             refused = error.response is not None and error.response.status_code in (401, 403, 404)
             return False if refused else None
-        except (OSError, RuntimeError):
+        except Exception:  # no answer, as above
             return None
         return True
 
@@ -203,7 +212,7 @@ def cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
         elif digest == card.sha256:
             yield Finding(f"weights {card.key}", "ok", f"{size}, SHA-256 {digest} as published")
         else:
-            advice = f"Damaged: delete {cached}, then: tapfm encoders {card.key} --check"
+            advice = f"Damaged; fetch it again: {card.fetch_command} --force-download"
             yield Finding(f"weights {card.key}", "broken", f"{size}, SHA-256 {digest}, not {card.sha256}", advice)
     if none_found:
         yield Finding("weights", "note", f"none cached in {hub_cache()}", "tapfm encoders NAME --check fetches them")

@@ -47,8 +47,9 @@ def show_table(cards: Iterable[EncoderCard], console: Console, *, as_json: bool)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     console.print(table)
+    prefix = "prefix: CLS + registers. " if "prefix" in columns else ""
     console.print(
-        f"\n{len(cards)} encoders. GFLOP: forward, per tile. prefix: CLS + registers. tile: px at um/px. "
+        f"\n{len(cards)} encoders. GFLOP: forward, per tile. {prefix}tile: px at um/px. "
         "access: open, accept terms, or ask and wait.\n"
         "One in full: tapfm encoders NAME. Any other timm ViT: timm:<architecture>"
     )
@@ -79,7 +80,7 @@ def show_card(card: EncoderCard, console: Console, *, as_json: bool) -> None:
         "precision": card.precision,
         "licence": card.licence,
         "access": GATES[card.gate] + (f": {card.page}" if card.gate != "none" else ""),
-        "source": f"{card.page or 'not on the hub'} {card.file}",
+        "source": f"{card.page} {card.file}" if card.page else f"{card.file}, not on the hub",
         "revision": card.revision or "not pinned",
         "SHA-256": card.sha256 or "not known",
         "notes": card.notes or "-",
@@ -87,7 +88,7 @@ def show_card(card: EncoderCard, console: Console, *, as_json: bool) -> None:
     print_rows(rows, console, title=card.key)
 
 
-def check_encoder(card: EncoderCard, weights: Path | None, console: Console) -> None:
+def check_encoder(card: EncoderCard, weights: Path | None, console: Console, *, as_json: bool) -> None:
     """Load the encoder for real and send a tile through it."""
     import torch
 
@@ -111,7 +112,10 @@ def check_encoder(card: EncoderCard, weights: Path | None, console: Console) -> 
         "a grey tile": f"feature of {encoded.z_KD.shape[1]} numbers, norm {float(encoded.z_KD.norm()):.4g}; "
         f"raw attention {float(encoded.r_K):.6g}",
     }
-    print_rows(rows, console, title=f"{card.key} loads")
+    if as_json:
+        print(json.dumps({"key": card.key, **rows}, indent=1))
+    else:
+        print_rows(rows, console, title=f"{card.key} loads")
 
 
 def print_rows(rows: dict[str, str], console: Console, *, title: str) -> None:

@@ -69,6 +69,12 @@ class EncoderCard:
             )
 
     @property
+    def fetch_command(self) -> str:
+        """What to type, on a machine with network, to get the published file."""
+        revision = f" --revision {self.revision}" if self.revision else ""
+        return f"hf download {self.repository} {self.file}{revision}"
+
+    @property
     def page(self) -> str:
         """Where its licence is read and access asked for."""
         return f"https://huggingface.co/{self.repository}" if self.repository else ""
@@ -95,20 +101,25 @@ def encoder_cards() -> Mapping[str, EncoderCard]:
     return {key: card_from_table(key, table) for key, table in tomllib.loads(text).items()}
 
 
+def letters_and_digits(name: str) -> str:
+    """Spelling without what people spell differently: case, blanks, dashes."""
+    return "".join(character for character in name.lower() if character.isalnum() or character == "+")
+
+
 def encoder_card(name: str) -> EncoderCard:
-    """Find a card by its key or name ("uni", "UNI", "Virchow2"), or make one for `timm:<architecture>`."""
+    """Find a card by its key or name ("uni", "H-optimus-0", "hoptimus0"), or make one for `timm:<architecture>`."""
     if name.lower().startswith(TIMM_PREFIX):
         from tapfm.encoders.timm_card import card_for_timm  # needs timm, and so torch
 
         return card_for_timm(name[len(TIMM_PREFIX) :])
     cards = encoder_cards()
-    wanted = name.strip().lower()
+    wanted = letters_and_digits(name)
     for card in cards.values():
-        if wanted in (card.key, card.name.lower()):
+        if wanted in (letters_and_digits(card.key), letters_and_digits(card.name)):
             return card
     for other, reason in NOT_OFFERED.items():
-        if wanted.replace("_", "-") == other:
+        if wanted == letters_and_digits(other):
             raise UnsupportedEncoderError(
                 f"Encoder '{name}' is known but not offered: {reason}.", hint="Offered: tapfm encoders"
             )
-    raise UnknownNameError("encoder", name, cards, see="tapfm encoders (any timm ViT: timm:<architecture>)")
+    raise UnknownNameError.of("encoder", name, cards, see="tapfm encoders (any timm ViT: timm:<architecture>)")

@@ -59,7 +59,9 @@ def unwrapped(checkpoint: Mapping[str, Any]) -> State:
         inner = checkpoint.get(wrapper)
         if isinstance(inner, Mapping):
             return unwrapped(inner)
-    other = sorted(name for name, value in checkpoint.items() if not isinstance(value, Tensor))
+    other = [
+        str(name) for name, value in checkpoint.items() if not (isinstance(name, str) and isinstance(value, Tensor))
+    ]
     if other or not checkpoint:
         raise WeightsMismatchError(
             f"The checkpoint is not a plain table of tensors: {other[:3] or 'it is empty'}.",
@@ -100,7 +102,7 @@ def from_native_dinov2(state: State) -> State:
         name = re.sub(r"\.mlp\.w12\.", ".mlp.fc1.", name)
         name = re.sub(r"\.mlp\.w3\.", ".mlp.fc2.", name)
         renamed[name] = value
-    if "register_tokens" in renamed:
+    if {"register_tokens", "cls_token", "pos_embed"} <= renamed.keys():
         renamed["reg_token"] = renamed.pop("register_tokens")
         renamed["cls_token"] = renamed["cls_token"] + renamed["pos_embed"][:, :1]
         renamed["pos_embed"] = renamed["pos_embed"][:, 1:]

@@ -7,34 +7,40 @@ import torch
 from timm.models import get_pretrained_cfg, is_model
 
 from tapfm.encoders.catalog import TIMM_PREFIX, EncoderCard
+from tapfm.encoders.vit import refuse_unreadable
 from tapfm.errors import UnknownNameError, UnsupportedEncoderError
 
 
 def card_for_timm(name: str) -> EncoderCard:
     """Build the card from timm's own configuration; counts come from the architecture itself."""
-    architecture, _, _ = name.partition(".")
+    architecture, _, tag = name.partition(".")
     if not is_model(architecture):
-        raise UnknownNameError(
+        raise UnknownNameError.of(
             "timm architecture",
             name,
             timm.list_models("*vit*"),
             see="python -c 'import timm; print(timm.list_models())'",
         )
+    tags = timm.list_pretrained(f"{architecture}.*")
+    if tag and name not in tags:
+        raise UnknownNameError.of("timm model", name, tags, see=f"timm:{architecture} with --weights FILE")
     config = get_pretrained_cfg(name, allow_unregistered=True)
-    with torch.device("meta"):
-        model = timm.create_model(architecture, pretrained=False, num_classes=0)
-    if getattr(model, "blocks", None) is None or getattr(model, "cls_token", None) is None:
+    try:
+        with torch.device("meta"):
+            # 'token' keeps the final norm where the CLS feature is taken
+            model = timm.create_model(architecture, pretrained=False, num_classes=0, global_pool="token")
+        refuse_unreadable(model)
+    except (TypeError, AssertionError, RuntimeError, UnsupportedEncoderError) as error:
+        reason = error.message if isinstance(error, UnsupportedEncoderError) else str(error)
         raise UnsupportedEncoderError(
-            f"timm's {architecture} ({type(model).__name__}) has no CLS token in front of a stack of blocks, "
-            "so there is no CLS attention to weigh tiles with.",
+            f"timm's {architecture} cannot be adapted: {reason}",
             hint="Choose a ViT with a class token, for example timm:vit_small_patch16_224.",
-        )
+        ) from error
     side = int(model.patch_embed.img_size[0])
     return EncoderCard(
         key=TIMM_PREFIX + name,
         name=name,
         architecture=architecture,
-        # 'token' keeps the final norm where the CLS feature is taken
         arguments={"global_pool": "token"},
         parameters=sum(p.numel() for p in model.parameters()),
         prefix_tokens=int(model.num_prefix_tokens),

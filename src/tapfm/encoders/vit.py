@@ -6,7 +6,7 @@ K tiles, N tokens (CLS, registers, patches), H heads, d head size, D feature siz
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tapfm.contracts import Encoded
 from tapfm.encoders.catalog import Feature
-from tapfm.errors import TileError, UnsupportedEncoderError
+from tapfm.errors import SettingError, TileError, UnsupportedEncoderError
 
 
 class VitEncoder(nn.Module):
@@ -41,6 +41,8 @@ class VitEncoder(nn.Module):
     ) -> None:
         super().__init__()
         refuse_unreadable(vit)
+        if feature not in get_args(Feature):
+            raise SettingError(f"feature must be one of {', '.join(get_args(Feature))}; got {feature!r}.")
         self.vit = vit
         self.feature = feature
         self.checkpoint_blocks = False
@@ -76,7 +78,7 @@ class VitEncoder(nn.Module):
     def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not (self.checkpoint_blocks and torch.is_grad_enabled()):
             return function(*args, **kwargs)
-        # The reentrant form would give the attention loss a graph that ends at the last block, without an error.
+        # The reentrant form would lose the gradient, without an error, where the first blocks are frozen.
         return checkpoint(function, *args, use_reentrant=False, **kwargs)
 
     def _normalised(self, tiles_K3hw: Tensor) -> Tensor:
@@ -84,9 +86,10 @@ class VitEncoder(nn.Module):
         return ((pixels - self.mean) / self.std).to(self.vit.patch_embed.proj.weight.dtype)
 
     def _check(self, tiles_K3hw: Tensor) -> None:
-        if tiles_K3hw.dtype != torch.uint8:
+        if not isinstance(tiles_K3hw, Tensor) or tiles_K3hw.dtype != torch.uint8:
+            got = tiles_K3hw.dtype if isinstance(tiles_K3hw, Tensor) else type(tiles_K3hw).__name__
             raise TileError(
-                f"Tiles must be uint8 pixels (0-255); got {tiles_K3hw.dtype}.",
+                f"Tiles must be a torch tensor of uint8 pixels (0-255); got {got}.",
                 hint="Hand over the pixels as they were read: the encoder normalises them itself.",
             )
         shape, side = tuple(tiles_K3hw.shape), self.tile_px
@@ -122,8 +125,8 @@ def last_block(block: Any, x_KND: Tensor, rope: Tensor | None, *, prefix: int, c
     dropout = attn.attn_drop.p if attn.training else 0.0
     heads_KHNd = F.scaled_dot_product_attention(q_KHNd, k_KHNd, v_KHNd, dropout_p=dropout, scale=attn.scale)
     out_KND = attn.norm(heads_KHNd.transpose(1, 2).flatten(2))
-    if attn.gate is not None:
-        out_KND = out_KND * attn.gate(inner_KND).sigmoid()
+    if (gate := getattr(attn, "gate", None)) is not None:
+        out_KND = out_KND * gate(inner_KND).sigmoid()
     out_KND = attn.proj_drop(attn.proj(out_KND))
 
     scale_1, scale_2 = layer_scales(block)

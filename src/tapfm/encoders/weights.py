@@ -5,6 +5,7 @@ timm's own loading is not used: it resamples what does not fit, and some models 
 
 from __future__ import annotations
 
+import argparse
 import json
 import pickle
 from collections.abc import Mapping
@@ -84,10 +85,11 @@ def load_encoder(
         raise WeightsDigestError(
             f"{found.file} is not the published {card.file} of {card.name}: its SHA-256 is {digest}, "
             f"expected {card.sha256}.",
-            hint=f"Fetch it again from {card.page}. Weights of your own: name the file itself, --weights {found.file}",
+            hint=f"Fetch it again: {card.fetch_command} --force-download. "
+            f"Weights of your own: name the file itself, --weights {found.file}",
         )
     if found.config is not None:
-        check_transformers_config(found.config, card)
+        check_config(found.config, card)
     vit = empty_vit(card, tile_px, extra)
     state = to_timm(read_checkpoint(found.file))
     positions = fit_positions(state, vit, card)
@@ -109,26 +111,31 @@ def local_weights(card: EncoderCard, path: Path) -> FoundWeights:
     if path.is_file():
         if path.suffix not in SUFFIXES:
             raise WeightsError(f"{path} is not a weights file.", hint=f"Weights end in {', '.join(SUFFIXES)}.")
-        return FoundWeights(path, claims_to_be_published=False)
+        return FoundWeights(path, claims_to_be_published=False, config=beside(path))
     if not path.is_dir():
         raise WeightsNotFoundError(
             f"There is no file or folder {path}.",
             hint="Give --weights a weights file or a folder of the hub's shape.",
         )
+    names = list(dict.fromkeys([card.file, "model.safetensors", "pytorch_model.bin"]))
     folders = [path]
     if card.repository:  # the hub's cache keeps models--owner--name/snapshots/revision/
         cached = path / f"models--{card.repository.replace('/', '--')}" / "snapshots"
         folders += [cached / card.revision] if card.revision else sorted(cached.glob("*"))
     for folder in folders:
-        for name in (card.file, "model.safetensors", "pytorch_model.bin"):
+        for name in names:
             if (folder / name).is_file():
-                config = folder / "config.json"
-                return FoundWeights(folder / name, name == card.file, config if config.is_file() else None)
+                return FoundWeights(folder / name, name == card.file, beside(folder / name))
     raise WeightsNotFoundError(
-        f"The folder {path} holds no weights of {card.name}: looked for {card.file}, model.safetensors and "
-        "pytorch_model.bin.",
+        f"The folder {path} holds no weights of {card.name}: looked for {', '.join(names)}.",
         hint=f"It should look like a copy of {card.page or 'its download page'}.",
     )
+
+
+def beside(file: Path) -> Path | None:
+    """Find the config.json that lies with a weights file."""
+    config = file.parent / "config.json"
+    return config if config.is_file() else None
 
 
 def hub_weights(card: EncoderCard) -> FoundWeights:
@@ -136,7 +143,7 @@ def hub_weights(card: EncoderCard) -> FoundWeights:
     if not card.repository:
         raise WeightsNotFoundError(
             f"{card.name} is not on the hub.",
-            hint=f"Download {card.file} ({card.notes}), then: --weights {card.file}",
+            hint=f"Get {card.file} ({card.notes}), then: tapfm encoders {card.key} --check --weights {card.file}",
         )
     cached = try_to_load_from_cache(card.repository, card.file, revision=card.revision)
     if isinstance(cached, str):
@@ -154,8 +161,7 @@ def hub_weights(card: EncoderCard) -> FoundWeights:
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
         raise WeightsNotFoundError(
             f"The weights of {card.name} are not in the hub's cache and the hub cannot be reached.",
-            hint=f"On a machine with network: hf download {card.repository} {card.file}"
-            f"{f' --revision {card.revision}' if card.revision else ''}; then copy the cache, or give --weights FILE.",
+            hint=f"On a machine with network: {card.fetch_command}; then copy the cache, or give --weights FILE.",
         ) from error
     except (EntryNotFoundError, HfHubHTTPError) as error:
         raise WeightsNotFoundError(
@@ -185,19 +191,26 @@ def empty_vit(card: EncoderCard, tile_px: int | None, extra: Mapping[str, Any] |
 
 def read_checkpoint(file: Path) -> Mapping[str, Any]:
     """Read a weights file; pickles only as tensors, never as code."""
+    with file.open("rb") as opened:
+        start = opened.read(64)
+    if not start or start.startswith((b"version https://git-lfs", b"<")):
+        what = "empty" if not start else "a page or a pointer to the file, not the file itself"
+        raise WeightsError(f"{file} is {what}.", hint="Fetch the file again (for git LFS: git lfs pull).")
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, EOFError) as error:
-        raise WeightsError(
-            f"{file} cannot be read as weights: {str(error).splitlines()[0]}", hint="Fetch the file again."
-        ) from error
+        # DINO's training script puts its command line, a plain Namespace, beside the weights.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise WeightsError(
-            f"{file} holds Python objects besides tensors, which could run code and are not opened.",
+            f"{file} is not a checkpoint, or holds Python objects besides tensors, which could run code and are not "
+            "opened.",
             hint="Save it again with torch.save(model.state_dict(), ...) where you trust it.",
         ) from error
+    except (SafetensorError, RuntimeError, EOFError, LookupError, ValueError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise WeightsError(f"{file} cannot be read as weights: {reason}", hint="Fetch the file again.") from error
     if not isinstance(loaded, Mapping):
         raise WeightsMismatchError(
             f"{file} holds a {type(loaded).__name__}, not a table of tensors.", hint="Save a state_dict()."
@@ -222,8 +235,15 @@ def put(state: State, *, into: nn.Module, file: Path, card: EncoderCard) -> None
             f"{len(reshaped)} of the wrong shape):\n" + "\n".join(shown),
             hint=f"Is it another encoder's file? The published one is {card.file} of {card.page or card.name}.",
         )
-    into.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=True, assign=True)
-    into.requires_grad_(True)
+    bad = [name for name, tensor in state.items() if not tensor.is_floating_point() or not tensor.isfinite().all()]
+    if bad:
+        raise WeightsMismatchError(
+            f"{file} holds values that are no weights (integers, NaN or infinity): {', '.join(bad[:SHOWN])}.",
+            hint="Save the encoder in float32, float16 or bfloat16.",
+        )
+    # Copies: tensors that share memory in the file would stay tied in training.
+    own = {name: tensor.to(torch.float32, copy=True) for name, tensor in state.items()}
+    into.load_state_dict(own, strict=True, assign=True)
 
 
 def fit_positions(state: State, vit: Any, card: EncoderCard) -> str:
@@ -257,17 +277,26 @@ def resample_positions(table: Tensor, old: int, new: int, prefix: int, method: R
     return torch.cat([table[:, :prefix], grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
 
 
-def check_transformers_config(config: Path, card: EncoderCard) -> None:
-    """Compare what shapes cannot tell, where a config.json of the transformers library says it."""
-    facts = json.loads(config.read_text())
-    if facts.get("model_type") not in ("vit", "dinov2", "dinov2_with_registers"):
-        return
+def check_config(config: Path, card: EncoderCard) -> None:
+    """Compare what shapes cannot tell (heads, epsilon, activation) with a config.json of transformers or timm."""
+    try:
+        facts = json.loads(config.read_text())
+        facts = {**facts, **facts.get("model_args", {})}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise WeightsError(
+            f"{config} is not a model's configuration: {error}", hint="Move it away, or fetch it again."
+        ) from error
     with torch.device("meta"):
         vit: Any = build_vit(card)
     block = vit.blocks[0]
-    ours = {"num_attention_heads": block.attn.num_heads, "layer_norm_eps": block.norm1.eps}
-    if not facts.get("use_swiglu_ffn"):  # SwiGLU ignores hidden_act
-        ours["hidden_act"] = type(block.mlp.act).__name__.lower()
+    activation = type(block.mlp.act).__name__.lower() if hasattr(block.mlp, "act") else None
+    ours = {"num_attention_heads": block.attn.num_heads, "num_heads": block.attn.num_heads}
+    if facts.get("model_type") in ("vit", "dinov2", "dinov2_with_registers"):
+        ours["layer_norm_eps"] = block.norm1.eps
+        if not facts.get("use_swiglu_ffn"):  # SwiGLU ignores hidden_act
+            ours["hidden_act"] = activation
+    elif isinstance(facts.get("act_layer"), str):
+        ours["act_layer"] = activation
     wrong = [
         f"{name} is {facts[name]} in {config}, {value} in the encoder"
         for name, value in ours.items()
