@@ -84,6 +84,19 @@ def cls_attention(encoder: VitEncoder, *, seed: int = 0, **settings: Any) -> Cls
     return aggregator
 
 
+def full_attention(encoder: VitEncoder, tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """The last block's whole N x N softmax attention and the final tokens, as timm's unfused code computes them."""
+    vit, seen = encoder.vit, dict[str, Tensor]()
+    attn = vit.blocks[-1].attn
+    attn.fused_attn = False
+    handle = attn.attn_drop.register_forward_hook(lambda _, args, __: seen.update(attention=args[0]))
+    pixels = (tiles.to(encoder.mean.dtype) - encoder.mean) / encoder.std
+    tokens = vit.forward_features(pixels)
+    handle.remove()
+    attn.fused_attn = True
+    return seen["attention"], tokens
+
+
 class MeanPool(nn.Module):
     """An aggregator without tile weights that never looks at the attention."""
 

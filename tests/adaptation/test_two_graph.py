@@ -1,5 +1,7 @@
 """The step on bad input, and a short run that is pinned."""
 
+import pickle
+
 import pytest
 import torch
 from support import POSITIVE, TASK, cls_attention, small_encoder, some_tiles
@@ -7,7 +9,7 @@ from support import POSITIVE, TASK, cls_attention, small_encoder, some_tiles
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.two_graph import Adaptation, two_graph_step
 from tapfm.contracts import BagOutput, Targets
-from tapfm.errors import LabelError, NonFiniteError
+from tapfm.errors import LabelError, NonFiniteError, TileError, UnknownNameError
 
 
 def test_a_non_finite_loss_stops_before_any_update():
@@ -72,8 +74,105 @@ def test_a_slide_without_any_label_is_refused():
 
 def test_an_aggregator_with_another_number_of_targets_is_refused():
     encoder = small_encoder()
-    with pytest.raises(LabelError, match=r"gives \(3,\) logits for \(1,\) labels"):
-        two_graph_step(encoder, cls_attention(encoder, targets=3), TASK, some_tiles(encoder), POSITIVE)
+    message = r"1 targets \(FGFR3\), the aggregator gives \(3,\) logits and the slide has \({},\) labels"
+    for targets in (POSITIVE, Targets.of([1, 0, 1])):
+        with pytest.raises(LabelError, match=message.format(len(targets.labels_C))):
+            two_graph_step(encoder, cls_attention(encoder, targets=3), TASK, some_tiles(encoder), targets)
+
+
+@pytest.mark.parametrize("chunking", [Chunking(), Chunking(2)], ids=["one pass", "chunked"])
+def test_a_slide_without_tiles_is_refused(chunking):
+    encoder = small_encoder()
+    none = some_tiles(encoder)[:0]
+    with pytest.raises(TileError, match="no tiles"):
+        two_graph_step(encoder, cls_attention(encoder), TASK, none, POSITIVE, adaptation=Adaptation(chunking=chunking))
+
+
+class Additive(torch.nn.Module):
+    """Three parameters whose gradients autograd gives as one tensor, or as one number spread out."""
+
+    def __init__(self, feature_size, slope=1.0):
+        super().__init__()
+        self.classifier = torch.nn.Linear(feature_size, 1).double()
+        self.one = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.two = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.many = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
+        self.slope = slope
+
+    def forward(self, z_KD, r_K):  # noqa: ARG002
+        steep = (self.one - self.one.detach()).square().sqrt() if self.slope == "infinite" else self.one
+        return BagOutput(self.classifier(z_KD.mean(0)) + steep + self.two + self.many.sum(), None)
+
+
+def test_gradients_of_the_aggregator_are_tensors_of_its_own_and_add_up():
+    encoder = small_encoder()
+    aggregator = Additive(encoder.feature_size)
+    two_graph_step(encoder, aggregator, TASK, some_tiles(encoder), POSITIVE)
+    once = [p.grad.clone() for p in aggregator.parameters()]
+    assert len({p.grad.data_ptr() for p in aggregator.parameters()}) == len(once)
+    torch.nn.utils.clip_grad_norm_(aggregator.parameters(), 1e9)  # raises on a tensor that is one number spread out
+    two_graph_step(encoder, aggregator, TASK, some_tiles(encoder), POSITIVE)
+    for parameter, gradient in zip(aggregator.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * gradient)
+
+
+def test_a_non_finite_gradient_of_the_aggregator_is_named_before_any_update():
+    encoder, updates = small_encoder(), []
+    aggregator = Additive(encoder.feature_size, slope="infinite")
+    with pytest.raises(NonFiniteError, match=r"gradient of the aggregator's one is not finite"):
+        two_graph_step(
+            encoder, aggregator, TASK, some_tiles(encoder), POSITIVE, update_aggregator=lambda: updates.append(1)
+        )
+    assert updates == []
+
+
+def test_an_update_that_breaks_the_aggregator_is_noticed_when_gradients_are_taken_after_it():
+    encoder = small_encoder()
+    aggregator = cls_attention(encoder)
+
+    def break_it():
+        with torch.no_grad():
+            aggregator.classifier.weight.fill_(float("nan"))
+
+    with pytest.raises(NonFiniteError, match="aggregator loss"):
+        two_graph_step(
+            encoder,
+            aggregator,
+            TASK,
+            some_tiles(encoder),
+            POSITIVE,
+            adaptation=Adaptation(bag_gradient="after"),
+            update_aggregator=break_it,
+        )
+    assert all(p.grad is None for p in encoder.parameters())
+
+
+@pytest.mark.parametrize("bag_gradient", ["before", "after"])
+def test_the_loss_reported_is_that_before_the_update(bag_gradient):
+    encoder = small_encoder()
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    with torch.no_grad():
+        expected = TASK.loss(aggregator(*encoder(tiles)).logits_C, POSITIVE)
+    optimizer = torch.optim.SGD(aggregator.parameters(), lr=0.5)
+    report = two_graph_step(
+        encoder,
+        aggregator,
+        TASK,
+        tiles,
+        POSITIVE,
+        adaptation=Adaptation(bag_gradient=bag_gradient),
+        update_aggregator=optimizer.step,
+    )
+    torch.testing.assert_close(report.loss_agg, expected)
+
+
+def test_errors_travel_between_processes():
+    for error in (
+        NonFiniteError("what", hint="do"),
+        UnknownNameError.of("encoder", "un1", ["uni"], see="tapfm encoders"),
+    ):
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy)) == (type(error), str(error))
 
 
 def test_one_tile_is_enough():

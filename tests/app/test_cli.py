@@ -113,6 +113,8 @@ def test_check_loads_a_real_file_and_encodes_a_tile(tmp_path):
     assert "NOT the published file" in result.stdout
     assert "21,665,664, every one from the file" in result.stdout
     assert "feature of 384 numbers" in result.stdout
+    as_json = tapfm("encoders", "sp22m", "--check", "--weights", str(file), "--json", TAPFM_CACHE=str(tmp_path))
+    assert json.loads(as_json.stdout)["weights"] == str(file)
 
 
 def test_check_of_a_wrong_file_is_an_error_that_names_it(tmp_path):

@@ -48,6 +48,7 @@ def test_damaged_weights_in_the_cache_are_found_and_fail(tmp_path):
     assert result.returncode == 1
     assert "weights phikon" in result.stdout
     assert "Broken: weights phikon" in result.stdout
+    assert "--force-download" in result.stdout
     assert card.sha256 in findings_of(run_doctor(tmp_path, "--json"))["weights phikon"]["found"]
 
 
@@ -103,6 +104,33 @@ def test_gated_encoders_are_sorted_by_what_the_token_opens(tmp_path):
     assert findings["gated, no answer"]["found"] == "virchow2"
     assert {"uni", "h-optimus-1", "virchow"} <= set(findings["gated, closed"]["found"].split(", "))
     assert "Accept the licence" in findings["gated, closed"]["advice"]
+
+
+def test_a_hub_that_cannot_be_reached_is_a_note(tmp_path):
+    with Hub().served() as hub:
+        pass  # its port is closed again
+    result = run_doctor(tmp_path, "--json", environment=hub.environment(tmp_path, HF_TOKEN=TOKEN))
+    assert result.returncode == 0, result.stderr
+    assert "cannot be reached" in findings_of(result)["hub token"]["found"]
+
+
+def test_missing_packages_are_findings_and_not_tracebacks(tmp_path):
+    """A module of None in sys.modules is, for Python, one that is not installed."""
+    program = (
+        "import sys; sys.modules.update({'packaging.requirements': None}); "
+        "import importlib.util as u; find = u.find_spec; "
+        "u.find_spec = lambda name, *a: None if name == 'huggingface_hub' else find(name, *a); "
+        "from tapfm.app.cli import main; main()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, "doctor", "--json"],
+        env=Hub().environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1, result.stderr
+    assert findings_of(result)["packaging"]["status"] == "broken"
 
 
 def test_a_token_that_the_hub_refuses_is_broken(tmp_path):

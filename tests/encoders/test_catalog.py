@@ -8,7 +8,7 @@ import torch
 from timm.layers import GluMlp
 
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import NOT_OFFERED, card_from_table, encoder_card, encoder_cards
+from tapfm.encoders.catalog import NOT_OFFERED, card_from_table, encoder_card, encoder_cards, letters_and_digits
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError, UnknownNameError, UnsupportedEncoderError
 
@@ -70,12 +70,29 @@ def test_cards_repeat_the_table_of_facts():
     assert compared == len(encoder_cards())
 
 
-@pytest.mark.parametrize("name", ["uni", "UNI", " Uni ", "Virchow2", "H-optimus-0", "DINOv2 ViT-S/14"])
-def test_found_by_key_or_name_in_any_case(name):
-    assert encoder_card(name).name.lower() == name.strip().lower()
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("UNI", "uni"),
+        (" Uni ", "uni"),
+        ("hoptimus0", "h-optimus-0"),
+        ("H0_mini", "h0-mini"),
+        ("DINOv2 ViT-S/14", "dinov2-s14"),
+    ],
+)
+def test_found_by_key_or_name_however_it_is_spelt(name, key):
+    assert encoder_card(name).key == key
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("virchwo2", "virchow2"), ("hoptimus-0", "h-optimus-0"), ("un1", "uni")])
+def test_no_two_encoders_are_spelt_alike():
+    cards = encoder_cards()
+    assert len({letters_and_digits(key) for key in cards}) == len(cards)
+    assert len({letters_and_digits(card.name) for card in cards.values()}) == len(cards)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("virchwo2", "virchow2"), ("h-optimus-9", "h-optimus-0"), ("un1", "uni")]
+)
 def test_an_unknown_name_gets_the_nearest_ones(name, nearest):
     with pytest.raises(UnknownNameError) as refusal:
         encoder_card(name)
@@ -99,8 +116,12 @@ def test_any_timm_vit_has_a_card():
 
 
 def test_timm_models_that_are_no_vit_are_refused():
-    with pytest.raises(UnsupportedEncoderError, match="resnet18"):
-        encoder_card("timm:resnet18")
+    for name in ("resnet18", "swin_tiny_patch4_window7_224", "xcit_nano_12_p8_224", "vit_small_patch16_18x2_224"):
+        with pytest.raises(UnsupportedEncoderError, match=name):
+            encoder_card(f"timm:{name}")
+    with pytest.raises(UnknownNameError) as refusal:
+        encoder_card("timm:vit_small_patch16_224.dinoo")
+    assert "vit_small_patch16_224.dino" in refusal.value.hint
     with pytest.raises(UnknownNameError) as refusal:
         encoder_card("timm:vit_small_patch16_22")
     assert "vit_small_patch16_224" in refusal.value.hint

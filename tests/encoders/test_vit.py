@@ -1,16 +1,26 @@
 """The encoder under fused attention, autocast, compilation and checkpointing; and what it refuses."""
 
+import numpy
 import pytest
 import timm
 import torch
-from support import FAMILIES, cls_attention, relative_difference, small_encoder, some_tiles, step_gradient
+from support import (
+    FAMILIES,
+    cls_attention,
+    full_attention,
+    randomise,
+    relative_difference,
+    small_encoder,
+    some_tiles,
+    step_gradient,
+)
 from torch import nn
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.vit import VitEncoder
-from tapfm.errors import TileError, UnsupportedEncoderError
+from tapfm.errors import SettingError, TileError, UnsupportedEncoderError
 
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
@@ -24,6 +34,30 @@ def test_checkpointed_blocks_give_the_same_gradient(family):
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
     pieces = step_gradient(encoder, aggregator, tiles, chunking=Chunking(2, keep=0))
     assert relative_difference(pieces, expected) < 1e-9
+
+
+def test_checkpointed_blocks_learn_behind_frozen_ones():
+    """There the reentrant form of checkpointing, whose input has no gradient, would give none without an error."""
+    encoder = small_encoder(depth=3)
+    encoder.vit.requires_grad_(False)
+    encoder.vit.blocks[-2:].requires_grad_(True)
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    expected = step_gradient(encoder, aggregator, tiles)
+    encoder.checkpoint_blocks = True
+    assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
+
+
+@pytest.mark.parametrize("noise", [{"drop_path_rate": 0.5}, {"proj_drop_rate": 0.3}, {"attn_drop_rate": 0.3}], ids=str)
+@pytest.mark.parametrize("family", ["registers", "RoPE"])
+def test_the_last_block_drops_what_timms_own_would(family, noise):
+    encoder = small_encoder(family, feature="cls+mean", **noise).train()
+    tiles = some_tiles(encoder, 16)
+    torch.manual_seed(3)
+    tokens = encoder.vit.forward_features((tiles.double() - encoder.mean) / encoder.std)
+    expected = torch.cat([tokens[:, 0], tokens[:, encoder.vit.num_prefix_tokens :].mean(1)], 1)
+    torch.manual_seed(3)
+    torch.testing.assert_close(encoder(tiles).z_KD, expected)
+    assert not torch.allclose(expected, encoder.eval()(tiles).z_KD), "nothing was dropped"
 
 
 def test_checkpointed_blocks_hold_less_for_backward():
@@ -109,13 +143,14 @@ def test_an_adapter_on_the_last_projection_is_not_bypassed():
 @pytest.mark.parametrize(
     ("tiles", "message"),
     [
-        (torch.zeros(2, 3, 42, 42), "must be uint8"),
+        (torch.zeros(2, 3, 42, 42), r"uint8 pixels \(0-255\); got torch.float32"),
+        (numpy.zeros((2, 3, 42, 42), dtype="uint8"), "must be a torch tensor .* got ndarray"),
         (torch.zeros(2, 42, 42, 3, dtype=torch.uint8), "got 2 x 42 x 42 x 3"),
         (torch.zeros(3, 42, 42, dtype=torch.uint8), "got 3 x 42 x 42"),
         (torch.zeros(0, 3, 42, 42, dtype=torch.uint8), "with K > 0"),
         (torch.zeros(2, 3, 56, 42, dtype=torch.uint8), "42 x 56 px do not fit this encoder, which takes 42 x 42"),
     ],
-    ids=["float", "channels last", "no batch", "empty", "size"],
+    ids=["float", "numpy", "channels last", "no batch", "empty", "size"],
 )
 def test_wrong_tiles_are_refused(tiles, message):
     with pytest.raises(TileError, match=message) as refusal:
@@ -162,11 +197,41 @@ def test_a_model_built_to_average_its_tokens_is_refused():
         VitEncoder(vit, **HALF)
 
 
-@pytest.mark.parametrize("architecture", ["vit_small_patch16_rope_mixed_ape_224", "vit_small_patch16_rope_224"])
-def test_other_rotary_families_of_timm_work(architecture):
+@pytest.mark.parametrize(
+    ("architecture", "special"),
+    [
+        ("vit_small_patch16_rope_mixed_ape_224", {}),  # a rotary embedding per block
+        ("vit_small_patch16_rope_224", {}),  # AttentionRope
+        ("eva02_tiny_patch14_224", {"img_size": 56}),  # biases of q and v kept apart from the projection
+        ("vit_small_patch16_224", {"qk_norm": True}),
+        ("vit_small_patch16_224", {"scale_attn_norm": True}),
+    ],
+    ids=str,
+)
+def test_other_families_of_timm_work(architecture, special):
     torch.manual_seed(0)
-    vit = timm.create_model(architecture, pretrained=False, depth=2, img_size=48, num_classes=0, global_pool="token")
+    arguments = {"depth": 2, "img_size": 48, "num_classes": 0, "global_pool": "token"} | special
+    assert_as_timm_computes(timm.create_model(architecture, pretrained=False, **arguments))
+
+
+def test_gated_attention_works():
+    torch.manual_seed(0)
+    vit = timm.create_model("vit_small_patch16_224", depth=2, img_size=48, num_classes=0)
+    vit.blocks[-1].attn = timm.layers.Attention(384, num_heads=6, qkv_bias=True, gated=True)
+    assert_as_timm_computes(vit)
+
+
+def assert_as_timm_computes(vit):
+    randomise(vit)
     encoder = VitEncoder(vit, **HALF).eval()
     tiles = some_tiles(encoder)
-    pixels = (tiles.float() - encoder.mean) / encoder.std
-    torch.testing.assert_close(encoder(tiles).z_KD, vit.forward_features(pixels)[:, 0], rtol=1e-4, atol=1e-5)
+    attention_KHNN, tokens_KND = full_attention(encoder, tiles)
+    expected_r_K = attention_KHNN[:, :, 0, vit.num_prefix_tokens :].mean((1, 2))
+    z_KD, r_K = encoder(tiles)
+    torch.testing.assert_close(z_KD, tokens_KND[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(r_K, expected_r_K, rtol=1e-5, atol=0)
+
+
+def test_an_unknown_feature_is_refused():
+    with pytest.raises(SettingError, match="cls, cls\\+mean; got 'mean'"):
+        VitEncoder(timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=0), **HALF, feature="mean")

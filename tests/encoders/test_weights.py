@@ -1,7 +1,9 @@
 """Weights are found, checked and refused as promised."""
 
+import argparse
 import dataclasses
 import hashlib
+import json
 from fractions import Fraction
 
 import pytest
@@ -167,6 +169,12 @@ def test_files_that_cannot_be_read_as_weights_are_refused(card, state, tmp_path)
     for file, message in (
         (broken, "cannot be read as weights"),
         (written(tmp_path / "objects.pth", {"model": Fraction(1, 3)}), "Python objects"),
+        (with_bytes(tmp_path / "nothing.pth", b""), "is empty"),
+        (with_bytes(tmp_path / "pointer.bin", b"version https://git-lfs.github.com/spec/v1"), "a pointer to the file"),
+        (with_bytes(tmp_path / "page.bin", b"<!doctype html>"), "a page"),
+        (with_bytes(tmp_path / "noise.pth", b"not a checkpoint"), "not a checkpoint"),
+        (written(tmp_path / "numbered.pth", {1: torch.zeros(1)}), "not a plain table of tensors"),
+        (written(tmp_path / "registers.pth", {"register_tokens": torch.zeros(1, 4, 48)}), "does not fit"),
         (written(tmp_path / "list.pth", [1, 2]), "holds a list"),
         (tmp_path / "absent.pth", "There is no file or folder"),
         (written(tmp_path / "weights.txt", {}), "is not a weights file"),
@@ -182,6 +190,58 @@ def test_a_folder_without_weights_and_an_encoder_off_the_hub_say_what_to_do(card
     with pytest.raises(WeightsNotFoundError, match="not on the hub") as refusal:
         load_encoder("hipt-vit256")
     assert "github.com/mahmoodlab/HIPT" in refusal.value.hint
+
+
+def test_values_that_are_no_weights_are_refused(card, state, tmp_path):
+    for bad in (torch.ones(48, dtype=torch.int8), torch.full((48,), float("nan"))):
+        save_file(state | {"norm.weight": bad}, tmp_path / "model.safetensors")
+        with pytest.raises(WeightsMismatchError, match=r"no weights .*norm.weight"):
+            load_encoder(card, weights=tmp_path)
+
+
+def test_tensors_that_share_memory_in_the_file_are_parameters_of_their_own(card, state, tmp_path):
+    shared = torch.ones(48)
+    tied = state | {"norm.weight": shared, "norm.bias": shared}
+    encoder = load_encoder(card, weights=written(tmp_path / "tied.pth", tied)).encoder
+    assert encoder.vit.norm.weight.data_ptr() != encoder.vit.norm.bias.data_ptr()
+
+
+def test_dinos_own_checkpoint_with_its_command_line_is_opened(tmp_path):
+    card = small_card("hipt-vit256", resampling=None)
+    vit = build_vit(card)
+    teacher = {f"backbone.{name}": value for name, value in vit.state_dict().items()}
+    content = {
+        "teacher": teacher | {"head.mlp.0.weight": torch.zeros(2)},
+        "epoch": 9,
+        "args": argparse.Namespace(lr=1.0),
+    }
+    encoder = load_encoder(card, weights=written(tmp_path / "vit256_small_dino.pth", content)).encoder
+    assert torch.equal(encoder.vit.cls_token, vit.cls_token)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"architecture": "vit_giant", "model_args": {"num_heads": 4}}, "num_heads is 4"),
+        (
+            {"architecture": "vit_giant", "model_args": {"act_layer": "gelu"}},
+            "act_layer is gelu .* silu in the encoder",
+        ),
+        ([], "not a model's configuration"),
+    ],
+)
+def test_a_timm_config_beside_the_file_is_compared_too(card, state, tmp_path, config, message):
+    file = tmp_path / "model.safetensors"
+    save_file(state, file)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for weights in (file, tmp_path):
+        with pytest.raises(WeightsError, match=message):
+            load_encoder(card, weights=weights)
+
+
+def with_bytes(path, content):
+    path.write_bytes(content)
+    return path
 
 
 def written(path, content):

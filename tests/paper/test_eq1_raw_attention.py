@@ -2,20 +2,7 @@
 
 import pytest
 import torch
-from support import FAMILIES, relative_difference, small_encoder, some_tiles
-
-
-def full_attention(encoder, tiles):
-    """The last block's whole N x N softmax attention and the final tokens, as timm's unfused code computes them."""
-    vit, seen = encoder.vit, {}
-    attn = vit.blocks[-1].attn
-    attn.fused_attn = False
-    handle = attn.attn_drop.register_forward_hook(lambda _, args, __: seen.update(attention=args[0]))
-    pixels = (tiles.to(encoder.mean.dtype) - encoder.mean) / encoder.std
-    tokens = vit.forward_features(pixels)
-    handle.remove()
-    attn.fused_attn = True
-    return seen["attention"], tokens
+from support import FAMILIES, full_attention, relative_difference, small_encoder, some_tiles
 
 
 @pytest.mark.parametrize("family", FAMILIES)

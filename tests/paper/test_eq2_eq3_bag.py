@@ -66,5 +66,6 @@ def test_layer_norm_before_the_head_is_a_setting():
 
 
 def test_tau_must_be_positive():
-    with pytest.raises(SettingError, match="tau must be positive"):
-        ClsAttention(8, tau=0)
+    for tau in (0, -1, float("nan")):
+        with pytest.raises(SettingError, match="tau must be positive"):
+            ClsAttention(8, tau=tau)

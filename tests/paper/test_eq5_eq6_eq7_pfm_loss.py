@@ -217,7 +217,16 @@ def test_the_cosine_term_ignores_tiles_without_gradient_and_survives_tiny_ones()
 
 
 @pytest.mark.parametrize(
-    "settings", [{"lambda_": -1.0}, {"beta": -0.1}, {"compute_dtype": torch.float16}], ids=["lambda", "beta", "fp16"]
+    "settings",
+    [
+        {"lambda_": -1.0},
+        {"lambda_": float("nan")},
+        {"beta": -0.1},
+        {"cosine": "papr"},
+        {"bag_gradient": "afterwards"},
+        {"compute_dtype": torch.float16},
+    ],
+    ids=str,
 )
 def test_settings_outside_their_range_are_refused(settings):
     with pytest.raises(SettingError):
