@@ -39,8 +39,7 @@ def test_the_second_pass_replays_the_masks_of_the_gpus_generator():
     assert relative_difference(gradient(3, seed=8), graphs_kept) > 1e-3
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # inductor's own
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at its inputs' .grad
+@pytest.mark.filterwarnings("default")  # the compiler has warnings of its own
 def test_compiled_blocks_give_the_eager_gradient():
     encoder, aggregator = on_gpu(dtype=torch.float32, depth=3)
     tiles = some_tiles(encoder, 12)
