@@ -160,12 +160,10 @@ def project(attn: Any, x_KND: Tensor, rope: Tensor | None) -> tuple[Tensor, Tens
         )
     q, k = attn.q_norm(q), attn.k_norm(k)
     if rope is not None:
-        plain, half = (
-            attn.num_prefix_tokens,
-            getattr(attn, "rotate_half", False),
-        )  # CLS and registers do not turn
+        half = getattr(attn, "rotate_half", False)
+        still = attn.num_prefix_tokens  # CLS and registers have no place in the tile, so they are not turned
         q, k = (
-            torch.cat((x[:, :, :plain], apply_rot_embed_cat(x[:, :, plain:], rope, half=half)), dim=2).to(v.dtype)
+            torch.cat((x[:, :, :still], apply_rot_embed_cat(x[:, :, still:], rope, half=half)), dim=2).to(v.dtype)
             for x in (q, k)
         )
     if k.shape[1] != q.shape[1]:  # grouped queries: several heads share a key

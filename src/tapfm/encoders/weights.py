@@ -249,7 +249,7 @@ def put(state: State, *, into: nn.Module, file: Path, card: EncoderCard) -> None
 def fit_positions(state: State, vit: Any, card: EncoderCard) -> str:
     """Bring the position table to the encoder's tile size, if the card or the caller asked for another one.
 
-    A table of any size but the card's is left alone and so refused afterwards.
+    A table of another size than the card's is left alone, so that it is refused unless it fits as it is.
     """
     table = state.get("pos_embed")
     if table is None or vit.pos_embed is None:
