@@ -20,7 +20,7 @@ TIMM_PREFIX = "timm:"
 NOT_OFFERED = {
     "conch": "its tile feature is an attention pool over the tokens, not the CLS token",
     "conch-v1.5": "its tile feature is an attention pool over the tokens, not the CLS token",
-    "musk": "it is a BEiT3 with vision and text experts, which timm's ViT cannot hold",
+    "musk": "it is a BEiT3 with text experts beside the vision ones, and reading its checkpoint could not be checked",
     "plip": "its tile feature is a projection of the CLS token into a space shared with text",
     "quiltnet": "its tile feature is a projection of the CLS token into a space shared with text",
     "keep": "its tile feature is a projection of the CLS token into a space shared with text",
