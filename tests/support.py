@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.two_graph import Adaptation, two_graph_step
+from tapfm.adaptation.two_graph import Adaptation, StepReport, two_graph_step
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.contracts import BagOutput, Targets
 from tapfm.encoders.build import build_vit
@@ -113,6 +112,19 @@ def gradient_of(encoder: nn.Module) -> Tensor:
     return torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in encoder.parameters()])
 
 
+def take_step(
+    encoder: VitEncoder,
+    aggregator: nn.Module,
+    tiles: Tensor,
+    *,
+    targets: Targets = POSITIVE,
+    task: Any = TASK,
+    **keywords: Any,
+) -> StepReport:
+    """One step of a positive slide, unless told otherwise."""
+    return two_graph_step(encoder, aggregator, task, tiles, targets, **keywords)
+
+
 def step_gradient(
     encoder: VitEncoder,
     aggregator: nn.Module,
@@ -120,14 +132,12 @@ def step_gradient(
     *,
     targets: Targets = POSITIVE,
     task: Any = TASK,
-    chunking: Chunking | None = None,
     **settings: Any,
 ) -> Tensor:
-    """The encoder's gradient after one two-graph step without updates."""
+    """The encoder's gradient after one two-graph step without updates; `settings` are those of `Adaptation`."""
     encoder.zero_grad()
     aggregator.zero_grad()
-    adaptation = Adaptation(chunking=chunking or Chunking(), **settings)
-    two_graph_step(encoder, aggregator, task, tiles, targets, adaptation=adaptation)
+    take_step(encoder, aggregator, tiles, targets=targets, task=task, adaptation=Adaptation(**settings))
     return gradient_of(encoder).clone()
 
 

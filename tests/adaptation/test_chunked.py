@@ -6,20 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import (
-    POSITIVE,
-    TASK,
-    cls_attention,
-    gradient_of,
-    relative_difference,
-    small_encoder,
-    some_tiles,
-    step_gradient,
-)
+from support import cls_attention, gradient_of, relative_difference, small_encoder, some_tiles, step_gradient, take_step
 
 from tapfm.adaptation import chunked
 from tapfm.adaptation.chunked import Chunking, EncodedBag
-from tapfm.adaptation.two_graph import Adaptation, two_graph_step
+from tapfm.adaptation.two_graph import Adaptation
 from tapfm.errors import SettingError
 
 bags = {
@@ -129,7 +120,7 @@ def test_an_outer_autocast_over_several_steps_does_not_use_weights_from_before_t
         with torch.autocast("cpu", torch.bfloat16) if outer else contextlib.nullcontext():
             for update in (optimizer.step, lambda: None):
                 optimizer.zero_grad()
-                two_graph_step(encoder, aggregator, TASK, bag, POSITIVE, adaptation=adaptation, update_encoder=update)
+                take_step(encoder, aggregator, bag, adaptation=adaptation, update_encoder=update)
         return gradient_of(encoder)
 
     assert relative_difference(two_steps(outer=True), two_steps(outer=False)) < 1e-6
@@ -171,7 +162,7 @@ def test_a_fixed_encoder_is_left_alone():
     encoder = small_encoder().requires_grad_(False)
     aggregator = cls_attention(encoder)
     adaptation = Adaptation(chunking=Chunking(2))
-    report = two_graph_step(encoder, aggregator, TASK, some_tiles(encoder), POSITIVE, adaptation=adaptation)
+    report = take_step(encoder, aggregator, some_tiles(encoder), adaptation=adaptation)
     assert report.norm_encoder == 0
     assert gradient_of(aggregator).norm() > 0
 

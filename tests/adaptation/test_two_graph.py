@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 import torch
-from support import POSITIVE, TASK, cls_attention, small_encoder, some_tiles
+from support import POSITIVE, TASK, cls_attention, small_encoder, some_tiles, take_step
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.two_graph import Adaptation, two_graph_step
+from tapfm.adaptation.two_graph import Adaptation
 from tapfm.contracts import BagOutput, Targets
 from tapfm.errors import LabelError, NonFiniteError, TileError, UnknownNameError
 
@@ -19,12 +19,10 @@ def test_a_non_finite_loss_stops_before_any_update():
         aggregator.classifier.weight[0, 0] = float("inf")
     updates = []
     with pytest.raises(NonFiniteError, match=r"Slide 'case-17', step 42: the aggregator loss is not finite"):
-        two_graph_step(
+        take_step(
             encoder,
             aggregator,
-            TASK,
             some_tiles(encoder),
-            POSITIVE,
             update_aggregator=lambda: updates.append("aggregator"),
             update_encoder=lambda: updates.append("encoder"),
             slide="case-17",
@@ -41,12 +39,10 @@ def test_a_non_finite_encoder_gradient_stops_before_its_update_and_is_named(chun
     encoder.vit.blocks[0].mlp.fc1.weight.register_hook(lambda gradient: gradient * float("nan"))
     updates = []
     with pytest.raises(NonFiniteError, match=r"'case-17', step 3: the gradient of vit.blocks.0.mlp.fc1.weight"):
-        two_graph_step(
+        take_step(
             encoder,
             aggregator,
-            TASK,
             some_tiles(encoder),
-            POSITIVE,
             adaptation=Adaptation(chunking=chunking),
             update_encoder=lambda: updates.append("encoder"),
             slide="case-17",
@@ -63,13 +59,13 @@ def test_a_non_finite_gradient_at_the_tiles_is_named():
             return BagOutput((z_KD[:, :1] - z_KD[:, :1].detach()).square().sqrt().sum(0) + 0 * r_K.sum(), None)
 
     with pytest.raises(NonFiniteError, match="gradient at the tile features"):
-        two_graph_step(encoder, Broken(), TASK, some_tiles(encoder), POSITIVE)
+        take_step(encoder, Broken(), some_tiles(encoder))
 
 
 def test_a_slide_without_any_label_is_refused():
     encoder = small_encoder()
     with pytest.raises(LabelError, match="'case-3' has no label"):
-        two_graph_step(encoder, cls_attention(encoder), TASK, some_tiles(encoder), Targets.of([None]), slide="case-3")
+        take_step(encoder, cls_attention(encoder), some_tiles(encoder), targets=Targets.of([None]), slide="case-3")
 
 
 def test_an_aggregator_with_another_number_of_targets_is_refused():
@@ -77,7 +73,7 @@ def test_an_aggregator_with_another_number_of_targets_is_refused():
     message = r"1 targets \(FGFR3\), the aggregator gives \(3,\) logits and the slide has \({},\) labels"
     for targets in (POSITIVE, Targets.of([1, 0, 1])):
         with pytest.raises(LabelError, match=message.format(len(targets.labels_C))):
-            two_graph_step(encoder, cls_attention(encoder, targets=3), TASK, some_tiles(encoder), targets)
+            take_step(encoder, cls_attention(encoder, targets=3), some_tiles(encoder), targets=targets)
 
 
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(2)], ids=["one pass", "chunked"])
@@ -85,7 +81,7 @@ def test_a_slide_without_tiles_is_refused(chunking):
     encoder = small_encoder()
     none = some_tiles(encoder)[:0]
     with pytest.raises(TileError, match="no tiles"):
-        two_graph_step(encoder, cls_attention(encoder), TASK, none, POSITIVE, adaptation=Adaptation(chunking=chunking))
+        take_step(encoder, cls_attention(encoder), none, adaptation=Adaptation(chunking=chunking))
 
 
 class Additive(torch.nn.Module):
@@ -107,11 +103,11 @@ class Additive(torch.nn.Module):
 def test_gradients_of_the_aggregator_are_tensors_of_its_own_and_add_up():
     encoder = small_encoder()
     aggregator = Additive(encoder.feature_size)
-    two_graph_step(encoder, aggregator, TASK, some_tiles(encoder), POSITIVE)
+    take_step(encoder, aggregator, some_tiles(encoder))
     once = [p.grad.clone() for p in aggregator.parameters()]
     assert len({p.grad.data_ptr() for p in aggregator.parameters()}) == len(once)
     torch.nn.utils.clip_grad_norm_(aggregator.parameters(), 1e9)  # raises on a tensor that is one number spread out
-    two_graph_step(encoder, aggregator, TASK, some_tiles(encoder), POSITIVE)
+    take_step(encoder, aggregator, some_tiles(encoder))
     for parameter, gradient in zip(aggregator.parameters(), once, strict=True):
         torch.testing.assert_close(parameter.grad, 2 * gradient)
 
@@ -120,9 +116,7 @@ def test_a_non_finite_gradient_of_the_aggregator_is_named_before_any_update():
     encoder, updates = small_encoder(), []
     aggregator = Additive(encoder.feature_size, slope="infinite")
     with pytest.raises(NonFiniteError, match=r"gradient of the aggregator's one is not finite"):
-        two_graph_step(
-            encoder, aggregator, TASK, some_tiles(encoder), POSITIVE, update_aggregator=lambda: updates.append(1)
-        )
+        take_step(encoder, aggregator, some_tiles(encoder), update_aggregator=lambda: updates.append(1))
     assert updates == []
 
 
@@ -135,12 +129,10 @@ def test_an_update_that_breaks_the_aggregator_is_noticed_when_gradients_are_take
             aggregator.classifier.weight.fill_(float("nan"))
 
     with pytest.raises(NonFiniteError, match="aggregator loss"):
-        two_graph_step(
+        take_step(
             encoder,
             aggregator,
-            TASK,
             some_tiles(encoder),
-            POSITIVE,
             adaptation=Adaptation(bag_gradient="after"),
             update_aggregator=break_it,
         )
@@ -154,14 +146,8 @@ def test_the_loss_reported_is_that_before_the_update(bag_gradient):
     with torch.no_grad():
         expected = TASK.loss(aggregator(*encoder(tiles)).logits_C, POSITIVE)
     optimizer = torch.optim.SGD(aggregator.parameters(), lr=0.5)
-    report = two_graph_step(
-        encoder,
-        aggregator,
-        TASK,
-        tiles,
-        POSITIVE,
-        adaptation=Adaptation(bag_gradient=bag_gradient),
-        update_aggregator=optimizer.step,
+    report = take_step(
+        encoder, aggregator, tiles, adaptation=Adaptation(bag_gradient=bag_gradient), update_aggregator=optimizer.step
     )
     torch.testing.assert_close(report.loss_agg, expected)
 
@@ -177,7 +163,7 @@ def test_errors_travel_between_processes():
 
 def test_one_tile_is_enough():
     encoder = small_encoder()
-    report = two_graph_step(encoder, cls_attention(encoder), TASK, some_tiles(encoder, 1), POSITIVE)
+    report = take_step(encoder, cls_attention(encoder), some_tiles(encoder, 1))
     assert report.norm_g_r == 0, "with one tile its weight is 1, whatever its attention"
     assert report.norm_encoder.isfinite()
     assert report.norm_encoder > 0
@@ -196,12 +182,11 @@ def test_a_short_run_learns_and_is_the_same_in_one_pass_and_in_pieces(chunking):
         tiles, targets = slides[step % 2]
         encoder_optimizer.zero_grad()
         aggregator_optimizer.zero_grad()
-        report = two_graph_step(
+        report = take_step(
             encoder,
             aggregator,
-            TASK,
             tiles,
-            targets,
+            targets=targets,
             adaptation=Adaptation(chunking=chunking),
             update_aggregator=aggregator_optimizer.step,
             update_encoder=encoder_optimizer.step,

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from support import POSITIVE, TASK, cls_attention, relative_difference, small_encoder, some_tiles, step_gradient
+from support import cls_attention, relative_difference, small_encoder, some_tiles, step_gradient, take_step
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.two_graph import Adaptation, two_graph_step
+from tapfm.adaptation.two_graph import Adaptation
 
 
 def test_permutation_invariance_of_bag_prediction_and_gradients():
@@ -16,7 +16,7 @@ def test_permutation_invariance_of_bag_prediction_and_gradients():
     shuffled = tiles[torch.randperm(7, generator=torch.Generator().manual_seed(1))]
 
     def report(bag):
-        return two_graph_step(encoder, aggregator, TASK, bag, POSITIVE)
+        return take_step(encoder, aggregator, bag)
 
     torch.testing.assert_close(report(tiles).logits_C, report(shuffled).logits_C, rtol=1e-12, atol=0)
     for chunking in (Chunking(), Chunking(3, keep=0)):
@@ -27,10 +27,8 @@ def test_permutation_invariance_of_bag_prediction_and_gradients():
 def test_weights_are_normalised_over_the_bag_and_not_per_chunk():
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder, 7)
-    whole = two_graph_step(encoder, aggregator, TASK, tiles, POSITIVE)
-    chunked = two_graph_step(
-        encoder, aggregator, TASK, tiles, POSITIVE, adaptation=Adaptation(chunking=Chunking(2, keep=0))
-    )
+    whole = take_step(encoder, aggregator, tiles)
+    chunked = take_step(encoder, aggregator, tiles, adaptation=Adaptation(chunking=Chunking(2, keep=0)))
     torch.testing.assert_close(whole.logits_C, chunked.logits_C, rtol=1e-12, atol=0)
 
 
@@ -44,7 +42,7 @@ def test_the_two_graphs_are_separate():
         seen["encoder after graph 1"] = [p.grad for p in encoder.parameters()]
         seen["aggregator after graph 1"] = [p.grad.clone() for p in aggregator.parameters()]
 
-    two_graph_step(encoder, aggregator, TASK, tiles, POSITIVE, update_aggregator=update_aggregator)
+    take_step(encoder, aggregator, tiles, update_aggregator=update_aggregator)
     assert all(gradient is None for gradient in seen["encoder after graph 1"])
     for parameter, gradient in zip(aggregator.parameters(), seen["aggregator after graph 1"], strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
@@ -126,6 +124,12 @@ def test_chunked_memory_is_constant_in_the_number_of_tiles(keep):
     few, many = activation_bytes(8, chunking), activation_bytes(64, chunking)
     assert many == pytest.approx(few, rel=0.05)
     assert many < activation_bytes(64, Chunking()) / 10
+
+
+def test_keeping_one_graph_costs_no_memory():
+    """Which is why it is the default: the second pass holds one graph at a time as well."""
+    kept, none = (activation_bytes(64, Chunking(4, keep=keep)) for keep in (1, 0))
+    assert kept == pytest.approx(none, rel=0.01)
 
 
 def test_hybrid_memory_grows_with_the_graphs_kept():

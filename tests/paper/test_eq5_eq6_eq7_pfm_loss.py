@@ -14,9 +14,10 @@ from support import (
     small_encoder,
     some_tiles,
     step_gradient,
+    take_step,
 )
 
-from tapfm.adaptation.two_graph import Adaptation, cosine_term, two_graph_step
+from tapfm.adaptation.two_graph import Adaptation, cosine_term
 from tapfm.contracts import Targets
 from tapfm.errors import SettingError
 from tapfm.tasks.multilabel import MultiLabelTask
@@ -110,7 +111,7 @@ def test_reported_losses_are_those_of_the_equations():
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     adaptation = Adaptation(lambda_=0.5, beta=0.1)
-    report = two_graph_step(encoder, aggregator, TASK, tiles, POSITIVE, adaptation=adaptation)
+    report = take_step(encoder, aggregator, tiles, adaptation=adaptation)
 
     z_KD, r_K = (x.detach().requires_grad_() for x in encoder(tiles))
     logits_C, a_K = aggregator(z_KD, r_K)
@@ -144,14 +145,8 @@ def test_gradients_at_the_tiles_are_taken_before_or_after_the_aggregators_update
     tiles = some_tiles(encoder)
     aggregator, twin = cls_attention(encoder), cls_attention(encoder)
     optimizer = torch.optim.SGD(aggregator.parameters(), lr=0.5)
-    two_graph_step(
-        encoder,
-        aggregator,
-        TASK,
-        tiles,
-        POSITIVE,
-        adaptation=Adaptation(bag_gradient=bag_gradient),
-        update_aggregator=optimizer.step,
+    take_step(
+        encoder, aggregator, tiles, adaptation=Adaptation(bag_gradient=bag_gradient), update_aggregator=optimizer.step
     )
     ours = gradient_of(encoder).clone()
     updated = end_to_end_gradient(encoder, aggregator, tiles)
@@ -169,12 +164,10 @@ def test_updates_come_in_the_order_of_algorithm_1():
         order.append("aggregator")
         assert all(p.grad is None for p in encoder.parameters()), "the encoder has no gradient yet"
 
-    two_graph_step(
+    take_step(
         encoder,
         aggregator,
-        TASK,
         some_tiles(encoder),
-        POSITIVE,
         update_aggregator=update_aggregator,
         update_encoder=lambda: order.append("encoder"),
     )

@@ -25,6 +25,7 @@ Status = Literal["ok", "note", "broken"]
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[bold red]broken[/]"}
 GIB = 2**30
 RUNS_WITH = ("torch", "timm", "numpy", "safetensors", "huggingface_hub", "typer", "rich")
+SMALL_ONLY = "Small encoders only; adapting a large one needs an NVIDIA GPU."
 LARGEST_WEIGHTS = 5 * GIB  # a ViT-g in float32
 
 
@@ -91,20 +92,17 @@ def package_findings(requirements: Iterable[str] | None = None) -> Iterator[Find
         return
     for requirement in map(Requirement, requirements):
         needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        advice = f"pip install '{requirement.name}{requirement.specifier}'"
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             if needed:
-                yield Finding(
-                    requirement.name, "broken", "missing", f"pip install '{requirement.name}{requirement.specifier}'"
-                )
+                yield Finding(requirement.name, "broken", "missing", advice)
             continue
         if requirement.specifier.contains(version, prereleases=True):
             yield Finding(requirement.name, "ok", version)
         else:
-            status: Status = "broken" if needed else "note"
-            wanted = f"{requirement.name}{requirement.specifier}"
-            yield Finding(requirement.name, status, version, f"pip install '{wanted}'")
+            yield Finding(requirement.name, "broken" if needed else "note", version, advice)
 
 
 def torch_finding() -> Finding:
@@ -118,12 +116,10 @@ def torch_finding() -> Finding:
             found = f"{torch.cuda.get_device_name()}, {total / GIB:.0f} GiB ({free / GIB:.0f} free), {precision}"
             return Finding("GPU", "ok", found)
         if torch.backends.mps.is_available():
-            return Finding("GPU", "note", "Apple GPU", "Small encoders only; adapting a large one needs an NVIDIA GPU.")
+            return Finding("GPU", "note", "Apple GPU", SMALL_ONLY)
     except Exception as error:  # whatever a broken install raises is the finding
         return Finding("torch", "broken", f"{type(error).__name__}: {error}", "pip install --force-reinstall torch")
-    return Finding(
-        "GPU", "note", "none: torch uses the CPU", "Small encoders only; adapting a large one needs an NVIDIA GPU."
-    )
+    return Finding("GPU", "note", "none: torch uses the CPU", SMALL_ONLY)
 
 
 def openslide_finding() -> Finding:
