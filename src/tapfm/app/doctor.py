@@ -139,7 +139,6 @@ def openslide_finding() -> Finding:
 def hub_findings(*, offline: bool) -> list[Finding]:
     """The hub token, and which gated encoders it opens."""
     from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HfHubHTTPError
 
     gated = [card for card in encoder_cards().values() if card.gate != "none"]
     token = get_token()
@@ -151,25 +150,20 @@ def hub_findings(*, offline: bool) -> list[Finding]:
     api = HfApi(token=token)
     try:
         user = api.whoami()["name"]
-    except HfHubHTTPError as error:
-        if error.response is not None and error.response.status_code in (401, 403):
+    except Exception as error:
+        status = answered(error)
+        if status is None:
+            found, advice = "there; the hub cannot be reached", "Cached and local weights still work."
+            return [Finding("hub token", "note", found, advice)]
+        if status in (401, 403):
             return [Finding("hub token", "broken", "the hub refuses it", "hf auth login, with a new token")]
-        return [
-            Finding("hub token", "note", f"there; the hub answered: {str(error).splitlines()[0]}", "Try again later.")
-        ]
-    except Exception:  # each version of the client has its own errors for a network that is not there
-        return [
-            Finding("hub token", "note", "there; the hub cannot be reached", "Cached and local weights still work.")
-        ]
+        return [Finding("hub token", "note", f"there; the hub answered with error {status}", "Try again later.")]
 
     def opens(card: EncoderCard) -> bool | None:
         try:
             api.auth_check(card.repository)
-        except HfHubHTTPError as error:
-            refused = error.response is not None and error.response.status_code in (401, 403, 404)
-            return False if refused else None
-        except Exception:  # no answer, as above
-            return None
+        except Exception as error:
+            return False if answered(error) in (401, 403, 404) else None
         return True
 
     with ThreadPoolExecutor(8) as pool:
@@ -183,6 +177,15 @@ def hub_findings(*, offline: bool) -> list[Finding]:
     if names := [card.key for card, answer in answers if answer is None]:
         findings.append(Finding("gated, no answer", "note", ", ".join(names), "Try again later."))
     return findings
+
+
+def answered(error: Exception) -> int | None:
+    """Read the hub's status code from an error, or None where there was no answer.
+
+    Each version of the client has its own errors; an answer is what they have in common.
+    """
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
 
 
 def hub_cache() -> Path:
