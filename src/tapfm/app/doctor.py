@@ -24,7 +24,7 @@ from tapfm.storage import sha256_of
 Status = Literal["ok", "note", "broken"]
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[bold red]broken[/]"}
 GIB = 2**30
-RUNS_WITH = ("torch", "timm", "numpy", "safetensors", "huggingface_hub", "typer", "rich")
+RUNS_WITH = ("torch", "timm", "safetensors", "huggingface_hub", "typer", "rich")
 SMALL_ONLY = "Small encoders only; adapting a large one needs an NVIDIA GPU."
 LARGEST_WEIGHTS = 5 * GIB  # a ViT-g in float32
 
