@@ -2,11 +2,19 @@
 
 TapfmError                          exit code 1
 ├── NonFiniteError                  a loss or gradient is NaN or infinite: the run stops
+├── TileReadError                   pixels of a slide that cannot be decoded: retried, skipped, counted
+├── SlidesFailedError               exit code 3: some slides failed, the rest are done
 └── InputError                      exit code 2: something that was given is wrong
     ├── UnknownNameError            no such encoder, ...: the nearest names are offered
     ├── SettingError                a setting outside its range
     ├── TileError                   tiles of the wrong type, shape or size
     ├── LabelError                  labels that cannot be used
+    ├── CohortError                 a cohort's table, with every problem it has
+    ├── TileStoreError              a file of tile coordinates that cannot be used
+    ├── SlideError                  a slide that cannot be used: it costs that slide only
+    │   ├── UnreadableSlideError    missing, damaged, or of no format we read
+    │   ├── ScaleError              its microns per pixel are absent, implausible or contradicted
+    │   └── NoTissueError           nothing on it to tile
     ├── UnsupportedEncoderError     an architecture whose CLS attention we cannot read
     └── WeightsError                weights missing, gated, damaged or not fitting
         ├── WeightsNotFoundError
@@ -44,6 +52,16 @@ class NonFiniteError(TapfmError):
     """A loss or a gradient is NaN or infinite."""
 
 
+class TileReadError(TapfmError):
+    """Pixels of a slide that cannot be decoded."""
+
+
+class SlidesFailedError(TapfmError):
+    """Some slides failed, and the rest are done."""
+
+    exit_code = 3
+
+
 class InputError(TapfmError):
     """Something that was given is wrong."""
 
@@ -71,6 +89,30 @@ class TileError(InputError):
 
 class LabelError(InputError):
     """Labels that cannot be used."""
+
+
+class CohortError(InputError):
+    """A cohort's table, with every problem it has."""
+
+
+class TileStoreError(InputError):
+    """A file of tile coordinates that cannot be used."""
+
+
+class SlideError(InputError):
+    """A slide that cannot be used."""
+
+
+class UnreadableSlideError(SlideError):
+    """A slide that is missing, damaged, or of no format we read."""
+
+
+class ScaleError(SlideError):
+    """Microns per pixel that are absent, implausible or contradicted."""
+
+
+class NoTissueError(SlideError):
+    """A slide without anything to tile."""
 
 
 class UnsupportedEncoderError(InputError):

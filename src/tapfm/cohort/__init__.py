@@ -1,0 +1,1 @@
+"""Cohorts: slides, patients and labels from a table."""

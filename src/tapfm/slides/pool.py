@@ -1,0 +1,55 @@
+"""Open slides for a worker: opened when first read, the least recently used one closed.
+
+A pool travels to workers without its handles, whether they are forked or spawned: a handle opened before a fork would
+share its file position and locks with the parent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from tapfm.slides.opening import open_slide
+from tapfm.slides.slide import CACHE_BYTES, Slide
+
+
+class SlidePool:
+    """At most `most_open` slides, each with a cache of `cache_bytes`."""
+
+    def __init__(self, most_open: int = 8, cache_bytes: int = CACHE_BYTES) -> None:
+        self.most_open, self.cache_bytes = most_open, cache_bytes
+        self._forget()
+
+    def get(self, path: Path) -> Slide:
+        """Give an open slide. It stays usable until `most_open` others were asked for."""
+        if self._process != os.getpid():
+            self._forget()  # forked: the parent's handles are not ours to use, nor to close
+        with self._lock:
+            slide = self._open.pop(path, None)
+            if slide is None:
+                slide = open_slide(path, self.cache_bytes)
+            self._open[path] = slide
+            while len(self._open) > self.most_open:
+                self._open.popitem(last=False)[1].close()
+            return slide
+
+    def close(self) -> None:
+        """Close all slides that this process opened."""
+        if self._process == os.getpid():
+            for slide in self._open.values():
+                slide.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._open: OrderedDict[Path, Slide] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"most_open": self.most_open, "cache_bytes": self.cache_bytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]

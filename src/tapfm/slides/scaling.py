@@ -1,0 +1,107 @@
+"""From any level to any size, resized once. Shared by all readers, so that the same tile comes out of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from tapfm.slides.slide import Box, Level, Pixels, SlideFacts, Thumbnail
+
+# A level may be this much coarser than what is asked for: pyramids are made with rounded sizes (4.0003 for 4).
+LEVEL_TOLERANCE = 0.005
+BLOCK_PX = 4096  # of a level, read at once for a thumbnail: bounds the memory of slides without a pyramid
+
+
+class LevelReader(Protocol):
+    """The part of a slide that scaling needs."""
+
+    @property
+    def facts(self) -> SlideFacts:
+        """What the file says of itself."""
+        ...
+
+    def read_level(self, level: int, x_px: int, y_px: int, width_px: int, height_px: int) -> Pixels:
+        """Read pixels of one level."""
+        ...
+
+
+def best_level(levels: Sequence[Level], downsample: float) -> int:
+    """Find the coarsest level that is still at least as fine as `downsample`; level 0 where none is."""
+    fine_enough = [i for i, level in enumerate(levels) if level.downsample <= downsample * (1 + LEVEL_TOLERANCE)]
+    return max(fine_enough, key=lambda i: levels[i].downsample, default=0)
+
+
+def read_tile(slide: LevelReader, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels:
+    """Read a square of level-0 pixels as a tile: the best level, one resize."""
+    return read_scaled(slide, x_px0, y_px0, side_px0, side_px0, tile_px, tile_px)
+
+
+def read_scaled(
+    slide: LevelReader, x_px0: float, y_px0: float, width_px0: float, height_px0: float, width_px: int, height_px: int
+) -> Pixels:
+    """Read any rectangle of level-0 pixels at any size."""
+    levels = slide.facts.levels
+    index = best_level(levels, min(width_px0 / width_px, height_px0 / height_px))
+    downsample = levels[index].downsample
+    # Whole pixels around the rectangle are read; where in them it lies exactly, the resize is told.
+    left, top = x_px0 / downsample, y_px0 / downsample
+    right, bottom = left + width_px0 / downsample, top + height_px0 / downsample
+    x_px, y_px = math.floor(left + 1e-6), math.floor(top + 1e-6)
+    region = slide.read_level(index, x_px, y_px, math.ceil(right - 1e-6) - x_px, math.ceil(bottom - 1e-6) - y_px)
+    return resize(region, (left - x_px, top - y_px, right - x_px, bottom - y_px), width_px, height_px)
+
+
+def resize(pixels: Pixels, box: tuple[float, float, float, float], width_px: int, height_px: int) -> Pixels:
+    """Scale the part `box` = (left, top, right, bottom) of an image, with antialiasing.
+
+    A whole ratio is the mean of the pixels that fall together; any other ratio takes Pillow's Hamming filter, whose
+    kernel is within 4% of that mean, and an enlargement its bicubic one.
+    """
+    full_height_px, full_width_px = pixels.shape[:2]
+    left, top, right, bottom = box
+    whole = max(abs(left), abs(top), abs(right - full_width_px), abs(bottom - full_height_px)) < 1e-6
+    if whole and (full_width_px, full_height_px) == (width_px, height_px):
+        return pixels
+    if whole and full_width_px % width_px == 0 and full_width_px * height_px == full_height_px * width_px:
+        return np.asarray(cv2.resize(pixels, (width_px, height_px), interpolation=cv2.INTER_AREA), dtype=np.uint8)
+    shrinks = (right - left) >= width_px and (bottom - top) >= height_px
+    kernel = Image.Resampling.HAMMING if shrinks else Image.Resampling.BICUBIC
+    inside = (max(left, 0.0), max(top, 0.0), min(right, full_width_px), min(bottom, full_height_px))
+    return np.array(Image.fromarray(pixels).resize((width_px, height_px), kernel, box=inside))
+
+
+def make_thumbnail(slide: LevelReader, longest_px: int) -> Thumbnail:
+    """Make a picture of the slide's bounds, block by block."""
+    bounds = slide.facts.bounds
+    shrink = max(1.0, max(bounds.width_px0, bounds.height_px0) / longest_px)
+    width_px = max(1, round(bounds.width_px0 / shrink))
+    height_px = max(1, round(bounds.height_px0 / shrink))
+    return Thumbnail(read_blockwise(slide, bounds, width_px, height_px), bounds)
+
+
+def read_blockwise(slide: LevelReader, box: Box, width_px: int, height_px: int) -> Pixels:
+    """Read a large rectangle at a small size without ever holding its full-size pixels."""
+    scale_x, scale_y = box.width_px0 / width_px, box.height_px0 / height_px
+    levels = slide.facts.levels
+    shrink = max(scale_x, scale_y) / levels[best_level(levels, min(scale_x, scale_y))].downsample
+    block_px = max(1, int(BLOCK_PX / max(shrink, 1)))
+    picture = np.empty((height_px, width_px, 3), np.uint8)
+    for top in range(0, height_px, block_px):
+        rows = min(block_px, height_px - top)
+        for left in range(0, width_px, block_px):
+            columns = min(block_px, width_px - left)
+            picture[top : top + rows, left : left + columns] = read_scaled(
+                slide,
+                box.x_px0 + left * scale_x,
+                box.y_px0 + top * scale_y,
+                columns * scale_x,
+                rows * scale_y,
+                columns,
+                rows,
+            )
+    return picture

@@ -1,0 +1,1 @@
+"""Tiles: the grid on a slide, and the files that keep it."""
