@@ -18,6 +18,7 @@ import platform
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class PlainOpenSlide(OpenSlideSlide):
         return np.asarray(self._handle.read_region((x_px, y_px), level, (width_px, height_px)).convert("RGB"))
 
 
-READERS = {"OpenSlide": PlainOpenSlide, "tapfm": TiffSlide}
+READERS: dict[str, Callable[[Path, int], Slide]] = {"OpenSlide": PlainOpenSlide, "tapfm": TiffSlide}
 
 
 @dataclass
@@ -84,7 +85,7 @@ def write_slide(path: Path, objective: int) -> None:
         file.write(
             slide,
             tile=(256, 256),
-            photometric="ycbcr",
+            photometric="rgb",  # stored as YCbCr
             subsampling=(2, 2),
             compression="jpeg",
             compressionargs={"level": 75},

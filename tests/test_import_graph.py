@@ -7,7 +7,19 @@ import pytest
 
 import tapfm
 
-LAYERS = ["errors", "storage", "contracts", "encoders", "aggregators", "tasks", "adaptation", "app"]
+LAYERS = [
+    "errors",
+    "storage",
+    "slides",
+    "cohort",
+    "tiles",
+    "contracts",
+    "encoders",
+    "aggregators",
+    "tasks",
+    "adaptation",
+    "app",
+]
 ROOT = Path(tapfm.__file__).parent
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 

@@ -8,6 +8,9 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
+
+UNFINISHED = ".unfinished"  # suffix of a file that is being written; one that a killed process left may be removed
 
 
 def cache_folder() -> Path:
@@ -19,7 +22,7 @@ def cache_folder() -> Path:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old or the new content, whenever the writer is stopped."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -29,6 +32,18 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def fingerprint(*parts: Any) -> str:
+    """Digest any JSON-like values: equal fingerprints mean equal values, in every field."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def identity_of(path: Path) -> list[tuple[str, int, int]]:
+    """Say which content a path has without reading it: name, size and time of change of each of its files."""
+    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    return [(each.name, (status := each.stat()).st_size, status.st_mtime_ns) for each in files]
 
 
 def sha256_of(path: Path) -> str:

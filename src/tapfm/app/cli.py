@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -89,6 +90,144 @@ def encoders(
         encoder_views.show_card(card, terminal(), as_json=as_json)
 
 
+SOURCES = "Slides, folders of slides (searched below, a folder of DICOM files is one slide), or cohort tables."
+
+
+@app.command()
+def inspect(
+    sources: Annotated[list[Path], typer.Argument(metavar="SLIDE|FOLDER|COHORT.csv...", help=SOURCES)],
+    slides: Annotated[
+        Path | None, typer.Option("--slides", help="Where to look for slides that a table names without their path.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    cohort: Annotated[
+        Path | None,
+        typer.Option("--write-cohort", metavar="CSV", help="Write a table of these slides, with a column mpp to fill."),
+    ] = None,
+) -> None:
+    """Say what each slide is, at which scale, and what would be a problem with it. Nothing is changed.
+
+    \b
+    tapfm inspect slide.svs
+    tapfm inspect slides/ --write-cohort cohort.csv
+    tapfm inspect cohort.csv --json
+
+    Exit code 3 when a slide has a problem, so that it could not be tiled.
+    """
+    from tapfm.app import inspect_slides
+
+    if cohort is not None and cohort.exists():
+        raise InputError(f"{cohort} is there already.", hint="Give another name to --write-cohort, or remove it first.")
+    rows = inspect_slides.collect(sources, slides)
+    inspections = inspect_slides.inspect_all(rows, Console(stderr=True))
+    inspect_slides.show(inspections, terminal(), as_json=as_json)
+    if cohort is not None:
+        inspect_slides.write_cohort(rows, cohort)
+        Console(stderr=True, highlight=False).print(f"Written: {cohort}. Next: tapfm tile {cohort} --out tiles")
+    if any(inspection.problem for inspection in inspections):
+        raise typer.Exit(3)
+
+
+@app.command()
+def tile(
+    cohort: Annotated[
+        Path,
+        typer.Argument(metavar="COHORT.csv", help="slide_id,path[,patient_id][,mpp][,...]; or a folder, or a slide."),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for tiles, overlays and tables.")],
+    size: Annotated[int, typer.Option("--size", help="Side of a tile in pixels, as the encoder takes it.")] = 224,
+    mpp: Annotated[float, typer.Option("--mpp", help="Microns per pixel of the tiles; 0.5 is 20x.")] = 0.5,
+    overlap: Annotated[int, typer.Option("--overlap", help="Pixels that neighbouring tiles share.")] = 0,
+    min_tissue: Annotated[
+        float, typer.Option("--min-tissue", help="Part of a tile that has to be tissue, above 0 to 1.")
+    ] = 0.25,
+    tissue: Annotated[
+        str,
+        typer.Option(
+            "--tissue",
+            help="How tissue is found: otsu (colour, as in the paper), darkness (pale stains), texture (unstained).",
+        ),
+    ] = "otsu",
+    tissue_mask: Annotated[
+        Path | None,
+        typer.Option(
+            "--tissue-mask",
+            help="Tissue drawn by a person: a folder with ID.geojson or ID.png (white on tissue), or one slide's file.",
+        ),
+    ] = None,
+    keep_pen: Annotated[bool, typer.Option("--keep-pen", help="Do not leave out tiles with pen marks.")] = False,
+    keep_blur: Annotated[
+        bool, typer.Option("--keep-blur", help="Do not leave out tiles that are out of focus.")
+    ] = False,
+    layout: Annotated[
+        str, typer.Option("--layout", help="Whose HDF5 layout to write: trident or clam. Both are read.")
+    ] = "trident",
+    slides: Annotated[
+        Path | None, typer.Option("--slides", help="Where to look for slides that the table names without their path.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="ID", help="Only this slide; may be repeated.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Processes side by side.  [default: one for each core]")
+    ] = None,
+    allow_failures: Annotated[
+        int, typer.Option("--allow-failures", metavar="N", help="Exit with 0 when no more than N slides failed.")
+    ] = 0,
+    force: Annotated[
+        bool, typer.Option("--force/--resume", help="Tile everything again / keep what has the same settings.")
+    ] = False,
+) -> None:
+    """Find the tissue of each slide and lay a grid of tiles on it, all at the same microns per pixel.
+
+    \b
+    tapfm tile cohort.csv --out tiles
+    tapfm tile cohort.csv --out tiles --only case-17      one slide again, after mending it
+    tapfm tile slides/ --out tiles --size 224 --mpp 0.5   a folder, without a table
+
+    Writes patches/ID_patches.h5 (positions), overlays/ID.png (look at these), tissue/ID.geojson (opens in QuPath;
+    edited ones come back with --tissue-mask), summary.csv, failures.csv and index.html. A run that was stopped goes on
+    where it was. Exit code 3 when slides failed; the others are done.
+    """
+    from tapfm.app import tile_slides
+    from tapfm.cohort.manifest import read_cohort
+    from tapfm.errors import UnknownNameError
+    from tapfm.tiles.grid import TileSpec
+    from tapfm.tiles.store import LAYOUTS
+
+    spec = TileSpec(size, mpp, overlap, min_tissue, tissue, not keep_pen, not keep_blur)
+    chosen = next((each for each in LAYOUTS if each == layout), None)
+    if chosen is None:
+        raise UnknownNameError.of("layout", layout, LAYOUTS, see=", ".join(LAYOUTS))
+    if workers is not None and workers < 1:
+        raise InputError(f"--workers is {workers}: it has to be at least 1.", hint="Leave it out for one per core.")
+    if tissue_mask is not None and not tissue_mask.exists():
+        raise InputError(f"There is no {tissue_mask}.", hint="--tissue-mask is a folder, or a file for one slide.")
+    if out.is_file():
+        raise InputError(f"{out} is a file.", hint="Give a folder to --out.")
+    slides_of = read_cohort(cohort, slides)
+    slides_of.check_ids(only or [])
+    report = tile_slides.tile_cohort(
+        slides_of.rows,
+        out,
+        spec,
+        only=only or None,
+        layout=chosen,
+        tissue=tissue_mask,
+        workers=workers or available_cores(),
+        force=force,
+        console=Console(stderr=True, highlight=False),
+    )
+    tile_slides.show(report, terminal())
+    if len(report.failed) > allow_failures:
+        raise typer.Exit(3)
+
+
+def available_cores() -> int:
+    """Count the cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -118,3 +257,6 @@ def main() -> None:
         if error.hint:
             console.print(error.hint, markup=False)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("\nStopped. What was finished is kept; the same command goes on from there.")
+        sys.exit(130)

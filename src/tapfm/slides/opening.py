@@ -9,7 +9,7 @@ import openslide
 from tapfm.errors import UnreadableSlideError
 from tapfm.slides.readers import image
 from tapfm.slides.readers.openslide import OpenSlideSlide
-from tapfm.slides.readers.tiff import NotOurs, TiffSlide, has_ome_metadata, is_tiff
+from tapfm.slides.readers.tiff import NotOursError, TiffSlide, has_ome_metadata, is_tiff
 from tapfm.slides.slide import CACHE_BYTES, Slide
 
 # Vendors whose files are plain tiled TIFF; what others hide in a TIFF (Leica, Ventana, Philips, NDPI) OpenSlide knows.
@@ -36,7 +36,7 @@ def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
     if tiff and (vendor in PLAIN_TIFF or has_ome_metadata(file)):
         try:
             return TiffSlide(file, cache_bytes)
-        except NotOurs as reason:
+        except NotOursError as reason:
             refusal = f"a TIFF with {reason}"
     if vendor is not None:
         return OpenSlideSlide(file, cache_bytes)

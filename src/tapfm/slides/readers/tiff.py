@@ -1,7 +1,7 @@
 """TIFF, SVS and OME-TIFF, decoded tile by tile: several times faster than OpenSlide, with the same pixels.
 
 tifffile reads the structure, imagecodecs decodes, and decoded tiles are kept for the neighbours that share them.
-What this reader is not sure of it refuses (`NotOurs`), and OpenSlide gets the file.
+What this reader is not sure of it refuses (`NotOursError`), and OpenSlide gets the file.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from tapfm.slides.slide import CACHE_BYTES, WHITE, Box, Level, Pixels, SlideFact
 
 JPEG = 7
 APERIO_JPEG2000_YCBCR = 33003
+APERIO = "Aperio"  # how its descriptions begin
+REDUCED = 1  # TIFF's mark of a smaller copy
 YCBCR = 6  # TIFF's number for the colour space
 COLOUR_SPACES = {2: "RGB", YCBCR: "YCBCR"}
 # TIFF's own numbers: old-style JPEG needs tables from elsewhere in the file
@@ -33,7 +35,7 @@ ASPECT_TOLERANCE = 0.02  # between the levels of a pyramid; sizes are rounded
 MICRONS = {"µm": 1.0, "μm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6, "Å": 1e-4}
 
 
-class NotOurs(Exception):
+class NotOursError(Exception):
     """A TIFF that this reader leaves to OpenSlide, with the reason."""
 
 
@@ -84,6 +86,10 @@ class TiffSlide:
         self._cache.clear()
         self._cached_bytes = 0
 
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
     def read_level(self, level: int, x_px: int, y_px: int, width_px: int, height_px: int) -> Pixels:
         """Put a region together from decoded segments; white where the level ends."""
         segments = self._segments[level]
@@ -99,7 +105,9 @@ class TiffSlide:
         rows = range(top // segments.height_px, (inside_bottom - 1) // segments.height_px + 1)
         # A read that shares no segment with those before it is one of scattered reads: the rest of its segments will
         # hardly be asked for before they leave the cache, so they are decoded only as far down as needed.
-        scattered = not any((level, row * segments.across + column) in self._cache for row in rows for column in columns)
+        scattered = not any(
+            (level, row * segments.across + column) in self._cache for row in rows for column in columns
+        )
         for row in rows:
             segment_top = row * segments.height_px
             y_from, y_to = max(top, segment_top), min(inside_bottom, segment_top + segments.height_px)
@@ -200,12 +208,15 @@ def read_structure(path: Path) -> tuple[SlideFacts, tuple[Segments, ...]]:
             if not pages:
                 raise UnreadableSlideError(f"{path.name} is a TIFF file without an image.", hint="Copy it again.")
             first = max((page for page in pages if page.is_tiled), key=lambda page: page.size, default=pages[0])
-            levels = pyramid(first, [*pages, *(first.pages or [])])
             description = first.description or pages[0].description or ""
+            # Aperio does not mark the smaller copies of its picture; elsewhere an unmarked page is another picture
+            unmarked = description.startswith(APERIO)
+            copies = [page for page in pages if unmarked or page.subfiletype & REDUCED]
+            levels = pyramid(first, [*copies, *(first.pages or [])])
             ome = file.ome_metadata if file.is_ome else None
             segments = tuple(segments_of(page, first) for page in levels)
             vendor, mpp, objective = metadata(description, ome, first)
-    except (NotOurs, UnreadableSlideError):
+    except (NotOursError, UnreadableSlideError):
         raise
     except Exception as error:  # whatever a damaged file makes the parser raise
         raise UnreadableSlideError(
@@ -247,24 +258,24 @@ def pyramid(first: Any, pages: list[Any]) -> list[Any]:
 def segments_of(page: Any, first: Any) -> Segments:
     """Take what decoding needs out of a page, or refuse it."""
     if page.compression in NOT_DECODED:
-        raise NotOurs(f"compression {int(page.compression)}")
+        raise NotOursError(f"compression {int(page.compression)}")
     if page.dtype != np.uint8:
-        raise NotOurs(f"{page.dtype} pixels")
+        raise NotOursError(f"{page.dtype} pixels")
     if page.samplesperpixel not in (1, 3, 4):
-        raise NotOurs(f"{page.samplesperpixel} channels")
+        raise NotOursError(f"{page.samplesperpixel} channels")
     if int(page.photometric) not in (1, 2, YCBCR):
-        raise NotOurs(f"photometric interpretation {int(page.photometric)}")
+        raise NotOursError(f"photometric interpretation {int(page.photometric)}")
     if int(page.photometric) == YCBCR and page.compression != JPEG:
-        raise NotOurs("YCbCr pixels outside JPEG")
+        raise NotOursError("YCbCr pixels outside JPEG")
     if not all(page.databytecounts):
-        raise NotOurs("empty tiles")  # OpenSlide fills these from other levels
+        raise NotOursError("empty tiles")  # OpenSlide fills these from other levels
     tiled = page.is_tiled
     width_px = page.tilewidth if tiled else page.imagewidth
     height_px = page.tilelength if tiled else min(page.rowsperstrip, page.imagelength)
     across, down = -(-page.imagewidth // width_px), -(-page.imagelength // height_px)
     planes = page.samplesperpixel if int(page.planarconfig) == 2 else 1
-    if len(page.dataoffsets) != across * down * planes:
-        raise NotOurs(f"{len(page.dataoffsets)} tiles where {across * down * planes} are needed")
+    if not len(page.dataoffsets) == len(page.databytecounts) == across * down * planes:
+        raise NotOursError(f"{len(page.dataoffsets)} tiles where {across * down * planes} are needed")
     downsample = (first.imagewidth / page.imagewidth + first.imagelength / page.imagelength) / 2
     return Segments(
         level=Level(page.imagewidth, page.imagelength, downsample),
@@ -285,7 +296,7 @@ def metadata(description: str, ome: str | None, page: Any) -> tuple[str, float |
     """Read vendor, microns per pixel and objective power from what the file carries."""
     if ome is not None:
         return ("ome", *ome_scale(ome))
-    if description.startswith("Aperio"):
+    if description.startswith(APERIO):
         fields = dict(re.findall(r"\|\s*([^|=]+?)\s*=\s*([^|]*?)\s*(?=\||$)", description))
         return "aperio", number(fields.get("MPP")), number(fields.get("AppMag"))
     return "generic-tiff", mpp_of_resolution(page), None

@@ -1,0 +1,20 @@
+"""What to do, once for all the slides it is the same for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+NAMES_SHOWN = 5
+
+
+def grouped_advice(advice_of: Iterable[tuple[str, str]]) -> list[str]:
+    """Turn (slide, advice) pairs into one line for each advice, in the order they came."""
+    slides: dict[str, list[str]] = {}
+    for slide_id, advice in advice_of:
+        if advice:
+            slides.setdefault(advice, []).append(slide_id)
+    lines = []
+    for advice, names in slides.items():
+        others = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+        lines.append(f"{', '.join(names[:NAMES_SHOWN])}{others}: {advice}")
+    return lines

@@ -1,0 +1,160 @@
+"""`tapfm inspect`: what each slide says of itself, and what would be a problem, before any work is done."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from tapfm.app.advice import grouped_advice
+from tapfm.cohort.manifest import SlideRow, id_of, read_cohort
+from tapfm.errors import SlideError, TapfmError
+from tapfm.slides.opening import find_slides, open_slide
+from tapfm.slides.scale import resolve_scale
+from tapfm.storage import write_atomically
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is known of a slide; `problem` would stop it from being tiled, `warnings` would not."""
+
+    slide_id: str
+    path: str
+    format: str = ""
+    vendor: str = ""
+    reader: str = ""
+    width_px0: int | None = None
+    height_px0: int | None = None
+    levels: int | None = None
+    downsamples: tuple[float, ...] = ()
+    mpp: float | None = None
+    mpp_source: str = ""
+    mpp_in_file: float | None = None
+    objective_power: float | None = None
+    bounds_px0: tuple[int, int, int, int] | None = None
+    warnings: tuple[str, ...] = ()
+    problem: str = ""
+    what_to_do: str = ""
+
+
+def collect(sources: Sequence[Path], slides_folder: Path | None) -> list[SlideRow]:
+    """Gather the slides of tables, folders and files; missing ones too, as they are what is looked for."""
+    rows: list[SlideRow] = []
+    for source in sources:
+        if source.is_dir():
+            found = find_slides(source)
+            rows += [SlideRow(id_of(path.name), path, id_of(path.name)) for path in found]
+            if found:
+                continue
+        rows += read_cohort(source, slides_folder, must_exist=False).rows
+    return rows
+
+
+def inspect_slide(row: SlideRow) -> Inspection:
+    """Open a slide and read what it says."""
+    try:
+        slide = open_slide(row.path)
+    except SlideError as error:
+        return Inspection(row.slide_id, str(row.path), problem=error.message, what_to_do=error.hint)
+    with closing(slide):
+        facts = slide.facts
+        known = {
+            "slide_id": row.slide_id,
+            "path": str(row.path),
+            "format": facts.format,
+            "vendor": facts.vendor,
+            "reader": facts.reader,
+            "width_px0": facts.width_px0,
+            "height_px0": facts.height_px0,
+            "levels": len(facts.levels),
+            "downsamples": tuple(round(level.downsample, 4) for level in facts.levels),
+            "mpp_in_file": facts.mpp_in_file,
+            "objective_power": facts.objective_power,
+            "bounds_px0": (facts.bounds.x_px0, facts.bounds.y_px0, facts.bounds.width_px0, facts.bounds.height_px0),
+        }
+        problem = what_to_do = ""
+        try:
+            scale = resolve_scale(facts, row.mpp)
+            known |= {"mpp": scale.mpp, "mpp_source": scale.source, "warnings": scale.warnings}
+        except TapfmError as error:
+            problem, what_to_do = error.message, error.hint
+        try:
+            slide.thumbnail(64)  # a file whose header is whole may have no pixels behind it
+        except TapfmError as error:
+            problem, what_to_do = error.message, error.hint
+    return Inspection(**known, problem=problem, what_to_do=what_to_do)  # type: ignore[arg-type]
+
+
+def inspect_all(rows: Sequence[SlideRow], console: Console) -> list[Inspection]:
+    """Inspect slides, several at a time: most of it is waiting for a disk."""
+    with ThreadPoolExecutor(8) as pool:
+        results = pool.map(inspect_slide, rows)
+        return list(
+            track(results, "inspecting", len(rows), console=console, transient=True, disable=not console.is_terminal)
+        )
+
+
+def show(inspections: Sequence[Inspection], console: Console, *, as_json: bool) -> None:
+    """Print a line for each slide, then what to do about problems."""
+    if as_json:
+        print(json.dumps([asdict(each) for each in inspections], indent=1))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("slide", overflow="fold")
+    table.add_column("format", no_wrap=True)
+    table.add_column("size, px", justify="right", no_wrap=True)
+    table.add_column("um/px", justify="right", no_wrap=True)
+    table.add_column("from", no_wrap=True)
+    table.add_column("objective", justify="right", no_wrap=True)
+    table.add_column("levels", justify="right", no_wrap=True)
+    table.add_column("vendor", no_wrap=True)
+    table.add_column("problem", overflow="fold", ratio=1)
+    for each in inspections:
+        remark = Text(each.problem, "bold red") if each.problem else Text("; ".join(each.warnings), "yellow")
+        mpp = each.mpp if each.mpp is not None else each.mpp_in_file
+        table.add_row(
+            each.slide_id,
+            each.format,
+            f"{each.width_px0:,} x {each.height_px0:,}" if each.width_px0 is not None else "",
+            f"{mpp:.4g}" if mpp is not None else "",
+            each.mpp_source,
+            f"{each.objective_power:g}x" if each.objective_power else "",
+            f"{each.levels}" if each.levels else "",
+            each.vendor,
+            remark,
+        )
+    console.print(table)
+    problems = [each for each in inspections if each.problem]
+    warned = sum(bool(each.warnings) and not each.problem for each in inspections)
+    console.print(
+        f"\n{len(inspections):,} slides: {len(inspections) - len(problems) - warned:,} ready, "
+        f"{warned:,} with a warning, {len(problems):,} with a problem."
+    )
+    for line in grouped_advice((each.slide_id, each.what_to_do) for each in problems):
+        console.print(Text(line))
+
+
+def write_cohort(rows: Sequence[SlideRow], path: Path) -> None:
+    """Write a table to start from: an id and a path for each slide, and `mpp` to fill in where it is missing."""
+    base = path.resolve().parent
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["slide_id", "path", "patient_id", "mpp"])
+    taken: dict[str, int] = {}
+    for row in rows:
+        taken[row.slide_id] = taken.get(row.slide_id, 0) + 1
+        slide_id = row.slide_id if taken[row.slide_id] == 1 else f"{row.slide_id}-{taken[row.slide_id]}"
+        resolved = row.path.resolve()
+        where = resolved.relative_to(base) if resolved.is_relative_to(base) else resolved
+        writer.writerow([slide_id, where.as_posix(), row.patient_id, "" if row.mpp is None else row.mpp])
+    write_atomically(path, buffer.getvalue().encode())

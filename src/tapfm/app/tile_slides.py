@@ -1,0 +1,322 @@
+"""`tapfm tile`: a cohort's slides in parallel processes, each with its files, and a table of what became of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import cv2
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from tapfm.app.advice import grouped_advice
+from tapfm.app.contact_sheet import contact_sheet
+from tapfm.app.isolation import Died, run_isolated
+from tapfm.app.tile_outcomes import FAILURES, SUMMARY, Outcome, outcomes_in, table
+from tapfm.cohort.manifest import SlideRow
+from tapfm.errors import InputError, TapfmError, TileStoreError
+from tapfm.slides.opening import open_slide
+from tapfm.slides.regions import GEOJSON_SUFFIXES, MASK_SUFFIXES, geojson_of
+from tapfm.slides.scale import resolve_scale
+from tapfm.storage import UNFINISHED, fingerprint, identity_of, write_atomically
+from tapfm.tiles.grid import TileSpec, Verdict
+from tapfm.tiles.overlay import draw_overlay
+from tapfm.tiles.store import LAYOUTS, Layout, TileSet, read_tiles, store_path, write_tiles
+from tapfm.tiles.tiling import METHOD_VERSION, tile_slide, why_empty
+
+SAVE_EVERY_S = 5.0  # the table, during a run: a kill loses no more than that of it, and no slide
+SHOWN = 10  # warnings at the end; the rest are in the table
+SAY_EVERY_S = 15.0  # where no terminal shows a bar
+
+
+@dataclass(frozen=True)
+class Job:
+    """One slide to tile; travels to a worker."""
+
+    row: SlideRow
+    spec: TileSpec
+    layout: Layout
+    folder: Path
+    tissue_path: Path | None
+    key: str  # fingerprint of everything that decides the tiles
+
+
+@dataclass
+class Report:
+    """All outcomes so far, in the order of the cohort."""
+
+    folder: Path
+    slide_ids: list[str]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """Slides without tiles."""
+        return [outcome for outcome in self.ordered if outcome.status == "failed"]
+
+    @property
+    def ordered(self) -> list[Outcome]:
+        """Outcomes as the cohort lists its slides, whichever came first."""
+        return [self.outcomes[slide_id] for slide_id in self.slide_ids if slide_id in self.outcomes]
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of all slides."""
+        return sum(outcome.tiles for outcome in self.outcomes.values())
+
+    def save(self) -> None:
+        """Write summary.csv, failures.csv and the contact sheet."""
+        write_atomically(self.folder / "summary.csv", table(SUMMARY, self.ordered))
+        write_atomically(self.folder / "failures.csv", table(FAILURES, self.failed))
+        write_atomically(self.folder / "index.html", contact_sheet(self.ordered).encode())
+
+
+def tile_cohort(
+    rows: Sequence[SlideRow],
+    folder: Path,
+    spec: TileSpec,
+    *,
+    only: Collection[str] | None,
+    layout: Layout,
+    tissue: Path | None,
+    workers: int,
+    force: bool,
+    console: Console,
+) -> Report:
+    """Tile all slides (or those in `only`); those whose files are there, made with the same settings, are kept."""
+    chosen = [row for row in rows if only is None or row.slide_id in only]
+    jobs = [make_job(row, folder, spec, layout, tissue_of(row, tissue, alone=len(chosen) == 1)) for row in chosen]
+    report = Report(folder, [row.slide_id for row in rows])
+    with locked(folder):
+        remove_unfinished(folder)
+        before = outcomes_in(folder)
+        report.outcomes = {} if only is None else {name: before[name] for name in report.slide_ids if name in before}
+        todo = []
+        for job in jobs:
+            slide_id = job.row.slide_id
+            done = None if force else outcome_before(job)
+            if done is None:
+                report.outcomes.pop(slide_id, None)
+                todo.append(job)
+            else:
+                took = before[slide_id].seconds if slide_id in before else None
+                report.outcomes[slide_id] = replace(done, seconds=took)
+        if len(todo) < len(jobs):
+            console.print(f"{len(jobs) - len(todo):,} of {len(jobs):,} slides are tiled already with these settings.")
+        try:
+            run(todo, report, workers, console)
+        finally:
+            report.save()
+    return report
+
+
+def run(jobs: Sequence[Job], report: Report, workers: int, console: Console) -> None:
+    """Work through the jobs, saying how far it is."""
+    start = saved = said = time.monotonic()
+    tiles_before, done = report.tiles, 0
+    with progress_bar(console) as progress, closing(run_isolated(tile_one, jobs, workers)) as results:
+        bar = progress.add_task("tiling", total=len(jobs), speed="")
+        for index, answer in results:
+            slide_id = jobs[index].row.slide_id
+            outcome = crashed(jobs[index], answer) if isinstance(answer, Died) else answer
+            report.outcomes[slide_id] = outcome
+            done += 1
+            now = time.monotonic()
+            tiles = report.tiles - tiles_before
+            speed = f"{done / (now - start):.2f} slides/s, {tiles / (now - start):,.0f} tiles/s"
+            failed = f", {len(report.failed)} failed" if report.failed else ""
+            progress.update(bar, advance=1, speed=f"{tiles:,} tiles, {speed}{failed}")
+            if outcome.status == "failed":
+                progress.console.print(
+                    Text.assemble(("failed ", "red"), f"{slide_id}: {outcome.reason}"), soft_wrap=True
+                )
+            if now - saved > SAVE_EVERY_S:
+                report.save()
+                saved = now
+            if not console.is_terminal and now - said > SAY_EVERY_S:
+                console.print(f"{done:,} of {len(jobs):,} slides, {tiles:,} tiles, {speed}{failed}")
+                said = now
+
+
+def progress_bar(console: Console) -> Progress:
+    """Show slides done, speeds and the time that is left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None) -> Job:
+    """Name the job by everything that its files depend on."""
+    companion = row.path.with_suffix("") if row.path.suffix.lower() == ".mrxs" else None
+    identity = [identity_of(path) for path in (row.path, companion, tissue_path) if path is not None and path.exists()]
+    key = fingerprint(METHOD_VERSION, asdict(spec), layout, row.slide_id, row.mpp, identity)
+    return Job(row, spec, layout, folder, tissue_path, key)
+
+
+def tissue_of(row: SlideRow, given: Path | None, *, alone: bool) -> Path | None:
+    """Find the tissue that a person drew for a slide: in a folder by its id, or the file itself for a single slide."""
+    if given is None:
+        return None
+    if given.is_file():
+        if not alone:
+            raise InputError(
+                f"--tissue-mask {given} is one file, for several slides.",
+                hint="Give a folder with a file for each slide, named by its id; or one slide: --only ID",
+            )
+        return given
+    for suffix in (*GEOJSON_SUFFIXES, *MASK_SUFFIXES):
+        if (path := given / f"{row.slide_id}{suffix}").exists():
+            return path
+    return None
+
+
+def outcome_before(job: Job) -> Outcome | None:
+    """Recall a slide that was tiled already, if everything it depends on is as it was."""
+    path = store_path(job.folder, job.row.slide_id, job.layout)
+    if not (path.exists() and overlay_path(job).exists()):
+        return None
+    try:
+        tiles = read_tiles(path)
+    except TileStoreError:
+        return None
+    return Outcome(**tiles.summary) if tiles.fingerprint == job.key and tiles.summary else None
+
+
+def overlay_path(job: Job) -> Path:
+    """Say where a slide's picture is."""
+    return job.folder / "overlays" / f"{job.row.slide_id}.png"
+
+
+def tile_one(job: Job) -> Outcome:
+    """Tile one slide and write its files; whatever goes wrong with it is its outcome. Runs in a worker."""
+    cv2.setNumThreads(1)  # slides run side by side
+    start = time.monotonic()
+    try:
+        outcome = tile_and_write(job)
+    except TapfmError as error:
+        outcome = failure(job, error.message, error.hint)
+    except Exception as error:  # a defect of ours must not cost the other slides
+        outcome = failure(job, f"unexpected {type(error).__name__}: {error}", "Please report it.")
+    return replace(outcome, seconds=round(time.monotonic() - start, 2))
+
+
+def tile_and_write(job: Job) -> Outcome:
+    """Do the work of `tile_one`."""
+    slide = open_slide(job.row.path)
+    with closing(slide):
+        facts = slide.facts
+        scale = resolve_scale(facts, job.row.mpp)
+        tiled = tile_slide(slide, scale, job.spec, job.tissue_path)
+        write_atomically(overlay_path(job), draw_overlay(slide, tiled, scale, job.row.slide_id))
+    outline = geojson_of(tiled.tissue, tiled.thumbnail, facts, job.row.slide_id)
+    write_atomically(job.folder / "tissue" / f"{job.row.slide_id}.geojson", outline)
+    if not len(tiled.kept):
+        raise why_empty(tiled, job.row.path.name, job.spec)
+    counts = tiled.counts
+    outcome = Outcome(
+        slide_id=job.row.slide_id,
+        status="ok",
+        mpp=scale.mpp,
+        mpp_source=scale.source,
+        achieved_mpp=job.spec.achieved_mpp(scale.mpp),
+        tiles=counts[Verdict.KEPT],
+        tissue_mm2=tiled.tissue_mm2,
+        removed_background=counts[Verdict.BACKGROUND],
+        removed_padding=counts[Verdict.PADDING],
+        removed_pen=counts[Verdict.PEN],
+        removed_blur=counts[Verdict.BLUR],
+        removed_unreadable=counts[Verdict.UNREADABLE],
+        warnings="; ".join(tiled.warnings),
+    )
+    tiles = TileSet(
+        slide_id=job.row.slide_id,
+        positions=tiled.kept,
+        side_px0=tiled.side_px0,
+        tile_px=job.spec.tile_px,
+        target_mpp=job.spec.mpp,
+        slide_mpp=scale.mpp,
+        overlap_px=job.spec.overlap_px,
+        size_px0=(facts.width_px0, facts.height_px0),
+        fingerprint=job.key,
+        summary=asdict(outcome),
+    )
+    write_tiles(job.folder, tiles, job.layout)
+    remove_stores(job, but=job.layout)
+    return outcome
+
+
+def failure(job: Job, reason: str, what_to_do: str) -> Outcome:
+    """Record a slide that failed; tiles of an earlier run with other settings are not left to be taken for its own."""
+    remove_stores(job)
+    return Outcome(job.row.slide_id, "failed", " ".join(reason.split()), what_to_do=" ".join(what_to_do.split()))
+
+
+def crashed(job: Job, died: Died) -> Outcome:
+    """Record a slide whose process died."""
+    advice = f"Look at it alone: tapfm inspect {job.row.path}. If the machine ran out of memory: fewer --workers."
+    return failure(job, died.reason, advice)
+
+
+def remove_stores(job: Job, but: Layout | None = None) -> None:
+    """Remove a slide's tile files."""
+    for layout in LAYOUTS:
+        if layout != but:
+            store_path(job.folder, job.row.slide_id, layout).unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed run was writing."""
+    for path in folder.rglob(f".*{UNFINISHED}"):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second run out of the folder; the lock goes with the process, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written to ({error}).", hint="Give another folder with --out.") from error
+    with lock:
+        try:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass  # not on Windows
+        except BlockingIOError as error:
+            raise InputError(
+                f"Another tapfm tile is at work in {folder}.", hint="Wait for it, or give another folder with --out."
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield
+
+
+def show(report: Report, console: Console) -> None:
+    """Say what was done, what was not, and where to look."""
+    ordered = report.ordered
+    warned = [outcome for outcome in ordered if outcome.warnings]
+    console.print(f"Tiled {len(ordered) - len(report.failed):,} of {len(ordered):,} slides: {report.tiles:,} tiles.")
+    for outcome in warned[:SHOWN]:
+        console.print(Text(f"warning {outcome.slide_id}: {outcome.warnings}", "yellow"))
+    if len(warned) > SHOWN:
+        console.print(f"... and {len(warned) - SHOWN:,} more warnings, in {report.folder / 'summary.csv'}")
+    if report.failed:
+        console.print(f"[bold red]{len(report.failed):,} failed:[/] {report.folder / 'failures.csv'}")
+        for line in grouped_advice((outcome.slide_id, outcome.what_to_do) for outcome in report.failed):
+            console.print(Text(f"  {line}"))
+    console.print(f"Look at them: {report.folder / 'index.html'}")

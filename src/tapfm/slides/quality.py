@@ -1,0 +1,58 @@
+"""What should not be learned from: pen marks, and tissue that is out of focus."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+
+from tapfm.slides.slide import Pixels
+from tapfm.slides.tissue import PADDING_VALUE, Mask, small_pieces
+
+# A pen mark is larger than this; single cells and pigment have such colours too.
+SMALLEST_PEN_UM2 = 10_000.0
+PEN_FRINGE_UM = 40.0  # ink thins out at its edge: that much around it is left out as well
+
+FOCUS_MPP = 2.0  # um per pixel at which sharpness is judged: nuclei are 3 to 5 pixels there
+# Squared differences of pixels 1 apart over those 4 apart. 1/16 is a smooth slope, sharp tissue of several organs has
+# 0.17 to 0.55, and blurred by 3 um or more 0.06 to 0.11.
+SHARP = 0.12
+LEAST_CONTRAST = 8.0  # of grey level squared; flatter tiles have nothing to judge
+
+
+def pen_mask(pixels: Pixels, mpp: float) -> Mask:
+    """Find ink of blue, green, red and black pens in a picture of `mpp` microns per pixel.
+
+    Haematoxylin and eosin span hues from blue-violet to pink (270 to 350 degrees); pens lie outside, or are far
+    more saturated, or have no colour at all.
+    """
+    hsv = cv2.cvtColor(cv2.medianBlur(pixels, 3), cv2.COLOR_RGB2HSV).astype(np.int16)
+    hue_degrees, saturation, value = 2 * hsv[..., 0], hsv[..., 1], hsv[..., 2]
+    blue = (hue_degrees >= 190) & (hue_degrees <= 248) & (saturation >= 70)
+    green = (hue_degrees >= 80) & (hue_degrees < 190) & (saturation >= 50)
+    red = ((hue_degrees >= 350) | (hue_degrees <= 20)) & (saturation >= 150) & (value >= 110)
+    black = (value >= PADDING_VALUE) & (value <= 100) & (saturation * value <= 35 * 255)
+    ink = blue | green | red | black
+    ink &= ~small_pieces(ink, SMALLEST_PEN_UM2 / mpp**2)
+    fringe_px = max(1, round(PEN_FRINGE_UM / mpp))
+    disc = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * fringe_px + 1, 2 * fringe_px + 1))
+    return np.asarray(cv2.dilate(ink.astype(np.uint8), disc).astype(bool))
+
+
+def sharpness(tile: Pixels) -> float | None:
+    """Measure how sharp a tile of FOCUS_MPP microns per pixel is, whatever its contrast; None where it is flat."""
+    grey = cv2.cvtColor(tile, cv2.COLOR_RGB2GRAY).astype(np.float32)
+    far = difference(grey, 4)
+    return difference(grey, 1) / far if far >= LEAST_CONTRAST else None
+
+
+def difference(grey: np.ndarray, apart_px: int) -> float:
+    """Mean squared difference of pixels `apart_px` apart, down and across."""
+    down = grey[apart_px:] - grey[:-apart_px]
+    across = grey[:, apart_px:] - grey[:, :-apart_px]
+    return float((down * down).mean() + (across * across).mean())
+
+
+def out_of_focus(tile: Pixels) -> bool:
+    """Say whether a tile of FOCUS_MPP is blurred beyond use."""
+    measured = sharpness(tile)
+    return measured is not None and measured < SHARP

@@ -1,0 +1,147 @@
+"""Tissue that a person drew or corrected: GeoJSON polygons or a mask picture, and our own outlines for them to edit.
+
+GeoJSON is in level-0 pixels. QuPath counts from the corner of the scanned bounds, others from the slide's corner; the
+two differ on MRXS-like slides, and QuPath's objects are known by their `objectType`.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from tapfm.errors import SlideError
+from tapfm.slides.slide import Box, SlideFacts, Thumbnail
+from tapfm.slides.tissue import Mask
+
+Ring = NDArray[np.float64]  # (points, 2), level-0 pixels
+GEOJSON_SUFFIXES = (".geojson", ".json")
+MASK_SUFFIXES = (".png", ".tif", ".tiff")
+SUBPIXEL_BITS = 4
+ASPECT_TOLERANCE = 0.02
+
+
+def drawn_tissue(path: Path, facts: SlideFacts, thumbnail: Thumbnail) -> Mask:
+    """Read tissue that a person gave, on the grid of the thumbnail."""
+    if path.suffix.lower() in GEOJSON_SUFFIXES:
+        return rasterise(read_polygons(path, facts.bounds), thumbnail)
+    return read_mask(path, facts, thumbnail)
+
+
+def read_polygons(path: Path, bounds: Box) -> list[list[Ring]]:
+    """Read the polygons of a GeoJSON file, each as its outer ring and its holes."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        polygons = list(polygons_of(document, bounds))
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise SlideError(
+            f"{path} is not GeoJSON with polygons ({type(error).__name__}: {error}).",
+            hint="Export the annotations from QuPath as a FeatureCollection, in level-0 pixels.",
+        ) from error
+    if not polygons:
+        raise SlideError(
+            f"{path} has no polygon in it.", hint="Draw the tissue as polygons, rectangles or brush areas."
+        )
+    return polygons
+
+
+def polygons_of(node: Any, bounds: Box) -> Iterator[list[Ring]]:
+    """Walk a GeoJSON document: collections, features, geometries."""
+    if isinstance(node, list):
+        for each in node:
+            yield from polygons_of(each, bounds)
+        return
+    kind = node["type"]
+    if kind == "FeatureCollection":
+        yield from polygons_of(node["features"], bounds)
+    elif kind == "GeometryCollection":
+        yield from polygons_of(node["geometries"], bounds)
+    elif kind == "Feature":
+        corner = (bounds.x_px0, bounds.y_px0) if "objectType" in (node.get("properties") or {}) else (0, 0)
+        for rings in polygons_of(node["geometry"], bounds):
+            yield [ring + np.array(corner, float) for ring in rings]
+    elif kind in ("Polygon", "MultiPolygon"):
+        for rings in [node["coordinates"]] if kind == "Polygon" else node["coordinates"]:
+            yield [np.array([point[:2] for point in ring], float) for ring in rings]
+
+
+def rasterise(polygons: list[list[Ring]], thumbnail: Thumbnail) -> Mask:
+    """Paint polygons onto the grid of a thumbnail."""
+    canvas = np.zeros(thumbnail.pixels.shape[:2], np.uint8)
+    corner = np.array([thumbnail.box.x_px0, thumbnail.box.y_px0])
+    for rings in polygons:
+        # cv2 counts from the centre of a pixel
+        in_px = [(ring - corner) / thumbnail.downsample - 0.5 for ring in rings]
+        points = [np.rint(ring * 2**SUBPIXEL_BITS).astype(np.int32) for ring in in_px]
+        one = np.zeros_like(canvas)
+        cv2.fillPoly(one, points, 1, shift=SUBPIXEL_BITS)  # even-odd: holes stay empty
+        canvas |= one
+    return canvas.astype(bool)
+
+
+def read_mask(path: Path, facts: SlideFacts, thumbnail: Thumbnail) -> Mask:
+    """Read a picture of the whole slide in which tissue is not black."""
+    try:
+        with Image.open(path) as image:
+            grey = np.asarray(image.convert("L"))
+    except (OSError, UnidentifiedImageError) as error:
+        raise SlideError(
+            f"{path} is not a mask picture ({error}).", hint="A mask is a PNG of the whole slide, white on tissue."
+        ) from error
+    height_px, width_px = grey.shape
+    aspect = (width_px / height_px) / (facts.width_px0 / facts.height_px0)
+    if abs(aspect - 1) > ASPECT_TOLERANCE:
+        raise SlideError(
+            f"{path} has {width_px} x {height_px} pixels, another shape than the slide's "
+            f"{facts.width_px0:,} x {facts.height_px0:,}.",
+            hint="A mask shows the whole slide (level 0), at any size.",
+        )
+    # each pixel of the thumbnail looks up the mask at its centre
+    box, (step_x, step_y) = thumbnail.box, thumbnail.downsample
+    rows, columns = thumbnail.pixels.shape[:2]
+    x = ((box.x_px0 + (np.arange(columns) + 0.5) * step_x) * width_px / facts.width_px0).astype(int)
+    y = ((box.y_px0 + (np.arange(rows) + 0.5) * step_y) * height_px / facts.height_px0).astype(int)
+    return np.asarray(grey[np.ix_(np.clip(y, 0, height_px - 1), np.clip(x, 0, width_px - 1))] > 0)
+
+
+def outlines(mask: Mask) -> list[list[NDArray[np.int32]]]:
+    """Trace the pieces of a mask, each as its outer ring and its holes, in pixels."""
+    rings, hierarchy = cv2.findContours(mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
+    pieces: dict[int, list[NDArray[np.int32]]] = {}
+    for index, ring in enumerate(rings):
+        parent = int(hierarchy[0][index][3])
+        piece = pieces.setdefault(index if parent < 0 else parent, [])
+        piece.insert(0 if parent < 0 else len(piece), ring[:, 0])
+    return list(pieces.values())
+
+
+def geojson_of(mask: Mask, thumbnail: Thumbnail, facts: SlideFacts, slide_id: str) -> bytes:
+    """Write the outlines of a mask as QuPath opens them, to look at and to correct."""
+    bounds = np.array([facts.bounds.x_px0, facts.bounds.y_px0])
+    corner = np.array([thumbnail.box.x_px0, thumbnail.box.y_px0])
+    features = []
+    for number, rings in enumerate(outlines(mask)):
+        coordinates = []
+        for ring in rings:
+            points = (ring + 0.5) * thumbnail.downsample + corner - bounds
+            coordinates.append([[round(float(x), 1), round(float(y), 1)] for x, y in [*points, points[0]]])
+        features.append(
+            {
+                "type": "Feature",
+                "id": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{slide_id}/{number}")),
+                "geometry": {"type": "Polygon", "coordinates": coordinates},
+                "properties": {
+                    "objectType": "annotation",
+                    "classification": {"name": "Tissue", "color": [0, 160, 80]},
+                    "tissue_id": number,
+                },
+            }
+        )
+    return json.dumps({"type": "FeatureCollection", "features": features}).encode()

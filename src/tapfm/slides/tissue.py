@@ -1,0 +1,121 @@
+"""Where the tissue is, from a small picture of the slide.
+
+The paper's filter is Otsu's threshold on saturation. Around it stands what it lacks on real slides: the threshold is
+kept low enough for faint tissue, gaps of fat are closed, holes filled, specks and black scanner padding left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from tapfm.errors import UnknownNameError
+from tapfm.slides.slide import Pixels
+
+Mask = NDArray[np.bool_]
+Plane = NDArray[np.float32]
+
+MASK_MPP = 8.0  # um per pixel of the picture that is segmented: a tile of 112 um has 14 x 14 of them
+PADDING_VALUE = 30  # brightest channel of what scanners put where they did not scan; stained tissue is brighter
+GLASS_VALUE, GLASS_SATURATION = 200, 30  # brighter and paler than this may be glass
+GLASS_SHARE = 0.02  # of the picture, below which there is no glass to learn from
+GAP_UM = 24.0  # fat is a net of thin walls: gaps in them up to this are closed
+HOLE_UM2 = 40_000.0  # holes up to this are filled: fat cells, small vessels
+SPECK_UM2 = 10_000.0  # pieces below this are dust
+
+
+def padding_mask(pixels: Pixels) -> Mask:
+    """Find black scanner padding, with the seam that compression smears around it."""
+    dark = (pixels.max(axis=2) < PADDING_VALUE).astype(np.uint8)
+    return cv2.dilate(dark, np.ones((3, 3), np.uint8)).astype(bool)
+
+
+def tissue_mask(pixels: Pixels, mpp: float, method: str = "otsu") -> Mask:
+    """Find tissue in a picture of `mpp` microns per pixel, by one of METHODS."""
+    if method not in METHODS:
+        raise UnknownNameError.of("tissue method", method, METHODS, see=", ".join(METHODS))
+    padding = padding_mask(pixels)
+    if padding.all():
+        return np.zeros(padding.shape, bool)
+    return tidy(METHODS[method](pixels, ~padding), mpp) & ~padding
+
+
+def by_saturation(pixels: Pixels, seen: Mask) -> Mask:
+    """Separate by colour: Otsu on saturation, but never so high that faintly stained tissue is lost."""
+    hsv = cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV)
+    saturation = smooth(hsv[..., 1])
+    glass = seen & (hsv[..., 2] >= GLASS_VALUE) & (hsv[..., 1] <= GLASS_SATURATION)
+    level = float(np.median(saturation[glass])) if glass.sum() >= GLASS_SHARE * seen.sum() else 0.0
+    # Glass varies by a few of 255 grades; faint tissue begins some ten above it, which Otsu would often call glass.
+    return saturation >= np.clip(otsu(saturation[seen]), level + 8, level + 14)
+
+
+def by_darkness(pixels: Pixels, seen: Mask) -> Mask:
+    """Separate by light: Otsu on optical density; for stains without much colour."""
+    grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.float32)
+    glass = max(float(np.percentile(grey[seen], 95)), 1.0)
+    density = smooth(255 * np.log10(glass / np.clip(grey, 1, glass)))
+    return density >= np.clip(otsu(density[seen]), 8, 14)
+
+
+def by_texture(pixels: Pixels, seen: Mask) -> Mask:
+    """Separate by structure: Otsu on local contrast; for unstained or bleached tissue."""
+    grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.float32)
+    grey[~seen] = np.median(grey[seen])
+    mean = cv2.blur(grey, (5, 5))
+    contrast = np.sqrt(np.maximum(cv2.blur(grey * grey, (5, 5)) - mean * mean, 0))
+    return contrast >= np.clip(otsu(contrast[seen]), 2.5, 5)
+
+
+METHODS: dict[str, Callable[[Pixels, Mask], Mask]] = {
+    "otsu": by_saturation,
+    "darkness": by_darkness,
+    "texture": by_texture,
+}
+
+
+def smooth(plane: NDArray[np.generic]) -> Plane:
+    """Take the noise off, keeping walls of one pixel."""
+    return np.asarray(cv2.GaussianBlur(plane.astype(np.float32), (0, 0), 0.8))
+
+
+def otsu(values: Plane) -> float:
+    """Find Otsu's threshold: the cut of the histogram with the largest variance between its two sides."""
+    counts, edges = np.histogram(values, bins=256)
+    centres = (edges[:-1] + edges[1:]) / 2
+    below = np.cumsum(counts)
+    above = below[-1] - below
+    sum_below = np.cumsum(counts * centres)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        apart = sum_below / below - (sum_below[-1] - sum_below) / above
+        between = np.where((below > 0) & (above > 0), below * above * apart**2, 0.0)
+    return float(edges[int(between.argmax()) + 1])
+
+
+def tidy(mask: Mask, mpp: float) -> Mask:
+    """Close gaps, fill holes, remove specks."""
+    radius_px = max(1, round(GAP_UM / mpp / 2))
+    disc = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * radius_px + 1, 2 * radius_px + 1))
+    # without the border the closing would eat tissue at the picture's edge
+    frame = (radius_px, radius_px, radius_px, radius_px)
+    framed = cv2.copyMakeBorder(mask.astype(np.uint8), *frame, cv2.BORDER_REPLICATE)
+    closed = cv2.morphologyEx(framed, cv2.MORPH_CLOSE, disc)[radius_px:-radius_px, radius_px:-radius_px].astype(bool)
+    filled = closed | small_pieces(~closed, HOLE_UM2 / mpp**2)
+    return filled & ~small_pieces(filled, SPECK_UM2 / mpp**2)
+
+
+def small_pieces(mask: Mask, smaller_than_px: float) -> Mask:
+    """Find connected pieces with fewer pixels than that."""
+    _, labels, statistics, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=8)
+    small = statistics[:, cv2.CC_STAT_AREA] < smaller_than_px
+    small[0] = False  # what is not in the mask
+    return np.asarray(small[labels], dtype=bool)
+
+
+def mask_side_px(side_px0: float, mpp: float) -> int:
+    """Say how many pixels of MASK_MPP a length of level-0 pixels has; at least one, at most its own."""
+    return max(1, min(math.ceil(side_px0), round(side_px0 * mpp / MASK_MPP)))

@@ -1,0 +1,114 @@
+"""A picture of a slide with its tissue outline, its tiles, and what was left out and why."""
+
+from __future__ import annotations
+
+import io
+
+import cv2
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from tapfm.slides.regions import outlines
+from tapfm.slides.scale import Scale
+from tapfm.slides.slide import Colour, Pixels, Slide
+from tapfm.tiles.grid import Verdict
+from tapfm.tiles.tiling import TiledSlide
+
+LONGEST_PX = 1200
+MARGIN_PX, LINE_PX = 12, 22
+INK, OUTLINE = (28, 30, 38), (16, 122, 87)
+# told apart by people who see colours differently, and from pink and purple
+COLOURS: dict[Verdict, Colour] = {
+    Verdict.KEPT: (16, 122, 87),
+    Verdict.PEN: (0, 114, 189),
+    Verdict.BLUR: (230, 159, 0),
+    Verdict.UNREADABLE: (200, 30, 30),
+    Verdict.PADDING: (120, 120, 120),
+}
+MEANING = {
+    Verdict.KEPT: "tiles",
+    Verdict.PEN: "pen",
+    Verdict.BLUR: "out of focus",
+    Verdict.UNREADABLE: "unreadable",
+    Verdict.PADDING: "scanner padding",
+}
+SCALE_BARS_UM = (20_000, 10_000, 5_000, 2_000, 1_000, 500, 200, 100, 50, 20)
+
+
+def draw_overlay(slide: Slide, tiled: TiledSlide, scale: Scale, title: str) -> bytes:
+    """Draw the overlay as a PNG."""
+    pixels = picture_of(slide, tiled)
+    height_px, width_px = pixels.shape[:2]
+    box = tiled.thumbnail.box
+    shrink = np.array([box.width_px0 / width_px, box.height_px0 / height_px])
+
+    canvas = pixels.copy()
+    corners = (tiled.positions - [box.x_px0, box.y_px0]) / shrink
+    ends = corners + tiled.side_px0 / shrink
+    squares = np.concatenate([np.rint(corners), np.rint(ends)], axis=1).astype(int)
+    for verdict, colour in COLOURS.items():
+        layer = canvas.copy()
+        for left, top, right, bottom in squares[tiled.verdicts == verdict].tolist():
+            thickness = 1 if verdict == Verdict.KEPT else cv2.FILLED
+            cv2.rectangle(layer, (left, top), (right, bottom), colour, thickness)
+        canvas = cv2.addWeighted(layer, 0.55, canvas, 0.45, 0)
+    mask = cv2.resize(tiled.tissue.astype(np.uint8), (width_px, height_px), interpolation=cv2.INTER_NEAREST)
+    for piece in outlines(mask.astype(bool)):
+        cv2.polylines(canvas, piece, isClosed=True, color=OUTLINE, thickness=2, lineType=cv2.LINE_AA)
+
+    mpp = scale.mpp * float(shrink.mean())
+    picture = with_caption(Image.fromarray(canvas), title, caption_of(tiled, scale), legend_of(tiled), mpp)
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def picture_of(slide: Slide, tiled: TiledSlide) -> Pixels:
+    """Take the segmented picture where it is large enough, otherwise a larger one."""
+    height_px, width_px = tiled.thumbnail.pixels.shape[:2]
+    longest_px = max(height_px, width_px)
+    if longest_px < LONGEST_PX:
+        return slide.thumbnail(LONGEST_PX).pixels
+    shrunk = (max(1, width_px * LONGEST_PX // longest_px), max(1, height_px * LONGEST_PX // longest_px))
+    return np.asarray(cv2.resize(tiled.thumbnail.pixels, shrunk, interpolation=cv2.INTER_AREA), dtype=np.uint8)
+
+
+def caption_of(tiled: TiledSlide, scale: Scale) -> str:
+    """Say scale and amounts in a line."""
+    return f"{scale.mpp:.4g} um/px ({scale.source}), {tiled.tissue_mm2:,.2f} mm2 of tissue"
+
+
+def legend_of(tiled: TiledSlide) -> list[tuple[Colour, str]]:
+    """Name each colour that is on the picture, with its count."""
+    counts = tiled.counts
+    shown = [verdict for verdict in COLOURS if counts[verdict] or verdict == Verdict.KEPT]
+    return [(COLOURS[verdict], f"{counts[verdict]:,} {MEANING[verdict]}") for verdict in shown]
+
+
+def with_caption(
+    picture: Image.Image, title: str, caption: str, legend: list[tuple[Colour, str]], mpp: float
+) -> Image.Image:
+    """Put a strip with title, legend and scale bar below the picture; never narrower than its text."""
+    font, bold = ImageFont.load_default(size=14), ImageFont.load_default(size=16)
+    bar_um = next((um for um in SCALE_BARS_UM if um / mpp <= picture.width / 4), SCALE_BARS_UM[-1])
+    bar_px = round(bar_um / mpp)
+    bar_text = f"{bar_um / 1000:g} mm" if bar_um >= 1000 else f"{bar_um} um"
+    legend_px = sum(LINE_PX + round(font.getlength(text)) + MARGIN_PX for _, text in legend)
+    needed_px = max(bold.getlength(title), font.getlength(caption), legend_px + bar_px + MARGIN_PX)
+    sheet = Image.new(
+        "RGB", (max(picture.width, round(needed_px) + 2 * MARGIN_PX), picture.height + 3 * LINE_PX + 20), "white"
+    )
+    sheet.paste(picture, (0, 0))
+    draw = ImageDraw.Draw(sheet)
+    y = picture.height + 8
+    draw.text((MARGIN_PX, y), title, INK, bold)
+    draw.text((MARGIN_PX, y + LINE_PX), caption, INK, font)
+    x = MARGIN_PX
+    for colour, text in legend:
+        draw.rectangle((x, y + 2 * LINE_PX + 3, x + 12, y + 2 * LINE_PX + 15), fill=colour)
+        draw.text((x + LINE_PX - 4, y + 2 * LINE_PX), text, INK, font)
+        x += LINE_PX + round(font.getlength(text)) + MARGIN_PX
+    right = sheet.width - MARGIN_PX
+    draw.line((right - bar_px, y + 2 * LINE_PX + 14, right, y + 2 * LINE_PX + 14), INK, 3)
+    draw.text((right - bar_px / 2, y + 2 * LINE_PX + 8), bar_text, INK, font, anchor="mb")
+    return sheet

@@ -1,0 +1,141 @@
+"""One slide's tiles: its grid, less glass, padding, ink and blur, with every removal counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapfm.errors import NoTissueError, TileReadError
+from tapfm.slides.quality import FOCUS_MPP, out_of_focus, pen_mask
+from tapfm.slides.regions import drawn_tissue
+from tapfm.slides.scale import Scale
+from tapfm.slides.slide import Pixels, Slide, Thumbnail
+from tapfm.slides.tissue import Mask, mask_side_px, padding_mask, tissue_mask
+from tapfm.tiles.grid import Positions, TileSpec, Verdict, covered, lay_grid
+
+METHOD_VERSION = 1  # goes up when the same settings would give other tiles
+MOST_PEN = 0.05  # of a tile; above it the ink would be learned
+MOST_PADDING = 0.5
+MOST_UNREADABLE = 0.05  # of a slide's tiles, above which the slide is no longer what was scanned
+SUSPICIOUS_REMOVAL = 0.9  # of the tissue by one filter: more likely the filter errs than the slide
+
+
+@dataclass(frozen=True)
+class TiledSlide:
+    """A slide's grid with a verdict for each place."""
+
+    positions: Positions
+    verdicts: NDArray[np.uint8]
+    side_px0: int
+    tissue: Mask
+    thumbnail: Thumbnail
+    tissue_mm2: float
+    warnings: tuple[str, ...]
+
+    @property
+    def kept(self) -> Positions:
+        """The tiles."""
+        return self.positions[self.verdicts == Verdict.KEPT]
+
+    @property
+    def counts(self) -> dict[Verdict, int]:
+        """How many places got each verdict."""
+        found = Counter(self.verdicts.tolist())
+        return {verdict: found[verdict] for verdict in Verdict}
+
+
+def tile_slide(slide: Slide, scale: Scale, spec: TileSpec, tissue_path: Path | None = None) -> TiledSlide:
+    """Decide a slide's tiles; `tissue_path` is a mask or GeoJSON that says where the tissue is."""
+    facts, mpp = slide.facts, scale.mpp
+    thumbnail = slide.thumbnail(mask_side_px(max(facts.bounds.width_px0, facts.bounds.height_px0), mpp))
+    thumbnail_mpp = mpp * sum(thumbnail.downsample) / 2
+    if tissue_path is None:
+        tissue = tissue_mask(thumbnail.pixels, thumbnail_mpp, spec.tissue)
+    else:
+        tissue = drawn_tissue(tissue_path, facts, thumbnail)
+    pen = pen_mask(thumbnail.pixels, thumbnail_mpp) if spec.drop_pen else np.zeros_like(tissue)
+
+    positions, side_px0 = lay_grid(facts.bounds, spec, mpp), spec.side_px0(mpp)
+
+    def share(mask: Mask) -> NDArray[np.float64]:
+        return covered(mask, thumbnail, positions, side_px0)
+
+    on_tissue = share(tissue) >= spec.min_tissue
+    inked = on_tissue & ((share(pen) > MOST_PEN) | (share(tissue & ~pen) < spec.min_tissue))
+    verdicts = np.full(len(positions), Verdict.KEPT, np.uint8)
+    verdicts[~on_tissue] = Verdict.BACKGROUND
+    verdicts[~on_tissue & (share(padding_mask(thumbnail.pixels)) > MOST_PADDING)] = Verdict.PADDING
+    verdicts[inked] = Verdict.PEN
+    warnings = list(scale.warnings)
+    if spec.drop_blur and mpp <= FOCUS_MPP:
+        judge_focus(slide, positions, verdicts, side_px0, mpp)
+    if side_px0 < spec.tile_px:
+        warnings.append(f"{mpp:.4g} um per pixel is coarser than the {spec.mpp:g} asked for: tiles are enlarged")
+    warnings += suspicious_removals(verdicts)
+    tissue_um2 = float((tissue & ~pen).sum()) * thumbnail_mpp**2
+    return TiledSlide(positions, verdicts, side_px0, tissue & ~pen, thumbnail, tissue_um2 / 1e6, tuple(warnings))
+
+
+def judge_focus(slide: Slide, positions: Positions, verdicts: NDArray[np.uint8], side_px0: int, mpp: float) -> None:
+    """Look at each tile that is still kept, small, and mark those that are blurred or cannot be read."""
+    focus_px = max(8, round(side_px0 * mpp / FOCUS_MPP))
+    kept = np.flatnonzero(verdicts == Verdict.KEPT)
+    for index in kept:
+        x_px0, y_px0 = positions[index].tolist()
+        tile = read_or_none(slide, x_px0, y_px0, side_px0, focus_px)
+        if tile is None:
+            verdicts[index] = Verdict.UNREADABLE
+        elif out_of_focus(tile):
+            verdicts[index] = Verdict.BLUR
+    unreadable = int((verdicts == Verdict.UNREADABLE).sum())
+    if unreadable > MOST_UNREADABLE * len(kept):
+        raise TileReadError(
+            f"{slide.facts.path.name}: {unreadable:,} of {len(kept):,} tiles cannot be decoded.",
+            hint="The file is damaged: copy it again from where it was scanned.",
+        )
+
+
+def read_or_none(slide: Slide, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels | None:
+    """Read a tile, once more after a failure (a network drive may hiccup); None where it cannot be decoded."""
+    for _ in range(2):
+        try:
+            return slide.read(x_px0, y_px0, side_px0, tile_px)
+        except TileReadError:
+            continue
+    return None
+
+
+def suspicious_removals(verdicts: NDArray[np.uint8]) -> list[str]:
+    """Warn of a filter that took nearly everything."""
+    tissue = int((verdicts != Verdict.BACKGROUND).sum() - (verdicts == Verdict.PADDING).sum())
+    return [
+        f"{verdict.name.lower()} removed {removed:,} of {tissue:,} tissue tiles: look at the overlay"
+        for verdict in (Verdict.PEN, Verdict.BLUR)
+        if tissue and (removed := int((verdicts == verdict).sum())) > SUSPICIOUS_REMOVAL * tissue
+    ]
+
+
+def why_empty(tiled: TiledSlide, slide_name: str, spec: TileSpec) -> NoTissueError:
+    """Say why a slide has no tile."""
+    if not len(tiled.positions):
+        box = tiled.thumbnail.box
+        return NoTissueError(
+            f"{slide_name} has {box.width_px0:,} x {box.height_px0:,} pixels, less than one tile of "
+            f"{tiled.side_px0} x {tiled.side_px0}.",
+            hint="A smaller --size, or a finer --mpp, has room on it.",
+        )
+    taken = {v: n for v, n in tiled.counts.items() if v in (Verdict.PEN, Verdict.BLUR, Verdict.UNREADABLE) and n}
+    if taken:
+        reasons = ", ".join(f"{count:,} by {verdict.name.lower()}" for verdict, count in taken.items())
+        return NoTissueError(
+            f"{slide_name} has tissue, but no tile is left of it: removed {reasons}.",
+            hint="Look at its overlay; --keep-pen and --keep-blur switch the filters off.",
+        )
+    return NoTissueError(
+        f"{slide_name} has no tissue: none of {len(tiled.positions):,} places is covered to {spec.min_tissue:.0%}.",
+        hint="Look at its overlay; try --tissue texture, a lower --min-tissue, or draw it: --tissue-mask",
+    )

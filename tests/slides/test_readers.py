@@ -1,0 +1,328 @@
+"""The same pixels from every reader, and honest refusals."""
+
+import numpy as np
+import openslide
+import pytest
+import tifffile
+from PIL import Image
+from slide_files import GLASS, REAL, needs_real_slides, section, write_ome, write_scn, write_slide
+
+from tapfm.errors import TileReadError, UnreadableSlideError
+from tapfm.slides.opening import find_slides, open_slide
+from tapfm.slides.readers.jpeg import decode_jpeg, frame_header
+from tapfm.slides.readers.openslide import OpenSlideSlide
+from tapfm.slides.readers.tiff import NotOursError, TiffSlide
+from tapfm.slides.slide import Box
+
+
+def random_regions(slide, level, count, seed=0):
+    rng = np.random.default_rng(seed)
+    size = slide.facts.levels[level]
+    for _ in range(count):
+        yield (
+            int(rng.integers(-60, size.width_px)),
+            int(rng.integers(-60, size.height_px)),
+            int(rng.integers(1, 400)),
+            int(rng.integers(1, 400)),
+        )
+
+
+def assert_equal_pixels(path, count=60):
+    ours, theirs = TiffSlide(path), OpenSlideSlide(path)
+    assert [(each.width_px, each.height_px) for each in ours.facts.levels] == [
+        (each.width_px, each.height_px) for each in theirs.facts.levels
+    ]
+    assert [each.downsample for each in ours.facts.levels] == [each.downsample for each in theirs.facts.levels]
+    for level in range(len(ours.facts.levels)):
+        for region in random_regions(ours, level, count):
+            np.testing.assert_array_equal(
+                ours.read_level(level, *region), theirs.read_level(level, *region), str(region)
+            )
+    return ours, theirs
+
+
+# --- the fast reader against OpenSlide
+
+
+@needs_real_slides
+@pytest.mark.parametrize("name", ["CMU-1-Small-Region.svs", "CMU-1-Small-Region.jpeg.tiff"])
+def test_real_slides_have_the_same_pixels_and_facts_as_in_openslide(name):
+    ours, theirs = assert_equal_pixels(REAL / name, count=150)
+    for fact in ("vendor", "format", "mpp_in_file", "objective_power", "bounds"):
+        assert getattr(ours.facts, fact) == pytest.approx(getattr(theirs.facts, fact)), fact
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"subsampling": (2, 2)},
+        {"subsampling": (2, 1)},
+        {"subsampling": (1, 1), "tile_px": 240},
+        {"compression": "lzw", "aperio": False},
+        {"compression": "lzw", "predictor": True, "aperio": False},
+        {"compression": "zlib", "aperio": False},
+        {"compression": "zlib", "predictor": True, "aperio": False},
+        {"compression": None, "aperio": False},
+        {"compression": 33005},
+    ],
+    ids=lambda how: "-".join(f"{k}={v}" for k, v in how.items()),
+)
+def test_each_compression_has_the_same_pixels_as_in_openslide(tmp_path, how):
+    # 33005 is Aperio's number for JPEG 2000 in RGB; tifffile writes it as 34712, which OpenSlide refuses
+    jpeg2000 = how.get("compression") == 33005
+    path = tmp_path / "slide.svs"
+    write_slide(path, section(900, 700), downsamples=(1, 2), **(how | {"compression": "jpeg2000"} if jpeg2000 else how))
+    if jpeg2000:
+        set_compression(path, 33005)
+    assert_equal_pixels(path)
+
+
+def test_aperio_jpeg_2000_in_ycbcr_has_the_same_colours_as_in_openslide(tmp_path):
+    path = write_slide(tmp_path / "slide.svs", section(600, 500), downsamples=(1,), compression="jpeg2000")
+    set_compression(path, 33003)
+    ours, theirs = TiffSlide(path), OpenSlideSlide(path)
+    for region in random_regions(ours, 0, 30):
+        difference = ours.read_level(0, *region).astype(int) - theirs.read_level(0, *region)
+        assert np.abs(difference).max() <= 1  # OpenSlide's tables round otherwise
+
+
+def set_compression(path, number):
+    with tifffile.TiffFile(path, mode="r+") as file:
+        for page in file.pages:
+            page.tags["Compression"].overwrite(number)
+
+
+def test_scattered_reads_decode_less_and_give_the_same_pixels(tmp_path):
+    path = write_slide(tmp_path / "slide.svs", section(2048, 2048), downsamples=(1,), subsampling=(2, 2))
+    whole = TiffSlide(path)
+    expected = whole.read_level(0, 0, 0, 2048, 2048)
+    decoded_rows = []
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        x, y, side = *rng.integers(0, 1800, 2).tolist(), int(rng.integers(1, 240))
+        scattered = TiffSlide(path)
+        np.testing.assert_array_equal(scattered.read_level(0, x, y, side, side), expected[y : y + side, x : x + side])
+        decoded_rows += [len(pixels) for pixels in scattered._cache.values()]
+        # and again larger, now that parts are in the cache
+        np.testing.assert_array_equal(scattered.read_level(0, x, y, 248, 248), expected[y : y + 248, x : x + 248])
+    assert np.mean(decoded_rows) < 230
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 100, 239, 255, 256])
+@pytest.mark.parametrize("subsampling", [(1, 1), (2, 1), (2, 2)])
+def test_the_upper_rows_of_a_jpeg_are_those_of_the_whole(tmp_path, rows, subsampling):
+    path = write_slide(tmp_path / "slide.svs", section(256, 256), downsamples=(1,), subsampling=subsampling)
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        data = path.read_bytes()[page.dataoffsets[0] :][: page.databytecounts[0]]
+        whole = decode_jpeg(data, page.jpegtables, "YCBCR")
+        part = decode_jpeg(data, page.jpegtables, "YCBCR", rows)
+    assert rows <= len(part) <= 256
+    assert len(part) < 256 or rows > 220
+    np.testing.assert_array_equal(part[:rows], whole[:rows])
+
+
+def test_a_progressive_jpeg_is_decoded_whole(tmp_path):
+    Image.fromarray(section(128, 128)).save(tmp_path / "p.jpg", progressive=True)
+    assert frame_header((tmp_path / "p.jpg").read_bytes()) is None
+
+
+@needs_real_slides
+def test_jpeg_2000_that_openslide_refuses_shows_the_same_tissue():
+    with pytest.raises(openslide.OpenSlideError):
+        openslide.OpenSlide(REAL / "CMU-1-Small-Region.jp2.tiff")
+    refused = open_slide(REAL / "CMU-1-Small-Region.jp2.tiff")
+    original = open_slide(REAL / "CMU-1-Small-Region.svs")
+    difference = refused.read(700, 900, 448, 224).astype(int) - original.read(700, 900, 448, 224)
+    assert np.abs(difference).mean() < 3
+
+
+@needs_real_slides
+@pytest.mark.parametrize("name", ["XYC-grid.ome.tiff", "XYC-half-mpp.tiff"])
+def test_every_block_is_where_it_says_it_is(name):
+    # each 8 x 8 block of this picture has its own column and row written in it; one file is lossy, one is not
+    written = tifffile.imread(REAL / "XYC-half-mpp.tiff").reshape(64, 8, 64, 8, 3).swapaxes(1, 2).reshape(4096, -1)
+    assert len(np.unique(written, axis=0)) == 4096
+    slide = open_slide(REAL / name)
+    for row, column in np.random.default_rng(0).integers(0, 64, (300, 2)).tolist():
+        block = slide.read_level(0, 8 * column, 8 * row, 8, 8).reshape(-1)
+        distances = np.abs(written.astype(int) - block).sum(axis=1)
+        assert distances.argmin() == 64 * row + column
+
+
+@needs_real_slides
+def test_dicom_shows_the_same_region_as_the_svs():
+    dicom, svs = open_slide(REAL / "CMU-1-Small-Region-DICOM"), open_slide(REAL / "CMU-1-Small-Region.svs")
+    assert (dicom.facts.format, dicom.facts.mpp_in_file) == ("DICOM", 0.499)
+    difference = dicom.read(700, 900, 448, 224).astype(int) - svs.read(700, 900, 448, 224)
+    assert np.abs(difference).mean() < 3
+
+
+def test_ome_tiff_has_its_pyramid_and_scale(tmp_path):
+    pixels = section(1000, 800)
+    slide = open_slide(write_ome(tmp_path / "slide.ome.tiff", pixels, mpp=0.25))
+    assert (slide.facts.format, slide.facts.reader, slide.facts.mpp_in_file) == ("OME-TIFF", "tiff", 0.25)
+    assert [level.downsample for level in slide.facts.levels] == [1, 2, 4]
+    np.testing.assert_array_equal(slide.read_level(0, 100, 50, 300, 200), pixels[50:250, 100:400])
+
+
+def test_red_green_and_blue_kept_apart(tmp_path):
+    pixels = section(500, 300)
+    tifffile.imwrite(
+        tmp_path / "planar.tif", np.moveaxis(pixels, 2, 0), planarconfig="separate", photometric="rgb", tile=(128, 128)
+    )
+    slide = TiffSlide(tmp_path / "planar.tif")
+    np.testing.assert_array_equal(slide.read_level(0, 17, 31, 400, 200), pixels[31:231, 17:417])
+
+
+def test_grey_and_strips_and_transparency_in_tiff(tmp_path):
+    grey = section(300, 200)[..., 0]
+    tifffile.imwrite(tmp_path / "grey.tif", grey, photometric="minisblack", rowsperstrip=16)
+    np.testing.assert_array_equal(
+        open_slide(tmp_path / "grey.tif").read_level(0, 3, 5, 100, 100), np.repeat(grey[5:105, 3:103, None], 3, axis=2)
+    )
+    rgba = np.dstack([section(256, 256), np.full((256, 256), 255, np.uint8)])
+    rgba[:100, :, 3] = 0
+    tifffile.imwrite(tmp_path / "rgba.tif", rgba, photometric="rgb", extrasamples=["unassalpha"], tile=(128, 128))
+    read = open_slide(tmp_path / "rgba.tif").read_level(0, 0, 0, 256, 256)
+    assert (read[:100] == 255).all()
+    np.testing.assert_array_equal(read[100:], rgba[100:, :, :3])
+
+
+# --- bounds and transparency
+
+
+def scn_with_two_areas(tmp_path):
+    first, second = section(1024, 1024, tissue=(0, 0, 1, 1)), section(768, 512, seed=1, tissue=(0, 0, 1, 1))
+    return write_scn(tmp_path / "two.scn", [(512, 256, first), (2048, 1024, second)], (4096, 2048)), first
+
+
+def test_a_leica_slide_has_its_bounds_and_its_gaps_are_background(tmp_path):
+    path, first = scn_with_two_areas(tmp_path)
+    slide = open_slide(path)
+    assert (slide.facts.format, slide.facts.reader) == ("SCN", "openslide")
+    assert slide.facts.bounds == Box(512, 256, 2304, 1280)
+    assert (slide.facts.mpp_in_file, slide.facts.objective_power) == (0.5, 20)
+    gap = slide.read(512 + 1024 + 100, 256, 224, 224)
+    assert (gap == 255).all()
+    across_the_edge = slide.read_level(0, 512 - 50, 256 - 50, 100, 100)
+    assert (across_the_edge[:50] == 255).all()
+    assert (across_the_edge[:, :50] == 255).all()
+    inside = slide.read_level(0, 612, 356, 200, 200).astype(int)
+    assert np.abs(inside - first[100:300, 100:300]).mean() < 4  # JPEG at quality 95
+    thumbnail = slide.thumbnail(400)
+    assert thumbnail.box == slide.facts.bounds
+    assert thumbnail.pixels.shape == (222, 400, 3)
+    assert (thumbnail.pixels[0, 250] == 255).all()
+
+
+def test_transparent_pixels_take_the_slides_own_background(tmp_path):
+    path, _ = scn_with_two_areas(tmp_path)
+    slide = OpenSlideSlide(path)
+    object.__setattr__(slide.facts, "background", (200, 210, 220))
+    assert (slide.read(0, 0, 224, 112) == (200, 210, 220)).all()
+
+
+# --- plain pictures
+
+
+def test_plain_pictures(tmp_path):
+    pixels = section(400, 300)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    slide = open_slide(tmp_path / "a.png")
+    assert (slide.facts.format, slide.facts.mpp_in_file) == ("PNG", None)
+    np.testing.assert_array_equal(slide.read(10, 20, 128, 128), pixels[20:148, 10:138])
+    assert (slide.read_level(0, 390, 290, 20, 20)[10:, 10:] == 255).all()
+    rgba = np.dstack([pixels, np.zeros((300, 400), np.uint8)])
+    Image.fromarray(rgba, "RGBA").save(tmp_path / "clear.png")
+    assert (open_slide(tmp_path / "clear.png").read(0, 0, 200, 100) == 255).all()
+
+
+# --- what cannot be read
+
+
+def test_a_truncated_slide_is_refused_with_the_number_of_lost_tiles(tmp_path):
+    path = write_slide(tmp_path / "slide.svs", section(1500, 1200), downsamples=(1,))
+    with tifffile.TiffFile(path) as file:
+        # the directory lies in front of the tiles here, so that the header stays whole
+        offsets = file.pages[0].dataoffsets
+    assert min(offsets) > 0
+    path.write_bytes(path.read_bytes()[: sorted(offsets)[-5]])
+    with pytest.raises(UnreadableSlideError, match=r"slide\.svs ends before 5 of its 30 tiles"):
+        open_slide(path)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 7, 100, 400])
+def test_a_header_that_breaks_off_is_an_error_of_ours(tmp_path, kept):
+    path = write_slide(tmp_path / "slide.svs", section(600, 600))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(UnreadableSlideError, match=r"slide\.svs"):
+        open_slide(path)
+
+
+@needs_real_slides
+def test_a_broken_slide_is_an_error_that_names_it():
+    with pytest.raises(UnreadableSlideError, match=r"broken\.svs is not a slide"):
+        open_slide(REAL / "broken.svs")
+
+
+def test_a_tile_that_cannot_be_decoded_costs_that_tile(tmp_path):
+    path = write_slide(tmp_path / "slide.svs", section(1024, 1024), downsamples=(1,))
+    with tifffile.TiffFile(path) as file:
+        offset = file.pages[0].dataoffsets[0]
+    data = bytearray(path.read_bytes())
+    data[offset : offset + 64] = bytes(64)
+    path.write_bytes(data)
+    ours, theirs = TiffSlide(path), OpenSlideSlide(path)
+    for slide in (ours, theirs):
+        with pytest.raises(TileReadError, match=r"slide\.svs"):
+            slide.read(0, 0, 100, 100)
+        # OpenSlide answers nothing more on a handle that failed once: ours is a new one
+        assert slide.read(600, 600, 100, 100).std() > 0
+
+
+def test_what_the_fast_reader_is_not_sure_of_goes_to_openslide(tmp_path):
+    path = write_slide(tmp_path / "slide.svs", section(600, 600), downsamples=(1,))
+    with tifffile.TiffFile(path, mode="r+") as file:
+        counts = list(file.pages[0].databytecounts)
+        file.pages[0].tags["TileByteCounts"].overwrite([0, *counts[1:]])
+    with pytest.raises(NotOursError, match="empty tiles"):
+        TiffSlide(path)
+    assert open_slide(path).facts.reader == "openslide"
+
+
+def test_sixteen_bits_are_refused_with_the_reason(tmp_path):
+    tifffile.imwrite(tmp_path / "deep.tif", np.zeros((300, 300, 3), np.uint16), photometric="rgb")
+    with pytest.raises(UnreadableSlideError, match="uint16 pixels"):
+        open_slide(tmp_path / "deep.tif")
+
+
+def test_a_missing_file_and_an_empty_folder(tmp_path):
+    with pytest.raises(UnreadableSlideError, match="no file"):
+        open_slide(tmp_path / "absent.svs")
+    with pytest.raises(UnreadableSlideError, match=r"without \.dcm files"):
+        open_slide(tmp_path)
+
+
+def test_a_picture_that_is_none(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"not a picture")
+    with pytest.raises(UnreadableSlideError, match=r"a\.png cannot be decoded"):
+        open_slide(tmp_path / "a.png")
+
+
+# --- finding
+
+
+def test_slides_of_a_folder(tmp_path):
+    for name in ("b/x.svs", "a.ndpi", "c.mrxs", "c/Data0001.jpg", "d.vms", "d-0-0.jpg", "dcm/1.dcm", "dcm/2.dcm"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("notes.txt", ".hidden.svs", "table.csv"):
+        (tmp_path / name).touch()
+    found = [str(path.relative_to(tmp_path)) for path in find_slides(tmp_path)]
+    assert found == ["a.ndpi", "b/x.svs", "c.mrxs", "d.vms", "dcm"]
+
+
+def test_background_is_the_colour_of_glass_in_generated_slides(tmp_path):
+    slide = open_slide(write_slide(tmp_path / "slide.svs", section(600, 600)))
+    assert np.abs(slide.read(0, 0, 50, 50).mean(axis=(0, 1)) - GLASS).max() < 2
