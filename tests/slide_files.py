@@ -83,7 +83,7 @@ def write_slide(
     return path
 
 
-def write_ome(path, pixels, *, mpp=0.5, objective=20, downsamples=(1, 2, 4)):
+def write_ome(path, pixels, *, mpp=0.5, downsamples=(1, 2, 4)):
     """Write an OME-TIFF with its pyramid in SubIFDs."""
     metadata = {"axes": "YXS", "PhysicalSizeX": mpp, "PhysicalSizeXUnit": "µm", "PhysicalSizeY": mpp}
     metadata |= {"PhysicalSizeYUnit": "µm"}

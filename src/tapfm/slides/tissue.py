@@ -51,7 +51,7 @@ def by_saturation(pixels: Pixels, seen: Mask) -> Mask:
     glass = seen & (hsv[..., 2] >= GLASS_VALUE) & (hsv[..., 1] <= GLASS_SATURATION)
     level = float(np.median(saturation[glass])) if glass.sum() >= GLASS_SHARE * seen.sum() else 0.0
     # Glass varies by a few of 255 grades; faint tissue begins some ten above it, which Otsu would often call glass.
-    return saturation >= np.clip(otsu(saturation[seen]), level + 8, level + 14)
+    return saturation >= np.clip(otsu(saturation[seen]), level + 6, level + 9)
 
 
 def by_darkness(pixels: Pixels, seen: Mask) -> Mask:

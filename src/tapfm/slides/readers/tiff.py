@@ -28,7 +28,6 @@ APERIO_JPEG2000_YCBCR = 33003
 APERIO = "Aperio"  # how its descriptions begin
 REDUCED = 1  # TIFF's mark of a smaller copy
 YCBCR = 6  # TIFF's number for the colour space
-COLOUR_SPACES = {2: "RGB", YCBCR: "YCBCR"}
 # TIFF's own numbers: old-style JPEG needs tables from elsewhere in the file
 NOT_DECODED = {6}
 ASPECT_TOLERANCE = 0.02  # between the levels of a pyramid; sizes are rounded
@@ -51,7 +50,7 @@ class Segments:
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
     compression: int
-    photometric: int
+    jpeg_colours: str | None  # colour space of plain JPEG tiles; None for all others
     tables: bytes | None
     decode: Any  # tifffile's decoder of this page
 
@@ -140,9 +139,8 @@ class TiffSlide:
 
     def _decode(self, segments: Segments, index: int, rows: int | None) -> Pixels:
         try:
-            if segments.compression == JPEG and segments.planes == 1 and segments.photometric in COLOUR_SPACES:
-                data = self._bytes(segments, index)
-                pixels = decode_jpeg(data, segments.tables, COLOUR_SPACES[segments.photometric], rows)
+            if segments.jpeg_colours is not None:
+                pixels = decode_jpeg(self._bytes(segments, index), segments.tables, segments.jpeg_colours, rows)
             else:
                 planes = range(index, len(segments.offsets), segments.per_plane)
                 pixels = np.concatenate([self._plane(segments, plane) for plane in planes], axis=2)
@@ -286,10 +284,18 @@ def segments_of(page: Any, first: Any) -> Segments:
         offsets=tuple(page.dataoffsets),
         lengths=tuple(page.databytecounts),
         compression=int(page.compression),
-        photometric=int(page.photometric),
+        jpeg_colours=jpeg_colours(page) if page.compression == JPEG and planes == 1 else None,
         tables=page.jpegtables,
         decode=page.decode,
     )
+
+
+def jpeg_colours(page: Any) -> str | None:
+    """Say in which colours a page's JPEG tiles are coded."""
+    if page.samplesperpixel != 3:
+        return None
+    # JFIF is always YCbCr; writers that put it into TIFF often tag it as the RGB it decodes to
+    return "YCBCR" if int(page.photometric) == YCBCR or page.is_jfif else "RGB"
 
 
 def metadata(description: str, ome: str | None, page: Any) -> tuple[str, float | None, float | None]:

@@ -1,0 +1,87 @@
+"""Ink and blur are found on painted and real tissue, and clean tissue is left alone."""
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+from slide_files import EOSIN, GLASS, REAL, needs_real_slides
+
+from tapfm.slides.opening import open_slide
+from tapfm.slides.quality import FOCUS_MPP, out_of_focus, pen_mask, sharpness
+from tapfm.slides.tissue import MASK_MPP
+
+PENS = {"blue": (30, 60, 170), "green": (20, 130, 70), "red": (215, 25, 40), "black": (45, 44, 48)}
+TISSUE = {
+    "eosin": EOSIN,
+    "strong eosin": (214, 84, 140),
+    "haematoxylin": (112, 74, 150),
+    "dark nuclei": (70, 45, 105),
+    "blood": (200, 70, 95),
+    "faint": (236, 222, 230),
+    "glass": GLASS,
+    "padding": (0, 0, 0),
+    "grey dust": (150, 150, 150),
+}
+
+
+def stroke(colour):
+    picture = np.full((200, 200, 3), EOSIN, np.uint8)
+    cv2.line(picture, (20, 20), (180, 170), colour, 14)
+    return picture
+
+
+@pytest.mark.parametrize("name", PENS)
+def test_a_pen_stroke_is_found(name):
+    picture = stroke(PENS[name])
+    mask = pen_mask(picture, MASK_MPP)
+    ink = (picture == PENS[name]).all(axis=2)
+    assert mask[ink].all()
+    assert mask.sum() < 2.2 * ink.sum()
+
+
+@pytest.mark.parametrize("name", TISSUE)
+def test_tissue_of_any_colour_is_no_pen(name):
+    assert not pen_mask(stroke(TISSUE[name]), MASK_MPP).any()
+
+
+def test_a_few_pixels_of_such_a_colour_are_no_pen():
+    picture = np.full((200, 200, 3), EOSIN, np.uint8)
+    picture[50:60, 50:60] = PENS["green"]  # surgical ink at a margin
+    assert not pen_mask(picture, MASK_MPP).any()
+
+
+@needs_real_slides
+def test_the_blue_ink_on_a_real_biopsy_is_found_and_nothing_else():
+    with Image.open(REAL / "slide_with_ink.jpeg") as image:
+        picture = np.asarray(image.convert("RGB").reduce(2))
+    mask = pen_mask(picture, MASK_MPP)
+    assert mask[410:450, 1890:1960].mean() > 0.95  # the blue spot
+    assert not mask[:, :1750].any()
+    assert not mask[:, 2150:].any()
+
+
+@needs_real_slides
+@pytest.mark.parametrize("blur_um", [0, 3, 4, 6, 10])
+def test_real_tissue_is_sharp_until_it_is_blurred(blur_um):
+    slide = open_slide(REAL / "CMU-1-Small-Region.svs")
+    pixels = slide.read_level(0, 0, 0, slide.facts.width_px0, slide.facts.height_px0)
+    if blur_um:
+        pixels = cv2.GaussianBlur(pixels, (0, 0), blur_um / slide.facts.mpp_in_file)
+    side_px = 224
+    focus_px = round(side_px * slide.facts.mpp_in_file / FOCUS_MPP)
+    verdicts = [
+        out_of_focus(cv2.resize(pixels[y : y + side_px, x : x + side_px], (focus_px,) * 2, interpolation=cv2.INTER_AREA))
+        for y in range(1200, 2700, side_px)
+        for x in range(900, 1500, side_px)
+    ]
+    assert np.mean(verdicts) == (1 if blur_um else 0)
+
+
+def test_a_flat_tile_is_not_judged():
+    assert sharpness(np.full((56, 56, 3), EOSIN, np.uint8)) is None
+    assert not out_of_focus(np.full((56, 56, 3), EOSIN, np.uint8))
+
+
+def test_camera_noise_is_not_blur():
+    noise = np.clip(np.array(GLASS) + np.random.default_rng(0).normal(0, 4, (56, 56, 3)), 0, 255).astype(np.uint8)
+    assert not out_of_focus(noise)
