@@ -42,6 +42,11 @@ def tapfm(*arguments, **environment):
         (["--version"], 0),
         (["encoders", "--help"], 0),
         (["doctor", "--help"], 0),
+        (["inspect", "--help"], 0),
+        (["inspect", "absent.svs"], 2),
+        (["tile", "--help"], 0),
+        (["tile", "absent.csv", "--out", "absent"], 2),
+        (["tile", "pyproject.toml", "--out", "absent", "--size", "0"], 2),
         (["encoders"], 0),
         (["encoders", "--json"], 0),
         (["encoders", "virchow2"], 0),
@@ -136,4 +141,4 @@ def test_markup_in_a_name_is_shown_as_it_is():
 
 def test_every_command_has_help_that_teaches():
     commands = re.findall(r"^[│|] (\w+)", tapfm("--help").stdout.split("Commands")[1], re.MULTILINE)
-    assert commands == ["encoders", "doctor"]
+    assert commands == ["inspect", "tile", "encoders", "doctor"]

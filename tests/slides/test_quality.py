@@ -70,7 +70,9 @@ def test_real_tissue_is_sharp_until_it_is_blurred(blur_um):
     side_px = 224
     focus_px = round(side_px * slide.facts.mpp_in_file / FOCUS_MPP)
     verdicts = [
-        out_of_focus(cv2.resize(pixels[y : y + side_px, x : x + side_px], (focus_px,) * 2, interpolation=cv2.INTER_AREA))
+        out_of_focus(
+            cv2.resize(pixels[y : y + side_px, x : x + side_px], (focus_px,) * 2, interpolation=cv2.INTER_AREA)
+        )
         for y in range(1200, 2700, side_px)
         for x in range(900, 1500, side_px)
     ]

@@ -61,7 +61,9 @@ def test_what_is_refused(in_file, objective, says):
     assert "column `mpp`" in error.value.hint
 
 
-@pytest.mark.parametrize(("mpp", "refused"), [(0.25 * 1.69, False), (0.25 * 1.71, True), (0.25 / 1.69, False), (0.25 / 1.71, True)])
+@pytest.mark.parametrize(
+    ("mpp", "refused"), [(0.25 * 1.69, False), (0.25 * 1.71, True), (0.25 / 1.69, False), (0.25 / 1.71, True)]
+)
 def test_a_contradiction_begins_at_1_7(mpp, refused):
     if refused:
         with pytest.raises(ScaleError, match="one of them is wrong"):
@@ -70,7 +72,9 @@ def test_a_contradiction_begins_at_1_7(mpp, refused):
         assert resolve_scale(facts(mpp, 40)).warnings
 
 
-@pytest.mark.parametrize(("mpp", "warned"), [(0.5 * 1.149, False), (0.5 * 1.151, True), (0.5 * 0.851, False), (0.5 * 0.849, True)])
+@pytest.mark.parametrize(
+    ("mpp", "warned"), [(0.5 * 1.149, False), (0.5 * 1.151, True), (0.5 * 0.851, False), (0.5 * 0.849, True)]
+)
 def test_a_warning_begins_at_15_percent(mpp, warned):
     assert bool(resolve_scale(facts(mpp, 20)).warnings) == warned
 

@@ -60,7 +60,9 @@ def test_a_fraction_of_a_level_pixel_is_not_lost(tmp_path):
 @pytest.mark.parametrize("downsamples", [(1,), (1, 4), (1, 2, 4, 8)])
 def test_a_tile_looks_the_same_from_any_pyramid(tmp_path, downsamples):
     pixels = section(2048, 1024, tissue=(0, 0, 1, 1))
-    slide = open_slide(write_slide(tmp_path / "s.tif", pixels, downsamples=downsamples, compression="zlib", aperio=False))
+    slide = open_slide(
+        write_slide(tmp_path / "s.tif", pixels, downsamples=downsamples, compression="zlib", aperio=False)
+    )
     tile = slide.read(333, 111, 448 * 2, 224).astype(int)
     reference = pixels[111 : 111 + 896, 333 : 333 + 896].reshape(224, 4, 224, 4, 3).mean(axis=(1, 3))
     assert np.abs(tile - reference).mean() < (6 if len(downsamples) > 1 else 0.6)

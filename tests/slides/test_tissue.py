@@ -96,7 +96,9 @@ def test_specks_go_and_small_holes_are_filled_while_large_ones_stay():
 
 
 def test_otsu_agrees_with_opencv():
-    values = np.concatenate([np.random.default_rng(0).normal(60, 10, 3000), np.random.default_rng(1).normal(170, 20, 1000)])
+    values = np.concatenate(
+        [np.random.default_rng(0).normal(60, 10, 3000), np.random.default_rng(1).normal(170, 20, 1000)]
+    )
     values = np.clip(values, 0, 255).astype(np.uint8)
     theirs, _ = cv2.threshold(values, 0, 255, cv2.THRESH_OTSU)
     assert abs(otsu(values.astype(np.float32)) - theirs) <= 2

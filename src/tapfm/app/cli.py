@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -45,49 +46,6 @@ def root(
     ] = False,
 ) -> None:
     """Adapt a pathology foundation model to your task from slide labels, on one GPU."""
-
-
-@app.command()
-def encoders(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="One encoder, in full: its key or name ('uni', 'Virchow2'), or timm:<architecture>."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Load the weights (cache, then hub, or --weights), verify them, encode a tile."),
-    ] = False,
-    weights: Annotated[
-        Path | None,
-        typer.Option("--weights", help="With --check: a weights file, or a folder in the shape of a hub repository."),
-    ] = None,
-) -> None:
-    """List the foundation models tapfm can adapt, or show one.
-
-    \b
-    tapfm encoders               the catalogue
-    tapfm encoders uni           one card: architecture, pixels, licence, weights
-    tapfm encoders uni --check   can it be loaded here? (if gated: how to get access)
-    tapfm encoders uni --check --weights pytorch_model.bin
-    """
-    from tapfm.app import encoder_views
-    from tapfm.encoders.catalog import encoder_card, encoder_cards
-
-    if name is None:
-        if check or weights is not None:
-            raise InputError("--check needs the name of an encoder.", hint="For example: tapfm encoders uni --check")
-        encoder_views.show_table(encoder_cards().values(), terminal(), as_json=as_json)
-        return
-    if weights is not None and not check:
-        raise InputError(
-            "--weights is used by --check.", hint=f"Type: tapfm encoders {name} --check --weights {weights}"
-        )
-    card = encoder_card(name)
-    if check:
-        encoder_views.check_encoder(card, weights, terminal(), as_json=as_json)
-    else:
-        encoder_views.show_card(card, terminal(), as_json=as_json)
 
 
 SOURCES = "Slides, folders of slides (searched below, a folder of DICOM files is one slide), or cohort tables."
@@ -229,6 +187,49 @@ def available_cores() -> int:
 
 
 @app.command()
+def encoders(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One encoder, in full: its key or name ('uni', 'Virchow2'), or timm:<architecture>."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Load the weights (cache, then hub, or --weights), verify them, encode a tile."),
+    ] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", help="With --check: a weights file, or a folder in the shape of a hub repository."),
+    ] = None,
+) -> None:
+    """List the foundation models tapfm can adapt, or show one.
+
+    \b
+    tapfm encoders               the catalogue
+    tapfm encoders uni           one card: architecture, pixels, licence, weights
+    tapfm encoders uni --check   can it be loaded here? (if gated: how to get access)
+    tapfm encoders uni --check --weights pytorch_model.bin
+    """
+    from tapfm.app import encoder_views
+    from tapfm.encoders.catalog import encoder_card, encoder_cards
+
+    if name is None:
+        if check or weights is not None:
+            raise InputError("--check needs the name of an encoder.", hint="For example: tapfm encoders uni --check")
+        encoder_views.show_table(encoder_cards().values(), terminal(), as_json=as_json)
+        return
+    if weights is not None and not check:
+        raise InputError(
+            "--weights is used by --check.", hint=f"Type: tapfm encoders {name} --check --weights {weights}"
+        )
+    card = encoder_card(name)
+    if check:
+        encoder_views.check_encoder(card, weights, terminal(), as_json=as_json)
+    else:
+        encoder_views.show_card(card, terminal(), as_json=as_json)
+
+
+@app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Do not ask the hub which gated encoders open.")] = False,
@@ -248,6 +249,8 @@ def doctor(
 
 def main() -> None:
     """Run the command line; errors of ours are one message and a hint, not a traceback."""
+    # what schedulers send before they kill: ended like Ctrl-C, so that tables are saved
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         app()
     except TapfmError as error:

@@ -24,7 +24,10 @@ from tapfm.storage import sha256_of
 Status = Literal["ok", "note", "broken"]
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[bold red]broken[/]"}
 GIB = 2**30
-RUNS_WITH = ("torch", "timm", "safetensors", "huggingface_hub", "typer", "rich")
+RUNS_WITH = (
+    *("torch", "timm", "safetensors", "huggingface_hub", "typer", "rich", "numpy", "openslide-python", "tifffile"),
+    *("imagecodecs", "pillow", "opencv-python-headless", "h5py"),
+)
 SMALL_ONLY = "Small encoders only; adapting a large one needs an NVIDIA GPU."
 LARGEST_WEIGHTS = 5 * GIB  # a ViT-g in float32
 
@@ -127,9 +130,8 @@ def openslide_finding() -> Finding:
     try:
         openslide = importlib.import_module("openslide")
     except ModuleNotFoundError:
-        return Finding(
-            "OpenSlide", "note", "not installed: slides cannot be read", "pip install openslide-python openslide-bin"
-        )
+        advice = "pip install openslide-python openslide-bin"
+        return Finding("OpenSlide", "broken", "not installed: slides cannot be read", advice)
     except Exception as error:  # the Python part is there, the library is not
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Finding("OpenSlide", "broken", reason, "pip install openslide-bin")

@@ -1,0 +1,388 @@
+"""`tapfm tile` as a user types it: the right files, honest failures, and nothing lost however it ends."""
+
+import csv
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import PROGRAM, tapfm
+from PIL import Image
+from slide_files import REAL, needs_real_slides, section, write_slide
+
+from tapfm.app.tile_slides import make_job
+from tapfm.cohort.manifest import SlideRow
+from tapfm.tiles.grid import TileSpec
+from tapfm.tiles.store import read_tiles
+
+CHANGED = {
+    "tile_px": 256,
+    "mpp": 0.4,
+    "overlap_px": 16,
+    "min_tissue": 0.5,
+    "tissue": "texture",
+    "drop_pen": False,
+    "drop_blur": False,
+}
+
+
+def make_cohort(folder, count=4, side_px=1200):
+    folder.mkdir(exist_ok=True)
+    lines = ["slide_id,path,patient_id,mpp,FGFR3"]
+    for i in range(count):
+        write_slide(folder / f"s{i}.svs", section(side_px, side_px, seed=i), mpp=0.25 if i % 2 else 0.5)
+        lines.append(f"case-{i},s{i}.svs,P{i},,{i % 2}")
+    (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
+    return folder / "cohort.csv"
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def tile_files(out):
+    return {path.name: path.read_bytes() for path in sorted((out / "patches").glob("*.h5"))}
+
+
+def test_a_cohort_of_two_scanners(tmp_path):
+    out = tmp_path / "tiles"
+    result = tapfm("tile", make_cohort(tmp_path / "c"), "--out", out, "--workers", 2)
+    assert result.returncode == 0, result.stderr
+    assert "Tiled 4 of 4 slides: 58 tiles." in result.stdout
+    rows = rows_of(out / "summary.csv")
+    assert [row["slide_id"] for row in rows] == [f"case-{i}" for i in range(4)]
+    assert [row["status"] for row in rows] == ["ok"] * 4
+    assert [row["mpp"] for row in rows] == ["0.5", "0.25", "0.5", "0.25"]
+    assert {row["mpp_source"] for row in rows} == {"file"}
+    assert [int(row["tiles"]) for row in rows] == [
+        len(read_tiles(out / "patches" / f"case-{i}_patches.h5")) for i in range(4)
+    ]
+    assert {"tissue_mm2", "removed_background", "removed_pen", "removed_blur", "reason", "seconds"} <= rows[0].keys()
+    assert rows_of(out / "failures.csv") == []
+    for i in range(4):
+        with Image.open(out / "overlays" / f"case-{i}.png") as overlay:
+            assert max(overlay.size) >= 1200
+        assert json.loads((out / "tissue" / f"case-{i}.geojson").read_text())["features"]
+        assert f"overlays/case-{i}.png" in (out / "index.html").read_text()
+    at_20x, at_40x = (read_tiles(out / "patches" / f"case-{i}_patches.h5") for i in (0, 1))
+    assert (at_20x.side_px0, at_40x.side_px0) == (224, 448)
+    assert at_20x.achieved_mpp == at_40x.achieved_mpp == 0.5
+
+
+def broken_cohort(tmp_path):
+    cohort = make_cohort(tmp_path / "c", 2)
+    folder = cohort.parent
+    (folder / "junk.svs").write_bytes(b"nothing")
+    write_slide(folder / "glass.svs", section(900, 900, tissue=(0, 0, 0, 0)))
+    write_slide(folder / "absurd.tif", section(900, 900), aperio=False, resolution_mpp=0.005)
+    data = write_slide(folder / "short.svs", section(900, 900)).read_bytes()
+    (folder / "short.svs").write_bytes(data[: len(data) // 2])
+    with cohort.open("a") as file:
+        file.write("junk,junk.svs,,,\nglass,glass.svs,,,\nabsurd,absurd.tif,,,\nshort,short.svs,,,\n")
+    return cohort
+
+
+def test_broken_slides_cost_themselves_only(tmp_path):
+    cohort, out = broken_cohort(tmp_path), tmp_path / "tiles"
+    result = tapfm("tile", cohort, "--out", out)
+    assert result.returncode == 3
+    assert "Tiled 2 of 6 slides" in result.stdout
+    assert f"4 failed: {out / 'failures.csv'}" in result.stdout
+    assert "Traceback" not in result.stderr
+    reasons = {row["slide_id"]: row["reason"] for row in rows_of(out / "failures.csv")}
+    assert "not a slide in any format" in reasons["junk"]
+    assert "has no tissue" in reasons["glass"]
+    assert "0.005 um per pixel, outside 0.1 to 1.2" in reasons["absurd"]
+    assert "short.svs" in reasons["short"]
+    assert all(row["what_to_do"] for row in rows_of(out / "failures.csv"))
+    assert sorted(tile_files(out)) == ["case-0_patches.h5", "case-1_patches.h5"]
+    assert (out / "overlays" / "glass.png").exists()  # so that one sees why
+    assert "has no tissue" in (out / "index.html").read_text()
+    assert tapfm("tile", cohort, "--out", out, "--allow-failures", 3).returncode == 3
+    assert tapfm("tile", cohort, "--out", out, "--allow-failures", 4).returncode == 0
+
+
+def test_the_column_mpp_mends_a_slide_and_only_that_one_is_done(tmp_path):
+    cohort, out = broken_cohort(tmp_path), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    cohort.write_text(cohort.read_text().replace("absurd,absurd.tif,,,", "absurd,absurd.tif,,0.5,"))
+    before = {path: path.stat().st_mtime_ns for path in (out / "patches").iterdir()}
+    result = tapfm("tile", cohort, "--out", out, "--only", "absurd")
+    assert result.returncode == 3  # three others are still failed
+    rows = {row["slide_id"]: row for row in rows_of(out / "summary.csv")}
+    assert len(rows) == 6
+    assert (rows["absurd"]["status"], rows["absurd"]["mpp_source"]) == ("ok", "manifest")
+    assert len(rows_of(out / "failures.csv")) == 3
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_second_run_does_nothing_and_says_so(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c"), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    first = {path: path.stat().st_mtime_ns for path in (out / "patches").iterdir()}
+    summary = (out / "summary.csv").read_text()
+    result = tapfm("tile", cohort, "--out", out)
+    assert "4 of 4 slides are tiled already" in result.stderr
+    assert {path: path.stat().st_mtime_ns for path in (out / "patches").iterdir()} == first
+    assert (out / "summary.csv").read_text() == summary
+    tapfm("tile", cohort, "--out", out, "--force")
+    assert {path: path.stat().st_mtime_ns for path in (out / "patches").iterdir()} != first
+
+
+def test_every_setting_is_in_the_key():
+    # a setting that is added without a value here fails this test
+    assert CHANGED.keys() == {each.name for each in dataclasses.fields(TileSpec)}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_changing_a_setting_changes_the_key(tmp_path, name):
+    row = SlideRow("a", write_slide(tmp_path / "a.svs", section(300, 300)), "a")
+    keys = {
+        make_job(row, tmp_path, spec, "trident", None).key for spec in (TileSpec(), TileSpec(**{name: CHANGED[name]}))
+    }
+    assert len(keys) == 2
+
+
+def test_whatever_decides_the_tiles_is_in_the_key(tmp_path):
+    path = write_slide(tmp_path / "a.svs", section(300, 300))
+    row = SlideRow("a", path, "a")
+    (tmp_path / "mask.geojson").write_text("{}")
+
+    def key(row=row, layout="trident", tissue=None):
+        return make_job(row, tmp_path, TileSpec(), layout, tissue).key
+
+    keys = [key(), key(dataclasses.replace(row, mpp=0.3)), key(layout="clam"), key(tissue=tmp_path / "mask.geojson")]
+    (tmp_path / "mask.geojson").write_text("{  }")
+    keys.append(key(tissue=tmp_path / "mask.geojson"))
+    os.utime(path, ns=(1, 1))
+    keys.append(key())
+    write_slide(path, section(310, 300))
+    keys.append(key())
+    assert len(set(keys)) == 7
+    assert key() == keys[-1]
+
+
+def test_tiles_of_other_settings_are_never_left_for_a_slide_that_now_fails(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 2), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    assert len(tile_files(out)) == 2
+    result = tapfm("tile", cohort, "--out", out, "--size", 2048)  # larger than the slides
+    assert result.returncode == 3
+    assert tile_files(out) == {}
+
+
+def test_one_layout_replaces_the_other(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    tapfm("tile", cohort, "--out", out, "--layout", "clam")
+    assert list(tile_files(out)) == ["case-0.h5"]
+    assert read_tiles(out / "patches" / "case-0.h5").side_px0 == 224
+
+
+def test_one_worker_and_many_make_the_same_files(tmp_path):
+    cohort = make_cohort(tmp_path / "c", 5)
+    for workers in (1, 4):
+        tapfm("tile", cohort, "--out", tmp_path / f"w{workers}", "--workers", workers)
+    for part, pattern in (("patches", "*.h5"), ("overlays", "*.png"), ("tissue", "*.geojson")):
+        one, four = (
+            {path.name: path.read_bytes() for path in (tmp_path / f"w{n}" / part).glob(pattern)} for n in (1, 4)
+        )
+        assert len(one) == 5
+        assert one == four
+    assert [{**row, "seconds": ""} for row in rows_of(tmp_path / "w1" / "summary.csv")] == [
+        {**row, "seconds": ""} for row in rows_of(tmp_path / "w4" / "summary.csv")
+    ]
+
+
+def start(*arguments):
+    return subprocess.Popen([*PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition, process):
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        os.sched_yield()
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_leaves_whole_files_and_goes_on(tmp_path, blow):
+    cohort = make_cohort(tmp_path / "c", 8)
+    tapfm("tile", cohort, "--out", tmp_path / "whole", "--workers", 2)
+    out = tmp_path / "tiles"
+    process = start("tile", cohort, "--out", out, "--workers", 2)
+    wait_for(lambda: len(list((out / "patches").glob("*.h5"))) >= 2, process)
+    workers = children_of(process.pid)
+    process.send_signal(blow)
+    _, stderr = process.communicate()
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[blow], stderr
+    assert "Traceback" not in stderr
+    wait_for_all_gone(workers)
+    for path in (out / "patches").glob("*.h5"):
+        read_tiles(path)
+    done = {path: path.stat().st_mtime_ns for path in (out / "patches").glob("*.h5")}
+    result = tapfm("tile", cohort, "--out", out, "--workers", 2)
+    assert result.returncode == 0, result.stderr
+    assert "of 8 slides are tiled already" in result.stderr
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert tile_files(out) == tile_files(tmp_path / "whole")
+    assert not list(out.rglob("*.unfinished"))
+    assert len(rows_of(out / "summary.csv")) == 8
+
+
+def wait_for_all_gone(pids):
+    deadline = time.monotonic() + 60
+    while not all(map(gone, pids)):
+        assert time.monotonic() < deadline, "workers outlive their parent"
+        os.sched_yield()
+
+
+def test_a_worker_that_is_killed_costs_its_slide(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 6), tmp_path / "tiles"
+    process = start("tile", cohort, "--out", out, "--workers", 1)
+    wait_for(lambda: len(list((out / "patches").glob("*.h5"))) >= 1, process)
+    os.kill(children_of(process.pid)[-1], signal.SIGKILL)
+    stdout, _ = process.communicate()
+    assert process.returncode == 3
+    assert "Tiled 5 of 6 slides" in stdout
+    (failure,) = rows_of(out / "failures.csv")
+    assert "killed by SIGKILL (out of memory?)" in failure["reason"]
+
+
+def test_what_a_killed_run_was_writing_is_removed(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
+    (out / "patches").mkdir(parents=True)
+    (out / "patches" / ".case-0_patches.h5.abc.unfinished").write_bytes(b"half")
+    (out / "mine.txt").write_text("kept")
+    assert tapfm("tile", cohort, "--out", out).returncode == 0
+    assert not list(out.rglob("*.unfinished"))
+    assert (out / "mine.txt").read_text() == "kept"
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 6), tmp_path / "tiles"
+    process = start("tile", cohort, "--out", out, "--workers", 1)
+    wait_for((out / ".lock").exists, process)
+    wait_for(lambda: children_of(process.pid), process)
+    second = tapfm("tile", cohort, "--out", out)
+    process.communicate()
+    assert second.returncode == 2
+    assert "Another tapfm tile is at work" in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--size", "3"], "size is 3"),
+        (["--mpp", "0"], "mpp is 0"),
+        (["--min-tissue", "2"], "min-tissue is 2"),
+        (["--tissue", "magic"], "otsu, darkness, texture"),
+        (["--layout", "tridnet"], "Nearest: trident"),
+        (["--workers", "0"], "--workers is 0"),
+        (["--only", "case-9"], "Ids there are: case-0, case-1"),
+        (["--tissue-mask", "absent"], "There is no absent"),
+        (["--slides"], "requires an argument"),
+    ],
+)
+def test_wrong_use_is_told_and_nothing_is_written(tmp_path, arguments, says):
+    result = tapfm("tile", make_cohort(tmp_path / "c", 2), "--out", tmp_path / "tiles", *arguments)
+    assert result.returncode == 2, result.stderr
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "tiles").exists()
+
+
+def test_a_table_with_problems_is_told_and_nothing_is_written(tmp_path):
+    cohort = make_cohort(tmp_path / "c", 2)
+    with cohort.open("a") as file:
+        file.write("case-0,s1.svs,,,\nx,absent.svs,,,\n")
+    result = tapfm("tile", cohort, "--out", tmp_path / "tiles")
+    assert result.returncode == 2
+    assert "line 4: slide_id 'case-0' is also on line 2" in result.stderr
+    assert "line 5: no file" in result.stderr
+    assert not (tmp_path / "tiles").exists()
+
+
+def test_drawn_tissue_for_some_slides(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 3), tmp_path / "tiles"
+    masks = tmp_path / "masks"
+    masks.mkdir()
+    polygon = [[0, 0], [448, 0], [448, 448], [0, 448], [0, 0]]
+    (masks / "case-0.geojson").write_text(json.dumps({"type": "Polygon", "coordinates": [polygon]}))
+    mask = np.zeros((1200, 1200), np.uint8)
+    mask[:448, :448] = 255
+    Image.fromarray(mask).save(masks / "case-1.png")
+    (masks / "case-2.geojson").write_text("none")
+    result = tapfm("tile", cohort, "--out", out, "--tissue-mask", masks, "--keep-blur", "--min-tissue", "0.9")
+    assert result.returncode == 3
+    assert read_tiles(out / "patches" / "case-0_patches.h5").positions.tolist() == [
+        [0, 0],
+        [224, 0],
+        [0, 224],
+        [224, 224],
+    ]
+    assert read_tiles(out / "patches" / "case-1_patches.h5").positions.tolist() == [[0, 0]]
+    (failure,) = rows_of(out / "failures.csv")
+    assert "case-2.geojson is not GeoJSON" in failure["reason"]
+    several = tapfm("tile", cohort, "--out", out, "--tissue-mask", masks / "case-0.geojson")
+    assert several.returncode == 2
+    assert "--only ID" in several.stderr
+
+
+def test_our_own_outline_edited_comes_back(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    before = read_tiles(out / "patches" / "case-0_patches.h5").positions.tolist()
+    shutil.copytree(out / "tissue", tmp_path / "edited")
+    result = tapfm("tile", cohort, "--out", out, "--tissue-mask", tmp_path / "edited")
+    assert "already" not in result.stderr
+    assert read_tiles(out / "patches" / "case-0_patches.h5").positions.tolist() == before
+
+
+def test_memory_stays_flat_over_two_hundred_slides(tmp_path):
+    folder = tmp_path / "c"
+    folder.mkdir()
+    for i in range(10):
+        write_slide(folder / f"s{i}.svs", section(700, 700, seed=i), downsamples=(1,))
+    peaks = {}
+    for count in (20, 200):
+        lines = ["slide_id,path", *(f"case-{i},s{i % 10}.svs" for i in range(count))]
+        (folder / "cohort.csv").write_text("\n".join(lines))
+        process = subprocess.Popen(
+            [*PROGRAM, "tile", folder / "cohort.csv", "--out", tmp_path / f"t{count}", "--workers", "2"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        _, status, usage = os.wait4(process.pid, 0)  # its own peak, or that of the largest worker
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        peaks[count] = usage.ru_maxrss
+    assert peaks[200] < 1.1 * peaks[20]
+
+
+@needs_real_slides
+def test_the_folder_of_real_slides(tmp_path):
+    result = tapfm("tile", REAL, "--out", tmp_path / "tiles")
+    assert result.returncode == 3
+    assert "Tiled 3 of 8 slides" in result.stdout
+    rows = {row["slide_id"]: row for row in rows_of(tmp_path / "tiles" / "summary.csv")}
+    assert rows["CMU-1-Small-Region"]["tiles"] == "61"
+    assert "0.00499 um per pixel" in rows["CMU-1-Small-Region.jpeg"]["reason"]
+    assert "column `mpp`" in result.stdout

@@ -1,0 +1,89 @@
+"""Handles open in the worker, forked or spawned; few at a time; nothing leaks."""
+
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from slide_files import section, write_scn, write_slide
+
+from tapfm.errors import TileReadError
+from tapfm.slides.pool import SlidePool
+from tapfm.slides.readers.openslide import OpenSlideSlide
+from tapfm.slides.readers.tiff import TiffSlide
+
+
+@pytest.fixture
+def slides(tmp_path):
+    fast = write_slide(tmp_path / "fast.svs", section(1200, 1200))
+    slow = write_scn(tmp_path / "slow.scn", [(0, 0, section(1024, 1024, tissue=(0, 0, 1, 1)))], (2048, 2048))
+    return [fast, slow]
+
+
+def read_all(pool, paths, line):
+    line.send([pool.get(path).read(300, 300, 448, 224) for path in paths])
+    line.close()
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_pool_that_was_used_before_works_in_workers(slides, start):
+    pool = SlidePool()
+    before = [pool.get(path).read(300, 300, 448, 224) for path in slides]
+    context = multiprocessing.get_context(start)
+    for _ in range(2):
+        ours, theirs = context.Pipe()
+        worker = context.Process(target=read_all, args=(pool, slides, theirs))
+        worker.start()
+        theirs.close()
+        for here, there in zip(before, ours.recv(), strict=True):
+            np.testing.assert_array_equal(here, there)
+        worker.join()
+        assert worker.exitcode == 0
+    for path, here in zip(slides, before, strict=True):
+        np.testing.assert_array_equal(pool.get(path).read(300, 300, 448, 224), here)
+
+
+def test_the_least_recently_used_slide_is_closed(tmp_path):
+    paths = [write_slide(tmp_path / f"{i}.svs", section(300, 300, seed=i), downsamples=(1,)) for i in range(4)]
+    pool = SlidePool(most_open=2)
+    first = pool.get(paths[0])
+    pool.get(paths[1])
+    assert pool.get(paths[0]) is first
+    pool.get(paths[2])  # closes 1
+    assert pool.get(paths[0]) is first
+    pool.get(paths[3])  # closes 2
+    assert list(pool._open) == [paths[0], paths[3]]
+    pool.close()
+    with pytest.raises(TileReadError, match="closed file"):
+        first.read(0, 0, 100, 50)
+
+
+def test_a_pool_travels_without_its_handles(slides):
+    pool = SlidePool(most_open=3, cache_bytes=1000)
+    pool.get(slides[0])
+    copy = pickle.loads(pickle.dumps(pool))
+    assert (copy.most_open, copy.cache_bytes, len(copy._open)) == (3, 1000, 0)
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("reader", [TiffSlide, OpenSlideSlide])
+def test_nothing_leaks_over_ten_thousand_reads(tmp_path, reader):
+    path = write_slide(tmp_path / "s.svs", section(2048, 2048, nuclei_per_mpx=100), downsamples=(1,), tile_px=64)
+    cache_bytes = 500_000  # of 12 MB decoded: everything passes through the cache
+    slide = reader(path, cache_bytes)
+    places = np.random.default_rng(0).integers(0, 1984, (10_000, 2)).tolist()
+    for x, y in places[:2000]:
+        slide.read(x, y, 64, 32)
+    before, files = resident_bytes(), len(list(Path("/proc/self/fd").iterdir()))
+    for x, y in places[2000:]:
+        slide.read(x, y, 64, 32)
+    assert resident_bytes() - before < 8_000_000
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
+    if reader is TiffSlide:
+        assert sum(pixels.nbytes for pixels in slide._cache.values()) == slide._cached_bytes <= cache_bytes

@@ -1,0 +1,193 @@
+"""One slide: exact tiles on known tissue, one red tile on its exact pixels, every removal counted."""
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+from slide_files import EOSIN, GLASS, REAL, needs_real_slides, section, write_scn, write_slide
+
+from tapfm.errors import TileReadError
+from tapfm.slides.opening import open_slide
+from tapfm.slides.scale import Scale, resolve_scale
+from tapfm.tiles.grid import TileSpec, Verdict
+from tapfm.tiles.tiling import tile_slide, why_empty
+
+SPEC = TileSpec()
+
+
+def tiled(path, spec=SPEC, mpp=None, tissue_path=None):
+    slide = open_slide(path)
+    return slide, tile_slide(slide, resolve_scale(slide.facts, mpp), spec, tissue_path)
+
+
+@pytest.mark.parametrize("mpp", [0.23, 0.25, 0.2645, 0.33, 0.5])
+def test_tissue_of_a_known_place_has_exactly_its_tiles(tmp_path, mpp):
+    side_px0 = SPEC.side_px0(mpp)
+    stride_px0 = 112 / mpp
+    # tissue from the third column and second row on, four by three tiles
+    width, height = round(8 * stride_px0) + 5, round(6 * stride_px0) + 5
+    left, top, right, bottom = (round(n * stride_px0) for n in (2, 1, 6, 4))
+    pixels = section(width, height, tissue=(left / width, top / height, right / width, bottom / height))
+    path = write_slide(tmp_path / "s.svs", pixels, mpp=mpp, objective=20 if mpp > 0.3 else 40)
+    _, result = tiled(path, TileSpec(min_tissue=0.5))
+    expected = [[round(c * stride_px0), round(r * stride_px0)] for r in range(1, 4) for c in range(2, 6)]
+    assert result.side_px0 == side_px0
+    assert result.kept.tolist() == expected
+    assert result.counts[Verdict.BACKGROUND] == len(result.positions) - 12
+    area_mm2 = (right - left) * (bottom - top) * mpp**2 / 1e6
+    assert result.tissue_mm2 == pytest.approx(area_mm2, rel=0.1)
+
+
+@pytest.mark.parametrize(("mpp", "objective"), [(0.5, 20), (0.25, 40), (0.2645, 40)])
+def test_one_red_tile_is_found_at_its_exact_pixels(tmp_path, mpp, objective):
+    stride_px0, side_px0 = 112 / mpp, SPEC.side_px0(mpp)
+    size = round(7 * stride_px0) + 3
+    pixels = section(size, size, tissue=(0, 0, 1, 1))
+    x, y = round(4 * stride_px0), round(2 * stride_px0)
+    pixels[y : y + side_px0, x : x + side_px0] = (255, 0, 0)
+    options = {"compression": "zlib", "aperio": False} if mpp != 0.25 else {"level": 100}
+    path = write_slide(tmp_path / "s.tif", pixels, mpp=mpp, objective=objective, **options)
+    slide, result = tiled(path, TileSpec(drop_pen=False))
+    red = [
+        position
+        for position in result.kept.tolist()
+        if (np.abs(slide.read(*position, result.side_px0, 224).astype(int) - (255, 0, 0)) <= 3).all()
+    ]
+    assert red == [[x, y]]
+    # one pixel beside it, the tile is no longer all red
+    for dx, dy in ((-1, 0), (1, 0), (0, -1), (0, 1)):
+        assert (slide.read(x + dx, y + dy, side_px0, 224)[..., 1] > 3).any()
+
+
+def test_bounds_and_gaps_of_a_leica_slide(tmp_path):
+    areas = [
+        (512, 256, section(1120, 1120, tissue=(0, 0, 1, 1))),
+        (2304, 1024, section(672, 448, seed=1, tissue=(0, 0, 1, 1))),
+    ]
+    slide, result = tiled(write_scn(tmp_path / "s.scn", areas, (4096, 2048)))
+    assert result.positions.min(axis=0).tolist() == [512, 256]
+    first = [[512 + 224 * c, 256 + 224 * r] for r in range(5) for c in range(5)]
+    inside = [position for position in result.kept.tolist() if position[0] < 1632]
+    assert sorted(inside) == sorted(first)
+    for x, y in result.kept.tolist():
+        assert (slide.read(x, y, 224, 224) != 255).any(axis=2).mean() > 0.25  # none lies in the gap
+    gap = result.verdicts[(result.positions[:, 0] >= 1632) & (result.positions[:, 0] + 224 <= 2304)]
+    assert set(gap.tolist()) == {Verdict.BACKGROUND}
+
+
+def test_ink_is_counted_and_left_out(tmp_path):
+    pixels = section(2240, 2240, tissue=(0, 0, 1, 1))
+    pixels[448:896, 448:1344] = (30, 60, 170)
+    path = write_slide(tmp_path / "s.svs", pixels)
+    _, clean = tiled(path)
+    # the ink's own 8 tiles, and those around that its fringe reaches into
+    inked = {tuple(p) for p in clean.positions[clean.verdicts == Verdict.PEN].tolist()}
+    assert {(448 + 224 * c, 448 + 224 * r) for r in range(2) for c in range(4)} <= inked
+    assert len(inked) <= 24
+    assert clean.counts[Verdict.KEPT] == 100 - len(inked)
+    _, kept = tiled(path, TileSpec(drop_pen=False))
+    assert kept.counts[Verdict.KEPT] == 100
+
+
+def test_blur_is_counted_and_left_out(tmp_path):
+    pixels = section(2240, 1120, tissue=(0, 0, 1, 1), nuclei_per_mpx=2000)
+    pixels[:, 1120:] = cv2.GaussianBlur(pixels, (0, 0), 10)[:, 1120:]  # 5 um
+    path = write_slide(tmp_path / "s.svs", pixels)
+    _, result = tiled(path)
+    assert result.counts[Verdict.BLUR] == 25
+    assert (result.positions[result.verdicts == Verdict.BLUR][:, 0] >= 1120).all()
+    assert result.warnings == ()
+    _, kept = tiled(path, TileSpec(drop_blur=False))
+    assert kept.counts[Verdict.KEPT] == 50
+
+
+def test_a_filter_that_takes_nearly_everything_is_told(tmp_path):
+    pixels = cv2.GaussianBlur(section(1120, 1120, tissue=(0, 0, 1, 1)), (0, 0), 10)
+    _, result = tiled(write_slide(tmp_path / "s.svs", pixels))
+    assert result.warnings == ("blur removed 25 of 25 tissue tiles: look at the overlay",)
+    assert "removed 25 by blur" in str(why_empty(result, "s.svs", SPEC))
+
+
+def test_scanner_padding_is_named(tmp_path):
+    pixels = section(1120, 1120, tissue=(0, 0, 1, 1))
+    pixels[:, :448] = 0
+    _, result = tiled(write_slide(tmp_path / "s.svs", pixels))
+    assert result.counts[Verdict.PADDING] == 10
+    assert result.counts[Verdict.KEPT] == 15
+
+
+def test_glass_has_no_tile_and_says_so(tmp_path):
+    _, result = tiled(write_slide(tmp_path / "s.svs", section(1120, 1120, tissue=(0, 0, 0, 0))))
+    assert len(result.kept) == 0
+    assert "has no tissue: none of 25 places is covered to 25%" in str(why_empty(result, "s.svs", SPEC))
+
+
+def test_a_slide_smaller_than_a_tile_says_so(tmp_path):
+    _, result = tiled(write_slide(tmp_path / "s.svs", section(200, 200), downsamples=(1,)))
+    assert "200 x 200 pixels, less than one tile of 224 x 224" in str(why_empty(result, "s.svs", SPEC))
+
+
+def test_min_tissue_decides_at_its_edge(tmp_path):
+    pixels = np.full((896, 896, 3), GLASS, np.uint8)
+    pixels[224:, 224 : 224 + 112] = EOSIN  # half of three tiles
+    path = write_slide(tmp_path / "s.svs", pixels, compression="zlib", aperio=False)
+    assert tiled(path, TileSpec(min_tissue=0.4, drop_blur=False))[1].kept.tolist() == [
+        [224, 224],
+        [224, 448],
+        [224, 672],
+    ]
+    assert len(tiled(path, TileSpec(min_tissue=0.7, drop_blur=False))[1].kept) == 0
+
+
+def test_tiles_of_a_coarser_slide_are_enlarged_with_a_warning(tmp_path):
+    _, result = tiled(write_slide(tmp_path / "s.svs", section(1120, 1120, tissue=(0, 0, 1, 1)), mpp=1.0, objective=10))
+    assert result.side_px0 == 112
+    assert "1 um per pixel is coarser than the 0.5 asked for" in result.warnings[0]
+
+
+def damaged(path, tiles):
+    with tifffile.TiffFile(path) as file:
+        offsets = file.pages[0].dataoffsets
+    data = bytearray(path.read_bytes())
+    for tile in tiles:
+        data[offsets[tile] : offsets[tile] + 64] = bytes(64)
+    path.write_bytes(data)
+    return path
+
+
+def slide_for_damage(tmp_path):
+    # tissue is found on level 1; sharpness is judged from level 0, whose tiles here are those of the grid
+    pixels = section(2240, 2240, tissue=(0, 0, 1, 1))
+    return write_slide(tmp_path / "s.svs", pixels, tile_px=224, downsamples=(1, 16))
+
+
+def test_a_few_unreadable_tiles_are_left_out_and_counted(tmp_path):
+    _, result = tiled(damaged(slide_for_damage(tmp_path), [5, 17, 99]))
+    assert result.counts[Verdict.UNREADABLE] == 3
+    assert result.counts[Verdict.KEPT] == 97
+    assert result.positions[result.verdicts == Verdict.UNREADABLE].tolist() == [[1120, 0], [1568, 224], [2016, 2016]]
+
+
+def test_many_unreadable_tiles_fail_the_slide(tmp_path):
+    with pytest.raises(TileReadError, match=r"s\.svs: 6 of 100 tiles cannot be decoded"):
+        tiled(damaged(slide_for_damage(tmp_path), range(0, 60, 10)))
+
+
+def test_drawn_tissue_replaces_what_would_be_found(tmp_path):
+    path = write_slide(tmp_path / "s.svs", section(1120, 1120, tissue=(0, 0, 1, 1)))
+    polygon = [[224, 224], [672, 224], [672, 448], [224, 448], [224, 224]]
+    (tmp_path / "s.geojson").write_text(f'{{"type": "Polygon", "coordinates": [{polygon}]}}')
+    _, result = tiled(path, TileSpec(min_tissue=0.5), tissue_path=tmp_path / "s.geojson")
+    assert result.kept.tolist() == [[224, 224], [448, 224]]
+
+
+@needs_real_slides
+@pytest.mark.parametrize("name", ["CMU-1-Small-Region.svs", "CMU-1-Small-Region-DICOM", "CMU-1-Small-Region.jp2.tiff"])
+def test_the_same_real_tissue_has_the_same_tiles_in_every_format(name):
+    slide = open_slide(REAL / name)
+    result = tile_slide(slide, Scale(0.499, "manifest"), SPEC)
+    reference = tile_slide(open_slide(REAL / "CMU-1-Small-Region.svs"), Scale(0.499, "file"), SPEC)
+    assert len(result.positions) == 117
+    assert len(reference.kept) == 61
+    assert abs(len(result.kept) - len(reference.kept)) <= 1  # each was compressed once more
+    assert result.counts[Verdict.PEN] == result.counts[Verdict.BLUR] == 0
