@@ -10,7 +10,7 @@ from tapfm.slides.opening import open_slide
 from tapfm.slides.quality import FOCUS_MPP, out_of_focus, pen_mask, sharpness
 from tapfm.slides.tissue import MASK_MPP
 
-PENS = {"blue": (30, 60, 170), "green": (20, 130, 70), "red": (215, 25, 40), "black": (45, 44, 48)}
+PENS = {"blue": (30, 60, 170), "green": (20, 130, 70), "red": (215, 25, 40), "black": (45, 44, 48), "pitch black": (6, 5, 8)}
 TISSUE = {
     "eosin": EOSIN,
     "strong eosin": (214, 84, 140),
@@ -19,7 +19,6 @@ TISSUE = {
     "blood": (200, 70, 95),
     "faint": (236, 222, 230),
     "glass": GLASS,
-    "padding": (0, 0, 0),
     "grey dust": (150, 150, 150),
 }
 
@@ -42,6 +41,14 @@ def test_a_pen_stroke_is_found(name):
 @pytest.mark.parametrize("name", TISSUE)
 def test_tissue_of_any_colour_is_no_pen(name):
     assert not pen_mask(stroke(TISSUE[name]), MASK_MPP).any()
+
+
+def test_scanner_padding_is_no_pen_nor_is_the_seam_where_it_meets_tissue():
+    fine = np.full((1600, 1600, 3), EOSIN, np.uint8)
+    fine[:, :403] = 0
+    picture = cv2.resize(fine, (200, 200), interpolation=cv2.INTER_AREA)
+    assert len(np.unique(picture[0, :, 0])) == 3  # a column in which both mix
+    assert not pen_mask(picture, MASK_MPP).any()
 
 
 def test_a_few_pixels_of_such_a_colour_are_no_pen():

@@ -58,7 +58,7 @@ def figure(entry: Outcome) -> str:
     picture = f"overlays/{quote(entry.slide_id)}.png"
     image = (
         f'<a href="{picture}"><img loading="lazy" src="{picture}" alt="{name}" '
-        "onerror=\"this.parentNode.replaceWith('no picture')\"></a>"
+        "onerror=\"this.replaceWith('no picture')\"></a>"
     )
     if entry.status == "failed":
         caption = f'<span class="bad">failed</span><small>{html.escape(entry.reason)}</small>'

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from tapfm.slides.slide import Pixels
-from tapfm.slides.tissue import PADDING_VALUE, Mask, small_pieces
+from tapfm.slides.tissue import Mask, padding_mask, small_pieces
 
 # A pen mark is larger than this; single cells and pigment have such colours too.
 SMALLEST_PEN_UM2 = 10_000.0
@@ -14,8 +14,8 @@ PEN_FRINGE_UM = 40.0  # ink thins out at its edge: that much around it is left o
 
 FOCUS_MPP = 2.0  # um per pixel at which sharpness is judged: nuclei are 3 to 5 pixels there
 # Squared differences of pixels 1 apart over those 4 apart. 1/16 is a smooth slope, sharp tissue of several organs has
-# 0.17 to 0.55, and blurred by 3 um or more 0.06 to 0.11.
-SHARP = 0.12
+# 0.17 to 0.55, and blurred by a Gaussian of 3 um or more 0.06 to 0.13.
+SHARP = 0.135
 LEAST_CONTRAST = 8.0  # of grey level squared; flatter tiles have nothing to judge
 
 
@@ -30,8 +30,10 @@ def pen_mask(pixels: Pixels, mpp: float) -> Mask:
     blue = (hue_degrees >= 190) & (hue_degrees <= 248) & (saturation >= 70)
     green = (hue_degrees >= 80) & (hue_degrees < 190) & (saturation >= 50)
     red = ((hue_degrees >= 350) | (hue_degrees <= 20)) & (saturation >= 150) & (value >= 110)
-    black = (value >= PADDING_VALUE) & (value <= 100) & (saturation * value <= 35 * 255)
-    ink = blue | green | red | black
+    black = (value <= 100) & (saturation * value <= 35 * 255)
+    # where padding meets tissue, both mix to something that looks like ink
+    padding = cv2.dilate(padding_mask(pixels).astype(np.uint8), np.ones((7, 7), np.uint8)).astype(bool)
+    ink = (blue | green | red | black) & ~padding
     ink &= ~small_pieces(ink, SMALLEST_PEN_UM2 / mpp**2)
     fringe_px = max(1, round(PEN_FRINGE_UM / mpp))
     disc = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * fringe_px + 1, 2 * fringe_px + 1))

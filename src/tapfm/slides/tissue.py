@@ -28,20 +28,28 @@ HOLE_UM2 = 40_000.0  # holes up to this are filled: fat cells, small vessels
 SPECK_UM2 = 10_000.0  # pieces below this are dust
 
 
-def padding_mask(pixels: Pixels) -> Mask:
-    """Find black scanner padding, with the seam that compression smears around it."""
+def dark_mask(pixels: Pixels) -> Mask:
+    """Find what is too dark to be stained tissue, with the seam that compression smears around it."""
     dark = (pixels.max(axis=2) < PADDING_VALUE).astype(np.uint8)
     return cv2.dilate(dark, np.ones((3, 3), np.uint8)).astype(bool)
+
+
+def padding_mask(pixels: Pixels) -> Mask:
+    """Find black scanner padding: dark, and reaching to the edge of the picture."""
+    dark = dark_mask(pixels)
+    _, labels = cv2.connectedComponents(dark.astype(np.uint8), connectivity=8)
+    at_edge = np.unique(np.concatenate([labels[0], labels[-1], labels[:, 0], labels[:, -1]]))
+    return np.isin(labels, at_edge[at_edge > 0])
 
 
 def tissue_mask(pixels: Pixels, mpp: float, method: str = "otsu") -> Mask:
     """Find tissue in a picture of `mpp` microns per pixel, by one of METHODS."""
     if method not in METHODS:
         raise UnknownNameError.of("tissue method", method, METHODS, see=", ".join(METHODS))
-    padding = padding_mask(pixels)
-    if padding.all():
-        return np.zeros(padding.shape, bool)
-    return tidy(METHODS[method](pixels, ~padding), mpp) & ~padding
+    dark = dark_mask(pixels)
+    if dark.all():
+        return np.zeros(dark.shape, bool)
+    return tidy(METHODS[method](pixels, ~dark), mpp) & ~dark
 
 
 def by_saturation(pixels: Pixels, seen: Mask) -> Mask:
