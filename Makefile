@@ -29,5 +29,6 @@ lint: $(READY)  ## check style
 typecheck: $(READY)  ## check types
 	$(BIN)/mypy
 
-bench: $(READY)  ## measure the adaptation step side by side on this machine (tables for the docs come from a GPU)
+bench: $(READY)  ## measure reading and the adaptation step side by side on this machine
+	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/adaptation_step.py

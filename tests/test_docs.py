@@ -4,12 +4,13 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import PROGRAM, tapfm
 from safetensors.torch import save_file
+from slide_files import section, write_slide
 
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card, encoder_cards
@@ -43,12 +44,33 @@ TARGETS = sorted(
 )
 
 
+@pytest.fixture
+def lab(tmp_path):
+    """Make a folder with what the docs speak of: slides, a table, a corrected outline."""
+    (tmp_path / "slides").mkdir()
+    (tmp_path / "edited").mkdir()
+    for name, mpp in (("case-17", 0.25), ("case-18", 0.5)):
+        write_slide(tmp_path / "slides" / f"{name}.svs", section(1200, 1200), mpp=mpp)
+    (tmp_path / "cohort.csv").write_text("slide_id,path\ncase-17,slides/case-17.svs\ncase-18,slides/case-18.svs\n")
+    outline = [[0, 0], [900, 0], [900, 900], [0, 900], [0, 0]]
+    (tmp_path / "edited" / "case-17.geojson").write_text(f'{{"type": "Polygon", "coordinates": [{outline}]}}')
+    return tmp_path
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_of_the_docs_runs(command, tmp_path):
-    environment = os.environ | {"HF_HOME": str(tmp_path), "TAPFM_CACHE": str(tmp_path)}
-    program = [sys.executable, "-c", "from tapfm.app.cli import main; main()", *shlex.split(command)[1:]]
-    result = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+def test_every_command_of_the_docs_runs(command, lab):
+    environment = os.environ | {"HF_HOME": str(lab), "TAPFM_CACHE": str(lab)}
+    program = [*PROGRAM, *shlex.split(command)[1:]]
+    result = subprocess.run(program, cwd=lab, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_example_of_reading_tiles_runs_as_printed(lab, monkeypatch, capsys):
+    monkeypatch.chdir(lab)
+    assert tapfm("tile", "cohort.csv", "--out", "tiles").returncode == 0
+    (example,) = blocks(ROOT / "docs" / "tile-your-slides.md", "python")
+    exec(compile(example, "tile-your-slides.md", "exec"), {})
+    assert capsys.readouterr().out == "4 (224, 224, 3) 0.5\n"
 
 
 def test_the_docs_name_commands_and_targets():

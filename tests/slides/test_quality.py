@@ -10,7 +10,13 @@ from tapfm.slides.opening import open_slide
 from tapfm.slides.quality import FOCUS_MPP, out_of_focus, pen_mask, sharpness
 from tapfm.slides.tissue import MASK_MPP
 
-PENS = {"blue": (30, 60, 170), "green": (20, 130, 70), "red": (215, 25, 40), "black": (45, 44, 48), "pitch black": (6, 5, 8)}
+PENS = {
+    "blue": (30, 60, 170),
+    "green": (20, 130, 70),
+    "red": (215, 25, 40),
+    "black": (45, 44, 48),
+    "pitch black": (6, 5, 8),
+}
 TISSUE = {
     "eosin": EOSIN,
     "strong eosin": (214, 84, 140),

@@ -127,7 +127,7 @@ def tile(
         list[str] | None, typer.Option("--only", metavar="ID", help="Only this slide; may be repeated.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes side by side.  [default: one for each core]")
+        int | None, typer.Option("--workers", help="Processes side by side.", show_default="one for each core")
     ] = None,
     allow_failures: Annotated[
         int, typer.Option("--allow-failures", metavar="N", help="Exit with 0 when no more than N slides failed.")
@@ -140,12 +140,18 @@ def tile(
 
     \b
     tapfm tile cohort.csv --out tiles
-    tapfm tile cohort.csv --out tiles --only case-17      one slide again, after mending it
-    tapfm tile slides/ --out tiles --size 224 --mpp 0.5   a folder, without a table
+    tapfm tile cohort.csv --out tiles --only case-17   one slide again
+    tapfm tile slides/ --out tiles                     a folder, without a table
 
-    Writes patches/ID_patches.h5 (positions), overlays/ID.png (look at these), tissue/ID.geojson (opens in QuPath;
-    edited ones come back with --tissue-mask), summary.csv, failures.csv and index.html. A run that was stopped goes on
-    where it was. Exit code 3 when slides failed; the others are done.
+    A run that was stopped goes on where it was. Exit code 3 when slides failed; the others are done.
+
+    \b
+    patches/ID_patches.h5   positions of the tiles
+    overlays/ID.png         tissue, tiles, what was left out
+    tissue/ID.geojson       for QuPath; corrected, give it to --tissue-mask
+    index.html              all overlays on a page
+    summary.csv             a line for each slide
+    failures.csv            what failed, why, and what to do
     """
     from tapfm.app import tile_slides
     from tapfm.cohort.manifest import read_cohort
