@@ -27,10 +27,13 @@ def pen_mask(pixels: Pixels, mpp: float) -> Mask:
     """
     hsv = cv2.cvtColor(cv2.medianBlur(pixels, 3), cv2.COLOR_RGB2HSV).astype(np.int16)
     hue_degrees, saturation, value = 2 * hsv[..., 0], hsv[..., 1], hsv[..., 2]
-    blue = (hue_degrees >= 190) & (hue_degrees <= 248) & (saturation >= 70)
+    # haematoxylin can be as blue as 230 degrees, but never as saturated as ink
+    blue = (hue_degrees >= 190) & (hue_degrees <= 245) & (saturation >= np.where(hue_degrees <= 228, 70, 120))
     green = (hue_degrees >= 80) & (hue_degrees < 190) & (saturation >= 50)
-    red = ((hue_degrees >= 350) | (hue_degrees <= 20)) & (saturation >= 150) & (value >= 110)
-    black = (value <= 100) & (saturation * value <= 35 * 255)
+    # lakes of blood are red, DAB is brown; ink is redder and purer than both
+    red = ((hue_degrees >= 350) | (hue_degrees <= 8)) & (saturation >= 190) & (value >= 150)
+    # pigment is dark too, with more colour
+    black = (value <= 80) & (saturation * value <= 25 * 255)
     # where padding meets tissue, both mix to something that looks like ink
     padding = cv2.dilate(padding_mask(pixels).astype(np.uint8), np.ones((7, 7), np.uint8)).astype(bool)
     ink = (blue | green | red | black) & ~padding

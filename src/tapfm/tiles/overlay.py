@@ -14,7 +14,7 @@ from tapfm.slides.slide import Colour, Pixels, Slide
 from tapfm.tiles.grid import Verdict
 from tapfm.tiles.tiling import TiledSlide
 
-LONGEST_PX = 1200
+LONGEST_PX, ENOUGH_PX = 1200, 600
 MARGIN_PX, LINE_PX = 12, 22
 INK, OUTLINE = (28, 30, 38), (16, 122, 87)
 # told apart by people who see colours differently, and from pink and purple
@@ -67,8 +67,10 @@ def picture_of(slide: Slide, tiled: TiledSlide) -> Pixels:
     """Take the segmented picture where it is large enough, otherwise a larger one."""
     height_px, width_px = tiled.thumbnail.pixels.shape[:2]
     longest_px = max(height_px, width_px)
-    if longest_px < LONGEST_PX:
+    if longest_px < ENOUGH_PX:
         return slide.thumbnail(LONGEST_PX).pixels
+    if longest_px <= LONGEST_PX:
+        return tiled.thumbnail.pixels
     shrunk = (max(1, width_px * LONGEST_PX // longest_px), max(1, height_px * LONGEST_PX // longest_px))
     return np.asarray(cv2.resize(tiled.thumbnail.pixels, shrunk, interpolation=cv2.INTER_AREA), dtype=np.uint8)
 
