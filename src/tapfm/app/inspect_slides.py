@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -63,37 +63,33 @@ def collect(sources: Sequence[Path], slides_folder: Path | None) -> list[SlideRo
 
 def inspect_slide(row: SlideRow) -> Inspection:
     """Open a slide and read what it says."""
+    unknown = Inspection(row.slide_id, str(row.path))
     try:
         slide = open_slide(row.path)
     except SlideError as error:
-        return Inspection(row.slide_id, str(row.path), problem=error.message, what_to_do=error.hint)
+        return replace(unknown, problem=error.message, what_to_do=error.hint)
     with closing(slide):
         facts = slide.facts
-        known = {
-            "slide_id": row.slide_id,
-            "path": str(row.path),
-            "format": facts.format,
-            "vendor": facts.vendor,
-            "reader": facts.reader,
-            "width_px0": facts.width_px0,
-            "height_px0": facts.height_px0,
-            "levels": len(facts.levels),
-            "downsamples": tuple(round(level.downsample, 4) for level in facts.levels),
-            "mpp_in_file": facts.mpp_in_file,
-            "objective_power": facts.objective_power,
-            "bounds_px0": (facts.bounds.x_px0, facts.bounds.y_px0, facts.bounds.width_px0, facts.bounds.height_px0),
-        }
-        problem = what_to_do = ""
+        known = replace(
+            unknown,
+            format=facts.format,
+            vendor=facts.vendor,
+            reader=facts.reader,
+            width_px0=facts.width_px0,
+            height_px0=facts.height_px0,
+            levels=len(facts.levels),
+            downsamples=tuple(round(level.downsample, 4) for level in facts.levels),
+            mpp_in_file=facts.mpp_in_file,
+            objective_power=facts.objective_power,
+            bounds_px0=astuple(facts.bounds),
+        )
         try:
             scale = resolve_scale(facts, row.mpp)
-            known |= {"mpp": scale.mpp, "mpp_source": scale.source, "warnings": scale.warnings}
-        except TapfmError as error:
-            problem, what_to_do = error.message, error.hint
-        try:
+            known = replace(known, mpp=scale.mpp, mpp_source=scale.source, warnings=scale.warnings)
             read_somewhere(slide)  # a file whose header is whole may have no pixels behind it
         except TapfmError as error:
-            problem, what_to_do = error.message, error.hint
-    return Inspection(**known, problem=problem, what_to_do=what_to_do)  # type: ignore[arg-type]
+            return replace(known, problem=error.message, what_to_do=error.hint)
+    return known
 
 
 def read_somewhere(slide: Slide) -> None:

@@ -52,4 +52,5 @@ class SlidePool:
         return {"most_open": self.most_open, "cache_bytes": self.cache_bytes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+        self.__dict__.update(state)
+        self._forget()

@@ -187,7 +187,7 @@ def own_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]
 def trident_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
     """Read a file that TRIDENT wrote."""
     magnification = attributes.get("target_magnification")
-    size = (attributes.get("level0_width"), attributes.get("level0_height"))
+    width_px0, height_px0 = attributes.get("level0_width"), attributes.get("level0_height")
     return TileSet(
         slide_id,
         positions,
@@ -195,7 +195,7 @@ def trident_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, 
         tile_px=int(attributes["patch_size"]),
         target_mpp=None if magnification is None else nominal_mpp(float(magnification)),
         overlap_px=int(attributes.get("overlap", 0)),
-        size_px0=None if None in size else (int(size[0]), int(size[1])),  # type: ignore[arg-type]
+        size_px0=None if width_px0 is None or height_px0 is None else (int(width_px0), int(height_px0)),
     )
 
 

@@ -11,6 +11,7 @@ import openslide
 from PIL import Image
 
 from tapfm.errors import TileReadError, UnreadableSlideError
+from tapfm.slides.readers.numbers import positive_number
 from tapfm.slides.scaling import make_thumbnail, read_tile
 from tapfm.slides.slide import CACHE_BYTES, WHITE, Box, Colour, Level, Pixels, SlideFacts, Thumbnail
 
@@ -92,8 +93,8 @@ def facts_of(path: Path, handle: openslide.OpenSlide) -> SlideFacts:
         Level(width_px, height_px, downsample)
         for (width_px, height_px), downsample in zip(handle.level_dimensions, handle.level_downsamples, strict=True)
     )
-    mpp_x = positive(properties.get(openslide.PROPERTY_NAME_MPP_X))
-    mpp_y = positive(properties.get(openslide.PROPERTY_NAME_MPP_Y))
+    mpp_x = positive_number(properties.get(openslide.PROPERTY_NAME_MPP_X))
+    mpp_y = positive_number(properties.get(openslide.PROPERTY_NAME_MPP_Y))
     note = ""
     if mpp_x is not None and mpp_y is not None and abs(mpp_x / mpp_y - 1) > SQUARE_TOLERANCE:
         note = f"pixels are not square: {mpp_x:g} um across, {mpp_y:g} um down; their mean is used"
@@ -105,7 +106,7 @@ def facts_of(path: Path, handle: openslide.OpenSlide) -> SlideFacts:
         reader="openslide",
         levels=levels,
         mpp_in_file=sum(known) / len(known) if known else None,
-        objective_power=positive(properties.get(openslide.PROPERTY_NAME_OBJECTIVE_POWER)),
+        objective_power=positive_number(properties.get(openslide.PROPERTY_NAME_OBJECTIVE_POWER)),
         bounds=bounds_of(properties, levels[0]),
         background=background_of(properties.get(openslide.PROPERTY_NAME_BACKGROUND_COLOR)),
         note=note,
@@ -137,12 +138,3 @@ def background_of(text: str | None) -> Colour:
         return WHITE
     red, green, blue = bytes.fromhex(text)
     return red, green, blue
-
-
-def positive(text: str | None) -> float | None:
-    """Read a number greater than zero, or None."""
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if 0 < value < float("inf") else None

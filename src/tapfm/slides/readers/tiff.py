@@ -20,6 +20,7 @@ import tifffile
 
 from tapfm.errors import TileReadError, UnreadableSlideError
 from tapfm.slides.readers.jpeg import decode_jpeg
+from tapfm.slides.readers.numbers import positive_number
 from tapfm.slides.scaling import make_thumbnail, read_tile
 from tapfm.slides.slide import CACHE_BYTES, WHITE, Box, Level, Pixels, SlideFacts, Thumbnail
 
@@ -304,17 +305,8 @@ def metadata(description: str, ome: str | None, page: Any) -> tuple[str, float |
         return ("ome", *ome_scale(ome))
     if description.startswith(APERIO):
         fields = dict(re.findall(r"\|\s*([^|=]+?)\s*=\s*([^|]*?)\s*(?=\||$)", description))
-        return "aperio", number(fields.get("MPP")), number(fields.get("AppMag"))
+        return "aperio", positive_number(fields.get("MPP")), positive_number(fields.get("AppMag"))
     return "generic-tiff", mpp_of_resolution(page), None
-
-
-def number(text: str | None) -> float | None:
-    """Read a number that may have been written with a decimal comma; None where it is none or not positive."""
-    try:
-        value = float((text or "").replace(",", "."))
-    except ValueError:
-        return None
-    return value if 0 < value < float("inf") else None
 
 
 def mpp_of_resolution(page: Any) -> float | None:
@@ -334,12 +326,12 @@ def ome_scale(xml: str) -> tuple[float | None, float | None]:
     pixels = root.find(".//{*}Image/{*}Pixels")
     if pixels is not None:
         for axis in "XY":
-            size = number(pixels.get(f"PhysicalSize{axis}"))
+            size = positive_number(pixels.get(f"PhysicalSize{axis}"))
             unit = MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
             if size is not None and unit is not None:
                 sizes.append(size * unit)
     objective = root.find(".//{*}Objective[@NominalMagnification]")
-    power = number(objective.get("NominalMagnification")) if objective is not None else None
+    power = positive_number(objective.get("NominalMagnification")) if objective is not None else None
     return (sum(sizes) / len(sizes) if sizes else None), power
 
 
