@@ -350,6 +350,9 @@ def test_our_own_outline_edited_comes_back(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
     tapfm("tile", cohort, "--out", out)
     before = read_tiles(out / "patches" / "case-0_patches.h5").positions.tolist()
+    in_place = tapfm("tile", cohort, "--out", out, "--tissue-mask", out / "tissue")
+    assert in_place.returncode == 2
+    assert "would be overwritten" in in_place.stderr
     shutil.copytree(out / "tissue", tmp_path / "edited")
     result = tapfm("tile", cohort, "--out", out, "--tissue-mask", tmp_path / "edited")
     assert "already" not in result.stderr

@@ -28,6 +28,7 @@ from tapfm.tiles.overlay import draw_overlay
 from tapfm.tiles.store import LAYOUTS, Layout, TileSet, read_tiles, store_path, write_tiles
 from tapfm.tiles.tiling import METHOD_VERSION, tile_slide, why_empty
 
+OUTLINES = "tissue"  # folder of our own GeoJSON
 SAVE_EVERY_S = 5.0  # the table, during a run: a kill loses no more than that of it, and no slide
 SHOWN = 10  # warnings at the end; the rest are in the table
 SAY_EVERY_S = 15.0  # where no terminal shows a bar
@@ -89,7 +90,9 @@ def tile_cohort(
 ) -> Report:
     """Tile all slides (or those in `only`); those whose files are there, made with the same settings, are kept."""
     chosen = [row for row in rows if only is None or row.slide_id in only]
-    jobs = [make_job(row, folder, spec, layout, tissue_of(row, tissue, alone=len(chosen) == 1)) for row in chosen]
+    jobs = [
+        make_job(row, folder, spec, layout, tissue_of(row, tissue, folder, alone=len(chosen) == 1)) for row in chosen
+    ]
     report = Report(folder, [row.slide_id for row in rows])
     with locked(folder):
         remove_unfinished(folder)
@@ -117,7 +120,7 @@ def tile_cohort(
 def run(jobs: Sequence[Job], report: Report, workers: int, console: Console) -> None:
     """Work through the jobs, saying how far it is."""
     start = saved = said = time.monotonic()
-    tiles_before, done = report.tiles, 0
+    done = tiles = failures = 0
     with progress_bar(console) as progress, closing(run_isolated(tile_one, jobs, workers)) as results:
         bar = progress.add_task("tiling", total=len(jobs), speed="")
         for index, answer in results:
@@ -125,10 +128,11 @@ def run(jobs: Sequence[Job], report: Report, workers: int, console: Console) -> 
             outcome = crashed(jobs[index], answer) if isinstance(answer, Died) else answer
             report.outcomes[slide_id] = outcome
             done += 1
+            tiles += outcome.tiles
+            failures += outcome.status == "failed"
             now = time.monotonic()
-            tiles = report.tiles - tiles_before
             speed = f"{done / (now - start):.2f} slides/s, {tiles / (now - start):,.0f} tiles/s"
-            failed = f", {len(report.failed)} failed" if report.failed else ""
+            failed = f", {failures:,} failed" if failures else ""
             progress.update(bar, advance=1, speed=f"{tiles:,} tiles, {speed}{failed}")
             if outcome.status == "failed":
                 progress.console.print(
@@ -165,10 +169,16 @@ def make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue
     return Job(row, spec, layout, folder, tissue_path, key)
 
 
-def tissue_of(row: SlideRow, given: Path | None, *, alone: bool) -> Path | None:
+def tissue_of(row: SlideRow, given: Path | None, folder: Path, *, alone: bool) -> Path | None:
     """Find the tissue that a person drew for a slide: in a folder by its id, or the file itself for a single slide."""
     if given is None:
         return None
+    ours = folder / OUTLINES
+    if given.resolve() == ours.resolve() or given.resolve().parent == ours.resolve():
+        raise InputError(
+            f"{given} is where tapfm writes its own outlines: yours would be overwritten.",
+            hint=f"Copy what you corrected to another folder, and give that: cp -r {ours} edited",
+        )
     if given.is_file():
         if not alone:
             raise InputError(
@@ -221,7 +231,7 @@ def tile_and_write(job: Job) -> Outcome:
         tiled = tile_slide(slide, scale, job.spec, job.tissue_path)
         write_atomically(overlay_path(job), draw_overlay(slide, tiled, scale, job.row.slide_id))
     outline = geojson_of(tiled.tissue, tiled.thumbnail, facts, job.row.slide_id)
-    write_atomically(job.folder / "tissue" / f"{job.row.slide_id}.geojson", outline)
+    write_atomically(job.folder / OUTLINES / f"{job.row.slide_id}.geojson", outline)
     if not len(tiled.kept):
         raise why_empty(tiled, job.row.path.name, job.spec)
     counts = tiled.counts
