@@ -40,10 +40,10 @@ def fingerprint(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def identity_of(path: Path) -> list[tuple[str, int, int]]:
-    """Say which content a path has without reading it: name, size and time of change of each of its files."""
-    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-    return [(each.name, (status := each.stat()).st_size, status.st_mtime_ns) for each in files]
+def identity_of(file: Path) -> tuple[str, int, int]:
+    """Say which content a file has without reading it: name, size and time of change."""
+    status = file.stat()
+    return file.name, status.st_size, status.st_mtime_ns
 
 
 def sha256_of(path: Path) -> str:

@@ -10,13 +10,15 @@ import subprocess
 import time
 from pathlib import Path
 
+import cv2
+import h5py
 import numpy as np
 import pytest
 from command_line import PROGRAM, tapfm
 from PIL import Image
 from slide_files import REAL, needs_real_slides, section, write_slide
 
-from tapfm.app.tile_slides import make_job
+from tapfm.app.tile_slides import locked, make_job
 from tapfm.cohort.manifest import SlideRow
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import read_tiles
@@ -115,12 +117,86 @@ def test_the_column_mpp_mends_a_slide_and_only_that_one_is_done(tmp_path):
     cohort.write_text(cohort.read_text().replace("absurd,absurd.tif,,,", "absurd,absurd.tif,,0.5,"))
     before = {path: path.stat().st_mtime_ns for path in (out / "patches").iterdir()}
     result = tapfm("tile", cohort, "--out", out, "--only", "absurd")
-    assert result.returncode == 3  # three others are still failed
+    assert result.returncode == 0
+    assert "Tiled 3 of 6 slides" in result.stdout
     rows = {row["slide_id"]: row for row in rows_of(out / "summary.csv")}
-    assert len(rows) == 6
     assert (rows["absurd"]["status"], rows["absurd"]["mpp_source"]) == ("ok", "manifest")
-    assert len(rows_of(out / "failures.csv")) == 3
+    assert (rows["case-0"]["status"], rows["case-0"]["seconds"] != "") == ("ok", True)
+    assert rows["junk"]["status"] == "not tiled"
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_only_with_other_settings_does_not_pass_the_others_off_as_done(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 3), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    (out / "summary.csv").unlink()
+    result = tapfm("tile", cohort, "--out", out, "--only", "case-1", "--size", 112)
+    assert "Tiled 1 of 3 slides" in result.stdout
+    rows = {row["slide_id"]: row for row in rows_of(out / "summary.csv")}
+    assert [rows[f"case-{i}"]["status"] for i in range(3)] == ["not tiled", "ok", "not tiled"]
+    again = tapfm("tile", cohort, "--out", out, "--only", "case-1")
+    assert "Tiled 3 of 3 slides" in again.stdout  # the other two are still those of these settings
+
+
+def test_results_below_the_slides_are_no_slides(tmp_path):
+    make_cohort(tmp_path / "c", 2)
+    (tmp_path / "c" / "cohort.csv").write_text("case_id,slide_id\nP0,s0\nP1,s1\n")
+    for source in (tmp_path / "c", tmp_path / "c" / "cohort.csv"):
+        for _ in range(2):
+            result = tapfm("tile", source, "--out", tmp_path / "c" / "tiles")
+            assert result.returncode == 0, result.stderr
+            assert "Tiled 2 of 2 slides" in result.stdout
+
+
+def test_slides_of_the_current_folder(tmp_path):
+    make_cohort(tmp_path / "c", 2)
+    for arguments in (["inspect", "."], ["tile", ".", "--out", "tiles"]):
+        result = subprocess.run([*PROGRAM, *arguments], cwd=tmp_path / "c", capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+
+
+def test_a_slide_that_fails_keeps_no_picture_of_other_settings(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    (cohort.parent / "s0.svs").write_bytes(b"gone")
+    assert tapfm("tile", cohort, "--out", out).returncode == 3
+    assert [path.name for part in ("overlays", "tissue", "patches") for path in (out / part).iterdir()] == []
+
+
+def test_a_slide_without_a_tile_keeps_its_counts(tmp_path):
+    pixels = cv2.GaussianBlur(section(1120, 1120, tissue=(0, 0, 1, 1)), (0, 0), 10)
+    write_slide(tmp_path / "a.svs", pixels)
+    assert tapfm("tile", tmp_path / "a.svs", "--out", tmp_path / "t").returncode == 3
+    (row,) = rows_of(tmp_path / "t" / "summary.csv")
+    assert (row["status"], row["mpp"], row["removed_blur"], row["tiles"]) == ("failed", "0.5", "25", "0")
+    assert "look at the overlay" in row["warnings"]
+
+
+def test_ids_that_look_like_each_others_files(tmp_path):
+    make_cohort(tmp_path / "c", 2)
+    (tmp_path / "c" / "cohort.csv").write_text("slide_id,path\nx,s0.svs\nx_patches,s1.svs\n")
+    out = tmp_path / "tiles"
+    for _ in range(2):
+        assert "Tiled 2 of 2" in tapfm("tile", tmp_path / "c" / "cohort.csv", "--out", out, "--force").stdout
+        assert sorted(tile_files(out)) == ["x_patches.h5", "x_patches_patches.h5"]
+
+
+def test_tiles_of_slides_that_left_the_cohort_are_told(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 3), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    cohort.write_text("\n".join(cohort.read_text().splitlines()[:3]))
+    assert "1 more files in" in tapfm("tile", cohort, "--out", out).stdout
+
+
+def test_a_damaged_tile_file_is_made_again(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 2), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    whole = tile_files(out)
+    with h5py.File(out / "patches" / "case-0_patches.h5", "r+") as file:
+        file["coords"].attrs["tapfm_summary"] = "{"
+    (out / "patches" / "case-1_patches.h5").write_bytes(b"half")
+    assert tapfm("tile", cohort, "--out", out).returncode == 0
+    assert tile_files(out) == whole
 
 
 def test_a_second_run_does_nothing_and_says_so(tmp_path):
@@ -206,8 +282,10 @@ def start(*arguments):
 
 
 def wait_for(condition, process):
+    deadline = time.monotonic() + 120
     while not condition():
         assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
         os.sched_yield()
 
 
@@ -255,13 +333,13 @@ def wait_for_all_gone(pids):
 
 
 def test_a_worker_that_is_killed_costs_its_slide(tmp_path):
-    cohort, out = make_cohort(tmp_path / "c", 6), tmp_path / "tiles"
+    cohort, out = make_cohort(tmp_path / "c", 12), tmp_path / "tiles"
     process = start("tile", cohort, "--out", out, "--workers", 1)
     wait_for(lambda: len(list((out / "patches").glob("*.h5"))) >= 1, process)
     os.kill(children_of(process.pid)[-1], signal.SIGKILL)
     stdout, _ = process.communicate()
     assert process.returncode == 3
-    assert "Tiled 5 of 6 slides" in stdout
+    assert "Tiled 11 of 12 slides" in stdout
     (failure,) = rows_of(out / "failures.csv")
     assert "killed by SIGKILL (out of memory?)" in failure["reason"]
 
@@ -277,14 +355,12 @@ def test_what_a_killed_run_was_writing_is_removed(tmp_path):
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):
-    cohort, out = make_cohort(tmp_path / "c", 6), tmp_path / "tiles"
-    process = start("tile", cohort, "--out", out, "--workers", 1)
-    wait_for((out / ".lock").exists, process)
-    wait_for(lambda: children_of(process.pid), process)
-    second = tapfm("tile", cohort, "--out", out)
-    process.communicate()
+    cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
+    with locked(out):
+        second = tapfm("tile", cohort, "--out", out)
     assert second.returncode == 2
     assert "Another tapfm tile is at work" in second.stderr
+    assert tapfm("tile", cohort, "--out", out).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -299,6 +375,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
         (["--only", "case-9"], "Ids there are: case-0, case-1"),
         (["--tissue-mask", "absent"], "There is no absent"),
         (["--slides"], "requires an argument"),
+        (["--allow-failures", "-1"], "-1 is not in the range"),
     ],
 )
 def test_wrong_use_is_told_and_nothing_is_written(tmp_path, arguments, says):
@@ -341,6 +418,12 @@ def test_drawn_tissue_for_some_slides(tmp_path):
     assert read_tiles(out / "patches" / "case-1_patches.h5").positions.tolist() == [[0, 0]]
     (failure,) = rows_of(out / "failures.csv")
     assert "case-2.geojson is not GeoJSON" in failure["reason"]
+    assert "Tissue drawn by hand: 3 of 3 slides" in result.stderr
+    assert [row["tissue"] for row in rows_of(out / "summary.csv")] == ["drawn", "drawn", ""]
+    (tmp_path / "none").mkdir()
+    none = tapfm("tile", cohort, "--out", out, "--tissue-mask", tmp_path / "none")
+    assert none.returncode == 2
+    assert "case-0.geojson or case-0.png" in none.stderr
     several = tapfm("tile", cohort, "--out", out, "--tissue-mask", masks / "case-0.geojson")
     assert several.returncode == 2
     assert "--only ID" in several.stderr

@@ -103,6 +103,14 @@ def test_every_problem_is_told_at_once(slides):
     assert "absent.svs" in message
 
 
+def test_another_file_never_stands_in_for_a_missing_slide(slides):
+    (slides / "slides" / "s1.png").touch()
+    with pytest.raises(CohortError, match=r"line 2: no file .*archive/s1\.svs"):
+        read_cohort(table(slides, "slide_id,path\ns1,/archive/s1.svs\n"))
+    moved = read_cohort(table(slides, "slide_id,path\ns1,/archive/007.svs\n"))
+    assert moved.rows[0].path == slides / "slides/007.svs"
+
+
 def test_two_files_for_an_id(slides):
     (slides / "slides/deep/007.tiff").touch()
     with pytest.raises(CohortError, match="several files for 007"):
@@ -119,6 +127,8 @@ def test_two_files_for_an_id(slides):
         (b"slide_id,path\n\xff\xfe,a\n", "cannot be read"),
         (b"slide_id,path,path\na,b,c\n", "several columns called path"),
         (b'slide_id,path\n"a,b\n', "not a table"),
+        (b"slide_id,Slide_ID,path\na,b,c\n", "several columns called slide_id"),
+        (b"slide_id,path\n" + b"a" * 250 + b",b.svs\n", "200 characters at most"),
     ],
 )
 def test_tables_that_are_none(tmp_path, content, says):

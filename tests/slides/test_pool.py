@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import pickle
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -45,19 +47,32 @@ def test_a_pool_that_was_used_before_works_in_workers(slides, start):
         np.testing.assert_array_equal(pool.get(path).read(300, 300, 448, 224), here)
 
 
-def test_the_least_recently_used_slide_is_closed(tmp_path):
+def test_the_least_recently_used_slide_is_let_go_and_closes_when_nobody_holds_it(tmp_path):
     paths = [write_slide(tmp_path / f"{i}.svs", section(300, 300, seed=i), downsamples=(1,)) for i in range(4)]
     pool = SlidePool(most_open=2)
-    first = pool.get(paths[0])
-    pool.get(paths[1])
-    assert pool.get(paths[0]) is first
-    pool.get(paths[2])  # closes 1
-    assert pool.get(paths[0]) is first
-    pool.get(paths[3])  # closes 2
-    assert list(pool._open) == [paths[0], paths[3]]
-    pool.close()
+    held, unheld = pool.get(paths[0]), weakref.ref(pool.get(paths[1]))
+    assert pool.get(paths[0]) is held
+    pool.get(paths[2])  # lets go of 1
+    assert unheld() is None
+    pool.get(paths[3])
+    pool.get(paths[2])  # lets go of 0, which is held here
+    assert list(pool._open) == [paths[3], paths[2]]
+    assert held.read(0, 0, 100, 50).shape == (50, 50, 3)
+    held.close()
     with pytest.raises(TileReadError, match="closed file"):
-        first.read(0, 0, 100, 50)
+        held.read(0, 0, 100, 50)
+
+
+def test_threads_may_read_more_slides_than_stay_open(tmp_path):
+    area = section(1024, 1024, tissue=(0, 0, 1, 1))
+    paths = [write_scn(tmp_path / f"{i}.scn", [(0, 0, area)], (2048, 2048)) for i in range(4)]
+    paths += [write_slide(tmp_path / f"{i}.svs", area) for i in range(4)]
+    expected = {path: SlidePool().get(path).read(300, 300, 448, 224) for path in paths}
+    pool = SlidePool(most_open=2)
+    order = [paths[i] for i in np.random.default_rng(0).integers(0, 8, 300)]
+    with ThreadPoolExecutor(4) as threads:
+        for path, tile in zip(order, threads.map(lambda p: pool.get(p).read(300, 300, 448, 224), order), strict=True):
+            np.testing.assert_array_equal(tile, expected[path])
 
 
 def test_a_pool_travels_without_its_handles(slides):

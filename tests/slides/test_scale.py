@@ -11,7 +11,9 @@ from tapfm.slides.opening import open_slide
 from tapfm.slides.scale import resolve_scale
 from tapfm.slides.slide import Box, Level, SlideFacts
 
-FACTS = SlideFacts(Path("case-17.svs"), "SVS", "aperio", "tiff", (Level(10, 10, 1.0),), None, None, Box(0, 0, 10, 10))
+FACTS = SlideFacts(
+    Path("case-17.svs"), "SVS", "aperio", "tiff", (Level.of(10, 10, 10, 10),), None, None, Box(0, 0, 10, 10)
+)
 
 
 def facts(mpp, objective=None):

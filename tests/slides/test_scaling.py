@@ -8,7 +8,7 @@ from tapfm.slides.opening import open_slide
 from tapfm.slides.scaling import best_level, resize
 from tapfm.slides.slide import Level
 
-LEVELS = (Level(1000, 1000, 1.0), Level(250, 250, 4.0002), Level(62, 62, 16.1))
+LEVELS = (Level(1000, 1000, 1, 1), Level(250, 250, 4.0002, 4.0002), Level(62, 62, 16.2, 16.0))
 
 
 @pytest.mark.parametrize(

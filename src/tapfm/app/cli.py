@@ -77,11 +77,13 @@ def inspect(
     if cohort is not None and cohort.exists():
         raise InputError(f"{cohort} is there already.", hint="Give another name to --write-cohort, or remove it first.")
     rows = inspect_slides.collect(sources, slides)
-    inspections = inspect_slides.inspect_all(rows, Console(stderr=True))
+    inspections = inspect_slides.inspect_all(rows, available_cores(), Console(stderr=True))
     inspect_slides.show(inspections, terminal(), as_json=as_json)
     if cohort is not None:
         inspect_slides.write_cohort(rows, cohort)
-        Console(stderr=True, highlight=False).print(f"Written: {cohort}. Next: tapfm tile {cohort} --out tiles")
+        Console(stderr=True, highlight=False).print(
+            f"Written: {cohort}. Next: tapfm tile {cohort} --out tiles", markup=False
+        )
     if any(inspection.problem for inspection in inspections):
         raise typer.Exit(3)
 
@@ -130,7 +132,7 @@ def tile(
         int | None, typer.Option("--workers", help="Processes side by side.", show_default="one for each core")
     ] = None,
     allow_failures: Annotated[
-        int, typer.Option("--allow-failures", metavar="N", help="Exit with 0 when no more than N slides failed.")
+        int, typer.Option("--allow-failures", metavar="N", min=0, help="Exit with 0 when no more than N slides failed.")
     ] = 0,
     force: Annotated[
         bool, typer.Option("--force/--resume", help="Tile everything again / keep what has the same settings.")

@@ -13,7 +13,7 @@ from tapfm.app.tile_outcomes import Outcome
 def contact_sheet(entries: Sequence[Outcome]) -> str:
     """Write the page: what failed and why, then every slide."""
     failed = [entry for entry in entries if entry.status == "failed"]
-    tiled = [entry for entry in entries if entry.status != "failed"]
+    tiled = [entry for entry in entries if entry.status == "ok"]
     count = f"{len(tiled):,} of {len(entries):,} slides tiled, {sum(entry.tiles for entry in tiled):,} tiles"
     return "\n".join(
         [

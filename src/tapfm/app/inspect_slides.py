@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -17,12 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from tapfm.app.advice import grouped_advice
+from tapfm.app.isolation import Died, run_isolated
 from tapfm.cohort.manifest import SlideRow, id_of, read_cohort
 from tapfm.errors import SlideError, TapfmError
 from tapfm.slides.opening import find_slides, open_slide
 from tapfm.slides.scale import resolve_scale
 from tapfm.slides.slide import Slide
 from tapfm.storage import write_atomically
+
+DAMAGED = "The file is damaged: copy it again from where it was scanned."
 
 
 @dataclass(frozen=True)
@@ -98,13 +101,18 @@ def read_somewhere(slide: Slide) -> None:
         slide.read_level(index, level.width_px // 2, level.height_px // 2, 8, 8)
 
 
-def inspect_all(rows: Sequence[SlideRow], console: Console) -> list[Inspection]:
-    """Inspect slides, several at a time: most of it is waiting for a disk."""
-    with ThreadPoolExecutor(8) as pool:
-        results = pool.map(inspect_slide, rows)
-        return list(
-            track(results, "inspecting", len(rows), console=console, transient=True, disable=not console.is_terminal)
-        )
+def inspect_all(rows: Sequence[SlideRow], workers: int, console: Console) -> list[Inspection]:
+    """Inspect slides in processes of their own: a damaged header can kill the library that reads it."""
+    found: dict[int, Inspection] = {}
+    results = run_isolated(inspect_slide, rows, workers)
+    watched = track(results, "inspecting", len(rows), console=console, transient=True, disable=not console.is_terminal)
+    for index, answer in watched:
+        if isinstance(answer, Died):
+            row = rows[index]
+            found[index] = Inspection(row.slide_id, str(row.path), problem=answer.reason, what_to_do=DAMAGED)
+        else:
+            found[index] = answer
+    return [found[index] for index in range(len(rows))]
 
 
 def show(inspections: Sequence[Inspection], console: Console, *, as_json: bool) -> None:
@@ -126,14 +134,14 @@ def show(inspections: Sequence[Inspection], console: Console, *, as_json: bool) 
         remark = Text(each.problem, "bold red") if each.problem else Text("; ".join(each.warnings), "yellow")
         mpp = each.mpp if each.mpp is not None else each.mpp_in_file
         table.add_row(
-            each.slide_id,
+            Text(each.slide_id),
             each.format,
             f"{each.width_px0:,} x {each.height_px0:,}" if each.width_px0 is not None else "",
             f"{mpp:.4g}" if mpp is not None else "",
             each.mpp_source,
             f"{each.objective_power:g}x" if each.objective_power else "",
             f"{each.levels}" if each.levels else "",
-            each.vendor,
+            Text(each.vendor),
             remark,
         )
     console.print(table)
@@ -147,16 +155,23 @@ def show(inspections: Sequence[Inspection], console: Console, *, as_json: bool) 
         console.print(Text(line))
 
 
+def names_for(slide_id: str) -> Iterator[str]:
+    """Give an id, then others like it, for slides of the same name."""
+    yield slide_id
+    for number in itertools.count(2):
+        yield f"{slide_id}-{number}"
+
+
 def write_cohort(rows: Sequence[SlideRow], path: Path) -> None:
     """Write a table to start from: an id and a path for each slide, and `mpp` to fill in where it is missing."""
     base = path.resolve().parent
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["slide_id", "path", "patient_id", "mpp"])
-    taken: dict[str, int] = {}
+    taken: set[str] = set()
     for row in rows:
-        taken[row.slide_id] = taken.get(row.slide_id, 0) + 1
-        slide_id = row.slide_id if taken[row.slide_id] == 1 else f"{row.slide_id}-{taken[row.slide_id]}"
+        slide_id = next(name for name in names_for(row.slide_id) if name not in taken)
+        taken.add(slide_id)
         resolved = row.path.resolve()
         where = resolved.relative_to(base) if resolved.is_relative_to(base) else resolved
         writer.writerow([slide_id, where.as_posix(), row.patient_id, "" if row.mpp is None else row.mpp])

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
+import threading
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,12 +29,19 @@ class Died:
 
 
 @dataclass
-class Worker(Generic[Item]):
-    """A process, the line to it, and what it is working on."""
+class Worker:
+    """A process, the line to it, and the item it is working on."""
 
     process: BaseProcess
     line: Connection
-    index: int | None = None
+    index: int
+
+    def end(self) -> int | None:
+        """Stop it, if it has not stopped by itself, and say how it ended."""
+        self.line.close()
+        self.process.terminate()
+        self.process.join()
+        return self.process.exitcode
 
 
 def run_isolated(
@@ -41,62 +51,67 @@ def run_isolated(
 
     Function and items are pickled. Closing the iterator, or an exception in the caller, ends the processes.
     """
-    context = multiprocessing.get_context("spawn")  # forking a process with threads in C libraries is asking for it
-    waiting = iter(range(len(items)))
-    crew: list[Worker[Item]] = []
-
-    def hire() -> Worker[Item]:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(function, theirs), daemon=True)
-        process.start()
-        theirs.close()  # so that the worker's end is its own, and its death is the end of the line
-        return Worker(process, ours)
-
-    def assign(worker: Worker[Item]) -> bool:
-        worker.index = next(waiting, None)
-        if worker.index is None:
-            return False
-        # a worker that died while it had nothing to do is noticed by the wait below
-        with contextlib.suppress(BrokenPipeError):
-            worker.line.send(items[worker.index])
-        return True
-
+    waiting = deque(range(len(items)))
+    busy: dict[Connection, Worker] = {}
     try:
-        for _ in range(min(workers, len(items))):
-            crew.append(hire())
-        busy = [worker for worker in crew if assign(worker)]
-        while busy:
-            for line in wait([worker.line for worker in busy]):
-                worker = next(each for each in busy if each.line is line)
+        while waiting or busy:
+            while waiting and len(busy) < workers:
+                worker = hire(function)
+                busy[worker.line] = worker
+                give(worker, waiting.popleft(), items)
+            for line in wait(list(busy)):
+                assert isinstance(line, Connection)
+                worker = busy[line]
                 index = worker.index
-                assert index is not None
                 try:
-                    answer: Result | Died = worker.line.recv()
-                except (EOFError, ConnectionResetError):
-                    worker.process.join()
-                    answer = Died(death_of(worker.process.exitcode))
-                    crew.remove(worker)
-                    busy.remove(worker)
-                    worker = hire()
-                    crew.append(worker)
-                    busy.append(worker)
-                if not assign(worker):
-                    busy.remove(worker)
+                    answer: Result | Died = line.recv()
+                except Exception:  # the end of the line, or half an answer
+                    del busy[line]
+                    answer = Died(death_of(worker.end()))
+                else:
+                    if waiting:
+                        give(worker, waiting.popleft(), items)
+                    else:
+                        del busy[line]
+                        worker.end()
                 yield index, answer
     finally:
-        for worker in crew:
-            worker.line.close()  # an idle worker leaves by itself
-            worker.process.terminate()
-        for worker in crew:
-            worker.process.join()
+        for worker in busy.values():
+            worker.end()
+
+
+def hire(function: Callable[[Any], Any]) -> Worker:
+    """Start a process."""
+    context = multiprocessing.get_context("spawn")  # forking a process with threads in C libraries is asking for it
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(function, theirs), daemon=True)
+    process.start()
+    theirs.close()  # so that the worker's end is its own, and its death is the end of the line
+    return Worker(process, ours, index=-1)
+
+
+def give(worker: Worker, index: int, items: Sequence[Any]) -> None:
+    """Send an item to a worker; one that has died meanwhile is noticed when its line is read."""
+    worker.index = index
+    with contextlib.suppress(BrokenPipeError):
+        worker.line.send(items[index])
 
 
 def work(function: Callable[[Any], Any], line: Connection) -> None:
     """Answer items until the line closes; runs in the worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends the workers
+    threading.Thread(target=die_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         while True:
             line.send(function(line.recv()))
+
+
+def die_with_parent() -> None:
+    """End this process when its parent is gone: an orphan would write into a folder that is another run's by then."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 def death_of(exit_code: int | None) -> str:

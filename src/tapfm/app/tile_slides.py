@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import ast
+import csv
+import inspect
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import cv2
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from tapfm.app.advice import grouped_advice
 from tapfm.app.contact_sheet import contact_sheet
 from tapfm.app.isolation import Died, run_isolated
-from tapfm.app.tile_outcomes import FAILURES, SUMMARY, Outcome, outcomes_in, table
+from tapfm.app.tile_outcomes import FAILURES, SUMMARY, Outcome, table
 from tapfm.cohort.manifest import SlideRow
 from tapfm.errors import InputError, TapfmError, TileStoreError
-from tapfm.slides.opening import open_slide
+from tapfm.slides import quality, regions, scaling, tissue
+from tapfm.slides import scale as scale_module
+from tapfm.slides.opening import OUTPUT_MARK, files_of, open_slide
 from tapfm.slides.regions import GEOJSON_SUFFIXES, MASK_SUFFIXES, geojson_of
 from tapfm.slides.scale import resolve_scale
 from tapfm.storage import UNFINISHED, fingerprint, identity_of, write_atomically
+from tapfm.tiles import grid, tiling
 from tapfm.tiles.grid import TileSpec, Verdict
 from tapfm.tiles.overlay import draw_overlay
 from tapfm.tiles.store import LAYOUTS, Layout, TileSet, read_tiles, store_path, write_tiles
-from tapfm.tiles.tiling import METHOD_VERSION, tile_slide, why_empty
+from tapfm.tiles.tiling import tile_slide, why_empty
 
+DECIDE_TILES = (scale_module, scaling, tissue, quality, regions, grid, tiling)
 OUTLINES = "tissue"  # folder of our own GeoJSON
 SAVE_EVERY_S = 5.0  # the table, during a run: a kill loses no more than that of it, and no slide
 SHOWN = 10  # warnings at the end; the rest are in the table
@@ -69,6 +78,11 @@ class Report:
         """Tiles of all slides."""
         return sum(outcome.tiles for outcome in self.outcomes.values())
 
+    def others(self) -> list[str]:
+        """Files of tiles that no slide of the cohort owns."""
+        owned = {store_path(self.folder, slide_id, layout).name for slide_id in self.slide_ids for layout in LAYOUTS}
+        return sorted(path.name for path in (self.folder / "patches").glob("*.h5") if path.name not in owned)
+
     def save(self) -> None:
         """Write summary.csv, failures.csv and the contact sheet."""
         write_atomically(self.folder / "summary.csv", table(SUMMARY, self.ordered))
@@ -89,27 +103,27 @@ def tile_cohort(
     console: Console,
 ) -> Report:
     """Tile all slides (or those in `only`); those whose files are there, made with the same settings, are kept."""
-    chosen = [row for row in rows if only is None or row.slide_id in only]
-    jobs = [
-        make_job(row, folder, spec, layout, tissue_of(row, tissue, folder, alone=len(chosen) == 1)) for row in chosen
-    ]
+    drawn = drawn_files(rows, tissue, folder, only)
+    jobs = [make_job(row, folder, spec, layout, drawn.get(row.slide_id)) for row in rows]
     report = Report(folder, [row.slide_id for row in rows])
+    if tissue is not None:
+        console.print(f"Tissue drawn by hand: {len(drawn):,} of {len(rows):,} slides; the others by {spec.tissue}.")
     with locked(folder):
         remove_unfinished(folder)
-        before = outcomes_in(folder)
-        report.outcomes = {} if only is None else {name: before[name] for name in report.slide_ids if name in before}
+        seconds = seconds_before(folder / "summary.csv")
         todo = []
         for job in jobs:
             slide_id = job.row.slide_id
-            done = None if force else outcome_before(job)
-            if done is None:
-                report.outcomes.pop(slide_id, None)
+            chosen = only is None or slide_id in only
+            done = None if chosen and force else outcome_before(job)
+            if done is not None:
+                report.outcomes[slide_id] = replace(done, seconds=seconds.get(slide_id))
+            elif chosen:
                 todo.append(job)
             else:
-                took = before[slide_id].seconds if slide_id in before else None
-                report.outcomes[slide_id] = replace(done, seconds=took)
-        if len(todo) < len(jobs):
-            console.print(f"{len(jobs) - len(todo):,} of {len(jobs):,} slides are tiled already with these settings.")
+                report.outcomes[slide_id] = Outcome(slide_id, "not tiled", "no tiles with these settings")
+        if recalled := sum(outcome.status == "ok" for outcome in report.outcomes.values()):
+            console.print(f"{recalled:,} of {len(jobs):,} slides are tiled already with these settings.")
         try:
             run(todo, report, workers, console)
         finally:
@@ -162,34 +176,51 @@ def progress_bar(console: Console) -> Progress:
 
 
 def make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None) -> Job:
-    """Name the job by everything that its files depend on."""
-    companion = row.path.with_suffix("") if row.path.suffix.lower() == ".mrxs" else None
-    identity = [identity_of(path) for path in (row.path, companion, tissue_path) if path is not None and path.exists()]
-    key = fingerprint(METHOD_VERSION, asdict(spec), layout, row.slide_id, row.mpp, identity)
+    """Name the job by everything that its files depend on, the code that decides the tiles included."""
+    files = [*files_of(row.path), *([tissue_path] if tissue_path else [])]
+    key = fingerprint(method(), asdict(spec), layout, row.slide_id, row.mpp, [identity_of(file) for file in files])
     return Job(row, spec, layout, folder, tissue_path, key)
 
 
-def tissue_of(row: SlideRow, given: Path | None, folder: Path, *, alone: bool) -> Path | None:
-    """Find the tissue that a person drew for a slide: in a folder by its id, or the file itself for a single slide."""
+@cache
+def method() -> str:
+    """Digest the code that decides the tiles: a changed threshold never serves old ones. Comments do not count."""
+    return fingerprint([ast.dump(ast.parse(inspect.getsource(module))) for module in DECIDE_TILES])
+
+
+def drawn_files(
+    rows: Sequence[SlideRow], given: Path | None, folder: Path, only: Collection[str] | None
+) -> dict[str, Path]:
+    """Find the tissue that a person drew: a file for each id in a folder, or one file for a single slide."""
     if given is None:
-        return None
-    ours = folder / OUTLINES
-    if given.resolve() == ours.resolve() or given.resolve().parent == ours.resolve():
+        return {}
+    ours = (folder / OUTLINES).resolve()
+    if ours in (given.resolve(), given.resolve().parent):
         raise InputError(
             f"{given} is where tapfm writes its own outlines: yours would be overwritten.",
-            hint=f"Copy what you corrected to another folder, and give that: cp -r {ours} edited",
+            hint=f"Copy what you corrected to another folder, and give that: cp -r {folder / OUTLINES} edited",
         )
+    slide_ids = [row.slide_id for row in rows if only is None or row.slide_id in only]
     if given.is_file():
-        if not alone:
+        if len(slide_ids) != 1:
             raise InputError(
-                f"--tissue-mask {given} is one file, for several slides.",
+                f"--tissue-mask {given} is one file, for {len(slide_ids):,} slides.",
                 hint="Give a folder with a file for each slide, named by its id; or one slide: --only ID",
             )
-        return given
-    for suffix in (*GEOJSON_SUFFIXES, *MASK_SUFFIXES):
-        if (path := given / f"{row.slide_id}{suffix}").exists():
-            return path
-    return None
+        return {slide_ids[0]: given}
+    suffixes = (*GEOJSON_SUFFIXES, *MASK_SUFFIXES)
+    found = {
+        row.slide_id: path
+        for row in rows
+        for suffix in suffixes
+        if (path := given / f"{row.slide_id}{suffix}").exists()
+    }
+    if not found:
+        raise InputError(
+            f"{given} has no file for any of the slides.",
+            hint=f"Files are named by the slide's id, such as {rows[0].slide_id}.geojson or {rows[0].slide_id}.png",
+        )
+    return found
 
 
 def outcome_before(job: Job) -> Outcome | None:
@@ -209,11 +240,17 @@ def overlay_path(job: Job) -> Path:
     return job.folder / "overlays" / f"{job.row.slide_id}.png"
 
 
+def outline_path(job: Job) -> Path:
+    """Say where a slide's outline is."""
+    return job.folder / OUTLINES / f"{job.row.slide_id}.geojson"
+
+
 def tile_one(job: Job) -> Outcome:
     """Tile one slide and write its files; whatever goes wrong with it is its outcome. Runs in a worker."""
     cv2.setNumThreads(1)  # slides run side by side
     start = time.monotonic()
     try:
+        remove_results(job)
         outcome = tile_and_write(job)
     except TapfmError as error:
         outcome = failure(job, error.message, error.hint)
@@ -224,22 +261,20 @@ def tile_one(job: Job) -> Outcome:
 
 def tile_and_write(job: Job) -> Outcome:
     """Do the work of `tile_one`."""
-    slide = open_slide(job.row.path)
-    with closing(slide):
+    slide_id = job.row.slide_id
+    with closing(open_slide(job.row.path)) as slide:
         facts = slide.facts
         scale = resolve_scale(facts, job.row.mpp)
         tiled = tile_slide(slide, scale, job.spec, job.tissue_path)
-        write_atomically(overlay_path(job), draw_overlay(slide, tiled, scale, job.row.slide_id))
-    outline = geojson_of(tiled.tissue, tiled.thumbnail, facts, job.row.slide_id)
-    write_atomically(job.folder / OUTLINES / f"{job.row.slide_id}.geojson", outline)
-    if not len(tiled.kept):
-        raise why_empty(tiled, job.row.path.name, job.spec)
+        write_atomically(overlay_path(job), draw_overlay(slide, tiled, scale, slide_id))
+    write_atomically(outline_path(job), geojson_of(tiled.tissue, tiled.thumbnail, facts, slide_id))
     counts = tiled.counts
     outcome = Outcome(
-        slide_id=job.row.slide_id,
+        slide_id=slide_id,
         status="ok",
         mpp=scale.mpp,
         mpp_source=scale.source,
+        tissue=job.spec.tissue if job.tissue_path is None else "drawn",
         achieved_mpp=job.spec.achieved_mpp(scale.mpp),
         tiles=counts[Verdict.KEPT],
         tissue_mm2=tiled.tissue_mm2,
@@ -250,8 +285,11 @@ def tile_and_write(job: Job) -> Outcome:
         removed_unreadable=counts[Verdict.UNREADABLE],
         warnings="; ".join(tiled.warnings),
     )
+    if not len(tiled.kept):
+        error = why_empty(tiled, job.row.path.name, job.spec)
+        return replace(outcome, status="failed", reason=error.message, what_to_do=error.hint)
     tiles = TileSet(
-        slide_id=job.row.slide_id,
+        slide_id=slide_id,
         positions=tiled.kept,
         side_px0=tiled.side_px0,
         tile_px=job.spec.tile_px,
@@ -263,27 +301,37 @@ def tile_and_write(job: Job) -> Outcome:
         summary=asdict(outcome),
     )
     write_tiles(job.folder, tiles, job.layout)
-    remove_stores(job, but=job.layout)
     return outcome
 
 
 def failure(job: Job, reason: str, what_to_do: str) -> Outcome:
-    """Record a slide that failed; tiles of an earlier run with other settings are not left to be taken for its own."""
-    remove_stores(job)
+    """Record a slide that failed."""
     return Outcome(job.row.slide_id, "failed", " ".join(reason.split()), what_to_do=" ".join(what_to_do.split()))
 
 
 def crashed(job: Job, died: Died) -> Outcome:
     """Record a slide whose process died."""
+    remove_results(job)
     advice = f"Look at it alone: tapfm inspect {job.row.path}. If the machine ran out of memory: fewer --workers."
     return failure(job, died.reason, advice)
 
 
-def remove_stores(job: Job, but: Layout | None = None) -> None:
-    """Remove a slide's tile files."""
+def remove_results(job: Job) -> None:
+    """Remove what other settings made of a slide, so that it is never taken for the result of these."""
+    overlay_path(job).unlink(missing_ok=True)
+    outline_path(job).unlink(missing_ok=True)
     for layout in LAYOUTS:
-        if layout != but:
-            store_path(job.folder, job.row.slide_id, layout).unlink(missing_ok=True)
+        path = store_path(job.folder, job.row.slide_id, layout)
+        if path.exists() and store_owner(path) in (job.row.slide_id, None):
+            path.unlink()
+
+
+def store_owner(path: Path) -> str | None:
+    """Say whose tiles a file has: x_patches.h5 is of the slide x in one layout, of x_patches in the other."""
+    try:
+        return read_tiles(path).slide_id
+    except TileStoreError:
+        return None
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -292,12 +340,21 @@ def remove_unfinished(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def seconds_before(summary: Path) -> dict[str, float]:
+    """Recall how long slides took that are not done again."""
+    try:
+        with summary.open(newline="", encoding="utf-8") as file:
+            return {row["slide_id"]: float(row["seconds"]) for row in csv.DictReader(file) if row["seconds"]}
+    except (OSError, KeyError, ValueError, TypeError):
+        return {}
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second run out of the folder; the lock goes with the process, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = (folder / OUTPUT_MARK).open("w")
     except OSError as error:
         raise InputError(f"{folder} cannot be written to ({error}).", hint="Give another folder with --out.") from error
     with lock:
@@ -318,15 +375,20 @@ def locked(folder: Path) -> Iterator[None]:
 
 def show(report: Report, console: Console) -> None:
     """Say what was done, what was not, and where to look."""
-    ordered = report.ordered
+    ordered, folder = report.ordered, escape(str(report.folder))
     warned = [outcome for outcome in ordered if outcome.warnings]
-    console.print(f"Tiled {len(ordered) - len(report.failed):,} of {len(ordered):,} slides: {report.tiles:,} tiles.")
+    tiled = sum(outcome.status == "ok" for outcome in ordered)
+    console.print(f"Tiled {tiled:,} of {len(ordered):,} slides: {report.tiles:,} tiles.")
+    if others := report.others():
+        console.print(
+            f"{len(others):,} more files in {folder}/patches are not of this cohort, such as {escape(others[0])}"
+        )
     for outcome in warned[:SHOWN]:
         console.print(Text(f"warning {outcome.slide_id}: {outcome.warnings}", "yellow"))
     if len(warned) > SHOWN:
-        console.print(f"... and {len(warned) - SHOWN:,} more warnings, in {report.folder / 'summary.csv'}")
+        console.print(f"... and {len(warned) - SHOWN:,} more warnings, in {folder}/summary.csv")
     if report.failed:
-        console.print(f"[bold red]{len(report.failed):,} failed:[/] {report.folder / 'failures.csv'}")
+        console.print(f"[bold red]{len(report.failed):,} failed:[/] {folder}/failures.csv")
         for line in grouped_advice((outcome.slide_id, outcome.what_to_do) for outcome in report.failed):
             console.print(Text(f"  {line}"))
-    console.print(f"Look at them: {report.folder / 'index.html'}")
+    console.print(f"Look at them: {folder}/index.html")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tapfm.errors import CohortError
-from tapfm.slides.opening import SLIDE_SUFFIXES, find_slides
+from tapfm.slides.opening import SLIDE_SUFFIXES, find_slides, is_slide_name
 
 # What we look for, and what other tools call it, in lower case.
 ROLES: dict[str, tuple[str, ...]] = {
@@ -38,6 +38,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "list of ids": ("slide_id",),
     "list of paths": ("path",),
 }
+LONGEST_ID = 200
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt")
 FEATURE_SUFFIXES = (".h5", ".pt")  # STAMP's FILENAME and others name the file of features, not the slide
 
@@ -84,14 +85,14 @@ class SlideFinder:
         self._found: dict[str, list[Path]] | None = None
 
     def find(self, name: str) -> list[Path]:
-        """Find the slides with this file name, or this name without its suffix."""
+        """Find the slides with this file name, or with this id if it has no slide's suffix."""
         if self._found is None:
             self._found = defaultdict(list)
             for path in find_slides(self.folder):
-                self._found[path.name].append(path)
-                if id_of(path.name) != path.name:
-                    self._found[id_of(path.name)].append(path)
-        return self._found.get(name) or self._found.get(id_of(name), [])
+                for key in {path.name, id_of(path.name)}:
+                    self._found[key].append(path)
+        # a slide that is missing must not be replaced by another file of that name
+        return self._found.get(name) or ([] if is_slide_name(name) else self._found.get(id_of(name), []))
 
 
 def id_of(name: str) -> str:
@@ -197,6 +198,9 @@ def parse(source: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 def roles_of(source: Path, header: list[str]) -> dict[str, str]:
     """Find which column is which."""
     lower = {name.lower(): name for name in header}
+    known = {name for names in ROLES.values() for name in names}
+    if repeated := sorted(name for name in known if [each.lower() for each in header].count(name) > 1):
+        raise CohortError(f"{source} has several columns called {', '.join(repeated)}.", hint="Keep one of each.")
     columns = {}
     for role, names in ROLES.items():
         for name in names:
@@ -241,8 +245,9 @@ def row_of(
         return None
     # beside a path an id is taken as it is; without one it may be a file name, as in CLAM's process_list_autogen.csv
     slide_id = named if given.get("slide_id") and given.get("path") else id_of(named)
-    if "/" in given.get("slide_id", "") or "\\" in slide_id or slide_id.startswith("."):
-        problems.append(f"line {line}: slide_id '{named}' cannot be a file name (no / or \\, no dot in front)")
+    if "/" in given.get("slide_id", "") or "\\" in slide_id or slide_id.startswith(".") or len(slide_id) > LONGEST_ID:
+        rule = f"no / or \\, no dot in front, {LONGEST_ID} characters at most"
+        problems.append(f"line {line}: slide_id '{named}' cannot be a file name ({rule})")
         return None
     path = path_of(line, given.get("path", ""), slide_id, base, finder, problems, must_exist=must_exist)
     try:

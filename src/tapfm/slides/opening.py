@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import openslide
@@ -15,9 +17,12 @@ from tapfm.slides.slide import CACHE_BYTES, Slide
 # Vendors whose files are plain tiled TIFF; what others hide in a TIFF (Leica, Ventana, Philips, NDPI) OpenSlide knows.
 PLAIN_TIFF = (None, "aperio", "generic-tiff")
 SLIDE_SUFFIXES = (
-    *(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm"),
+    *(".svs", ".tif", ".tiff", ".qptiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm"),
     *image.SUFFIXES,
 )
+
+
+OUTPUT_MARK = ".tapfm-tiles"  # a file in folders that `tapfm tile` writes to: the pictures there are no slides
 
 
 def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
@@ -33,12 +38,13 @@ def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
         tiff = is_tiff(file)
     except OSError as error:
         raise UnreadableSlideError(f"{path.name} cannot be read ({error}).", hint="Check who may read it.") from error
-    if tiff and (vendor in PLAIN_TIFF or has_ome_metadata(file)):
+    ome = tiff and has_ome_metadata(file)
+    if ome or (tiff and vendor in PLAIN_TIFF):
         try:
             return TiffSlide(file, cache_bytes)
         except NotOursError as reason:
             refusal = f"a TIFF with {reason}"
-    if vendor is not None:
+    if vendor is not None and not ome:  # OpenSlide takes the first plane of an OME-TIFF for the whole
         return OpenSlideSlide(file, cache_bytes)
     raise UnreadableSlideError(
         f"{path.name} is {refusal or 'not a slide in any format that OpenSlide or tapfm reads, or it is damaged'}.",
@@ -57,22 +63,44 @@ def dicom_file(folder: Path) -> Path:
 
 
 def find_slides(folder: Path) -> list[Path]:
-    """Find all slides below a folder; a folder of DICOM files is one slide."""
+    """Find all slides below a folder; a folder of DICOM files is one slide. Our own results are left out."""
     found: set[Path] = set()
-    for path in folder.rglob("*"):
-        if path.name.startswith(".") or path.suffix.lower() not in SLIDE_SUFFIXES or not path.is_file():
+    for parent, folders, names in os.walk(folder):
+        if OUTPUT_MARK in names:
+            folders.clear()
             continue
-        if path.suffix.lower() == ".dcm":
-            found.add(path.parent)
-        elif not belongs_to_another(path):
-            found.add(path)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        slides = [Path(parent, name) for name in names if is_slide_name(name)]
+        if any(path.suffix.lower() == ".dcm" for path in slides):
+            found.add(Path(parent))
+        parts = parts_of_slides(Path(parent))
+        found.update(path for path in slides if path.suffix.lower() != ".dcm" and not parts(path))
     return sorted(found)
 
 
-def belongs_to_another(path: Path) -> bool:
-    """Say whether a picture is a part of a slide: of a Hamamatsu VMS (beside it), of an MRXS (in its folder)."""
-    if path.parent.with_suffix(".mrxs").exists():
-        return True
-    if path.suffix.lower() in (".jpg", ".jpeg"):
-        return any(path.name.startswith(index.stem) for index in path.parent.glob("*.vms"))
-    return False
+def is_slide_name(name: str) -> bool:
+    """Tell by its name whether a file may be a slide."""
+    return not name.startswith(".") and Path(name).suffix.lower() in SLIDE_SUFFIXES
+
+
+def parts_of_slides(folder: Path) -> Callable[[Path], bool]:
+    """Say which pictures of a folder are parts of a slide: of an MRXS beside the folder, of a Hamamatsu VMS in it."""
+    here = folder.resolve()
+    if here.with_name(here.name + ".mrxs").exists():
+        return lambda _: True
+    stems = [index.stem for index in folder.glob("*.vms")]
+    return lambda path: path.suffix.lower() in (".jpg", ".jpeg") and path.name.startswith(tuple(stems))
+
+
+def files_of(slide: Path) -> list[Path]:
+    """List the files that a slide consists of."""
+    suffix = slide.suffix.lower()
+    if slide.is_dir():
+        return sorted(slide.glob("*.dcm"))
+    if suffix == ".dcm":
+        return sorted(slide.parent.glob("*.dcm"))
+    if suffix == ".mrxs":
+        return [slide, *sorted(path for path in slide.with_suffix("").rglob("*") if path.is_file())]
+    if suffix in (".vms", ".vmu"):
+        return sorted(path for path in slide.parent.iterdir() if path.name.startswith(slide.stem))
+    return [slide]

@@ -1,4 +1,4 @@
-"""Open slides for a worker: opened when first read, the least recently used one closed.
+"""Open slides for a worker: opened when first read, the least recently used one let go.
 
 A pool travels to workers without its handles, whether they are forked or spawned: a handle opened before a fork would
 share its file position and locks with the parent.
@@ -24,7 +24,7 @@ class SlidePool:
         self._forget()
 
     def get(self, path: Path) -> Slide:
-        """Give an open slide. It stays usable until `most_open` others were asked for."""
+        """Give an open slide. It stays open for as long as the caller holds it."""
         if self._process != os.getpid():
             self._forget()  # forked: the parent's handles are not ours to use, nor to close
         with self._lock:
@@ -33,14 +33,12 @@ class SlidePool:
                 slide = open_slide(path, self.cache_bytes)
             self._open[path] = slide
             while len(self._open) > self.most_open:
-                self._open.popitem(last=False)[1].close()
+                # let go, not closed: another thread may be reading from it, and the last one to let go closes it
+                self._open.popitem(last=False)
             return slide
 
     def close(self) -> None:
-        """Close all slides that this process opened."""
-        if self._process == os.getpid():
-            for slide in self._open.values():
-                slide.close()
+        """Let go of all slides."""
         self._forget()
 
     def _forget(self) -> None:

@@ -14,7 +14,7 @@ PEN_FRINGE_UM = 40.0  # ink thins out at its edge: that much around it is left o
 
 FOCUS_MPP = 2.0  # um per pixel at which sharpness is judged: nuclei are 3 to 5 pixels there
 # Squared differences of pixels 1 apart over those 4 apart. 1/16 is a smooth slope, sharp tissue of several organs has
-# 0.17 to 0.55, and blurred by a Gaussian of 3 um or more 0.06 to 0.13.
+# 0.15 to 0.55, and blurred by a Gaussian of 3 um or more 0.06 to 0.13.
 SHARP = 0.135
 LEAST_CONTRAST = 8.0  # of grey level squared; flatter tiles have nothing to judge
 
@@ -22,18 +22,18 @@ LEAST_CONTRAST = 8.0  # of grey level squared; flatter tiles have nothing to jud
 def pen_mask(pixels: Pixels, mpp: float) -> Mask:
     """Find ink of blue, green, red and black pens in a picture of `mpp` microns per pixel.
 
-    Haematoxylin and eosin span hues from blue-violet to pink (270 to 350 degrees); pens lie outside, or are far
-    more saturated, or have no colour at all.
+    Made for haematoxylin and eosin, which span hues from blue-violet to pink (270 to 350 degrees); pens lie outside,
+    or are far more saturated, or have no colour at all. Other stains (Masson, alcian blue) have the colours of pens.
     """
     hsv = cv2.cvtColor(cv2.medianBlur(pixels, 3), cv2.COLOR_RGB2HSV).astype(np.int16)
     hue_degrees, saturation, value = 2 * hsv[..., 0], hsv[..., 1], hsv[..., 2]
-    # haematoxylin can be as blue as 230 degrees, but never as saturated as ink
-    blue = (hue_degrees >= 190) & (hue_degrees <= 245) & (saturation >= np.where(hue_degrees <= 228, 70, 120))
-    green = (hue_degrees >= 80) & (hue_degrees < 190) & (saturation >= 50)
+    # haematoxylin can be blue, but not as saturated as ink
+    blue = (hue_degrees >= 190) & (hue_degrees <= 245) & (saturation >= np.where(hue_degrees <= 228, 110, 130))
+    green = (hue_degrees >= 80) & (hue_degrees < 190) & (saturation >= 80)
     # lakes of blood are red, DAB is brown; ink is redder and purer than both
-    red = ((hue_degrees >= 350) | (hue_degrees <= 8)) & (saturation >= 190) & (value >= 150)
-    # pigment is dark too, with more colour
-    black = (value <= 80) & (saturation * value <= 25 * 255)
+    red = ((hue_degrees >= 350) | (hue_degrees <= 8)) & (saturation >= 205) & (value >= 150)
+    # melanin is dark too, with more colour; coal dust in a lung cannot be told from a black pen
+    black = (value <= 80) & (saturation * value <= 14 * 255)
     # where padding meets tissue, both mix to something that looks like ink
     padding = cv2.dilate(padding_mask(pixels).astype(np.uint8), np.ones((7, 7), np.uint8)).astype(bool)
     ink = (blue | green | red | black) & ~padding

@@ -15,9 +15,9 @@ from typing import Any
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from tapfm.errors import SlideError
+from tapfm.slides.readers.image import open_picture
 from tapfm.slides.slide import Box, SlideFacts, Thumbnail
 from tapfm.slides.tissue import Mask
 
@@ -64,12 +64,23 @@ def polygons_of(node: Any, bounds: Box) -> Iterator[list[Ring]]:
     elif kind == "GeometryCollection":
         yield from polygons_of(node["geometries"], bounds)
     elif kind == "Feature":
+        name = ((node.get("properties") or {}).get("classification") or {}).get("name", "")
+        if node["geometry"] is None or name.endswith("*"):  # QuPath's mark of what to ignore
+            return
         corner = (bounds.x_px0, bounds.y_px0) if "objectType" in (node.get("properties") or {}) else (0, 0)
         for rings in polygons_of(node["geometry"], bounds):
             yield [ring + np.array(corner, float) for ring in rings]
     elif kind in ("Polygon", "MultiPolygon"):
         for rings in [node["coordinates"]] if kind == "Polygon" else node["coordinates"]:
-            yield [np.array([point[:2] for point in ring], float) for ring in rings]
+            yield [ring_of(ring) for ring in rings]
+
+
+def ring_of(points: Any) -> Ring:
+    """Check a ring: three points or more, all of them somewhere."""
+    ring = np.array([point[:2] for point in points], float)
+    if len(ring) < 3 or not np.isfinite(ring).all():
+        raise ValueError("a ring without three points")
+    return ring
 
 
 def rasterise(polygons: list[list[Ring]], thumbnail: Thumbnail) -> Mask:
@@ -88,13 +99,10 @@ def rasterise(polygons: list[list[Ring]], thumbnail: Thumbnail) -> Mask:
 
 def read_mask(path: Path, facts: SlideFacts, thumbnail: Thumbnail) -> Mask:
     """Read a picture of the whole slide in which tissue is not black."""
-    try:
-        with Image.open(path) as image:
-            grey = np.asarray(image.convert("L"))
-    except (OSError, UnidentifiedImageError) as error:
-        raise SlideError(
-            f"{path} is not a mask picture ({error}).", hint="A mask is a PNG of the whole slide, white on tissue."
-        ) from error
+    with open_picture(path) as image:
+        # what is transparent is not painted
+        painted = np.asarray(image.convert("RGBA"))
+    grey = np.where(painted[..., 3] > 0, painted[..., :3].max(axis=2), 0)
     height_px, width_px = grey.shape
     aspect = (width_px / height_px) / (facts.width_px0 / facts.height_px0)
     if abs(aspect - 1) > ASPECT_TOLERANCE:

@@ -10,10 +10,13 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from tapfm.errors import TileReadError
 from tapfm.slides.slide import Box, Level, Pixels, SlideFacts, Thumbnail
 
 # A level may be this much coarser than what is asked for: pyramids are made with rounded sizes (4.0003 for 4).
 LEVEL_TOLERANCE = 0.005
+UNREADABLE_PX = 8  # of a thumbnail: blocks with pixels that cannot be decoded are split down to this
+MOST_UNREADABLE = 0.05  # of a slide, above which it is no longer what was scanned
 BLOCK_PX = 4096  # of a level, read at once for a thumbnail: bounds the memory of slides without a pyramid
 
 
@@ -47,10 +50,10 @@ def read_scaled(
     """Read any rectangle of level-0 pixels at any size."""
     levels = slide.facts.levels
     index = best_level(levels, min(width_px0 / width_px, height_px0 / height_px))
-    downsample = levels[index].downsample
+    level = levels[index]
     # Whole pixels around the rectangle are read; where in them it lies exactly, the resize is told.
-    left, top = x_px0 / downsample, y_px0 / downsample
-    right, bottom = left + width_px0 / downsample, top + height_px0 / downsample
+    left, top = x_px0 / level.downsample_x, y_px0 / level.downsample_y
+    right, bottom = left + width_px0 / level.downsample_x, top + height_px0 / level.downsample_y
     x_px, y_px = math.floor(left + 1e-6), math.floor(top + 1e-6)
     region = slide.read_level(index, x_px, y_px, math.ceil(right - 1e-6) - x_px, math.ceil(bottom - 1e-6) - y_px)
     return resize(region, (left - x_px, top - y_px, right - x_px, bottom - y_px), width_px, height_px)
@@ -60,7 +63,7 @@ def resize(pixels: Pixels, box: tuple[float, float, float, float], width_px: int
     """Scale the part `box` = (left, top, right, bottom) of an image, with antialiasing.
 
     A whole ratio is the mean of the pixels that fall together; any other ratio takes Pillow's Hamming filter, whose
-    kernel is within 4% of that mean, and an enlargement its bicubic one.
+    kernel is close to that mean and smooth at its edges, and an enlargement its bicubic one.
     """
     full_height_px, full_width_px = pixels.shape[:2]
     left, top, right, bottom = box
@@ -90,18 +93,36 @@ def read_blockwise(slide: LevelReader, box: Box, width_px: int, height_px: int) 
     levels = slide.facts.levels
     shrink = max(scale_x, scale_y) / levels[best_level(levels, min(scale_x, scale_y))].downsample
     block_px = max(1, int(BLOCK_PX / max(shrink, 1)))
-    picture = np.empty((height_px, width_px, 3), np.uint8)
-    for top in range(0, height_px, block_px):
-        rows = min(block_px, height_px - top)
-        for left in range(0, width_px, block_px):
-            columns = min(block_px, width_px - left)
-            picture[top : top + rows, left : left + columns] = read_scaled(
-                slide,
-                box.x_px0 + left * scale_x,
-                box.y_px0 + top * scale_y,
-                columns * scale_x,
-                rows * scale_y,
-                columns,
-                rows,
-            )
+    picture = np.full((height_px, width_px, 3), slide.facts.background, np.uint8)
+    blocks = [
+        (left, top, min(block_px, width_px - left), min(block_px, height_px - top))
+        for top in range(0, height_px, block_px)
+        for left in range(0, width_px, block_px)
+    ]
+    unreadable_px = 0
+    while blocks:
+        left, top, columns, rows = blocks.pop()
+        x_px0, y_px0 = box.x_px0 + left * scale_x, box.y_px0 + top * scale_y
+        try:
+            pixels = read_scaled(slide, x_px0, y_px0, columns * scale_x, rows * scale_y, columns, rows)
+        except TileReadError:
+            if max(columns, rows) > UNREADABLE_PX:
+                blocks += quarters(left, top, columns, rows)
+                continue
+            unreadable_px += columns * rows  # left as background
+            if unreadable_px > MOST_UNREADABLE * width_px * height_px:
+                raise
+        else:
+            picture[top : top + rows, left : left + columns] = pixels
     return picture
+
+
+def quarters(left: int, top: int, columns: int, rows: int) -> list[tuple[int, int, int, int]]:
+    """Split a block, so that what cannot be decoded costs little around it."""
+    half_columns, half_rows = (columns + 1) // 2, (rows + 1) // 2
+    return [
+        (x, y, width, height)
+        for x, width in ((left, half_columns), (left + half_columns, columns - half_columns))
+        for y, height in ((top, half_rows), (top + half_rows, rows - half_rows))
+        if width and height
+    ]

@@ -22,11 +22,28 @@ CACHE_BYTES = 32 * 2**20  # of decoded pixels for each open slide; OpenSlide's o
 
 @dataclass(frozen=True)
 class Level:
-    """One resolution of the pyramid; `downsample` is level-0 pixels per pixel of this level."""
+    """One resolution of the pyramid; a downsample is level-0 pixels per pixel of this level, across and down.
+
+    They differ where a narrow slide's shorter side was rounded: their mean would shift the far end of its longer one.
+    """
 
     width_px: int
     height_px: int
-    downsample: float
+    downsample_x: float
+    downsample_y: float
+
+    @property
+    def downsample(self) -> float:
+        """Their mean, to choose a level by."""
+        return (self.downsample_x + self.downsample_y) / 2
+
+    @classmethod
+    def of(cls, width_px: int, height_px: int, width_px0: int, height_px0: int) -> Level:
+        """Find the downsamples: one whole number where both sides are that, rounded; their own ratios elsewhere."""
+        for factor in (round(width_px0 / width_px), round(height_px0 / height_px)):
+            if abs(width_px0 / factor - width_px) < 1 and abs(height_px0 / factor - height_px) < 1:
+                return cls(width_px, height_px, factor, factor)
+        return cls(width_px, height_px, width_px0 / width_px, height_px0 / height_px)
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapfm.errors import UnknownNameError
-from tapfm.slides.slide import Pixels
+from tapfm.slides.slide import WHITE, Colour, Pixels
 
 Mask = NDArray[np.bool_]
 Plane = NDArray[np.float32]
 
 MASK_MPP = 8.0  # um per pixel of the picture that is segmented: a tile of 112 um has 14 x 14 of them
 PADDING_VALUE = 30  # brightest channel of what scanners put where they did not scan; stained tissue is brighter
-GLASS_VALUE, GLASS_SATURATION = 200, 30  # brighter and paler than this may be glass
+# Glass is brighter and paler than this, also where it is tinted, and flatter than tissue.
+GLASS_VALUE, GLASS_SATURATION, GLASS_CONTRAST = 180, 60, 3.0
 GLASS_SHARE = 0.02  # of the picture, below which there is no glass to learn from
 GAP_UM = 24.0  # fat is a net of thin walls: gaps in them up to this are closed
 HOLE_UM2 = 40_000.0  # holes up to this are filled: fat cells, small vessels
@@ -42,21 +43,26 @@ def padding_mask(pixels: Pixels) -> Mask:
     return np.isin(labels, at_edge[at_edge > 0])
 
 
-def tissue_mask(pixels: Pixels, mpp: float, method: str = "otsu") -> Mask:
-    """Find tissue in a picture of `mpp` microns per pixel, by one of METHODS."""
+def tissue_mask(pixels: Pixels, mpp: float, method: str = "otsu", background: Colour = WHITE) -> Mask:
+    """Find tissue in a picture of `mpp` microns per pixel, by one of METHODS.
+
+    Pixels of exactly the background colour are where the scanner did not look: neither tissue nor glass to learn from.
+    """
     if method not in METHODS:
         raise UnknownNameError.of("tissue method", method, METHODS, see=", ".join(METHODS))
     dark = dark_mask(pixels)
-    if dark.all():
+    seen = ~dark & (pixels != background).any(axis=2)
+    if not seen.any():
         return np.zeros(dark.shape, bool)
-    return tidy(METHODS[method](pixels, ~dark), mpp) & ~dark
+    return tidy(METHODS[method](pixels, seen) & seen, mpp) & ~dark
 
 
 def by_saturation(pixels: Pixels, seen: Mask) -> Mask:
     """Separate by colour: Otsu on saturation, but never so high that faintly stained tissue is lost."""
     hsv = cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV)
     saturation = smooth(hsv[..., 1])
-    glass = seen & (hsv[..., 2] >= GLASS_VALUE) & (hsv[..., 1] <= GLASS_SATURATION)
+    flat = local_contrast(hsv[..., 2]) <= GLASS_CONTRAST
+    glass = seen & flat & (hsv[..., 2] >= GLASS_VALUE) & (hsv[..., 1] <= GLASS_SATURATION)
     level = float(np.median(saturation[glass])) if glass.sum() >= GLASS_SHARE * seen.sum() else 0.0
     # Glass varies by a few of 255 grades; faint tissue begins some ten above it, which Otsu would often call glass.
     return saturation >= np.clip(otsu(saturation[seen]), level + 6, level + 9)
@@ -74,8 +80,7 @@ def by_texture(pixels: Pixels, seen: Mask) -> Mask:
     """Separate by structure: Otsu on local contrast; for unstained or bleached tissue."""
     grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.float32)
     grey[~seen] = np.median(grey[seen])
-    mean = cv2.blur(grey, (5, 5))
-    contrast = np.sqrt(np.maximum(cv2.blur(grey * grey, (5, 5)) - mean * mean, 0))
+    contrast = local_contrast(grey)
     return contrast >= np.clip(otsu(contrast[seen]), 2.5, 5)
 
 
@@ -84,6 +89,13 @@ METHODS: dict[str, Callable[[Pixels, Mask], Mask]] = {
     "darkness": by_darkness,
     "texture": by_texture,
 }
+
+
+def local_contrast(plane: NDArray[np.generic]) -> Plane:
+    """Measure the standard deviation in windows of 5 x 5 pixels."""
+    values = plane.astype(np.float32)
+    mean = cv2.blur(values, (5, 5))
+    return np.asarray(np.sqrt(np.maximum(cv2.blur(values * values, (5, 5)) - mean * mean, 0)))
 
 
 def smooth(plane: NDArray[np.generic]) -> Plane:

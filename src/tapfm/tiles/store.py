@@ -149,7 +149,16 @@ def read_tiles(path: Path) -> TileSet:
         raise TileStoreError(
             f"{path}: `coords` has the shape {positions.shape}, not (tiles, 2).", hint="Use another file."
         )
-    positions = positions.astype(np.int64)
+    try:
+        return tiles_of(path, positions.astype(np.int64), attributes)
+    except (KeyError, ValueError, TypeError) as error:
+        raise TileStoreError(
+            f"{path} has a damaged attribute ({type(error).__name__}: {error}).", hint="Make it again: tapfm tile"
+        ) from error
+
+
+def tiles_of(path: Path, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
+    """Tell whose file it is."""
     slide_id = str(attributes.get("name") or path.name.removesuffix(".h5").removesuffix("_patches"))
     if "tapfm_fingerprint" in attributes:
         return own_tiles(slide_id, positions, attributes)

@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tapfm.errors import NoTissueError, TileReadError
+from tapfm.errors import NoTissueError, ScaleError, TileReadError
 from tapfm.slides.quality import FOCUS_MPP, out_of_focus, pen_mask
 from tapfm.slides.regions import drawn_tissue
 from tapfm.slides.scale import Scale
+from tapfm.slides.scaling import MOST_UNREADABLE
 from tapfm.slides.slide import Pixels, Slide, Thumbnail
 from tapfm.slides.tissue import Mask, mask_side_px, padding_mask, tissue_mask
 from tapfm.tiles.grid import Positions, TileSpec, Verdict, covered, lay_grid
 
-METHOD_VERSION = 1  # goes up when the same settings would give other tiles
 MOST_PEN = 0.05  # of a tile; above it the ink would be learned
 MOST_PADDING = 0.5
-MOST_UNREADABLE = 0.05  # of a slide's tiles, above which the slide is no longer what was scanned
-SUSPICIOUS_REMOVAL = 0.9  # of the tissue by one filter: more likely the filter errs than the slide
+MOST_ENLARGED = 4  # times; more than that is a mistake in the scale
+PROBES = 64  # tiles that are read in full before a slide is believed to be readable
+SUSPICIOUS_REMOVAL = 0.5  # of the tissue by one filter: worth a look whether the filter errs
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,27 @@ def tile_slide(slide: Slide, scale: Scale, spec: TileSpec, tissue_path: Path | N
     thumbnail = slide.thumbnail(mask_side_px(max(facts.bounds.width_px0, facts.bounds.height_px0), mpp))
     thumbnail_mpp = mpp * sum(thumbnail.downsample) / 2
     if tissue_path is None:
-        tissue = tissue_mask(thumbnail.pixels, thumbnail_mpp, spec.tissue)
+        tissue = tissue_mask(thumbnail.pixels, thumbnail_mpp, spec.tissue, facts.background)
     else:
         tissue = drawn_tissue(tissue_path, facts, thumbnail)
     pen = pen_mask(thumbnail.pixels, thumbnail_mpp) if spec.drop_pen else np.zeros_like(tissue)
 
-    positions, side_px0 = lay_grid(facts.bounds, spec, mpp), spec.side_px0(mpp)
+    side_px0 = spec.side_px0(mpp)
+    if side_px0 * MOST_ENLARGED < spec.tile_px:
+        raise ScaleError(
+            f"{facts.path.name} has {mpp:g} um per pixel: a tile of {spec.tile_px} px at {spec.mpp:g} would be "
+            f"{side_px0} of its pixels, enlarged.",
+            hint="If that is not its scale, mend the column `mpp` (um per pixel, 0.25 at 40x); if it is, ask for a "
+            f"coarser one: --mpp {mpp:g}",
+        )
+    positions = lay_grid(facts.bounds, spec, mpp)
 
     def share(mask: Mask) -> NDArray[np.float64]:
         return covered(mask, thumbnail, positions, side_px0)
 
-    on_tissue = share(tissue) >= spec.min_tissue
-    inked = on_tissue & ((share(pen) > MOST_PEN) | (share(tissue & ~pen) < spec.min_tissue))
+    enough = spec.min_tissue - 1e-9  # sums of many small shares round
+    on_tissue = share(tissue) >= enough
+    inked = on_tissue & ((share(pen) > MOST_PEN) | (share(tissue & ~pen) < enough))
     verdicts = np.full(len(positions), Verdict.KEPT, np.uint8)
     verdicts[~on_tissue] = Verdict.BACKGROUND
     verdicts[~on_tissue & (share(padding_mask(thumbnail.pixels)) > MOST_PADDING)] = Verdict.PADDING
@@ -73,6 +83,7 @@ def tile_slide(slide: Slide, scale: Scale, spec: TileSpec, tissue_path: Path | N
     warnings = list(scale.warnings)
     if spec.drop_blur and mpp <= FOCUS_MPP:
         judge_focus(slide, positions, verdicts, side_px0, mpp)
+    judge_readable(slide, positions, verdicts, side_px0, spec.tile_px)
     if side_px0 < spec.tile_px:
         warnings.append(f"{mpp:.4g} um per pixel is coarser than the {spec.mpp:g} asked for: tiles are enlarged")
     warnings += suspicious_removals(verdicts)
@@ -91,10 +102,35 @@ def judge_focus(slide: Slide, positions: Positions, verdicts: NDArray[np.uint8],
             verdicts[index] = Verdict.UNREADABLE
         elif out_of_focus(tile):
             verdicts[index] = Verdict.BLUR
+    refuse_damaged(slide, verdicts, len(kept))
+
+
+def judge_readable(
+    slide: Slide, positions: Positions, verdicts: NDArray[np.uint8], side_px0: int, tile_px: int
+) -> None:
+    """Read some tiles as training will, all of them if one of those fails.
+
+    Tissue and focus are judged on coarse levels, and damage may be in the fine one only. Reading every tile of every
+    slide would take longer than all the rest.
+    """
+    kept = np.flatnonzero(verdicts == Verdict.KEPT)
+    probes = kept[:: max(1, len(kept) // PROBES)]
+    for chosen in (probes, np.setdiff1d(kept, probes)):
+        for index in chosen:
+            x_px0, y_px0 = positions[index].tolist()
+            if read_or_none(slide, x_px0, y_px0, side_px0, tile_px) is None:
+                verdicts[index] = Verdict.UNREADABLE
+        if not (verdicts[chosen] == Verdict.UNREADABLE).any():
+            break
+    refuse_damaged(slide, verdicts, len(kept))
+
+
+def refuse_damaged(slide: Slide, verdicts: NDArray[np.uint8], looked_at: int) -> None:
+    """Give a slide up of which too much cannot be decoded."""
     unreadable = int((verdicts == Verdict.UNREADABLE).sum())
-    if unreadable > MOST_UNREADABLE * len(kept):
+    if unreadable > MOST_UNREADABLE * looked_at:
         raise TileReadError(
-            f"{slide.facts.path.name}: {unreadable:,} of {len(kept):,} tiles cannot be decoded.",
+            f"{slide.facts.path.name}: {unreadable:,} of {looked_at:,} tiles cannot be decoded.",
             hint="The file is damaged: copy it again from where it was scanned.",
         )
 

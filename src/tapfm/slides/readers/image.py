@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,35 +18,53 @@ SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".web
 LARGEST_PX = 500_000_000  # 1.5 GB in memory; a larger picture belongs into a pyramid
 
 
+GUARD = threading.Lock()
+
+
+@contextmanager
+def open_picture(path: Path) -> Iterator[Image.Image]:
+    """Open a picture of any size we can hold; Pillow's own guard against decompression bombs warns far below that."""
+    with GUARD:
+        before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            image = Image.open(path)
+        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+            raise UnreadableSlideError(f"{path.name} cannot be decoded ({error}).", hint="Copy it again.") from error
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
+    with image:
+        if image.width * image.height > LARGEST_PX:
+            raise UnreadableSlideError(
+                f"{path.name} has {image.width:,} x {image.height:,} pixels, too many for a plain picture.",
+                hint=f"Convert it to a pyramid: vips tiffsave {path.name} {path.stem}.tiff "
+                "--tile --pyramid --compression jpeg",
+            )
+        try:
+            yield image
+        except (OSError, SyntaxError) as error:  # decoding happens when pixels are asked for
+            raise UnreadableSlideError(f"{path.name} cannot be decoded ({error}).", hint="Copy it again.") from error
+
+
 class ImageSlide:
     """A plain picture of tissue."""
 
     def __init__(self, path: Path) -> None:
-        # Pillow's own guard against decompression bombs warns at a size that is usual here; ours refuses.
-        guard, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        try:
-            with Image.open(path) as image:
-                if image.width * image.height > LARGEST_PX:
-                    raise UnreadableSlideError(
-                        f"{path.name} has {image.width:,} x {image.height:,} pixels, too many for a plain picture.",
-                        hint=f"Convert it to a pyramid: vips tiffsave {path.name} {path.stem}.tiff "
-                        "--tile --pyramid --compression jpeg",
-                    )
-                picture = image.convert("RGBA") if "A" in image.getbands() or "transparency" in image.info else image
-                if picture.mode == "RGBA":
-                    picture = Image.alpha_composite(Image.new("RGBA", picture.size, (*WHITE, 255)), picture)
-                self._pixels: Pixels = np.array(picture.convert("RGB"))
-        except (UnidentifiedImageError, OSError, SyntaxError) as error:
-            raise UnreadableSlideError(f"{path.name} cannot be decoded ({error}).", hint="Copy it again.") from error
-        finally:
-            Image.MAX_IMAGE_PIXELS = guard
+        with open_picture(path) as image:
+            if image.mode.startswith(("I", "F")):
+                raise UnreadableSlideError(
+                    f"{path.name} has more than 8 bits per channel.", hint="Convert it to 8 bits per channel, RGB."
+                )
+            picture = image.convert("RGBA") if image.has_transparency_data else image
+            if picture.mode == "RGBA":
+                picture = Image.alpha_composite(Image.new("RGBA", picture.size, (*WHITE, 255)), picture)
+            self._pixels: Pixels = np.array(picture.convert("RGB"))
         height_px, width_px = self._pixels.shape[:2]
         self.facts = SlideFacts(
             path=path,
             format=SUFFIXES[path.suffix.lower()],
             vendor="plain image",
             reader="image",
-            levels=(Level(width_px, height_px, 1.0),),
+            levels=(Level.of(width_px, height_px, width_px, height_px),),
             mpp_in_file=None,  # their dots per inch say how to print them
             objective_power=None,
             bounds=Box(0, 0, width_px, height_px),

@@ -13,31 +13,36 @@ import imagecodecs
 from tapfm.slides.slide import Pixels
 
 BASELINE = (0xC0, 0xC1)  # frames that are coded row by row; progressive ones are not
+END_OF_IMAGE = b"\xff\xd9"
+TRAILING_BYTES = 64  # writers may pad behind the end
 STANDALONE = (0x01, *range(0xD0, 0xD9))  # markers without a length
 
 
 def decode_jpeg(data: bytes, tables: bytes | None, colour_space: str, rows: int | None = None) -> Pixels:
-    """Decode a JPEG to RGB; with `rows`, at least so many of its upper rows."""
-    if rows is not None:
-        data = lower(data, rows)
-    pixels: Pixels = imagecodecs.jpeg8_decode(data, tables=tables, colorspace=colour_space, outcolorspace="RGB")
-    return pixels
+    """Decode a JPEG to RGB; with `rows`, at least so many of its upper rows. Data that breaks off is a ValueError."""
+    # libjpeg would paint the missing part grey and say nothing
+    if data.rfind(END_OF_IMAGE, max(0, len(data) - TRAILING_BYTES)) < 0:
+        raise ValueError("it breaks off")
+    lowered, exact_rows = lower(data, rows) if rows is not None else (data, None)
+    pixels: Pixels = imagecodecs.jpeg8_decode(lowered, tables=tables, colorspace=colour_space, outcolorspace="RGB")
+    return pixels if exact_rows is None else pixels[:exact_rows].copy()
 
 
-def lower(data: bytes, rows: int) -> bytes:
-    """Declare a JPEG to be only as high as `rows` need; unchanged where that cannot be done."""
+def lower(data: bytes, rows: int) -> tuple[bytes, int | None]:
+    """Declare a JPEG to be only as high as `rows` need, and say how many rows come out exact; all where it is None."""
     at = frame_header(data)
     if at is None:
-        return data
+        return data, None
     height_px = struct.unpack_from(">H", data, at + 5)[0]
     components = data[at + 9]
     sampling = max(data[at + 11 + 3 * i] & 0x0F for i in range(components))
     unit_px = 8 * sampling  # rows are coded in units of this height
-    # one unit more than needed: smooth upsampling of colour looks at the row below
-    needed_px = (-(-rows // unit_px) + 1) * unit_px
-    if needed_px >= height_px:
-        return data
-    return data[: at + 5] + struct.pack(">H", needed_px) + data[at + 7 :]
+    exact_px = -(-rows // unit_px) * unit_px
+    # one unit more: smooth upsampling of colour looks at the row below, and the last one has none
+    declared_px = exact_px + unit_px
+    if declared_px >= height_px:
+        return data, None
+    return data[: at + 5] + struct.pack(">H", declared_px) + data[at + 7 :], exact_px
 
 
 def frame_header(data: bytes) -> int | None:

@@ -11,7 +11,7 @@ import openslide
 from PIL import Image
 
 from tapfm.errors import TileReadError, UnreadableSlideError
-from tapfm.slides.readers.numbers import positive_number
+from tapfm.slides.readers.numbers import one_mpp, positive_number
 from tapfm.slides.scaling import make_thumbnail, read_tile
 from tapfm.slides.slide import CACHE_BYTES, WHITE, Box, Colour, Level, Pixels, SlideFacts, Thumbnail
 
@@ -28,8 +28,6 @@ FORMATS = {
     "ventana": "BIF",
     "zeiss": "CZI",
 }
-# pixels that differ by more than this across and down would not be square on the glass
-SQUARE_TOLERANCE = 0.02
 
 
 class OpenSlideSlide:
@@ -55,9 +53,9 @@ class OpenSlideSlide:
 
     def read_level(self, level: int, x_px: int, y_px: int, width_px: int, height_px: int) -> Pixels:
         """Read pixels of one level; where the scanner left none, the slide's background."""
-        downsample = self.facts.levels[level].downsample
-        corner = (round(x_px * downsample), round(y_px * downsample))
         handle = self._handle
+        downsample = handle.level_downsamples[level]  # its own idea of it, by which it divides what it is given
+        corner = (round(x_px * downsample), round(y_px * downsample))
         try:
             region = handle.read_region(corner, level, (width_px, height_px))
         except openslide.OpenSlideError as error:
@@ -89,23 +87,17 @@ def facts_of(path: Path, handle: openslide.OpenSlide) -> SlideFacts:
     """Read what OpenSlide says of a slide."""
     properties = handle.properties
     vendor = properties.get(openslide.PROPERTY_NAME_VENDOR, "unknown")
-    levels = tuple(
-        Level(width_px, height_px, downsample)
-        for (width_px, height_px), downsample in zip(handle.level_dimensions, handle.level_downsamples, strict=True)
-    )
+    levels = tuple(Level.of(*size, *handle.dimensions) for size in handle.level_dimensions)
     mpp_x = positive_number(properties.get(openslide.PROPERTY_NAME_MPP_X))
     mpp_y = positive_number(properties.get(openslide.PROPERTY_NAME_MPP_Y))
-    note = ""
-    if mpp_x is not None and mpp_y is not None and abs(mpp_x / mpp_y - 1) > SQUARE_TOLERANCE:
-        note = f"pixels are not square: {mpp_x:g} um across, {mpp_y:g} um down; their mean is used"
-    known = [mpp for mpp in (mpp_x, mpp_y) if mpp is not None]
+    mpp, note = one_mpp(mpp_x, mpp_y)
     return SlideFacts(
         path=path,
         format=FORMATS.get(vendor, vendor),
         vendor=vendor,
         reader="openslide",
         levels=levels,
-        mpp_in_file=sum(known) / len(known) if known else None,
+        mpp_in_file=mpp,
         objective_power=positive_number(properties.get(openslide.PROPERTY_NAME_OBJECTIVE_POWER)),
         bounds=bounds_of(properties, levels[0]),
         background=background_of(properties.get(openslide.PROPERTY_NAME_BACKGROUND_COLOR)),

@@ -7,6 +7,7 @@ What this reader is not sure of it refuses (`NotOursError`), and OpenSlide gets 
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 from collections import OrderedDict
@@ -20,7 +21,7 @@ import tifffile
 
 from tapfm.errors import TileReadError, UnreadableSlideError
 from tapfm.slides.readers.jpeg import decode_jpeg
-from tapfm.slides.readers.numbers import positive_number
+from tapfm.slides.readers.numbers import one_mpp, positive_number
 from tapfm.slides.scaling import make_thumbnail, read_tile
 from tapfm.slides.slide import CACHE_BYTES, WHITE, Box, Level, Pixels, SlideFacts, Thumbnail
 
@@ -28,7 +29,9 @@ JPEG = 7
 APERIO_JPEG2000_YCBCR = 33003
 APERIO = "Aperio"  # how its descriptions begin
 REDUCED = 1  # TIFF's mark of a smaller copy
-YCBCR = 6  # TIFF's number for the colour space
+GREY, RGB, YCBCR = 1, 2, 6  # TIFF's numbers for what a page's channels mean (grey: 0 is black)
+PREMULTIPLIED, TRANSPARENCY = 1, 2  # TIFF's numbers for what a fourth channel means
+LARGEST_SEGMENT_PX = 500_000_000  # 1.5 GB decoded at once; a file of such strips belongs into a pyramid
 # TIFF's own numbers: old-style JPEG needs tables from elsewhere in the file
 NOT_DECODED = {6}
 ASPECT_TOLERANCE = 0.02  # between the levels of a pyramid; sizes are rounded
@@ -51,6 +54,7 @@ class Segments:
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
     compression: int
+    fourth_channel: int
     jpeg_colours: str | None  # colour space of plain JPEG tiles; None for all others
     tables: bytes | None
     decode: Any  # tifffile's decoder of this page
@@ -149,10 +153,15 @@ class TiffSlide:
             raise
         except Exception as error:  # each codec has its own errors
             raise self._unreadable(index, str(error)) from error
+        # at the right and bottom edge a segment may be cut to what is on the slide
+        wide = min(segments.width_px, segments.level.width_px - index % segments.across * segments.width_px)
+        high = min(segments.height_px, segments.level.height_px - index // segments.across * segments.height_px)
+        if pixels.shape[0] < min(high, rows or high) or pixels.shape[1] < wide:
+            raise self._unreadable(index, f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels, not {wide} x {high}")
         if pixels.shape[2] == 1:
             pixels = np.repeat(pixels, 3, axis=2)
         elif pixels.shape[2] == 4:
-            pixels = on_white(pixels)
+            pixels = on_white(pixels, segments.fourth_channel)
         if segments.compression == APERIO_JPEG2000_YCBCR:
             pixels = rgb_of_ycbcr(pixels)
         return pixels
@@ -178,11 +187,14 @@ class TiffSlide:
         return TileReadError(f"{self.facts.path.name}: tile {index} of the file cannot be decoded ({reason}).")
 
 
-def on_white(pixels: Pixels) -> Pixels:
-    """Lay RGBA on white glass."""
-    alpha = pixels[..., 3:].astype(np.uint16)
-    mixed = (pixels[..., :3] * alpha + 255 * (255 - alpha) + 127) // 255
-    return mixed.astype(np.uint8)
+def on_white(pixels: Pixels, fourth_channel: int) -> Pixels:
+    """Lay four channels on white glass, if the fourth is transparency; otherwise it is nothing to look at."""
+    colours, alpha = pixels[..., :3], pixels[..., 3:].astype(np.uint16)
+    if fourth_channel == PREMULTIPLIED:
+        return np.minimum(colours + (255 - alpha), 255).astype(np.uint8)
+    if fourth_channel == TRANSPARENCY:
+        return ((colours * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
+    return colours
 
 
 def rgb_of_ycbcr(pixels: Pixels) -> Pixels:
@@ -206,7 +218,7 @@ def read_structure(path: Path) -> tuple[SlideFacts, tuple[Segments, ...]]:
             pages = [page for page in file.pages if isinstance(page, tifffile.TiffPage)]
             if not pages:
                 raise UnreadableSlideError(f"{path.name} is a TIFF file without an image.", hint="Copy it again.")
-            first = max((page for page in pages if page.is_tiled), key=lambda page: page.size, default=pages[0])
+            first = max(pages, key=lambda page: page.imagewidth * page.imagelength)
             description = first.description or pages[0].description or ""
             # Aperio does not mark the smaller copies of its picture; elsewhere an unmarked page is another picture
             unmarked = description.startswith(APERIO)
@@ -214,7 +226,7 @@ def read_structure(path: Path) -> tuple[SlideFacts, tuple[Segments, ...]]:
             levels = pyramid(first, [*copies, *(first.pages or [])])
             ome = file.ome_metadata if file.is_ome else None
             segments = tuple(segments_of(page, first) for page in levels)
-            vendor, mpp, objective = metadata(description, ome, first)
+            vendor, mpp, objective, note = metadata(description, ome, first)
     except (NotOursError, UnreadableSlideError):
         raise
     except Exception as error:  # whatever a damaged file makes the parser raise
@@ -238,6 +250,7 @@ def read_structure(path: Path) -> tuple[SlideFacts, tuple[Segments, ...]]:
         mpp_in_file=mpp,
         objective_power=objective,
         bounds=Box(0, 0, top.width_px, top.height_px),
+        note=note,
     )
     return facts, segments
 
@@ -260,10 +273,8 @@ def segments_of(page: Any, first: Any) -> Segments:
         raise NotOursError(f"compression {int(page.compression)}")
     if page.dtype != np.uint8:
         raise NotOursError(f"{page.dtype} pixels")
-    if page.samplesperpixel not in (1, 3, 4):
-        raise NotOursError(f"{page.samplesperpixel} channels")
-    if int(page.photometric) not in (1, 2, YCBCR):
-        raise NotOursError(f"photometric interpretation {int(page.photometric)}")
+    if (int(page.photometric), page.samplesperpixel) not in ((GREY, 1), (RGB, 3), (RGB, 4), (YCBCR, 3)):
+        raise NotOursError(f"{page.samplesperpixel} channels of photometric interpretation {int(page.photometric)}")
     if int(page.photometric) == YCBCR and page.compression != JPEG:
         raise NotOursError("YCbCr pixels outside JPEG")
     if not all(page.databytecounts):
@@ -275,9 +286,10 @@ def segments_of(page: Any, first: Any) -> Segments:
     planes = page.samplesperpixel if int(page.planarconfig) == 2 else 1
     if not len(page.dataoffsets) == len(page.databytecounts) == across * down * planes:
         raise NotOursError(f"{len(page.dataoffsets)} tiles where {across * down * planes} are needed")
-    downsample = (first.imagewidth / page.imagewidth + first.imagelength / page.imagelength) / 2
+    if width_px * height_px > LARGEST_SEGMENT_PX:
+        raise NotOursError(f"strips of {width_px:,} x {height_px:,} pixels, too large to decode at once")
     return Segments(
-        level=Level(page.imagewidth, page.imagelength, downsample),
+        level=Level.of(page.imagewidth, page.imagelength, first.imagewidth, first.imagelength),
         width_px=width_px,
         height_px=height_px,
         across=across,
@@ -285,6 +297,7 @@ def segments_of(page: Any, first: Any) -> Segments:
         offsets=tuple(page.dataoffsets),
         lengths=tuple(page.databytecounts),
         compression=int(page.compression),
+        fourth_channel=int(page.extrasamples[0]) if page.samplesperpixel == 4 and page.extrasamples else 0,
         jpeg_colours=jpeg_colours(page) if page.compression == JPEG and planes == 1 else None,
         tables=page.jpegtables,
         decode=page.decode,
@@ -299,40 +312,54 @@ def jpeg_colours(page: Any) -> str | None:
     return "YCBCR" if int(page.photometric) == YCBCR or page.is_jfif else "RGB"
 
 
-def metadata(description: str, ome: str | None, page: Any) -> tuple[str, float | None, float | None]:
-    """Read vendor, microns per pixel and objective power from what the file carries."""
+def metadata(description: str, ome: str | None, page: Any) -> tuple[str, float | None, float | None, str]:
+    """Read vendor, microns per pixel, objective power, and a note of what is odd, from what the file carries."""
     if ome is not None:
-        return ("ome", *ome_scale(ome))
+        return ("ome", *ome_metadata(ome, page))
     if description.startswith(APERIO):
         fields = dict(re.findall(r"\|\s*([^|=]+?)\s*=\s*([^|]*?)\s*(?=\||$)", description))
-        return "aperio", positive_number(fields.get("MPP")), positive_number(fields.get("AppMag"))
-    return "generic-tiff", mpp_of_resolution(page), None
+        return "aperio", positive_number(fields.get("MPP")), positive_number(fields.get("AppMag")), ""
+    mpp, note = one_mpp(*map(mpp_of_resolution, page.resolution, [int(page.resolutionunit)] * 2))
+    return "generic-tiff", mpp, None, note
 
 
-def mpp_of_resolution(page: Any) -> float | None:
+def mpp_of_resolution(per_unit: float, unit: int) -> float | None:
     """Turn TIFF's pixels per centimetre or inch into microns per pixel; 0 and 1 are what writers put for unknown."""
-    per_unit = (page.resolution[0] + page.resolution[1]) / 2
-    microns = {2: 25400.0, 3: 10000.0}.get(int(page.resolutionunit))
+    microns = {2: 25400.0, 3: 10000.0}.get(unit)
     return microns / per_unit if microns is not None and per_unit > 1 else None
 
 
-def ome_scale(xml: str) -> tuple[float | None, float | None]:
-    """Read PhysicalSizeX, PhysicalSizeY and NominalMagnification from OME-XML."""
+def ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None, str]:
+    """Read PhysicalSize and NominalMagnification of the image that `page` is, and refuse what is not one RGB plane."""
     try:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError:
-        return None, None
-    sizes = []
-    pixels = root.find(".//{*}Image/{*}Pixels")
-    if pixels is not None:
-        for axis in "XY":
-            size = positive_number(pixels.get(f"PhysicalSize{axis}"))
-            unit = MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
-            if size is not None and unit is not None:
-                sizes.append(size * unit)
+        return None, None, ""
+    images = root.findall(".//{*}Image/{*}Pixels")
+    ours = [each for each in images if size_of(each) == (page.imagewidth, page.imagelength)]
+    if not ours:
+        return None, None, ""
+    pixels = ours[0]
+    planes = {axis: int(pixels.get(f"Size{axis}", "1")) for axis in "CZT"}
+    if planes["Z"] > 1 or planes["T"] > 1 or planes["C"] > page.samplesperpixel:
+        raise NotOursError("OME planes " + ", ".join(f"{axis} = {count}" for axis, count in planes.items()))
+    sizes = [
+        size * unit
+        for axis in "XY"
+        if (size := positive_number(pixels.get(f"PhysicalSize{axis}"))) is not None
+        and (unit := MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))) is not None
+    ]
+    mpp, note = one_mpp(sizes[0], sizes[-1]) if sizes else (None, "")
+    similar = [each for each in images if 2 * math.prod(size_of(each)) > math.prod(size_of(pixels))]
+    if len(similar) > 1:
+        note = f"the file has {len(similar)} large images; the first of the largest is read"
     objective = root.find(".//{*}Objective[@NominalMagnification]")
-    power = positive_number(objective.get("NominalMagnification")) if objective is not None else None
-    return (sum(sizes) / len(sizes) if sizes else None), power
+    return mpp, positive_number(objective.get("NominalMagnification")) if objective is not None else None, note
+
+
+def size_of(pixels: ElementTree.Element) -> tuple[int, int]:
+    """Read the size of an OME image."""
+    return int(pixels.get("SizeX", "0")), int(pixels.get("SizeY", "0"))
 
 
 def is_tiff(path: Path) -> bool:
@@ -346,5 +373,5 @@ def has_ome_metadata(path: Path) -> bool:
     try:
         with open_tiff(path) as file:
             return bool(file.is_ome)
-    except (tifffile.TiffFileError, OSError, ValueError):
+    except Exception:  # a damaged file: reading its structure will say how
         return False
