@@ -56,6 +56,17 @@ def test_a_table_can_be_written_filled_and_given_back(tmp_path):
     assert "is there already" in again.stderr
 
 
+def test_odd_names_are_shown_as_they_are_and_equal_ones_told_apart(tmp_path):
+    for name in ("a/x[he].svs", "b/x[he].svs", "c/x[he]-2.svs"):
+        (tmp_path / name).parent.mkdir()
+        write_slide(tmp_path / name, section(300, 300), downsamples=(1,))
+    result = tapfm("inspect", tmp_path, "--write-cohort", tmp_path / "cohort.csv")
+    assert result.stdout.count("x[he]") == 3
+    assert tapfm("inspect", tmp_path / "cohort.csv").returncode == 0
+    ids = [line.split(",")[0] for line in (tmp_path / "cohort.csv").read_text().splitlines()[1:]]
+    assert len(set(ids)) == 3
+
+
 def test_missing_slides_of_a_table_are_shown_with_the_others(tmp_path):
     write_slide(tmp_path / "a.svs", section(300, 300))
     (tmp_path / "cohort.csv").write_text("slide_id,path\na,a.svs\nb,absent.svs\n")

@@ -1,5 +1,7 @@
 """The same pixels from every reader, and honest refusals."""
 
+from pathlib import Path
+
 import numpy as np
 import openslide
 import pytest
@@ -8,7 +10,7 @@ from PIL import Image
 from slide_files import GLASS, REAL, needs_real_slides, section, write_ome, write_scn, write_slide
 
 from tapfm.errors import TileReadError, UnreadableSlideError
-from tapfm.slides.opening import find_slides, open_slide
+from tapfm.slides.opening import files_of, find_slides, open_slide
 from tapfm.slides.readers.jpeg import decode_jpeg, frame_header
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import NotOursError, TiffSlide
@@ -102,7 +104,10 @@ def test_scattered_reads_decode_less_and_give_the_same_pixels(tmp_path):
         x, y, side = *rng.integers(0, 1800, 2).tolist(), int(rng.integers(1, 240))
         scattered = TiffSlide(path)
         np.testing.assert_array_equal(scattered.read_level(0, x, y, side, side), expected[y : y + side, x : x + side])
-        decoded_rows += [len(pixels) for pixels in scattered._cache.values()]
+        for (_, index), pixels in scattered._cache.items():  # every row that is kept is exact, not only those asked for
+            decoded_rows.append(len(pixels))
+            top, left = 256 * (index // 8), 256 * (index % 8)
+            np.testing.assert_array_equal(pixels, expected[top : top + len(pixels), left : left + 256])
         # and again larger, now that parts are in the cache
         np.testing.assert_array_equal(scattered.read_level(0, x, y, 248, 248), expected[y : y + 248, x : x + 248])
     assert np.mean(decoded_rows) < 230
@@ -119,7 +124,7 @@ def test_the_upper_rows_of_a_jpeg_are_those_of_the_whole(tmp_path, rows, subsamp
         part = decode_jpeg(data, page.jpegtables, "YCBCR", rows)
     assert rows <= len(part) <= 256
     assert len(part) < 256 or rows > 220
-    np.testing.assert_array_equal(part[:rows], whole[:rows])
+    np.testing.assert_array_equal(part, whole[: len(part)])
 
 
 def test_a_progressive_jpeg_is_decoded_whole(tmp_path):
@@ -170,6 +175,74 @@ def test_ome_tiff_has_its_pyramid_and_scale(tmp_path):
     assert (slide.facts.format, slide.facts.reader, slide.facts.mpp_in_file) == ("OME-TIFF", "tiff", 0.25)
     assert [level.downsample for level in slide.facts.levels] == [1, 2, 4]
     np.testing.assert_array_equal(slide.read_level(0, 100, 50, 300, 200), pixels[50:250, 100:400])
+
+
+def test_an_ome_tiff_of_several_planes_is_refused(tmp_path):
+    grey = section(300, 300)[..., 0]
+    for axes, planes in (("CYX", np.stack([grey] * 3)), ("ZYX", np.stack([grey] * 2))):
+        tifffile.imwrite(tmp_path / "a.ome.tif", planes, ome=True, metadata={"axes": axes}, photometric="minisblack")
+        with pytest.raises(UnreadableSlideError, match=r"OME planes C = . Z = |OME planes C = ., Z = "):
+            open_slide(tmp_path / "a.ome.tif")
+
+
+def test_the_scale_of_the_largest_of_several_ome_images(tmp_path):
+    with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as file:
+        for size, mpp in ((200, 1.0), (900, 0.25)):
+            metadata = {"axes": "YXS", "PhysicalSizeX": mpp, "PhysicalSizeY": mpp}
+            file.write(section(size, size), photometric="rgb", tile=(128, 128), metadata=metadata)
+    slide = open_slide(tmp_path / "a.ome.tif")
+    assert (slide.facts.width_px0, slide.facts.mpp_in_file, slide.facts.note) == (900, 0.25, "")
+    with tifffile.TiffWriter(tmp_path / "b.ome.tif", ome=True) as file:
+        for size in (800, 900):
+            file.write(section(size, size), photometric="rgb", tile=(128, 128), metadata={"axes": "YXS"})
+    assert "2 large images" in open_slide(tmp_path / "b.ome.tif").facts.note
+
+
+def test_the_largest_page_is_the_slide(tmp_path):
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        file.write(section(100, 80), photometric="rgb", metadata=None)
+        file.write(section(256, 256), photometric="rgb", tile=(128, 128), metadata=None)
+        file.write(section(1000, 800), photometric="rgb", metadata=None)
+    slide = open_slide(tmp_path / "a.tif")
+    assert [(level.width_px, level.height_px) for level in slide.facts.levels] == [(1000, 800)]
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("unassalpha", 178), ("assocalpha", 228), ("unspecified", 100)])
+def test_a_fourth_channel_is_what_the_file_says_it_is(tmp_path, kind, expected):
+    pixels = np.full((64, 64, 4), 100, np.uint8)
+    pixels[..., 3] = 127
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=[kind], tile=(64, 64))
+    assert set(np.unique(open_slide(tmp_path / "a.tif").read_level(0, 0, 0, 64, 64))) == {expected}
+
+
+def test_four_grey_channels_are_no_colours(tmp_path):
+    tifffile.imwrite(
+        tmp_path / "a.tif", np.zeros((64, 64, 4), np.uint8), photometric="minisblack", planarconfig="contig"
+    )
+    with pytest.raises(UnreadableSlideError, match="4 channels"):
+        open_slide(tmp_path / "a.tif")
+
+
+def test_pixels_that_are_not_square_are_noted(tmp_path):
+    tifffile.imwrite(
+        tmp_path / "a.tif",
+        section(300, 300),
+        photometric="rgb",
+        tile=(128, 128),
+        resolution=(20_000, 40_000),
+        resolutionunit="CENTIMETER",
+    )
+    assert "0.5 um across, 0.25 um down" in TiffSlide(tmp_path / "a.tif").facts.note
+
+
+def test_levels_of_odd_sizes_have_the_same_pixels_at_level_0(tmp_path):
+    path = write_slide(tmp_path / "a.svs", section(901, 1103), downsamples=(1, 4))
+    ours, theirs = TiffSlide(path), OpenSlideSlide(path)
+    for region in random_regions(ours, 0, 40):
+        np.testing.assert_array_equal(ours.read_level(0, *region), theirs.read_level(0, *region))
+    # OpenSlide takes positions in level-0 pixels only, and interpolates where they fall between those of a level
+    difference = ours.read(100, 200, 400, 100).astype(int) - theirs.read(100, 200, 400, 100)
+    assert np.abs(difference).mean() < 4
 
 
 def test_red_green_and_blue_kept_apart(tmp_path):
@@ -244,6 +317,12 @@ def test_plain_pictures(tmp_path):
     assert (open_slide(tmp_path / "clear.png").read(0, 0, 200, 100) == 255).all()
 
 
+def test_more_than_eight_bits_are_refused(tmp_path):
+    Image.fromarray(np.full((50, 50), 40_000, np.uint16)).save(tmp_path / "deep.png")
+    with pytest.raises(UnreadableSlideError, match="more than 8 bits"):
+        open_slide(tmp_path / "deep.png")
+
+
 # --- what cannot be read
 
 
@@ -287,6 +366,50 @@ def test_a_tile_that_cannot_be_decoded_costs_that_tile(tmp_path):
         assert slide.read(600, 600, 100, 100).std() > 0
 
 
+def test_a_tile_that_breaks_off_is_not_painted_grey(tmp_path):
+    path = write_slide(tmp_path / "slide.svs", section(1024, 1024), downsamples=(1,))
+    with tifffile.TiffFile(path) as file:
+        offset, length = file.pages[0].dataoffsets[0], file.pages[0].databytecounts[0]
+    data = bytearray(path.read_bytes())
+    data[offset + length // 2 : offset + length] = bytes(length - length // 2)
+    path.write_bytes(data)
+    for slide in (TiffSlide(path), OpenSlideSlide(path)):
+        with pytest.raises(TileReadError):
+            slide.read(0, 0, 256, 256)
+
+
+def test_a_tile_that_is_smaller_than_it_should_be(tmp_path):
+    path = write_slide(tmp_path / "slide.svs", section(512, 512), downsamples=(1,))
+    small = write_slide(tmp_path / "small.svs", section(64, 64), downsamples=(1,), tile_px=64)
+    with tifffile.TiffFile(path) as file, tifffile.TiffFile(small) as other:
+        offset, length = file.pages[0].dataoffsets[0], file.pages[0].databytecounts[0]
+        tile = small.read_bytes()[other.pages[0].dataoffsets[0] :][: other.pages[0].databytecounts[0]]
+    data = bytearray(path.read_bytes())
+    data[offset : offset + length] = tile[:-2] + bytes(length - len(tile)) + tile[-2:]
+    path.write_bytes(data)
+    with pytest.raises(TileReadError, match="64 x 64 pixels, not 256 x 256"):
+        TiffSlide(path).read(0, 0, 256, 256)
+
+
+def test_one_bad_tile_does_not_cost_the_picture_of_a_slide_without_a_pyramid(tmp_path):
+    path = write_slide(tmp_path / "slide.svs", section(2560, 2560, tissue=(0, 0, 1, 1)), downsamples=(1,))
+    with tifffile.TiffFile(path) as file:
+        offsets = file.pages[0].dataoffsets
+    data = bytearray(path.read_bytes())
+    data[offsets[33] : offsets[33] + 64] = bytes(64)
+    path.write_bytes(data)
+    for slide in (TiffSlide(path), OpenSlideSlide(path)):
+        picture = slide.thumbnail(160).pixels
+        white = (picture == 255).all(axis=2)
+        assert white[50:62, 50:62].all()  # the tile at 768, 768, and no more than a little around it
+        assert white.sum() <= 24 * 24
+    for tile in range(0, 100, 9):
+        data[offsets[tile] : offsets[tile] + 64] = bytes(64)
+    path.write_bytes(data)
+    with pytest.raises(TileReadError):
+        TiffSlide(path).thumbnail(160)
+
+
 def test_what_the_fast_reader_is_not_sure_of_goes_to_openslide(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(600, 600), downsamples=(1,))
     with tifffile.TiffFile(path, mode="r+") as file:
@@ -319,14 +442,31 @@ def test_a_picture_that_is_none(tmp_path):
 # --- finding
 
 
-def test_slides_of_a_folder(tmp_path):
-    for name in ("b/x.svs", "a.ndpi", "c.mrxs", "c/Data0001.jpg", "d.vms", "d-0-0.jpg", "dcm/1.dcm", "dcm/2.dcm"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+def test_slides_of_a_folder(tmp_path, monkeypatch):
+    parts = ("c.d.mrxs", "c.d/Data0001.jpg", "c.d/deep/Data0002.dat", "d.vms", "d-0-0.jpg", "dcm/1.dcm", "dcm/2.dcm")
+    for name in (
+        "b/x.svs",
+        "a.ndpi",
+        "c.mrxs",
+        "c.1/y.svs",
+        ".trash/z.svs",
+        "tiles/.tapfm-tiles",
+        "tiles/o.png",
+        *parts,
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     for name in ("notes.txt", ".hidden.svs", "table.csv"):
         (tmp_path / name).touch()
     found = [str(path.relative_to(tmp_path)) for path in find_slides(tmp_path)]
-    assert found == ["a.ndpi", "b/x.svs", "c.mrxs", "d.vms", "dcm"]
+    assert found == ["a.ndpi", "b/x.svs", "c.1/y.svs", "c.d.mrxs", "c.mrxs", "d.vms", "dcm"]
+    monkeypatch.chdir(tmp_path)
+    assert [str(path) for path in find_slides(Path())] == found
+    names = {str(path): [each.name for each in files_of(path)] for path in find_slides(Path())}
+    assert names["c.d.mrxs"] == ["c.d.mrxs", "Data0001.jpg", "Data0002.dat"]
+    assert names["d.vms"] == ["d-0-0.jpg", "d.vms"]
+    assert names["dcm"] == ["1.dcm", "2.dcm"]
+    assert names["a.ndpi"] == ["a.ndpi"]
 
 
 def test_background_is_the_colour_of_glass_in_generated_slides(tmp_path):

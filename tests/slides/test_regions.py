@@ -59,6 +59,21 @@ def test_a_mask_picture_of_any_size_lands_on_its_pixels(slide, tmp_path):
     np.testing.assert_array_equal(mask, truth)
 
 
+def test_what_is_transparent_in_a_mask_is_not_tissue(slide, tmp_path):
+    picture = np.full((160, 200, 4), 255, np.uint8)
+    picture[:, 100:, 3] = 0
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    mask = drawn_tissue(tmp_path / "a.png", slide.facts, slide.thumbnail(250))
+    assert mask[:, :125].all()
+    assert not mask[:, 125:].any()
+
+
+def test_what_qupath_ignores_is_ignored(slide, tmp_path):
+    ignored = {"type": "Feature", "geometry": RECTANGLE, "properties": {"classification": {"name": "Ignore*"}}}
+    with pytest.raises(SlideError, match="has no polygon"):
+        drawn_tissue(write(tmp_path / "a.geojson", ignored), slide.facts, slide.thumbnail(250))
+
+
 def test_a_mask_of_another_shape_is_refused(slide, tmp_path):
     Image.fromarray(np.zeros((200, 200), np.uint8)).save(tmp_path / "a.png")
     with pytest.raises(SlideError, match=r"200 x 200 pixels, another shape than the slide's 2,000 x 1,600"):
@@ -73,6 +88,9 @@ def test_a_mask_of_another_shape_is_refused(slide, tmp_path):
         ('{"type": "FeatureCollection", "features": []}', "has no polygon"),
         ('{"type": "Point", "coordinates": [1, 2]}', "has no polygon"),
         ('{"type": "Polygon", "coordinates": [["a"]]}', "is not GeoJSON"),
+        ('{"type": "Polygon", "coordinates": [[]]}', "is not GeoJSON"),
+        ('{"type": "Polygon", "coordinates": [[[0, 0], [NaN, 1], [1, 1]]]}', "is not GeoJSON"),
+        ('{"type": "Feature", "geometry": null, "properties": {}}', "has no polygon"),
     ],
 )
 def test_geojson_that_is_none(slide, tmp_path, content, says):

@@ -5,6 +5,8 @@ import pytest
 from slide_files import section, write_slide
 
 from tapfm.slides.opening import open_slide
+from tapfm.slides.readers.openslide import OpenSlideSlide
+from tapfm.slides.readers.tiff import TiffSlide
 from tapfm.slides.scaling import best_level, resize
 from tapfm.slides.slide import Level
 
@@ -55,6 +57,29 @@ def test_a_fraction_of_a_level_pixel_is_not_lost(tmp_path):
         tile = slide.read(x_px0, 100, 896, 224)[..., 0].mean(axis=0)
         expected = ((x_px0 + (np.arange(224) + 0.5) * 4) - 0.5) / 2047 * 255
         assert np.abs(tile - expected)[3:-3].mean() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("size", "full", "downsamples"),
+    [
+        ((2500, 37), (40_000, 600), (16, 16)),  # 37.5 rounded down: still 16
+        ((225, 275), (901, 1103), (4, 4)),
+        ((500, 250), (1000, 1000), (2, 4)),
+        ((400, 300), (1000, 751), (2.5, 751 / 300)),
+    ],
+)
+def test_downsamples_of_rounded_levels(size, full, downsamples):
+    level = Level.of(*size, *full)
+    assert (level.downsample_x, level.downsample_y) == pytest.approx(downsamples)
+
+
+def test_the_far_end_of_a_narrow_slide_is_where_it_is(tmp_path):
+    pixels = np.full((152, 40_000, 3), 240, np.uint8)
+    pixels[:, 36_000:38_000] = (200, 100, 150)
+    path = write_slide(tmp_path / "s.svs", pixels, downsamples=(1, 16))
+    for reader in (TiffSlide, OpenSlideSlide):
+        row = reader(path).thumbnail(2500).pixels[4, :, 1]
+        assert np.flatnonzero(row < 170)[[0, -1]] == pytest.approx([2250, 2374], abs=2)
 
 
 @pytest.mark.parametrize("downsamples", [(1,), (1, 4), (1, 2, 4, 8)])

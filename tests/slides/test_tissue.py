@@ -74,6 +74,19 @@ def test_black_padding_is_no_tissue_even_where_compression_colours_it():
     assert mask[105:175, 155:225].all()
 
 
+@pytest.mark.parametrize("method", ["otsu", "darkness"])
+@pytest.mark.parametrize("colour", [(240, 238, 228), (242, 236, 205), (222, 224, 226), (226, 238, 230)])
+@pytest.mark.parametrize("gap", [0, 170])
+def test_tinted_glass_is_glass_also_beside_what_was_not_scanned(colour, gap, method):
+    picture = glass() + (np.array(colour) - np.array(GLASS))
+    stain(picture, 100, 200, 60, EOSIN)
+    picture = done(picture)
+    picture[:, :gap] = 255
+    mask = tissue_mask(picture, MASK_MPP, method)
+    assert mask[105:155, 205:255].all()
+    assert mask.sum() < 1.3 * 60 * 60
+
+
 def test_all_padding_is_no_tissue():
     assert not tissue_mask(np.zeros((50, 50, 3), np.uint8), MASK_MPP).any()
 

@@ -6,7 +6,7 @@ import pytest
 import tifffile
 from slide_files import EOSIN, GLASS, REAL, needs_real_slides, section, write_scn, write_slide
 
-from tapfm.errors import TileReadError
+from tapfm.errors import ScaleError, TileReadError
 from tapfm.slides.opening import open_slide
 from tapfm.slides.scale import Scale, resolve_scale
 from tapfm.tiles.grid import TileSpec, Verdict
@@ -145,6 +145,22 @@ def test_tiles_of_a_coarser_slide_are_enlarged_with_a_warning(tmp_path):
     assert "1 um per pixel is coarser than the 0.5 asked for" in result.warnings[0]
 
 
+def test_a_scale_in_wrong_units_is_refused_before_it_makes_a_million_tiles(tmp_path):
+    path = write_slide(tmp_path / "s.svs", section(1120, 1120))
+    with pytest.raises(ScaleError) as error:
+        tiled(path, mpp=250)
+    assert "0.25 at 40x" in error.value.hint
+    assert len(tiled(path, TileSpec(mpp=4.0, tile_px=64), mpp=4.0)[1].positions) == 17 * 17
+
+
+@pytest.mark.parametrize("mpp", [0.23, 0.33, 0.5])
+def test_tiles_that_are_all_tissue_are_kept_at_a_min_tissue_of_1(tmp_path, mpp):
+    pixels = section(1500, 1500, tissue=(0, 0, 1, 1))
+    path = write_slide(tmp_path / "s.svs", pixels, mpp=mpp, objective=20 if mpp > 0.3 else 40)
+    _, result = tiled(path, TileSpec(min_tissue=1.0))
+    assert len(result.kept) == len(result.positions) > 8
+
+
 def damaged(path, tiles):
     with tifffile.TiffFile(path) as file:
         offsets = file.pages[0].dataoffsets
@@ -171,6 +187,14 @@ def test_a_few_unreadable_tiles_are_left_out_and_counted(tmp_path):
 def test_many_unreadable_tiles_fail_the_slide(tmp_path):
     with pytest.raises(TileReadError, match=r"s\.svs: 6 of 100 tiles cannot be decoded"):
         tiled(damaged(slide_for_damage(tmp_path), range(0, 60, 10)))
+
+
+@pytest.mark.parametrize("spec", [TileSpec(), TileSpec(drop_blur=False)])
+def test_damage_in_level_0_is_found_though_tissue_and_focus_are_judged_on_level_1(tmp_path, spec):
+    pixels = section(2240, 2240, tissue=(0, 0, 1, 1))
+    path = write_slide(tmp_path / "s.svs", pixels, tile_px=224, downsamples=(1, 4))
+    with pytest.raises(TileReadError, match=r"100 of 100 tiles cannot be decoded"):
+        tiled(damaged(path, range(100)), spec)
 
 
 def test_drawn_tissue_replaces_what_would_be_found(tmp_path):

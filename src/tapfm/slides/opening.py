@@ -102,5 +102,5 @@ def files_of(slide: Path) -> list[Path]:
     if suffix == ".mrxs":
         return [slide, *sorted(path for path in slide.with_suffix("").rglob("*") if path.is_file())]
     if suffix in (".vms", ".vmu"):
-        return sorted(path for path in slide.parent.iterdir() if path.name.startswith(slide.stem))
+        return sorted(path for path in slide.parent.glob("*") if path.name.startswith(slide.stem) and path.is_file())
     return [slide]
