@@ -375,7 +375,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
         (["--only", "case-9"], "Ids there are: case-0, case-1"),
         (["--tissue-mask", "absent"], "There is no absent"),
         (["--slides"], "requires an argument"),
-        (["--allow-failures", "-1"], "-1 is not in"),
+        (["--allow-failures", "-1"], "Invalid value for"),
     ],
 )
 def test_wrong_use_is_told_and_nothing_is_written(tmp_path, arguments, says):
