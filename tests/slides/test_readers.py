@@ -460,6 +460,7 @@ def test_slides_of_a_folder(tmp_path, monkeypatch):
         (tmp_path / name).touch()
     found = [str(path.relative_to(tmp_path)) for path in find_slides(tmp_path)]
     assert found == ["a.ndpi", "b/x.svs", "c.1/y.svs", "c.d.mrxs", "c.mrxs", "d.vms", "dcm"]
+    (tmp_path / "b" / "back").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert [str(path) for path in find_slides(Path())] == found
     names = {str(path): [each.name for each in files_of(path)] for path in find_slides(Path())}

@@ -57,7 +57,8 @@ def collect(sources: Sequence[Path], slides_folder: Path | None) -> list[SlideRo
     for source in sources:
         if source.is_dir():
             found = find_slides(source)
-            rows += [SlideRow(id_of(path.name), path, id_of(path.name)) for path in found]
+            names = [id_of(path.absolute().name) for path in found]
+            rows += [SlideRow(name, path, name) for name, path in zip(names, found, strict=True)]
             if found:
                 continue
         rows += read_cohort(source, slides_folder, must_exist=False).rows

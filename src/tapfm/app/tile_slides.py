@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import csv
-import inspect
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -18,25 +17,22 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+import tapfm
 from tapfm.app.advice import grouped_advice
 from tapfm.app.contact_sheet import contact_sheet
 from tapfm.app.isolation import Died, run_isolated
 from tapfm.app.tile_outcomes import FAILURES, SUMMARY, Outcome, table
 from tapfm.cohort.manifest import SlideRow
 from tapfm.errors import InputError, TapfmError, TileStoreError
-from tapfm.slides import quality, regions, scaling, tissue
-from tapfm.slides import scale as scale_module
 from tapfm.slides.opening import OUTPUT_MARK, files_of, open_slide
 from tapfm.slides.regions import GEOJSON_SUFFIXES, MASK_SUFFIXES, geojson_of
 from tapfm.slides.scale import resolve_scale
 from tapfm.storage import UNFINISHED, fingerprint, identity_of, write_atomically
-from tapfm.tiles import grid, tiling
 from tapfm.tiles.grid import TileSpec, Verdict
 from tapfm.tiles.overlay import draw_overlay
 from tapfm.tiles.store import LAYOUTS, Layout, TileSet, read_tiles, store_path, write_tiles
 from tapfm.tiles.tiling import tile_slide, why_empty
 
-DECIDE_TILES = (scale_module, scaling, tissue, quality, regions, grid, tiling)
 OUTLINES = "tissue"  # folder of our own GeoJSON
 SAVE_EVERY_S = 5.0  # the table, during a run: a kill loses no more than that of it, and no slide
 SHOWN = 10  # warnings at the end; the rest are in the table
@@ -185,7 +181,9 @@ def make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue
 @cache
 def method() -> str:
     """Digest the code that decides the tiles: a changed threshold never serves old ones. Comments do not count."""
-    return fingerprint([ast.dump(ast.parse(inspect.getsource(module))) for module in DECIDE_TILES])
+    root = Path(tapfm.__file__).parent
+    sources = [*sorted((root / "slides").rglob("*.py")), root / "tiles" / "grid.py", root / "tiles" / "tiling.py"]
+    return fingerprint([ast.dump(ast.parse(source.read_text(encoding="utf-8"))) for source in sources])
 
 
 def drawn_files(

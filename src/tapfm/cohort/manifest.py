@@ -124,7 +124,7 @@ def cohort_of_slides(source: Path) -> Cohort:
         )
     by_id: dict[str, list[Path]] = defaultdict(list)
     for path in paths:
-        by_id[id_of(path.name)].append(path)
+        by_id[id_of(path.absolute().name)].append(path)
     problems = [
         f"{slide_id}: {', '.join(str(path.relative_to(source)) for path in same)}"
         for slide_id, same in by_id.items()

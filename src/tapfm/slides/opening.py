@@ -20,8 +20,6 @@ SLIDE_SUFFIXES = (
     *(".svs", ".tif", ".tiff", ".qptiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm"),
     *image.SUFFIXES,
 )
-
-
 OUTPUT_MARK = ".tapfm-tiles"  # a file in folders that `tapfm tile` writes to: the pictures there are no slides
 
 
@@ -65,10 +63,13 @@ def dicom_file(folder: Path) -> Path:
 def find_slides(folder: Path) -> list[Path]:
     """Find all slides below a folder; a folder of DICOM files is one slide. Our own results are left out."""
     found: set[Path] = set()
-    for parent, folders, names in os.walk(folder):
-        if OUTPUT_MARK in names:
+    entered: set[str] = set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if OUTPUT_MARK in names or real in entered:  # a link may lead back up
             folders.clear()
             continue
+        entered.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
         slides = [Path(parent, name) for name in names if is_slide_name(name)]
         if any(path.suffix.lower() == ".dcm" for path in slides):
