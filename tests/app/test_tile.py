@@ -122,7 +122,7 @@ def test_the_column_mpp_mends_a_slide_and_only_that_one_is_done(tmp_path):
     rows = {row["slide_id"]: row for row in rows_of(out / "summary.csv")}
     assert (rows["absurd"]["status"], rows["absurd"]["mpp_source"]) == ("ok", "manifest")
     assert (rows["case-0"]["status"], rows["case-0"]["seconds"] != "") == ("ok", True)
-    assert rows["junk"]["status"] == "not tiled"
+    assert (rows["junk"]["status"], "not a slide" in rows["junk"]["reason"]) == ("failed", True)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -312,6 +312,7 @@ def test_a_run_that_is_stopped_leaves_whole_files_and_goes_on(tmp_path, blow):
     _, stderr = process.communicate()
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[blow], stderr
     assert "Traceback" not in stderr
+    assert ("the same command goes on" in stderr) == (blow == signal.SIGINT)
     wait_for_all_gone(workers)
     for path in (out / "patches").glob("*.h5"):
         read_tiles(path)
@@ -427,6 +428,40 @@ def test_drawn_tissue_for_some_slides(tmp_path):
     several = tapfm("tile", cohort, "--out", out, "--tissue-mask", masks / "case-0.geojson")
     assert several.returncode == 2
     assert "--only ID" in several.stderr
+
+
+def test_two_files_for_a_slide_are_refused(tmp_path):
+    cohort, masks = make_cohort(tmp_path / "c", 1), tmp_path / "masks"
+    masks.mkdir()
+    for suffix in ("png", "geojson"):
+        (masks / f"case-0.{suffix}").touch()
+    result = tapfm("tile", cohort, "--out", tmp_path / "tiles", "--tissue-mask", masks)
+    assert result.returncode == 2
+    assert "case-0.geojson and case-0.png: which is meant?" in result.stderr
+
+
+def test_tiles_of_another_tool_are_not_touched(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 2), tmp_path / "tiles"
+    (out / "patches").mkdir(parents=True)
+    for name in ("case-0.h5", "case-1.h5"):
+        with h5py.File(out / "patches" / name, "w") as file:
+            coords = file.create_dataset("coords", data=np.zeros((3, 2), int))
+            coords.attrs.update({"patch_size": 256, "patch_level": 0, "name": name.removesuffix(".h5")})
+    before = tile_files(out)
+    refused = tapfm("tile", cohort, "--out", out, "--layout", "clam")
+    assert refused.returncode == 2
+    assert "2 files that tapfm did not write, such as case-0.h5" in refused.stderr
+    assert tapfm("tile", cohort, "--out", out).returncode == 0
+    assert before.items() <= tile_files(out).items()
+
+
+def test_results_in_the_folder_of_the_slides(tmp_path):
+    make_cohort(tmp_path / "c", 2)
+    for _ in range(2):
+        result = subprocess.run(
+            [*PROGRAM, "tile", ".", "--out", "."], cwd=tmp_path / "c", capture_output=True, text=True, check=False
+        )
+        assert "Tiled 2 of 2 slides" in result.stdout, result.stderr
 
 
 def test_our_own_outline_edited_comes_back(tmp_path):

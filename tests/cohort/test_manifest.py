@@ -103,12 +103,37 @@ def test_every_problem_is_told_at_once(slides):
     assert "absent.svs" in message
 
 
-def test_another_file_never_stands_in_for_a_missing_slide(slides):
+@pytest.mark.parametrize("path", ["/archive/s1.svs", "p1/007.svs", "/archive/007.svs"])
+def test_another_file_never_stands_in_for_a_missing_slide(slides, path):
     (slides / "slides" / "s1.png").touch()
-    with pytest.raises(CohortError, match=r"line 2: no file .*archive/s1\.svs"):
-        read_cohort(table(slides, "slide_id,path\ns1,/archive/s1.svs\n"))
-    moved = read_cohort(table(slides, "slide_id,path\ns1,/archive/007.svs\n"))
-    assert moved.rows[0].path == slides / "slides/007.svs"
+    with pytest.raises(CohortError, match=rf"line 2: no file .*{path}"):
+        read_cohort(table(slides, f"slide_id,path\ns1,{path}\n"))
+
+
+def test_slides_that_moved_are_found_where_the_user_says(slides):
+    text = "slide_id,path\na,/archive/007.svs\nb,deep/TCGA-A1.b2-01Z.ndpi\n"
+    moved = read_cohort(table(slides, text), slides / "slides")
+    assert [row.path.name for row in moved.rows] == ["007.svs", "TCGA-A1.b2-01Z.ndpi"]
+    with pytest.raises(CohortError, match=r"line 3: .*007\.svs is the only file of that name, and line 2 has it"):
+        read_cohort(table(slides, "slide_id,path\na,p1/007.svs\nb,p2/007.svs\n"), slides / "slides")
+
+
+def test_an_id_with_a_suffix_is_that_file(slides):
+    (slides / "slides" / "007.jpg").touch()
+    assert read_cohort(table(slides, "case_id,slide_id\nA,007.svs\n")).rows[0].path.name == "007.svs"
+    with pytest.raises(CohortError, match=r"no slide 009\.svs"):
+        read_cohort(table(slides, "case_id,slide_id\nA,009.svs\n"))
+
+
+@pytest.mark.parametrize("slide_id", ["a\\b", ".a", "k" * 201, "\u6f22" * 70, '"a\nb"', "a\0b"])
+def test_ids_that_cannot_be_file_names(slides, slide_id):
+    with pytest.raises(CohortError, match="cannot be a file name"):
+        read_cohort(table(slides, f"slide_id,path\n{slide_id},slides/007.svs\n"))
+
+
+def test_slides_beside_dicom_files_are_not_lost(slides):
+    (slides / "slides" / "1.dcm").touch()
+    assert len(read_cohort(slides / "slides").rows) == 5
 
 
 def test_two_files_for_an_id(slides):
@@ -128,7 +153,7 @@ def test_two_files_for_an_id(slides):
         (b"slide_id,path,path\na,b,c\n", "several columns called path"),
         (b'slide_id,path\n"a,b\n', "not a table"),
         (b"slide_id,Slide_ID,path\na,b,c\n", "several columns called slide_id"),
-        (b"slide_id,path\n" + b"a" * 250 + b",b.svs\n", "200 characters at most"),
+        (b"slide_id,path\n" + b"a" * 250 + b",b.svs\n", "200 bytes at most"),
     ],
 )
 def test_tables_that_are_none(tmp_path, content, says):

@@ -10,10 +10,10 @@ from PIL import Image
 from slide_files import GLASS, REAL, needs_real_slides, section, write_ome, write_scn, write_slide
 
 from tapfm.errors import TileReadError, UnreadableSlideError
-from tapfm.slides.opening import files_of, find_slides, open_slide
+from tapfm.slides.opening import files_of, find_slides, open_slide, series_of
 from tapfm.slides.readers.jpeg import decode_jpeg, frame_header
 from tapfm.slides.readers.openslide import OpenSlideSlide
-from tapfm.slides.readers.tiff import NotOursError, TiffSlide
+from tapfm.slides.readers.tiff import NotOursError, TiffSlide, ome_metadata
 from tapfm.slides.slide import Box
 
 
@@ -175,6 +175,19 @@ def test_ome_tiff_has_its_pyramid_and_scale(tmp_path):
     assert (slide.facts.format, slide.facts.reader, slide.facts.mpp_in_file) == ("OME-TIFF", "tiff", 0.25)
     assert [level.downsample for level in slide.facts.levels] == [1, 2, 4]
     np.testing.assert_array_equal(slide.read_level(0, 100, 50, 300, 200), pixels[50:250, 100:400])
+
+
+def test_the_objective_of_an_ome_image_is_its_own(tmp_path):
+    path = write_ome(tmp_path / "a.ome.tif", section(600, 600))
+    with tifffile.TiffFile(path) as file:
+        xml = file.ome_metadata
+    objectives = "".join(f'<Objective ID="Objective:{i}" NominalMagnification="{n}"/>' for i, n in enumerate((5, 20)))
+    page = type("Page", (), {"imagewidth": 600, "imagelength": 600, "samplesperpixel": 3})
+    several = xml.replace("<Image ", f'<Instrument ID="Instrument:0">{objectives}</Instrument><Image ', 1)
+    assert ome_metadata(several, page)[:2] == (0.5, None)
+    named = several.replace("<Pixels ", '<ObjectiveSettings ID="Objective:1"/><Pixels ', 1)
+    assert ome_metadata(named, page)[:2] == (0.5, 20)
+    assert ome_metadata(named.replace('SizeX="600"', 'SizeX="600.0"'), page)[:2] == (0.5, 20)
 
 
 def test_an_ome_tiff_of_several_planes_is_refused(tmp_path):
@@ -378,6 +391,30 @@ def test_a_tile_that_breaks_off_is_not_painted_grey(tmp_path):
             slide.read(0, 0, 256, 256)
 
 
+def test_grey_tiles_that_break_off_are_refused_too(tmp_path):
+    path = write_slide(tmp_path / "a.tif", section(512, 512)[..., 0], downsamples=(1,), aperio=False)
+    with tifffile.TiffFile(path) as file:
+        offset, length = file.pages[0].dataoffsets[0], file.pages[0].databytecounts[0]
+    data = bytearray(path.read_bytes())
+    data[offset + length // 2 : offset + length] = bytes(length - length // 2)
+    path.write_bytes(data)
+    with pytest.raises(TileReadError, match="breaks off"):
+        TiffSlide(path).read(0, 0, 256, 256)
+
+
+def test_padding_behind_a_jpeg_does_no_harm(tmp_path):
+    path = write_slide(tmp_path / "a.svs", section(256, 256), downsamples=(1,))
+    with tifffile.TiffFile(path, mode="r+") as file:
+        page = file.pages[0]
+        data = path.read_bytes()[page.dataoffsets[0] :][: page.databytecounts[0]]
+        end = path.stat().st_size
+        page.tags["TileOffsets"].overwrite(end)
+        page.tags["TileByteCounts"].overwrite(len(data) + 500)
+    with path.open("ab") as file:
+        file.write(data + bytes(500))
+    assert_equal_pixels(path, count=20)
+
+
 def test_a_tile_that_is_smaller_than_it_should_be(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(512, 512), downsamples=(1,))
     small = write_slide(tmp_path / "small.svs", section(64, 64), downsamples=(1,), tile_px=64)
@@ -451,7 +488,7 @@ def test_slides_of_a_folder(tmp_path, monkeypatch):
         "c.1/y.svs",
         ".trash/z.svs",
         "tiles/.tapfm-tiles",
-        "tiles/o.png",
+        "tiles/overlays/o.png",
         *parts,
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -468,6 +505,19 @@ def test_slides_of_a_folder(tmp_path, monkeypatch):
     assert names["d.vms"] == ["d-0-0.jpg", "d.vms"]
     assert names["dcm"] == ["1.dcm", "2.dcm"]
     assert names["a.ndpi"] == ["a.ndpi"]
+
+
+@needs_real_slides
+def test_two_dicom_series_in_a_folder_are_not_taken_for_one(tmp_path):
+    for file in (REAL / "CMU-1-Small-Region-DICOM").iterdir():
+        data = file.read_bytes()
+        (tmp_path / file.name).write_bytes(data)
+        series = series_of(file)
+        assert series is not None
+        (tmp_path / f"other-{file.name.upper()}").write_bytes(data.replace(series, series[:-1] + b"7"))
+    assert len(files_of(tmp_path)) == 8
+    with pytest.raises(UnreadableSlideError, match="2 DICOM series"):
+        open_slide(tmp_path)
 
 
 def test_background_is_the_colour_of_glass_in_generated_slides(tmp_path):

@@ -37,8 +37,9 @@ RECTANGLE = {"type": "Polygon", "coordinates": [ring(400, 320, 1200, 960), ring(
         {"type": "GeometryCollection", "geometries": [RECTANGLE]},
         {"type": "MultiPolygon", "coordinates": [RECTANGLE["coordinates"]]},
         RECTANGLE,
+        {"type": "Feature", "geometry": RECTANGLE, "properties": {"classification": "Tissue"}},
     ],
-    ids=["collection", "list", "geometries", "multi", "polygon"],
+    ids=["collection", "list", "geometries", "multi", "polygon", "class as text"],
 )
 def test_polygons_with_holes_land_on_their_pixels(slide, tmp_path, document):
     thumbnail = slide.thumbnail(250)  # 8 level-0 pixels each
@@ -57,6 +58,12 @@ def test_a_mask_picture_of_any_size_lands_on_its_pixels(slide, tmp_path):
     truth = np.zeros((200, 250), bool)
     truth[40:120, 50:150] = True
     np.testing.assert_array_equal(mask, truth)
+
+
+def test_a_byte_order_mark_and_far_away_points_do_no_harm(slide, tmp_path):
+    far = {"type": "Polygon", "coordinates": [ring(-1e12, -1e12, 1e12, 1e12)]}
+    (tmp_path / "a.geojson").write_text(json.dumps(far), encoding="utf-8-sig")
+    assert drawn_tissue(tmp_path / "a.geojson", slide.facts, slide.thumbnail(250)).all()
 
 
 def test_what_is_transparent_in_a_mask_is_not_tissue(slide, tmp_path):

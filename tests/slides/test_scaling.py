@@ -82,6 +82,15 @@ def test_the_far_end_of_a_narrow_slide_is_where_it_is(tmp_path):
         assert np.flatnonzero(row < 170)[[0, -1]] == pytest.approx([2250, 2374], abs=2)
 
 
+def test_no_white_is_let_in_at_the_edge_of_a_level_that_was_rounded_down(tmp_path):
+    pixels = np.full((1003, 2003, 3), (120, 60, 120), np.uint8)
+    slide = open_slide(write_slide(tmp_path / "s.tif", pixels, downsamples=(1, 4), compression="zlib", aperio=False))
+    assert [level.width_px for level in slide.facts.levels] == [2003, 500]
+    for picture in (slide.read(2003 - 448, 1003 - 448, 448, 112), slide.thumbnail(500).pixels):
+        assert (picture == (120, 60, 120)).all()
+    assert (slide.read(2003 - 400, 0, 448, 112)[:, -10:] == 255).all()  # beyond the slide it is white
+
+
 @pytest.mark.parametrize("downsamples", [(1,), (1, 4), (1, 2, 4, 8)])
 def test_a_tile_looks_the_same_from_any_pyramid(tmp_path, downsamples):
     pixels = section(2048, 1024, tissue=(0, 0, 1, 1))

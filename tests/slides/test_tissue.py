@@ -82,9 +82,25 @@ def test_tinted_glass_is_glass_also_beside_what_was_not_scanned(colour, gap, met
     stain(picture, 100, 200, 60, EOSIN)
     picture = done(picture)
     picture[:, :gap] = 255
-    mask = tissue_mask(picture, MASK_MPP, method)
+    mask = tissue_mask(picture, MASK_MPP, method, unscanned=(255, 255, 255))
     assert mask[105:155, 205:255].all()
     assert mask.sum() < 1.3 * 60 * 60
+
+
+def test_a_pale_flat_pool_on_white_glass_is_tissue():
+    picture = np.full((250, 300, 3), 255, np.float32)
+    stain(picture, 30, 30, 150, EOSIN)
+    picture[60:90, 60:100] = (236, 196, 215)
+    mask = tissue_mask(done(picture), MASK_MPP)
+    assert mask[32:178, 32:178].all()
+
+
+def test_pale_low_contrast_tissue_on_most_of_the_picture_is_tissue():
+    picture = glass()
+    picture[:, :210] = np.array((232, 205, 220)) + np.random.default_rng(3).normal(0, 1.5, (250, 210, 3))
+    mask = tissue_mask(done(picture), MASK_MPP)
+    assert mask[:, :208].mean() > 0.99
+    assert mask[:, 215:].mean() < 0.01
 
 
 def test_all_padding_is_no_tissue():

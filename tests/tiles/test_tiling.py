@@ -197,6 +197,29 @@ def test_damage_in_level_0_is_found_though_tissue_and_focus_are_judged_on_level_
         tiled(damaged(path, range(100)), spec)
 
 
+def test_damage_that_only_openslide_sees_is_found(tmp_path):
+    pixels = section(2240, 2240, tissue=(0, 0, 1, 1))
+    path = write_slide(tmp_path / "s.svs", pixels, tile_px=224, downsamples=(1, 4))
+    with tifffile.TiffFile(path) as file:
+        offsets, lengths = file.pages[0].dataoffsets, file.pages[0].databytecounts
+    data = bytearray(path.read_bytes())
+    for tile in range(0, 100, 4):  # the picture ends in its middle, and has its end as well: libjpeg only warns
+        middle = offsets[tile] + lengths[tile] // 2
+        data[middle : middle + 2] = b"\xff\xd9"
+    path.write_bytes(data)
+    with pytest.raises(TileReadError, match="25 of 100 tiles cannot be decoded"):
+        tiled(path)
+
+
+def test_what_is_unreadable_is_counted_over_what_was_looked_at(tmp_path):
+    pixels = section(2240, 2240, tissue=(0, 0, 1, 1), nuclei_per_mpx=2000)
+    pixels[:, 224:] = cv2.GaussianBlur(pixels, (0, 0), 10)[:, 224:]
+    path = write_slide(tmp_path / "s.svs", pixels, tile_px=224, downsamples=(1, 16))
+    _, result = tiled(damaged(path, [0, 10]))  # 2 of 100, though of 10 that are sharp
+    assert result.counts[Verdict.UNREADABLE] == 2
+    assert result.counts[Verdict.KEPT] == 8
+
+
 def test_drawn_tissue_replaces_what_would_be_found(tmp_path):
     path = write_slide(tmp_path / "s.svs", section(1120, 1120, tissue=(0, 0, 1, 1)))
     polygon = [[224, 224], [672, 224], [672, 448], [224, 448], [224, 224]]

@@ -29,7 +29,8 @@ PIPED_WIDTH = 160  # columns of a table that no terminal limits
 
 def terminal() -> Console:
     """Make the console for results: as wide as the terminal, wide enough for a table when piped."""
-    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+    at_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return Console(width=None if at_terminal else PIPED_WIDTH, highlight=False)
 
 
 def show_version(asked: bool) -> None:
@@ -48,6 +49,7 @@ def root(
     """Adapt a pathology foundation model to your task from slide labels, on one GPU."""
 
 
+TABLES = (".csv", ".tsv", ".txt")
 SOURCES = "Slides, folders of slides (searched below, a folder of DICOM files is one slide), or cohort tables."
 
 
@@ -76,6 +78,8 @@ def inspect(
 
     if cohort is not None and cohort.exists():
         raise InputError(f"{cohort} is there already.", hint="Give another name to --write-cohort, or remove it first.")
+    if cohort is not None and (tables := [source for source in sources if source.suffix.lower() in TABLES]):
+        raise InputError(f"{tables[0]} is a table already.", hint="--write-cohort makes one of slides and folders.")
     rows = inspect_slides.collect(sources, slides)
     inspections = inspect_slides.inspect_all(rows, available_cores(), Console(stderr=True))
     inspect_slides.show(inspections, terminal(), as_json=as_json)
@@ -142,7 +146,7 @@ def tile(
 
     \b
     tapfm tile cohort.csv --out tiles
-    tapfm tile cohort.csv --out tiles --only case-17   one slide again
+    tapfm tile cohort.csv --out tiles --only case-17   one slide, after mending it
     tapfm tile slides/ --out tiles                     a folder, without a table
 
     A run that was stopped goes on where it was. Exit code 3 when slides failed; the others are done.
@@ -173,19 +177,24 @@ def tile(
         raise InputError(f"{out} is a file.", hint="Give a folder to --out.")
     slides_of = read_cohort(cohort, slides)
     slides_of.check_ids(only or [])
-    report = tile_slides.tile_cohort(
-        slides_of.rows,
-        out,
-        spec,
-        only=only or None,
-        layout=chosen,
-        tissue=tissue_mask,
-        workers=workers or available_cores(),
-        force=force,
-        console=Console(stderr=True, highlight=False),
-    )
+    messages = Console(stderr=True, highlight=False)
+    try:
+        report = tile_slides.tile_cohort(
+            slides_of.rows,
+            out,
+            spec,
+            only=only or None,
+            layout=chosen,
+            tissue=tissue_mask,
+            workers=workers or available_cores(),
+            force=force,
+            console=messages,
+        )
+    except KeyboardInterrupt:
+        messages.print("Stopped. What was finished is kept; the same command goes on from there.")
+        raise typer.Exit(130) from None
     tile_slides.show(report, terminal())
-    if len(report.failed) > allow_failures:
+    if sum(not only or outcome.slide_id in only for outcome in report.failed) > allow_failures:
         raise typer.Exit(3)
 
 
@@ -268,6 +277,3 @@ def main() -> None:
         if error.hint:
             console.print(error.hint, markup=False)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("\nStopped. What was finished is kept; the same command goes on from there.")
-        sys.exit(130)

@@ -165,7 +165,7 @@ def names_for(slide_id: str) -> Iterator[str]:
 
 def write_cohort(rows: Sequence[SlideRow], path: Path) -> None:
     """Write a table to start from: an id and a path for each slide, and `mpp` to fill in where it is missing."""
-    base = path.resolve().parent
+    base = path.absolute().parent
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["slide_id", "path", "patient_id", "mpp"])
@@ -173,7 +173,7 @@ def write_cohort(rows: Sequence[SlideRow], path: Path) -> None:
     for row in rows:
         slide_id = next(name for name in names_for(row.slide_id) if name not in taken)
         taken.add(slide_id)
-        resolved = row.path.resolve()
-        where = resolved.relative_to(base) if resolved.is_relative_to(base) else resolved
-        writer.writerow([slide_id, where.as_posix(), row.patient_id, "" if row.mpp is None else row.mpp])
+        absolute = row.path.absolute()  # links keep their names
+        where = absolute.relative_to(base) if absolute.is_relative_to(base) else absolute
+        writer.writerow([slide_id, where.as_posix(), slide_id, ""])
     write_atomically(path, buffer.getvalue().encode())

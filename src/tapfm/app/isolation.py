@@ -11,12 +11,13 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
+PATIENCE_S = 5.0
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -40,7 +41,7 @@ class Worker:
         """Stop it, if it has not stopped by itself, and say how it ended."""
         self.line.close()
         self.process.terminate()
-        self.process.join()
+        self.process.join(PATIENCE_S)  # a process that waits for a dead drive cannot even be killed
         return self.process.exitcode
 
 
@@ -85,7 +86,8 @@ def hire(function: Callable[[Any], Any]) -> Worker:
     context = multiprocessing.get_context("spawn")  # forking a process with threads in C libraries is asking for it
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(function, theirs), daemon=True)
-    process.start()
+    with ignoring_interrupts():
+        process.start()
     theirs.close()  # so that the worker's end is its own, and its death is the end of the line
     return Worker(process, ours, index=-1)
 
@@ -97,9 +99,22 @@ def give(worker: Worker, index: int, items: Sequence[Any]) -> None:
         worker.line.send(items[index])
 
 
+@contextlib.contextmanager
+def ignoring_interrupts() -> Iterator[None]:
+    """Let a process be born deaf to Ctrl-C, which is the parent's to handle: it ends the workers."""
+    if threading.current_thread() is not threading.main_thread():  # only that one may set it
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def work(function: Callable[[Any], Any], line: Connection) -> None:
     """Answer items until the line closes; runs in the worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends the workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=die_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         while True:
@@ -117,7 +132,8 @@ def die_with_parent() -> None:
 def death_of(exit_code: int | None) -> str:
     """Say how a process ended."""
     if exit_code is not None and exit_code < 0:
-        name = signal.Signals(-exit_code).name
+        names = {each.value: each.name for each in signal.Signals}
+        name = names.get(-exit_code, f"signal {-exit_code}")
         advice = " (out of memory?)" if name == "SIGKILL" else ""
         return f"the process that read it was killed by {name}{advice}"
     return f"the process that read it ended with code {exit_code}"

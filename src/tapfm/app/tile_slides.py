@@ -104,9 +104,11 @@ def tile_cohort(
     report = Report(folder, [row.slide_id for row in rows])
     if tissue is not None:
         console.print(f"Tissue drawn by hand: {len(drawn):,} of {len(rows):,} slides; the others by {spec.tissue}.")
+    refuse_foreign_files(jobs)
     with locked(folder):
         remove_unfinished(folder)
-        seconds = seconds_before(folder / "summary.csv")
+        seconds = {row["slide_id"]: number(row["seconds"]) for row in records(folder / "summary.csv", "seconds")}
+        failures = {row["slide_id"]: row for row in records(folder / "failures.csv", "reason", "what_to_do")}
         todo = []
         for job in jobs:
             slide_id = job.row.slide_id
@@ -116,6 +118,9 @@ def tile_cohort(
                 report.outcomes[slide_id] = replace(done, seconds=seconds.get(slide_id))
             elif chosen:
                 todo.append(job)
+            elif slide_id in failures:
+                reason, what_to_do = (failures[slide_id][name] for name in ("reason", "what_to_do"))
+                report.outcomes[slide_id] = Outcome(slide_id, "failed", reason, what_to_do=what_to_do)
             else:
                 report.outcomes[slide_id] = Outcome(slide_id, "not tiled", "no tiles with these settings")
         if recalled := sum(outcome.status == "ok" for outcome in report.outcomes.values()):
@@ -173,8 +178,11 @@ def progress_bar(console: Console) -> Progress:
 
 def make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None) -> Job:
     """Name the job by everything that its files depend on, the code that decides the tiles included."""
-    files = [*files_of(row.path), *([tissue_path] if tissue_path else [])]
-    key = fingerprint(method(), asdict(spec), layout, row.slide_id, row.mpp, [identity_of(file) for file in files])
+    try:
+        files = [identity_of(file) for file in [*files_of(row.path), *([tissue_path] if tissue_path else [])]]
+    except OSError:
+        files = []  # it will fail by itself, and say how
+    key = fingerprint(method(), asdict(spec), layout, row.slide_id, row.mpp, files)
     return Job(row, spec, layout, folder, tissue_path, key)
 
 
@@ -184,6 +192,17 @@ def method() -> str:
     root = Path(tapfm.__file__).parent
     sources = [*sorted((root / "slides").rglob("*.py")), root / "tiles" / "grid.py", root / "tiles" / "tiling.py"]
     return fingerprint([ast.dump(ast.parse(source.read_text(encoding="utf-8"))) for source in sources])
+
+
+def refuse_foreign_files(jobs: Sequence[Job]) -> None:
+    """Stop before tiles that another tool wrote would be written over."""
+    paths = [(store_path(job.folder, job.row.slide_id, job.layout), job.row.slide_id) for job in jobs]
+    foreign = [path.name for path, slide_id in paths if path.exists() and not may_replace(path, slide_id)]
+    if foreign:
+        raise InputError(
+            f"{jobs[0].folder}/patches has {len(foreign):,} files that tapfm did not write, such as {foreign[0]}.",
+            hint="Give another folder with --out.",
+        )
 
 
 def drawn_files(
@@ -207,12 +226,14 @@ def drawn_files(
             )
         return {slide_ids[0]: given}
     suffixes = (*GEOJSON_SUFFIXES, *MASK_SUFFIXES)
-    found = {
-        row.slide_id: path
-        for row in rows
-        for suffix in suffixes
-        if (path := given / f"{row.slide_id}{suffix}").exists()
-    }
+    found: dict[str, Path] = {}
+    for row in rows:
+        files = [path for suffix in suffixes if (path := given / f"{row.slide_id}{suffix}").exists()]
+        if len(files) > 1:
+            names = " and ".join(file.name for file in files)
+            raise InputError(f"{given} has {names}: which is meant?", hint="Keep one file for each slide.")
+        if files:
+            found[row.slide_id] = files[0]
     if not found:
         raise InputError(
             f"{given} has no file for any of the slides.",
@@ -230,7 +251,12 @@ def outcome_before(job: Job) -> Outcome | None:
         tiles = read_tiles(path)
     except TileStoreError:
         return None
-    return Outcome(**tiles.summary) if tiles.fingerprint == job.key and tiles.summary else None
+    if tiles.fingerprint != job.key or not tiles.summary:
+        return None
+    try:
+        return Outcome(**tiles.summary)
+    except TypeError:
+        return None  # a version that knew other columns
 
 
 def overlay_path(job: Job) -> Path:
@@ -320,16 +346,20 @@ def remove_results(job: Job) -> None:
     outline_path(job).unlink(missing_ok=True)
     for layout in LAYOUTS:
         path = store_path(job.folder, job.row.slide_id, layout)
-        if path.exists() and store_owner(path) in (job.row.slide_id, None):
+        if path.exists() and may_replace(path, job.row.slide_id):
             path.unlink()
 
 
-def store_owner(path: Path) -> str | None:
-    """Say whose tiles a file has: x_patches.h5 is of the slide x in one layout, of x_patches in the other."""
+def may_replace(path: Path, slide_id: str) -> bool:
+    """Say whether a file is ours and of that slide, or nobody's as it cannot be read.
+
+    x_patches.h5 is of the slide x in one layout, of x_patches in the other.
+    """
     try:
-        return read_tiles(path).slide_id
+        tiles = read_tiles(path)
     except TileStoreError:
-        return None
+        return True
+    return tiles.fingerprint is not None and tiles.slide_id == slide_id
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -338,13 +368,22 @@ def remove_unfinished(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def seconds_before(summary: Path) -> dict[str, float]:
-    """Recall how long slides took that are not done again."""
+def records(path: Path, *names: str) -> list[dict[str, str]]:
+    """Recall a table of an earlier run; nothing where there is none, or it was edited beyond recognition."""
     try:
-        with summary.open(newline="", encoding="utf-8") as file:
-            return {row["slide_id"]: float(row["seconds"]) for row in csv.DictReader(file) if row["seconds"]}
-    except (OSError, KeyError, ValueError, TypeError):
-        return {}
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, ValueError, csv.Error):
+        return []
+    return [row for row in rows if all(row.get(name) is not None for name in ("slide_id", *names))]
+
+
+def number(text: str) -> float | None:
+    """Read a number, or nothing."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 @contextmanager

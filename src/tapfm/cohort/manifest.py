@@ -80,8 +80,9 @@ class Cohort:
 class SlideFinder:
     """Slides below a folder by name or by id, for tables that name no path; looks only when asked."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, asked_for: bool) -> None:
+        self.folder, self.asked_for = folder, asked_for
+        self.given_to: dict[Path, int] = {}  # the line of the table that each found file went to
         self._found: dict[str, list[Path]] | None = None
 
     def find(self, name: str) -> list[Path]:
@@ -110,14 +111,13 @@ def read_cohort(source: Path, slides_folder: Path | None = None, *, must_exist: 
         raise CohortError(f"There is no file {source}.", hint="A cohort is a CSV, a folder of slides, or a slide.")
     if source.is_dir() or source.suffix.lower() not in (*TABLE_SUFFIXES, ".xlsx"):
         return cohort_of_slides(source)
-    return read_table(source, slides_folder or source.parent, must_exist=must_exist)
+    finder = SlideFinder(slides_folder or source.parent, asked_for=slides_folder is not None)
+    return read_table(source, finder, must_exist=must_exist)
 
 
 def cohort_of_slides(source: Path) -> Cohort:
     """Make a cohort of a folder (or of one slide), with file names as ids."""
     paths = find_slides(source) if source.is_dir() else [source]
-    if source in paths:
-        paths = [source]  # a folder of DICOM files is a slide
     if not paths:
         raise CohortError(
             f"There is no slide below {source}.", hint=f"Slides are files with {', '.join(SLIDE_SUFFIXES)}."
@@ -138,12 +138,11 @@ def cohort_of_slides(source: Path) -> Cohort:
     return Cohort(tuple(SlideRow(slide_id, same[0], slide_id) for slide_id, same in by_id.items()), "folder")
 
 
-def read_table(source: Path, slides_folder: Path, *, must_exist: bool) -> Cohort:
+def read_table(source: Path, finder: SlideFinder, *, must_exist: bool) -> Cohort:
     """Read a CSV or TSV."""
     header, records = parse(source)
     columns = roles_of(source, header)
     label_names = tuple(name for name in header if name not in columns.values() and is_label(name))
-    finder = SlideFinder(slides_folder)
     problems: list[str] = []
     rows: list[SlideRow] = []
     lines: dict[str, int] = {}
@@ -245,11 +244,11 @@ def row_of(
         return None
     # beside a path an id is taken as it is; without one it may be a file name, as in CLAM's process_list_autogen.csv
     slide_id = named if given.get("slide_id") and given.get("path") else id_of(named)
-    if "/" in given.get("slide_id", "") or "\\" in slide_id or slide_id.startswith(".") or len(slide_id) > LONGEST_ID:
-        rule = f"no / or \\, no dot in front, {LONGEST_ID} characters at most"
-        problems.append(f"line {line}: slide_id '{named}' cannot be a file name ({rule})")
+    if "/" in given.get("slide_id", "") or not is_file_name(slide_id):
+        rule = f"no / or \\, no line ends, no dot in front, {LONGEST_ID} bytes at most"
+        problems.append(f"line {line}: slide_id {named!r} cannot be a file name ({rule})")
         return None
-    path = path_of(line, given.get("path", ""), slide_id, base, finder, problems, must_exist=must_exist)
+    path = path_of(line, given.get("path", ""), named, base, finder, problems, must_exist=must_exist)
     try:
         mpp = mpp_of(given.get("mpp", ""))
     except ValueError:
@@ -268,22 +267,39 @@ def row_of(
     )
 
 
+def is_file_name(slide_id: str) -> bool:
+    """Say whether files can be named by an id."""
+    short = len(slide_id.encode()) <= LONGEST_ID
+    return short and slide_id.isprintable() and "\\" not in slide_id and not slide_id.startswith(".")
+
+
 def path_of(
-    line: int, text: str, slide_id: str, base: Path, finder: SlideFinder, problems: list[str], *, must_exist: bool
+    line: int, text: str, named: str, base: Path, finder: SlideFinder, problems: list[str], *, must_exist: bool
 ) -> Path | None:
-    """Find a slide's file: where the table says, or by its name below the slides folder."""
-    stated = base / Path(text).expanduser() if text else None
-    if stated is not None and stated.exists() and stated.suffix.lower() not in FEATURE_SUFFIXES:
-        return stated
-    found = finder.find(Path(text).name or slide_id)
+    """Find a slide's file: where the table says, or by its name below the slides folder.
+
+    A path that the table states is not replaced by another file of that name, which may be another patient's: only a
+    bare name is looked for, or the name of a path when the user says where the slides are.
+    """
+    stated = base / text if text else None
+    if text and not text.lower().endswith(FEATURE_SUFFIXES):
+        for path in (base / text, finder.folder / text):
+            if path.exists():
+                return path
+    found: list[Path] = []
+    if not text or finder.asked_for or Path(text).name == text or text.lower().endswith(FEATURE_SUFFIXES):
+        found = finder.find(Path(text or named).name)
     if len(found) == 1:
+        if (first := finder.given_to.setdefault(found[0], line)) != line:
+            problems.append(f"line {line}: {found[0]} is the only file of that name, and line {first} has it")
+            return None
         return found[0]
     if len(found) > 1:
-        problems.append(f"line {line}: several files for {slide_id}: {', '.join(map(str, found))}")
+        problems.append(f"line {line}: several files for {named}: {', '.join(map(str, found))}")
         return None
     if not must_exist:
-        return stated or base / slide_id
-    where = f"no file {stated}" if stated is not None else f"no slide {slide_id}.* below {finder.folder}"
+        return stated or base / named
+    where = f"no file {stated}" if stated is not None else f"no slide {named}.* below {finder.folder}"
     problems.append(f"line {line}: {where}")
     return None
 

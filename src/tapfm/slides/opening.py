@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import openslide
 
-from tapfm.errors import UnreadableSlideError
+from tapfm.errors import InputError, UnreadableSlideError
 from tapfm.slides.readers import image
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import NotOursError, TiffSlide, has_ome_metadata, is_tiff
@@ -20,7 +22,8 @@ SLIDE_SUFFIXES = (
     *(".svs", ".tif", ".tiff", ".qptiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm"),
     *image.SUFFIXES,
 )
-OUTPUT_MARK = ".tapfm-tiles"  # a file in folders that `tapfm tile` writes to: the pictures there are no slides
+OUTPUT_MARK = ".tapfm-tiles"  # a file in folders that `tapfm tile` writes to
+OUTPUT_FOLDERS = ("overlays", "patches", "tissue")  # in such a folder: the pictures in them are no slides
 
 
 def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
@@ -52,31 +55,69 @@ def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
 
 def dicom_file(folder: Path) -> Path:
     """Pick a file of a DICOM slide; OpenSlide finds the others of its series beside it."""
-    files = sorted(folder.glob("*.dcm"))
+    files = dicom_files(folder)
     if not files:
         raise UnreadableSlideError(
             f"{folder} is a folder without .dcm files, so not a DICOM slide.", hint=f"Try: tapfm inspect {folder}"
         )
+    series = {series_of(file) for file in files} - {None}
+    if len(series) > 1:
+        raise UnreadableSlideError(
+            f"{folder} has {len(series)} DICOM series: which slide is meant?",
+            hint="Give each series a folder of its own, or name a .dcm file of each in the column `path`.",
+        )
     return files[0]
+
+
+def dicom_files(folder: Path) -> list[Path]:
+    """List the DICOM files of a folder."""
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() == ".dcm" and path.is_file())
+
+
+def series_of(file: Path) -> bytes | None:
+    """Read the SeriesInstanceUID (0020,000E) of a DICOM file, which stands in front of its pixels."""
+    with file.open("rb") as opened:
+        found = re.search(rb"\x20\x00\x0e\x00UI..([0-9.]+)", opened.read(2**20), re.DOTALL)
+    return found.group(1) if found else None
+
+
+@contextmanager
+def strict_reader(slide: Slide) -> Iterator[Slide]:
+    """Read a slide so that damaged pixels are refused: our own decoder passes over what libjpeg only warns of."""
+    try:
+        strict = OpenSlideSlide(slide.facts.path) if slide.facts.reader == "tiff" else None
+    except UnreadableSlideError:  # a TIFF that only we read
+        strict = None
+    if strict is None:
+        yield slide
+    else:
+        with closing(strict):
+            yield strict
 
 
 def find_slides(folder: Path) -> list[Path]:
     """Find all slides below a folder; a folder of DICOM files is one slide. Our own results are left out."""
     found: set[Path] = set()
     entered: set[str] = set()
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
         real = os.path.realpath(parent)
-        if OUTPUT_MARK in names or real in entered:  # a link may lead back up
+        if real in entered:  # a link may lead back up
             folders.clear()
             continue
         entered.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        ours = OUTPUT_FOLDERS if OUTPUT_MARK in names else ()
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in ours]
         slides = [Path(parent, name) for name in names if is_slide_name(name)]
         if any(path.suffix.lower() == ".dcm" for path in slides):
             found.add(Path(parent))
         parts = parts_of_slides(Path(parent))
         found.update(path for path in slides if path.suffix.lower() != ".dcm" and not parts(path))
     return sorted(found)
+
+
+def refuse(error: OSError) -> None:
+    """Say that a folder cannot be looked into: slides in it would be missed without a word."""
+    raise InputError(f"{error.filename} cannot be read ({error.strerror}).", hint="Check who may read it.") from error
 
 
 def is_slide_name(name: str) -> bool:
@@ -97,9 +138,9 @@ def files_of(slide: Path) -> list[Path]:
     """List the files that a slide consists of."""
     suffix = slide.suffix.lower()
     if slide.is_dir():
-        return sorted(slide.glob("*.dcm"))
+        return dicom_files(slide)
     if suffix == ".dcm":
-        return sorted(slide.parent.glob("*.dcm"))
+        return dicom_files(slide.parent)
     if suffix == ".mrxs":
         return [slide, *sorted(path for path in slide.with_suffix("").rglob("*") if path.is_file())]
     if suffix in (".vms", ".vmu"):

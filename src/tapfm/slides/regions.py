@@ -25,6 +25,7 @@ Ring = NDArray[np.float64]  # (points, 2), level-0 pixels
 GEOJSON_SUFFIXES = (".geojson", ".json")
 MASK_SUFFIXES = (".png", ".tif", ".tiff")
 SUBPIXEL_BITS = 4
+FAR_PX = 1e6  # farther than any picture; cv2 counts in 32 bits
 ASPECT_TOLERANCE = 0.02
 
 
@@ -38,7 +39,7 @@ def drawn_tissue(path: Path, facts: SlideFacts, thumbnail: Thumbnail) -> Mask:
 def read_polygons(path: Path, bounds: Box) -> list[list[Ring]]:
     """Read the polygons of a GeoJSON file, each as its outer ring and its holes."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8-sig"))
         polygons = list(polygons_of(document, bounds))
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise SlideError(
@@ -64,10 +65,12 @@ def polygons_of(node: Any, bounds: Box) -> Iterator[list[Ring]]:
     elif kind == "GeometryCollection":
         yield from polygons_of(node["geometries"], bounds)
     elif kind == "Feature":
-        name = ((node.get("properties") or {}).get("classification") or {}).get("name", "")
-        if node["geometry"] is None or name.endswith("*"):  # QuPath's mark of what to ignore
+        properties = node.get("properties") or {}
+        kind_of_tissue = properties.get("classification")
+        ignored = isinstance(kind_of_tissue, dict) and str(kind_of_tissue.get("name")).endswith("*")  # QuPath's mark
+        if node["geometry"] is None or ignored:
             return
-        corner = (bounds.x_px0, bounds.y_px0) if "objectType" in (node.get("properties") or {}) else (0, 0)
+        corner = (bounds.x_px0, bounds.y_px0) if "objectType" in properties else (0, 0)
         for rings in polygons_of(node["geometry"], bounds):
             yield [ring + np.array(corner, float) for ring in rings]
     elif kind in ("Polygon", "MultiPolygon"):
@@ -90,7 +93,7 @@ def rasterise(polygons: list[list[Ring]], thumbnail: Thumbnail) -> Mask:
     for rings in polygons:
         # cv2 counts from the centre of a pixel
         in_px = [(ring - corner) / thumbnail.downsample - 0.5 for ring in rings]
-        points = [np.rint(ring * 2**SUBPIXEL_BITS).astype(np.int32) for ring in in_px]
+        points = [np.rint(np.clip(ring, -FAR_PX, FAR_PX) * 2**SUBPIXEL_BITS).astype(np.int32) for ring in in_px]
         one = np.zeros_like(canvas)
         cv2.fillPoly(one, points, 1, shift=SUBPIXEL_BITS)  # even-odd: holes stay empty
         canvas |= one

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapfm.errors import UnknownNameError
-from tapfm.slides.slide import WHITE, Colour, Pixels
+from tapfm.slides.slide import Colour, Pixels
 
 Mask = NDArray[np.bool_]
 Plane = NDArray[np.float32]
@@ -23,7 +23,7 @@ MASK_MPP = 8.0  # um per pixel of the picture that is segmented: a tile of 112 u
 PADDING_VALUE = 30  # brightest channel of what scanners put where they did not scan; stained tissue is brighter
 # Glass is brighter and paler than this, also where it is tinted, and flatter than tissue.
 GLASS_VALUE, GLASS_SATURATION, GLASS_CONTRAST = 180, 60, 3.0
-GLASS_SHARE = 0.02  # of the picture, below which there is no glass to learn from
+GLASS_SHARE = 0.1  # of the picture, below which there is no glass to learn from
 GAP_UM = 24.0  # fat is a net of thin walls: gaps in them up to this are closed
 HOLE_UM2 = 40_000.0  # holes up to this are filled: fat cells, small vessels
 SPECK_UM2 = 10_000.0  # pieces below this are dust
@@ -43,15 +43,15 @@ def padding_mask(pixels: Pixels) -> Mask:
     return np.isin(labels, at_edge[at_edge > 0])
 
 
-def tissue_mask(pixels: Pixels, mpp: float, method: str = "otsu", background: Colour = WHITE) -> Mask:
+def tissue_mask(pixels: Pixels, mpp: float, method: str = "otsu", unscanned: Colour | None = None) -> Mask:
     """Find tissue in a picture of `mpp` microns per pixel, by one of METHODS.
 
-    Pixels of exactly the background colour are where the scanner did not look: neither tissue nor glass to learn from.
+    Pixels of exactly the colour `unscanned` are where the scanner did not look: neither tissue nor glass to learn from.
     """
     if method not in METHODS:
         raise UnknownNameError.of("tissue method", method, METHODS, see=", ".join(METHODS))
     dark = dark_mask(pixels)
-    seen = ~dark & (pixels != background).any(axis=2)
+    seen = ~dark if unscanned is None else ~dark & (pixels != unscanned).any(axis=2)
     if not seen.any():
         return np.zeros(dark.shape, bool)
     return tidy(METHODS[method](pixels, seen) & seen, mpp) & ~dark
@@ -63,7 +63,8 @@ def by_saturation(pixels: Pixels, seen: Mask) -> Mask:
     saturation = smooth(hsv[..., 1])
     flat = local_contrast(hsv[..., 2]) <= GLASS_CONTRAST
     glass = seen & flat & (hsv[..., 2] >= GLASS_VALUE) & (hsv[..., 1] <= GLASS_SATURATION)
-    level = float(np.median(saturation[glass])) if glass.sum() >= GLASS_SHARE * seen.sum() else 0.0
+    # the palest of it: flat tissue may be among what looks like glass, and is never paler
+    level = float(np.percentile(saturation[glass], 10)) if glass.sum() >= GLASS_SHARE * seen.sum() else 0.0
     # Glass varies by a few of 255 grades; faint tissue begins some ten above it, which Otsu would often call glass.
     return saturation >= np.clip(otsu(saturation[seen]), level + 6, level + 9)
 

@@ -141,7 +141,9 @@ def read_tiles(path: Path) -> TileSet:
                 )
             attributes = {name: value for name, value in file["coords"].attrs.items() if not is_none(value)}
             positions = np.asarray(file["coords"])
-    except OSError as error:
+    except TileStoreError:
+        raise
+    except Exception as error:  # damage shows in many ways
         raise TileStoreError(f"{path} cannot be read as HDF5 ({error}).", hint="Make it again: tapfm tile") from error
     if positions.size == 0:
         positions = np.empty((0, 2), np.int64)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapfm.errors import NoTissueError, ScaleError, TileReadError
+from tapfm.slides.opening import strict_reader
 from tapfm.slides.quality import FOCUS_MPP, out_of_focus, pen_mask
 from tapfm.slides.regions import drawn_tissue
 from tapfm.slides.scale import Scale
@@ -55,7 +56,9 @@ def tile_slide(slide: Slide, scale: Scale, spec: TileSpec, tissue_path: Path | N
     thumbnail = slide.thumbnail(mask_side_px(max(facts.bounds.width_px0, facts.bounds.height_px0), mpp))
     thumbnail_mpp = mpp * sum(thumbnail.downsample) / 2
     if tissue_path is None:
-        tissue = tissue_mask(thumbnail.pixels, thumbnail_mpp, spec.tissue, facts.background)
+        # only OpenSlide's formats have gaps between what was scanned; elsewhere white is glass
+        unscanned = facts.background if facts.reader == "openslide" else None
+        tissue = tissue_mask(thumbnail.pixels, thumbnail_mpp, spec.tissue, unscanned)
     else:
         tissue = drawn_tissue(tissue_path, facts, thumbnail)
     pen = pen_mask(thumbnail.pixels, thumbnail_mpp) if spec.drop_pen else np.zeros_like(tissue)
@@ -83,7 +86,8 @@ def tile_slide(slide: Slide, scale: Scale, spec: TileSpec, tissue_path: Path | N
     warnings = list(scale.warnings)
     if spec.drop_blur and mpp <= FOCUS_MPP:
         judge_focus(slide, positions, verdicts, side_px0, mpp)
-    judge_readable(slide, positions, verdicts, side_px0, spec.tile_px)
+    with strict_reader(slide) as reader:
+        judge_readable(reader, positions, verdicts, side_px0, spec.tile_px)
     if side_px0 < spec.tile_px:
         warnings.append(f"{mpp:.4g} um per pixel is coarser than the {spec.mpp:g} asked for: tiles are enlarged")
     warnings += suspicious_removals(verdicts)
@@ -102,7 +106,7 @@ def judge_focus(slide: Slide, positions: Positions, verdicts: NDArray[np.uint8],
             verdicts[index] = Verdict.UNREADABLE
         elif out_of_focus(tile):
             verdicts[index] = Verdict.BLUR
-    refuse_damaged(slide, verdicts, len(kept))
+    refuse_damaged(slide, verdicts[kept])
 
 
 def judge_readable(
@@ -122,15 +126,15 @@ def judge_readable(
                 verdicts[index] = Verdict.UNREADABLE
         if not (verdicts[chosen] == Verdict.UNREADABLE).any():
             break
-    refuse_damaged(slide, verdicts, len(kept))
+    refuse_damaged(slide, verdicts[kept])
 
 
-def refuse_damaged(slide: Slide, verdicts: NDArray[np.uint8], looked_at: int) -> None:
-    """Give a slide up of which too much cannot be decoded."""
-    unreadable = int((verdicts == Verdict.UNREADABLE).sum())
-    if unreadable > MOST_UNREADABLE * looked_at:
+def refuse_damaged(slide: Slide, looked_at: NDArray[np.uint8]) -> None:
+    """Give a slide up if too much of what was looked at cannot be decoded."""
+    unreadable = int((looked_at == Verdict.UNREADABLE).sum())
+    if unreadable > MOST_UNREADABLE * len(looked_at):
         raise TileReadError(
-            f"{slide.facts.path.name}: {unreadable:,} of {looked_at:,} tiles cannot be decoded.",
+            f"{slide.facts.path.name}: {unreadable:,} of {len(looked_at):,} tiles cannot be decoded.",
             hint="The file is damaged: copy it again from where it was scanned.",
         )
 

@@ -13,19 +13,21 @@ import imagecodecs
 from tapfm.slides.slide import Pixels
 
 BASELINE = (0xC0, 0xC1)  # frames that are coded row by row; progressive ones are not
-END_OF_IMAGE = b"\xff\xd9"
-TRAILING_BYTES = 64  # writers may pad behind the end
+END_OF_IMAGE = b"\xff\xd9"  # cannot occur inside coded pixels
 STANDALONE = (0x01, *range(0xD0, 0xD9))  # markers without a length
 
 
 def decode_jpeg(data: bytes, tables: bytes | None, colour_space: str, rows: int | None = None) -> Pixels:
-    """Decode a JPEG to RGB; with `rows`, at least so many of its upper rows. Data that breaks off is a ValueError."""
-    # libjpeg would paint the missing part grey and say nothing
-    if data.rfind(END_OF_IMAGE, max(0, len(data) - TRAILING_BYTES)) < 0:
-        raise ValueError("it breaks off")
+    """Decode a JPEG to RGB; with `rows`, at least so many of its upper rows."""
     lowered, exact_rows = lower(data, rows) if rows is not None else (data, None)
     pixels: Pixels = imagecodecs.jpeg8_decode(lowered, tables=tables, colorspace=colour_space, outcolorspace="RGB")
     return pixels if exact_rows is None else pixels[:exact_rows].copy()
+
+
+def check_whole(data: bytes) -> None:
+    """Refuse a JPEG that breaks off: libjpeg would paint what is missing grey, and say nothing."""
+    if data.rfind(END_OF_IMAGE) < 0:
+        raise ValueError("it breaks off")
 
 
 def lower(data: bytes, rows: int) -> tuple[bytes, int | None]:

@@ -65,7 +65,8 @@ class OpenSlideSlide:
                     self._handle = self._open()
             raise TileReadError(
                 f"{self._path.name}: the region at ({corner[0]}, {corner[1]}), level {level}, "
-                f"cannot be decoded ({error})."
+                f"cannot be decoded ({error}).",
+                hint="The file is damaged: copy it again from where it was scanned.",
             ) from error
         if region.getchannel("A").getextrema()[0] < 255:
             region = Image.alpha_composite(Image.new("RGBA", region.size, (*self.facts.background, 255)), region)

@@ -20,7 +20,7 @@ import numpy as np
 import tifffile
 
 from tapfm.errors import TileReadError, UnreadableSlideError
-from tapfm.slides.readers.jpeg import decode_jpeg
+from tapfm.slides.readers.jpeg import check_whole, decode_jpeg
 from tapfm.slides.readers.numbers import one_mpp, positive_number
 from tapfm.slides.scaling import make_thumbnail, read_tile
 from tapfm.slides.slide import CACHE_BYTES, WHITE, Box, Level, Pixels, SlideFacts, Thumbnail
@@ -181,10 +181,15 @@ class TiffSlide:
             data = self._file.read(length)
         if data is None or len(data) < length:
             raise self._unreadable(index, "the file ends inside it")
+        if segments.compression == JPEG:
+            check_whole(data)
         return data
 
     def _unreadable(self, index: int, reason: str) -> TileReadError:
-        return TileReadError(f"{self.facts.path.name}: tile {index} of the file cannot be decoded ({reason}).")
+        return TileReadError(
+            f"{self.facts.path.name}: tile {index} of the file cannot be decoded ({reason}).",
+            hint="The file is damaged: copy it again from where it was scanned.",
+        )
 
 
 def on_white(pixels: Pixels, fourth_channel: int) -> Pixels:
@@ -335,11 +340,13 @@ def ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None, str]:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError:
         return None, None, ""
-    images = root.findall(".//{*}Image/{*}Pixels")
-    ours = [each for each in images if size_of(each) == (page.imagewidth, page.imagelength)]
-    if not ours:
+    images = [image for image in root.findall(".//{*}Image") if image.find("{*}Pixels") is not None]
+    ours = [image for image in images if size_of(image) == (page.imagewidth, page.imagelength)]
+    if not ours and len(images) != 1:
         return None, None, ""
-    pixels = ours[0]
+    image = ours[0] if ours else images[0]
+    pixels = image.find("{*}Pixels")
+    assert pixels is not None
     planes = {axis: int(pixels.get(f"Size{axis}", "1")) for axis in "CZT"}
     if planes["Z"] > 1 or planes["T"] > 1 or planes["C"] > page.samplesperpixel:
         raise NotOursError("OME planes " + ", ".join(f"{axis} = {count}" for axis, count in planes.items()))
@@ -350,16 +357,26 @@ def ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None, str]:
         and (unit := MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))) is not None
     ]
     mpp, note = one_mpp(sizes[0], sizes[-1]) if sizes else (None, "")
-    similar = [each for each in images if 2 * math.prod(size_of(each)) > math.prod(size_of(pixels))]
+    similar = [each for each in images if 2 * math.prod(size_of(each)) > math.prod(size_of(image))]
     if len(similar) > 1:
         note = f"the file has {len(similar)} large images; the first of the largest is read"
-    objective = root.find(".//{*}Objective[@NominalMagnification]")
-    return mpp, positive_number(objective.get("NominalMagnification")) if objective is not None else None, note
+    return mpp, ome_objective(root, image), note
 
 
-def size_of(pixels: ElementTree.Element) -> tuple[int, int]:
+def ome_objective(root: ElementTree.Element, image: ElementTree.Element) -> float | None:
+    """Read the magnification of the objective that an OME image was taken with; None where that is not said."""
+    objectives = root.findall(".//{*}Objective")
+    settings = image.find("{*}ObjectiveSettings")
+    if settings is not None:
+        objectives = [each for each in objectives if each.get("ID") == settings.get("ID")]
+    return positive_number(objectives[0].get("NominalMagnification")) if len(objectives) == 1 else None
+
+
+def size_of(image: ElementTree.Element) -> tuple[int, int]:
     """Read the size of an OME image."""
-    return int(pixels.get("SizeX", "0")), int(pixels.get("SizeY", "0"))
+    pixels = image.find("{*}Pixels")
+    assert pixels is not None
+    return int(float(pixels.get("SizeX", "0"))), int(float(pixels.get("SizeY", "0")))
 
 
 def is_tiff(path: Path) -> bool:
