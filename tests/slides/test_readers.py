@@ -88,6 +88,14 @@ def test_aperio_jpeg_2000_in_ycbcr_has_the_same_colours_as_in_openslide(tmp_path
         assert np.abs(difference).max() <= 1  # OpenSlide's tables round otherwise
 
 
+def test_aperio_jpeg_2000_that_we_cannot_decode_goes_to_openslide(tmp_path):
+    path = write_slide(tmp_path / "slide.svs", section(600, 500), downsamples=(1,), compression="zlib")
+    set_compression(path, 33003)
+    with pytest.raises(NotOursError, match="tile 0"):
+        TiffSlide(path)
+    assert open_slide(path).facts.reader == "openslide"
+
+
 def set_compression(path, number):
     with tifffile.TiffFile(path, mode="r+") as file:
         for page in file.pages:

@@ -75,6 +75,8 @@ class TiffSlide:
         self._cached_bytes = 0
         self._lock = threading.Lock()
         self._file = path.open("rb", buffering=0)
+        if self._segments[0].compression == APERIO_JPEG2000_YCBCR:
+            self._try_one()
 
     def read(self, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels:
         """Read a square of level-0 pixels as a tile."""
@@ -123,6 +125,13 @@ class TiffSlide:
                     y_from - segment_top : y_to - segment_top, x_from - segment_left : x_to - segment_left
                 ]
         return region
+
+    def _try_one(self) -> None:
+        """Leave the file to OpenSlide if its first tile is not what we decode: colour may be stored at half size."""
+        try:
+            self._decode(self._segments[0], 0, None)
+        except TileReadError as error:
+            raise NotOursError(error.message) from error
 
     def _segment(self, level: int, index: int, rows: int, scattered: bool) -> Pixels:
         """Give one decoded segment with at least its upper `rows`, from the cache or the file."""
@@ -280,7 +289,7 @@ def segments_of(page: Any, first: Any) -> Segments:
         raise NotOursError(f"{page.dtype} pixels")
     if (int(page.photometric), page.samplesperpixel) not in ((GREY, 1), (RGB, 3), (RGB, 4), (YCBCR, 3)):
         raise NotOursError(f"{page.samplesperpixel} channels of photometric interpretation {int(page.photometric)}")
-    if int(page.photometric) == YCBCR and page.compression != JPEG:
+    if int(page.photometric) == YCBCR and page.compression not in (JPEG, APERIO_JPEG2000_YCBCR):
         raise NotOursError("YCbCr pixels outside JPEG")
     if not all(page.databytecounts):
         raise NotOursError("empty tiles")  # OpenSlide fills these from other levels
