@@ -7,7 +7,7 @@ from slide_files import section, write_slide
 from tapfm.slides.opening import open_slide
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import TiffSlide
-from tapfm.slides.scaling import best_level, resize
+from tapfm.slides.scaling import best_level, read_scaled, resize
 from tapfm.slides.slide import Level
 
 LEVELS = (Level(1000, 1000, 1, 1), Level(250, 250, 4.0002, 4.0002), Level(62, 62, 16.2, 16.0))
@@ -89,6 +89,9 @@ def test_no_white_is_let_in_at_the_edge_of_a_level_that_was_rounded_down(tmp_pat
     for picture in (slide.read(2003 - 448, 1003 - 448, 448, 112), slide.thumbnail(500).pixels):
         assert (picture == (120, 60, 120)).all()
     assert (slide.read(2003 - 400, 0, 448, 112)[:, -10:] == 255).all()  # beyond the slide it is white
+    assert (slide.read(2002, 1002, 1, 1) == (120, 60, 120)).all()
+    # a strip of the slide that the level no longer has: its last column stands for it
+    assert (read_scaled(slide, 1999, 0, 4, 400, 1, 100) == (120, 60, 120)).all()
 
 
 @pytest.mark.parametrize("downsamples", [(1,), (1, 4), (1, 2, 4, 8)])

@@ -54,14 +54,18 @@ def read_scaled(
     # Whole pixels around the rectangle are read; where in them it lies exactly, the resize is told.
     left, top = x_px0 / level.downsample_x, y_px0 / level.downsample_y
     right, bottom = left + width_px0 / level.downsample_x, top + height_px0 / level.downsample_y
-    # A level that was rounded down ends a little before the slide does; white is not let in there.
     if x_px0 + width_px0 <= slide.facts.width_px0:
-        right = min(right, level.width_px)
+        left, right = on_level(left, right, level.width_px)
     if y_px0 + height_px0 <= slide.facts.height_px0:
-        bottom = min(bottom, level.height_px)
+        top, bottom = on_level(top, bottom, level.height_px)
     x_px, y_px = math.floor(left + 1e-6), math.floor(top + 1e-6)
     region = slide.read_level(index, x_px, y_px, math.ceil(right - 1e-6) - x_px, math.ceil(bottom - 1e-6) - y_px)
     return resize(region, (left - x_px, top - y_px, right - x_px, bottom - y_px), width_px, height_px)
+
+
+def on_level(start: float, end: float, length_px: int) -> tuple[float, float]:
+    """Keep a span that is on the slide on its level: one that was rounded down ends a little before the slide does."""
+    return (min(start, length_px - 1), length_px) if end > length_px else (start, end)
 
 
 def resize(pixels: Pixels, box: tuple[float, float, float, float], width_px: int, height_px: int) -> Pixels:

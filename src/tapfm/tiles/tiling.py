@@ -53,6 +53,14 @@ class TiledSlide:
 def tile_slide(slide: Slide, scale: Scale, spec: TileSpec, tissue_path: Path | None = None) -> TiledSlide:
     """Decide a slide's tiles; `tissue_path` is a mask or GeoJSON that says where the tissue is."""
     facts, mpp = slide.facts, scale.mpp
+    side_px0 = spec.side_px0(mpp)
+    if side_px0 * MOST_ENLARGED < spec.tile_px:
+        raise ScaleError(
+            f"{facts.path.name} has {mpp:g} um per pixel: a tile of {spec.tile_px} px at {spec.mpp:g} would be "
+            f"{side_px0} of its pixels, enlarged.",
+            hint="If that is not its scale, mend the column `mpp` (um per pixel, 0.25 at 40x); if it is, ask for a "
+            f"coarser one: --mpp {mpp:g}",
+        )
     thumbnail = slide.thumbnail(mask_side_px(max(facts.bounds.width_px0, facts.bounds.height_px0), mpp))
     thumbnail_mpp = mpp * sum(thumbnail.downsample) / 2
     if tissue_path is None:
@@ -63,14 +71,6 @@ def tile_slide(slide: Slide, scale: Scale, spec: TileSpec, tissue_path: Path | N
         tissue = drawn_tissue(tissue_path, facts, thumbnail)
     pen = pen_mask(thumbnail.pixels, thumbnail_mpp) if spec.drop_pen else np.zeros_like(tissue)
 
-    side_px0 = spec.side_px0(mpp)
-    if side_px0 * MOST_ENLARGED < spec.tile_px:
-        raise ScaleError(
-            f"{facts.path.name} has {mpp:g} um per pixel: a tile of {spec.tile_px} px at {spec.mpp:g} would be "
-            f"{side_px0} of its pixels, enlarged.",
-            hint="If that is not its scale, mend the column `mpp` (um per pixel, 0.25 at 40x); if it is, ask for a "
-            f"coarser one: --mpp {mpp:g}",
-        )
     positions = lay_grid(facts.bounds, spec, mpp)
 
     def share(mask: Mask) -> NDArray[np.float64]:
@@ -150,7 +150,7 @@ def read_or_none(slide: Slide, x_px0: int, y_px0: int, side_px0: int, tile_px: i
 
 
 def suspicious_removals(verdicts: NDArray[np.uint8]) -> list[str]:
-    """Warn of a filter that took nearly everything."""
+    """Warn of a filter that took much of the tissue."""
     tissue = int((verdicts != Verdict.BACKGROUND).sum() - (verdicts == Verdict.PADDING).sum())
     return [
         f"{verdict.name.lower()} removed {removed:,} of {tissue:,} tissue tiles: look at the overlay"
