@@ -136,5 +136,16 @@ def test_qupath_counts_from_the_bounds_and_others_from_the_corner(tmp_path):
     np.testing.assert_array_equal(from_bounds, from_corner)
 
 
+def test_a_mask_picture_shows_the_whole_slide_also_where_bounds_are_smaller(tmp_path):
+    tissue = section(1024, 1024, tissue=(0, 0, 1, 1))
+    slide = open_slide(write_scn(tmp_path / "a.scn", [(512, 256, tissue)], (4096, 2048)))
+    picture = np.zeros((256, 512), np.uint8)  # 8 level-0 pixels each
+    picture[32:160, 64:128] = 255  # the left half of the bounds
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    mask = drawn_tissue(tmp_path / "a.png", slide.facts, slide.thumbnail(128))
+    assert mask[:, :64].all()
+    assert not mask[:, 64:].any()
+
+
 def test_an_empty_mask_has_no_outline():
     assert outlines(np.zeros((20, 20), bool)) == []

@@ -96,7 +96,9 @@ def with_caption(
     bar_px = round(bar_um / mpp)
     bar_text = f"{bar_um / 1000:g} mm" if bar_um >= 1000 else f"{bar_um} um"
     legend_px = sum(LINE_PX + round(font.getlength(text)) + MARGIN_PX for _, text in legend)
-    needed_px = max(bold.getlength(title), font.getlength(caption), legend_px + bar_px + MARGIN_PX)
+    needed_px = max(
+        bold.getlength(title), font.getlength(caption), legend_px + max(bar_px, font.getlength(bar_text)) + MARGIN_PX
+    )
     sheet = Image.new(
         "RGB", (max(picture.width, round(needed_px) + 2 * MARGIN_PX), picture.height + 3 * LINE_PX + 20), "white"
     )
@@ -112,5 +114,5 @@ def with_caption(
         x += LINE_PX + round(font.getlength(text)) + MARGIN_PX
     right = sheet.width - MARGIN_PX
     draw.line((right - bar_px, y + 2 * LINE_PX + 14, right, y + 2 * LINE_PX + 14), INK, 3)
-    draw.text((right - bar_px / 2, y + 2 * LINE_PX + 8), bar_text, INK, font, anchor="mb")
+    draw.text((right, y + 2 * LINE_PX + 8), bar_text, INK, font, anchor="rb")
     return sheet
