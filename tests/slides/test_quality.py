@@ -10,6 +10,7 @@ from tapfm.slides.opening import open_slide
 from tapfm.slides.quality import FOCUS_MPP, out_of_focus, pen_mask, sharpness
 from tapfm.slides.tissue import MASK_MPP
 
+COLON = REAL.parent / "tiles" / "crc" / "train"
 PENS = {
     "blue": (30, 60, 170),
     "green": (20, 130, 70),
@@ -98,6 +99,20 @@ def test_real_tissue_is_sharp_until_it_is_blurred(blur_um):
         for y in range(1200, 2700, side_px)
         for x in range(900, 1500, side_px)
     ]
+    assert np.mean(verdicts) == (1 if blur_um else 0)
+
+
+@pytest.mark.skipif(not COLON.exists(), reason=f"no real tiles in {COLON}")
+@pytest.mark.parametrize("blur_um", [0, 3])
+@pytest.mark.parametrize("kind", ["AC", "H", "S", "T", "V"])
+def test_real_colon_is_sharp_until_it_is_blurred(kind, blur_um):
+    verdicts = []
+    for path in sorted((COLON / kind).glob("*.webp"))[:40]:
+        with Image.open(path) as image:
+            tile = np.asarray(image.convert("RGB"))  # 112 um on 160 pixels
+        if blur_um:
+            tile = cv2.GaussianBlur(tile, (0, 0), blur_um / 0.7)
+        verdicts.append(out_of_focus(cv2.resize(tile, (56, 56), interpolation=cv2.INTER_AREA)))
     assert np.mean(verdicts) == (1 if blur_um else 0)
 
 

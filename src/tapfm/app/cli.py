@@ -49,7 +49,7 @@ def root(
     """Adapt a pathology foundation model to your task from slide labels, on one GPU."""
 
 
-TABLES = (".csv", ".tsv", ".txt")
+WHERE_SLIDES_ARE = "Where to look for slides that a table names without their path, or that moved."
 SOURCES = "Slides, folders of slides (searched below, a folder of DICOM files is one slide), or cohort tables."
 
 
@@ -57,7 +57,8 @@ SOURCES = "Slides, folders of slides (searched below, a folder of DICOM files is
 def inspect(
     sources: Annotated[list[Path], typer.Argument(metavar="SLIDE|FOLDER|COHORT.csv...", help=SOURCES)],
     slides: Annotated[
-        Path | None, typer.Option("--slides", help="Where to look for slides that a table names without their path.")
+        Path | None,
+        typer.Option("--slides", help=WHERE_SLIDES_ARE),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     cohort: Annotated[
@@ -75,10 +76,11 @@ def inspect(
     Exit code 3 when a slide has a problem, so that it could not be tiled.
     """
     from tapfm.app import inspect_slides
+    from tapfm.cohort.manifest import TABLE_SUFFIXES
 
     if cohort is not None and cohort.exists():
         raise InputError(f"{cohort} is there already.", hint="Give another name to --write-cohort, or remove it first.")
-    if cohort is not None and (tables := [source for source in sources if source.suffix.lower() in TABLES]):
+    if cohort is not None and (tables := [source for source in sources if source.suffix.lower() in TABLE_SUFFIXES]):
         raise InputError(f"{tables[0]} is a table already.", hint="--write-cohort makes one of slides and folders.")
     rows = inspect_slides.collect(sources, slides)
     inspections = inspect_slides.inspect_all(rows, available_cores(), Console(stderr=True))
@@ -127,7 +129,8 @@ def tile(
         str, typer.Option("--layout", help="Whose HDF5 layout to write: trident or clam. Both are read.")
     ] = "trident",
     slides: Annotated[
-        Path | None, typer.Option("--slides", help="Where to look for slides that the table names without their path.")
+        Path | None,
+        typer.Option("--slides", help=WHERE_SLIDES_ARE),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="ID", help="Only this slide; may be repeated.")

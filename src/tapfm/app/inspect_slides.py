@@ -18,14 +18,12 @@ from rich.text import Text
 
 from tapfm.app.advice import grouped_advice
 from tapfm.app.isolation import Died, run_isolated
-from tapfm.cohort.manifest import SlideRow, id_of, read_cohort
+from tapfm.cohort.manifest import SlideRow, read_cohort, slides_below
 from tapfm.errors import SlideError, TapfmError
-from tapfm.slides.opening import find_slides, open_slide
+from tapfm.slides.opening import open_slide
 from tapfm.slides.scale import resolve_scale
-from tapfm.slides.slide import Slide
+from tapfm.slides.slide import COPY_AGAIN, Slide
 from tapfm.storage import write_atomically
-
-DAMAGED = "The file is damaged: copy it again from where it was scanned."
 
 
 @dataclass(frozen=True)
@@ -56,12 +54,9 @@ def collect(sources: Sequence[Path], slides_folder: Path | None) -> list[SlideRo
     rows: list[SlideRow] = []
     for source in sources:
         if source.is_dir():
-            found = find_slides(source)
-            names = [id_of(path.absolute().name) for path in found]
-            rows += [SlideRow(name, path, name) for name, path in zip(names, found, strict=True)]
-            if found:
-                continue
-        rows += read_cohort(source, slides_folder, must_exist=False).rows
+            rows += slides_below(source)  # equal names too: they are told apart by their paths
+        else:
+            rows += read_cohort(source, slides_folder, must_exist=False).rows
     return rows
 
 
@@ -110,7 +105,7 @@ def inspect_all(rows: Sequence[SlideRow], workers: int, console: Console) -> lis
     for index, answer in watched:
         if isinstance(answer, Died):
             row = rows[index]
-            found[index] = Inspection(row.slide_id, str(row.path), problem=answer.reason, what_to_do=DAMAGED)
+            found[index] = Inspection(row.slide_id, str(row.path), problem=answer.reason, what_to_do=COPY_AGAIN)
         else:
             found[index] = answer
     return [found[index] for index in range(len(rows))]

@@ -117,14 +117,10 @@ def read_cohort(source: Path, slides_folder: Path | None = None, *, must_exist: 
 
 def cohort_of_slides(source: Path) -> Cohort:
     """Make a cohort of a folder (or of one slide), with file names as ids."""
-    paths = find_slides(source) if source.is_dir() else [source]
-    if not paths:
-        raise CohortError(
-            f"There is no slide below {source}.", hint=f"Slides are files with {', '.join(SLIDE_SUFFIXES)}."
-        )
+    rows = slides_below(source) if source.is_dir() else [row_of_file(source)]
     by_id: dict[str, list[Path]] = defaultdict(list)
-    for path in paths:
-        by_id[id_of(path.absolute().name)].append(path)
+    for row in rows:
+        by_id[row.slide_id].append(row.path)
     problems = [
         f"{slide_id}: {', '.join(str(path.relative_to(source)) for path in same)}"
         for slide_id, same in by_id.items()
@@ -135,7 +131,23 @@ def cohort_of_slides(source: Path) -> Cohort:
             "Several slides have the same name:\n  " + "\n  ".join(problems),
             hint="Give each an id of its own in a CSV: tapfm inspect FOLDER --write-cohort cohort.csv",
         )
-    return Cohort(tuple(SlideRow(slide_id, same[0], slide_id) for slide_id, same in by_id.items()), "folder")
+    return Cohort(tuple(rows), "folder")
+
+
+def slides_below(folder: Path) -> list[SlideRow]:
+    """List the slides of a folder, by their file names."""
+    paths = find_slides(folder)
+    if not paths:
+        raise CohortError(
+            f"There is no slide below {folder}.", hint=f"Slides are files with {', '.join(SLIDE_SUFFIXES)}."
+        )
+    return [row_of_file(path) for path in paths]
+
+
+def row_of_file(path: Path) -> SlideRow:
+    """Name a slide, and its patient, by its file."""
+    slide_id = id_of(path.absolute().name)
+    return SlideRow(slide_id, path, slide_id)
 
 
 def read_table(source: Path, finder: SlideFinder, *, must_exist: bool) -> Cohort:

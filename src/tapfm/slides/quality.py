@@ -13,8 +13,8 @@ SMALLEST_PEN_UM2 = 10_000.0
 PEN_FRINGE_UM = 40.0  # ink thins out at its edge: that much around it is left out as well
 
 FOCUS_MPP = 2.0  # um per pixel at which sharpness is judged: nuclei are 3 to 5 pixels there
-# Squared differences of pixels 1 apart over those 4 apart. 1/16 is a smooth slope, sharp tissue of several organs has
-# 0.15 to 0.55, and blurred by a Gaussian of 3 um or more 0.06 to 0.13.
+# Squared differences of pixels 1 apart over those 4 apart: 1/16 on a smooth slope, 1 in noise. Sharp skin and colon lie
+# above this limit, and below it when blurred by a Gaussian of 3 um or more (tests/slides/test_quality.py).
 SHARP = 0.135
 LEAST_CONTRAST = 8.0  # of grey level squared; flatter tiles have nothing to judge
 

@@ -17,6 +17,7 @@ Pixels = NDArray[np.uint8]  # (height, width, 3), RGB
 Colour = tuple[int, int, int]
 
 WHITE: Colour = (255, 255, 255)
+COPY_AGAIN = "The file is damaged: copy it again from where it was scanned."  # what to do about pixels that are lost
 CACHE_BYTES = 32 * 2**20  # of decoded pixels for each open slide; OpenSlide's own default
 
 

@@ -15,7 +15,7 @@ from tapfm.slides.quality import FOCUS_MPP, out_of_focus, pen_mask
 from tapfm.slides.regions import drawn_tissue
 from tapfm.slides.scale import Scale
 from tapfm.slides.scaling import MOST_UNREADABLE
-from tapfm.slides.slide import Pixels, Slide, Thumbnail
+from tapfm.slides.slide import COPY_AGAIN, Pixels, Slide, Thumbnail
 from tapfm.slides.tissue import Mask, mask_side_px, padding_mask, tissue_mask
 from tapfm.tiles.grid import Positions, TileSpec, Verdict, covered, lay_grid
 
@@ -135,7 +135,7 @@ def refuse_damaged(slide: Slide, looked_at: NDArray[np.uint8]) -> None:
     if unreadable > MOST_UNREADABLE * len(looked_at):
         raise TileReadError(
             f"{slide.facts.path.name}: {unreadable:,} of {len(looked_at):,} tiles cannot be decoded.",
-            hint="The file is damaged: copy it again from where it was scanned.",
+            hint=COPY_AGAIN,
         )
 
 

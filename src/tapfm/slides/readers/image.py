@@ -12,7 +12,7 @@ from PIL import Image, UnidentifiedImageError
 
 from tapfm.errors import UnreadableSlideError
 from tapfm.slides.scaling import make_thumbnail, read_tile
-from tapfm.slides.slide import WHITE, Box, Level, Pixels, SlideFacts, Thumbnail
+from tapfm.slides.slide import COPY_AGAIN, WHITE, Box, Level, Pixels, SlideFacts, Thumbnail
 
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WebP"}
 LARGEST_PX = 500_000_000  # 1.5 GB in memory; a larger picture belongs into a pyramid
@@ -29,7 +29,7 @@ def open_picture(path: Path) -> Iterator[Image.Image]:
         try:
             image = Image.open(path)
         except (UnidentifiedImageError, OSError, SyntaxError) as error:
-            raise UnreadableSlideError(f"{path.name} cannot be decoded ({error}).", hint="Copy it again.") from error
+            raise UnreadableSlideError(f"{path.name} cannot be decoded ({error}).", hint=COPY_AGAIN) from error
         finally:
             Image.MAX_IMAGE_PIXELS = before
     with image:
@@ -42,7 +42,7 @@ def open_picture(path: Path) -> Iterator[Image.Image]:
         try:
             yield image
         except (OSError, SyntaxError) as error:  # decoding happens when pixels are asked for
-            raise UnreadableSlideError(f"{path.name} cannot be decoded ({error}).", hint="Copy it again.") from error
+            raise UnreadableSlideError(f"{path.name} cannot be decoded ({error}).", hint=COPY_AGAIN) from error
 
 
 class ImageSlide:

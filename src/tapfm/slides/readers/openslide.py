@@ -13,7 +13,7 @@ from PIL import Image
 from tapfm.errors import TileReadError, UnreadableSlideError
 from tapfm.slides.readers.numbers import one_mpp, positive_number
 from tapfm.slides.scaling import make_thumbnail, read_tile
-from tapfm.slides.slide import CACHE_BYTES, WHITE, Box, Colour, Level, Pixels, SlideFacts, Thumbnail
+from tapfm.slides.slide import CACHE_BYTES, COPY_AGAIN, WHITE, Box, Colour, Level, Pixels, SlideFacts, Thumbnail
 
 FORMATS = {
     "aperio": "SVS",
@@ -66,7 +66,7 @@ class OpenSlideSlide:
             raise TileReadError(
                 f"{self._path.name}: the region at ({corner[0]}, {corner[1]}), level {level}, "
                 f"cannot be decoded ({error}).",
-                hint="The file is damaged: copy it again from where it was scanned.",
+                hint=COPY_AGAIN,
             ) from error
         if region.getchannel("A").getextrema()[0] < 255:
             region = Image.alpha_composite(Image.new("RGBA", region.size, (*self.facts.background, 255)), region)

@@ -23,7 +23,7 @@ from tapfm.errors import TileReadError, UnreadableSlideError
 from tapfm.slides.readers.jpeg import check_whole, decode_jpeg
 from tapfm.slides.readers.numbers import one_mpp, positive_number
 from tapfm.slides.scaling import make_thumbnail, read_tile
-from tapfm.slides.slide import CACHE_BYTES, WHITE, Box, Level, Pixels, SlideFacts, Thumbnail
+from tapfm.slides.slide import CACHE_BYTES, COPY_AGAIN, WHITE, Box, Level, Pixels, SlideFacts, Thumbnail
 
 JPEG = 7
 APERIO_JPEG2000_YCBCR = 33003
@@ -197,7 +197,7 @@ class TiffSlide:
     def _unreadable(self, index: int, reason: str) -> TileReadError:
         return TileReadError(
             f"{self.facts.path.name}: tile {index} of the file cannot be decoded ({reason}).",
-            hint="The file is damaged: copy it again from where it was scanned.",
+            hint=COPY_AGAIN,
         )
 
 
@@ -231,7 +231,7 @@ def read_structure(path: Path) -> tuple[SlideFacts, tuple[Segments, ...]]:
         with open_tiff(path) as file:
             pages = [page for page in file.pages if isinstance(page, tifffile.TiffPage)]
             if not pages:
-                raise UnreadableSlideError(f"{path.name} is a TIFF file without an image.", hint="Copy it again.")
+                raise UnreadableSlideError(f"{path.name} is a TIFF file without an image.", hint=COPY_AGAIN)
             first = max(pages, key=lambda page: page.imagewidth * page.imagelength)
             description = first.description or pages[0].description or ""
             # Aperio does not mark the smaller copies of its picture; elsewhere an unmarked page is another picture
@@ -244,15 +244,13 @@ def read_structure(path: Path) -> tuple[SlideFacts, tuple[Segments, ...]]:
     except (NotOursError, UnreadableSlideError):
         raise
     except Exception as error:  # whatever a damaged file makes the parser raise
-        raise UnreadableSlideError(
-            f"{path.name} is a damaged TIFF file ({error}).", hint="Copy it again from where it was scanned."
-        ) from error
+        raise UnreadableSlideError(f"{path.name} is a damaged TIFF file ({error}).", hint=COPY_AGAIN) from error
     size_bytes = path.stat().st_size
     ends = [o + n > size_bytes for s in segments for o, n in zip(s.offsets, s.lengths, strict=True)]
     if any(ends):
         raise UnreadableSlideError(
             f"{path.name} ends before {sum(ends):,} of its {len(ends):,} tiles: it was not copied whole.",
-            hint="Copy it again from where it was scanned.",
+            hint=COPY_AGAIN,
         )
     top = segments[0].level
     facts = SlideFacts(
