@@ -33,6 +33,8 @@ def facts(mpp, objective=None):
         (None, None, 0.25, 0.25, "manifest", False),
         (0.00499, None, 0.499, 0.499, "manifest", False),
         (0.5, 20, 4.0, 4.0, "manifest", True),
+        (None, None, 4.0, 4.0, "manifest", True),  # it wins, and is worth a look
+        (None, None, 0.05, 0.05, "manifest", True),
         (None, 20, None, 0.5, "objective", True),
         (None, 40, None, 0.25, "objective", True),
     ],

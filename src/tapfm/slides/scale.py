@@ -38,7 +38,8 @@ def resolve_scale(facts: SlideFacts, manifest_mpp: float | None = None) -> Scale
     notes = (facts.note,) if facts.note else ()
     objective = facts.objective_power
     if manifest_mpp is not None:
-        return Scale(manifest_mpp, "manifest", off_nominal(manifest_mpp, objective))
+        odd = () if PLAUSIBLE[0] <= manifest_mpp <= PLAUSIBLE[1] else (f"{manifest_mpp:g} um per pixel in the table",)
+        return Scale(manifest_mpp, "manifest", (*odd, *off_nominal(manifest_mpp, objective)))
     name, mpp = facts.path.name, facts.mpp_in_file
     hint = "Write the true microns per pixel into the column `mpp` of the cohort's CSV; it overrules the file."
     if mpp is None:
