@@ -10,9 +10,11 @@ import tapfm
 LAYERS = [
     "errors",
     "storage",
+    "seeding",
     "slides",
     "cohort",
     "tiles",
+    "synthetic",
     "contracts",
     "encoders",
     "aggregators",

@@ -11,7 +11,7 @@ from cohort_files import make_cohort, rows_of, tile_files
 from command_line import PROGRAM, tapfm
 from slide_files import section, write_slide
 
-from tapfm.app.tile_slides import locked
+from tapfm.app.output_folder import locked
 from tapfm.tiles.store import read_tiles
 
 
@@ -95,7 +95,7 @@ def test_what_a_killed_run_was_writing_is_removed(tmp_path):
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
-    with locked(out):
+    with locked(out, "tapfm tile"):
         second = tapfm("tile", cohort, "--out", out)
     assert second.returncode == 2
     assert "Another tapfm tile is at work" in second.stderr

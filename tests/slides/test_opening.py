@@ -150,7 +150,7 @@ def test_slides_of_a_folder(tmp_path, monkeypatch):
         "c.mrxs",
         "c.1/y.svs",
         ".trash/z.svs",
-        "tiles/.tapfm-tiles",
+        "tiles/.tapfm-output",
         "tiles/overlays/o.png",
         *parts,
     ):

@@ -172,8 +172,7 @@ def tile(
     chosen = next((each for each in LAYOUTS if each == layout), None)
     if chosen is None:
         raise UnknownNameError.of("layout", layout, LAYOUTS, see=", ".join(LAYOUTS))
-    if workers is not None and workers < 1:
-        raise InputError(f"--workers is {workers}: it has to be at least 1.", hint="Leave it out for one per core.")
+    check_workers(workers)
     if tissue_mask is not None and not tissue_mask.exists():
         raise InputError(f"There is no {tissue_mask}.", hint="--tissue-mask is a folder, or a file for one slide.")
     if out.is_file():
@@ -201,9 +200,84 @@ def tile(
         raise typer.Exit(3)
 
 
+def check_workers(workers: int | None) -> None:
+    """Refuse to work with nobody."""
+    if workers is not None and workers < 1:
+        raise InputError(f"--workers is {workers}: it has to be at least 1.", hint="Leave it out for one per core.")
+
+
 def available_cores() -> int:
     """Count the cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@app.command()
+def synth(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder for slides, tables and truth.")],
+    slides: Annotated[int, typer.Option("--slides", help="Slides of the development cohort.")] = 60,
+    external: Annotated[
+        int, typer.Option("--external", help="Slides of the external cohort: other sites, another scanner.")
+    ] = 30,
+    task: Annotated[
+        str, typer.Option("--task", help="fgfr3 (one target) or luad4 (EGFR, KRAS, MET, ALK at once).")
+    ] = "fgfr3",
+    difficulty: Annotated[
+        str,
+        typer.Option(
+            "--difficulty",
+            help="easy, medium or hard: how many tiles show the signal, how clearly, and how much resembles it.",
+        ),
+    ] = "medium",
+    prevalence: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prevalence",
+            metavar="P|TARGET=P",
+            help="Share of positive slides, for all targets or one; may be repeated.",
+            show_default="as in the paper",
+        ),
+    ] = None,
+    fractions: Annotated[
+        tuple[float, float, float],
+        typer.Option("--fractions", metavar="TRAIN VAL TEST", help="How the development cohort is split."),
+    ] = (0.8, 0.1, 0.1),
+    tiles: Annotated[int, typer.Option("--tiles", help="Tiles of tissue on a slide, about.")] = 80,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed paints the same cohort.")] = 0,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Processes side by side.", show_default="one for each core")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force/--resume", help="Paint everything again / keep slides that are painted.")
+    ] = False,
+) -> None:
+    """Paint a cohort of H&E slides with a planted signal, to try everything without slides of your own.
+
+    \b
+    tapfm synth painted
+    tapfm synth painted --slides 12 --external 6 --prevalence 0.4   a small one, in a minute
+    tapfm synth lung --task luad4 --difficulty easy
+
+    Some nests of a positive slide have nuclei of another size and chromatin; colour, amount of tissue, site and scanner
+    are drawn without looking at the label, and differ in the external cohort. Which tiles carry the signal is written
+    beside the slides. A run that was stopped goes on where it was.
+
+    \b
+    cohort.csv, external.csv   slides, patients, splits, labels
+    slides/, external/         SVS files, a third of them 40x
+    contact-sheet.jpg          all slides at a glance
+    truth/                     compartments, foci, tiles.csv
+    """
+    from tapfm.app import synthesize
+
+    spec = synthesize.cohort_spec(slides, external, task, difficulty, prevalence or [], fractions, tiles, seed)
+    check_workers(workers)
+    messages = Console(stderr=True, highlight=False)
+    try:
+        planned = synthesize.synthesise(spec, out, workers=workers or available_cores(), force=force, console=messages)
+    except KeyboardInterrupt:
+        messages.print("Stopped. What was finished is kept; the same command goes on from there.")
+        raise typer.Exit(130) from None
+    synthesize.show(spec, planned, out, terminal())
 
 
 @app.command()

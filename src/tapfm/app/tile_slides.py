@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -14,20 +13,21 @@ from pathlib import Path
 import cv2
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 import tapfm
 from tapfm.app.advice import grouped_advice
 from tapfm.app.contact_sheet import contact_sheet
 from tapfm.app.isolation import Died, run_isolated
+from tapfm.app.output_folder import locked, remove_unfinished
+from tapfm.app.progress import SAY_EVERY_S, progress_bar
 from tapfm.app.tile_outcomes import FAILURES, SUMMARY, Outcome, table
 from tapfm.cohort.manifest import SlideRow
 from tapfm.errors import InputError, TapfmError, TileStoreError
-from tapfm.slides.opening import OUTPUT_MARK, files_of, open_slide
+from tapfm.slides.opening import files_of, open_slide
 from tapfm.slides.regions import GEOJSON_SUFFIXES, MASK_SUFFIXES, geojson_of
 from tapfm.slides.scale import resolve_scale
-from tapfm.storage import UNFINISHED, fingerprint, identity_of, write_atomically
+from tapfm.storage import digest_of_code, fingerprint, identity_of, write_atomically
 from tapfm.tiles.grid import TileSpec, Verdict
 from tapfm.tiles.overlay import draw_overlay
 from tapfm.tiles.store import LAYOUTS, Layout, TileSet, read_tiles, store_path, write_tiles
@@ -36,7 +36,6 @@ from tapfm.tiles.tiling import tile_slide, why_empty
 OUTLINES = "tissue"  # folder of our own GeoJSON
 SAVE_EVERY_S = 5.0  # the table, during a run: a kill loses no more than that of it, and no slide
 SHOWN = 10  # warnings at the end; the rest are in the table
-SAY_EVERY_S = 15.0  # where no terminal shows a bar
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def tile_cohort(
     if tissue is not None:
         console.print(f"Tissue drawn by hand: {len(drawn):,} of {len(rows):,} slides; the others by {spec.tissue}.")
     refuse_foreign_files(jobs)
-    with locked(folder):
+    with locked(folder, "tapfm tile"):
         remove_unfinished(folder)
         seconds = {row["slide_id"]: number(row["seconds"]) for row in records(folder / "summary.csv", "seconds")}
         failures = {row["slide_id"]: row for row in records(folder / "failures.csv", "reason", "what_to_do")}
@@ -161,21 +160,6 @@ def run(jobs: Sequence[Job], report: Report, workers: int, console: Console) -> 
                 said = now
 
 
-def progress_bar(console: Console) -> Progress:
-    """Show slides done, speeds and the time that is left."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-
-
 def make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None) -> Job:
     """Name the job by everything that its files depend on, the code that decides the tiles included."""
     try:
@@ -191,7 +175,7 @@ def method() -> str:
     """Digest the code that decides the tiles: a changed threshold never serves old ones. Comments do not count."""
     root = Path(tapfm.__file__).parent
     sources = [*sorted((root / "slides").rglob("*.py")), root / "tiles" / "grid.py", root / "tiles" / "tiling.py"]
-    return fingerprint([ast.dump(ast.parse(source.read_text(encoding="utf-8"))) for source in sources])
+    return digest_of_code(sources)
 
 
 def refuse_foreign_files(jobs: Sequence[Job]) -> None:
@@ -362,12 +346,6 @@ def may_replace(path: Path, slide_id: str) -> bool:
     return tiles.fingerprint is not None and tiles.slide_id == slide_id
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed run was writing."""
-    for path in folder.rglob(f".*{UNFINISHED}"):
-        path.unlink(missing_ok=True)
-
-
 def records(path: Path, *names: str) -> list[dict[str, str]]:
     """Recall a table of an earlier run; nothing where there is none, or it was edited beyond recognition."""
     try:
@@ -384,30 +362,6 @@ def number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep a second run out of the folder; the lock goes with the process, however it ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / OUTPUT_MARK).open("w")
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written to ({error}).", hint="Give another folder with --out.") from error
-    with lock:
-        try:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # not on Windows
-        except BlockingIOError as error:
-            raise InputError(
-                f"Another tapfm tile is at work in {folder}.", hint="Wait for it, or give another folder with --out."
-            ) from error
-        except OSError:
-            pass  # a file system without locks
-        yield
 
 
 def show(report: Report, console: Console) -> None:

@@ -22,8 +22,8 @@ SLIDE_SUFFIXES = (
     *(".svs", ".tif", ".tiff", ".qptiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm"),
     *image.SUFFIXES,
 )
-OUTPUT_MARK = ".tapfm-tiles"  # a file in folders that `tapfm tile` writes to
-OUTPUT_FOLDERS = ("overlays", "patches", "tissue")  # in such a folder: the pictures in them are no slides
+OUTPUT_MARK = ".tapfm-output"  # a file in folders that tapfm writes to
+OUTPUT_FOLDERS = ("overlays", "patches", "tissue", "truth")  # in such a folder: the pictures in them are no slides
 
 
 def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:

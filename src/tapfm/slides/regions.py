@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tapfm.errors import SlideError
 from tapfm.slides.readers.image import open_picture
-from tapfm.slides.slide import Box, SlideFacts, Thumbnail
+from tapfm.slides.slide import Box, Colour, SlideFacts, Thumbnail
 from tapfm.slides.tissue import Mask
 
 Ring = NDArray[np.float64]  # (points, 2), level-0 pixels
@@ -135,24 +135,33 @@ def outlines(mask: Mask) -> list[list[NDArray[np.int32]]]:
 
 def geojson_of(mask: Mask, thumbnail: Thumbnail, facts: SlideFacts, slide_id: str) -> bytes:
     """Write the outlines of a mask as QuPath opens them, to look at and to correct."""
-    bounds = np.array([facts.bounds.x_px0, facts.bounds.y_px0])
+    corner = (facts.bounds.x_px0, facts.bounds.y_px0)
+    features = features_of(mask, thumbnail, corner, slide_id, "Tissue", (0, 160, 80))
+    for number, feature in enumerate(features):
+        feature["properties"]["tissue_id"] = number
+    return json.dumps({"type": "FeatureCollection", "features": features}).encode()
+
+
+def features_of(
+    mask: Mask, thumbnail: Thumbnail, origin_px0: tuple[int, int], slide_id: str, name: str, colour: Colour
+) -> list[dict[str, Any]]:
+    """Make an annotation of QuPath's of each piece of a mask; QuPath counts from `origin_px0`."""
     corner = np.array([thumbnail.box.x_px0, thumbnail.box.y_px0])
     features = []
     for number, rings in enumerate(outlines(mask)):
         coordinates = []
         for ring in rings:
-            points = (ring + 0.5) * thumbnail.downsample + corner - bounds
+            points = (ring + 0.5) * thumbnail.downsample + corner - np.array(origin_px0)
             coordinates.append([[round(float(x), 1), round(float(y), 1)] for x, y in [*points, points[0]]])
         features.append(
             {
                 "type": "Feature",
-                "id": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{slide_id}/{number}")),
+                "id": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{slide_id}/{name}/{number}")),
                 "geometry": {"type": "Polygon", "coordinates": coordinates},
                 "properties": {
                     "objectType": "annotation",
-                    "classification": {"name": "Tissue", "color": [0, 160, 80]},
-                    "tissue_id": number,
+                    "classification": {"name": name, "color": list(colour)},
                 },
             }
         )
-    return json.dumps({"type": "FeatureCollection", "features": features}).encode()
+    return features

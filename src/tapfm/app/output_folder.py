@@ -1,0 +1,43 @@
+"""Folders that a command writes to: one run at a time, and nothing half-written left in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tapfm.errors import InputError
+from tapfm.slides.opening import OUTPUT_MARK
+from tapfm.storage import UNFINISHED
+
+
+@contextmanager
+def locked(folder: Path, command: str, other_folder: str = "give another folder with --out") -> Iterator[None]:
+    """Keep a second run out of the folder; the lock goes with the process, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / OUTPUT_MARK).open("w")
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be written to ({error}).", hint=f"{other_folder[0].upper()}{other_folder[1:]}."
+        ) from error
+    with lock:
+        try:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass  # not on Windows
+        except BlockingIOError as error:
+            raise InputError(
+                f"Another {command} is at work in {folder}.", hint=f"Wait for it, or {other_folder}."
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed run was writing."""
+    for path in folder.rglob(f".*{UNFINISHED}"):
+        path.unlink(missing_ok=True)

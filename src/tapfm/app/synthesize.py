@@ -1,0 +1,287 @@
+"""`tapfm synth`: paint a cohort in parallel processes, with its tables and its truth."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image, ImageDraw
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import tapfm
+from tapfm.app.isolation import Died, run_isolated
+from tapfm.app.output_folder import locked, remove_unfinished
+from tapfm.app.progress import SAY_EVERY_S, progress_bar
+from tapfm.errors import InputError, TapfmError
+from tapfm.slides.opening import open_slide
+from tapfm.storage import digest_of_code, fingerprint, write_atomically
+from tapfm.synthetic.cohort import CohortName, CohortSpec, PlannedSlide, plan_cohort
+from tapfm.synthetic.section import MAP_MPP
+from tapfm.synthetic.slide_file import svs
+from tapfm.synthetic.slides import paint_slide
+from tapfm.synthetic.truth import CARRIES, facts_of, read_truth, tile_rows, tile_table, truth_geojson, truth_picture
+
+SETTINGS = "synth.json"
+SLIDES: dict[CohortName, str] = {"development": "slides", "external": "external"}  # folders
+TABLES: dict[CohortName, str] = {"development": "cohort.csv", "external": "external.csv"}
+TRUTH = "truth"
+SHEET = "contact-sheet.jpg"
+ABOUT = "README.md"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One slide to paint; travels to a worker."""
+
+    planned: PlannedSlide
+    folder: Path
+
+    @property
+    def slide_path(self) -> Path:
+        """Where its slide goes."""
+        return self.folder / SLIDES[self.planned.cohort] / f"{self.planned.slide_id}.svs"
+
+
+def cohort_spec(
+    slides: int,
+    external: int,
+    task: str,
+    difficulty: str,
+    prevalence: Sequence[str],
+    fractions: tuple[float, float, float],
+    tiles: int,
+    seed: int,
+) -> CohortSpec:
+    """Read what was typed; a prevalence without a target's name is for all that have none of their own."""
+    plain = CohortSpec(slides, external, task, difficulty, seed, tiles, fractions)
+    names = {each.name.lower(): each.name for each in plain.targets}
+    asked: dict[str, float] = {}
+    for text in sorted(prevalence, key=lambda each: "=" in each):
+        name, _, value = text.rpartition("=")
+        try:
+            number = float(value)
+        except ValueError as error:
+            raise InputError(
+                f"--prevalence {text} is not understood.",
+                hint=f"A share between 0 and 1: --prevalence 0.4, or --prevalence {plain.targets[0].name}=0.4",
+            ) from error
+        asked |= {names.get(name.lower(), name): number} if name else dict.fromkeys(names.values(), number)
+    return replace(plain, prevalence=asked)
+
+
+def synthesise(spec: CohortSpec, folder: Path, *, workers: int, force: bool, console: Console) -> list[PlannedSlide]:
+    """Paint all slides that are not there yet, then write the tables."""
+    planned = plan_cohort(spec)
+    jobs = [Job(each, folder) for each in planned]
+    key = fingerprint(method(), asdict(spec))
+    before = check_folder(folder, key, force=force)
+    with locked(folder, "tapfm synth", "give another folder"):
+        remove_unfinished(folder)
+        if before is not None and before["key"] != key:
+            remove_painted(folder, before["slides"])
+        write_atomically(
+            folder / SETTINGS,
+            json.dumps(
+                {"key": key, "settings": asdict(spec), "slides": [slide_file(job).as_posix() for job in jobs]}, indent=1
+            ).encode(),
+        )
+        todo = [job for job in jobs if force or not job.slide_path.exists()]
+        if len(todo) < len(jobs):
+            console.print(f"{len(jobs) - len(todo):,} of {len(jobs):,} slides are painted already.")
+        run(todo, workers, console)
+        write_tables(spec, planned, folder)
+    return planned
+
+
+def method() -> str:
+    """Digest the code that paints: a cohort never mixes slides of two versions of it."""
+    root = Path(tapfm.__file__).parent
+    return digest_of_code([*sorted((root / "synthetic").glob("*.py")), root / "seeding.py"])
+
+
+def check_folder(folder: Path, key: str, *, force: bool) -> dict[str, object] | None:
+    """Refuse a folder that holds something else; give what an earlier run wrote about itself."""
+    if folder.is_file():
+        raise InputError(f"{folder} is a file.", hint="Give a folder that is new, or that tapfm synth painted.")
+    if not folder.exists() or not any(folder.iterdir()):
+        return None
+    try:
+        before = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        known = str(before["key"]), [str(name) for name in before["slides"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{folder} is not empty, and was not painted by tapfm synth.", hint="Give a new folder."
+        ) from error
+    if known[0] != key and not force:
+        raise InputError(
+            f"{folder} holds a cohort that was painted with other settings, or by another version.",
+            hint="Give another folder, or paint it anew with --force.",
+        )
+    return {"key": known[0], "slides": known[1]}
+
+
+def remove_painted(folder: Path, names: object) -> None:
+    """Remove the slides and the truth of an earlier cohort, and nothing else."""
+    assert isinstance(names, list)
+    for name in names:
+        cohort, _, file = name.partition("/")
+        if cohort in SLIDES.values() and "/" not in file:
+            for path in (folder / cohort / file, *truth_files(folder, Path(file).stem).values()):
+                path.unlink(missing_ok=True)
+    for name in (*TABLES.values(), SHEET):
+        (folder / name).unlink(missing_ok=True)
+
+
+def slide_file(job: Job) -> Path:
+    """Name a slide as the tables do, relative to the cohort's folder."""
+    return job.slide_path.relative_to(job.folder)
+
+
+def truth_files(folder: Path, slide_id: str) -> dict[str, Path]:
+    """Name the files of a slide's truth."""
+    return {suffix: folder / TRUTH / f"{slide_id}.{suffix}" for suffix in ("png", "json", "geojson")}
+
+
+def run(jobs: Sequence[Job], workers: int, console: Console) -> None:
+    """Paint, saying how far it is."""
+    start = said = time.monotonic()
+    with progress_bar(console) as progress, closing(run_isolated(paint_and_write, jobs, workers)) as results:
+        bar = progress.add_task("painting", total=len(jobs), speed="")
+        for done, (index, answer) in enumerate(results, 1):
+            if isinstance(answer, Died) or answer is not None:
+                reason = answer.reason.replace("read", "painted") if isinstance(answer, Died) else answer
+                raise TapfmError(
+                    f"Slide {jobs[index].planned.slide_id} could not be painted: {reason}.",
+                    hint="What was finished is kept; the same command goes on from there.",
+                )
+            now = time.monotonic()
+            speed = f"{(now - start) / done:.1f} s a slide"
+            progress.update(bar, advance=1, speed=speed)
+            if not console.is_terminal and now - said > SAY_EVERY_S:
+                console.print(f"{done:,} of {len(jobs):,} slides, {speed}")
+                said = now
+
+
+def paint_and_write(job: Job) -> str | None:
+    """Paint one slide; its own file comes last, so that a slide that is there is complete. Gives what went wrong."""
+    cv2.setNumThreads(1)  # slides are what runs side by side
+    planned = job.planned
+    try:
+        painted = paint_slide(planned)
+        files = truth_files(job.folder, planned.slide_id)
+        accidents = {"Fold": painted.scan.fold, "Out of focus": painted.scan.blurred, "Pen": painted.scan.pen}
+        write_atomically(files["png"], truth_picture(painted.truth))
+        write_atomically(files["json"], json.dumps(facts_of(painted.truth)).encode())
+        write_atomically(files["geojson"], truth_geojson(painted.truth, accidents, planned.slide_id))
+        write_atomically(job.slide_path, svs(painted.scan.pixels, planned.scanner, planned.slide_id))
+    except (OSError, MemoryError) as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+def write_tables(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path) -> None:
+    """Write the tables of slides, the table of tiles, a sheet of thumbnails, and what all this is."""
+    targets = [each.name for each in spec.targets]
+    for cohort, name in TABLES.items():
+        rows = [each for each in planned if each.cohort == cohort]
+        if rows:
+            write_atomically(folder / name, cohort_table(rows, targets, folder))
+    truths = {each.slide_id: read_truth(folder / TRUTH, each.slide_id) for each in planned}
+    rows_of_tiles = [row for each in planned for row in tile_rows(each.slide_id, truths[each.slide_id], targets)]
+    write_atomically(folder / TRUTH / "tiles.csv", tile_table(rows_of_tiles, targets))
+    write_atomically(folder / SHEET, contact_sheet([Job(each, folder) for each in planned]))
+    write_atomically(folder / ABOUT, about(spec, targets).encode())
+
+
+def cohort_table(slides: Sequence[PlannedSlide], targets: Sequence[str], folder: Path) -> bytes:
+    """Write a cohort as `tapfm tile` and `tapfm train` read it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["slide_id", "path", "patient_id", "cohort", "split", *targets, "site", "scanner", "objective"])
+    for each in slides:
+        path = slide_file(Job(each, folder)).as_posix()
+        labels = [each.labels[name] for name in targets]
+        scanner = each.scanner.name, f"{each.scanner.objective}x"
+        writer.writerow([each.slide_id, path, each.patient_id, each.cohort, each.split, *labels, each.site, *scanner])
+    return text.getvalue().encode()
+
+
+def contact_sheet(jobs: Sequence[Job], width_px: int = 260, columns: int = 6, most: int = 60) -> bytes:
+    """Put thumbnails of the slides on one picture; of a large cohort some of them."""
+    shown = jobs if len(jobs) <= most else [jobs[i] for i in np.linspace(0, len(jobs) - 1, most).astype(int)]
+    pictures = []
+    for job in shown:
+        with closing(open_slide(job.slide_path)) as slide:
+            pictures.append(Image.fromarray(slide.thumbnail(width_px).pixels))
+    cell = max(picture.height for picture in pictures) + 22
+    sheet = Image.new("RGB", (columns * (width_px + 8), -(-len(pictures) // columns) * cell), "white")
+    draw = ImageDraw.Draw(sheet)
+    for index, (job, picture) in enumerate(zip(shown, pictures, strict=True)):
+        x, y = index % columns * (width_px + 8), index // columns * cell
+        sheet.paste(picture, (x, y + 18))
+        positive = " ".join(name for name, label in job.planned.labels.items() if label)
+        words = f"{job.planned.slide_id}  {job.planned.scanner.objective}x  {job.planned.site}"
+        draw.text((x + 4, y + 3), words, "black")
+        draw.text((x + width_px - 8 * len(positive), y + 3), positive, (0, 120, 50))
+    file = io.BytesIO()
+    sheet.save(file, "JPEG", quality=88)
+    return file.getvalue()
+
+
+def about(spec: CohortSpec, targets: Sequence[str]) -> str:
+    """Say in the folder itself what is in it."""
+    shown = " ".join(f"--prevalence {name}={value:g}" for name, value in spec.prevalence.items())
+    return f"""# A painted cohort
+
+Made by `tapfm synth` with --slides {spec.slides} --external {spec.external} --task {spec.task} \
+--difficulty {spec.difficulty} --seed {spec.seed} --tiles {spec.tiles} {shown}
+
+No patient, no tissue: every pixel was drawn. The names of genes ({", ".join(targets)}) are names of targets, nothing
+learned here says anything about them.
+
+| file | what |
+|---|---|
+| `cohort.csv`, `external.csv` | slides, patients, splits, labels, site, scanner |
+| `slides/`, `external/` | SVS files |
+| `contact-sheet.jpg` | all slides at a glance |
+| `truth/ID.png` | compartments and foci, {MAP_MPP:g} um per pixel; values in `truth/ID.json` |
+| `truth/ID.geojson` | foci, folds, pen, parts out of focus; opens in QuPath |
+| `truth/tiles.csv` | tiles of 224 px at 0.5 um per pixel: which part is tissue, which part shows each target |
+
+A tile is said to carry a target's signal when at least {CARRIES:g} of it shows it.
+"""
+
+
+def show(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path, console: Console) -> None:
+    """Say what was painted, how often each target is positive, and what to type next."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("cohort", "split", "slides", "40x", *(f"{each.name} positive" for each in spec.targets)):
+        table.add_column(name, justify="left" if name in ("cohort", "split") else "right")
+    groups = list(dict.fromkeys((each.cohort, each.split) for each in planned))
+    order = {"train": 0, "val": 1, "test": 2}
+    for cohort, split in sorted(groups, key=lambda group: (group[0], order[group[1]])):
+        rows = [each for each in planned if (each.cohort, each.split) == (cohort, split)]
+        positives = [sum(each.labels[target.name] for each in rows) for target in spec.targets]
+        table.add_row(
+            cohort,
+            split,
+            str(len(rows)),
+            str(sum(each.scanner.objective == 40 for each in rows)),
+            *(f"{count} ({count / len(rows):.0%})" for count in positives),
+        )
+    console.print(table)
+    quoted = shlex.quote(str(folder))
+    console.print(Text(f"Look at them: {folder / SHEET}. What is what: {folder / ABOUT}"), soft_wrap=True)
+    slides = shlex.quote(str(folder / TABLES["development"]))
+    console.print(Text(f"Next: tapfm inspect {slides}; tapfm tile {slides} --out {quoted}/tiles"), soft_wrap=True)

@@ -1,0 +1,315 @@
+"""Who is in a painted cohort: labels in exact numbers, and everything else drawn without looking at them.
+
+Each property of a slide comes from an address of its own (seed, slide, property), so none can follow the label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias, cast
+
+import numpy as np
+
+from tapfm.errors import InputError, UnknownNameError
+from tapfm.seeding import rng_for
+from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, between
+from tapfm.synthetic.scanning import Accidents, Pen, Scanner, Staining, vary
+from tapfm.synthetic.section import Focus, Outline, SectionSpec
+
+CohortName: TypeAlias = Literal["development", "external"]
+
+SHARE_AT_40X = 0.3
+LEAST = 2  # positives, and negatives, of each target in each split that is large enough
+TILE_UM = 112.0  # side of a tile of 224 px at 0.5 um per pixel
+USUAL_TISSUE_SHARE = 0.5
+ASPECT = 1.28  # width of a slide over its height
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something to predict: how often it is positive, and what its tiles look like."""
+
+    name: str
+    prevalence: Mapping[CohortName, float]
+    morphology: str
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """How much of a positive slide shows it, how clearly, and how much in any slide resembles it."""
+
+    share: float  # of the tissue
+    strength: float
+    lookalikes: float  # of the tissue, at most
+
+
+def target(name: str, development: float, external: float, morphology: str) -> Target:
+    """Write a line of the table below."""
+    return Target(name, {"development": development, "external": external}, morphology)
+
+
+# Prevalences are the paper's. Which morphology stands for which gene means nothing: it has to differ, that is all.
+TASKS: dict[str, tuple[Target, ...]] = {
+    "fgfr3": (target("FGFR3", 0.16, 0.14, "coarse"),),
+    "luad4": (
+        target("EGFR", 0.26, 0.14, "coarse"),
+        target("KRAS", 0.27, 0.35, "vesicular"),
+        target("MET", 0.04, 0.02, "spindle"),
+        target("ALK", 0.03, 0.01, "paired"),
+    ),
+}
+DIFFICULTIES: dict[str, Difficulty] = {
+    "easy": Difficulty(share=0.30, strength=1.0, lookalikes=0.0),
+    "medium": Difficulty(share=0.18, strength=0.85, lookalikes=0.10),
+    "hard": Difficulty(share=0.10, strength=0.6, lookalikes=0.20),
+}
+
+SITES: dict[CohortName, dict[str, Staining]] = {
+    "development": {
+        "site-a": Staining(),
+        "site-b": Staining((0.62, 0.70, 0.36), (0.14, 0.86, 0.49), haematoxylin_strength=1.55, eosin_strength=0.80),
+        "site-c": Staining((0.57, 0.74, 0.36), (0.09, 0.89, 0.45), haematoxylin_strength=1.25, eosin_strength=1.12),
+    },
+    "external": {
+        "site-x": Staining((0.66, 0.68, 0.32), (0.19, 0.85, 0.48), haematoxylin_strength=1.65, eosin_strength=0.66),
+        "site-y": Staining((0.54, 0.77, 0.34), (0.06, 0.88, 0.53), haematoxylin_strength=1.15, eosin_strength=1.28),
+    },
+}
+SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # each at 20x and at 40x
+    "development": (
+        (Scanner("alpha", 0.4990, 20), Scanner("alpha", 0.2495, 40)),
+        (
+            Scanner("bravo", 0.5040, 20, (238.0, 240.0, 240.0), blur_um=0.40, noise=1.0, jpeg_quality=75),
+            Scanner("bravo", 0.2520, 40, (238.0, 240.0, 240.0), blur_um=0.36, noise=1.0, jpeg_quality=75),
+        ),
+    ),
+    "external": (
+        (
+            Scanner("charlie", 0.4860, 20, (246.0, 243.0, 238.0), blur_um=0.36, sharpening=0.5, jpeg_quality=70),
+            Scanner("charlie", 0.2430, 40, (246.0, 243.0, 238.0), blur_um=0.34, sharpening=0.4, jpeg_quality=70),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class CohortSpec:
+    """What to paint."""
+
+    slides: int = 60
+    external: int = 30
+    task: str = "fgfr3"
+    difficulty: str = "medium"
+    seed: int = 0
+    tiles: int = 80  # of tissue on a slide, about
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    prevalence: Mapping[str, float] = field(default_factory=dict)  # by target, instead of the paper's
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise UnknownNameError.of("task", self.task, TASKS, see=", ".join(TASKS))
+        if self.difficulty not in DIFFICULTIES:
+            raise UnknownNameError.of("difficulty", self.difficulty, DIFFICULTIES, see=", ".join(DIFFICULTIES))
+        if not (2 <= self.slides <= 9999 and 0 <= self.external <= 9999):
+            raise InputError(
+                f"{self.slides} slides and {self.external} external ones cannot be painted.",
+                hint="--slides takes 2 to 9999, --external 0 to 9999.",
+            )
+        if not 10 <= self.tiles <= 1000:
+            raise InputError(f"--tiles is {self.tiles}.", hint="A painted slide has 10 to 1000 tiles of tissue.")
+        if len(self.fractions) != 3 or min(self.fractions) < 0 or abs(sum(self.fractions) - 1) > 1e-6:
+            raise InputError(
+                f"The fractions {' '.join(f'{each:g}' for each in self.fractions)} are no split.",
+                hint="Give training, validation and test, adding up to 1: --fractions 0.8 0.1 0.1",
+            )
+        names = [each.name for each in self.targets]
+        for name, value in self.prevalence.items():
+            if name not in names:
+                raise UnknownNameError.of("target", name, names, see=", ".join(names))
+            if not 0 < value < 1:
+                raise InputError(
+                    f"A prevalence of {value:g} for {name} leaves one class empty.",
+                    hint="Give a share between 0 and 1, for example --prevalence 0.4",
+                )
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """The targets of the task, with the prevalences asked for."""
+        return tuple(
+            replace(each, prevalence=dict.fromkeys(each.prevalence, self.prevalence[each.name]))
+            if each.name in self.prevalence
+            else each
+            for each in TASKS[self.task]
+        )
+
+
+@dataclass(frozen=True)
+class PlannedSlide:
+    """One slide to paint: its place in the cohort, and everything its picture is made from."""
+
+    slide_id: str
+    patient_id: str
+    cohort: CohortName
+    split: str
+    labels: Mapping[str, int]
+    site: str
+    section: SectionSpec
+    staining: Staining
+    scanner: Scanner
+    accidents: Accidents
+    seed: int
+
+    @property
+    def address(self) -> tuple[int | str, ...]:
+        """Where its randomness is drawn from."""
+        return self.seed, self.slide_id
+
+
+def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
+    """Plan all slides of both cohorts."""
+    planned = []
+    names: tuple[tuple[CohortName, int, str, str], ...] = (
+        ("development", spec.slides, "S", "P"),
+        ("external", spec.external, "X", "Q"),
+    )
+    for cohort, count, slide_letter, patient_letter in names:
+        splits = split_of_each(count, spec.fractions, spec.seed) if cohort == "development" else ["test"] * count
+        labels = {
+            each.name: plant(splits, each.prevalence[cohort], LEAST, spec.seed, cohort, "label", each.name)
+            for each in spec.targets
+        }
+        at_40x = plant(splits, SHARE_AT_40X, 0, spec.seed, cohort, "resolution")
+        for index in range(count):
+            number = f"{index + 1:0{max(3, len(str(count)))}d}"
+            planned.append(
+                plan_slide(
+                    spec,
+                    f"{slide_letter}{number}",
+                    f"{patient_letter}{number}",
+                    cohort,
+                    splits[index],
+                    {name: int(values[index]) for name, values in labels.items()},
+                    bool(at_40x[index]),
+                )
+            )
+    return planned
+
+
+def shared_out(total: int, sizes: Sequence[float], least: Sequence[int], most: Sequence[int]) -> list[int]:
+    """Share a number out in proportion to sizes, whole and within bounds, the largest shortfall first."""
+    counts = list(least)
+    for _ in range(min(max(total, sum(least)), sum(most)) - sum(least)):
+        short = [
+            total * size / sum(sizes) - count if count < limit else -np.inf
+            for size, count, limit in zip(sizes, counts, most, strict=True)
+        ]
+        counts[int(np.argmax(short))] += 1
+    return counts
+
+
+def split_of_each(count: int, fractions: tuple[float, float, float], seed: int) -> list[str]:
+    """Say for each slide of the development cohort which split it is in."""
+    sizes = shared_out(count, fractions, [0, 0, 0], [count if part > 0 else 0 for part in fractions])
+    names = np.repeat(["train", "val", "test"], sizes)
+    return [str(name) for name in rng_for(seed, "splits").permutation(names)]
+
+
+def plant(splits: Sequence[str], share: float, least: int, *address: int | str) -> np.ndarray:
+    """Choose an exact number of slides: `share` of all, and at least `least` of each split that has twice as many."""
+    members = [np.flatnonzero(np.array(splits) == name) for name in dict.fromkeys(splits)]
+    sizes = [len(each) for each in members]
+    lowest = [min(least, size // 2) for size in sizes]
+    counts = (
+        shared_out(
+            round(share * len(splits)), sizes, lowest, [size - low for size, low in zip(sizes, lowest, strict=True)]
+        )
+        if sizes
+        else []
+    )
+    chosen = np.zeros(len(splits), bool)
+    rng = rng_for(*address)
+    for each, count in zip(members, counts, strict=True):
+        chosen[rng.choice(each, count, replace=False)] = True
+    return chosen
+
+
+def plan_slide(
+    spec: CohortSpec,
+    slide_id: str,
+    patient_id: str,
+    cohort: CohortName,
+    split: str,
+    labels: Mapping[str, int],
+    at_40x: bool,
+) -> PlannedSlide:
+    """Draw a slide's tissue, stain, scanner and accidents; of all these only the foci look at the labels."""
+    site = str(rng_for(spec.seed, slide_id, "site").choice(list(SITES[cohort])))
+    scanners = SCANNERS[cohort]
+    scanner = scanners[int(rng_for(spec.seed, slide_id, "scanner").integers(len(scanners)))][at_40x]
+    return PlannedSlide(
+        slide_id,
+        patient_id,
+        cohort,
+        split,
+        labels,
+        site,
+        draw_section(spec, slide_id, cohort, labels),
+        draw_staining(SITES[cohort][site], spec.seed, slide_id),
+        scanner,
+        draw_accidents(spec.seed, slide_id),
+        spec.seed,
+    )
+
+
+def draw_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels: Mapping[str, int]) -> SectionSpec:
+    """Draw how much tissue there is and of what, and put the foci of positive targets and of lookalikes into it."""
+    rng = rng_for(spec.seed, slide_id, "section")
+    height_um = TILE_UM * np.sqrt(spec.tiles / USUAL_TISSUE_SHARE / ASPECT)
+    lowest, highest = (0.40, 0.62) if cohort == "development" else (0.28, 0.50)
+    drawn = SectionSpec(
+        width_um=round(ASPECT * height_um),
+        height_um=round(height_um),
+        tissue_share=rng.uniform(lowest, highest),
+        outline=cast(Outline, str(rng.choice(["resection", "chips", "cores"], p=[0.4, 0.4, 0.2]))),
+        epithelium_share=rng.uniform(0.38, 0.5),
+        gland_share=rng.uniform(0.25, 0.7),
+        fat_share=rng.uniform(0, 0.1),
+        lymphoid_share=rng.uniform(0.01, 0.06),
+        inflammation=rng.uniform(0.05, 0.3),
+        nuclear_scale=float(np.clip(rng.normal(1, 0.04), 0.92, 1.08)),
+    )
+    difficulty, foci = DIFFICULTIES[spec.difficulty], []
+    for each in spec.targets:
+        share = difficulty.share * rng_for(spec.seed, slide_id, "share", each.name).uniform(0.8, 1.25)
+        if labels[each.name]:
+            kind = between(EPITHELIAL, MORPHOLOGIES[each.morphology], difficulty.strength)
+            foci.append(Focus(each.name, kind, share))
+    for name, kind in LOOKALIKES.items():
+        share = difficulty.lookalikes * rng_for(spec.seed, slide_id, "share", name).uniform(0, 1)
+        if share > 0:
+            foci.append(Focus(name, between(EPITHELIAL, kind, difficulty.strength), share))
+    return replace(drawn, foci=tuple(foci))
+
+
+def draw_staining(site: Staining, seed: int, slide_id: str) -> Staining:
+    """Vary the site's stain from slide to slide."""
+    rng = rng_for(seed, slide_id, "staining")
+    return replace(
+        site,
+        haematoxylin=vary(site.haematoxylin, rng, 0.015),
+        eosin=vary(site.eosin, rng, 0.02),
+        haematoxylin_strength=site.haematoxylin_strength * rng.uniform(0.86, 1.14),
+        eosin_strength=site.eosin_strength * rng.uniform(0.84, 1.16),
+    )
+
+
+def draw_accidents(seed: int, slide_id: str) -> Accidents:
+    """Draw what went wrong with a slide; mostly a little."""
+    rng = rng_for(seed, slide_id, "what goes wrong")
+    return Accidents(
+        folds=int(rng.choice([0, 1, 2], p=[0.65, 0.25, 0.1])),
+        blurred_um=float(rng.uniform(120, 220)) if rng.random() < 0.2 else 0.0,
+        pen=cast(Pen, str(rng.choice(["blue", "green", "black"]))) if rng.random() < 0.15 else None,
+        dust=int(rng.integers(3, 14)),
+    )

@@ -1,0 +1,205 @@
+"""From the plan of a section to stains: how much haematoxylin, eosin and blood lies on each pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import cv2
+import numpy as np
+
+from tapfm.seeding import rng_for
+from tapfm.synthetic.fields import (
+    Field,
+    Noise,
+    Shape,
+    bundles,
+    enlarged,
+    noise,
+    resized,
+    rough_noise,
+    smooth_noise,
+    soft_step,
+)
+from tapfm.synthetic.nuclei import draw_stamps, stamp
+from tapfm.synthetic.section import MAP_MPP, Compartment, Mask, Section, borders_between
+
+Here: TypeAlias = Callable[[Field], Field]  # draws the rows at hand of a field of the plan
+TEXTURE_MPP = 0.5  # the finest texture is drawn at this scale, so that a section looks the same at 20x and 40x
+ENLARGED = MAP_MPP / TEXTURE_MPP
+STRIP_PX = 128  # rows painted at once: what they need stays in the processor's cache
+DRAWN_AT_ONCE = 256  # nuclei, for the same reason
+
+
+@dataclass(frozen=True)
+class Stains:
+    """Optical density of each stain, before the slide's own colours."""
+
+    haematoxylin: Field
+    eosin: Field
+    blood: Field
+
+
+@dataclass(frozen=True)
+class Textures:
+    """What the ground is painted with: noise to draw at the texture's scale, and fields at the plan's."""
+
+    grain: Noise
+    clouds: Field
+    thick_fibres: Field  # sheets of noise, see `bundles`
+    fine_fibres: Field
+    looseness: Field
+    ripple: Field
+    secretion: Field
+    thickness: Field
+    cell_borders: Field
+    fat_walls: Field
+    near_lumen: Field
+    cover: Mapping[Compartment, Field]  # how much of each place is of the compartment, soft at its edge
+
+
+def paint(section: Section, mpp: float, *address: int | str) -> Stains:
+    """Paint a section at a scale; the same address gives the same picture."""
+    spec = section.spec
+    ground_hw = round(spec.height_um / TEXTURE_MPP), round(spec.width_um / TEXTURE_MPP)
+    shape_hw = round(spec.height_um / mpp), round(spec.width_um / mpp)
+    textures = make_textures(rng_for(*address, "texture"), section, ground_hw)
+    haematoxylin, eosin = np.empty(ground_hw, np.float32), np.empty(ground_hw, np.float32)
+    for top in range(0, ground_hw[0], STRIP_PX):
+        rows = np.s_[top : min(top + STRIP_PX, ground_hw[0])]
+        haematoxylin[rows], eosin[rows] = ground(section, textures, rows, ground_hw[1])
+    blood = red_cells(rng_for(*address, "blood"), section)
+    stains = Stains(resized(haematoxylin, shape_hw), resized(eosin, shape_hw), resized(blood, shape_hw))
+    for index, nuclei in enumerate(section.nuclei):
+        for start in range(0, len(nuclei), DRAWN_AT_ONCE):
+            some = nuclei[start : start + DRAWN_AT_ONCE]
+            cover, density = draw_stamps(rng_for(*address, "nuclei", index, start), some, mpp)
+            stamp(stains.haematoxylin, stains.eosin, some, cover, density, mpp, other_share=0.35)
+    return stains
+
+
+def make_textures(rng: np.random.Generator, section: Section, ground_hw: Shape) -> Textures:
+    """Draw all noise that the ground needs."""
+    map_hw = section.compartments.shape
+    return Textures(
+        grain=noise(rng, ground_hw, 2.6 / TEXTURE_MPP),
+        clouds=rough_noise(rng, map_hw, 24, 3),
+        thick_fibres=smooth_noise(rng, (512, 512), 4.0),
+        fine_fibres=smooth_noise(rng, (512, 512), 4.0),
+        looseness=rough_noise(rng, map_hw, 180, 2),
+        ripple=2.6 * smooth_noise(rng, map_hw, 26) + 1.3 * smooth_noise(rng, map_hw, 9),
+        secretion=soft_step(rough_noise(rng, map_hw, 90, 4, 0.6) - 1.1, 0.8),
+        thickness=1 + 0.07 * smooth_noise(rng, map_hw, 350),
+        cell_borders=softened(epithelial_borders(section), 0.7),
+        fat_walls=softened(section.fat_walls, 0.9),
+        near_lumen=softened(section.compartments == Compartment.LUMEN, 2.0),
+        cover={
+            each: softened(section.compartments == each, 0.9) for each in Compartment if each is not Compartment.GLASS
+        },
+    )
+
+
+def softened(mask: Mask, blur_px: float) -> Field:
+    """Give a mask a soft edge."""
+    return np.asarray(cv2.GaussianBlur(mask.astype(np.float32), (0, 0), blur_px), np.float32)
+
+
+def epithelial_borders(section: Section) -> Mask:
+    """Draw the borders between the cells of the epithelium."""
+    cells = [each for each in section.nuclei if each.kind.width_um > 4 and each.kind.haematoxylin < 1.3]
+    if not cells:
+        return np.zeros(section.compartments.shape, bool)
+    x_um, y_um = np.concatenate([each.x_um for each in cells]), np.concatenate([each.y_um for each in cells])
+    return borders_between(x_um, y_um, section.compartments.shape)
+
+
+def ground(section: Section, textures: Textures, rows: slice, width: int) -> tuple[Field, Field]:
+    """Paint some rows of everything but nuclei and blood: haematoxylin and eosin."""
+
+    def here(field: Field) -> Field:
+        return enlarged(field, ENLARGED, rows.start, rows.stop, width)
+
+    haematoxylin = np.zeros((rows.stop - rows.start, width), np.float32)
+    eosin = np.zeros_like(haematoxylin)
+    grain = textures.grain.rows(rows.start, rows.stop, width)
+    for compartment, painter in PAINTERS.items():
+        cover = here(textures.cover[compartment])
+        if cover.any():
+            h, e = painter(section, textures, grain, here)
+            haematoxylin += cover * np.maximum(h, 0)
+            eosin += cover * np.maximum(e, 0)
+    thickness = here(textures.thickness)
+    return haematoxylin * thickness, eosin * thickness
+
+
+def stroma(section: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+    """Collagen: bundles of wavy fibres with clefts between them, looser here and denser there."""
+    along, across = here(section.along), here(section.across + textures.ripple)
+    thick = bundles(textures.thick_fibres, along, across, 46, 7.5)
+    fine = bundles(textures.fine_fibres, along, across, 15, 1.9)
+    solid = soft_step(0.8 * thick + 0.75 * fine - 0.5 * here(textures.looseness) + 0.85, 1.3)
+    eosin = (0.50 + 0.10 * thick + 0.13 * fine + 0.05 * grain) * (0.1 + 0.9 * solid)
+    return 0.04 + 0.03 * thick + 0.02 * fine, eosin
+
+
+def epithelium(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+    """Cytoplasm with faint borders between cells, denser towards a lumen."""
+    clouds = here(textures.clouds)
+    eosin = 0.42 + 0.08 * clouds + 0.045 * grain + 0.2 * here(textures.cell_borders) + 0.35 * here(textures.near_lumen)
+    return 0.19 + 0.04 * clouds + 0.02 * grain, eosin
+
+
+def lumen(_: Section, textures: Textures, __: Field, here: Here) -> tuple[Field, Field]:
+    """Mostly empty, with some secretion."""
+    secretion = here(textures.secretion)
+    return 0.01 + 0.06 * secretion, 0.02 + 0.22 * secretion
+
+
+def fat(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+    """Empty cells with thin walls."""
+    walls = here(textures.fat_walls)
+    return 0.1 * walls, np.clip(1.5 * walls, 0, 0.6) * (1 + 0.2 * grain)
+
+
+def lymphoid(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+    """Little but cells: a thin ground between them."""
+    clouds = here(textures.clouds)
+    return 0.10 + 0.03 * clouds, 0.34 + 0.09 * clouds + 0.06 * grain
+
+
+def vessel(section: Section, _: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+    """A thin wall around a clear lumen."""
+    wall = soft_step(3.2 - here(section.vessel_edge_um), 1.2)
+    return 0.08 * wall, 0.55 * wall * (1 + 0.2 * grain)
+
+
+PAINTERS: Mapping[Compartment, Callable[[Section, Textures, Field, Here], tuple[Field, Field]]] = {
+    Compartment.STROMA: stroma,
+    Compartment.EPITHELIUM: epithelium,
+    Compartment.LUMEN: lumen,
+    Compartment.FAT: fat,
+    Compartment.LYMPHOID: lymphoid,
+    Compartment.VESSEL: vessel,
+}
+
+
+def red_cells(rng: np.random.Generator, section: Section) -> Field:
+    """Red cells: discs of 6 um that fill vessels more or less."""
+    plane = np.zeros([round(side * MAP_MPP / TEXTURE_MPP) for side in section.compartments.shape], np.uint8)
+    rows, columns = np.nonzero(
+        (section.vessel_edge_um > 3.5) & (smooth_noise(rng, section.compartments.shape, 150) > 0)
+    )
+    if len(rows):
+        chosen = rng.choice(len(rows), size=max(1, len(rows) // 28), replace=False)
+        shift = 4  # of a fraction of a pixel
+        for row, column, radius_um, level in zip(
+            rows[chosen],
+            columns[chosen],
+            rng.uniform(2.4, 3.1, len(chosen)),
+            rng.integers(150, 230, len(chosen)),
+            strict=True,
+        ):
+            centre = [int(place * MAP_MPP / TEXTURE_MPP * 2**shift) for place in (column, row)]
+            cv2.circle(plane, centre, int(radius_um / TEXTURE_MPP * 2**shift), int(level), -1, cv2.LINE_AA, shift)
+    return cv2.GaussianBlur(plane.astype(np.float32) / 255, (0, 0), 0.8)

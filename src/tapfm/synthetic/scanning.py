@@ -1,0 +1,225 @@
+"""From stains to what a scanner sees: the site's colours, the scanner's eye, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from tapfm.seeding import rng_for
+from tapfm.synthetic.fields import resized, smooth_noise
+from tapfm.synthetic.painting import Stains
+from tapfm.synthetic.section import MAP_MPP, Mask
+
+Vector: TypeAlias = tuple[float, float, float]  # red, green, blue
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+Pen: TypeAlias = Literal["blue", "green", "black"]
+
+INK: dict[str, Vector] = {"blue": (0.16, 0.27, 0.72), "green": (0.12, 0.55, 0.30), "black": (0.09, 0.09, 0.10)}
+STRIP_PX = 128  # rows rendered at once
+
+
+@dataclass(frozen=True)
+class Staining:
+    """The optical density that a unit of each stain has in red, green and blue, and how strongly it was stained."""
+
+    haematoxylin: Vector = (0.60, 0.72, 0.34)
+    eosin: Vector = (0.11, 0.87, 0.48)
+    blood: Vector = (0.06, 0.95, 0.84)
+    haematoxylin_strength: float = 1.4
+    eosin_strength: float = 0.95
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """How a scanner sees; `mpp` and `objective` are what it writes into the file."""
+
+    name: str
+    mpp: float
+    objective: int
+    white: Vector = (243.0, 242.0, 243.0)
+    blur_um: float = 0.32  # deviation of its point spread
+    sharpening: float = 0.0  # share of the unsharp mask that the scanner's software adds
+    noise: float = 1.3  # deviation, in grey levels
+    jpeg_quality: int = 80
+
+
+@dataclass(frozen=True)
+class Accidents:
+    """What went wrong between the tissue and the file."""
+
+    folds: int = 0
+    blurred_um: float = 0.0  # radius of a part out of focus
+    pen: Pen | None = None
+    dust: int = 0
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A scanned slide, and where accidents are (maps of MAP_MPP microns per pixel)."""
+
+    pixels: Pixels
+    fold: Mask
+    blurred: Mask
+    pen: Mask
+
+
+def vary(vector: Vector, rng: np.random.Generator, spread: float) -> Vector:
+    """Turn a stain's colour a little, at the same strength."""
+    moved = np.clip(np.array(vector) + rng.normal(0, spread, 3), 0.02, None)
+    red, green, blue = moved * np.linalg.norm(vector) / np.linalg.norm(moved)
+    return float(red), float(green), float(blue)
+
+
+def scan(
+    stains: Stains, tissue: Mask, staining: Staining, scanner: Scanner, accidents: Accidents, *address: int | str
+) -> Scan:
+    """Scan a painted section; the same address gives the same picture."""
+    rng = rng_for(*address, "accidents")
+    fold, shift_um = draw_folds(rng, tissue, accidents.folds)
+    if fold.any():
+        stains = folded(stains, fold, [round(shift / scanner.mpp) for shift in shift_um])
+    pixels = develop(stains, staining, scanner, rng_for(*address, "noise"))
+    blurred = np.zeros_like(tissue)
+    if accidents.blurred_um > 0 and tissue.any():
+        blurred = put_out_of_focus(rng, pixels, tissue, accidents.blurred_um, scanner.mpp)
+    pen = np.zeros_like(tissue)
+    if accidents.pen is not None and tissue.any():
+        pen = draw_pen(rng, pixels, tissue, accidents.pen)
+    drop_dust(rng, pixels, accidents.dust, scanner.mpp)
+    return Scan(pixels, fold, blurred, pen)
+
+
+def develop(stains: Stains, staining: Staining, scanner: Scanner, rng: np.random.Generator) -> Pixels:
+    """Let light through the stains (Beer and Lambert), and take its picture."""
+    height, width = stains.eosin.shape
+    pixels = np.empty((height, width, 3), np.uint8)
+    vectors = [
+        np.float32(strength) * np.array(vector, np.float32)
+        for strength, vector in (
+            (staining.haematoxylin_strength, staining.haematoxylin),
+            (staining.eosin_strength, staining.eosin),
+            (1.0, staining.blood),
+        )
+    ]
+    # uneven light, as every slide has it
+    light = resized(1 + 0.006 * smooth_noise(rng, (height // 16 + 1, width // 16 + 1), 60), (height, width))
+    sheet = rng.normal(0, scanner.noise, (STRIP_PX, 512, 3)).astype(np.float32)
+    noise = np.tile(sheet, (1, -(-width // 512), 1))[:, :width]
+    sigma_px, margin = scanner.blur_um / scanner.mpp, 8
+    for top in range(0, height, STRIP_PX):
+        bottom = min(top + STRIP_PX, height)
+        first, last = max(top - margin, 0), min(bottom + margin, height)
+        rows = np.s_[first:last]
+        strip = np.empty((last - first, width, 3), np.float32)
+        for channel in range(3):
+            density = stains.haematoxylin[rows] * vectors[0][channel]
+            density += stains.eosin[rows] * vectors[1][channel]
+            density += stains.blood[rows] * vectors[2][channel]
+            strip[..., channel] = np.float32(scanner.white[channel]) * np.exp(-density)
+        strip = cv2.GaussianBlur(strip, (0, 0), sigma_px)
+        if scanner.sharpening > 0:
+            soft = cv2.GaussianBlur(strip, (0, 0), 1.2)
+            strip += np.float32(scanner.sharpening) * (strip - soft)
+        strip = strip[top - first : bottom - first]
+        strip *= light[top:bottom, :, None]
+        strip += noise[: bottom - top]
+        pixels[top:bottom] = np.clip(strip, 0, 255).astype(np.uint8)
+    return pixels
+
+
+def draw_folds(rng: np.random.Generator, tissue: Mask, count: int) -> tuple[Mask, tuple[float, float]]:
+    """Draw bands along which the tissue lies double, and how far the upper layer is shifted (um)."""
+    canvas = np.zeros(tissue.shape, np.uint8)
+    rows, columns = np.nonzero(tissue)
+    for _ in range(count if len(rows) else 0):
+        at = int(rng.integers(len(rows)))
+        points = curve(rng, columns[at], rows[at], length=rng.uniform(150, 420), bend=0.6)
+        cv2.polylines(canvas, [points], False, 1, int(rng.uniform(12, 26)))
+    return np.asarray(canvas.astype(bool) & tissue), (rng.uniform(30, 70), rng.uniform(30, 70))
+
+
+def curve(rng: np.random.Generator, x: float, y: float, length: float, bend: float) -> npt.NDArray[np.int32]:
+    """Walk a bent line through a point."""
+    angle, turn = rng.uniform(0, 2 * np.pi), rng.normal(0, bend)
+    steps = np.linspace(-0.5, 0.5, 24)
+    angles = angle + turn * steps + 0.25 * np.sin(steps * rng.uniform(4, 9))
+    points = np.cumsum(np.stack([np.cos(angles), np.sin(angles)], 1) * length / 24, 0)
+    return np.rint(points - points[12] + (x, y)).astype(np.int32)
+
+
+def folded(stains: Stains, fold: Mask, shift_px: list[int]) -> Stains:
+    """Lay the tissue from a little further over itself."""
+    planes = []
+    weight = resized(cv2.GaussianBlur(fold.astype(np.float32), (0, 0), 1.0), stains.eosin.shape)
+    for plane in (stains.haematoxylin, stains.eosin, stains.blood):
+        over = np.roll(plane, shift_px, (0, 1))
+        planes.append(plane + weight * (np.float32(0.75) * over + np.float32(0.25) * plane))
+    return Stains(*planes)
+
+
+def put_out_of_focus(rng: np.random.Generator, pixels: Pixels, tissue: Mask, radius_um: float, mpp: float) -> Mask:
+    """Blur a round part of the picture; gives the part that is blurred in full."""
+    rows, columns = np.nonzero(tissue)
+    at = int(rng.integers(len(rows)))
+    y, x = np.mgrid[0 : tissue.shape[0], 0 : tissue.shape[1]].astype(np.float32)
+    inside = radius_um / MAP_MPP - np.hypot(x - columns[at], y - rows[at]) + 25 * smooth_noise(rng, tissue.shape, 160)
+    weight = np.clip(inside / 30, 0, 1)
+    scale = MAP_MPP / mpp
+    box = cv2.boundingRect((weight > 0).astype(np.uint8))
+    left, top, right, bottom = (int(v * scale) for v in (box[0], box[1], box[0] + box[2], box[1] + box[3]))
+    part = pixels[top:bottom, left:right]
+    soft = cv2.GaussianBlur(part, (0, 0), rng.uniform(3.2, 4.5) / mpp)
+    alpha = resized(weight[box[1] : box[1] + box[3], box[0] : box[0] + box[2]], part.shape[:2])[..., None]
+    part[:] = (part + alpha * (soft.astype(np.float32) - part)).astype(np.uint8)
+    return np.asarray((weight >= 1) & tissue)
+
+
+def draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: Pen) -> Mask:
+    """Draw a stroke of a marker pen beside the tissue, and partly over it."""
+    edge = tissue & ~cv2.erode(tissue.astype(np.uint8), np.ones((5, 5), np.uint8)).astype(bool)
+    rows, columns = np.nonzero(edge)
+    at = int(rng.integers(len(rows)))
+    canvas = np.zeros(tissue.shape, np.uint8)
+    cv2.polylines(
+        canvas,
+        [curve(rng, columns[at], rows[at], length=rng.uniform(350, 800), bend=1.6)],
+        False,
+        255,
+        int(rng.uniform(70, 130)),
+        cv2.LINE_AA,
+    )
+    # ink lies thicker here and thinner there, and a felt tip leaves a streaky edge
+    amount = cv2.GaussianBlur(canvas, (0, 0), 2.0).astype(np.float32) / 255
+    amount *= np.clip(
+        0.88 + 0.10 * smooth_noise(rng, tissue.shape, 60) + 0.05 * smooth_noise(rng, tissue.shape, 7), 0, 1
+    )
+    alpha = resized(amount, pixels.shape[:2])
+    for channel in range(3):
+        plane = pixels[..., channel]
+        plane[:] = (plane * (1 - alpha * np.float32(1 - INK[pen][channel]))).astype(np.uint8)
+    return canvas > 127
+
+
+def drop_dust(rng: np.random.Generator, pixels: Pixels, count: int, mpp: float) -> None:
+    """Drop specks and fibres of dust on the slide, out of focus as they lie on the glass."""
+    height, width = pixels.shape[:2]
+    for _ in range(count):
+        x, y = rng.uniform(0, width), rng.uniform(0, height)
+        reach_um = 60.0
+        left, top = int(max(x - reach_um / mpp, 0)), int(max(y - reach_um / mpp, 0))
+        part = pixels[top : int(y + reach_um / mpp), left : int(x + reach_um / mpp)]
+        canvas = np.zeros(part.shape[:2], np.uint8)
+        centre = x - left, y - top
+        if rng.random() < 0.3:
+            points = curve(rng, *centre, length=rng.uniform(25, 75) / mpp, bend=2.5)
+            cv2.polylines(canvas, [points], False, 255, max(1, round(1.6 / mpp)), cv2.LINE_AA)
+        else:
+            axes = rng.uniform(1.5, 7, 2) / mpp
+            cv2.ellipse(canvas, (centre, (2 * axes[0], 2 * axes[1]), rng.uniform(0, 180)), 255, -1)
+        alpha = cv2.GaussianBlur(canvas, (0, 0), 1.2 / mpp).astype(np.float32)[..., None] / 255
+        colour = np.array([70, 66, 72]) * rng.uniform(0.6, 1.5)
+        part[:] = (part + alpha * np.float32(0.85) * (colour.astype(np.float32) - part)).astype(np.uint8)

@@ -1,0 +1,141 @@
+"""What is known of a painted slide because it was planted: its tissue, and which tiles carry which signal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from tapfm.errors import InputError
+from tapfm.slides.regions import features_of
+from tapfm.slides.slide import Box, Thumbnail
+from tapfm.synthetic.section import Compartment, Mask
+from tapfm.tiles.grid import Positions, TileSpec, covered, lay_grid
+
+CARRIES = 0.1  # part of a tile that a target's epithelium has to cover for the tile to carry its signal
+FIRST_FOCUS = 16  # in the truth's picture: value of the slide's first focus; compartments lie below
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "glass": (255, 255, 255),
+    "stroma": (244, 187, 204),
+    "epithelium": (150, 110, 190),
+    "lumen": (226, 240, 250),
+    "fat": (250, 236, 170),
+    "lymphoid": (60, 70, 150),
+    "vessel": (220, 70, 60),
+}
+FOCUS_COLOURS = [(0, 140, 60), (240, 130, 0), (0, 130, 200), (200, 0, 120), (120, 120, 120), (70, 70, 70)]
+
+
+@dataclass(frozen=True)
+class SlideTruth:
+    """Maps over a whole slide: each covers its `box`, all of level 0."""
+
+    compartments: npt.NDArray[np.uint8]
+    focus: npt.NDArray[np.uint8]  # 0, or 1 + the index in `foci`
+    foci: tuple[str, ...]  # targets first, then what only resembles them
+    width_px0: int
+    height_px0: int
+    mpp: float
+
+    @property
+    def tissue(self) -> Mask:
+        """All that is not glass."""
+        return np.asarray(self.compartments != Compartment.GLASS)
+
+    def share(self, mask: Mask, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
+        """Say which part of each tile a mask of this slide covers; positions are level-0 corners."""
+        return covered(mask, self.frame(mask), positions, side_px0)
+
+    def signal(self, target: str, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
+        """Say which part of each tile shows a target's morphology: 0 everywhere on a slide without it."""
+        if target not in self.foci:
+            return np.zeros(len(positions))
+        return self.share(np.asarray(self.focus == self.foci.index(target) + 1), positions, side_px0)
+
+    def frame(self, mask: Mask) -> Thumbnail:
+        """Say where a map lies on the slide."""
+        return Thumbnail(np.broadcast_to(np.uint8(0), (*mask.shape, 3)), Box(0, 0, self.width_px0, self.height_px0))
+
+
+def truth_picture(truth: SlideTruth) -> bytes:
+    """Write compartments and foci as a picture with a palette: to look at, and to read back."""
+    values = np.where(truth.focus > 0, truth.focus + np.uint8(FIRST_FOCUS - 1), truth.compartments).astype(np.uint8)
+    image = Image.fromarray(values, mode="P")
+    palette = np.full((256, 3), 255, np.uint8)
+    palette[: len(COLOURS)] = list(COLOURS.values())
+    palette[FIRST_FOCUS : FIRST_FOCUS + len(FOCUS_COLOURS)] = FOCUS_COLOURS
+    image.putpalette(palette.tobytes())
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def facts_of(truth: SlideTruth) -> dict[str, object]:
+    """Say what the picture does not."""
+    return {
+        "width_px0": truth.width_px0,
+        "height_px0": truth.height_px0,
+        "mpp": truth.mpp,
+        "foci": list(truth.foci),
+        "values": {name: index for index, name in enumerate(COLOURS)}
+        | {name: FIRST_FOCUS + index for index, name in enumerate(truth.foci)},
+    }
+
+
+def read_truth(folder: Path, slide_id: str) -> SlideTruth:
+    """Read the truth of one slide from the folder that `tapfm synth` wrote it to."""
+    picture, facts_file = folder / f"{slide_id}.png", folder / f"{slide_id}.json"
+    try:
+        facts = json.loads(facts_file.read_text(encoding="utf-8"))
+        with Image.open(picture) as image:
+            values = np.asarray(image)
+    except OSError as error:
+        raise InputError(
+            f"There is no truth of slide {slide_id} in {folder} ({error}).",
+            hint="Give the folder `truth` of a cohort that tapfm synth painted.",
+        ) from error
+    focus = np.where(values >= FIRST_FOCUS, values - FIRST_FOCUS + 1, 0).astype(np.uint8)
+    compartments = np.where(focus > 0, np.uint8(Compartment.EPITHELIUM), values).astype(np.uint8)
+    sizes = int(facts["width_px0"]), int(facts["height_px0"]), float(facts["mpp"])
+    return SlideTruth(compartments, focus, tuple(facts["foci"]), *sizes)
+
+
+def truth_geojson(truth: SlideTruth, accidents: Mapping[str, Mask], slide_id: str) -> bytes:
+    """Write foci and accidents as annotations that QuPath opens."""
+    features = []
+    for index, name in enumerate(truth.foci):
+        mask = np.asarray(truth.focus == index + 1)
+        features += features_of(mask, truth.frame(mask), (0, 0), slide_id, name, FOCUS_COLOURS[index])
+    for name, mask in accidents.items():
+        features += features_of(mask, truth.frame(mask), (0, 0), slide_id, name, (90, 90, 90))
+    return json.dumps({"type": "FeatureCollection", "features": features}).encode()
+
+
+def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[list[str]]:
+    """List the tiles of the usual grid (224 px at 0.5 um per pixel) that have tissue, and what each carries."""
+    spec = TileSpec()
+    positions = lay_grid(Box(0, 0, truth.width_px0, truth.height_px0), spec, truth.mpp)
+    side_px0 = spec.side_px0(truth.mpp)
+    tissue = truth.share(truth.tissue, positions, side_px0)
+    signals = [truth.signal(each, positions, side_px0) for each in targets]
+    return [
+        [slide_id, str(x), str(y), str(side_px0), f"{tissue[i]:.3f}", *(f"{each[i]:.3f}" for each in signals)]
+        for i, (x, y) in enumerate(positions)
+        if tissue[i] > 0
+    ]
+
+
+def tile_table(rows: Sequence[Sequence[str]], targets: Sequence[str]) -> bytes:
+    """Write the table of all tiles: which part of each is tissue, and which part shows each target."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["slide_id", "x_px0", "y_px0", "side_px0", "tissue", *targets])
+    writer.writerows(rows)
+    return text.getvalue().encode()
