@@ -68,12 +68,12 @@ DIFFICULTIES: dict[str, Difficulty] = {
 SITES: dict[CohortName, dict[str, Staining]] = {
     "development": {
         "site-a": Staining(),
-        "site-b": Staining((0.62, 0.70, 0.36), (0.14, 0.86, 0.49), haematoxylin_strength=1.55, eosin_strength=0.80),
-        "site-c": Staining((0.57, 0.74, 0.36), (0.09, 0.89, 0.45), haematoxylin_strength=1.25, eosin_strength=1.12),
+        "site-b": Staining((0.62, 0.69, 0.38), (0.14, 0.86, 0.49), haematoxylin_strength=1.55, eosin_strength=0.80),
+        "site-c": Staining((0.55, 0.74, 0.40), (0.09, 0.89, 0.45), haematoxylin_strength=1.25, eosin_strength=1.12),
     },
     "external": {
-        "site-x": Staining((0.66, 0.68, 0.32), (0.19, 0.85, 0.48), haematoxylin_strength=1.65, eosin_strength=0.66),
-        "site-y": Staining((0.54, 0.77, 0.34), (0.06, 0.88, 0.53), haematoxylin_strength=1.15, eosin_strength=1.28),
+        "site-x": Staining((0.65, 0.68, 0.34), (0.19, 0.85, 0.48), haematoxylin_strength=1.65, eosin_strength=0.66),
+        "site-y": Staining((0.52, 0.76, 0.39), (0.06, 0.88, 0.53), haematoxylin_strength=1.15, eosin_strength=1.28),
     },
 }
 SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # each at 20x and at 40x

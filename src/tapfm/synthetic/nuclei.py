@@ -36,7 +36,7 @@ class NucleusKind:
 
 
 EPITHELIAL = NucleusKind(9.6, 7.6, 11.0, haematoxylin=1.0, aligned=0.4)
-STROMAL = NucleusKind(13.5, 3.3, 19.0, haematoxylin=1.15, size_spread=0.2, aligned=0.93)
+STROMAL = NucleusKind(12.5, 3.2, 17.0, haematoxylin=1.15, size_spread=0.2, aligned=0.93)
 LYMPHOCYTE = NucleusKind(6.2, 5.8, 7.3, haematoxylin=1.5, size_spread=0.07, grain=0.25, clumps=0.5)
 ENDOTHELIAL = NucleusKind(10.0, 2.8, 12.0, haematoxylin=1.15, aligned=1.0)
 
@@ -138,7 +138,7 @@ def chromatin(rng: np.random.Generator, kind: NucleusKind, radius: Field, cover:
     inside = cover > 0.5
     weight = inside.sum((1, 2)).astype(np.float32) + np.float32(1e-6)
     # some are darker than others
-    wanted = (kind.haematoxylin * np.clip(rng.normal(1, 0.13, count), 0.6, 1.5)).astype(np.float32)
+    wanted = (kind.haematoxylin * np.clip(rng.normal(1, 0.17, count), 0.55, 1.6)).astype(np.float32)
     scale = wanted[:, None, None].copy()
     for _ in range(3):
         light = np.exp(-density * scale) * inside

@@ -75,7 +75,7 @@ def paint(section: Section, mpp: float, *address: int | str) -> Stains:
         for start in range(0, len(nuclei), DRAWN_AT_ONCE):
             some = nuclei[start : start + DRAWN_AT_ONCE]
             cover, density = draw_stamps(rng_for(*address, "nuclei", index, start), some, mpp)
-            stamp(stains.haematoxylin, stains.eosin, some, cover, density, mpp, other_share=0.35)
+            stamp(stains.haematoxylin, stains.eosin, some, cover, density, mpp, other_share=0.7)
     return stains
 
 
@@ -83,7 +83,7 @@ def make_textures(rng: np.random.Generator, section: Section, ground_hw: Shape) 
     """Draw all noise that the ground needs."""
     map_hw = section.compartments.shape
     return Textures(
-        grain=noise(rng, ground_hw, 2.6 / TEXTURE_MPP),
+        grain=noise(rng, ground_hw, 1.9 / TEXTURE_MPP),
         clouds=rough_noise(rng, map_hw, 24, 3),
         thick_fibres=smooth_noise(rng, (512, 512), 4.0),
         fine_fibres=smooth_noise(rng, (512, 512), 4.0),
@@ -139,15 +139,15 @@ def stroma(section: Section, textures: Textures, grain: Field, here: Here) -> tu
     thick = bundles(textures.thick_fibres, along, across, 46, 7.5)
     fine = bundles(textures.fine_fibres, along, across, 15, 1.9)
     solid = soft_step(0.8 * thick + 0.75 * fine - 0.5 * here(textures.looseness) + 0.85, 1.3)
-    eosin = (0.50 + 0.10 * thick + 0.13 * fine + 0.05 * grain) * (0.1 + 0.9 * solid)
-    return 0.04 + 0.03 * thick + 0.02 * fine, eosin
+    eosin = (0.56 + 0.10 * thick + 0.14 * fine + 0.10 * grain) * (0.2 + 0.8 * solid)
+    return 0.07 + 0.04 * thick + 0.03 * fine + 0.03 * grain, eosin
 
 
 def epithelium(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
     """Cytoplasm with faint borders between cells, denser towards a lumen."""
     clouds = here(textures.clouds)
-    eosin = 0.42 + 0.08 * clouds + 0.045 * grain + 0.2 * here(textures.cell_borders) + 0.35 * here(textures.near_lumen)
-    return 0.19 + 0.04 * clouds + 0.02 * grain, eosin
+    eosin = 0.46 + 0.09 * clouds + 0.06 * grain + 0.2 * here(textures.cell_borders) + 0.35 * here(textures.near_lumen)
+    return 0.27 + 0.05 * clouds + 0.04 * grain, eosin
 
 
 def lumen(_: Section, textures: Textures, __: Field, here: Here) -> tuple[Field, Field]:

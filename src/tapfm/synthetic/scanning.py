@@ -26,10 +26,10 @@ STRIP_PX = 128  # rows rendered at once
 class Staining:
     """The optical density that a unit of each stain has in red, green and blue, and how strongly it was stained."""
 
-    haematoxylin: Vector = (0.60, 0.72, 0.34)
+    haematoxylin: Vector = (0.59, 0.72, 0.37)
     eosin: Vector = (0.11, 0.87, 0.48)
     blood: Vector = (0.06, 0.95, 0.84)
-    haematoxylin_strength: float = 1.4
+    haematoxylin_strength: float = 1.45
     eosin_strength: float = 0.95
 
 

@@ -272,8 +272,9 @@ def place_nuclei(
         scaled = scale_kind(kind, spec.nuclear_scale)
         direction = fibres if kind.length_um > 2 * kind.width_um else towards_middle
         placed.append(fill(rng, scaled, room & (focus == number), direction, keep=0.94))
-    placed.append(fill(rng, STROMAL, stroma & (depth == 0), fibres, keep=0.62))
+    placed.append(fill(rng, STROMAL, stroma & (depth == 0), fibres, keep=0.7))
     placed.append(fill(rng, LYMPHOCYTE, compartments == Compartment.LYMPHOID, fibres, keep=0.86))
+    placed.append(fill(rng, LYMPHOCYTE, stroma, fibres, keep=0.05))
     # lymphocytes come in swarms
     swarms = highest(rough_noise(rng, stroma.shape, 120, 2), stroma, spec.inflammation * stroma.sum())
     placed.append(fill(rng, LYMPHOCYTE, swarms, fibres, keep=0.42))
