@@ -22,12 +22,12 @@ class Noise:
     shift_xy: tuple[float, float]
 
     def rows(self, top: int, bottom: int, width: int) -> Field:
-        """Draw some rows of the field: mean 0, deviation about 1."""
+        """Draw some rows of the field: mean 0, deviation about 1.2."""
         scale, (shift_x, shift_y) = 1 / self.step_px, self.shift_xy
         to_knots = np.array([[scale, 0, 1 + shift_x], [0, scale, 1 + shift_y + top * scale]], np.float64)
         flags = cv2.INTER_CUBIC | cv2.WARP_INVERSE_MAP
         drawn = cv2.warpAffine(self.knots, to_knots, (width, bottom - top), flags=flags)
-        drawn *= np.float32(1.45)  # the cubic averages: its deviation is about 0.69
+        drawn *= np.float32(1.45)
         return np.asarray(drawn, np.float32)
 
 

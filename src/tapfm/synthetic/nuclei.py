@@ -116,6 +116,8 @@ def draw_stamps(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple[F
 def chromatin(rng: np.random.Generator, kind: NucleusKind, radius: Field, cover: Field, mpp: float) -> Field:
     """Give the optical density inside nuclei, with the mean light of a nucleus without texture."""
     count, side = len(radius), radius.shape[1]
+    # some are darker than others; drawn first, so that it does not depend on the scale
+    wanted = (kind.haematoxylin * np.clip(rng.normal(1, 0.17, count), 0.55, 1.6)).astype(np.float32)
     fine, coarse = texture(rng, 0.9 / mpp), texture(rng, 2.8 / mpp)
     rows = rng.integers(0, fine.shape[0] - side, count)[:, None, None] + np.arange(side)[None, :, None]
     columns = rng.integers(0, fine.shape[1] - side, count)[:, None, None] + np.arange(side)[None, None, :]
@@ -127,7 +129,7 @@ def chromatin(rng: np.random.Generator, kind: NucleusKind, radius: Field, cover:
     middle = np.clip(1.15 - radius, 0, 1)
     density += np.float32(kind.margination) * (np.float32(1.1) * rim - middle)
     if kind.nucleolus > 0:
-        # a dot off the middle; its place comes from the speckle's own lattice, so no second grid is needed
+        # a dot off the middle
         shift = rng.uniform(-0.35, 0.35, (2, count, 1, 1)).astype(np.float32)
         span = np.linspace(-1, 1, side, dtype=np.float32) * np.float32(side * mpp / 2)
         dot_x = span[None, None, :] - shift[0] * np.float32(kind.width_um / 2)
@@ -137,8 +139,6 @@ def chromatin(rng: np.random.Generator, kind: NucleusKind, radius: Field, cover:
     # Texture lets more light through than its mean does (Jensen); three steps of Newton give it back.
     inside = cover > 0.5
     weight = inside.sum((1, 2)).astype(np.float32) + np.float32(1e-6)
-    # some are darker than others
-    wanted = (kind.haematoxylin * np.clip(rng.normal(1, 0.17, count), 0.55, 1.6)).astype(np.float32)
     scale = wanted[:, None, None].copy()
     for _ in range(3):
         light = np.exp(-density * scale) * inside

@@ -180,7 +180,8 @@ def outline(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mas
         np.maximum(field, 1 - np.sqrt(u * u + v * v), out=field)
     field += 0.16 * rough_noise(rng, shape_hw, 520, 3) + 0.016 * rough_noise(rng, shape_hw, 55, 3, 0.6)
     edge_um = MAP_MPP * np.minimum(np.minimum(x, width - 1 - x), np.minimum(y, height - 1 - y))
-    allowed = edge_um > MARGIN * min(spec.width_um, spec.height_um) * (1 + 0.25 * smooth_noise(rng, shape_hw, 160))
+    uneven = np.clip(1 + 0.25 * smooth_noise(rng, shape_hw, 160), 0.4, None)
+    allowed = edge_um > MARGIN * min(spec.width_um, spec.height_um) * uneven
     tissue = without_crumbs(highest(field, allowed, spec.tissue_share * height * width), 6000)
     return ~without_crumbs(~tissue, 400)  # pinholes of the noise are no lumens
 
@@ -227,8 +228,9 @@ def hexagonal(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> t
     rows, columns = np.mgrid[0 : int(height_um / row_um), 0 : int(width_um / spacing_um)].astype(np.float32)
     x = (columns + 0.5 * (rows % 2) + 0.25) * spacing_um + rng.normal(0, 0.17 * spacing_um, rows.shape)
     y = (rows + 0.5) * row_um + rng.normal(0, 0.17 * spacing_um, rows.shape)
+    x, y = x.astype(np.float32), y.astype(np.float32)  # before they are compared: rounding may reach the edge
     inside = (x >= 0) & (y >= 0) & (x < width_um) & (y < height_um)
-    return x[inside].astype(np.float32), y[inside].astype(np.float32)
+    return x[inside], y[inside]
 
 
 def cell_borders(rng: np.random.Generator, within: Mask, spacing_um: float) -> Mask:

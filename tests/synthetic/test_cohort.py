@@ -1,0 +1,146 @@
+"""Who is in a painted cohort: exact numbers of positives, and nothing else that knows the label."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tapfm.errors import InputError
+from tapfm.synthetic.cohort import SITES, TASKS, CohortSpec, plan_cohort, plant, shared_out, split_of_each
+
+
+def of(planned, cohort):
+    return [each for each in planned if each.cohort == cohort]
+
+
+def test_prevalences_are_the_papers_in_exact_numbers():
+    planned = plan_cohort(CohortSpec(slides=200, external=100))
+    assert sum(each.labels["FGFR3"] for each in of(planned, "development")) == 32  # 16%
+    assert sum(each.labels["FGFR3"] for each in of(planned, "external")) == 14  # 14%
+    lung = plan_cohort(CohortSpec(slides=200, external=200, task="luad4"))
+    assert [sum(each.labels[name] for each in of(lung, "development")) for name in ("EGFR", "KRAS", "MET", "ALK")] == [
+        *(52, 54, 8),
+        6,  # 3%
+    ]
+    assert [sum(each.labels[name] for each in of(lung, "external")) for name in ("EGFR", "KRAS", "MET", "ALK")] == [
+        *(28, 70, 4),
+        2,  # 1%
+    ]
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("slides", [40, 60, 61])
+def test_every_split_has_two_positives_of_each_target(task, slides):
+    planned = plan_cohort(CohortSpec(slides=slides, external=12, task=task))
+    for target in TASKS[task]:
+        positives = Counter((each.cohort, each.split) for each in planned if each.labels[target.name])
+        assert len(positives) == 4
+        assert min(positives.values()) >= 2
+
+
+def test_a_small_split_has_as_many_positives_as_leave_a_negative():
+    for seed in range(5):
+        planned = plan_cohort(CohortSpec(slides=20, external=3, task="luad4", seed=seed))
+        for split, size in (("val", 2), ("test", 2)):
+            rows = [each for each in of(planned, "development") if each.split == split]
+            assert len(rows) == size
+            for target in TASKS["luad4"]:
+                assert sum(each.labels[target.name] for each in rows) == 1
+        for target in TASKS["luad4"]:
+            assert sum(each.labels[target.name] for each in of(planned, "external")) == 1
+
+
+def test_a_prevalence_that_was_asked_for_is_planted_in_both_cohorts():
+    planned = plan_cohort(CohortSpec(slides=50, external=20, prevalence={"FGFR3": 0.4}))
+    assert sum(each.labels["FGFR3"] for each in of(planned, "development")) == 20
+    assert sum(each.labels["FGFR3"] for each in of(planned, "external")) == 8
+
+
+def test_splits_have_the_sizes_of_their_fractions():
+    assert Counter(split_of_each(60, (0.8, 0.1, 0.1), 0)) == {"train": 48, "val": 6, "test": 6}
+    assert Counter(split_of_each(60, (0.5, 0.2, 0.3), 0)) == {"train": 30, "val": 12, "test": 18}
+    assert Counter(split_of_each(10, (0.5, 0.0, 0.5), 0)) == {"train": 5, "test": 5}
+
+
+def test_shares_are_whole_and_within_bounds():
+    assert shared_out(10, [48, 6, 6], [2, 2, 2], [46, 4, 4]) == [6, 2, 2]
+    assert shared_out(0, [48, 6, 6], [2, 2, 2], [46, 4, 4]) == [2, 2, 2]
+    assert shared_out(99, [4, 4], [0, 0], [3, 3]) == [3, 3]
+    assert plant([], 0.5, 2, 0).tolist() == []
+
+
+def test_three_in_ten_slides_are_scanned_at_40x():
+    for cohort, count in (("development", 60), ("external", 30)):
+        rows = of(plan_cohort(CohortSpec(slides=60, external=30)), cohort)
+        assert sum(each.scanner.objective == 40 for each in rows) == round(0.3 * count)
+        assert all(abs(each.scanner.mpp * each.scanner.objective - 10) < 0.3 for each in rows)
+
+
+def without_foci(slide):
+    return replace(slide, labels={}, section=replace(slide.section, foci=()))
+
+
+def test_nothing_but_the_foci_looks_at_the_label():
+    few = plan_cohort(CohortSpec(slides=40, external=20, prevalence={"FGFR3": 0.1}))
+    many = plan_cohort(CohortSpec(slides=40, external=20, prevalence={"FGFR3": 0.9}))
+    assert [each.labels for each in few] != [each.labels for each in many]
+    assert [without_foci(each) for each in few] == [without_foci(each) for each in many]
+    lookalikes = [[focus for focus in each.section.foci if focus.name != "FGFR3"] for each in (*few, *many)]
+    assert lookalikes[:60] == lookalikes[60:]
+    assert all(len(each) == 2 for each in lookalikes)
+
+
+def test_confounders_of_many_slides_do_not_follow_the_label():
+    planned = of(plan_cohort(CohortSpec(slides=2000, external=0, prevalence={"FGFR3": 0.5})), "development")
+    label = np.array([each.labels["FGFR3"] for each in planned])
+    for value in (
+        lambda each: each.section.tissue_share,
+        lambda each: each.staining.eosin_strength,
+        lambda each: each.staining.haematoxylin_strength,
+        lambda each: each.scanner.objective,
+        lambda each: each.scanner.name == "alpha",
+        lambda each: each.site == "site-a",
+        lambda each: each.accidents.pen is not None,
+    ):
+        correlation = np.corrcoef(label, [float(value(each)) for each in planned])[0, 1]
+        assert abs(correlation) < 3.5 / np.sqrt(len(planned))
+
+
+def test_the_external_cohort_is_shifted():
+    planned = plan_cohort(CohortSpec(slides=200, external=200))
+    inside, outside = of(planned, "development"), of(planned, "external")
+    assert not set(SITES["development"]) & {each.site for each in outside}
+    assert not {each.scanner.name for each in inside} & {each.scanner.name for each in outside}
+    shares = [np.mean([each.section.tissue_share for each in rows]) for rows in (inside, outside)]
+    assert shares[0] - shares[1] > 0.08
+
+
+def test_a_seed_is_a_cohort():
+    assert plan_cohort(CohortSpec(seed=3)) == plan_cohort(CohortSpec(seed=3))
+    assert plan_cohort(CohortSpec(seed=3)) != plan_cohort(CohortSpec(seed=4))
+
+
+def test_more_slides_leave_the_pictures_of_the_first_ones_as_they_are():
+    few, many = plan_cohort(CohortSpec(slides=10)), plan_cohort(CohortSpec(slides=20))
+    assert [each.staining for each in few[:10]] == [each.staining for each in many[:10]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"task": "brca"}, "fgfr3"),
+        ({"difficulty": "heavy"}, "easy"),
+        ({"slides": 1}, "--slides takes 2 to 9999"),
+        ({"external": -1}, "--external 0 to 9999"),
+        ({"tiles": 5}, "10 to 1000"),
+        ({"fractions": (0.8, 0.1, 0.2)}, "--fractions 0.8 0.1 0.1"),
+        ({"fractions": (1.1, -0.2, 0.1)}, "--fractions 0.8 0.1 0.1"),
+        ({"prevalence": {"FGFR3": 0.0}}, "between 0 and 1"),
+        ({"prevalence": {"FGFR3": float("nan")}}, "between 0 and 1"),
+        ({"prevalence": {"FGFR": 0.5}}, "FGFR3"),
+    ],
+)
+def test_what_cannot_be_painted_is_refused(wrong, says):
+    with pytest.raises(InputError, match=says):
+        CohortSpec(**wrong)
