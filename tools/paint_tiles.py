@@ -41,7 +41,8 @@ def tiles_of(planned: PlannedSlide) -> tuple[str, npt.NDArray[np.uint8], dict[st
     cv2.setNumThreads(1)  # the slides are what runs in parallel
     painted = paint_slide(planned)
     quality = [cv2.IMWRITE_JPEG_QUALITY, planned.scanner.jpeg_quality]
-    pixels = cv2.imdecode(cv2.imencode(".jpg", painted.scan.pixels[..., ::-1], quality)[1], cv2.IMREAD_COLOR)[..., ::-1]
+    file = cv2.imencode(".jpg", painted.scan.pixels[..., ::-1], quality)[1]
+    pixels = np.asarray(cv2.imdecode(file, cv2.IMREAD_COLOR))[..., ::-1]
     spec, truth = TileSpec(), painted.truth
     side = spec.side_px0(truth.mpp)
     positions = lay_grid(Box(0, 0, truth.width_px0, truth.height_px0), spec, truth.mpp)
@@ -123,7 +124,8 @@ def write_probe(folder: Path, count: int, task: str, difficulty: str) -> None:
         into["signal"].append(signals[target])
         into["nests"].append(signals["nests"])
     for name, into in rows.items():
-        np.savez(folder / f"{name}.npz", **{key: np.concatenate(values) for key, values in into.items()})
+        columns: dict[str, Any] = {key: np.concatenate(values) for key, values in into.items()}
+        np.savez(folder / f"{name}.npz", **columns)
 
 
 def main() -> None:

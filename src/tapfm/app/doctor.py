@@ -204,17 +204,18 @@ def cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
     none_found = True
     for card in cards:
         cached = try_to_load_from_cache(card.repository, card.file, revision=card.revision) if card.repository else None
-        if not isinstance(cached, str):
+        found = card.package_folder / card.file if card.packaged else Path(cached) if isinstance(cached, str) else None
+        if found is None:
             continue
-        none_found = False
-        digest = sha256_of(Path(cached))
-        size = f"{Path(cached).stat().st_size / GIB:.2f} GiB"
+        none_found = none_found and card.packaged  # what comes with tapfm is no sign of a cache
+        digest = sha256_of(found)
+        size = f"{found.stat().st_size / GIB:.2f} GiB" if not card.packaged else "comes with tapfm"
         if card.sha256 is None:
             yield Finding(f"weights {card.key}", "ok", f"{size}, SHA-256 {digest} (no published one to compare)")
         elif digest == card.sha256:
             yield Finding(f"weights {card.key}", "ok", f"{size}, SHA-256 {digest} as published")
         else:
-            advice = f"Damaged; fetch it again: {card.fetch_command} --force-download"
+            advice = f"Damaged; fetch it again: {card.fetch_again_command}"
             yield Finding(f"weights {card.key}", "broken", f"{size}, SHA-256 {digest}, not {card.sha256}", advice)
     if none_found:
         yield Finding("weights", "note", f"none cached in {hub_cache()}", "tapfm encoders NAME --check fetches them")

@@ -31,7 +31,7 @@ def show_table(cards: Iterable[EncoderCard], console: Console, *, as_json: bool)
         "feature": [f"{card.feature_size} {card.feature}" for card in cards],
         "tile": [f"{card.tile_px}{range_of_mpp(card)}" for card in cards],
         "in": [card.precision for card in cards],
-        "access": [{"none": "open", "terms": "terms", "manual": "ask"}[card.gate] for card in cards],
+        "access": [access_of(card) for card in cards],
         "licence": [card.licence for card in cards],
     }
     if console.width < NARROW:
@@ -50,7 +50,7 @@ def show_table(cards: Iterable[EncoderCard], console: Console, *, as_json: bool)
     prefix = "prefix: CLS + registers. " if "prefix" in columns else ""
     console.print(
         f"\n{len(cards)} encoders. GFLOP: forward, per tile. {prefix}tile: px at um/px. "
-        "access: open, accept terms, or ask and wait.\n"
+        "access: open, accept terms, or ask and wait; packaged comes with tapfm.\n"
         "One in full: tapfm encoders NAME. Any other timm ViT: timm:<architecture>"
     )
 
@@ -80,8 +80,8 @@ def show_card(card: EncoderCard, console: Console, *, as_json: bool) -> None:
         "precision": card.precision,
         "licence": card.licence,
         "access": GATES[card.gate] + (f": {card.page}" if card.gate != "none" else ""),
-        "source": f"{card.page} {card.file}" if card.page else f"{card.file}, not on the hub",
-        "revision": card.revision or "not pinned",
+        "source": source_of(card),
+        "revision": card.revision or ("-" if card.packaged else "not pinned"),
         "SHA-256": card.sha256 or "not known",
         "notes": card.notes or "-",
     }
@@ -116,6 +116,18 @@ def check_encoder(card: EncoderCard, weights: Path | None, console: Console, *, 
         print(json.dumps({"key": card.key, **rows}, indent=1))
     else:
         print_rows(rows, console, title=f"{card.key} loads")
+
+
+def access_of(card: EncoderCard) -> str:
+    """Say in a word how its weights are got."""
+    return "packaged" if card.packaged else {"none": "open", "terms": "terms", "manual": "ask"}[card.gate]
+
+
+def source_of(card: EncoderCard) -> str:
+    """Say where its weights come from."""
+    if card.packaged:
+        return f"comes with tapfm: {card.package_folder / card.file}"
+    return f"{card.page} {card.file}" if card.page else f"{card.file}, not on the hub"
 
 
 def print_rows(rows: dict[str, str], console: Console, *, title: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 from tapfm.errors import InputError, UnknownNameError, UnsupportedEncoderError
@@ -58,6 +59,7 @@ class EncoderCard:
     resampling: Resampling | None = None
     revision: str | None = None
     sha256: str | None = None
+    packaged: bool = False
     notes: str = ""
 
     def __post_init__(self) -> None:
@@ -71,8 +73,20 @@ class EncoderCard:
     @property
     def fetch_command(self) -> str:
         """What to type, on a machine with network, to get the published file."""
+        if self.packaged:
+            return "pip install --force-reinstall --no-deps tapfm"
         revision = f" --revision {self.revision}" if self.revision else ""
         return f"hf download {self.repository} {self.file}{revision}"
+
+    @property
+    def fetch_again_command(self) -> str:
+        """What to type when the file that is here is damaged."""
+        return self.fetch_command if self.packaged else f"{self.fetch_command} --force-download"
+
+    @property
+    def package_folder(self) -> Path:
+        """Where the file lies that comes with tapfm."""
+        return Path(str(resources.files("tapfm.encoders").joinpath("packaged", self.key)))
 
     @property
     def page(self) -> str:

@@ -85,7 +85,7 @@ def load_encoder(
         raise WeightsDigestError(
             f"{found.file} is not the published {card.file} of {card.name}: its SHA-256 is {digest}, "
             f"expected {card.sha256}.",
-            hint=f"Fetch it again: {card.fetch_command} --force-download. "
+            hint=f"Fetch it again: {card.fetch_again_command}. "
             f"Weights of your own: name the file itself, --weights {found.file}",
         )
     if found.config is not None:
@@ -139,7 +139,9 @@ def beside(file: Path) -> Path | None:
 
 
 def hub_weights(card: EncoderCard) -> FoundWeights:
-    """Take the file from the hub's cache, or else from the hub."""
+    """Take the file from the hub's cache, or else from the hub; or from tapfm itself, where it comes with it."""
+    if card.packaged:
+        return local_weights(card, card.package_folder)
     if not card.repository:
         raise WeightsNotFoundError(
             f"{card.name} is not on the hub.",
