@@ -47,6 +47,8 @@ def tapfm(*arguments, **environment):
         (["tile", "--help"], 0),
         (["tile", "absent.csv", "--out", "absent"], 2),
         (["tile", "pyproject.toml", "--out", "absent", "--size", "0"], 2),
+        (["synth", "--help"], 0),
+        (["synth", "absent", "--task", "absent"], 2),
         (["encoders"], 0),
         (["encoders", "--json"], 0),
         (["encoders", "virchow2"], 0),
@@ -141,4 +143,4 @@ def test_markup_in_a_name_is_shown_as_it_is():
 
 def test_every_command_has_help_that_teaches():
     commands = re.findall(r"^[│|] (\w+)", tapfm("--help").stdout.split("Commands")[1], re.MULTILINE)
-    assert commands == ["inspect", "tile", "encoders", "doctor"]
+    assert commands == ["inspect", "tile", "synth", "encoders", "doctor"]

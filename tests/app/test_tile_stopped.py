@@ -8,23 +8,11 @@ from pathlib import Path
 
 import pytest
 from cohort_files import make_cohort, rows_of, tile_files
-from command_line import PROGRAM, tapfm
+from command_line import PROGRAM, start, tapfm, wait_for
 from slide_files import section, write_slide
 
 from tapfm.app.output_folder import locked
 from tapfm.tiles.store import read_tiles
-
-
-def start(*arguments):
-    return subprocess.Popen([*PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(condition, process):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 def children_of(pid):

@@ -57,7 +57,10 @@ def test_card_is_complete(key):
 def test_cards_repeat_the_table_of_facts():
     facts = {entry["name"]: entry for entry in json.loads(FACTS.read_text())["encoders"]}
     compared = 0
+    ours = [card for card in encoder_cards().values() if card.packaged]
     for card in encoder_cards().values():
+        if card.packaged:
+            continue
         fact = facts.get(card.name) or facts[f"{card.name} (Mount Sinai)"]
         assert card.architecture == fact["timm_arch"]
         assert (card.parameters, card.prefix_tokens) == (fact["params"], fact["prefix_tokens"])
@@ -67,7 +70,7 @@ def test_cards_repeat_the_table_of_facts():
             fact.get("weights_revision") if card.repository else None,
         )
         compared += 1
-    assert compared == len(encoder_cards())
+    assert compared == len(encoder_cards()) - len(ours)
 
 
 @pytest.mark.parametrize(

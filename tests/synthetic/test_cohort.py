@@ -61,6 +61,8 @@ def test_splits_have_the_sizes_of_their_fractions():
     assert Counter(split_of_each(60, (0.8, 0.1, 0.1), 0)) == {"train": 48, "val": 6, "test": 6}
     assert Counter(split_of_each(60, (0.5, 0.2, 0.3), 0)) == {"train": 30, "val": 12, "test": 18}
     assert Counter(split_of_each(10, (0.5, 0.0, 0.5), 0)) == {"train": 5, "test": 5}
+    assert Counter(split_of_each(6, (0.8, 0.1, 0.1), 0)) == {"train": 4, "val": 1, "test": 1}  # none is empty
+    assert len(split_of_each(2, (0.8, 0.1, 0.1), 0)) == 2
 
 
 def test_shares_are_whole_and_within_bounds():

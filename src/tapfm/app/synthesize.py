@@ -24,7 +24,7 @@ from tapfm.app.isolation import Died, run_isolated
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.progress import SAY_EVERY_S, progress_bar
 from tapfm.errors import InputError, TapfmError
-from tapfm.slides.opening import open_slide
+from tapfm.slides.opening import CONTACT_SHEET, open_slide
 from tapfm.storage import digest_of_code, fingerprint, write_atomically
 from tapfm.synthetic.cohort import CohortName, CohortSpec, PlannedSlide, plan_cohort
 from tapfm.synthetic.section import MAP_MPP
@@ -36,7 +36,6 @@ SETTINGS = "synth.json"
 SLIDES: dict[CohortName, str] = {"development": "slides", "external": "external"}  # folders
 TABLES: dict[CohortName, str] = {"development": "cohort.csv", "external": "external.csv"}
 TRUTH = "truth"
-SHEET = "contact-sheet.jpg"
 ABOUT = "README.md"
 
 
@@ -139,7 +138,7 @@ def remove_painted(folder: Path, names: object) -> None:
         if cohort in SLIDES.values() and "/" not in file:
             for path in (folder / cohort / file, *truth_files(folder, Path(file).stem).values()):
                 path.unlink(missing_ok=True)
-    for name in (*TABLES.values(), SHEET):
+    for name in (*TABLES.values(), CONTACT_SHEET):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -200,7 +199,7 @@ def write_tables(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path
     truths = {each.slide_id: read_truth(folder / TRUTH, each.slide_id) for each in planned}
     rows_of_tiles = [row for each in planned for row in tile_rows(each.slide_id, truths[each.slide_id], targets)]
     write_atomically(folder / TRUTH / "tiles.csv", tile_table(rows_of_tiles, targets))
-    write_atomically(folder / SHEET, contact_sheet([Job(each, folder) for each in planned]))
+    write_atomically(folder / CONTACT_SHEET, contact_sheet([Job(each, folder) for each in planned]))
     write_atomically(folder / ABOUT, about(spec, targets).encode())
 
 
@@ -254,7 +253,7 @@ learned here says anything about them.
 |---|---|
 | `cohort.csv`, `external.csv` | slides, patients, splits, labels, site, scanner |
 | `slides/`, `external/` | SVS files |
-| `contact-sheet.jpg` | all slides at a glance |
+| `{CONTACT_SHEET}` | all slides at a glance |
 | `truth/ID.png` | compartments and foci, {MAP_MPP:g} um per pixel; values in `truth/ID.json` |
 | `truth/ID.geojson` | foci, folds, pen, parts out of focus; opens in QuPath |
 | `truth/tiles.csv` | tiles of 224 px at 0.5 um per pixel: which part is tissue, which part shows each target |
@@ -282,6 +281,6 @@ def show(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path, consol
         )
     console.print(table)
     quoted = shlex.quote(str(folder))
-    console.print(Text(f"Look at them: {folder / SHEET}. What is what: {folder / ABOUT}"), soft_wrap=True)
+    console.print(Text(f"Look at them: {folder / CONTACT_SHEET}. What is what: {folder / ABOUT}"), soft_wrap=True)
     slides = shlex.quote(str(folder / TABLES["development"]))
     console.print(Text(f"Next: tapfm inspect {slides}; tapfm tile {slides} --out {quoted}/tiles"), soft_wrap=True)

@@ -23,7 +23,9 @@ SLIDE_SUFFIXES = (
     *image.SUFFIXES,
 )
 OUTPUT_MARK = ".tapfm-output"  # a file in folders that tapfm writes to
-OUTPUT_FOLDERS = ("overlays", "patches", "tissue", "truth")  # in such a folder: the pictures in them are no slides
+# in such a folder: pictures that are no slides
+OUTPUT_FOLDERS = ("overlays", "patches", "tissue", "truth")
+CONTACT_SHEET = "contact-sheet.jpg"
 
 
 def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
@@ -105,9 +107,9 @@ def find_slides(folder: Path) -> list[Path]:
             folders.clear()
             continue
         entered.add(real)
-        ours = OUTPUT_FOLDERS if OUTPUT_MARK in names else ()
+        ours = (*OUTPUT_FOLDERS, CONTACT_SHEET) if OUTPUT_MARK in names else ()
         folders[:] = [name for name in folders if not name.startswith(".") and name not in ours]
-        slides = [Path(parent, name) for name in names if is_slide_name(name)]
+        slides = [Path(parent, name) for name in names if is_slide_name(name) and name not in ours]
         if any(path.suffix.lower() == ".dcm" for path in slides):
             found.add(Path(parent))
         parts = parts_of_slides(Path(parent))

@@ -210,7 +210,9 @@ def shared_out(total: int, sizes: Sequence[float], least: Sequence[int], most: S
 
 def split_of_each(count: int, fractions: tuple[float, float, float], seed: int) -> list[str]:
     """Say for each slide of the development cohort which split it is in."""
-    sizes = shared_out(count, fractions, [0, 0, 0], [count if part > 0 else 0 for part in fractions])
+    used = [part > 0 for part in fractions]
+    least = [int(each and count >= sum(used)) for each in used]
+    sizes = shared_out(count, fractions, least, [count * each for each in used])
     names = np.repeat(["train", "val", "test"], sizes)
     return [str(name) for name in rng_for(seed, "splits").permutation(names)]
 
