@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -44,9 +45,21 @@ TARGETS = sorted(
 )
 
 
+# the docs paint 90 slides; what is typed is run with these added, which come last and so count
+FEWER = ("--slides", "3", "--external", "2", "--tiles", "10")
+
+
+@pytest.fixture(scope="module")
+def painted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("synth") / "painted"
+    assert tapfm("synth", folder, *FEWER).returncode == 0
+    return folder
+
+
 @pytest.fixture
-def lab(tmp_path):
-    """Make a folder with what the docs speak of: slides, a table, a corrected outline."""
+def lab(tmp_path, painted):
+    """Make a folder with what the docs speak of: slides, a table, a corrected outline, a painted cohort."""
+    shutil.copytree(painted, tmp_path / "painted")
     (tmp_path / "slides").mkdir()
     (tmp_path / "edited").mkdir()
     for name, mpp in (("case-17", 0.25), ("case-18", 0.5)):
@@ -60,7 +73,7 @@ def lab(tmp_path):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_of_the_docs_runs(command, lab):
     environment = os.environ | {"HF_HOME": str(lab), "TAPFM_CACHE": str(lab)}
-    program = [*PROGRAM, *shlex.split(command)[1:]]
+    program = [*PROGRAM, *shlex.split(command)[1:], *(FEWER if command.startswith("tapfm synth") else ())]
     result = subprocess.run(program, cwd=lab, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
@@ -71,6 +84,14 @@ def test_the_example_of_reading_tiles_runs_as_printed(lab, monkeypatch, capsys):
     (example,) = blocks(ROOT / "docs" / "tile-your-slides.md", "python")
     exec(compile(example, "tile-your-slides.md", "exec"), {})
     assert capsys.readouterr().out == "4 (224, 224, 3) 0.5\n"
+
+
+def test_the_example_of_asking_the_truth_runs_as_printed(lab, monkeypatch, capsys):
+    monkeypatch.chdir(lab)
+    assert tapfm("tile", "painted/cohort.csv", "--out", "painted/tiles").returncode == 0
+    (example,) = blocks(ROOT / "docs" / "paint-a-cohort.md", "python")
+    exec(compile(example, "paint-a-cohort.md", "exec"), {})
+    assert re.fullmatch(r"\d+ of \d+ tiles carry the signal\n", capsys.readouterr().out)
 
 
 def test_the_docs_name_commands_and_targets():

@@ -7,7 +7,7 @@ import io
 import json
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,18 +25,30 @@ from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.progress import SAY_EVERY_S, progress_bar
 from tapfm.errors import InputError, TapfmError
 from tapfm.slides.opening import CONTACT_SHEET, open_slide
+from tapfm.slides.slide import Box
 from tapfm.storage import digest_of_code, fingerprint, write_atomically
-from tapfm.synthetic.cohort import CohortName, CohortSpec, PlannedSlide, plan_cohort
-from tapfm.synthetic.section import MAP_MPP
+from tapfm.synthetic.cohort import ASPECT, CohortName, CohortSpec, PlannedSlide, plan_cohort
+from tapfm.synthetic.section import MAP_MPP, Compartment
 from tapfm.synthetic.slide_file import svs
 from tapfm.synthetic.slides import paint_slide
-from tapfm.synthetic.truth import CARRIES, facts_of, read_truth, tile_rows, tile_table, truth_geojson, truth_picture
+from tapfm.synthetic.truth import (
+    CARRIES,
+    SlideTruth,
+    facts_of,
+    read_truth,
+    tile_rows,
+    tile_table,
+    truth_geojson,
+    truth_picture,
+)
+from tapfm.tiles.grid import TileSpec, lay_grid
 
 SETTINGS = "synth.json"
 SLIDES: dict[CohortName, str] = {"development": "slides", "external": "external"}  # folders
 TABLES: dict[CohortName, str] = {"development": "cohort.csv", "external": "external.csv"}
 TRUTH = "truth"
 ABOUT = "README.md"
+MOST_SHOWN = 40  # slides on the contact sheet
 
 
 @dataclass(frozen=True)
@@ -199,7 +211,7 @@ def write_tables(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path
     truths = {each.slide_id: read_truth(folder / TRUTH, each.slide_id) for each in planned}
     rows_of_tiles = [row for each in planned for row in tile_rows(each.slide_id, truths[each.slide_id], targets)]
     write_atomically(folder / TRUTH / "tiles.csv", tile_table(rows_of_tiles, targets))
-    write_atomically(folder / CONTACT_SHEET, contact_sheet([Job(each, folder) for each in planned]))
+    write_atomically(folder / CONTACT_SHEET, contact_sheet([Job(each, folder) for each in planned], truths))
     write_atomically(folder / ABOUT, about(spec, targets).encode())
 
 
@@ -216,26 +228,42 @@ def cohort_table(slides: Sequence[PlannedSlide], targets: Sequence[str], folder:
     return text.getvalue().encode()
 
 
-def contact_sheet(jobs: Sequence[Job], width_px: int = 260, columns: int = 6, most: int = 60) -> bytes:
-    """Put thumbnails of the slides on one picture; of a large cohort some of them."""
-    shown = jobs if len(jobs) <= most else [jobs[i] for i in np.linspace(0, len(jobs) - 1, most).astype(int)]
-    pictures = []
+def contact_sheet(jobs: Sequence[Job], truths: Mapping[str, SlideTruth]) -> bytes:
+    """Put slides on one picture, each with a tile at full size; of a large cohort some of them."""
+    shown = [jobs[i] for i in np.unique(np.linspace(0, len(jobs) - 1, MOST_SHOWN).astype(int))]
+    columns, words_px, gap_px, side_px = 4, 18, 8, TileSpec().tile_px
+    cells = []
     for job in shown:
+        truth = truths[job.planned.slide_id]
+        x, y, side_px0 = telling_tile(truth, [name for name, label in job.planned.labels.items() if label])
         with closing(open_slide(job.slide_path)) as slide:
-            pictures.append(Image.fromarray(slide.thumbnail(width_px).pixels))
-    cell = max(picture.height for picture in pictures) + 22
-    sheet = Image.new("RGB", (columns * (width_px + 8), -(-len(pictures) // columns) * cell), "white")
+            cells.append((slide.thumbnail(round(side_px * ASPECT)).pixels, slide.read(x, y, side_px0, side_px)))
+    width_px = max(thumbnail.shape[1] for thumbnail, _ in cells) + side_px + 2 * gap_px
+    height_px = side_px + words_px + gap_px
+    sheet = Image.new("RGB", (columns * width_px, -(-len(cells) // columns) * height_px), "white")
     draw = ImageDraw.Draw(sheet)
-    for index, (job, picture) in enumerate(zip(shown, pictures, strict=True)):
-        x, y = index % columns * (width_px + 8), index // columns * cell
-        sheet.paste(picture, (x, y + 18))
-        positive = " ".join(name for name, label in job.planned.labels.items() if label)
-        words = f"{job.planned.slide_id}  {job.planned.scanner.objective}x  {job.planned.site}"
-        draw.text((x + 4, y + 3), words, "black")
-        draw.text((x + width_px - 8 * len(positive), y + 3), positive, (0, 120, 50))
+    for index, (job, (thumbnail, tile)) in enumerate(zip(shown, cells, strict=True)):
+        x, y = index % columns * width_px, index // columns * height_px
+        sheet.paste(Image.fromarray(thumbnail), (x, y + words_px))
+        sheet.paste(Image.fromarray(tile), (x + thumbnail.shape[1] + gap_px, y + words_px))
+        planned = job.planned
+        draw.text((x + 4, y + 3), f"{planned.slide_id}  {planned.scanner.objective}x  {planned.site}", "black")
+        positive = [name for name, label in planned.labels.items() if label]
+        draw.text((x + thumbnail.shape[1] + gap_px, y + 3), "  ".join(positive), (0, 120, 50))
     file = io.BytesIO()
     sheet.save(file, "JPEG", quality=88)
     return file.getvalue()
+
+
+def telling_tile(truth: SlideTruth, positive: Sequence[str]) -> tuple[int, int, int]:
+    """Find the tile that shows most of what is planted, or else of nests: its corner and side."""
+    spec = TileSpec()
+    positions = lay_grid(Box(0, 0, truth.width_px0, truth.height_px0), spec, truth.mpp)
+    side_px0 = spec.side_px0(truth.mpp)
+    nests = truth.share(np.asarray(truth.compartments == Compartment.EPITHELIUM), positions, side_px0)
+    planted = [truth.signal(name, positions, side_px0) for name in positive]
+    best = int(np.argmax(np.max(planted, axis=0) if planted else nests))
+    return int(positions[best, 0]), int(positions[best, 1]), side_px0
 
 
 def about(spec: CohortSpec, targets: Sequence[str]) -> str:
