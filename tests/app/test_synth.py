@@ -2,13 +2,16 @@
 
 import csv
 import json
+import shlex
+import shutil
 import signal
+import subprocess
 from contextlib import closing
 
 import numpy as np
 import openslide
 import pytest
-from command_line import start, tapfm, wait_for
+from command_line import PROGRAM, start, tapfm, wait_for
 
 from tapfm.cohort.manifest import read_cohort
 from tapfm.slides.opening import find_slides, open_slide
@@ -169,6 +172,83 @@ def test_a_second_run_paints_nothing_and_mends_what_is_gone(painted):
     assert contents(folder) == before
 
 
+def damage_json(folder):
+    (folder / "truth" / "S002.json").write_text("{")
+
+
+def empty_json(folder):
+    (folder / "truth" / "S002.json").write_text("{}")
+
+
+def cut_slide(folder):
+    slide = folder / "slides" / "S002.svs"
+    slide.write_bytes(slide.read_bytes()[:1000])
+
+
+def lose_outlines(folder):
+    (folder / "truth" / "S002.geojson").unlink()
+
+
+@pytest.mark.parametrize("harm", [damage_json, empty_json, cut_slide, lose_outlines])
+def test_a_second_run_mends_what_is_damaged(painted, harm):
+    folder, _ = painted
+    before = contents(folder)
+    harm(folder)
+    result = tapfm("synth", folder, *SMALL)
+    assert result.returncode == 0, result.stderr
+    assert "7 of 8 slides are painted already" in result.stderr
+    assert contents(folder) == before
+
+
+def test_what_another_command_is_writing_below_is_left_alone(painted):
+    folder, _ = painted
+    theirs = folder / "tiles" / "patches" / ".S001.h5.abc.unfinished"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    ours = folder / "slides" / ".S001.svs.abc.unfinished"
+    ours.touch()
+    assert tapfm("synth", folder, *SMALL).returncode == 0
+    assert theirs.exists()
+    assert not ours.exists()
+    shutil.rmtree(folder / "tiles")
+
+
+@pytest.mark.parametrize(
+    "names", [["slides/notes.txt"], ["slides/.."], ["slides/"], ["../victim.svs"], ["/victim.svs"], 3, None]
+)
+def test_settings_that_name_other_files_are_refused(tmp_path, names):
+    folder = tmp_path / "p"
+    (folder / "slides").mkdir(parents=True)
+    (folder / "slides" / "notes.txt").write_text("mine")
+    (tmp_path / "victim.svs").write_text("mine")
+    (folder / "synth.json").write_text(json.dumps({"key": "other", "slides": names}))
+    result = tapfm("synth", folder, "--slides", 2, "--force")
+    assert result.returncode == 2
+    assert "synth.json is damaged" in result.stderr
+    assert (folder / "slides" / "notes.txt").exists()
+    assert (tmp_path / "victim.svs").exists()
+
+
+def test_a_folder_with_hidden_files_alone_is_empty(tmp_path):
+    (tmp_path / ".DS_Store").touch()
+    (tmp_path / ".tapfm-output").touch()
+    assert tapfm("synth", tmp_path, "--slides", 2, "--external", 0, "--tiles", 10).returncode == 0
+
+
+def test_a_full_disk_is_an_error_not_a_traceback(tmp_path):
+    command = f"ulimit -f 4; {shlex.join(PROGRAM)} synth {tmp_path}/p --slides 2 --external 0 --tiles 10"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert "the same command goes on from there" in result.stderr
+
+
+def test_rare_targets_are_told_to_be_planted_more_often(tmp_path):
+    settings = ("--task", "luad4", "--slides", 12, "--external", 0, "--tiles", 10, "--fractions", 0.5, 0.0, 0.5)
+    result = tapfm("synth", tmp_path / "p", *settings)
+    assert "ALK, development: 4 positive instead of 0 (3% of 12), so that every split" in result.stdout
+
+
 def test_other_settings_need_force_and_leave_nothing_behind(tmp_path):
     small = ("--slides", 3, "--external", 0, "--tiles", 10)
     folder = tmp_path / "p"
@@ -213,6 +293,7 @@ def test_a_run_that_is_stopped_goes_on(tmp_path, blow):
         (["--prevalence", "1"], "between 0 and 1"),
         (["--prevalence", "KRAS=0.4"], "FGFR3"),
         (["--fractions", "0.5", "0.5", "0.5"], "--fractions 0.8 0.1 0.1"),
+        (["--fractions", "nan", "0", "1"], "--fractions 0.8 0.1 0.1"),
         (["--slides", "0"], "2 to 9999"),
         (["--tiles", "100000"], "10 to 1000"),
         (["--workers", "0"], "at least 1"),
@@ -232,6 +313,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     assert "was not painted by tapfm synth" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     assert tapfm("synth", tmp_path / "thesis.txt").returncode == 2
+    assert tapfm("synth", "/dev/null").returncode == 2
 
 
 def test_prevalences_by_target(tmp_path):

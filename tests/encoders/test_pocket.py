@@ -11,10 +11,11 @@ from support import cls_attention, take_step
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tapfm.app.doctor import cached_weights_findings
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.weights import load_encoder
-from tapfm.errors import WeightsDigestError
+from tapfm.errors import WeightsDigestError, WeightsNotFoundError
 from tapfm.slides.slide import Box
 from tapfm.synthetic.cohort import CohortSpec, plan_cohort
 from tapfm.synthetic.section import Compartment
@@ -59,6 +60,14 @@ def test_a_damaged_file_is_refused_with_what_to_do(tmp_path):
     (tmp_path / CARD.file).write_bytes(whole[:-2] + b"xx")
     with pytest.raises(WeightsDigestError, match="pip install --force-reinstall"):
         load_encoder("tapfm-pocket", weights=tmp_path)
+
+
+def test_a_file_that_is_gone_is_told_with_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(type(CARD), "package_folder", property(lambda _: tmp_path))
+    with pytest.raises(WeightsNotFoundError, match="pip install --force-reinstall"):
+        load_encoder("tapfm-pocket")
+    (finding,) = [each for each in cached_weights_findings([CARD]) if each.status == "broken"]
+    assert "pip install --force-reinstall" in finding.advice
 
 
 def test_it_can_be_adapted():

@@ -51,6 +51,14 @@ def test_a_small_split_has_as_many_positives_as_leave_a_negative():
             assert sum(each.labels[target.name] for each in of(planned, "external")) == 1
 
 
+@pytest.mark.parametrize("slides", range(2, 16))
+def test_the_smallest_cohort_has_both_classes(slides):
+    planned = plan_cohort(CohortSpec(slides=slides, external=0, task="luad4"))
+    for target in TASKS["luad4"]:
+        positives = sum(each.labels[target.name] for each in planned)
+        assert min(2, slides // 2) <= positives < slides
+
+
 def test_a_prevalence_that_was_asked_for_is_planted_in_both_cohorts():
     planned = plan_cohort(CohortSpec(slides=50, external=20, prevalence={"FGFR3": 0.4}))
     assert sum(each.labels["FGFR3"] for each in of(planned, "development")) == 20

@@ -40,7 +40,7 @@ def some_nuclei(kind, count=60, seed=0):
     sizes = rng.normal(1, 0.05, count).astype(np.float32)
     spots = rng.uniform(20, 60, (2, count)).astype(np.float32)
     angles = rng.uniform(0, np.pi, count).astype(np.float32)
-    return Nuclei(kind, *spots, kind.length_um * sizes, kind.width_um * sizes, angles)
+    return Nuclei("nests", kind, *spots, kind.length_um * sizes, kind.width_um * sizes, angles)
 
 
 @pytest.mark.parametrize("mpp", [0.25, 0.5])
@@ -60,10 +60,10 @@ def test_planted_nuclei_cover_as_much_as_plain_ones(name):
     room, upwards = np.ones((900, 900), bool), np.zeros((900, 900), np.float32)
 
     def covered(kind):
-        nuclei = fill(np.random.default_rng(0), kind, room, upwards)
+        nuclei = fill(np.random.default_rng(0), "nests", kind, room, upwards)
         return float((np.pi / 4 * nuclei.length_um * nuclei.width_um).sum()) / (room.size * MAP_MPP**2)
 
-    assert covered((MORPHOLOGIES | LOOKALIKES)[name]) == pytest.approx(covered(EPITHELIAL), rel=0.06)
+    assert covered((MORPHOLOGIES | LOOKALIKES)[name]) == pytest.approx(covered(EPITHELIAL), rel=0.07)
 
 
 def test_planted_nuclei_differ_in_what_they_are_named_for():

@@ -53,11 +53,12 @@ def test_what_a_tile_carries_is_the_part_of_it_that_the_focus_covers(truth):
     assert truth.signal("EGFR", positions, 448).tolist() == [0, 0, 0, 0, 0]
 
 
-def test_the_table_lists_tiles_with_tissue_on_the_grid_of_tapfm_tile(truth):
+def test_the_table_lists_the_tiles_of_tapfm_tile(truth):
     rows = tile_rows("S001", truth, ["FGFR3"])
     assert [row[:4] for row in rows[:2]] == [["S001", "0", "0", "448"], ["S001", "448", "0", "448"]]
-    assert len(rows) == 8  # two columns of four
-    assert [row[5] for row in rows] == ["0.000", "1.000", *["0.000"] * 6]
+    assert len(rows) == 16
+    assert [row[4] for row in rows] == ["1.000", "1.000", "0.000", "0.000"] * 4
+    assert [row[5] for row in rows] == ["0.000", "1.000", *["0.000"] * 14]
     assert tile_table(rows, ["FGFR3"]).decode().splitlines()[0] == "slide_id,x_px0,y_px0,side_px0,tissue,FGFR3"
 
 
@@ -71,6 +72,25 @@ def test_qupath_gets_the_outlines_of_foci_and_accidents(truth):
     whole = Box(0, 0, 1792, 1792)
     drawn = rasterise(list(polygons_of(document["features"][2], whole)), truth.frame(pen))
     assert cv2.countNonZero((drawn ^ pen).astype(np.uint8)) < 0.1 * pen.sum()
+
+
+def test_crumbs_are_no_polygons(truth):
+    crumbs = np.zeros((448, 448), bool)
+    crumbs[5, 5] = crumbs[9, 9:11] = True
+    crumbs[20:40, 20:40] = True
+    crumbs[30, 30] = False  # a hole of one pixel
+    document = json.loads(truth_geojson(truth, {"Pen": crumbs}, "S001"))
+    rings = [ring for feature in document["features"][2:] for ring in feature["geometry"]["coordinates"]]
+    assert len(document["features"]) == 3
+    assert all(len(ring) >= 4 and ring[0] == ring[-1] for ring in rings)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"foci": 3}', "[]"])
+def test_truth_that_is_damaged_says_so(tmp_path, truth, text):
+    write(tmp_path, truth)
+    (tmp_path / "S001.json").write_text(text)
+    with pytest.raises(InputError, match="is damaged"):
+        read_truth(tmp_path, "S001")
 
 
 def test_truth_that_is_not_there_is_asked_for_by_name(tmp_path):

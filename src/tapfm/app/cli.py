@@ -263,7 +263,7 @@ def synth(
 
     \b
     cohort.csv, external.csv   slides, patients, splits, labels
-    slides/, external/         SVS files, a third of them 40x
+    slides/, external/         SVS files, 30% of them 40x
     contact-sheet.jpg          all slides at a glance
     truth/                     compartments, foci, tiles.csv
     """

@@ -207,6 +207,10 @@ def cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
         found = card.package_folder / card.file if card.packaged else Path(cached) if isinstance(cached, str) else None
         if found is None:
             continue
+        if not found.is_file():
+            advice = f"Install tapfm again: {card.fetch_again_command}"
+            yield Finding(f"weights {card.key}", "broken", f"gone from {found.parent}", advice)
+            continue
         none_found = none_found and card.packaged  # what comes with tapfm is no sign of a cache
         digest = sha256_of(found)
         size = f"{found.stat().st_size / GIB:.2f} GiB" if not card.packaged else "comes with tapfm"

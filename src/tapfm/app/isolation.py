@@ -135,5 +135,5 @@ def death_of(exit_code: int | None) -> str:
         names = {each.value: each.name for each in signal.Signals}
         name = names.get(-exit_code, f"signal {-exit_code}")
         advice = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"the process that read it was killed by {name}{advice}"
-    return f"the process that read it ended with code {exit_code}"
+        return f"its process was killed by {name}{advice}"
+    return f"its process ended with code {exit_code}"

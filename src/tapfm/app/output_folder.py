@@ -37,7 +37,8 @@ def locked(folder: Path, command: str, other_folder: str = "give another folder 
         yield
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed run was writing."""
-    for path in folder.rglob(f".*{UNFINISHED}"):
-        path.unlink(missing_ok=True)
+def remove_unfinished(*folders: Path) -> None:
+    """Remove what a killed run was writing; not below these folders, where another command may be at work."""
+    for folder in folders:
+        for path in folder.glob(f".*{UNFINISHED}"):
+            path.unlink(missing_ok=True)

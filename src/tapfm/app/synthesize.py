@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +29,7 @@ from tapfm.errors import InputError, TapfmError
 from tapfm.slides.opening import CONTACT_SHEET, open_slide
 from tapfm.slides.slide import Box
 from tapfm.storage import digest_of_code, fingerprint, write_atomically
-from tapfm.synthetic.cohort import ASPECT, CohortName, CohortSpec, PlannedSlide, plan_cohort
+from tapfm.synthetic.cohort import ASPECT, LEAST, CohortName, CohortSpec, PlannedSlide, plan_cohort
 from tapfm.synthetic.section import MAP_MPP, Compartment
 from tapfm.synthetic.slide_file import svs
 from tapfm.synthetic.slides import paint_slide
@@ -47,8 +49,13 @@ SETTINGS = "synth.json"
 SLIDES: dict[CohortName, str] = {"development": "slides", "external": "external"}  # folders
 TABLES: dict[CohortName, str] = {"development": "cohort.csv", "external": "external.csv"}
 TRUTH = "truth"
+SLIDE_NAME = re.compile(r"(slides/S|external/X)\d{3,}\.svs")
 ABOUT = "README.md"
 MOST_SHOWN = 40  # slides on the contact sheet
+BYTES_PER_PIXEL = 55  # of a slide that is being painted, measured at 20x and 40x
+GOES_ON = (
+    "What was finished is kept; the same command goes on from there. Out of memory: --workers 1, or fewer --tiles."
+)
 
 
 @dataclass(frozen=True)
@@ -59,9 +66,14 @@ class Job:
     folder: Path
 
     @property
+    def name(self) -> str:
+        """Its slide as the tables name it, from the cohort's folder on."""
+        return f"{SLIDES[self.planned.cohort]}/{self.planned.slide_id}.svs"
+
+    @property
     def slide_path(self) -> Path:
         """Where its slide goes."""
-        return self.folder / SLIDES[self.planned.cohort] / f"{self.planned.slide_id}.svs"
+        return self.folder / self.name
 
 
 def cohort_spec(
@@ -96,67 +108,99 @@ def synthesise(spec: CohortSpec, folder: Path, *, workers: int, force: bool, con
     planned = plan_cohort(spec)
     jobs = [Job(each, folder) for each in planned]
     key = fingerprint(method(), asdict(spec))
-    before = check_folder(folder, key, force=force)
+    earlier = check_folder(folder, key, force=force)
     with locked(folder, "tapfm synth", "give another folder"):
-        remove_unfinished(folder)
-        if before is not None and before["key"] != key:
-            remove_painted(folder, before["slides"])
-        write_atomically(
-            folder / SETTINGS,
-            json.dumps(
-                {"key": key, "settings": asdict(spec), "slides": [slide_file(job).as_posix() for job in jobs]}, indent=1
-            ).encode(),
-        )
-        todo = [job for job in jobs if force or not job.slide_path.exists()]
-        if len(todo) < len(jobs):
-            console.print(f"{len(jobs) - len(todo):,} of {len(jobs):,} slides are painted already.")
-        run(todo, workers, console)
-        write_tables(spec, planned, folder)
+        try:
+            remove_unfinished(folder, *(folder / name for name in (*SLIDES.values(), TRUTH)))
+            remove_painted(folder, earlier)
+            about_itself = {"key": key, "settings": asdict(spec), "slides": [job.name for job in jobs]}
+            write_atomically(folder / SETTINGS, json.dumps(about_itself, indent=1).encode())
+            todo = [job for job in jobs if force or not is_whole(job)]
+            if len(todo) < len(jobs):
+                console.print(f"{len(jobs) - len(todo):,} of {len(jobs):,} slides are painted already.")
+            run(todo, fitting_workers(todo, workers, console), console)
+            write_tables(spec, planned, folder)
+        except OSError as error:
+            raise TapfmError(f"The cohort could not be written ({error}).", hint=GOES_ON) from error
     return planned
+
+
+def is_whole(job: Job) -> bool:
+    """Say whether a slide and its truth are there and can be read."""
+    files = truth_files(job.folder, job.planned.slide_id).values()
+    if not all(path.is_file() for path in (job.slide_path, *files)):
+        return False
+    try:
+        read_truth(job.folder / TRUTH, job.planned.slide_id)
+        with closing(open_slide(job.slide_path)) as slide:
+            slide.thumbnail(64)
+    except TapfmError:
+        return False
+    return True
+
+
+def fitting_workers(jobs: Sequence[Job], workers: int, console: Console) -> int:
+    """Lower the number of processes where memory would not do for the largest slides side by side."""
+    if not jobs or not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return workers
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    largest_um2 = max(job.planned.section.width_um * job.planned.section.height_um for job in jobs)
+    pixels = largest_um2 / min(job.planned.scanner.mpp for job in jobs) ** 2
+    fitting = max(1, min(workers, int(free / (BYTES_PER_PIXEL * pixels))))
+    if fitting < workers:
+        console.print(f"Free memory is enough for {fitting} of {workers} processes side by side.")
+    return fitting
 
 
 def method() -> str:
     """Digest the code that paints: a cohort never mixes slides of two versions of it."""
     root = Path(tapfm.__file__).parent
-    return digest_of_code([*sorted((root / "synthetic").glob("*.py")), root / "seeding.py"])
+    besides = [root / "seeding.py", root / "slides" / "regions.py", root / "tiles" / "grid.py"]
+    return digest_of_code([*sorted((root / "synthetic").glob("*.py")), *besides])
 
 
-def check_folder(folder: Path, key: str, *, force: bool) -> dict[str, object] | None:
-    """Refuse a folder that holds something else; give what an earlier run wrote about itself."""
-    if folder.is_file():
+def check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
+    """Refuse a folder that holds something else; list the slides of an earlier cohort that has to go."""
+    if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file.", hint="Give a folder that is new, or that tapfm synth painted.")
-    if not folder.exists() or not any(folder.iterdir()):
-        return None
     try:
-        before = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-        known = str(before["key"]), [str(name) for name in before["slides"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not folder.exists() or not any(not path.name.startswith(".") for path in folder.iterdir()):
+            return []
+        text = (folder / SETTINGS).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
         raise InputError(
             f"{folder} is not empty, and was not painted by tapfm synth.", hint="Give a new folder."
         ) from error
-    if known[0] != key and not force:
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read ({error}).", hint="Give another folder.") from error
+    try:
+        before = json.loads(text)
+        key_before, names = str(before["key"]), [str(name) for name in before["slides"]]
+        if not all(SLIDE_NAME.fullmatch(name) for name in names):
+            raise ValueError("a name that tapfm synth never gave")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{folder / SETTINGS} is damaged: {error}.", hint="Give a new folder, or remove this one and paint it anew."
+        ) from error
+    if key_before == key:
+        return []
+    if not force:
         raise InputError(
             f"{folder} holds a cohort that was painted with other settings, or by another version.",
             hint="Give another folder, or paint it anew with --force.",
         )
-    return {"key": known[0], "slides": known[1]}
+    return names
 
 
-def remove_painted(folder: Path, names: object) -> None:
-    """Remove the slides and the truth of an earlier cohort, and nothing else."""
-    assert isinstance(names, list)
+def remove_painted(folder: Path, names: Sequence[str]) -> None:
+    """Remove an earlier cohort's slides, truth and tables, and nothing else."""
     for name in names:
-        cohort, _, file = name.partition("/")
-        if cohort in SLIDES.values() and "/" not in file:
-            for path in (folder / cohort / file, *truth_files(folder, Path(file).stem).values()):
+        for path in (folder / name, *truth_files(folder, Path(name).stem).values()):
+            if not path.parent.is_symlink():
                 path.unlink(missing_ok=True)
-    for name in (*TABLES.values(), CONTACT_SHEET):
-        (folder / name).unlink(missing_ok=True)
-
-
-def slide_file(job: Job) -> Path:
-    """Name a slide as the tables do, relative to the cohort's folder."""
-    return job.slide_path.relative_to(job.folder)
+    if names:
+        for name in (*TABLES.values(), CONTACT_SHEET, ABOUT, f"{TRUTH}/tiles.csv"):
+            (folder / name).unlink(missing_ok=True)
 
 
 def truth_files(folder: Path, slide_id: str) -> dict[str, Path]:
@@ -171,11 +215,8 @@ def run(jobs: Sequence[Job], workers: int, console: Console) -> None:
         bar = progress.add_task("painting", total=len(jobs), speed="")
         for done, (index, answer) in enumerate(results, 1):
             if isinstance(answer, Died) or answer is not None:
-                reason = answer.reason.replace("read", "painted") if isinstance(answer, Died) else answer
-                raise TapfmError(
-                    f"Slide {jobs[index].planned.slide_id} could not be painted: {reason}.",
-                    hint="What was finished is kept; the same command goes on from there.",
-                )
+                reason = answer.reason if isinstance(answer, Died) else answer
+                raise TapfmError(f"Slide {jobs[index].planned.slide_id} could not be painted: {reason}.", hint=GOES_ON)
             now = time.monotonic()
             speed = f"{(now - start) / done:.1f} s a slide"
             progress.update(bar, advance=1, speed=speed)
@@ -196,7 +237,7 @@ def paint_and_write(job: Job) -> str | None:
         write_atomically(files["json"], json.dumps(facts_of(painted.truth)).encode())
         write_atomically(files["geojson"], truth_geojson(painted.truth, accidents, planned.slide_id))
         write_atomically(job.slide_path, svs(painted.scan.pixels, planned.scanner, planned.slide_id))
-    except (OSError, MemoryError) as error:
+    except (OSError, MemoryError, cv2.error) as error:
         return str(error) or type(error).__name__
     return None
 
@@ -221,7 +262,7 @@ def cohort_table(slides: Sequence[PlannedSlide], targets: Sequence[str], folder:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["slide_id", "path", "patient_id", "cohort", "split", *targets, "site", "scanner", "objective"])
     for each in slides:
-        path = slide_file(Job(each, folder)).as_posix()
+        path = Job(each, folder).name
         labels = [each.labels[name] for name in targets]
         scanner = each.scanner.name, f"{each.scanner.objective}x"
         writer.writerow([each.slide_id, path, each.patient_id, each.cohort, each.split, *labels, each.site, *scanner])
@@ -268,11 +309,12 @@ def telling_tile(truth: SlideTruth, positive: Sequence[str]) -> tuple[int, int, 
 
 def about(spec: CohortSpec, targets: Sequence[str]) -> str:
     """Say in the folder itself what is in it."""
-    shown = " ".join(f"--prevalence {name}={value:g}" for name, value in spec.prevalence.items())
+    settings = [f"--slides {spec.slides} --external {spec.external} --task {spec.task} --difficulty {spec.difficulty}"]
+    settings += [f"--seed {spec.seed} --tiles {spec.tiles} --fractions {' '.join(map(str, spec.fractions))}"]
+    settings += [f"--prevalence {name}={value}" for name, value in spec.prevalence.items()]
     return f"""# A painted cohort
 
-Made by `tapfm synth` with --slides {spec.slides} --external {spec.external} --task {spec.task} \
---difficulty {spec.difficulty} --seed {spec.seed} --tiles {spec.tiles} {shown}
+Made by `tapfm synth OUT {" ".join(settings)}` (tapfm {tapfm.__version__}).
 
 No patient, no tissue: every pixel was drawn. The names of genes ({", ".join(targets)}) are names of targets, nothing
 learned here says anything about them.
@@ -308,7 +350,16 @@ def show(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path, consol
             *(f"{count} ({count / len(rows):.0%})" for count in positives),
         )
     console.print(table)
-    quoted = shlex.quote(str(folder))
+    for cohort, count in (("development", spec.slides), ("external", spec.external)):
+        for target in spec.targets:
+            share = target.prevalence[cohort]
+            planted = sum(each.labels[target.name] for each in planned if each.cohort == cohort)
+            if planted != (asked := round(share * count)):
+                console.print(
+                    f"{target.name}, {cohort}: {planted} positive instead of {asked} ({share:.0%} of {count}), so that "
+                    f"every split that is large enough has {LEAST} of both classes."
+                )
     console.print(Text(f"Look at them: {folder / CONTACT_SHEET}. What is what: {folder / ABOUT}"), soft_wrap=True)
     slides = shlex.quote(str(folder / TABLES["development"]))
-    console.print(Text(f"Next: tapfm inspect {slides}; tapfm tile {slides} --out {quoted}/tiles"), soft_wrap=True)
+    tiles = shlex.quote(str(folder / "tiles"))
+    console.print(Text(f"Next: tapfm inspect {slides}; tapfm tile {slides} --out {tiles}"), soft_wrap=True)

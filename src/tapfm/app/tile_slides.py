@@ -24,7 +24,7 @@ from tapfm.app.progress import SAY_EVERY_S, progress_bar
 from tapfm.app.tile_outcomes import FAILURES, SUMMARY, Outcome, table
 from tapfm.cohort.manifest import SlideRow
 from tapfm.errors import InputError, TapfmError, TileStoreError
-from tapfm.slides.opening import files_of, open_slide
+from tapfm.slides.opening import OUTPUT_FOLDERS, files_of, open_slide
 from tapfm.slides.regions import GEOJSON_SUFFIXES, MASK_SUFFIXES, geojson_of
 from tapfm.slides.scale import resolve_scale
 from tapfm.storage import digest_of_code, fingerprint, identity_of, write_atomically
@@ -105,7 +105,7 @@ def tile_cohort(
         console.print(f"Tissue drawn by hand: {len(drawn):,} of {len(rows):,} slides; the others by {spec.tissue}.")
     refuse_foreign_files(jobs)
     with locked(folder, "tapfm tile"):
-        remove_unfinished(folder)
+        remove_unfinished(folder, *(folder / name for name in OUTPUT_FOLDERS))
         seconds = {row["slide_id"]: number(row["seconds"]) for row in records(folder / "summary.csv", "seconds")}
         failures = {row["slide_id"]: row for row in records(folder / "failures.csv", "reason", "what_to_do")}
         todo = []

@@ -141,6 +141,11 @@ def beside(file: Path) -> Path | None:
 def hub_weights(card: EncoderCard) -> FoundWeights:
     """Take the file from the hub's cache, or else from the hub; or from tapfm itself, where it comes with it."""
     if card.packaged:
+        if not (card.package_folder / card.file).is_file():
+            raise WeightsNotFoundError(
+                f"{card.file} of {card.name}, which comes with tapfm, is gone from {card.package_folder}.",
+                hint=f"Install tapfm again: {card.fetch_again_command}",
+            )
         return local_weights(card, card.package_folder)
     if not card.repository:
         raise WeightsNotFoundError(

@@ -148,7 +148,9 @@ def features_of(
     """Make an annotation of QuPath's of each piece of a mask; QuPath counts from `origin_px0`."""
     corner = np.array([thumbnail.box.x_px0, thumbnail.box.y_px0])
     features = []
-    for number, rings in enumerate(outlines(mask)):
+    # one or two pixels in a row have an outline, but no area: no polygon
+    pieces = [[ring for ring in rings if len(ring) >= 3] for rings in outlines(mask) if len(rings[0]) >= 3]
+    for number, rings in enumerate(pieces):
         coordinates = []
         for ring in rings:
             points = (ring + 0.5) * thumbnail.downsample + corner - np.array(origin_px0)

@@ -37,11 +37,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How much of a positive slide shows it, how clearly, and how much in any slide resembles it."""
+    """How much of a positive slide's nests show it, how clearly, and how much in any slide resembles it."""
 
-    share: float  # of the tissue
+    share: float  # of the epithelium
     strength: float
-    lookalikes: float  # of the tissue, at most
+    lookalikes: float  # of the epithelium, at most, for each of the two
 
 
 def target(name: str, development: float, external: float, morphology: str) -> Target:
@@ -80,8 +80,8 @@ SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # each at 2
     "development": (
         (Scanner("alpha", 0.4990, 20), Scanner("alpha", 0.2495, 40)),
         (
-            Scanner("bravo", 0.5040, 20, (238.0, 240.0, 240.0), blur_um=0.40, noise=1.0, jpeg_quality=75),
-            Scanner("bravo", 0.2520, 40, (238.0, 240.0, 240.0), blur_um=0.36, noise=1.0, jpeg_quality=75),
+            Scanner("bravo", 0.4960, 20, (238.0, 240.0, 240.0), blur_um=0.40, noise=1.0, jpeg_quality=75),
+            Scanner("bravo", 0.2480, 40, (238.0, 240.0, 240.0), blur_um=0.36, noise=1.0, jpeg_quality=75),
         ),
     ),
     "external": (
@@ -118,7 +118,7 @@ class CohortSpec:
             )
         if not 10 <= self.tiles <= 1000:
             raise InputError(f"--tiles is {self.tiles}.", hint="A painted slide has 10 to 1000 tiles of tissue.")
-        if len(self.fractions) != 3 or min(self.fractions) < 0 or abs(sum(self.fractions) - 1) > 1e-6:
+        if not all(0 <= each <= 1 for each in self.fractions) or not abs(sum(self.fractions) - 1) <= 1e-6:
             raise InputError(
                 f"The fractions {' '.join(f'{each:g}' for each in self.fractions)} are no split.",
                 hint="Give training, validation and test, adding up to 1: --fractions 0.8 0.1 0.1",
@@ -199,7 +199,8 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
 def shared_out(total: int, sizes: Sequence[float], least: Sequence[int], most: Sequence[int]) -> list[int]:
     """Share a number out in proportion to sizes, whole and within bounds, the largest shortfall first."""
     counts = list(least)
-    for _ in range(min(max(total, sum(least)), sum(most)) - sum(least)):
+    total = min(max(total, sum(least)), sum(most))
+    for _ in range(total - sum(least)):
         short = [
             total * size / sum(sizes) - count if count < limit else -np.inf
             for size, count, limit in zip(sizes, counts, most, strict=True)
@@ -218,17 +219,17 @@ def split_of_each(count: int, fractions: tuple[float, float, float], seed: int) 
 
 
 def plant(splits: Sequence[str], share: float, least: int, *address: int | str) -> np.ndarray:
-    """Choose an exact number of slides: `share` of all, and at least `least` of each split that has twice as many."""
+    """Choose an exact number of slides: `share` of all, but at least `least` of each split that has twice as many.
+
+    As many are left over in such a split. A cohort too small for that has `least` in all, or half of it.
+    """
     members = [np.flatnonzero(np.array(splits) == name) for name in dict.fromkeys(splits)]
     sizes = [len(each) for each in members]
     lowest = [min(least, size // 2) for size in sizes]
-    counts = (
-        shared_out(
-            round(share * len(splits)), sizes, lowest, [size - low for size, low in zip(sizes, lowest, strict=True)]
-        )
-        if sizes
-        else []
-    )
+    if sizes:
+        lowest[int(np.argmax(sizes))] += max(0, min(least, len(splits) // 2) - sum(lowest))
+    most = [max(low, size - low) for size, low in zip(sizes, lowest, strict=True)]
+    counts = shared_out(round(share * len(splits)), sizes, lowest, most)
     chosen = np.zeros(len(splits), bool)
     rng = rng_for(*address)
     for each, count in zip(members, counts, strict=True):
@@ -280,6 +281,7 @@ def draw_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels: Ma
         lymphoid_share=rng.uniform(0.01, 0.06),
         inflammation=rng.uniform(0.05, 0.3),
         nuclear_scale=float(np.clip(rng.normal(1, 0.04), 0.92, 1.08)),
+        spacing_scale=float(rng.uniform(0.94, 1.08)),
     )
     difficulty, foci = DIFFICULTIES[spec.difficulty], []
     for each in spec.targets:

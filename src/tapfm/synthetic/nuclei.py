@@ -36,9 +36,9 @@ class NucleusKind:
 
 
 EPITHELIAL = NucleusKind(9.6, 7.6, 11.0, haematoxylin=1.0, aligned=0.4)
-STROMAL = NucleusKind(12.5, 3.2, 17.0, haematoxylin=1.15, size_spread=0.2, aligned=0.93)
+STROMAL = NucleusKind(12.0, 3.2, 17.0, haematoxylin=1.1, size_spread=0.26, aligned=0.93)
 LYMPHOCYTE = NucleusKind(6.2, 5.8, 7.3, haematoxylin=1.5, size_spread=0.07, grain=0.25, clumps=0.5)
-ENDOTHELIAL = NucleusKind(10.0, 2.8, 12.0, haematoxylin=1.15, aligned=1.0)
+ENDOTHELIAL = NucleusKind(10.0, 2.8, 5.0, haematoxylin=1.15, aligned=1.0)
 
 # The morphologies that can be planted, at full strength.
 MORPHOLOGIES = {
@@ -46,8 +46,8 @@ MORPHOLOGIES = {
         EPITHELIAL, length_um=12.6, width_um=10.4, spacing_um=14.7, grain=0.42, clumps=1.0, nucleolus=1.3
     ),
     "vesicular": replace(EPITHELIAL, length_um=11.2, width_um=9.6, spacing_um=13.4, grain=0.1, margination=0.85),
-    "spindle": replace(EPITHELIAL, length_um=16.5, width_um=4.5, spacing_um=11.1, aligned=1.0),
-    "paired": replace(EPITHELIAL, spacing_um=15.6, paired=1.0),
+    "spindle": replace(EPITHELIAL, length_um=16.5, width_um=4.5, spacing_um=10.8, aligned=1.0),
+    "paired": replace(EPITHELIAL, spacing_um=15.4, paired=1.0),
 }
 # What resembles the first of them in one trait alone, and is found in any slide.
 LOOKALIKES = {
@@ -69,6 +69,7 @@ def between(plain: NucleusKind, planted: NucleusKind, strength: float) -> Nucleu
 class Nuclei:
     """Nuclei of one kind in place: centres, axes and directions."""
 
+    name: str  # of what they belong to: "stroma", "epithelium", a focus, ...
     kind: NucleusKind
     x_um: Field
     y_um: Field
@@ -81,7 +82,7 @@ class Nuclei:
 
     def __getitem__(self, some: slice) -> Nuclei:
         parts = (self.x_um, self.y_um, self.length_um, self.width_um, self.angle)
-        return Nuclei(self.kind, *(part[some] for part in parts))
+        return Nuclei(self.name, self.kind, *(part[some] for part in parts))
 
 
 def draw_stamps(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple[Field, Field]:

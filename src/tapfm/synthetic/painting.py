@@ -71,10 +71,10 @@ def paint(section: Section, mpp: float, *address: int | str) -> Stains:
         haematoxylin[rows], eosin[rows] = ground(section, textures, rows, ground_hw[1])
     blood = red_cells(rng_for(*address, "blood"), section)
     stains = Stains(resized(haematoxylin, shape_hw), resized(eosin, shape_hw), resized(blood, shape_hw))
-    for index, nuclei in enumerate(section.nuclei):
+    for nuclei in section.nuclei:
         for start in range(0, len(nuclei), DRAWN_AT_ONCE):
             some = nuclei[start : start + DRAWN_AT_ONCE]
-            cover, density = draw_stamps(rng_for(*address, "nuclei", index, start), some, mpp)
+            cover, density = draw_stamps(rng_for(*address, "nuclei", nuclei.name, start), some, mpp)
             stamp(stains.haematoxylin, stains.eosin, some, cover, density, mpp, other_share=0.7)
     return stains
 
@@ -89,7 +89,7 @@ def make_textures(rng: np.random.Generator, section: Section, ground_hw: Shape) 
         fine_fibres=smooth_noise(rng, (512, 512), 4.0),
         looseness=rough_noise(rng, map_hw, 180, 2),
         ripple=2.6 * smooth_noise(rng, map_hw, 26) + 1.3 * smooth_noise(rng, map_hw, 9),
-        secretion=soft_step(rough_noise(rng, map_hw, 90, 4, 0.6) - 1.1, 0.8),
+        secretion=soft_step(rough_noise(rng, map_hw, 90, 4, 0.6) - 1.1, 1.8),
         thickness=1 + 0.07 * smooth_noise(rng, map_hw, 350),
         cell_borders=softened(epithelial_borders(section), 0.7),
         fat_walls=softened(section.fat_walls, 0.9),
@@ -107,7 +107,8 @@ def softened(mask: Mask, blur_px: float) -> Field:
 
 def epithelial_borders(section: Section) -> Mask:
     """Draw the borders between the cells of the epithelium."""
-    cells = [each for each in section.nuclei if each.kind.width_um > 4 and each.kind.haematoxylin < 1.3]
+    nests = {"epithelium", *(focus.name for focus in section.spec.foci)}
+    cells = [each for each in section.nuclei if each.name in nests]
     if not cells:
         return np.zeros(section.compartments.shape, bool)
     x_um, y_um = np.concatenate([each.x_um for each in cells]), np.concatenate([each.y_um for each in cells])
@@ -153,7 +154,7 @@ def epithelium(_: Section, textures: Textures, grain: Field, here: Here) -> tupl
 def lumen(_: Section, textures: Textures, __: Field, here: Here) -> tuple[Field, Field]:
     """Mostly empty, with some secretion."""
     secretion = here(textures.secretion)
-    return 0.01 + 0.06 * secretion, 0.02 + 0.22 * secretion
+    return 0.01 + 0.06 * secretion, (0.24 + 0.07 * here(textures.clouds)) * secretion
 
 
 def fat(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
@@ -171,7 +172,7 @@ def lymphoid(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[
 def vessel(section: Section, _: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
     """A thin wall around a clear lumen."""
     wall = soft_step(3.2 - here(section.vessel_edge_um), 1.2)
-    return 0.08 * wall, 0.55 * wall * (1 + 0.2 * grain)
+    return 0.08 * wall, (0.5 + 0.1 * grain) * wall
 
 
 PAINTERS: Mapping[Compartment, Callable[[Section, Textures, Field, Here], tuple[Field, Field]]] = {
@@ -197,7 +198,7 @@ def red_cells(rng: np.random.Generator, section: Section) -> Field:
             rows[chosen],
             columns[chosen],
             rng.uniform(2.4, 3.1, len(chosen)),
-            rng.integers(150, 230, len(chosen)),
+            rng.integers(110, 190, len(chosen)),
             strict=True,
         ):
             centre = [int(place * MAP_MPP / TEXTURE_MPP * 2**shift) for place in (column, row)]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tapfm.seeding import rng_for
-from tapfm.synthetic.fields import resized, smooth_noise
+from tapfm.synthetic.fields import enlarged, resized, smooth_noise
 from tapfm.synthetic.painting import Stains
 from tapfm.synthetic.section import MAP_MPP, Mask
 
@@ -28,7 +28,7 @@ class Staining:
 
     haematoxylin: Vector = (0.59, 0.72, 0.37)
     eosin: Vector = (0.11, 0.87, 0.48)
-    blood: Vector = (0.06, 0.95, 0.84)
+    blood: Vector = (0.09, 0.95, 0.76)
     haematoxylin_strength: float = 1.45
     eosin_strength: float = 0.95
 
@@ -81,7 +81,7 @@ def scan(
     rng = rng_for(*address, "accidents")
     fold, shift_um = draw_folds(rng, tissue, accidents.folds)
     if fold.any():
-        stains = folded(stains, fold, [round(shift / scanner.mpp) for shift in shift_um])
+        stains = fold_over(stains, fold, (round(shift_um[0] / scanner.mpp), round(shift_um[1] / scanner.mpp)))
     pixels = develop(stains, staining, scanner, rng_for(*address, "noise"))
     blurred = np.zeros_like(tissue)
     if accidents.blurred_um > 0 and tissue.any():
@@ -106,7 +106,7 @@ def develop(stains: Stains, staining: Staining, scanner: Scanner, rng: np.random
         )
     ]
     # uneven light, as every slide has it
-    light = resized(1 + 0.006 * smooth_noise(rng, (height // 16 + 1, width // 16 + 1), 60), (height, width))
+    light = 1 + 0.006 * smooth_noise(rng, (height // 16 + 2, width // 16 + 2), 60)
     sheet = rng.normal(0, scanner.noise, (STRIP_PX, 512, 3)).astype(np.float32)
     noise = np.tile(sheet, (1, -(-width // 512), 1))[:, :width]
     sigma_px, margin = scanner.blur_um / scanner.mpp, 8
@@ -125,7 +125,7 @@ def develop(stains: Stains, staining: Staining, scanner: Scanner, rng: np.random
             soft = cv2.GaussianBlur(strip, (0, 0), 1.2)
             strip += np.float32(scanner.sharpening) * (strip - soft)
         strip = strip[top - first : bottom - first]
-        strip *= light[top:bottom, :, None]
+        strip *= enlarged(light, 16, top, bottom, width)[..., None]
         strip += noise[: bottom - top]
         pixels[top:bottom] = np.clip(strip, 0, 255).astype(np.uint8)
     return pixels
@@ -151,13 +151,18 @@ def curve(rng: np.random.Generator, x: float, y: float, length: float, bend: flo
     return np.rint(points - points[12] + (x, y)).astype(np.int32)
 
 
-def folded(stains: Stains, fold: Mask, shift_px: list[int]) -> Stains:
+def fold_over(stains: Stains, fold: Mask, shift_px: tuple[int, int]) -> Stains:
     """Lay the tissue from a little further over itself."""
-    planes = []
-    weight = resized(cv2.GaussianBlur(fold.astype(np.float32), (0, 0), 1.0), stains.eosin.shape)
-    for plane in (stains.haematoxylin, stains.eosin, stains.blood):
-        over = np.roll(plane, shift_px, (0, 1))
-        planes.append(plane + weight * (np.float32(0.75) * over + np.float32(0.25) * plane))
+    height, width = stains.eosin.shape
+    weight = resized(cv2.GaussianBlur(fold.astype(np.float32), (0, 0), 1.0), (height, width))
+    left, top, across, down = cv2.boundingRect((weight > 0).astype(np.uint8))
+    here = np.s_[top : top + down, left : left + across]
+    further = np.ix_(
+        (np.arange(top, top + down) - shift_px[1]) % height, (np.arange(left, left + across) - shift_px[0]) % width
+    )
+    planes = [plane.copy() for plane in (stains.haematoxylin, stains.eosin, stains.blood)]
+    for plane in planes:
+        plane[here] += weight[here] * (np.float32(0.75) * plane[further] + np.float32(0.25) * plane[here])
     return Stains(*planes)
 
 

@@ -23,6 +23,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 Outline: TypeAlias = Literal["resection", "chips", "cores"]
 
 MAP_MPP = 1.0  # um per pixel of the plan's maps
+MOST_IN_FOCI = 0.9  # of the epithelium
+SMALLEST_LUMEN_UM2, LARGEST_LUMEN_UM2 = 180, 30_000
 MARGIN = 0.06  # part of the shorter side that stays glass along the edges
 
 
@@ -40,7 +42,7 @@ class Compartment(IntEnum):
 
 @dataclass(frozen=True)
 class Focus:
-    """Epithelium whose nuclei are of another kind, over a share of the tissue."""
+    """Nests whose nuclei are of another kind: a share of all epithelium, and so of the tissue that has any."""
 
     name: str
     kind: NucleusKind
@@ -49,18 +51,19 @@ class Focus:
 
 @dataclass(frozen=True)
 class SectionSpec:
-    """What a section is to be like; shares are of the tissue."""
+    """What a section is to be like; shares are of the tissue, but for those of foci and lumens."""
 
     width_um: float
     height_um: float
     tissue_share: float  # of the whole area
     outline: Outline = "resection"
     epithelium_share: float = 0.42
-    gland_share: float = 0.5  # of the epithelium that is thick enough for a lumen
+    gland_share: float = 0.5  # of the places in the epithelium where a lumen could be
     fat_share: float = 0.06
     lymphoid_share: float = 0.04
     inflammation: float = 0.15  # lymphocytes scattered through the stroma
-    nuclear_scale: float = 1.0  # the slide's own size of epithelial nuclei
+    nuclear_scale: float = 1.0  # the slide's own size of epithelial nuclei, and
+    spacing_scale: float = 1.0  # how far apart they stand
     foci: tuple[Focus, ...] = ()
 
 
@@ -94,13 +97,11 @@ def plan_section(spec: SectionSpec, *address: int | str) -> Section:
     inner = distance_inside(tissue)
     fat = highest(rough_noise(rng, shape_hw, 420, 3), tissue & (inner > 30), spec.fat_share * area)
     nests = 0.9 * smooth_noise(rng, shape_hw, 420) + rough_noise(rng, shape_hw, 125, 3, 0.42)
-    epithelium = highest(nests, tissue & ~fat & (inner > 6), spec.epithelium_share * area)
-    epithelium = without_crumbs(epithelium, 900)
+    epithelium = without_crumbs(highest(nests, tissue & ~fat, spec.epithelium_share * area), 900)
     # a lumen keeps its distance from the stroma: what remains is an epithelium of even thickness
     depth = distance_inside(epithelium)
-    thickness = 22 + 4 * smooth_noise(rng, shape_hw, 200)
-    glandular = highest(smooth_noise(rng, shape_hw, 500), epithelium, spec.gland_share * int(epithelium.sum()))
-    lumen = without_crumbs(glandular & (depth > thickness + 3.5 * rough_noise(rng, shape_hw, 40, 2)), 180)
+    thickness = 22 + 4 * smooth_noise(rng, shape_hw, 200) + 3.5 * rough_noise(rng, shape_hw, 40, 2)
+    lumen = open_lumens(rng, depth > thickness, spec.gland_share)
     stroma = tissue & ~fat & ~epithelium
     lymphoid = highest(rough_noise(rng, shape_hw, 230, 2), stroma & (inner > 15), spec.lymphoid_share * area)
     vessels = draw_vessels(rng_for(*address, "vessels"), stroma & ~lymphoid & (inner > 40), area)
@@ -114,8 +115,8 @@ def plan_section(spec: SectionSpec, *address: int | str) -> Section:
         compartments[mask] = compartment
 
     along, across = wavy_coordinates(rng_for(*address, "fibres"), shape_hw, bend_px=38, wavelength_px=260)
-    focus = choose_foci(rng_for(*address, "foci"), compartments == Compartment.EPITHELIUM, spec.foci, area)
-    nuclei = place_nuclei(rng_for(*address, "nuclei"), compartments, focus, across, spec)
+    focus = choose_foci(rng_for(*address, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
+    nuclei = place_nuclei(compartments, focus, across, spec, *address, "nuclei")
     return Section(
         spec,
         compartments,
@@ -123,7 +124,7 @@ def plan_section(spec: SectionSpec, *address: int | str) -> Section:
         along,
         across,
         distance_inside(vessels),
-        cell_borders(rng_for(*address, "fat"), fat, 58.0),
+        fat_walls(rng_for(*address, "fat"), fat),
         nuclei,
     )
 
@@ -136,6 +137,15 @@ def highest(field: Field, within: Mask, area: float) -> Mask:
         return np.zeros_like(within)
     threshold = np.partition(values, len(values) - wanted)[len(values) - wanted]
     return np.asarray(within & (field >= threshold))
+
+
+def open_lumens(rng: np.random.Generator, cavities: Mask, share: float) -> Mask:
+    """Open a share of the places where a lumen could be, each as a whole; large ones stay solid nests."""
+    _, labels, statistics, _ = cv2.connectedComponentsWithStats(cavities.astype(np.uint8), connectivity=4)
+    area = statistics[:, cv2.CC_STAT_AREA]
+    opened = (area >= SMALLEST_LUMEN_UM2) & (area <= LARGEST_LUMEN_UM2) & (rng.random(len(area)) < share)
+    opened[0] = False
+    return np.asarray(opened[labels])
 
 
 def without_crumbs(mask: Mask, smallest_px: int) -> Mask:
@@ -180,7 +190,7 @@ def outline(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mas
         np.maximum(field, 1 - np.sqrt(u * u + v * v), out=field)
     field += 0.16 * rough_noise(rng, shape_hw, 520, 3) + 0.016 * rough_noise(rng, shape_hw, 55, 3, 0.6)
     edge_um = MAP_MPP * np.minimum(np.minimum(x, width - 1 - x), np.minimum(y, height - 1 - y))
-    uneven = np.clip(1 + 0.25 * smooth_noise(rng, shape_hw, 160), 0.4, None)
+    uneven = np.clip(1 + 0.4 * smooth_noise(rng, shape_hw, 160), 0.4, None)
     allowed = edge_um > MARGIN * min(spec.width_um, spec.height_um) * uneven
     tissue = without_crumbs(highest(field, allowed, spec.tissue_share * height * width), 6000)
     return ~without_crumbs(~tissue, 400)  # pinholes of the noise are no lumens
@@ -200,24 +210,20 @@ def draw_vessels(rng: np.random.Generator, stroma: Mask, area: int) -> Mask:
     return np.asarray(drawn.astype(bool) & stroma)
 
 
-def choose_foci(
-    rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focus], tissue_area: int
-) -> npt.NDArray[np.uint8]:
-    """Give each focus one or two places in the epithelium, as much of it as its share of the tissue has."""
+def choose_foci(rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focus]) -> npt.NDArray[np.uint8]:
+    """Give each focus its share of the epithelium, in one or two places; where they want too much, each gets less."""
     chosen = np.zeros(epithelium.shape, np.uint8)
-    share_of_epithelium = epithelium.sum() / max(tissue_area, 1)
+    area = epithelium.sum() * min(1, MOST_IN_FOCI / max(sum(focus.share for focus in foci), 1e-9))
     y, x = np.mgrid[0 : epithelium.shape[0], 0 : epithelium.shape[1]].astype(np.float32)
     for index, focus in enumerate(foci):
         free = epithelium & (chosen == 0)
         rows, columns = np.nonzero(free)
-        if not len(rows):
-            break
         nearness = np.full(epithelium.shape, -np.inf, np.float32)
         for _ in range(int(rng.integers(1, 3))):
             at = int(rng.integers(len(rows)))
             np.maximum(nearness, -np.hypot(x - columns[at], y - rows[at]), out=nearness)
         nearness += 35 * smooth_noise(rng, epithelium.shape, 150)
-        chosen[highest(nearness, free, focus.share * share_of_epithelium * tissue_area)] = index + 1
+        chosen[highest(nearness, free, max(focus.share * area, 1))] = index + 1
     return chosen
 
 
@@ -233,10 +239,11 @@ def hexagonal(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> t
     return x[inside], y[inside]
 
 
-def cell_borders(rng: np.random.Generator, within: Mask, spacing_um: float) -> Mask:
-    """Draw the borders between cells of about that distance: the lines that are nearest to two of them."""
-    x, y = hexagonal(rng, within.shape, spacing_um)
-    return borders_between(x, y, within.shape) & within
+def fat_walls(rng: np.random.Generator, fat: Mask, spacing_um: float = 62.0) -> Mask:
+    """Draw the walls of fat cells: thin, and thicker where three meet, so that the cells are round."""
+    x, y = hexagonal(rng, fat.shape, spacing_um)
+    from_border = distance_inside(~borders_between(x, y, fat.shape))
+    return fat & (cv2.GaussianBlur(from_border, (0, 0), 4.0) < 3.32)
 
 
 def borders_between(x_um: Field, y_um: Field, shape_hw: Shape) -> Mask:
@@ -253,45 +260,54 @@ def borders_between(x_um: Field, y_um: Field, shape_hw: Shape) -> Mask:
 
 
 def place_nuclei(
-    rng: np.random.Generator,
     compartments: npt.NDArray[np.uint8],
     focus: npt.NDArray[np.uint8],
     across: Field,
     spec: SectionSpec,
+    *address: int | str,
 ) -> tuple[Nuclei, ...]:
-    """Put nuclei of each kind into their compartments."""
-    stroma, epithelium = compartments == Compartment.STROMA, compartments == Compartment.EPITHELIUM
-    with_lumen = epithelium | (compartments == Compartment.LUMEN)
-    depth, from_lumen = distance_inside(with_lumen), distance_inside(compartments != Compartment.LUMEN)
+    """Put nuclei of each kind into their compartments; each kind draws for itself, so that a focus moves no other."""
+    inner = distance_inside(compartments != Compartment.GLASS) > 4  # none hangs over the edge
+    stroma, epithelium = inner & (compartments == Compartment.STROMA), compartments == Compartment.EPITHELIUM
+    lymphoid, vessel = compartments == Compartment.LYMPHOID, compartments == Compartment.VESSEL
+    depth = distance_inside(epithelium | (compartments == Compartment.LUMEN))
+    from_lumen = distance_inside(compartments != Compartment.LUMEN)
     towards_middle = direction_of(cv2.GaussianBlur(depth, (0, 0), 3.0))
     fibres = direction_of(across) + np.float32(np.pi / 2)
-
+    from_wall = distance_inside(vessel)
+    round_the_wall = direction_of(from_wall) + np.float32(np.pi / 2)
     # cells of a gland stand on the stroma with their nucleus low: what is near the lumen is cytoplasm
-    room = epithelium & (depth > 3.5) & (from_lumen > 8)
-    kinds = [(EPITHELIAL, 0), *((each.kind, index + 1) for index, each in enumerate(spec.foci))]
-    placed = []
-    for kind, number in kinds:
-        scaled = scale_kind(kind, spec.nuclear_scale)
+    room = inner & epithelium & (depth > 3.5) & (from_lumen > 8)
+    # lymphocytes come one by one and in swarms
+    swarming = rough_noise(rng_for(*address, "swarms"), stroma.shape, 120, 2)
+    swarms = highest(swarming, stroma, spec.inflammation * stroma.sum())
+
+    def placed(name: str, kind: NucleusKind, where: Mask, direction: Field, keep: float) -> Nuclei:
+        return fill(rng_for(*address, name), name, kind, where, direction, keep)
+
+    nests = [("epithelium", EPITHELIAL), *((each.name, each.kind) for each in spec.foci)]
+    nuclei = []
+    for number, (name, kind) in enumerate(nests):
+        sized = scale_kind(kind, spec.nuclear_scale, spec.spacing_scale)
         direction = fibres if kind.length_um > 2 * kind.width_um else towards_middle
-        placed.append(fill(rng, scaled, room & (focus == number), direction, keep=0.94))
-    placed.append(fill(rng, STROMAL, stroma & (depth == 0), fibres, keep=0.7))
-    placed.append(fill(rng, LYMPHOCYTE, compartments == Compartment.LYMPHOID, fibres, keep=0.86))
-    placed.append(fill(rng, LYMPHOCYTE, stroma, fibres, keep=0.05))
-    # lymphocytes come in swarms
-    swarms = highest(rough_noise(rng, stroma.shape, 120, 2), stroma, spec.inflammation * stroma.sum())
-    placed.append(fill(rng, LYMPHOCYTE, swarms, fibres, keep=0.42))
-    vessel = compartments == Compartment.VESSEL
-    lining = vessel & (distance_inside(vessel) < 2.5)
-    placed.append(
-        fill(rng, ENDOTHELIAL, lining, direction_of(distance_inside(vessel)) + np.float32(np.pi / 2), spacing_um=5.0)
-    )
-    return tuple(nuclei for nuclei in placed if len(nuclei))
+        nuclei.append(placed(name, sized, room & (focus == number), direction, 0.94))
+    nuclei += [
+        placed("stroma", STROMAL, stroma, fibres, 0.7),
+        placed("lymphoid", LYMPHOCYTE, lymphoid & inner, fibres, 0.86),
+        placed("single lymphocytes", LYMPHOCYTE, stroma, fibres, 0.05),
+        placed("lymphocytes in swarms", LYMPHOCYTE, swarms, fibres, 0.42),
+        placed("vessel", ENDOTHELIAL, vessel & (from_wall < 2.5), round_the_wall, 1.0),
+    ]
+    return tuple(each for each in nuclei if len(each))
 
 
-def scale_kind(kind: NucleusKind, scale: float) -> NucleusKind:
-    """Make nuclei larger or smaller, with what they cover left as it is."""
+def scale_kind(kind: NucleusKind, scale: float, spacing: float) -> NucleusKind:
+    """Make nuclei larger or smaller, with what they cover left as it is, and then bring them closer or apart."""
     return replace(
-        kind, length_um=kind.length_um * scale, width_um=kind.width_um * scale, spacing_um=kind.spacing_um * scale
+        kind,
+        length_um=kind.length_um * scale,
+        width_um=kind.width_um * scale,
+        spacing_um=kind.spacing_um * scale * spacing,
     )
 
 
@@ -302,34 +318,26 @@ def direction_of(field: Field) -> Field:
 
 
 def fill(
-    rng: np.random.Generator,
-    kind: NucleusKind,
-    room: Mask,
-    direction: Field,
-    *,
-    keep: float = 1.0,
-    spacing_um: float | None = None,
+    rng: np.random.Generator, name: str, kind: NucleusKind, room: Mask, direction: Field, keep: float = 1.0
 ) -> Nuclei:
     """Fill a part of the section with nuclei of a kind."""
-    x, y = hexagonal(rng, room.shape, spacing_um or kind.spacing_um)
-    kept = room[(y / MAP_MPP).astype(int), (x / MAP_MPP).astype(int)] & (rng.random(len(x)) < keep)
-    x, y = x[kept], y[kept]
-    angle = direction[(y / MAP_MPP).astype(int), (x / MAP_MPP).astype(int)]
-    angle = angle + (1 - np.float32(kind.aligned)) * rng.uniform(-np.pi / 2, np.pi / 2, len(x)).astype(np.float32)
-    size = np.clip(rng.normal(1, kind.size_spread, len(x)), 1 - 3 * kind.size_spread, 1 + 3 * kind.size_spread)
-    ratio = np.clip(rng.normal(1, 0.08, len(x)), 0.8, 1.2)
-    length, width = (
-        (kind.length_um * size * ratio).astype(np.float32),
-        (kind.width_um * size / ratio).astype(np.float32),
-    )
-    if kind.paired > 0:
-        twin = rng.random(len(x)) < kind.paired
-        across = angle + np.float32(np.pi / 2)
-        shift_x, shift_y = np.cos(across) * width * 0.49, np.sin(across) * width * 0.49
-        x, y = (
-            np.concatenate([x - np.where(twin, shift_x, 0), (x + shift_x)[twin]]),
-            np.concatenate([y - np.where(twin, shift_y, 0), (y + shift_y)[twin]]),
-        )
-        length, width = (np.concatenate([values, values[twin]]) for values in (length, width))
-        angle = np.concatenate([angle, angle[twin]])
-    return Nuclei(kind, x, y, length, width, angle)
+    x, y = hexagonal(rng, room.shape, kind.spacing_um)
+    count, spread = len(x), kind.size_spread
+    # drawn for all places before any is left out: what room there is changes nothing elsewhere
+    chance, turn = rng.random(count), rng.uniform(-np.pi / 2, np.pi / 2, count)
+    size = np.clip(rng.normal(1, spread, count), 1 - 3 * spread, 1 + 3 * spread)
+    ratio = np.clip(rng.normal(1, 0.08, count), 0.8, 1.2)
+    paired = rng.random(count) < kind.paired
+    rows, columns = (y / MAP_MPP).astype(int), (x / MAP_MPP).astype(int)
+    angle = direction[rows, columns] + (1 - kind.aligned) * turn
+    kept = room[rows, columns] & (chance < keep)
+    x, y, angle, paired = x[kept], y[kept], angle[kept], paired[kept]
+    length, width = (kind.length_um * size * ratio)[kept], (kind.width_um * size / ratio)[kept]
+    if paired.any():  # the second one touches the first from the side
+        side = angle + np.pi / 2
+        shift_x, shift_y = np.cos(side) * width * 0.49, np.sin(side) * width * 0.49
+        x = np.concatenate([x - paired * shift_x, (x + shift_x)[paired]])
+        y = np.concatenate([y - paired * shift_y, (y + shift_y)[paired]])
+        length, width, angle = (np.concatenate([each, each[paired]]) for each in (length, width, angle))
+    x, y, length, width, angle = (each.astype(np.float32) for each in (x, y, length, width, angle))
+    return Nuclei(name, kind, x, y, length, width, angle)

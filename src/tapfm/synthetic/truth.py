@@ -96,15 +96,21 @@ def read_truth(folder: Path, slide_id: str) -> SlideTruth:
         facts = json.loads(facts_file.read_text(encoding="utf-8"))
         with Image.open(picture) as image:
             values = np.asarray(image)
-    except OSError as error:
+        sizes = int(facts["width_px0"]), int(facts["height_px0"]), float(facts["mpp"])
+        foci = tuple(str(name) for name in facts["foci"])
+    except FileNotFoundError as error:
         raise InputError(
-            f"There is no truth of slide {slide_id} in {folder} ({error}).",
+            f"There is no truth of slide {slide_id} in {folder}.",
             hint="Give the folder `truth` of a cohort that tapfm synth painted.",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"The truth of slide {slide_id} in {folder} is damaged ({type(error).__name__}: {error}).",
+            hint="Run the tapfm synth that painted it once more: it mends what is damaged.",
         ) from error
     focus = np.where(values >= FIRST_FOCUS, values - FIRST_FOCUS + 1, 0).astype(np.uint8)
     compartments = np.where(focus > 0, np.uint8(Compartment.EPITHELIUM), values).astype(np.uint8)
-    sizes = int(facts["width_px0"]), int(facts["height_px0"]), float(facts["mpp"])
-    return SlideTruth(compartments, focus, tuple(facts["foci"]), *sizes)
+    return SlideTruth(compartments, focus, foci, *sizes)
 
 
 def truth_geojson(truth: SlideTruth, accidents: Mapping[str, Mask], slide_id: str) -> bytes:
@@ -119,7 +125,7 @@ def truth_geojson(truth: SlideTruth, accidents: Mapping[str, Mask], slide_id: st
 
 
 def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[list[str]]:
-    """List the tiles of the usual grid (224 px at 0.5 um per pixel) that have tissue, and what each carries."""
+    """List the tiles of the usual grid (224 px at 0.5 um per pixel), and what each carries."""
     spec = TileSpec()
     positions = lay_grid(Box(0, 0, truth.width_px0, truth.height_px0), spec, truth.mpp)
     side_px0 = spec.side_px0(truth.mpp)
@@ -128,7 +134,6 @@ def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[
     return [
         [slide_id, str(x), str(y), str(side_px0), f"{tissue[i]:.3f}", *(f"{each[i]:.3f}" for each in signals)]
         for i, (x, y) in enumerate(positions)
-        if tissue[i] > 0
     ]
 
 
