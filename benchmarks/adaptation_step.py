@@ -224,7 +224,8 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device(args.device)
     on_gpu = device.type == "cuda"
-    shrink = {} if on_gpu else {"depth": 4, "embed_dim": 128, "num_heads": 2, "img_size": 112}
+    whole = on_gpu or encoder_card(args.encoder).packaged  # small enough for a CPU as it is
+    shrink = {} if whole else {"depth": 4, "embed_dim": 128, "num_heads": 2, "img_size": 112}
     sizes = args.tiles or ([75, 256, 300, 1024, 4096] if on_gpu else [16, 64, 256])
     chunk = args.chunk or (64 if on_gpu else 16)
     machine = torch.cuda.get_device_name() if on_gpu else f"{platform.processor() or platform.machine()} CPU"
@@ -238,8 +239,8 @@ def main() -> None:
     bench.time("hybrid", bench.ours(Chunking(chunk, keep="fit" if on_gpu else 2)), warm_up=2 * chunk)
     bench.time("chunked", bench.ours(Chunking(chunk)), warm_up=2 * chunk)
     if on_gpu:
-        whole = [size for size in sizes if size % chunk == 0]  # a ragged chunk would compile once more
-        bench.time("chunked, compiled blocks", bench.ours(Chunking(chunk), compiled=True), sizes=whole)
+        even = [size for size in sizes if size % chunk == 0]  # a ragged chunk would compile once more
+        bench.time("chunked, compiled blocks", bench.ours(Chunking(chunk), compiled=True), sizes=even)
     agreement = bench.agreement(size=75 if on_gpu else 16, chunk=16 if on_gpu else 5)
 
     print("\n" + bench.table())
