@@ -68,7 +68,7 @@ def painted(slides: Iterable[PlannedSlide], what: str, minutes: float = np.inf) 
                 return
 
 
-def pretraining_slides(count: int) -> list[PlannedSlide]:
+def pretraining_slides(count: int, tiles: int) -> list[PlannedSlide]:
     """Plan slides of every task and difficulty, half of them as the external sites stain."""
     kinds = [(task, difficulty) for task in TASKS for difficulty in DIFFICULTIES]
     planned = []
@@ -80,17 +80,18 @@ def pretraining_slides(count: int) -> list[PlannedSlide]:
             task=task,
             difficulty=difficulty,
             seed=PRETRAINING_SEED + index,
+            tiles=tiles,
             prevalence={target.name: 0.4 for target in TASKS[task]},
         )
         planned += plan_cohort(spec)
     return [planned[index] for index in np.random.default_rng(0).permutation(len(planned))]
 
 
-def write_shards(folder: Path, count: int, minutes: float) -> None:
+def write_shards(folder: Path, count: int, tiles_each: int, minutes: float) -> None:
     """Write unlabelled tiles."""
     waiting: list[npt.NDArray[np.uint8]] = []
     shards, held = 0, 0
-    for _, tiles, _ in painted(pretraining_slides(count), "pretraining", minutes):
+    for _, tiles, _ in painted(pretraining_slides(count, tiles_each), "pretraining", minutes):
         waiting.append(tiles)
         held += len(tiles)
         if held >= SHARD:
@@ -100,7 +101,7 @@ def write_shards(folder: Path, count: int, minutes: float) -> None:
         np.save(folder / f"{shards:03d}.npy", np.concatenate(waiting))
 
 
-def write_probe(folder: Path, count: int, task: str, difficulty: str) -> None:
+def write_probe(folder: Path, count: int, tiles_each: int, task: str, difficulty: str) -> None:
     """Write labelled tiles: half of the development slides to train a probe, half to test it, and external ones."""
     spec = CohortSpec(
         slides=count,
@@ -108,6 +109,7 @@ def write_probe(folder: Path, count: int, task: str, difficulty: str) -> None:
         task=task,
         difficulty=difficulty,
         seed=PROBE_SEED,
+        tiles=tiles_each,
         fractions=(0.5, 0.0, 0.5),
         prevalence={TASKS[task][0].name: 0.4},
     )
@@ -133,6 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--slides", type=int, default=800)
+    parser.add_argument("--tiles", type=int, default=80, help="of tissue on a slide, about")
     parser.add_argument("--minutes", type=float, default=np.inf, help="stop then, with what is painted")
     parser.add_argument("--probe", action="store_true", help="labelled tiles for a probe instead")
     parser.add_argument("--task", default="fgfr3", choices=list(TASKS))
@@ -140,9 +143,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.probe:
-        write_probe(arguments.folder, arguments.slides, arguments.task, arguments.difficulty)
+        write_probe(arguments.folder, arguments.slides, arguments.tiles, arguments.task, arguments.difficulty)
     else:
-        write_shards(arguments.folder, arguments.slides, arguments.minutes)
+        write_shards(arguments.folder, arguments.slides, arguments.tiles, arguments.minutes)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ in another stain. `dino` needs no teacher: DINO (Caron et al. 2021) with Sinkhor
 are .npy shards of uint8 (n, 224, 224, 3); all of them live on the device, and so does their augmentation.
 
     PYTHONPATH=src python tools/pretrain_pocket.py --method distil --tiles TILES --steps 4684 \
-        --teacher carry/dinov2_small_fp16.safetensors --out pocket.safetensors --probe PROBE --compile
+        --teacher DINOV2.safetensors --out pocket.safetensors --compile
 
-PROBE holds train.npz and test.npz with `tiles` and `truth` (bool); the linear probe on them runs after training.
+`tools/probe_pocket.py` says what came of it.
 """
 
 from __future__ import annotations
@@ -22,51 +22,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
-from timm.layers import resample_abs_pos_embed
+from pocket_models import (
+    ARCHITECTURES,
+    IMAGENET_PIXELS,
+    POCKET_PIXELS,
+    TILE_PX,
+    build_student,
+    check_limits,
+    half_precision,
+    load_teacher,
+    normalised,
+    save_student,
+    unit_pixels,
+)
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-TILE_PX = 224
-ARCHITECTURES: dict[str, dict[str, int]] = {  # the deepest within the limits; at 128 wide, depth 5 is 0.54 GFLOP
-    "p16": {"patch_size": 16, "embed_dim": 128, "depth": 4, "num_heads": 4},
-    "p28": {"patch_size": 28, "embed_dim": 192, "depth": 6, "num_heads": 3},
-    "p32": {"patch_size": 32, "embed_dim": 192, "depth": 8, "num_heads": 3},
-}
-MOST_GFLOP, MOST_PARAMETERS, MOST_BYTES = 0.5, 5_000_000, 10_000_000
-POCKET_PIXELS = ((0.7, 0.55, 0.7), (0.2, 0.22, 0.18))  # mean and std of 0..1 pixels
-IMAGENET_PIXELS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 Encode = Callable[..., Tensor]
-Scores = Callable[[Tensor], Tensor]
-
-
-def build_student(architecture: str, **extra: Any) -> Any:
-    """The timm ViT: CLS, four registers without position, patches."""
-    arguments = ARCHITECTURES[architecture] | extra
-    return timm.create_model(
-        "vit_tiny_patch16_224", reg_tokens=4, no_embed_class=True, init_values=None, num_classes=0,
-        global_pool="token", img_size=TILE_PX, **arguments,
-    )  # fmt: skip
-
-
-def check_limits(architecture: str, dtype: torch.dtype) -> str:
-    """Assert what a pocket model may cost, and say what this one does: FLOP are two per multiply-add of one tile."""
-    vit = build_student(architecture).eval()
-    # The counter knows the plain attention on every device; of the fused kernels, not all.
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        vit(torch.zeros(1, 3, TILE_PX, TILE_PX))
-    gflop, parameters = counter.get_total_flops() / 1e9, sum(p.numel() for p in vit.parameters())
-    assert gflop <= MOST_GFLOP, f"{architecture}: {gflop:.3f} GFLOP"
-    assert parameters <= MOST_PARAMETERS, f"{architecture}: {parameters} parameters"
-    if parameters * dtype.itemsize + 50_000 > MOST_BYTES:  # the header takes a few kB
-        raise SystemExit(f"{architecture} in {dtype} would be over {MOST_BYTES} bytes: use --dtype float16.")
-    return f"{architecture}: {parameters / 1e6:.2f} M parameters, {gflop:.3f} GFLOP"
 
 
 def tokens(vit: Any, pixels: Tensor, hidden: Tensor | None = None, stand_in: Tensor | None = None) -> Tensor:
@@ -76,17 +52,6 @@ def tokens(vit: Any, pixels: Tensor, hidden: Tensor | None = None, stand_in: Ten
         patches = torch.where(hidden[..., None], stand_in.to(patches.dtype), patches)
     x: Tensor = vit.norm(vit.blocks(vit.norm_pre(vit._pos_embed(patches))))
     return x
-
-
-def normalised(images: Tensor, pixels: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
-    """0..1 pixels with the mean and std that a model expects."""
-    mean, std = (torch.tensor(values, device=images.device).view(1, 3, 1, 1) for values in pixels)
-    return (images - mean) / std
-
-
-def half_precision(device: torch.device) -> torch.autocast:
-    """Run in bfloat16 where it is fast."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def load_tiles(folder: Path, device: torch.device, limit: int | None) -> Tensor:
@@ -102,11 +67,6 @@ def load_tiles(folder: Path, device: torch.device, limit: int | None) -> Tensor:
         tiles[start : start + len(part)] = torch.from_numpy(part)
         start += len(part)
     return tiles
-
-
-def unit_pixels(tiles: Tensor) -> Tensor:
-    """Tiles n x height x width x 3 of uint8 as images n x 3 x height x width in 0..1."""
-    return tiles.permute(0, 3, 1, 2).float() / 255
 
 
 def batches(tiles: Tensor, size: int) -> Iterator[Tensor]:
@@ -331,15 +291,6 @@ def koleo(features: Tensor) -> Tensor:
         return -(F.pairwise_distance(x, x[nearest]) + 1e-6).log().mean()
 
 
-def load_teacher(path: Path, device: torch.device) -> Any:
-    """DINOv2 ViT-S/14 from a timm checkpoint, its position table resampled to our tiles."""
-    teacher = timm.create_model("vit_small_patch14_dinov2", img_size=TILE_PX, num_classes=0)
-    state = {name: value.float() for name, value in load_file(path).items()}
-    state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], teacher.patch_embed.grid_size, num_prefix_tokens=1)
-    teacher.load_state_dict(state, strict=True)
-    return teacher.to(device).eval().requires_grad_(False)
-
-
 def optimiser_for(student: nn.Module, rate: float, device: torch.device) -> torch.optim.AdamW:
     """AdamW that decays matrices only: not norms, biases, positions, prefix tokens or prototypes."""
     groups: dict[bool, list[Tensor]] = {True: [], False: []}
@@ -403,95 +354,6 @@ def train(
             save(average["backbone"], final=done >= 1, steps=step, tiles_seen=seen, losses=json.dumps(losses))
 
 
-def save_student(vit: nn.Module, path: Path, architecture: str, dtype: torch.dtype, metadata: dict[str, str]) -> None:
-    """Write the weights under the keys of the plain architecture, and read them back into it."""
-    state = {name: value.detach().to("cpu", dtype).contiguous() for name, value in vit.state_dict().items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(state, path, metadata=metadata)
-    build_student(architecture).load_state_dict(load_file(path), strict=True)
-    assert path.stat().st_size <= MOST_BYTES, f"{path} has {path.stat().st_size} bytes"
-
-
-def cls_features(vit: Any, tiles: Tensor, pixels: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
-    """CLS tokens after the final norm, in float32; `tiles` are uint8."""
-    vit, device = vit.eval(), next(vit.parameters()).device
-    with torch.no_grad():
-        parts = [vit.forward_features(normalised(unit_pixels(t.to(device)), pixels))[:, 0] for t in tiles.split(128)]
-    return torch.cat(parts).float()
-
-
-def colour_statistics(tiles: Tensor) -> Tensor:
-    """30 numbers per tile: mean, std and three percentiles of each channel, as pixels and as optical density."""
-
-    def statistics(part: Tensor) -> Tensor:
-        red_green_blue = unit_pixels(part)[..., ::2, ::2].flatten(2)  # a quarter of the pixels says the same
-        values = torch.cat([red_green_blue, -red_green_blue.clamp(min=1 / 255).log()], 1)
-        percentiles = values.quantile(torch.tensor([0.1, 0.5, 0.9], device=values.device), dim=2)
-        return torch.stack([values.mean(2), values.std(2), *percentiles], 2).flatten(1)
-
-    return torch.cat([statistics(part) for part in tiles.split(32)])  # quantile takes 16 M numbers at most
-
-
-def auc(scores: Tensor, truth: Tensor) -> float:
-    """The area under the ROC curve as Mann-Whitney's U; ties count half."""
-    truth = truth.bool()
-    positives, negatives = int(truth.sum()), int((~truth).sum())
-    if not positives or not negatives:
-        return math.nan
-    _, place, counts = scores.double().unique(return_inverse=True, return_counts=True)
-    rank = (counts.cumsum(0) - (counts - 1) / 2)[place]
-    return (float(rank[truth].sum()) - positives * (positives + 1) / 2) / (positives * negatives)
-
-
-def fit_logistic(
-    features: Tensor, truth: Tensor, choices: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 1, 10)
-) -> Scores:
-    """Logistic regression on standardised features, its C the best of `choices` on a quarter held out.
-
-    The last quarter: tiles come slide by slide, and those of one slide resemble each other.
-    """
-    kept, held = slice(0, 3 * len(features) // 4), slice(3 * len(features) // 4, None)
-    fits = {c: logistic(features[kept], truth[kept], c) for c in choices}
-    best = max(choices, key=lambda c: auc(fits[c](features[held]), truth[held]))
-    return logistic(features, truth, best)
-
-
-def logistic(features: Tensor, truth: Tensor, c: float) -> Scores:
-    """One fit, with scikit-learn's meaning of C, as a function from features to log odds."""
-    mean, std = features.double().mean(0), features.double().std(0).clamp(min=1e-6)
-    x, y = (features.double() - mean) / std, truth.double()
-    weight = torch.zeros(x.shape[1] + 1, dtype=torch.float64, device=x.device, requires_grad=True)
-    solver = torch.optim.LBFGS([weight], max_iter=500, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        solver.zero_grad()
-        fit = F.binary_cross_entropy_with_logits(x @ weight[1:] + weight[0], y)
-        value = fit + weight[1:].square().sum() / (2 * c * len(x))
-        value.backward()
-        return value
-
-    solver.step(loss)
-    found = weight.detach()
-    return lambda new: (new.double() - mean) / std @ found[1:] + found[0]
-
-
-def load_probe(folder: Path, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
-    """Tiles and truth of `train` and `test`."""
-    parts = {}
-    for name in ("train", "test"):
-        with np.load(folder / f"{name}.npz") as arrays:
-            tiles, truth = (torch.from_numpy(arrays[key]).to(device) for key in ("tiles", "truth"))
-            parts[name] = tiles, truth.bool()
-    return parts
-
-
-def probe(name: str, features: Scores, parts: dict[str, tuple[Tensor, Tensor]]) -> None:
-    """Print the test AUC of a linear probe on some features of the tiles."""
-    (train_tiles, train_truth), (test_tiles, test_truth) = parts["train"], parts["test"]
-    scores = fit_logistic(features(train_tiles), train_truth)(features(test_tiles))
-    print(f"probe  {name:<17} AUC {auc(scores, test_truth):.4f}", flush=True)
-
-
 def parsed() -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description="Pretrain tapfm-pocket.")
@@ -501,7 +363,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="use the first tiles only")
     parser.add_argument("--teacher", type=Path, help="DINOv2 ViT-S/14 as a timm checkpoint; `distil` needs it")
     parser.add_argument("--out", type=Path, required=True, help="FILE.safetensors")
-    parser.add_argument("--probe", type=Path, help="folder with train.npz and test.npz")
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--minutes", type=float, help="of training; loading, compiling and the probe come on top")
     budget.add_argument("--steps", type=int)
@@ -521,20 +382,18 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, save, probe."""
+    """Train and save."""
     options = parsed()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
     dtype = DTYPES[options.dtype]
     print(check_limits(options.architecture, dtype))
-    probed = load_probe(options.probe, device) if options.probe else None
     teacher = load_teacher(options.teacher, device) if options.teacher else None
     tiles = load_tiles(options.tiles, device, options.limit)
     print(f"{len(tiles)} tiles on {device}", flush=True)
 
     torch.manual_seed(options.seed)  # here, so that the first weights do not depend on what was loaded before
     backbone = build_student(options.architecture, dynamic_img_size=True).to(device)
-    untrained = deepcopy(backbone)
     if options.start:
         backbone.load_state_dict(load_file(options.start), strict=True)
     encode = torch.compile(tokens, dynamic=False) if options.compile else tokens
@@ -558,16 +417,6 @@ def main() -> None:
 
     train(method, order, options, save)
     print(f"wrote {options.out}, {options.out.stat().st_size / 1e6:.1f} MB")
-
-    if probed:
-        torch.set_float32_matmul_precision("highest")
-        trained = build_student(options.architecture).to(device)
-        trained.load_state_dict(load_file(options.out), strict=True)
-        probe("colours", colour_statistics, probed)
-        probe("untrained student", lambda t: cls_features(untrained, t, POCKET_PIXELS), probed)
-        if teacher is not None:
-            probe("teacher", lambda t: cls_features(teacher, t, IMAGENET_PIXELS), probed)
-        probe("student", lambda t: cls_features(trained, t, POCKET_PIXELS), probed)
 
 
 if __name__ == "__main__":

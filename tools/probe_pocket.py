@@ -12,26 +12,22 @@ Intervals are 95%, by bootstrap over slides (2,000 draws).
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from pretrain_pocket import (
-    IMAGENET_PIXELS,
-    POCKET_PIXELS,
-    auc,
-    build_student,
-    cls_features,
-    colour_statistics,
-    fit_logistic,
-    load_teacher,
-)
+import torch.nn.functional as F
+from pocket_models import IMAGENET_PIXELS, POCKET_PIXELS, build_student, load_teacher, normalised, unit_pixels
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tapfm.encoders.weights import load_encoder
+
+Scores = Callable[[Tensor], Tensor]
 
 PARTS = ("train", "test", "external")
 NESTS = 0.25  # part of a tile that is epithelium
@@ -65,6 +61,69 @@ class Part:
     def counts(self) -> Tensor:
         """Count the tiles of each slide."""
         return torch.bincount(self.slide, minlength=len(self.label)).double()[:, None]
+
+
+def cls_features(vit: Any, tiles: Tensor, pixels: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
+    """CLS tokens after the final norm, in float32; `tiles` are uint8."""
+    vit, device = vit.eval(), next(vit.parameters()).device
+    with torch.no_grad():
+        parts = [vit.forward_features(normalised(unit_pixels(t.to(device)), pixels))[:, 0] for t in tiles.split(128)]
+    return torch.cat(parts).float()
+
+
+def colour_statistics(tiles: Tensor) -> Tensor:
+    """30 numbers per tile: mean, std and three percentiles of each channel, as pixels and as optical density."""
+
+    def statistics(part: Tensor) -> Tensor:
+        red_green_blue = unit_pixels(part)[..., ::2, ::2].flatten(2)  # a quarter of the pixels says the same
+        values = torch.cat([red_green_blue, -red_green_blue.clamp(min=1 / 255).log()], 1)
+        percentiles = values.quantile(torch.tensor([0.1, 0.5, 0.9], device=values.device), dim=2)
+        return torch.stack([values.mean(2), values.std(2), *percentiles], 2).flatten(1)
+
+    return torch.cat([statistics(part) for part in tiles.split(32)])  # quantile takes 16 M numbers at most
+
+
+def auc(scores: Tensor, truth: Tensor) -> float:
+    """The area under the ROC curve as Mann-Whitney's U; ties count half."""
+    truth = truth.bool()
+    positives, negatives = int(truth.sum()), int((~truth).sum())
+    if not positives or not negatives:
+        return math.nan
+    _, place, counts = scores.double().unique(return_inverse=True, return_counts=True)
+    rank = (counts.cumsum(0) - (counts - 1) / 2)[place]
+    return (float(rank[truth].sum()) - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def fit_logistic(
+    features: Tensor, truth: Tensor, choices: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 1, 10)
+) -> Scores:
+    """Logistic regression on standardised features, its C the best of `choices` on a quarter held out.
+
+    The last quarter: tiles come slide by slide, and those of one slide resemble each other.
+    """
+    kept, held = slice(0, 3 * len(features) // 4), slice(3 * len(features) // 4, None)
+    fits = {c: logistic(features[kept], truth[kept], c) for c in choices}
+    best = max(choices, key=lambda c: auc(fits[c](features[held]), truth[held]))
+    return logistic(features, truth, best)
+
+
+def logistic(features: Tensor, truth: Tensor, c: float) -> Scores:
+    """One fit, with scikit-learn's meaning of C, as a function from features to log odds."""
+    mean, std = features.double().mean(0), features.double().std(0).clamp(min=1e-6)
+    x, y = (features.double() - mean) / std, truth.double()
+    weight = torch.zeros(x.shape[1] + 1, dtype=torch.float64, device=x.device, requires_grad=True)
+    solver = torch.optim.LBFGS([weight], max_iter=500, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        solver.zero_grad()
+        fit = F.binary_cross_entropy_with_logits(x @ weight[1:] + weight[0], y)
+        value = fit + weight[1:].square().sum() / (2 * c * len(x))
+        value.backward()
+        return value
+
+    solver.step(loss)
+    found = weight.detach()
+    return lambda new: (new.double() - mean) / std @ found[1:] + found[0]
 
 
 def read_part(path: Path) -> Part:

@@ -1,0 +1,60 @@
+"""The tools that made tapfm-pocket still run, on a few tiles: paint, pretrain, probe."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from tapfm.encoders.build import build_vit
+from tapfm.encoders.catalog import encoder_card
+
+TOOLS = Path(__file__).parents[1] / "tools"
+
+
+def run(tool, *arguments):
+    result = subprocess.run(
+        [sys.executable, str(TOOLS / tool), *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def painted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("painted")
+    run("paint_tiles.py", folder / "tiles", "--slides", 12, "--tiles", 10, "--minutes", 0)
+    run("paint_tiles.py", folder / "probe", "--probe", "--slides", 12, "--tiles", 10, "--difficulty", "easy")
+    return folder
+
+
+def test_painted_tiles_are_what_the_others_read(painted):
+    (shard,) = (painted / "tiles").glob("*.npy")
+    tiles = np.load(shard)
+    assert tiles.dtype == np.uint8
+    assert tiles.shape[1:] == (224, 224, 3)
+    with np.load(painted / "probe" / "test.npz") as part:
+        assert len(part["tiles"]) == len(part["truth"]) == len(part["slide"])
+        assert not part["truth"][part["label"] == 0].any()
+        assert part["truth"][part["label"] == 1].any()
+
+
+def test_pretraining_writes_an_encoder_that_loads(painted, tmp_path):
+    out = tmp_path / "pocket.safetensors"
+    said = run(
+        *("pretrain_pocket.py", "--method", "dino", "--tiles", painted / "tiles", "--limit", 8, "--batch", 8),
+        *("--steps", 2, "--out", out),
+    )
+    assert "step 2" in said
+    with safe_open(out, "pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        assert file.metadata()["method"] == "dino"
+    assert shapes == {name: tuple(t.shape) for name, t in build_vit(encoder_card("tapfm-pocket")).state_dict().items()}
+
+
+def test_the_probe_prints_its_tables(painted):
+    said = run("probe_pocket.py", painted / "probe")
+    for row in ("| colour statistics |", "| tapfm-pocket |", "| stain and size |", "| tapfm-pocket, oracle |"):
+        assert row in said
