@@ -246,7 +246,7 @@ def test_a_full_disk_is_an_error_not_a_traceback(tmp_path):
 def test_rare_targets_are_told_to_be_planted_more_often(tmp_path):
     settings = ("--task", "luad4", "--slides", 12, "--external", 0, "--tiles", 10, "--fractions", 0.5, 0.0, 0.5)
     result = tapfm("synth", tmp_path / "p", *settings)
-    assert "ALK, development: 4 positive instead of 0 (3% of 12), so that every split" in result.stdout
+    assert "ALK, development: 4 positive instead of 0 (3% of 12), so that both classes are there" in result.stdout
 
 
 def test_other_settings_need_force_and_leave_nothing_behind(tmp_path):

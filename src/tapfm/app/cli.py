@@ -257,9 +257,9 @@ def synth(
     tapfm synth painted --slides 12 --external 6 --prevalence 0.4   a small one, in a minute
     tapfm synth lung --task luad4 --difficulty easy
 
-    Some nests of a positive slide have nuclei of another size and chromatin; colour, amount of tissue, site and scanner
-    are drawn without looking at the label, and differ in the external cohort. Which tiles carry the signal is written
-    beside the slides. A run that was stopped goes on where it was.
+    Some nests of a positive slide have nuclei of another size and chromatin. Colour, tissue, site and
+    scanner are drawn without looking at the label, and differ in the external cohort. Which tiles
+    carry the signal is written beside the slides. A run that was stopped goes on where it was.
 
     \b
     cohort.csv, external.csv   slides, patients, splits, labels

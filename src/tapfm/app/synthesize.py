@@ -357,7 +357,7 @@ def show(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path, consol
             if planted != (asked := round(share * count)):
                 console.print(
                     f"{target.name}, {cohort}: {planted} positive instead of {asked} ({share:.0%} of {count}), so that "
-                    f"every split that is large enough has {LEAST} of both classes."
+                    f"both classes are there, {LEAST} of each in every split that is large enough."
                 )
     console.print(Text(f"Look at them: {folder / CONTACT_SHEET}. What is what: {folder / ABOUT}"), soft_wrap=True)
     slides = shlex.quote(str(folder / TABLES["development"]))
