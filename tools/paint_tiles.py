@@ -22,12 +22,10 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from tapfm.slides.slide import Box
 from tapfm.synthetic.cohort import DIFFICULTIES, TASKS, CohortSpec, PlannedSlide, plan_cohort
-from tapfm.synthetic.section import Compartment
 from tapfm.synthetic.slides import paint_slide
 from tapfm.synthetic.truth import CARRIES
-from tapfm.tiles.grid import TileSpec, lay_grid
+from tapfm.tiles.grid import TileSpec
 
 PRETRAINING_SEED = 10_000  # tapfm synth's default is 0: nobody's cohort is likely to be among the pretraining slides
 PROBE_SEED = 20_000
@@ -43,14 +41,13 @@ def tiles_of(planned: PlannedSlide) -> tuple[str, npt.NDArray[np.uint8], dict[st
     quality = [cv2.IMWRITE_JPEG_QUALITY, planned.scanner.jpeg_quality]
     file = cv2.imencode(".jpg", painted.scan.pixels[..., ::-1], quality)[1]
     pixels = np.asarray(cv2.imdecode(file, cv2.IMREAD_COLOR))[..., ::-1]
-    spec, truth = TileSpec(), painted.truth
-    side = spec.side_px0(truth.mpp)
-    positions = lay_grid(Box(0, 0, truth.width_px0, truth.height_px0), spec, truth.mpp)
+    truth = painted.truth
+    positions, side = truth.grid()
     positions = positions[truth.share(truth.tissue, positions, side) >= LEAST_TISSUE]
-    size = (spec.tile_px, spec.tile_px)
+    size = (TileSpec().tile_px, TileSpec().tile_px)
     tiles = [cv2.resize(pixels[y : y + side, x : x + side], size, interpolation=cv2.INTER_AREA) for x, y in positions]
     signals = {name: truth.signal(name, positions, side) for name in planned.labels}
-    signals["nests"] = truth.share(np.asarray(truth.compartments == Compartment.EPITHELIUM), positions, side)
+    signals["nests"] = truth.share(truth.nests, positions, side)
     return planned.slide_id, np.stack(tiles), signals
 
 

@@ -1,6 +1,5 @@
 """`tapfm synth` as a user types it, and that the rest of tapfm agrees with what was painted."""
 
-import csv
 import json
 import shlex
 import shutil
@@ -11,6 +10,7 @@ from contextlib import closing
 import numpy as np
 import openslide
 import pytest
+from cohort_files import rows_of
 from command_line import PROGRAM, start, tapfm, wait_for
 
 from tapfm.cohort.manifest import read_cohort
@@ -20,11 +20,6 @@ from tapfm.synthetic.truth import read_truth
 from tapfm.tiles.store import read_tiles
 
 SMALL = ("--slides", 6, "--external", 2, "--tiles", 16, "--prevalence", 0.5)
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def contents(folder):

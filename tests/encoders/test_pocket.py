@@ -16,11 +16,8 @@ from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import WeightsDigestError, WeightsNotFoundError
-from tapfm.slides.slide import Box
 from tapfm.synthetic.cohort import CohortSpec, plan_cohort
-from tapfm.synthetic.section import Compartment
 from tapfm.synthetic.slides import paint_slide
-from tapfm.tiles.grid import TileSpec, lay_grid
 
 CARD = encoder_card("tapfm-pocket")
 
@@ -90,10 +87,9 @@ def test_its_attention_differs_between_tiles(pocket):
 def nest_tiles(planned):
     """Tiles with nests of one slide, as (tile, does it carry the signal)."""
     painted = paint_slide(planned)
-    truth, spec = painted.truth, TileSpec()
-    side = spec.side_px0(truth.mpp)
-    positions = lay_grid(Box(0, 0, truth.width_px0, truth.height_px0), spec, truth.mpp)
-    nests = truth.share(truth.compartments == Compartment.EPITHELIUM, positions, side)
+    truth = painted.truth
+    positions, side = truth.grid()
+    nests = truth.share(truth.nests, positions, side)
     positions = positions[nests > 0.3]
     carries = truth.signal("FGFR3", positions, side)
     tiles = [cv2.resize(painted.scan.pixels[y : y + side, x : x + side], (224, 224)) for x, y in positions]

@@ -1,6 +1,6 @@
 """No shortcut: the same slide painted with and without the signal has the same stain, size and file.
 
-Pairs see far smaller differences than a model on some slides could: a tenth of what slides differ by among themselves.
+Pairs see smaller differences than a model on some slides could: a quarter of what slides differ by among themselves.
 """
 
 from dataclasses import replace

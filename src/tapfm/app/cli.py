@@ -163,6 +163,7 @@ def tile(
     failures.csv            what failed, why, and what to do
     """
     from tapfm.app import tile_slides
+    from tapfm.app.output_folder import GOES_ON
     from tapfm.cohort.manifest import read_cohort
     from tapfm.errors import UnknownNameError
     from tapfm.tiles.grid import TileSpec
@@ -193,7 +194,7 @@ def tile(
             console=messages,
         )
     except KeyboardInterrupt:
-        messages.print("Stopped. What was finished is kept; the same command goes on from there.")
+        messages.print(f"Stopped. {GOES_ON}")
         raise typer.Exit(130) from None
     tile_slides.show(report, terminal())
     if sum(not only or outcome.slide_id in only for outcome in report.failed) > allow_failures:
@@ -268,6 +269,7 @@ def synth(
     truth/                     compartments, foci, tiles.csv
     """
     from tapfm.app import synthesize
+    from tapfm.app.output_folder import GOES_ON
 
     spec = synthesize.cohort_spec(slides, external, task, difficulty, prevalence or [], fractions, tiles, seed)
     check_workers(workers)
@@ -275,7 +277,7 @@ def synth(
     try:
         planned = synthesize.synthesise(spec, out, workers=workers or available_cores(), force=force, console=messages)
     except KeyboardInterrupt:
-        messages.print("Stopped. What was finished is kept; the same command goes on from there.")
+        messages.print(f"Stopped. {GOES_ON}")
         raise typer.Exit(130) from None
     synthesize.show(spec, planned, out, terminal())
 

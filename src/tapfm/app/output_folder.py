@@ -10,6 +10,8 @@ from tapfm.errors import InputError
 from tapfm.slides.opening import OUTPUT_MARK
 from tapfm.storage import UNFINISHED
 
+GOES_ON = "What was finished is kept; the same command goes on from there."
+
 
 @contextmanager
 def locked(folder: Path, command: str, other_folder: str = "give another folder with --out") -> Iterator[None]:

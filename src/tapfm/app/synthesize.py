@@ -23,14 +23,13 @@ from rich.text import Text
 
 import tapfm
 from tapfm.app.isolation import Died, run_isolated
-from tapfm.app.output_folder import locked, remove_unfinished
+from tapfm.app.output_folder import GOES_ON, locked, remove_unfinished
 from tapfm.app.progress import SAY_EVERY_S, progress_bar
 from tapfm.errors import InputError, TapfmError
 from tapfm.slides.opening import CONTACT_SHEET, open_slide
-from tapfm.slides.slide import Box
 from tapfm.storage import digest_of_code, fingerprint, write_atomically
 from tapfm.synthetic.cohort import ASPECT, LEAST, CohortName, CohortSpec, PlannedSlide, plan_cohort
-from tapfm.synthetic.section import MAP_MPP, Compartment
+from tapfm.synthetic.section import MAP_MPP
 from tapfm.synthetic.slide_file import svs
 from tapfm.synthetic.slides import paint_slide
 from tapfm.synthetic.truth import (
@@ -43,7 +42,7 @@ from tapfm.synthetic.truth import (
     truth_geojson,
     truth_picture,
 )
-from tapfm.tiles.grid import TileSpec, lay_grid
+from tapfm.tiles.grid import TileSpec
 
 SETTINGS = "synth.json"
 SLIDES: dict[CohortName, str] = {"development": "slides", "external": "external"}  # folders
@@ -52,10 +51,8 @@ TRUTH = "truth"
 SLIDE_NAME = re.compile(r"(slides/S|external/X)\d{3,}\.svs")
 ABOUT = "README.md"
 MOST_SHOWN = 40  # slides on the contact sheet
-BYTES_PER_PIXEL = 55  # of a slide that is being painted, measured at 20x and 40x
-GOES_ON = (
-    "What was finished is kept; the same command goes on from there. Out of memory: --workers 1, or fewer --tiles."
-)
+BYTES_PER_PIXEL = 55  # of a slide that is being painted: a little more than the peak of 20x and 40x slides
+ADVICE = f"{GOES_ON} If memory was short: --workers 1, or fewer --tiles."
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def synthesise(spec: CohortSpec, folder: Path, *, workers: int, force: bool, con
             run(todo, fitting_workers(todo, workers, console), console)
             write_tables(spec, planned, folder)
         except OSError as error:
-            raise TapfmError(f"The cohort could not be written ({error}).", hint=GOES_ON) from error
+            raise TapfmError(f"The cohort could not be written ({error}).", hint=ADVICE) from error
     return planned
 
 
@@ -214,9 +211,9 @@ def run(jobs: Sequence[Job], workers: int, console: Console) -> None:
     with progress_bar(console) as progress, closing(run_isolated(paint_and_write, jobs, workers)) as results:
         bar = progress.add_task("painting", total=len(jobs), speed="")
         for done, (index, answer) in enumerate(results, 1):
-            if isinstance(answer, Died) or answer is not None:
+            if answer is not None:
                 reason = answer.reason if isinstance(answer, Died) else answer
-                raise TapfmError(f"Slide {jobs[index].planned.slide_id} could not be painted: {reason}.", hint=GOES_ON)
+                raise TapfmError(f"Slide {jobs[index].planned.slide_id} could not be painted: {reason}.", hint=ADVICE)
             now = time.monotonic()
             speed = f"{(now - start) / done:.1f} s a slide"
             progress.update(bar, advance=1, speed=speed)
@@ -276,7 +273,7 @@ def contact_sheet(jobs: Sequence[Job], truths: Mapping[str, SlideTruth]) -> byte
     cells = []
     for job in shown:
         truth = truths[job.planned.slide_id]
-        x, y, side_px0 = telling_tile(truth, [name for name, label in job.planned.labels.items() if label])
+        x, y, side_px0 = telling_tile(truth, job.planned.positive)
         with closing(open_slide(job.slide_path)) as slide:
             cells.append((slide.thumbnail(round(side_px * ASPECT)).pixels, slide.read(x, y, side_px0, side_px)))
     width_px = max(thumbnail.shape[1] for thumbnail, _ in cells) + side_px + 2 * gap_px
@@ -289,8 +286,7 @@ def contact_sheet(jobs: Sequence[Job], truths: Mapping[str, SlideTruth]) -> byte
         sheet.paste(Image.fromarray(tile), (x + thumbnail.shape[1] + gap_px, y + words_px))
         planned = job.planned
         draw.text((x + 4, y + 3), f"{planned.slide_id}  {planned.scanner.objective}x  {planned.site}", "black")
-        positive = [name for name, label in planned.labels.items() if label]
-        draw.text((x + thumbnail.shape[1] + gap_px, y + 3), "  ".join(positive), (0, 120, 50))
+        draw.text((x + thumbnail.shape[1] + gap_px, y + 3), "  ".join(planned.positive), (0, 120, 50))
     file = io.BytesIO()
     sheet.save(file, "JPEG", quality=88)
     return file.getvalue()
@@ -298,12 +294,10 @@ def contact_sheet(jobs: Sequence[Job], truths: Mapping[str, SlideTruth]) -> byte
 
 def telling_tile(truth: SlideTruth, positive: Sequence[str]) -> tuple[int, int, int]:
     """Find the tile that shows most of what is planted, or else of nests: its corner and side."""
-    spec = TileSpec()
-    positions = lay_grid(Box(0, 0, truth.width_px0, truth.height_px0), spec, truth.mpp)
-    side_px0 = spec.side_px0(truth.mpp)
-    nests = truth.share(np.asarray(truth.compartments == Compartment.EPITHELIUM), positions, side_px0)
+    positions, side_px0 = truth.grid()
     planted = [truth.signal(name, positions, side_px0) for name in positive]
-    best = int(np.argmax(np.max(planted, axis=0) if planted else nests))
+    shown = np.max(planted, axis=0) if planted else truth.share(truth.nests, positions, side_px0)
+    best = int(np.argmax(shown))
     return int(positions[best, 0]), int(positions[best, 1]), side_px0
 
 
@@ -325,7 +319,7 @@ learned here says anything about them.
 | `slides/`, `external/` | SVS files |
 | `{CONTACT_SHEET}` | all slides at a glance |
 | `truth/ID.png` | compartments and foci, {MAP_MPP:g} um per pixel; values in `truth/ID.json` |
-| `truth/ID.geojson` | foci, folds, pen, parts out of focus; opens in QuPath |
+| `truth/ID.geojson` | foci, folds, pen, parts out of focus, as annotations of QuPath |
 | `truth/tiles.csv` | tiles of 224 px at 0.5 um per pixel: which part is tissue, which part shows each target |
 
 A tile is said to carry a target's signal when at least {CARRIES:g} of it shows it.

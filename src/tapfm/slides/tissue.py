@@ -129,9 +129,9 @@ def tidy(mask: Mask, mpp: float) -> Mask:
     return filled & ~small_pieces(filled, SPECK_UM2 / mpp**2)
 
 
-def small_pieces(mask: Mask, smaller_than_px: float) -> Mask:
-    """Find connected pieces with fewer pixels than that."""
-    _, labels, statistics, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=8)
+def small_pieces(mask: Mask, smaller_than_px: float, connectivity: int = 8) -> Mask:
+    """Find connected pieces with fewer pixels than that; with a connectivity of 4 corners do not connect."""
+    _, labels, statistics, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=connectivity)
     small = statistics[:, cv2.CC_STAT_AREA] < smaller_than_px
     small[0] = False  # what is not in the mask
     return np.asarray(small[labels], dtype=bool)

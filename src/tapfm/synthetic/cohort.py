@@ -161,6 +161,11 @@ class PlannedSlide:
     seed: int
 
     @property
+    def positive(self) -> list[str]:
+        """Its positive targets."""
+        return [name for name, label in self.labels.items() if label]
+
+    @property
     def address(self) -> tuple[int | str, ...]:
         """Where its randomness is drawn from."""
         return self.seed, self.slide_id

@@ -27,7 +27,7 @@ class Noise:
         to_knots = np.array([[scale, 0, 1 + shift_x], [0, scale, 1 + shift_y + top * scale]], np.float64)
         flags = cv2.INTER_CUBIC | cv2.WARP_INVERSE_MAP
         drawn = cv2.warpAffine(self.knots, to_knots, (width, bottom - top), flags=flags)
-        drawn *= np.float32(1.45)
+        drawn *= np.float32(1.45)  # interpolation averages; all strengths were chosen with this height
         return np.asarray(drawn, np.float32)
 
 
@@ -96,7 +96,7 @@ def wavy_coordinates(
 
 
 def bundles(sheet: Field, along: Field, across: Field, length_px: float, thickness_px: float) -> Field:
-    """Draw a sheet of noise out along the bundles: fibres of a length and a thickness, mean 0, deviation about 1."""
+    """Draw a sheet of noise out along the bundles: fibres of a length and a thickness, as high as the sheet."""
     along, across = along * np.float32(2 / length_px), across * np.float32(2 / thickness_px)
     # reflected at its edges, so that no seam shows where the sheet is used up
     return np.asarray(cv2.remap(sheet, along, across, cv2.INTER_LINEAR, None, cv2.BORDER_REFLECT_101), np.float32)

@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 
 from tapfm.seeding import rng_for
+from tapfm.slides.tissue import Mask
 from tapfm.synthetic.fields import (
     Field,
     Noise,
@@ -23,7 +24,7 @@ from tapfm.synthetic.fields import (
     soft_step,
 )
 from tapfm.synthetic.nuclei import draw_stamps, stamp
-from tapfm.synthetic.section import MAP_MPP, Compartment, Mask, Section, borders_between
+from tapfm.synthetic.section import MAP_MPP, Compartment, Section, borders_between
 
 Here: TypeAlias = Callable[[Field], Field]  # draws the rows at hand of a field of the plan
 TEXTURE_MPP = 0.5  # the finest texture is drawn at this scale, so that a section looks the same at 20x and 40x

@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tapfm.seeding import rng_for
+from tapfm.slides.slide import Pixels
+from tapfm.slides.tissue import Mask
 from tapfm.synthetic.fields import enlarged, resized, smooth_noise
 from tapfm.synthetic.painting import Stains
-from tapfm.synthetic.section import MAP_MPP, Mask
+from tapfm.synthetic.section import MAP_MPP
 
 Vector: TypeAlias = tuple[float, float, float]  # red, green, blue
-Pixels: TypeAlias = npt.NDArray[np.uint8]
 Pen: TypeAlias = Literal["blue", "green", "black"]
 
 INK: dict[str, Vector] = {"blue": (0.16, 0.27, 0.72), "green": (0.12, 0.55, 0.30), "black": (0.09, 0.09, 0.10)}

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tapfm.seeding import rng_for
+from tapfm.slides.tissue import Mask, small_pieces
 from tapfm.synthetic.fields import Field, Shape, distance_inside, rough_noise, smooth_noise, wavy_coordinates
 from tapfm.synthetic.nuclei import ENDOTHELIAL, EPITHELIAL, LYMPHOCYTE, STROMAL, Nuclei, NucleusKind
 
-Mask: TypeAlias = npt.NDArray[np.bool_]
 Outline: TypeAlias = Literal["resection", "chips", "cores"]
 
 MAP_MPP = 1.0  # um per pixel of the plan's maps
@@ -150,10 +150,7 @@ def open_lumens(rng: np.random.Generator, cavities: Mask, share: float) -> Mask:
 
 def without_crumbs(mask: Mask, smallest_px: int) -> Mask:
     """Drop pieces smaller than that."""
-    _, labels, statistics, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=4)
-    keep = statistics[:, cv2.CC_STAT_AREA] >= smallest_px
-    keep[0] = False
-    return np.asarray(keep[labels])
+    return mask & ~small_pieces(mask, smallest_px, connectivity=4)
 
 
 def outline(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mask:

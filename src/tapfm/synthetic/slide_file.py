@@ -8,7 +8,8 @@ import cv2
 import numpy as np
 import tifffile
 
-from tapfm.synthetic.scanning import Pixels, Scanner
+from tapfm.slides.slide import Pixels
+from tapfm.synthetic.scanning import Scanner
 
 TILE_PX = 256
 PYRAMID = (1, 4, 16)

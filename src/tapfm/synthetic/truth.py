@@ -16,7 +16,8 @@ from PIL import Image
 from tapfm.errors import InputError
 from tapfm.slides.regions import features_of
 from tapfm.slides.slide import Box, Thumbnail
-from tapfm.synthetic.section import Compartment, Mask
+from tapfm.slides.tissue import Mask
+from tapfm.synthetic.section import Compartment
 from tapfm.tiles.grid import Positions, TileSpec, covered, lay_grid
 
 CARRIES = 0.1  # part of a tile that a target's epithelium has to cover for the tile to carry its signal
@@ -48,6 +49,17 @@ class SlideTruth:
     def tissue(self) -> Mask:
         """All that is not glass."""
         return np.asarray(self.compartments != Compartment.GLASS)
+
+    @property
+    def nests(self) -> Mask:
+        """The epithelium, where alone a signal can be."""
+        return np.asarray(self.compartments == Compartment.EPITHELIUM)
+
+    def grid(self) -> tuple[Positions, int]:
+        """Lay the usual grid, 224 px at 0.5 um per pixel: corners and side, in level-0 pixels."""
+        spec = TileSpec()
+        whole = Box(0, 0, self.width_px0, self.height_px0)
+        return lay_grid(whole, spec, self.mpp), spec.side_px0(self.mpp)
 
     def share(self, mask: Mask, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
         """Say which part of each tile a mask of this slide covers; positions are level-0 corners."""
@@ -114,7 +126,7 @@ def read_truth(folder: Path, slide_id: str) -> SlideTruth:
 
 
 def truth_geojson(truth: SlideTruth, accidents: Mapping[str, Mask], slide_id: str) -> bytes:
-    """Write foci and accidents as annotations that QuPath opens."""
+    """Write foci and accidents as annotations of QuPath."""
     features = []
     for index, name in enumerate(truth.foci):
         mask = np.asarray(truth.focus == index + 1)
@@ -125,10 +137,8 @@ def truth_geojson(truth: SlideTruth, accidents: Mapping[str, Mask], slide_id: st
 
 
 def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[list[str]]:
-    """List the tiles of the usual grid (224 px at 0.5 um per pixel), and what each carries."""
-    spec = TileSpec()
-    positions = lay_grid(Box(0, 0, truth.width_px0, truth.height_px0), spec, truth.mpp)
-    side_px0 = spec.side_px0(truth.mpp)
+    """List the tiles of the usual grid, and what each carries."""
+    positions, side_px0 = truth.grid()
     tissue = truth.share(truth.tissue, positions, side_px0)
     signals = [truth.signal(each, positions, side_px0) for each in targets]
     return [
