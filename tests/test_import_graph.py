@@ -10,6 +10,7 @@ import tapfm
 LAYERS = [
     "errors",
     "storage",
+    "processes",
     "seeding",
     "slides",
     "cohort",
@@ -19,6 +20,8 @@ LAYERS = [
     "encoders",
     "aggregators",
     "tasks",
+    "evaluation",
+    "model",
     "adaptation",
     "app",
 ]

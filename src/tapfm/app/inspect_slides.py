@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tapfm.app.advice import grouped_advice
-from tapfm.app.isolation import Died, run_isolated
 from tapfm.cohort.manifest import SlideRow, read_cohort, slides_below
 from tapfm.errors import SlideError, TapfmError
+from tapfm.processes import Died, run_isolated
 from tapfm.slides.opening import open_slide
 from tapfm.slides.scale import resolve_scale
 from tapfm.slides.slide import COPY_AGAIN, Slide

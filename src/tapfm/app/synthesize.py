@@ -22,10 +22,10 @@ from rich.table import Table
 from rich.text import Text
 
 import tapfm
-from tapfm.app.isolation import Died, run_isolated
 from tapfm.app.output_folder import GOES_ON, locked, remove_unfinished
 from tapfm.app.progress import SAY_EVERY_S, progress_bar
 from tapfm.errors import InputError, TapfmError
+from tapfm.processes import Died, run_isolated
 from tapfm.slides.opening import CONTACT_SHEET, open_slide
 from tapfm.storage import digest_of_code, fingerprint, write_atomically
 from tapfm.synthetic.cohort import ASPECT, LEAST, CohortName, CohortSpec, PlannedSlide, plan_cohort

@@ -18,12 +18,12 @@ from rich.text import Text
 import tapfm
 from tapfm.app.advice import grouped_advice
 from tapfm.app.contact_sheet import contact_sheet
-from tapfm.app.isolation import Died, run_isolated
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.progress import SAY_EVERY_S, progress_bar
 from tapfm.app.tile_outcomes import FAILURES, SUMMARY, Outcome, table
 from tapfm.cohort.manifest import SlideRow
 from tapfm.errors import InputError, TapfmError, TileStoreError
+from tapfm.processes import Died, run_isolated
 from tapfm.slides.opening import OUTPUT_FOLDERS, files_of, open_slide
 from tapfm.slides.regions import GEOJSON_SUFFIXES, MASK_SUFFIXES, geojson_of
 from tapfm.slides.scale import resolve_scale

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tapfm.app.isolation import Died, run_isolated
+from tapfm.processes import Died, run_isolated
 
 
 def behave(item):

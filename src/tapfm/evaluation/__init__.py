@@ -1,0 +1,1 @@
+"""Evaluation: what predictions are worth."""

@@ -1,0 +1,1 @@
+"""An encoder, an aggregator and a task that belong together."""
