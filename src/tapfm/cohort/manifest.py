@@ -1,7 +1,7 @@
 """A cohort's table: which slides, whose, at which scale, with which labels.
 
-Ours is `slide_id,path[,patient_id][,mpp][,split][,cohort][,<labels>...]`. Tables of other tools are known by their
-columns. Ids are strings (007 stays 007), relative paths start at the table, and every problem is told at once.
+Ours is `slide_id,path[,patient_id][,mpp][,split][,cohort][,fold_0,...][,<labels>...]`. Tables of other tools are known
+by their columns. Ids are strings (007 stays 007), relative paths start at the table, every problem is told at once.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class SlideRow:
     split: str | None = None
     cohort: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)  # as written; the task gives them a meaning
+    folds: Mapping[str, str] = field(default_factory=dict)  # fold_0, fold_1, ...: the split in each, as written
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Cohort:
     rows: tuple[SlideRow, ...]
     layout: str
     label_names: tuple[str, ...] = ()
+    source: Path | None = None  # the table, for messages that say what to type
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -179,7 +181,7 @@ def read_table(source: Path, finder: SlideFinder, *, must_exist: bool) -> Cohort
             f"{source} has {count}:\n  " + "\n  ".join(problems),
             hint="Mend the table; relative paths start at its own folder, and --slides FOLDER says where else to look.",
         )
-    return Cohort(tuple(rows), layout_of(header), label_names)
+    return Cohort(tuple(rows), layout_of(header), label_names, source)
 
 
 def parse(source: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -234,7 +236,12 @@ def layout_of(header: list[str]) -> str:
 
 def is_label(name: str) -> bool:
     """Tell a label from an index (no name) and from the folds of Patho-Bench."""
-    return bool(name) and not (name.lower().startswith("fold_") and name[5:].isdigit())
+    return bool(name) and fold_of(name) is None
+
+
+def fold_of(name: str) -> str | None:
+    """Name the fold that a column holds, such as fold_0; other columns hold none."""
+    return f"fold_{int(name[5:])}" if name.lower().startswith("fold_") and name[5:].isdecimal() else None
 
 
 def row_of(
@@ -276,6 +283,7 @@ def row_of(
         split=given.get("split") or None,
         cohort=given.get("cohort") or None,
         labels={name: values[name] for name in label_names},
+        folds={fold: text for name, text in values.items() if (fold := fold_of(name))},
     )
 
 

@@ -1,0 +1,54 @@
+"""Labels are 0, 1 or unknown; anything else is told, with examples."""
+
+from pathlib import Path
+
+import pytest
+
+from tapfm.cohort.labels import binary_columns, read_labels
+from tapfm.cohort.manifest import Cohort, SlideRow
+from tapfm.errors import LabelError, UnknownNameError
+
+
+def cohort_of(**columns):
+    count = len(next(iter(columns.values())))
+    rows = [
+        SlideRow(f"s{i}", Path(f"s{i}.svs"), f"P{i}", labels={name: values[i] for name, values in columns.items()})
+        for i in range(count)
+    ]
+    return Cohort(tuple(rows), "tapfm", tuple(columns))
+
+
+def test_labels_come_in_the_order_of_the_rows():
+    cohort = cohort_of(FGFR3=["1", "", "0"], KRAS=["0.0", "1.0", ""])
+    assert read_labels(cohort, ["KRAS", "FGFR3"]) == {"KRAS": (0, 1, None), "FGFR3": (1, None, 0)}
+
+
+@pytest.mark.parametrize("value", ["2", "-1", "0.5", "yes", "NA", "01", "True"])
+def test_other_values_are_refused_with_the_slide_that_has_them(value):
+    with pytest.raises(LabelError, match=rf"FGFR3 has '{value}' \(s1\) in 1 of 3 rows"):
+        read_labels(cohort_of(FGFR3=["1", value, "0"]), ["FGFR3"])
+
+
+def test_all_bad_columns_are_told_at_once_with_a_few_examples():
+    cohort = cohort_of(
+        stage=["I", "II", "III", "IV", "I"], response=["0", "1", "x", "", "x"], FGFR3=["0", "1", "", "0", "1"]
+    )
+    with pytest.raises(LabelError) as error:
+        read_labels(cohort, ["stage", "FGFR3", "response"])
+    assert "stage has 'I' (s0), 'II' (s1), 'III' (s2), ... in 5 of 5 rows" in error.value.message
+    assert "response has 'x' (s2) in 2 of 5 rows" in error.value.message
+    assert "FGFR3" not in error.value.message
+    assert error.value.hint.endswith("can be used as they are: FGFR3")
+
+
+def test_an_unknown_target_gets_the_nearest_columns_in_their_own_spelling():
+    with pytest.raises(UnknownNameError, match="no label column called 'fgfr'") as error:
+        read_labels(cohort_of(FGFR3=["1", "0"], site=["a", "b"]), ["fgfr"])
+    assert error.value.hint == "Nearest: FGFR3. All of them: FGFR3, site"
+
+
+def test_binary_columns_hold_both_classes_and_nothing_else():
+    cohort = cohort_of(
+        FGFR3=["1", "", "0"], floats=["1.0", "0.0", ""], ones=["1", "1", ""], empty=["", "", ""], site=["0", "1", "b"]
+    )
+    assert binary_columns(cohort) == ("FGFR3", "floats")
