@@ -6,24 +6,30 @@ from torch import Tensor
 
 from tapfm.contracts import Targets
 from tapfm.tasks.cross_entropy import weighted_cross_entropy
-from tapfm.tasks.weights import ClassWeights, Labels
+from tapfm.tasks.weights import ClassWeights, Labels, Weighting, check_smoothing, class_weights
 
 
 class BinaryTask:
     """L_agg = w_y BCE(y, sigmoid(logit)), computed from the logit."""
 
-    def __init__(self, target: str, weights: ClassWeights) -> None:
+    def __init__(self, target: str, weights: ClassWeights, *, smoothing: float = 0.0) -> None:
+        check_smoothing(smoothing)
         self.targets = (target,)
         self.weights = weights
+        self.smoothing = smoothing
 
     @classmethod
-    def from_training_labels(cls, target: str, training_labels: Labels) -> BinaryTask:
+    def from_training_labels(
+        cls, target: str, training_labels: Labels, *, smoothing: float = 0.0, weighting: Weighting = "balanced"
+    ) -> BinaryTask:
         """With class weights from the training split."""
-        return cls(target, ClassWeights.of(target, training_labels))
+        weights = class_weights({target: training_labels}, weighting, smoothing)
+        return cls(target, weights[target], smoothing=smoothing)
 
     def loss(self, logits_C: Tensor, targets: Targets) -> Tensor:
         """Weighted cross-entropy of the one label; 0 when it is missing."""
-        return weighted_cross_entropy(logits_C, targets, [self.weights.positive], [self.weights.negative])
+        positive, negative = [self.weights.positive], [self.weights.negative]
+        return weighted_cross_entropy(logits_C, targets, positive, negative, self.smoothing)
 
     def probabilities(self, logits_C: Tensor) -> Tensor:
         """Sigmoid."""

@@ -1,0 +1,40 @@
+"""The catalogue of tasks: a table that can be read without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from tapfm.errors import SettingError
+from tapfm.tasks.weights import Labels, Weighting
+
+if TYPE_CHECKING:
+    from tapfm.contracts import Task
+
+TaskKind = Literal["binary", "multilabel"]
+
+TASKS: dict[TaskKind, str] = {
+    "binary": "one target, there or not",
+    "multilabel": "several targets, each there or not",
+}
+
+
+def kind_of_task(targets: int) -> TaskKind:
+    """Choose the task for a number of targets."""
+    if targets < 1:
+        raise SettingError("There is no target to learn.", hint="Name at least one label column of the cohort.")
+    return "binary" if targets == 1 else "multilabel"
+
+
+def build_task(
+    training_labels: Mapping[str, Labels], *, smoothing: float = 0.0, weighting: Weighting = "balanced"
+) -> Task:
+    """Build the task of these targets, weighted by the labels of the training split."""
+    if kind_of_task(len(training_labels)) == "binary":
+        from tapfm.tasks.binary import BinaryTask
+
+        ((target, labels),) = training_labels.items()
+        return BinaryTask.from_training_labels(target, labels, smoothing=smoothing, weighting=weighting)
+    from tapfm.tasks.multilabel import MultiLabelTask
+
+    return MultiLabelTask.from_training_labels(training_labels, smoothing=smoothing, weighting=weighting)

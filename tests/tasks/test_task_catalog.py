@@ -1,0 +1,43 @@
+"""The catalogue chooses the task by the number of targets, and needs no torch to be read."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tapfm.errors import SettingError
+from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.catalog import TASKS, build_task, kind_of_task
+from tapfm.tasks.multilabel import MultiLabelTask
+
+LABELS = [1, 0, 0, None]
+
+
+def test_one_target_is_a_binary_task():
+    task = build_task({"FGFR3": LABELS}, smoothing=0.1, weighting="reference")
+    assert isinstance(task, BinaryTask)
+    assert task.targets == ("FGFR3",)
+    assert task.smoothing == 0.1
+    assert task.weights.positive == pytest.approx(0.95 * 2 / 3 + 0.05 / 3)
+
+
+def test_several_targets_are_a_multi_label_task_in_their_order():
+    task = build_task({"KRAS": LABELS, "EGFR": LABELS}, smoothing=0.1, weighting="balanced")
+    assert isinstance(task, MultiLabelTask)
+    assert task.targets == ("KRAS", "EGFR")
+    assert task.smoothing == 0.1
+    assert task.weights[0].positive == 3 / 2
+
+
+def test_every_kind_is_in_the_table():
+    assert {kind_of_task(1), kind_of_task(4)} == set(TASKS)
+
+
+def test_no_target_is_refused():
+    with pytest.raises(SettingError, match="no target"):
+        build_task({})
+
+
+def test_reading_the_catalogue_does_not_load_torch():
+    code = "import sys, tapfm.tasks.catalog; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
