@@ -3,6 +3,7 @@
 TapfmError                          exit code 1
 ├── NonFiniteError                  a loss or gradient is NaN or infinite: the run stops
 ├── TileReadError                   pixels of a slide that cannot be decoded: retried, skipped, counted
+├── DiskFullError                   no room for a checkpoint; the last good one stays
 ├── SlidesFailedError               exit code 3: some slides failed, the rest are done
 └── InputError                      exit code 2: something that was given is wrong
     ├── UnknownNameError            no such encoder, ...: the nearest names are offered
@@ -10,7 +11,10 @@ TapfmError                          exit code 1
     ├── TileError                   tiles of the wrong type, shape or size
     ├── LabelError                  labels that cannot be used
     ├── CohortError                 a cohort's table, with every problem it has
+    ├── RunError                    a folder of a run that cannot be used, or gone on with, as asked
+    ├── CheckpointError             a file that is no checkpoint of ours
     ├── TileStoreError              a file of tile coordinates that cannot be used
+    ├── FeatureStoreError           a file of features that cannot be used
     ├── SlideError                  a slide that cannot be used: it costs that slide only
     │   ├── UnreadableSlideError    missing, damaged, or of no format we read
     │   ├── ScaleError              its microns per pixel are absent, implausible or contradicted
@@ -56,6 +60,10 @@ class TileReadError(TapfmError):
     """Pixels of a slide that cannot be decoded."""
 
 
+class DiskFullError(TapfmError):
+    """No room for a checkpoint."""
+
+
 class SlidesFailedError(TapfmError):
     """Some slides failed, and the rest are done."""
 
@@ -74,7 +82,8 @@ class UnknownNameError(InputError):
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], *, see: str) -> UnknownNameError:
         """Look for the nearest names."""
-        near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
+        spelled = {each.lower(): each for each in known}
+        near = [spelled[each] for each in difflib.get_close_matches(name.lower(), spelled, n=3, cutoff=0.5)]
         nearest = f"Nearest: {', '.join(near)}. " if near else ""
         return cls(f"There is no {kind} called '{name}'.", hint=f"{nearest}All of them: {see}")
 
@@ -95,8 +104,20 @@ class CohortError(InputError):
     """A cohort's table, with every problem it has."""
 
 
+class RunError(InputError):
+    """A folder of a run that cannot be used, or gone on with, as asked."""
+
+
+class CheckpointError(InputError):
+    """A file that is no checkpoint of ours."""
+
+
 class TileStoreError(InputError):
     """A file of tile coordinates that cannot be used."""
+
+
+class FeatureStoreError(InputError):
+    """A file of features that cannot be used."""
 
 
 class SlideError(InputError):

@@ -1,0 +1,42 @@
+"""Attention-based MIL (Ilse et al., 2018): a small network learns how much each tile counts, from its features."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from tapfm.contracts import BagOutput
+
+
+class Abmil(nn.Module):
+    """h = relu(W z); weights = softmax over tiles of w (tanh(V h) * sigmoid(U h)); logits of the weighted sum of h.
+
+    All targets share one attention. `gated = False` leaves the sigmoid out.
+    """
+
+    def __init__(
+        self,
+        feature_size: int,
+        targets: int = 1,
+        *,
+        hidden: int = 512,
+        attention: int = 256,
+        gated: bool = True,
+        dropout: float = 0.0,
+        layer_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.project = nn.Sequential(nn.Linear(feature_size, hidden), nn.ReLU(), nn.Dropout(dropout))
+        self.content = nn.Sequential(nn.Linear(hidden, attention), nn.Tanh())
+        self.gate = nn.Sequential(nn.Linear(hidden, attention), nn.Sigmoid()) if gated else None
+        self.score = nn.Linear(attention, 1, bias=False)  # softmax would cancel a bias
+        self.norm = nn.LayerNorm(hidden) if layer_norm else nn.Identity()
+        self.classifier = nn.Linear(hidden, targets)
+
+    def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
+        """Pool the tiles of one slide."""
+        projected = self.project(z_KD)
+        seen = self.content(projected)
+        if self.gate is not None:
+            seen = seen * self.gate(projected)
+        tile_weights = self.score(seen).squeeze(1).softmax(0)
+        return BagOutput(self.classifier(self.norm(tile_weights @ projected)), tile_weights)

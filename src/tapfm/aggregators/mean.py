@@ -1,0 +1,20 @@
+"""The plainest aggregator: every tile counts the same."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from tapfm.contracts import BagOutput
+
+
+class MeanPool(nn.Module):
+    """Logits of the mean feature. It weighs nothing, so it has no tile weights to show."""
+
+    def __init__(self, feature_size: int, targets: int = 1, *, layer_norm: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(feature_size) if layer_norm else nn.Identity()
+        self.classifier = nn.Linear(feature_size, targets)
+
+    def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
+        """Pool the tiles of one slide."""
+        return BagOutput(self.classifier(self.norm(z_KD.mean(0))), None)
