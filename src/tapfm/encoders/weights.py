@@ -125,11 +125,20 @@ def local_weights(card: EncoderCard, path: Path) -> FoundWeights:
     for folder in folders:
         for name in names:
             if (folder / name).is_file():
-                return FoundWeights(folder / name, name == card.file, beside(folder / name))
+                config = beside(folder / name)
+                return FoundWeights(folder / name, name == card.file and not is_exported(config), config)
     raise WeightsNotFoundError(
         f"The folder {path} holds no weights of {card.name}: looked for {', '.join(names)}.",
         hint=f"It should look like a copy of {card.page or 'its download page'}.",
     )
+
+
+def is_exported(config: Path | None) -> bool:
+    """Recognise a folder that `tapfm export` wrote: adapted weights, under the published name."""
+    try:
+        return config is not None and "tapfm" in json.loads(config.read_text())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def beside(file: Path) -> Path | None:

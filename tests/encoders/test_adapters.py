@@ -1,0 +1,253 @@
+"""Scopes of adaptation: what learns, what stays as it is, and adapters that are gone without a trace once merged."""
+
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from support import (
+    FAMILIES,
+    cls_attention,
+    end_to_end_gradient,
+    gradient_of,
+    randomise,
+    relative_difference,
+    small_encoder,
+    some_tiles,
+    step_gradient,
+    take_step,
+)
+from torch import nn
+
+from tapfm.adaptation.chunked import Chunking
+from tapfm.encoders.adapters import Scope, adapted_layers, apply_scope, merge_adapters, trained_parameters
+from tapfm.encoders.vit import VitEncoder
+from tapfm.errors import InputError, SettingError
+
+FULL, LORA = Scope("full"), Scope("lora", 4)
+
+
+def with_adapters(family="registers", *, trained=True, **settings):
+    """An encoder with adapters that, unlike fresh ones, change something."""
+    encoder = small_encoder(family, **settings).eval()
+    apply_scope(encoder, LORA)
+    for number, layer in enumerate(adapted_layers(encoder).values() if trained else ()):
+        randomise(layer.lora_B, seed=number)
+    return encoder
+
+
+def with_a_bias_of_its_own():
+    """timm keeps the projection's bias beside it in some ViTs, and then does not call the layer itself."""
+    size = {"depth": 3, "embed_dim": 64, "num_heads": 2, "img_size": 48}
+    torch.manual_seed(0)
+    vit = timm.create_model("vit_tiny_patch16_dinov3_qkvb", num_classes=0, global_pool="token", **size)
+    randomise(vit)
+    return VitEncoder(vit, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)).double().eval()
+
+
+@pytest.mark.parametrize(("text", "scope"), [("full", FULL), ("last:4", Scope("last", 4)), ("lora:4", LORA)])
+def test_a_scope_is_read_and_written_back(text, scope):
+    assert Scope.parse(text) == scope
+    assert str(scope) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Full", "full:2", "last", "lora", "last:0", "lora:-1", "lora:1.5", "last: 2", "lora:16 ", "head:2"]
+)
+def test_another_scope_is_refused_with_the_valid_ones(text):
+    with pytest.raises(SettingError, match=r'"full", "last:4" .* "lora:16"') as refusal:
+        Scope.parse(text)
+    assert f"'{text}'" in refusal.value.message
+
+
+@pytest.mark.parametrize("parts", [("full", 1), ("last", None), ("lora", 0), ("last", -1), ("head", None)])
+def test_a_scope_made_of_wrong_parts_is_refused_too(parts):
+    with pytest.raises(SettingError, match="Valid"):
+        Scope(*parts)
+
+
+def test_a_scope_is_read_without_torch():
+    program = (
+        "import sys; from tapfm.encoders.adapters import Scope; Scope.parse('lora:8'); print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fresh_adapters_change_nothing(family):
+    encoder = small_encoder(family).eval()
+    tiles = some_tiles(encoder)
+    before = encoder(tiles)
+    apply_scope(encoder, LORA)
+    after = encoder(tiles)
+    assert torch.equal(after.z_KD, before.z_KD)
+    assert torch.equal(after.r_K, before.r_K)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_adapters_give_the_same_features_and_attention(family, dtype, tolerance):
+    encoder = with_adapters(family, dtype=dtype)
+    plain = small_encoder(family, dtype=dtype)
+    tiles = some_tiles(encoder)
+    with torch.no_grad():
+        without, adapted = plain.eval()(tiles), encoder(tiles)
+        merge_adapters(encoder)
+        merged = encoder(tiles)
+    assert relative_difference(without.z_KD, adapted.z_KD) > 0.01, "the adapters did nothing"
+    assert relative_difference(without.r_K, adapted.r_K) > 1e-4, "the adapters did nothing to the last projection"
+    assert relative_difference(merged.z_KD, adapted.z_KD) < tolerance
+    assert relative_difference(merged.r_K, adapted.r_K) < tolerance
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merging_gives_timms_own_modules_and_names_back(family):
+    plain, encoder = small_encoder(family), with_adapters(family)
+    merge_adapters(encoder)
+    assert [(n, type(m)) for n, m in encoder.named_modules()] == [(n, type(m)) for n, m in plain.named_modules()]
+    assert encoder.state_dict().keys() == plain.state_dict().keys()
+    merged = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    merge_adapters(encoder)
+    assert all(torch.equal(tensor, merged[name]) for name, tensor in encoder.state_dict().items()), "merged twice"
+    apply_scope(encoder, LORA)  # and it can be adapted again
+
+
+def test_adapters_stand_on_every_linear_layer_of_attention_and_mlp():
+    encoder = with_adapters(depth=6)  # with more than 20 layers peft looks for shorter names
+    layers = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    assert list(adapted_layers(encoder)) == [f"blocks.{block}.{layer}" for block in range(6) for layer in layers]
+    assert not any(
+        isinstance(module, nn.Dropout) for layer in adapted_layers(encoder).values() for module in layer.modules()
+    )
+    for layer in adapted_layers(encoder).values():
+        assert layer.scaling == {"default": 2.0}
+        assert {len(p) for p in layer.lora_A.parameters()} == {4}
+
+
+@pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep=0)], ids=["one pass", "chunked"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_through_adapters_equals_end_to_end(family, chunking):
+    encoder = with_adapters(family)
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    expected = end_to_end_gradient(encoder, aggregator, tiles)
+    assert relative_difference(step_gradient(encoder, aggregator, tiles, chunking=chunking), expected) < 1e-9
+    learning = {name for name, parameter in encoder.named_parameters() if parameter.grad is not None}
+    assert learning == set(trained_parameters(encoder))
+    assert all(".lora_A." in name or ".lora_B." in name for name in learning)
+    assert all(parameter.grad.abs().sum() > 0 for parameter in trained_parameters(encoder).values())
+
+
+def test_adapters_learn_with_checkpointed_blocks():
+    encoder = with_adapters(depth=3)
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    expected = step_gradient(encoder, aggregator, tiles)
+    encoder.checkpoint_blocks = True
+    assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
+
+
+def test_a_projection_whose_bias_stands_beside_it_is_called_too():
+    encoder = with_a_bias_of_its_own()
+    tiles = some_tiles(encoder)
+    before = encoder(tiles)
+    apply_scope(encoder, LORA)
+    torch.testing.assert_close(encoder(tiles), before)
+    for number, layer in enumerate(adapted_layers(encoder).values()):
+        randomise(layer.lora_B, seed=number)
+    step_gradient(encoder, cls_attention(encoder), tiles)
+    assert all(parameter.grad.abs().sum() > 0 for parameter in trained_parameters(encoder).values())
+    adapted = encoder(tiles)
+    merge_adapters(encoder)
+    torch.testing.assert_close(encoder(tiles), adapted)
+
+
+def test_training_adapters_leaves_the_base_weights_untouched():
+    encoder = with_adapters(dtype=torch.float32, trained=False).train()
+    plain = small_encoder(dtype=torch.float32).state_dict()
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    optimiser = torch.optim.AdamW(trained_parameters(encoder).values(), lr=1e-2, weight_decay=0.1)
+    losses = []
+    for _ in range(5):
+        optimiser.zero_grad()
+        losses.append(float(take_step(encoder, aggregator, tiles, update_encoder=optimiser.step).loss_agg))
+    assert losses[-1] < losses[0]
+    after = {name.replace(".base_layer.", "."): tensor for name, tensor in encoder.state_dict().items()}
+    assert all(torch.equal(after[name], tensor) for name, tensor in plain.items())
+    assert all(p.abs().sum() > 0 for name, p in trained_parameters(encoder).items() if ".lora_B." in name)
+
+
+def test_the_seed_alone_decides_where_adapters_start():
+    def start(seed, disturbance):
+        encoder = small_encoder()
+        torch.manual_seed(disturbance)
+        state = torch.get_rng_state()
+        apply_scope(encoder, LORA, seed=seed)
+        assert torch.equal(torch.get_rng_state(), state), "drew from the generator that belongs to others"
+        return torch.cat([p.flatten() for p in trained_parameters(encoder).values()])
+
+    assert torch.equal(start(1, 0), start(1, 9))
+    assert not torch.equal(start(1, 0), start(2, 0))
+    assert len(start(1, 0).unique()) > 1000, "every layer has a start of its own"
+
+
+def test_adapters_of_a_half_precision_encoder_learn_in_float32():
+    encoder = with_adapters(dtype=torch.bfloat16)
+    assert {p.dtype for p in trained_parameters(encoder).values()} == {torch.float32}
+    tiles = some_tiles(encoder)
+    with torch.no_grad():
+        adapted = encoder(tiles).z_KD
+        merge_adapters(encoder)
+        assert {p.dtype for p in encoder.vit.parameters()} == {torch.bfloat16}
+        assert relative_difference(encoder(tiles).z_KD, adapted) < 0.03
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["", "checkpointed"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_blocks_get_the_gradient_they_have_in_full(family, checkpointed):
+    encoder = small_encoder(family, depth=3)
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    apply_scope(encoder, FULL)
+    assert len(trained_parameters(encoder)) == len(list(encoder.parameters()))
+    take_step(encoder, aggregator, tiles)
+    full = {name: p.grad for name, p in encoder.named_parameters()}
+    encoder.zero_grad()
+    apply_scope(encoder, Scope("last", 2))
+    encoder.checkpoint_blocks = checkpointed
+    take_step(encoder, aggregator, tiles)
+    learning = {name for name in full if name.startswith(("vit.blocks.1.", "vit.blocks.2.", "vit.norm."))}
+    assert set(trained_parameters(encoder)) == learning
+    for name, parameter in encoder.named_parameters():
+        if name in learning:
+            torch.testing.assert_close(parameter.grad, full[name])
+        else:
+            assert parameter.grad is None, name
+    assert gradient_of(encoder.vit.blocks[1]).norm() > 0
+
+
+def test_more_blocks_than_there_are_is_refused_with_their_number():
+    encoder = small_encoder(depth=3)
+    apply_scope(encoder, Scope("last", 3))
+    with pytest.raises(SettingError, match=r'this encoder has 3.*\n.*"last:1" to "last:3"'):
+        apply_scope(encoder, Scope("last", 4))
+
+
+def test_going_back_to_full_opens_everything_again():
+    encoder = small_encoder()
+    apply_scope(encoder, Scope("last", 1))
+    apply_scope(encoder, FULL)
+    assert all(parameter.requires_grad for parameter in encoder.parameters())
+
+
+@pytest.mark.parametrize("scope", [FULL, Scope("last", 1), LORA], ids=str)
+def test_adapters_are_not_put_on_adapters(scope):
+    with pytest.raises(SettingError, match="merge_adapters"):
+        apply_scope(with_adapters(), scope)
+
+
+def test_without_peft_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    encoder = small_encoder()
+    with pytest.raises(InputError, match=r"pip install 'tapfm\[lora\]'"):
+        apply_scope(encoder, LORA)
+    assert all(parameter.requires_grad for parameter in encoder.parameters()), "refused halfway"
