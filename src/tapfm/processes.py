@@ -1,6 +1,7 @@
 """Work in processes that may die: each item runs in one of a few, and a crash costs that item only.
 
 `concurrent.futures` gives up on everything when a worker dies; a damaged slide can do that to a C library.
+Workers are spawned without the caller's main module, so that scripts need no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import types
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,12 +38,12 @@ class Worker:
 
     process: BaseProcess
     line: Connection
-    index: int
+    index: int = -1
 
     def end(self) -> int | None:
         """Stop it, if it has not stopped by itself, and say how it ended."""
         self.line.close()
-        self.process.terminate()
+        self.process.kill()  # it is deaf to anything less
         self.process.join(PATIENCE_S)  # a process that waits for a dead drive cannot even be killed
         return self.process.exitcode
 
@@ -57,7 +60,7 @@ def run_isolated(
     try:
         while waiting or busy:
             while waiting and len(busy) < workers:
-                worker = hire(function)
+                worker = hire(answer_items, function)
                 busy[worker.line] = worker
                 give(worker, waiting.popleft(), items)
             for line in wait(list(busy)):
@@ -81,15 +84,15 @@ def run_isolated(
             worker.end()
 
 
-def hire(function: Callable[[Any], Any]) -> Worker:
-    """Start a process."""
+def hire(serve: Callable[..., None], *arguments: Any) -> Worker:
+    """Start a process that runs `serve(line, *arguments)`; both are pickled, `serve` by its name."""
     context = multiprocessing.get_context("spawn")  # forking a process with threads in C libraries is asking for it
     ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(function, theirs), daemon=True)
-    with ignoring_interrupts():
+    process = context.Process(target=work, args=(serve, theirs, arguments), daemon=True)
+    with ignoring_interrupts(), without_main_module():
         process.start()
     theirs.close()  # so that the worker's end is its own, and its death is the end of the line
-    return Worker(process, ours, index=-1)
+    return Worker(process, ours)
 
 
 def give(worker: Worker, index: int, items: Sequence[Any]) -> None:
@@ -112,13 +115,31 @@ def ignoring_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def work(function: Callable[[Any], Any], line: Connection) -> None:
-    """Answer items until the line closes; runs in the worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextlib.contextmanager
+def without_main_module() -> Iterator[None]:
+    """Hide the caller's main module, which a spawned process would otherwise run once more."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def work(serve: Callable[..., None], line: Connection, arguments: tuple[Any, ...]) -> None:
+    """Serve until the line closes; runs in the worker."""
+    # schedulers and terminals signal the whole group; when to end is the parent's to decide
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=die_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
-        while True:
-            line.send(function(line.recv()))
+        serve(line, *arguments)
+
+
+def answer_items(line: Connection, function: Callable[[Any], Any]) -> None:
+    """Answer items one by one."""
+    while True:
+        line.send(function(line.recv()))
 
 
 def die_with_parent() -> None:

@@ -37,6 +37,11 @@ class SlidePool:
                 self._open.popitem(last=False)
             return slide
 
+    def let_go(self, path: Path) -> None:
+        """Forget one slide, so that it is opened afresh: a handle that failed once may fail for good."""
+        with self._lock:
+            self._open.pop(path, None)
+
     def close(self) -> None:
         """Let go of all slides."""
         self._forget()

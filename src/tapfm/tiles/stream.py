@@ -1,0 +1,247 @@
+"""Tiles read ahead: one queue over all slides, filled by a few processes, within a bound of memory.
+
+The queue does not end with a slide: while the device works on one, the next ones are read. Requests come out in the
+order they were put in, whatever the number of workers, and with 0 workers they are read when they are asked for. A
+process that dies over a damaged slide costs the tiles it was reading, after a second try.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+
+import numpy as np
+
+from tapfm.processes import Worker, death_of, hire
+from tapfm.slides.pool import SlidePool
+from tapfm.tiles.reading import TilePixels, TileRequest, TilesRead, read_request
+
+PIECE = 32  # tiles a worker reads at a time: opening the slide is a small part of it, and a lost piece a small loss
+CHANCES = 2  # for a piece whose process died
+PATIENCE_S = 600.0  # for a piece that does not come: a network drive that hangs must not hold up the run for ever
+OPEN_SLIDES, CACHE_BYTES = 3, 16 * 2**20  # of each worker
+
+
+@dataclass
+class Piece:
+    """Some tiles of a request, in one worker's hands."""
+
+    bag: Bag
+    start: int
+    end: int
+    deaths: int = 0
+    given_at: float = 0.0
+    rows: list[int] = field(default_factory=list)  # those that were read, of the request
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def request(self) -> TileRequest:
+        """The piece as a request of its own."""
+        return self.bag.request.part(self.start, self.end)
+
+    def fail(self, reason: str) -> None:
+        """Give all its tiles up."""
+        self.reasons = (reason,) * (self.end - self.start)
+
+
+class Bag:
+    """A request that is being read."""
+
+    def __init__(self, request: TileRequest) -> None:
+        self.request = request
+        self.pixels: TilePixels = np.empty((len(request.positions), 3, request.tile_px, request.tile_px), np.uint8)
+        count = len(request.positions)
+        self.pieces = [Piece(self, start, min(start + PIECE, count)) for start in range(0, count, PIECE)]
+        self.missing = len(self.pieces)
+
+    def result(self) -> TilesRead:
+        """Put the pieces together; where tiles are missing the others move up."""
+        rows = np.array([row for piece in self.pieces for row in piece.rows], np.int64)
+        reasons = tuple(reason for piece in self.pieces for reason in piece.reasons)
+        if len(rows) == len(self.pixels):
+            return TilesRead(self.request, self.pixels, rows)
+        read = [self.pixels[piece.start : piece.start + len(piece.rows)] for piece in self.pieces]
+        return TilesRead(self.request, np.concatenate(read) if read else self.pixels, rows, reasons)
+
+
+class TileStream:
+    """Reads requests ahead of who iterates over it; `waited_s` is how long that one had to wait."""
+
+    def __init__(self, requests: Iterable[TileRequest], *, workers: int, ahead_bytes: int = 2**30) -> None:
+        self.waited_s = 0.0
+        self._requests = iter(requests)
+        self._ahead_bytes = ahead_bytes
+        self._pool = SlidePool(OPEN_SLIDES, CACHE_BYTES)
+        self._reader: ReadAhead | None = ReadAhead(self._requests, workers, ahead_bytes) if workers else None
+
+    def __iter__(self) -> Iterator[TilesRead]:
+        return self
+
+    def __next__(self) -> TilesRead:
+        start = time.monotonic()
+        try:
+            if self._reader is not None:
+                return self._reader.take()
+            return read_request(self._pool, next(self._requests))
+        finally:
+            self.waited_s += time.monotonic() - start
+
+    def close(self) -> None:
+        """End the workers; what they were reading is dropped."""
+        self._pool.close()
+        if self._reader is not None:
+            self._reader.close()
+
+    def __enter__(self) -> TileStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ReadAhead:
+    """A thread that hands pieces to workers and puts their answers together."""
+
+    def __init__(self, requests: Iterator[TileRequest], workers: int, ahead_bytes: int) -> None:
+        self._requests, self._ahead_bytes = requests, ahead_bytes
+        self._bags: deque[Bag] = deque()  # in order; some ready, some being read
+        self._waiting: deque[Piece] = deque()
+        self._exhausted = self._closed = False
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._ear, self._bell = Pipe(duplex=False)  # wakes the thread
+        self._idle = [hire(serve_pieces) for _ in range(workers)]
+        self._busy: dict[Connection, tuple[Worker, Piece]] = {}
+        self._thread = threading.Thread(target=self._run, name="tile reader", daemon=True)
+        self._thread.start()
+
+    def take(self) -> TilesRead:
+        """Wait for the next request to be complete."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._error is not None
+                    or (self._bags and self._bags[0].missing == 0)
+                    or (self._exhausted and not self._bags)
+                )
+            )
+            if self._error is not None:
+                raise self._error
+            if not self._bags:
+                raise StopIteration
+            bag = self._bags.popleft()
+        self._ring()
+        return bag.result()
+
+    def close(self) -> None:
+        """End thread and workers."""
+        self._closed = True
+        self._ring()
+        self._thread.join()
+        self._ear.close()
+        self._bell.close()
+
+    def _ring(self) -> None:
+        self._bell.send_bytes(b"!")
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._admit()
+                self._hand_out()
+                self._collect()
+        except BaseException as error:  # the one who takes is told
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+        finally:
+            for worker in [*self._idle, *(worker for worker, _ in self._busy.values())]:
+                worker.end()
+
+    def _admit(self) -> None:
+        """Take requests while there is room for their pixels; one is taken in any case."""
+        while not self._exhausted:
+            with self._changed:
+                held = sum(bag.request.nbytes for bag in self._bags)
+                if self._bags and held >= self._ahead_bytes:
+                    return
+            request = next(self._requests, None)
+            with self._changed:
+                if request is None:
+                    self._exhausted = True
+                else:
+                    bag = Bag(request)
+                    self._bags.append(bag)
+                    self._waiting.extend(bag.pieces)
+                self._changed.notify_all()
+
+    def _hand_out(self) -> None:
+        while self._waiting and self._idle:
+            worker, piece = self._idle.pop(), self._waiting.popleft()
+            self._busy[worker.line] = worker, piece
+            piece.given_at = time.monotonic()
+            try:
+                worker.line.send(piece.request)
+            except BrokenPipeError:
+                self._bury(worker, piece, "")
+
+    def _collect(self) -> None:
+        for line in wait([self._ear, *self._busy], timeout=PATIENCE_S / 10):
+            assert isinstance(line, Connection)
+            if line is self._ear:
+                self._ear.recv_bytes()
+                continue
+            worker, piece = self._busy[line]
+            try:
+                rows, piece.reasons = line.recv()
+                if rows:
+                    end = piece.start + len(rows)
+                    line.recv_bytes_into(piece.bag.pixels[piece.start : end].data.cast("B"))
+            except Exception:  # the end of the line, or half an answer
+                self._bury(worker, piece, "")
+                continue
+            piece.rows = [piece.start + row for row in rows]
+            del self._busy[line]
+            self._idle.append(worker)
+            self._finished(piece)
+        late = time.monotonic() - PATIENCE_S
+        for worker, piece in [*self._busy.values()]:
+            if piece.given_at < late:
+                self._bury(worker, piece, f"nothing came in {PATIENCE_S / 60:.0f} minutes")
+
+    def _bury(self, worker: Worker, piece: Piece, reason: str) -> None:
+        del self._busy[worker.line]
+        death = worker.end()
+        self._idle.append(hire(serve_pieces))
+        piece.deaths += 1
+        if piece.deaths < CHANCES:
+            self._waiting.appendleft(piece)
+        else:
+            piece.fail(reason or death_of(death))
+            self._finished(piece)
+
+    def _finished(self, piece: Piece) -> None:
+        with self._changed:
+            piece.bag.missing -= 1
+            self._changed.notify_all()
+
+
+def serve_pieces(line: Connection) -> None:
+    """Read what is asked for; runs in a worker."""
+    import cv2
+
+    cv2.setNumThreads(1)  # workers run side by side
+    pool = SlidePool(OPEN_SLIDES, CACHE_BYTES)
+    while True:
+        read = read_request(pool, line.recv())
+        line.send((read.rows.tolist(), read.reasons))
+        if len(read.rows):
+            line.send_bytes(read.pixels.data.cast("B"))
