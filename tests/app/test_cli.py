@@ -49,6 +49,8 @@ def tapfm(*arguments, **environment):
         (["tile", "pyproject.toml", "--out", "absent", "--size", "0"], 2),
         (["synth", "--help"], 0),
         (["synth", "absent", "--task", "absent"], 2),
+        (["split", "--help"], 0),
+        (["split", "absent.csv", "--out", "split.csv"], 2),
         (["encoders"], 0),
         (["encoders", "--json"], 0),
         (["encoders", "virchow2"], 0),
@@ -143,4 +145,4 @@ def test_markup_in_a_name_is_shown_as_it_is():
 
 def test_every_command_has_help_that_teaches():
     commands = re.findall(r"^[│|] (\w+)", tapfm("--help").stdout.split("Commands")[1], re.MULTILINE)
-    assert commands == ["inspect", "tile", "synth", "encoders", "doctor"]
+    assert commands == ["inspect", "tile", "synth", "split", "encoders", "doctor"]

@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 
 from tapfm import __version__
+from tapfm.app.cli_cohort import split
+from tapfm.app.cli_training import config, train
 from tapfm.errors import InputError, TapfmError
 
 app = typer.Typer(
@@ -280,6 +282,11 @@ def synth(
         messages.print(f"Stopped. {GOES_ON}")
         raise typer.Exit(130) from None
     synthesize.show(spec, planned, out, terminal())
+
+
+app.command()(split)
+app.command()(config)
+app.command()(train)
 
 
 @app.command()

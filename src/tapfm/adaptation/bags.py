@@ -1,0 +1,225 @@
+"""What a slide is to the trainer: a bag of pixels, or of stored features, for each visit of a plan.
+
+The plan of a run, epoch after epoch with validation between, is known from the start, so that one queue can read ahead
+across slides and epochs alike. Draws are addressed by (seed, epoch, slide): they depend on nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tapfm.contracts import Encoded
+from tapfm.encoders.features import read_features
+from tapfm.errors import TapfmError
+from tapfm.model import joined
+from tapfm.tiles.augment import Augmentation, augment
+from tapfm.tiles.reading import TileRequest, TilesRead
+from tapfm.tiles.sampling import draw_tiles
+from tapfm.tiles.store import TileSet
+from tapfm.tiles.stream import TileStream
+
+PART = 256  # tiles of a slide that are encoded and let go at a time, when it is looked at as a whole
+TOLERATED = 0.05  # part of a slide's tiles that may be missing before the slide fails
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One look at a slide: `tiles` of it, or all of them."""
+
+    purpose: Literal["train", "look"]
+    slide_id: str
+    tiles: int | None
+    address: tuple[int | str, ...]  # of the draw
+
+
+@dataclass(frozen=True)
+class Bag:
+    """What is learnt from: uint8 tiles, or what an encoder said of them."""
+
+    content: Tensor | Encoded
+    tiles: int
+    reasons: tuple[str, ...] = ()  # why tiles are missing
+    rows: NDArray[np.int64] | None = None  # which of the slide's tiles these are, where that is kept
+
+
+class SlideFailed(Exception):  # noqa: N818 - caught and counted, never shown
+    """A slide that cannot be used in this run."""
+
+
+class Encodes(Protocol):
+    """Encodes tiles, such as a `SlideModel`."""
+
+    def encode(self, tiles: Tensor, chunk: int) -> Encoded:
+        """Encode uint8 tiles without a graph, `chunk` at a time."""
+        ...
+
+
+class Bags(Protocol):
+    """Gives the bags of a plan, in its order; `waited_s` is the time that was waited for them."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds waited so far."""
+        ...
+
+    def begin(self, plan: Iterator[Visit]) -> None:
+        """Start reading ahead."""
+        ...
+
+    def training_bag(self, visit: Visit) -> Bag:
+        """Give the next bag to learn from; SlideFailed when it is missing too many tiles."""
+        ...
+
+    def encoded_bag(self, visit: Visit, model: Encodes) -> Bag:
+        """Give the next bag as features, to look at."""
+        ...
+
+    def close(self) -> None:
+        """Stop reading."""
+        ...
+
+
+@dataclass(frozen=True)
+class SlideTiles:
+    """A slide's file and its tiles."""
+
+    path: Path
+    tiles: TileSet
+
+
+class PixelBags:
+    """Bags read from slides."""
+
+    def __init__(
+        self,
+        slides: Mapping[str, SlideTiles],
+        *,
+        tile_px: int,
+        augmentation: Augmentation,
+        device: torch.device,
+        workers: int,
+        ahead_bytes: int,
+        chunk: int = PART,
+    ) -> None:
+        self._slides, self._tile_px, self._augmentation = slides, tile_px, augmentation
+        self._device, self._workers, self._ahead_bytes, self._chunk = device, workers, ahead_bytes, chunk
+        self._stream: TileStream | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds waited so far."""
+        return self._stream.waited_s if self._stream is not None else 0.0
+
+    def begin(self, plan: Iterator[Visit]) -> None:
+        """Start reading ahead."""
+        self._stream = TileStream(self._requests(plan), workers=self._workers, ahead_bytes=self._ahead_bytes)
+
+    def training_bag(self, visit: Visit) -> Bag:
+        """Give the next bag to learn from."""
+        read = self._next(visit)
+        refuse_too_many_missing(len(read.request.positions), read.reasons)
+        tiles = torch.from_numpy(read.pixels).to(self._device, non_blocking=True)
+        return Bag(augment(tiles, self._augmentation, *visit.address), len(tiles), read.reasons)
+
+    def encoded_bag(self, visit: Visit, model: Encodes) -> Bag:
+        """Encode the next bag part by part: the pixels of a whole slide would not fit into memory."""
+        drawn = self._drawn(visit)
+        parts: list[Encoded] = []
+        rows: list[NDArray[np.int64]] = []
+        reasons: list[str] = []
+        for start in range(0, len(drawn), PART):
+            read = self._next(visit)
+            rows.append(drawn[start + read.rows])
+            reasons += read.reasons
+            if len(read.pixels):
+                parts.append(model.encode(torch.from_numpy(read.pixels), self._chunk))
+        refuse_too_many_missing(len(drawn), tuple(reasons))
+        return Bag(joined(parts), sum(map(len, rows)), tuple(reasons), np.concatenate(rows))
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._stream is not None:
+            self._stream.close()
+
+    def _drawn(self, visit: Visit) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return draw_tiles(len(self._slides[visit.slide_id].tiles), visit.tiles, *visit.address)
+
+    def _requests(self, plan: Iterable[Visit]) -> Iterator[TileRequest]:
+        for visit in plan:
+            slide = self._slides[visit.slide_id]
+            positions = slide.tiles.positions[self._drawn(visit)]
+            request = TileRequest(visit.slide_id, slide.path, positions, slide.tiles.side_px0, self._tile_px)
+            if visit.purpose == "train":
+                yield request
+            else:
+                yield from (request.part(start, start + PART) for start in range(0, len(positions), PART))
+
+    def _next(self, visit: Visit) -> TilesRead:
+        assert self._stream is not None
+        read = next(self._stream)
+        assert read.request.slide_id == visit.slide_id, "the plan was not followed"
+        return read
+
+
+class FeatureBags:
+    """Bags of features that were stored once per slide; as many as fit stay in memory."""
+
+    def __init__(self, files: Mapping[str, Path], *, device: torch.device, ahead_bytes: int) -> None:
+        self._files, self._device, self._room = files, device, ahead_bytes
+        self._kept: OrderedDict[str, Encoded] = OrderedDict()
+        self.waited_s = 0.0
+
+    def begin(self, plan: Iterator[Visit]) -> None:
+        """Nothing to start."""
+
+    def training_bag(self, visit: Visit) -> Bag:
+        """Give the features of the drawn tiles."""
+        encoded = self._read(visit.slide_id)
+        rows = torch.from_numpy(draw_tiles(len(encoded.r_K), visit.tiles, *visit.address))
+        drawn = Encoded(*(part[rows].to(self._device) for part in encoded))
+        return Bag(drawn, len(rows))
+
+    def encoded_bag(self, visit: Visit, model: Encodes) -> Bag:  # noqa: ARG002 - there is nothing to encode
+        """Give the features of the drawn tiles."""
+        return self.training_bag(visit)
+
+    def close(self) -> None:
+        """Let go of what is kept."""
+        self._kept.clear()
+
+    def _read(self, slide_id: str) -> Encoded:
+        if slide_id in self._kept:
+            return self._kept[slide_id]
+        start = time.monotonic()
+        try:
+            stored = read_features(self._files[slide_id])
+        except TapfmError as error:
+            raise SlideFailed(error.message) from error
+        finally:
+            self.waited_s += time.monotonic() - start
+        if not len(stored):
+            raise SlideFailed(f"{self._files[slide_id]} has no tiles")
+        features = torch.from_numpy(stored.features)
+        # aggregators that use the attention are refused before, where it is not stored
+        attention = torch.zeros(len(stored)) if stored.attention is None else torch.from_numpy(stored.attention)
+        encoded = Encoded(features, attention)
+        if features.nbytes <= self._room:
+            self._room -= features.nbytes
+            self._kept[slide_id] = encoded
+        return encoded
+
+
+def refuse_too_many_missing(tried: int, reasons: tuple[str, ...]) -> None:
+    """Fail a slide that is missing more tiles than is tolerated."""
+    if len(reasons) > TOLERATED * tried or len(reasons) == tried:
+        raise SlideFailed(f"{len(reasons):,} of {tried:,} tiles cannot be read, such as: {reasons[0]}")

@@ -1,0 +1,118 @@
+"""Checkpoints: one safetensors file each, with a JSON description in its header; loading never runs code.
+
+Written tensor by tensor, so that a state of 14 GB needs no second copy in memory, beside the old file and then put in
+its place: whatever happens, there is a whole one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import struct
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tapfm.errors import CheckpointError, DiskFullError
+from tapfm.storage import UNFINISHED
+
+DESCRIPTION = "tapfm"  # key of the JSON text in the header
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+SPARE_BYTES = 64 * 2**20  # left for tables and logs
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """Say how large the file will be, but for its header."""
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def check_space(folder: Path, wanted_bytes: int, what: str) -> None:
+    """Refuse to begin what the disk has no room for."""
+    free = shutil.disk_usage(folder).free
+    if free < wanted_bytes + SPARE_BYTES:
+        raise DiskFullError(
+            f"{what} takes {gigabytes(wanted_bytes)}, and {folder} has {gigabytes(free)} left.",
+            hint="Free some space, or give a folder on another disk with --out.",
+        )
+
+
+def gigabytes(count: float) -> str:
+    """Write a number of bytes for people."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+    """Write a checkpoint in place of the one that is there; on failure that one stays."""
+    check_space(path.parent, nbytes(tensors), f"A checkpoint ({path.name})")
+    header: dict[str, Any] = {"__metadata__": {DESCRIPTION: json.dumps(description, allow_nan=False)}}
+    offset = 0
+    for name, tensor in tensors.items():
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the format wants tensors aligned
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
+    try:
+        with unfinished.open("xb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for tensor in tensors.values():
+                file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            kept = "; the one before is whole" if path.exists() else ""
+            raise DiskFullError(
+                f"The disk was full before {path.name} was written{kept}.",
+                hint="Free some space, then go on with --resume.",
+            ) from error
+        raise
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def load_checkpoint(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a checkpoint of ours: its tensors and its description."""
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            description = json.loads(file.metadata()[DESCRIPTION])
+            return {name: file.get_tensor(name) for name in file.keys()}, description  # noqa: SIM118 - no mapping
+    except FileNotFoundError as error:
+        raise CheckpointError(f"There is no checkpoint {path}.", hint="Give a folder of `tapfm train`.") from error
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a checkpoint of tapfm ({error}).", hint="Copy the folder of the run again, or train anew."
+        ) from error
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Read what a checkpoint says of itself, without its tensors."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads(file.metadata()[DESCRIPTION]))
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a checkpoint of tapfm ({error}).", hint="Copy the folder of the run again, or train anew."
+        ) from error

@@ -1,0 +1,389 @@
+"""Algorithm 1 over epochs: visit the training slides, look at the validation slides, keep the best epoch.
+
+`fit` takes plain arguments. What it needs of the outside are three small promises: bags (where slides come from), a
+keeper (where checkpoints go) and a watcher (who is told).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from tapfm.adaptation.bags import Bag, Bags, SlideFailed, Visit
+from tapfm.adaptation.learner import Learner
+from tapfm.adaptation.progress import SUMMED, EpochSums, Progress, SkippedTiles
+from tapfm.adaptation.two_graph import StepReport
+from tapfm.contracts import Targets
+from tapfm.errors import SlidesFailedError
+from tapfm.evaluation.predictions import Prediction, Unit, scores
+from tapfm.seeding import rng_for
+
+
+@dataclass(frozen=True)
+class LabelledSlide:
+    """A slide and what is known of it; at least one label is."""
+
+    slide_id: str
+    patient_id: str
+    labels: Mapping[str, int | None]
+    split: str
+    cohort: str | None = None
+
+    def targets(self) -> Targets:
+        """Give the labels as the task takes them."""
+        return Targets.of(list(self.labels.values()))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, from which draws, and what counts as better."""
+
+    epochs: int
+    seed: int = 0
+    tiles_per_slide: int | None = None
+    validation_tiles: int | None = 1000
+    patience: int = 0
+    unit: Unit = "slide"
+    save_every_s: float = 1800.0
+    allow_failures: int = 0
+
+
+class Keeper(Protocol):
+    """Where a run is kept."""
+
+    def save_last(self, learner: Learner, progress: Progress) -> None:
+        """Save all that is needed to go on."""
+        ...
+
+    def save_best(self, learner: Learner, progress: Progress) -> None:
+        """Save the weights of the best epoch so far."""
+        ...
+
+
+class Watcher(Protocol):
+    """Who is told how it goes."""
+
+    def began(self, phase: Literal["train", "validate"], epoch: int, slides: int, done: int) -> None:
+        """Hear of a pass over slides."""
+        ...
+
+    def visited(self, progress: Progress) -> None:
+        """Hear of one more slide."""
+        ...
+
+    def finished_epoch(self, row: Mapping[str, Any], *, best: bool) -> None:
+        """Hear what an epoch came to."""
+        ...
+
+    def failed(self, slide_id: str, reason: str) -> None:
+        """Hear of a slide that failed."""
+        ...
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: it was asked for
+    """The run was asked to stop, and is saved."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+
+def fit(
+    learner: Learner,
+    bags: Bags,
+    training: Sequence[LabelledSlide],
+    validation: Sequence[LabelledSlide],
+    plan: Plan,
+    keeper: Keeper,
+    watcher: Watcher,
+    *,
+    progress: Progress | None = None,
+    asked_to_stop: Callable[[], int | None] = lambda: None,
+) -> Progress:
+    """Train from where `progress` is to the end; `asked_to_stop` gives the number of a signal, or None."""
+    run = Run(learner, bags, training, validation, plan, keeper, watcher, progress or Progress(), asked_to_stop)
+    bags.begin(run.visits())
+    try:
+        while not run.progress.finished:
+            run.train_epoch()
+            run.end_epoch(run.look_at_validation())
+    finally:
+        bags.close()
+    return run.progress
+
+
+@dataclass
+class Run:
+    """One call of `fit`."""
+
+    learner: Learner
+    bags: Bags
+    training: Sequence[LabelledSlide]
+    validation: Sequence[LabelledSlide]
+    plan: Plan
+    keeper: Keeper
+    watcher: Watcher
+    progress: Progress
+    asked_to_stop: Callable[[], int | None]
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.learner.model.device, self.bags)
+        self.saved_at = time.monotonic()
+
+    def order(self, epoch: int) -> list[LabelledSlide]:
+        """Shuffle the training slides, by an address of the epoch."""
+        return [self.training[i] for i in rng_for(self.plan.seed, epoch, "order").permutation(len(self.training))]
+
+    def training_visit(self, epoch: int, slide: LabelledSlide) -> Visit:
+        """Draw tiles anew each epoch."""
+        return Visit("train", slide.slide_id, self.plan.tiles_per_slide, (self.plan.seed, epoch, slide.slide_id))
+
+    def validation_visit(self, slide: LabelledSlide) -> Visit:
+        """Draw the same tiles each epoch."""
+        return Visit("look", slide.slide_id, self.plan.validation_tiles, (self.plan.seed, "validation", slide.slide_id))
+
+    def visits(self) -> Iterator[Visit]:
+        """Foretell the rest of the run; it is read ahead, so it cannot depend on what happens."""
+        start = self.progress.position
+        for epoch in range(self.progress.epoch, self.plan.epochs):
+            yield from (self.training_visit(epoch, slide) for slide in self.order(epoch)[start:])
+            yield from (self.validation_visit(slide) for slide in self.validation)
+            start = 0
+
+    def train_epoch(self) -> None:
+        """Visit the training slides that are left in this epoch."""
+        epoch, start = self.progress.epoch, self.progress.position
+        order = self.order(epoch)
+        self.learner.begin_epoch(epoch)
+        self.watcher.began("train", epoch, len(order), start)
+        self.clock.start()
+        for position in range(start, len(order)):
+            together = self.learner.optimisation.slides_per_step
+            now = (position + 1) % together == 0 or position + 1 == len(order)
+            self.train_on(order[position], epoch, now=now)
+            self.progress.position = position + 1
+            self.clock.add_to(self.progress.sums)
+            self.watcher.visited(self.progress)
+            if now:  # between updates there are gradients that a checkpoint does not hold
+                self.stop_if_asked()
+                if time.monotonic() - self.saved_at > self.plan.save_every_s:
+                    self.save_last()
+
+    def train_on(self, slide: LabelledSlide, epoch: int, *, now: bool) -> None:
+        """Learn from one slide, or count it as failed."""
+        visit = self.training_visit(epoch, slide)
+        try:
+            bag = self.bags.training_bag(visit)
+        except SlideFailed as failure:
+            self.fail(slide, str(failure))
+        else:
+            if slide.slide_id not in self.progress.failed:
+                report = self.learner.learn(
+                    bag, slide.targets(), now=now, slide_id=slide.slide_id, step=self.progress.step
+                )
+                self.progress.step += 1
+                self.count(slide, bag, report)
+                return
+        if now:
+            self.learner.flush()
+
+    def count(self, slide: LabelledSlide, bag: Bag, report: StepReport) -> None:
+        """Add a slide to the epoch's sums."""
+        sums = self.progress.sums
+        values = torch.stack([getattr(report, name).double() for name in SUMMED] + list(report.logits_C.double()))
+        numbers = values.tolist()  # one wait for the device
+        for name, value in zip(SUMMED, numbers, strict=False):
+            sums.sums[name] += value
+        sums.logits[slide.slide_id] = numbers[len(SUMMED) :]
+        sums.slides += 1
+        sums.tiles += bag.tiles
+        self.count_missing(slide, bag)
+
+    def count_missing(self, slide: LabelledSlide, bag: Bag) -> None:
+        """Remember tiles that could not be read."""
+        if bag.reasons:
+            self.progress.sums.tiles_failed += len(bag.reasons)
+            before = self.progress.skipped.get(slide.slide_id)
+            most = max(len(bag.reasons), before.tiles if before else 0)
+            self.progress.skipped[slide.slide_id] = SkippedTiles(most, bag.reasons[0])
+
+    def fail(self, slide: LabelledSlide, reason: str) -> None:
+        """Go on without a slide, unless too many have failed."""
+        if slide.slide_id in self.progress.failed:
+            return
+        self.progress.failed[slide.slide_id] = reason
+        self.watcher.failed(slide.slide_id, reason)
+        if len(self.progress.failed) > self.plan.allow_failures:
+            count = len(self.progress.failed)
+            if not self.learner.slides_waiting:  # a checkpoint holds no gradients
+                self.save_last()
+            raise SlidesFailedError(
+                f"{count} slide{'s' if count > 1 else ''} failed, and {self.plan.allow_failures or 'none'} may: "
+                + "; ".join(f"{slide_id}: {why}" for slide_id, why in list(self.progress.failed.items())[:5]),
+                hint=f"Mend or leave them out; or go on without them: --resume --allow-failures {count}",
+            )
+
+    def look_at_validation(self) -> list[Prediction]:
+        """Predict the validation slides, each on the same draw of tiles as in other epochs."""
+        model = self.learner.model
+        model.train(False)
+        self.watcher.began("validate", self.progress.epoch, len(self.validation), 0)
+        predictions = []
+        for slide in self.validation:
+            try:
+                bag = self.bags.encoded_bag(self.validation_visit(slide), model)
+            except SlideFailed as failure:
+                self.fail(slide, str(failure))
+            else:
+                if slide.slide_id not in self.progress.failed:
+                    predictions.append(predict(self.learner, slide, bag))
+                    self.progress.sums.tiles_looked_at += bag.tiles
+                    self.count_missing(slide, bag)
+            self.clock.add_to(self.progress.sums)
+            self.watcher.visited(self.progress)
+            self.stop_if_asked()  # the whole look is repeated when the run goes on
+        return predictions
+
+    def end_epoch(self, predictions: Sequence[Prediction]) -> None:
+        """Write the epoch down, keep it if it is the best, and save."""
+        progress, model = self.progress, self.learner.model
+        row = self.summary_of_epoch(predictions)
+        best = is_better(row["score"], progress.best_score)
+        if best:
+            progress.best_epoch, progress.best_score = progress.epoch, row["score"]
+        progress.history.append(row)
+        if best:
+            self.keeper.save_best(self.learner, progress)
+        progress.epoch, progress.position, progress.sums = progress.epoch + 1, 0, EpochSums()
+        waited = progress.epoch - 1 - (progress.best_epoch or 0)
+        progress.stopped_early = bool(self.plan.patience) and waited >= self.plan.patience
+        progress.finished = progress.epoch >= self.plan.epochs or progress.stopped_early
+        self.save_last()
+        self.watcher.finished_epoch(row, best=best)
+        model.train()
+
+    def summary_of_epoch(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """Make the line of history.jsonl."""
+        progress, sums, targets = self.progress, self.progress.sums, self.learner.model.task.targets
+        encoder_rate, aggregator_rate = self.learner.rates(progress.epoch)
+        seen = [
+            prediction_of(slide, targets, sums.logits[slide.slide_id], 0)
+            for slide in self.training
+            if slide.slide_id in sums.logits
+        ]
+        train, val = scores(seen, targets, self.plan.unit), scores(predictions, targets, self.plan.unit)
+        loss = mean_loss(self.learner, predictions)
+        return {
+            "epoch": progress.epoch + 1,
+            **{name: sums.sums[name] / max(sums.slides, 1) for name in SUMMED},
+            "train_auc": dict(train.auc),
+            "train_macro_auc": train.macro,
+            "val_auc": dict(val.auc),
+            "val_macro_auc": val.macro,
+            "val_undefined": dict(val.why_undefined),
+            "val_loss": loss,
+            # without an AUC the validation loss decides, and without that the last epoch is kept
+            "score": val.macro if val.macro is not None else (-loss if loss is not None else progress.epoch),
+            "encoder_lr": encoder_rate,
+            "aggregator_lr": aggregator_rate,
+            "slides": sums.slides,
+            "slides_failed": len(progress.failed),
+            "tiles": sums.tiles,
+            "tiles_failed": sums.tiles_failed,
+            "seconds": round(sums.seconds, 3),
+            "tiles_per_second": round(sums.tiles_per_second, 2),
+            "waiting_share": round(sums.waiting_share, 4),
+            "peak_memory_gib": round(sums.peak_bytes / 2**30, 3),
+        }
+
+    def save_last(self) -> None:
+        """Save, and remember when."""
+        self.keeper.save_last(self.learner, self.progress)
+        self.saved_at = time.monotonic()
+
+    def stop_if_asked(self) -> None:
+        """Save and stop, if a signal came."""
+        if (number := self.asked_to_stop()) is not None:
+            self.save_last()
+            raise Interrupted(number)
+
+
+TIMED = ("seconds", "tiles_per_second", "waiting_share", "peak_memory_gib")  # what two equal runs may differ in
+
+
+def is_better(score: float, best: float | None) -> bool:
+    """Say whether an epoch replaces the best so far; ties keep the earlier."""
+    return best is None or score > best
+
+
+def predict(learner: Learner, slide: LabelledSlide, bag: Bag) -> Prediction:
+    """Predict a slide from its encoded bag."""
+    assert not isinstance(bag.content, torch.Tensor)
+    logits = learner.model.logits(bag.content).double().tolist()
+    return prediction_of(slide, learner.model.task.targets, logits, bag.tiles, len(bag.reasons))
+
+
+def prediction_of(
+    slide: LabelledSlide, targets: Sequence[str], logits: Sequence[float], tiles: int, tiles_failed: int = 0
+) -> Prediction:
+    """Put logits beside what is known of the slide."""
+    return Prediction(
+        slide_id=slide.slide_id,
+        patient_id=slide.patient_id,
+        split=slide.split,
+        cohort=slide.cohort,
+        labels=slide.labels,
+        logits=dict(zip(targets, logits, strict=True)),
+        tiles=tiles,
+        tiles_failed=tiles_failed,
+    )
+
+
+def mean_loss(learner: Learner, predictions: Sequence[Prediction]) -> float | None:
+    """Give the mean of L_agg over slides; None where there are none."""
+    if not predictions:
+        return None
+    losses = [
+        learner.model.task.loss(
+            torch.tensor(list(each.logits.values()), dtype=torch.float64), Targets.of(list(each.labels.values()))
+        )
+        for each in predictions
+    ]
+    return float(torch.stack(losses).mean())
+
+
+class Clock:
+    """Time, waiting and memory since it was last asked."""
+
+    def __init__(self, device: torch.device, bags: Bags) -> None:
+        self._device, self._bags = device, bags
+        self._at, self._waited = time.monotonic(), 0.0
+
+    def start(self) -> None:
+        """Begin an epoch."""
+        self._at, self._waited = time.monotonic(), self._bags.waited_s
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def add_to(self, sums: EpochSums) -> None:
+        """Add what has passed to an epoch's sums."""
+        now, waited = time.monotonic(), self._bags.waited_s
+        sums.seconds += now - self._at
+        sums.waited_s += waited - self._waited
+        self._at, self._waited = now, waited
+        sums.peak_bytes = max(sums.peak_bytes, self._peak_bytes())
+
+    def _peak_bytes(self) -> int:
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        if sys.platform == "win32":
+            return 0  # it does not say
+        import resource
+
+        unit_bytes = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes

@@ -1,0 +1,165 @@
+"""From a configuration to what `fit` takes: model, optimisers, plan and bags. Config stops here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tapfm.adaptation.bags import Bags, FeatureBags, PixelBags, SlideTiles
+from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.learner import Learner, Optimisation
+from tapfm.adaptation.optimisers import Schedule
+from tapfm.adaptation.trainer import LabelledSlide, Plan
+from tapfm.adaptation.two_graph import Adaptation
+from tapfm.aggregators.catalog import aggregator_card, build_aggregator
+from tapfm.app.config import RunConfig
+from tapfm.app.devices import choose_precision
+from tapfm.app.run_data import RunData, SlideOfRun
+from tapfm.encoders.adapters import Scope, apply_scope
+from tapfm.encoders.features import read_features
+from tapfm.encoders.vit import VitEncoder
+from tapfm.encoders.weights import Provenance, load_encoder
+from tapfm.errors import InputError
+from tapfm.model import SlideModel
+from tapfm.tasks.catalog import build_task
+from tapfm.tiles.augment import Augmentation
+
+GRAPH_BYTES = 2 * 2**30  # of a chunk, where memory cannot be asked for
+GRAPH_FLOATS = 24  # that a block keeps for each number of its input
+CUDA_CHUNK = 64
+ENCODING_CHUNK = 64  # without a graph
+
+
+def build_learner(config: RunConfig, data: RunData, device: torch.device) -> tuple[Learner, Provenance | None]:
+    """Build the model and its optimisers; the same seed gives the same first weights."""
+    compute_dtype = choose_precision(config.adaptation.precision, device)
+    encoder, provenance = (None, None) if config.adaptation.method == "fixed" else ready_encoder(config, device)
+    feature_size = encoder.feature_size if encoder is not None else stored_feature_size(config, data)
+    torch.manual_seed(config.seed)
+    aggregator = build_aggregator(
+        config.aggregator.name,
+        feature_size,
+        len(data.targets),
+        tau=config.adaptation.tau,
+        layer_norm=config.head.layer_norm,
+        options=config.aggregator.options,
+    ).to(device)
+    task = build_task(data.training_labels(), smoothing=config.head.label_smoothing, weighting=config.task.weighting)
+    model = SlideModel(encoder, aggregator, task, compute_dtype)
+    adaptation = Adaptation(
+        lambda_=config.adaptation.lambda_,
+        beta=config.adaptation.beta,
+        cosine=config.adaptation.cosine,
+        bag_gradient=config.adaptation.bag_gradient,
+        chunking=Chunking() if encoder is None else chunking_of(config, encoder, device),
+        compute_dtype=compute_dtype,
+    )
+    return Learner(model, adaptation, optimisation_of(config)), provenance
+
+
+def ready_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, Provenance]:
+    """Load the encoder, and open to learning what the scope says."""
+    loaded = load_encoder(config.encoder.name, weights=config.encoder.weights)
+    apply_scope(loaded.encoder, Scope.parse(config.adaptation.scope), seed=config.seed)
+    loaded.encoder.checkpoint_blocks = config.adaptation.checkpoint_blocks
+    return loaded.encoder.to(device), loaded.provenance
+
+
+def stored_feature_size(config: RunConfig, data: RunData) -> int:
+    """Look into all files of features: one size, and attention where the aggregator asks for it."""
+    sizes: dict[int, list[str]] = {}
+    needs_attention = aggregator_card(config.aggregator.name).uses_attention
+    for slide in data.slides:
+        assert slide.features is not None
+        stored = read_features(slide.features)
+        sizes.setdefault(stored.features.shape[1], []).append(slide.row.slide_id)
+        if needs_attention and stored.attention is None:
+            raise InputError(
+                f"{slide.features} ({stored.origin}) has no attention, which {config.aggregator.name} weighs tiles by.",
+                hint='Make features with it: tapfm embed; or use an aggregator without: aggregator.name = "abmil"',
+            )
+    if len(sizes) > 1:
+        found = "; ".join(f"{size} ({slide_ids[0]} and {len(slide_ids) - 1} more)" for size, slide_ids in sizes.items())
+        raise InputError(
+            f"The features have several sizes: {found}.", hint="All have to come from one encoder: tapfm embed"
+        )
+    return next(iter(sizes))
+
+
+def chunking_of(config: RunConfig, encoder: VitEncoder, device: torch.device) -> Chunking:
+    """Say how a bag goes through the encoder. Without a GPU by a fixed rule: another split would round otherwise."""
+    chunk, cuda = config.adaptation.chunk, device.type == "cuda"
+    if chunk == "all":
+        return Chunking()
+    vit = encoder.vit
+    tokens = int(vit.patch_embed.num_patches) + int(vit.num_prefix_tokens)
+    tile_bytes = 4 * GRAPH_FLOATS * tokens * int(vit.embed_dim) * len(vit.blocks)
+    fitting = CUDA_CHUNK if cuda else max(1, GRAPH_BYTES // tile_bytes)
+    return Chunking(tiles=fitting if chunk == "auto" else chunk, keep="fit" if cuda else 1)
+
+
+def optimisation_of(config: RunConfig) -> Optimisation:
+    """Unpack the optimisers' settings."""
+    return Optimisation(
+        encoder_lr=config.optimiser.encoder_lr,
+        aggregator_lr=config.optimiser.aggregator_lr,
+        encoder_lr_min=config.schedule.encoder_lr_min,
+        aggregator_lr_min=config.schedule.aggregator_lr_min,
+        weight_decay=config.optimiser.weight_decay,
+        decay_all=config.optimiser.decay_all,
+        clip_norm=config.optimiser.clip_norm,
+        slides_per_step=config.optimiser.slides_per_step,
+        schedule=Schedule(config.schedule.first_cycle, config.schedule.cycle_factor),
+    )
+
+
+def plan_of(config: RunConfig) -> Plan:
+    """Unpack the plan's settings."""
+    return Plan(
+        epochs=config.schedule.epochs,
+        seed=config.seed,
+        tiles_per_slide=number_or_all(config.adaptation.tiles_per_slide),
+        validation_tiles=number_or_all(config.selection.validation_tiles),
+        patience=config.selection.patience,
+        unit=config.selection.unit,
+        save_every_s=60 * config.machine.save_minutes,
+        allow_failures=config.machine.allow_failures,
+    )
+
+
+def number_or_all(value: int | str) -> int | None:
+    """Read "all" as no limit."""
+    return value if isinstance(value, int) else None
+
+
+def make_bags(config: RunConfig, data: RunData, model: SlideModel, workers: int) -> Bags:
+    """Say where bags come from."""
+    ahead_bytes = int(config.machine.read_ahead_gib * 2**30)
+    if model.encoder is None:
+        files = {slide.row.slide_id: slide.features for slide in data.slides if slide.features is not None}
+        return FeatureBags(files, device=model.device, ahead_bytes=ahead_bytes)
+    augmentation = config.augmentation
+    return PixelBags(
+        {slide.row.slide_id: SlideTiles(slide.row.path, slide.tiles) for slide in data.slides if slide.tiles},
+        tile_px=model.encoder.tile_px,
+        augmentation=Augmentation(
+            flip=augmentation.flip,
+            quarter_turns=augmentation.quarter_turns,
+            blur=augmentation.blur,
+            blur_radius=augmentation.blur_radius,
+            stain_jitter=augmentation.stain_jitter,
+        ),
+        device=model.device,
+        workers=workers,
+        ahead_bytes=ahead_bytes,
+        chunk=ENCODING_CHUNK,
+    )
+
+
+def labelled(slides: Sequence[SlideOfRun]) -> list[LabelledSlide]:
+    """Take what the trainer needs of each slide."""
+    return [
+        LabelledSlide(slide.row.slide_id, slide.row.patient_id, slide.labels, slide.split, slide.row.cohort)
+        for slide in slides
+    ]

@@ -1,0 +1,339 @@
+"""`tapfm embed`: what an encoder says of every tile of a cohort, in one file per slide.
+
+One queue reads ahead over all slides, so that the device does not wait at the end of each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import h5py
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+import tapfm
+from tapfm.adaptation.bags import Bag, PixelBags, SlideFailed, SlideTiles, Visit
+from tapfm.app.embed_outcomes import Outcome, Report, failure, say_failed
+from tapfm.app.output_folder import GOES_ON, locked, remove_unfinished
+from tapfm.app.progress import SAY_EVERY_S, progress_bar
+from tapfm.app.tile_slides import number, records
+from tapfm.cohort.manifest import SlideRow
+from tapfm.contracts import Encoded
+from tapfm.encoders.features import FINGERPRINT, FeatureSet, recall, write_features
+from tapfm.encoders.weights import LoadedEncoder
+from tapfm.errors import FeatureStoreError, InputError, TapfmError, TileStoreError
+from tapfm.model import encode
+from tapfm.slides.opening import files_of
+from tapfm.storage import digest_of_code, fingerprint, identity_of
+from tapfm.tiles.augment import Augmentation
+from tapfm.tiles.store import LAYOUTS, TileSet, read_tiles, store_path
+
+AHEAD_BYTES = 2**30  # of pixels that are read ahead
+SAVE_EVERY_S = 5.0  # the tables, during a run
+NOT_IN_KEY = ("name", "licence", "gate", "notes")  # words of a card that change no feature
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How features are made; the encoder is where it is to compute."""
+
+    loaded: LoadedEncoder
+    compute_dtype: torch.dtype | None = None
+    batch: int = 64
+
+    @property
+    def precision(self) -> str:
+        """Name what is computed in."""
+        return "float32" if self.compute_dtype is None else str(self.compute_dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One slide to embed."""
+
+    row: SlideRow
+    tiles: TileSet
+    path: Path  # of its features
+    key: str  # fingerprint of everything that decides them
+
+    @property
+    def visit(self) -> Visit:
+        """Look at all its tiles."""
+        return Visit("look", self.row.slide_id, None, ())
+
+
+def embed_cohort(
+    rows: Sequence[SlideRow],
+    tiles_folder: Path,
+    folder: Path,
+    settings: Settings,
+    *,
+    tile_command: str,
+    only: Collection[str] | None,
+    workers: int,
+    force: bool,
+    console: Console,
+) -> Report:
+    """Embed all slides (or those in `only`); those whose features were made from the same by the same are kept.
+
+    `tile_command` is what to type for tiles that are missing.
+    """
+    refuse_foreign_files(folder, rows)
+    card, encoder = settings.loaded.card, settings.loaded.encoder
+    features = f"{encoder.feature_size:,} features, by {card.name} in {settings.precision}"
+    report = Report(folder, [row.slide_id for row in rows], features)
+    with locked(folder, "tapfm embed"):
+        remove_unfinished(folder)
+        seconds = {row["slide_id"]: number(row["seconds"]) for row in records(folder / "summary.csv", "seconds")}
+        failures = {row["slide_id"]: row for row in records(folder / "failures.csv", "reason", "what_to_do")}
+        todo = []
+        for row in rows:
+            slide_id = row.slide_id
+            chosen = only is None or slide_id in only
+            job = make_job(row, tiles_folder, folder, settings, tile_command)
+            kept = outcome_before(job) if isinstance(job, Job) and not (chosen and force) else None
+            if kept is not None:
+                report.outcomes[slide_id] = replace(kept, seconds=seconds.get(slide_id))
+            elif chosen and isinstance(job, Job):
+                todo.append(job)
+            elif chosen and isinstance(job, Outcome):
+                report.outcomes[slide_id] = job
+                say_failed(job, console)
+            elif slide_id in failures:
+                reason, what_to_do = (failures[slide_id][name] for name in ("reason", "what_to_do"))
+                report.outcomes[slide_id] = failure(slide_id, reason, what_to_do)
+            else:
+                report.outcomes[slide_id] = Outcome(slide_id, "not embedded", "no features with these settings")
+        if report.embedded:
+            console.print(f"{len(report.embedded):,} of {len(rows):,} slides are embedded already with these settings.")
+        for line in rescaled(todo, encoder.tile_px):
+            console.print(line)
+        try:
+            try:
+                run(todo, report, settings, workers, console)
+            finally:
+                report.save()
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be written to ({error}).",
+                hint=f"Make room, or give another folder with --out. {GOES_ON}",
+            ) from error
+    return report
+
+
+def run(jobs: Sequence[Job], report: Report, settings: Settings, workers: int, console: Console) -> None:
+    """Work through the jobs, saying how far it is."""
+    if not jobs:
+        return
+    encoder = settings.loaded.encoder
+    bags = PixelBags(
+        {job.row.slide_id: SlideTiles(job.row.path, job.tiles) for job in jobs},
+        tile_px=encoder.tile_px,
+        augmentation=Augmentation(),  # for training; a look leaves pixels as they are
+        device=encoder.mean.device,
+        workers=workers,
+        ahead_bytes=AHEAD_BYTES,
+        chunk=settings.batch,
+    )
+    with progress_bar(console) as progress, closing(bags):
+        course = Course(jobs, bags, progress, console)
+        bags.begin(job.visit for job in jobs)
+        saved = time.monotonic()
+        for job in jobs:
+            outcome = embed_one(job, bags, CountingEncoder(settings, course.encoded))
+            report.outcomes[job.row.slide_id] = outcome
+            course.finished(job, outcome)
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                report.save()
+                saved = time.monotonic()
+
+
+class Course:
+    """How far a run is: a bar at a terminal, a line now and then elsewhere."""
+
+    def __init__(self, jobs: Sequence[Job], bags: PixelBags, progress: Progress, console: Console) -> None:
+        self._slides, self._tiles = len(jobs), sum(len(job.tiles) for job in jobs)
+        self._bags, self._progress, self._console = bags, progress, console
+        self._bar = progress.add_task("embedding", total=self._tiles, speed="")
+        self._start = self._said = time.monotonic()
+        self._slides_done = self._slides_failed = 0
+        self._encoded = 0  # all tiles so far
+        self._past = self._past_slides = 0  # tiles that are done with, encoded or lost: all, and of finished slides
+
+    def encoded(self, tiles: int) -> None:
+        """Count tiles of the slide at hand."""
+        self._encoded += tiles
+        self._past += tiles
+        self._tell()
+
+    def finished(self, job: Job, outcome: Outcome) -> None:
+        """Count a slide, and tell of one that failed."""
+        self._slides_done += 1
+        self._past = self._past_slides = self._past_slides + len(job.tiles)
+        if outcome.status == "failed":
+            self._slides_failed += 1
+            say_failed(outcome, self._progress.console)
+        self._tell()
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        elapsed = max(now - self._start, 1e-9)
+        failed = f", {self._slides_failed:,} failed" if self._slides_failed else ""
+        speed = (
+            f"{self._slides_done:,} of {self._slides:,} slides, {self._encoded / elapsed:,.0f} tiles/s, "
+            f"waiting {self._bags.waited_s / elapsed:.0%}{failed}"
+        )
+        self._progress.update(self._bar, completed=self._past, speed=speed)
+        if not self._console.is_terminal and now - self._said > SAY_EVERY_S:
+            self._console.print(f"{self._past:,} of {self._tiles:,} tiles, {speed}")
+            self._said = now
+
+
+@dataclass(frozen=True)
+class CountingEncoder:
+    """Encodes, and says how many tiles that were."""
+
+    settings: Settings
+    after: Callable[[int], None]
+
+    def encode(self, tiles: Tensor, chunk: int) -> Encoded:
+        """Encode uint8 tiles into main memory, where a whole slide's features have room."""
+        try:
+            encoded = encode(self.settings.loaded.encoder, tiles, chunk, self.settings.compute_dtype)
+        except torch.OutOfMemoryError as error:
+            raise TapfmError(
+                f"The GPU has no room for {chunk} tiles at once.",
+                hint=f"Take fewer: --batch {max(chunk // 2, 1)}. {GOES_ON}",
+            ) from error
+        on_host = Encoded(*(part.cpu() for part in encoded))
+        self.after(len(tiles))
+        return on_host
+
+
+def embed_one(job: Job, bags: PixelBags, encoder: CountingEncoder) -> Outcome:
+    """Encode one slide and write its file; what is wrong with it is its outcome."""
+    start = time.monotonic()
+    try:
+        bag = bags.encoded_bag(job.visit, encoder)
+        write(job, bag, encoder.settings)
+    except (SlideFailed, FeatureStoreError) as error:
+        job.path.unlink(missing_ok=True)  # features of other settings are not to be taken for these
+        damaged = f"Copy it again from where it was scanned. See: tapfm inspect {shlex.quote(str(job.row.path))}"
+        reason, what_to_do = (str(error), damaged) if isinstance(error, SlideFailed) else (error.message, error.hint)
+        outcome = failure(job.row.slide_id, reason, what_to_do)
+    else:
+        outcome = Outcome(job.row.slide_id, "ok", tiles=bag.tiles, tiles_failed=len(bag.reasons))
+    return replace(outcome, seconds=round(time.monotonic() - start, 2))
+
+
+def write(job: Job, bag: Bag, settings: Settings) -> None:
+    """Write a slide's file, with the positions of the tiles that were read."""
+    assert isinstance(bag.content, Encoded)
+    card, encoder = settings.loaded.card, settings.loaded.encoder
+    features = FeatureSet(
+        slide_id=job.row.slide_id,
+        features=bag.content.z_KD.numpy(),
+        attention=bag.content.r_K.numpy(),
+        positions=job.tiles.positions[bag.rows],
+        encoder=card.key,
+        fingerprint=job.key,
+    )
+    about: dict[str, str | int] = {
+        "weights_sha256": settings.loaded.provenance.sha256,
+        "feature": encoder.feature,
+        "encoder_tile_px": encoder.tile_px,
+        "precision": settings.precision,
+        "tiles_failed": len(bag.reasons),
+    }
+    write_features(job.path, features, job.tiles, about=about)
+
+
+def make_job(row: SlideRow, tiles_folder: Path, folder: Path, settings: Settings, tile_command: str) -> Job | Outcome:
+    """Name the job by everything that its features depend on; a slide without tiles has failed already."""
+    try:
+        tiles = find_tiles(tiles_folder, row.slide_id)
+        files = [identity_of(file) for file in files_of(row.path)]
+    except TileStoreError as error:
+        return failure(row.slide_id, error.message, f"{tile_command} --only {shlex.quote(row.slide_id)}")
+    except OSError as error:
+        return failure(row.slide_id, f"{row.path} cannot be read ({error})", "Check who may read it.")
+    place = (tiles.fingerprint, tiles.side_px0, hashlib.sha256(tiles.positions.tobytes()).hexdigest())
+    key = fingerprint(method(), made_with(settings), row.slide_id, place, files)
+    return Job(row, tiles, folder / f"{row.slide_id}.h5", key)
+
+
+def made_with(settings: Settings) -> tuple[object, ...]:
+    """List what decides features besides the slide; how many tiles are encoded at once does not."""
+    loaded = settings.loaded
+    card = {name: value for name, value in asdict(loaded.card).items() if name not in NOT_IN_KEY}
+    return card, loaded.provenance.sha256, loaded.encoder.tile_px, loaded.encoder.feature, settings.precision
+
+
+@cache
+def method() -> str:
+    """Digest the code that pixels and features come from: a mended reader never serves old ones."""
+    root = Path(tapfm.__file__).parent
+    sources = [*sorted((root / "slides" / "readers").glob("*.py")), root / "slides" / "scaling.py"]
+    sources += [root / "slides" / "opening.py", root / "tiles" / "reading.py"]
+    sources += [root / "encoders" / f"{name}.py" for name in ("build", "conversion", "vit", "weights")]
+    return digest_of_code(sources)
+
+
+def find_tiles(folder: Path, slide_id: str) -> TileSet:
+    """Find a slide's tiles, in whichever layout; none at all are refused."""
+    path = next((path for layout in LAYOUTS if (path := store_path(folder, slide_id, layout)).exists()), None)
+    if path is None:
+        raise TileStoreError(f"There is no file of its tiles in {folder / 'patches'}.")
+    tiles = read_tiles(path)
+    if not len(tiles):
+        raise TileStoreError(f"{path} has no tiles.")
+    return tiles
+
+
+def outcome_before(job: Job) -> Outcome | None:
+    """Recall a slide that was embedded already, if everything it depends on is as it was."""
+    if recall(job.path) != job.key:
+        return None
+    with h5py.File(job.path, "r") as file:
+        tiles = len(file["features"])
+    return Outcome(job.row.slide_id, "ok", tiles=tiles, tiles_failed=len(job.tiles) - tiles)
+
+
+def rescaled(jobs: Sequence[Job], encoder_px: int) -> list[str]:
+    """Say which tiles the encoder sees at another scale than they were laid at, once for each kind."""
+    kinds = sorted({(job.tiles.tile_px, job.tiles.target_mpp or 0.0) for job in jobs})
+    lines = []
+    for tile_px, mpp in kinds:
+        if tile_px != encoder_px:
+            at = f", at {mpp * tile_px / encoder_px:.3g} um per pixel" if mpp else ""
+            lines.append(f"Tiles of {tile_px} px are read as {encoder_px} px{at}.")
+    return lines
+
+
+def refuse_foreign_files(folder: Path, rows: Sequence[SlideRow]) -> None:
+    """Stop before features that another tool wrote would be written over."""
+    names = [f"{row.slide_id}.h5" for row in rows]
+    foreign = [name for name in names if (folder / name).exists() and not may_replace(folder / name)]
+    if foreign:
+        raise InputError(
+            f"{folder} has {len(foreign):,} files that tapfm embed did not write, such as {foreign[0]}.",
+            hint="Give another folder with --out.",
+        )
+
+
+def may_replace(path: Path) -> bool:
+    """Say whether a file is ours, or nobody's as it cannot be read."""
+    try:
+        with h5py.File(path, "r") as file:
+            return "features" in file and FINGERPRINT in file["features"].attrs
+    except OSError:
+        return True

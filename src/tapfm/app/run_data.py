@@ -1,0 +1,192 @@
+"""The data of a run: labelled slides by split, where their tiles or features are, and what is missing."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapfm.app.config import RunConfig
+from tapfm.cohort.labels import read_labels
+from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
+from tapfm.cohort.splits import SPLITS, TRAIN, check_training_labels, split_of_rows
+from tapfm.encoders.features import feature_file
+from tapfm.errors import CohortError, InputError, SlidesFailedError, TapfmError
+from tapfm.storage import fingerprint, identity_of
+from tapfm.tiles.store import LAYOUTS, TileSet, read_tiles, store_path
+
+SHOWN = 5  # slides named in a message
+
+
+@dataclass(frozen=True)
+class SlideOfRun:
+    """A slide with its labels, and what is learnt from."""
+
+    row: SlideRow
+    split: str
+    labels: Mapping[str, int | None]
+    tiles: TileSet | None = None
+    features: Path | None = None
+
+    @property
+    def content_digest(self) -> str:
+        """Tell tiles, or features, from others."""
+        if self.tiles is not None:
+            place = (self.tiles.side_px0, self.tiles.positions.tolist())
+            return fingerprint(self.tiles.fingerprint or place)[:16]
+        assert self.features is not None
+        return fingerprint(identity_of(self.features))[:16]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The slides of a run."""
+
+    slides: tuple[SlideOfRun, ...]
+    targets: tuple[str, ...]
+    without_label: tuple[str, ...]  # no label of any target: not used
+    failed: Mapping[str, str]  # no tiles, and why
+
+    def of(self, split: str) -> list[SlideOfRun]:
+        """List the slides of a split."""
+        return [slide for slide in self.slides if slide.split == split]
+
+    def training_labels(self) -> dict[str, list[int | None]]:
+        """Give the labels that class weights are made of."""
+        return {target: [slide.labels[target] for slide in self.of(TRAIN)] for target in self.targets}
+
+    def table(self) -> str:
+        """Write split.csv: what was learnt from, and whether it is still the same."""
+        buffer = io.StringIO(newline="")
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(["slide_id", "patient_id", "cohort", "split", *self.targets, "tiles", "digest"])
+        for slide in self.slides:
+            labels = ["" if slide.labels[target] is None else slide.labels[target] for target in self.targets]
+            tiles = "" if slide.tiles is None else len(slide.tiles)
+            row = slide.row
+            writer.writerow(
+                [row.slide_id, row.patient_id, row.cohort or "", slide.split, *labels, tiles, slide.content_digest]
+            )
+        return buffer.getvalue()
+
+
+def read_data(config: RunConfig) -> RunData:
+    """Read and check everything that can be checked without opening a slide."""
+    cohort = read_cohort(config.cohort.table, config.cohort.slides, must_exist=config.adaptation.method != "fixed")
+    targets = tuple(config.task.targets)
+    labels = read_labels(cohort, targets)
+    splits = split_of_rows(cohort, config.cohort.fold)
+    column = "split" if config.cohort.fold is None else f"fold_{config.cohort.fold}"
+    check_training_labels(cohort, splits, labels, column)
+    of_row = {row.slide_id: {target: labels[target][i] for target in targets} for i, row in enumerate(cohort.rows)}
+    rows = [row for row in cohort.rows if row.slide_id in splits]
+    labelled = [row for row in rows if any(label is not None for label in of_row[row.slide_id].values())]
+    find = features_of if config.adaptation.method == "fixed" else tiles_of
+    slides, failed = [], {}
+    for row in labelled:
+        try:
+            tiles, features = find(config, row)
+        except TapfmError as error:
+            failed[row.slide_id] = error.message
+        else:
+            slides.append(SlideOfRun(row, splits[row.slide_id], of_row[row.slide_id], tiles, features))
+    data = RunData(tuple(slides), targets, tuple(row.slide_id for row in rows if row not in labelled), failed)
+    refuse_too_many_without_tiles(config, cohort, data)
+    refuse_one_class(data, column)
+    return data
+
+
+def tiles_of(config: RunConfig, row: SlideRow) -> tuple[TileSet, None]:
+    """Find the tiles of a slide, in whichever layout."""
+    folder = config.tiles.folder
+    assert folder is not None
+    if not folder.is_dir():
+        raise InputError(
+            f"There is no folder {folder}.", hint=f"Make the tiles: tapfm tile {config.cohort.table} --out {folder}"
+        )
+    for layout in LAYOUTS:
+        path = store_path(folder, row.slide_id, layout)
+        if path.exists():
+            tiles = read_tiles(path)
+            if not len(tiles):
+                raise CohortError(f"{path} has no tiles")
+            return tiles, None
+    raise CohortError(f"no file of tiles in {folder / 'patches'}")
+
+
+def features_of(config: RunConfig, row: SlideRow) -> tuple[None, Path]:
+    """Find the stored features of a slide."""
+    assert config.tiles.features is not None
+    path = feature_file(config.tiles.features, row.slide_id)
+    if path is None:
+        raise CohortError(f"no file of features in {config.tiles.features}")
+    return None, path
+
+
+def refuse_too_many_without_tiles(config: RunConfig, cohort: Cohort, data: RunData) -> None:
+    """Stop before any work when more slides lack tiles than may fail."""
+    if len(data.failed) <= config.machine.allow_failures:
+        return
+    listed = [f"{slide_id}: {reason}" for slide_id, reason in list(data.failed.items())[:SHOWN]]
+    if len(data.failed) > SHOWN:
+        listed.append(f"... and {len(data.failed) - SHOWN:,} more")
+    make = (
+        f"tapfm embed {config.cohort.table} --encoder {config.encoder.name} --out {config.tiles.features}"
+        if config.adaptation.method == "fixed"
+        else f"tapfm tile {config.cohort.table} --out {config.tiles.folder}"
+    )
+    what = "features" if config.adaptation.method == "fixed" else "tiles"
+    raise CohortError(
+        f"{len(data.failed):,} of {len(cohort):,} slides have no {what}:\n  " + "\n  ".join(listed),
+        hint=f"Make them: {make}\nOr go on without them: --allow-failures {len(data.failed)}",
+    )
+
+
+def refuse_one_class(data: RunData, column: str) -> None:
+    """Check again what can be learnt, now that slides without tiles are out."""
+    for target, labels in data.training_labels().items():
+        if not {0, 1} <= set(labels):
+            raise SlidesFailedError(
+                f"Without the slides that have no tiles, the training split (column {column}) has only one class of "
+                f"{target}.",
+                hint="Make their tiles: tapfm tile",
+            )
+
+
+def difference(before: str, now: str) -> list[str]:
+    """Say how one table of slides differs from another, slide by slide."""
+    old, new = (
+        {row["slide_id"]: row for row in csv.DictReader(io.StringIO(text, newline=""))} for text in (before, now)
+    )
+    lines = []
+    if gone := [slide_id for slide_id in old if slide_id not in new]:
+        lines.append(f"{len(gone):,} slides are gone: {some(gone)}")
+    if added := [slide_id for slide_id in new if slide_id not in old]:
+        lines.append(f"{len(added):,} slides are new: {some(added)}")
+    for slide_id in [slide_id for slide_id in old if slide_id in new]:
+        for name in dict.fromkeys([*old[slide_id], *new[slide_id]]):
+            was, is_now = old[slide_id].get(name), new[slide_id].get(name)
+            if was != is_now:
+                said = "its tiles are others" if name == "digest" else f"{name} was '{was}', is '{is_now}'"
+                lines.append(f"{slide_id}: {said}")
+    return lines
+
+
+def some(names: Sequence[str]) -> str:
+    """List the first few of many names."""
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+
+
+def count_by_split(data: RunData) -> list[tuple[str, int, int, dict[str, tuple[int, int]]]]:
+    """Count, for each split: patients, slides, and of each target positives and labelled slides."""
+    lines = []
+    for split in SPLITS:
+        slides = data.of(split)
+        counts = {}
+        for target in data.targets:
+            known = [label for slide in slides if (label := slide.labels[target]) is not None]
+            counts[target] = (sum(known), len(known))
+        lines.append((split, len({slide.row.patient_id for slide in slides}), len(slides), counts))
+    return lines

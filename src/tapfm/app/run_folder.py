@@ -1,0 +1,187 @@
+"""The folder of a run, which explains itself.
+
+config.toml           every setting, nothing left open
+environment.json      versions, machine, weights
+split.csv             the slides, their splits and labels
+history.jsonl         a line for each epoch
+checkpoints/          last.safetensors (all that is needed to go on), best.safetensors (weights)
+predictions-val.csv, predictions-test.csv   of the best epoch, on all tiles
+failures.csv          slides that failed, and tiles that were skipped
+curves.png, summary.md, tensorboard/
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import shlex
+import sys
+import tomllib
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tapfm
+from tapfm.adaptation.checkpoint import check_space, load_checkpoint, nbytes, read_description, save_checkpoint
+from tapfm.adaptation.learner import Learner
+from tapfm.adaptation.progress import Progress
+from tapfm.app.config import PATHS, RunConfig
+from tapfm.app.config_text import resolved
+from tapfm.app.run_data import RunData, difference
+from tapfm.encoders.weights import Provenance
+from tapfm.errors import CheckpointError, RunError
+from tapfm.storage import write_atomically
+
+SHOWN = 10  # differences named
+
+
+class RunFolder:
+    """Reads and writes the files of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.last = folder / "checkpoints" / "last.safetensors"
+        self.best = folder / "checkpoints" / "best.safetensors"
+
+    @property
+    def begun(self) -> bool:
+        """Say whether there is a run in it."""
+        return (self.folder / "config.toml").exists()
+
+    def begin(self, config: RunConfig, data: RunData, environment: Mapping[str, Any]) -> None:
+        """Write what the run is made from; the configuration last, as it marks a run."""
+        self.last.parent.mkdir(parents=True, exist_ok=True)
+        self.note_environment(environment)
+        write_atomically(self.folder / "split.csv", data.table().encode())
+        write_atomically(self.folder / "config.toml", resolved(config).encode())
+
+    def note_environment(self, environment: Mapping[str, Any]) -> None:
+        """Add to environment.json: a run that was resumed has seen several."""
+        path = self.folder / "environment.json"
+        before = json.loads(path.read_text()) if path.exists() else []
+        write_atomically(path, json.dumps([*before, environment], indent=2).encode())
+
+    def refuse_changes(self, config: RunConfig, data: RunData) -> None:
+        """Refuse to go on with another configuration or cohort, saying how it differs."""
+        lines = changed_settings(tomllib.loads((self.folder / "config.toml").read_text("utf-8")), config.as_tables())
+        lines += difference((self.folder / "split.csv").read_text("utf-8"), data.table())
+        if lines:
+            shown = lines[:SHOWN] + ([f"... and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else [])
+            raise RunError(
+                f"{self.folder} was begun with something else:\n  " + "\n  ".join(shown),
+                hint="Go on with what it was begun with, or begin anew with another --out.",
+            )
+
+    def load_progress(self, learner: Learner, device: torch.device) -> Progress | None:
+        """Put the last checkpoint into the learner; None where there is none yet."""
+        if not self.last.exists():
+            return None
+        tensors, description = load_checkpoint(self.last, str(device))
+        learner.restore({name: t.cpu() if name.startswith("random/") else t for name, t in tensors.items()})
+        return Progress.from_json(description["progress"])
+
+    def load_best(self, learner: Learner) -> dict[str, Any]:
+        """Put the best epoch's weights into the learner, and say which they are."""
+        tensors, description = load_checkpoint(self.best)
+        learner.restore_weights(tensors)
+        return description
+
+    def check_space(self, learner: Learner) -> None:
+        """Refuse a run whose checkpoints would not fit: both of them, each twice while it is replaced."""
+        weights = nbytes(learner.weights())
+        moments = 2 * weights
+        have = sum(path.stat().st_size for path in (self.last, self.best) if path.exists())
+        check_space(self.folder, max(0, 2 * (weights + moments) + 2 * weights - have), "The checkpoints of this run")
+
+    def save_last(self, learner: Learner, progress: Progress) -> None:
+        """Save all that is needed to go on, and the tables that go with it."""
+        description = {"tapfm": tapfm.__version__, "kind": "last", "progress": progress.as_json()}
+        save_checkpoint(self.last, learner.state(), description)
+        lines = "".join(json.dumps(row) + "\n" for row in progress.history)
+        write_atomically(self.folder / "history.jsonl", lines.encode())
+        write_atomically(self.folder / "failures.csv", failures_table(progress))
+
+    def save_best(self, learner: Learner, progress: Progress) -> None:
+        """Save the weights of the best epoch so far."""
+        description = {
+            "tapfm": tapfm.__version__,
+            "kind": "best",
+            "epoch": (progress.best_epoch or 0) + 1,
+            "score": progress.best_score,
+            "row": progress.history[-1],
+        }
+        save_checkpoint(self.best, learner.weights(), description)
+
+    def progress(self) -> Progress:
+        """Read how far the run is, without its tensors."""
+        try:
+            return Progress.from_json(read_description(self.last)["progress"])
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{self.last} does not say how far the run is.", hint="Begin anew.") from error
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Compare settings; where files are and what the machine does may change."""
+    old, new = flat(before), flat(now)
+    lines = []
+    for name in dict.fromkeys([*old, *new]):
+        if name.split(".")[0] == "machine" or tuple(name.split(".")) in PATHS:
+            continue
+        if old.get(name) != new.get(name):
+            lines.append(f"{name} was {old.get(name, 'not set')!r}, is {new.get(name, 'not set')!r}")
+    return lines
+
+
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Name each setting by its whole path."""
+    values: dict[str, Any] = {}
+    for name, value in tables.items():
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{prefix}{name}.")
+        else:
+            values[prefix + name] = value
+    return values
+
+
+def failures_table(progress: Progress) -> bytes:
+    """List failed slides, and slides with tiles that were skipped."""
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["slide_id", "what", "tiles_skipped", "reason"])
+    for slide_id, reason in progress.failed.items():
+        writer.writerow([slide_id, "failed", "", reason])
+    for slide_id, skipped in progress.skipped.items():
+        if slide_id not in progress.failed:
+            writer.writerow([slide_id, "tiles skipped", skipped.tiles, skipped.reason])
+    return buffer.getvalue().encode()
+
+
+def environment_of(device: torch.device, weights: Provenance | None) -> dict[str, Any]:
+    """Note what a result may depend on besides the configuration."""
+    packages = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecodecs", "peft")
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return {
+        "tapfm": tapfm.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "device": str(device) if gpu is None else f"{device} ({gpu.name}, {gpu.total_memory / 2**30:.0f} GiB)",
+        "cuda": torch.version.cuda if gpu is not None else None,
+        "packages": {name: version for name in packages if (version := version_of(name)) is not None},
+        "weights": None if weights is None else {"file": weights.file.name, "sha256": weights.sha256},
+        "command": shlex.join(["tapfm", *sys.argv[1:]]),
+    }
+
+
+def version_of(package: str) -> str | None:
+    """Find an installed version."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,204 @@
+"""`tapfm train`: from a configuration to a run folder with a selected model."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from tapfm.adaptation.learner import Learner
+from tapfm.adaptation.progress import Progress
+from tapfm.adaptation.trainer import Interrupted, LabelledSlide, fit
+from tapfm.app.build_run import build_learner, labelled, make_bags, plan_of
+from tapfm.app.config import RunConfig
+from tapfm.app.curves import draw_curves
+from tapfm.app.devices import choose_device
+from tapfm.app.final_predictions import Remembered, predict_slides
+from tapfm.app.output_folder import locked, remove_unfinished
+from tapfm.app.progress import progress_bar
+from tapfm.app.run_data import RunData, read_data
+from tapfm.app.run_folder import RunFolder, environment_of, failures_table
+from tapfm.app.run_summary import write_summary
+from tapfm.app.stopping import StopRequests
+from tapfm.app.watching import TrainingWatcher
+from tapfm.cohort.splits import TEST, TRAIN, VALIDATION
+from tapfm.errors import RunError
+from tapfm.evaluation.predictions import Scores, scores, write_predictions
+from tapfm.storage import sha256_of, write_atomically
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What came of a run."""
+
+    folder: Path
+    best_epoch: int  # counted from 1
+    scores: dict[str, Scores]  # by split, on all tiles
+    failed: dict[str, str]
+
+
+def train(config: RunConfig, folder: Path, *, resume: bool, workers: int, console: Console) -> RunResult:
+    """Train, or go on where the run in the folder is; then predict validation and test slides on all tiles."""
+    data = read_data(config)
+    run_folder = RunFolder(folder)
+    with locked(folder, "tapfm train"), StopRequests(console.print) as stop:
+        remove_unfinished(folder, folder / "checkpoints")
+        refuse_wrong_start(run_folder, config, data, resume=resume)
+        device = choose_device(config.machine.device)
+        learner, provenance = build_learner(config, data, device)
+        run_folder.check_space(learner)
+        environment = environment_of(device, provenance)
+        if run_folder.begun:
+            run_folder.note_environment(environment)
+        else:
+            run_folder.begin(config, data, environment)
+        say_what_begins(config, data, device, learner, console)
+        progress = run_folder.load_progress(learner, device) or Progress()
+        progress.failed = dict(data.failed)  # those that failed later get another chance
+        if progress.step:
+            console.print(f"Going on at epoch {progress.epoch + 1}, after {progress.step:,} steps.")
+        training, validation, test = (labelled(data.of(split)) for split in (TRAIN, VALIDATION, TEST))
+        try:
+            if not progress.finished:
+                bags = make_bags(config, data, learner.model, workers)
+                with TrainingWatcher(console, config.schedule.epochs, len(training), len(validation), folder) as seen:
+                    progress = fit(
+                        learner,
+                        bags,
+                        training,
+                        validation,
+                        plan_of(config),
+                        run_folder,
+                        seen,
+                        progress=progress,
+                        asked_to_stop=stop.asked,
+                    )
+            say_what_was_kept(progress, config, console)
+            held_out = {VALIDATION: validation, TEST: test}
+            return conclude(config, data, learner, run_folder, progress, held_out, workers, stop, console)
+        except Interrupted as interrupted:
+            draw_run(run_folder, config, run_folder.progress())
+            console.print(f"Stopped and saved. To go on: {resume_command(folder)}", soft_wrap=True, markup=False)
+            raise SystemExit(128 + interrupted.signal_number) from None
+
+
+def refuse_wrong_start(run_folder: RunFolder, config: RunConfig, data: RunData, *, resume: bool) -> None:
+    """Keep a run from being written over, or gone on with as another."""
+    if not run_folder.begun:
+        others = [path.name for path in run_folder.folder.iterdir() if not path.name.startswith(".")]
+        if others:
+            raise RunError(
+                f"{run_folder.folder} has other files in it, such as {others[0]}.",
+                hint="Give a new folder with --out, for example runs/first.",
+            )
+        return
+    if not resume:
+        done = "a finished run" if run_folder.last.exists() and run_folder.progress().finished else "a run"
+        raise RunError(
+            f"{run_folder.folder} holds {done}.",
+            hint=f"Go on with it: {resume_command(run_folder.folder)}\nOr begin another with --out.",
+        )
+    run_folder.refuse_changes(config, data)
+
+
+def resume_command(folder: Path) -> str:
+    """Say what to type to go on; the folder has its own configuration."""
+    return shlex.join(["tapfm", "train", str(folder / "config.toml"), "--out", str(folder), "--resume"])
+
+
+def conclude(
+    config: RunConfig,
+    data: RunData,
+    learner: Learner,
+    run_folder: RunFolder,
+    progress: Progress,
+    slides: dict[str, list[LabelledSlide]],
+    workers: int,
+    stop: StopRequests,
+    console: Console,
+) -> RunResult:
+    """Predict with the best epoch's weights on all tiles, and write what the folder says of itself."""
+    draw_run(run_folder, config, progress)
+    best = run_folder.load_best(learner)
+    digest = sha256_of(run_folder.best)
+    result: dict[str, Scores] = {}
+    for split, of_split in slides.items():
+        wanted = [slide for slide in of_split if slide.slide_id not in progress.failed]
+        if not wanted:
+            continue
+        remembered = Remembered(run_folder.folder / f".predictions-{split}.jsonl", digest)
+        with progress_bar(console) as bar:
+            task = bar.add_task(f"all tiles, {split}", total=len(wanted), speed="")
+            predictions, failed = predict_slides(
+                learner,
+                make_bags(config, data, learner.model, workers),
+                wanted,
+                remembered,
+                said=partial(bar.advance, task),
+                asked_to_stop=stop.asked,
+            )
+        progress.failed |= failed
+        write_predictions(run_folder.folder / f"predictions-{split}.csv", predictions)
+        remembered.forget()
+        result[split] = scores(predictions, data.targets, config.selection.unit)
+    write_atomically(run_folder.folder / "failures.csv", failures_table(progress))
+    write_summary(run_folder, config, data, progress, result)
+    return RunResult(run_folder.folder, int(best["epoch"]), result, dict(progress.failed))
+
+
+def draw_run(run_folder: RunFolder, config: RunConfig, progress: Progress) -> None:
+    """Draw the curves of the epochs there are."""
+    if progress.history:
+        best = None if progress.best_epoch is None else progress.best_epoch + 1
+        made_of = f"{config.encoder.name}, {config.adaptation.method}, {config.aggregator.name}"
+        title = f"{', '.join(config.task.targets)}: {made_of}"
+        draw_curves(run_folder.folder / "curves.png", progress.history, best, title)
+
+
+def say_what_begins(config: RunConfig, data: RunData, device: torch.device, learner: Learner, console: Console) -> None:
+    """Tell what is about to be learnt, from what, and what is odd about it."""
+    counts = ", ".join(f"{len(data.of(split)):,} {split}" for split in (TRAIN, VALIDATION, TEST))
+    learning = sum(tensor.numel() for tensor in learner.weights().values())
+    precision = "bfloat16" if learner.model.compute_dtype is not None else "float32"
+    lines = [
+        f"{', '.join(data.targets)} from {counts} slides; {config.adaptation.method} with {config.aggregator.name}, "
+        f"{config.encoder.name}; {learning / 1e6:,.2f} M parameters learn on {device} in {precision}."
+    ]
+    if data.without_label:
+        lines.append(f"{len(data.without_label):,} slides have no label of these targets and are not used.")
+    if data.failed:
+        lines.append(f"{len(data.failed):,} slides have no tiles and are left out (failures.csv).")
+    if not data.of(VALIDATION):
+        lines.append("There is no validation slide, so the last epoch will be kept.")
+    sides = {slide.tiles.tile_px for slide in data.slides if slide.tiles is not None}
+    if learner.model.encoder is not None and (other := sides - {learner.model.encoder.tile_px}):
+        lines.append(f"Tiles of {', '.join(map(str, other))} px are read as {learner.model.encoder.tile_px} px.")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def say_what_was_kept(progress: Progress, config: RunConfig, console: Console) -> None:
+    """Tell which epoch is the best."""
+    early = (
+        f" (no better one in {config.selection.patience} epochs, so it ended early)" if progress.stopped_early else ""
+    )
+    console.print(f"Kept: epoch {(progress.best_epoch or 0) + 1} of {len(progress.history)}{early}.", markup=False)
+
+
+def show(result: RunResult, console: Console) -> None:
+    """Tell the final figures and where to look."""
+    for split, of_split in result.scores.items():
+        values = ", ".join(
+            f"{target} {'-' if value is None else f'{value:.3f}'}" for target, value in of_split.auc.items()
+        )
+        console.print(f"AUC on {of_split.count:,} {of_split.unit}s of {split}, all tiles: {values}", markup=False)
+        for target, why in of_split.why_undefined.items():
+            console.print(f"  no AUC of {target}: {why}", markup=False)
+    if result.failed:
+        console.print(f"{len(result.failed):,} slides failed: {result.folder}/failures.csv", markup=False)
+    console.print(f"Look at it: {result.folder}/summary.md and curves.png", markup=False, soft_wrap=True)
+    console.print(f"Next: tapfm export {result.folder} --out exported", markup=False, soft_wrap=True)
