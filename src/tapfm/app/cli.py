@@ -13,7 +13,8 @@ from rich.console import Console
 
 from tapfm import __version__
 from tapfm.app.cli_cohort import split
-from tapfm.app.cli_training import config, train
+from tapfm.app.cli_embed import embed
+from tapfm.app.cli_training import config, export, train
 from tapfm.errors import InputError, TapfmError
 
 app = typer.Typer(
@@ -285,8 +286,10 @@ def synth(
 
 
 app.command()(split)
+app.command()(embed)
 app.command()(config)
 app.command()(train)
+app.command()(export)
 
 
 @app.command()

@@ -164,3 +164,48 @@ def train(
     train_model.show(result, messages)
     if result.failed:
         raise typer.Exit(3 if len(result.failed) > settings.machine.allow_failures else 0)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run of `tapfm train`.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the model.")],
+    push_to: Annotated[
+        str | None, typer.Option("--push-to-hub", metavar="OWNER/NAME", help="Upload it to the Hugging Face hub.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="With --push-to-hub: for everybody to see.")] = False,
+    despite_no_derivatives: Annotated[
+        bool,
+        typer.Option(
+            "--despite-no-derivatives",
+            help="Push although the base model's licence forbids derivatives: you have its owners' permission.",
+        ),
+    ] = False,
+) -> None:
+    """Write the adapted encoder for timm, the aggregator, and a model card.
+
+    \b
+    tapfm export runs/first --out exported
+    tapfm export runs/first --out exported --push-to-hub my-lab/uni-fgfr3
+
+    \b
+    model.safetensors, config.json   timm.create_model("local-dir:exported", pretrained=True)
+    aggregator.safetensors, tapfm.json   from tiles to the slide
+    README.md                        data, figures, licence of the base model
+
+    The folder is loaded again and compared before the command ends. What is pushed is private unless
+    --public is given.
+    """
+    if push_to is None and (public or despite_no_derivatives):
+        raise InputError("There is nothing to push.", hint="Say where to: --push-to-hub OWNER/NAME")
+    if not (run / "config.toml").is_file():
+        raise InputError(f"{run} is no run: it has no config.toml.", hint="Runs are what tapfm train writes to --out.")
+    from tapfm.app.export_model import export_run
+
+    export_run(
+        run,
+        out,
+        push_to=push_to,
+        despite_no_derivatives=despite_no_derivatives,
+        private=not public,
+        console=Console(stderr=True, highlight=False),
+    )

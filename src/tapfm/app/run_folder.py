@@ -63,13 +63,26 @@ class RunFolder:
 
     def note_environment(self, environment: Mapping[str, Any]) -> None:
         """Add to environment.json: a run that was resumed has seen several."""
+        text = json.dumps([*self.environments(), environment], indent=2)
+        write_atomically(self.folder / "environment.json", text.encode())
+
+    def environments(self) -> list[dict[str, Any]]:
+        """Read where the run was begun, and where it was resumed."""
         path = self.folder / "environment.json"
-        before = json.loads(path.read_text()) if path.exists() else []
-        write_atomically(path, json.dumps([*before, environment], indent=2).encode())
+        return json.loads(path.read_text("utf-8")) if path.exists() else []
+
+    def settings(self) -> dict[str, Any]:
+        """Read config.toml as it is."""
+        return tomllib.loads((self.folder / "config.toml").read_text("utf-8"))
+
+    def slides(self) -> list[dict[str, str]]:
+        """Read split.csv."""
+        with (self.folder / "split.csv").open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
 
     def refuse_changes(self, config: RunConfig, data: RunData) -> None:
         """Refuse to go on with another configuration or cohort, saying how it differs."""
-        lines = changed_settings(tomllib.loads((self.folder / "config.toml").read_text("utf-8")), config.as_tables())
+        lines = changed_settings(self.settings(), config.as_tables())
         lines += difference((self.folder / "split.csv").read_text("utf-8"), data.table())
         if lines:
             shown = lines[:SHOWN] + ([f"... and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else [])

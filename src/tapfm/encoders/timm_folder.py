@@ -51,6 +51,7 @@ def write_timm_folder(
     unfinished = folder / f".{WEIGHTS}.{uuid.uuid4().hex[:8]}{UNFINISHED}"
     try:
         save_file(state, unfinished, metadata={"format": "pt", OURS: card.key})
+        unfinished.chmod(0o644)  # safetensors leaves it to its owner alone
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
         # Without a configuration nobody loads the folder: whenever this is stopped, old and new are never mixed.

@@ -1,0 +1,134 @@
+"""The model card of an export: what it is, what it was made from, how well it does, and what may be done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tapfm.app.push import forbids_derivatives
+from tapfm.app.run_folder import RunFolder
+from tapfm.app.saved_model import SavedModel
+from tapfm.encoders.timm_folder import timm_arguments
+from tapfm.evaluation.predictions import Scores
+
+KNOWN_TO_THE_HUB = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-4.0")
+
+
+def model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, Scores]) -> str:
+    """Write README.md; it names no slide and no patient."""
+    card, facts = saved.card, saved.description
+    targets = ", ".join(facts["targets"])
+    adapted = facts["encoder"]["adapted"]
+    title = f"{card.name}, adapted to {targets}" if adapted else f"An aggregator of {card.name} features for {targets}"
+    licence = card.licence.lower()
+    lines = [
+        "---",
+        "library_name: timm",
+        *([f"license: {licence}"] if licence in KNOWN_TO_THE_HUB else ["license: other", f"license_name: {licence}"]),
+        *([f"base_model: {card.repository}"] if card.repository else []),
+        "tags: [pathology, whole-slide-image, tapfm]",
+        "---",
+        "",
+        f"# {title}",
+        "",
+        made_line(saved),
+        "",
+        *(use_lines(saved) if adapted else []),
+        "## Data",
+        "",
+        *data_lines(run_folder, facts["targets"]),
+        "",
+        "## Figures",
+        "",
+        *figure_lines(result),
+        "",
+        "## Licence",
+        "",
+        *licence_lines(saved),
+        "",
+        "## Limits",
+        "",
+        "For research; not a medical device. The figures are of the slides above and say nothing of other scanners, "
+        "stains or populations.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def made_line(saved: SavedModel) -> str:
+    """Say how it was made."""
+    facts, name = saved.description, saved.card.name
+    aggregator = f"aggregator `{facts['aggregator']['name']}`"
+    how = f"recipe `{facts['recipe']}`, seed {facts['seed']}, epoch {facts['epoch']}"
+    if not facts["encoder"]["adapted"]:
+        return f"The encoder is {name} as published; the {aggregator} was trained by tapfm: {how}."
+    return (
+        f"{name} was adapted from slide labels ({', '.join(facts['targets'])}) by tapfm: method `{facts['method']}`, "
+        f"{aggregator}, scope `{facts['scope']}`, {how}."
+    )
+
+
+def licence_lines(saved: SavedModel) -> list[str]:
+    """Say under which licence the base model is."""
+    card = saved.card
+    page = f" ([its page]({card.page}))" if card.page else ""
+    lines = [f"The base model, {card.name}, has the licence {card.licence}{page}."]
+    if saved.description["encoder"]["adapted"] and forbids_derivatives(card.licence):
+        lines.append("It forbids sharing derivatives, and this model is one.")
+    return lines
+
+
+def use_lines(saved: SavedModel) -> list[str]:
+    """Show how to load the encoder."""
+    arguments = f", {needed}" if (needed := timm_arguments(saved.card)) else ""
+    card = saved.card
+    mean, std = (tuple(round(value, 6) for value in values) for values in (card.mean, card.std))
+    return [
+        "## Use",
+        "",
+        "```python",
+        "import timm",
+        f'encoder = timm.create_model("local-dir:FOLDER", pretrained=True{arguments}).eval()',
+        "```",
+        "",
+        f"Tiles of {card.tile_px} px"
+        + (f" at {card.mpp[0]:g} um per pixel" if card.mpp else "")
+        + f", normalised with mean {mean} and standard deviation {std}. The feature is the CLS token"
+        + (" and the mean of the patch tokens" if card.feature == "cls+mean" else "")
+        + " after the final norm. `aggregator.safetensors` and `tapfm.json` turn tiles into a prediction.",
+        "",
+    ]
+
+
+def data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
+    """Count slides, patients and labels by split."""
+    rows = run_folder.slides()
+    lines = [
+        "| split | patients | slides | " + " | ".join(f"{target} positive" for target in targets) + " |",
+        "|---|--:|--:|" + "--:|" * len(targets),
+    ]
+    for split in dict.fromkeys(row["split"] for row in rows):
+        of_split = [row for row in rows if row["split"] == split]
+        counts = [
+            f"{sum(row[target] == '1' for row in of_split):,} of {sum(row[target] != '' for row in of_split):,}"
+            for target in targets
+        ]
+        patients = len({row["patient_id"] for row in of_split})
+        lines.append(f"| {split} | {patients:,} | {len(of_split):,} | " + " | ".join(counts) + " |")
+    return lines
+
+
+def figure_lines(result: Mapping[str, Scores]) -> list[str]:
+    """Write AUCs by split, or why there are none."""
+    if not result:
+        return ["The run was not finished when this was exported, so there are none."]
+    lines = [
+        "On all tiles of each slide; the epoch was chosen on val.",
+        "",
+        "| split | target | AUC | of |",
+        "|---|---|--:|--:|",
+    ]
+    for split, of_split in result.items():
+        for target, value in of_split.auc.items():
+            shown = f"{value:.3f}" if value is not None else of_split.why_undefined[target]
+            lines.append(f"| {split} | {target} | {shown} | {of_split.count:,} {of_split.unit}s |")
+    return lines

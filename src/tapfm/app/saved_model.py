@@ -1,0 +1,145 @@
+"""Models that were saved: the best epoch of a run, or an exported folder, ready to be asked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tapfm.adaptation.checkpoint import load_checkpoint
+from tapfm.adaptation.learner import changing_parameters, restore_weights
+from tapfm.aggregators.catalog import build_aggregator
+from tapfm.app.build_run import ready_encoder
+from tapfm.app.config import RunConfig, resolve
+from tapfm.app.run_folder import RunFolder
+from tapfm.cohort.splits import TRAIN
+from tapfm.encoders.adapters import merge_adapters
+from tapfm.encoders.catalog import EncoderCard, encoder_card
+from tapfm.encoders.weights import load_encoder
+from tapfm.errors import RunError, WeightsDigestError
+from tapfm.model import SlideModel
+from tapfm.tasks.catalog import build_task
+from tapfm.tasks.weights import Labels
+
+DESCRIPTION = "tapfm.json"  # of an exported folder
+AGGREGATOR = "aggregator.safetensors"
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model and what it was made from."""
+
+    model: SlideModel
+    card: EncoderCard
+    description: dict[str, Any]  # what tapfm.json holds
+
+
+def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
+    """Load the best epoch of a run; adapters are folded into the encoder."""
+    run_folder, device = RunFolder(folder), device or torch.device("cpu")
+    if not run_folder.begun:
+        raise RunError(f"{folder} is no run: it has no config.toml.", hint="Runs are what tapfm train writes to --out.")
+    if not run_folder.best.exists():
+        raise RunError(
+            f"{folder} has not finished an epoch yet.",
+            hint=f"Go on with it: tapfm train {folder}/config.toml --out {folder} --resume",
+        )
+    config = resolve(run_folder.settings(), f"{folder}/config.toml")
+    tensors, checkpoint = load_checkpoint(run_folder.best)
+    labels = training_labels(run_folder, config)
+    description = {
+        "targets": config.task.targets,
+        "encoder": {"name": config.encoder.name, "adapted": config.adaptation.method != "fixed"},
+        "aggregator": {
+            "name": config.aggregator.name,
+            "options": config.aggregator.options,
+            "tau": config.adaptation.tau,
+            "layer_norm": config.head.layer_norm,
+            "feature_size": feature_size_of(tensors, config),
+        },
+        "training_labels": {
+            target: {"positive": each.count(1), "labelled": len(each) - each.count(None)}
+            for target, each in labels.items()
+        },
+        "epoch": checkpoint["epoch"],
+        "method": config.adaptation.method,
+        "scope": config.adaptation.scope,
+        "recipe": config.recipe,
+        "seed": config.seed,
+    }
+    encoder = None
+    if config.adaptation.method != "fixed":
+        encoder, provenance = ready_encoder(config, device)
+        refuse_other_base(run_folder, provenance.sha256, config)
+    model = SlideModel(encoder, build(description, device), build_task(labels))
+    restore_weights(changing_parameters(model), tensors)
+    if encoder is not None:
+        merge_adapters(encoder)
+    model.train(False)
+    return SavedModel(model, encoder_card(config.encoder.name), description)
+
+
+def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
+    """Load what `tapfm export` wrote; of a run with a fixed encoder, the base model's weights are loaded beside."""
+    device = device or torch.device("cpu")
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{folder} is no exported model ({error}).", hint="Make one: tapfm export runs/NAME --out DIR"
+        ) from error
+    card = encoder_card(description["encoder"]["name"])
+    weights = folder if description["encoder"]["adapted"] else None
+    encoder = load_encoder(card, weights=weights).encoder.to(device)
+    labels: dict[str, Labels] = {
+        target: [1] * count["positive"] + [0] * (count["labelled"] - count["positive"])
+        for target, count in description["training_labels"].items()
+    }
+    model = SlideModel(encoder, build(description, device), build_task(labels))
+    tensors, _ = load_checkpoint(folder / AGGREGATOR)
+    parameters = {name: each for name, each in changing_parameters(model).items() if name.startswith("aggregator/")}
+    restore_weights(parameters, tensors)
+    model.train(False)
+    return SavedModel(model, card, description)
+
+
+def build(description: dict[str, Any], device: torch.device) -> torch.nn.Module:
+    """Build the aggregator that a description names."""
+    facts = description["aggregator"]
+    return build_aggregator(
+        facts["name"],
+        facts["feature_size"],
+        len(description["targets"]),
+        tau=facts["tau"],
+        layer_norm=facts["layer_norm"],
+        options=facts["options"],
+    ).to(device)
+
+
+def feature_size_of(tensors: dict[str, Tensor], config: RunConfig) -> int:
+    """Find the size of the features that the aggregator takes: the card's, or that of the stored ones."""
+    if config.adaptation.method != "fixed":
+        return encoder_card(config.encoder.name).feature_size
+    # every aggregator's first matrix is applied to features
+    return int(next(t for name, t in tensors.items() if name.startswith("aggregator/") and t.ndim == 2).shape[1])
+
+
+def training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str, list[int | None]]:
+    """Read the labels that class weights were made of."""
+    rows = [row for row in run_folder.slides() if row["split"] == TRAIN]
+    return {target: [int(row[target]) if row[target] else None for row in rows] for target in config.task.targets}
+
+
+def refuse_other_base(run_folder: RunFolder, sha256: str, config: RunConfig) -> None:
+    """Refuse weights that are not those the run began with, where the checkpoint holds only a part."""
+    began_with = run_folder.environments()[0]["weights"]["sha256"]
+    if config.adaptation.scope != "full" and sha256 != began_with:
+        raise WeightsDigestError(
+            f"The weights of {config.encoder.name} are not those that {run_folder.folder} began with: their SHA-256 is "
+            f"{sha256}, it was {began_with}.",
+            hint="Put the file it began with back (environment.json names it).",
+        )
