@@ -94,8 +94,9 @@ def embed(
         )
     place = choose_device(device)
 
-    from tapfm.app import embed_slides
+    from tapfm.app.embed_jobs import Settings
     from tapfm.app.embed_outcomes import show
+    from tapfm.app.embed_slides import embed_cohort
     from tapfm.encoders.weights import load_encoder
 
     messages = Console(stderr=True, highlight=False)
@@ -103,11 +104,11 @@ def embed(
     try:
         loaded = load_encoder(card, weights=weights)
         loaded.encoder.to(place).eval()
-        report = embed_slides.embed_cohort(
+        report = embed_cohort(
             cohort_slides.rows,
             tiles,
             out,
-            embed_slides.Settings(loaded, compute_dtype, batch),
+            Settings(loaded, compute_dtype, batch),
             tile_command=tile_command,
             only=only or None,
             workers=available_cores() if workers is None else workers,

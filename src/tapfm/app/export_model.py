@@ -11,24 +11,27 @@ from rich.console import Console
 
 import tapfm
 from tapfm.adaptation.checkpoint import save_checkpoint
-from tapfm.adaptation.learner import changing_parameters
 from tapfm.app.model_card import model_card
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.push import push_folder, refuse_bad_repository, refuse_no_derivatives
 from tapfm.app.run_folder import RunFolder
-from tapfm.app.saved_model import AGGREGATOR, DESCRIPTION, SavedModel, load_export, load_run
-from tapfm.encoders.timm_folder import check_timm_folder, refuse_foreign, write_timm_folder
+from tapfm.app.saved_model import AGGREGATOR, DESCRIPTION, SavedModel, load_aggregator, load_export, load_run
+from tapfm.cohort.splits import TEST, VALIDATION
+from tapfm.contracts import Encoded
+from tapfm.encoders.timm_folder import CONFIG, WEIGHTS, check_timm_folder, refuse_foreign, write_timm_folder
 from tapfm.errors import InputError, WeightsMismatchError
 from tapfm.evaluation.predictions import Scores, Unit, read_predictions, scores
 from tapfm.seeding import rng_for
 from tapfm.storage import write_atomically
+
+TILES = 4  # of the slide that the check makes up
 
 
 def export_run(
     run: Path, out: Path, *, push_to: str | None, despite_no_derivatives: bool, private: bool, console: Console
 ) -> None:
     """Write the folder, check it by loading it again, and push it where that is asked for."""
-    saved = load_run(run)
+    saved, run_folder = load_run(run), RunFolder(run)
     if push_to is not None:
         refuse_bad_repository(push_to)
         refuse_no_derivatives(saved.card, despite_no_derivatives=despite_no_derivatives)
@@ -38,15 +41,18 @@ def export_run(
                 hint="Without --push-to-hub its aggregator is exported.",
             )
     refuse_foreign(out)
+    refuse_other_files(out)
+    refuse_own_base(run_folder, out)
     with locked(out, "tapfm export"):
         remove_unfinished(out)
-        write_export(saved, RunFolder(run), out)
+        write_export(saved, run_folder, out)
         check_export(saved, out)
-    progress = RunFolder(run).progress()
-    if not progress.finished:
-        console.print(f"The run is not finished: this is the best of {len(progress.history)} epochs so far.")
+    if run_folder.last.exists() and not run_folder.progress().finished:
+        done = len(run_folder.progress().history)
+        console.print(f"The run is not finished: this is the best of its epochs so far, of which there are {done}.")
     what = "encoder (timm), aggregator" if saved.model.encoder is not None else "aggregator"
-    console.print(f"Exported to {out}: {what} and model card; loaded again, it gives the same.", soft_wrap=True)
+    said = f"Exported to {out}: {what} and model card; loaded again, it gives the same."
+    console.print(said, markup=False, soft_wrap=True)
     if saved.model.encoder is not None:
         console.print(f'In Python: timm.create_model("local-dir:{out}", pretrained=True)', markup=False, soft_wrap=True)
     if push_to is not None:
@@ -56,25 +62,46 @@ def export_run(
         console.print(f"Pushed to {address}{' (private)' if private else ''}", markup=False, soft_wrap=True)
 
 
+def refuse_other_files(out: Path) -> None:
+    """Refuse a folder with files that no export wrote: README.md would be written over, and all of them be pushed."""
+    if (out / AGGREGATOR).exists() or not out.exists():
+        return
+    begun = (WEIGHTS, CONFIG)  # of an export that was stopped
+    if others := sorted(path.name for path in out.glob("[!.]*") if path.name not in begun):
+        raise InputError(
+            f"{out} has other files in it, such as {others[0]}.", hint="Give a new folder with --out, such as exported."
+        )
+
+
+def refuse_own_base(run_folder: RunFolder, out: Path) -> None:
+    """Refuse to write over the weights that the run began with: it could not be gone on with, or exported again."""
+    base = run_folder.settings()["encoder"].get("weights")
+    if base is not None and Path(base).resolve() in (out.resolve(), (out / WEIGHTS).resolve()):
+        raise InputError(
+            f"{out} holds the weights that {run_folder.folder} began with.", hint="Give another folder with --out."
+        )
+
+
 def write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
     """Write encoder, aggregator, description and card; the description last, as it marks an export."""
     out.mkdir(parents=True, exist_ok=True)
     (out / DESCRIPTION).unlink(missing_ok=True)
-    if saved.model.encoder is not None:
+    if saved.model.encoder is None:
+        for name in (CONFIG, WEIGHTS):  # an earlier export's
+            (out / name).unlink(missing_ok=True)
+    else:
         write_timm_folder(saved.model.encoder, saved.card, out, about={"targets": saved.description["targets"]})
-    aggregator = {
-        name: tensor.detach() for name, tensor in changing_parameters(saved.model).items() if "aggregator/" in name
-    }
+    aggregator = {f"aggregator/{name}": each.detach() for name, each in saved.model.aggregator.named_parameters()}
     save_checkpoint(out / AGGREGATOR, aggregator, {"tapfm": tapfm.__version__, "kind": "aggregator"})
     write_atomically(out / "README.md", model_card(saved, run_folder, final_scores(run_folder)).encode())
     write_atomically(out / DESCRIPTION, json.dumps({"tapfm": tapfm.__version__} | saved.description, indent=2).encode())
 
 
 def final_scores(run_folder: RunFolder) -> Mapping[str, Scores]:
-    """Score the predictions of a run, split by split; none where it is not finished."""
+    """Score the predictions of a run, split by split; there are none before it is finished."""
     unit: Unit = run_folder.settings()["selection"]["unit"]
     found = {}
-    for split in ("val", "test"):
+    for split in (VALIDATION, TEST):
         path = run_folder.folder / f"predictions-{split}.csv"
         if path.exists():
             predictions = read_predictions(path)
@@ -84,15 +111,22 @@ def final_scores(run_folder: RunFolder) -> Mapping[str, Scores]:
 
 @torch.no_grad()
 def check_export(saved: SavedModel, out: Path) -> None:
-    """Load the folder as others will, and compare what it says of some tiles with what the run's model says."""
-    if saved.model.encoder is not None:
-        check_timm_folder(out, saved.model.encoder)
+    """Load the folder as others will, and compare what it says of a slide of noise with what the run's model says."""
+    model, noise = saved.model, rng_for("export")
+    if model.encoder is None:
+        feature_size = saved.description["aggregator"]["feature_size"]
+        features, attention = noise.normal(size=(TILES, feature_size)), noise.random(TILES)
+        encoded = Encoded(torch.tensor(features, dtype=torch.float32), torch.tensor(attention, dtype=torch.float32))
+        aggregator = load_aggregator(out, saved.description, model.device).train(False)
+        ours, theirs = model.logits(encoded), aggregator(*encoded).logits_C
+    else:
+        check_timm_folder(out, model.encoder)
+        side = model.encoder.tile_px
+        tiles = torch.from_numpy(noise.integers(0, 256, (TILES, 3, side, side), "uint8"))
         again = load_export(out).model
-        side = saved.model.encoder.tile_px
-        tiles = torch.from_numpy(rng_for("export").integers(0, 256, (4, 3, side, side), "uint8"))
-        ours, theirs = (model.logits(model.encode(tiles, 4)) for model in (saved.model, again))
-        if not torch.allclose(ours, theirs, atol=1e-5):
-            raise WeightsMismatchError(
-                f"{out} was written, but loaded again it gives other logits: {ours.tolist()} and {theirs.tolist()}.",
-                hint="Please report it.",
-            )
+        ours, theirs = (each.logits(each.encode(tiles, TILES)) for each in (model, again))
+    if not torch.allclose(ours, theirs, atol=1e-5):
+        raise WeightsMismatchError(
+            f"{out} was written, but loaded again it gives other logits: {ours.tolist()} and {theirs.tolist()}.",
+            hint="Please report it.",
+        )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from tapfm.app.push import forbids_derivatives
 from tapfm.app.run_folder import RunFolder
 from tapfm.app.saved_model import SavedModel
+from tapfm.cohort.splits import SPLITS, VALIDATION
 from tapfm.encoders.timm_folder import timm_arguments
 from tapfm.evaluation.predictions import Scores
 
@@ -19,11 +21,10 @@ def model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, Sc
     targets = ", ".join(facts["targets"])
     adapted = facts["encoder"]["adapted"]
     title = f"{card.name}, adapted to {targets}" if adapted else f"An aggregator of {card.name} features for {targets}"
-    licence = card.licence.lower()
     lines = [
         "---",
         "library_name: timm",
-        *([f"license: {licence}"] if licence in KNOWN_TO_THE_HUB else ["license: other", f"license_name: {licence}"]),
+        *licence_keys(card.licence),
         *([f"base_model: {card.repository}"] if card.repository else []),
         "tags: [pathology, whole-slide-image, tapfm]",
         "---",
@@ -54,6 +55,13 @@ def model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, Sc
     return "\n".join(lines)
 
 
+def licence_keys(licence: str) -> list[str]:
+    """Name the licence as the hub does, or make an identifier of its name, which YAML could misread as it is."""
+    if licence.lower() in KNOWN_TO_THE_HUB:
+        return [f"license: {licence.lower()}"]
+    return ["license: other", f"license_name: {re.sub('[^a-z0-9.]+', '-', licence.lower()).strip('-')}"]
+
+
 def made_line(saved: SavedModel) -> str:
     """Say how it was made."""
     facts, name = saved.description, saved.card.name
@@ -79,19 +87,22 @@ def licence_lines(saved: SavedModel) -> list[str]:
 
 def use_lines(saved: SavedModel) -> list[str]:
     """Show how to load the encoder."""
-    arguments = f", {needed}" if (needed := timm_arguments(saved.card)) else ""
     card = saved.card
+    arguments = f", {needed}" if (needed := timm_arguments(card)) else ""
     mean, std = (tuple(round(value, 6) for value in values) for values in (card.mean, card.std))
     return [
         "## Use",
         "",
         "```python",
-        "import timm",
+        *(["import functools", "", "import timm", "import torch", ""] if arguments else ["import timm", ""]),
         f'encoder = timm.create_model("local-dir:FOLDER", pretrained=True{arguments}).eval()',
         "```",
         "",
         f"Tiles of {card.tile_px} px"
-        + (f" at {card.mpp[0]:g} um per pixel" if card.mpp else "")
+        + (
+            f" ({card.name} was trained at {' and '.join(f'{mpp:g}' for mpp in card.mpp)} um per pixel)"
+            * bool(card.mpp)
+        )
         + f", normalised with mean {mean} and standard deviation {std}. The feature is the CLS token"
         + (" and the mean of the patch tokens" if card.feature == "cls+mean" else "")
         + " after the final norm. `aggregator.safetensors` and `tapfm.json` turn tiles into a prediction.",
@@ -106,7 +117,7 @@ def data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
         "| split | patients | slides | " + " | ".join(f"{target} positive" for target in targets) + " |",
         "|---|--:|--:|" + "--:|" * len(targets),
     ]
-    for split in dict.fromkeys(row["split"] for row in rows):
+    for split in SPLITS:
         of_split = [row for row in rows if row["split"] == split]
         counts = [
             f"{sum(row[target] == '1' for row in of_split):,} of {sum(row[target] != '' for row in of_split):,}"
@@ -120,9 +131,9 @@ def data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
 def figure_lines(result: Mapping[str, Scores]) -> list[str]:
     """Write AUCs by split, or why there are none."""
     if not result:
-        return ["The run was not finished when this was exported, so there are none."]
+        return ["None: the run was not finished when this was exported, or no slide was held out."]
     lines = [
-        "On all tiles of each slide; the epoch was chosen on val.",
+        "On all tiles of each slide" + (f"; the epoch was chosen on {VALIDATION}." if VALIDATION in result else "."),
         "",
         "| split | target | AUC | of |",
         "|---|---|--:|--:|",

@@ -14,11 +14,12 @@ from tapfm.adaptation.checkpoint import load_checkpoint
 from tapfm.adaptation.learner import changing_parameters, restore_weights
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.app.build_run import ready_encoder
-from tapfm.app.config import RunConfig, resolve
+from tapfm.app.config import RunConfig, load_config
 from tapfm.app.run_folder import RunFolder
 from tapfm.cohort.splits import TRAIN
 from tapfm.encoders.adapters import merge_adapters
 from tapfm.encoders.catalog import EncoderCard, encoder_card
+from tapfm.encoders.timm_folder import WEIGHTS
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import RunError, WeightsDigestError
 from tapfm.model import SlideModel
@@ -48,7 +49,9 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
             f"{folder} has not finished an epoch yet.",
             hint=f"Go on with it: tapfm train {folder}/config.toml --out {folder} --resume",
         )
-    config = resolve(run_folder.settings(), f"{folder}/config.toml")
+    if missing := [name for name in ("split.csv", "environment.json") if not (folder / name).exists()]:
+        raise RunError(f"{folder} has no {' and no '.join(missing)}.", hint="Copy the whole folder of the run again.")
+    config = load_config(folder / "config.toml")
     tensors, checkpoint = load_checkpoint(run_folder.best)
     labels = training_labels(run_folder, config)
     description = {
@@ -88,23 +91,34 @@ def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
     device = device or torch.device("cpu")
     try:
         description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        name, adapted = description["encoder"]["name"], description["encoder"]["adapted"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(
             f"{folder} is no exported model ({error}).", hint="Make one: tapfm export runs/NAME --out DIR"
         ) from error
-    card = encoder_card(description["encoder"]["name"])
-    weights = folder if description["encoder"]["adapted"] else None
-    encoder = load_encoder(card, weights=weights).encoder.to(device)
+    card, feature_size = encoder_card(name), description["aggregator"]["feature_size"]
+    if feature_size != card.feature_size:
+        raise RunError(
+            f"{folder} was trained on features of size {feature_size}, and {card.name} makes some of size "
+            f"{card.feature_size}.",
+            hint="Train again, naming the encoder that made the features: --set encoder.name=NAME",
+        )
+    encoder = load_encoder(card, weights=folder / WEIGHTS if adapted else None).encoder.to(device)
     labels: dict[str, Labels] = {
         target: [1] * count["positive"] + [0] * (count["labelled"] - count["positive"])
         for target, count in description["training_labels"].items()
     }
-    model = SlideModel(encoder, build(description, device), build_task(labels))
-    tensors, _ = load_checkpoint(folder / AGGREGATOR)
-    parameters = {name: each for name, each in changing_parameters(model).items() if name.startswith("aggregator/")}
-    restore_weights(parameters, tensors)
+    model = SlideModel(encoder, load_aggregator(folder, description, device), build_task(labels))
     model.train(False)
     return SavedModel(model, card, description)
+
+
+def load_aggregator(folder: Path, description: dict[str, Any], device: torch.device) -> torch.nn.Module:
+    """Load the aggregator of an exported folder."""
+    aggregator = build(description, device)
+    tensors, _ = load_checkpoint(folder / AGGREGATOR)
+    restore_weights({f"aggregator/{name}": each for name, each in aggregator.named_parameters()}, tensors)
+    return aggregator
 
 
 def build(description: dict[str, Any], device: torch.device) -> torch.nn.Module:
@@ -124,8 +138,10 @@ def feature_size_of(tensors: dict[str, Tensor], config: RunConfig) -> int:
     """Find the size of the features that the aggregator takes: the card's, or that of the stored ones."""
     if config.adaptation.method != "fixed":
         return encoder_card(config.encoder.name).feature_size
-    # every aggregator's first matrix is applied to features
-    return int(next(t for name, t in tensors.items() if name.startswith("aggregator/") and t.ndim == 2).shape[1])
+    # every aggregator's first matrix is applied to features; a file has its tensors in the order of their names
+    layers = build_aggregator(config.aggregator.name, 1, 1, options=config.aggregator.options).named_parameters()
+    first = next(name for name, parameter in layers if parameter.ndim == 2)
+    return int(tensors[f"aggregator/{first}"].shape[1])
 
 
 def training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str, list[int | None]]:

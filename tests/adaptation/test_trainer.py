@@ -1,0 +1,332 @@
+"""Epochs: what is learnt, what is drawn, what is kept, and that stopping changes nothing."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from training_slides import NO_AUGMENTATION, Memory, labelled, make_bags, make_learner, run, write_slides
+
+from tapfm.adaptation.bags import FeatureBags, Visit
+from tapfm.adaptation.learner import Learner, Optimisation
+from tapfm.adaptation.optimisers import Schedule
+from tapfm.adaptation.progress import Progress
+from tapfm.adaptation.trainer import TIMED, Interrupted, Plan, fit
+from tapfm.adaptation.two_graph import Adaptation
+from tapfm.aggregators.abmil import Abmil
+from tapfm.encoders.features import FeatureSet, write_features
+from tapfm.errors import SlidesFailedError
+from tapfm.model import SlideModel
+from tapfm.tasks.binary import BinaryTask
+
+
+@pytest.fixture(scope="module")
+def slides(tmp_path_factory):
+    return write_slides(tmp_path_factory.mktemp("slides"), 6)
+
+
+@pytest.fixture(scope="module")
+def many_slides(tmp_path_factory):
+    return write_slides(tmp_path_factory.mktemp("many"), 36)
+
+
+def untimed(history):
+    return [{name: value for name, value in row.items() if name not in TIMED} for row in history]
+
+
+def parts(slides, *sizes):
+    names, found = list(slides), []
+    for size in sizes:
+        found.append({name: slides[name] for name in names[:size]})
+        names = names[size:]
+    return found
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_validation_auc_rises_from_chance_to_above_09(many_slides):
+    train, validation = parts(many_slides, 20, 16)
+    learner = make_learner(rate=1e-3)
+    progress = run(
+        learner,
+        many_slides,
+        training=labelled(train),
+        validation=labelled(validation, "val"),
+        epochs=10,
+        tiles_per_slide=None,
+        augmentation=NO_AUGMENTATION,
+    )
+    aucs = [row["val_macro_auc"] for row in progress.history]
+    assert aucs[0] < 0.8
+    assert max(aucs) > 0.9
+    assert progress.best_epoch == aucs.index(max(aucs))
+    assert progress.history[-1]["loss_agg"] < 0.5 * progress.history[0]["loss_agg"]
+
+
+def test_and_does_not_when_labels_are_shuffled(many_slides):
+    train, validation = parts(many_slides, 20, 16)
+    labels = np.random.default_rng(3).permutation([i % 2 for i in range(20)]).tolist()
+    assert sum(label == i % 2 for i, label in enumerate(labels)) == 10, "half of them are right by chance"
+    learner = make_learner(rate=1e-3)
+    progress = run(
+        learner,
+        many_slides,
+        training=labelled(train, labels=labels),
+        validation=labelled(validation, "val"),
+        epochs=10,
+        tiles_per_slide=None,
+        augmentation=NO_AUGMENTATION,
+    )
+    assert progress.history[-1]["val_macro_auc"] < 0.75
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_number_of_workers_gives_the_same_run(slides, workers):
+    train, validation = parts(slides, 4, 2)
+    runs = []
+    for count in (0, workers):
+        learner = make_learner()
+        progress = run(learner, slides, training=labelled(train), validation=labelled(validation, "val"), workers=count)
+        runs.append((untimed(progress.history), learner.state()))
+    assert runs[0][0] == runs[1][0]
+    assert same(runs[0][1], runs[1][1])
+
+
+def test_a_bag_holds_the_tiles_that_its_address_names(slides):
+    for workers in (0, 1, 3):
+        bags = make_bags(slides, workers=workers)
+        visits = [Visit("train", name, 8, (7, epoch, name)) for epoch in (0, 1) for name in slides]
+        bags.begin(iter(visits))
+        found = [bags.training_bag(visit).content for visit in visits]
+        bags.close()
+        if workers == 0:
+            first = found
+        assert all(torch.equal(a, b) for a, b in zip(first, found, strict=True))
+    assert not torch.equal(first[0], first[len(slides)]), "another epoch draws other tiles"
+
+
+def test_slides_with_fewer_tiles_use_what_they_have(slides):
+    progress = run(make_learner(), slides, training=labelled(slides), epochs=1, tiles_per_slide=1000)
+    assert progress.history[0]["tiles"] == 25 * len(slides)
+
+
+def test_the_same_seed_gives_the_same_history_and_another_another(slides):
+    train, validation = parts(slides, 4, 2)
+    histories = [
+        untimed(
+            run(
+                make_learner(), slides, training=labelled(train), validation=labelled(validation, "val"), seed=seed
+            ).history
+        )
+        for seed in (0, 0, 1)
+    ]
+    assert histories[0] == histories[1]
+    assert histories[0] != histories[2]
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_a_run_stopped_at_any_step_goes_on_as_if_it_had_not(slides, together):
+    train, validation = parts(slides, 4, 2)
+    arguments = {"training": labelled(train), "validation": labelled(validation, "val"), "epochs": 3}
+    whole = make_learner(slides_per_step=together)
+    expected = run(whole, slides, **arguments)
+    chance = random.Random(together)
+    for _ in range(4):
+        memory, calls, progress = Memory(), 0, None
+        while progress is None or not progress.finished:
+            learner = make_learner(seed=9, slides_per_step=together)  # whatever it starts from is replaced
+            if memory.last is None:
+                learner = make_learner(slides_per_step=together)
+            else:
+                learner.restore(memory.last[0])
+                progress = Progress.from_json(json.loads(json.dumps(memory.last[1])))
+            wait = iter([None] * chance.randrange(5) + [15] * 100)
+            calls += 1
+            if calls > 3:
+                wait = iter([None] * 1000)
+            try:
+                progress = run(
+                    learner, slides, memory=memory, progress=progress, asked_to_stop=lambda: next(wait), **arguments
+                )
+            except Interrupted as stopped:
+                assert stopped.signal_number == 15
+                progress = Progress.from_json(memory.last[1])
+        assert calls > 1
+        assert same(whole.state(), learner.state())
+        assert untimed(progress.history) == untimed(expected.history)
+
+
+def test_checkpoints_are_saved_each_epoch_and_every_so_often(slides):
+    memory = Memory()
+    run(make_learner(), slides, training=labelled(slides), memory=memory, save_every_s=0.0)
+    assert memory.saves == 2 * (len(slides) + 1)
+    memory = Memory()
+    run(make_learner(), slides, training=labelled(slides), memory=memory)
+    assert memory.saves == 2
+
+
+def test_accumulated_slides_are_one_update_with_their_mean_gradient(slides):
+    train = parts(slides, 2)[0]
+    batch, epochs = make_learner(slides_per_step=2), 1
+    run(batch, slides, training=labelled(train), epochs=epochs, augmentation=NO_AUGMENTATION, tiles_per_slide=None)
+    by_hand = make_learner()
+    bags = make_bags(slides, augmentation=NO_AUGMENTATION)
+    visits = [Visit("train", name, None, ()) for name in train]
+    bags.begin(iter(visits))
+    by_hand.begin_epoch(0)
+    for i, (visit, slide) in enumerate(zip(visits, labelled(train), strict=True)):
+        by_hand.learn(bags.training_bag(visit), slide.targets(), now=False, slide_id=visit.slide_id, step=i)
+    assert by_hand.slides_waiting == 2
+    by_hand.flush()
+    for name, weight in by_hand.weights().items():
+        torch.testing.assert_close(weight, batch.weights()[name], rtol=0, atol=1e-5)
+
+
+def test_learning_rates_follow_the_schedule_by_epoch(slides):
+    learner = make_learner(rate=1e-3, schedule=Schedule(2, 2), encoder_lr_min=1e-5)
+    history = run(learner, slides, training=labelled(slides), epochs=4).history
+    assert [row["encoder_lr"] for row in history] == pytest.approx([1e-3, 5.05e-4, 1e-3, 8.5502e-4], rel=1e-4)
+    assert [row["aggregator_lr"] for row in history] == pytest.approx([1e-2, 5e-3, 1e-2, 8.5355e-3], rel=1e-4)
+
+
+def test_clipping_bounds_the_gradient(slides):
+    free, clipped = make_learner(), make_learner(clip_norm=1e-12)
+    run(free, slides, training=labelled(slides), epochs=1)
+    start = make_learner().weights()
+    run(clipped, slides, training=labelled(slides), epochs=1)
+    moved = [sum(float((w[n] - start[n]).norm()) for n in start) for w in (clipped.weights(), free.weights())]
+    assert moved[0] < 0.2 * moved[1], "Adam's epsilon is larger than such gradients"
+
+
+def test_ties_keep_the_earlier_epoch_and_patience_ends_the_run(slides):
+    train, validation = parts(slides, 4, 2)
+    memory = Memory()
+    still = make_learner(encoder_lr=0.0, aggregator_lr=0.0)
+    progress = run(
+        still,
+        slides,
+        training=labelled(train),
+        validation=labelled(validation, "val"),
+        memory=memory,
+        epochs=9,
+        patience=3,
+    )
+    assert progress.best_epoch == 0
+    assert memory.best[1] == 0
+    assert progress.stopped_early
+    assert [row["epoch"] for row in progress.history] == [1, 2, 3, 4]
+
+
+def test_validation_is_on_the_same_tiles_each_epoch(slides):
+    train, validation = parts(slides, 4, 2)
+    still = make_learner(encoder_lr=0.0, aggregator_lr=0.0)
+    history = run(
+        still, slides, training=labelled(train), validation=labelled(validation, "val"), validation_tiles=5, epochs=3
+    ).history
+    assert len({row["val_loss"] for row in history}) == 1
+    assert len({row["loss_agg"] for row in history}) == 3, "while training draws anew"
+
+
+def test_without_a_validation_auc_the_loss_decides_and_the_reason_is_told(slides):
+    train, validation = parts(slides, 4, 2)
+    history = run(
+        make_learner(),
+        slides,
+        training=labelled(train),
+        validation=labelled(validation, "val", labels=[1, 1]),
+    ).history
+    assert history[0]["val_macro_auc"] is None
+    assert history[0]["val_undefined"] == {"target": "no negative slide among 2"}
+    assert history[0]["score"] == -history[0]["val_loss"]
+
+
+def test_without_validation_slides_the_last_epoch_is_kept(slides):
+    memory = Memory()
+    progress = run(make_learner(), slides, training=labelled(slides), memory=memory, epochs=3)
+    assert progress.best_epoch == memory.best[1] == 2
+
+
+def test_patients_count_once_when_they_are_the_unit(slides):
+    train, validation = parts(slides, 2, 4)
+    of_patients = labelled(validation, "val", labels=[0, 1, 0, 1], patients=["a", "b", "a", "b"])
+    history = run(make_learner(), slides, training=labelled(train), validation=of_patients, unit="patient").history
+    assert history[0]["val_macro_auc"] in (0.0, 0.5, 1.0), "two patients"
+
+
+def test_a_slide_that_cannot_be_read_stops_the_run_unless_it_may_fail(tmp_path):
+    slides = write_slides(tmp_path, 4)
+    (tmp_path / "s02.svs").write_bytes(b"no slide")
+    memory = Memory()
+    with pytest.raises(SlidesFailedError, match="s02") as stopped:
+        run(make_learner(), slides, training=labelled(slides), memory=memory)
+    assert "--allow-failures 1" in stopped.value.hint
+    assert memory.last is not None, "saved, so that it can go on"
+
+    memory = Memory()
+    progress = run(make_learner(), slides, training=labelled(slides), memory=memory, allow_failures=1)
+    assert [name for name, _ in memory.failures] == ["s02"]
+    assert [row["slides"] for row in progress.history] == [3, 3]
+    others = {name: slide for name, slide in slides.items() if name != "s02"}
+    order = [slide.slide_id for slide in labelled(others)]
+    assert set(progress.failed) == set(slides) - set(order)
+
+
+def test_a_failed_slide_leaves_the_others_gradients_to_be_applied(tmp_path):
+    slides = write_slides(tmp_path, 4)
+    for name in ("s02.svs", "s03.svs"):
+        (tmp_path / name).write_bytes(b"no slide")
+    learner = make_learner(slides_per_step=4)
+    before = {name: weight.clone() for name, weight in learner.weights().items()}
+    run(learner, slides, training=labelled(slides), allow_failures=2, epochs=1)
+    assert not same(before, learner.weights())
+    assert learner.slides_waiting == 0
+
+
+def damage(path, first_tile):
+    """Overwrite one JPEG block of the slide, which the tiles on it lose."""
+    import tifffile
+
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        start, length = page.dataoffsets[first_tile], page.databytecounts[first_tile]
+    data = bytearray(path.read_bytes())
+    data[start : start + length] = b"\0" * length
+    path.write_bytes(bytes(data))
+
+
+def test_tiles_that_cannot_be_decoded_are_skipped_counted_and_above_5_percent_fail_the_slide(tmp_path):
+    slides = write_slides(tmp_path, 3)
+    damage(tmp_path / "s01.svs", 15)  # the corner: one tile of 25 is 4%
+    damage(tmp_path / "s02.svs", 0)  # two by two tiles: 16%
+    memory = Memory()
+    progress = run(
+        make_learner(), slides, training=labelled(slides), tiles_per_slide=None, allow_failures=1, memory=memory
+    )
+    assert [name for name, _ in memory.failures] == ["s02"]
+    assert "4 of 25 tiles cannot be read" in memory.failures[0][1]
+    assert progress.skipped["s01"].tiles == 1
+    assert progress.history[0]["tiles"] == 25 + 24
+    assert progress.history[0]["tiles_failed"] == 1
+
+
+def test_stored_features_train_an_aggregator_alone(tmp_path, slides):
+    rng = np.random.default_rng(0)
+    files = {}
+    for i, (name, slide) in enumerate(slides.items()):
+        features = rng.normal(i % 2, 1.0, (25, 6)).astype(np.float32)
+        files[name] = tmp_path / f"{name}.h5"
+        write_features(files[name], FeatureSet(name, features), slide.tiles, about={})
+    torch.manual_seed(0)
+    model = SlideModel(None, Abmil(6, hidden=8, attention=4), BinaryTask.from_training_labels("target", [0, 1]))
+    learner = Learner(model, Adaptation(), Optimisation(aggregator_lr=1e-2))
+    bags = FeatureBags(files, device=torch.device("cpu"), ahead_bytes=2**30)
+    memory = Memory()
+    train, validation = parts(slides, 4, 2)
+    progress = fit(learner, bags, labelled(train), labelled(validation, "val"), Plan(epochs=15), memory, memory)
+    assert progress.history[-1]["loss_agg"] < 0.5 * progress.history[0]["loss_agg"]
+    assert progress.history[-1]["val_macro_auc"] == 1.0
+    assert progress.history[0]["encoder_lr"] == 0.0
+    assert all(name.startswith(("aggregator/", "moments/aggregator/", "random/")) for name in learner.state())

@@ -1,0 +1,114 @@
+"""Small slides with a planted signal, a small encoder, and what `fit` needs besides."""
+
+import cv2
+import numpy as np
+import torch
+from slide_files import EOSIN, write_slide
+from support import small_encoder
+
+from tapfm.adaptation.bags import PixelBags, SlideTiles
+from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.learner import Learner, Optimisation
+from tapfm.adaptation.trainer import LabelledSlide, Plan, fit
+from tapfm.adaptation.two_graph import Adaptation
+from tapfm.aggregators.cls_attention import ClsAttention
+from tapfm.model import SlideModel
+from tapfm.tasks.binary import BinaryTask
+from tapfm.tiles.augment import Augmentation
+from tapfm.tiles.store import TileSet
+
+TILE_PX, ACROSS = 42, 5
+NO_AUGMENTATION = Augmentation(flip=0.0, quarter_turns=False, blur=0.0)
+
+
+def paint(positive, seed):
+    """25 tiles with nuclei; of a positive slide a third of them have large ones."""
+    rng = np.random.default_rng(seed)
+    side_px = TILE_PX * ACROSS
+    picture = np.full((side_px, side_px, 3), EOSIN, np.float32) + rng.normal(0, 8, 3)
+    carries = rng.permutation(ACROSS**2) < ACROSS**2 // 3
+    for tile in range(ACROSS**2):
+        left, top = tile % ACROSS * TILE_PX, tile // ACROSS * TILE_PX
+        radius = 7 if positive and carries[tile] else 3
+        for x, y in rng.integers(8, TILE_PX - 8, (6 if radius == 3 else 2, 2)).tolist():
+            cv2.circle(picture, (left + x, top + y), radius, (110, 70, 150), -1)
+    picture += rng.normal(0, 4, picture.shape)
+    return np.clip(picture, 0, 255).astype(np.uint8)
+
+
+def positions():
+    steps = np.arange(ACROSS) * TILE_PX
+    return np.array([(x, y) for y in steps for x in steps], np.int64)
+
+
+def write_slides(folder, count):
+    """Slides s00, s01, ...; every other one is positive."""
+    for i in range(count):
+        write_slide(folder / f"s{i:02}.svs", paint(i % 2 == 1, seed=i), downsamples=(1,), tile_px=64)
+    return {
+        f"s{i:02}": SlideTiles(folder / f"s{i:02}.svs", TileSet(f"s{i:02}", positions(), TILE_PX, TILE_PX))
+        for i in range(count)
+    }
+
+
+def labelled(slides, split="train", labels=None, patients=None):
+    labels = labels or [int(name[1:]) % 2 for name in slides]
+    return [
+        LabelledSlide(name, patients[i] if patients else name, {"target": labels[i]}, split)
+        for i, name in enumerate(slides)
+    ]
+
+
+def make_learner(seed=0, rate=1e-3, **optimisation):
+    encoder = small_encoder("registers", dtype=torch.float32, seed=seed)
+    torch.manual_seed(seed)
+    model = SlideModel(encoder, ClsAttention(encoder.feature_size), BinaryTask.from_training_labels("target", [0, 1]))
+    settings = {"encoder_lr": rate, "aggregator_lr": 10 * rate} | optimisation
+    return Learner(model, Adaptation(chunking=Chunking(tiles=16)), Optimisation(**settings))
+
+
+def make_bags(slides, *, workers=0, augmentation=None, ahead_bytes=2**30):
+    return PixelBags(
+        slides,
+        tile_px=TILE_PX,
+        augmentation=augmentation or Augmentation(),
+        device=torch.device("cpu"),
+        workers=workers,
+        ahead_bytes=ahead_bytes,
+    )
+
+
+class Memory:
+    """A keeper and watcher that remembers."""
+
+    def __init__(self):
+        self.last = self.best = None
+        self.saves, self.lines, self.failures = 0, [], []
+
+    def save_last(self, learner, progress):
+        self.saves += 1
+        self.last = {name: t.clone() for name, t in learner.state().items()}, progress.as_json()
+
+    def save_best(self, learner, progress):
+        self.best = {name: t.clone() for name, t in learner.weights().items()}, progress.best_epoch
+
+    def began(self, phase, epoch, slides, done):
+        self.lines.append((phase, epoch, slides, done))
+
+    def visited(self, progress):
+        pass
+
+    def finished_epoch(self, row, *, best):
+        self.lines.append((row["epoch"], best))
+
+    def failed(self, slide_id, reason):
+        self.failures.append((slide_id, reason))
+
+
+def run(learner, slides, *, training, validation=(), memory=None, workers=0, augmentation=None, **arguments):
+    """Fit, with what is not said left at its default."""
+    keywords = {name: arguments.pop(name) for name in ("progress", "asked_to_stop") if name in arguments}
+    plan = Plan(**({"epochs": 2, "tiles_per_slide": 8} | arguments))
+    memory = memory or Memory()
+    bags = make_bags(slides, workers=workers, augmentation=augmentation)
+    return fit(learner, bags, training, list(validation), plan, memory, memory, **keywords)
