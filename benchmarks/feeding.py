@@ -5,8 +5,8 @@
 
 Slides as in reading.py (JPEG tiles of 256 px), each tile 448 px of level 0 resized to 224, drawn anew each epoch.
 Random weights; the time does not depend on them. The first epoch (workers start, memory is taken) is not counted.
-Prints Markdown: tiles per second, and the share of time that the training loop spent waiting for tiles. `step alone` repeats
-the step on tiles that are already there.
+Prints Markdown: tiles per second, and the share of time that the training loop spent waiting for tiles.
+`step alone` repeats the step on tiles that are already there.
 """
 
 from __future__ import annotations

@@ -3,8 +3,11 @@
 import pytest
 import torch
 from support import cls_attention, relative_difference, small_encoder, some_tiles, step_gradient
+from training_slides import Memory, labelled, make_learner, run, write_slides
 
 from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.progress import Progress
+from tapfm.adaptation.trainer import Interrupted
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -64,3 +67,22 @@ def test_peak_memory_does_not_grow_with_the_number_of_tiles(checkpointed):
         return torch.cuda.max_memory_allocated()
 
     assert peak(512) == pytest.approx(peak(32), rel=0.05)
+
+
+def test_a_run_learns_stops_and_goes_on_as_on_the_cpu(tmp_path):
+    slides = write_slides(tmp_path, 6)
+    train = {name: slides[name] for name in list(slides)[:4]}
+    validation = {name: slides[name] for name in list(slides)[4:]}
+    arguments = {"training": labelled(train), "validation": labelled(validation, "val"), "workers": 2}
+    on_cpu = run(make_learner(), slides, **arguments).history
+    memory, learner = Memory(), make_learner(device="cuda")
+    signals = [15, None, None, None]
+    with pytest.raises(Interrupted):
+        run(learner, slides, memory=memory, asked_to_stop=signals.pop, **arguments)
+    learner = make_learner(seed=1, device="cuda")
+    learner.restore(memory.last[0])
+    on_gpu = run(learner, slides, progress=Progress.from_json(memory.last[1]), **arguments).history
+    for cpu_row, gpu_row in zip(on_cpu, on_gpu, strict=True):
+        assert gpu_row["loss_agg"] == pytest.approx(cpu_row["loss_agg"], rel=2e-2)
+        assert gpu_row["val_loss"] == pytest.approx(cpu_row["val_loss"], rel=2e-2)
+        assert gpu_row["peak_memory_gib"] > 0

@@ -49,34 +49,31 @@ def same(a, b):
 
 def test_validation_auc_rises_from_chance_to_above_09(many_slides):
     train, validation = parts(many_slides, 20, 16)
-    learner = make_learner(rate=1e-3)
     progress = run(
-        learner,
+        make_learner(rate=3e-4, schedule=Schedule(20, 1)),
         many_slides,
         training=labelled(train),
         validation=labelled(validation, "val"),
-        epochs=10,
+        epochs=12,
         tiles_per_slide=None,
         augmentation=NO_AUGMENTATION,
     )
     aucs = [row["val_macro_auc"] for row in progress.history]
-    assert aucs[0] < 0.8
+    assert aucs[0] < 0.7
     assert max(aucs) > 0.9
     assert progress.best_epoch == aucs.index(max(aucs))
-    assert progress.history[-1]["loss_agg"] < 0.5 * progress.history[0]["loss_agg"]
+    assert progress.history[-1]["loss_agg"] < 0.7 * progress.history[0]["loss_agg"]
 
 
 def test_and_does_not_when_labels_are_shuffled(many_slides):
     train, validation = parts(many_slides, 20, 16)
-    labels = np.random.default_rng(3).permutation([i % 2 for i in range(20)]).tolist()
-    assert sum(label == i % 2 for i, label in enumerate(labels)) == 10, "half of them are right by chance"
-    learner = make_learner(rate=1e-3)
+    labels = [0, 0, 1, 1] * 5  # half of them right, as by chance
     progress = run(
-        learner,
+        make_learner(rate=3e-4, schedule=Schedule(20, 1)),
         many_slides,
         training=labelled(train, labels=labels),
         validation=labelled(validation, "val"),
-        epochs=10,
+        epochs=12,
         tiles_per_slide=None,
         augmentation=NO_AUGMENTATION,
     )
@@ -135,26 +132,16 @@ def test_a_run_stopped_at_any_step_goes_on_as_if_it_had_not(slides, together):
     expected = run(whole, slides, **arguments)
     chance = random.Random(together)
     for _ in range(4):
-        memory, calls, progress = Memory(), 0, None
-        while progress is None or not progress.finished:
+        memory, learner, progress = Memory(), make_learner(slides_per_step=together), None
+        for _ in range(3):
+            signals = [15] + [None] * chance.randrange(6)
+            with pytest.raises(Interrupted) as stopped:
+                run(learner, slides, memory=memory, progress=progress, asked_to_stop=signals.pop, **arguments)
+            assert stopped.value.signal_number == 15
             learner = make_learner(seed=9, slides_per_step=together)  # whatever it starts from is replaced
-            if memory.last is None:
-                learner = make_learner(slides_per_step=together)
-            else:
-                learner.restore(memory.last[0])
-                progress = Progress.from_json(json.loads(json.dumps(memory.last[1])))
-            wait = iter([None] * chance.randrange(5) + [15] * 100)
-            calls += 1
-            if calls > 3:
-                wait = iter([None] * 1000)
-            try:
-                progress = run(
-                    learner, slides, memory=memory, progress=progress, asked_to_stop=lambda: next(wait), **arguments
-                )
-            except Interrupted as stopped:
-                assert stopped.signal_number == 15
-                progress = Progress.from_json(memory.last[1])
-        assert calls > 1
+            learner.restore(memory.last[0])
+            progress = Progress.from_json(json.loads(json.dumps(memory.last[1])))
+        progress = run(learner, slides, memory=memory, progress=progress, **arguments)
         assert same(whole.state(), learner.state())
         assert untimed(progress.history) == untimed(expected.history)
 
@@ -326,7 +313,7 @@ def test_stored_features_train_an_aggregator_alone(tmp_path, slides):
     memory = Memory()
     train, validation = parts(slides, 4, 2)
     progress = fit(learner, bags, labelled(train), labelled(validation, "val"), Plan(epochs=15), memory, memory)
-    assert progress.history[-1]["loss_agg"] < 0.5 * progress.history[0]["loss_agg"]
+    assert progress.history[-1]["loss_agg"] < 0.7 * progress.history[0]["loss_agg"]
     assert progress.history[-1]["val_macro_auc"] == 1.0
     assert progress.history[0]["encoder_lr"] == 0.0
     assert all(name.startswith(("aggregator/", "moments/aggregator/", "random/")) for name in learner.state())

@@ -51,6 +51,12 @@ def tapfm(*arguments, **environment):
         (["synth", "absent", "--task", "absent"], 2),
         (["split", "--help"], 0),
         (["split", "absent.csv", "--out", "split.csv"], 2),
+        (["config", "--help"], 0),
+        (["config"], 0),
+        (["config", "--recipe", "reference", "--encoder", "virchow2", "--method", "fixed"], 0),
+        (["config", "--encoder", "virchwo2"], 2),
+        (["config", "absent.toml"], 2),
+        (["config", "pyproject.toml"], 2),
         (["encoders"], 0),
         (["encoders", "--json"], 0),
         (["encoders", "virchow2"], 0),
@@ -145,4 +151,4 @@ def test_markup_in_a_name_is_shown_as_it_is():
 
 def test_every_command_has_help_that_teaches():
     commands = re.findall(r"^[│|] (\w+)", tapfm("--help").stdout.split("Commands")[1], re.MULTILINE)
-    assert commands == ["inspect", "tile", "synth", "split", "encoders", "doctor"]
+    assert commands == ["inspect", "tile", "synth", "split", "embed", "config", "train", "export", "encoders", "doctor"]

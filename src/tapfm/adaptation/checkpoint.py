@@ -93,10 +93,10 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], description: Mapp
         raise
 
 
-def load_checkpoint(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a checkpoint of ours: its tensors and its description."""
     try:
-        with safe_open(path, framework="pt", device=device) as file:
+        with safe_open(path, framework="pt") as file:
             description = json.loads(file.metadata()[DESCRIPTION])
             return {name: file.get_tensor(name) for name in file.keys()}, description  # noqa: SIM118 - no mapping
     except FileNotFoundError as error:

@@ -145,7 +145,7 @@ class Learner:
         restore_optimiser(self._aggregator_optimiser, names, moments)
         torch.set_rng_state(state["random/cpu"])
         if self.model.device.type == "cuda" and "random/cuda" in state:
-            torch.cuda.set_rng_state(state["random/cuda"].cpu(), self.model.device)
+            torch.cuda.set_rng_state(state["random/cuda"], self.model.device)
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return changing_parameters(self.model)

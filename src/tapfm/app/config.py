@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
+import contextlib
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tapfm.aggregators.catalog import aggregator_card
+from tapfm.aggregators.catalog import AGGREGATORS
+from tapfm.app.config_problems import Place, contradictions, invalid_values
 from tapfm.app.recipes import Method, Recipe, recipe_settings
-from tapfm.encoders.adapters import Scope
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import EncoderCard, encoder_card
 from tapfm.errors import InputError, SettingError
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -25,7 +26,7 @@ Count = Annotated[int, Field(ge=1)]
 class Section(BaseModel):
     """A table of RUN.toml."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def says(text: str, **arguments: Any) -> Any:
@@ -46,7 +47,9 @@ class CohortSection(Section):
 class TilesSection(Section):
     """Their tiles."""
 
-    folder: Path | None = says("what `tapfm tile` wrote (TRIDENT's and CLAM's folders will do)", default=None)
+    folder: Path | None = says(
+        "what `tapfm tile` wrote (TRIDENT's and CLAM's folders will do)", default=None, examples=["tiles"]
+    )
     features: Path | None = says("what `tapfm embed` wrote, for method fixed", default=None, examples=["features"])
 
 
@@ -78,7 +81,7 @@ class TaskSection(Section):
 class AdaptationSection(Section):
     """The step."""
 
-    method: Method = says("tapfm, finetune (lambda 0, any aggregator), or fixed (stored features)")
+    method: Method = says("tapfm, finetune (lambda 0, any aggregator), or fixed (stored features)", default="tapfm")
     scope: str = says('what of the encoder learns: "full", "last:4" (blocks) or "lora:16" (rank)', default="full")
     lambda_: NotNegative = says("weight of the attention loss", alias="lambda")
     beta: NotNegative = says("weight of the cosine term")
@@ -151,7 +154,7 @@ class RunConfig(Section):
     """A run, with nothing left open."""
 
     recipe: Recipe = says("where settings that are not given come from: paper or reference", default="paper")
-    seed: int = says("the same seed gives the same run", default=0, ge=0)
+    seed: int = says("the same seed gives the same run", default=0, ge=0, lt=2**63)
     cohort: CohortSection
     tiles: TilesSection
     encoder: EncoderSection
@@ -177,7 +180,7 @@ DEFAULT_ENCODER = "uni"
 def load_config(file: Path, changes: Sequence[str] = ()) -> RunConfig:
     """Read RUN.toml with `--set` changes on top. Paths in the file start at the file, others where we are."""
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(
             f"{file} cannot be read ({error.strerror}).", hint="Write one to start from: tapfm config > run.toml"
@@ -196,105 +199,69 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> RunConfig:
 def resolve(tables: Mapping[str, Any], where: str = "The configuration") -> RunConfig:
     """Fill in the recipe and check everything."""
     problems = shape_problems(tables)
-    filled: dict[str, Any] = {}
     if not problems:
-        recipe, method = tables.get("recipe", "paper"), tables.get("adaptation", {}).get("method", "tapfm")
-        card = encoder_card(str(tables.get("encoder", {}).get("name", DEFAULT_ENCODER)))
-        if recipe in ("paper", "reference") and method in ("tapfm", "finetune", "fixed"):
-            filled = dict(recipe_settings(recipe, card, method))
-            filled["adaptation"] = {"method": method} | filled["adaptation"]
-    merge(filled, tables)
-    config = None
-    if not problems:
+        card, problems = find_encoder(tables)
+        filled = fill_in(tables, card)
         try:
-            config = RunConfig.model_validate(filled)
+            # as JSON, strictly: "5" is no number and 1 is not true, yet text does for a path and a list for a pair
+            config = RunConfig.model_validate_json(json.dumps(filled, default=str), strict=True)
         except ValidationError as error:
-            problems = [told(each, filled) for each in error.errors()]
+            problems += invalid_values(error, list(all_settings()))
         else:
-            problems = list(contradictions(config))
-    if config is None or problems:
-        count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise SettingError(
-            f"{where} has {count}:\n  " + "\n  ".join(problems),
-            hint="All settings, with what they mean: tapfm config",
-        )
-    return config
+            problems += contradictions(config)
+            if not problems:
+                return config
+    count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+    raise SettingError(
+        f"{where} has {count}:\n  " + "\n  ".join(problems), hint="All settings, with what they mean: tapfm config"
+    )
+
+
+def all_settings() -> Iterator[Place]:
+    """List all sections and settings, as they are written."""
+    for section, field in RunConfig.model_fields.items():
+        yield (section,)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from ((section, each.alias or name) for name, each in field.annotation.model_fields.items())
 
 
 def shape_problems(tables: Mapping[str, Any]) -> list[str]:
     """Find what would make sense of nothing else: a section that is no table."""
+    keys: dict[str, list[str]] = {}
+    for section, *key in all_settings():
+        keys.setdefault(section, []).extend(key)
     return [
-        f"{name}: is a table, [{name}], with {', '.join(valid_keys((name,)))}"
+        f"{name}: is a table, [{name}], with {', '.join(keys[name])}"
         for name, value in tables.items()
-        if valid_keys((name,)) and not isinstance(value, Mapping)
+        if keys.get(name) and not isinstance(value, Mapping)
     ]
 
 
-def told(error: Any, tables: Mapping[str, Any]) -> str:
-    """Say one problem in words, with the nearest valid name for an unknown one."""
-    place = tuple(str(part) for part in error["loc"] if not is_branch(part))
-    name = ".".join(place)
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(place[-1], valid_keys(place[:-1]), n=1, cutoff=0.5)
-        elsewhere = [
-            f"{section}.{place[-1]}" for section in RunConfig.model_fields if place[-1] in valid_keys((section,))
-        ]
-        did_you_mean = f"; did you mean {'.'.join((*place[:-1], near[0]))}?" if near else ""
-        if elsewhere and not near:
-            did_you_mean = f"; did you mean {elsewhere[0]}?"
-        return f"{name}: there is no such setting{did_you_mean}"
-    if error["type"] == "missing":
-        return f"{name}: is missing"
-    value: Any = tables
-    for part in place:
-        value = value.get(part) if isinstance(value, Mapping) else value
-    message = str(error["msg"])
-    return f"{name}: {message[0].lower()}{message[1:]}; got {value!r}"
-
-
-def is_branch(part: int | str) -> bool:
-    """Recognise what pydantic adds to a place for each of several types."""
-    return isinstance(part, str) and (part in ("int", "float") or "[" in part)
-
-
-def valid_keys(place: tuple[str, ...]) -> list[str]:
-    """List the keys of a table, as they are written."""
-    model: Any = RunConfig
-    for part in place:
-        field = model.model_fields.get(part)
-        model = field.annotation if field is not None else None
-        if not (isinstance(model, type) and issubclass(model, Section)):
-            return []
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def contradictions(config: RunConfig) -> Iterator[str]:
-    """Find settings that are each valid and do not go together."""
-    method, aggregator = config.adaptation.method, aggregator_card(config.aggregator.name)
-    if method == "tapfm" and not aggregator.uses_attention:
-        yield (
-            f"aggregator.name: '{aggregator.name}' does not use the encoder's attention, so method tapfm would be "
-            'finetune; say adaptation.method = "finetune", or use cls-attention'
-        )
-    if method != "tapfm" and config.adaptation.lambda_ != 0:
-        yield f"adaptation.lambda: is 0 with method {method}; got {config.adaptation.lambda_:g}"
-    if method == "fixed" and config.tiles.features is None:
-        yield "tiles.features: is missing; method fixed learns from what `tapfm embed` wrote"
-    if method != "fixed" and config.tiles.folder is None:
-        yield f"tiles.folder: is missing; method {method} learns from what `tapfm tile` wrote"
-    low, high = config.augmentation.blur_radius
-    if low > high:
-        yield f"augmentation.blur_radius: from {low:g} to {high:g} is no range"
-    if len(set(config.task.targets)) < len(config.task.targets):
-        yield "task.targets: names a target twice"
+def find_encoder(tables: Mapping[str, Any]) -> tuple[EncoderCard, list[str]]:
+    """Find the encoder's card; where there is none, the default's, so that other problems are found as well."""
+    name = tables.get("encoder", {}).get("name")
     try:
-        Scope.parse(config.adaptation.scope)
-    except SettingError as error:
-        yield f"adaptation.scope: {error.message}"
-    for name in config.aggregator.options:
-        if name not in aggregator.options:
-            valid = ", ".join(aggregator.options) or "none"
-            yield f"aggregator.options.{name}: there is no such option of {aggregator.name}; there is: {valid}"
+        return encoder_card(name if isinstance(name, str) else DEFAULT_ENCODER), []
+    except InputError as error:
+        return encoder_card(DEFAULT_ENCODER), [f"encoder.name: {error.message} {error.hint}"]
+
+
+def fill_in(tables: Mapping[str, Any], card: EncoderCard) -> dict[str, Any]:
+    """Lay what is given over what the recipe says; what cannot be used is passed by here and refused later."""
+    recipe: Any = tables.get("recipe")
+    method: Any = tables.get("adaptation", {}).get("method")
+    epochs: Any = tables.get("schedule", {}).get("epochs")
+    filled: dict[str, Any] = recipe_settings(
+        recipe if recipe in get_args(Recipe) else "paper",
+        card,
+        method if method in get_args(Method) else "tapfm",
+        epochs if type(epochs) is int and epochs > 0 else None,
+    )
+    aggregator = tables.get("aggregator", {}).get("name", filled["aggregator"]["name"])
+    if isinstance(aggregator, str) and aggregator in AGGREGATORS:
+        filled["aggregator"]["options"] = AGGREGATORS[aggregator].settings({})
+    merge(filled, tables)
+    return filled
 
 
 def put_change(tables: dict[str, Any], change: str) -> None:
@@ -329,4 +296,7 @@ def resolve_paths(tables: dict[str, Any], base: Path) -> None:
     for section, key in PATHS:
         table = tables.get(section)
         if isinstance(table, dict) and isinstance(table.get(key), str):
-            table[key] = str((base / Path(table[key]).expanduser()).absolute())
+            path = Path(table[key])
+            with contextlib.suppress(RuntimeError):  # ~name where nobody has that name: a file's name like any other
+                path = path.expanduser()
+            table[key] = str((base / path).absolute())

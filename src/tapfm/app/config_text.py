@@ -57,7 +57,7 @@ def from_folder(path: Path, folder: Path | None) -> str:
     """Write a path as seen from a folder."""
     if path.is_absolute() or folder is None:
         return path.as_posix()
-    return Path(os.path.relpath(path, folder)).as_posix()
+    return Path(os.path.relpath(path, folder.resolve())).as_posix()  # .. leads out of where a link points to
 
 
 def commented(tables: Mapping[str, Any]) -> str:
@@ -65,7 +65,7 @@ def commented(tables: Mapping[str, Any]) -> str:
     config = resolve(tables)
     lines = [
         "# A run of tapfm: tapfm train run.toml --out runs/first",
-        "# A line that begins with # shows what the recipe says; remove the # to change it.",
+        "# A line that begins with # shows what the recipe says, or an example; remove the # to change it.",
         "# Paths start at this file.",
         "",
     ]
@@ -84,11 +84,11 @@ def section_lines(section: Section, given: Mapping[str, Any], *, only_values: bo
         value, key = getattr(section, name), field.alias or name
         if only_values and isinstance(value, Section):
             continue
-        shown = given.get(key, value)
+        shown, meaning = given.get(key, value), field.description
         if shown is None and field.examples:
-            shown = field.examples[0]
+            shown, meaning = field.examples[0], f"not set; {meaning}"
         text = f"{key} = {toml_value(shown)}"
-        lines.append(f"{text if key in given else '# ' + text:<{WIDTH}}  # {field.description}")
+        lines.append(f"{text if key in given else '# ' + text:<{WIDTH}}  # {meaning}")
     return lines
 
 
@@ -117,7 +117,8 @@ def toml_value(value: Any) -> str:
         return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, int | float):
         return repr(value)
-    return json.dumps(str(value), ensure_ascii=False)  # a JSON string is a TOML string
+    # a JSON string is a TOML string, but for the one control character that JSON lets through
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def one_line(text: str | None) -> str:

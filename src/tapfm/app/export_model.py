@@ -49,7 +49,7 @@ def export_run(
         check_export(saved, out)
     if run_folder.last.exists() and not run_folder.progress().finished:
         done = len(run_folder.progress().history)
-        console.print(f"The run is not finished: this is the best of its epochs so far, of which there are {done}.")
+        console.print(f"The run is not finished: this is the best of {done:,} epoch{'s' * (done > 1)} so far.")
     what = "encoder (timm), aggregator" if saved.model.encoder is not None else "aggregator"
     said = f"Exported to {out}: {what} and model card; loaded again, it gives the same."
     console.print(said, markup=False, soft_wrap=True)

@@ -99,10 +99,7 @@ def use_lines(saved: SavedModel) -> list[str]:
         "```",
         "",
         f"Tiles of {card.tile_px} px"
-        + (
-            f" ({card.name} was trained at {' and '.join(f'{mpp:g}' for mpp in card.mpp)} um per pixel)"
-            * bool(card.mpp)
-        )
+        + (f" ({card.name} was trained at {' and '.join(map(str, card.mpp))} um per pixel)" if card.mpp else "")
         + f", normalised with mean {mean} and standard deviation {std}. The feature is the CLS token"
         + (" and the mean of the patch tokens" if card.feature == "cls+mean" else "")
         + " after the final norm. `aggregator.safetensors` and `tapfm.json` turn tiles into a prediction.",

@@ -19,11 +19,11 @@ TILES_BY_GFLOPS = ((165.0, 300), (460.0, 100), (float("inf"), 75))
 POCKET_RATES = {"encoder_lr": 1e-4, "aggregator_lr": 1e-3}
 
 
-def recipe_settings(recipe: Recipe, card: EncoderCard, method: Method) -> Settings:
-    """Fill in what a recipe says, for an encoder and a method."""
+def recipe_settings(recipe: Recipe, card: EncoderCard, method: Method, epochs: int | None = None) -> Settings:
+    """Say what a recipe says, for an encoder, a method, and a number of epochs where it is given."""
     settings = paper(card, method)
     if recipe == "reference":
-        for section, values in reference(settings["schedule"]["epochs"]).items():
+        for section, values in reference(epochs or settings["schedule"]["epochs"]).items():
             settings[section] |= values
     if card.packaged:
         settings["optimiser"] |= POCKET_RATES

@@ -91,12 +91,12 @@ class RunFolder:
                 hint="Go on with what it was begun with, or begin anew with another --out.",
             )
 
-    def load_progress(self, learner: Learner, device: torch.device) -> Progress | None:
+    def load_progress(self, learner: Learner) -> Progress | None:
         """Put the last checkpoint into the learner; None where there is none yet."""
         if not self.last.exists():
             return None
-        tensors, description = load_checkpoint(self.last, str(device))
-        learner.restore({name: t.cpu() if name.startswith("random/") else t for name, t in tensors.items()})
+        tensors, description = load_checkpoint(self.last)
+        learner.restore(tensors)
         return Progress.from_json(description["progress"])
 
     def load_best(self, learner: Learner) -> dict[str, Any]:

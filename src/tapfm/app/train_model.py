@@ -57,7 +57,7 @@ def train(config: RunConfig, folder: Path, *, resume: bool, workers: int, consol
         else:
             run_folder.begin(config, data, environment)
         say_what_begins(config, data, device, learner, console)
-        progress = run_folder.load_progress(learner, device) or Progress()
+        progress = run_folder.load_progress(learner) or Progress()
         progress.failed = dict(data.failed)  # those that failed later get another chance
         if progress.step:
             console.print(f"Going on at epoch {progress.epoch + 1}, after {progress.step:,} steps.")
