@@ -24,6 +24,7 @@ LAYERS = [
     "model",
     "adaptation",
     "app",
+    "api",
 ]
 ROOT = Path(tapfm.__file__).parent
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

@@ -158,3 +158,8 @@ def death_of(exit_code: int | None) -> str:
         advice = " (out of memory?)" if name == "SIGKILL" else ""
         return f"its process was killed by {name}{advice}"
     return f"its process ended with code {exit_code}"
+
+
+def available_cores() -> int:
+    """Count the cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from tapfm.app.cli_cohort import split
 from tapfm.app.cli_embed import embed
 from tapfm.app.cli_training import config, export, train
 from tapfm.errors import InputError, TapfmError
+from tapfm.processes import available_cores
 
 app = typer.Typer(
     name="tapfm",
@@ -208,11 +208,6 @@ def check_workers(workers: int | None) -> None:
     """Refuse to work with nobody."""
     if workers is not None and workers < 1:
         raise InputError(f"--workers is {workers}: it has to be at least 1.", hint="Leave it out for one per core.")
-
-
-def available_cores() -> int:
-    """Count the cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @app.command()

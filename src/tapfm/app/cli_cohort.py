@@ -56,8 +56,9 @@ def split(
     error that names the patient. They are replaced with --force only.
     """
     from tapfm.app import split_cohort
-    from tapfm.app.cli import available_cores, terminal
+    from tapfm.app.cli import terminal
     from tapfm.errors import InputError
+    from tapfm.processes import available_cores
 
     if folds is not None and fractions is not None:
         raise InputError(

@@ -69,12 +69,13 @@ def embed(
     """
     import shlex
 
-    from tapfm.app.cli import available_cores, terminal
+    from tapfm.app.cli import terminal
     from tapfm.app.devices import check_precision, choose_device, choose_precision
     from tapfm.app.output_folder import GOES_ON
     from tapfm.cohort.manifest import read_cohort
     from tapfm.encoders.catalog import encoder_card
     from tapfm.errors import InputError
+    from tapfm.processes import available_cores
 
     card = encoder_card(encoder)
     check_precision(precision)

@@ -145,9 +145,9 @@ def train(
 
     Exit code 3 when slides failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    from tapfm.app.cli import available_cores
     from tapfm.app.config import load_config
     from tapfm.app.run_data import read_data
+    from tapfm.processes import available_cores
 
     options = {"device": device, "workers": workers, "allow_failures": allow_failures}
     added = [f"machine.{name}={value}" for name, value in options.items() if value is not None]

@@ -18,7 +18,14 @@ from tapfm.app.run_folder import RunFolder
 from tapfm.app.saved_model import AGGREGATOR, DESCRIPTION, SavedModel, load_aggregator, load_export, load_run
 from tapfm.cohort.splits import TEST, VALIDATION
 from tapfm.contracts import Encoded
-from tapfm.encoders.timm_folder import CONFIG, WEIGHTS, check_timm_folder, refuse_foreign, write_timm_folder
+from tapfm.encoders.timm_folder import (
+    CONFIG,
+    WEIGHTS,
+    check_timm_folder,
+    refuse_foreign,
+    timm_arguments,
+    write_timm_folder,
+)
 from tapfm.errors import InputError, WeightsMismatchError
 from tapfm.evaluation.predictions import Scores, Unit, read_predictions, scores
 from tapfm.seeding import rng_for
@@ -54,7 +61,9 @@ def export_run(
     said = f"Exported to {out}: {what} and model card; loaded again, it gives the same."
     console.print(said, markup=False, soft_wrap=True)
     if saved.model.encoder is not None:
-        console.print(f'In Python: timm.create_model("local-dir:{out}", pretrained=True)', markup=False, soft_wrap=True)
+        arguments = f", {needed}" if (needed := timm_arguments(saved.card)) else ""
+        call = f'timm.create_model("local-dir:{out}", pretrained=True{arguments})'
+        console.print(f"In Python: {call}", markup=False, soft_wrap=True)
     if push_to is not None:
         address = push_folder(
             out, push_to, card=saved.card, despite_no_derivatives=despite_no_derivatives, private=private

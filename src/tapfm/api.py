@@ -1,0 +1,154 @@
+"""The commands as Python functions: what the command line does, with the same names and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tapfm.app import embed_slides, export_model, split_cohort, tile_slides, train_model
+from tapfm.app.config import RunConfig, load_config, merge, resolve, resolve_paths
+from tapfm.app.devices import choose_device, choose_precision
+from tapfm.app.embed_jobs import Settings
+from tapfm.app.embed_outcomes import Report as EmbedReport
+from tapfm.app.saved_model import DESCRIPTION, SavedModel, load_export, load_run
+from tapfm.app.train_model import RunResult
+from tapfm.cohort.manifest import read_cohort
+from tapfm.encoders.weights import load_encoder
+from tapfm.processes import available_cores
+from tapfm.tiles.grid import TileSpec
+from tapfm.tiles.store import Layout
+
+Where = str | Path
+
+
+def split(
+    cohort: Where,
+    out: Where,
+    *,
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1),
+    folds: int | None = None,
+    seed: int = 0,
+    targets: Sequence[str] | None = None,
+    force: bool = False,
+) -> split_cohort.Made:
+    """Split a cohort by patient, as `tapfm split`."""
+    return split_cohort.split_cohort(
+        Path(cohort),
+        Path(out),
+        slides_folder=None,
+        targets=targets,
+        fractions=fractions,
+        folds=folds,
+        seed=seed,
+        force=force,
+        workers=available_cores(),
+        console=messages(),
+    )
+
+
+def tile(
+    cohort: Where,
+    out: Where,
+    *,
+    spec: TileSpec = TileSpec(),  # noqa: B008 - frozen
+    layout: Layout = "trident",
+    only: Collection[str] | None = None,
+    workers: int | None = None,
+    force: bool = False,
+) -> tile_slides.Report:
+    """Find tissue and lay tiles, as `tapfm tile`."""
+    return tile_slides.tile_cohort(
+        read_cohort(Path(cohort)).rows,
+        Path(out),
+        spec,
+        only=only,
+        layout=layout,
+        tissue=None,
+        workers=workers or available_cores(),
+        force=force,
+        console=messages(),
+    )
+
+
+def embed(
+    cohort: Where,
+    encoder: str,
+    out: Where,
+    *,
+    tiles: Where = "tiles",
+    weights: Where | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    batch: int = 64,
+    workers: int | None = None,
+    force: bool = False,
+) -> EmbedReport:
+    """Store features and raw attention, as `tapfm embed`."""
+    place = choose_device(device)
+    loaded = load_encoder(encoder, weights=weights)
+    loaded.encoder.to(place).eval()
+    return embed_slides.embed_cohort(
+        read_cohort(Path(cohort)).rows,
+        Path(tiles),
+        Path(out),
+        Settings(loaded, choose_precision(precision, place), batch),
+        tile_command=f"tapfm tile {cohort} --out {tiles}",
+        only=None,
+        workers=available_cores() if workers is None else workers,
+        force=force,
+        console=messages(),
+    )
+
+
+def configure(*files: Where, **settings: Any) -> RunConfig:
+    """Make a configuration, from RUN.toml or from nothing, with settings such as `schedule={"epochs": 5}`."""
+    tables: dict[str, Any] = {}
+    for file in files:
+        merge(tables, load_config(Path(file)).as_tables())
+    given = {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
+    for section in given.values():
+        if isinstance(section, dict):
+            section.update({key: str(value) for key, value in section.items() if isinstance(value, Path)})
+    resolve_paths(given, Path())
+    merge(tables, given)
+    return resolve(tables)
+
+
+def train(config: RunConfig, out: Where, *, resume: bool = False) -> RunResult:
+    """Train, as `tapfm train`."""
+    workers = config.machine.workers
+    readers = available_cores() if workers == "auto" else workers
+    return train_model.train(config, Path(out), resume=resume, workers=readers, console=messages())
+
+
+def export(
+    run: Where,
+    out: Where,
+    *,
+    push_to_hub: str | None = None,
+    public: bool = False,
+    despite_no_derivatives: bool = False,
+) -> None:
+    """Write the adapted encoder for timm, the aggregator and a model card, as `tapfm export`."""
+    export_model.export_run(
+        Path(run),
+        Path(out),
+        push_to=push_to_hub,
+        despite_no_derivatives=despite_no_derivatives,
+        private=not public,
+        console=messages(),
+    )
+
+
+def load(folder: Where, device: str = "auto") -> SavedModel:
+    """Load the model of a run, or an exported one."""
+    folder = Path(folder)
+    return (load_export if (folder / DESCRIPTION).exists() else load_run)(folder, choose_device(device))
+
+
+def messages() -> Console:
+    """Say how it goes where the command line does."""
+    return Console(stderr=True, highlight=False)
