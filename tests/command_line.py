@@ -1,9 +1,17 @@
 """Run `tapfm` as a user does, in a process of its own."""
 
+import contextlib
+import io
 import os
+import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+
+import pytest
+
+from tapfm.app.cli import main
 
 PROGRAM = [sys.executable, "-c", "from tapfm.app.cli import main; main()"]
 
@@ -24,3 +32,14 @@ def wait_for(condition, process):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         os.sched_yield()
+
+
+def tapfm_here(*arguments):
+    """Run a command in this process, which has torch already; gives what it said and its exit code."""
+    said, before = io.StringIO(), signal.getsignal(signal.SIGTERM)
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["tapfm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    signal.signal(signal.SIGTERM, before)
+    return SimpleNamespace(returncode=ended.value.code or 0, said=said.getvalue())

@@ -1,8 +1,6 @@
 """What `tapfm export` writes is the run's best model, for timm and for us; it is private, licensed, and never code."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import os
 import re
@@ -20,15 +18,15 @@ import timm
 import torch
 import yaml
 from cohort_files import rows_of
+from command_line import tapfm_here as tapfm
 from hub_stand_in import TOKEN, Hub
 from safetensors.torch import load_file, save_file
-from slide_files import section, write_slide
 from support import relative_difference
+from training_lab import POSITIONS, SPLITS, slide_id, tile_set
 
 from tapfm.adaptation.checkpoint import load_checkpoint, save_checkpoint
 from tapfm.aggregators.catalog import AGGREGATORS
 from tapfm.app import export_model, saved_model
-from tapfm.app.cli import main
 from tapfm.app.model_card import model_card
 from tapfm.app.run_folder import RunFolder
 from tapfm.app.saved_model import load_export, load_run
@@ -38,92 +36,9 @@ from tapfm.encoders.features import FeatureSet, read_features, write_features
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import CheckpointError, RunError, WeightsDigestError, WeightsMismatchError
 from tapfm.slides.opening import open_slide
-from tapfm.tiles.store import TileSet, write_tiles
 
-SPLITS = ["train"] * 4 + ["val"] * 2 + ["test"] * 4
-POSITIONS = np.array([[0, 0], [224, 0], [0, 224], [224, 224]])
 ADAPTED = ["full", "lora:4", "last:1", "several"]
 FIXED = [f"fixed {name}" for name in AGGREGATORS]
-CONFIGURATION = """
-[cohort]
-table = "cohort.csv"
-[tiles]
-folder = "tiles"
-features = "features"
-[encoder]
-name = "tapfm-pocket"
-[task]
-targets = ["FGFR3"]
-[adaptation]
-tiles_per_slide = 4
-[schedule]
-epochs = 1
-[optimiser]
-encoder_lr = 1e-3
-aggregator_lr = 1e-2
-[selection]
-validation_tiles = 4
-[machine]
-workers = 0
-device = "cpu"
-"""
-
-
-def tapfm(*arguments):
-    said, before = io.StringIO(), signal.getsignal(signal.SIGTERM)
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["tapfm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    signal.signal(signal.SIGTERM, before)
-    return SimpleNamespace(returncode=ended.value.code or 0, said=said.getvalue())
-
-
-def slide_id(number):
-    return f"case-{number:02}"
-
-
-def tile_set(number):
-    return TileSet(slide_id(number), POSITIONS, 224, 224, 0.5, 0.5, 0, (448, 448), fingerprint="tiles", summary={})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Of so small an encoder, threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    """Slides of four tiles; the last two are of one patient, and two have no label of TP53."""
-    folder = tmp_path_factory.mktemp("lab")
-    lines = ["slide_id,path,patient_id,split,FGFR3,TP53"]
-    for i, split in enumerate(SPLITS):
-        write_slide(folder / f"{i}.svs", section(448, 448, seed=i, tissue=(0, 0, 1, 1)), tile_px=224, downsamples=(1,))
-        write_tiles(folder / "tiles", tile_set(i), "trident")
-        lines.append(f"{slide_id(i)},{i}.svs,Doe{min(i, 8)},{split},{i % 2},{'' if i in (2, 8) else i // 2 % 2}")
-    (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
-    (folder / "run.toml").write_text(CONFIGURATION)
-    embedded = tapfm(
-        *("embed", folder / "cohort.csv", "--encoder", "tapfm-pocket", "--device", "cpu"),
-        *("--tiles", folder / "tiles", "--out", folder / "features", "--workers", 0),
-    )
-    assert embedded.returncode == 0, embedded.said
-    return folder
-
-
-@pytest.fixture(scope="module")
-def train(lab):
-    def run(name, *changes):
-        options = [part for change in changes for part in ("--set", change)]
-        result = tapfm("train", lab / "run.toml", "--out", lab / "runs" / name, *options)
-        assert result.returncode in (0, 130), result.said
-        return lab / "runs" / name
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +148,8 @@ def test_no_slide_and_no_patient_is_named_anywhere(exported, lab, name):
 def test_the_description_says_what_was_trained_how(exported):
     description = json.loads((exported / "several" / "tapfm.json").read_text())
     assert description["targets"] == ["FGFR3", "TP53"]
-    assert description["encoder"] == {"name": "tapfm-pocket", "adapted": True}
+    published = encoder_card("tapfm-pocket").sha256
+    assert description["encoder"] == {"name": "tapfm-pocket", "adapted": True, "began_with_sha256": published}
     assert description["aggregator"] | {"name": "cls-attention", "feature_size": 128} == description["aggregator"]
     labels = {"FGFR3": {"positive": 2, "labelled": 4}, "TP53": {"positive": 1, "labelled": 3}}
     assert description["training_labels"] == labels
@@ -241,7 +157,7 @@ def test_the_description_says_what_was_trained_how(exported):
     assert description | facts == description
     assert json.loads((exported / "lora:4" / "tapfm.json").read_text())["scope"] == "lora:4"
     fixed = json.loads((exported / "fixed abmil" / "tapfm.json").read_text())
-    assert fixed["encoder"] == {"name": "tapfm-pocket", "adapted": False}
+    assert fixed["encoder"] == {"name": "tapfm-pocket", "adapted": False, "began_with_sha256": published}
     assert json.loads((exported / "several" / "config.json").read_text())["tapfm"]["targets"] == ["FGFR3", "TP53"]
 
 
@@ -485,6 +401,15 @@ def test_features_of_another_size_than_the_encoders_are_told(train, tmp_path):
     assert tapfm("export", run, "--out", tmp_path / "out").returncode == 0
     with pytest.raises(RunError, match=r"features of size 16, and tapfm-pocket makes some of size 128"):
         load_export(tmp_path / "out")
+
+
+def test_an_aggregator_of_other_weights_than_the_published_is_refused(exported, tmp_path):
+    folder = shutil.copytree(exported / "fixed mean", tmp_path / "copy")
+    description = json.loads((folder / "tapfm.json").read_text())
+    description["encoder"]["began_with_sha256"] = "0" * 64
+    (folder / "tapfm.json").write_text(json.dumps(description))
+    with pytest.raises(WeightsDigestError, match="features of other weights of tapfm-pocket"):
+        load_export(folder)
 
 
 @pytest.mark.parametrize("flag", ["--public", "--despite-no-derivatives"])

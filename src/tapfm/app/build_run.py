@@ -17,7 +17,8 @@ from tapfm.app.config import RunConfig
 from tapfm.app.devices import choose_precision
 from tapfm.app.run_data import RunData, SlideOfRun
 from tapfm.encoders.adapters import Scope, apply_scope
-from tapfm.encoders.features import read_features
+from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.features import FeatureFacts
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import Provenance, load_encoder
 from tapfm.errors import InputError
@@ -31,11 +32,18 @@ CUDA_CHUNK = 64
 ENCODING_CHUNK = 64  # without a graph
 
 
-def build_learner(config: RunConfig, data: RunData, device: torch.device) -> tuple[Learner, Provenance | None]:
-    """Build the model and its optimisers; the same seed gives the same first weights."""
+def build_learner(config: RunConfig, data: RunData, device: torch.device) -> tuple[Learner, str | None]:
+    """Build the model and its optimisers; also gives the SHA-256 of the encoder's weights, where it is known.
+
+    The same seed gives the same first weights.
+    """
     compute_dtype = choose_precision(config.adaptation.precision, device)
-    encoder, provenance = (None, None) if config.adaptation.method == "fixed" else ready_encoder(config, device)
-    feature_size = encoder.feature_size if encoder is not None else stored_feature_size(config, data)
+    if config.adaptation.method == "fixed":
+        facts = stored_features(config, data)
+        encoder, feature_size, sha256 = None, facts.size, facts.weights_sha256
+    else:
+        encoder, provenance = ready_encoder(config, device)
+        feature_size, sha256 = encoder.feature_size, provenance.sha256
     torch.manual_seed(config.seed)
     aggregator = build_aggregator(
         config.aggregator.name,
@@ -55,7 +63,7 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> tup
         chunking=Chunking() if encoder is None else chunking_of(config, encoder, device),
         compute_dtype=compute_dtype,
     )
-    return Learner(model, adaptation, optimisation_of(config)), provenance
+    return Learner(model, adaptation, optimisation_of(config)), sha256
 
 
 def ready_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, Provenance]:
@@ -66,25 +74,38 @@ def ready_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, 
     return loaded.encoder.to(device), loaded.provenance
 
 
-def stored_feature_size(config: RunConfig, data: RunData) -> int:
-    """Look into all files of features: one size, and attention where the aggregator asks for it."""
-    sizes: dict[int, list[str]] = {}
-    needs_attention = aggregator_card(config.aggregator.name).uses_attention
+def stored_features(config: RunConfig, data: RunData) -> FeatureFacts:
+    """Say what the features are; all have to be of one encoder, and with attention where the aggregator asks for it."""
+    found: dict[tuple[object, ...], list[SlideOfRun]] = {}
     for slide in data.slides:
         assert slide.features is not None
-        stored = read_features(slide.features)
-        sizes.setdefault(stored.features.shape[1], []).append(slide.row.slide_id)
-        if needs_attention and stored.attention is None:
+        facts = slide.features.facts
+        found.setdefault((facts.size, facts.encoder, facts.weights_sha256, facts.precision), []).append(slide)
+        if aggregator_card(config.aggregator.name).uses_attention and not facts.has_attention:
             raise InputError(
-                f"{slide.features} ({stored.origin}) has no attention, which {config.aggregator.name} weighs tiles by.",
+                f"{slide.features.path} ({facts.origin}) has no attention, by which {config.aggregator.name} weighs "
+                "tiles.",
                 hint='Make features with it: tapfm embed; or use an aggregator without: aggregator.name = "abmil"',
             )
-    if len(sizes) > 1:
-        found = "; ".join(f"{size} ({slide_ids[0]} and {len(slide_ids) - 1} more)" for size, slide_ids in sizes.items())
+    if len(found) > 1:
+        kinds = [
+            f"{facts[0]} features by {facts[1] or 'an encoder that is not named'}: {slides[0].row.slide_id} "
+            f"(and {len(slides) - 1:,} more)"
+            for facts, slides in found.items()
+        ]
         raise InputError(
-            f"The features have several sizes: {found}.", hint="All have to come from one encoder: tapfm embed"
+            "The features are not all made by the same encoder, weights and precision:\n  " + "\n  ".join(kinds),
+            hint="Make them anew: tapfm embed COHORT.csv --encoder NAME --out DIR --force",
         )
-    return next(iter(sizes))
+    assert slide.features is not None
+    facts = slide.features.facts
+    ours = encoder_card(config.encoder.name).key
+    if facts.origin == "tapfm" and facts.encoder not in (None, ours):  # other tools have other names for it
+        raise InputError(
+            f"The features were made by {facts.encoder}, and the configuration says {ours}.",
+            hint=f"Say which it is: --set encoder.name={facts.encoder}",
+        )
+    return facts
 
 
 def chunking_of(config: RunConfig, encoder: VitEncoder, device: torch.device) -> Chunking:
@@ -137,7 +158,7 @@ def make_bags(config: RunConfig, data: RunData, model: SlideModel, workers: int)
     """Say where bags come from."""
     ahead_bytes = int(config.machine.read_ahead_gib * 2**30)
     if model.encoder is None:
-        files = {slide.row.slide_id: slide.features for slide in data.slides if slide.features is not None}
+        files = {slide.row.slide_id: slide.features.path for slide in data.slides if slide.features is not None}
         return FeatureBags(files, device=model.device, ahead_bytes=ahead_bytes)
     augmentation = config.augmentation
     return PixelBags(

@@ -202,6 +202,8 @@ def resolve(tables: Mapping[str, Any], where: str = "The configuration") -> RunC
     if not problems:
         card, problems = find_encoder(tables)
         filled = fill_in(tables, card)
+        if not problems and isinstance(filled.get("encoder", {}).get("name"), str):
+            merge(filled, {"encoder": {"name": card.key}})  # however it was spelled
         try:
             # as JSON, strictly: "5" is no number and 1 is not true, yet text does for a path and a list for a pair
             config = RunConfig.model_validate_json(json.dumps(filled, default=str), strict=True)

@@ -21,7 +21,7 @@ from tapfm.encoders.weights import LoadedEncoder
 from tapfm.errors import InputError, TileStoreError
 from tapfm.slides.opening import files_of
 from tapfm.storage import digest_of_code, fingerprint, identity_of
-from tapfm.tiles.store import LAYOUTS, TileSet, read_tiles, store_path
+from tapfm.tiles.store import TileSet, find_tiles
 
 NOT_IN_KEY = ("name", "licence", "gate", "notes")  # words of a card that change no feature
 
@@ -84,17 +84,6 @@ def method() -> str:
     sources += [root / "slides" / "opening.py", root / "tiles" / "reading.py"]
     sources += [root / "encoders" / f"{name}.py" for name in ("build", "conversion", "vit", "weights")]
     return digest_of_code(sources)
-
-
-def find_tiles(folder: Path, slide_id: str) -> TileSet:
-    """Find a slide's tiles, in whichever layout; none at all are refused."""
-    path = next((path for layout in LAYOUTS if (path := store_path(folder, slide_id, layout)).exists()), None)
-    if path is None:
-        raise TileStoreError(f"There is no file of its tiles in {folder / 'patches'}.")
-    tiles = read_tiles(path)
-    if not len(tiles):
-        raise TileStoreError(f"{path} has no tiles.")
-    return tiles
 
 
 def outcome_before(job: Job) -> Outcome | None:

@@ -18,7 +18,7 @@ def predict_slides(
     slides: Sequence[LabelledSlide],
     remembered: Remembered,
     *,
-    said: Callable[[], object],
+    said: Callable[[int], object],
     asked_to_stop: Callable[[], int | None],
 ) -> tuple[list[Prediction], dict[str, str]]:
     """Predict slides on all of their tiles; gives the predictions, in the order of the slides, and what failed."""
@@ -42,7 +42,7 @@ def predict_slides(
             else:
                 done[slide.slide_id] = predict(learner, slide, bag)
                 remembered.add(done[slide.slide_id])
-            said()
+            said(done[slide.slide_id].tiles if slide.slide_id in done else 0)
             if (number := asked_to_stop()) is not None:
                 raise Interrupted(number)
     finally:
@@ -85,7 +85,3 @@ class Remembered:
         line = [self._model, prediction.slide_id, logits, prediction.tiles, prediction.tiles_failed]
         with self._path.open("a", encoding="utf-8") as file:
             file.write("\n" + json.dumps(line))  # a line before that was cut off stays alone
-
-    def forget(self) -> None:
-        """Remove the file: the table has it all."""
-        self._path.unlink(missing_ok=True)

@@ -12,12 +12,20 @@ from tapfm.app.config import RunConfig
 from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
 from tapfm.cohort.splits import SPLITS, TRAIN, check_training_labels, split_of_rows
-from tapfm.encoders.features import feature_file
+from tapfm.encoders.features import FeatureFacts, feature_file, look_at_features
 from tapfm.errors import CohortError, InputError, SlidesFailedError, TapfmError
 from tapfm.storage import fingerprint, identity_of
-from tapfm.tiles.store import LAYOUTS, TileSet, read_tiles, store_path
+from tapfm.tiles.store import TileSet, find_tiles
 
 SHOWN = 5  # slides named in a message
+
+
+@dataclass(frozen=True)
+class StoredFeatures:
+    """A file of features, and what it says of them."""
+
+    path: Path
+    facts: FeatureFacts
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class SlideOfRun:
     split: str
     labels: Mapping[str, int | None]
     tiles: TileSet | None = None
-    features: Path | None = None
+    features: StoredFeatures | None = None
 
     @property
     def content_digest(self) -> str:
@@ -37,7 +45,7 @@ class SlideOfRun:
             place = (self.tiles.side_px0, self.tiles.positions.tolist())
             return fingerprint(self.tiles.fingerprint or place)[:16]
         assert self.features is not None
-        return fingerprint(identity_of(self.features))[:16]
+        return fingerprint(identity_of(self.features.path))[:16]
 
 
 @dataclass(frozen=True)
@@ -106,23 +114,16 @@ def tiles_of(config: RunConfig, row: SlideRow) -> tuple[TileSet, None]:
         raise InputError(
             f"There is no folder {folder}.", hint=f"Make the tiles: tapfm tile {config.cohort.table} --out {folder}"
         )
-    for layout in LAYOUTS:
-        path = store_path(folder, row.slide_id, layout)
-        if path.exists():
-            tiles = read_tiles(path)
-            if not len(tiles):
-                raise CohortError(f"{path} has no tiles")
-            return tiles, None
-    raise CohortError(f"no file of tiles in {folder / 'patches'}")
+    return find_tiles(folder, row.slide_id), None
 
 
-def features_of(config: RunConfig, row: SlideRow) -> tuple[None, Path]:
+def features_of(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]:
     """Find the stored features of a slide."""
     assert config.tiles.features is not None
     path = feature_file(config.tiles.features, row.slide_id)
     if path is None:
         raise CohortError(f"no file of features in {config.tiles.features}")
-    return None, path
+    return None, StoredFeatures(path, look_at_features(path))
 
 
 def refuse_too_many_without_tiles(config: RunConfig, cohort: Cohort, data: RunData) -> None:

@@ -34,7 +34,6 @@ from tapfm.adaptation.progress import Progress
 from tapfm.app.config import PATHS, RunConfig
 from tapfm.app.config_text import resolved
 from tapfm.app.run_data import RunData, difference
-from tapfm.encoders.weights import Provenance
 from tapfm.errors import CheckpointError, RunError
 from tapfm.storage import write_atomically
 
@@ -56,7 +55,6 @@ class RunFolder:
 
     def begin(self, config: RunConfig, data: RunData, environment: Mapping[str, Any]) -> None:
         """Write what the run is made from; the configuration last, as it marks a run."""
-        self.last.parent.mkdir(parents=True, exist_ok=True)
         self.note_environment(environment)
         write_atomically(self.folder / "split.csv", data.table().encode())
         write_atomically(self.folder / "config.toml", resolved(config).encode())
@@ -175,7 +173,7 @@ def failures_table(progress: Progress) -> bytes:
     return buffer.getvalue().encode()
 
 
-def environment_of(device: torch.device, weights: Provenance | None) -> dict[str, Any]:
+def environment_of(device: torch.device, weights_sha256: str | None) -> dict[str, Any]:
     """Note what a result may depend on besides the configuration."""
     packages = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecodecs", "peft")
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
@@ -184,10 +182,11 @@ def environment_of(device: torch.device, weights: Provenance | None) -> dict[str
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),  # sums are rounded by it
         "device": str(device) if gpu is None else f"{device} ({gpu.name}, {gpu.total_memory / 2**30:.0f} GiB)",
         "cuda": torch.version.cuda if gpu is not None else None,
         "packages": {name: version for name in packages if (version := version_of(name)) is not None},
-        "weights": None if weights is None else {"file": weights.file.name, "sha256": weights.sha256},
+        "weights_sha256": weights_sha256,  # of the encoder, before it was adapted
         "command": shlex.join(["tapfm", *sys.argv[1:]]),
     }
 

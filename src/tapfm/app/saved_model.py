@@ -56,7 +56,11 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
     labels = training_labels(run_folder, config)
     description = {
         "targets": config.task.targets,
-        "encoder": {"name": config.encoder.name, "adapted": config.adaptation.method != "fixed"},
+        "encoder": {
+            "name": config.encoder.name,
+            "adapted": config.adaptation.method != "fixed",
+            "began_with_sha256": run_folder.environments()[0]["weights_sha256"],
+        },
         "aggregator": {
             "name": config.aggregator.name,
             "options": config.aggregator.options,
@@ -103,7 +107,14 @@ def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
             f"{card.feature_size}.",
             hint="Train again, naming the encoder that made the features: --set encoder.name=NAME",
         )
-    encoder = load_encoder(card, weights=folder / WEIGHTS if adapted else None).encoder.to(device)
+    encoder, _, provenance = load_encoder(card, weights=folder / WEIGHTS if adapted else None)
+    if not adapted and (made_by := description["encoder"]["began_with_sha256"]) not in (None, provenance.sha256):
+        raise WeightsDigestError(
+            f"{folder} was trained on features of other weights of {card.name}: SHA-256 {made_by}, here is "
+            f"{provenance.sha256}.",
+            hint="Train again on features of the published weights: tapfm embed",
+        )
+    encoder.to(device)
     labels: dict[str, Labels] = {
         target: [1] * count["positive"] + [0] * (count["labelled"] - count["positive"])
         for target, count in description["training_labels"].items()
@@ -152,10 +163,10 @@ def training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str, list[
 
 def refuse_other_base(run_folder: RunFolder, sha256: str, config: RunConfig) -> None:
     """Refuse weights that are not those the run began with, where the checkpoint holds only a part."""
-    began_with = run_folder.environments()[0]["weights"]["sha256"]
+    began_with = run_folder.environments()[0]["weights_sha256"]
     if config.adaptation.scope != "full" and sha256 != began_with:
         raise WeightsDigestError(
             f"The weights of {config.encoder.name} are not those that {run_folder.folder} began with: their SHA-256 is "
             f"{sha256}, it was {began_with}.",
-            hint="Put the file it began with back (environment.json names it).",
+            hint="Give the file it began with: encoder.weights in config.toml.",
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ from tapfm.app.curves import draw_curves
 from tapfm.app.devices import choose_device
 from tapfm.app.final_predictions import Remembered, predict_slides
 from tapfm.app.output_folder import locked, remove_unfinished
-from tapfm.app.progress import progress_bar
+from tapfm.app.progress import Counter
 from tapfm.app.run_data import RunData, read_data
 from tapfm.app.run_folder import RunFolder, environment_of, failures_table
 from tapfm.app.run_summary import write_summary
@@ -48,17 +47,19 @@ def train(config: RunConfig, folder: Path, *, resume: bool, workers: int, consol
     with locked(folder, "tapfm train"), StopRequests(console.print) as stop:
         remove_unfinished(folder, folder / "checkpoints")
         refuse_wrong_start(run_folder, config, data, resume=resume)
+        run_folder.last.parent.mkdir(exist_ok=True)
         device = choose_device(config.machine.device)
-        learner, provenance = build_learner(config, data, device)
+        learner, weights_sha256 = build_learner(config, data, device)
         run_folder.check_space(learner)
-        environment = environment_of(device, provenance)
+        environment = environment_of(device, weights_sha256)
         if run_folder.begun:
             run_folder.note_environment(environment)
         else:
             run_folder.begin(config, data, environment)
         say_what_begins(config, data, device, learner, console)
         progress = run_folder.load_progress(learner) or Progress()
-        progress.failed = dict(data.failed)  # those that failed later get another chance
+        if not progress.finished:
+            progress.failed = dict(data.failed)  # those that failed later get another chance
         if progress.step:
             console.print(f"Going on at epoch {progress.epoch + 1}, after {progress.step:,} steps.")
         training, validation, test = (labelled(data.of(split)) for split in (TRAIN, VALIDATION, TEST))
@@ -131,19 +132,17 @@ def conclude(
         if not wanted:
             continue
         remembered = Remembered(run_folder.folder / f".predictions-{split}.jsonl", digest)
-        with progress_bar(console) as bar:
-            task = bar.add_task(f"all tiles, {split}", total=len(wanted), speed="")
+        with Counter(console, f"all tiles, {split}", len(wanted)) as counter:
             predictions, failed = predict_slides(
                 learner,
                 make_bags(config, data, learner.model, workers),
                 wanted,
                 remembered,
-                said=partial(bar.advance, task),
+                said=counter.one_more,
                 asked_to_stop=stop.asked,
             )
         progress.failed |= failed
         write_predictions(run_folder.folder / f"predictions-{split}.csv", predictions)
-        remembered.forget()
         result[split] = scores(predictions, data.targets, config.selection.unit)
     write_atomically(run_folder.folder / "failures.csv", failures_table(progress))
     write_summary(run_folder, config, data, progress, result)

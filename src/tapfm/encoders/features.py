@@ -106,6 +106,34 @@ def known_attributes(tiles: TileSet) -> dict[str, Any]:
     return {name: value for name, value in trident_attributes(filled).items() if name not in unknown}
 
 
+class FeatureFacts(NamedTuple):
+    """What a file says of its features, without them."""
+
+    size: int
+    has_attention: bool
+    origin: Origin
+    encoder: str | None
+    weights_sha256: str | None
+    precision: str | None
+
+
+def look_at_features(path: Path) -> FeatureFacts:
+    """Read what a file says of its features; of HDF5 not the features themselves."""
+    stored = read_tensor(path) if path.suffix == ".pt" else read_hdf5(path, only_look=True)
+    if stored.features.ndim < 2 or not stored.features.shape[-2]:
+        raise FeatureStoreError(
+            f"{path} has no tiles: its features have the shape {stored.features.shape}.", hint=AGAIN
+        )
+    return FeatureFacts(
+        size=int(stored.features.shape[-1]),
+        has_attention=stored.attention is not None,
+        origin=stored.origin,
+        encoder=stored.said("extractor" if stored.origin == "STAMP" else "encoder"),
+        weights_sha256=stored.said("weights_sha256"),
+        precision=stored.said("precision"),
+    )
+
+
 def read_features(path: Path) -> FeatureSet:
     """Read a slide's file, ours or another tool's."""
     stored = read_tensor(path) if path.suffix == ".pt" else read_hdf5(path)
@@ -148,20 +176,25 @@ class Stored(NamedTuple):
         return self.origin != "STAMP" or self.said("unit") == "px"
 
 
-def read_hdf5(path: Path) -> Stored:
-    """Read an HDF5 file, and tell whose it is."""
+def read_hdf5(path: Path, *, only_look: bool = False) -> Stored:
+    """Read an HDF5 file, and tell whose it is; with `only_look` the arrays have their shapes and nothing in them."""
+
+    def array(dataset: h5py.Dataset) -> NDArray[Any]:
+        # one zero seen from everywhere takes no memory
+        return np.broadcast_to(np.zeros((), dataset.dtype), dataset.shape) if only_look else np.asarray(dataset)
+
     try:
         with h5py.File(path, "r") as file:
-            coords = np.asarray(file["coords"]) if "coords" in file else None
+            coords = array(file["coords"]) if "coords" in file else None
             if "features" in file:
-                features, attributes = np.asarray(file["features"]), dict(file["features"].attrs)
+                features, attributes = array(file["features"]), dict(file["features"].attrs)
                 if FINGERPRINT in attributes:
-                    attention = np.asarray(file["attention"]) if "attention" in file else None
+                    attention = array(file["attention"]) if "attention" in file else None
                     return Stored("tapfm", features, coords, attention, attributes)
                 described = attributes or (coords is not None and dict(file["coords"].attrs))
                 return Stored("TRIDENT" if described else "CLAM", features, coords, attributes=attributes)
             if "feats" in file:
-                return Stored("STAMP", np.asarray(file["feats"]), coords, attributes=dict(file.attrs))
+                return Stored("STAMP", array(file["feats"]), coords, attributes=dict(file.attrs))
             holds = ", ".join(file) or "nothing"
     except Exception as error:  # damage shows in many ways
         raise FeatureStoreError(f"{path} cannot be read as HDF5 ({error}).", hint=AGAIN) from error

@@ -63,6 +63,17 @@ def store_path(folder: Path, slide_id: str, layout: Layout) -> Path:
     return folder / "patches" / f"{slide_id}{SUFFIXES[layout]}"
 
 
+def find_tiles(folder: Path, slide_id: str) -> TileSet:
+    """Find a slide's tiles, in whichever layout; none at all are refused."""
+    path = next((path for layout in LAYOUTS if (path := store_path(folder, slide_id, layout)).exists()), None)
+    if path is None:
+        raise TileStoreError(f"There is no file of its tiles in {folder / 'patches'}.")
+    tiles = read_tiles(path)
+    if not len(tiles):
+        raise TileStoreError(f"{path} has no tiles.")
+    return tiles
+
+
 def write_tiles(folder: Path, tiles: TileSet, layout: Layout) -> Path:
     """Write a slide's file, whole or not at all."""
     path = store_path(folder, tiles.slide_id, layout)

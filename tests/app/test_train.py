@@ -1,0 +1,453 @@
+"""`tapfm train` as a lab types it: what it leaves behind, what it refuses, and that stopping it changes nothing."""
+
+import csv
+import json
+import re
+import shlex
+import shutil
+import signal
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+from cohort_files import rows_of
+from command_line import start, tapfm, tapfm_here, wait_for
+from PIL import Image
+from training_lab import SPLITS, make_lab, slide_id
+
+from tapfm.adaptation.checkpoint import load_checkpoint, read_description
+from tapfm.adaptation.trainer import TIMED, Interrupted
+from tapfm.app.config import load_config
+from tapfm.app.final_predictions import Remembered
+from tapfm.errors import CheckpointError
+from tapfm.evaluation.predictions import read_predictions, scores
+
+
+def history_of(run):
+    return [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+
+
+def untimed(run):
+    return [{name: value for name, value in row.items() if name not in TIMED} for row in history_of(run)]
+
+
+def weights_of(run):
+    tensors, _ = load_checkpoint(run / "checkpoints" / "last.safetensors")
+    return tensors
+
+
+def same_weights(a, b):
+    first, second = weights_of(a), weights_of(b)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture(scope="module")
+def first(train):
+    return train("first", "schedule.epochs=3")
+
+
+def test_the_folder_of_a_run_explains_itself(first, lab):
+    assert {path.name for path in first.iterdir() if not path.name.startswith(".")} == {
+        *("config.toml", "environment.json", "split.csv", "history.jsonl", "checkpoints", "tensorboard"),
+        *("predictions-val.csv", "predictions-test.csv", "failures.csv", "curves.png", "summary.md"),
+    }
+    assert load_config(first / "config.toml") == load_config(lab / "run.toml", ["schedule.epochs=3"])
+    environment = json.loads((first / "environment.json").read_text())
+    assert environment[0]["packages"]["torch"]
+    assert len(environment[0]["weights_sha256"]) == 64
+    assert [row["split"] for row in rows_of(first / "split.csv")] == SPLITS
+    assert rows_of(first / "failures.csv") == []
+    with Image.open(first / "curves.png") as picture:
+        assert picture.width > 1000
+
+
+def test_history_has_a_line_for_each_epoch_with_losses_aucs_rates_speed_and_memory(first):
+    history = history_of(first)
+    assert [row["epoch"] for row in history] == [1, 2, 3]
+    for row in history:
+        assert {"loss_agg", "loss_feature", "loss_attention", "train_auc", "val_auc", "val_loss"} <= row.keys()
+        assert {"encoder_lr", "aggregator_lr", "seconds", "tiles_per_second", "peak_memory_gib"} <= row.keys()
+        assert row["tiles"] == 16
+        assert row["seconds"] > 0
+    assert history[0]["encoder_lr"] == 1e-3 > history[1]["encoder_lr"]
+
+
+def test_the_best_epoch_is_kept_and_its_figures_are_on_all_tiles(first):
+    history = history_of(first)
+    scored = [row["val_macro_auc"] for row in history]
+    best = read_description(first / "checkpoints" / "best.safetensors")
+    assert best["epoch"] == scored.index(max(scored)) + 1
+    predictions = read_predictions(first / "predictions-test.csv")
+    assert [each.tiles for each in predictions] == [4] * 4
+    auc = scores(predictions, ["FGFR3"], "slide").auc["FGFR3"]
+    summary = (first / "summary.md").read_text()
+    assert f"| test | 4 | {auc:.3f} |" in summary
+    assert f"Epoch {best['epoch']} of 3 was kept" in summary
+
+
+def test_tensorboard_reads_the_events(first):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(first / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    assert {"loss/loss_agg", "val_auc/FGFR3", "encoder/encoder_lr"} <= set(tags)
+    assert [event.step for event in events.Scalars("loss/loss_agg")] == [1, 2, 3]
+    assert events.Scalars("loss/loss_agg")[2].value == pytest.approx(history_of(first)[2]["loss_agg"])
+
+
+def test_the_same_cohort_trained_twice_gives_the_same_history_and_weights(first, train):
+    again = train("again", "schedule.epochs=3")
+    assert untimed(again) == untimed(first)
+    assert same_weights(again, first)
+    assert (again / "predictions-test.csv").read_bytes() == (first / "predictions-test.csv").read_bytes()
+
+
+def test_a_final_figure_is_on_all_tiles_however_few_are_drawn(train):
+    few = train("few", "adaptation.tiles_per_slide=2", "selection.validation_tiles=1")
+    assert history_of(few)[0]["tiles"] == 8
+    assert {each.tiles for each in read_predictions(few / "predictions-val.csv")} == {4}
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(lab, tmp_path):
+    """Killed three times at random steps, by the signal that no program hears."""
+    settings = ["--set", "schedule.epochs=3", "--set", "machine.save_minutes=1e-9", "--set", "adaptation.chunk=2"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert tapfm("train", lab / "run.toml", "--out", whole, *settings).returncode == 0
+    last = killed / "checkpoints" / "last.safetensors"
+
+    def step():
+        try:
+            return read_description(last)["progress"]["step"]
+        except CheckpointError:
+            return -1
+
+    rng = np.random.default_rng(0)
+    deadly = np.cumsum(rng.integers(1, 4, 3)).tolist()
+    for number in deadly:
+        process = start("train", lab / "run.toml", "--out", killed, *settings, "--resume")
+        wait_for(lambda number=number: step() >= number, process)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert 0 < read_description(last)["progress"]["step"] < 12
+    result = tapfm("train", lab / "run.toml", "--out", killed, *settings, "--resume")
+    assert result.returncode == 0, result.stderr
+    assert "Going on at epoch" in result.stderr
+    assert same_weights(whole, killed)
+    assert untimed(whole) == untimed(killed)
+    assert len(json.loads((killed / "environment.json").read_text())) == 4
+    assert not list(killed.rglob("*.unfinished"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_says_how_to_go_on(lab, tmp_path, number, code):
+    out = tmp_path / "run"
+    settings = ["--set", "schedule.epochs=100", "--set", "machine.save_minutes=1e-9"]
+    process = start("train", lab / "run.toml", "--out", out, *settings)
+    wait_for((out / "checkpoints" / "last.safetensors").exists, process)
+    process.send_signal(number)
+    _, said = process.communicate()
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    (command,) = re.findall(r"To go on: (tapfm train .*)", said)
+    step = read_description(out / "checkpoints" / "last.safetensors")["progress"]["step"]
+    assert step > 0
+    settings = ["--set", "schedule.epochs=100"]
+    process = start(*shlex.split(command)[1:])
+    wait_for(lambda: read_description(out / "checkpoints" / "last.safetensors")["progress"]["step"] > step, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_run_is_not_written_over_and_a_finished_one_is_not_trained_again(first, lab):
+    before = (first / "checkpoints" / "last.safetensors").read_bytes()
+    result = tapfm_here("train", lab / "run.toml", "--out", first, "--set", "schedule.epochs=3")
+    assert result.returncode == 2
+    assert "holds a finished run" in result.said
+    assert "--resume" in result.said
+    result = tapfm_here("train", first / "config.toml", "--out", first, "--resume")
+    assert result.returncode == 0
+    assert "Kept: epoch" in result.said
+    assert (first / "checkpoints" / "last.safetensors").read_bytes() == before
+
+
+def test_other_files_are_not_mixed_with_a_run(lab, tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    result = tapfm_here("train", lab / "run.toml", "--out", tmp_path)
+    assert result.returncode == 2
+    assert "thesis.tex" in result.said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["adaptation.lambda=0.5"], "adaptation.lambda was 1.0, is 0.5"),
+        (["schedule.epochs=9", "seed=3"], "seed was 0, is 3"),
+        (['task.targets=["TP53"]'], "task.targets was ['FGFR3'], is ['TP53']"),
+        (["adaptation.scope=lora:2"], "adaptation.scope was 'full', is 'lora:2'"),
+    ],
+)
+def test_resuming_with_another_configuration_is_refused_with_the_difference(first, lab, changes, said):
+    options = [part for change in ["schedule.epochs=3", *changes] for part in ("--set", change)]
+    result = tapfm_here("train", lab / "run.toml", "--out", first, "--resume", *options)
+    assert result.returncode == 2
+    assert said in result.said
+    assert "adaptation.tau" not in result.said
+
+
+def test_what_the_machine_does_may_change(first, lab):
+    options = ["--set", "schedule.epochs=3", "--workers", 1, "--allow-failures", 4]
+    assert tapfm_here("train", lab / "run.toml", "--out", first, "--resume", *options).returncode == 0
+
+
+@pytest.fixture
+def own_lab(lab, tmp_path):
+    """A copy of the lab whose files may be changed, and a run in it."""
+    for path in lab.iterdir():
+        if path.name != "runs":
+            (shutil.copytree if path.is_dir() else shutil.copy2)(path, tmp_path / path.name)
+    return tmp_path
+
+
+def edit(table, change):
+    rows = rows_of(table)
+    change(rows)
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def train_in(folder, *options, out="run"):
+    return tapfm_here("train", folder / "run.toml", "--out", folder / out, *options)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows[5].update(FGFR3="0"), "case-05: FGFR3 was '1', is '0'"),
+        (lambda rows: rows.pop(7), "1 slides are gone: case-07"),
+        (lambda rows: rows[7].update(split="val"), "case-07: split was 'test', is 'val'"),
+        (lambda rows: rows[0].update(patient_id="Roe"), "case-00: patient_id was 'Doe0', is 'Roe'"),
+    ],
+)
+def test_resuming_with_another_cohort_is_refused_with_the_difference(own_lab, change, said):
+    assert train_in(own_lab).returncode == 0
+    edit(own_lab / "cohort.csv", change)
+    result = train_in(own_lab, "--resume")
+    assert result.returncode == 2
+    assert said in result.said
+
+
+def test_resuming_with_other_tiles_is_refused(own_lab):
+    import h5py
+
+    assert train_in(own_lab).returncode == 0
+    with h5py.File(own_lab / "tiles" / "patches" / "case-03_patches.h5", "r+") as file:
+        file["coords"].attrs["tapfm_fingerprint"] = "others"
+    result = train_in(own_lab, "--resume")
+    assert result.returncode == 2
+    assert "case-03: its tiles are others" in result.said
+
+
+def test_a_moved_lab_goes_on(own_lab, tmp_path_factory):
+    assert train_in(own_lab).returncode == 0
+    moved = tmp_path_factory.mktemp("moved") / "lab"
+    shutil.move(own_lab, moved)
+    result = train_in(moved, "--resume")
+    assert result.returncode == 0, result.said
+
+
+def test_a_folder_in_use_is_locked(lab, tmp_path):
+    process = start("train", lab / "run.toml", "--out", tmp_path / "run", "--set", "schedule.epochs=100")
+    wait_for((tmp_path / "run" / "config.toml").exists, process)
+    result = tapfm("train", lab / "run.toml", "--out", tmp_path / "run", "--resume")
+    process.kill()
+    process.communicate()
+    assert result.returncode == 2
+    assert "Another tapfm train is at work" in result.stderr
+
+
+def test_a_slide_that_cannot_be_read_stops_the_run_or_is_left_out(own_lab):
+    (own_lab / "2.svs").write_bytes(b"no slide")
+    result = train_in(own_lab)
+    assert result.returncode == 3
+    assert "case-02" in result.said
+    assert "--allow-failures 1" in result.said
+    (row,) = rows_of(own_lab / "run" / "failures.csv")
+    assert (row["slide_id"], row["what"]) == ("case-02", "failed")
+    result = train_in(own_lab, "--resume", "--allow-failures", 1)
+    assert result.returncode == 0, result.said
+    assert "1 slides failed" in result.said
+    assert train_in(own_lab, "--resume", "--allow-failures", 1).returncode == 0
+    assert "case-02" in (own_lab / "run" / "failures.csv").read_text(), "also when it is only looked at again"
+    assert history_of(own_lab / "run")[0]["slides"] == 3
+    assert "case-02 failed" in (own_lab / "run" / "summary.md").read_text()
+
+
+def test_a_test_slide_that_cannot_be_read_counts_too(own_lab):
+    (own_lab / "9.svs").write_bytes(b"no slide")
+    assert train_in(own_lab).returncode == 3
+    assert [row["slide_id"] for row in rows_of(own_lab / "run" / "failures.csv")] == ["case-09"]
+    assert len(read_predictions(own_lab / "run" / "predictions-test.csv")) == 3
+
+
+def test_slides_without_tiles_are_told_before_anything_begins(own_lab):
+    (own_lab / "tiles" / "patches" / "case-01_patches.h5").unlink()
+    result = train_in(own_lab)
+    assert result.returncode == 2
+    assert "1 of 10 slides have no tiles" in result.said
+    assert "tapfm tile" in result.said
+    assert not (own_lab / "run").exists()
+    result = train_in(own_lab, "--allow-failures", 1)
+    assert result.returncode == 0, result.said
+    assert "case-01" in (own_lab / "run" / "failures.csv").read_text()
+    shutil.rmtree(own_lab / "tiles")
+    result = train_in(own_lab, out="other")
+    assert result.returncode == 2
+    assert f"tapfm tile {own_lab / 'cohort.csv'} --out {own_lab / 'tiles'}" in result.said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows[9].update(split="train"), "Doe8: train has case-09; test has case-08"),
+        (lambda rows: [row.update(FGFR3="0") for row in rows[:4]], "FGFR3: 0 positive and 4 negative slides"),
+        (lambda rows: rows[1].update(FGFR3="mutated"), "FGFR3 has 'mutated' (case-01)"),
+        (lambda rows: [row.update(split="") for row in rows], "tapfm split"),
+        (lambda rows: rows[1].update(path="absent.svs"), "absent.svs"),
+    ],
+    ids=["leak", "one class", "words", "no split", "no file"],
+)
+def test_a_cohort_that_cannot_be_trained_on_is_refused(own_lab, change, said):
+    edit(own_lab / "cohort.csv", change)
+    result = train_in(own_lab)
+    assert result.returncode == 2
+    assert said in result.said
+    assert not (own_lab / "run").exists()
+
+
+def test_slides_without_a_label_are_not_used_and_that_is_said(train, lab):
+    result = tapfm_here("train", lab / "run.toml", "--out", lab / "runs" / "tp53", "--set", 'task.targets=["TP53"]')
+    assert result.returncode == 0, result.said
+    assert "2 slides have no label of these targets" in result.said
+    assert len(rows_of(lab / "runs" / "tp53" / "split.csv")) == 8
+    assert train is not None
+
+
+def test_several_targets_with_missing_labels(lab):
+    out = lab / "runs" / "both"
+    result = tapfm_here("train", lab / "run.toml", "--out", out, "--set", 'task.targets=["FGFR3", "TP53"]')
+    assert result.returncode == 0, result.said
+    (row,) = history_of(out)
+    assert row["val_undefined"] == {"TP53": "no positive slide among 2"}
+    assert row["val_macro_auc"] == row["val_auc"]["FGFR3"]
+    assert "mean AUC" in (out / "summary.md").read_text()
+
+
+def test_patients_are_the_unit_when_asked_for(lab):
+    out = lab / "runs" / "patients"
+    assert tapfm_here("train", lab / "run.toml", "--out", out, "--unit", "patient").returncode == 0
+    assert "| test | 3 |" in (out / "summary.md").read_text()
+    assert len(read_predictions(out / "predictions-test.csv")) == 4
+
+
+def test_the_reference_recipe_and_every_way_of_the_step_train(lab, train):
+    run = train("reference", 'recipe="reference"', "adaptation.beta=0.1", "adaptation.bag_gradient=after")
+    tables = tomllib.loads((run / "config.toml").read_text())
+    assert tables["adaptation"]["tau"] == 0.1
+    assert tables["head"]["layer_norm"]
+    assert np.isfinite(history_of(run)[0]["loss_agg"])
+    assert (lab / "runs" / "reference" / "checkpoints" / "best.safetensors").exists()
+
+
+def test_finetune_has_no_attention_loss(train):
+    (row,) = history_of(train("finetune", 'adaptation.method="finetune"', "schedule.epochs=1"))
+    assert row["norm_g_r"] == 0.0
+    assert row["norm_encoder"] > 0
+
+
+def test_a_diverged_run_stops_and_leaves_the_last_good_checkpoint(lab):
+    out = lab / "runs" / "diverged"
+    changes = ["optimiser.encoder_lr=1e30", "schedule.epochs=9", "machine.save_minutes=1e-9"]
+    options = [part for change in changes for part in ("--set", change)]
+    result = tapfm_here("train", lab / "run.toml", "--out", out, *options)
+    assert result.returncode == 1, result.said
+    assert "is not finite" in result.said
+    assert "Lower the learning rates" in result.said
+
+
+def test_a_disk_without_room_is_told_before_training(lab, monkeypatch, tmp_path):
+    full = type("Usage", (), {"free": 10**6})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    result = tapfm_here("train", lab / "run.toml", "--out", tmp_path / "run")
+    assert result.returncode == 1
+    assert "The checkpoints of this run" in result.said
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_features_of_others_do_for_aggregators_without_attention(own_lab):
+    import h5py
+
+    rng = np.random.default_rng(0)
+    (own_lab / "theirs").mkdir()
+    for i in range(len(SPLITS)):
+        with h5py.File(own_lab / "theirs" / f"{slide_id(i)}.h5", "w") as file:
+            file["features"] = rng.normal(size=(5, 12)).astype(np.float32)
+            file["coords"] = rng.integers(0, 9, (5, 2))
+    fixed = ["--set", "adaptation.method=fixed", "--set", f"tiles.features={own_lab / 'theirs'}"]
+    result = train_in(own_lab, *fixed)
+    assert result.returncode == 0, result.said
+    result = train_in(own_lab, *fixed, "--set", "aggregator.name=cls-attention", out="other")
+    assert result.returncode == 2
+    assert "has no attention" in result.said
+
+
+def test_features_of_two_encoders_are_not_mixed(own_lab):
+    import h5py
+
+    with h5py.File(own_lab / "features" / "case-03.h5", "r+") as file:
+        file["features"].attrs["weights_sha256"] = "0" * 64
+    result = train_in(own_lab, "--set", "adaptation.method=fixed")
+    assert result.returncode == 2
+    assert "not all made by the same encoder" in result.said
+    result = train_in(own_lab, "--set", "adaptation.method=fixed", "--set", "encoder.name=uni")
+    assert result.returncode == 2
+
+
+def test_final_predictions_that_are_done_are_remembered(tmp_path):
+    from tapfm.adaptation.trainer import LabelledSlide, prediction_of
+
+    slide = LabelledSlide("a", "p", {"T": 1}, "test")
+    remembered = Remembered(tmp_path / "x.jsonl", "model 1")
+    remembered.add(prediction_of(slide, ["T"], [0.1 + 0.2], 7, 1))
+    with (tmp_path / "x.jsonl").open("a") as file:
+        file.write('\n["model 1", "b", [0.')  # cut off
+    remembered.add(prediction_of(LabelledSlide("c", "p", {"T": 1}, "test"), ["T"], [1.0], 3))
+    assert remembered.read() == {"a": ([0.1 + 0.2], 7, 1), "c": ([1.0], 3, 0)}
+    assert Remembered(tmp_path / "x.jsonl", "model 2").read() == {}
+
+
+def test_stopped_in_the_final_predictions_it_goes_on_there(own_lab, monkeypatch):
+    from tapfm.app import final_predictions
+
+    added = []
+    add = Remembered.add
+
+    def add_and_stop(self, prediction):
+        add(self, prediction)
+        added.append(prediction.slide_id)
+        if len(added) == 4:
+            raise Interrupted(15)
+
+    monkeypatch.setattr(final_predictions.Remembered, "add", add_and_stop)
+    assert train_in(own_lab).returncode == 143
+    assert train_in(own_lab, "--resume").returncode == 0
+    assert added == [slide_id(i) for i in range(4, 10)], "none of them twice"
+    assert train_in(own_lab, "--resume").returncode == 0
+    assert len(added) == 6, "nor when all is done"
+
+
+def test_a_lab_is_small_enough_to_read(tmp_path):
+    assert len(list(make_lab(tmp_path).glob("*.svs"))) == len(SPLITS)

@@ -1,0 +1,88 @@
+"""A folder as a user has it before training: slides, a table, tiles, features and RUN.toml; all of it small."""
+
+import numpy as np
+import pytest
+import torch
+from command_line import tapfm_here
+from slide_files import section, write_slide
+
+from tapfm.tiles.store import TileSet, write_tiles
+
+SPLITS = ["train"] * 4 + ["val"] * 2 + ["test"] * 4
+POSITIONS = np.array([[0, 0], [224, 0], [0, 224], [224, 224]])
+CONFIGURATION = """
+[cohort]
+table = "cohort.csv"
+[tiles]
+folder = "tiles"
+features = "features"
+[encoder]
+name = "tapfm-pocket"
+[task]
+targets = ["FGFR3"]
+[adaptation]
+tiles_per_slide = 4
+[schedule]
+epochs = 1
+[optimiser]
+encoder_lr = 1e-3
+aggregator_lr = 1e-2
+[selection]
+validation_tiles = 4
+[machine]
+workers = 0
+device = "cpu"
+"""
+
+
+def slide_id(number):
+    return f"case-{number:02}"
+
+
+def tile_set(number):
+    return TileSet(slide_id(number), POSITIONS, 224, 224, 0.5, 0.5, 0, (448, 448), fingerprint="tiles", summary={})
+
+
+def make_lab(folder):
+    """Slides of four tiles; the last two are of one patient, and two have no label of TP53."""
+    lines = ["slide_id,path,patient_id,split,FGFR3,TP53"]
+    for i, split in enumerate(SPLITS):
+        write_slide(folder / f"{i}.svs", section(448, 448, seed=i, tissue=(0, 0, 1, 1)), tile_px=224, downsamples=(1,))
+        write_tiles(folder / "tiles", tile_set(i), "trident")
+        lines.append(f"{slide_id(i)},{i}.svs,Doe{min(i, 8)},{split},{i % 2},{'' if i in (2, 8) else i // 2 % 2}")
+    (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
+    (folder / "run.toml").write_text(CONFIGURATION)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Of so small an encoder, threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory, one_thread):  # noqa: ARG001 - for the whole module
+    folder = make_lab(tmp_path_factory.mktemp("lab"))
+    embedded = tapfm_here(
+        *("embed", folder / "cohort.csv", "--encoder", "tapfm-pocket", "--device", "cpu"),
+        *("--tiles", folder / "tiles", "--out", folder / "features", "--workers", 0),
+    )
+    assert embedded.returncode == 0, embedded.said
+    return folder
+
+
+@pytest.fixture(scope="module")
+def train(lab):
+    """Train with some settings changed; gives the folder of the run."""
+
+    def run(name, *changes):
+        options = [part for change in changes for part in ("--set", change)]
+        result = tapfm_here("train", lab / "run.toml", "--out", lab / "runs" / name, *options)
+        assert result.returncode in (0, 130), result.said
+        return lab / "runs" / name
+
+    return run
