@@ -29,6 +29,7 @@ lint: $(READY)  ## check style
 typecheck: $(READY)  ## check types
 	$(BIN)/mypy
 
-bench: $(READY)  ## measure reading and the adaptation step side by side on this machine
+bench: $(READY)  ## measure reading, the adaptation step and feeding it side by side on this machine
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/adaptation_step.py
+	$(BIN)/python benchmarks/feeding.py --encoder tapfm-pocket --tiles 40 --workers 0 1 2

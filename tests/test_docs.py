@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from cohort_files import rows_of
 from command_line import PROGRAM, tapfm
 from safetensors.torch import save_file
 from slide_files import section, write_slide
+from training_lab import make_lab
 
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card, encoder_cards
@@ -56,23 +58,59 @@ def painted(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def lab(tmp_path, painted):
-    """Make a folder with what the docs speak of: slides, a table, a corrected outline, a painted cohort."""
-    shutil.copytree(painted, tmp_path / "painted")
-    (tmp_path / "slides").mkdir()
-    (tmp_path / "edited").mkdir()
-    for name, mpp in (("case-17", 0.25), ("case-18", 0.5)):
-        write_slide(tmp_path / "slides" / f"{name}.svs", section(1200, 1200), mpp=mpp)
-    (tmp_path / "cohort.csv").write_text("slide_id,path\ncase-17,slides/case-17.svs\ncase-18,slides/case-18.svs\n")
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, painted, one_thread):  # noqa: ARG001 - for the whole module
+    """What the docs speak of: slides, tables, a corrected outline, a painted cohort, tiles, features and a run."""
+    folder = tmp_path_factory.mktemp("lab")
+    shutil.copytree(painted, folder / "painted")
+    make_lab(folder / "small")
+    shutil.move(folder / "small" / "tiles", folder / "tiles")
+    rows = rows_of(folder / "small" / "cohort.csv")
+    lines = [f"{row['slide_id']},small/{row['path']},{row['patient_id']},{row['split']},{row['FGFR3']}" for row in rows]
+    (folder / "split.csv").write_text("\n".join(["slide_id,path,patient_id,split,FGFR3", *lines]) + "\n")
+    (folder / "slides").mkdir()
+    (folder / "edited").mkdir()
+    lines = ["slide_id,path,FGFR3"]
+    for number in range(12, 20):
+        # the pages look at case-17, so it is a larger one
+        side_px, mpp = (1200, 0.25) if number == 17 else (600, 0.5)
+        write_slide(folder / "slides" / f"case-{number}.svs", section(side_px, side_px, seed=number), mpp=mpp)
+        lines.append(f"case-{number},slides/case-{number}.svs,{number % 2}")
+    (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
     outline = [[0, 0], [900, 0], [900, 900], [0, 900], [0, 0]]
-    (tmp_path / "edited" / "case-17.geojson").write_text(f'{{"type": "Polygon", "coordinates": [{outline}]}}')
-    return tmp_path
+    (folder / "edited" / "case-17.geojson").write_text(f'{{"type": "Polygon", "coordinates": [{outline}]}}')
+    arguments = ("--cohort", folder / "split.csv", "--tiles", folder / "tiles", "--encoder", "tapfm-pocket")
+    assert tapfm("config", *arguments, "--out", folder / "run.toml").returncode == 0
+    text = (folder / "run.toml").read_text()
+    shorter = re.sub(r"# epochs = 20 ", "epochs = 1 ", text)
+    assert shorter != text
+    (folder / "run.toml").write_text(shorter)
+    assert tapfm("train", folder / "run.toml", "--out", folder / "runs" / "first").returncode == 0
+    embed = ("embed", folder / "split.csv", "--encoder", "tapfm-pocket", "--tiles", folder / "tiles")
+    assert tapfm(*embed, "--out", folder / "features").returncode == 0
+    return folder
+
+
+@pytest.fixture
+def lab(tmp_path, prepared):
+    return shutil.copytree(prepared, tmp_path / "lab")
+
+
+def without_its_result(command, folder):
+    """Remove what the command is to write, unless it goes on with it."""
+    words = shlex.split(command)
+    if "--out" in words and "--resume" not in words:
+        out = folder / words[words.index("--out") + 1]
+        if out.is_dir():
+            shutil.rmtree(out)
+        out.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_of_the_docs_runs(command, lab):
-    environment = os.environ | {"HF_HOME": str(lab), "TAPFM_CACHE": str(lab)}
+    without_its_result(command, lab)
+    # of so small an encoder, threads only wait for each other
+    environment = os.environ | {"HF_HOME": str(lab), "TAPFM_CACHE": str(lab), "OMP_NUM_THREADS": "1"}
     program = [*PROGRAM, *shlex.split(command)[1:], *(FEWER if command.startswith("tapfm synth") else ())]
     result = subprocess.run(program, cwd=lab, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -94,8 +132,29 @@ def test_the_example_of_asking_the_truth_runs_as_printed(lab, monkeypatch, capsy
     assert re.fullmatch(r"\d+ of \d+ tiles carry the signal\n", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/train-a-model.md"])
+def test_the_examples_of_training_run_as_printed(lab, monkeypatch, capsys, page):
+    monkeypatch.chdir(lab)
+    (example,) = blocks(ROOT / page, "python")
+    if page == "README.md":
+        for name in ("split.csv", "tiles", "runs"):
+            without_its_result(f"--out {name}", lab)
+        assert len([line for line in example.splitlines() if line]) == 9
+    exec(compile(example, page, "exec"), {})
+    assert re.fullmatch(r"[12] \{'FGFR3': [\d.]+\}\n", capsys.readouterr().out)
+    assert (lab / "runs").is_dir()
+
+
+def test_the_refusal_that_the_docs_show_is_the_one_that_comes(lab):
+    changes = ("--set", "adaptation.lamda=1", "--set", "schedule.epochs=ten")
+    said = tapfm("config", lab / "run.toml", *changes).stderr
+    page = (ROOT / "docs" / "train-a-model.md").read_text()
+    for line in said.splitlines()[1:3]:
+        assert f"    {line}" in page, said
+
+
 def test_the_docs_name_commands_and_targets():
-    assert "tapfm encoders uni" in COMMANDS
+    assert "tapfm train run.toml --out runs/first" in COMMANDS
     assert {"setup", "test", "lint", "typecheck", "bench", "help"} == set(TARGETS)
 
 

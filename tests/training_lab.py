@@ -45,6 +45,7 @@ def tile_set(number):
 
 def make_lab(folder):
     """Slides of four tiles; the last two are of one patient, and two have no label of TP53."""
+    folder.mkdir(exist_ok=True)
     lines = ["slide_id,path,patient_id,split,FGFR3,TP53"]
     for i, split in enumerate(SPLITS):
         write_slide(folder / f"{i}.svs", section(448, 448, seed=i, tissue=(0, 0, 1, 1)), tile_px=224, downsamples=(1,))
