@@ -144,3 +144,14 @@ def write_scn(path, areas, canvas_px, *, mpp=0.5, objective=20):
                 metadata=None,
             )
     return path
+
+
+def damage(path, blocks):
+    """Lose some JPEG blocks of level 0, by their number."""
+    with tifffile.TiffFile(path) as file:
+        offsets = file.pages[0].dataoffsets
+    data = bytearray(path.read_bytes())
+    for block in blocks:
+        data[offsets[block] : offsets[block] + 64] = bytes(64)
+    path.write_bytes(data)
+    return path

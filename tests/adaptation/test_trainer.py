@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from slide_files import damage
 from training_slides import NO_AUGMENTATION, Memory, labelled, make_bags, make_learner, run, write_slides
 
 from tapfm.adaptation.bags import FeatureBags, Visit
@@ -272,22 +273,10 @@ def test_a_failed_slide_leaves_the_others_gradients_to_be_applied(tmp_path):
     assert learner.slides_waiting == 0
 
 
-def damage(path, first_tile):
-    """Overwrite one JPEG block of the slide, which the tiles on it lose."""
-    import tifffile
-
-    with tifffile.TiffFile(path) as file:
-        page = file.pages[0]
-        start, length = page.dataoffsets[first_tile], page.databytecounts[first_tile]
-    data = bytearray(path.read_bytes())
-    data[start : start + length] = b"\0" * length
-    path.write_bytes(bytes(data))
-
-
 def test_tiles_that_cannot_be_decoded_are_skipped_counted_and_above_5_percent_fail_the_slide(tmp_path):
     slides = write_slides(tmp_path, 3)
-    damage(tmp_path / "s01.svs", 15)  # the corner: one tile of 25 is 4%
-    damage(tmp_path / "s02.svs", 0)  # two by two tiles: 16%
+    damage(tmp_path / "s01.svs", [15])  # the corner: one tile of 25 is 4%
+    damage(tmp_path / "s02.svs", [0])  # two by two tiles: 16%
     memory = Memory()
     progress = run(
         make_learner(), slides, training=labelled(slides), tiles_per_slide=None, allow_failures=1, memory=memory

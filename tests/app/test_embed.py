@@ -12,12 +12,11 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
-import tifffile
 import torch
 from cohort_files import rows_of
 from command_line import start, wait_for
 from rich.console import Console
-from slide_files import section, write_slide
+from slide_files import damage, section, write_slide
 
 from tapfm.app.cli import main
 from tapfm.app.devices import choose_device, choose_precision
@@ -92,15 +91,6 @@ def lab(tmp_path, painted):
         return tmp_path / "cohort.csv", tmp_path / "tiles", tmp_path / "features"
 
     return make
-
-
-def damage(path, blocks):
-    with tifffile.TiffFile(path) as file:
-        offsets = file.pages[0].dataoffsets
-    data = bytearray(path.read_bytes())
-    for block in blocks:
-        data[offsets[block] : offsets[block] + 64] = bytes(64)
-    path.write_bytes(data)
 
 
 def feature_files(out):

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from slide_files import section, write_slide
+from slide_files import damage, section, write_slide
 
 from tapfm.slides.opening import open_slide
 from tapfm.tiles.reading import TileRequest
@@ -82,23 +82,13 @@ def test_a_slide_that_cannot_be_opened_costs_its_own_tiles_only(folder, tmp_path
         assert read.reasons[0]
 
 
-def damage_one_block(path, block):
-    import tifffile
-
-    with tifffile.TiffFile(path) as file:
-        offset, length = (values[block] for values in (file.pages[0].dataoffsets, file.pages[0].databytecounts))
-    data = bytearray(path.read_bytes())
-    data[offset : offset + length] = bytes(length)
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_tiles_on_a_damaged_block_are_skipped_and_the_others_move_up(tmp_path, workers):
     path = write_slide(tmp_path / "s.svs", section(640, 640), downsamples=(1,))
     whole = [(x, y) for y in range(0, 640, 64) for x in range(0, 640, 64)]
     request = TileRequest("s", path, np.array(whole), 64, 64)
     (before,) = read_all([request], 0)
-    damage_one_block(path, 4)  # x and y from 256 to 512: 16 tiles
+    damage(path, [4])  # x and y from 256 to 512: 16 tiles
     (read,) = read_all([request], workers)
     lost = [i for i, (x, y) in enumerate(whole) if 256 <= x < 512 and 256 <= y < 512]
     assert len(lost) == 16

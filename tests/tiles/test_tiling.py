@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
-from slide_files import EOSIN, GLASS, REAL, needs_real_slides, section, write_scn, write_slide
+from slide_files import EOSIN, GLASS, REAL, damage, needs_real_slides, section, write_scn, write_slide
 
 from tapfm.errors import ScaleError, TileReadError
 from tapfm.slides.opening import open_slide
@@ -161,16 +161,6 @@ def test_tiles_that_are_all_tissue_are_kept_at_a_min_tissue_of_1(tmp_path, mpp):
     assert len(result.kept) == len(result.positions) > 8
 
 
-def damaged(path, tiles):
-    with tifffile.TiffFile(path) as file:
-        offsets = file.pages[0].dataoffsets
-    data = bytearray(path.read_bytes())
-    for tile in tiles:
-        data[offsets[tile] : offsets[tile] + 64] = bytes(64)
-    path.write_bytes(data)
-    return path
-
-
 def slide_for_damage(tmp_path):
     # tissue is found on level 1; sharpness is judged from level 0, whose tiles here are those of the grid
     pixels = section(2240, 2240, tissue=(0, 0, 1, 1))
@@ -178,7 +168,7 @@ def slide_for_damage(tmp_path):
 
 
 def test_a_few_unreadable_tiles_are_left_out_and_counted(tmp_path):
-    _, result = tiled(damaged(slide_for_damage(tmp_path), [5, 17, 99]))
+    _, result = tiled(damage(slide_for_damage(tmp_path), [5, 17, 99]))
     assert result.counts[Verdict.UNREADABLE] == 3
     assert result.counts[Verdict.KEPT] == 97
     assert result.positions[result.verdicts == Verdict.UNREADABLE].tolist() == [[1120, 0], [1568, 224], [2016, 2016]]
@@ -186,7 +176,7 @@ def test_a_few_unreadable_tiles_are_left_out_and_counted(tmp_path):
 
 def test_many_unreadable_tiles_fail_the_slide(tmp_path):
     with pytest.raises(TileReadError, match=r"s\.svs: 6 of 100 tiles cannot be decoded"):
-        tiled(damaged(slide_for_damage(tmp_path), range(0, 60, 10)))
+        tiled(damage(slide_for_damage(tmp_path), range(0, 60, 10)))
 
 
 @pytest.mark.parametrize("spec", [TileSpec(), TileSpec(drop_blur=False)])
@@ -194,7 +184,7 @@ def test_damage_in_level_0_is_found_though_tissue_and_focus_are_judged_on_level_
     pixels = section(2240, 2240, tissue=(0, 0, 1, 1))
     path = write_slide(tmp_path / "s.svs", pixels, tile_px=224, downsamples=(1, 4))
     with pytest.raises(TileReadError, match=r"100 of 100 tiles cannot be decoded"):
-        tiled(damaged(path, range(100)), spec)
+        tiled(damage(path, range(100)), spec)
 
 
 def test_damage_that_only_openslide_sees_is_found(tmp_path):
@@ -215,7 +205,7 @@ def test_what_is_unreadable_is_counted_over_what_was_looked_at(tmp_path):
     pixels = section(2240, 2240, tissue=(0, 0, 1, 1), nuclei_per_mpx=2000)
     pixels[:, 224:] = cv2.GaussianBlur(pixels, (0, 0), 10)[:, 224:]
     path = write_slide(tmp_path / "s.svs", pixels, tile_px=224, downsamples=(1, 16))
-    _, result = tiled(damaged(path, [0, 10]))  # 2 of 100, though of 10 that are sharp
+    _, result = tiled(damage(path, [0, 10]))  # 2 of 100, though of 10 that are sharp
     assert result.counts[Verdict.UNREADABLE] == 2
     assert result.counts[Verdict.KEPT] == 8
 
