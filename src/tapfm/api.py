@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tapfm.adaptation.trainer import Interrupted
 from tapfm.app import embed_slides, export_model, split_cohort, tile_slides, train_model
 from tapfm.app.config import RunConfig, load_config, merge, resolve, resolve_paths
 from tapfm.app.devices import choose_device, choose_precision
@@ -118,10 +119,13 @@ def configure(*files: Where, **settings: Any) -> RunConfig:
 
 
 def train(config: RunConfig, out: Where, *, resume: bool = False) -> RunResult:
-    """Train, as `tapfm train`."""
+    """Train, as `tapfm train`; Ctrl-C saves first."""
     workers = config.machine.workers
     readers = available_cores() if workers == "auto" else workers
-    return train_model.train(config, Path(out), resume=resume, workers=readers, console=messages())
+    try:
+        return train_model.train(config, Path(out), resume=resume, workers=readers, console=messages())
+    except Interrupted as stopped:
+        raise KeyboardInterrupt from stopped
 
 
 def export(

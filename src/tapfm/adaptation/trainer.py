@@ -225,7 +225,7 @@ class Run:
             raise SlidesFailedError(
                 f"{count} slide{'s' if count > 1 else ''} failed, and {self.plan.allow_failures or 'none'} may: "
                 + "; ".join(f"{slide_id}: {why}" for slide_id, why in list(self.progress.failed.items())[:5]),
-                hint=f"Mend or leave them out; or go on without them: --resume --allow-failures {count}",
+                hint=f"Mend or leave them out; or let {count} fail.",
             )
 
     def look_at_validation(self) -> list[Prediction]:

@@ -25,7 +25,7 @@ from tapfm.app.run_summary import write_summary
 from tapfm.app.stopping import StopRequests
 from tapfm.app.watching import TrainingWatcher
 from tapfm.cohort.splits import TEST, TRAIN, VALIDATION
-from tapfm.errors import RunError
+from tapfm.errors import RunError, SlidesFailedError
 from tapfm.evaluation.predictions import Scores, scores, write_predictions
 from tapfm.storage import sha256_of, write_atomically
 
@@ -41,7 +41,10 @@ class RunResult:
 
 
 def train(config: RunConfig, folder: Path, *, resume: bool, workers: int, console: Console) -> RunResult:
-    """Train, or go on where the run in the folder is; then predict validation and test slides on all tiles."""
+    """Train, or go on where the run in the folder is; then predict validation and test slides on all tiles.
+
+    Raises `Interrupted` when a signal asked it to stop; the run is saved then.
+    """
     data = read_data(config)
     run_folder = RunFolder(folder)
     with locked(folder, "tapfm train"), StopRequests(console.print) as stop:
@@ -81,10 +84,14 @@ def train(config: RunConfig, folder: Path, *, resume: bool, workers: int, consol
             say_what_was_kept(progress, config, console)
             held_out = {VALIDATION: validation, TEST: test}
             return conclude(config, data, learner, run_folder, progress, held_out, workers, stop, console)
-        except Interrupted as interrupted:
+        except SlidesFailedError as error:
+            write_atomically(folder / "failures.csv", failures_table(progress))
+            go_on = f"{resume_command(folder)} --allow-failures {len(progress.failed)}"
+            raise SlidesFailedError(error.message, hint=f"Mend them, or go on without them: {go_on}") from error
+        except Interrupted:
             draw_run(run_folder, config, run_folder.progress())
             console.print(f"Stopped and saved. To go on: {resume_command(folder)}", soft_wrap=True, markup=False)
-            raise SystemExit(128 + interrupted.signal_number) from None
+            raise
 
 
 def refuse_wrong_start(run_folder: RunFolder, config: RunConfig, data: RunData, *, resume: bool) -> None:
@@ -198,6 +205,7 @@ def show(result: RunResult, console: Console) -> None:
         for target, why in of_split.why_undefined.items():
             console.print(f"  no AUC of {target}: {why}", markup=False)
     if result.failed:
-        console.print(f"{len(result.failed):,} slides failed: {result.folder}/failures.csv", markup=False)
+        count = "1 slide" if len(result.failed) == 1 else f"{len(result.failed):,} slides"
+        console.print(f"{count} failed: {result.folder}/failures.csv", markup=False)
     console.print(f"Look at it: {result.folder}/summary.md and curves.png", markup=False, soft_wrap=True)
     console.print(f"Next: tapfm export {result.folder} --out exported", markup=False, soft_wrap=True)
