@@ -89,7 +89,7 @@ def step_alone(learner: Learner, tiles: int, steps: int) -> Row:
     seconds = 0.0
     for step in range(steps + 2):
         start = time.perf_counter()
-        report = learner.learn(Bag(pixels, tiles), Targets.of([1]), now=True, slide_id="s", step=step)
+        report = learner.learn(Bag(pixels, np.arange(tiles)), Targets.of([1]), now=True, slide_id="s", step=step)
         report.loss_agg.item()  # waits for the device
         seconds += time.perf_counter() - start if step >= 2 else 0.0
     return Row(None, steps * tiles / seconds, 0.0)

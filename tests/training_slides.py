@@ -43,6 +43,7 @@ def positions():
 
 def write_slides(folder, count):
     """Slides s00, s01, ...; every other one is positive."""
+    folder.mkdir(exist_ok=True)
     for i in range(count):
         write_slide(folder / f"s{i:02}.svs", paint(i % 2 == 1, seed=i), downsamples=(1,), tile_px=64)
     return {

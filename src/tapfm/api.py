@@ -14,6 +14,7 @@ from tapfm.app.config import RunConfig, load_config, merge, resolve, resolve_pat
 from tapfm.app.devices import choose_device, choose_precision
 from tapfm.app.embed_jobs import Settings
 from tapfm.app.embed_outcomes import Report as EmbedReport
+from tapfm.app.run_data import read_data
 from tapfm.app.saved_model import DESCRIPTION, SavedModel, load_export, load_run
 from tapfm.app.train_model import RunResult
 from tapfm.cohort.manifest import read_cohort
@@ -122,8 +123,9 @@ def train(config: RunConfig, out: Where, *, resume: bool = False) -> RunResult:
     """Train, as `tapfm train`; Ctrl-C saves first."""
     workers = config.machine.workers
     readers = available_cores() if workers == "auto" else workers
+    data = read_data(config)
     try:
-        return train_model.train(config, Path(out), resume=resume, workers=readers, console=messages())
+        return train_model.train(config, data, Path(out), resume=resume, workers=readers, console=messages())
     except Interrupted as stopped:
         raise KeyboardInterrupt from stopped
 

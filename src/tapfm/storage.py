@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -11,6 +12,8 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from tapfm.errors import DiskFullError
 
 UNFINISHED = ".unfinished"  # suffix of a file that is being written; one that a killed process left may be removed
 
@@ -31,9 +34,21 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except BaseException:
+    except BaseException as error:
         unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            refuse_full_disk(error, path)
         raise
+
+
+def refuse_full_disk(error: OSError, path: Path) -> None:
+    """Say so, if that is what kept a file from being written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        kept = "; the one before is whole" if path.exists() else ""
+        raise DiskFullError(
+            f"The disk was full before {path} was written{kept}.",
+            hint="Free some space; the same command goes on, tapfm train with --resume.",
+        ) from error
 
 
 def fingerprint(*parts: Any) -> str:

@@ -204,7 +204,7 @@ def test_a_damaged_slide_in_the_middle_costs_only_itself(tmp_path, lab, tapfm):
     assert result.returncode == 3
     assert "Embedded 2 of 3 slides: 50 tiles" in result.stdout
     assert f"1 failed: {out / 'failures.csv'}" in result.stdout
-    assert "failed case-1: 25 of 25 tiles cannot be read" in result.stderr
+    assert "failed case-1: none of 25 tiles can be read" in result.stderr
     (row,) = rows_of(out / "failures.csv")
     assert "s1.svs is not a slide" in row["reason"]
     assert f"tapfm inspect {tmp_path / 's1.svs'}" in row["what_to_do"]
@@ -231,7 +231,7 @@ def test_up_to_five_percent_of_the_tiles_may_be_unreadable(tmp_path, lab, tapfm)
     np.testing.assert_allclose(stored.attention, whole.attention[rest], rtol=1e-5, atol=0)
     first, second = rows_of(out / "summary.csv")
     assert (first["status"], first["tiles"], first["tiles_failed"]) == ("ok", "24", "1")
-    assert "2 of 25 tiles cannot be read" in second["reason"]
+    assert "2 of its 25 tiles cannot be read" in second["reason"]
     assert not (out / "case-1.h5").exists()
     again = tapfm(*command)
     assert "1 of 2 slides are embedded already" in again.stderr

@@ -2,11 +2,14 @@
 
 import csv
 import json
+import os
 import re
 import shlex
 import shutil
 import signal
 import tomllib
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +17,18 @@ import torch
 from cohort_files import rows_of
 from command_line import start, tapfm, tapfm_here, wait_for
 from PIL import Image
-from training_lab import SPLITS, slide_id
+from slide_files import damage
+from training_lab import SPLITS, slide_id, tile_set
 
 from tapfm.adaptation.checkpoint import load_checkpoint, read_description
 from tapfm.adaptation.trainer import TIMED, Interrupted
 from tapfm.app.config import load_config
-from tapfm.app.final_predictions import Remembered
+from tapfm.app.final_predictions import Looked, Remembered
+from tapfm.app.run_folder import RunFolder
+from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import CheckpointError
 from tapfm.evaluation.predictions import read_predictions, scores
+from tapfm.tiles.store import write_tiles
 
 
 def history_of(run):
@@ -294,6 +301,93 @@ def test_a_test_slide_that_cannot_be_read_counts_too(own_lab):
     assert len(read_predictions(own_lab / "run" / "predictions-test.csv")) == 3
 
 
+def test_tiles_that_were_skipped_in_the_final_look_are_listed(own_lab):
+    for i in range(len(SPLITS)):  # more tiles, so that one is no twentieth
+        tiles = tile_set(i)
+        write_tiles(own_lab / "tiles", replace(tiles, positions=np.tile(tiles.positions, (6, 1))), "trident")
+    block = 0  # tiles and blocks are the same; six of 24 would be too many, so one position of its own
+    positions = np.array([[224, 0], [0, 224], [224, 224]] * 8 + [[0, 0]])
+    write_tiles(own_lab / "tiles", replace(tile_set(7), positions=positions), "trident")
+    damage(own_lab / "7.svs", [block])
+    result = train_in(own_lab)
+    assert result.returncode == 0, result.said
+    (row,) = rows_of(own_lab / "run" / "failures.csv")
+    assert (row["slide_id"], row["what"], row["tiles_skipped"]) == ("case-07", "tiles skipped", "1")
+    assert "1 tiles of 1 slides were skipped" in (own_lab / "run" / "summary.md").read_text()
+
+
+def test_other_weights_of_the_encoder_are_refused_when_resuming(own_lab):
+    from safetensors.torch import load_file, save_file
+
+    card = encoder_card("tapfm-pocket")
+    weights = load_file(card.package_folder / card.file)
+    save_file({name: weight * 1.01 for name, weight in weights.items()}, own_lab / "other.safetensors")
+    assert train_in(own_lab, "--set", "adaptation.scope=last:1").returncode == 0
+    other = ["--set", f"encoder.weights={own_lab / 'other.safetensors'}", "--set", "adaptation.scope=last:1"]
+    result = train_in(own_lab, "--resume", *other)
+    assert result.returncode == 2
+    assert "begun with other weights of its encoder" in result.said
+
+
+def test_a_refused_start_leaves_the_folder_to_the_next_one(own_lab):
+    assert train_in(own_lab, "--set", "adaptation.scope=last:99").returncode == 2
+    result = train_in(own_lab)
+    assert result.returncode == 0, result.said
+
+
+def test_memory_may_be_saved_when_a_run_goes_on(own_lab):
+    assert train_in(own_lab).returncode == 0
+    less = ["--set", "adaptation.chunk=1", "--set", "adaptation.checkpoint_blocks=true"]
+    assert train_in(own_lab, "--resume", *less).returncode == 0
+
+
+def test_copied_features_are_the_same_features(own_lab):
+    fixed = ["--set", "adaptation.method=fixed"]
+    assert train_in(own_lab, *fixed).returncode == 0
+    for path in (own_lab / "features").glob("*.h5"):
+        os.utime(path, (0, 0))
+    assert train_in(own_lab, *fixed, "--resume").returncode == 0
+
+
+def test_the_best_weights_are_those_that_the_last_checkpoint_names(tmp_path):
+    from training_slides import make_learner
+
+    from tapfm.adaptation.progress import Progress
+
+    learner, folder = make_learner(), RunFolder(tmp_path)
+    progress = Progress(best_epoch=0, best_score=0.7, history=[{"epoch": 1}])
+    folder.save_best(learner, progress)
+    assert not folder.best.exists(), "not before the last checkpoint is there"
+    folder.save_last(learner, progress)
+    assert read_description(folder.best)["epoch"] == 1
+    orphan = Progress(best_epoch=1, best_score=0.8, history=[{"epoch": 1}, {"epoch": 2}])
+    folder.save_best(learner, orphan)  # and killed before the last one is saved
+    found = RunFolder(tmp_path).load_progress(learner)
+    assert found.best_epoch == 0
+    assert read_description(folder.best)["epoch"] == 1
+    assert not folder.next_best.exists()
+
+
+def test_a_resumed_run_does_not_hold_on_to_the_old_file(tmp_path):
+    from training_slides import labelled, make_learner, run, write_slides
+
+    slides = write_slides(tmp_path / "slides", 2)
+    learner, folder = make_learner(), RunFolder(tmp_path)
+    progress = run(learner, slides, training=labelled(slides), memory=folder_with_ears(folder))
+    again = make_learner(seed=1)
+    assert folder.load_progress(again).step == progress.step
+    assert "last.safetensors" not in Path("/proc/self/maps").read_text()
+
+
+def folder_with_ears(folder):
+    """A run folder that also listens."""
+    from training_slides import Memory
+
+    memory = Memory()
+    memory.save_last, memory.save_best = folder.save_last, folder.save_best
+    return memory
+
+
 def test_slides_without_tiles_are_told_before_anything_begins(own_lab):
     (own_lab / "tiles" / "patches" / "case-01_patches.h5").unlink()
     result = train_in(own_lab)
@@ -417,15 +511,13 @@ def test_features_of_two_encoders_are_not_mixed(own_lab):
 
 
 def test_final_predictions_that_are_done_are_remembered(tmp_path):
-    from tapfm.adaptation.trainer import LabelledSlide, prediction_of
-
-    slide = LabelledSlide("a", "p", {"T": 1}, "test")
     remembered = Remembered(tmp_path / "x.jsonl", "model 1")
-    remembered.add(prediction_of(slide, ["T"], [0.1 + 0.2], 7, 1))
+    first, second = Looked([0.1 + 0.2], 7, [3], "torn"), Looked([1.0], 3, [], "")
+    remembered.add("a", first)
     with (tmp_path / "x.jsonl").open("a") as file:
         file.write('\n["model 1", "b", [0.')  # cut off
-    remembered.add(prediction_of(LabelledSlide("c", "p", {"T": 1}, "test"), ["T"], [1.0], 3))
-    assert remembered.read() == {"a": ([0.1 + 0.2], 7, 1), "c": ([1.0], 3, 0)}
+    remembered.add("c", second)
+    assert remembered.read() == {"a": first, "c": second}
     assert Remembered(tmp_path / "x.jsonl", "model 2").read() == {}
 
 
@@ -435,9 +527,9 @@ def test_stopped_in_the_final_predictions_it_goes_on_there(own_lab, monkeypatch)
     added = []
     add = Remembered.add
 
-    def add_and_stop(self, prediction):
-        add(self, prediction)
-        added.append(prediction.slide_id)
+    def add_and_stop(self, slide, looked):
+        add(self, slide, looked)
+        added.append(slide)
         if len(added) == 4:
             raise Interrupted(15)
 

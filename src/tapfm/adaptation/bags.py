@@ -7,9 +7,8 @@ across slides and epochs alike. Draws are addressed by (seed, epoch, slide): the
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -47,9 +46,13 @@ class Bag:
     """What is learnt from: uint8 tiles, or what an encoder said of them."""
 
     content: Tensor | Encoded
-    tiles: int
-    reasons: tuple[str, ...] = ()  # why tiles are missing
-    rows: NDArray[np.int64] | None = None  # which of the slide's tiles these are, where that is kept
+    rows: NDArray[np.int64]  # which of the slide's tiles these are
+    missing: Mapping[int, str] = field(default_factory=dict)  # tiles that could not be read, and why
+
+    @property
+    def tiles(self) -> int:
+        """How many there are."""
+        return len(self.rows)
 
 
 class SlideFailed(Exception):  # noqa: N818 - caught and counted, never shown
@@ -77,11 +80,15 @@ class Bags(Protocol):
         ...
 
     def training_bag(self, visit: Visit) -> Bag:
-        """Give the next bag to learn from; SlideFailed when it is missing too many tiles."""
+        """Give the next bag to learn from; SlideFailed when none of it can be read."""
         ...
 
     def encoded_bag(self, visit: Visit, model: Encodes) -> Bag:
         """Give the next bag as features, to look at."""
+        ...
+
+    def tiles_of(self, slide_id: str) -> int:
+        """Say how many tiles a slide has, readable or not."""
         ...
 
     def close(self) -> None:
@@ -126,25 +133,31 @@ class PixelBags:
 
     def training_bag(self, visit: Visit) -> Bag:
         """Give the next bag to learn from."""
-        read = self._next(visit)
-        refuse_too_many_missing(len(read.request.positions), read.reasons)
+        drawn, read = self._drawn(visit), self._next(visit)
+        refuse_empty(len(read.rows), read.reasons)
         tiles = torch.from_numpy(read.pixels).to(self._device, non_blocking=True)
-        return Bag(augment(tiles, self._augmentation, *visit.address), len(tiles), read.reasons)
+        content = augment(tiles, self._augmentation, *visit.address)
+        return Bag(content, drawn[read.rows], missing_tiles(drawn, read))
 
     def encoded_bag(self, visit: Visit, model: Encodes) -> Bag:
         """Encode the next bag part by part: the pixels of a whole slide would not fit into memory."""
         drawn = self._drawn(visit)
         parts: list[Encoded] = []
         rows: list[NDArray[np.int64]] = []
-        reasons: list[str] = []
+        missing: dict[int, str] = {}
         for start in range(0, len(drawn), PART):
             read = self._next(visit)
-            rows.append(drawn[start + read.rows])
-            reasons += read.reasons
+            of_part = drawn[start : start + PART]
+            rows.append(of_part[read.rows])
+            missing |= missing_tiles(of_part, read)
             if len(read.pixels):
                 parts.append(model.encode(torch.from_numpy(read.pixels), self._chunk))
-        refuse_too_many_missing(len(drawn), tuple(reasons))
-        return Bag(joined(parts), sum(map(len, rows)), tuple(reasons), np.concatenate(rows))
+        refuse_empty(len(parts), tuple(missing.values()))
+        return Bag(joined(parts), np.concatenate(rows), missing)
+
+    def tiles_of(self, slide_id: str) -> int:
+        """Say how many tiles a slide has."""
+        return len(self._slides[slide_id].tiles)
 
     def close(self) -> None:
         """Stop reading."""
@@ -176,7 +189,7 @@ class FeatureBags:
 
     def __init__(self, files: Mapping[str, Path], *, device: torch.device, ahead_bytes: int) -> None:
         self._files, self._device, self._room = files, device, ahead_bytes
-        self._kept: OrderedDict[str, Encoded] = OrderedDict()
+        self._kept: dict[str, Encoded] = {}
         self.waited_s = 0.0
 
     def begin(self, plan: Iterator[Visit]) -> None:
@@ -185,13 +198,17 @@ class FeatureBags:
     def training_bag(self, visit: Visit) -> Bag:
         """Give the features of the drawn tiles."""
         encoded = self._read(visit.slide_id)
-        rows = torch.from_numpy(draw_tiles(len(encoded.r_K), visit.tiles, *visit.address))
-        drawn = Encoded(*(part[rows].to(self._device) for part in encoded))
-        return Bag(drawn, len(rows))
+        rows = draw_tiles(len(encoded.r_K), visit.tiles, *visit.address)
+        drawn = Encoded(*(part[torch.from_numpy(rows)].to(self._device) for part in encoded))
+        return Bag(drawn, rows)
 
     def encoded_bag(self, visit: Visit, model: Encodes) -> Bag:  # noqa: ARG002 - there is nothing to encode
         """Give the features of the drawn tiles."""
         return self.training_bag(visit)
+
+    def tiles_of(self, slide_id: str) -> int:
+        """Say how many tiles a slide has."""
+        return len(self._read(slide_id).r_K)
 
     def close(self) -> None:
         """Let go of what is kept."""
@@ -219,7 +236,19 @@ class FeatureBags:
         return encoded
 
 
-def refuse_too_many_missing(tried: int, reasons: tuple[str, ...]) -> None:
-    """Fail a slide that is missing more tiles than is tolerated."""
-    if len(reasons) > TOLERATED * tried or len(reasons) == tried:
-        raise SlideFailed(f"{len(reasons):,} of {tried:,} tiles cannot be read, such as: {reasons[0]}")
+def missing_tiles(drawn: NDArray[np.int64], read: TilesRead) -> dict[int, str]:
+    """Name the tiles that could not be read; reasons come in the order of the tiles."""
+    lost = np.setdiff1d(np.arange(len(drawn)), read.rows)
+    return dict(zip(drawn[lost].tolist(), read.reasons, strict=True))
+
+
+def refuse_empty(read: int, reasons: Sequence[str]) -> None:
+    """Fail a slide of which nothing came."""
+    if not read:
+        raise SlideFailed(f"none of {len(reasons):,} tiles can be read: {reasons[0]}")
+
+
+def refuse_too_many_missing(missing: int, of_tiles: int, reason: str) -> None:
+    """Fail a slide that is missing more of its tiles than is tolerated."""
+    if missing > TOLERATED * of_tiles:
+        raise SlideFailed(f"{missing:,} of its {of_tiles:,} tiles cannot be read, such as: {reason}")

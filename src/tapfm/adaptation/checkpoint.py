@@ -6,13 +6,13 @@ its place: whatever happens, there is a whole one.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 import struct
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tapfm.errors import CheckpointError, DiskFullError
-from tapfm.storage import UNFINISHED
+from tapfm.storage import UNFINISHED, refuse_full_disk
 
 DESCRIPTION = "tapfm"  # key of the JSON text in the header
 DTYPES = {
@@ -46,7 +46,8 @@ def check_space(folder: Path, wanted_bytes: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < wanted_bytes + SPARE_BYTES:
         raise DiskFullError(
-            f"{what} takes {gigabytes(wanted_bytes)}, and {folder} has {gigabytes(free)} left.",
+            f"{what}, with some room for tables, takes {gigabytes(wanted_bytes + SPARE_BYTES)}, and {folder} has "
+            f"{gigabytes(free)} left.",
             hint="Free some space, or give a folder on another disk with --out.",
         )
 
@@ -58,6 +59,7 @@ def gigabytes(count: float) -> str:
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
     """Write a checkpoint in place of the one that is there; on failure that one stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     check_space(path.parent, nbytes(tensors), f"A checkpoint ({path.name})")
     header: dict[str, Any] = {"__metadata__": {DESCRIPTION: json.dumps(description, allow_nan=False)}}
     offset = 0
@@ -79,40 +81,38 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], description: Mapp
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except OSError as error:
+    except BaseException as error:
         unfinished.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            kept = "; the one before is whole" if path.exists() else ""
-            raise DiskFullError(
-                f"The disk was full before {path.name} was written{kept}.",
-                hint="Free some space, then go on with --resume.",
-            ) from error
-        raise
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            refuse_full_disk(error, path)
         raise
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a checkpoint of ours: its tensors and its description."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            description = json.loads(file.metadata()[DESCRIPTION])
-            return {name: file.get_tensor(name) for name in file.keys()}, description  # noqa: SIM118 - no mapping
-    except FileNotFoundError as error:
-        raise CheckpointError(f"There is no checkpoint {path}.", hint="Give a folder of `tapfm train`.") from error
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is not a checkpoint of tapfm ({error}).", hint="Copy the folder of the run again, or train anew."
-        ) from error
+    with opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, description_of(file)  # noqa: SIM118 - no mapping
 
 
 def read_description(path: Path) -> dict[str, Any]:
     """Read what a checkpoint says of itself, without its tensors."""
+    with opened(path) as file:
+        return description_of(file)
+
+
+def description_of(file: Any) -> dict[str, Any]:
+    """Read the JSON text of the header."""
+    return dict(json.loads(file.metadata()[DESCRIPTION]))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Open a checkpoint; whatever is wrong with it is told as one thing."""
+    hint = "Copy the folder of the run again, or train anew."
+    if not path.exists():
+        raise CheckpointError(f"There is no checkpoint {path}.", hint=hint)
     try:
         with safe_open(path, framework="pt") as file:
-            return dict(json.loads(file.metadata()[DESCRIPTION]))
+            yield file
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is not a checkpoint of tapfm ({error}).", hint="Copy the folder of the run again, or train anew."
-        ) from error
+        raise CheckpointError(f"{path} is not a checkpoint of tapfm ({error}).", hint=hint) from error

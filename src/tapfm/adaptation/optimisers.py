@@ -86,7 +86,7 @@ def restore_optimiser(
         for parameter in group["params"]:
             if (moments := by_name.get(names[parameter])) is not None:
                 optimiser.state[parameter] = {
-                    # AdamW counts its steps on the host
-                    key: value if key == "step" else value.to(parameter.device)
+                    # AdamW counts its steps on the host; copies, or the file they came from would stay open
+                    key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
                     for key, value in moments.items()
                 }

@@ -45,9 +45,9 @@ class EpochSums:
 
 @dataclass
 class SkippedTiles:
-    """Tiles of a slide that could not be read."""
+    """Tiles of a slide that could not be read in any visit so far, and why the last one could not."""
 
-    tiles: int
+    tiles: list[int]
     reason: str
 
 
@@ -60,6 +60,7 @@ class Progress:
     step: int = 0
     finished: bool = False
     stopped_early: bool = False
+    selected_by: str | None = None  # auc, loss or last: what decides which epoch is the best
     best_epoch: int | None = None
     best_score: float | None = None
     failed: dict[str, str] = field(default_factory=dict)  # slide and reason

@@ -6,6 +6,7 @@ keeper (where checkpoints go) and a watcher (who is told).
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +15,12 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from tapfm.adaptation.bags import Bag, Bags, SlideFailed, Visit
+from tapfm.adaptation.bags import Bag, Bags, SlideFailed, Visit, refuse_too_many_missing
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.progress import SUMMED, EpochSums, Progress, SkippedTiles
 from tapfm.adaptation.two_graph import StepReport
 from tapfm.contracts import Targets
-from tapfm.errors import SlidesFailedError
+from tapfm.errors import NonFiniteError, SlidesFailedError
 from tapfm.evaluation.predictions import Prediction, Unit, scores
 from tapfm.seeding import rng_for
 
@@ -132,6 +133,8 @@ class Run:
     asked_to_stop: Callable[[], int | None]
 
     def __post_init__(self) -> None:
+        # by id: the order of the table must not decide the order of an epoch
+        self.training, self.validation = (sorted(each, key=by_id) for each in (self.training, self.validation))
         self.clock = Clock(self.learner.model.device, self.bags)
         self.saved_at = time.monotonic()
 
@@ -170,6 +173,7 @@ class Run:
             self.clock.add_to(self.progress.sums)
             self.watcher.visited(self.progress)
             if now:  # between updates there are gradients that a checkpoint does not hold
+                self.stop_if_too_many_failed()
                 self.stop_if_asked()
                 if time.monotonic() - self.saved_at > self.plan.save_every_s:
                     self.save_last()
@@ -179,18 +183,16 @@ class Run:
         visit = self.training_visit(epoch, slide)
         try:
             bag = self.bags.training_bag(visit)
+            self.progress.sums.tiles_failed += len(bag.missing)
+            self.note_missing(slide, bag)
         except SlideFailed as failure:
             self.fail(slide, str(failure))
-        else:
-            if slide.slide_id not in self.progress.failed:
-                report = self.learner.learn(
-                    bag, slide.targets(), now=now, slide_id=slide.slide_id, step=self.progress.step
-                )
-                self.progress.step += 1
-                self.count(slide, bag, report)
-                return
-        if now:
-            self.learner.flush()
+            if now:
+                self.learner.flush()
+            return
+        report = self.learner.learn(bag, slide.targets(), now=now, slide_id=slide.slide_id, step=self.progress.step)
+        self.progress.step += 1
+        self.count(slide, bag, report)
 
     def count(self, slide: LabelledSlide, bag: Bag, report: StepReport) -> None:
         """Add a slide to the epoch's sums."""
@@ -202,26 +204,29 @@ class Run:
         sums.logits[slide.slide_id] = numbers[len(SUMMED) :]
         sums.slides += 1
         sums.tiles += bag.tiles
-        self.count_missing(slide, bag)
 
-    def count_missing(self, slide: LabelledSlide, bag: Bag) -> None:
-        """Remember tiles that could not be read."""
-        if bag.reasons:
-            self.progress.sums.tiles_failed += len(bag.reasons)
-            before = self.progress.skipped.get(slide.slide_id)
-            most = max(len(bag.reasons), before.tiles if before else 0)
-            self.progress.skipped[slide.slide_id] = SkippedTiles(most, bag.reasons[0])
+    def note_missing(self, slide: LabelledSlide, bag: Bag) -> None:
+        """Remember tiles that could not be read; all of them, of all visits, decide whether the slide fails."""
+        if bag.missing:
+            known = self.progress.skipped.setdefault(slide.slide_id, SkippedTiles([], ""))
+            known.tiles = sorted({*known.tiles, *bag.missing})
+            known.reason = next(iter(bag.missing.values()))
+        if (known_missing := self.progress.skipped.get(slide.slide_id)) is not None:
+            of_tiles = self.bags.tiles_of(slide.slide_id)
+            refuse_too_many_missing(len(known_missing.tiles), of_tiles, known_missing.reason)
+        self.progress.failed.pop(slide.slide_id, None)  # a drive that was away, and is back
 
     def fail(self, slide: LabelledSlide, reason: str) -> None:
-        """Go on without a slide, unless too many have failed."""
-        if slide.slide_id in self.progress.failed:
-            return
+        """Go on without a slide."""
+        if slide.slide_id not in self.progress.failed:
+            self.watcher.failed(slide.slide_id, reason)
         self.progress.failed[slide.slide_id] = reason
-        self.watcher.failed(slide.slide_id, reason)
+
+    def stop_if_too_many_failed(self) -> None:
+        """Save and stop, if more slides have failed than may."""
         if len(self.progress.failed) > self.plan.allow_failures:
             count = len(self.progress.failed)
-            if not self.learner.slides_waiting:  # a checkpoint holds no gradients
-                self.save_last()
+            self.save_last()
             raise SlidesFailedError(
                 f"{count} slide{'s' if count > 1 else ''} failed, and {self.plan.allow_failures or 'none'} may: "
                 + "; ".join(f"{slide_id}: {why}" for slide_id, why in list(self.progress.failed.items())[:5]),
@@ -237,22 +242,27 @@ class Run:
         for slide in self.validation:
             try:
                 bag = self.bags.encoded_bag(self.validation_visit(slide), model)
+                self.note_missing(slide, bag)
+                predictions.append(predict(self.learner, slide, bag))
             except SlideFailed as failure:
                 self.fail(slide, str(failure))
-            else:
-                if slide.slide_id not in self.progress.failed:
-                    predictions.append(predict(self.learner, slide, bag))
-                    self.progress.sums.tiles_looked_at += bag.tiles
-                    self.count_missing(slide, bag)
             self.clock.add_to(self.progress.sums)
             self.watcher.visited(self.progress)
-            self.stop_if_asked()  # the whole look is repeated when the run goes on
+            self.stop_if_too_many_failed()
+            self.stop_if_asked()  # the whole look is repeated when the run goes on, so it is counted at its end
+        self.progress.sums.tiles_looked_at += sum(each.tiles for each in predictions)
+        self.progress.sums.tiles_failed += sum(each.tiles_failed for each in predictions)
         return predictions
 
     def end_epoch(self, predictions: Sequence[Prediction]) -> None:
         """Write the epoch down, keep it if it is the best, and save."""
         progress, model = self.progress, self.learner.model
         row = self.summary_of_epoch(predictions)
+        if progress.selected_by is None:  # once for the run: an AUC cannot be compared with a loss
+            progress.selected_by = rule_for(row)
+        row["score"] = {"auc": row["val_macro_auc"], "loss": negative(row["val_loss"]), "last": progress.epoch}[
+            progress.selected_by
+        ]
         best = is_better(row["score"], progress.best_score)
         if best:
             progress.best_epoch, progress.best_score = progress.epoch, row["score"]
@@ -287,8 +297,6 @@ class Run:
             "val_macro_auc": val.macro,
             "val_undefined": dict(val.why_undefined),
             "val_loss": loss,
-            # without an AUC the validation loss decides, and without that the last epoch is kept
-            "score": val.macro if val.macro is not None else (-loss if loss is not None else progress.epoch),
             "encoder_lr": encoder_rate,
             "aggregator_lr": aggregator_rate,
             "slides": sums.slides,
@@ -316,16 +324,38 @@ class Run:
 TIMED = ("seconds", "tiles_per_second", "waiting_share", "peak_memory_gib")  # what two equal runs may differ in
 
 
-def is_better(score: float, best: float | None) -> bool:
-    """Say whether an epoch replaces the best so far; ties keep the earlier."""
-    return best is None or score > best
+def by_id(slide: LabelledSlide) -> str:
+    """Sort by what does not change."""
+    return slide.slide_id
+
+
+def rule_for(row: Mapping[str, Any]) -> str:
+    """Say what decides: the validation AUC; without one the validation loss; without that the last epoch is kept."""
+    if row["val_macro_auc"] is not None:
+        return "auc"
+    return "loss" if row["val_loss"] is not None else "last"
+
+
+def is_better(score: float | None, best: float | None) -> bool:
+    """Say whether an epoch replaces the best so far; ties keep the earlier, and no score is never better."""
+    return score is not None and (best is None or score > best)
+
+
+def negative(value: float | None) -> float | None:
+    """Turn a loss into a score."""
+    return None if value is None else -value
 
 
 def predict(learner: Learner, slide: LabelledSlide, bag: Bag) -> Prediction:
     """Predict a slide from its encoded bag."""
     assert not isinstance(bag.content, torch.Tensor)
     logits = learner.model.logits(bag.content).double().tolist()
-    return prediction_of(slide, learner.model.task.targets, logits, bag.tiles, len(bag.reasons))
+    if not all(map(math.isfinite, logits)):
+        raise NonFiniteError(
+            f"Slide '{slide.slide_id}': the model gives the logits {logits}.",
+            hint="Lower the learning rates, or turn gradient clipping on.",
+        )
+    return prediction_of(slide, learner.model.task.targets, logits, bag.tiles, len(bag.missing))
 
 
 def prediction_of(

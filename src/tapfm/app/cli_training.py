@@ -155,14 +155,14 @@ def train(
     settings = load_config(run, [*(changes or []), *added])
     if out.is_file():
         raise InputError(f"{out} is a file.", hint="Give a folder to --out.")
-    read_data(settings)  # what is wrong with the data is told before torch is waited for
+    data = read_data(settings)  # what is wrong with the data is told before torch is waited for
     from tapfm.adaptation.trainer import Interrupted
     from tapfm.app import train_model
 
     readers = available_cores() if settings.machine.workers == "auto" else settings.machine.workers
     messages = Console(stderr=True, highlight=False)
     try:
-        result = train_model.train(settings, out, resume=resume, workers=readers, console=messages)
+        result = train_model.train(settings, data, out, resume=resume, workers=readers, console=messages)
     except Interrupted as stopped:
         raise typer.Exit(128 + stopped.signal_number) from None
     train_model.show(result, messages)

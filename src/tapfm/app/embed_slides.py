@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from tapfm.adaptation.bags import Bag, PixelBags, SlideFailed, SlideTiles
+from tapfm.adaptation.bags import Bag, PixelBags, SlideFailed, SlideTiles, refuse_too_many_missing
 from tapfm.app.embed_jobs import Job, Settings, make_job, outcome_before, refuse_foreign_files
 from tapfm.app.embed_outcomes import Outcome, Report, failure, say_failed
 from tapfm.app.output_folder import GOES_ON, locked, remove_unfinished
@@ -187,6 +187,7 @@ def embed_one(job: Job, bags: PixelBags, encoder: CountingEncoder) -> Outcome:
     start = time.monotonic()
     try:
         bag = bags.encoded_bag(job.visit, encoder)
+        refuse_too_many_missing(len(bag.missing), len(job.tiles), next(iter(bag.missing.values()), ""))
         write(job, bag, encoder.settings)
     except (SlideFailed, FeatureStoreError) as error:
         job.path.unlink(missing_ok=True)  # features of other settings are not to be taken for these
@@ -194,7 +195,7 @@ def embed_one(job: Job, bags: PixelBags, encoder: CountingEncoder) -> Outcome:
         reason, what_to_do = (str(error), damaged) if isinstance(error, SlideFailed) else (error.message, error.hint)
         outcome = failure(job.row.slide_id, reason, what_to_do)
     else:
-        outcome = Outcome(job.row.slide_id, "ok", tiles=bag.tiles, tiles_failed=len(bag.reasons))
+        outcome = Outcome(job.row.slide_id, "ok", tiles=bag.tiles, tiles_failed=len(bag.missing))
     return replace(outcome, seconds=round(time.monotonic() - start, 2))
 
 
@@ -215,7 +216,7 @@ def write(job: Job, bag: Bag, settings: Settings) -> None:
         "feature": encoder.feature,
         "encoder_tile_px": encoder.tile_px,
         "precision": settings.precision,
-        "tiles_failed": len(bag.reasons),
+        "tiles_failed": len(bag.missing),
     }
     write_features(job.path, features, job.tiles, about=about)
 

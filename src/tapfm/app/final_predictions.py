@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from tapfm.adaptation.bags import Bags, SlideFailed, Visit
+from tapfm.adaptation.bags import Bags, SlideFailed, Visit, refuse_too_many_missing
 from tapfm.adaptation.learner import Learner
+from tapfm.adaptation.progress import SkippedTiles
 from tapfm.adaptation.trainer import Interrupted, LabelledSlide, predict, prediction_of
 from tapfm.evaluation.predictions import Prediction
+from tapfm.storage import refuse_full_disk
+
+
+@dataclass(frozen=True)
+class Final:
+    """What was predicted, what failed, and how many tiles of which slides were skipped."""
+
+    predictions: list[Prediction]
+    failed: dict[str, str]
+    skipped: dict[str, SkippedTiles]
 
 
 def predict_slides(
@@ -20,16 +33,11 @@ def predict_slides(
     *,
     said: Callable[[int], object],
     asked_to_stop: Callable[[], int | None],
-) -> tuple[list[Prediction], dict[str, str]]:
-    """Predict slides on all of their tiles; gives the predictions, in the order of the slides, and what failed."""
+) -> Final:
+    """Predict slides on all of their tiles, in the order of the slides."""
     targets = learner.model.task.targets
     known = remembered.read()
     todo = [slide for slide in slides if slide.slide_id not in known]
-    done = {
-        slide.slide_id: prediction_of(slide, targets, *known[slide.slide_id])
-        for slide in slides
-        if slide.slide_id in known
-    }
     failed: dict[str, str] = {}
     learner.model.train(False)
     bags.begin(visits(todo))
@@ -37,17 +45,26 @@ def predict_slides(
         for slide in todo:
             try:
                 bag = bags.encoded_bag(visit(slide), learner.model)
+                reason = next(iter(bag.missing.values()), "")
+                refuse_too_many_missing(len(bag.missing), bags.tiles_of(slide.slide_id), reason)
             except SlideFailed as failure:
                 failed[slide.slide_id] = str(failure)
+                said(0)
             else:
-                done[slide.slide_id] = predict(learner, slide, bag)
-                remembered.add(done[slide.slide_id])
-            said(done[slide.slide_id].tiles if slide.slide_id in done else 0)
+                logits = list(predict(learner, slide, bag).logits.values())
+                known[slide.slide_id] = Looked(logits, bag.tiles, sorted(bag.missing), reason)
+                remembered.add(slide.slide_id, known[slide.slide_id])
+                said(bag.tiles)
             if (number := asked_to_stop()) is not None:
                 raise Interrupted(number)
     finally:
         bags.close()
-    return [done[slide.slide_id] for slide in slides if slide.slide_id in done], failed
+    looked = [(slide, known[slide.slide_id]) for slide in slides if slide.slide_id in known]
+    return Final(
+        [prediction_of(slide, targets, each.logits, each.tiles, len(each.missing)) for slide, each in looked],
+        failed,
+        {slide.slide_id: SkippedTiles(each.missing, each.reason) for slide, each in looked if each.missing},
+    )
 
 
 def visits(slides: Sequence[LabelledSlide]) -> Iterator[Visit]:
@@ -60,28 +77,40 @@ def visit(slide: LabelledSlide) -> Visit:
     return Visit("look", slide.slide_id, None, ())
 
 
+class Looked(NamedTuple):
+    """What is remembered of a slide."""
+
+    logits: list[float]
+    tiles: int
+    missing: list[int]
+    reason: str
+
+
 class Remembered:
-    """Predictions of slides that are done, a line each, for as long as the model is the same."""
+    """Slides that are done, a line each, for as long as the model is the same."""
 
     def __init__(self, path: Path, model: str) -> None:
         self._path, self._model = path, model
 
-    def read(self) -> dict[str, tuple[list[float], int, int]]:
-        """Recall logits, tiles and missing tiles; a line that was cut off does not count."""
+    def read(self) -> dict[str, Looked]:
+        """Recall them; a line that was cut off does not count."""
         known = {}
         lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
         for line in lines:
             try:
-                model, slide_id, logits, tiles, tiles_failed = json.loads(line)
-            except ValueError:
+                model, slide_id, *looked = json.loads(line)
+                if model == self._model:
+                    known[slide_id] = Looked(*looked)
+            except (ValueError, TypeError):
                 continue
-            if model == self._model:
-                known[slide_id] = logits, tiles, tiles_failed
         return known
 
-    def add(self, prediction: Prediction) -> None:
+    def add(self, slide_id: str, looked: Looked) -> None:
         """Remember one more."""
-        logits = list(prediction.logits.values())
-        line = [self._model, prediction.slide_id, logits, prediction.tiles, prediction.tiles_failed]
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write("\n" + json.dumps(line))  # a line before that was cut off stays alone
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                # a line before that was cut off stays alone
+                file.write("\n" + json.dumps([self._model, slide_id, *looked]))
+        except OSError as error:
+            refuse_full_disk(error, self._path)
+            raise

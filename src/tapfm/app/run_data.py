@@ -14,7 +14,7 @@ from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
 from tapfm.cohort.splits import SPLITS, TRAIN, check_training_labels, split_of_rows
 from tapfm.encoders.features import FeatureFacts, feature_file, look_at_features
 from tapfm.errors import CohortError, InputError, SlidesFailedError, TapfmError
-from tapfm.storage import fingerprint, identity_of
+from tapfm.storage import fingerprint, sha256_of
 from tapfm.tiles.store import TileSet, find_tiles
 
 SHOWN = 5  # slides named in a message
@@ -45,7 +45,8 @@ class SlideOfRun:
             place = (self.tiles.side_px0, self.tiles.positions.tolist())
             return fingerprint(self.tiles.fingerprint or place)[:16]
         assert self.features is not None
-        return fingerprint(identity_of(self.features.path))[:16]
+        # files of other tools say nothing of how they were made, so that their content has to
+        return fingerprint(self.features.facts.fingerprint or sha256_of(self.features.path))[:16]
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def read_data(config: RunConfig) -> RunData:
     of_row = {row.slide_id: {target: labels[target][i] for target in targets} for i, row in enumerate(cohort.rows)}
     rows = [row for row in cohort.rows if row.slide_id in splits]
     labelled = [row for row in rows if any(label is not None for label in of_row[row.slide_id].values())]
+    unlabelled = {row.slide_id for row in rows} - {row.slide_id for row in labelled}
     find = features_of if config.adaptation.method == "fixed" else tiles_of
     slides, failed = [], {}
     for row in labelled:
@@ -100,7 +102,7 @@ def read_data(config: RunConfig) -> RunData:
             failed[row.slide_id] = error.message
         else:
             slides.append(SlideOfRun(row, splits[row.slide_id], of_row[row.slide_id], tiles, features))
-    data = RunData(tuple(slides), targets, tuple(row.slide_id for row in rows if row not in labelled), failed)
+    data = RunData(tuple(slides), targets, tuple(sorted(unlabelled)), failed)
     refuse_too_many_without_tiles(config, cohort, data)
     refuse_one_class(data, column)
     return data

@@ -38,6 +38,7 @@ from tapfm.errors import CheckpointError, RunError
 from tapfm.storage import write_atomically
 
 SHOWN = 10  # differences named
+MEMORY_ONLY = (("adaptation", "chunk"), ("adaptation", "checkpoint_blocks"))  # a run that ran out of it may change them
 
 
 class RunFolder:
@@ -47,6 +48,7 @@ class RunFolder:
         self.folder = folder
         self.last = folder / "checkpoints" / "last.safetensors"
         self.best = folder / "checkpoints" / "best.safetensors"
+        self.next_best = folder / "checkpoints" / "best.next.safetensors"
 
     @property
     def begun(self) -> bool:
@@ -89,13 +91,25 @@ class RunFolder:
                 hint="Go on with what it was begun with, or begin anew with another --out.",
             )
 
+    def refuse_other_weights(self, sha256: str | None) -> None:
+        """Refuse to go on from another base model."""
+        began_with = self.environments()[0]["weights_sha256"]
+        if sha256 != began_with:
+            raise RunError(
+                f"{self.folder} was begun with other weights of its encoder: their SHA-256 was {began_with}, "
+                f"is {sha256}.",
+                hint="Give the file that it began with (encoder.weights), or begin anew with another --out.",
+            )
+
     def load_progress(self, learner: Learner) -> Progress | None:
         """Put the last checkpoint into the learner; None where there is none yet."""
         if not self.last.exists():
             return None
         tensors, description = load_checkpoint(self.last)
         learner.restore(tensors)
-        return Progress.from_json(description["progress"])
+        progress = Progress.from_json(description["progress"])
+        self.settle_best(progress)
+        return progress
 
     def load_best(self, learner: Learner) -> dict[str, Any]:
         """Put the best epoch's weights into the learner, and say which they are."""
@@ -114,6 +128,11 @@ class RunFolder:
         """Save all that is needed to go on, and the tables that go with it."""
         description = {"tapfm": tapfm.__version__, "kind": "last", "progress": progress.as_json()}
         save_checkpoint(self.last, learner.state(), description)
+        self.settle_best(progress)
+        self.write_tables(progress)
+
+    def write_tables(self, progress: Progress) -> None:
+        """Write what people read of a checkpoint."""
         lines = "".join(json.dumps(row) + "\n" for row in progress.history)
         write_atomically(self.folder / "history.jsonl", lines.encode())
         write_atomically(self.folder / "failures.csv", failures_table(progress))
@@ -127,7 +146,18 @@ class RunFolder:
             "score": progress.best_score,
             "row": progress.history[-1],
         }
-        save_checkpoint(self.best, learner.weights(), description)
+        save_checkpoint(self.next_best, learner.weights(), description)
+
+    def settle_best(self, progress: Progress) -> None:
+        """Let the next best replace the best, now that the last checkpoint names it; or drop it.
+
+        A run that is stopped between the two repeats the epoch, and on a GPU may find it worse.
+        """
+        if self.next_best.exists():
+            if read_description(self.next_best)["epoch"] == (progress.best_epoch or 0) + 1:
+                self.next_best.replace(self.best)
+            else:
+                self.next_best.unlink()
 
     def progress(self) -> Progress:
         """Read how far the run is, without its tensors."""
@@ -142,7 +172,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     old, new = flat(before), flat(now)
     lines = []
     for name in dict.fromkeys([*old, *new]):
-        if name.split(".")[0] == "machine" or tuple(name.split(".")) in PATHS:
+        if name.split(".")[0] == "machine" or tuple(name.split(".")) in (*PATHS, *MEMORY_ONLY):
             continue
         if old.get(name) != new.get(name):
             lines.append(f"{name} was {old.get(name, 'not set')!r}, is {new.get(name, 'not set')!r}")
@@ -169,7 +199,7 @@ def failures_table(progress: Progress) -> bytes:
         writer.writerow([slide_id, "failed", "", reason])
     for slide_id, skipped in progress.skipped.items():
         if slide_id not in progress.failed:
-            writer.writerow([slide_id, "tiles skipped", skipped.tiles, skipped.reason])
+            writer.writerow([slide_id, "tiles skipped", len(skipped.tiles), skipped.reason])
     return buffer.getvalue().encode()
 
 

@@ -70,11 +70,11 @@ def outcome_lines(config: RunConfig, progress: Progress, result: Mapping[str, Sc
 def rule(config: RunConfig, progress: Progress) -> str:
     """Say what the epoch was chosen by."""
     row = progress.history[progress.best_epoch or 0]
-    if row["val_macro_auc"] is not None:
+    if progress.selected_by == "auc":
         tiles = config.selection.validation_tiles
         on = "all tiles" if tiles == "all" else f"{tiles:,} tiles of each slide"
         return f"validation AUC ({number(row['val_macro_auc'])} on {on})"
-    return "validation loss, as there is no validation AUC" if row["val_loss"] is not None else "being the last one"
+    return "validation loss, as there is no validation AUC" if progress.selected_by == "loss" else "being the last one"
 
 
 def split_lines(data: RunData) -> list[str]:
@@ -114,7 +114,7 @@ def failure_lines(progress: Progress) -> list[str]:
     """List what failed."""
     if not progress.failed and not progress.skipped:
         return []
-    skipped = sum(each.tiles for each in progress.skipped.values())
+    skipped = sum(len(each.tiles) for each in progress.skipped.values())
     lines = ["## What could not be read", ""]
     lines += [f"- {slide_id} failed: {reason}" for slide_id, reason in progress.failed.items()]
     if skipped:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
+
+ECHO_S = 1.0  # terminals and schedulers may signal process and group, that is twice
 
 
 class StopRequests:
@@ -15,6 +18,7 @@ class StopRequests:
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
         self._number: int | None = None
+        self._heard_at = 0.0
         self._before: dict[int, Any] = {}
 
     def asked(self) -> int | None:
@@ -34,7 +38,9 @@ class StopRequests:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as signal handlers are called
-        if self._number is not None:
-            raise KeyboardInterrupt
-        self._number = number
-        self._say("Stopping after this slide, to save; once more stops at once.")
+        now = time.monotonic()
+        if self._number is None:
+            self._number, self._heard_at = number, now
+            self._say("Stopping after this step, to save; once more stops at once.")
+        elif now - self._heard_at > ECHO_S:
+            raise SystemExit(128 + self._number)

@@ -19,15 +19,15 @@ from tapfm.app.devices import choose_device
 from tapfm.app.final_predictions import Remembered, predict_slides
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.progress import Counter
-from tapfm.app.run_data import RunData, read_data
-from tapfm.app.run_folder import RunFolder, environment_of, failures_table
+from tapfm.app.run_data import RunData
+from tapfm.app.run_folder import RunFolder, environment_of
 from tapfm.app.run_summary import write_summary
 from tapfm.app.stopping import StopRequests
 from tapfm.app.watching import TrainingWatcher
 from tapfm.cohort.splits import TEST, TRAIN, VALIDATION
-from tapfm.errors import RunError, SlidesFailedError
+from tapfm.errors import NonFiniteError, RunError, SlidesFailedError
 from tapfm.evaluation.predictions import Scores, scores, write_predictions
-from tapfm.storage import sha256_of, write_atomically
+from tapfm.storage import sha256_of
 
 
 @dataclass(frozen=True)
@@ -40,37 +40,37 @@ class RunResult:
     failed: dict[str, str]
 
 
-def train(config: RunConfig, folder: Path, *, resume: bool, workers: int, console: Console) -> RunResult:
+def train(config: RunConfig, data: RunData, folder: Path, *, resume: bool, workers: int, console: Console) -> RunResult:
     """Train, or go on where the run in the folder is; then predict validation and test slides on all tiles.
 
     Raises `Interrupted` when a signal asked it to stop; the run is saved then.
     """
-    data = read_data(config)
     run_folder = RunFolder(folder)
     with locked(folder, "tapfm train"), StopRequests(console.print) as stop:
         remove_unfinished(folder, folder / "checkpoints")
         refuse_wrong_start(run_folder, config, data, resume=resume)
-        run_folder.last.parent.mkdir(exist_ok=True)
         device = choose_device(config.machine.device)
         learner, weights_sha256 = build_learner(config, data, device)
-        run_folder.check_space(learner)
+        if run_folder.begun:
+            run_folder.refuse_other_weights(weights_sha256)
+        progress = run_folder.load_progress(learner) or Progress()
+        progress.failed |= data.failed
+        if not progress.finished:
+            run_folder.check_space(learner)
         environment = environment_of(device, weights_sha256)
         if run_folder.begun:
             run_folder.note_environment(environment)
         else:
             run_folder.begin(config, data, environment)
         say_what_begins(config, data, device, learner, console)
-        progress = run_folder.load_progress(learner) or Progress()
-        if not progress.finished:
-            progress.failed = dict(data.failed)  # those that failed later get another chance
-        if progress.step:
+        if progress.step and not progress.finished:
             console.print(f"Going on at epoch {progress.epoch + 1}, after {progress.step:,} steps.")
         training, validation, test = (labelled(data.of(split)) for split in (TRAIN, VALIDATION, TEST))
         try:
             if not progress.finished:
                 bags = make_bags(config, data, learner.model, workers)
                 with TrainingWatcher(console, config.schedule.epochs, len(training), len(validation), folder) as seen:
-                    progress = fit(
+                    fit(
                         learner,
                         bags,
                         training,
@@ -85,11 +85,13 @@ def train(config: RunConfig, folder: Path, *, resume: bool, workers: int, consol
             held_out = {VALIDATION: validation, TEST: test}
             return conclude(config, data, learner, run_folder, progress, held_out, workers, stop, console)
         except SlidesFailedError as error:
-            write_atomically(folder / "failures.csv", failures_table(progress))
             go_on = f"{resume_command(folder)} --allow-failures {len(progress.failed)}"
             raise SlidesFailedError(error.message, hint=f"Mend them, or go on without them: {go_on}") from error
+        except NonFiniteError as error:
+            hint = f"{error.hint}\nThat makes it another run: give a new --out."
+            raise NonFiniteError(error.message, hint=hint) from error
         except Interrupted:
-            draw_run(run_folder, config, run_folder.progress())
+            draw_run(run_folder, config, progress)
             console.print(f"Stopped and saved. To go on: {resume_command(folder)}", soft_wrap=True, markup=False)
             raise
 
@@ -97,7 +99,9 @@ def train(config: RunConfig, folder: Path, *, resume: bool, workers: int, consol
 def refuse_wrong_start(run_folder: RunFolder, config: RunConfig, data: RunData, *, resume: bool) -> None:
     """Keep a run from being written over, or gone on with as another."""
     if not run_folder.begun:
-        others = [path.name for path in run_folder.folder.iterdir() if not path.name.startswith(".")]
+        ours = ("environment.json", "split.csv")  # of a run that was stopped before it had begun
+        names = [path.name for path in run_folder.folder.iterdir()]
+        others = [name for name in names if not name.startswith(".") and name not in ours]
         if others:
             raise RunError(
                 f"{run_folder.folder} has other files in it, such as {others[0]}.",
@@ -140,7 +144,7 @@ def conclude(
             continue
         remembered = Remembered(run_folder.folder / f".predictions-{split}.jsonl", digest)
         with Counter(console, f"all tiles, {split}", len(wanted)) as counter:
-            predictions, failed = predict_slides(
+            final = predict_slides(
                 learner,
                 make_bags(config, data, learner.model, workers),
                 wanted,
@@ -148,10 +152,11 @@ def conclude(
                 said=counter.one_more,
                 asked_to_stop=stop.asked,
             )
-        progress.failed |= failed
-        write_predictions(run_folder.folder / f"predictions-{split}.csv", predictions)
-        result[split] = scores(predictions, data.targets, config.selection.unit)
-    write_atomically(run_folder.folder / "failures.csv", failures_table(progress))
+        progress.failed |= final.failed
+        progress.skipped |= final.skipped
+        write_predictions(run_folder.folder / f"predictions-{split}.csv", final.predictions)
+        result[split] = scores(final.predictions, data.targets, config.selection.unit)
+    run_folder.write_tables(progress)
     write_summary(run_folder, config, data, progress, result)
     return RunResult(run_folder.folder, int(best["epoch"]), result, dict(progress.failed))
 

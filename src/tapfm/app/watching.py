@@ -122,9 +122,13 @@ class Board:
                 self._writer = SummaryWriter(str(self._folder), purge_step=row["epoch"])
         if self._writer is None:
             return
-        for name, value in numbers_of(row):
-            self._writer.add_scalar(name, value, row["epoch"])
-        self._writer.flush()
+        try:
+            for name, value in numbers_of(row):
+                self._writer.add_scalar(name, value, row["epoch"])
+            self._writer.flush()
+        except OSError as error:  # events are a copy of history.jsonl: not worth a run
+            self._console.print(f"TensorBoard's events cannot be written ({error}).", markup=False)
+            self._writer, self._missing = None, True
 
     def close(self) -> None:
         """Finish the file."""

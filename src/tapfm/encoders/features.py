@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,11 +116,12 @@ class FeatureFacts(NamedTuple):
     encoder: str | None
     weights_sha256: str | None
     precision: str | None
+    fingerprint: str | None
 
 
 def look_at_features(path: Path) -> FeatureFacts:
     """Read what a file says of its features; of HDF5 not the features themselves."""
-    stored = read_tensor(path) if path.suffix == ".pt" else read_hdf5(path, only_look=True)
+    stored = read_tensor(path, only_look=True) if path.suffix == ".pt" else read_hdf5(path, only_look=True)
     if stored.features.ndim < 2 or not stored.features.shape[-2]:
         raise FeatureStoreError(
             f"{path} has no tiles: its features have the shape {stored.features.shape}.", hint=AGAIN
@@ -131,6 +133,7 @@ def look_at_features(path: Path) -> FeatureFacts:
         encoder=stored.said("extractor" if stored.origin == "STAMP" else "encoder"),
         weights_sha256=stored.said("weights_sha256"),
         precision=stored.said("precision"),
+        fingerprint=stored.said(FINGERPRINT),
     )
 
 
@@ -204,12 +207,13 @@ def read_hdf5(path: Path, *, only_look: bool = False) -> Stored:
     )
 
 
-def read_tensor(path: Path) -> Stored:
-    """Read a .pt file; as a tensor, never as code."""
+def read_tensor(path: Path, *, only_look: bool = False) -> Stored:
+    """Read a .pt file; as a tensor, never as code. With `only_look` the numbers stay on disk, if they can."""
     import torch
 
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        mapped = only_look and zipfile.is_zipfile(path)  # older files cannot be
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     except pickle.UnpicklingError as error:
         raise FeatureStoreError(
             f"{path} is damaged, or holds Python objects besides tensors, which could run code and are not opened.",
@@ -223,6 +227,8 @@ def read_tensor(path: Path) -> Stored:
         raise FeatureStoreError(
             f"{path} holds a {type(loaded).__name__}, not a tensor.", hint="Save the (tiles, D) features alone."
         )
+    if only_look:
+        return Stored("pt", np.broadcast_to(np.float32(0), tuple(loaded.shape)))
     return Stored("pt", loaded.detach().float().numpy())
 
 

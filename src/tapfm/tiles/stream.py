@@ -24,7 +24,7 @@ from tapfm.tiles.reading import TilePixels, TileRequest, TilesRead, read_request
 
 PIECE = 32  # tiles a worker reads at a time: opening the slide is a small part of it, and a lost piece a small loss
 CHANCES = 2  # for a piece whose process died
-PATIENCE_S = 600.0  # for a piece that does not come: a network drive that hangs must not hold up the run for ever
+PATIENCE_S = 300.0  # for a piece that does not come: a network drive that hangs must not hold up the run for ever
 OPEN_SLIDES, CACHE_BYTES = 3, 16 * 2**20  # of each worker
 
 
@@ -66,8 +66,11 @@ class Bag:
         reasons = tuple(reason for piece in self.pieces for reason in piece.reasons)
         if len(rows) == len(self.pixels):
             return TilesRead(self.request, self.pixels, rows)
-        read = [self.pixels[piece.start : piece.start + len(piece.rows)] for piece in self.pieces]
-        return TilesRead(self.request, np.concatenate(read) if read else self.pixels, rows, reasons)
+        end = 0
+        for piece in self.pieces:
+            self.pixels[end : end + len(piece.rows)] = self.pixels[piece.start : piece.start + len(piece.rows)]
+            end += len(piece.rows)
+        return TilesRead(self.request, self.pixels[:end], rows, reasons)
 
 
 class TileStream:
@@ -76,7 +79,6 @@ class TileStream:
     def __init__(self, requests: Iterable[TileRequest], *, workers: int, ahead_bytes: int = 2**30) -> None:
         self.waited_s = 0.0
         self._requests = iter(requests)
-        self._ahead_bytes = ahead_bytes
         self._pool = SlidePool(OPEN_SLIDES, CACHE_BYTES)
         self._reader: ReadAhead | None = ReadAhead(self._requests, workers, ahead_bytes) if workers else None
 
@@ -222,11 +224,15 @@ class ReadAhead:
         death = worker.end()
         self._idle.append(hire(serve_pieces))
         piece.deaths += 1
-        if piece.deaths < CHANCES:
+        if piece.deaths < CHANCES and not reason:
             self._waiting.appendleft(piece)
-        else:
-            piece.fail(reason or death_of(death))
-            self._finished(piece)
+            return
+        # the rest of the slide would do the same to the next worker
+        given_up = [piece, *(each for each in self._waiting if each.bag is piece.bag)]
+        self._waiting = deque(each for each in self._waiting if each.bag is not piece.bag)
+        for each in given_up:
+            each.fail(reason or death_of(death))
+            self._finished(each)
 
     def _finished(self, piece: Piece) -> None:
         with self._changed:
