@@ -137,6 +137,7 @@ def export(
     push_to_hub: str | None = None,
     public: bool = False,
     despite_no_derivatives: bool = False,
+    force: bool = False,
 ) -> None:
     """Write the adapted encoder for timm, the aggregator and a model card, as `tapfm export`."""
     export_model.export_run(
@@ -145,6 +146,7 @@ def export(
         push_to=push_to_hub,
         despite_no_derivatives=despite_no_derivatives,
         private=not public,
+        force=force,
         console=messages(),
     )
 

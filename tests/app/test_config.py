@@ -483,6 +483,10 @@ def test_what_is_not_toml_is_refused_by_name(tmp_path, content):
 
 def test_the_file_is_named_with_its_problems(tmp_path):
     with pytest.raises(SettingError, match=re.escape(f"{tmp_path / 'run.toml'} has a problem:\n  seed: ")):
+        loaded(tmp_path, begun().replace("seed = 0", 'seed = "x"'))
+    with pytest.raises(
+        SettingError, match=re.escape(f"{tmp_path / 'run.toml'}, with what --set changes, has a problem")
+    ):
         loaded(tmp_path, begun(), "seed=x")
 
 

@@ -148,8 +148,8 @@ def test_no_slide_and_no_patient_is_named_anywhere(exported, lab, name):
 def test_the_description_says_what_was_trained_how(exported):
     description = json.loads((exported / "several" / "tapfm.json").read_text())
     assert description["targets"] == ["FGFR3", "TP53"]
-    published = encoder_card("tapfm-pocket").sha256
-    assert description["encoder"] == {"name": "tapfm-pocket", "adapted": True, "began_with_sha256": published}
+    published = {"began_with_sha256": encoder_card("tapfm-pocket").sha256, "features_made_by": None}
+    assert description["encoder"] == {"name": "tapfm-pocket", "adapted": True} | published
     assert description["aggregator"] | {"name": "cls-attention", "feature_size": 128} == description["aggregator"]
     labels = {"FGFR3": {"positive": 2, "labelled": 4}, "TP53": {"positive": 1, "labelled": 3}}
     assert description["training_labels"] == labels
@@ -157,7 +157,7 @@ def test_the_description_says_what_was_trained_how(exported):
     assert description | facts == description
     assert json.loads((exported / "lora:4" / "tapfm.json").read_text())["scope"] == "lora:4"
     fixed = json.loads((exported / "fixed abmil" / "tapfm.json").read_text())
-    assert fixed["encoder"] == {"name": "tapfm-pocket", "adapted": False, "began_with_sha256": published}
+    assert fixed["encoder"] == {"name": "tapfm-pocket", "adapted": False} | published
     assert json.loads((exported / "several" / "config.json").read_text())["tapfm"]["targets"] == ["FGFR3", "TP53"]
 
 
@@ -221,8 +221,8 @@ def test_the_hub_can_read_the_card_of_every_encoder(runs):
 
 def test_exporting_again_replaces_an_export_and_leaves_nothing_of_it(runs, tmp_path, tiles):
     out = tmp_path / "out [1]"
-    for name in ("full", "full", "fixed mean", "lora:4"):
-        result = tapfm("export", runs[name], "--out", out)
+    for name, *force in (("full",), ("full",), ("fixed mean", "--force"), ("lora:4", "--force")):
+        result = tapfm("export", runs[name], "--out", out, *force)
         assert result.returncode == 0, result.said
         assert f"Exported to {out}: " in result.said
         assert (out / "model.safetensors").exists() == (out / "config.json").exists() == (name != "fixed mean")
@@ -233,7 +233,7 @@ def test_an_export_that_was_stopped_loads_for_nobody_and_can_be_made_again(runs,
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
-    tapfm("export", runs["full"], "--out", tmp_path / "over")
+    tapfm("export", runs["last:1"], "--out", tmp_path / "over")
     for name, place in (("first", "save_checkpoint"), ("over", "save_checkpoint"), ("over", "model_card")):
         with monkeypatch.context() as patch:
             patch.setattr(export_model, place, stopped)
@@ -241,6 +241,15 @@ def test_an_export_that_was_stopped_loads_for_nobody_and_can_be_made_again(runs,
         with pytest.raises(RunError, match="no exported model"):
             load_export(tmp_path / name)
         assert tapfm("export", runs["last:1"], "--out", tmp_path / name).returncode == 0
+
+
+def test_the_export_of_another_run_is_not_written_over(runs, tmp_path):
+    assert tapfm("export", runs["full"], "--out", tmp_path / "out").returncode == 0
+    before = contents(tmp_path / "out")
+    result = tapfm("export", runs["lora:4"], "--out", tmp_path / "out")
+    assert result.returncode == 2
+    assert "holds the export of another run" in result.said
+    assert contents(tmp_path / "out") == before
 
 
 def test_what_is_not_an_exports_is_not_written_over(runs, tmp_path):
@@ -287,7 +296,13 @@ def test_a_check_that_finds_other_logits_is_told(runs, tmp_path, monkeypatch):
     for name in ("full", "fixed abmil"):
         with pytest.raises(WeightsMismatchError, match="loaded again it gives other logits"):
             export_model.export_run(
-                runs[name], tmp_path / name, push_to=None, despite_no_derivatives=False, private=True, console=None
+                runs[name],
+                tmp_path / name,
+                push_to=None,
+                despite_no_derivatives=False,
+                private=True,
+                force=False,
+                console=None,
             )
 
 

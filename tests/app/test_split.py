@@ -3,6 +3,7 @@
 import csv
 import os
 import shlex
+import tomllib
 
 import pytest
 from cohort_files import rows_of
@@ -40,7 +41,7 @@ def test_a_table_of_prevalence_and_a_file_to_go_on_with(tmp_path):
     assert lines[0] == ["split", "patients", "slides", "40x", "FGFR3", "positive"]
     assert [line[:3] for line in lines[1:4]] == [["train", "40", "80"], ["val", "5", "10"], ["test", "5", "10"]]
     assert [line[5:] for line in lines[1:4]] == [["16/80", "(20%)"], ["2/10", "(20%)"], ["2/10", "(20%)"]]
-    assert f"Next: tapfm config --cohort {out} > run.toml" in result.stdout
+    assert f"Next: tapfm config --cohort {out} --out run.toml" in result.stdout
     before, after = rows_of(cohort), rows_of(out)
     assert list(after[0]) == [*before[0], "split"]
     assert [{name: row[name] for name in before[0]} for row in after] == before
@@ -92,7 +93,18 @@ def test_a_patient_in_two_splits_is_an_error_whose_hint_mends_it(tmp_path):
     command = shlex.split(error.partition("new splits: ")[2].splitlines()[0])
     assert command[0] == "tapfm"
     assert tapfm(*command[1:]).returncode == 0
-    assert "more than one split" in refused(leaking, "--out", tmp_path / "folds.csv", "--folds", 3, "--force")
+    assert "more than one split" in refused(leaking, "--out", tmp_path / "folds.csv", "--folds", 3)
+
+
+def test_folds_replace_a_split_that_would_be_trained_on_instead(tmp_path):
+    header = "slide_id,path,patient_id,FGFR3,objective,set"
+    cohort = table(tmp_path / "cohort.csv", header=header, extra=lambda i: ",train" if i < 34 else ",test")
+    assert "--force" in refused(cohort, "--out", tmp_path / "folds.csv", "--folds", 3)
+    assert tapfm("split", cohort, "--out", tmp_path / "folds.csv", "--folds", 3, "--force").returncode == 0
+    names = ["slide_id", "path", "patient_id", "FGFR3", "objective", "fold_0", "fold_1", "fold_2"]
+    assert list(rows_of(tmp_path / "folds.csv")[0]) == names
+    result = tapfm("config", "--cohort", tmp_path / "folds.csv", "--encoder", "tapfm-pocket")
+    assert tomllib.loads(result.stdout)["cohort"]["fold"] == 0
 
 
 def test_paths_lead_to_the_slides_from_where_the_new_table_is(tmp_path, monkeypatch):

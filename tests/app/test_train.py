@@ -172,7 +172,7 @@ def test_a_run_is_not_written_over_and_a_finished_one_is_not_trained_again(first
     result = tapfm_here("train", lab / "run.toml", "--out", first, "--set", "schedule.epochs=3")
     assert result.returncode == 2
     assert "holds a finished run" in result.said
-    assert "--resume" in result.said
+    assert f"tapfm export {first} --out exported/first" in result.said
     result = tapfm_here("train", first / "config.toml", "--out", first, "--resume")
     assert result.returncode == 0
     assert "Kept: epoch" in result.said
@@ -313,7 +313,7 @@ def test_tiles_that_were_skipped_in_the_final_look_are_listed(own_lab):
     assert result.returncode == 0, result.said
     (row,) = rows_of(own_lab / "run" / "failures.csv")
     assert (row["slide_id"], row["what"], row["tiles_skipped"]) == ("case-07", "tiles skipped", "1")
-    assert "1 tiles of 1 slides were skipped" in (own_lab / "run" / "summary.md").read_text()
+    assert "skipped: 1 tile of 1 slide" in (own_lab / "run" / "summary.md").read_text()
 
 
 def test_other_weights_of_the_encoder_are_refused_when_resuming(own_lab):
@@ -339,6 +339,46 @@ def test_memory_may_be_saved_when_a_run_goes_on(own_lab):
     assert train_in(own_lab).returncode == 0
     less = ["--set", "adaptation.chunk=1", "--set", "adaptation.checkpoint_blocks=true"]
     assert train_in(own_lab, "--resume", *less).returncode == 0
+
+
+def test_what_is_suggested_can_be_pasted_whatever_is_in_a_path(lab, tmp_path):
+    folder = tmp_path / "a b [é]"
+    result = tapfm_here("train", lab / "run.toml", "--out", folder / "run (1)")
+    assert result.returncode == 0, result.said
+    (export,) = re.findall(r"Next: (tapfm export .*)", result.said)
+    assert shlex.split(export)[2:] == [str(folder / "run (1)"), "--out", "exported/run (1)"]
+    assert export in (folder / "run (1)" / "summary.md").read_text()
+    result = tapfm_here("config", "--encoder", "tapfm-pocket", "--out", folder / "r.toml")
+    assert shlex.split(re.findall(r"Next: (.*)", result.said)[0])[2] == str(folder / "r.toml")
+
+
+def test_folders_of_other_commands_are_left_alone(own_lab):
+    result = tapfm_here(*("embed", own_lab / "cohort.csv", "--encoder", "tapfm-pocket"), "--out", own_lab / "run")
+    assert result.returncode == 2  # no tiles where it looks for them
+    assert train_in(own_lab).returncode == 0
+    tiles = ("--tiles", own_lab / "tiles", "--workers", 0)
+    embed = ("embed", own_lab / "cohort.csv", "--encoder", "tapfm-pocket", *tiles, "--out", own_lab / "run")
+    result = tapfm_here(*embed)
+    assert result.returncode == 2
+    assert "is what tapfm train wrote" in result.said
+    assert not list((own_lab / "run").glob("*.h5"))
+
+
+def test_a_validation_split_with_one_class_is_told_before_it_begins(own_lab):
+    edit(own_lab / "cohort.csv", lambda rows: rows[5].update(FGFR3="0"))
+    result = train_in(own_lab)
+    assert result.returncode == 0, result.said
+    assert "Validation has one class only of FGFR3" in result.said
+    assert "lowest validation loss" in result.said
+    assert "by validation loss" in (own_lab / "run" / "summary.md").read_text()
+    assert "No AUC of FGFR3 on val: no positive slide among 2." in (own_lab / "run" / "summary.md").read_text()
+
+
+def test_a_folder_without_any_tiles_of_the_cohort_is_told_as_such(own_lab):
+    result = train_in(own_lab, "--set", f"tiles.folder={own_lab / 'features'}")
+    assert result.returncode == 2
+    assert "features is no folder of tiles of this cohort" in result.said
+    assert "--allow-failures" not in result.said
 
 
 def test_copied_features_are_the_same_features(own_lab):
@@ -426,7 +466,7 @@ def test_a_cohort_that_cannot_be_trained_on_is_refused(own_lab, change, said):
 def test_slides_without_a_label_are_not_used_and_that_is_said(lab):
     result = tapfm_here("train", lab / "run.toml", "--out", lab / "runs" / "tp53", "--set", 'task.targets=["TP53"]')
     assert result.returncode == 0, result.said
-    assert "2 slides have no label of these targets" in result.said
+    assert "Without a label of these targets, and not used: 2 slides." in result.said
     assert len(rows_of(lab / "runs" / "tp53" / "split.csv")) == 8
 
 
@@ -493,6 +533,10 @@ def test_features_of_others_do_for_aggregators_without_attention(own_lab):
     fixed = ["--set", "adaptation.method=fixed", "--set", f"tiles.features={own_lab / 'theirs'}"]
     result = train_in(own_lab, *fixed)
     assert result.returncode == 0, result.said
+    assert "(CLAM) do not say which encoder made them" in result.said
+    assert "it was another one" in result.said
+    assert tapfm_here("export", own_lab / "run", "--out", own_lab / "out").returncode == 0
+    assert "files of another tool (CLAM, encoder not named)" in (own_lab / "out" / "README.md").read_text()
     result = train_in(own_lab, *fixed, "--set", "aggregator.name=cls-attention", out="other")
     assert result.returncode == 2
     assert "has no attention" in result.said

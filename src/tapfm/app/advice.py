@@ -1,8 +1,10 @@
-"""What to do, once for all the slides it is the same for."""
+"""What to do next: commands to paste, and advice once for all the slides it is the same for."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 
 NAMES_SHOWN = 5
 
@@ -18,3 +20,13 @@ def grouped_advice(advice_of: Iterable[tuple[str, str]]) -> list[str]:
         others = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
         lines.append(f"{', '.join(names[:NAMES_SHOWN])}{others}: {advice}")
     return lines
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number of things."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def command(*words: str | Path) -> str:
+    """Write a command that can be pasted, whatever is in its paths."""
+    return shlex.join(["tapfm", *map(str, words)])

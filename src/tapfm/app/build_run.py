@@ -21,7 +21,7 @@ from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.features import FeatureFacts
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import Provenance, load_encoder
-from tapfm.errors import InputError
+from tapfm.errors import InputError, WeightsError
 from tapfm.model import SlideModel
 from tapfm.tasks.catalog import build_task
 from tapfm.tiles.augment import Augmentation
@@ -68,7 +68,11 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> tup
 
 def ready_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, Provenance]:
     """Load the encoder, and open to learning what the scope says."""
-    loaded = load_encoder(config.encoder.name, weights=config.encoder.weights)
+    try:
+        loaded = load_encoder(config.encoder.name, weights=config.encoder.weights)
+    except WeightsError as error:
+        error.hint += "\nIn a configuration, --weights FILE is: --set encoder.weights=FILE"
+        raise
     apply_scope(loaded.encoder, Scope.parse(config.adaptation.scope), seed=config.seed)
     loaded.encoder.checkpoint_blocks = config.adaptation.checkpoint_blocks
     return loaded.encoder.to(device), loaded.provenance

@@ -13,7 +13,11 @@ from tapfm.errors import InputError
 RUN = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The configuration; `tapfm config` writes one.")]
 CHANGES = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as adaptation.lambda=0.5; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, such as adaptation.lambda=0.5; repeatable. A path starts where you are.",
+    ),
 ]
 
 
@@ -95,12 +99,15 @@ def config(
     if out is None:
         typer.echo(text, nl=False)
         return
+    from tapfm.app.advice import command
     from tapfm.storage import write_atomically
 
-    write_atomically(out, text.encode())
-    Console(stderr=True, highlight=False).print(
-        f"Written: {out}. Next: tapfm train {out} --out runs/first", markup=False, soft_wrap=True
-    )
+    try:
+        write_atomically(out, text.encode())
+    except OSError as error:
+        raise InputError(f"{out} cannot be written ({error.strerror}).", hint="Give another file to --out.") from error
+    following = command("train", out, "--out", "runs/first")
+    Console(stderr=True, highlight=False).print(f"Written: {out}. Next: {following}", markup=False, soft_wrap=True)
 
 
 def train(
@@ -143,7 +150,7 @@ def train(
     predictions-val.csv, predictions-test.csv  the best epoch, on all tiles
     failures.csv, summary.md                   what could not be read, and all of it on a page
 
-    Exit code 3 when slides failed, 130 after Ctrl-C, 143 after SIGTERM.
+    Exit code 3 when more slides failed than may, 130 after Ctrl-C, 143 after SIGTERM.
     """
     from tapfm.app.config import load_config
     from tapfm.app.run_data import read_data
@@ -177,6 +184,7 @@ def export(
         str | None, typer.Option("--push-to-hub", metavar="OWNER/NAME", help="Upload it to the Hugging Face hub.")
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="With --push-to-hub: for everybody to see.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over the export of another run.")] = False,
     despite_no_derivatives: Annotated[
         bool,
         typer.Option(
@@ -211,5 +219,6 @@ def export(
         push_to=push_to,
         despite_no_derivatives=despite_no_derivatives,
         private=not public,
+        force=force,
         console=Console(stderr=True, highlight=False),
     )

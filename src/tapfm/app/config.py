@@ -193,7 +193,7 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> RunConfig:
         put_change(changed, change)
     resolve_paths(changed, Path())
     merge(tables, changed)
-    return resolve(tables, str(file))
+    return resolve(tables, f"{file}, with what --set changes," if changes else str(file))
 
 
 def resolve(tables: Mapping[str, Any], where: str = "The configuration") -> RunConfig:

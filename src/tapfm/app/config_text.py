@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tapfm.app.config import RunConfig, Section, resolve
-from tapfm.cohort.labels import binary_columns
+from tapfm.cohort.labels import binary_columns, read_labels
 from tapfm.cohort.manifest import read_cohort
+from tapfm.cohort.splits import fold_names
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import LabelError
 
@@ -29,9 +30,13 @@ def starting_file(
     folder: Path | None,
 ) -> str:
     """Write a file to start from; targets are those of the table, and paths start at `folder` (default: here)."""
-    if cohort is not None and not targets:
+    of_cohort: dict[str, str | int] = {"table": from_folder(cohort or Path("cohort.csv"), folder)}
+    if cohort is not None:
         table = read_cohort(cohort, must_exist=False)
-        targets = binary_columns(table)
+        if not any(row.split for row in table.rows) and fold_names(table):
+            of_cohort["fold"] = int(fold_names(table)[0].removeprefix("fold_"))
+        read_labels(table, targets)
+        targets = targets or binary_columns(table)
         if not targets:
             raise LabelError(
                 f"{cohort} has no column with both 0 and 1, so there is nothing to learn.",
@@ -44,7 +49,7 @@ def starting_file(
         {
             "recipe": recipe,
             "seed": 0,
-            "cohort": {"table": from_folder(cohort or Path("cohort.csv"), folder)},
+            "cohort": of_cohort,
             "tiles": of_tiles,
             "encoder": {"name": encoder_card(encoder).key},
             "task": {"targets": list(targets) or ["FGFR3"]},

@@ -13,7 +13,7 @@ import tapfm
 from tapfm.adaptation.checkpoint import save_checkpoint
 from tapfm.app.model_card import model_card
 from tapfm.app.output_folder import locked, remove_unfinished
-from tapfm.app.push import push_folder, refuse_bad_repository, refuse_no_derivatives
+from tapfm.app.push import push_folder, refuse_bad_repository, refuse_no_derivatives, refuse_without_token
 from tapfm.app.run_folder import RunFolder
 from tapfm.app.saved_model import AGGREGATOR, DESCRIPTION, SavedModel, load_aggregator, load_export, load_run
 from tapfm.cohort.splits import TEST, VALIDATION
@@ -35,7 +35,14 @@ TILES = 4  # of the slide that the check makes up
 
 
 def export_run(
-    run: Path, out: Path, *, push_to: str | None, despite_no_derivatives: bool, private: bool, console: Console
+    run: Path,
+    out: Path,
+    *,
+    push_to: str | None,
+    despite_no_derivatives: bool,
+    private: bool,
+    force: bool,
+    console: Console,
 ) -> None:
     """Write the folder, check it by loading it again, and push it where that is asked for."""
     saved, run_folder = load_run(run), RunFolder(run)
@@ -47,9 +54,12 @@ def export_run(
                 f"{run} has a fixed encoder, so there is no adapted one to push.",
                 hint="Without --push-to-hub its aggregator is exported.",
             )
+        refuse_without_token()
     refuse_foreign(out)
     refuse_other_files(out)
     refuse_own_base(run_folder, out)
+    if not force:
+        refuse_other_run(run_folder, out)
     with locked(out, "tapfm export"):
         remove_unfinished(out)
         write_export(saved, run_folder, out)
@@ -79,6 +89,18 @@ def refuse_other_files(out: Path) -> None:
     if others := sorted(path.name for path in out.glob("[!.]*") if path.name not in begun):
         raise InputError(
             f"{out} has other files in it, such as {others[0]}.", hint="Give a new folder with --out, such as exported."
+        )
+
+
+def refuse_other_run(run_folder: RunFolder, out: Path) -> None:
+    """Refuse to write over what was exported from another run."""
+    try:
+        of_run = json.loads((out / DESCRIPTION).read_text("utf-8")).get("run")
+    except (OSError, ValueError, AttributeError):
+        return
+    if of_run != run_folder.identity():
+        raise InputError(
+            f"{out} holds the export of another run.", hint="Give another folder with --out, or --force to replace it."
         )
 
 

@@ -23,7 +23,7 @@ def model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, Sc
     title = f"{card.name}, adapted to {targets}" if adapted else f"An aggregator of {card.name} features for {targets}"
     lines = [
         "---",
-        "library_name: timm",
+        *(["library_name: timm"] if adapted else []),
         *licence_keys(card.licence),
         *([f"base_model: {card.repository}"] if card.repository else []),
         "tags: [pathology, whole-slide-image, tapfm]",
@@ -33,7 +33,7 @@ def model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, Sc
         "",
         made_line(saved),
         "",
-        *(use_lines(saved) if adapted else []),
+        *(use_lines(saved) if adapted else use_of_features(saved)),
         "## Data",
         "",
         *data_lines(run_folder, facts["targets"]),
@@ -68,7 +68,13 @@ def made_line(saved: SavedModel) -> str:
     aggregator = f"aggregator `{facts['aggregator']['name']}`"
     how = f"recipe `{facts['recipe']}`, seed {facts['seed']}, epoch {facts['epoch']}"
     if not facts["encoder"]["adapted"]:
-        return f"The encoder is {name} as published; the {aggregator} was trained by tapfm: {how}."
+        made_by = facts["encoder"].get("features_made_by")
+        encoder = (
+            f"The encoder is {name} as published"
+            if made_by is None
+            else f"The features came from files of another tool ({made_by}) and were taken for those of {name}"
+        )
+        return f"{encoder}; the {aggregator} was trained by tapfm: {how}."
     return (
         f"{name} was adapted from slide labels ({', '.join(facts['targets'])}) by tapfm: method `{facts['method']}`, "
         f"{aggregator}, scope `{facts['scope']}`, {how}."
@@ -103,6 +109,22 @@ def use_lines(saved: SavedModel) -> list[str]:
         + f", normalised with mean {mean} and standard deviation {std}. The feature is the CLS token"
         + (" and the mean of the patch tokens" if card.feature == "cls+mean" else "")
         + " after the final norm. `aggregator.safetensors` and `tapfm.json` turn tiles into a prediction.",
+        "",
+    ]
+
+
+def use_of_features(saved: SavedModel) -> list[str]:
+    """Show how to use an aggregator without an encoder of its own."""
+    size = saved.description["aggregator"]["feature_size"]
+    return [
+        "## Use",
+        "",
+        "```python",
+        "from tapfm import api",
+        'aggregator = api.load("FOLDER").model.aggregator',
+        "```",
+        "",
+        f"It takes the features of all tiles of a slide (tiles x {size}) and their raw attention (`tapfm embed`).",
         "",
     ]
 

@@ -15,10 +15,10 @@ GOES_ON = "What was finished is kept; the same command goes on from there."
 
 @contextmanager
 def locked(folder: Path, command: str, other_folder: str = "give another folder with --out") -> Iterator[None]:
-    """Keep a second run out of the folder; the lock goes with the process, however it ends."""
+    """Keep a second run, and other commands, out of the folder; the lock goes with the process, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / OUTPUT_MARK).open("w")
+        lock = (folder / OUTPUT_MARK).open("a+")
     except OSError as error:
         raise InputError(
             f"{folder} cannot be written to ({error}).", hint=f"{other_folder[0].upper()}{other_folder[1:]}."
@@ -36,6 +36,16 @@ def locked(folder: Path, command: str, other_folder: str = "give another folder 
             ) from error
         except OSError:
             pass  # a file system without locks
+        lock.seek(0)
+        writer = lock.read().strip()
+        if writer not in ("", command):
+            raise InputError(
+                f"{folder} is what {writer} wrote: {command} would mix its files with others.",
+                hint=f"{other_folder[0].upper()}{other_folder[1:]}.",
+            )
+        if not writer:
+            lock.write(command)
+            lock.flush()
         yield
 
 

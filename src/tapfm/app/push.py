@@ -27,10 +27,9 @@ def push_folder(
             f"{folder} is not an exported encoder: it has no {' and no '.join(missing)}.",
             hint="Export it first: tapfm export runs/NAME --out DIR",
         )
-    from huggingface_hub import HfApi, get_token
+    refuse_without_token()
+    from huggingface_hub import HfApi
 
-    if get_token() is None:
-        raise InputError("Nobody is logged in to the hub on this machine.", hint=LOG_IN)
     try:
         hub = HfApi()
         address = str(hub.create_repo(repository, private=private, exist_ok=True))
@@ -50,6 +49,14 @@ def push_folder(
     except Exception as error:  # its client has errors of two HTTP libraries, by version
         raise refused(repository, error) from error
     return address
+
+
+def refuse_without_token() -> None:
+    """Refuse before any work when nobody is logged in."""
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        raise InputError("Nobody is logged in to the hub on this machine.", hint=LOG_IN)
 
 
 def refuse_bad_repository(repository: str) -> None:

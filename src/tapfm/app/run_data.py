@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tapfm.app.advice import command
 from tapfm.app.config import RunConfig
 from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
 from tapfm.cohort.splits import SPLITS, TRAIN, check_training_labels, split_of_rows
 from tapfm.encoders.features import FeatureFacts, feature_file, look_at_features
-from tapfm.errors import CohortError, InputError, SlidesFailedError, TapfmError
+from tapfm.errors import CohortError, LabelError, TapfmError
 from tapfm.storage import fingerprint, sha256_of
 from tapfm.tiles.store import TileSet, find_tiles
 
@@ -83,7 +84,7 @@ class RunData:
 
 def read_data(config: RunConfig) -> RunData:
     """Read and check everything that can be checked without opening a slide."""
-    cohort = read_cohort(config.cohort.table, config.cohort.slides, must_exist=config.adaptation.method != "fixed")
+    cohort = read_table(config)
     targets = tuple(config.task.targets)
     labels = read_labels(cohort, targets)
     splits = split_of_rows(cohort, config.cohort.fold)
@@ -103,20 +104,24 @@ def read_data(config: RunConfig) -> RunData:
         else:
             slides.append(SlideOfRun(row, splits[row.slide_id], of_row[row.slide_id], tiles, features))
     data = RunData(tuple(slides), targets, tuple(sorted(unlabelled)), failed)
-    refuse_too_many_without_tiles(config, cohort, data)
-    refuse_one_class(data, column)
+    refuse_too_many_without_tiles(config, data)
+    refuse_one_class(config, data, column)
     return data
+
+
+def read_table(config: RunConfig) -> Cohort:
+    """Read the cohort; advice about options is put as RUN.toml has it."""
+    try:
+        return read_cohort(config.cohort.table, config.cohort.slides, must_exist=config.adaptation.method != "fixed")
+    except CohortError as error:
+        hint = error.hint.replace("--slides FOLDER", "--set cohort.slides=FOLDER")
+        raise CohortError(error.message, hint=hint) from error
 
 
 def tiles_of(config: RunConfig, row: SlideRow) -> tuple[TileSet, None]:
     """Find the tiles of a slide, in whichever layout."""
-    folder = config.tiles.folder
-    assert folder is not None
-    if not folder.is_dir():
-        raise InputError(
-            f"There is no folder {folder}.", hint=f"Make the tiles: tapfm tile {config.cohort.table} --out {folder}"
-        )
-    return find_tiles(folder, row.slide_id), None
+    assert config.tiles.folder is not None
+    return find_tiles(config.tiles.folder, row.slide_id), None
 
 
 def features_of(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]:
@@ -128,33 +133,44 @@ def features_of(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]
     return None, StoredFeatures(path, look_at_features(path))
 
 
-def refuse_too_many_without_tiles(config: RunConfig, cohort: Cohort, data: RunData) -> None:
+def refuse_too_many_without_tiles(config: RunConfig, data: RunData) -> None:
     """Stop before any work when more slides lack tiles than may fail."""
-    if len(data.failed) <= config.machine.allow_failures:
+    if len(data.failed) <= config.machine.allow_failures and data.slides:
         return
+    fixed = config.adaptation.method == "fixed"
+    what, folder = ("features", config.tiles.features) if fixed else ("tiles", config.tiles.folder)
+    of_slides = len(data.failed) + len(data.slides)
     listed = [f"{slide_id}: {reason}" for slide_id, reason in list(data.failed.items())[:SHOWN]]
     if len(data.failed) > SHOWN:
         listed.append(f"... and {len(data.failed) - SHOWN:,} more")
-    make = (
-        f"tapfm embed {config.cohort.table} --encoder {config.encoder.name} --out {config.tiles.features}"
-        if config.adaptation.method == "fixed"
-        else f"tapfm tile {config.cohort.table} --out {config.tiles.folder}"
-    )
-    what = "features" if config.adaptation.method == "fixed" else "tiles"
+    hint = f"Make them: {making_of(config)}"
+    if data.slides:
+        hint += f"\nOr go on without them: --allow-failures {len(data.failed)}"
+    else:
+        listed = [f"{folder} is no folder of {what} of this cohort"]
+        setting = "tiles.features" if fixed else "tiles.folder"
+        hint = f"Say which one is: --set {setting}=DIR\nOr make them: {making_of(config)}"
     raise CohortError(
-        f"{len(data.failed):,} of {len(cohort):,} slides have no {what}:\n  " + "\n  ".join(listed),
-        hint=f"Make them: {make}\nOr go on without them: --allow-failures {len(data.failed)}",
+        f"{len(data.failed):,} of {of_slides:,} slides have no {what}:\n  " + "\n  ".join(listed), hint=hint
     )
 
 
-def refuse_one_class(data: RunData, column: str) -> None:
+def making_of(config: RunConfig) -> str:
+    """Say what to type for what is missing."""
+    table = config.cohort.table
+    if config.adaptation.method == "fixed":
+        return command("embed", table, "--encoder", config.encoder.name, "--out", config.tiles.features or "features")
+    return command("tile", table, "--out", config.tiles.folder or "tiles")
+
+
+def refuse_one_class(config: RunConfig, data: RunData, column: str) -> None:
     """Check again what can be learnt, now that slides without tiles are out."""
     for target, labels in data.training_labels().items():
         if not {0, 1} <= set(labels):
-            raise SlidesFailedError(
-                f"Without the slides that have no tiles, the training split (column {column}) has only one class of "
-                f"{target}.",
-                hint="Make their tiles: tapfm tile",
+            raise LabelError(
+                f"Without the slides that have no tiles, the training split (column {column}) does not have both "
+                f"classes of {target}.",
+                hint=f"Make their tiles: {making_of(config)}",
             )
 
 

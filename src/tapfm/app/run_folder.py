@@ -35,7 +35,7 @@ from tapfm.app.config import PATHS, RunConfig
 from tapfm.app.config_text import resolved
 from tapfm.app.run_data import RunData, difference
 from tapfm.errors import CheckpointError, RunError
-from tapfm.storage import write_atomically
+from tapfm.storage import fingerprint, write_atomically
 
 SHOWN = 10  # differences named
 MEMORY_ONLY = (("adaptation", "chunk"), ("adaptation", "checkpoint_blocks"))  # a run that ran out of it may change them
@@ -71,6 +71,10 @@ class RunFolder:
         path = self.folder / "environment.json"
         return json.loads(path.read_text("utf-8")) if path.exists() else []
 
+    def identity(self) -> str:
+        """Tell a run from others: by what it was made from."""
+        return fingerprint(self.settings(), (self.folder / "split.csv").read_text("utf-8"))[:16]
+
     def settings(self) -> dict[str, Any]:
         """Read config.toml as it is."""
         return tomllib.loads((self.folder / "config.toml").read_text("utf-8"))
@@ -80,7 +84,7 @@ class RunFolder:
         with (self.folder / "split.csv").open(newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))
 
-    def refuse_changes(self, config: RunConfig, data: RunData) -> None:
+    def refuse_changes(self, config: RunConfig, data: RunData, go_on: str) -> None:
         """Refuse to go on with another configuration or cohort, saying how it differs."""
         lines = changed_settings(self.settings(), config.as_tables())
         lines += difference((self.folder / "split.csv").read_text("utf-8"), data.table())
@@ -88,7 +92,7 @@ class RunFolder:
             shown = lines[:SHOWN] + ([f"... and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else [])
             raise RunError(
                 f"{self.folder} was begun with something else:\n  " + "\n  ".join(shown),
-                hint="Go on with what it was begun with, or begin anew with another --out.",
+                hint=f"Go on with what it was begun with: {go_on}\nOr begin anew with another --out.",
             )
 
     def refuse_other_weights(self, sha256: str | None) -> None:
@@ -203,7 +207,7 @@ def failures_table(progress: Progress) -> bytes:
     return buffer.getvalue().encode()
 
 
-def environment_of(device: torch.device, weights_sha256: str | None) -> dict[str, Any]:
+def environment_of(device: torch.device, weights_sha256: str | None, made_by: str | None) -> dict[str, Any]:
     """Note what a result may depend on besides the configuration."""
     packages = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecodecs", "peft")
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
@@ -217,6 +221,7 @@ def environment_of(device: torch.device, weights_sha256: str | None) -> dict[str
         "cuda": torch.version.cuda if gpu is not None else None,
         "packages": {name: version for name in packages if (version := version_of(name)) is not None},
         "weights_sha256": weights_sha256,  # of the encoder, before it was adapted
+        "features_made_by": made_by,  # what files of stored features say, where another tool wrote them
         "command": shlex.join(["tapfm", *sys.argv[1:]]),
     }
 

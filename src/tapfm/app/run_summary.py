@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from tapfm.adaptation.progress import Progress
+from tapfm.app.advice import command, counted
 from tapfm.app.config import RunConfig
 from tapfm.app.run_data import RunData, count_by_split
 from tapfm.app.run_folder import RunFolder
@@ -25,7 +27,7 @@ def write_summary(
         "",
         "## Slides",
         "",
-        *split_lines(data),
+        *split_lines(data, progress),
         "",
         "## Training",
         "",
@@ -39,7 +41,7 @@ def write_summary(
         "`predictions-*.csv` each slide on all its tiles, `failures.csv` what could not be read, "
         "`tensorboard/` event files.",
         "",
-        f"    tapfm export {run_folder.folder} --out exported",
+        f"    {command('export', run_folder.folder, '--out', Path('exported') / run_folder.folder.name)}",
         "",
     ]
     write_atomically(run_folder.folder / "summary.md", "\n".join(lines).encode())
@@ -77,7 +79,7 @@ def rule(config: RunConfig, progress: Progress) -> str:
     return "validation loss, as there is no validation AUC" if progress.selected_by == "loss" else "being the last one"
 
 
-def split_lines(data: RunData) -> list[str]:
+def split_lines(data: RunData, progress: Progress) -> list[str]:
     """Count slides by split."""
     lines = [
         "| split | patients | slides | " + " | ".join(f"{target} positive" for target in data.targets) + " |",
@@ -87,7 +89,9 @@ def split_lines(data: RunData) -> list[str]:
         cells = [f"{positive:,} of {known:,}" for positive, known in counts.values()]
         lines.append(f"| {split} | {patients:,} | {slides:,} | " + " | ".join(cells) + " |")
     if data.without_label:
-        lines += ["", f"{len(data.without_label):,} slides without any label were not used."]
+        lines += ["", f"Without any label, and not used: {counted(len(data.without_label), 'slide')}."]
+    if lost := [slide for slide in data.slides if slide.row.slide_id in progress.failed]:
+        lines += ["", f"Of these, {counted(len(lost), 'slide')} failed (below)."]
     return lines
 
 
@@ -101,12 +105,15 @@ def training_lines(config: RunConfig, progress: Progress) -> list[str]:
     early = (
         f" It ended early: {config.selection.patience} epochs without a better one." if progress.stopped_early else ""
     )
+    time = f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{seconds / 60:.1f} min"
+    learnt = f"learning rate {config.optimiser.aggregator_lr:g} (aggregator)"
+    if config.adaptation.method != "fixed":
+        learnt = f"scope `{config.adaptation.scope}`, learning rate {config.optimiser.encoder_lr:g} (encoder), {learnt}"
     return [
-        f"{len(history)} epochs, {progress.step:,} steps, {tiles:,} tiles in {seconds / 3600:.2f} h, validation "
+        f"{counted(len(history), 'epoch')}, {counted(progress.step, 'step')}, {tiles:,} tiles in {time}, validation "
         f"included; {waited:.0%} of the time was spent waiting for tiles; at most {peak:.1f} GiB of memory.{early}",
         "",
-        f"Recipe `{config.recipe}`, seed {config.seed}, scope `{config.adaptation.scope}`, learning rates "
-        f"{config.optimiser.encoder_lr:g} (encoder) and {config.optimiser.aggregator_lr:g} (aggregator).",
+        f"Recipe `{config.recipe}`, seed {config.seed}, {learnt}.",
     ]
 
 
@@ -118,7 +125,8 @@ def failure_lines(progress: Progress) -> list[str]:
     lines = ["## What could not be read", ""]
     lines += [f"- {slide_id} failed: {reason}" for slide_id, reason in progress.failed.items()]
     if skipped:
-        lines.append(f"- {skipped:,} tiles of {len(progress.skipped):,} slides were skipped (`failures.csv`)")
+        slides = counted(len(progress.skipped), "slide")
+        lines.append(f"- skipped: {counted(skipped, 'tile')} of {slides} (`failures.csv`)")
     return [*lines, ""]
 
 

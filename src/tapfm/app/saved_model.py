@@ -13,6 +13,7 @@ from torch import Tensor
 from tapfm.adaptation.checkpoint import load_checkpoint
 from tapfm.adaptation.learner import changing_parameters, restore_weights
 from tapfm.aggregators.catalog import build_aggregator
+from tapfm.app.advice import command
 from tapfm.app.build_run import ready_encoder
 from tapfm.app.config import RunConfig, load_config
 from tapfm.app.run_folder import RunFolder
@@ -47,7 +48,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
     if not run_folder.best.exists():
         raise RunError(
             f"{folder} has not finished an epoch yet.",
-            hint=f"Go on with it: tapfm train {folder}/config.toml --out {folder} --resume",
+            hint=f"Go on with it: {command('train', folder / 'config.toml', '--out', folder, '--resume')}",
         )
     if missing := [name for name in ("split.csv", "environment.json") if not (folder / name).exists()]:
         raise RunError(f"{folder} has no {' and no '.join(missing)}.", hint="Copy the whole folder of the run again.")
@@ -60,6 +61,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
             "name": config.encoder.name,
             "adapted": config.adaptation.method != "fixed",
             "began_with_sha256": run_folder.environments()[0]["weights_sha256"],
+            "features_made_by": run_folder.environments()[0].get("features_made_by"),
         },
         "aggregator": {
             "name": config.aggregator.name,
@@ -72,6 +74,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
             target: {"positive": each.count(1), "labelled": len(each) - each.count(None)}
             for target, each in labels.items()
         },
+        "run": run_folder.identity(),
         "epoch": checkpoint["epoch"],
         "method": config.adaptation.method,
         "scope": config.adaptation.scope,

@@ -121,14 +121,14 @@ def check_earlier(cohort: Cohort, *, making_folds: bool, force: bool) -> None:
     """Check the splits that a table brings; those that would be replaced need --force, and then need not be sound."""
     split: list[int | None] = [None] if any(row.split for row in cohort.rows) else []
     folds: list[int | None] = [int(name.removeprefix("fold_")) for name in fold_names(cohort)]
-    kept, replaced = (split, folds) if making_folds else (folds, split)
+    kept, replaced = ([], [*split, *folds]) if making_folds else (folds, split)
     for fold in kept if force else [*kept, *replaced]:
         split_of_rows(cohort, fold)
     if replaced and not force:
         raise InputError(
-            f"{cohort.source} has {'folds' if making_folds else 'splits'} already, and no patient is in two of them.",
+            f"{cohort.source} has {'folds' if folds else 'splits'} already, and no patient is in two of them.",
             hint="Train on it as it is: "
-            f"tapfm config --cohort {shlex.quote(str(cohort.source))} > run.toml. Or make new ones: --force",
+            f"tapfm config --cohort {shlex.quote(str(cohort.source))} --out run.toml. Or make new ones: --force",
         )
 
 
@@ -192,8 +192,8 @@ def table_with(
             ids = column_of(header, table, columns["slide_id"])
             known = [row.slide_id if path else text for row, path, text in zip(cohort.rows, paths, ids, strict=True)]
             set_column(header, table, columns["slide_id"], known)
-    if "split" not in splits:  # folds of another number must not stay
-        kept = [index for index, name in enumerate(header) if fold_of(name) is None]
+    if "split" not in splits:  # folds of another number must not stay, nor a split that would be trained on instead
+        kept = [i for i, name in enumerate(header) if fold_of(name) is None and name != columns.get("split")]
         header, table = [header[index] for index in kept], [[record[index] for index in kept] for record in table]
     for column, of_slide in splits.items():
         name = columns.get("split", column) if column == "split" else column
@@ -259,7 +259,11 @@ def show(made: Made, console: Console) -> None:
     for note in notes(made):
         console.print(Text(note, "yellow"), soft_wrap=True)
     written = shlex.quote(str(made.out))
-    console.print(Text(f"Written: {made.out}. Next: tapfm config --cohort {written} > run.toml"), soft_wrap=True)
+    console.print(Text(f"Written: {made.out}. Next: tapfm config --cohort {written} --out run.toml"), soft_wrap=True)
+    if fold:
+        console.print(
+            "It begins with fold 0; the others: tapfm train run.toml --out runs/fold-1 --set cohort.fold=1, ..."
+        )
 
 
 def share(part: int, whole: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rich.console import Console
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.progress import Progress
 from tapfm.adaptation.trainer import Interrupted, LabelledSlide, fit
+from tapfm.app.advice import command, counted
 from tapfm.app.build_run import build_learner, labelled, make_bags, plan_of
 from tapfm.app.config import RunConfig
 from tapfm.app.curves import draw_curves
@@ -25,6 +25,7 @@ from tapfm.app.run_summary import write_summary
 from tapfm.app.stopping import StopRequests
 from tapfm.app.watching import TrainingWatcher
 from tapfm.cohort.splits import TEST, TRAIN, VALIDATION
+from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import NonFiniteError, RunError, SlidesFailedError
 from tapfm.evaluation.predictions import Scores, scores, write_predictions
 from tapfm.storage import sha256_of
@@ -57,14 +58,16 @@ def train(config: RunConfig, data: RunData, folder: Path, *, resume: bool, worke
         progress.failed |= data.failed
         if not progress.finished:
             run_folder.check_space(learner)
-        environment = environment_of(device, weights_sha256)
+        environment = environment_of(device, weights_sha256, features_made_by(data))
         if run_folder.begun:
             run_folder.note_environment(environment)
         else:
             run_folder.begin(config, data, environment)
         say_what_begins(config, data, device, learner, console)
-        if progress.step and not progress.finished:
-            console.print(f"Going on at epoch {progress.epoch + 1}, after {progress.step:,} steps.")
+        if progress.finished:
+            console.print("The run is finished; its predictions are looked at again.")
+        elif progress.step:
+            console.print(f"Going on at epoch {progress.epoch + 1}, after {counted(progress.step, 'step')}.")
         training, validation, test = (labelled(data.of(split)) for split in (TRAIN, VALIDATION, TEST))
         try:
             if not progress.finished:
@@ -109,17 +112,23 @@ def refuse_wrong_start(run_folder: RunFolder, config: RunConfig, data: RunData, 
             )
         return
     if not resume:
-        done = "a finished run" if run_folder.last.exists() and run_folder.progress().finished else "a run"
+        finished = run_folder.last.exists() and run_folder.progress().finished
+        go_on = f"Go on with it: {resume_command(run_folder.folder)}"
         raise RunError(
-            f"{run_folder.folder} holds {done}.",
-            hint=f"Go on with it: {resume_command(run_folder.folder)}\nOr begin another with --out.",
+            f"{run_folder.folder} holds {'a finished run' if finished else 'a run'}.",
+            hint=f"{export_command(run_folder.folder) if finished else go_on}\nOr begin another with --out.",
         )
-    run_folder.refuse_changes(config, data)
+    run_folder.refuse_changes(config, data, resume_command(run_folder.folder))
 
 
 def resume_command(folder: Path) -> str:
     """Say what to type to go on; the folder has its own configuration."""
-    return shlex.join(["tapfm", "train", str(folder / "config.toml"), "--out", str(folder), "--resume"])
+    return command("train", folder / "config.toml", "--out", folder, "--resume")
+
+
+def export_command(folder: Path) -> str:
+    """Say what to type when it is done."""
+    return command("export", folder, "--out", Path("exported") / folder.name)
 
 
 def conclude(
@@ -180,16 +189,47 @@ def say_what_begins(config: RunConfig, data: RunData, device: torch.device, lear
         f"{config.encoder.name}; {learning / 1e6:,.2f} M parameters learn on {device} in {precision}."
     ]
     if data.without_label:
-        lines.append(f"{len(data.without_label):,} slides have no label of these targets and are not used.")
+        lines.append(f"Without a label of these targets, and not used: {counted(len(data.without_label), 'slide')}.")
     if data.failed:
-        lines.append(f"{len(data.failed):,} slides have no tiles and are left out (failures.csv).")
+        lines.append(f"Without tiles, and left out: {counted(len(data.failed), 'slide')} (failures.csv).")
     if not data.of(VALIDATION):
         lines.append("There is no validation slide, so the last epoch will be kept.")
+    elif lacking := [target for target in data.targets if not has_both_classes(data, target)]:
+        lines.append(f"Validation has one class only of {', '.join(lacking)}: no AUC there.")
+        if len(lacking) == len(data.targets):
+            lines.append("So the epoch with the lowest validation loss will be kept.")
+    lines += unnamed_encoder(config, data)
     sides = {slide.tiles.tile_px for slide in data.slides if slide.tiles is not None}
     if learner.model.encoder is not None and (other := sides - {learner.model.encoder.tile_px}):
         lines.append(f"Tiles of {', '.join(map(str, other))} px are read as {learner.model.encoder.tile_px} px.")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
+
+
+def has_both_classes(data: RunData, target: str) -> bool:
+    """Say whether the validation slides have a positive and a negative."""
+    return {0, 1} <= {slide.labels[target] for slide in data.of(VALIDATION)}
+
+
+def features_made_by(data: RunData) -> str | None:
+    """Say whose files of features were learnt from, where they are not ours."""
+    features = data.slides[0].features
+    if features is None or features.facts.origin == "tapfm":
+        return None
+    return f"{features.facts.origin}, {features.facts.encoder or 'encoder not named'}"
+
+
+def unnamed_encoder(config: RunConfig, data: RunData) -> list[str]:
+    """Tell when files of features do not say which encoder made them."""
+    features = data.slides[0].features
+    if features is None or features.facts.origin == "tapfm":
+        return []
+    facts, card = features.facts, encoder_card(config.encoder.name)
+    said = f"say '{facts.encoder}'" if facts.encoder else "do not say which encoder made them"
+    line = f"These features ({facts.origin}) {said}; they are taken for those of {card.name}, as configured."
+    if facts.size != card.feature_size:
+        line += f" It makes {card.feature_size:,} numbers of a tile, and they have {facts.size:,}: it was another one."
+    return [line]
 
 
 def say_what_was_kept(progress: Progress, config: RunConfig, console: Console) -> None:
@@ -206,11 +246,10 @@ def show(result: RunResult, console: Console) -> None:
         values = ", ".join(
             f"{target} {'-' if value is None else f'{value:.3f}'}" for target, value in of_split.auc.items()
         )
-        console.print(f"AUC on {of_split.count:,} {of_split.unit}s of {split}, all tiles: {values}", markup=False)
+        console.print(f"AUC on {counted(of_split.count, of_split.unit)} of {split}, all tiles: {values}", markup=False)
         for target, why in of_split.why_undefined.items():
             console.print(f"  no AUC of {target}: {why}", markup=False)
     if result.failed:
-        count = "1 slide" if len(result.failed) == 1 else f"{len(result.failed):,} slides"
-        console.print(f"{count} failed: {result.folder}/failures.csv", markup=False)
+        console.print(f"{counted(len(result.failed), 'slide')} failed: {result.folder}/failures.csv", markup=False)
     console.print(f"Look at it: {result.folder}/summary.md and curves.png", markup=False, soft_wrap=True)
-    console.print(f"Next: tapfm export {result.folder} --out exported", markup=False, soft_wrap=True)
+    console.print(f"Next: {export_command(result.folder)}", markup=False, soft_wrap=True)

@@ -39,6 +39,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "list of paths": ("path",),
 }
 LONGEST_ID = 200
+SHOWN = 20  # problems named
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt")
 FEATURE_SUFFIXES = (".h5", ".pt")  # STAMP's FILENAME and others name the file of features, not the slide
 
@@ -177,6 +178,8 @@ def read_table(source: Path, finder: SlideFinder, *, must_exist: bool) -> Cohort
         problems.append("no slide below the header")
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        if len(problems) > SHOWN:
+            problems = [*problems[:SHOWN], f"... and {len(problems) - SHOWN:,} more"]
         raise CohortError(
             f"{source} has {count}:\n  " + "\n  ".join(problems),
             hint="Mend the table; relative paths start at its own folder, and --slides FOLDER says where else to look.",
