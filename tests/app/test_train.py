@@ -258,6 +258,16 @@ def test_resuming_with_other_tiles_is_refused(own_lab):
     assert "case-03: its tiles are others" in result.said
 
 
+def test_a_checkpoint_of_another_run_is_refused(own_lab):
+    assert train_in(own_lab).returncode == 0
+    assert train_in(own_lab, "--set", "seed=1", out="other").returncode == 0
+    shutil.copy(own_lab / "other" / "checkpoints" / "last.safetensors", own_lab / "run" / "checkpoints")
+    result = train_in(own_lab, "--resume")
+    assert result.returncode == 2
+    assert "was not made with the config.toml" in result.said
+    assert read_description(own_lab / "other" / "checkpoints" / "last.safetensors")["config"]["seed"] == 1
+
+
 def test_a_moved_lab_goes_on(own_lab, tmp_path_factory):
     assert train_in(own_lab).returncode == 0
     moved = tmp_path_factory.mktemp("moved") / "lab"
@@ -292,6 +302,18 @@ def test_a_slide_that_cannot_be_read_stops_the_run_or_is_left_out(own_lab):
     assert "case-02" in (own_lab / "run" / "failures.csv").read_text(), "also when it is only looked at again"
     assert history_of(own_lab / "run")[0]["slides"] == 3
     assert "case-02 failed" in (own_lab / "run" / "summary.md").read_text()
+
+
+def test_a_slide_that_was_mended_is_learnt_from_when_the_run_goes_on(own_lab):
+    whole = (own_lab / "2.svs").read_bytes()
+    (own_lab / "2.svs").write_bytes(b"no slide")
+    two = ["--set", "schedule.epochs=2"]
+    assert train_in(own_lab, *two).returncode == 3
+    (own_lab / "2.svs").write_bytes(whole)
+    result = train_in(own_lab, *two, "--resume")
+    assert result.returncode == 0, result.said
+    assert [row["slides"] for row in history_of(own_lab / "run")] == [3, 4]
+    assert rows_of(own_lab / "run" / "failures.csv") == []
 
 
 def test_a_test_slide_that_cannot_be_read_counts_too(own_lab):
@@ -394,7 +416,7 @@ def test_the_best_weights_are_those_that_the_last_checkpoint_names(tmp_path):
 
     from tapfm.adaptation.progress import Progress
 
-    learner, folder = make_learner(), RunFolder(tmp_path)
+    learner, folder = make_learner(), begun(tmp_path)
     progress = Progress(best_epoch=0, best_score=0.7, history=[{"epoch": 1}])
     folder.save_best(learner, progress)
     assert not folder.best.exists(), "not before the last checkpoint is there"
@@ -412,11 +434,17 @@ def test_a_resumed_run_does_not_hold_on_to_the_old_file(tmp_path):
     from training_slides import labelled, make_learner, run, write_slides
 
     slides = write_slides(tmp_path / "slides", 2)
-    learner, folder = make_learner(), RunFolder(tmp_path)
+    learner, folder = make_learner(), begun(tmp_path)
     progress = run(learner, slides, training=labelled(slides), memory=folder_with_ears(folder))
     again = make_learner(seed=1)
     assert folder.load_progress(again).step == progress.step
     assert "last.safetensors" not in Path("/proc/self/maps").read_text()
+
+
+def begun(folder):
+    (folder / "config.toml").write_text("seed = 0\n")
+    (folder / "split.csv").write_text("slide_id\n")
+    return RunFolder(folder)
 
 
 def folder_with_ears(folder):

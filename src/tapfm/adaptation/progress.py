@@ -68,6 +68,12 @@ class Progress:
     sums: EpochSums = field(default_factory=EpochSums)
     history: list[dict[str, Any]] = field(default_factory=list)
 
+    def forget_failures(self) -> None:
+        """Give slides that failed another chance."""
+        for slide_id in self.failed:
+            self.skipped.pop(slide_id, None)
+        self.failed = {}
+
     def as_json(self) -> dict[str, Any]:
         """Give it as JSON has it."""
         return asdict(self)

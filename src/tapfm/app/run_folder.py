@@ -57,6 +57,7 @@ class RunFolder:
 
     def begin(self, config: RunConfig, data: RunData, environment: Mapping[str, Any]) -> None:
         """Write what the run is made from; the configuration last, as it marks a run."""
+        (self.folder / "environment.json").unlink(missing_ok=True)  # of a start that came to nothing
         self.note_environment(environment)
         write_atomically(self.folder / "split.csv", data.table().encode())
         write_atomically(self.folder / "config.toml", resolved(config).encode())
@@ -97,7 +98,7 @@ class RunFolder:
 
     def refuse_other_weights(self, sha256: str | None) -> None:
         """Refuse to go on from another base model."""
-        began_with = self.environments()[0]["weights_sha256"]
+        began_with = self.environments()[0]["weights_sha256"] if self.environments() else sha256
         if sha256 != began_with:
             raise RunError(
                 f"{self.folder} was begun with other weights of its encoder: their SHA-256 was {began_with}, "
@@ -110,6 +111,11 @@ class RunFolder:
         if not self.last.exists():
             return None
         tensors, description = load_checkpoint(self.last)
+        if description.get("run") != self.identity():
+            raise RunError(
+                f"{self.last} was not made with the config.toml and split.csv beside it.",
+                hint="Put the files of the run back, or begin anew with another --out.",
+            )
         learner.restore(tensors)
         progress = Progress.from_json(description["progress"])
         self.settle_best(progress)
@@ -130,7 +136,13 @@ class RunFolder:
 
     def save_last(self, learner: Learner, progress: Progress) -> None:
         """Save all that is needed to go on, and the tables that go with it."""
-        description = {"tapfm": tapfm.__version__, "kind": "last", "progress": progress.as_json()}
+        description = {
+            "tapfm": tapfm.__version__,
+            "kind": "last",
+            "run": self.identity(),  # of configuration and data
+            "config": self.settings(),
+            "progress": progress.as_json(),
+        }
         save_checkpoint(self.last, learner.state(), description)
         self.settle_best(progress)
         self.write_tables(progress)

@@ -55,6 +55,8 @@ def train(config: RunConfig, data: RunData, folder: Path, *, resume: bool, worke
         if run_folder.begun:
             run_folder.refuse_other_weights(weights_sha256)
         progress = run_folder.load_progress(learner) or Progress()
+        if not progress.finished and len(progress.failed) > config.machine.allow_failures:
+            progress.forget_failures()  # gone on with without leave to fail: they were mended, or will fail again
         progress.failed |= data.failed
         if not progress.finished:
             run_folder.check_space(learner)
