@@ -20,7 +20,8 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(READY)  ## run all tests
-	$(BIN)/python -m pytest
+	@# one thread each: of small encoders, threads only wait for each other
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
 lint: $(READY)  ## check style
 	$(BIN)/ruff check .
