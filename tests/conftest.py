@@ -1,3 +1,3 @@
 """Fixtures that several files use."""
 
-from training_lab import lab, one_thread, train  # noqa: F401
+from training_lab import lab, one_thread, own_lab, train  # noqa: F401

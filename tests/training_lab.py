@@ -1,11 +1,18 @@
 """A folder as a user has it before training: slides, a table, tiles, features and RUN.toml; all of it small."""
 
+import csv
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from cohort_files import rows_of
 from command_line import tapfm_here
 from slide_files import section, write_slide
 
+from tapfm.adaptation.checkpoint import load_checkpoint
+from tapfm.adaptation.trainer import TIMED
 from tapfm.tiles.store import TileSet, write_tiles
 
 SPLITS = ["train"] * 4 + ["val"] * 2 + ["test"] * 4
@@ -87,3 +94,43 @@ def train(lab):
         return lab / "runs" / name
 
     return run
+
+
+def history_of(run):
+    return [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+
+
+def untimed(run):
+    return [{name: value for name, value in row.items() if name not in TIMED} for row in history_of(run)]
+
+
+def weights_of(run):
+    tensors, _ = load_checkpoint(run / "checkpoints" / "last.safetensors")
+    return tensors
+
+
+def same_weights(a, b):
+    first, second = weights_of(a), weights_of(b)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture
+def own_lab(lab, tmp_path):
+    """A copy of the lab whose files may be changed, and a run in it."""
+    for path in lab.iterdir():
+        if path.name != "runs":
+            (shutil.copytree if path.is_dir() else shutil.copy2)(path, tmp_path / path.name)
+    return tmp_path
+
+
+def edit(table, change):
+    rows = rows_of(table)
+    change(rows)
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def train_in(folder, *options, out="run"):
+    return tapfm_here("train", folder / "run.toml", "--out", folder / out, *options)

@@ -6,6 +6,8 @@ keeper (where checkpoints go) and a watcher (who is told).
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 import sys
 import time
@@ -256,7 +258,7 @@ class Run:
 
     def end_epoch(self, predictions: Sequence[Prediction]) -> None:
         """Write the epoch down, keep it if it is the best, and save."""
-        progress, model = self.progress, self.learner.model
+        progress = self.progress
         row = self.summary_of_epoch(predictions)
         if progress.selected_by is None:  # once for the run: an AUC cannot be compared with a loss
             progress.selected_by = rule_for(row)
@@ -275,7 +277,7 @@ class Run:
         progress.finished = progress.epoch >= self.plan.epochs or progress.stopped_early
         self.save_last()
         self.watcher.finished_epoch(row, best=best)
-        model.train()
+        give_back_memory()
 
     def summary_of_epoch(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """Make the line of history.jsonl."""
@@ -385,6 +387,13 @@ def mean_loss(learner: Learner, predictions: Sequence[Prediction]) -> float | No
         for each in predictions
     ]
     return float(torch.stack(losses).mean())
+
+
+def give_back_memory() -> None:
+    """Let the system have what was freed: bags of many sizes leave holes, and glibc would keep them all."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 class Clock:
