@@ -9,9 +9,10 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tapfm.errors import DiskFullError
 
@@ -26,11 +27,18 @@ def cache_folder() -> Path:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old or the new content, whenever the writer is stopped."""
+    with replaced(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write that takes the place of `path` when all of it is on disk; on failure nothing has changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
     try:
         with unfinished.open("xb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)

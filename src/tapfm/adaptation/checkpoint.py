@@ -7,10 +7,8 @@ its place: whatever happens, there is a whole one.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tapfm.errors import CheckpointError, DiskFullError
-from tapfm.storage import UNFINISHED, refuse_full_disk
+from tapfm.storage import replaced
 
 DESCRIPTION = "tapfm"  # key of the JSON text in the header
 DTYPES = {
@@ -72,20 +70,10 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], description: Mapp
         offset += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the format wants tensors aligned
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
-    try:
-        with unfinished.open("xb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            for tensor in tensors.values():
-                file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException as error:
-        unfinished.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            refuse_full_disk(error, path)
-        raise
+    with replaced(path) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors.values():
+            file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -138,17 +138,17 @@ def train(
     \b
     tapfm train run.toml --out runs/first
     tapfm train run.toml --out runs/half --set adaptation.lambda=0.5 --set seed=1
-    tapfm train run.toml --out runs/first --resume     after Ctrl-C, a crash, or a time limit
+    tapfm train run.toml --out runs/first --resume   after Ctrl-C, a crash, ...
 
-    Ctrl-C and SIGTERM save first. A run that was stopped goes on in the middle of its epoch, with the
-    same tiles; on a CPU with the same weights, bit by bit, as if it had not been stopped.
+    Ctrl-C and SIGTERM save first. A run that was stopped goes on in the middle of its epoch,
+    with the same tiles; on a CPU with the same weights, bit by bit, as if it had not been stopped.
 
     \b
     config.toml, environment.json, split.csv   what it was made from
     history.jsonl, curves.png, tensorboard/    losses, AUC, speed, memory by epoch
     checkpoints/                               last (to go on) and best (weights)
     predictions-val.csv, predictions-test.csv  the best epoch, on all tiles
-    failures.csv, summary.md                   what could not be read, and all of it on a page
+    failures.csv, summary.md                   what failed; the run on a page
 
     Exit code 3 when more slides failed than may, 130 after Ctrl-C, 143 after SIGTERM.
     """
