@@ -52,8 +52,9 @@ def split(
     tapfm split cohort.csv --out folds.csv --folds 5   for cross-validation
     tapfm split cohort.csv --out split.csv --targets EGFR --targets KRAS
 
-    All columns are kept. Splits that the table has already are checked: a patient in two of them is an
-    error that names the patient. They are replaced with --force only.
+    All other columns are kept. Splits that the table has already are checked: a
+    patient in two of them is an error that names the patient. They are replaced
+    with --force only.
     """
     from tapfm.app import split_cohort
     from tapfm.app.cli import terminal

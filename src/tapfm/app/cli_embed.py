@@ -56,11 +56,13 @@ def embed(
 
     \b
     tapfm embed cohort.csv --encoder uni --out features
-    tapfm embed cohort.csv --encoder uni --out features --only case-17   one slide, after mending it
-    tapfm embed cohort.csv --encoder uni --tiles 20x_256px_0px_overlap --out features   tiles of TRIDENT
+    tapfm embed cohort.csv --encoder uni --out features --only case-17
+    tapfm embed cohort.csv --encoder uni --tiles 20x_256px_0px_overlap --out f
 
-    A run that was stopped goes on where it was. A slide fails when more than 5% of its tiles cannot be
-    read. Exit code 3 when slides failed; the others are done.
+    The second is for one slide, after mending it; the third takes tiles of
+    TRIDENT. A run that was stopped goes on where it was. A slide fails when more
+    than 5% of its tiles cannot be read. Exit code 3 when slides failed; the others
+    are done.
 
     \b
     ID.h5          features, raw attention, positions: TRIDENT's layout

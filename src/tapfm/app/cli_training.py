@@ -57,7 +57,7 @@ def config(
     \b
     tapfm config --cohort split.csv --encoder h-optimus-0 --out run.toml
     tapfm config --recipe reference            on the screen
-    tapfm config run.toml                      what would be trained, nothing left open
+    tapfm config run.toml                      with nothing left open
 
     Settings that are not given come from the recipe: the paper's protocol, or its authors' scripts.
     """
@@ -140,8 +140,9 @@ def train(
     tapfm train run.toml --out runs/half --set adaptation.lambda=0.5 --set seed=1
     tapfm train run.toml --out runs/first --resume   after Ctrl-C, a crash, ...
 
-    Ctrl-C and SIGTERM save first. A run that was stopped goes on in the middle of its epoch,
-    with the same tiles; on a CPU with the same weights, bit by bit, as if it had not been stopped.
+    Ctrl-C and SIGTERM save first. A run that was stopped goes on in the middle
+    of its epoch, with the same tiles; on a CPU with the same weights, bit by bit,
+    as if it had not been stopped.
 
     \b
     config.toml, environment.json, split.csv   what it was made from
@@ -150,7 +151,8 @@ def train(
     predictions-val.csv, predictions-test.csv  the best epoch, on all tiles
     failures.csv, summary.md                   what failed; the run on a page
 
-    Exit code 3 when more slides failed than may, 130 after Ctrl-C, 143 after SIGTERM.
+    Exit code 3 when more slides failed than may, 130 after Ctrl-C, 143 after
+    SIGTERM.
     """
     from tapfm.app.config import load_config
     from tapfm.app.run_data import read_data
@@ -200,12 +202,12 @@ def export(
     tapfm export runs/first --out exported --push-to-hub my-lab/uni-fgfr3
 
     \b
-    model.safetensors, config.json   timm.create_model("local-dir:exported", pretrained=True)
+    model.safetensors, config.json       the encoder, for timm ("local-dir:exported")
     aggregator.safetensors, tapfm.json   from tiles to the slide
-    README.md                        data, figures, licence of the base model
+    README.md                            data, figures, licence of the base model
 
-    The folder is loaded again and compared before the command ends. What is pushed is private unless
-    --public is given.
+    The folder is loaded again and compared before the command ends. What is
+    pushed is private unless --public is given.
     """
     if push_to is None and (public or despite_no_derivatives):
         raise InputError("There is nothing to push.", hint="Say where to: --push-to-hub OWNER/NAME")
