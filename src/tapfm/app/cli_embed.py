@@ -61,8 +61,8 @@ def embed(
 
     The second is for one slide, after mending it; the third takes tiles of
     TRIDENT. A run that was stopped goes on where it was. A slide fails when more
-    than 5% of its tiles cannot be read. Exit code 3 when slides failed; the others
-    are done.
+    than 5% of its tiles cannot be read. Exit code 3 when slides failed; the
+    others are done.
 
     \b
     ID.h5          features, raw attention, positions: TRIDENT's layout

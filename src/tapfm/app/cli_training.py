@@ -202,7 +202,7 @@ def export(
     tapfm export runs/first --out exported --push-to-hub my-lab/uni-fgfr3
 
     \b
-    model.safetensors, config.json       the encoder, for timm ("local-dir:exported")
+    model.safetensors, config.json       the encoder, as a local-dir of timm
     aggregator.safetensors, tapfm.json   from tiles to the slide
     README.md                            data, figures, licence of the base model
 
