@@ -19,6 +19,7 @@ from tapfm.adaptation.two_graph import (
     two_graph_step,
 )
 from tapfm.contracts import Encoded, Targets
+from tapfm.encoders.adapters import trained_parameters
 from tapfm.errors import CheckpointError
 from tapfm.model import SlideModel
 
@@ -153,10 +154,10 @@ class Learner:
 
 def changing_parameters(model: SlideModel) -> dict[str, nn.Parameter]:
     """Name what training changes: the aggregator, and of the encoder what is not frozen."""
-    encoder = model.encoder.named_parameters() if model.encoder is not None else []
+    encoder = trained_parameters(model.encoder) if model.encoder is not None else {}
     return {
         **{f"aggregator/{name}": parameter for name, parameter in model.aggregator.named_parameters()},
-        **{f"encoder/{name}": parameter for name, parameter in encoder if parameter.requires_grad},
+        **{f"encoder/{name}": parameter for name, parameter in encoder.items()},
     }
 
 
