@@ -141,6 +141,12 @@ def step_gradient(
     return gradient_of(encoder).clone()
 
 
+def whole_loss(output: BagOutput, task: Any, targets: Targets) -> Tensor:
+    """The task's loss, and what the aggregator adds of its own."""
+    loss = task.loss(output.logits_C, targets)
+    return loss if output.extra_loss is None else loss + output.extra_loss(task, targets)
+
+
 def end_to_end_gradient(
     encoder: VitEncoder,
     aggregator: nn.Module,
@@ -153,8 +159,8 @@ def end_to_end_gradient(
     """Ordinary backpropagation through encoder and aggregator in one graph."""
     encoder.zero_grad()
     z_KD, r_K = encoder(tiles)
-    logits, _ = aggregator(z_KD, r_K.detach() if hold_attention else r_K)
-    torch.autograd.backward(task.loss(logits, targets))
+    output = aggregator(z_KD, r_K.detach() if hold_attention else r_K)
+    torch.autograd.backward(whole_loss(output, task, targets))
     return gradient_of(encoder).clone()
 
 

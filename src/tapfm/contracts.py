@@ -13,7 +13,7 @@ a class fits by having the methods.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -31,10 +31,19 @@ class Encoded(NamedTuple):
 
 
 class BagOutput(NamedTuple):
-    """What an aggregator says of a slide."""
+    """What an aggregator says of a slide. Of its tiles: one row of K numbers, or a row for each target, (C, K)."""
 
     logits_C: Tensor
-    tile_weights: Tensor | None  # the weights the tiles were summed with, (..., K); None where there are none
+    tile_weights: Tensor | None  # the weights the tiles were summed with; None where there are none
+    tile_scores: Tensor | None = None  # for a heatmap, where something else than the weights says more
+    extra_loss: Callable[[Task, Targets], Tensor] | None = None  # of its own, added to the task's while it learns
+
+    @property
+    def heat(self) -> Tensor:
+        """What a heatmap shows: every aggregator has scores, or weights."""
+        heat = self.tile_scores if self.tile_scores is not None else self.tile_weights
+        assert heat is not None
+        return heat
 
 
 @dataclass(frozen=True)

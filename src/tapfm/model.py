@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from tapfm.contracts import Encoded, Task
+from tapfm.contracts import Aggregator, BagOutput, Encoded, Task
 from tapfm.encoders.vit import VitEncoder
+from tapfm.errors import InputError
 
 
 @dataclass
@@ -37,10 +39,37 @@ class SlideModel:
         return encode(self.encoder, tiles, chunk, self.compute_dtype)
 
     @torch.no_grad()
-    def logits(self, encoded: Encoded) -> Tensor:
+    def logits(self, encoded: Encoded, places: Tensor | None = None) -> Tensor:
         """Give the logits of a slide from all of its tiles at once: weights are never normalised over a part."""
-        logits_C: Tensor = self.aggregator(*encoded).logits_C
-        return logits_C
+        return self.aggregator_of(places)(*encoded).logits_C
+
+    def aggregator_of(self, places: Tensor | None) -> Aggregator:
+        """Give the aggregator of a bag: one that uses the places of its tiles is told them."""
+        if not getattr(self.aggregator, "uses_places", False):
+            return self.aggregator
+        if places is None:
+            raise InputError(
+                "The aggregator has to know where on the slide its tiles are, and of these it is not known.",
+                hint="Make features that say it: tapfm embed; or use an aggregator that does not ask, such as abmil.",
+            )
+        return Placed(self.aggregator, places)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An aggregator together with the places of the tiles at hand; to all others it is like any aggregator."""
+
+    aggregator: nn.Module
+    places: Tensor  # (K, 2), in sides of a tile
+
+    def __call__(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:
+        """Pool the tiles of one slide."""
+        output: BagOutput = self.aggregator(z_KD, r_K, self.places)
+        return output
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield what the aggregator learns."""
+        return self.aggregator.named_parameters()
 
 
 @torch.no_grad()

@@ -17,27 +17,27 @@ def random_abmil(**settings):
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
 def test_weights_and_logits_are_those_of_the_formula(gated):
     aggregator, z_KD, r_K = random_abmil(gated=gated)
-    W, V = aggregator.project[0], aggregator.content[0]
+    W, V = aggregator.project[0], aggregator.scores.content[0]
     hidden, scores = [], []
     for z_D in z_KD:
         h = torch.clamp(W.weight @ z_D + W.bias, min=0)
         seen = torch.tanh(V.weight @ h + V.bias)
         if gated:
-            U = aggregator.gate[0]
+            U = aggregator.scores.gate[0]
             seen = seen / (1 + torch.exp(-(U.weight @ h + U.bias)))
         hidden.append(h)
-        scores.append(torch.exp(aggregator.score.weight[0] @ seen))
+        scores.append(torch.exp(aggregator.scores.score.weight[0] @ seen))
     weights = [score / sum(scores) for score in scores]
     bag = sum(weight * h for weight, h in zip(weights, hidden, strict=True))
 
-    logits_C, tile_weights = aggregator(z_KD, r_K)
+    logits_C, tile_weights, *_ = aggregator(z_KD, r_K)
     torch.testing.assert_close(tile_weights, torch.stack(weights))
     torch.testing.assert_close(logits_C, aggregator.classifier.weight @ bag + aggregator.classifier.bias)
 
 
 def test_layer_norm_before_the_head_is_a_setting():
     aggregator, z_KD, r_K = random_abmil(layer_norm=True)
-    logits_C, tile_weights = aggregator(z_KD, r_K)
+    logits_C, tile_weights, *_ = aggregator(z_KD, r_K)
     bag = tile_weights @ aggregator.project(z_KD)
     normal = torch.nn.functional.layer_norm(bag, (6,), aggregator.norm.weight, aggregator.norm.bias)
     torch.testing.assert_close(logits_C, aggregator.classifier(normal))

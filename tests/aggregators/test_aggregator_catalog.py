@@ -37,8 +37,8 @@ def test_what_is_given_reaches_the_aggregator():
     )
     assert isinstance(aggregator, Abmil)
     assert aggregator.project[0].weight.shape == (6, 8)
-    assert aggregator.content[0].weight.shape == (4, 6)
-    assert aggregator.gate is None
+    assert aggregator.scores.content[0].weight.shape == (4, 6)
+    assert aggregator.scores.gate is None
     assert aggregator.project[2].p == 0.25
     assert aggregator.classifier.weight.shape == (2, 6)
     assert isinstance(aggregator.norm, torch.nn.LayerNorm)
@@ -83,3 +83,18 @@ def test_an_option_of_the_wrong_type_or_out_of_range_is_refused(option, value, v
     with pytest.raises(SettingError, match=f"option {option} of the aggregator abmil is") as refusal:
         build_aggregator("abmil", 8, 1, options={option: value})
     assert valid in refusal.value.hint
+
+
+def test_a_text_is_one_of_its_choices():
+    with pytest.raises(SettingError, match="option branches of the aggregator clam is 'double'") as refusal:
+        build_aggregator("clam", 8, 1, options={"branches": "double"})
+    assert 'It has to be "single" or "multi"; the default is single.' in refusal.value.hint
+    for value in (True, 1, 0.5):
+        assert not aggregator_card("clam").options["branches"].takes(value)
+    assert build_aggregator("clam", 8, 3, options={"branches": "multi"}).scores.score.weight.shape[0] == 3
+
+
+def test_a_name_of_torchmil_is_offered_where_none_is_known():
+    with pytest.raises(UnknownNameError) as refusal:
+        aggregator_card("transmil")
+    assert refusal.value.hint.endswith("torchmil:MODEL")

@@ -2,97 +2,159 @@
 
 import pytest
 import torch
+from bags_of_tiles import KINDS, THREE_TARGETS, bag, built
 from support import (
     end_to_end_gradient,
-    randomise,
     relative_difference,
     small_encoder,
     some_tiles,
     step_gradient,
     take_step,
+    whole_loss,
 )
 
+from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.learner import Learner, Optimisation
+from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import AGGREGATORS, build_aggregator
-from tapfm.contracts import Targets
-from tapfm.tasks.multilabel import MultiLabelTask
+from tapfm.contracts import Encoded, Targets
+from tapfm.model import SlideModel
 
-every_aggregator = pytest.mark.parametrize("name", AGGREGATORS)
+every_aggregator = pytest.mark.parametrize("kind", KINDS)
 without_attention = pytest.mark.parametrize(
-    "name", [name for name, card in AGGREGATORS.items() if not card.uses_attention]
+    "kind", [kind for kind, (name, _) in KINDS.items() if not AGGREGATORS[name].uses_attention]
 )
-
-
-def built(name, feature_size=8, targets=3, **settings):
-    torch.manual_seed(0)
-    aggregator = build_aggregator(name, feature_size, targets, **settings).double()
-    randomise(aggregator)
-    return aggregator
-
-
-def bag(tiles=7, feature_size=8):
-    generator = torch.Generator().manual_seed(0)
-    z_KD = torch.randn(tiles, feature_size, generator=generator, dtype=torch.float64)
-    return z_KD, 1e-3 * torch.rand(tiles, generator=generator, dtype=torch.float64)
+LABELS = Targets.of([1, None, 0])
 
 
 @every_aggregator
 @pytest.mark.parametrize("targets", [1, 4])
 @pytest.mark.parametrize("tiles", [1, 7])
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_there_is_a_logit_for_each_target_and_a_weight_for_each_tile(name, targets, tiles, layer_norm):
-    logits_C, tile_weights = built(name, targets=targets, layer_norm=layer_norm)(*bag(tiles))
-    assert logits_C.shape == (targets,)
-    assert logits_C.isfinite().all()
-    if tile_weights is not None:
-        assert tile_weights.shape[-1] == tiles
-        assert tile_weights.sum(-1).tolist() == pytest.approx(1)
+def test_there_is_a_logit_for_each_target_and_a_score_for_each_tile(kind, targets, tiles, layer_norm):
+    output = built(kind, targets=targets, layer_norm=layer_norm)(*bag(tiles))
+    assert output.logits_C.shape == (targets,)
+    assert output.logits_C.isfinite().all()
+    assert output.heat.shape in {(tiles,), (targets, tiles)}
+    assert output.heat.isfinite().all()
+    if output.tile_weights is not None:
+        torch.testing.assert_close(output.tile_weights.sum(-1), torch.ones_like(output.tile_weights[..., 0]))
 
 
 @every_aggregator
-def test_the_order_of_the_tiles_does_not_matter(name):
-    aggregator, (z_KD, r_K) = built(name), bag()
-    order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
-    logits_C, tile_weights = aggregator(z_KD, r_K)
-    shuffled = aggregator(z_KD[order], r_K[order])
-    torch.testing.assert_close(shuffled.logits_C, logits_C, rtol=1e-12, atol=1e-12)
-    if tile_weights is not None:
-        torch.testing.assert_close(shuffled.tile_weights, tile_weights[..., order], rtol=1e-12, atol=1e-12)
+def test_the_order_of_the_tiles_does_not_matter(kind):
+    aggregator, (z_KD, r_K) = built(kind), bag(20)
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
+    output, shuffled = aggregator(z_KD, r_K), aggregator(z_KD[order], r_K[order])
+    exact = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(shuffled.logits_C, output.logits_C, **exact)
+    torch.testing.assert_close(shuffled.heat, output.heat[..., order], **exact)
+    losses = (whole_loss(each, THREE_TARGETS, LABELS) for each in (shuffled, output))
+    torch.testing.assert_close(*losses, **exact)
 
 
 @every_aggregator
-def test_every_tile_and_every_parameter_gets_a_gradient(name):
-    aggregator, (z_KD, r_K) = built(name, layer_norm=True), bag()
+@pytest.mark.parametrize("tiles", [1, 7])
+def test_gradients_are_finite_and_no_parameter_is_left_out(kind, tiles):
+    aggregator, (z_KD, r_K) = built(kind, layer_norm=True), bag(tiles)
+    z_KD.requires_grad_()
+    for labels in ([1, 0, 1], [0, 1, 0]):
+        whole_loss(aggregator(z_KD, r_K), THREE_TARGETS, Targets.of(labels)).backward()
+    assert z_KD.grad.isfinite().all()
+    for name, parameter in aggregator.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        # weights of a single tile are 1 whatever the scores
+        assert tiles == 1 or parameter.grad.norm() > 0, name
+
+
+@every_aggregator
+def test_every_tile_gets_a_gradient_unless_only_the_highest_counts(kind):
+    aggregator, (z_KD, r_K) = built(kind, targets=1), bag()
     z_KD.requires_grad_()
     aggregator(z_KD, r_K).logits_C.sum().backward()
-    assert (z_KD.grad.norm(dim=1) > 0).all()
-    for parameter_name, parameter in aggregator.named_parameters():
-        assert parameter.grad.norm() > 0, parameter_name
+    moved = (z_KD.grad.norm(dim=1) > 0).sum()
+    assert moved == (1 if kind == "max" else 7)
 
 
 @every_aggregator
-def test_the_raw_attention_matters_to_those_that_use_it_and_to_no_other(name):
-    aggregator, (z_KD, r_K) = built(name), bag()
+def test_the_raw_attention_matters_to_those_that_use_it_and_to_no_other(kind):
+    aggregator, (z_KD, r_K) = built(kind), bag()
     same = torch.equal(aggregator(z_KD, r_K).logits_C, aggregator(z_KD, r_K.flip(0)).logits_C)
-    assert same is not AGGREGATORS[name].uses_attention
+    assert same is not AGGREGATORS[KINDS[kind][0]].uses_attention
 
 
 @every_aggregator
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep=0)], ids=["one pass", "chunked"])
-def test_the_encoders_gradient_is_that_of_end_to_end_backpropagation(name, chunking):
+def test_the_encoders_gradient_is_that_of_end_to_end_backpropagation(kind, chunking):
     encoder = small_encoder()
-    aggregator, tiles = built(name, encoder.feature_size), some_tiles(encoder)
-    task = MultiLabelTask.from_training_labels({"EGFR": [1, 0, 0], "KRAS": [1, 1, 0], "MET": [1, 0, 0]})
-    case = {"task": task, "targets": Targets.of([1, None, 0])}
+    aggregator, tiles = built(kind, encoder.feature_size), some_tiles(encoder)
+    case = {"task": THREE_TARGETS, "targets": LABELS}
     expected = end_to_end_gradient(encoder, aggregator, tiles, **case)
     assert expected.norm() > 0
     assert relative_difference(step_gradient(encoder, aggregator, tiles, chunking=chunking, **case), expected) < 1e-9
 
 
-@without_attention
-def test_without_the_attention_adaptation_is_plain_fine_tuning(name):
+@every_aggregator
+def test_a_missing_label_takes_no_part_in_any_loss(kind):
+    """Whatever stands in its place, and also in a loss of the aggregator's own."""
+    aggregator, (z_KD, r_K) = built(kind), bag()
+    known = torch.tensor([True, False, True])
+    losses, gradients = [], []
+    for in_its_place in (0.0, 1.0):
+        aggregator.zero_grad()
+        leaf = z_KD.clone().requires_grad_()
+        targets = Targets(torch.tensor([1.0, in_its_place, 0.0]), known)
+        loss = whole_loss(aggregator(leaf, r_K), THREE_TARGETS, targets)
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*gradients)
+    none_known = Targets(torch.zeros(3), torch.zeros(3, dtype=torch.bool))
+    assert whole_loss(aggregator(z_KD, r_K), THREE_TARGETS, none_known) == 0
+
+
+@every_aggregator
+def test_the_reported_loss_is_the_tasks_whatever_the_aggregator_adds(kind):
     encoder = small_encoder()
-    aggregator, tiles = built(name, encoder.feature_size, targets=1), some_tiles(encoder)
+    aggregator, tiles = built(kind, encoder.feature_size), some_tiles(encoder)
+    report = take_step(encoder, aggregator, tiles, task=THREE_TARGETS, targets=LABELS)
+    expected = THREE_TARGETS.loss(aggregator(*encoder(tiles)).logits_C, LABELS)
+    torch.testing.assert_close(report.loss_agg, expected.detach())
+
+
+@without_attention
+def test_without_the_attention_adaptation_is_plain_fine_tuning(kind):
+    encoder = small_encoder()
+    aggregator, tiles = built(kind, encoder.feature_size, targets=1), some_tiles(encoder)
     assert take_step(encoder, aggregator, tiles).norm_g_r == 0
     with_lambda, without = (step_gradient(encoder, aggregator, tiles, lambda_=lambda_) for lambda_ in (1.0, 0.0))
     assert torch.equal(with_lambda, without)
+
+
+@every_aggregator
+@pytest.mark.parametrize("regime", ["fixed", "finetune"])
+def test_both_regimes_learn_a_slide(kind, regime):
+    encoder = small_encoder()
+    tiles = some_tiles(encoder)
+    aggregator = built(kind, encoder.feature_size)
+    model = SlideModel(None if regime == "fixed" else encoder, aggregator, THREE_TARGETS)
+    optimisation = Optimisation(encoder_lr=1e-4, aggregator_lr=1e-3)
+    learner = Learner(model, Adaptation(lambda_=0.0, chunking=Chunking(2, keep=0)), optimisation)
+    learner.begin_epoch(0)
+    content = Encoded(*(each.detach() for each in encoder(tiles))) if regime == "fixed" else tiles
+    losses = [
+        learner.learn(Bag(content, torch.arange(5).numpy()), LABELS, now=True, slide_id="s", step=step).loss_agg
+        for step in range(8)
+    ]
+    assert losses[-1] < losses[0]
+
+
+@every_aggregator
+def test_weights_are_put_back_into_one_that_is_built_anew(kind):
+    name, options = KINDS[kind]
+    aggregator = built(kind, layer_norm=True)
+    again = build_aggregator(name, 8, 3, layer_norm=True, options=options).double()
+    again.load_state_dict(dict(aggregator.named_parameters()))  # all there is to save: no buffers
+    assert torch.equal(again(*bag()).logits_C, aggregator(*bag()).logits_C)

@@ -343,7 +343,7 @@ def test_an_unknown_encoder_comes_with_the_nearest_and_with_the_other_problems()
 
 def test_an_unknown_aggregator_comes_with_the_nearest():
     (problem,) = problems("aggregator.name=abmill", method="finetune")
-    assert problem.startswith("aggregator.name: There is no aggregator called 'abmill'. Nearest: abmil.")
+    assert problem.startswith("aggregator.name: There is no aggregator called 'abmill'. Nearest: abmil")
 
 
 @pytest.mark.parametrize("aggregator", ["abmil", "mean"])

@@ -51,7 +51,7 @@ def test_bag_is_the_weighted_sum_and_logits_are_linear_in_it():
     torch.manual_seed(0)
     z_KD, r_K = torch.randn(6, 8), torch.rand(6) * 1e-3
     aggregator = ClsAttention(8, targets=3)
-    logits_C, a_K = aggregator(z_KD, r_K)
+    logits_C, a_K, *_ = aggregator(z_KD, r_K)
     bag_D = sum(a * z for a, z in zip(a_K, z_KD, strict=True))
     torch.testing.assert_close(logits_C, aggregator.classifier.weight @ bag_D + aggregator.classifier.bias)
 

@@ -17,6 +17,7 @@ from support import (
     take_step,
 )
 
+from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.two_graph import Adaptation, cosine_term
 from tapfm.contracts import Targets
 from tapfm.errors import SettingError
@@ -114,7 +115,7 @@ def test_reported_losses_are_those_of_the_equations():
     report = take_step(encoder, aggregator, tiles, adaptation=adaptation)
 
     z_KD, r_K = (x.detach().requires_grad_() for x in encoder(tiles))
-    logits_C, a_K = aggregator(z_KD, r_K)
+    logits_C, a_K, *_ = aggregator(z_KD, r_K)
     loss = TASK.loss(logits_C, POSITIVE)
     g_bag_D = (logits_C.sigmoid() - 1) * TASK.weights.positive * aggregator.classifier.weight[0]  # dL/dZ by hand
     loss_feature = (z_KD * (a_K[:, None] * g_bag_D)).sum()  # g_zi = a_i dL/dZ
@@ -154,6 +155,36 @@ def test_gradients_at_the_tiles_are_taken_before_or_after_the_aggregators_update
     expected, other = (original, updated) if bag_gradient == "before" else (updated, original)
     assert relative_difference(ours, expected) < EXACT
     assert relative_difference(ours, other) > 1e-3, "the two orders must differ for the test to tell them apart"
+
+
+def test_the_joint_update_moves_the_encoder_first_and_the_aggregator_by_what_it_says_then():
+    encoder, before = small_encoder(), small_encoder()
+    tiles = some_tiles(encoder)
+    aggregator, twin = cls_attention(encoder), cls_attention(encoder)
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.5)
+    take_step(encoder, aggregator, tiles, adaptation=Adaptation(bag_gradient="joint"), update_encoder=optimizer.step)
+    assert torch.equal(gradient_of(encoder), step_gradient(before, twin, tiles)), "the encoder's is Algorithm 1's"
+    ours = gradient_of(aggregator).clone()
+    gradients = []
+    for each in (encoder, before):  # updated by now, and not
+        twin.zero_grad()
+        end_to_end_gradient(each, twin, tiles)
+        gradients.append(gradient_of(twin).clone())
+    updated, original = gradients
+    assert relative_difference(ours, updated) < EXACT
+    assert relative_difference(ours, original) > 1e-3, "the encoder must have moved for the test to tell them apart"
+
+
+def test_the_joint_update_is_the_same_in_chunks():
+    tiles = some_tiles(small_encoder())
+    gradients = []
+    for chunking in (Chunking(), Chunking(2, keep=0)):
+        encoder = small_encoder()
+        aggregator, optimizer = cls_attention(encoder), torch.optim.SGD(encoder.parameters(), lr=0.5)
+        adaptation = Adaptation(bag_gradient="joint", chunking=chunking)
+        take_step(encoder, aggregator, tiles, adaptation=adaptation, update_encoder=optimizer.step)
+        gradients.append(gradient_of(aggregator).clone())
+    assert relative_difference(*gradients) < EXACT
 
 
 def test_updates_come_in_the_order_of_algorithm_1():

@@ -22,6 +22,7 @@ from tapfm.encoders.features import read_features
 from tapfm.errors import TapfmError
 from tapfm.model import joined
 from tapfm.tiles.augment import Augmentation, augment
+from tapfm.tiles.grid import Positions
 from tapfm.tiles.reading import TileRequest, TilesRead
 from tapfm.tiles.sampling import draw_tiles
 from tapfm.tiles.store import TileSet
@@ -48,6 +49,7 @@ class Bag:
     content: Tensor | Encoded
     rows: NDArray[np.int64]  # which of the slide's tiles these are
     missing: Mapping[int, str] = field(default_factory=dict)  # tiles that could not be read, and why
+    places: Tensor | None = None  # (K, 2): where they are on the slide, in sides of a tile; None where nobody knows
 
     @property
     def tiles(self) -> int:
@@ -137,7 +139,8 @@ class PixelBags:
         refuse_empty(len(read.rows), read.reasons)
         tiles = torch.from_numpy(read.pixels).to(self._device, non_blocking=True)
         content = augment(tiles, self._augmentation, *visit.address)
-        return Bag(content, drawn[read.rows], missing_tiles(drawn, read))
+        rows = drawn[read.rows]
+        return Bag(content, rows, missing_tiles(drawn, read), self._places(visit, rows))
 
     def encoded_bag(self, visit: Visit, model: Encodes) -> Bag:
         """Encode the next bag part by part: the pixels of a whole slide would not fit into memory."""
@@ -153,7 +156,8 @@ class PixelBags:
             if len(read.pixels):
                 parts.append(model.encode(torch.from_numpy(read.pixels), self._chunk))
         refuse_empty(len(parts), tuple(missing.values()))
-        return Bag(joined(parts), np.concatenate(rows), missing)
+        all_rows = np.concatenate(rows)
+        return Bag(joined(parts), all_rows, missing, self._places(visit, all_rows))
 
     def tiles_of(self, slide_id: str) -> int:
         """Say how many tiles a slide has."""
@@ -166,6 +170,10 @@ class PixelBags:
 
     def _drawn(self, visit: Visit) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return draw_tiles(len(self._slides[visit.slide_id].tiles), visit.tiles, *visit.address)
+
+    def _places(self, visit: Visit, rows: NDArray[np.int64]) -> Tensor:
+        tiles = self._slides[visit.slide_id].tiles
+        return places_of(tiles.positions[rows], tiles.side_px0)
 
     def _requests(self, plan: Iterable[Visit]) -> Iterator[TileRequest]:
         for visit in plan:
@@ -189,7 +197,7 @@ class FeatureBags:
 
     def __init__(self, files: Mapping[str, Path], *, device: torch.device, ahead_bytes: int) -> None:
         self._files, self._device, self._room = files, device, ahead_bytes
-        self._kept: dict[str, Encoded] = {}
+        self._kept: dict[str, Bag] = {}
         self.waited_s = 0.0
 
     def begin(self, plan: Iterator[Visit]) -> None:
@@ -197,10 +205,12 @@ class FeatureBags:
 
     def training_bag(self, visit: Visit) -> Bag:
         """Give the features of the drawn tiles."""
-        encoded = self._read(visit.slide_id)
-        rows = draw_tiles(len(encoded.r_K), visit.tiles, *visit.address)
-        drawn = Encoded(*(part[torch.from_numpy(rows)].to(self._device) for part in encoded))
-        return Bag(drawn, rows)
+        whole = self._read(visit.slide_id)
+        assert isinstance(whole.content, Encoded)
+        rows = draw_tiles(whole.tiles, visit.tiles, *visit.address)
+        index = torch.from_numpy(rows)
+        drawn = Encoded(*(part[index].to(self._device) for part in whole.content))
+        return Bag(drawn, rows, places=None if whole.places is None else whole.places[index])
 
     def encoded_bag(self, visit: Visit, model: Encodes) -> Bag:  # noqa: ARG002 - there is nothing to encode
         """Give the features of the drawn tiles."""
@@ -208,13 +218,13 @@ class FeatureBags:
 
     def tiles_of(self, slide_id: str) -> int:
         """Say how many tiles a slide has."""
-        return len(self._read(slide_id).r_K)
+        return self._read(slide_id).tiles
 
     def close(self) -> None:
         """Let go of what is kept."""
         self._kept.clear()
 
-    def _read(self, slide_id: str) -> Encoded:
+    def _read(self, slide_id: str) -> Bag:
         if slide_id in self._kept:
             return self._kept[slide_id]
         start = time.monotonic()
@@ -229,11 +239,20 @@ class FeatureBags:
         features = torch.from_numpy(stored.features)
         # aggregators that use the attention are refused before, where it is not stored
         attention = torch.zeros(len(stored)) if stored.attention is None else torch.from_numpy(stored.attention)
-        encoded = Encoded(features, attention)
+        places = None if stored.positions is None else places_of(stored.positions, stored.side_px0)
+        bag = Bag(Encoded(features, attention), np.arange(len(stored)), places=places)
         if features.nbytes <= self._room:
             self._room -= features.nbytes
-            self._kept[slide_id] = encoded
-        return encoded
+            self._kept[slide_id] = bag
+        return bag
+
+
+def places_of(positions: Positions, side_px0: int | None) -> Tensor:
+    """Give positions in sides of a tile; where the side is not known, tiles are taken to lie side by side."""
+    if side_px0 is None:
+        steps = np.diff(np.sort(positions, axis=0), axis=0)
+        side_px0 = int(steps[steps > 0].min(initial=np.iinfo(np.int64).max))
+    return torch.from_numpy((positions / side_px0).astype(np.float32))
 
 
 def missing_tiles(drawn: NDArray[np.int64], read: TilesRead) -> dict[int, str]:

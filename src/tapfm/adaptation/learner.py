@@ -18,7 +18,7 @@ from tapfm.adaptation.two_graph import (
     refuse_non_finite,
     two_graph_step,
 )
-from tapfm.contracts import Encoded, Targets
+from tapfm.contracts import Aggregator, Encoded, Targets
 from tapfm.encoders.adapters import trained_parameters
 from tapfm.errors import CheckpointError
 from tapfm.model import SlideModel
@@ -71,14 +71,15 @@ class Learner:
         apply = partial(update, slides=self.slides_waiting, clip_norm=self.optimisation.clip_norm)
         update_aggregator = partial(apply, self._aggregator_optimiser) if now else no_update
         update_encoder = partial(apply, self._encoder_optimiser) if now else no_update
+        aggregator = self.model.aggregator_of(bag.places)
         if isinstance(bag.content, Encoded):
-            report = self._aggregator_step(bag.content, targets, slide_id, step)
+            report = self._aggregator_step(aggregator, bag.content, targets, slide_id, step)
             update_aggregator()
         else:
             assert self.model.encoder is not None
             report = two_graph_step(
                 self.model.encoder,
-                self.model.aggregator,
+                aggregator,
                 self.model.task,
                 bag.content,
                 targets,
@@ -99,10 +100,12 @@ class Learner:
                 update(optimiser, slides=self.slides_waiting, clip_norm=self.optimisation.clip_norm)
             self.slides_waiting = 0
 
-    def _aggregator_step(self, encoded: Encoded, targets: Targets, slide_id: str, step: int) -> StepReport:
+    def _aggregator_step(
+        self, aggregator: Aggregator, encoded: Encoded, targets: Targets, slide_id: str, step: int
+    ) -> StepReport:
         """Graph 1 alone: stored features have no encoder behind them."""
         z_KD, r_K = encoded.z_KD.clone().requires_grad_(), encoded.r_K.clone().requires_grad_()
-        graph = aggregator_graph(self.model.aggregator, self.model.task, z_KD, r_K, targets)
+        graph = aggregator_graph(aggregator, self.model.task, z_KD, r_K, targets)
         refuse_non_finite(graph.to_check(), slide_id, step)
         graph.add_to_aggregator()
         nothing = graph.loss.new_zeros(())

@@ -351,7 +351,7 @@ def negative(value: float | None) -> float | None:
 def predict(learner: Learner, slide: LabelledSlide, bag: Bag) -> Prediction:
     """Predict a slide from its encoded bag."""
     assert not isinstance(bag.content, torch.Tensor)
-    logits = learner.model.logits(bag.content).double().tolist()
+    logits = learner.model.logits(bag.content, bag.places).double().tolist()
     if not all(map(math.isfinite, logits)):
         raise NonFiniteError(
             f"Slide '{slide.slide_id}': the model gives the logits {logits}.",

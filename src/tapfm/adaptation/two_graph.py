@@ -22,7 +22,7 @@ from tapfm.contracts import Aggregator, Encoded, Targets, Task, TileEncoder
 from tapfm.errors import LabelError, NonFiniteError, SettingError
 
 Cosine = Literal["paper", "descending"]
-BagGradient = Literal["before", "after"]
+BagGradient = Literal["before", "after", "joint"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Adaptation:
     beta: weight of the cosine term of the appendix, 0 by default.
     cosine: "paper" adds 1 - cos(z, g), which turns z towards the gradient, uphill; "descending" adds 1 + cos(z, g).
     bag_gradient: are the gradients at the tiles those "before" the aggregator's update (Algorithm 1) or "after" it
-        (Proposition 1)?
+        (Proposition 1)? "joint" is what the proposition argues against: the encoder is updated first, and the
+        aggregator's gradient is taken with the updated encoder, for one more forward.
     chunking: how the bag goes through the encoder; it does not change the result.
     compute_dtype: torch.bfloat16 runs the encoder under autocast; None in the precision of its weights. The
         aggregator's graph is always in float32 or better.
@@ -108,8 +109,9 @@ def two_graph_step(
     graph = aggregator_graph(aggregator, task, z_KD, r_K, targets)
     refuse_non_finite(graph.to_check(), slide, step)
     logits_C, loss_agg = graph.logits_C, graph.loss
-    graph.add_to_aggregator()
-    update_aggregator()
+    if adaptation.bag_gradient != "joint":
+        graph.add_to_aggregator()
+        update_aggregator()
     if adaptation.bag_gradient == "after":
         graph = aggregator_graph(aggregator, task, z_KD, r_K, targets)
         refuse_non_finite(graph.to_check(), slide, step)
@@ -133,6 +135,13 @@ def two_graph_step(
         refuse_non_finite(gradients, slide, step)
     update_encoder()
 
+    if adaptation.bag_gradient == "joint":
+        bag = EncodedBag(encoder, tiles_K3hw, Chunking(adaptation.chunking.tiles, keep=0), adaptation.compute_dtype)
+        moved = aggregator_graph(aggregator, task, bag.z_KD.requires_grad_(), bag.r_K.requires_grad_(), targets)
+        refuse_non_finite(moved.to_check(), slide, step)
+        moved.add_to_aggregator()
+        update_aggregator()
+
     with torch.no_grad():
         loss_feature = (z_KD * g_z_KD).sum()
         loss_regular = cosine_term(z_KD, g_z_KD, adaptation.cosine)
@@ -154,7 +163,8 @@ class AggregatorGraph(NamedTuple):
     """Graph 1 after its backward pass: nothing in it has a graph any more."""
 
     logits_C: Tensor
-    loss: Tensor
+    loss: Tensor  # the task's, which can be compared between aggregators
+    loss_whole: Tensor  # with what the aggregator adds of its own: this is what descends
     loss_attention: Tensor
     g_z_KD: Tensor
     g_r_K: Tensor
@@ -163,7 +173,7 @@ class AggregatorGraph(NamedTuple):
     def to_check(self) -> dict[str, Tensor]:
         """Name what must be finite before anything is updated."""
         return {
-            "aggregator loss": self.loss,
+            "aggregator loss": self.loss_whole,
             "gradient at the tile features": self.g_z_KD,
             "gradient at the raw attention": self.g_r_K,
             **{f"gradient of the aggregator's {name}": gradient for name, _, gradient in self.aggregator_gradients},
@@ -183,7 +193,8 @@ def aggregator_graph(
 ) -> AggregatorGraph:
     """L_agg of one slide and its gradients; an aggregator that never looks at r_K gets g_r = 0."""
     with torch.autocast(z_KD.device.type, enabled=False):
-        logits_C, tile_weights = aggregator(z_KD, r_K)
+        output = aggregator(z_KD, r_K)
+        logits_C, tile_weights = output.logits_C, output.tile_weights
         if not logits_C.shape == targets.labels_C.shape == (len(task.targets),):
             raise LabelError(
                 f"The task has {len(task.targets)} targets ({', '.join(task.targets)}), the aggregator gives "
@@ -191,11 +202,12 @@ def aggregator_graph(
                 hint="All three must agree: build the aggregator with as many targets as the task has.",
             )
         loss = task.loss(logits_C, targets)
+        whole = loss if output.extra_loss is None else loss + output.extra_loss(task, targets)
         named = [(name, parameter) for name, parameter in aggregator.named_parameters() if parameter.requires_grad]
         parameters = [parameter for _, parameter in named]
         weights = [tile_weights] if tile_weights is not None and tile_weights.requires_grad else []
         g_z_KD, g_r_K, *others = torch.autograd.grad(
-            loss, [z_KD, r_K, *weights, *parameters], allow_unused=True, materialize_grads=True
+            whole, [z_KD, r_K, *weights, *parameters], allow_unused=True, materialize_grads=True
         )
     g_weights, of_parameters = others[: len(weights)], others[len(weights) :]
     loss_attention = sum(
@@ -205,6 +217,7 @@ def aggregator_graph(
     return AggregatorGraph(
         logits_C=logits_C.detach(),
         loss=loss.detach(),
+        loss_whole=whole.detach(),
         loss_attention=loss_attention,
         g_z_KD=g_z_KD,
         g_r_K=g_r_K,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from tapfm.aggregators.gated_scores import GatedScores
 from tapfm.contracts import BagOutput
 
 
@@ -26,17 +27,12 @@ class Abmil(nn.Module):
     ) -> None:
         super().__init__()
         self.project = nn.Sequential(nn.Linear(feature_size, hidden), nn.ReLU(), nn.Dropout(dropout))
-        self.content = nn.Sequential(nn.Linear(hidden, attention), nn.Tanh())
-        self.gate = nn.Sequential(nn.Linear(hidden, attention), nn.Sigmoid()) if gated else None
-        self.score = nn.Linear(attention, 1, bias=False)  # softmax would cancel a bias
+        self.scores = GatedScores(hidden, attention, gated=gated)
         self.norm = nn.LayerNorm(hidden) if layer_norm else nn.Identity()
         self.classifier = nn.Linear(hidden, targets)
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
         """Pool the tiles of one slide."""
         projected = self.project(z_KD)
-        seen = self.content(projected)
-        if self.gate is not None:
-            seen = seen * self.gate(projected)
-        tile_weights = self.score(seen).squeeze(1).softmax(0)
+        tile_weights = self.scores(projected).squeeze(0).softmax(0)
         return BagOutput(self.classifier(self.norm(tile_weights @ projected)), tile_weights)

@@ -13,32 +13,39 @@ from tapfm.errors import SettingError, UnknownNameError
 if TYPE_CHECKING:
     from torch import nn
 
-Value = int | float | bool
+Value = int | float | bool | str
+TORCHMIL = "torchmil:"  # what the names of its models begin with
 
 
 @dataclass(frozen=True)
 class Option:
-    """A setting that one aggregator has and others have not; its type is that of its default."""
+    """A setting that one aggregator has and others have not; its type is that of its default, or `kind`."""
 
-    default: Value
-    summary: str
+    default: Value | None
+    summary: str = ""
     at_least: float = -math.inf
     below: float = math.inf
+    choices: tuple[str, ...] = ()  # of a text; without any it is free
+    kind: type | None = None  # where the default is None, or does not tell
 
     @property
     def valid(self) -> str:
         """What may be given, in words."""
-        if isinstance(self.default, bool):
+        kind = self.kind or type(self.default)
+        if kind is bool:
             return "true or false"
-        kind = "a whole number" if isinstance(self.default, int) else "a number"
+        if kind is str:
+            return " or ".join(f'"{choice}"' for choice in self.choices) or "a text"
         lowest = f", at least {self.at_least:g}" if self.at_least > -math.inf else ""
-        return f"{kind}{lowest}" + (f", below {self.below:g}" if self.below < math.inf else "")
+        highest = f", below {self.below:g}" if self.below < math.inf else ""
+        return f"{'a whole number' if kind is int else 'a number'}{lowest}{highest}"
 
     def takes(self, value: object) -> bool:
         """Say whether a value is of the right type and in range; a whole number does for any number."""
-        if isinstance(self.default, bool) or isinstance(value, bool):
-            return type(value) is type(self.default)
-        kinds = (int, float) if isinstance(self.default, float) else (int,)
+        kind = self.kind or type(self.default)
+        if kind in (bool, str) or isinstance(value, bool):
+            return type(value) is kind and (not self.choices or value in self.choices)
+        kinds = (int, float) if kind is float else (int,)
         return isinstance(value, kinds) and self.at_least <= value < self.below
 
 
@@ -47,28 +54,58 @@ class AggregatorCard:
     """What is known of one aggregator.
 
     `uses_attention`: it weighs tiles by the encoder's raw attention, so it takes `tau` and needs features stored with
-    their attention. `made_by`: the module and the class.
+    their attention. `uses_places`: it has to know where on the slide its tiles are. `made_by`: the module and the
+    class. `torchmil`: the model of torchmil that it is; that has one target and a head of its own, and takes the
+    options that its constructor has.
     """
 
     name: str
     summary: str
     made_by: tuple[str, str]
     uses_attention: bool = False
+    uses_places: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
+    torchmil: str | None = None
 
     def settings(self, given: Mapping[str, object]) -> dict[str, object]:
         """Complete the options that are given with the defaults of the others; refuse what is not one."""
+        options = self.options
+        if self.torchmil is not None and given:  # only then: they are read from the constructor, which takes torch
+            options = dict(options) | torchmil_options(self.torchmil)
         for name, value in given.items():
-            if name not in self.options:
+            if name not in options:
                 raise UnknownNameError.of(
-                    f"option of the aggregator {self.name}", name, self.options, see=", ".join(self.options) or "none"
+                    f"option of the aggregator {self.name}", name, options, see=", ".join(options) or "none"
                 )
-            if not self.options[name].takes(value):
+            if not options[name].takes(value):
                 raise SettingError(
                     f"The option {name} of the aggregator {self.name} is {value!r}.",
-                    hint=f"It has to be {self.options[name].valid}; the default is {self.options[name].default}.",
+                    hint=f"It has to be {options[name].valid}; the default is {options[name].default}.",
                 )
         return {name: option.default for name, option in self.options.items()} | dict(given)
+
+    def check(self, targets: int, *, layer_norm: bool) -> None:
+        """Refuse what a model of torchmil cannot do."""
+        if self.torchmil is None:
+            return
+        if targets != 1:
+            raise SettingError(
+                f"{self.name} has one logit, and there are {targets} targets.",
+                hint=f"Train it for one target at a time, or use an aggregator of tapfm: {', '.join(AGGREGATORS)}",
+            )
+        if layer_norm:
+            raise SettingError(
+                f"{self.name} has a head of its own, before which there is no LayerNorm.",
+                hint="Leave it out: head.layer_norm = false",
+            )
+
+
+GATED_OPTIONS = {
+    "hidden": Option(512, "size of the projected features", at_least=1),
+    "attention": Option(256, "size of the layer that the weights are computed from", at_least=1),
+    "gated": Option(True, "with the sigmoid gate"),
+    "dropout": Option(0.0, "part of the projected features dropped in training", at_least=0, below=1),
+}
 
 
 AGGREGATORS: dict[str, AggregatorCard] = {
@@ -81,30 +118,116 @@ AGGREGATORS: dict[str, AggregatorCard] = {
             uses_attention=True,
         ),
         AggregatorCard(
+            name="cls-gated",
+            summary="ours: a gate learnt for each target, with that attention as its prior",
+            made_by=("tapfm.aggregators.cls_gated", "ClsGated"),
+            uses_attention=True,
+            options={
+                "attention": Option(128, "size of the layer that the gate is computed from", at_least=1),
+                "dropout": Option(0.0, "part of the features dropped before the gate in training", at_least=0, below=1),
+            },
+        ),
+        AggregatorCard(
             name="abmil",
             summary="a small network learns the weight of each tile (Ilse et al., 2018)",
             made_by=("tapfm.aggregators.abmil", "Abmil"),
+            options=GATED_OPTIONS,
+        ),
+        AggregatorCard(
+            name="dsmil",
+            summary="weights by likeness to the most telling tile (Li et al., 2021)",
+            made_by=("tapfm.aggregators.dsmil", "Dsmil"),
             options={
-                "hidden": Option(512, "size of the projected features", at_least=1),
-                "attention": Option(256, "size of the layer that the weights are computed from", at_least=1),
-                "gated": Option(True, "with the sigmoid gate"),
-                "dropout": Option(0.0, "part of the projected features dropped in training", at_least=0, below=1),
+                "attention": Option(128, "size of the queries that are compared", at_least=1),
+                "nonlinear": Option(True, "queries of two layers instead of one"),
+                "values": Option(False, "a layer before the tiles are summed"),
+                "dropout": Option(0.0, "part of the features dropped before that layer", at_least=0, below=1),
+                "instance_weight": Option(0.5, "part of the loss that is the critical tile's", at_least=0, below=1),
             },
+        ),
+        AggregatorCard(
+            name="clam",
+            summary="abmil with a loss of its tiles' own (Lu et al., 2021)",
+            made_by=("tapfm.aggregators.clam", "Clam"),
+            options={
+                **GATED_OPTIONS,
+                "branches": Option("single", "one attention, or one for each target", choices=("single", "multi")),
+                "instances": Option(8, "tiles of highest and of lowest attention that are told apart", at_least=1),
+                "instance_weight": Option(0.3, "part of the loss that is the tiles'", at_least=0, below=1),
+                "margin": Option(1.0, "1: the original's smooth SVM, 0: cross-entropy", at_least=0),
+            },
+        ),
+        AggregatorCard(
+            name="varmil",
+            summary="abmil that also sees how tiles vary (Schirris et al., 2022)",
+            made_by=("tapfm.aggregators.varmil", "VarMil"),
+            options=GATED_OPTIONS,
         ),
         AggregatorCard(
             name="mean",
             summary="the mean of the tiles",
             made_by=("tapfm.aggregators.mean", "MeanPool"),
         ),
+        AggregatorCard(
+            name="max",
+            summary="the most telling tile of each target",
+            made_by=("tapfm.aggregators.max", "MaxPool"),
+        ),
     )
 }
 
 
+@dataclass(frozen=True)
+class TorchmilModel:
+    """A model of torchmil that can be used: what it is, and whether it needs the graph of neighbouring tiles."""
+
+    summary: str
+    uses_graph: bool = False
+
+
+TORCHMIL_MODELS = {
+    "ABMIL": TorchmilModel("attention-based MIL (Ilse et al., 2018)"),
+    "CLAM_SB": TorchmilModel("CLAM of a single branch (Lu et al., 2021)"),
+    "DSMIL": TorchmilModel("dual-stream MIL (Li et al., 2021)"),
+    "DTFDMIL": TorchmilModel("pseudo-bags, and attention over them (Zhang et al., 2022)"),
+    "TransMIL": TorchmilModel("a Nystrom transformer over tiles (Shao et al., 2021)"),
+    "TransformerABMIL": TorchmilModel("a transformer over tiles, then attention (Castro-Macias et al., 2024)"),
+    "PatchGCN": TorchmilModel("convolutions over neighbouring tiles (Chen et al., 2021)", uses_graph=True),
+    "DeepGraphSurv": TorchmilModel("spectral convolutions over neighbouring tiles (Li et al., 2018)", uses_graph=True),
+    "GTP": TorchmilModel("a transformer over clusters of tiles (Zheng et al., 2022)", uses_graph=True),
+    "CAMIL": TorchmilModel("a transformer, with attention to neighbours (Fourkioti et al., 2024)", uses_graph=True),
+}
+
+
 def aggregator_card(name: str) -> AggregatorCard:
-    """Find a card by its name."""
+    """Find a card by its name; "torchmil:TransMIL" is a model of torchmil."""
+    if name.startswith(TORCHMIL):
+        return torchmil_card(name.removeprefix(TORCHMIL))
     if name not in AGGREGATORS:
-        raise UnknownNameError.of("aggregator", name, AGGREGATORS, see=", ".join(AGGREGATORS))
+        see = f"{', '.join(AGGREGATORS)}, {TORCHMIL}MODEL"
+        raise UnknownNameError.of("aggregator", name, AGGREGATORS, see=see)
     return AGGREGATORS[name]
+
+
+def torchmil_card(model: str) -> AggregatorCard:
+    """Make the card of a model of torchmil."""
+    if model not in TORCHMIL_MODELS:
+        raise UnknownNameError.of("model of torchmil", model, TORCHMIL_MODELS, see=", ".join(TORCHMIL_MODELS))
+    facts = TORCHMIL_MODELS[model]
+    return AggregatorCard(
+        name=f"{TORCHMIL}{model}",
+        summary=facts.summary,
+        made_by=("tapfm.aggregators.torchmil_models", "TorchmilAggregator"),
+        uses_places=facts.uses_graph,
+        torchmil=model,
+    )
+
+
+def torchmil_options(model: str) -> dict[str, Option]:
+    """Read the options of a model of torchmil from its constructor."""
+    from tapfm.aggregators.torchmil_models import options_of
+
+    return options_of(model)
 
 
 def build_aggregator(
@@ -118,7 +241,10 @@ def build_aggregator(
 ) -> nn.Module:
     """Build an aggregator of the catalogue; `tau` is for those that use the encoder's attention."""
     card = aggregator_card(name)
+    card.check(targets, layer_norm=layer_norm)
     settings = card.settings(options or {})
+    if card.torchmil is not None:
+        settings["model"] = card.torchmil
     if card.uses_attention:
         settings["tau"] = tau
     module, made = card.made_by

@@ -17,10 +17,10 @@ from tapfm.errors import SettingError
 FLAT_RANGE = 1e-6
 
 
-def tile_weights(r_K: Tensor, tau: float = 1.0) -> Tensor:
-    """a = softmax(minmax(r) / tau), over the whole bag and never over a part of it.
+def scaled_attention(r_K: Tensor) -> Tensor:
+    """minmax(r): 0 for the tile of least attention, 1 for that of most, over the whole bag and never a part of it.
 
-    K = 1 and equal attentions give uniform weights with gradient 0: min-max would divide by nothing. amin and amax
+    K = 1 and equal attentions give 0 for every tile, with gradient 0: min-max would divide by nothing. amin and amax
     share their gradient among ties, so that the result does not depend on the order of the tiles.
     """
     lowest, highest = r_K.amin(), r_K.amax()
@@ -28,8 +28,18 @@ def tile_weights(r_K: Tensor, tau: float = 1.0) -> Tensor:
     flat = spread <= FLAT_RANGE * highest
     # Both `where` are needed: the inner one keeps the unused branch finite, or its NaN would reach the gradient.
     scaled_K = (r_K - lowest) / torch.where(flat, torch.ones_like(spread), spread)
-    scaled_K = torch.where(flat, torch.zeros_like(scaled_K), scaled_K)
-    return (scaled_K / tau).softmax(0)
+    return torch.where(flat, torch.zeros_like(scaled_K), scaled_K)
+
+
+def tile_weights(r_K: Tensor, tau: float = 1.0) -> Tensor:
+    """a = softmax(minmax(r) / tau); uniform where the attentions say nothing."""
+    return (scaled_attention(r_K) / tau).softmax(0)
+
+
+def check_tau(tau: float) -> None:
+    """Refuse a temperature that is none."""
+    if not (0 < tau < math.inf):
+        raise SettingError(f"tau must be positive; got {tau}.", hint="The paper uses tau = 1.")
 
 
 class ClsAttention(nn.Module):
@@ -37,8 +47,7 @@ class ClsAttention(nn.Module):
 
     def __init__(self, feature_size: int, targets: int = 1, *, tau: float = 1.0, layer_norm: bool = False) -> None:
         super().__init__()
-        if not (0 < tau < math.inf):
-            raise SettingError(f"tau must be positive; got {tau}.", hint="The paper uses tau = 1.")
+        check_tau(tau)
         self.tau = tau
         self.norm = nn.LayerNorm(feature_size) if layer_norm else nn.Identity()
         self.classifier = nn.Linear(feature_size, targets)

@@ -8,7 +8,7 @@ from tapfm.contracts import BagOutput
 
 
 class MeanPool(nn.Module):
-    """Logits of the mean feature. It weighs nothing, so it has no tile weights to show."""
+    """Logits of the mean feature. It weighs nothing: a tile is shown by the logits it would have on its own."""
 
     def __init__(self, feature_size: int, targets: int = 1, *, layer_norm: bool = False) -> None:
         super().__init__()
@@ -17,4 +17,5 @@ class MeanPool(nn.Module):
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
         """Pool the tiles of one slide."""
-        return BagOutput(self.classifier(self.norm(z_KD.mean(0))), None)
+        of_tiles = self.classifier(self.norm(z_KD)).T
+        return BagOutput(self.classifier(self.norm(z_KD.mean(0))), None, tile_scores=of_tiles)

@@ -81,15 +81,22 @@ def ready_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, 
 def stored_features(config: RunConfig, data: RunData) -> FeatureFacts:
     """Say what the features are; all have to be of one encoder, and with attention where the aggregator asks for it."""
     found: dict[tuple[object, ...], list[SlideOfRun]] = {}
+    aggregator = aggregator_card(config.aggregator.name)
     for slide in data.slides:
         assert slide.features is not None
         facts = slide.features.facts
         found.setdefault((facts.size, facts.encoder, facts.weights_sha256, facts.precision), []).append(slide)
-        if aggregator_card(config.aggregator.name).uses_attention and not facts.has_attention:
+        if aggregator.uses_attention and not facts.has_attention:
             raise InputError(
                 f"{slide.features.path} ({facts.origin}) has no attention, by which {config.aggregator.name} weighs "
                 "tiles.",
                 hint='Make features with it: tapfm embed; or use an aggregator without: aggregator.name = "abmil"',
+            )
+        if aggregator.uses_places and not facts.has_positions:
+            raise InputError(
+                f"{slide.features.path} ({facts.origin}) does not say where its tiles are, by which {aggregator.name} "
+                "joins them.",
+                hint='Make features that do: tapfm embed; or use another aggregator: aggregator.name = "abmil"',
             )
     if len(found) > 1:
         kinds = [

@@ -65,7 +65,9 @@ class EncoderSection(Section):
 class AggregatorSection(Section):
     """From tiles to a slide."""
 
-    name: str = says("cls-attention (the paper's), abmil, mean")
+    name: str = says(
+        "cls-attention (the paper's), cls-gated, abmil, dsmil, clam, varmil, mean, max, or torchmil:<Model>"
+    )
     options: dict[str, Any] = says("settings of its own, such as { gated = false }", default_factory=dict)
 
 
@@ -87,7 +89,9 @@ class AdaptationSection(Section):
     beta: NotNegative = says("weight of the cosine term")
     cosine: Literal["paper", "descending"] = says("its form: 1 - cos as printed, or 1 + cos", default="paper")
     tau: Positive = says("temperature of the tile weights")
-    bag_gradient: Literal["before", "after"] = says("of the aggregator's update", default="before")
+    bag_gradient: Literal["before", "after", "joint"] = says(
+        "of the aggregator's update; joint: encoder first, which the paper argues against", default="before"
+    )
     tiles_per_slide: Count | Literal["all"] = says("drawn anew each epoch")
     chunk: Count | Literal["auto", "all"] = says("tiles in the encoder at once; changes memory only", default="auto")
     precision: Literal["auto", "float32", "bfloat16"] = says("auto: bfloat16 where the GPU has it", default="auto")

@@ -89,8 +89,16 @@ def aggregator_problems(config: RunConfig) -> Iterator[str]:
     if config.adaptation.method == "tapfm" and not aggregator.uses_attention:
         yield (
             f"aggregator.name: '{aggregator.name}' does not use the encoder's attention, so method tapfm would be "
-            'finetune; say adaptation.method = "finetune", or use cls-attention'
+            'finetune; say adaptation.method = "finetune", or use cls-attention or cls-gated'
         )
+    for place, targets, layer_norm in (
+        ("task.targets", len(config.task.targets), False),
+        ("head.layer_norm", 1, config.head.layer_norm),
+    ):
+        try:
+            aggregator.check(targets, layer_norm=layer_norm)
+        except InputError as error:
+            yield f"{place}: {error.message} {error.hint}"
     for name, value in config.aggregator.options.items():
         try:
             aggregator.settings({name: value})

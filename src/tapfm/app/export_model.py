@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from rich.console import Console
 
 import tapfm
 from tapfm.adaptation.checkpoint import save_checkpoint
+from tapfm.app.evaluation_thresholds import thresholds_to_export
 from tapfm.app.model_card import model_card
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.push import push_folder, refuse_bad_repository, refuse_no_derivatives, refuse_without_token
@@ -125,7 +127,9 @@ def write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
     aggregator = {f"aggregator/{name}": each.detach() for name, each in saved.model.aggregator.named_parameters()}
     save_checkpoint(out / AGGREGATOR, aggregator, {"tapfm": tapfm.__version__, "kind": "aggregator"})
     write_atomically(out / "README.md", model_card(saved, run_folder, final_scores(run_folder)).encode())
-    write_atomically(out / DESCRIPTION, json.dumps({"tapfm": tapfm.__version__} | saved.description, indent=2).encode())
+    thresholds = thresholds_to_export(run_folder.folder, saved.description["targets"])
+    description = {"tapfm": tapfm.__version__} | saved.description | {"thresholds": thresholds}
+    write_atomically(out / DESCRIPTION, json.dumps(description, indent=2).encode())
 
 
 def final_scores(run_folder: RunFolder) -> Mapping[str, Scores]:
@@ -144,18 +148,19 @@ def final_scores(run_folder: RunFolder) -> Mapping[str, Scores]:
 def check_export(saved: SavedModel, out: Path) -> None:
     """Load the folder as others will, and compare what it says of a slide of noise with what the run's model says."""
     model, noise = saved.model, rng_for("export")
+    places = torch.arange(float(TILES))[:, None].expand(-1, 2)  # one beside the other
     if model.encoder is None:
         feature_size = saved.description["aggregator"]["feature_size"]
         features, attention = noise.normal(size=(TILES, feature_size)), noise.random(TILES)
         encoded = Encoded(torch.tensor(features, dtype=torch.float32), torch.tensor(attention, dtype=torch.float32))
-        aggregator = load_aggregator(out, saved.description, model.device).train(False)
-        ours, theirs = model.logits(encoded), aggregator(*encoded).logits_C
+        again = replace(model, aggregator=load_aggregator(out, saved.description, model.device).train(False))
+        ours, theirs = (each.logits(encoded, places) for each in (model, again))
     else:
         check_timm_folder(out, model.encoder)
         side = model.encoder.tile_px
         tiles = torch.from_numpy(noise.integers(0, 256, (TILES, 3, side, side), "uint8"))
         again = load_export(out).model
-        ours, theirs = (each.logits(each.encode(tiles, TILES)) for each in (model, again))
+        ours, theirs = (each.logits(each.encode(tiles, TILES), places) for each in (model, again))
     if not torch.allclose(ours, theirs, atol=1e-5):
         raise WeightsMismatchError(
             f"{out} was written, but loaded again it gives other logits: {ours.tolist()} and {theirs.tolist()}.",

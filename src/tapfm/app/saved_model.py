@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from tapfm.encoders.adapters import merge_adapters
 from tapfm.encoders.catalog import EncoderCard, encoder_card
 from tapfm.encoders.timm_folder import WEIGHTS
 from tapfm.encoders.weights import load_encoder
-from tapfm.errors import RunError, WeightsDigestError
+from tapfm.errors import CheckpointError, RunError, SettingError, WeightsDigestError
 from tapfm.model import SlideModel
 from tapfm.tasks.catalog import build_task
 from tapfm.tasks.weights import Labels
@@ -152,10 +153,23 @@ def feature_size_of(tensors: dict[str, Tensor], config: RunConfig) -> int:
     """Find the size of the features that the aggregator takes: the card's, or that of the stored ones."""
     if config.adaptation.method != "fixed":
         return encoder_card(config.encoder.name).feature_size
-    # every aggregator's first matrix is applied to features; a file has its tensors in the order of their names
-    layers = build_aggregator(config.aggregator.name, 1, 1, options=config.aggregator.options).named_parameters()
-    first = next(name for name, parameter in layers if parameter.ndim == 2)
-    return int(tensors[f"aggregator/{first}"].shape[1])
+    # of the sizes that its tensors have, the one with which the aggregator has just these tensors
+    shapes = {name: each.shape for name, each in tensors.items() if name.startswith("aggregator/")}
+    for size in sorted({size for shape in shapes.values() for size in shape}, reverse=True):
+        with torch.device("meta"), contextlib.suppress(SettingError):
+            aggregator = build_aggregator(
+                config.aggregator.name,
+                size,
+                len(config.task.targets),
+                layer_norm=config.head.layer_norm,
+                options=config.aggregator.options,
+            )
+            if shapes == {f"aggregator/{name}": each.shape for name, each in aggregator.named_parameters()}:
+                return size
+    raise CheckpointError(
+        f"The checkpoint holds no aggregator {config.aggregator.name} with these options.",
+        hint="Was config.toml changed, or taken from another run?",
+    )
 
 
 def training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str, list[int | None]]:

@@ -42,6 +42,7 @@ class FeatureSet:
     features: NDArray[np.float32]  # (tiles, D)
     attention: NDArray[np.float32] | None = None  # (tiles,), raw
     positions: Positions | None = None  # (tiles, 2)
+    side_px0: int | None = None  # of a tile
     encoder: str | None = None
     fingerprint: str | None = None
     origin: Origin = "tapfm"
@@ -112,6 +113,7 @@ class FeatureFacts(NamedTuple):
 
     size: int
     has_attention: bool
+    has_positions: bool
     origin: Origin
     encoder: str | None
     weights_sha256: str | None
@@ -129,6 +131,7 @@ def look_at_features(path: Path) -> FeatureFacts:
     return FeatureFacts(
         size=int(stored.features.shape[-1]),
         has_attention=stored.attention is not None,
+        has_positions=stored.coords is not None and stored.in_pixels,
         origin=stored.origin,
         encoder=stored.said("extractor" if stored.origin == "STAMP" else "encoder"),
         weights_sha256=stored.said("weights_sha256"),
@@ -154,6 +157,7 @@ def read_features(path: Path) -> FeatureSet:
         features=features,
         attention=None if attention is None else attention.astype(np.float32, copy=False),
         positions=whole_pixels(coords) if coords is not None and stored.in_pixels else None,
+        side_px0=stored.side_px0,
         encoder=stored.said("extractor" if stored.origin == "STAMP" else "encoder"),
         fingerprint=stored.said(FINGERPRINT),
         origin=stored.origin,
@@ -168,6 +172,7 @@ class Stored(NamedTuple):
     coords: NDArray[Any] | None = None
     attention: NDArray[Any] | None = None
     attributes: Mapping[str, Any] = {}
+    side_px0: int | None = None
 
     def said(self, name: str) -> str | None:
         """Read an attribute that is a text."""
@@ -189,13 +194,16 @@ def read_hdf5(path: Path, *, only_look: bool = False) -> Stored:
     try:
         with h5py.File(path, "r") as file:
             coords = array(file["coords"]) if "coords" in file else None
+            side = file["coords"].attrs.get("patch_size_level0") if coords is not None else None
+            side_px0 = None if side is None or is_none(side) else int(side)
             if "features" in file:
                 features, attributes = array(file["features"]), dict(file["features"].attrs)
                 if FINGERPRINT in attributes:
                     attention = array(file["attention"]) if "attention" in file else None
-                    return Stored("tapfm", features, coords, attention, attributes)
+                    return Stored("tapfm", features, coords, attention, attributes, side_px0)
                 described = attributes or (coords is not None and dict(file["coords"].attrs))
-                return Stored("TRIDENT" if described else "CLAM", features, coords, attributes=attributes)
+                origin: Origin = "TRIDENT" if described else "CLAM"
+                return Stored(origin, features, coords, attributes=attributes, side_px0=side_px0)
             if "feats" in file:
                 return Stored("STAMP", array(file["feats"]), coords, attributes=dict(file.attrs))
             holds = ", ".join(file) or "nothing"
