@@ -91,9 +91,10 @@ def contents(folder):
 
 @pytest.mark.parametrize("name", [*ADAPTED, *FIXED])
 def test_run_and_export_give_the_logits_of_the_predictions(runs, exported, lab, tiles, name):
-    row = next(row for row in rows_of(runs[name] / "predictions-test.csv") if row["slide_id"] == slide_id(7))
+    rows = [row for row in rows_of(runs[name] / "predictions-test.csv") if row["slide_id"] == slide_id(7)]
     targets = ["FGFR3", "TP53"] if name == "several" else ["FGFR3"]
-    predicted = torch.tensor([float(row[f"{target}_logit"]) for target in targets])
+    assert [row["target"] for row in rows] == targets
+    predicted = torch.tensor([float(row["logit"]) for row in rows])
     of_run, of_export = load_run(runs[name]), load_export(exported / name)
     ours = of_run.model.logits(stored(lab)) if name in FIXED else logits_of(of_run, tiles)
     torch.testing.assert_close(ours, predicted, rtol=0, atol=1e-5)
@@ -177,7 +178,7 @@ def test_the_card_counts_slides_patients_and_labels(exported):
 
 def test_the_cards_figures_are_those_of_the_predictions(runs, exported):
     rows = rows_of(runs["full"] / "predictions-test.csv")
-    positive, negative = ([float(row["FGFR3_logit"]) for row in rows if row["FGFR3_label"] == label] for label in "10")
+    positive, negative = ([float(row["logit"]) for row in rows if row["label"] == label] for label in "10")
     expected = np.mean([(p > n) + (p == n) / 2 for p in positive for n in negative])
     assert f"| test | FGFR3 | {expected:.3f} | 4 slides |" in (exported / "full" / "README.md").read_text()
     several = (exported / "several" / "README.md").read_text()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tapfm.errors import InputError, LabelError, SettingError
 from tapfm.evaluation.predictions import (
     Prediction,
+    mean_of,
     pool_by_patient,
     read_predictions,
     scores,
@@ -54,10 +55,51 @@ def test_a_table_says_what_it_holds(tmp_path):
     one = two_targets("007", (1, None), (0.0, np.float32(-0.5)), patient_id="42")
     write_predictions(path, [one])
     assert path.read_text().splitlines() == [
-        "slide_id,patient_id,cohort,split,tiles,tiles_failed,"
-        "EGFR_label,EGFR_probability,EGFR_logit,KRAS_label,KRAS_probability,KRAS_logit",
-        f"007,42,blca,test,120,2,1,0.5,0.0,,{sigmoid(-0.5)!r},-0.5",
+        "patient_id,slide_id,cohort,split,target,label,probability,logit,tiles,tiles_failed",
+        "42,007,blca,test,EGFR,1,0.5,0.0,120,2",
+        f"42,007,blca,test,KRAS,,{sigmoid(-0.5)!r},-0.5,120,2",
     ]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20, unique=True))
+def test_probabilities_alone_keep_their_order_also_at_0_and_1(tmp_path_factory, probabilities):
+    path = tmp_path_factory.mktemp("table") / "others.csv"
+    rows = [f"p{i},s{i},A,1,{p!r}" for i, p in enumerate(probabilities)]
+    path.write_text("\n".join(["patient_id,slide_id,target,label,probability", *rows]))
+    read = read_predictions(path)
+    assert [each.probabilities["A"] for each in read] == pytest.approx(probabilities, rel=1e-9)
+    assert all(math.isfinite(each.logits["A"]) for each in read)
+    ranked = [each.logits["A"] for _, each in sorted(zip(probabilities, read, strict=True), key=lambda both: both[0])]
+    assert ranked == sorted(ranked)
+
+
+def test_a_table_of_another_tool_needs_five_columns_in_any_order(tmp_path):
+    path = tmp_path / "others.csv"
+    path.write_text("target,label,probability,slide_id,patient_id,site\nA,1.0,0.5,s,p,x\nB,,1,s,p,x\n")
+    assert read_predictions(path) == [
+        Prediction("s", "p", None, None, {"A": 1, "B": None}, {"A": 0.0, "B": pytest.approx(36.7, abs=0.1)}, 0)
+    ]
+
+
+def test_slides_and_targets_keep_the_order_in_which_a_table_names_them(tmp_path):
+    path = tmp_path / "mixed.csv"
+    lines = ["patient_id,slide_id,target,label,probability", "p,2,Z,1,.5", "p,1,A,0,.5", "p,1,Z,0,.5", "p,2,A,1,.5"]
+    path.write_text("\n".join(lines))
+    read = read_predictions(path)
+    assert [(each.slide_id, list(each.logits), list(each.labels)) for each in read] == [
+        ("2", ["Z", "A"], ["Z", "A"]),
+        ("1", ["Z", "A"], ["Z", "A"]),
+    ]
+
+
+def test_the_same_slide_in_another_cohort_or_split_is_another_slide(tmp_path):
+    same = prediction()
+    written = [same, replace(same, cohort="tcga"), replace(same, split="val")]
+    write_predictions(tmp_path / "three.csv", written)
+    assert read_predictions(tmp_path / "three.csv") == written
+    with pytest.raises(InputError, match="Slide '007' has two predictions"):
+        write_predictions(tmp_path / "two.csv", [same, same])
+    assert not (tmp_path / "two.csv").exists()
 
 
 def test_no_predictions_are_an_empty_table(tmp_path):
@@ -73,7 +115,8 @@ def test_predictions_of_different_targets_do_not_share_a_table(tmp_path, order):
     assert not (tmp_path / "mixed.csv").exists()
 
 
-HEADER = "slide_id,patient_id,cohort,split,tiles,tiles_failed,A_label,A_probability,A_logit\n"
+HEADER = "patient_id,slide_id,cohort,split,target,label,probability,logit,tiles,tiles_failed\n"
+LINE = "p,s,c,test,A,1,0.5,0.0,10,0\n"
 
 
 @pytest.mark.parametrize(
@@ -81,21 +124,58 @@ HEADER = "slide_id,patient_id,cohort,split,tiles,tiles_failed,A_label,A_probabil
     [
         (None, "cannot be read"),
         (b"\xff\xfe\x00", "cannot be read"),
-        (b"", "lacks the columns slide_id"),
-        (HEADER.replace("A_label,", "").encode(), "lacks the columns A_label"),
-        ((HEADER + "s,p,c,test,10,0,2,0.5,0.0\n").encode(), r"line 2: a label must be 0, 1 or empty, got '2'"),
-        ((HEADER + "s,p,c,test,10,0,1,0.5,0.0\ns,p,c,test,ten,0,1,0.5,0.0\n").encode(), "line 3: .*'ten'"),
-        ((HEADER + "s,p,c,test,10\n").encode(), "line 2: as many fields"),
-        ((HEADER + "s,p,c,test,10,0,1,0.5,0.0,9\n").encode(), "line 2: as many fields"),
+        (b"", "lacks the columns patient_id"),
+        ("slide_id,patient_id,A_label,A_probability,A_logit\n", "lacks the columns target, label, probability"),
+        (HEADER.replace("label,", ""), "lacks the columns label"),
+        (HEADER + LINE.replace(",1,", ",2,"), r"line 2: a label must be 0, 1 or empty, got '2'"),
+        (HEADER + LINE + LINE.replace("s", "t").replace("10", "ten"), "line 3: .*'ten'"),
+        (HEADER + "p,s,c,test,A\n", "line 2: as many fields"),
+        (HEADER + LINE.replace("\n", ",9\n"), "line 2: as many fields"),
+        (HEADER + LINE.replace("0.5", "1.5"), "line 2: a probability must be from 0 to 1, got 1.5"),
+        (HEADER + LINE.replace("0.5", "nan"), "line 2: a probability must be from 0 to 1, got nan"),
+        (HEADER + LINE.replace("0.5,0.0", "0.5,nan"), "line 2: a logit of nan"),
+        (
+            HEADER + LINE.replace("0.5,0.0", "0.5,3.0"),
+            "line 2: a logit of 3.0 is a probability of 0.952574, not of 0.5",
+        ),
+        (HEADER + LINE.replace("p,", ","), "line 2: patient_id is empty"),
+        (HEADER + LINE + LINE, r"line 3: slide 's' has a prediction of A already, on line 2"),
+        (HEADER + LINE + LINE.replace("p,", "q,").replace("A", "B"), "line 3: slide 's' has another patient_id"),
+        (HEADER + LINE + LINE.replace("s", "t") + LINE.replace("A", "B"), "slide 't' has no line of B"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_the_place(tmp_path, content, problem):
     path = tmp_path / "predictions.csv"
     if content is not None:
-        path.write_bytes(content)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(InputError, match=problem) as refusal:
         read_predictions(path)
-    assert "T_logit" in refusal.value.hint
+    assert "a line" in refusal.value.hint
+
+
+def test_an_ensemble_is_the_mean_of_probabilities_slide_by_slide():
+    first = [two_targets("1", (1, None), (2.0, 0.0)), two_targets("2", (0, 1), (-1.0, 3.0))]
+    second = [two_targets("2", (0, 1), (1.0, 3.0), tiles=7), two_targets("1", (1, None), (-2.0, 1.0))]
+    one, two = mean_of([first, second])
+    assert (one.slide_id, two.slide_id, two.tiles, one.labels) == ("1", "2", 120, {"EGFR": 1, "KRAS": None})
+    assert one.probabilities == {"EGFR": pytest.approx(0.5), "KRAS": pytest.approx((0.5 + sigmoid(1.0)) / 2)}
+    assert two.logits["KRAS"] == 3.0  # agreement is kept to the last digit
+    assert mean_of([first]) == first
+
+
+@pytest.mark.parametrize(
+    ("members", "problem"),
+    [
+        ([], "at least one member"),
+        ([[prediction("1"), prediction("2")], [prediction("1")]], "Member 2 has other slides than the first: 2"),
+        ([[prediction("1")], [prediction("1"), prediction("1")]], "Member 2 has two predictions of slide '1'"),
+        ([[prediction("1", label=0)], [prediction("1", label=1)]], "Slide '1' has different labels"),
+        ([[prediction("1")], [prediction("1", target="MET")]], "no prediction of FGFR3"),
+    ],
+)
+def test_members_that_do_not_fit_make_no_ensemble(members, problem):
+    with pytest.raises(InputError, match=problem):
+        mean_of(members)
 
 
 def test_probabilities_are_sigmoids_also_far_out():

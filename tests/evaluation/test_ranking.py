@@ -2,12 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn import metrics
 
 from tapfm.errors import NonFiniteError
-from tapfm.evaluation.ranking import auc, why_undefined
+from tapfm.evaluation.ranking import auc, average_precision, precision_recall_curve, roc_curve, why_undefined
 
 # few different scores, so that ties are common
 RANKED = st.lists(st.tuples(st.sampled_from([0, 1, None]), st.integers(-5, 5)), min_size=1, max_size=40)
@@ -86,3 +88,40 @@ def test_scores_that_are_no_numbers_are_refused_unless_their_label_is_missing():
 def test_labels_and_scores_must_be_as_many():
     with pytest.raises(ValueError, match="shorter"):
         auc([0, 1], [0.1])
+
+
+def both_classes(ranked):
+    labels = {label for label, _ in ranked}
+    return {0, 1} <= labels
+
+
+def known_columns(ranked):
+    return columns([each for each in ranked if each[0] is not None])
+
+
+@given(RANKED.filter(both_classes))
+def test_curves_and_average_precision_are_those_of_scikit_learn(ranked):
+    labels, scores = columns(ranked)
+    known, known_scores = known_columns(ranked)
+    assert average_precision(labels, scores) == pytest.approx(metrics.average_precision_score(known, known_scores))
+    assert auc(labels, scores) == pytest.approx(metrics.roc_auc_score(known, known_scores))
+    ours, theirs = roc_curve(labels, scores), metrics.roc_curve(known, known_scores, drop_intermediate=False)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other)
+    ours, theirs = precision_recall_curve(labels, scores), metrics.precision_recall_curve(known, known_scores)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other)
+
+
+@given(RANKED.filter(both_classes))
+def test_the_area_under_the_curve_is_the_auc(ranked):
+    labels, scores = columns(ranked)
+    false_positives, true_positives, _ = roc_curve(labels, scores)
+    assert np.trapezoid(true_positives, false_positives) == pytest.approx(auc(labels, scores))
+
+
+@given(RANKED.filter(lambda ranked: not both_classes(ranked)))
+def test_without_both_classes_there_is_no_curve(ranked):
+    labels, scores = columns(ranked)
+    assert roc_curve(labels, scores) is precision_recall_curve(labels, scores) is None
+    assert average_precision(labels, scores) is None

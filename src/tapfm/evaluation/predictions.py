@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +19,23 @@ from tapfm.storage import write_atomically
 
 Unit = Literal["slide", "patient"]
 
-COLUMNS = ("slide_id", "patient_id", "cohort", "split", "tiles", "tiles_failed")
-OF_A_TARGET = ("_label", "_probability", "_logit")
+SlideKey = tuple[str | None, str | None, str]  # cohort, split, slide_id
+
+COLUMNS = (
+    "patient_id",
+    "slide_id",
+    "cohort",
+    "split",
+    "target",
+    "label",
+    "probability",
+    "logit",
+    "tiles",
+    "tiles_failed",
+)
+NEEDED = ("patient_id", "slide_id", "target", "label", "probability")  # the tables of other tools have no more
+LABELS = {"": None, "0": 0, "1": 1, "0.0": 0, "1.0": 1}  # the last two: tables that passed through data frames
+AGREEMENT = 1e-3  # of a probability and the sigmoid of its logit; others round to a few digits
 
 
 @dataclass(frozen=True)
@@ -58,60 +74,154 @@ def sigmoid(logit: float) -> float:
     return 1 / (1 + small) if logit >= 0 else small / (1 + small)
 
 
+def logit_of(probability: float) -> float:
+    """Turn a probability into a logit; 0 and 1 count as the float beside them, so that they stay the ends."""
+    inside = min(max(probability, math.nextafter(0, 1)), math.nextafter(1, 0))
+    return math.log(inside) - math.log1p(-inside)
+
+
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write a table with a line for each prediction; numbers come back as they were."""
+    """Write a table with a line for each slide and target; numbers come back as they were."""
     targets = all_targets(predictions)
+    if twice := repeated([key_of(each) for each in predictions]):
+        raise InputError(f"Slide '{twice[0][-1]}' has two predictions; a table keeps one of each slide.")
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, *(target + ending for target in targets for ending in OF_A_TARGET)])
+    writer.writerow(COLUMNS)
     for each in predictions:
-        row = [each.slide_id, each.patient_id, each.cohort or "", each.split or "", each.tiles, each.tiles_failed]
         for target in targets:
             label = each.labels.get(target)
             logit = float(each.logits[target])
-            row += ["" if label is None else int(label), repr(sigmoid(logit)), repr(logit)]
-        writer.writerow(row)
+            about = [each.patient_id, each.slide_id, each.cohort or "", each.split or "", target]
+            said = ["" if label is None else int(label), repr(sigmoid(logit)), repr(logit)]
+            writer.writerow([*about, *said, each.tiles, each.tiles_failed])
     write_atomically(path, text.getvalue().encode())
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """Read a table of predictions; the logits count, the probabilities follow from them."""
-    hint = f"It has to be a CSV with {', '.join(COLUMNS)} and, for each target T, T_label, T_probability, T_logit."
+    """Read a table of predictions; the logits count, and follow from the probabilities where a table has none."""
+    hint = (
+        f"It has to be a CSV with a line for each slide and target: {','.join(COLUMNS)}. "
+        f"Needed are {', '.join(NEEDED)}."
+    )
+    slides: dict[SlideKey, Prediction] = {}
+    first_lines: dict[tuple[SlideKey, str], int] = {}
     try:
         lines = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True)
-        names = list(lines.fieldnames or [])
-        targets = [name.removesuffix("_logit") for name in names if name.endswith("_logit")]
-        needed = [*COLUMNS, *(target + ending for target in targets for ending in OF_A_TARGET)]
-        if missing := [name for name in needed if name not in names]:
+        if missing := [name for name in NEEDED if name not in (lines.fieldnames or [])]:
             raise InputError(f"{path} lacks the columns {', '.join(missing)}.", hint=hint)
-        predictions = []
         for line in lines:
             try:
-                predictions.append(prediction_of(line, targets))
+                add_line(line, lines.line_num, slides, first_lines)
             except ValueError as error:
                 raise InputError(f"{path}, line {lines.line_num}: {error}.", hint=hint) from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read ({error}).", hint=hint) from error
-    return predictions
+    return in_order_of_targets(path, list(slides.values()), list(dict.fromkeys(target for _, target in first_lines)))
 
 
-def prediction_of(line: Mapping[str, str], targets: Sequence[str]) -> Prediction:
-    """Read one line of a table; a ValueError says what is wrong with it."""
+def add_line(
+    line: Mapping[str, str],
+    number: int,
+    slides: dict[SlideKey, Prediction],
+    first_lines: dict[tuple[SlideKey, str], int],
+) -> None:
+    """Add one line of a table to the slides read so far; a ValueError says what is wrong with it."""
+    said = prediction_of(line)
+    key, target = key_of(said), line["target"]
+    if (key, target) in first_lines:
+        raise ValueError(
+            f"slide '{said.slide_id}' has a prediction of {target} already, on line {first_lines[key, target]}"
+        )
+    first_lines[key, target] = number
+    before = slides.get(key, said)
+    if (before.patient_id, before.tiles, before.tiles_failed) != (said.patient_id, said.tiles, said.tiles_failed):
+        raise ValueError(f"slide '{said.slide_id}' has another patient_id or other tiles on an earlier line")
+    slides[key] = replace(before, labels={**before.labels, **said.labels}, logits={**before.logits, **said.logits})
+
+
+def prediction_of(line: Mapping[str, str]) -> Prediction:
+    """Read one line of a table, one target of a slide; a ValueError says what is wrong with it."""
     if None in line or None in line.values():
         raise ValueError("as many fields as columns are needed")
-    labels = {target: line[f"{target}_label"] for target in targets}
-    if wrong := [label for label in labels.values() if label not in ("", "0", "1")]:
-        raise ValueError(f"a label must be 0, 1 or empty, got {wrong[0]!r}")
+    if empty := [name for name in ("patient_id", "slide_id", "target") if not line[name]]:
+        raise ValueError(f"{empty[0]} is empty")
+    if line["label"] not in LABELS:
+        raise ValueError(f"a label must be 0, 1 or empty, got {line['label']!r}")
+    probability = float(line["probability"])
+    if not 0 <= probability <= 1:
+        raise ValueError(f"a probability must be from 0 to 1, got {line['probability']}")
+    logit = float(line["logit"]) if line.get("logit") else logit_of(probability)
+    if not abs(sigmoid(logit) - probability) < AGREEMENT:
+        raise ValueError(f"a logit of {logit} is a probability of {sigmoid(logit):.6g}, not of {probability:.6g}")
     return Prediction(
         slide_id=line["slide_id"],
         patient_id=line["patient_id"],
-        split=line["split"] or None,
-        cohort=line["cohort"] or None,
-        labels={target: int(label) if label else None for target, label in labels.items()},
-        logits={target: float(line[f"{target}_logit"]) for target in targets},
-        tiles=int(line["tiles"]),
-        tiles_failed=int(line["tiles_failed"]),
+        split=line.get("split") or None,
+        cohort=line.get("cohort") or None,
+        labels={line["target"]: LABELS[line["label"]]},
+        logits={line["target"]: logit},
+        tiles=int(line.get("tiles") or 0),
+        tiles_failed=int(line.get("tiles_failed") or 0),
     )
+
+
+def in_order_of_targets(path: Path, slides: Sequence[Prediction], targets: Sequence[str]) -> list[Prediction]:
+    """Order every slide's targets as the table first names them; a slide that lacks one is refused."""
+    for each in slides:
+        if missing := [target for target in targets if target not in each.logits]:
+            raise InputError(
+                f"{path}: slide '{each.slide_id}' has no line of {', '.join(missing)}.",
+                hint="Every slide needs a line of every target; where a label is not known leave it empty.",
+            )
+    return [
+        replace(
+            each,
+            labels={target: each.labels[target] for target in targets},
+            logits={target: each.logits[target] for target in targets},
+        )
+        for each in slides
+    ]
+
+
+def key_of(prediction: Prediction) -> SlideKey:
+    """Tell a slide from all others: the same slide_id in another cohort or split is another slide."""
+    return prediction.cohort, prediction.split, prediction.slide_id
+
+
+def repeated(keys: Sequence[SlideKey]) -> list[SlideKey]:
+    """List the slides that come more than once."""
+    return [key for key, count in Counter(keys).items() if count > 1]
+
+
+def mean_of(members: Sequence[Sequence[Prediction]]) -> list[Prediction]:
+    """Make one prediction of several models: the mean of their probabilities of each slide.
+
+    All must have the same slides with the same labels; their order, tiles and targets are those of the first.
+    """
+    if not members:
+        raise InputError("An ensemble needs at least one member.")
+    by_key = [{key_of(each): each for each in member} for member in members]
+    for number, (member, of_member) in enumerate(zip(members, by_key, strict=True), start=1):
+        if twice := repeated([key_of(each) for each in member]):
+            raise InputError(f"Member {number} has two predictions of slide '{twice[0][-1]}'.")
+        if differing := [key[-1] for key in of_member.keys() ^ by_key[0].keys()]:
+            raise InputError(
+                f"Member {number} has other slides than the first: {', '.join(sorted(differing)[:5])}.",
+                hint="An ensemble is the mean over the same slides: predict them with every member.",
+            )
+    return [averaged([of_member[key_of(each)] for of_member in by_key]) for each in members[0]]
+
+
+def averaged(same_slide: Sequence[Prediction]) -> Prediction:
+    """Average what several models say of one slide."""
+    first = same_slide[0]
+    for each in same_slide:
+        check_targets(each, list(first.logits))
+        if any(each.labels.get(target) != first.labels.get(target) for target in first.logits):
+            raise LabelError(f"Slide '{first.slide_id}' has different labels in the members of the ensemble.")
+    logits = {target: logit_of_mean([each.logits[target] for each in same_slide]) for target in first.logits}
+    return replace(first, logits=logits)
 
 
 def pool_by_patient(predictions: Sequence[Prediction]) -> list[Prediction]:
@@ -155,11 +265,7 @@ def logit_of_mean(logits: Sequence[float]) -> float:
 
 def scores(predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit) -> Scores:
     """Score predictions, slide by slide or patient by patient."""
-    if unit not in get_args(Unit):
-        raise SettingError(f"unit must be 'slide' or 'patient'; got {unit!r}.")
-    for each in predictions:
-        check_targets(each, targets)
-    units = pool_by_patient(predictions) if unit == "patient" else predictions
+    units = units_of(predictions, targets, unit)
     by_target: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
     for target in targets:
@@ -170,6 +276,15 @@ def scores(predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit
             reasons[target] = why_undefined(labels, unit)
     defined = [value for value in by_target.values() if value is not None]
     return Scores(unit, len(units), by_target, reasons, sum(defined) / len(defined) if defined else None)
+
+
+def units_of(predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit) -> Sequence[Prediction]:
+    """Give the slides, or their patients, that are counted as one; all must have predictions of the targets."""
+    if unit not in get_args(Unit):
+        raise SettingError(f"unit must be 'slide' or 'patient'; got {unit!r}.")
+    for each in predictions:
+        check_targets(each, targets)
+    return pool_by_patient(predictions) if unit == "patient" else predictions
 
 
 def all_targets(predictions: Sequence[Prediction]) -> list[str]:

@@ -1,0 +1,124 @@
+"""Several methods on the same units: whom all of them have, in one order, with one set of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tapfm.errors import InputError
+from tapfm.evaluation.bootstrap import PatientKey, patient_of
+from tapfm.evaluation.predictions import Prediction, Unit, key_of, repeated, units_of
+
+Method = Sequence[Sequence[Prediction]]  # one list of predictions for each seed
+UnitKey = tuple[str, str, str]  # cohort, patient_id, slide_id
+LISTED = 10  # of those that differ, in a message
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The units that all methods have, and each method's predictions of them in the same order."""
+
+    units: list[Prediction]
+    seeds: Mapping[str, list[list[Prediction]]]  # by method, a list for each seed
+    left_out: Mapping[str, tuple[str, ...]]
+    label_conflicts: tuple[str, ...]
+
+    @property
+    def patients(self) -> int:
+        """How many patients the units are of."""
+        return len({patient_of(each) for each in self.units})
+
+
+def align(methods: Mapping[str, Method], targets: Sequence[str], unit: Unit) -> Aligned:
+    """Keep what every seed of every method has; different labels of the same unit are refused."""
+    keyed = {name: [by_key(name, each, targets, unit) for each in method] for name, method in methods.items()}
+    everyone = [each for method in keyed.values() for each in method]
+    common = sorted(set.intersection(*(set(each) for each in everyone)))
+    if not common:
+        raise nothing_in_common(keyed)
+    labels = {key: merged_labels([each[key] for each in everyone], targets) for key in common}
+    refuse_conflicts(labels, targets)
+    return Aligned(
+        units=[
+            replace(everyone[0][key], labels={t: max(labels[key][t], default=None) for t in targets}) for key in common
+        ],
+        seeds={name: [[each[key] for key in common] for each in method] for name, method in keyed.items()},
+        left_out={name: left_out_of(method, common, unit) for name, method in keyed.items()},
+        label_conflicts=tuple(
+            f"{named(key)}: {target}"
+            for key in common
+            for target in targets
+            if len({each[key].labels.get(target) for each in everyone}) > 1
+        ),
+    )
+
+
+def by_key(
+    name: str, predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit
+) -> dict[UnitKey, Prediction]:
+    """Find predictions by cohort, patient and slide; which split a table says they are of does not count."""
+    without_split = [replace(each, split=None) for each in predictions]
+    if twice := repeated([key_of(each) for each in without_split]):
+        raise InputError(
+            f"'{name}' has two predictions of slide '{twice[0][-1]}'.",
+            hint="Compare tables that have each slide once, for example those of one split.",
+        )
+    return {(*patient_of(each), each.slide_id): each for each in units_of(without_split, targets, unit)}
+
+
+def merged_labels(same: Iterable[Prediction], targets: Sequence[str]) -> dict[str, set[int]]:
+    """Collect the labels that are known of one unit."""
+    known: dict[str, set[int]] = {target: set() for target in targets}
+    for each in same:
+        for target in targets:
+            if (label := each.labels.get(target)) is not None:
+                known[target].add(label)
+    return known
+
+
+def refuse_conflicts(labels: Mapping[UnitKey, Mapping[str, set[int]]], targets: Sequence[str]) -> None:
+    """Refuse units that are positive in one method's table and negative in another's."""
+    conflicts = [
+        f"{named(key)} ({target})" for key, known in labels.items() for target in targets if len(known[target]) > 1
+    ]
+    if conflicts:
+        raise InputError(
+            f"{len(conflicts)} labels differ between the methods: {listed(conflicts)}.",
+            hint="Methods can be compared on the same truth only: predict with the same table of labels.",
+        )
+
+
+def left_out_of(
+    method: Sequence[Mapping[UnitKey, Prediction]], common: Sequence[UnitKey], unit: Unit
+) -> tuple[str, ...]:
+    """Name the patients of a method that others lack, and where slides count also single slides."""
+    kept = set(common)
+    kept_patients = {key[:2] for key in common}
+    lost = {key for each in method for key in each if key not in kept}
+    patients = sorted({key[:2] for key in lost if key[:2] not in kept_patients})
+    slides = sorted(key for key in lost if key[:2] in kept_patients) if unit == "slide" else []
+    return (*(patient for _, patient in patients), *(named(key) for key in slides))
+
+
+def nothing_in_common(keyed: Mapping[str, Sequence[Mapping[UnitKey, Prediction]]]) -> InputError:
+    """Say that no patient is in all methods, with an example of each."""
+    examples = []
+    for name, seeds in keyed.items():
+        first: PatientKey | None = min((key[:2] for each in seeds for key in each), default=None)
+        examples.append(f"{name}: " + (f"patient '{first[1]}' of cohort '{first[0]}'" if first else "nobody"))
+    return InputError(
+        "No patient is in all of the methods.",
+        hint=f"Patients are matched by cohort and patient_id. The first of each: {'; '.join(examples)}.",
+    )
+
+
+def named(key: UnitKey) -> str:
+    """Name a unit for a reader."""
+    _, patient, slide = key
+    return patient if patient == slide else f"{patient} (slide {slide})"
+
+
+def listed(names: Sequence[str]) -> str:
+    """List the first of many."""
+    more = len(names) - LISTED
+    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,186 @@
+"""Methods against each other on the same patients: differences of AUC, with paired intervals and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from tapfm.errors import InputError, UnknownNameError
+from tapfm.evaluation import weighted
+from tapfm.evaluation.aligning import Method, align
+from tapfm.evaluation.bootstrap import RESAMPLES, Resamples, interval, resample_patients, two_sided_p
+from tapfm.evaluation.columns import Column, column_of
+from tapfm.evaluation.delong import auc_difference
+from tapfm.evaluation.estimate import Estimate
+from tapfm.evaluation.holm import holm
+from tapfm.evaluation.known import Floats
+from tapfm.evaluation.measures import MACRO
+from tapfm.evaluation.predictions import Prediction, Unit
+from tapfm.evaluation.ranking import auc
+
+__all__ = ["Comparison", "Method", "Pair", "compare"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two methods on one target ("macro": the mean over targets); the difference is first - second."""
+
+    first: str
+    second: str
+    target: str
+    difference: Estimate
+    p_bootstrap: float | None
+    p_delong: float | None
+    p_holm: float | None  # of DeLong's p where there is one, else of the bootstrap's, over all pairs of the target
+    why: str = ""  # why there is no p_delong
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found, and on whom."""
+
+    methods: tuple[str, ...]
+    targets: tuple[str, ...]
+    unit: Unit
+    patients: int
+    left_out: Mapping[str, tuple[str, ...]]  # by method, its patients that others lack
+    label_conflicts: tuple[str, ...]  # labelled by some methods only; that label is used
+    aucs: Mapping[tuple[str, str], Estimate]  # by method and target, or "macro" with several targets
+    pairs: tuple[Pair, ...]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The AUC of one method, the mean over its seeds, and the same in every resample."""
+
+    value: float | None
+    draws: Floats
+    why: str = ""  # there is no value, or no interval
+
+    def estimate(self) -> Estimate:
+        """Take the interval."""
+        return interval(self.value, self.draws, why=self.why)
+
+
+def compare(
+    methods: Mapping[str, Method],
+    targets: Sequence[str],
+    unit: Unit,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    against: str | None = None,
+) -> Comparison:
+    """Compare the AUCs of methods on the patients that all of them have.
+
+    With several seeds the AUC of a method is the mean of its seeds' AUCs; patients are resampled, seeds are not.
+    `against` keeps the pairs with that method only, and makes it the second of each.
+    """
+    pairs = pairs_of(methods, against)
+    aligned = align(methods, targets, unit)
+    drawn = resample_patients(aligned.units, targets, resamples=resamples, seed=seed)
+    aucs: dict[tuple[str, str], Estimate] = {}
+    tested: list[Pair] = []
+    by_target: dict[str, dict[str, Ranked]] = {}
+    for target in targets:
+        column = column_of(aligned.units, target, unit)
+        logits = {name: [logits_of(each, column) for each in seeds] for name, seeds in aligned.seeds.items()}
+        by_target[target] = ranked_methods(logits, column, drawn)
+        delong = {(first, second): delong_p(logits[first], logits[second], column) for first, second in pairs}
+        tested += tests_of(target, pairs, by_target[target], delong)
+    if len(targets) > 1:
+        by_target[MACRO] = {name: macro_of({t: by_target[t][name] for t in targets}) for name in methods}
+        tested += tests_of(MACRO, pairs, by_target[MACRO], {})
+    for target, ranked in by_target.items():
+        aucs |= {(name, target): each.estimate() for name, each in ranked.items()}
+    return Comparison(
+        methods=tuple(methods),
+        targets=tuple(targets),
+        unit=unit,
+        patients=aligned.patients,
+        left_out=aligned.left_out,
+        label_conflicts=aligned.label_conflicts,
+        aucs=aucs,
+        pairs=tuple(tested),
+    )
+
+
+def pairs_of(methods: Mapping[str, Method], against: str | None) -> list[tuple[str, str]]:
+    """List the pairs to test, in the order of the methods."""
+    if empty := [name for name, seeds in methods.items() if not seeds]:
+        raise InputError(f"Method '{empty[0]}' has no predictions.")
+    if len(methods) < 2:
+        raise InputError(f"A comparison needs two methods or more; got {len(methods)}.")
+    if against is None:
+        return list(combinations(methods, 2))
+    if against not in methods:
+        raise UnknownNameError.of("method", against, methods, see=", ".join(methods))
+    return [(name, against) for name in methods if name != against]
+
+
+def logits_of(predictions: Iterable[Prediction], column: Column) -> Floats:
+    """Take the logits of the units that have a label."""
+    logits: Floats = np.array([each.logits[column.target] for each in predictions], dtype=np.float64)
+    return logits[column.place]
+
+
+def ranked_methods(logits: Mapping[str, Sequence[Floats]], column: Column, resamples: Resamples) -> dict[str, Ranked]:
+    """Rank the units by every method, as they are and in every resample."""
+    draws = {name: np.zeros(len(resamples)) for name in logits}
+    for rows, of_all_units in resamples.blocks():
+        weights = of_all_units[:, column.place]
+        for name, seeds in logits.items():
+            of_seeds = [weighted.aucs(weights, column.positive, each) for each in seeds]
+            draws[name][rows] = np.mean(of_seeds, axis=0)
+    found = {}
+    for name, seeds in logits.items():
+        values = [auc(column.labels, each.tolist()) for each in seeds]
+        defined = [value for value in values if value is not None]
+        value = sum(defined) / len(defined) if defined else None
+        found[name] = Ranked(value, draws[name], column.why_undefined or column.too_few)
+    return found
+
+
+def macro_of(ranked: Mapping[str, Ranked]) -> Ranked:
+    """Average over the targets that have an AUC, in every resample too."""
+    having = {target: each for target, each in ranked.items() if each.value is not None}
+    if not having:
+        return Ranked(None, next(iter(ranked.values())).draws, "no target has an AUC")
+    value = sum(each.value or 0.0 for each in having.values()) / len(having)
+    why = "; ".join(f"{target}: {each.why}" for target, each in having.items() if each.why)
+    return Ranked(value, np.mean([each.draws for each in having.values()], axis=0), why)
+
+
+def tests_of(
+    target: str,
+    pairs: Sequence[tuple[str, str]],
+    ranked: Mapping[str, Ranked],
+    delong: Mapping[tuple[str, str], tuple[float | None, str]],
+) -> list[Pair]:
+    """Test every pair on one target, and correct for their number."""
+    found = []
+    for first, second in pairs:
+        a, b = ranked[first], ranked[second]
+        draws = a.draws - b.draws
+        value = None if a.value is None or b.value is None else a.value - b.value
+        p_bootstrap = None if a.why or value is None else two_sided_p(draws)
+        p_delong, why = delong.get((first, second), (None, "DeLong tests one target at a time"))
+        difference = interval(value, draws, why=a.why)
+        found.append(Pair(first, second, target, difference, p_bootstrap, p_delong, None, why))
+    corrected = holm([each.p_bootstrap if each.p_delong is None else each.p_delong for each in found])
+    return [replace(each, p_holm=p) for each, p in zip(found, corrected, strict=True)]
+
+
+def delong_p(first: Sequence[Floats], second: Sequence[Floats], column: Column) -> tuple[float | None, str]:
+    """Test two methods by DeLong, or say why not."""
+    if column.why_undefined:
+        return None, column.why_undefined
+    if column.clustered:
+        return None, "DeLong needs independent units: some patients have several slides"
+    if len(first) > 1 or len(second) > 1:
+        return None, "DeLong compares single models, not means over seeds"
+    test = auc_difference(column.labels, first[0].tolist(), second[0].tolist())
+    return test.p, "" if test.p is not None else test.difference.why

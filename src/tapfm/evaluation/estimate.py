@@ -1,0 +1,15 @@
+"""A number with its interval, or the reason why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its interval; what is missing is None, never NaN, and `why` says why."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    why: str = ""

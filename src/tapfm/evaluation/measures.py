@@ -1,0 +1,188 @@
+"""Everything measured of predictions, with intervals: each metric of each target, and their mean over targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from tapfm.evaluation import weighted
+from tapfm.evaluation.bootstrap import RESAMPLES, Resamples, interval, resample_patients
+from tapfm.evaluation.calibration import brier, expected_calibration_error
+from tapfm.evaluation.columns import SINGLE, Column, column_of
+from tapfm.evaluation.delong import auc_interval
+from tapfm.evaluation.estimate import Estimate
+from tapfm.evaluation.known import Floats
+from tapfm.evaluation.predictions import Prediction, Unit, sigmoid, units_of
+from tapfm.evaluation.ranking import auc, average_precision
+from tapfm.evaluation.thresholds import at_sensitivity, rates, youden
+
+METRICS = (
+    "auc",
+    "average_precision",
+    "brier",
+    "ece",
+    "balanced_accuracy",
+    "f1",
+    "sensitivity",
+    "specificity",
+    "ppv",
+    "npv",
+    "sensitivity_at_chosen",
+    "specificity_at_chosen",
+    "ppv_at_chosen",
+    "npv_at_chosen",
+)
+THRESHOLD_FREE = METRICS[:4]
+AT_CHOSEN = "_at_chosen"
+MACRO = "macro"
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Thresholds by target, chosen on validation: Youden's, and that which reaches a sensitivity."""
+
+    youden: Mapping[str, float | None]
+    chosen: Mapping[str, float | None]
+    sensitivity: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One metric of one target, or the mean over targets ("macro") that have it, with its bootstrap interval."""
+
+    target: str
+    metric: str
+    estimate: Estimate
+    delong: Estimate | None  # of the AUC of a target
+    units: int  # with a label
+    positives: int | None
+
+
+def choose_thresholds(
+    validation: Sequence[Prediction], targets: Sequence[str], unit: Unit, sensitivity: float = 0.9
+) -> Thresholds:
+    """Choose the thresholds of each target on validation predictions; None where they cannot say."""
+    by_youden: dict[str, float | None] = {}
+    by_sensitivity: dict[str, float | None] = {}
+    for target, units in ((target, units_of(validation, [target], unit)) for target in targets):
+        labels = [each.labels.get(target) for each in units]
+        probabilities = [sigmoid(each.logits[target]) for each in units]
+        by_youden[target] = youden(labels, probabilities)
+        by_sensitivity[target] = at_sensitivity(labels, probabilities, sensitivity)
+    return Thresholds(by_youden, by_sensitivity, sensitivity)
+
+
+def measure(
+    predictions: Sequence[Prediction],
+    targets: Sequence[str],
+    unit: Unit,
+    thresholds: Thresholds | None,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> list[Measured]:
+    """Measure predictions: every metric of every target, then, with several targets, the macro means.
+
+    AUC and average precision rank logits, whose order does not drown in rounding; the rest takes probabilities.
+    """
+    units = units_of(predictions, targets, unit)
+    columns = [column_of(units, target, unit) for target in targets]
+    values = [values_of(column, thresholds) for column in columns]
+    draws = draws_of(columns, thresholds, resample_patients(units, targets, resamples=resamples, seed=seed))
+    measured = []
+    for column, value, drawn in zip(columns, values, draws, strict=True):
+        for metric in METRICS:
+            why = column.too_few if value[metric] is not None else why_missing(metric, column, thresholds, unit)
+            delong = delong_of(column, unit) if metric == "auc" else None
+            estimate = interval(value[metric], drawn[metric], why=why)
+            positives = int(column.positive.sum())
+            measured.append(Measured(column.target, metric, estimate, delong, len(column.place), positives))
+    if len(targets) > 1:
+        for metric in METRICS:
+            estimate = macro([each for each in measured if each.metric == metric], [each[metric] for each in draws])
+            measured.append(Measured(MACRO, metric, estimate, None, len(units), None))
+    return measured
+
+
+def values_of(column: Column, thresholds: Thresholds | None) -> dict[str, float | None]:
+    """Compute every metric of one target."""
+    labels, logits, probabilities = column.labels, column.logits.tolist(), column.probabilities.tolist()
+    values: dict[str, float | None] = dict.fromkeys(METRICS)
+    values["auc"] = auc(labels, logits)
+    values["average_precision"] = average_precision(labels, logits)
+    values["brier"] = brier(labels, probabilities)
+    values["ece"] = expected_calibration_error(labels, probabilities)
+    for ending, threshold in thresholds_of(column.target, thresholds).items():
+        if threshold is not None:
+            found = asdict(rates(labels, probabilities, threshold))
+            values |= {name + ending: rate for name, rate in found.items() if name + ending in METRICS}
+    return values
+
+
+def draws_of(columns: Sequence[Column], thresholds: Thresholds | None, resamples: Resamples) -> list[dict[str, Floats]]:
+    """Compute every metric of every target in every resample; NaN where there is none."""
+    draws = [{metric: np.full(len(resamples), np.nan) for metric in METRICS} for _ in columns]
+    for rows, of_all_units in resamples.blocks():
+        for column, drawn in zip(columns, draws, strict=True):
+            weights, positive = of_all_units[:, column.place], column.positive
+            drawn["auc"][rows] = weighted.aucs(weights, positive, column.logits)
+            drawn["average_precision"][rows] = weighted.average_precisions(weights, positive, column.logits)
+            drawn["brier"][rows] = weighted.briers(weights, positive, column.probabilities)
+            drawn["ece"][rows] = weighted.calibration_errors(weights, positive, column.probabilities)
+            for ending, threshold in thresholds_of(column.target, thresholds).items():
+                if threshold is not None:
+                    found = weighted.rates(weights, positive, column.probabilities, threshold)
+                    for name in found:
+                        if name + ending in METRICS:
+                            drawn[name + ending][rows] = found[name]
+    return draws
+
+
+def thresholds_of(target: str, thresholds: Thresholds | None) -> dict[str, float | None]:
+    """Give the thresholds of a target, by the ending of the metrics that are measured there."""
+    if thresholds is None:
+        return {"": None, AT_CHOSEN: None}
+    return {"": thresholds.youden.get(target), AT_CHOSEN: thresholds.chosen.get(target)}
+
+
+def why_missing(metric: str, column: Column, thresholds: Thresholds | None, unit: Unit) -> str:
+    """Say why a metric of a target has no value."""
+    if not len(column.place) or metric in THRESHOLD_FREE:
+        return column.why_undefined
+    if thresholds is None:
+        return "no threshold: no validation predictions"
+    ending = AT_CHOSEN if metric.endswith(AT_CHOSEN) else ""
+    if thresholds_of(column.target, thresholds)[ending] is None:
+        absent = "no positive" if ending else "not both classes"
+        return f"no threshold: {absent} of {column.target} in validation"
+    calls = {"ppv": "positive", "npv": "negative"}.get(metric.removesuffix(AT_CHOSEN))
+    return f"no {unit} is called {calls}" if calls else column.why_undefined
+
+
+def delong_of(column: Column, unit: Unit) -> Estimate:
+    """Estimate the AUC by DeLong's method, which takes units to be independent."""
+    if column.clustered:
+        value = auc(column.labels, column.logits.tolist())
+        return Estimate(value, why="DeLong needs independent units: some patients have several slides")
+    estimate = auc_interval(column.labels, column.logits.tolist())
+    return replace(estimate, why=column.why_undefined or estimate.why.replace("unit", unit))
+
+
+def macro(measured: Sequence[Measured], draws: Sequence[Floats]) -> Estimate:
+    """Average a metric over the targets that have it, in each resample too; the others are named."""
+    having = [place for place, each in enumerate(measured) if each.estimate.value is not None]
+    lacking = [f"{each.target}: {each.estimate.why}" for each in measured if each.estimate.value is None]
+    if not having:
+        return Estimate(None, why="; ".join(lacking))
+    value = sum(measured[place].estimate.value or 0.0 for place in having) / len(having)
+    alone = [f"{measured[place].target}: {measured[place].estimate.why}" for place in having if fixed(measured[place])]
+    estimate = interval(value, np.mean([draws[place] for place in having], axis=0), why="; ".join(alone))
+    notes = [f"without {each}" for each in lacking] + [estimate.why] * bool(estimate.why)
+    return replace(estimate, why="; ".join(notes))
+
+
+def fixed(measured: Measured) -> bool:
+    """Tell whether a class of a single patient kept a target from having an interval."""
+    return measured.estimate.why.startswith(SINGLE)
