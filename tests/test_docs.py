@@ -88,7 +88,27 @@ def prepared(tmp_path_factory, painted, one_thread):  # noqa: ARG001 - for the w
     assert tapfm("train", folder / "run.toml", "--out", folder / "runs" / "first").returncode == 0
     embed = ("embed", folder / "split.csv", "--encoder", "tapfm-pocket", "--tiles", folder / "tiles")
     assert tapfm(*embed, "--out", folder / "features").returncode == 0
+    assert tapfm("tile", folder / "painted" / "external.csv", "--out", folder / "tiles-external").returncode == 0
+    shutil.copytree(folder / "runs" / "first", folder / "runs" / "second")
+    (folder / "study.toml").write_text(STUDY)
+    assert tapfm("study", folder / "study.toml", "--out", folder / "studies" / "first").returncode == 0
     return folder
+
+
+# what the page about studies goes on with: the smallest there is
+STUDY = """
+name = "A small study"
+targets = ["FGFR3"]
+encoders = ["tapfm-pocket"]
+regimes = ["tapfm"]
+resamples = 20
+[cohort]
+table = "split.csv"
+tiles = "tiles"
+[settings]
+schedule.epochs = 1
+machine.workers = 0
+"""
 
 
 @pytest.fixture
@@ -99,11 +119,12 @@ def lab(tmp_path, prepared):
 def without_its_result(command, folder):
     """Remove what the command is to write, unless it goes on with it."""
     words = shlex.split(command)
-    if "--out" in words and "--resume" not in words:
-        out = folder / words[words.index("--out") + 1]
-        if out.is_dir():
-            shutil.rmtree(out)
-        out.unlink(missing_ok=True)
+    for option in ("--out", "--write"):
+        if option in words and not {"--resume", "--tables"} & set(words):
+            out = folder / words[words.index(option) + 1]
+            if out.is_dir():
+                shutil.rmtree(out)
+            out.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -143,6 +164,20 @@ def test_the_examples_of_training_run_as_printed(lab, monkeypatch, capsys, page)
     exec(compile(example, page, "exec"), {})
     assert re.fullmatch(r"[12] \{'FGFR3': [\d.]+\}\n", capsys.readouterr().out)
     assert (lab / "runs").is_dir()
+
+
+def test_the_example_of_evaluating_runs_as_printed(lab, monkeypatch, capsys):
+    monkeypatch.chdir(lab)
+    (example,) = blocks(ROOT / "docs" / "evaluate-a-model.md", "python")
+    exec(compile(example, "evaluate-a-model.md", "exec"), {})
+    assert re.search(r"^Estimate\(value=[\d.]+, ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_the_example_of_a_study_runs_as_printed(lab, monkeypatch, capsys):
+    monkeypatch.chdir(lab)
+    (example,) = blocks(ROOT / "docs" / "run-a-study.md", "python")
+    exec(compile(example, "run-a-study.md", "exec"), {})
+    assert capsys.readouterr().out == "{}\n"
 
 
 def test_the_refusal_that_the_docs_show_is_the_one_that_comes(lab):

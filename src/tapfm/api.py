@@ -9,16 +9,32 @@ from typing import Any
 from rich.console import Console
 
 from tapfm.adaptation.trainer import Interrupted
-from tapfm.app import embed_slides, export_model, split_cohort, tile_slides, train_model
+from tapfm.app import (
+    compare_models,
+    embed_slides,
+    evaluate_model,
+    export_model,
+    split_cohort,
+    study_runner,
+    tile_slides,
+    train_model,
+)
 from tapfm.app.config import RunConfig, load_config, merge, resolve, resolve_paths
 from tapfm.app.devices import choose_device, choose_precision
 from tapfm.app.embed_jobs import Settings
 from tapfm.app.embed_outcomes import Report as EmbedReport
+from tapfm.app.evaluate_model import Evaluation
+from tapfm.app.evaluation_data import Choice
+from tapfm.app.evaluation_results import settings_of
 from tapfm.app.run_data import read_data
 from tapfm.app.saved_model import DESCRIPTION, SavedModel, load_export, load_run
+from tapfm.app.study_config import StudyConfig, load_study
+from tapfm.app.study_folder import StudyFolder
+from tapfm.app.study_report import write_report
 from tapfm.app.train_model import RunResult
 from tapfm.cohort.manifest import read_cohort
 from tapfm.encoders.weights import load_encoder
+from tapfm.evaluation.comparing import Comparison
 from tapfm.processes import available_cores
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import Layout
@@ -128,6 +144,72 @@ def train(config: RunConfig, out: Where, *, resume: bool = False) -> RunResult:
         return train_model.train(config, data, Path(out), resume=resume, workers=readers, console=messages())
     except Interrupted as stopped:
         raise KeyboardInterrupt from stopped
+
+
+def evaluate(
+    model: Where,
+    out: Where,
+    *,
+    cohort: Where | None = None,
+    slides: Where | None = None,
+    tiles: Where | None = None,
+    features: Where | None = None,
+    split: str | None = None,
+    unit: str | None = None,
+    sensitivity: float = 0.9,
+    by: Sequence[str] = (),
+    resamples: int = 2000,
+    colours: Where | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    allow_overlap: bool = False,
+    resume: bool = False,
+) -> Evaluation:
+    """Evaluate a run, an export or an ensemble, as `tapfm evaluate`; Ctrl-C keeps what is done."""
+    table, slides_folder, tiles_folder, features_folder, colours_file = (
+        None if each is None else Path(each) for each in (cohort, slides, tiles, features, colours)
+    )
+    try:
+        return evaluate_model.evaluate(
+            Path(model),
+            Choice(table, slides_folder, tiles_folder, features_folder, split, allow_overlap),
+            settings_of(unit, sensitivity, by, resamples),
+            Path(out),
+            device=device,
+            workers=available_cores() if workers is None else workers,
+            colours=colours_file,
+            resume=resume,
+            console=messages(),
+        )
+    except Interrupted as stopped:
+        raise KeyboardInterrupt from stopped
+
+
+def compare(
+    *models: Where,
+    out: Where,
+    unit: str = "slide",
+    against: str | None = None,
+    split: str = "test",
+    resamples: int = 2000,
+) -> Comparison:
+    """Compare runs, evaluations or tables of predictions, each as PATH or "NAME=PATH", as `tapfm compare`."""
+    return compare_models.compare_models(
+        [str(each) for each in models], Path(out), unit=unit, against=against, split=split, resamples=resamples
+    )
+
+
+def study(
+    study: Where | StudyConfig, out: Where, *, resume: bool = False, only: Sequence[str] = ()
+) -> study_runner.Outcome:
+    """Run a study and make its tables, as `tapfm study`; Ctrl-C keeps what is done."""
+    config = study if isinstance(study, StudyConfig) else load_study(Path(study))
+    outcome = study_runner.conduct(config, Path(out), resume=resume, only=only, console=messages())
+    if outcome.stopped_by is not None:
+        raise KeyboardInterrupt
+    folder = StudyFolder(Path(out))
+    write_report(config, folder, list(study_runner.read_status(folder).values()))
+    return outcome
 
 
 def export(

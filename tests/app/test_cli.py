@@ -57,6 +57,15 @@ def tapfm(*arguments, **environment):
         (["config", "--encoder", "virchwo2"], 2),
         (["config", "absent.toml"], 2),
         (["config", "pyproject.toml"], 2),
+        (["evaluate", "--help"], 0),
+        (["evaluate", "absent", "--out", "absent"], 2),
+        (["compare", "--help"], 0),
+        (["compare", "absent.csv", "other.csv", "--out", "absent"], 2),
+        (["study", "--help"], 0),
+        (["study", "absent.toml", "--out", "absent"], 2),
+        (["study", "--preset", "paper-table1", "--scale", "mini", "--list"], 0),
+        (["probe", "--help"], 0),
+        (["probe", "absent", "--tiles", "absent", "--out", "absent"], 2),
         (["encoders"], 0),
         (["encoders", "--json"], 0),
         (["encoders", "virchow2"], 0),
@@ -151,4 +160,18 @@ def test_markup_in_a_name_is_shown_as_it_is():
 
 def test_every_command_has_help_that_teaches():
     commands = re.findall(r"^[│|] (\w+)", tapfm("--help").stdout.split("Commands")[1], re.MULTILINE)
-    assert commands == ["inspect", "tile", "synth", "split", "embed", "config", "train", "export", "encoders", "doctor"]
+    assert commands == [
+        "inspect",
+        "tile",
+        "synth",
+        "split",
+        "embed",
+        "config",
+        "train",
+        "evaluate",
+        "compare",
+        "study",
+        "export",
+        "encoders",
+        "doctor",
+    ]

@@ -13,6 +13,8 @@ from rich.console import Console
 from tapfm import __version__
 from tapfm.app.cli_cohort import split
 from tapfm.app.cli_embed import embed
+from tapfm.app.cli_evaluation import compare, evaluate
+from tapfm.app.cli_study import probe, study
 from tapfm.app.cli_training import config, export, train
 from tapfm.errors import InputError, TapfmError
 from tapfm.processes import available_cores
@@ -284,6 +286,10 @@ app.command()(split)
 app.command()(embed)
 app.command()(config)
 app.command()(train)
+app.command()(evaluate)
+app.command()(compare)
+app.command()(study)
+app.command(hidden=True)(probe)  # a step of `study`, for those who want it alone
 app.command()(export)
 
 

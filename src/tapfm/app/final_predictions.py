@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -59,6 +59,13 @@ def predict_slides(
                 raise Interrupted(number)
     finally:
         bags.close()
+    return final_of(slides, targets, known, failed)
+
+
+def final_of(
+    slides: Sequence[LabelledSlide], targets: Sequence[str], known: Mapping[str, Looked], failed: dict[str, str]
+) -> Final:
+    """Put what is known of each slide together, in the order of the slides."""
     looked = [(slide, known[slide.slide_id]) for slide in slides if slide.slide_id in known]
     return Final(
         [prediction_of(slide, targets, each.logits, each.tiles, len(each.missing)) for slide, each in looked],
@@ -87,10 +94,10 @@ class Looked(NamedTuple):
 
 
 class Remembered:
-    """Slides that are done, a line each, for as long as the model is the same."""
+    """Slides that are done, a line each, for as long as the model is the same, and the `contents` that are given."""
 
-    def __init__(self, path: Path, model: str) -> None:
-        self._path, self._model = path, model
+    def __init__(self, path: Path, model: str, contents: Mapping[str, str] | None = None) -> None:
+        self._path, self._model, self._contents = path, model, contents or {}
 
     def read(self) -> dict[str, Looked]:
         """Recall them; a line that was cut off does not count."""
@@ -99,7 +106,7 @@ class Remembered:
         for line in lines:
             try:
                 model, slide_id, *looked = json.loads(line)
-                if model == self._model:
+                if model == self._key(slide_id):
                     known[slide_id] = Looked(*looked)
             except (ValueError, TypeError):
                 continue
@@ -110,7 +117,10 @@ class Remembered:
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 # a line before that was cut off stays alone
-                file.write("\n" + json.dumps([self._model, slide_id, *looked]))
+                file.write("\n" + json.dumps([self._key(slide_id), slide_id, *looked]))
         except OSError as error:
             refuse_full_disk(error, self._path)
             raise
+
+    def _key(self, slide_id: str) -> str:
+        return f"{self._model} {self._contents[slide_id]}" if slide_id in self._contents else self._model

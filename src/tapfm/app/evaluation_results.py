@@ -1,0 +1,102 @@
+"""From predictions to figures: the model, its subgroups, the baseline, and the difference between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from tapfm.app.colour_baseline import NAME as BASELINE
+from tapfm.app.colour_baseline import Baseline
+from tapfm.app.evaluated_members import Evaluated
+from tapfm.app.evaluation_data import EvaluatedSlides
+from tapfm.app.evaluation_tables import MODEL, Results, Row
+from tapfm.app.evaluation_thresholds import Chosen, thresholds_of
+from tapfm.app.subgroups import Subgroup, measure_subgroup
+from tapfm.errors import SettingError
+from tapfm.evaluation.comparing import Pair, compare
+from tapfm.evaluation.measures import choose_thresholds, measure
+from tapfm.evaluation.predictions import Prediction, Unit
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How figures are made of predictions."""
+
+    unit: Unit | None = None  # None: as the run was selected by
+    sensitivity: float = 0.9
+    by: tuple[str, ...] = ()
+    resamples: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sensitivity <= 1:
+            raise SettingError(f"--sensitivity must be above 0, up to 1; got {self.sensitivity:g}.")
+        if self.resamples < 1:
+            raise SettingError(f"--resamples must be at least 1; got {self.resamples}.")
+
+
+def settings_of(unit: str | None, sensitivity: float, by: Sequence[str], resamples: int) -> Settings:
+    """Read settings as they are typed."""
+    known: Unit | None = next((each for each in get_args(Unit) if each == unit), None)
+    if unit is not None and known is None:
+        raise SettingError(f"--unit must be slide or patient; got '{unit}'.")
+    return Settings(known, sensitivity, tuple(by), resamples)
+
+
+def measured_results(
+    evaluated: Evaluated,
+    data: EvaluatedSlides,
+    settings: Settings,
+    predictions: Sequence[Prediction],
+    baseline: Baseline,
+    groups: Sequence[Subgroup],
+    about: dict[str, Any],
+) -> Results:
+    """Measure the model, its subgroups, the baseline, and the difference between the two."""
+    unit, targets = settings.unit, evaluated.targets
+    assert unit is not None
+    drawn = {"resamples": settings.resamples, "seed": settings.seed}
+    chosen = thresholds_of(evaluated, unit, settings.sensitivity)
+    rows = [Row(MODEL, "", each) for each in measure(predictions, targets, unit, chosen.thresholds, **drawn)]
+    for group in groups:
+        rows += [Row(MODEL, group.name, each) for each in measure_subgroup(group, predictions, targets, unit, **drawn)]
+    evaluated_slides = {each.slide_id for each in predictions}
+    asked = [each for each in baseline.predictions if each.slide_id in evaluated_slides]
+    differences: tuple[Pair, ...] = ()
+    if asked:
+        its_own = (
+            choose_thresholds(baseline.validation, targets, unit, settings.sensitivity) if baseline.validation else None
+        )
+        rows += [Row(BASELINE, "", each) for each in measure(asked, targets, unit, its_own, **drawn)]
+        differences = compare(
+            {MODEL: [predictions], BASELINE: [asked]},
+            targets,
+            unit,
+            resamples=settings.resamples,
+            seed=settings.seed,
+        ).pairs
+    return Results(
+        about,
+        [with_reason(row, data.absent_targets, data.table.name, chosen) for row in rows],
+        chosen,
+        baseline.said,
+        differences,
+        absent_targets=data.absent_targets,
+        without_label=data.without_label,
+        slides=len(predictions),
+        patients=len({(each.cohort, each.patient_id) for each in predictions}),
+    )
+
+
+def with_reason(row: Row, absent: Sequence[str], table: str, chosen: Chosen) -> Row:
+    """Say why a metric is missing where only this evaluation knows."""
+    each = row.measured
+    if each.target in absent:
+        why = f"{table} has no column {each.target}"
+    elif row.model == MODEL and chosen.thresholds is None and each.estimate.why.startswith("no threshold"):
+        why = f"no threshold: {chosen.where}"
+    else:
+        return row
+    delong = None if each.delong is None else replace(each.delong, why=why)
+    return replace(row, measured=replace(each, estimate=replace(each.estimate, why=why), delong=delong))

@@ -1,0 +1,79 @@
+"""Thresholds are chosen on validation slides, never on what is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from tapfm.app.evaluated_members import Evaluated, Member, description_of
+from tapfm.cohort.splits import VALIDATION
+from tapfm.evaluation.measures import Thresholds, choose_thresholds
+from tapfm.evaluation.predictions import Prediction, Unit, mean_of, read_predictions
+
+EXPORTED_SENSITIVITY = 0.9
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Thresholds, and in words where they come from, or why there are none."""
+
+    thresholds: Thresholds | None
+    where: str
+
+
+def thresholds_of(evaluated: Evaluated, unit: Unit, sensitivity: float) -> Chosen:
+    """Choose thresholds on the validation slides of a run, or of the members of an ensemble."""
+    if evaluated.ensemble is None and evaluated.members[0].config is None:
+        return exported(evaluated.members[0], unit, sensitivity)
+    found = [each for member in evaluated.members if (each := validation_of(member.folder))]
+    if not found:
+        return Chosen(None, f"{evaluated.path} has no predictions of validation slides")
+    if len(found) < len(evaluated.members):
+        return Chosen(None, "some members have no predictions of validation slides")
+    predictions = pooled(found)
+    slides = f"{len(predictions):,} validation slides"
+    of_members = " of its members" if evaluated.ensemble is not None else " of the run"
+    return Chosen(choose_thresholds(predictions, evaluated.targets, unit, sensitivity), slides + of_members)
+
+
+def validation_of(run: Path) -> list[Prediction]:
+    """Read what a finished run says of its validation slides; nothing where there are none."""
+    path = run / f"predictions-{VALIDATION}.csv"
+    return read_predictions(path) if path.exists() else []
+
+
+def pooled(of_members: Sequence[Sequence[Prediction]]) -> list[Prediction]:
+    """Put members' predictions together: averaged where they are of the same slides, as seeds are, else one by one."""
+    slides = [[each.slide_id for each in predictions] for predictions in of_members]
+    if all(each == slides[0] for each in slides):
+        return mean_of(of_members)
+    return [each for predictions in of_members for each in predictions]
+
+
+def exported(member: Member, unit: Unit, sensitivity: float) -> Chosen:
+    """Take the thresholds that an export brings along."""
+    try:
+        written = description_of(member.folder)["thresholds"][unit]
+        youden, chosen = dict(written["youden"]), dict(written["chosen"])
+        if written["sensitivity"] != sensitivity:
+            chosen = dict.fromkeys(chosen)
+        return Chosen(Thresholds(youden, chosen, sensitivity), "the validation slides of the run that was exported")
+    except (LookupError, TypeError, ValueError):
+        return Chosen(None, f"{member.folder} was exported without thresholds; evaluate the run, or export it again")
+
+
+def thresholds_to_export(run: Path, targets: Sequence[str]) -> dict[str, Any] | None:
+    """Choose the thresholds that an export takes along, for slides and for patients; None before the run is done."""
+    if not (predictions := validation_of(run)):
+        return None
+    written = {}
+    for unit in get_args(Unit):
+        chosen = choose_thresholds(predictions, targets, unit, EXPORTED_SENSITIVITY)
+        written[unit] = {
+            "youden": dict(chosen.youden),
+            "chosen": dict(chosen.chosen),
+            "sensitivity": chosen.sensitivity,
+        }
+    return written

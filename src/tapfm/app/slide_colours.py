@@ -1,0 +1,125 @@
+"""The colours of slides, read once and kept in a table that several evaluations may share."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from tapfm.adaptation.trainer import Interrupted
+from tapfm.app.progress import Counter
+from tapfm.app.run_data import SlideOfRun
+from tapfm.errors import InputError
+from tapfm.storage import digest_of_code, fingerprint, refuse_full_disk
+from tapfm.tiles import colours
+from tapfm.tiles.colours import COLOUR_STATISTICS, colour_statistics, histograms_of
+from tapfm.tiles.reading import TileRequest
+from tapfm.tiles.sampling import draw_tiles
+from tapfm.tiles.stream import TileStream
+
+TILES = 64  # of a slide, drawn once
+COLUMNS = ("slide_id", "key", *COLOUR_STATISTICS)
+
+Colours = Mapping[str, Sequence[float]]  # by slide
+
+
+def read_colours(
+    slides: Sequence[SlideOfRun],
+    table: Path,
+    *,
+    workers: int,
+    console: Console,
+    asked_to_stop: Callable[[], int | None],
+) -> dict[str, Sequence[float]]:
+    """Give the colour statistics of slides with tiles; one that cannot be read has none."""
+    known = remembered(table)
+    keys = {slide.row.slide_id: key_of(slide) for slide in slides if slide.tiles is not None}
+    todo = [slide for slide in slides if slide.row.slide_id in keys and keys[slide.row.slide_id] not in known]
+    if todo:
+        begin(table)
+        with (
+            TileStream([request_of(slide) for slide in todo], workers=workers) as stream,
+            Counter(console, f"colours of {TILES} tiles", len(todo)) as counter,
+        ):
+            for read in stream:
+                slide_id = read.request.slide_id
+                if len(read.pixels):
+                    known[keys[slide_id]] = statistics = colour_statistics(histograms_of(read.pixels))
+                    add_line(table, [slide_id, keys[slide_id], *map(repr, statistics)])
+                counter.one_more(len(read.pixels))
+                if (number := asked_to_stop()) is not None:
+                    raise Interrupted(number)
+    return {slide_id: known[key] for slide_id, key in keys.items() if key in known}
+
+
+def key_of(slide: SlideOfRun) -> str:
+    """Name the colours of a slide by everything that decides them."""
+    assert slide.tiles is not None
+    tiles = slide.tiles
+    place = [tiles.fingerprint, tiles.side_px0, tiles.tile_px, hashlib.sha256(tiles.positions.tobytes()).hexdigest()]
+    return fingerprint(slide.row.slide_id, place, TILES, method())[:16]
+
+
+@cache
+def method() -> str:
+    """Digest the code that colours come from."""
+    return digest_of_code([Path(colours.__file__)])
+
+
+def request_of(slide: SlideOfRun) -> TileRequest:
+    """Draw the tiles whose colours count: the same ones in every evaluation."""
+    assert slide.tiles is not None
+    drawn = draw_tiles(len(slide.tiles), TILES, "colours", slide.row.slide_id)
+    positions = slide.tiles.positions[np.asarray(drawn)]
+    return TileRequest(slide.row.slide_id, slide.row.path, positions, slide.tiles.side_px0, slide.tiles.tile_px)
+
+
+def remembered(table: Path) -> dict[str, Sequence[float]]:
+    """Recall what was read before; a line that was cut off does not count."""
+    if not table.exists():
+        return {}
+    try:
+        header, *lines = table.read_text("utf-8").splitlines() or [""]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{table} cannot be read ({error}).", hint="Give another file to --colours.") from error
+    if header and header.split(",") != list(COLUMNS):
+        raise InputError(f"{table} is no table of colours.", hint="Give another file to --colours.")
+    known: dict[str, Sequence[float]] = {}
+    for line in csv.reader(line for line in lines if line):
+        try:
+            known[line[1]] = [float(text) for text in line[2:]] if len(line) == len(COLUMNS) else []
+        except ValueError:
+            continue
+    return {key: statistics for key, statistics in known.items() if statistics}
+
+
+def begin(table: Path) -> None:
+    """Write the names of the columns, where there is no table yet."""
+    table.parent.mkdir(parents=True, exist_ok=True)
+    if not table.exists() or not table.stat().st_size:
+        add_text(table, ",".join(COLUMNS))
+
+
+def add_line(table: Path, fields: Sequence[str]) -> None:
+    """Remember one more slide."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="").writerow(fields)
+    add_text(table, "\n" + text.getvalue())  # a line before that was cut off stays alone
+
+
+def add_text(table: Path, text: str) -> None:
+    """Add to the table."""
+    try:
+        with table.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        refuse_full_disk(error, table)
+        raise InputError(
+            f"{table} cannot be written ({error.strerror}).", hint="Give another file to --colours."
+        ) from error

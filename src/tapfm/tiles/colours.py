@@ -1,0 +1,37 @@
+"""Colours of a slide in 21 numbers: what a shortcut could be made of, and no shape of any kind."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tapfm.tiles.reading import TilePixels
+
+CHANNELS = ("red", "green", "blue")
+PERCENTILES = (5, 25, 75, 95)
+STATISTICS = ("mean", "sd", "skewness", *(f"percentile_{percent}" for percent in PERCENTILES))
+COLOUR_STATISTICS = tuple(f"{channel}_{statistic}" for channel in CHANNELS for statistic in STATISTICS)
+
+Histograms = NDArray[np.int64]  # (3, 256): how many pixels have each value
+
+
+def histograms_of(pixels: TilePixels) -> Histograms:
+    """Count the values of each channel; those of several parts of a slide may be added up."""
+    return np.stack([np.bincount(pixels[:, channel].reshape(-1), minlength=256) for channel in range(3)])
+
+
+def colour_statistics(histograms: Histograms) -> list[float]:
+    """Compute the statistics of all pixels together, channel by channel, in the order of COLOUR_STATISTICS."""
+    return [value for counts in histograms for value in channel_statistics(counts)]
+
+
+def channel_statistics(counts: NDArray[np.int64]) -> list[float]:
+    """Compute mean, standard deviation, skewness and percentiles of one channel; one value alone has no skewness."""
+    values, weights = np.arange(256, dtype=np.float64), counts / counts.sum()
+    mean = float(weights @ values)
+    deviation = float(np.sqrt(weights @ (values - mean) ** 2))
+    skewness = float(weights @ (values - mean) ** 3) / deviation**3 if deviation > 0 else 0.0
+    reached = np.cumsum(counts)
+    # the smallest value that so many of the pixels do not exceed
+    percentiles = [int(np.searchsorted(reached, percent / 100 * reached[-1])) for percent in PERCENTILES]
+    return [mean, deviation, skewness, *map(float, percentiles)]

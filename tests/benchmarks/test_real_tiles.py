@@ -1,0 +1,69 @@
+"""The comparison on real tissue, in small: every method, every stage, then the tables."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+REAL_TILES = ROOT.parent / "shared" / "data" / "tiles" / "crc"
+COLOURS = {"AC": (90, 60, 140), "H": (230, 150, 180), "S": (210, 120, 160), "T": (180, 110, 170), "V": (200, 160, 200)}
+
+
+@pytest.fixture(params=["made", "real"])
+def tiles(request, tmp_path):
+    """A folder of tiles, a class to a folder: a few made up here, or of real tissue where there are some."""
+    folder, rng = tmp_path / "tiles", np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 6)):
+        for name, colour in COLOURS.items():
+            (folder / split / name).mkdir(parents=True)
+            if request.param == "real":
+                if not REAL_TILES.exists():
+                    pytest.skip("no real tiles beside the checkout")
+                for file in sorted((REAL_TILES / split / name).iterdir())[:count]:
+                    (folder / split / name / file.name).symlink_to(file)
+                continue
+            for number in range(count):
+                pixels = np.clip(rng.normal(colour, 30, (64, 64, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{number:04}.webp")
+    return folder
+
+
+def real_tiles(what, tiles, results, *more):
+    command = [sys.executable, str(ROOT / "benchmarks" / "real_tiles.py"), what, "--quick", "--device", "cpu"]
+    command += [
+        "--tiles",
+        str(tiles),
+        "--results",
+        str(results),
+        "--encoder",
+        "tapfm-pocket",
+        "--tile-px",
+        "224",
+        *more,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_method_is_trained_once_and_stands_in_the_table(tiles, tmp_path):
+    results = tmp_path / "results.jsonl"
+    real_tiles("train", tiles, results, "--stages", "rates", "--minutes", "0")
+    assert not results.exists(), "no job is begun after the time is over"
+    real_tiles("train", tiles, results)
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    assert {row["stage"] for row in rows} == {"rates", "binary", "large", "multilabel"}
+    assert len({(row["regime"], row["aggregator"]) for row in rows if row["stage"] == "binary"}) == 10
+    assert all(0 <= row["tile_auc_after"] <= 1 and len(row["test_logits"]) == 10 for row in rows)
+    before = results.read_bytes()
+    real_tiles("train", tiles, results)
+    assert results.read_bytes() == before, "finished jobs are not repeated"
+    page = real_tiles("report", tiles, results)
+    assert page == real_tiles("report", tiles, results)
+    for method in ("tapfm + cls-gated", "finetune + cls-attention", "colour statistics"):
+        assert f"| {method} |" in page

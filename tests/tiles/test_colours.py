@@ -1,0 +1,42 @@
+"""Colours of tiles in 21 numbers."""
+
+import numpy as np
+import pytest
+
+from tapfm.tiles.colours import COLOUR_STATISTICS, PERCENTILES, STATISTICS, colour_statistics, histograms_of
+
+
+def pixels(seed, tiles=3, side=20):
+    return np.random.default_rng(seed).integers(0, 256, (tiles, 3, side, side), "uint8")
+
+
+def test_they_are_those_of_all_pixels_of_a_channel():
+    tiles = pixels(0)
+    found = dict(zip(COLOUR_STATISTICS, colour_statistics(histograms_of(tiles)), strict=True))
+    assert len(found) == 21
+    for channel, name in enumerate(("red", "green", "blue")):
+        values = tiles[:, channel].astype(float).ravel()
+        assert found[f"{name}_mean"] == pytest.approx(values.mean())
+        assert found[f"{name}_sd"] == pytest.approx(values.std())
+        cubed = ((values - values.mean()) ** 3).mean() / values.std() ** 3
+        assert found[f"{name}_skewness"] == pytest.approx(cubed)
+        for percent in PERCENTILES:
+            expected = np.percentile(values, percent, method="inverted_cdf")
+            assert found[f"{name}_percentile_{percent}"] == expected
+
+
+def test_parts_of_a_slide_add_up():
+    tiles = pixels(1, tiles=5)
+    parts = histograms_of(tiles[:2]) + histograms_of(tiles[2:])
+    assert colour_statistics(parts) == colour_statistics(histograms_of(tiles))
+
+
+def test_where_pixels_are_does_not_count():
+    tiles = pixels(2)
+    shuffled = np.random.default_rng(3).permuted(tiles.reshape(3, 3, -1), axis=2).reshape(tiles.shape)
+    assert colour_statistics(histograms_of(shuffled)) == colour_statistics(histograms_of(tiles))
+
+
+def test_a_slide_of_one_colour_has_no_spread():
+    one = colour_statistics(histograms_of(np.full((1, 3, 4, 4), 200, np.uint8)))
+    assert one[: len(STATISTICS)] == [200.0, 0.0, 0.0, *[200.0] * len(PERCENTILES)]
