@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
 from tapfm.evaluation import logistic
 from tapfm.evaluation.comparing import compare
+from tapfm.evaluation.estimate import Estimate
 from tapfm.evaluation.predictions import Prediction
 from tapfm.evaluation.ranking import auc
 from tapfm.model import encode
@@ -87,14 +89,14 @@ class Sizes:
 
 
 QUICK = Sizes(
-    training_bags=8,
-    validation_bags=8,
-    test_bags=10,
+    training_bags=4,
+    validation_bags=6,
+    test_bags=8,
     tiles=10,
     tiles_large=20,
-    seeds=2,
+    seeds=1,
     epochs=2,
-    epochs_fixed=3,
+    epochs_fixed=2,
     encoder_rates=(1e-5,),
     aggregator_rates=(1e-3,),
     aggregator_rates_fixed=(1e-3,),
@@ -409,15 +411,16 @@ def train(arguments: argparse.Namespace) -> None:
     results, deadline = Results(arguments.results), time.monotonic() + 60 * arguments.minutes
     context = multiprocessing.get_context("spawn")
     jobs, rows = context.Queue(), context.Queue()
-    workers = [context.Process(target=work, args=(arguments, jobs, rows)) for _ in range(arguments.processes)]
-    for worker in workers:
-        worker.start()
+    workers: list[SpawnProcess] = []
     try:
         for stage in arguments.stages:
             todo = [job for job in jobs_of(stage, sizes_of(arguments), results) if not results.has(job)]
             under_way = 0
             while todo or under_way:
                 while todo and under_way < arguments.processes and time.monotonic() < deadline:
+                    if len(workers) < arguments.processes:
+                        workers.append(context.Process(target=work, args=(arguments, jobs, rows)))
+                        workers[-1].start()
                     jobs.put(todo.pop(0))
                     under_way += 1
                 if not under_way:
@@ -502,11 +505,14 @@ def table_of(rows: Sequence[dict[str, Any]], tissue: Tissue, sizes: Sizes) -> li
             if each
             else "| | |"
         )
-        lines.append(
-            f"| {name} | {estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f}) "
-            f"| {min(spread):.3f} to {max(spread):.3f} | {p} | {found} |"
-        )
+        lines.append(f"| {name} | {in_words(estimate)} | {min(spread):.3f} to {max(spread):.3f} | {p} | {found} |")
     return lines
+
+
+def in_words(estimate: Estimate) -> str:
+    """Write an AUC with its interval, where there is one."""
+    interval = "" if estimate.low is None else f" ({estimate.low:.3f} to {estimate.high:.3f})"
+    return f"{estimate.value:.3f}{interval}"
 
 
 def mean_auc(logits: Sequence[Sequence[float]], bags: Bags) -> float:
