@@ -31,14 +31,14 @@ import tapfm
 from tapfm.adaptation.checkpoint import check_space, load_checkpoint, nbytes, read_description, save_checkpoint
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.progress import Progress
-from tapfm.app.config import PATHS, RunConfig
+from tapfm.app.config import RunConfig
+from tapfm.app.config_changes import changed_settings
 from tapfm.app.config_text import resolved
 from tapfm.app.run_data import RunData, difference
 from tapfm.errors import CheckpointError, RunError
 from tapfm.storage import fingerprint, write_atomically
 
 SHOWN = 10  # differences named
-MEMORY_ONLY = (("adaptation", "chunk"), ("adaptation", "checkpoint_blocks"))  # a run that ran out of it may change them
 
 
 class RunFolder:
@@ -183,29 +183,6 @@ class RunFolder:
             raise CheckpointError(f"{self.last} does not say how far the run is.", hint="Begin anew.") from error
 
 
-def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Compare settings; where files are and what the machine does may change."""
-    old, new = flat(before), flat(now)
-    lines = []
-    for name in dict.fromkeys([*old, *new]):
-        if name.split(".")[0] == "machine" or tuple(name.split(".")) in (*PATHS, *MEMORY_ONLY):
-            continue
-        if old.get(name) != new.get(name):
-            lines.append(f"{name} was {old.get(name, 'not set')!r}, is {new.get(name, 'not set')!r}")
-    return lines
-
-
-def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Name each setting by its whole path."""
-    values: dict[str, Any] = {}
-    for name, value in tables.items():
-        if isinstance(value, Mapping):
-            values |= flat(value, f"{prefix}{name}.")
-        else:
-            values[prefix + name] = value
-    return values
-
-
 def failures_table(progress: Progress) -> bytes:
     """List failed slides, and slides with tiles that were skipped."""
     buffer = io.StringIO(newline="")
@@ -221,7 +198,7 @@ def failures_table(progress: Progress) -> bytes:
 
 def environment_of(device: torch.device, weights_sha256: str | None, made_by: str | None) -> dict[str, Any]:
     """Note what a result may depend on besides the configuration."""
-    packages = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecodecs", "peft")
+    packages = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecodecs", "peft", "torchmil")
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return {
         "tapfm": tapfm.__version__,

@@ -1,0 +1,270 @@
+"""`tapfm study`: all runs of a comparison one after another, each in a process of its own; what fails is told."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, Protocol
+
+from rich.console import Console
+
+from tapfm.app.advice import command, counted
+from tapfm.app.config import RunConfig
+from tapfm.app.config_text import toml_text
+from tapfm.app.output_folder import locked, remove_unfinished
+from tapfm.app.stopping import StopRequests
+from tapfm.app.study_child import reason_of, run_child
+from tapfm.app.study_config import SlidesSection, StudyConfig, study_text
+from tapfm.app.study_folder import StudyFolder
+from tapfm.app.study_runs import PlannedRun, chosen, run_config, run_tables, runs_of
+from tapfm.app.study_steps import Step, steps_of, write_ensembles
+from tapfm.app.study_watching import StudyWatcher
+from tapfm.cohort.labels import read_labels
+from tapfm.cohort.manifest import read_cohort
+from tapfm.encoders.catalog import encoder_card
+from tapfm.errors import InputError, RunError, SettingError
+from tapfm.storage import write_atomically
+
+State = Literal["done", "failed", "not run"]
+SHOWN = 10
+MADE_BEFORE = {
+    "painted",
+    "tiles",
+    "probe-tiles",
+    "logs",
+    "status.csv",
+}  # what --scale mini makes before the study begins
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a step."""
+
+    state: State
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a study."""
+
+    folder: Path
+    ended: Mapping[str, Ended]  # by key of step
+    stopped_by: int | None = None  # the number of a signal
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Steps that failed, and why."""
+        return {key: each.reason for key, each in self.ended.items() if each.state == "failed"}
+
+
+class Start(Protocol):
+    """Runs a command and gives its exit code."""
+
+    def __call__(self, words: Sequence[str], log: Path, look: Callable[[], int | None]) -> int:
+        """Run it; `look` gives the number of a signal to pass on."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a study comes to: its runs, their configurations, and which cannot be."""
+
+    runs: list[PlannedRun]
+    configs: dict[str, RunConfig]  # by name of run
+    problems: dict[str, str]
+
+
+def plan(study: StudyConfig, folder: StudyFolder, only: Sequence[str] = ()) -> Planned:
+    """Resolve every run; a study of which no run is possible is refused."""
+    runs = chosen(runs_of(study), only)
+    configs: dict[str, RunConfig] = {}
+    problems: dict[str, str] = {}
+    for run in runs:
+        try:
+            configs[run.name] = run_config(study, run, folder.features(run.method.encoder))
+        except InputError as error:
+            problems[run.name] = error.message
+    if not configs:
+        raise SettingError(
+            f"No run of {study.name} is possible. {next(iter(problems.values()))}",
+            hint="All settings of a run, with what they mean: tapfm config",
+        )
+    return Planned(runs, configs, problems)
+
+
+def conduct(
+    study: StudyConfig,
+    out: Path,
+    *,
+    resume: bool,
+    only: Sequence[str] = (),
+    console: Console,
+    go_on: str | None = None,
+    start: Start | None = None,
+) -> Outcome:
+    """Do what is left to do. Runs that are finished are kept; failures cost what depends on them, and no more."""
+    out = out.absolute()  # what is written into configurations and status.csv means the same from anywhere
+    folder = StudyFolder(out)
+    planned = plan(study, folder, only)
+    check_slides(study)
+    with locked(out, "tapfm study"), StopRequests(console.print) as stop:
+        remove_unfinished(out)
+        refuse_wrong_start(study, folder, planned, resume=resume, go_on=go_on or resume_command(out))
+        write_atomically(folder.study, study_text(study.as_tables()).encode())
+        for run in planned.runs:
+            tables = run_tables(study, run, folder.features(run.method.encoder))
+            write_atomically(folder.config(run), toml_text(tables).encode())
+        for name, problem in planned.problems.items():
+            console.print(f"{name} is left out. {problem}", markup=False, soft_wrap=True)
+        steps = steps_of(study, folder, planned.runs, planned.configs, planned.problems)
+        ended = do_steps(steps, folder, stop, console, start or partial(run_child, environment=threads_for(study)))
+        write_ensembles(study, folder)
+        return Outcome(out, ended, stop.asked())
+
+
+def threads_for(study: StudyConfig) -> dict[str, str]:
+    """Give small encoders one thread: more of them wait for each other, four times as long where cores are shared."""
+    small = all(encoder_card(name).packaged for name in study.encoders)
+    return {"OMP_NUM_THREADS": "1"} if small else {}
+
+
+def resume_command(folder: Path) -> str:
+    """Say what to type to go on; the folder has its own study."""
+    return command("study", folder / "study.toml", "--out", folder, "--resume")
+
+
+def check_slides(study: StudyConfig) -> None:
+    """Find what would make every run fail: tables, targets, tiles that are not there."""
+    read_labels(read_cohort(study.cohort.table, study.cohort.slides, must_exist=False), study.targets)
+    check_tiles(study.cohort)
+    if study.external is not None:
+        read_cohort(study.external.table, study.external.slides, must_exist=False)
+        check_tiles(study.external)
+    if study.probe is not None and not study.probe.tiles.is_dir():
+        raise InputError(f"There is no folder {study.probe.tiles}.", hint="[probe] tiles: a folder for each class.")
+
+
+def check_tiles(slides: SlidesSection) -> None:
+    """Refuse to begin without tiles."""
+    if not slides.tiles.is_dir():
+        where = [] if slides.slides is None else ["--slides", str(slides.slides)]
+        make = command("tile", slides.table, *where, "--out", slides.tiles)
+        raise InputError(f"There is no folder {slides.tiles}.", hint=f"Make it: {make}")
+
+
+def refuse_wrong_start(study: StudyConfig, folder: StudyFolder, planned: Planned, *, resume: bool, go_on: str) -> None:
+    """Keep a study from being written over, or gone on with as another."""
+    if not folder.study.exists():
+        names = [path.name for path in folder.path.iterdir()]
+        if others := [name for name in names if not name.startswith(".") and name not in MADE_BEFORE]:
+            raise RunError(
+                f"{folder.path} has other files in it, such as {others[0]}.",
+                hint="Give a new folder with --out, for example studies/first.",
+            )
+        return
+    if not resume:
+        raise RunError(f"{folder.path} holds a study.", hint=f"Go on with it: {go_on}\nOr begin another with --out.")
+    changed = {
+        name: folder.changes(run, planned.configs[run.name])
+        for run in planned.runs
+        if (name := run.name) in planned.configs
+    }
+    changed = {name: lines for name, lines in changed.items() if lines}
+    if changed:
+        lines = [f"{name}: {'; '.join(each)}" for name, each in list(changed.items())[:SHOWN]]
+        if len(changed) > SHOWN:
+            lines.append(f"... and {counted(len(changed) - SHOWN, 'run')} more")
+        raise RunError(
+            f"{study.name} has changed for runs that were begun:\n  " + "\n  ".join(lines),
+            hint="Put the settings back, add another variant, or begin anew with another --out.",
+        )
+
+
+def do_steps(
+    steps: Sequence[Step], folder: StudyFolder, stop: StopRequests, console: Console, start: Start | None = None
+) -> dict[str, Ended]:
+    """Do one step after another until all are done, or a signal comes."""
+    ended = {step.key: Ended("done") if step.done() else Ended("not run") for step in steps}
+    for step in steps:  # features that nobody will read again need not be there
+        users = [each for each in steps if step.key in each.needs]
+        if step.what == "embed" and all(ended[each.key].state == "done" for each in users):
+            ended[step.key] = Ended("done")
+    # what is counted: runs, with all that is done to each; where there are none, whatever is prepared
+    runs = [step.of for step in steps if step.what == "train"]
+    parts = dict.fromkeys(runs or [step.of for step in steps])
+    last = {part: [step.key for step in steps if step.of == part][-1] for part in parts}
+    complete = [part for part in parts if all(ended[step.key].state == "done" for step in steps if step.of == part)]
+    noun = "run" if runs else "part"
+    if complete:
+        console.print(f"{len(complete)} of {counted(len(parts), noun)} done already.")
+    write_status(folder, steps, ended)
+    with StudyWatcher(console, f"{noun}s", len(parts), len(complete)) as watcher:
+        for step in steps:
+            if stop.asked() is not None:
+                break
+            if ended[step.key].state != "done":
+                ended[step.key] = do_step(step, ended, watcher, stop, start or run_child)
+                if ended[step.key].state == "failed":
+                    watcher.say(f"failed {step.key}: {ended[step.key].reason}")
+                write_status(folder, steps, ended)
+            if step.key in last.values() and step.of not in complete and stop.asked() is None:
+                watcher.finished()
+    return ended
+
+
+def do_step(step: Step, ended: Mapping[str, Ended], watcher: StudyWatcher, stop: StopRequests, start: Start) -> Ended:
+    """Run one command, if what it needs is there."""
+    if step.problem:
+        return Ended("failed", step.problem)
+    if lacking := [key for key in step.needs if ended.get(key, Ended("not run")).state != "done"]:
+        return Ended("not run", f"needs {lacking[0]}")
+    if step.before is not None:
+        step.before()
+    watcher.began(step.key, step.history, step.epochs)
+    since_bytes = step.log.stat().st_size if step.log.exists() else 0
+
+    def look() -> int | None:
+        watcher.look()
+        return stop.asked()
+
+    code = start(step.words, step.log, look)
+    if code == 0 and step.done():
+        return Ended("done")
+    if stop.asked() is not None:
+        return Ended("not run", "stopped")
+    if code == 0:
+        return Ended("failed", "it ended without an error, but what it should have written is not there")
+    return Ended("failed", reason_of(code, step.log, since_bytes))
+
+
+def write_status(folder: StudyFolder, steps: Sequence[Step], ended: Mapping[str, Ended]) -> None:
+    """Write status.csv: what became of each step, and what to type to repeat it. Other runs' lines are kept."""
+    rows = read_status(folder)
+    for step in steps:
+        each = ended[step.key]
+        log = step.log.relative_to(folder.path).as_posix()
+        rows[step.of, step.what] = [step.of, step.what, each.state, each.reason, command(*step.words), log]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", "step", "state", "reason", "command", "log"])
+    writer.writerows(rows.values())
+    write_atomically(folder.status, text.getvalue().encode())
+
+
+def read_status(folder: StudyFolder) -> dict[tuple[str, str], list[str]]:
+    """Read status.csv, by run and step."""
+    if not folder.status.exists():
+        return {}
+    with folder.status.open(newline="", encoding="utf-8") as file:
+        return {(row[0], row[1]): row for row in list(csv.reader(file))[1:]}
+
+
+def with_machine(study: StudyConfig, **options: str | int | None) -> StudyConfig:
+    """Lay what was typed about the machine over the study's settings."""
+    given = {name: value for name, value in options.items() if value is not None}
+    machine = dict(study.settings.get("machine", {})) | given
+    return study.model_copy(update={"settings": dict(study.settings) | {"machine": machine}}) if given else study

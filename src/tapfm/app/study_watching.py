@@ -1,0 +1,76 @@
+"""How far a study is: one line that lives, or a line now and then where no terminal shows it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tapfm.app.progress import SAY_EVERY_S
+
+COUNT_EVERY_S = 1.0
+
+
+class StudyWatcher:
+    """Shows runs done, the step in hand with its epoch, and the time so far."""
+
+    def __init__(self, console: Console, what: str, total: int, done: int) -> None:
+        self._console, self._what, self._total, self._done = console, what, total, done
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[said]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._bar = self._progress.add_task(what, total=total, completed=done, said="")
+        self._step, self._history, self._epochs = "", Path(), 0
+        self._said_at = self._counted_at = time.monotonic()
+
+    def __enter__(self) -> StudyWatcher:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def began(self, step: str, history: Path | None, epochs: int) -> None:
+        """Show a new step; a training run has a history and epochs."""
+        self._step, self._history, self._epochs = step, history or Path(), epochs
+        self._progress.update(self._bar, said=step)
+        if not self._console.is_terminal:
+            self.say(f"{self._done} of {self._total} {self._what} done; {step}")
+
+    def look(self) -> None:
+        """Count the epochs that are done."""
+        now = time.monotonic()
+        if now - self._counted_at < COUNT_EVERY_S:
+            return
+        self._counted_at = now
+        said = self._step
+        if self._epochs:
+            try:
+                done = self._history.read_bytes().count(b"\n")
+            except OSError:  # not there yet
+                done = 0
+            said += f", epoch {min(done + 1, self._epochs)}/{self._epochs}"
+        self._progress.update(self._bar, said=said)
+        if not self._console.is_terminal and now - self._said_at > SAY_EVERY_S:
+            self.say(said)
+
+    def finished(self) -> None:
+        """Count a run of which nothing is left to do."""
+        self._done += 1
+        self._progress.update(self._bar, completed=self._done)
+
+    def say(self, text: str) -> None:
+        """Say something that stays."""
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._said_at = time.monotonic()
