@@ -87,7 +87,8 @@ def test_abmil(gated, label):
 
 
 def two_clams(margin):
-    ours = Clam(SIZE, hidden=SIZE, attention=4, instances=6, instance_weight=0.5, margin=margin).double()
+    # theirs adds what is learnt of either class to the slide's loss; ours, as the original, has the mean of the two
+    ours = Clam(SIZE, hidden=SIZE, attention=4, instances=6, instance_weight=2 / 3, margin=margin).double()
     ours.project = nn.Identity()
     theirs = models.CLAM_SB(in_shape=(SIZE,), att_dim=4, gated=True, k_sample=6).double()
     return ours, theirs

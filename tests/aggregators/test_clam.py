@@ -53,7 +53,7 @@ def instance_loss_by_hand(aggregator, z_KD, r_K, labels, count):
         high, low = order[:count], order[-count:]
         inside = [svm(said(tile, label), 1) for tile in high] + [svm(said(tile, label), 0) for tile in low]
         outside = [svm(said(tile, 1 - label), 0) for tile in high]
-        loss = loss + sum(inside) / (2 * count) + sum(outside) / count
+        loss = loss + (sum(inside) / (2 * count) + sum(outside) / count) / 2  # the mean of its two classifiers
     return loss
 
 

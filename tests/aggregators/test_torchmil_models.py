@@ -238,3 +238,12 @@ def test_an_aggregator_with_places_looks_like_any_other():
     assert isinstance(placed, Placed)
     assert dict(placed.named_parameters()) == dict(aggregator.named_parameters())
     assert SlideModel(None, built("ABMIL"), TASK).aggregator_of(None) is not None
+
+
+def test_it_is_imported_where_sizes_are_tried_without_memory():
+    """As a run is loaded: torchmil, and what it needs, computes with tensors when it is imported."""
+    code = (
+        "import torch; from tapfm.aggregators.catalog import build_aggregator\n"
+        "with torch.device('meta'): build_aggregator('torchmil:TransMIL', 8, 1)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

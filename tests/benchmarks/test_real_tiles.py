@@ -1,5 +1,6 @@
 """The comparison on real tissue, in small: every method, every stage, then the tables."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -64,3 +65,16 @@ def test_every_method_is_trained_once_and_stands_in_the_table(tiles, tmp_path):
     page = real_tiles("report", tiles, results)
     for method in ("tapfm + cls-gated", "finetune + cls-attention", "colour statistics"):
         assert f"| {method} |" in page
+
+
+def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("real_tiles", ROOT / "benchmarks" / "real_tiles.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "real_tiles", module)  # its dataclasses look for it there
+    spec.loader.exec_module(module)
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"stage": "rates"}\n{"stage": "bin')  # killed while it was writing
+    results = module.Results(path)
+    for stage in ("binary", "large"):
+        results.add({"stage": stage})
+    assert module.Results(path).rows == [{"stage": "rates"}, {"stage": "binary"}, {"stage": "large"}]

@@ -142,7 +142,30 @@ def test_slides_are_matched_where_slides_count():
     assert found.left_out == {"a": ("p000 (slide s0-0)",), "b": ()}
     assert found.pairs[0].p_delong is None
     assert "independent" in found.pairs[0].why
-    assert compare({"a": [a], "b": [b[1:]]}, ["A"], "patient", resamples=50).left_out == {"a": (), "b": ()}
+
+
+def test_a_patient_is_pooled_from_the_same_slides_in_every_method():
+    """Also where one slide of a patient is positive and another is not: without it the label would be another."""
+    a, b = (
+        [
+            replace(each, slide_id=f"{each.slide_id}-{k}", labels={"A": each.labels["A"] * k}, logits=logits)
+            for each in method(noise, count=40)
+            for k in range(2)
+            for logits in ({"A": each.logits["A"] + 3 * k},)
+        ]
+        for noise in (0.5, 1.0)
+    )
+    positive = next(number for number, each in enumerate(a) if each.labels["A"])
+    del b[positive]
+    found = compare({"a": [a], "b": [b]}, ["A"], "patient", resamples=50)
+    lost = a.pop(positive)
+    assert found.left_out == {"a": (f"{lost.patient_id} (slide {lost.slide_id})",), "b": ()}
+    assert found.pairs == compare({"a": [a], "b": [b]}, ["A"], "patient", resamples=50).pairs
+    other_slides = [replace(each, slide_id=f"{each.slide_id} again") for each in b]
+    apart = compare({"a": [a], "b": [other_slides]}, ["A"], "patient", resamples=50)
+    assert (apart.pairs, apart.left_out) == (found.pairs, {"a": (), "b": ()}), (
+        "patients that share no slide are kept whole"
+    )
 
 
 def test_different_labels_are_refused_and_missing_ones_filled():

@@ -4,7 +4,8 @@ K tiles, D feature size, C targets. Equation numbers are the paper's; where it l
 itself, docs/paper-and-code.md says what is computed here and why.
 
 With bag_gradient = "before", lambda = 1 and beta = 0 the encoder's gradient equals ordinary end-to-end
-backpropagation of L_agg; with lambda = 0 it equals end-to-end backpropagation with the tile weights held constant.
+backpropagation of L_agg; with lambda = 0 it equals end-to-end backpropagation with the raw attention held constant,
+and with it the tile weights of `cls-attention`.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ class Clam(nn.Module):
 
     Each target has two classifiers of tiles, one for slides of either label. That of the slide's label learns that the
     `instances` tiles of highest attention are in its class and those of lowest are not; the other that the highest are
-    not in its. This loss is `instance_weight` of the whole. `margin` 1 is the original's smooth top-1 SVM, which asks
-    for a lead of 1; 0 is plain cross-entropy.
+    not in its. Their mean, as the original has it, is `instance_weight` of the whole loss. `margin` 1 is the original's
+    smooth top-1 SVM, which asks for a lead of 1; 0 is plain cross-entropy.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Clam(nn.Module):
         highest, lowest = (rank.topk(count, largest=largest).indices for largest in (True, False))
         inside, outside = torch.ones_like(highest), torch.zeros_like(lowest)
         of_both = self._told_apart(of_label[torch.cat([highest, lowest])], torch.cat([inside, outside]))
-        return of_both + self._told_apart(of_other[highest], outside)
+        return (of_both + self._told_apart(of_other[highest], outside)) / 2
 
     def _told_apart(self, logits: Tensor, classes: Tensor) -> Tensor:
         return F.cross_entropy(logits + self.margin * (1 - F.one_hot(classes, 2)), classes)

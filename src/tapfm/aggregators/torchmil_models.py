@@ -64,7 +64,8 @@ class TorchmilAggregator(nn.Module):
 def class_of(model: str) -> Any:
     """Import a model's class."""
     try:
-        import torchmil.models
+        with torch.device("cpu"):  # it computes with tensors when imported, also where sizes are tried on "meta"
+            import torchmil.models
     except ImportError as error:
         raise InputError(
             f"The aggregator {TORCHMIL}{model} is torchmil's, which cannot be imported ({error}).",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from tapfm.errors import InputError
@@ -31,7 +31,10 @@ class Aligned:
 
 def align(methods: Mapping[str, Method], targets: Sequence[str], unit: Unit) -> Aligned:
     """Keep what every seed of every method has; different labels of the same unit are refused."""
-    keyed = {name: [by_key(name, each, targets, unit) for each in method] for name, method in methods.items()}
+    slides = {name: [by_slide(name, each) for each in method] for name, method in methods.items()}
+    shared = set.intersection(*(set(each) for method in slides.values() for each in method))
+    used = {name: [same_slides(each, shared) for each in method] for name, method in slides.items()}
+    keyed = {name: [by_key(each, targets, unit) for each in method] for name, method in used.items()}
     everyone = [each for method in keyed.values() for each in method]
     common = sorted(set.intersection(*(set(each) for each in everyone)))
     if not common:
@@ -43,7 +46,7 @@ def align(methods: Mapping[str, Method], targets: Sequence[str], unit: Unit) -> 
             replace(everyone[0][key], labels={t: max(labels[key][t], default=None) for t in targets}) for key in common
         ],
         seeds={name: [[each[key] for key in common] for each in method] for name, method in keyed.items()},
-        left_out={name: left_out_of(method, common, unit) for name, method in keyed.items()},
+        left_out={name: left_out_of(method, used[name], common) for name, method in slides.items()},
         label_conflicts=tuple(
             f"{named(key)}: {target}"
             for key in common
@@ -53,9 +56,7 @@ def align(methods: Mapping[str, Method], targets: Sequence[str], unit: Unit) -> 
     )
 
 
-def by_key(
-    name: str, predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit
-) -> dict[UnitKey, Prediction]:
+def by_slide(name: str, predictions: Sequence[Prediction]) -> dict[UnitKey, Prediction]:
     """Find predictions by cohort, patient and slide; which split a table says they are of does not count."""
     without_split = [replace(each, split=None) for each in predictions]
     if twice := repeated([key_of(each) for each in without_split]):
@@ -63,7 +64,21 @@ def by_key(
             f"'{name}' has two predictions of slide '{twice[0][-1]}'.",
             hint="Compare tables that have each slide once, for example those of one split.",
         )
-    return {(*patient_of(each), each.slide_id): each for each in units_of(without_split, targets, unit)}
+    return {(*patient_of(each), each.slide_id): each for each in without_split}
+
+
+def same_slides(slides: Mapping[UnitKey, Prediction], shared: Set[UnitKey]) -> list[Prediction]:
+    """Leave out a patient's slides that some method lacks; one of whom no slide is shared keeps all of them.
+
+    Else a patient would be pooled from other slides in one method than in another, and might even have another label.
+    """
+    of_shared = {key[:2] for key in shared}
+    return [each for key, each in slides.items() if key in shared or key[:2] not in of_shared]
+
+
+def by_key(slides: Sequence[Prediction], targets: Sequence[str], unit: Unit) -> dict[UnitKey, Prediction]:
+    """Find what is counted as one, slides or patients, in the same way."""
+    return {(*patient_of(each), each.slide_id): each for each in units_of(slides, targets, unit)}
 
 
 def merged_labels(same: Iterable[Prediction], targets: Sequence[str]) -> dict[str, set[int]]:
@@ -89,14 +104,16 @@ def refuse_conflicts(labels: Mapping[UnitKey, Mapping[str, set[int]]], targets: 
 
 
 def left_out_of(
-    method: Sequence[Mapping[UnitKey, Prediction]], common: Sequence[UnitKey], unit: Unit
+    method: Sequence[Mapping[UnitKey, Prediction]], used: Sequence[Sequence[Prediction]], common: Sequence[UnitKey]
 ) -> tuple[str, ...]:
-    """Name the patients of a method that others lack, and where slides count also single slides."""
-    kept = set(common)
+    """Name the patients of a method that others lack, and single slides of the patients that are compared."""
     kept_patients = {key[:2] for key in common}
+    kept = {
+        (*patient_of(slide), slide.slide_id) for each in used for slide in each if patient_of(slide) in kept_patients
+    }
     lost = {key for each in method for key in each if key not in kept}
     patients = sorted({key[:2] for key in lost if key[:2] not in kept_patients})
-    slides = sorted(key for key in lost if key[:2] in kept_patients) if unit == "slide" else []
+    slides = sorted(key for key in lost if key[:2] in kept_patients)
     return (*(patient for _, patient in patients), *(named(key) for key in slides))
 
 
