@@ -1,10 +1,14 @@
 """A baseline of colours and tile count: it finds a shortcut where there is one, and none where there is none."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tapfm.app.colour_baseline import BaselineSlides, make_baseline
 from tapfm.app.run_data import SlideOfRun
+from tapfm.app.slide_colours import key_of
 from tapfm.cohort.manifest import SlideRow
 from tapfm.evaluation.ranking import auc
 from tapfm.tiles.colours import COLOUR_STATISTICS
@@ -14,7 +18,7 @@ from tapfm.tiles.store import TileSet
 def slides(count, split, first=0, tiles=lambda _: 10, targets=("FGFR3",)):
     found = []
     for number in range(first, first + count):
-        row = SlideRow(f"s{number}", f"{number}.svs", f"p{number}")
+        row = SlideRow(f"s{number}", Path(f"{number}.svs"), f"p{number}")
         positions = np.zeros((tiles(number), 2), np.int64)
         labels = {target: (number >> place) % 2 for place, target in enumerate(targets)}
         found.append(SlideOfRun(row, split, labels, TileSet(row.slide_id, positions, 224, 224)))
@@ -26,7 +30,7 @@ def colours(of_slides, shift):
     found = {}
     for slide in of_slides:
         noise = np.random.default_rng(int(slide.row.slide_id[1:]))
-        found[slide.row.slide_id] = noise.normal(shift * slide.labels["FGFR3"], 1, len(COLOUR_STATISTICS)).tolist()
+        found[key_of(slide)] = noise.normal(shift * slide.labels["FGFR3"], 1, len(COLOUR_STATISTICS)).tolist()
     return found
 
 
@@ -62,10 +66,28 @@ def test_labels_of_what_is_evaluated_are_not_looked_at():
     assert [each.logits for each in first.predictions] == [each.logits for each in second.predictions]
 
 
+def test_another_cohort_may_have_the_slide_ids_of_the_training_slides():
+    training, asked = slides(30, "train"), slides(20, "test", first=30)
+    made = BaselineSlides(training, (), asked)
+    known = colours(made.all, 1.0)
+    renamed = tuple(
+        replace(
+            each,
+            row=replace(each.row, slide_id=training[place].row.slide_id),
+            tiles=replace(each.tiles, positions=each.tiles.positions + 224),
+        )
+        for place, each in enumerate(asked)
+    )
+    again = known | {key_of(new): known[key_of(old)] for new, old in zip(renamed, asked, strict=True)}
+    first = make_baseline(made, ["FGFR3"], known)
+    second = make_baseline(BaselineSlides(training, (), renamed), ["FGFR3"], again)
+    assert [each.logits for each in first.predictions] == [each.logits for each in second.predictions]
+
+
 def test_a_slide_whose_colours_could_not_be_read_is_left_out_and_told():
     training, asked = slides(10, "train"), slides(4, "test", first=10)
     known = colours(training + asked, 0.0)
-    del known["s12"]
+    del known[key_of(asked[2])]
     baseline = make_baseline(BaselineSlides(training, (), asked), ["FGFR3"], known)
     assert [each.slide_id for each in baseline.predictions] == ["s10", "s11", "s13"]
     assert "1 slide could not be read for it" in baseline.said

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,7 +124,9 @@ def test_different_labels_are_refused(tables):
     assert not (tables / "comparison").exists()
 
 
-def test_a_table_of_another_tool_needs_five_columns(tables):
+@pytest.mark.parametrize("cohort", [None, "here"])
+def test_a_table_of_another_tool_needs_five_columns(tables, cohort):
+    write_predictions(tables / "good.csv", [replace(each, cohort=cohort) for each in predictions(0)])
     with (tables / "theirs.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["patient_id", "slide_id", "target", "label", "probability"])
@@ -133,6 +136,27 @@ def test_a_table_of_another_tool_needs_five_columns(tables):
     result = compare(tables, tables / "good.csv", tables / "theirs.csv")
     assert result.returncode == 0, result.said
     assert found_in(tables)["patients"] == 40
+
+
+def test_where_one_names_no_cohorts_a_patient_may_not_be_in_several(tables):
+    both = [replace(each, cohort=cohort) for cohort in ("here", "there") for each in predictions(0)]
+    write_predictions(tables / "both.csv", both)
+    result = compare(tables, tables / "both.csv", tables / "poor.csv")
+    assert result.returncode == 2
+    assert "poor names no cohorts, and in both patient 'p0' is in several" in result.said
+
+
+def test_patients_whom_a_model_has_seen_are_told(tables):
+    seen = [replace(each, split="val" if place < 3 else "test") for place, each in enumerate(predictions(0))]
+    for name, cohort in (("own", "own"), ("elsewhere", "external")):
+        write_predictions(tables / name / "predictions.csv", seen)
+        (tables / name / "evaluation.json").write_text(json.dumps({"cohort": cohort}))
+    result = compare(tables, tables / "own", tables / "elsewhere")
+    assert result.returncode == 0, result.said
+    (note,) = found_in(tables)["notes"]
+    assert note == "NOT HELD OUT: own learnt from, or was chosen by, 3 patients of these."
+    assert note in result.said
+    assert note in (tables / "comparison" / "comparison.md").read_text()
 
 
 def test_folders_of_evaluations_and_runs_are_looked_into(tables):

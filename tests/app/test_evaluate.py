@@ -241,7 +241,7 @@ def test_an_evaluation_is_not_written_over(run, evaluated, train):
     assert "holds an evaluation of" in result.said
     result = evaluate(train("other", "seed=1"), evaluated, "--resume")
     assert result.returncode == 2
-    assert "members was" in result.said
+    assert f"model was {run} (weights" in result.said
 
 
 def test_other_files_are_not_mixed_with_it(run, tmp_path):
@@ -387,6 +387,10 @@ def test_another_file_is_not_taken_for_colours(run, tmp_path):
     result = evaluate(run, tmp_path / "a", "--colours", run / "split.csv")
     assert result.returncode == 2
     assert "no table of colours" in result.said
+    result = evaluate(run, tmp_path / "b", "--colours", run / "split.csv" / "colours.csv")
+    assert result.returncode == 2
+    assert "cannot be written" in result.said
+    assert not (tmp_path / "b" / ".predictions-1.jsonl").exists(), "before slides are read"
 
 
 # from Python

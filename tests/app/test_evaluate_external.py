@@ -9,7 +9,7 @@ import pytest
 import torch
 from cohort_files import rows_of
 from command_line import tapfm_here
-from training_lab import edit, tile_set
+from training_lab import edit, slide_id, tile_set
 
 from tapfm.app.ensemble import load_members, read_ensemble, write_ensemble
 from tapfm.errors import RunError
@@ -126,6 +126,28 @@ def test_a_split_of_the_other_cohort(run, own_cohort, tmp_path):
     assert metrics_of(tmp_path / "out")["slides"] == 4
 
 
+def test_slides_may_be_called_as_others_that_were_learnt_from(run, own_cohort, tmp_path):
+    assert evaluate(run, tmp_path / "before", *where(own_cohort)).returncode == 0
+
+    def rename(rows):
+        for i, row in enumerate(rows):
+            row["slide_id"] = slide_id((i + 1) % SLIDES)
+            write_tiles(own_cohort / "tiles", replace(tile_set(i), slide_id=row["slide_id"]), "trident")
+
+    edit(own_cohort / "external.csv", rename)
+    assert evaluate(run, tmp_path / "after", *where(own_cohort)).returncode == 0
+    for name in ("predictions.csv", "predictions-baseline.csv"):
+        before, after = (read_predictions(tmp_path / folder / name) for folder in ("before", "after"))
+        assert [each.logits for each in before] == [each.logits for each in after]
+
+
+def test_a_table_without_labels_says_what_to_write(run, own_cohort, tmp_path):
+    edit(own_cohort / "external.csv", lambda rows: [row.update(FGFR3="") for row in rows])
+    result = evaluate(run, tmp_path / "out", *where(own_cohort))
+    assert result.returncode == 2
+    assert "has no labelled slide.\nWrite 1, 0" in result.said
+
+
 def test_slides_without_a_label_are_left_out_and_counted(run, own_cohort, tmp_path):
     edit(own_cohort / "external.csv", lambda rows: rows[5].update(FGFR3=""))
     assert evaluate(run, tmp_path / "out", *where(own_cohort)).returncode == 0
@@ -133,8 +155,12 @@ def test_slides_without_a_label_are_left_out_and_counted(run, own_cohort, tmp_pa
     assert "without any label, and not used: 1 slide" in (tmp_path / "out" / "metrics.md").read_text()
 
 
-def test_a_target_that_the_table_lacks_is_empty_and_says_so(train, elsewhere, tmp_path):
-    both = train("both", 'task.targets=["FGFR3","TP53"]')
+@pytest.fixture(scope="module")
+def both(train):
+    return train("both", 'task.targets=["FGFR3","TP53"]')
+
+
+def test_a_target_that_the_table_lacks_is_empty_and_says_so(both, elsewhere, tmp_path):
     result = evaluate(both, tmp_path / "out", *where(elsewhere))
     assert result.returncode == 0, result.said
     lacking = auc_of(tmp_path / "out", "TP53")
@@ -142,6 +168,15 @@ def test_a_target_that_the_table_lacks_is_empty_and_says_so(train, elsewhere, tm
     assert auc_of(tmp_path / "out", "FGFR3")["value"] is not None
     assert "external.csv has no column TP53" in result.said
     assert auc_of(tmp_path / "out", "macro")["value"] == auc_of(tmp_path / "out", "FGFR3")["value"]
+
+
+def test_a_mean_of_targets_of_a_subgroup_is_empty_where_one_of_them_is(both, own_cohort, tmp_path):
+    edit(own_cohort / "external.csv", lambda rows: [row.update(TP53=str(i // 2 % 2)) for i, row in enumerate(rows)])
+    result = evaluate(both, tmp_path / "out", *where(own_cohort), "--by", "scanner")
+    assert result.returncode == 0, result.said
+    assert auc_of(tmp_path / "out", "macro", subgroup="scanner = A")["value"] is not None
+    few = auc_of(tmp_path / "out", "macro", subgroup="scanner = B")
+    assert (few["value"], few["why"].count("fewer than 2 of a class")) == (None, 2)
 
 
 def test_a_table_without_any_of_the_targets_is_refused(run, own_cohort, tmp_path):
@@ -176,6 +211,16 @@ def test_an_export_gives_what_its_run_gives_with_the_same_thresholds(run, export
     assert "cannot be checked" in (tmp_path / "export" / "metrics.md").read_text()
     rows = rows_of(tmp_path / "export" / "metrics.csv")
     assert {row["model"] for row in rows} == {"model"}
+
+
+def test_an_export_has_no_threshold_of_another_sensitivity_and_says_so(exported, elsewhere, tmp_path):
+    result = evaluate(exported, tmp_path / "out", *where(elsewhere), "--sensitivity", 0.8)
+    assert result.returncode == 0, result.said
+    found = metrics_of(tmp_path / "out")["models"]["model"]["all"]["FGFR3"]
+    assert found["sensitivity"]["value"] is not None
+    why = "no threshold: an export has that of sensitivity 0.9 only; for others evaluate the run"
+    assert found["sensitivity_at_chosen"]["why"] == why
+    assert f"empty: FGFR3: {why}" in result.said
 
 
 def test_an_export_has_no_cohort_of_its_own(exported, tmp_path):
@@ -247,6 +292,15 @@ def test_seeds_may_be_evaluated_on_their_test_slides_and_folds_may_not(members, 
     result = evaluate(tmp_path / "folds", tmp_path / "b", "--cohort", lab / "cohort.csv", "--tiles", lab / "tiles")
     assert result.returncode == 2, "nor by naming the cohort"
     assert "has seen 6 patients of this cohort" in result.said
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_export_among_the_members_is_told_in_any_order(run, exported, tmp_path, order):
+    write_ensemble(tmp_path / "mixed", [run, exported][::order], "seeds")
+    result = evaluate(tmp_path / "mixed", tmp_path / "out")
+    assert result.returncode == 0, result.said
+    assert metrics_of(tmp_path / "out")["slides"] == 4
+    assert "cannot be checked" in (tmp_path / "out" / "metrics.md").read_text()
 
 
 def test_an_ensemble_moves_with_its_members(members, tmp_path):

@@ -140,7 +140,9 @@ def test_what_is_suggested_can_be_pasted_whatever_is_in_a_path(lab, tmp_path):
     folder = tmp_path / "a b [é]"
     result = tapfm_here("train", lab / "run.toml", "--out", folder / "run (1)")
     assert result.returncode == 0, result.said
-    (export,) = re.findall(r"Next: (tapfm export .*)", result.said)
+    (evaluate,) = re.findall(r"Next: (tapfm evaluate .*)", result.said)
+    assert shlex.split(evaluate)[2:] == [str(folder / "run (1)"), "--out", "evaluations/run (1)"]
+    (export,) = re.findall(r"To use it elsewhere: (tapfm export .*)", result.said)
     assert shlex.split(export)[2:] == [str(folder / "run (1)"), "--out", "exported/run (1)"]
     assert export in (folder / "run (1)" / "summary.md").read_text()
     result = tapfm_here("config", "--encoder", "tapfm-pocket", "--out", folder / "r.toml")

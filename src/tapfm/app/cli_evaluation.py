@@ -94,8 +94,9 @@ def evaluate(
     from tapfm.processes import available_cores
 
     member_folders(model)  # what is no model is told before torch is waited for
-    if cohort is not None and not cohort.exists():
-        raise InputError(f"There is no file {cohort}.", hint="--cohort is a table of slides with labels.")
+    if cohort is not None and not cohort.is_file():
+        wrong = f"{cohort} is a folder." if cohort.is_dir() else f"There is no file {cohort}."
+        raise InputError(wrong, hint="--cohort is a table of slides with labels.")
     if out.is_file():
         raise InputError(f"{out} is a file.", hint="Give a folder to --out.")
     from tapfm.adaptation.trainer import Interrupted
@@ -158,5 +159,14 @@ def compare(
     from tapfm.app import compare_models
     from tapfm.app.cli import terminal
 
-    compared = compare_models.compare_models(models, out, unit=unit, against=against, split=split, resamples=resamples)
-    compare_models.show(compared, out, terminal(), Console(stderr=True, highlight=False))
+    messages = Console(stderr=True, highlight=False)
+    compared = compare_models.compare_models(
+        models,
+        out,
+        unit=unit,
+        against=against,
+        split=split,
+        resamples=resamples,
+        warn=lambda note: messages.print(note, style="bold yellow", markup=False, soft_wrap=True),
+    )
+    compare_models.show(compared, out, terminal(), messages)

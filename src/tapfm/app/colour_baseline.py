@@ -14,13 +14,15 @@ from tapfm.app.advice import counted
 from tapfm.app.evaluated_members import Evaluated
 from tapfm.app.evaluation_data import EvaluatedSlides, slides_of_run, with_any_tiles
 from tapfm.app.run_data import SlideOfRun
-from tapfm.app.slide_colours import Colours
+from tapfm.app.slide_colours import Colours, key_of
 from tapfm.cohort.splits import TRAIN, VALIDATION
 from tapfm.encoders.features import read_hdf5, read_tensor
 from tapfm.evaluation.logistic import LogisticFit, fit
 from tapfm.evaluation.predictions import Prediction
 
 NAME = "colour baseline"
+
+Known = tuple[SlideOfRun, list[float]]  # a slide, and what the baseline knows of it
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class BaselineSlides:
 
     @property
     def all(self) -> list[SlideOfRun]:
-        """All slides, each once."""
-        return list({each.row.slide_id: each for each in (*self.training, *self.validation, *self.evaluated)}.values())
+        """All slides; another cohort may have slide_ids of the training slides for slides of its own."""
+        return [*self.training, *self.validation, *self.evaluated]
 
 
 @dataclass(frozen=True)
@@ -76,19 +78,23 @@ def make_baseline(slides: BaselineSlides, targets: Sequence[str], colours: Colou
     """Fit on the training slides and score the others; without colours by the number of tiles alone."""
     if slides.why:
         return Baseline((), (), f"There is no {NAME}: {slides.why}.")
-    numbers = {slide.row.slide_id: known for slide in slides.all if (known := numbers_of(slide, colours)) is not None}
-    training = [slide for slide in slides.training if slide.row.slide_id in numbers]
-    fits = {target: each for target in targets if (each := fitted(training, target, numbers)) is not None}
+    training, held_out, asked = (
+        with_numbers(each, colours) for each in (slides.training, slides.validation, slides.evaluated)
+    )
+    fits = {target: each for target in targets if (each := fitted(training, target)) is not None}
     if len(fits) < len(targets):
         lacking = ", ".join(target for target in targets if target not in fits)
         return Baseline((), (), f"There is no {NAME}: too few training slides could be read for {lacking}.")
-    asked = [slide for slide in slides.evaluated if slide.row.slide_id in numbers]
-    held_out = [slide for slide in slides.validation if slide.row.slide_id in numbers]
     what = "the number of tiles alone, as there are no pixels to read" if colours is None else "colours and tile count"
     said = f"The {NAME} knows {what}; it learnt from {counted(len(training), 'training slide')}."
     if lost := len(slides.evaluated) - len(asked):
         said += f" {counted(lost, 'slide')} could not be read for it."
-    return Baseline(tuple(scored(asked, fits, numbers)), tuple(scored(held_out, fits, numbers)), said)
+    return Baseline(tuple(scored(asked, fits)), tuple(scored(held_out, fits)), said)
+
+
+def with_numbers(slides: Sequence[SlideOfRun], colours: Colours | None) -> list[Known]:
+    """Put what the baseline knows beside each slide; leaves out those that cannot be read."""
+    return [(slide, numbers) for slide in slides if (numbers := numbers_of(slide, colours)) is not None]
 
 
 def numbers_of(slide: SlideOfRun, colours: Colours | None) -> list[float] | None:
@@ -97,7 +103,7 @@ def numbers_of(slide: SlideOfRun, colours: Colours | None) -> list[float] | None
         return None
     if colours is None:
         return [math.log(count)]
-    statistics = colours.get(slide.row.slide_id)
+    statistics = None if slide.tiles is None else colours.get(key_of(slide))
     return None if statistics is None else [*statistics, math.log(count)]
 
 
@@ -112,18 +118,15 @@ def tiles_of(slide: SlideOfRun) -> int:
     return int(stored.features.shape[-2])
 
 
-def fitted(slides: Sequence[SlideOfRun], target: str, numbers: Mapping[str, Sequence[float]]) -> LogisticFit | None:
+def fitted(known: Sequence[Known], target: str) -> LogisticFit | None:
     """Fit one target, if both classes are there."""
-    known = [slide for slide in slides if slide.labels[target] is not None]
-    labels = [int(slide.labels[target] or 0) for slide in known]
-    if len(set(labels)) < 2:
+    labelled = [(numbers, label) for slide, numbers in known if (label := slide.labels[target]) is not None]
+    if len({label for _, label in labelled}) < 2:
         return None
-    return fit([list(numbers[slide.row.slide_id]) for slide in known], labels)
+    return fit([numbers for numbers, _ in labelled], [label for _, label in labelled])
 
 
-def scored(
-    slides: Sequence[SlideOfRun], fits: Mapping[str, LogisticFit], numbers: Mapping[str, Sequence[float]]
-) -> list[Prediction]:
+def scored(known: Sequence[Known], fits: Mapping[str, LogisticFit]) -> list[Prediction]:
     """Predict slides as a model does."""
     return [
         Prediction(
@@ -132,10 +135,10 @@ def scored(
             split=slide.split,
             cohort=slide.row.cohort,
             labels=slide.labels,
-            logits={target: logit_of(each, numbers[slide.row.slide_id]) for target, each in fits.items()},
+            logits={target: logit_of(each, numbers) for target, each in fits.items()},
             tiles=tiles_of(slide),
         )
-        for slide in slides
+        for slide, numbers in known
     ]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,10 +17,12 @@ from rich.table import Table
 
 from tapfm.app.advice import counted
 from tapfm.app.comparison_figure import draw_differences
+from tapfm.app.ensemble import is_run
 from tapfm.app.estimate_text import cell, label, p_value, written
 from tapfm.app.output_folder import locked, remove_unfinished
-from tapfm.cohort.splits import TEST, VALIDATION, canonical_split
+from tapfm.cohort.splits import TEST, TRAIN, VALIDATION, canonical_split
 from tapfm.errors import InputError, SettingError
+from tapfm.evaluation.bootstrap import patient_of
 from tapfm.evaluation.comparing import Comparison, Pair
 from tapfm.evaluation.comparing import compare as compare_predictions
 from tapfm.evaluation.estimate import Estimate
@@ -43,6 +47,7 @@ def compare_models(
     split: str = TEST,
     resamples: int = 2000,
     seed: int = 0,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Read the predictions, compare them, and write tables and the picture."""
     chosen: Unit | None = next((each for each in get_args(Unit) if each == unit), None)
@@ -58,7 +63,10 @@ def compare_models(
         raise InputError(
             f"Several are called {', '.join(repeated)}.", hint=f"Name them: {repeated[0]}-1=PATH {repeated[0]}-2=PATH"
         )
-    methods = {name: read_predictions(path) for name, path in named}
+    methods = same_cohorts({name: read_predictions(path) for name, path in named})
+    notes = not_held_out(named, methods)
+    for note in notes:
+        warn(note)
     targets = common_targets(methods)
     compared = compare_predictions(
         {name: [predictions] for name, predictions in methods.items()},
@@ -76,8 +84,8 @@ def compare_models(
         write_atomically(folder / "comparison.csv", comparison_csv(compared))
         write_atomically(folder / "left_out.csv", left_out_csv(compared))
         draw_differences(folder / "differences.png", compared)
-        write_atomically(folder / "comparison.md", comparison_md(compared, files, resamples))
-        write_atomically(folder / "comparison.json", comparison_json(compared, files, resamples, seed))
+        write_atomically(folder / "comparison.md", comparison_md(compared, files, resamples, notes))
+        write_atomically(folder / "comparison.json", comparison_json(compared, files, resamples, seed, notes))
     return compared
 
 
@@ -111,6 +119,45 @@ def predictions_of(path: Path, split: str) -> Path:
             hint="A run has predictions when it is finished; evaluations are made by: tapfm evaluate RUN --out DIR",
         )
     return found
+
+
+def same_cohorts(methods: dict[str, list[Prediction]]) -> dict[str, list[Prediction]]:
+    """Match patients by patient_id alone where a table, such as another tool's, names no cohorts."""
+    nameless = [name for name, predictions in methods.items() if not any(each.cohort for each in predictions)]
+    if len(nameless) in (0, len(methods)):
+        return methods
+    for name, predictions in methods.items():
+        cohorts = Counter(patient for patient, _ in {(each.patient_id, each.cohort) for each in predictions})
+        if several := sorted(patient for patient, count in cohorts.items() if count > 1):
+            raise InputError(
+                f"{nameless[0]} names no cohorts, and in {name} patient '{several[0]}' is in several.",
+                hint=f"Add the column cohort to the table of {nameless[0]}.",
+            )
+    return {name: [replace(each, cohort=None) for each in predictions] for name, predictions in methods.items()}
+
+
+def not_held_out(named: Sequence[tuple[str, Path]], methods: dict[str, list[Prediction]]) -> list[str]:
+    """Warn of patients whom a model has seen in training or validation of its own cohort."""
+    common = set.intersection(*({patient_of(each) for each in predictions} for predictions in methods.values()))
+    notes = []
+    for name, path in named:
+        if of_own_cohort(path):
+            seen = {patient_of(each) for each in methods[name] if each.split in (TRAIN, VALIDATION)} & common
+            if seen:
+                of = counted(len(seen), "patient")
+                notes.append(f"NOT HELD OUT: {name} learnt from, or was chosen by, {of} of these.")
+    return notes
+
+
+def of_own_cohort(predictions: Path) -> bool:
+    """Say whether a table of predictions is of the cohort that its model was trained on."""
+    if is_run(predictions.parent):
+        return True
+    try:
+        about = json.loads((predictions.parent / "evaluation.json").read_text("utf-8"))
+        return bool(about["cohort"] == "own")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def common_targets(methods: dict[str, list[Prediction]]) -> list[str]:
@@ -160,7 +207,9 @@ def table_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
     return buffer.getvalue().encode()
 
 
-def comparison_json(compared: Comparison, files: dict[str, str], resamples: int, seed: int) -> bytes:
+def comparison_json(
+    compared: Comparison, files: dict[str, str], resamples: int, seed: int, notes: Sequence[str]
+) -> bytes:
     """Write all of it."""
     found = {
         "files": files,
@@ -168,6 +217,7 @@ def comparison_json(compared: Comparison, files: dict[str, str], resamples: int,
         "patients": compared.patients,
         "resamples": resamples,
         "seed": seed,
+        "notes": list(notes),
         "left_out": {name: list(patients) for name, patients in compared.left_out.items()},
         "label_conflicts": list(compared.label_conflicts),
         "auc": {
@@ -196,7 +246,7 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "why": estimate.why}
 
 
-def comparison_md(compared: Comparison, files: dict[str, str], resamples: int) -> bytes:
+def comparison_md(compared: Comparison, files: dict[str, str], resamples: int, notes: Sequence[str]) -> bytes:
     """Write one page."""
     targets = shown_targets(compared)
     lines = [
@@ -205,6 +255,7 @@ def comparison_md(compared: Comparison, files: dict[str, str], resamples: int) -
         f"On the {counted(compared.patients, 'patient')} that all of them have; figures count each {compared.unit} "
         f"once. In brackets: 95% intervals, by {resamples:,} resamples of patients.",
         "",
+        *(line for note in notes for line in (f"**{note}**", "")),
         "| AUC | " + " | ".join(label(target) for target in targets) + " |",
         "|---|" + "--:|" * len(targets),
     ]

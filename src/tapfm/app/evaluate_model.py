@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tapfm.app.evaluation_tables import (
 from tapfm.app.member_predictions import predict_member
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.run_folder import failures_table
+from tapfm.app.slide_colours import begin as begin_colours
 from tapfm.app.slide_colours import read_colours
 from tapfm.app.stopping import StopRequests
 from tapfm.app.subgroups import subgroups_of
@@ -46,6 +47,7 @@ from tapfm.storage import sha256_of, write_atomically
 
 ABOUT = "evaluation.json"  # marks a folder of an evaluation
 DONE = "metrics.json"  # is written last
+WIDE = 150  # columns of a terminal that hold every figure of a target on a line
 IDENTITY = ("kind", "members", "targets", "cohort", "table", "split", "from")  # how figures are made may change
 
 
@@ -88,13 +90,15 @@ def evaluate(
         for member in evaluated.members
         if not finished(member)
     ]
-    config = evaluated.members[0].config
+    config = evaluated.config
     settings = replace(settings, unit=settings.unit or ("slide" if config is None else config.selection.unit))
     groups, cuts = subgroups_of(data.slides, settings.by)
     about = about_of(evaluated, data, settings)
     with locked(folder, "tapfm evaluate"), StopRequests(console.print) as stop:
         remove_unfinished(folder)
         begin(folder, about, resume=resume)
+        if colours is not None:
+            begin_colours(colours)  # a file that will not do is told before slides are read
         say_what_begins(evaluated, data, [*unfinished, *data.notes], console)
         try:
             predictions, failed, skipped = predict(evaluated, data, folder, device, workers, stop.asked, console)
@@ -154,7 +158,11 @@ def begin(folder: Path, about: dict[str, Any], *, resume: bool) -> None:
             )
         changed = [name for name in IDENTITY if about[name] != before.get(name)]
         if changed:
-            lines = [f"{name} was {before.get(name)!r}, is {about[name]!r}" for name in changed]
+            lines = [
+                f"{'model' if name == 'members' else name} was {identity_text(name, before)}, "
+                f"is {identity_text(name, about)}"
+                for name in changed
+            ]
             raise RunError(
                 f"{folder} holds an evaluation of something else:\n  " + "\n  ".join(lines), hint="Give a new --out."
             )
@@ -165,6 +173,17 @@ def begin(folder: Path, about: dict[str, Any], *, resume: bool) -> None:
         )
     (folder / DONE).unlink(missing_ok=True)
     write_atomically(path, (json.dumps(about, indent=2) + "\n").encode())
+
+
+def identity_text(name: str, about: Mapping[str, Any]) -> str:
+    """Write one of the things that make an evaluation that one."""
+    value = about.get(name)
+    if name == "members":
+        weights = [str(each["weights_sha256"])[:12] for each in value or ()]
+        return f"{about.get('model')} (weights {', '.join(weights)})"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "every slide" if name == "split" and value is None else str(value)
 
 
 def say_what_begins(evaluated: Evaluated, data: EvaluatedSlides, warnings: Sequence[str], console: Console) -> None:
@@ -178,7 +197,8 @@ def say_what_begins(evaluated: Evaluated, data: EvaluatedSlides, warnings: Seque
     if data.without_label:
         lines.append(f"Without a label of these targets, and not used: {counted(len(data.without_label), 'slide')}.")
     if data.failed:
-        lines.append(f"Without tiles, and left out: {counted(len(data.failed), 'slide')} (failures.csv).")
+        lacking = "tiles" if data.features is None else "features"
+        lines.append(f"Without {lacking}, and left out: {counted(len(data.failed), 'slide')} (failures.csv).")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
     for warning in warnings:
@@ -246,7 +266,7 @@ def write_results(
 ) -> None:
     """Write pictures and tables; metrics.json last, as it says that all of it is there."""
     about = results.about
-    title = f"{Path(about['model']).name}, {about['split'] if about['cohort'] == 'own' else about['table']}"
+    title = f"{Path(about['model']).resolve().name}, {about['split'] if about['cohort'] == 'own' else about['table']}"
     evaluated = {each.slide_id for each in predictions}
     asked = [each for each in baseline.predictions if each.slide_id in evaluated]
     Pictures(predictions, asked, about["targets"], about["unit"], title).draw(
@@ -271,7 +291,9 @@ def show(evaluation: Evaluation, console: Console, messages: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("target", f"{results.about['unit']}s", "positive"):
         table.add_column(name, justify="left" if name == "target" else "right")
-    for name in (*(NAMES[metric] for metric in ("auc", "average_precision", "brier")), "AUC of colours", "difference"):
+    # on a narrow terminal the page has the others
+    metrics = ("auc", "average_precision", "brier") if console.width >= WIDE else ("auc",)
+    for name in (*(NAMES[metric] for metric in metrics), "AUC of colours", "difference"):
         table.add_column(name)
     for target in results.columns:
         each = found[target, "auc"]
@@ -280,7 +302,7 @@ def show(evaluation: Evaluation, console: Console, messages: Console) -> None:
             escape(label(target)),
             f"{each.units:,}",
             "" if each.positives is None else f"{each.positives:,}",
-            *(written(found[target, metric].estimate) for metric in ("auc", "average_precision", "brier")),
+            *(written(found[target, metric].estimate) for metric in metrics),
             written(baseline[target, "auc"].estimate) if baseline else "-",
             "-" if pair is None else difference_of(pair),
         )
@@ -297,9 +319,9 @@ def show(evaluation: Evaluation, console: Console, messages: Console) -> None:
 
 
 def difference_of(pair: Pair) -> str:
-    """Write model - baseline and the p value there is."""
+    """Write model - baseline and the p value, where there is one."""
     p = pair.p_delong if pair.p_delong is not None else pair.p_bootstrap
-    return f"{written(pair.difference, sign=True)}, p {p_value(p)}"
+    return written(pair.difference, sign=True) + ("" if p is None else f", p {p_value(p)}")
 
 
 def say_what_is_missing(measured: Sequence[Measured], messages: Console) -> None:

@@ -50,6 +50,11 @@ class Evaluated:
         return self.members[0].targets
 
     @property
+    def config(self) -> RunConfig | None:
+        """The configuration of the first run; None where all are exports."""
+        return next((member.config for member in self.members if member.config is not None), None)
+
+    @property
     def adapted(self) -> bool:
         """Say whether any member has an encoder of its own, for which stored features are none."""
         return any(member.adapted for member in self.members)

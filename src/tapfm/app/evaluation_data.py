@@ -110,7 +110,7 @@ def not_held_out(split: str) -> str:
 
 def sources_of(evaluated: Evaluated, choice: Choice) -> tuple[Path, Path | None, Path | None, Path | None]:
     """Say where table, slides, tiles and features are; features are only taken by models whose encoder is fixed."""
-    config = evaluated.members[0].config
+    config = evaluated.config
     if choice.features is not None and evaluated.adapted:
         raise InputError(
             f"{evaluated.path} has an adapted encoder, and stored features are of the one before.",
@@ -133,7 +133,7 @@ def sources_of(evaluated: Evaluated, choice: Choice) -> tuple[Path, Path | None,
         )
     if config is None:
         raise RunError(
-            f"{evaluated.path} is an export, which does not bring its cohort along.",
+            f"{evaluated.path} is an {evaluated.kind}, which does not bring its cohort along.",
             hint="Say what to evaluate it on: --cohort COHORT.csv --tiles DIR",
         )
     stored = config.tiles.features if not evaluated.adapted and choice.tiles is None else None
@@ -143,7 +143,7 @@ def sources_of(evaluated: Evaluated, choice: Choice) -> tuple[Path, Path | None,
 
 def splits_of(evaluated: Evaluated, cohort: Cohort, split: str) -> dict[str, str]:
     """Take the slides of a split of the run's own cohort."""
-    config = evaluated.members[0].config
+    config = evaluated.config
     assert config is not None
     splits = split_of_rows(cohort, config.cohort.fold)
     return {slide_id: each for slide_id, each in splits.items() if split in (ALL, each)}
@@ -187,10 +187,14 @@ def refuse_none(
         make = command("tile", source, "--out", folder or "tiles")
         raise CohortError(
             f"{folder} has no {what} of any of {counted(len(failed), 'slide')} of {source}.",
-            hint=option if features is not None else f"{option}\nOr make them: {make}",
+            hint=f"{option}\nOr give tiles, which are encoded on the way: --tiles DIR"
+            if features is not None
+            else f"{option}\nOr make them: {make}",
         )
-    of_split = f" in the split {split}" if split else ""
-    raise CohortError(f"{source} has no labelled slide{of_split}.", hint=f"Splits are {', '.join(SPLITS)} and {ALL}.")
+    of_split, hint = "", "Write 1, 0, or nothing where it is not known, in the columns of the targets."
+    if split:
+        of_split, hint = f" in the split {split}", f"Splits are {', '.join(SPLITS)} and {ALL}."
+    raise CohortError(f"{source} has no labelled slide{of_split}.", hint=hint)
 
 
 def refuse_no_files(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
@@ -237,15 +241,17 @@ def changes_of(slide: SlideOfRun, row: Mapping[str, str], member: Member) -> lis
 def refuse_overlap(evaluated: Evaluated, slides: Sequence[SlideOfRun], *, own: bool, allow: bool) -> list[str]:
     """Refuse patients that were learnt from; gives what is to be said where that is allowed or cannot be known."""
     learnt = evaluated.learnt_from()
-    if not learnt:
-        return ["Whether it learnt from any of these patients cannot be checked: an export does not name its own."]
+    unknown = any(member.config is None for member in evaluated.members)
+    notes = [
+        "Whether it learnt from any of these patients cannot be checked: an export does not name its own."
+    ] * unknown
     shared = {
         slide.row.patient_id: learnt[slide.row.patient_id]
         for slide in slides
         if slide.row.patient_id in learnt and (not own or slide.split == TEST)
     }
     if not shared:
-        return []
+        return notes
     named = [f"{patient} ({split})" for patient, split in sorted(shared.items())]
     if not allow:
         raise CohortError(
@@ -253,7 +259,7 @@ def refuse_overlap(evaluated: Evaluated, slides: Sequence[SlideOfRun], *, own: b
             f"{some(named, SHOWN)}.",
             hint="Figures on them would flatter it. If these are other people with the same ids: --allow-overlap",
         )
-    return [f"OVERLAP allowed: {counted(len(shared), 'patient')} were in training or validation too."]
+    return [*notes, f"OVERLAP allowed: {counted(len(shared), 'patient')} were in training or validation too."]
 
 
 def slides_of_run(member: Member) -> list[SlideOfRun]:

@@ -130,7 +130,8 @@ class Pictures:
         axes.scatter(*points, s=sizes, color=MODEL, zorder=3, label=f"ECE {shown(measured, target, 'ece')}")
         for x, y, each in zip(*points, bins, strict=True):
             axes.annotate(str(each.count), (x, y), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=7)
-        axes.set(xlabel="mean probability", ylabel="rate of positives", xlim=(-0.03, 1.03), ylim=(-0.05, 1.12))
+        axes.set(xlabel="mean probability", ylabel="rate of positives", xlim=(-0.03, 1.03), ylim=(-0.05, 1.25))
+        axes.set_yticks(np.linspace(0, 1, 6))  # above: room for the legend
         axes.legend(frameon=False, fontsize=8, loc="upper left")
 
     def _scores(self, axes: Any, target: str, thresholds: Thresholds | None) -> None:

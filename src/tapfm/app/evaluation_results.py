@@ -15,7 +15,7 @@ from tapfm.app.evaluation_thresholds import Chosen, thresholds_of
 from tapfm.app.subgroups import Subgroup, measure_subgroup
 from tapfm.errors import SettingError
 from tapfm.evaluation.comparing import Pair, compare
-from tapfm.evaluation.measures import choose_thresholds, measure
+from tapfm.evaluation.measures import AT_CHOSEN, THRESHOLD_FREE, choose_thresholds, measure
 from tapfm.evaluation.predictions import Prediction, Unit
 
 
@@ -94,9 +94,18 @@ def with_reason(row: Row, absent: Sequence[str], table: str, chosen: Chosen) -> 
     each = row.measured
     if each.target in absent:
         why = f"{table} has no column {each.target}"
-    elif row.model == MODEL and chosen.thresholds is None and each.estimate.why.startswith("no threshold"):
-        why = f"no threshold: {chosen.where}"
+    elif row.model == MODEL and each.estimate.value is None and (lacking := why_no_threshold(each.metric, chosen)):
+        why = f"no threshold: {lacking}"
     else:
         return row
     delong = None if each.delong is None else replace(each.delong, why=why)
     return replace(row, measured=replace(each, estimate=replace(each.estimate, why=why), delong=delong))
+
+
+def why_no_threshold(metric: str, chosen: Chosen) -> str:
+    """Say why no target has the threshold that a metric is measured at; nothing where that is not the reason."""
+    if metric in THRESHOLD_FREE:
+        return ""
+    if chosen.thresholds is None:
+        return chosen.where
+    return chosen.why_none_at_sensitivity if metric.endswith(AT_CHOSEN) else ""

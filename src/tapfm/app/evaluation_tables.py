@@ -39,6 +39,7 @@ NAMES = {
     "ppv_at_chosen": "PPV",
     "npv_at_chosen": "NPV",
 }
+BESIDE = ("auc", "average_precision", "brier")  # of the baseline and of subgroups
 ANY_THRESHOLD = ("auc", "average_precision", "brier", "ece")
 AT_CHOSEN = tuple(name for name in METRICS if name.endswith("_at_chosen"))
 AT_YOUDEN = tuple(name for name in METRICS if name not in ANY_THRESHOLD and name not in AT_CHOSEN)
@@ -118,7 +119,7 @@ def why_of(each: Measured) -> str:
     """Say what is missing of a metric."""
     reasons = [each.estimate.why]
     if each.delong is not None and each.delong.why and each.delong.why not in reasons:
-        reasons.append(f"DeLong: {each.delong.why}")
+        reasons.append(f"DeLong: {each.delong.why.removeprefix('DeLong ')}")
     return "; ".join(reason for reason in reasons if reason)
 
 
@@ -260,18 +261,19 @@ def threshold_lines(results: Results) -> list[str]:
 
 
 def reason_lines(results: Results) -> list[str]:
-    """List what is undefined, and why; once for all metrics that lack the same."""
+    """List what the page lacks, and why, once for all metrics that lack the same; metrics.csv has the baseline's."""
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for row in results.rows:
         each = row.measured
-        if not row.subgroup and (why := why_of(each)):
+        on_page = row.model == MODEL or each.metric in BESIDE
+        if on_page and not row.subgroup and (why := why_of(each)):
             reasons.setdefault((row.model, each.target, why), []).append(each.metric)
     if not reasons:
         return []
     lines = ["## What is missing", ""]
     for (model, target, why), metrics in reasons.items():
         of = f"{model}, " if model != MODEL else ""
-        lines.append(f"- {of}{target}: {', '.join(metrics)}: {why}")
+        lines.append(f"- {of}{label(target)}: {', '.join(metrics)}: {why}")
     return [*lines, ""]
 
 
@@ -289,7 +291,7 @@ def baseline_lines(results: Results) -> list[str]:
         cells = [written(each[target, "auc"].estimate) for each in (found, baseline)]
         cells += ["", "", ""] if pair is None else [written(pair.difference, sign=True), *tests(pair)]
         lines.append(f"| AUC {label(target)} | {' | '.join(cells)} |")
-    for name in ("average_precision", "brier"):
+    for name in BESIDE[1:]:
         for target in results.columns:
             both = [written(each[target, name].estimate) for each in (found, baseline)]
             lines.append(f"| {NAMES[name]} {label(target)} | {' | '.join(both)} |  |  |  |")
@@ -314,11 +316,11 @@ def subgroup_lines(results: Results) -> list[str]:
         found = results.of(MODEL, name)
         for target in dict.fromkeys(target for target, _ in found):
             each = found[target, "auc"]
-            cells = [written(found[target, metric].estimate) for metric in ("auc", "average_precision", "brier")]
+            cells = [written(found[target, metric].estimate) for metric in BESIDE]
             positives = "" if each.positives is None else f"{each.positives:,}"
-            shown = "" if each.estimate.value is not None else each.estimate.why
             lines.append(
-                f"| {cell(name)} | {label(target)} | {each.units:,} | {positives} | {' | '.join(cells)} | {shown} |"
+                f"| {cell(name)} | {label(target)} | {each.units:,} | {positives} | {' | '.join(cells)} | "
+                f"{cell(each.estimate.why)} |"
             )
     return [*lines, ""]
 

@@ -21,6 +21,7 @@ class Chosen:
 
     thresholds: Thresholds | None
     where: str
+    why_none_at_sensitivity: str = ""  # where that is not for want of slides
 
 
 def thresholds_of(evaluated: Evaluated, unit: Unit, sensitivity: float) -> Chosen:
@@ -56,10 +57,12 @@ def exported(member: Member, unit: Unit, sensitivity: float) -> Chosen:
     """Take the thresholds that an export brings along."""
     try:
         written = description_of(member.folder)["thresholds"][unit]
-        youden, chosen = dict(written["youden"]), dict(written["chosen"])
+        youden, chosen, why = dict(written["youden"]), dict(written["chosen"]), ""
         if written["sensitivity"] != sensitivity:
             chosen = dict.fromkeys(chosen)
-        return Chosen(Thresholds(youden, chosen, sensitivity), "the validation slides of the run that was exported")
+            why = f"an export has that of sensitivity {written['sensitivity']:g} only; for others evaluate the run"
+        where = "the validation slides of the run that was exported"
+        return Chosen(Thresholds(youden, chosen, sensitivity), where, why)
     except (LookupError, TypeError, ValueError):
         return Chosen(None, f"{member.folder} was exported without thresholds; evaluate the run, or export it again")
 

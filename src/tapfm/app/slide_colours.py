@@ -26,7 +26,7 @@ from tapfm.tiles.stream import TileStream
 TILES = 64  # of a slide, drawn once
 COLUMNS = ("slide_id", "key", *COLOUR_STATISTICS)
 
-Colours = Mapping[str, Sequence[float]]  # by slide
+Colours = Mapping[str, Sequence[float]]  # by `key_of` a slide
 
 
 def read_colours(
@@ -37,25 +37,24 @@ def read_colours(
     console: Console,
     asked_to_stop: Callable[[], int | None],
 ) -> dict[str, Sequence[float]]:
-    """Give the colour statistics of slides with tiles; one that cannot be read has none."""
-    known = remembered(table)
-    keys = {slide.row.slide_id: key_of(slide) for slide in slides if slide.tiles is not None}
-    todo = [slide for slide in slides if slide.row.slide_id in keys and keys[slide.row.slide_id] not in known]
+    """Give the colour statistics of slides with tiles, by their keys; one that cannot be read has none."""
+    known = begin(table)
+    by_key = {key_of(slide): slide for slide in slides if slide.tiles is not None}
+    todo = {key: slide for key, slide in by_key.items() if key not in known}
     if todo:
-        begin(table)
         with (
-            TileStream([request_of(slide) for slide in todo], workers=workers) as stream,
+            TileStream([request_of(key, slide) for key, slide in todo.items()], workers=workers) as stream,
             Counter(console, f"colours of {TILES} tiles", len(todo)) as counter,
         ):
             for read in stream:
-                slide_id = read.request.slide_id
+                key = read.request.slide_id
                 if len(read.pixels):
-                    known[keys[slide_id]] = statistics = colour_statistics(histograms_of(read.pixels))
-                    add_line(table, [slide_id, keys[slide_id], *map(repr, statistics)])
+                    known[key] = statistics = colour_statistics(histograms_of(read.pixels))
+                    add_line(table, [todo[key].row.slide_id, key, *map(repr, statistics)])
                 counter.one_more(len(read.pixels))
                 if (number := asked_to_stop()) is not None:
                     raise Interrupted(number)
-    return {slide_id: known[key] for slide_id, key in keys.items() if key in known}
+    return {key: known[key] for key in by_key if key in known}
 
 
 def key_of(slide: SlideOfRun) -> str:
@@ -63,7 +62,9 @@ def key_of(slide: SlideOfRun) -> str:
     assert slide.tiles is not None
     tiles = slide.tiles
     place = [tiles.fingerprint, tiles.side_px0, tiles.tile_px, hashlib.sha256(tiles.positions.tobytes()).hexdigest()]
-    return fingerprint(slide.row.slide_id, place, TILES, method())[:16]
+    # tiles of other tools say nothing of the slide they are of, and another cohort may have its name
+    size_bytes = slide.row.path.stat().st_size if slide.row.path.exists() else 0
+    return fingerprint(slide.row.slide_id, size_bytes, place, TILES, method())[:16]
 
 
 @cache
@@ -72,12 +73,12 @@ def method() -> str:
     return digest_of_code([Path(colours.__file__)])
 
 
-def request_of(slide: SlideOfRun) -> TileRequest:
-    """Draw the tiles whose colours count: the same ones in every evaluation."""
+def request_of(key: str, slide: SlideOfRun) -> TileRequest:
+    """Draw the tiles whose colours count, the same ones in every evaluation; two cohorts may share a slide_id."""
     assert slide.tiles is not None
     drawn = draw_tiles(len(slide.tiles), TILES, "colours", slide.row.slide_id)
     positions = slide.tiles.positions[np.asarray(drawn)]
-    return TileRequest(slide.row.slide_id, slide.row.path, positions, slide.tiles.side_px0, slide.tiles.tile_px)
+    return TileRequest(key, slide.row.path, positions, slide.tiles.side_px0, slide.tiles.tile_px)
 
 
 def remembered(table: Path) -> dict[str, Sequence[float]]:
@@ -99,11 +100,12 @@ def remembered(table: Path) -> dict[str, Sequence[float]]:
     return {key: statistics for key, statistics in known.items() if statistics}
 
 
-def begin(table: Path) -> None:
-    """Write the names of the columns, where there is no table yet."""
-    table.parent.mkdir(parents=True, exist_ok=True)
+def begin(table: Path) -> dict[str, Sequence[float]]:
+    """Recall what was read before, or write the names of the columns where there is no table yet."""
+    known = remembered(table)
     if not table.exists() or not table.stat().st_size:
         add_text(table, ",".join(COLUMNS))
+    return known
 
 
 def add_line(table: Path, fields: Sequence[str]) -> None:
@@ -116,6 +118,7 @@ def add_line(table: Path, fields: Sequence[str]) -> None:
 def add_text(table: Path, text: str) -> None:
     """Add to the table."""
     try:
+        table.parent.mkdir(parents=True, exist_ok=True)
         with table.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:

@@ -111,13 +111,15 @@ def measure_subgroup(
     """Measure what can be measured without a threshold; too few of a class give nothing but the reason."""
     chosen = [each for each in predictions if each.slide_id in group.slide_ids]
     units = pool_by_patient(chosen) if unit == "patient" else chosen
-    kept = []
-    for each in measure(chosen, targets, unit, None, resamples=resamples, seed=seed):
-        if each.metric not in METRICS:
-            continue
-        few = "" if each.target == MACRO else too_few([one.labels.get(each.target) for one in units], unit)
-        kept.append(replace(each, estimate=Estimate(None, why=few), delong=None) if few else each)
-    return kept
+    few = {target: too_few([one.labels.get(target) for one in units], unit) for target in targets}
+    labelled = {target for each in predictions for target, known in each.labels.items() if known is not None}
+    # a mean over other targets than that of all slides could not be compared with it
+    few[MACRO] = "; ".join(f"{target}: {why}" for target, why in few.items() if why and target in labelled)
+    return [
+        replace(each, estimate=Estimate(None, why=few[each.target]), delong=None) if few[each.target] else each
+        for each in measure(chosen, targets, unit, None, resamples=resamples, seed=seed)
+        if each.metric in METRICS
+    ]
 
 
 def too_few(labels: Sequence[int | None], unit: Unit) -> str:

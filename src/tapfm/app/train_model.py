@@ -254,4 +254,6 @@ def show(result: RunResult, console: Console) -> None:
     if result.failed:
         console.print(f"{counted(len(result.failed), 'slide')} failed: {result.folder}/failures.csv", markup=False)
     console.print(f"Look at it: {result.folder}/summary.md and curves.png", markup=False, soft_wrap=True)
-    console.print(f"Next: {export_command(result.folder)}", markup=False, soft_wrap=True)
+    following = command("evaluate", result.folder, "--out", Path("evaluations") / result.folder.name)
+    console.print(f"Next: {following}", markup=False, soft_wrap=True)
+    console.print(f"To use it elsewhere: {export_command(result.folder)}", markup=False, soft_wrap=True)
