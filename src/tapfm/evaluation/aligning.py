@@ -98,7 +98,7 @@ def refuse_conflicts(labels: Mapping[UnitKey, Mapping[str, set[int]]], targets: 
     ]
     if conflicts:
         raise InputError(
-            f"{len(conflicts)} labels differ between the methods: {listed(conflicts)}.",
+            f"The methods do not agree on the labels of {listed(conflicts)}.",
             hint="Methods can be compared on the same truth only: predict with the same table of labels.",
         )
 

@@ -81,21 +81,30 @@ def compare(
     """
     pairs = pairs_of(methods, against)
     aligned = align(methods, targets, unit)
-    drawn = resample_patients(aligned.units, targets, resamples=resamples, seed=seed)
+    columns = {target: column_of(aligned.units, target, unit) for target in targets}
+    logits = {
+        target: {name: [logits_of(each, column) for each in seeds] for name, seeds in aligned.seeds.items()}
+        for target, column in columns.items()
+    }
+
+    def ranked(target: str, strata: Sequence[str]) -> dict[str, Ranked]:
+        draws = resample_patients(aligned.units, strata, resamples=resamples, seed=seed)
+        return ranked_methods(logits[target], columns[target], draws)
+
     aucs: dict[tuple[str, str], Estimate] = {}
     tested: list[Pair] = []
     by_target: dict[str, dict[str, Ranked]] = {}
-    for target in targets:
-        column = column_of(aligned.units, target, unit)
-        logits = {name: [logits_of(each, column) for each in seeds] for name, seeds in aligned.seeds.items()}
-        by_target[target] = ranked_methods(logits, column, drawn)
-        delong = {(first, second): delong_p(logits[first], logits[second], column) for first, second in pairs}
+    for target, column in columns.items():
+        by_target[target] = ranked(target, [target])
+        of_method = logits[target]
+        delong = {(first, second): delong_p(of_method[first], of_method[second], column) for first, second in pairs}
         tested += tests_of(target, pairs, by_target[target], delong)
     if len(targets) > 1:
-        by_target[MACRO] = {name: macro_of({t: by_target[t][name] for t in targets}) for name in methods}
+        together = {target: ranked(target, targets) for target in targets}
+        by_target[MACRO] = {name: macro_of({t: together[t][name] for t in targets}) for name in methods}
         tested += tests_of(MACRO, pairs, by_target[MACRO], {})
-    for target, ranked in by_target.items():
-        aucs |= {(name, target): each.estimate() for name, each in ranked.items()}
+    for target, of_target in by_target.items():
+        aucs |= {(name, target): each.estimate() for name, each in of_target.items()}
     return Comparison(
         methods=tuple(methods),
         targets=tuple(targets),

@@ -89,10 +89,11 @@ def measure(
     """
     units = units_of(predictions, targets, unit)
     columns = [column_of(units, target, unit) for target in targets]
-    values = [values_of(column, thresholds) for column in columns]
-    draws = draws_of(columns, thresholds, resample_patients(units, targets, resamples=resamples, seed=seed))
     measured = []
-    for column, value, drawn in zip(columns, values, draws, strict=True):
+    for column in columns:
+        # by its own labels: what else is predicted does not change the interval of a target
+        draws = resample_patients(units, [column.target], resamples=resamples, seed=seed)
+        value, drawn = values_of(column, thresholds), draws_of([column], thresholds, draws)[0]
         for metric in METRICS:
             why = column.too_few if value[metric] is not None else why_missing(metric, column, thresholds, unit)
             delong = delong_of(column, unit) if metric == "auc" else None
@@ -100,8 +101,10 @@ def measure(
             positives = int(column.positive.sum())
             measured.append(Measured(column.target, metric, estimate, delong, len(column.place), positives))
     if len(targets) > 1:
+        draws = resample_patients(units, targets, resamples=resamples, seed=seed)
+        together = draws_of(columns, thresholds, draws)
         for metric in METRICS:
-            estimate = macro([each for each in measured if each.metric == metric], [each[metric] for each in draws])
+            estimate = macro([each for each in measured if each.metric == metric], [each[metric] for each in together])
             measured.append(Measured(MACRO, metric, estimate, None, len(units), None))
     return measured
 
