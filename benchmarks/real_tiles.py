@@ -23,7 +23,7 @@ import multiprocessing
 import queue
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -349,11 +349,6 @@ class Results:
         """List the jobs of a stage."""
         return [row for row in self.rows if row["stage"] == stage]
 
-    def with_rates(self) -> list[tuple[str, str]]:
-        """List the methods whose rates have been chosen."""
-        known = {(row["regime"], row["aggregator"]) for row in self.of("rates")}
-        return [method for method in METHODS if method in known]
-
     def best_rates(self, method: tuple[str, str]) -> tuple[float, float]:
         """Choose learning rates by validation bags; of equal ones the lower."""
         rows = [row for row in self.of("rates") if (row["regime"], row["aggregator"]) == method]
@@ -389,7 +384,7 @@ def jobs_of(stage: str, sizes: Sizes, results: Results) -> Iterator[Job]:
     task = "multilabel" if stage == "multilabel" else "binary"
     tiles = sizes.tiles_large if stage == "large" else sizes.tiles
     for seed in range(sizes.seeds):
-        for method in results.with_rates() if stage == "binary" else results.leading():
+        for method in METHODS if stage == "binary" else results.leading():
             yield Job(stage, *method, task, tiles, seed, *results.best_rates(method))
 
 
@@ -410,10 +405,7 @@ def make_trainer(arguments: argparse.Namespace) -> Trainer:
 
 
 def sizes_of(arguments: argparse.Namespace) -> Sizes:
-    sizes = QUICK if arguments.quick else Sizes()
-    if arguments.patient:
-        sizes = replace(sizes, epochs_fixed=100, aggregator_rates_fixed=(1e-3, 1e-2, 3e-2))
-    return sizes
+    return QUICK if arguments.quick else Sizes()
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -424,8 +416,7 @@ def train(arguments: argparse.Namespace) -> None:
     workers: list[SpawnProcess] = []
     try:
         for stage in arguments.stages:
-            wanted = jobs_of(stage, sizes_of(arguments), results)
-            todo = [job for job in wanted if not results.has(job) and (job.regime == "fixed" or not arguments.patient)]
+            todo = [job for job in jobs_of(stage, sizes_of(arguments), results) if not results.has(job)]
             under_way = 0
             while todo or under_way:
                 while todo and under_way < arguments.processes and time.monotonic() < deadline:
@@ -575,15 +566,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no job after so many")
-    parser.add_argument(
-        "--patient",
-        action="store_true",
-        help="fixed encoders only, with more epochs and higher rates; rates and binary",
-    )
     parser.add_argument("--quick", action="store_true", help="a few bags, to see that it works")
     arguments = parser.parse_args()
-    if arguments.patient:
-        arguments.stages = ["rates", "binary"]
     {"train": train, "report": report}[arguments.what](arguments)
 
 
