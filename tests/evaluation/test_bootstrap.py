@@ -47,6 +47,12 @@ def test_positives_of_a_rare_target_are_not_each_a_stratum_of_their_own():
     assert sorted(strata(patterns).values()) == [[0, 1, 2, 3], [*range(4, 24)], [*range(24, 44)], [*range(44, 74)]]
 
 
+def test_few_patients_of_many_patterns_are_drawn_together():
+    """With eight patients and four targets nearly everybody would be alone, and the mean over targets hardly vary."""
+    patterns = [(1, 0, 0, 0), (0, 1, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0), (0, 0, 1, 1), (0, 0, 0, 0), (1, 0, 1, 0)]
+    assert sorted(strata([*patterns, (0, 1, 0, 1)]).values()) == [[*range(8)]]
+
+
 def test_slides_of_a_patient_stay_together():
     units = [unit(number, [number % 4 // 2], patient=f"p{number // 2}") for number in range(40)]
     drawn = resample_patients(units, ["T0"], resamples=20)

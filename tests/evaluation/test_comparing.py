@@ -171,7 +171,8 @@ def test_a_patient_is_pooled_from_the_same_slides_in_every_method():
 def test_different_labels_are_refused_and_missing_ones_filled():
     a, b = method(0.5), method(1.0)
     wrong = [replace(each, labels={"A": 1 - each.labels["A"]}) if n < 12 else each for n, each in enumerate(b)]
-    with pytest.raises(InputError, match=r"do not agree on the labels of p000 \(slide s0\) \(A\), .* and 2 more") as refusal:
+    said = r"do not agree on the labels of p000 \(slide s0\) \(A\), .* and 2 more"
+    with pytest.raises(InputError, match=said) as refusal:
         compare({"a": [a], "b": [wrong]}, ["A"], "slide")
     assert "same truth" in refusal.value.hint
     with pytest.raises(InputError, match=r"p000 \(A\)"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ def steps_of(folder: Path, task: str) -> list[Step]:
                 f"painted {task}",
                 f"tile {cohort}",
                 ("tile", str(made / table), "--out", str(out)),
-                lambda out=out, table=table: all_tiled(made / table, out),  # type: ignore[misc]
+                partial(all_tiled, made / table, out),
                 logs.log(f"tiles-{out.name}"),
                 (paint.key,),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tapfm.app.config import RunConfig
@@ -182,10 +183,10 @@ def ensembles(
                 f"{method.name}/ensemble-seed{seed}",
                 "evaluate external",
                 tuple(words),
-                lambda out=out: is_evaluated(out, study, external),  # type: ignore[misc]
+                partial(is_evaluated, out, study, external),
                 folder.log(f"{method.name}/ensemble-seed{seed}"),
                 tuple(needs),
-                before=lambda made=made, members=members: write(folder, made, members),  # type: ignore[misc]
+                before=partial(write, folder, made, members),
             )
         )
     return steps

@@ -85,7 +85,8 @@ def strata(patterns: Sequence[Pattern]) -> dict[str, list[int]]:
 
     A patient alone in a stratum is in every resample once, as if nothing were left to chance: with several targets
     most positives of a rare one would be, and its interval far too narrow. So patterns that share their rarest label
-    form one stratum as soon as one of them is small. The classes of a single target keep their sizes in any case.
+    form one stratum as soon as one of them is small; those that are small even then form one together. The classes of
+    a single target keep their sizes in any case.
     """
     frequency = Counter(label for pattern in patterns for label in enumerate(pattern))
     rarest = {
@@ -102,6 +103,9 @@ def strata(patterns: Sequence[Pattern]) -> dict[str, list[int]]:
     for number, pattern in enumerate(patterns):
         name = f"rarest {rarest[pattern]}" if rarest[pattern] in merged else f"all {pattern}"
         groups.setdefault(name, []).append(number)
+    small = [name for name, members in groups.items() if len(members) < SMALL_STRATUM]
+    if len(small) > 1 and len(patterns[0]) > 1:
+        groups["rest"] = sorted(number for name in small for number in groups.pop(name))
     return groups
 
 
