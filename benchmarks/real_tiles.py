@@ -498,7 +498,8 @@ def table_of(rows: Sequence[dict[str, Any]], tissue: Tissue, sizes: Sizes) -> li
     for name in sorted(methods, key=lambda name: -(aucs[name, shown].value or 0.0)):
         each, estimate = of_method.get(name, []), aucs[name, shown]
         spread = [mean_auc(one, test) for one in logits[name]]
-        p = "best" if name == best else f"{against[name].p_holm:.3f}"
+        p_holm = None if name == best else against[name].p_holm
+        p = "best" if name == best else "-" if p_holm is None else f"{p_holm:.3f}"
         found = (
             f"{np.mean([row['tile_auc_before'] for row in each]):.2f} "
             f"| {np.mean([row['tile_auc_after'] for row in each]):.2f} "

@@ -34,17 +34,8 @@ def tiles(tmp_path):
 
 def real_tiles(what, tiles, results, *more):
     command = [sys.executable, str(ROOT / "benchmarks" / "real_tiles.py"), what, "--quick", "--device", "cpu"]
-    command += [
-        "--tiles",
-        str(tiles),
-        "--results",
-        str(results),
-        "--encoder",
-        "tapfm-pocket",
-        "--tile-px",
-        "224",
-        *more,
-    ]
+    command += ["--tiles", str(tiles), "--results", str(results)]
+    command += ["--encoder", "tapfm-pocket", "--tile-px", "64", *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
