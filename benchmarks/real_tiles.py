@@ -509,6 +509,19 @@ def table_of(rows: Sequence[dict[str, Any]], tissue: Tissue, sizes: Sizes) -> li
             else "| | |"
         )
         lines.append(f"| {name} | {in_words(estimate)} | {min(spread):.3f} to {max(spread):.3f} | {p} | {found} |")
+    lines += [
+        "",
+        "| by seed | test AUC | validation AUC | training loss at the end | tiles found after |",
+        "|---|---|---|---|---|",
+    ]
+    for name, each in of_method.items():
+        numbers = [
+            [f"{row['test_auc']:.3f}" for row in each],
+            [f"{row['validation_auc']:.3f}" for row in each],
+            [f"{row['history'][-1][0]:.2f}" for row in each],
+            [f"{row['tile_auc_after']:.2f}" for row in each],
+        ]
+        lines.append(f"| {name} | {' | '.join(', '.join(column) for column in numbers)} |")
     return lines
 
 
