@@ -9,28 +9,22 @@ from typing import Any
 from rich.console import Console
 
 from tapfm.adaptation.trainer import Interrupted
-from tapfm.app import (
-    compare_models,
-    embed_slides,
-    evaluate_model,
-    export_model,
-    split_cohort,
-    study_runner,
-    tile_slides,
-    train_model,
-)
+from tapfm.app import embed_slides, export_model, split_cohort, tile_slides, train_model
 from tapfm.app.config import RunConfig, load_config, merge, resolve, resolve_paths
 from tapfm.app.devices import choose_device, choose_precision
 from tapfm.app.embed_jobs import Settings
 from tapfm.app.embed_outcomes import Report as EmbedReport
-from tapfm.app.evaluate_model import Evaluation
-from tapfm.app.evaluation_data import Choice
-from tapfm.app.evaluation_results import settings_of
+from tapfm.app.evaluating import compare as compare_models
+from tapfm.app.evaluating import evaluate as evaluate_model
+from tapfm.app.evaluating.data import Choice
+from tapfm.app.evaluating.evaluate import Evaluation
+from tapfm.app.evaluating.results import settings_of
 from tapfm.app.run_data import read_data
 from tapfm.app.saved_model import DESCRIPTION, SavedModel, load_export, load_run
-from tapfm.app.study_config import StudyConfig, load_study
-from tapfm.app.study_folder import StudyFolder
-from tapfm.app.study_report import write_report
+from tapfm.app.study import runner as study_runner
+from tapfm.app.study.config import StudyConfig, load_study
+from tapfm.app.study.folder import StudyFolder
+from tapfm.app.study.report import write_report
 from tapfm.app.train_model import RunResult
 from tapfm.cohort.manifest import read_cohort
 from tapfm.encoders.weights import load_encoder

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tapfm.app.colour_baseline import BaselineSlides, make_baseline
+from tapfm.app.evaluating.colour_baseline import BaselineSlides, make_baseline
+from tapfm.app.evaluating.slide_colours import key_of
 from tapfm.app.run_data import SlideOfRun
-from tapfm.app.slide_colours import key_of
 from tapfm.cohort.manifest import SlideRow
 from tapfm.evaluation.ranking import auc
 from tapfm.tiles.colours import COLOUR_STATISTICS

@@ -12,7 +12,8 @@ from PIL import Image
 from training_lab import edit, slide_id, train_in
 
 from tapfm import api
-from tapfm.app import evaluate_model, slide_colours
+from tapfm.app.evaluating import evaluate as evaluate_model
+from tapfm.app.evaluating import slide_colours
 from tapfm.app.run_folder import RunFolder
 from tapfm.evaluation.measures import choose_thresholds
 from tapfm.evaluation.predictions import read_predictions, scores

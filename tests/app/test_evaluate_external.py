@@ -11,7 +11,7 @@ from cohort_files import rows_of
 from command_line import tapfm_here
 from training_lab import edit, slide_id, tile_set
 
-from tapfm.app.ensemble import load_members, read_ensemble, write_ensemble
+from tapfm.app.evaluating.ensemble import load_members, read_ensemble, write_ensemble
 from tapfm.errors import RunError
 from tapfm.evaluation.predictions import read_predictions
 from tapfm.tiles.store import write_tiles

@@ -12,8 +12,9 @@ from command_line import start, tapfm_here, wait_for
 from PIL import Image
 from training_lab import POSITIONS, edit, history_of
 
-from tapfm.app import study_child, study_runner
-from tapfm.app.ensemble import read_ensemble
+from tapfm.app.evaluating.ensemble import read_ensemble
+from tapfm.app.study import child as study_child
+from tapfm.app.study import runner as study_runner
 from tapfm.evaluation.predictions import read_predictions
 from tapfm.tiles.store import TileSet, write_tiles
 

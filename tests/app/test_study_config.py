@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tapfm.app.config import resolve
-from tapfm.app.study_config import load_study, resolve_study, study_text
-from tapfm.app.study_folder import StudyFolder
-from tapfm.app.study_making import Given, mini_study, preset_study, preset_tables, preset_text, presets_named
-from tapfm.app.study_presets import PRESETS
-from tapfm.app.study_runner import plan
-from tapfm.app.study_runs import chosen, methods_of, run_config, runs_of
+from tapfm.app.study.config import load_study, resolve_study, study_text
+from tapfm.app.study.folder import StudyFolder
+from tapfm.app.study.making import Given, mini_study, preset_study, preset_tables, preset_text, presets_named
+from tapfm.app.study.presets import PRESETS
+from tapfm.app.study.runner import plan
+from tapfm.app.study.runs import chosen, methods_of, run_config, runs_of
 from tapfm.errors import InputError, SettingError, UnknownNameError
 
 SLIDES = {"cohort": {"table": "c.csv", "tiles": "tiles"}}

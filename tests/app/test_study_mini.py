@@ -5,11 +5,11 @@ from command_line import tapfm_here
 from PIL import Image
 from rich.console import Console
 
-from tapfm.app import study_mini
 from tapfm.app.cli_study import prepare_mini
-from tapfm.app.probe_pictures import find_pictures
-from tapfm.app.study_making import mini_study
-from tapfm.app.study_runner import check_slides
+from tapfm.app.study import mini as study_mini
+from tapfm.app.study.making import mini_study
+from tapfm.app.study.probe_pictures import find_pictures
+from tapfm.app.study.runner import check_slides
 
 
 @pytest.fixture(scope="module")

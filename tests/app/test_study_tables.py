@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from tapfm.app.probe import cosine_distance, fit_multinomial, linear_cka, probe, softmax, with_one
-from tapfm.app.probe_pictures import find_pictures
-from tapfm.app.study_config import resolve_study
-from tapfm.app.study_costs import costs_markdown, costs_of
-from tapfm.app.study_fits import (
+from tapfm.app.study.config import resolve_study
+from tapfm.app.study.costs import costs_markdown, costs_of
+from tapfm.app.study.fits import (
     Trajectory,
     ablation_csv,
     ablation_markdown,
@@ -24,12 +22,14 @@ from tapfm.app.study_fits import (
     stability_markdown,
     verdict,
 )
-from tapfm.app.study_folder import StudyFolder
-from tapfm.app.study_forgetting import drawn, forgetting_csv, forgetting_markdown, forgotten_of
-from tapfm.app.study_results import MethodResult, StudyResults, together
-from tapfm.app.study_runs import PlannedRun, methods_of
-from tapfm.app.study_table_text import csv_of, markdown_of, tex, tex_of
-from tapfm.app.study_tables import make_table
+from tapfm.app.study.folder import StudyFolder
+from tapfm.app.study.forgetting import drawn, forgetting_csv, forgetting_markdown, forgotten_of
+from tapfm.app.study.probe import cosine_distance, fit_multinomial, linear_cka, probe, softmax, with_one
+from tapfm.app.study.probe_pictures import find_pictures
+from tapfm.app.study.results import MethodResult, StudyResults, together
+from tapfm.app.study.runs import PlannedRun, methods_of
+from tapfm.app.study.table_text import csv_of, markdown_of, tex, tex_of
+from tapfm.app.study.tables import make_table
 from tapfm.errors import InputError
 from tapfm.evaluation.predictions import Prediction, write_predictions
 

@@ -90,7 +90,7 @@ def evaluate(
 
     Exit code 3 when more slides failed than may; the others are evaluated.
     """
-    from tapfm.app.ensemble import member_folders
+    from tapfm.app.evaluating.ensemble import member_folders
     from tapfm.processes import available_cores
 
     member_folders(model)  # what is no model is told before torch is waited for
@@ -100,10 +100,10 @@ def evaluate(
     if out.is_file():
         raise InputError(f"{out} is a file.", hint="Give a folder to --out.")
     from tapfm.adaptation.trainer import Interrupted
-    from tapfm.app import evaluate_model
     from tapfm.app.cli import terminal
-    from tapfm.app.evaluation_data import Choice
-    from tapfm.app.evaluation_results import settings_of
+    from tapfm.app.evaluating import evaluate as evaluate_model
+    from tapfm.app.evaluating.data import Choice
+    from tapfm.app.evaluating.results import settings_of
 
     messages = Console(stderr=True, highlight=False)
     try:
@@ -156,8 +156,8 @@ def compare(
     differences.png              the same as a picture
     left_out.csv                 patients that not all of them have
     """
-    from tapfm.app import compare_models
     from tapfm.app.cli import terminal
+    from tapfm.app.evaluating import compare as compare_models
 
     messages = Console(stderr=True, highlight=False)
     compared = compare_models.compare_models(

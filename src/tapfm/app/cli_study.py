@@ -12,9 +12,9 @@ from rich.console import Console
 from tapfm.errors import InputError
 
 if TYPE_CHECKING:
-    from tapfm.app.study_config import StudyConfig
-    from tapfm.app.study_making import Given
-    from tapfm.app.study_runner import Outcome
+    from tapfm.app.study.config import StudyConfig
+    from tapfm.app.study.making import Given
+    from tapfm.app.study.runner import Outcome
 
 
 def study(
@@ -119,7 +119,7 @@ def study(
 
     Exit code 3 when something failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    from tapfm.app.study_making import Given, preset_text, presets_named
+    from tapfm.app.study.making import Given, preset_text, presets_named
 
     given = Given(
         cohort,
@@ -159,7 +159,7 @@ def study(
     studies = studies_of(file, preset, given, mini=mini, out=out)
     machine = {"device": device, "workers": workers, "allow_failures": allow_failures}
     if any(value is not None for value in machine.values()):
-        from tapfm.app.study_runner import with_machine
+        from tapfm.app.study.runner import with_machine
 
         studies = {place: with_machine(each, **machine) for place, each in studies.items()}
     if listed:
@@ -207,9 +207,9 @@ def studies_of(
     file: Path | None, preset: str | None, given: Given, *, mini: bool, out: Path | None
 ) -> dict[Path, StudyConfig]:
     """Find the studies that are meant, by their folders."""
-    from tapfm.app.study_config import load_study
-    from tapfm.app.study_folder import StudyFolder
-    from tapfm.app.study_making import mini_study, preset_study, presets_named
+    from tapfm.app.study.config import load_study
+    from tapfm.app.study.folder import StudyFolder
+    from tapfm.app.study.making import mini_study, preset_study, presets_named
 
     folder = out or Path("STUDY")
     if preset is None:
@@ -224,9 +224,9 @@ def studies_of(
 
 def prepare_mini(preset: str, studies: dict[Path, StudyConfig], out: Path, *, resume: bool, messages: Console) -> None:
     """Paint slides for a small study, and say what it is."""
-    from tapfm.app import study_mini
-    from tapfm.app.study_making import presets_named
-    from tapfm.app.study_presets import PRESETS
+    from tapfm.app.study import mini as study_mini
+    from tapfm.app.study.making import presets_named
+    from tapfm.app.study.presets import PRESETS
     from tapfm.errors import RunError
 
     if not resume and any((place / "study.toml").exists() for place in studies):
@@ -253,12 +253,12 @@ def run_study(
 ) -> int:
     """Do all that is left of one study, and make its tables; gives the exit code."""
     # what makes the tables is imported first: in the days between, another version may be installed
-    import tapfm.app.study_figures
-    import tapfm.app.study_report
-    import tapfm.app.study_table_text  # noqa: F401
+    import tapfm.app.study.figures
+    import tapfm.app.study.report
+    import tapfm.app.study.table_text  # noqa: F401
     from tapfm.app.advice import counted
-    from tapfm.app.study_runner import conduct, resume_command
-    from tapfm.app.study_runs import chosen, runs_of
+    from tapfm.app.study.runner import conduct, resume_command
+    from tapfm.app.study.runs import chosen, runs_of
 
     runs = chosen(runs_of(config), only)
     go_on = go_on or resume_command(out)
@@ -291,10 +291,10 @@ def tell_failures(outcome: Outcome, go_on: str, messages: Console) -> int:
 def make_tables(config: StudyConfig, out: Path, messages: Console) -> None:
     """Make the tables of finished runs, and print the one of AUCs."""
     from tapfm.app.cli import terminal
-    from tapfm.app.study_folder import StudyFolder
-    from tapfm.app.study_report import write_report
-    from tapfm.app.study_runner import read_status
-    from tapfm.app.study_table_text import show
+    from tapfm.app.study.folder import StudyFolder
+    from tapfm.app.study.report import write_report
+    from tapfm.app.study.runner import read_status
+    from tapfm.app.study.table_text import show
 
     folder = StudyFolder(out)
     if not folder.study.exists():
@@ -307,8 +307,8 @@ def make_tables(config: StudyConfig, out: Path, messages: Console) -> None:
 def list_runs(config: StudyConfig, out: Path, only: Sequence[str], *, known: bool) -> None:
     """Print each run, and how far it is where its folder is known."""
     from tapfm.app.cli import terminal
-    from tapfm.app.study_folder import StudyFolder
-    from tapfm.app.study_runner import plan
+    from tapfm.app.study.folder import StudyFolder
+    from tapfm.app.study.runner import plan
 
     console, folder = terminal(), StudyFolder(out)
     planned = plan(config, folder, only)
@@ -342,11 +342,11 @@ def probe(
     of a forgetting study.
     """
     from tapfm.app.devices import choose_device
-    from tapfm.app.probe_pictures import find_pictures
+    from tapfm.app.study.probe_pictures import find_pictures
 
     pictures = find_pictures(tiles, seed)
     place = choose_device(device)
-    from tapfm.app.probe import probe_run, write_probe
+    from tapfm.app.study.probe import probe_run, write_probe
 
     found = probe_run(run, pictures, place)
     write_probe(out, found)

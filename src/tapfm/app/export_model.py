@@ -12,7 +12,7 @@ from rich.console import Console
 
 import tapfm
 from tapfm.adaptation.checkpoint import save_checkpoint
-from tapfm.app.evaluation_thresholds import thresholds_to_export
+from tapfm.app.evaluating.thresholds import thresholds_to_export
 from tapfm.app.model_card import model_card
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.push import push_folder, refuse_bad_repository, refuse_no_derivatives, refuse_without_token

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tapfm.app.study_tables import COHORT_TITLES, MACRO, Cell, Place, ResultTable
+from tapfm.app.study.tables import COHORT_TITLES, MACRO, Cell, Place, ResultTable
 from tapfm.evaluation.estimate import Estimate
 
 COLUMNS = (

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
-from tapfm.app.study_results import BASELINE, COHORTS, Seeds, StudyResults
-from tapfm.app.study_runs import REGIMES_IN_TABLE
+from tapfm.app.study.results import BASELINE, COHORTS, Seeds, StudyResults
+from tapfm.app.study.runs import REGIMES_IN_TABLE
 from tapfm.evaluation.comparing import Comparison, Pair, compare
 from tapfm.evaluation.estimate import Estimate
 from tapfm.evaluation.predictions import Unit, scores

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tapfm.app.study_config import StudyConfig
-from tapfm.app.study_folder import StudyFolder
-from tapfm.app.study_runs import Method, PlannedRun, methods_of
-from tapfm.app.study_steps import EVALUATED, is_evaluated
+from tapfm.app.study.config import StudyConfig
+from tapfm.app.study.folder import StudyFolder
+from tapfm.app.study.runs import Method, PlannedRun, methods_of
+from tapfm.app.study.steps import EVALUATED, is_evaluated
 from tapfm.errors import InputError
 from tapfm.evaluation.predictions import Prediction, read_predictions
 

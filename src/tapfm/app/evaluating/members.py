@@ -9,7 +9,7 @@ from typing import Any
 
 from tapfm.app.advice import command
 from tapfm.app.config import RunConfig, load_config
-from tapfm.app.ensemble import Kind, is_export, member_folders, refuse_other_targets
+from tapfm.app.evaluating.ensemble import Kind, is_export, member_folders, refuse_other_targets
 from tapfm.app.run_folder import RunFolder
 from tapfm.app.saved_model import AGGREGATOR, DESCRIPTION
 from tapfm.cohort.splits import TRAIN, VALIDATION

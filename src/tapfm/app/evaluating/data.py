@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tapfm.app.advice import command, counted
-from tapfm.app.evaluated_members import Evaluated, Member
+from tapfm.app.evaluating.members import Evaluated, Member
 from tapfm.app.run_data import SlideOfRun, StoredFeatures
 from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort

@@ -17,12 +17,12 @@ from tapfm.app.config import RunConfig
 from tapfm.app.config_text import toml_text
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.stopping import StopRequests
-from tapfm.app.study_child import reason_of, run_child
-from tapfm.app.study_config import SlidesSection, StudyConfig, study_text
-from tapfm.app.study_folder import StudyFolder
-from tapfm.app.study_runs import PlannedRun, chosen, run_config, run_tables, runs_of
-from tapfm.app.study_steps import Step, steps_of, write_ensembles
-from tapfm.app.study_watching import StudyWatcher
+from tapfm.app.study.child import reason_of, run_child
+from tapfm.app.study.config import SlidesSection, StudyConfig, study_text
+from tapfm.app.study.folder import StudyFolder
+from tapfm.app.study.runs import PlannedRun, chosen, run_config, run_tables, runs_of
+from tapfm.app.study.steps import Step, steps_of, write_ensembles
+from tapfm.app.study.watching import StudyWatcher
 from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import read_cohort
 from tapfm.encoders.catalog import encoder_card

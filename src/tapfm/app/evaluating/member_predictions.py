@@ -15,9 +15,9 @@ from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import aggregator_card
 from tapfm.app.build_run import ENCODING_CHUNK, labelled
 from tapfm.app.devices import choose_device, choose_precision
-from tapfm.app.ensemble import load_member
-from tapfm.app.evaluated_members import Member
-from tapfm.app.evaluation_data import EvaluatedSlides
+from tapfm.app.evaluating.data import EvaluatedSlides
+from tapfm.app.evaluating.ensemble import load_member
+from tapfm.app.evaluating.members import Member
 from tapfm.app.final_predictions import Final, Looked, Remembered, final_of, predict_slides
 from tapfm.app.progress import Counter
 from tapfm.app.saved_model import SavedModel

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from tapfm.app.colour_baseline import NAME as BASELINE
-from tapfm.app.colour_baseline import Baseline
-from tapfm.app.evaluated_members import Evaluated
-from tapfm.app.evaluation_data import EvaluatedSlides
-from tapfm.app.evaluation_tables import MODEL, Results, Row
-from tapfm.app.evaluation_thresholds import Chosen, thresholds_of
-from tapfm.app.subgroups import Subgroup, measure_subgroup
+from tapfm.app.evaluating.colour_baseline import NAME as BASELINE
+from tapfm.app.evaluating.colour_baseline import Baseline
+from tapfm.app.evaluating.data import EvaluatedSlides
+from tapfm.app.evaluating.members import Evaluated
+from tapfm.app.evaluating.subgroups import Subgroup, measure_subgroup
+from tapfm.app.evaluating.tables import MODEL, Results, Row
+from tapfm.app.evaluating.thresholds import Chosen, thresholds_of
 from tapfm.errors import SettingError
 from tapfm.evaluation.comparing import Pair, compare
 from tapfm.evaluation.measures import AT_CHOSEN, THRESHOLD_FREE, choose_thresholds, measure

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from tapfm.app.output_folder import locked
 from tapfm.app.stopping import StopRequests
-from tapfm.app.study_folder import StudyFolder
-from tapfm.app.study_runner import Outcome, Start, do_steps
-from tapfm.app.study_steps import Step
+from tapfm.app.study.folder import StudyFolder
+from tapfm.app.study.runner import Outcome, Start, do_steps
+from tapfm.app.study.steps import Step
 from tapfm.cohort.manifest import read_cohort
 from tapfm.seeding import rng_for
 from tapfm.slides.opening import open_slide

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from tapfm.app.advice import counted
 from tapfm.app.config import RunConfig
-from tapfm.app.study_config import StudyConfig
-from tapfm.app.study_costs import costs_csv, costs_markdown, costs_of
-from tapfm.app.study_fits import (
+from tapfm.app.study.config import StudyConfig
+from tapfm.app.study.costs import costs_csv, costs_markdown, costs_of
+from tapfm.app.study.fits import (
     ablation_csv,
     ablation_markdown,
     fits_of,
@@ -21,12 +21,12 @@ from tapfm.app.study_fits import (
     stability_markdown,
     trajectories_of,
 )
-from tapfm.app.study_folder import StudyFolder
-from tapfm.app.study_forgetting import forgetting_csv, forgetting_markdown, forgotten_of
-from tapfm.app.study_results import StudyResults, collect
-from tapfm.app.study_runs import REGIMES_IN_TABLE, run_config, runs_of
-from tapfm.app.study_table_text import csv_of, markdown_of, tex_of
-from tapfm.app.study_tables import ResultTable, make_table
+from tapfm.app.study.folder import StudyFolder
+from tapfm.app.study.forgetting import forgetting_csv, forgetting_markdown, forgotten_of
+from tapfm.app.study.results import StudyResults, collect
+from tapfm.app.study.runs import REGIMES_IN_TABLE, run_config, runs_of
+from tapfm.app.study.table_text import csv_of, markdown_of, tex_of
+from tapfm.app.study.tables import ResultTable, make_table
 from tapfm.cohort.splits import SPLITS
 from tapfm.errors import InputError
 from tapfm.storage import write_atomically
@@ -85,7 +85,7 @@ def comparison_part(results: StudyResults, table: ResultTable) -> Part:
 
 def costs_part(results: StudyResults) -> Part:
     """Write what methods cost, and their curves."""
-    from tapfm.app.study_figures import draw_methods
+    from tapfm.app.study.figures import draw_methods
 
     costs = costs_of(results)
     put(results.folder, "costs.csv", costs_csv(costs))
@@ -98,7 +98,7 @@ def costs_part(results: StudyResults) -> Part:
 
 def ablation_part(results: StudyResults, table: ResultTable) -> Part:
     """Write the fits, and draw the losses raw and as logarithms."""
-    from tapfm.app.study_figures import draw_losses
+    from tapfm.app.study.figures import draw_losses
 
     fitted = fits_of(results, table)
     put(results.folder, "ablation.csv", ablation_csv(fitted))

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from tapfm.app.config import RunConfig
-from tapfm.app.ensemble import write_ensemble
-from tapfm.app.study_config import SlidesSection, StudyConfig
-from tapfm.app.study_folder import StudyFolder
-from tapfm.app.study_runs import PlannedRun, methods_of
+from tapfm.app.evaluating.ensemble import write_ensemble
+from tapfm.app.study.config import SlidesSection, StudyConfig
+from tapfm.app.study.folder import StudyFolder
+from tapfm.app.study.runs import PlannedRun, methods_of
 from tapfm.cohort.manifest import read_cohort
 from tapfm.encoders.features import feature_file
 from tapfm.storage import sha256_of

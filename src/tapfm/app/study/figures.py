@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tapfm.app.study_costs import title_of
-from tapfm.app.study_fits import FittedMethod
-from tapfm.app.study_results import StudyResults
+from tapfm.app.study.costs import title_of
+from tapfm.app.study.fits import FittedMethod
+from tapfm.app.study.results import StudyResults
 from tapfm.storage import write_atomically
 
 REGIME_COLOURS = {"fixed": "#8a8a8a", "finetune": "#4a6fa5", "tapfm": "#c8553d"}

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from tapfm.app.probe_pictures import Picture, Pictures
+from tapfm.app.study.probe_pictures import Picture, Pictures
 from tapfm.errors import InputError, RunError
 from tapfm.storage import write_atomically
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tapfm.app import study_mini
 from tapfm.app.config import merge
-from tapfm.app.study_config import REGIMES, StudyConfig, place_paths, resolve_study, study_text
-from tapfm.app.study_presets import ALL, MINI, MINI_NOTE, PRESETS, preset
+from tapfm.app.study import mini as study_mini
+from tapfm.app.study.config import REGIMES, StudyConfig, place_paths, resolve_study, study_text
+from tapfm.app.study.presets import ALL, MINI, MINI_NOTE, PRESETS, preset
 from tapfm.errors import InputError
 
 HEADING = """# A study of tapfm: tapfm study {file} --out studies/first

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tapfm.app.study_results import StudyResults
-from tapfm.app.study_runs import Method, PlannedRun
-from tapfm.app.study_table_text import exact
+from tapfm.app.study.results import StudyResults
+from tapfm.app.study.runs import Method, PlannedRun
+from tapfm.app.study.table_text import exact
 from tapfm.evaluation.bootstrap import interval
 from tapfm.evaluation.estimate import Estimate
 from tapfm.evaluation.weighted import aucs

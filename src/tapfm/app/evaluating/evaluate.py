@@ -16,14 +16,18 @@ import tapfm
 from tapfm.adaptation.progress import Progress, SkippedTiles
 from tapfm.adaptation.trainer import Interrupted
 from tapfm.app.advice import command, counted
-from tapfm.app.colour_baseline import NAME as BASELINE
-from tapfm.app.colour_baseline import Baseline, baseline_slides, colours_can_be_read, make_baseline
-from tapfm.app.estimate_text import label, p_value, written
-from tapfm.app.evaluated_members import Evaluated, finished, look_at
-from tapfm.app.evaluation_data import Choice, EvaluatedSlides, read_slides
-from tapfm.app.evaluation_figures import Pictures
-from tapfm.app.evaluation_results import Settings, measured_results
-from tapfm.app.evaluation_tables import (
+from tapfm.app.evaluating.colour_baseline import NAME as BASELINE
+from tapfm.app.evaluating.colour_baseline import Baseline, baseline_slides, colours_can_be_read, make_baseline
+from tapfm.app.evaluating.data import Choice, EvaluatedSlides, read_slides
+from tapfm.app.evaluating.estimate_text import label, p_value, written
+from tapfm.app.evaluating.figures import Pictures
+from tapfm.app.evaluating.member_predictions import predict_member
+from tapfm.app.evaluating.members import Evaluated, finished, look_at
+from tapfm.app.evaluating.results import Settings, measured_results
+from tapfm.app.evaluating.slide_colours import begin as begin_colours
+from tapfm.app.evaluating.slide_colours import read_colours
+from tapfm.app.evaluating.subgroups import subgroups_of
+from tapfm.app.evaluating.tables import (
     MODEL,
     NAMES,
     Results,
@@ -31,13 +35,9 @@ from tapfm.app.evaluation_tables import (
     metrics_json,
     metrics_md,
 )
-from tapfm.app.member_predictions import predict_member
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.run_folder import failures_table
-from tapfm.app.slide_colours import begin as begin_colours
-from tapfm.app.slide_colours import read_colours
 from tapfm.app.stopping import StopRequests
-from tapfm.app.subgroups import subgroups_of
 from tapfm.errors import RunError, SlidesFailedError
 from tapfm.evaluation.comparing import Pair
 from tapfm.evaluation.estimate import Estimate

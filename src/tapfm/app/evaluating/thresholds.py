@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from tapfm.app.evaluated_members import Evaluated, Member, description_of
+from tapfm.app.evaluating.members import Evaluated, Member, description_of
 from tapfm.cohort.splits import VALIDATION
 from tapfm.evaluation.measures import Thresholds, choose_thresholds
 from tapfm.evaluation.predictions import Prediction, Unit, mean_of, read_predictions

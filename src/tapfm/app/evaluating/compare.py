@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from tapfm.app.advice import counted
-from tapfm.app.comparison_figure import draw_differences
-from tapfm.app.ensemble import is_run
-from tapfm.app.estimate_text import cell, label, p_value, written
+from tapfm.app.evaluating.comparison_figure import draw_differences
+from tapfm.app.evaluating.ensemble import is_run
+from tapfm.app.evaluating.estimate_text import cell, label, p_value, written
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.cohort.splits import TEST, TRAIN, VALIDATION, canonical_split
 from tapfm.errors import InputError, SettingError

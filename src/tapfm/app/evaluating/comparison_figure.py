@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from tapfm.app.estimate_text import label
+from tapfm.app.evaluating.estimate_text import label
 from tapfm.evaluation.comparing import Comparison
 from tapfm.storage import write_atomically
 

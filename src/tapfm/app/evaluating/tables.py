@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tapfm.app.advice import counted
-from tapfm.app.estimate_text import bracket, cell, label, number, p_value, written
-from tapfm.app.evaluation_data import ALL
-from tapfm.app.evaluation_thresholds import Chosen
+from tapfm.app.evaluating.data import ALL
+from tapfm.app.evaluating.estimate_text import bracket, cell, label, number, p_value, written
+from tapfm.app.evaluating.thresholds import Chosen
 from tapfm.cohort.splits import VALIDATION
 from tapfm.evaluation.comparing import Pair
 from tapfm.evaluation.estimate import Estimate

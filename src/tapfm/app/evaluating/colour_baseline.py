@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tapfm.app.advice import counted
-from tapfm.app.evaluated_members import Evaluated
-from tapfm.app.evaluation_data import EvaluatedSlides, slides_of_run, with_any_tiles
+from tapfm.app.evaluating.data import EvaluatedSlides, slides_of_run, with_any_tiles
+from tapfm.app.evaluating.members import Evaluated
+from tapfm.app.evaluating.slide_colours import Colours, key_of
 from tapfm.app.run_data import SlideOfRun
-from tapfm.app.slide_colours import Colours, key_of
 from tapfm.cohort.splits import TRAIN, VALIDATION
 from tapfm.encoders.features import read_hdf5, read_tensor
 from tapfm.evaluation.logistic import LogisticFit, fit

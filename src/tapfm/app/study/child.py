@@ -16,7 +16,7 @@ from types import MappingProxyType
 from tapfm.app.advice import command
 from tapfm.processes import death_of
 
-PROGRAM = "from tapfm.app.study_child import main; main()"
+PROGRAM = "from tapfm.app.study.child import main; main()"
 PARENT = "TAPFM_STUDY_PROCESS"
 LOOK_EVERY_S = 0.3
 PATIENCE_S = 10.0

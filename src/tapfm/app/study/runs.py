@@ -11,7 +11,7 @@ from typing import Any
 
 from tapfm.app.config import RunConfig, merge, resolve
 from tapfm.app.recipes import Method as Regime
-from tapfm.app.study_config import REGIMES, StudyConfig
+from tapfm.app.study.config import REGIMES, StudyConfig
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import InputError, SettingError
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
-from tapfm.app.study_results import MethodResult, StudyResults, best_row, mean_of
-from tapfm.app.study_table_text import exact
-from tapfm.app.study_tables import MACRO, ResultTable, key_of
+from tapfm.app.study.results import MethodResult, StudyResults, best_row, mean_of
+from tapfm.app.study.table_text import exact
+from tapfm.app.study.tables import MACRO, ResultTable, key_of
 from tapfm.evaluation.estimate import Estimate
 from tapfm.evaluation.loglinear import LogLinearFit, fit
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from tapfm.app.study_results import MethodResult, StudyResults, best_row
+from tapfm.app.study.results import MethodResult, StudyResults, best_row
 
 COLUMNS = ("runs", "epochs", "best_epoch", "seconds_per_epoch", "seconds", "peak_memory_gib", "tiles_per_second")
 

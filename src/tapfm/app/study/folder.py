@@ -22,7 +22,7 @@ from typing import Any
 
 from tapfm.app.config import RunConfig
 from tapfm.app.config_changes import changed_settings
-from tapfm.app.study_runs import Method, PlannedRun, safe
+from tapfm.app.study.runs import Method, PlannedRun, safe
 
 
 @dataclass(frozen=True)

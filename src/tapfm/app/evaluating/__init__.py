@@ -1,0 +1,1 @@
+"""Evaluating and comparing models: from slides to figures with intervals."""

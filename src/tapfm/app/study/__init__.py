@@ -1,0 +1,1 @@
+"""Studies: many runs, their evaluations, and the tables that compare them."""
