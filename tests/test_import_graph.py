@@ -23,6 +23,9 @@ LAYERS = [
     "evaluation",
     "model",
     "adaptation",
+    "prediction",
+    "report",
+    "viewer",
     "app",
     "api",
 ]

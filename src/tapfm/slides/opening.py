@@ -24,7 +24,8 @@ SLIDE_SUFFIXES = (
 )
 OUTPUT_MARK = ".tapfm-output"  # a file in folders that tapfm writes to
 # in such a folder: pictures that are no slides
-OUTPUT_FOLDERS = ("overlays", "patches", "tissue", "truth")
+PER_SLIDE = "per-slide"  # heatmaps, of which some are TIFF
+OUTPUT_FOLDERS = ("overlays", "patches", "tissue", "truth", PER_SLIDE)
 CONTACT_SHEET = "contact-sheet.jpg"
 
 

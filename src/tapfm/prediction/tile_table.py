@@ -1,0 +1,60 @@
+"""tiles.parquet: where each tile of a slide is and what the model says of it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tapfm.errors import InputError
+from tapfm.prediction.layers import Values
+from tapfm.storage import write_atomically
+from tapfm.tiles.grid import Positions
+
+NAME = "tiles.parquet"
+
+
+@dataclass(frozen=True)
+class TileTable:
+    """Tiles in the order of the slide's tile set: level-0 positions of their top left corners, and columns of values.
+
+    Columns are `attention` (raw, of the encoder), `weight`, `contribution.TARGET`, `score`; a column whose values
+    differ by target is `weight.TARGET` or `score.TARGET`.
+    """
+
+    positions: Positions  # (K, 2)
+    values: Mapping[str, Values]
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+def write_tile_table(path: Path, table: TileTable) -> None:
+    """Write the file; the same table gives the same bytes."""
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {"x": table.positions[:, 0], "y": table.positions[:, 1], **table.values}
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), buffer, compression="zstd")
+    write_atomically(path, buffer.getvalue())
+
+
+def read_tile_table(path: Path) -> TileTable:
+    """Read the file."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with path.open("rb") as file:
+            table = parquet.read_table(file)
+        columns = {name: table[name].to_numpy() for name in table.column_names}
+        positions = np.stack([columns.pop("x"), columns.pop("y")], axis=1).astype(np.int64)
+    except (OSError, KeyError, pyarrow.ArrowException) as error:
+        raise InputError(
+            f"{path} cannot be read as a table of tiles ({error}).", hint="Make it again: tapfm predict"
+        ) from error
+    return TileTable(positions, {name: each.astype(np.float64) for name, each in columns.items()})
