@@ -30,6 +30,13 @@ class Encoded(NamedTuple):
     r_K: Tensor  # raw attention, eq. 1: how much CLS attends to patch tokens, before any normalisation over tiles
 
 
+class Contributions(NamedTuple):
+    """Logits as sums over tiles, without a rest: logits_C = constant_C + of_tiles_CK.sum(1)."""
+
+    of_tiles_CK: Tensor
+    constant_C: Tensor
+
+
 class BagOutput(NamedTuple):
     """What an aggregator says of a slide. Of its tiles: one row of K numbers, or a row for each target, (C, K)."""
 
@@ -37,6 +44,7 @@ class BagOutput(NamedTuple):
     tile_weights: Tensor | None  # the weights the tiles were summed with; None where there are none
     tile_scores: Tensor | None = None  # for a heatmap, where something else than the weights says more
     extra_loss: Callable[[Task, Targets], Tensor] | None = None  # of its own, added to the task's while it learns
+    contributions: Callable[[], Contributions] | None = None  # where a logit is a sum over tiles: what each gives
 
     @property
     def heat(self) -> Tensor:

@@ -40,8 +40,13 @@ class SlideModel:
 
     @torch.no_grad()
     def logits(self, encoded: Encoded, places: Tensor | None = None) -> Tensor:
-        """Give the logits of a slide from all of its tiles at once: weights are never normalised over a part."""
-        return self.aggregator_of(places)(*encoded).logits_C
+        """Give the logits of a slide."""
+        return self.look(encoded, places).logits_C
+
+    @torch.no_grad()
+    def look(self, encoded: Encoded, places: Tensor | None = None) -> BagOutput:
+        """Look at a slide, all of its tiles at once: weights are never normalised over a part."""
+        return self.aggregator_of(places)(*encoded)
 
     def aggregator_of(self, places: Tensor | None) -> Aggregator:
         """Give the aggregator of a bag: one that uses the places of its tiles is told them."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from tapfm.aggregators.gated_scores import GatedScores
+from tapfm.aggregators.heads import contributions
 from tapfm.contracts import BagOutput
 
 
@@ -35,4 +38,6 @@ class Abmil(nn.Module):
         """Pool the tiles of one slide."""
         projected = self.project(z_KD)
         tile_weights = self.scores(projected).squeeze(0).softmax(0)
-        return BagOutput(self.classifier(self.norm(tile_weights @ projected)), tile_weights)
+        logits_C = self.classifier(self.norm(tile_weights @ projected))
+        given = partial(contributions, self.classifier, self.norm, tile_weights, projected)
+        return BagOutput(logits_C, tile_weights, contributions=given)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tapfm.aggregators.gated_scores import GatedScores
-from tapfm.aggregators.heads import own_logits
+from tapfm.aggregators.heads import contributions, own_logits
 from tapfm.contracts import BagOutput, Targets, Task
 
 
@@ -62,7 +64,9 @@ class Clam(nn.Module):
             ]
             return self.instance_share * sum(losses, start=projected.new_zeros(()))
 
-        return BagOutput(logits_C, tile_weights if self.multi else tile_weights.squeeze(0), extra_loss=extra_loss)
+        shown = tile_weights if self.multi else tile_weights.squeeze(0)
+        given = partial(contributions, self.classifier, self.norm, shown, projected)
+        return BagOutput(logits_C, shown, extra_loss=extra_loss, contributions=given)
 
     def _instance_loss(self, of_label: Tensor, of_other: Tensor, rank: Tensor) -> Tensor:
         """Compare what the two classifiers say of tiles, (K, 2) each, with what their attention says."""

@@ -6,10 +6,12 @@ K tiles, D feature size, C targets.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from tapfm.aggregators.heads import contributions
 from tapfm.contracts import BagOutput
 from tapfm.errors import SettingError
 
@@ -56,4 +58,5 @@ class ClsAttention(nn.Module):
         """Pool the tiles of one slide."""
         a_K = tile_weights(r_K, self.tau)
         bag_D = a_K @ z_KD
-        return BagOutput(self.classifier(self.norm(bag_D)), a_K)
+        logits_C = self.classifier(self.norm(bag_D))
+        return BagOutput(logits_C, a_K, contributions=partial(contributions, self.classifier, self.norm, a_K, z_KD))

@@ -13,10 +13,12 @@ tile as in eq. 2, times exp(gate_ci). Three things follow.
 - The attention stays inside every weight, so that the gradient at r, by which the encoder learns where to look
   (eq. 6), is there at every step, however much the gate has learnt.
 - A logit is a sum over tiles, logit_c = b_c + sum_i a_ci <W_c, z_i>, in the encoder's own features: what a tile gives
-  to a target is known exactly (without the LayerNorm before the head).
+  to a target is known exactly (with a LayerNorm before the head, in the form that `heads.contributions` gives).
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 
 from tapfm.aggregators.cls_attention import check_tau, scaled_attention
 from tapfm.aggregators.gated_scores import GatedScores
-from tapfm.aggregators.heads import own_logits
+from tapfm.aggregators.heads import contributions, own_logits
 from tapfm.contracts import BagOutput
 
 
@@ -60,4 +62,5 @@ class ClsGated(nn.Module):
         a_CK = torch.stack([(prior_K + gate_K).softmax(0) for gate_K in gate_CK])
         # Bag by bag as cls-attention has it, from a copy: a product is rounded by where its vector begins in memory.
         bags = [self.norm(a_K.clone() @ z_KD) for a_K in a_CK]
-        return BagOutput(own_logits(self.classifier, bags), a_CK)
+        given = partial(contributions, self.classifier, self.norm, a_CK, z_KD)
+        return BagOutput(own_logits(self.classifier, bags), a_CK, contributions=given)

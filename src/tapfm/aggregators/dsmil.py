@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from torch import Tensor, nn
 
-from tapfm.aggregators.heads import own_logits
+from tapfm.aggregators.heads import contributions, own_logits
 from tapfm.contracts import BagOutput, Targets, Task
 
 
@@ -50,9 +51,11 @@ class Dsmil(nn.Module):
         queries = self.query(z_KD)
         likeness = queries[critical] @ queries.T / math.sqrt(queries.shape[1])
         tile_weights = likeness.softmax(1)  # (C, K)
-        logits_C = own_logits(self.classifier, self.norm(tile_weights @ self.value(z_KD)))
+        values_KD = self.value(z_KD)
+        logits_C = own_logits(self.classifier, self.norm(tile_weights @ values_KD))
 
         def extra_loss(task: Task, targets: Targets) -> Tensor:
             return self.instance_share * task.loss(highest, targets)
 
-        return BagOutput(logits_C, tile_weights, extra_loss=extra_loss)
+        given = partial(contributions, self.classifier, self.norm, tile_weights, values_KD)
+        return BagOutput(logits_C, tile_weights, extra_loss=extra_loss, contributions=given)

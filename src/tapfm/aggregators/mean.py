@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
+from tapfm.aggregators.heads import contributions
 from tapfm.contracts import BagOutput
 
 
@@ -18,4 +21,6 @@ class MeanPool(nn.Module):
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
         """Pool the tiles of one slide."""
         of_tiles = self.classifier(self.norm(z_KD)).T
-        return BagOutput(self.classifier(self.norm(z_KD.mean(0))), None, tile_scores=of_tiles)
+        same = z_KD.new_full((len(z_KD),), 1 / len(z_KD))
+        given = partial(contributions, self.classifier, self.norm, same, z_KD)
+        return BagOutput(self.classifier(self.norm(z_KD.mean(0))), None, tile_scores=of_tiles, contributions=given)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from tapfm.aggregators.gated_scores import GatedScores
-from tapfm.contracts import BagOutput
+from tapfm.aggregators.heads import contributions
+from tapfm.contracts import BagOutput, Contributions
 
 
 class VarMil(nn.Module):
@@ -39,4 +42,10 @@ class VarMil(nn.Module):
         tile_weights = self.scores(projected).squeeze(0).softmax(0)
         mean = tile_weights @ projected
         variance = tile_weights @ (projected - mean) ** 2
-        return BagOutput(self.classifier(self.norm(torch.cat([mean, variance]))), tile_weights)
+        logits_C = self.classifier(self.norm(torch.cat([mean, variance])))
+        return BagOutput(logits_C, tile_weights, contributions=partial(self._given, tile_weights, projected, mean))
+
+    def _given(self, tile_weights: Tensor, projected: Tensor, mean: Tensor) -> Contributions:
+        """Take the logits apart: both halves of the bag are weighted sums over tiles, once the mean is known."""
+        both = torch.cat([projected, (projected - mean) ** 2], 1)
+        return contributions(self.classifier, self.norm, tile_weights, both)
