@@ -19,6 +19,9 @@ from tapfm.app.evaluating import evaluate as evaluate_model
 from tapfm.app.evaluating.data import Choice
 from tapfm.app.evaluating.evaluate import Evaluation
 from tapfm.app.evaluating.results import settings_of
+from tapfm.app.predicting import predict as predicting
+from tapfm.app.predicting.drawing import Wishes
+from tapfm.app.predicting.predict import Predicted
 from tapfm.app.run_data import read_data
 from tapfm.app.saved_model import DESCRIPTION, SavedModel, load_export, load_run
 from tapfm.app.study import runner as study_runner
@@ -204,6 +207,40 @@ def study(
     folder = StudyFolder(Path(out))
     write_report(config, folder, list(study_runner.read_status(folder).values()))
     return outcome
+
+
+def predict(
+    model: Where,
+    slides: Where | Sequence[Where],
+    out: Where,
+    *,
+    heatmaps: bool = False,
+    geojson: bool = False,
+    tiles: Where | None = None,
+    sensitivity: float | None = None,
+    batch: int | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    resume: bool = False,
+) -> Predicted:
+    """Predict whole slides, as `tapfm predict`; slides that failed are in `.failed`. Ctrl-C keeps what is done."""
+    sources = [slides] if isinstance(slides, str | Path) else slides
+    try:
+        return predicting.predict(
+            Path(model),
+            [Path(source) for source in sources],
+            Path(out),
+            tiles=None if tiles is None else Path(tiles),
+            wishes=Wishes(heatmaps, geojson),
+            batch=batch,
+            sensitivity=sensitivity,
+            device=device,
+            workers=available_cores() if workers is None else workers,
+            resume=resume,
+            console=messages(),
+        )
+    except Interrupted as stopped:
+        raise KeyboardInterrupt from stopped
 
 
 def export(

@@ -351,13 +351,19 @@ def negative(value: float | None) -> float | None:
 def predict(learner: Learner, slide: LabelledSlide, bag: Bag) -> Prediction:
     """Predict a slide from its encoded bag."""
     assert not isinstance(bag.content, torch.Tensor)
-    logits = learner.model.logits(bag.content, bag.places).double().tolist()
+    logits = finite_logits(slide.slide_id, learner.model.logits(bag.content, bag.places))
+    return prediction_of(slide, learner.model.task.targets, logits, bag.tiles, len(bag.missing))
+
+
+def finite_logits(slide_id: str, logits_C: torch.Tensor) -> list[float]:
+    """Take the numbers out of a tensor; what is no number is refused."""
+    logits = logits_C.double().tolist()
     if not all(map(math.isfinite, logits)):
         raise NonFiniteError(
-            f"Slide '{slide.slide_id}': the model gives the logits {logits}.",
+            f"Slide '{slide_id}': the model gives the logits {logits}.",
             hint="Lower the learning rates, or turn gradient clipping on.",
         )
-    return prediction_of(slide, learner.model.task.targets, logits, bag.tiles, len(bag.missing))
+    return logits
 
 
 def prediction_of(

@@ -14,8 +14,10 @@ from tapfm import __version__
 from tapfm.app.cli_cohort import split
 from tapfm.app.cli_embed import embed
 from tapfm.app.cli_evaluation import compare, evaluate
+from tapfm.app.cli_prediction import predict
 from tapfm.app.cli_study import probe, study
 from tapfm.app.cli_training import config, export, train
+from tapfm.app.cli_view import view
 from tapfm.errors import InputError, TapfmError
 from tapfm.processes import available_cores
 
@@ -291,6 +293,8 @@ app.command()(compare)
 app.command()(study)
 app.command(hidden=True)(probe)  # a step of `study`, for those who want it alone
 app.command()(export)
+app.command()(predict)
+app.command()(view)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tapfm.adaptation.bags import Bags, SlideFailed, Visit, refuse_too_many_missing
+from tapfm.adaptation.bags import Bag, Bags, Encodes, SlideFailed, Visit, refuse_too_many_missing
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.progress import SkippedTiles
 from tapfm.adaptation.trainer import Interrupted, LabelledSlide, predict, prediction_of
@@ -40,26 +40,44 @@ def predict_slides(
     todo = [slide for slide in slides if slide.slide_id not in known]
     failed: dict[str, str] = {}
     learner.model.train(False)
-    bags.begin(visits(todo))
+    for slide, bag in bags_in_turn(bags, todo, learner.model, asked_to_stop):
+        if isinstance(bag, SlideFailed):
+            failed[slide.slide_id] = str(bag)
+            said(0)
+        else:
+            logits = list(predict(learner, slide, bag).logits.values())
+            known[slide.slide_id] = Looked(logits, bag.tiles, sorted(bag.missing), first_reason(bag))
+            remembered.add(slide.slide_id, known[slide.slide_id])
+            said(bag.tiles)
+    return final_of(slides, targets, known, failed)
+
+
+def bags_in_turn(
+    bags: Bags, slides: Sequence[LabelledSlide], model: Encodes, asked_to_stop: Callable[[], int | None]
+) -> Iterator[tuple[LabelledSlide, Bag | SlideFailed]]:
+    """Give all tiles of each slide, encoded, or why there are none; the next slides are read meanwhile.
+
+    This is how evaluation and whole-slide prediction both come to what a model is asked about.
+    """
+    bags.begin(visits(slides))
     try:
-        for slide in todo:
+        for slide in slides:
             try:
-                bag = bags.encoded_bag(visit(slide), learner.model)
-                reason = next(iter(bag.missing.values()), "")
-                refuse_too_many_missing(len(bag.missing), bags.tiles_of(slide.slide_id), reason)
+                bag = bags.encoded_bag(visit(slide), model)
+                refuse_too_many_missing(len(bag.missing), bags.tiles_of(slide.slide_id), first_reason(bag))
             except SlideFailed as failure:
-                failed[slide.slide_id] = str(failure)
-                said(0)
+                yield slide, failure
             else:
-                logits = list(predict(learner, slide, bag).logits.values())
-                known[slide.slide_id] = Looked(logits, bag.tiles, sorted(bag.missing), reason)
-                remembered.add(slide.slide_id, known[slide.slide_id])
-                said(bag.tiles)
+                yield slide, bag
             if (number := asked_to_stop()) is not None:
                 raise Interrupted(number)
     finally:
         bags.close()
-    return final_of(slides, targets, known, failed)
+
+
+def first_reason(bag: Bag) -> str:
+    """Say why the first of a slide's missing tiles is missing."""
+    return next(iter(bag.missing.values()), "")
 
 
 def final_of(

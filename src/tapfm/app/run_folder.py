@@ -196,7 +196,12 @@ def failures_table(progress: Progress) -> bytes:
     return buffer.getvalue().encode()
 
 
-def environment_of(device: torch.device, weights_sha256: str | None, made_by: str | None) -> dict[str, Any]:
+def environment_of(
+    device: torch.device,
+    weights_sha256: str | None,
+    made_by: str | None,
+    tiles: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Note what a result may depend on besides the configuration."""
     packages = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecodecs", "peft", "torchmil")
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
@@ -211,6 +216,7 @@ def environment_of(device: torch.device, weights_sha256: str | None, made_by: st
         "packages": {name: version for name in packages if (version := version_of(name)) is not None},
         "weights_sha256": weights_sha256,  # of the encoder, before it was adapted
         "features_made_by": made_by,  # what files of stored features say, where another tool wrote them
+        "tiles": tiles,  # how those that were learnt from were laid, so that other slides get the same
         "command": shlex.join(["tapfm", *sys.argv[1:]]),
     }
 

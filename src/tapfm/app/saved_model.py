@@ -75,6 +75,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
             target: {"positive": each.count(1), "labelled": len(each) - each.count(None)}
             for target, each in labels.items()
         },
+        "tiles": run_folder.environments()[0].get("tiles"),
         "run": run_folder.identity(),
         "epoch": checkpoint["epoch"],
         "method": config.adaptation.method,

@@ -307,6 +307,7 @@ def tile_and_write(job: Job) -> Outcome:
         size_px0=(facts.width_px0, facts.height_px0),
         fingerprint=job.key,
         summary=asdict(outcome),
+        spec=asdict(job.spec),
     )
     write_tiles(job.folder, tiles, job.layout)
     return outcome

@@ -60,7 +60,9 @@ def train(config: RunConfig, data: RunData, folder: Path, *, resume: bool, worke
         progress.failed |= data.failed
         if not progress.finished:
             run_folder.check_space(learner)
-        environment = environment_of(device, weights_sha256, features_made_by(data))
+        tiles = data.slides[0].tiles
+        laid = None if tiles is None else tiles.laid
+        environment = environment_of(device, weights_sha256, features_made_by(data), laid)
         if run_folder.begun:
             run_folder.note_environment(environment)
         else:

@@ -48,9 +48,19 @@ class TileSet:
     size_px0: tuple[int, int] | None = None
     fingerprint: str | None = None
     summary: Mapping[str, Any] | None = None  # what `tapfm tile` found, for its table
+    spec: Mapping[str, Any] | None = None  # the settings that decided which tiles there are, as TileSpec has them
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @property
+    def laid(self) -> dict[str, Any] | None:
+        """How they were laid, in the words of TileSpec; as much of it as is known."""
+        if self.spec is not None:
+            return dict(self.spec)
+        if self.target_mpp is None:
+            return None
+        return {"tile_px": self.tile_px, "mpp": self.target_mpp, "overlap_px": self.overlap_px}
 
     @property
     def achieved_mpp(self) -> float | None:
@@ -133,6 +143,7 @@ def own_attributes(tiles: TileSet) -> dict[str, Any]:
         "slide_height_px0": tiles.size_px0[1],
         "tapfm_fingerprint": tiles.fingerprint or "",
         "tapfm_summary": json.dumps(dict(tiles.summary or {}), sort_keys=True),
+        "tapfm_spec": json.dumps(dict(tiles.spec or {}), sort_keys=True),
     }
 
 
@@ -203,6 +214,7 @@ def own_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]
         size_px0=(int(attributes["slide_width_px0"]), int(attributes["slide_height_px0"])),
         fingerprint=str(attributes["tapfm_fingerprint"]),
         summary=json.loads(attributes["tapfm_summary"]),
+        spec=json.loads(attributes.get("tapfm_spec", "{}")) or None,
     )
 
 

@@ -85,11 +85,17 @@ def predicted_in_training(member: Member, data: EvaluatedSlides, slides: list[La
 
 def ready_model(member: Member, data: EvaluatedSlides, device: torch.device) -> SlideModel:
     """Load a model for what is given to it: tiles, or features of its encoder."""
+    if data.features is None:
+        return model_of_tiles(member, device)
+    saved = load_member(member.folder, device)
+    refuse_other_features(saved, data)
+    return SlideModel(None, saved.model.aggregator, saved.model.task)
+
+
+def model_of_tiles(member: Member, device: torch.device) -> SlideModel:
+    """Load a model that starts from tiles; where it learnt from stored features, with the encoder that made them."""
     saved = load_member(member.folder, device)
     model = saved.model
-    if data.features is not None:
-        refuse_other_features(saved, data)
-        return SlideModel(None, model.aggregator, model.task)
     encoder = model.encoder if model.encoder is not None else base_encoder(member, saved, device)
     precision = "auto" if member.config is None else member.config.adaptation.precision
     ready = SlideModel(encoder, model.aggregator, model.task, choose_precision(precision, device))

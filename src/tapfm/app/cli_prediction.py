@@ -1,0 +1,128 @@
+"""`tapfm predict`. What it needs is imported when it runs, so that help comes at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tapfm.errors import InputError
+
+
+def predict(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="SLIDE|FOLDER|COHORT.csv...", help="Slides, folders of them, or tables.")
+    ],
+    model: Annotated[
+        Path,
+        typer.Option("--model", metavar="RUN|EXPORT|ENSEMBLE", help="Folder of a run, an export or an ensemble."),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for what comes out, such as predicted.")],
+    heatmaps: Annotated[
+        bool, typer.Option("--heatmaps", help="Draw maps of each slide, and its telling tiles.")
+    ] = False,
+    geojson: Annotated[bool, typer.Option("--geojson", help="Write the tiles for QuPath.")] = False,
+    tiles: Annotated[
+        Path | None,
+        typer.Option("--tiles", metavar="DIR", help="What `tapfm tile` wrote.", show_default="laid as in training"),
+    ] = None,
+    slides: Annotated[
+        Path | None, typer.Option("--slides", metavar="DIR", help="Where to look for slides that tables name.")
+    ] = None,
+    sensitivity: Annotated[
+        float | None,
+        typer.Option(
+            "--sensitivity",
+            metavar="S",
+            help="Call by the threshold that has it on validation.",
+            show_default="Youden's threshold",
+        ),
+    ] = None,
+    batch: Annotated[
+        str, typer.Option("--batch", metavar="N|auto", help="Tiles encoded at a time; auto shrinks when memory ends.")
+    ] = "auto",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=0, help="Processes that read tiles.", show_default="one for each core"),
+    ] = None,
+    allow_failures: Annotated[
+        int, typer.Option("--allow-failures", metavar="N", min=0, help="Exit with 0 when no more than N slides failed.")
+    ] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what is in the folder; add slides or pictures.")
+    ] = False,
+) -> None:
+    """Predict whole slides: probabilities, calls, and what each tile has to do with them.
+
+    \b
+    tapfm predict --model runs/first slide.svs --out predicted --heatmaps
+    tapfm predict --model runs/first slides/ --out predicted
+    tapfm predict --model exported cohort.csv --out predicted --geojson
+
+    All tiles of each slide, read once, in bounded memory. A slide that cannot be
+    read costs only itself. Stopped, it goes on with --resume; what is done is
+    not done again, also where --heatmaps is added later.
+
+    \b
+    predictions.csv                   a line for each slide and target
+    failures.csv                      what failed, why, and what to do
+    per-slide/ID/tiles.parquet        x, y, attention, weight, contributions
+    per-slide/ID/heatmap-*.png, .tif  maps, with their unit; for QuPath too
+    per-slide/ID/gallery-*.png        the tiles that say most, for and against
+    per-slide/ID/tiles.geojson        for QuPath
+    tiles/                            where tiles were laid: look at index.html
+
+    Exit code 3 when more slides failed than may; the others are predicted.
+    """
+    from tapfm.app.evaluating.ensemble import member_folders
+    from tapfm.app.output_folder import GOES_ON
+    from tapfm.processes import available_cores
+
+    member_folders(model)  # what is no model is told before torch is waited for
+    size = batch_of(batch)
+    if sensitivity is not None and not 0 < sensitivity <= 1:
+        raise InputError(f"--sensitivity is {sensitivity:g}: it has to be above 0 and at most 1.", hint="Such as 0.9.")
+    if out.is_file():
+        raise InputError(f"{out} is a file.", hint="Give a folder to --out.")
+    for source in sources:
+        if not source.exists():
+            raise InputError(f"There is no {source}.", hint="Give slides, folders of slides, or COHORT.csv")
+    from tapfm.adaptation.trainer import Interrupted
+    from tapfm.app.cli import terminal
+    from tapfm.app.predicting import predict as predicting
+    from tapfm.app.predicting.drawing import Wishes
+
+    messages = Console(stderr=True, highlight=False)
+    try:
+        predicted = predicting.predict(
+            model,
+            sources,
+            out,
+            slides=slides,
+            tiles=tiles,
+            wishes=Wishes(heatmaps, geojson),
+            batch=size,
+            sensitivity=sensitivity,
+            device=device,
+            workers=available_cores() if workers is None else workers,
+            resume=resume,
+            console=messages,
+        )
+    except (KeyboardInterrupt, Interrupted) as stopped:
+        messages.print(f"Stopped. {GOES_ON.replace('the same command', 'the same command with --resume')}")
+        raise typer.Exit(128 + stopped.signal_number if isinstance(stopped, Interrupted) else 130) from None
+    predicting.show(predicted, terminal(), messages)
+    if len(predicted.failed) > allow_failures:
+        raise typer.Exit(3)
+
+
+def batch_of(text: str) -> int | None:
+    """Read a batch; None is auto."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"--batch is '{text}': it is auto, or a number of tiles.", hint="Such as --batch 32.")
+    return int(text)

@@ -1,0 +1,1 @@
+"""Predicting whole slides: from files to probabilities, tables of tiles and pictures."""

@@ -1,0 +1,106 @@
+"""The pictures of predicted slides, drawn side by side, each slide in a process that may fail alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from rich.console import Console
+
+import tapfm
+from tapfm.app.output_folder import remove_unfinished
+from tapfm.app.predicting.tables import Failed
+from tapfm.app.progress import Counter
+from tapfm.errors import TapfmError
+from tapfm.prediction.folder import PredictedSlide, PredictionFolder
+from tapfm.processes import Died, run_isolated
+from tapfm.storage import digest_of_code, fingerprint, write_atomically
+
+DRAWN = ".drawn"  # in a slide's folder: what its pictures were made of
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is to be drawn of each slide."""
+
+    heatmaps: bool = False
+    geojson: bool = False
+
+    @property
+    def any(self) -> bool:
+        """Say whether there is anything to draw."""
+        return self.heatmaps or self.geojson
+
+
+@dataclass(frozen=True)
+class Job:
+    """One slide to draw; travels to a worker."""
+
+    folder: Path
+    wishes: Wishes
+    key: str
+
+
+def draw_slides(
+    folder: PredictionFolder, slide_ids: Sequence[str], wishes: Wishes, workers: int, console: Console
+) -> dict[str, Failed]:
+    """Draw what is asked for and is not there yet; gives the slides of which it could not be drawn."""
+    if not wishes.any:
+        return {}
+    jobs = [job for slide_id in slide_ids if (job := job_of(folder.folder_of(slide_id), wishes)) is not None]
+    failed: dict[str, Failed] = {}
+    if not jobs:
+        return failed
+    with (
+        Counter(console, "drawing", len(jobs)) as counter,
+        closing(run_isolated(draw_one, jobs, max(1, min(workers, len(jobs))))) as results,
+    ):
+        for index, answer in results:
+            if isinstance(answer, Died):
+                answer = Failed("draw", answer.reason, "With less memory at work: --workers 1")
+            if answer is not None:
+                failed[jobs[index].folder.name] = answer
+            counter.one_more()
+    return failed
+
+
+def job_of(folder: Path, wishes: Wishes) -> Job | None:
+    """Say what there is to draw of a slide; nothing where all of it is there."""
+    slide = PredictedSlide.read(folder)
+    about = fingerprint(method(), slide.key, {target: asdict(said) for target, said in slide.targets.items()})
+    drawn = (folder / DRAWN).read_text("utf-8").split() if (folder / DRAWN).exists() else []
+    before = set(drawn[1:]) if drawn[:1] == [about] else set()
+    wanted = {name for name, wished in asdict(wishes).items() if wished}
+    missing = wanted - before
+    if not missing:
+        return None
+    return Job(
+        folder,
+        Wishes(**{name: name in missing for name in asdict(wishes)}),
+        " ".join([about, *sorted(wanted | before)]),
+    )
+
+
+@cache
+def method() -> str:
+    """Digest the code that draws: pictures of an older version are made again."""
+    return digest_of_code(sorted((Path(tapfm.__file__).parent / "prediction").glob("*.py")))
+
+
+def draw_one(job: Job) -> Failed | None:
+    """Draw one slide; whatever goes wrong with it is its outcome. Runs in a worker."""
+    from tapfm.prediction.pictures import draw_slide
+
+    try:
+        remove_unfinished(job.folder)
+        slide = PredictedSlide.read(job.folder)
+        draw_slide(slide, job.folder, heatmaps=job.wishes.heatmaps, geojson=job.wishes.geojson)
+        write_atomically(job.folder / DRAWN, job.key.encode())
+    except TapfmError as error:
+        return Failed("draw", error.message, error.hint)
+    except Exception as error:  # a defect of ours must not cost the other slides
+        return Failed("draw", f"unexpected {type(error).__name__}: {error}", "Please report it.")
+    return None

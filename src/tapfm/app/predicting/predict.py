@@ -1,0 +1,381 @@
+"""`tapfm predict`: slides to probabilities, tables of tiles and pictures; each slide is done for itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import tapfm
+from tapfm.adaptation.bags import Bag, PixelBags, SlideFailed, SlideTiles
+from tapfm.adaptation.trainer import LabelledSlide
+from tapfm.app.advice import command, counted, grouped_advice
+from tapfm.app.build_run import ENCODING_CHUNK, labelled
+from tapfm.app.devices import choose_device
+from tapfm.app.evaluating.member_predictions import model_of_tiles
+from tapfm.app.evaluating.members import Evaluated, finished, look_at
+from tapfm.app.evaluating.thresholds import EXPORTED_SENSITIVITY, thresholds_of
+from tapfm.app.final_predictions import bags_in_turn
+from tapfm.app.output_folder import locked, remove_unfinished
+from tapfm.app.predicting.drawing import Wishes, draw_slides
+from tapfm.app.predicting.inputs import Asked, Laid, lay_tiles, read_sources
+from tapfm.app.predicting.tables import Failed, failures_csv, predictions_csv, read_failures
+from tapfm.app.progress import TileCounter
+from tapfm.app.run_data import SlideOfRun
+from tapfm.app.stopping import StopRequests
+from tapfm.contracts import Encoded
+from tapfm.errors import InputError, NonFiniteError, RunError, SlidesFailedError, TapfmError
+from tapfm.evaluation.predictions import sigmoid
+from tapfm.prediction.folder import ABOUT, SLIDE, TABLE, PredictedSlide, PredictionFolder, Said
+from tapfm.prediction.tile_table import NAME as TILES
+from tapfm.prediction.tile_table import TileTable, write_tile_table
+from tapfm.prediction.whole_slide import Models, WholeSlide
+from tapfm.slides.opening import open_slide
+from tapfm.slides.scale import resolve_scale
+from tapfm.storage import fingerprint, write_atomically
+from tapfm.tiles.augment import Augmentation
+
+COMMAND = "tapfm predict"
+LAID = "tiles"  # folder of the tiles that are laid here
+AHEAD_BYTES = 2**28  # of pixels that are read ahead: some hundred tiles keep any encoder busy
+IDENTITY = ("members", "targets", "calls")  # what all slides of a folder share
+SHOWN = 20  # slides in the table on the terminal
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What came of it."""
+
+    folder: PredictionFolder
+    slides: tuple[PredictedSlide, ...]  # those that were asked for, and are done
+    failed: Mapping[str, Failed]  # and those that are not
+
+
+@dataclass(frozen=True)
+class Calls:
+    """By which probability a target is called positive; None where validation gave no such."""
+
+    thresholds: Mapping[str, float | None]
+    where: str
+
+    def said(self, whole: WholeSlide, labels: Mapping[str, int | None]) -> dict[str, Said]:
+        """Put what the model says of a slide into words: probabilities and calls."""
+        return {
+            target: self.of(target, logit, whole.constants[target], labels.get(target))
+            for target, logit in whole.logits.items()
+        }
+
+    def of(self, target: str, logit: float, constant: float | None, label: int | None) -> Said:
+        """Call one target."""
+        threshold, probability = self.thresholds.get(target), sigmoid(logit)
+        call = None if threshold is None else int(probability >= threshold)
+        return Said(logit, probability, threshold, call, label, constant)
+
+
+def predict(
+    path: Path,
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    slides: Path | None = None,
+    tiles: Path | None = None,
+    wishes: Wishes | None = None,
+    batch: int | None = None,
+    sensitivity: float | None = None,
+    device: str = "auto",
+    workers: int,
+    resume: bool = False,
+    console: Console,
+) -> Predicted:
+    """Predict slides with a run, an export or an ensemble. Raises `Interrupted` when a signal asked it to stop."""
+    evaluated = look_at(path)
+    asked = read_sources(sources, slides, evaluated.targets)
+    calls = calls_of(evaluated, sensitivity)
+    chosen = choose_device(device)
+    folder = PredictionFolder(out)
+    with locked(out, COMMAND):
+        begin(folder, about_of(evaluated, calls, sensitivity), resume=resume)
+        say_what_begins(evaluated, asked, calls, console)
+        laid = lay_tiles(asked, evaluated, tiles, out / LAID, workers=workers, console=console)
+        failed = {slide_id: Failed("tiles", *why) for slide_id, why in laid.failed.items()}
+        try:
+            failed |= predict_slides(evaluated, laid, folder, calls, batch, chosen, workers, console)
+            done = [slide for slide in laid.slides if slide.row.slide_id not in failed]
+            failed |= draw_slides(folder, [slide.row.slide_id for slide in done], wishes or Wishes(), workers, console)
+        finally:  # also of what is done so far
+            write_tables(folder, asked, failed)
+    predicted = [PredictedSlide.read(folder.folder_of(slide.row.slide_id)) for slide in done]
+    if not predicted:
+        raise none_left(folder, failed)
+    return Predicted(folder, tuple(predicted), failed)
+
+
+def calls_of(evaluated: Evaluated, sensitivity: float | None) -> Calls:
+    """Take the thresholds that validation slides gave: Youden's, or that which reaches a sensitivity."""
+    chosen = thresholds_of(evaluated, "slide", EXPORTED_SENSITIVITY if sensitivity is None else sensitivity)
+    if chosen.thresholds is None:
+        return Calls({}, f"no calls, as {chosen.where}")
+    if sensitivity is None:
+        return Calls(dict(chosen.thresholds.youden), f"Youden's thresholds of {chosen.where}")
+    if chosen.why_none_at_sensitivity:
+        raise InputError(
+            f"There is no threshold for a sensitivity of {sensitivity:g}: {chosen.why_none_at_sensitivity}.",
+            hint="Leave --sensitivity out, or predict with the run itself.",
+        )
+    return Calls(dict(chosen.thresholds.chosen), f"a sensitivity of {sensitivity:g} on {chosen.where}")
+
+
+def about_of(evaluated: Evaluated, calls: Calls, sensitivity: float | None) -> dict[str, Any]:
+    """Say what predicts; the same model gives the same text."""
+    aggregators = sorted({aggregator_of(member.folder) for member in evaluated.members})
+    return {
+        "tapfm": tapfm.__version__,
+        "model": str(evaluated.path),
+        "kind": evaluated.kind,
+        "members": [{"run": each.identity, "weights_sha256": each.digest} for each in evaluated.members],
+        "targets": list(evaluated.targets),
+        "encoder": ", ".join(sorted({member.encoder for member in evaluated.members})),
+        "aggregator": ", ".join(aggregators),
+        "calls": {"thresholds": dict(calls.thresholds), "by": calls.where, "sensitivity": sensitivity},
+    }
+
+
+def aggregator_of(folder: Path) -> str:
+    """Name the aggregator of a run, or of an export."""
+    from tapfm.app.config import load_config
+    from tapfm.app.evaluating.ensemble import is_export
+    from tapfm.app.evaluating.members import description_of
+
+    if is_export(folder):
+        return str(description_of(folder)["aggregator"]["name"])
+    return load_config(folder / "config.toml").aggregator.name
+
+
+def begin(folder: PredictionFolder, about: dict[str, Any], *, resume: bool) -> None:
+    """Mark the folder; keep predictions from being written over, or mixed with those of another model."""
+    path = folder.path
+    if folder.begun:
+        before = folder.about()
+        if not resume:
+            raise RunError(
+                f"{path} holds predictions of {before.get('model', 'something')}.",
+                hint="Go on with them, or add slides or pictures: the same command with --resume\nOr give a new --out.",
+            )
+        if changed := [name for name in IDENTITY if about[name] != before.get(name)]:
+            raise RunError(
+                f"{path} holds predictions of {before.get('model')}, with other {' and '.join(changed)}: "
+                f"{json.dumps(before.get(changed[0]))}, now {json.dumps(about[changed[0]])}.",
+                hint="Give a new --out.",
+            )
+    elif others := sorted(each.name for each in path.glob("[!.]*")):
+        raise RunError(
+            f"{path} has other files in it, such as {others[0]}.",
+            hint="Give a new folder with --out, such as predicted.",
+        )
+    remove_unfinished(path)
+    write_atomically(path / ABOUT, (json.dumps(about, indent=2) + "\n").encode())
+
+
+def say_what_begins(evaluated: Evaluated, asked: Asked, calls: Calls, console: Console) -> None:
+    """Tell what is about to be predicted by what."""
+    members = f" ({counted(len(evaluated.members), 'member')})" if evaluated.ensemble else ""
+    said = f"{', '.join(evaluated.targets)} of {counted(len(asked.slides), 'slide')} by the {evaluated.kind} "
+    console.print(f"{said}{evaluated.path}{members}. Calls: {calls.where}.", markup=False, soft_wrap=True)
+    unfinished = [
+        f"{member.folder} is not finished: this is the best of its epochs so far."
+        for member in evaluated.members
+        if not finished(member)
+    ]
+    for note in (*unfinished, *asked.notes):
+        console.print(note, style="bold yellow", markup=False, soft_wrap=True)
+
+
+def predict_slides(
+    evaluated: Evaluated,
+    laid: Laid,
+    folder: PredictionFolder,
+    calls: Calls,
+    batch: int | None,
+    device: torch.device,
+    workers: int,
+    console: Console,
+) -> dict[str, Failed]:
+    """Predict the slides that are not done yet; gives those that failed."""
+    of_slide = {slide.row.slide_id: slide for slide in laid.slides}
+    keys = {slide_id: key_of(evaluated, slide) for slide_id, slide in of_slide.items()}
+    todo = [slide for slide_id, slide in of_slide.items() if not kept(folder, slide, keys[slide_id], calls)]
+    if len(todo) < len(of_slide):
+        console.print(f"{len(of_slide) - len(todo):,} of {counted(len(of_slide), 'slide')} are predicted already.")
+    if not todo:
+        return {}
+    tiles = sum(len(slide.tiles) for slide in todo if slide.tiles is not None)
+    failed: dict[str, Failed] = {}
+    with StopRequests(console.print) as stop, TileCounter(console, len(todo), tiles) as counter:
+        models = Models(
+            [model_of_tiles(member, device) for member in evaluated.members],
+            batch=batch or ENCODING_CHUNK,
+            may_shrink=batch is None,
+            said=counter.more_tiles,
+            shrunk=lambda now: console.print(f"Out of memory: going on with {counted(now, 'tile')} at a time."),
+        )
+        bags = PixelBags(
+            {slide.row.slide_id: SlideTiles(slide.row.path, slide.tiles) for slide in todo if slide.tiles is not None},
+            tile_px=models.tile_px,
+            augmentation=Augmentation(),  # of training bags, which are not asked for
+            device=device,
+            workers=workers,
+            ahead_bytes=AHEAD_BYTES,
+        )
+        start = time.monotonic()
+        for each, bag in bags_in_turn(bags, labelled(todo), models, stop.asked):
+            with failure_costs_the_slide(each, failed, counter):
+                slide, key = of_slide[each.slide_id], keys[each.slide_id]
+                finish_slide(models, slide, bag, folder.folder_of(each.slide_id), calls, key, start)
+            counter.one_more_slide(len(of_slide[each.slide_id].tiles or ()))
+            start = time.monotonic()
+    return failed
+
+
+@contextmanager
+def failure_costs_the_slide(slide: LabelledSlide, failed: dict[str, Failed], counter: TileCounter) -> Iterator[None]:
+    """Note a slide that fails, and go on with the others."""
+    try:
+        yield
+    except SlideFailed as failure:
+        failed[slide.slide_id] = Failed("read", str(failure), "Copy it again, or predict the others without it.")
+    except NonFiniteError as error:
+        failed[slide.slide_id] = Failed("predict", error.message, error.hint)
+    except TapfmError as error:
+        failed[slide.slide_id] = Failed("read", error.message, error.hint)
+    else:
+        return
+    counter.failed(slide.slide_id, failed[slide.slide_id].reason)
+
+
+def finish_slide(
+    models: Models, slide: SlideOfRun, bag: Bag | SlideFailed, folder: Path, calls: Calls, key: str, start: float
+) -> None:
+    """Ask the models about a slide and write its files; slide.json last, as it says that the others are there."""
+    if isinstance(bag, SlideFailed):
+        raise bag
+    assert slide.tiles is not None
+    assert isinstance(bag.content, Encoded)
+    whole = models.ask(slide.row.slide_id, bag.content, bag.places)
+    shutil.rmtree(folder, ignore_errors=True)  # what other weights or tiles made, pictures too
+    write_tile_table(folder / TILES, TileTable(slide.tiles.positions[bag.rows], whole.columns))
+    opened = open_slide(slide.row.path)
+    try:
+        facts = opened.facts
+    finally:
+        opened.close()
+    PredictedSlide(
+        slide_id=slide.row.slide_id,
+        patient_id=slide.row.patient_id,
+        cohort=slide.row.cohort,
+        split=slide.split or None,
+        path=slide.row.path.absolute(),
+        width_px0=facts.width_px0,
+        height_px0=facts.height_px0,
+        bounds=facts.bounds,
+        mpp=slide.tiles.slide_mpp or resolve_scale(facts, slide.row.mpp).mpp,
+        side_px0=slide.tiles.side_px0,
+        tile_px=models.tile_px,
+        columns=tuple(whole.columns),
+        targets=calls.said(whole, slide.labels),
+        tiles=bag.tiles,
+        tiles_failed=len(bag.missing),
+        seconds=round(time.monotonic() - start, 2),
+        key=key,
+    ).write(folder)
+
+
+def key_of(evaluated: Evaluated, slide: SlideOfRun) -> str:
+    """Name a prediction by what decides it: weights and tiles."""
+    return fingerprint([member.digest for member in evaluated.members], slide.content_digest)[:16]
+
+
+def kept(folder: PredictionFolder, slide: SlideOfRun, key: str, calls: Calls) -> bool:
+    """Say whether a slide is done, with these weights and tiles; what the table says of it may have changed."""
+    own = folder.folder_of(slide.row.slide_id)
+    if not (own / SLIDE).exists() or not (own / TILES).exists():
+        return False
+    try:
+        before = PredictedSlide.read(own)
+    except InputError:
+        return False
+    if before.key != key:
+        return False
+    said = {
+        target: calls.of(target, each.logit, each.constant, slide.labels.get(target))
+        for target, each in before.targets.items()
+    }
+    row = slide.row
+    now = replace(
+        before,
+        patient_id=row.patient_id,
+        cohort=row.cohort,
+        split=slide.split or None,
+        path=row.path.absolute(),
+        targets=said,
+    )
+    if now != before:
+        now.write(own)
+    return True
+
+
+def write_tables(folder: PredictionFolder, asked: Asked, failed: Mapping[str, Failed]) -> None:
+    """Write the tables of all slides in the folder: those of this command as they were named, then earlier ones."""
+    order = {slide.row.slide_id: number for number, slide in enumerate(asked.slides)}
+    slides = sorted(folder.slides(), key=lambda slide: order.get(slide.slide_id, len(order)))
+    before = read_failures(folder.path)
+    done = {slide.slide_id for slide in slides}
+    others = {slide_id: each for slide_id, each in before.items() if slide_id not in order and slide_id not in done}
+    write_atomically(folder.path / TABLE, predictions_csv(slides))
+    write_atomically(folder.path / "failures.csv", failures_csv({**failed, **others}, slides))
+
+
+def none_left(folder: PredictionFolder, failed: Mapping[str, Failed]) -> SlidesFailedError:
+    """Make the error for slides all of which failed."""
+    slide_id, why = next(iter(failed.items()))
+    return SlidesFailedError(
+        f"None of {counted(len(failed), 'slide')} could be predicted, such as {slide_id}: {why.reason}",
+        hint=f"{why.what_to_do}\nAll reasons: {folder.path / 'failures.csv'}".strip(),
+    )
+
+
+def show(predicted: Predicted, console: Console, messages: Console) -> None:
+    """Print what was predicted, and say where to look and what to type next."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name, side in (("slide", "left"), ("target", "left"), ("probability", "right"), ("call", "left")):
+        table.add_column(name, justify="right" if side == "right" else "left")
+    table.add_column("tiles", justify="right")
+    table.add_column("seconds", justify="right")
+    for slide in predicted.slides[:SHOWN]:
+        for number, (target, said) in enumerate(slide.targets.items()):
+            call = "-" if said.call is None else "positive" if said.call else "negative"
+            about = (slide.slide_id, f"{slide.tiles:,}", f"{slide.seconds:.1f}") if number == 0 else ("", "", "")
+            table.add_row(Text(about[0]), Text(target), f"{said.probability:.3f}", call, about[1], about[2])
+    console.print(table)
+    if len(predicted.slides) > SHOWN:
+        console.print(f"... and {len(predicted.slides) - SHOWN:,} more")
+    folder = predicted.folder.path
+    messages.print(
+        f"Predicted {counted(len(predicted.slides), 'slide')}: {folder / TABLE}", markup=False, soft_wrap=True
+    )
+    if predicted.failed:
+        messages.print(
+            f"{counted(len(predicted.failed), 'slide')} failed: {folder / 'failures.csv'}", markup=False, soft_wrap=True
+        )
+        for line in grouped_advice((slide_id, each.what_to_do) for slide_id, each in predicted.failed.items()):
+            messages.print(f"  {line}", markup=False, soft_wrap=True)
+    messages.print(f"Next, look at them: {command('view', folder)}", markup=False, soft_wrap=True)

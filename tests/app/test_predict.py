@@ -1,0 +1,415 @@
+"""`tapfm predict`: whole slides, tile by tile."""
+
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from cohort_files import rows_of
+from command_line import start, tapfm_here, wait_for
+from slide_files import section, write_slide
+from training_lab import SPLITS, edit, slide_id
+
+from tapfm import api
+from tapfm.app.evaluating.ensemble import write_ensemble
+from tapfm.app.stopping import StopRequests
+from tapfm.evaluation.predictions import mean_of, read_predictions, sigmoid
+from tapfm.prediction.folder import PredictionFolder
+from tapfm.prediction.whole_slide import Models
+from tapfm.slides.opening import find_slides
+from tapfm.tiles.store import read_tiles
+
+HERE = ("--workers", 0, "--device", "cpu")
+TEST = [slide_id(number) for number, split in enumerate(SPLITS) if split == "test"]
+
+
+def predict(model, out, *sources_and_options):
+    return tapfm_here("predict", "--model", model, "--out", out, *HERE, *sources_and_options)
+
+
+def done(model, out, *sources_and_options):
+    result = predict(model, out, *sources_and_options)
+    assert result.returncode == 0, result.said
+    return PredictionFolder(out)
+
+
+def files_below(folder):
+    """Every file, with the seconds taken out of those that have them."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir() or path.name.startswith("."):
+            continue
+        name = str(path.relative_to(folder))
+        if path.name == "slide.json":
+            found[name] = json.loads(path.read_text()) | {"seconds": None}
+        elif path.name in ("predictions.csv", "summary.csv"):
+            found[name] = [row | {"seconds": None} for row in rows_of(path)]
+        elif path.suffix != ".html":  # the contact sheet says how long it took
+            found[name] = path.read_bytes()
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(train):
+    return train("predicting")
+
+
+@pytest.fixture(scope="module")
+def gated(train):
+    return train("gated", 'task.targets=["FGFR3","TP53"]', 'aggregator.name="cls-gated"', "head.layer_norm=true")
+
+
+@pytest.fixture(scope="module")
+def of_cohort(run, lab, tmp_path_factory):
+    out = tmp_path_factory.mktemp("predicted") / "cohort"
+    return done(run, out, lab / "cohort.csv", "--tiles", lab / "tiles")
+
+
+# --- the same numbers as everywhere
+
+
+@pytest.mark.parametrize("changes", [(), ('adaptation.method="fixed"', 'aggregator.name="abmil"')])
+def test_numbers_are_those_of_training_and_evaluation(train, lab, tmp_path, changes):
+    run = train(f"same-{len(changes)}", *changes)
+    evaluated = tapfm_here(
+        *("evaluate", run, "--out", tmp_path / "evaluation", "--resamples", 50, "--tiles", lab / "tiles", *HERE)
+    )
+    assert evaluated.returncode == 0, evaluated.said
+    folder = done(run, tmp_path / "predicted", lab / "cohort.csv", "--tiles", lab / "tiles")
+    ours = {each.slide_id: each for each in read_predictions(folder.path / "predictions.csv")}
+    theirs = read_predictions(tmp_path / "evaluation" / "predictions.csv")
+    assert [each.slide_id for each in theirs] == TEST
+    for each in theirs:
+        assert ours[each.slide_id] == each  # to the last bit
+    if not changes:
+        assert theirs == read_predictions(run / "predictions-test.csv")
+
+
+def test_an_export_says_the_same(run, lab, of_cohort, tmp_path):
+    api.export(run, tmp_path / "exported")
+    folder = done(tmp_path / "exported", tmp_path / "predicted", lab / "cohort.csv", "--tiles", lab / "tiles")
+    for ours, theirs in zip(folder.slides(), of_cohort.slides(), strict=True):
+        assert ours.targets["FGFR3"].logit == pytest.approx(theirs.targets["FGFR3"].logit, abs=1e-6)
+        assert ours.targets["FGFR3"].threshold == theirs.targets["FGFR3"].threshold
+
+
+def test_an_ensemble_is_the_mean_of_its_members(run, train, lab, of_cohort, tmp_path):
+    other = train("predicting-too", "seed=1")
+    write_ensemble(tmp_path / "both", [run, other], "seeds")
+    folder = done(tmp_path / "both", tmp_path / "predicted", lab / "cohort.csv", "--tiles", lab / "tiles")
+    alone = done(other, tmp_path / "alone", lab / "cohort.csv", "--tiles", lab / "tiles")
+    tables = [read_predictions(each.path / "predictions.csv") for each in (of_cohort, alone)]
+    assert read_predictions(folder.path / "predictions.csv") == mean_of(tables)
+    first, second, both = (each.tiles(TEST[0]).values["weight"] for each in (of_cohort, alone, folder))
+    np.testing.assert_array_equal(both, (first + second) / 2)
+
+
+# --- what is written
+
+
+def test_the_table_has_calls_and_costs(run, of_cohort):
+    rows = rows_of(of_cohort.path / "predictions.csv")
+    assert [row["slide_id"] for row in rows] == [slide_id(number) for number in range(len(SPLITS))]
+    thresholds = {row["threshold"] for row in rows}
+    assert len(thresholds) == 1
+    threshold = float(thresholds.pop())
+    validation = read_predictions(run / "predictions-val.csv")
+    assert threshold in [each.probabilities["FGFR3"] for each in validation]
+    for row in rows:
+        assert float(row["probability"]) == pytest.approx(sigmoid(float(row["logit"])), abs=1e-15)
+        assert row["call"] == str(int(float(row["probability"]) >= threshold))
+        assert (row["tiles"], row["tiles_failed"]) == ("4", "0")
+        assert float(row["seconds"]) >= 0
+
+
+def test_tiles_add_up_to_the_logit_also_with_a_layer_norm_and_several_targets(gated, lab, tmp_path):
+    folder = done(gated, tmp_path / "predicted", lab / "cohort.csv", "--tiles", lab / "tiles")
+    for slide in folder.slides():
+        table = folder.tiles(slide.slide_id)
+        stored = read_tiles(lab / "tiles" / "patches" / f"{slide.slide_id}_patches.h5")
+        np.testing.assert_array_equal(table.positions, stored.positions)
+        assert slide.columns == tuple(table.values)
+        for target in ("FGFR3", "TP53"):
+            said = slide.targets[target]
+            total = said.constant + table.values[f"contribution.{target}"].sum()
+            assert total == pytest.approx(said.logit, abs=1e-5)
+            assert table.values[f"weight.{target}"].sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_a_slide_knows_where_it_came_from(of_cohort, lab):
+    slide = of_cohort.slides()[0]
+    assert (slide.path, slide.mpp, slide.side_px0, slide.tile_px) == (lab / "0.svs", 0.5, 224, 224)
+    assert (slide.width_px0, slide.height_px0) == (448, 448)
+    assert (slide.patient_id, slide.split, slide.targets["FGFR3"].label) == ("Doe0", "train", 0)
+
+
+def test_a_sensitivity_chooses_another_threshold(run, lab, tmp_path):
+    folder = done(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles", "--sensitivity", 1)
+    validation = read_predictions(run / "predictions-val.csv")
+    positive = min(each.probabilities["FGFR3"] for each in validation if each.labels["FGFR3"])
+    assert {slide.targets["FGFR3"].threshold for slide in folder.slides()} == {positive}
+    again = predict(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles", "--resume")
+    assert again.returncode == 2
+    assert "with other calls" in again.said
+
+
+# --- slides without a table
+
+
+def test_a_slide_by_itself_gets_the_tiles_that_the_model_learnt_from(run, tmp_path):
+    write_slide(tmp_path / "new.svs", section(1400, 900), mpp=0.25)
+    folder = done(run, tmp_path / "predicted", tmp_path / "new.svs")
+    (slide,) = folder.slides()
+    assert (slide.slide_id, slide.side_px0, slide.mpp) == ("new", 448, 0.25)
+    assert slide.targets["FGFR3"].label is None
+    assert slide.tiles == len(read_tiles(folder.path / "tiles" / "patches" / "new_patches.h5")) > 0
+    assert (folder.path / "tiles" / "overlays" / "new.png").exists()
+
+
+def test_how_tiles_were_laid_travels_with_the_run_and_its_export(own_lab, tmp_path):
+    laid = tapfm_here("tile", own_lab / "cohort.csv", "--out", own_lab / "laid", "--mpp", 1, "--min-tissue", 0.1)
+    assert laid.returncode == 0, laid.said
+    trained = tapfm_here(
+        *("train", own_lab / "run.toml", "--out", own_lab / "run", "--set", f'tiles.folder="{own_lab / "laid"}"')
+    )
+    assert trained.returncode == 0, trained.said
+    api.export(own_lab / "run", own_lab / "exported")
+    shutil.rmtree(own_lab / "laid")
+    write_slide(tmp_path / "new.svs", section(1400, 900), mpp=0.5)
+    for model in ("run", "exported"):
+        folder = done(own_lab / model, own_lab / f"predicted-{model}", tmp_path / "new.svs")
+        assert folder.slides()[0].side_px0 == 448
+        spec = read_tiles(folder.path / "tiles" / "patches" / "new_patches.h5").spec
+        assert (spec["mpp"], spec["min_tissue"]) == (1, 0.1)
+
+
+def test_folders_tables_and_slides_go_together(run, lab, tmp_path):
+    (tmp_path / "more").mkdir()
+    write_slide(tmp_path / "more" / "new.svs", section(900, 900))
+    write_slide(tmp_path / "alone.svs", section(900, 900))
+    (tmp_path / "table.csv").write_text(f"slide_id,path,FGFR3\nX,{lab / '0.svs'},1\n")
+    folder = done(run, tmp_path / "p", tmp_path / "more", tmp_path / "table.csv", tmp_path / "alone.svs")
+    assert [row["slide_id"] for row in rows_of(folder.path / "predictions.csv")] == ["new", "X", "alone"]
+    assert folder.slides()[0].slide_id == "X"
+    assert folder.slides()[0].targets["FGFR3"].label == 1
+
+
+def test_labels_that_are_none_do_not_stand_in_the_way(run, lab, tmp_path):
+    (tmp_path / "table.csv").write_text(f"slide_id,path,FGFR3\nX,{lab / '0.svs'},mutant\n")
+    result = predict(run, tmp_path / "p", tmp_path / "table.csv")
+    assert result.returncode == 0, result.said
+    assert "Labels are left out." in result.said
+    assert rows_of(tmp_path / "p" / "predictions.csv")[0]["label"] == ""
+
+
+# --- failures
+
+
+def cut(path):
+    """Keep the front of a slide: it opens, and most of its pixels are gone."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 3])
+
+
+def test_a_truncated_slide_in_the_middle_costs_only_itself(run, own_lab, of_cohort):
+    cut(own_lab / "4.svs")
+    (own_lab / "6.svs").unlink()
+    result = predict(run, own_lab / "p", own_lab / "cohort.csv", "--tiles", own_lab / "tiles")
+    assert result.returncode == 3
+    failed = {row["slide_id"]: row for row in rows_of(own_lab / "p" / "failures.csv")}
+    assert list(failed) == [slide_id(4), slide_id(6)]
+    assert all(row["what"] == "read" and row["reason"] for row in failed.values())
+    ours = read_predictions(own_lab / "p" / "predictions.csv")
+    theirs = read_predictions(of_cohort.path / "predictions.csv")
+    assert ours == [each for each in theirs if each.slide_id not in failed]
+    allowed = predict(
+        *(run, own_lab / "p", own_lab / "cohort.csv", "--tiles", own_lab / "tiles", "--resume", "--allow-failures", 2)
+    )
+    assert allowed.returncode == 0, allowed.said
+
+
+def test_a_slide_without_tissue_or_scale_is_told_by_tiling(run, tmp_path):
+    (tmp_path / "slides").mkdir()
+    write_slide(tmp_path / "slides" / "empty.svs", np.full((900, 900, 3), 243, np.uint8))
+    write_slide(tmp_path / "slides" / "fine.svs", section(900, 900))
+    result = predict(run, tmp_path / "p", tmp_path / "slides")
+    assert result.returncode == 3
+    (row,) = rows_of(tmp_path / "p" / "failures.csv")
+    assert (row["slide_id"], row["what"]) == ("empty", "tiles")
+    assert row["what_to_do"]
+    assert [each.slide_id for each in PredictionFolder(tmp_path / "p").slides()] == ["fine"]
+
+
+def test_when_nothing_can_be_predicted_that_is_an_error(run, tmp_path):
+    (tmp_path / "broken.svs").write_bytes(b"II*\0 and nothing else")
+    result = predict(run, tmp_path / "p", tmp_path / "broken.svs")
+    assert result.returncode == 3
+    assert "None of 1 slide could be predicted, such as broken" in result.said
+
+
+# --- stopping and going on
+
+
+def test_killed_and_gone_on_with_it_is_as_if_nothing_had_happened(run, lab, of_cohort, tmp_path):
+    out = tmp_path / "killed"
+    words = ("--model", run, "--out", out, *HERE, lab / "cohort.csv", "--tiles", lab / "tiles")
+    process = start("predict", *words)
+    wait_for(lambda: len(list(out.glob("per-slide/*/slide.json"))) >= 3, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (out / "predictions.csv").exists()
+    result = tapfm_here("predict", *words, "--resume")
+    assert result.returncode == 0, result.said
+    assert "slides are predicted already." in result.said
+    about = files_below(of_cohort.path)
+    assert files_below(out) == about
+    assert not [path for path in out.rglob("*") if path.name.endswith(".unfinished")]
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(run, lab, of_cohort, tmp_path, monkeypatch):
+    asked = iter([None, None, signal.SIGINT])
+    words = (run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles")
+    with monkeypatch.context() as patch:
+        patch.setattr(StopRequests, "asked", lambda _: next(asked))
+        stopped = predict(*words)
+    assert stopped.returncode == 130
+    assert "the same command with --resume" in stopped.said
+    assert len(rows_of(tmp_path / "p" / "predictions.csv")) == 3
+    assert predict(*words).returncode == 2
+    assert predict(*words, "--resume").returncode == 0
+    assert files_below(tmp_path / "p") == files_below(of_cohort.path)
+
+
+def test_what_is_done_is_not_done_again_unless_its_tiles_changed(run, own_lab, monkeypatch):
+    words = (run, own_lab / "p", own_lab / "cohort.csv", "--tiles", own_lab / "tiles")
+    assert predict(*words).returncode == 0
+    edit(own_lab / "cohort.csv", lambda rows: rows[0].update(patient_id="Roe"))
+    encoded = []
+    encode = Models.encode
+    monkeypatch.setattr(Models, "encode", lambda self, tiles, chunk: encoded.append(1) or encode(self, tiles, chunk))
+    assert predict(*words, "--resume").returncode == 0
+    assert not encoded
+    assert rows_of(own_lab / "p" / "predictions.csv")[0]["patient_id"] == "Roe"  # the table's word counts
+    assert tapfm_here("tile", own_lab / "cohort.csv", "--out", own_lab / "others", "--min-tissue", 0.9).returncode == 0
+    shutil.copy(own_lab / "others" / "patches" / f"{slide_id(0)}_patches.h5", own_lab / "tiles" / "patches")
+    assert predict(*words, "--resume").returncode == 0
+    assert len(encoded) == 1
+
+
+def test_slides_can_be_added_and_earlier_ones_stay_in_the_table(run, lab, tmp_path):
+    out = tmp_path / "p"
+    done(run, out, lab / "0.svs", "--tiles", tiles_named(lab, tmp_path))
+    done(run, out, lab / "1.svs", "--tiles", tiles_named(lab, tmp_path), "--resume")
+    assert [row["slide_id"] for row in rows_of(out / "predictions.csv")] == ["1", "0"]
+
+
+def tiles_named(lab, tmp_path):
+    """Name the tiles as slides without a table are."""
+    for number in range(2):
+        target = tmp_path / "tiles" / "patches" / f"{number}_patches.h5"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(lab / "tiles" / "patches" / f"{slide_id(number)}_patches.h5", target)
+    return tmp_path / "tiles"
+
+
+# --- pictures
+
+
+def test_pictures_come_with_the_prediction_or_later_without_encoding_again(run, lab, tmp_path, monkeypatch):
+    tables = (lab / "0.svs", lab / "1.svs", "--tiles", tiles_named(lab, tmp_path))
+    at_once = done(run, tmp_path / "at-once", *tables, "--heatmaps", "--geojson")
+    later = tmp_path / "later"
+    done(run, later, *tables)
+    assert not list(later.glob("per-slide/*/*.png"))
+    monkeypatch.setattr(Models, "encode", lambda *_: pytest.fail("encoded again"))
+    done(run, later, *tables, "--heatmaps", "--resume")
+    assert not list(later.glob("per-slide/*/*.geojson"))
+    done(run, later, *tables, "--geojson", "--resume")
+    assert files_below(later) == files_below(at_once.path)
+    names = {path.name for path in at_once.folder_of("0").iterdir()}
+    assert {"heatmap-contribution-FGFR3.png", "heatmap-contribution-FGFR3.tif", "tiles.geojson"} <= names
+    assert "gallery-contribution-FGFR3.png" in names
+
+
+def test_pictures_are_not_taken_for_slides(run, lab, tmp_path):
+    shutil.copy(lab / "0.svs", tmp_path / "0.svs")
+    done(run, tmp_path / "p", tmp_path / "0.svs", "--heatmaps")
+    assert list(tmp_path.glob("p/per-slide/*/*.tif"))
+    assert find_slides(tmp_path) == [tmp_path / "0.svs"]
+
+
+def test_a_slide_that_cannot_be_drawn_keeps_its_prediction(run, own_lab):
+    words = (run, own_lab / "p", own_lab / "cohort.csv", "--tiles", own_lab / "tiles")
+    assert predict(*words).returncode == 0
+    before = (own_lab / "p" / "predictions.csv").read_bytes()
+    (own_lab / "3.svs").unlink()
+    result = predict(*words, "--heatmaps", "--resume")
+    assert result.returncode == 3
+    (row,) = rows_of(own_lab / "p" / "failures.csv")
+    assert (row["slide_id"], row["what"]) == (slide_id(3), "draw")
+    assert (own_lab / "p" / "predictions.csv").read_bytes() == before
+
+
+# --- refused
+
+
+def test_predictions_are_not_written_over(run, train, lab, of_cohort):
+    words = (lab / "cohort.csv", "--tiles", lab / "tiles")
+    again = predict(run, of_cohort.path, *words)
+    assert again.returncode == 2
+    assert "with --resume" in again.said
+    other = predict(train("another", "seed=2"), of_cohort.path, *words, "--resume")
+    assert other.returncode == 2
+    assert "with other members" in other.said
+    assert "Give a new --out." in other.said
+
+
+def test_what_cannot_work_is_said_before_any_work(run, lab, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    twin = tmp_path / "twin" / "0.svs"
+    twin.parent.mkdir()
+    shutil.copy(lab / "0.svs", twin)
+    slide = lab / "0.svs"
+    cases = [
+        ((tmp_path / "no-run", tmp_path / "p", slide), "is no run, no export and no ensemble"),
+        ((run, tmp_path / "p", tmp_path / "gone.svs"), "There is no"),
+        ((run, tmp_path / "p", slide, "--batch", "many"), "it is auto, or a number of tiles"),
+        ((run, tmp_path / "p", slide, "--batch", "0"), "it is auto, or a number of tiles"),
+        ((run, tmp_path / "p", slide, "--sensitivity", "2"), "above 0 and at most 1"),
+        ((run, tmp_path / "p", slide, twin), "Two slides have the id '0'"),
+        ((run, tmp_path / "p", tmp_path / "empty"), "There is no slide below"),
+        ((run, tmp_path / "p", slide, "--tiles", tmp_path / "empty"), "has no tiles of any of 1 slide"),
+        ((run, tmp_path / "other", slide), "has other files in it, such as notes.txt"),
+        ((run, tmp_path / "file", slide), "is a file"),
+    ]
+    for words, problem in cases:
+        result = predict(*words)
+        assert result.returncode == 2, (words, result.said)
+        assert problem.lower() in " ".join(result.said.split()).lower(), result.said
+    assert (tmp_path / "other" / "notes.txt").read_text() == "mine"
+
+
+def test_the_batch_changes_nothing_that_shows(run, lab, of_cohort, tmp_path):
+    folder = done(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles", "--batch", 1)
+    for ours, theirs in zip(folder.slides(), of_cohort.slides(), strict=True):
+        assert ours.targets["FGFR3"].logit == pytest.approx(theirs.targets["FGFR3"].logit, abs=1e-5)
+
+
+def test_the_api_does_the_same(run, lab, of_cohort, tmp_path):
+    predicted = api.predict(run, lab / "cohort.csv", tmp_path / "p", tiles=lab / "tiles", device="cpu", workers=0)
+    assert not predicted.failed
+    assert files_below(predicted.folder.path) == files_below(of_cohort.path)
+    assert len(predicted.slides) == len(SPLITS)
+
+
+def test_workers_change_nothing(run, lab, of_cohort, tmp_path):
+    result = tapfm_here(
+        *("predict", "--model", run, "--out", tmp_path / "p", "--workers", 2, "--device", "cpu"),
+        *(lab / "cohort.csv", "--tiles", lab / "tiles"),
+    )
+    assert result.returncode == 0, result.said
+    assert files_below(tmp_path / "p") == files_below(of_cohort.path)
