@@ -215,7 +215,7 @@ def predict_slides(
     keys = {slide_id: key_of(evaluated, slide) for slide_id, slide in of_slide.items()}
     todo = [slide for slide_id, slide in of_slide.items() if not kept(folder, slide, keys[slide_id], calls)]
     if len(todo) < len(of_slide):
-        console.print(f"{len(of_slide) - len(todo):,} of {counted(len(of_slide), 'slide')} are predicted already.")
+        console.print(f"{len(of_slide) - len(todo):,} of {len(of_slide):,} slides are predicted already.")
     if not todo:
         return {}
     tiles = sum(len(slide.tiles) for slide in todo if slide.tiles is not None)
