@@ -1,11 +1,11 @@
 """The folder that `tapfm predict` writes, and what report and viewer read from it.
 
-    DIR/prediction.json               which model, which targets, where the thresholds come from
-    DIR/predictions.csv               a line for each slide and target
-    DIR/failures.csv                  slides without a prediction, and why
-    DIR/per-slide/ID/slide.json       the slide's facts and numbers; is written when the slide is done
-    DIR/per-slide/ID/tiles.parquet    its tiles
-    DIR/per-slide/ID/...              pictures, where they were asked for
+DIR/prediction.json               which model, which targets, where the thresholds come from
+DIR/predictions.csv               a line for each slide and target
+DIR/failures.csv                  slides without a prediction, and why
+DIR/per-slide/ID/slide.json       the slide's facts and numbers; is written when the slide is done
+DIR/per-slide/ID/tiles.parquet    its tiles
+DIR/per-slide/ID/...              pictures, where they were asked for
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ what it shows.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,6 +75,12 @@ class ColourScale:
         """Give each value its colour, (n, 3)."""
         return palette(diverging=self.diverging)[np.rint(self.fractions(values) * 255).astype(int)]
 
+    def ticks(self) -> list[float]:
+        """Give round values between the ends for the colour bar, four to nine of them."""
+        step = round_step((self.high - self.low) / 4)
+        places = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
+        return [place * step for place in places]
+
 
 def column_of(kind: Kind, target: str | None = None) -> str:
     """Name the column of tiles.parquet."""
@@ -84,6 +91,8 @@ def shown(values: Values, kind: Kind, *, percentile: bool = False) -> tuple[Valu
     """Give the numbers that a map shows and their colour scale: the values themselves, or their percentiles."""
     if percentile:
         return percentiles(values), ColourScale(0, 100, PERCENTILE_UNIT)
+    if not len(values):
+        return values, ColourScale(0, 1, UNITS[kind])
     low, high = np.percentile(values, ENDS)
     if kind == "contribution" or (kind == "score" and low < 0 < high):
         end = max(abs(float(low)), abs(float(high))) or 1.0
@@ -98,6 +107,12 @@ def percentiles(values: Values) -> Values:
     ordered = np.sort(values)
     below, up_to = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
     return np.asarray((below + up_to) / 2 / len(values) * 100)
+
+
+def round_step(about: float) -> float:
+    """Find the next of 1, 2, 2.5, 5 times a power of ten, not above `about`, to step from tick to tick."""
+    power = 10.0 ** math.floor(math.log10(about))
+    return max(each for each in (1, 2, 2.5, 5, 10) if each * power <= about * (1 + 1e-9)) * power
 
 
 def palette(*, diverging: bool) -> NDArray[np.uint8]:
@@ -117,3 +132,8 @@ def layers_of(columns: Sequence[str], targets: Sequence[str]) -> list[Layer]:
     order: tuple[Kind, ...] = ("contribution", "score", "weight", "attention")
     every = [Layer(column_of(kind, target), kind, target) for kind in order for target in (None, *targets)]
     return [layer for layer in every if layer.column in columns]
+
+
+def main_layers(layers: Sequence[Layer]) -> list[Layer]:
+    """Choose the layers of the kind that says most, one for each target where targets differ."""
+    return [layer for layer in layers if layer.kind == layers[0].kind]

@@ -6,17 +6,18 @@ import io
 
 import cv2
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from tapfm.slides.regions import outlines
 from tapfm.slides.scale import Scale
 from tapfm.slides.slide import Colour, Pixels, Slide
 from tapfm.tiles.grid import Verdict
+from tapfm.tiles.lettering import INK, ScaleBar, font
 from tapfm.tiles.tiling import TiledSlide
 
 LONGEST_PX, ENOUGH_PX = 1200, 600
 MARGIN_PX, LINE_PX = 12, 22
-INK, OUTLINE = (28, 30, 38), (16, 122, 87)
+OUTLINE = (16, 122, 87)
 # told apart by people who see colours differently, and from pink and purple
 COLOURS: dict[Verdict, Colour] = {
     Verdict.KEPT: (16, 122, 87),
@@ -32,7 +33,6 @@ MEANING = {
     Verdict.UNREADABLE: "unreadable",
     Verdict.PADDING: "scanner padding",
 }
-SCALE_BARS_UM = (20_000, 10_000, 5_000, 2_000, 1_000, 500, 200, 100, 50, 20)
 
 
 def draw_overlay(slide: Slide, tiled: TiledSlide, scale: Scale, title: str) -> bytes:
@@ -77,7 +77,7 @@ def picture_of(slide: Slide, tiled: TiledSlide) -> Pixels:
 
 def caption_of(tiled: TiledSlide, scale: Scale) -> str:
     """Say scale and amounts in a line."""
-    return f"{scale.mpp:.4g} um/px ({scale.source}), {tiled.tissue_mm2:,.2f} mm2 of tissue"
+    return f"{scale.mpp:.4g} µm/px ({scale.source}), {tiled.tissue_mm2:,.2f} mm² of tissue"
 
 
 def legend_of(tiled: TiledSlide) -> list[tuple[Colour, str]]:
@@ -91,28 +91,22 @@ def with_caption(
     picture: Image.Image, title: str, caption: str, legend: list[tuple[Colour, str]], mpp: float
 ) -> Image.Image:
     """Put a strip with title, legend and scale bar below the picture; never narrower than its text."""
-    font, bold = ImageFont.load_default(size=14), ImageFont.load_default(size=16)
-    bar_um = next((um for um in SCALE_BARS_UM if um / mpp <= picture.width / 4), SCALE_BARS_UM[-1])
-    bar_px = round(bar_um / mpp)
-    bar_text = f"{bar_um / 1000:g} mm" if bar_um >= 1000 else f"{bar_um} um"
-    legend_px = sum(LINE_PX + round(font.getlength(text)) + MARGIN_PX for _, text in legend)
-    needed_px = max(
-        bold.getlength(title), font.getlength(caption), legend_px + max(bar_px, font.getlength(bar_text)) + MARGIN_PX
-    )
+    letters, larger = font(13), font(15)
+    bar = ScaleBar.of(mpp, picture.width / 4)
+    legend_px = sum(LINE_PX + round(letters.getlength(text)) + MARGIN_PX for _, text in legend)
+    needed_px = max(larger.getlength(title), letters.getlength(caption), legend_px + bar.width_px(letters) + MARGIN_PX)
     sheet = Image.new(
         "RGB", (max(picture.width, round(needed_px) + 2 * MARGIN_PX), picture.height + 3 * LINE_PX + 20), "white"
     )
     sheet.paste(picture, (0, 0))
     draw = ImageDraw.Draw(sheet)
     y = picture.height + 8
-    draw.text((MARGIN_PX, y), title, INK, bold)
-    draw.text((MARGIN_PX, y + LINE_PX), caption, INK, font)
+    draw.text((MARGIN_PX, y), title, INK, larger)
+    draw.text((MARGIN_PX, y + LINE_PX), caption, INK, letters)
     x = MARGIN_PX
     for colour, text in legend:
         draw.rectangle((x, y + 2 * LINE_PX + 3, x + 12, y + 2 * LINE_PX + 15), fill=colour)
-        draw.text((x + LINE_PX - 4, y + 2 * LINE_PX), text, INK, font)
-        x += LINE_PX + round(font.getlength(text)) + MARGIN_PX
-    right = sheet.width - MARGIN_PX
-    draw.line((right - bar_px, y + 2 * LINE_PX + 14, right, y + 2 * LINE_PX + 14), INK, 3)
-    draw.text((right, y + 2 * LINE_PX + 8), bar_text, INK, font, anchor="rb")
+        draw.text((x + LINE_PX - 4, y + 2 * LINE_PX), text, INK, letters)
+        x += LINE_PX + round(letters.getlength(text)) + MARGIN_PX
+    bar.draw(draw, sheet.width - MARGIN_PX, y + 2 * LINE_PX + 16, letters)
     return sheet

@@ -87,7 +87,8 @@ def job_of(folder: Path, wishes: Wishes) -> Job | None:
 @cache
 def method() -> str:
     """Digest the code that draws: pictures of an older version are made again."""
-    return digest_of_code(sorted((Path(tapfm.__file__).parent / "prediction").glob("*.py")))
+    root = Path(tapfm.__file__).parent
+    return digest_of_code([*sorted((root / "prediction").glob("*.py")), root / "tiles" / "lettering.py"])
 
 
 def draw_one(job: Job) -> Failed | None:

@@ -1,0 +1,92 @@
+"""All pictures of a predicted slide, in the slide's own folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapfm.prediction.folder import PredictedSlide
+from tapfm.prediction.gallery import draw_gallery
+from tapfm.prediction.geojson import write_geojson
+from tapfm.prediction.heatmap import LONGEST_PX, heatmap_sheet
+from tapfm.prediction.heatmap_tiff import write_heatmap_tiff
+from tapfm.prediction.layers import Layer, main_layers
+from tapfm.prediction.placing import refuse_another
+from tapfm.prediction.tile_table import NAME as TILES
+from tapfm.prediction.tile_table import read_tile_table
+from tapfm.slides.opening import open_slide
+from tapfm.storage import write_atomically
+
+GEOJSON = "tiles.geojson"
+FEW = 6  # main layers; of more than these no map of percentiles is drawn: three files for each target are enough
+
+
+@dataclass(frozen=True)
+class Map:
+    """A layer to draw, by its values or by their percentiles."""
+
+    layer: Layer
+    percentile: bool
+
+
+def draw_slide(predicted: PredictedSlide, folder: Path, *, heatmaps: bool, geojson: bool) -> list[Path]:
+    """Draw what was asked for into the slide's own folder, where its tiles.parquet is; gives the files."""
+    table = read_tile_table(folder / TILES)
+    written: list[Path] = []
+    if geojson:
+        written.append(folder / GEOJSON)
+        write_geojson(written[-1], predicted, table)
+    if not heatmaps:
+        return written
+    names = names_of(maps_of(predicted.layers))
+    for each, name in names.items():  # these need no slide: it may have moved
+        written.append(folder / f"heatmap-{name}.tif")
+        write_heatmap_tiff(written[-1], predicted, table, each.layer, percentile=each.percentile)
+    with closing(open_slide(predicted.path)) as slide:
+        refuse_another(slide, predicted)
+        thumbnail = slide.thumbnail(LONGEST_PX)
+        for each, name in names.items():
+            written.append(folder / f"heatmap-{name}.png")
+            sheet = heatmap_sheet(thumbnail, predicted, table, each.layer, percentile=each.percentile)
+            write_atomically(written[-1], sheet)
+            if not each.percentile:  # the same tiles are at the ends of both
+                written.append(folder / f"gallery-{name}.png")
+                write_atomically(written[-1], draw_gallery(slide, predicted, table, each.layer))
+    return written
+
+
+def maps_of(layers: Sequence[Layer]) -> list[Map]:
+    """Choose what is drawn: the kind that says most, for each target, and where the model looked."""
+    if not layers:
+        return []
+    main = main_layers(layers)
+    # the weights of the aggregator stand in where the encoder's own attention is not known
+    looked = [layer for layer in layers if layer.kind == "attention"] or [
+        layer for layer in layers if layer.kind == "weight" and layer.target is None
+    ]
+    chosen = [*main, *(layer for layer in looked if layer not in main)]
+    return [Map(layer, percentile) for layer in chosen for percentile in (False, True)[: 1 if len(main) > FEW else 2]]
+
+
+def names_of(maps: Sequence[Map]) -> dict[Map, str]:
+    """Name the files of each map; targets that would share a name, in capitals or not, get a digest of their own."""
+    plain = {each: f"{each.layer.file_name}{suffix(each)}" for each in maps}
+    uses = Counter(name.casefold() for name in plain.values())
+    return {
+        each: name if uses[name.casefold()] == 1 else f"{each.layer.file_name}-{digest(each.layer)}{suffix(each)}"
+        for each, name in plain.items()
+    }
+
+
+def suffix(each: Map) -> str:
+    """Tell maps of percentiles from maps of values."""
+    return "-percentile" if each.percentile else ""
+
+
+def digest(layer: Layer) -> str:
+    """Digest the name of a column."""
+    return hashlib.sha256(layer.column.encode()).hexdigest()[:8]

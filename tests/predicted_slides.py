@@ -1,0 +1,70 @@
+"""Slides that were predicted, with numbers that are made up but files that are real."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from tapfm.prediction.folder import PredictedSlide, Said
+from tapfm.prediction.layers import Layer
+from tapfm.prediction.tile_table import NAME, TileTable, write_tile_table
+from tapfm.slides.opening import open_slide
+from tapfm.slides.slide import Box
+from tapfm.tiles.grid import TileSpec, lay_grid
+
+TARGET = "FGFR3"
+CONTRIBUTION = Layer(f"contribution.{TARGET}", "contribution", TARGET)
+ATTENTION = Layer("attention", "attention")
+SAID = Said(logit=0.5, probability=0.6225, threshold=0.5, call=1, label=None, constant=-0.5)
+
+
+def predicted_slide(path="gone.svs", *, bounds=None, size_px0=(2240, 1792), mpp=0.5, tile_px=224, targets=(TARGET,)):
+    """Say what a model may have said of a slide."""
+    spec = TileSpec(tile_px=tile_px)
+    return PredictedSlide(
+        slide_id="case-17",
+        patient_id="P17",
+        cohort=None,
+        split=None,
+        path=path,
+        width_px0=size_px0[0],
+        height_px0=size_px0[1],
+        bounds=bounds or Box(0, 0, *size_px0),
+        mpp=mpp,
+        side_px0=spec.side_px0(mpp),
+        tile_px=tile_px,
+        columns=("attention", "weight", *(f"contribution.{target}" for target in targets)),
+        targets=dict.fromkeys(targets, SAID),
+        tiles=0,
+        tiles_failed=0,
+        seconds=1.0,
+        key="key",
+    )
+
+
+def predicted_file(path, *, mpp=0.5, tile_px=224, targets=(TARGET,)):
+    """Say what a model may have said of a slide that is there."""
+    slide = open_slide(path)
+    facts = slide.facts
+    slide.close()
+    size_px0 = facts.width_px0, facts.height_px0
+    return predicted_slide(path, bounds=facts.bounds, size_px0=size_px0, mpp=mpp, tile_px=tile_px, targets=targets)
+
+
+def grid_of(predicted, *, overlap_px=0):
+    """Lay all tiles over the bounds of a slide."""
+    return lay_grid(predicted.bounds, TileSpec(tile_px=predicted.tile_px, overlap_px=overlap_px), predicted.mpp)
+
+
+def table_of(predicted, positions, values=None):
+    """Give tiles values: the same in each column, or made up ones."""
+    rng = np.random.default_rng(0)
+    columns = {name: rng.normal(size=len(positions)) if values is None else values for name in predicted.columns}
+    return TileTable(np.asarray(positions), {name: np.asarray(each, float) for name, each in columns.items()})
+
+
+def write_prediction(folder, predicted, table):
+    """Write the files of a predicted slide."""
+    predicted = replace(predicted, tiles=len(table))
+    write_tile_table(folder / NAME, table)
+    predicted.write(folder)
+    return predicted

@@ -1,0 +1,108 @@
+"""The tiles at both ends of a layer: the right ones, once each, and what cannot be read is said."""
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from predicted_slides import CONTRIBUTION, grid_of, predicted_file, table_of
+from slide_files import damage, section, write_slide
+
+from tapfm.errors import TileReadError
+from tapfm.prediction.gallery import FRAME_PX, GAP_PX, MARGIN_PX, both_ends, crossed_box, draw_gallery, tile_picture
+from tapfm.prediction.layers import shown
+from tapfm.slides.opening import open_slide
+from tapfm.slides.readers.openslide import OpenSlideSlide
+
+
+@given(st.lists(st.integers(-3, 3), max_size=40), st.integers(1, 8))
+def test_no_tile_is_at_both_ends_and_none_is_twice(values, count):
+    numbers = np.array(values, float)
+    highest, lowest = both_ends(numbers, count)
+    chosen = [*highest.tolist(), *lowest.tolist()]
+    assert len(set(chosen)) == len(chosen) == min(2 * count, len(values))
+    assert len(highest) - len(lowest) in (0, 1)
+    ordered = sorted(values)
+    assert sorted(numbers[highest].tolist()) == ordered[len(ordered) - len(highest) :]
+    assert sorted(numbers[lowest].tolist()) == ordered[: len(lowest)]
+    assert (np.diff(numbers[highest]) <= 0).all()
+    assert (np.diff(numbers[lowest]) >= 0).all()
+
+
+@pytest.fixture
+def slide(tmp_path):
+    """Every tile of it has a grey of its own."""
+    pixels = np.zeros((224 * 4, 224 * 5, 3), np.uint8)
+    for number in range(20):
+        x, y = 224 * (number % 5), 224 * (number // 5)
+        pixels[y : y + 224, x : x + 224] = 10 * number + 20
+    path = write_slide(tmp_path / "s.tif", pixels, downsamples=(1,), compression="zlib", aperio=False)
+    opened = open_slide(path)
+    yield opened
+    opened.close()
+
+
+def test_tiles_are_in_the_order_of_their_values_in_frames_of_their_colours(slide):
+    predicted = predicted_file(slide.facts.path)
+    values = np.random.default_rng(0).permutation(20) - 9.5
+    table = table_of(predicted, grid_of(predicted), values)
+    with Image.open(io.BytesIO(draw_gallery(slide, predicted, table, CONTRIBUTION, count=4))) as image:
+        sheet = np.asarray(image)
+    cell = 224 + 2 * FRAME_PX
+    _, scale = shown(values, "contribution")
+    colours = scale.colours(values)
+    tops = []
+    for chosen in both_ends(values, 4):
+        for place, row in enumerate(chosen.tolist()):
+            left = MARGIN_PX + place * (cell + GAP_PX)
+            # the frame is the first of its colour in that column
+            rows = np.flatnonzero((sheet[:, left : left + cell] == colours[row]).all(axis=(1, 2)))
+            top = int(rows[0])
+            tops.append(top)
+            inner = sheet[top + FRAME_PX : top + FRAME_PX + 224, left + FRAME_PX : left + FRAME_PX + 224]
+            assert (inner == 10 * row + 20).all()
+    assert len(set(tops)) == 2
+    assert tops[0] < tops[-1]
+
+
+@pytest.mark.parametrize("tiles", [0, 1, 2, 3, 9])
+def test_few_tiles_make_a_smaller_gallery(slide, tiles):
+    predicted = predicted_file(slide.facts.path)
+    table = table_of(predicted, grid_of(predicted)[:tiles], np.zeros(tiles))
+    with Image.open(io.BytesIO(draw_gallery(slide, predicted, table, CONTRIBUTION))) as image:
+        assert image.height < 300 + 330 * (-(-tiles // 8) + (tiles > 1))
+        pixels = np.asarray(image)
+    for row in range(20):
+        found = (pixels == 10 * row + 20).all(axis=2).sum()
+        assert found >= 224 * 224 if row < tiles else found < 2000
+
+
+def test_small_tiles_are_enlarged(slide):
+    predicted = predicted_file(slide.facts.path, tile_px=32)
+    table = table_of(predicted, np.array([[0, 0], [448, 448]]), [1.0, 2.0])
+    with Image.open(io.BytesIO(draw_gallery(slide, predicted, table, CONTRIBUTION))) as image:
+        pixels = np.asarray(image)
+    assert [(pixels == 10 * row + 20).all(axis=2).sum() >= 160 * 160 for row in (0, 12, 5)] == [True, True, False]
+
+
+def test_a_tile_that_cannot_be_read_is_a_crossed_box_and_the_others_are_there(tmp_path):
+    path = damage(write_slide(tmp_path / "s.svs", section(1024, 1024, tissue=(0, 0, 1, 1))), [5])
+    slide = OpenSlideSlide(path)
+    predicted = predicted_file(path)
+    with pytest.raises(TileReadError):
+        slide.read(224, 224, 224, 224)
+    box = np.asarray(tile_picture(slide, predicted, 224, 224))
+    assert box.shape == (224, 224, 3)
+    assert (box == box[0, 5]).all(axis=2).mean() > 0.5
+    assert (box.astype(int)[..., 0] - box[..., 1] > 60).any()  # words in red
+    assert tile_picture(slide, predicted, 672, 672).size == (224, 224)
+    table = table_of(predicted, grid_of(predicted))
+    assert draw_gallery(slide, predicted, table, CONTRIBUTION)
+    slide.close()
+
+
+@pytest.mark.parametrize("side_px", [16, 64, 224, 1024])
+def test_the_box_holds_its_reason_at_every_size(side_px):
+    assert crossed_box(side_px, "the region cannot be decoded " * 20).size == (side_px, side_px)

@@ -1,0 +1,109 @@
+"""The map as a pyramid: what OpenSlide and our own reader find in it."""
+
+import json
+
+import numpy as np
+import openslide
+import pytest
+import tifffile
+from predicted_slides import ATTENTION, CONTRIBUTION, grid_of, predicted_slide, table_of
+
+from tapfm.prediction.heatmap_tiff import LARGEST_LAST_PX, blocks_of, level_sizes, write_heatmap_tiff
+from tapfm.prediction.layers import shown
+from tapfm.prediction.placing import place
+from tapfm.slides.opening import open_slide
+from tapfm.slides.slide import Box
+from tapfm.storage import UNFINISHED
+
+
+@pytest.fixture
+def predicted():
+    # 40x: a tile has 448 pixels, so that the map is 14 times smaller
+    return predicted_slide(mpp=0.25, size_px0=(44_000, 30_000), bounds=Box(1_000, 2_000, 40_320, 27_000))
+
+
+@pytest.fixture
+def table(predicted):
+    positions = grid_of(predicted)
+    return table_of(predicted, positions[np.arange(len(positions)) % 7 != 0])
+
+
+def test_openslide_finds_the_levels_and_the_scale(tmp_path, predicted, table):
+    path = tmp_path / "map.tif"
+    write_heatmap_tiff(path, predicted, table, CONTRIBUTION)
+    assert openslide.OpenSlide.detect_format(path) == "generic-tiff"
+    with openslide.OpenSlide(path) as opened:
+        assert opened.level_dimensions == ((2880, 1929), (1440, 965), (720, 483))
+        assert float(opened.properties["openslide.mpp-x"]) == pytest.approx(0.25 * 14, rel=1e-6)
+        assert float(opened.properties["openslide.mpp-y"]) == pytest.approx(0.25 * 14, rel=1e-6)
+    slide = open_slide(path)
+    assert slide.facts.reader == "tiff"
+    assert slide.facts.mpp_in_file == pytest.approx(3.5, rel=1e-6)
+    assert [level.downsample for level in slide.facts.levels] == [1, 2, 4]
+    slide.close()
+
+
+def test_every_level_has_every_tile_in_its_colour_and_white_elsewhere(tmp_path, predicted, table):
+    path = tmp_path / "map.tif"
+    write_heatmap_tiff(path, predicted, table, CONTRIBUTION)
+    values, scale = shown(table.values[CONTRIBUTION.column], "contribution")
+    colours = scale.colours(values)
+    with openslide.OpenSlide(path) as opened:
+        for level, size in enumerate(opened.level_dimensions):
+            picture = np.asarray(opened.read_region((0, 0), level, size).convert("RGB"))
+            side = 32 // 2**level
+            expected = np.full_like(picture, 255)
+            for (x, y), colour in zip((table.positions - [1_000, 2_000]) // (14 * 2**level), colours, strict=True):
+                expected[y : y + side, x : x + side] = colour
+            np.testing.assert_array_equal(picture, expected)
+
+
+def test_the_file_says_what_it_shows(tmp_path, predicted, table):
+    for percentile, unit in (
+        (False, "mean attention of CLS to patch tokens"),
+        (True, "percentile among the slide's tiles"),
+    ):
+        path = tmp_path / "map.tif"
+        write_heatmap_tiff(path, predicted, table, ATTENTION, percentile=percentile)
+        with tifffile.TiffFile(path) as file:
+            about = json.loads(file.pages[0].description)
+            assert [page.subfiletype for page in file.pages] == [0, 1, 1]
+        assert about["slide_id"] == "case-17"
+        assert (about["layer"], about["percentile"], about["unit"]) == ("attention", percentile, unit)
+        assert (about["downsample"], about["bounds_corner_px0"]) == (14, [1_000, 2_000])
+        if percentile:
+            assert (about["low"], about["high"]) == (0, 100)
+
+
+def test_a_small_slide_has_one_level_and_an_empty_one_is_white(tmp_path):
+    predicted = predicted_slide(size_px0=(500, 400))
+    write_heatmap_tiff(tmp_path / "map.tif", predicted, table_of(predicted, np.empty((0, 2), int)), CONTRIBUTION)
+    picture = tifffile.imread(tmp_path / "map.tif")
+    assert picture.shape == (58, 72, 3)
+    assert (picture == 255).all()
+
+
+def test_the_same_prediction_gives_the_same_bytes_and_takes_the_place_of_another(tmp_path, predicted, table):
+    first, second = tmp_path / "a.tif", tmp_path / "b.tif"
+    write_heatmap_tiff(first, predicted, table, CONTRIBUTION)
+    second.write_text("something else")
+    write_heatmap_tiff(second, predicted, table, CONTRIBUTION)
+    assert first.read_bytes() == second.read_bytes()
+    assert not list(tmp_path.glob(f"*{UNFINISHED}"))
+
+
+def test_levels_end_with_the_first_that_is_small_enough():
+    assert level_sizes(LARGEST_LAST_PX, 10) == [(LARGEST_LAST_PX, 10)]
+    assert level_sizes(10, LARGEST_LAST_PX + 1) == [(10, LARGEST_LAST_PX + 1), (5, 513)]
+
+
+def test_a_very_large_slide_is_painted_a_row_of_blocks_at_a_time():
+    predicted = predicted_slide(size_px0=(100_000, 100_000))
+    positions = np.array([[0, 0], [99_680, 99_680]])
+    squares = place(predicted, positions, (7.0, 7.0), 14_286, 14_286)
+    values, scale = shown(np.array([-1.0, 1.0]), "contribution")
+    blocks = blocks_of(squares, values, scale)
+    first = next(blocks)
+    assert first.shape == (256, 256, 3)
+    assert first.base.nbytes < 12e6  # not the 600 MB of the whole
+    assert (first[:32, :32] == scale.colours(values)[0]).all()

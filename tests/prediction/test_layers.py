@@ -1,0 +1,88 @@
+"""What a value looks like on a map, and what the colour bar says of it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapfm.prediction.layers import (
+    PERCENTILE_UNIT,
+    SEQUENTIAL,
+    UNITS,
+    ColourScale,
+    Layer,
+    layers_of,
+    main_layers,
+    palette,
+    percentiles,
+    shown,
+    slug,
+)
+
+
+def test_contributions_are_centred_on_nothing_whatever_their_values():
+    for values in ([-1.0, 3.0], [2.0, 3.0], [-3.0, -2.0], [0.0, 0.0]):
+        _, scale = shown(np.array(values), "contribution")
+        assert scale.diverging
+        assert scale.low == -scale.high
+        assert scale.unit == UNITS["contribution"]
+        assert np.ptp(scale.colours(np.zeros(1))) <= 4  # grey
+
+
+def test_few_outliers_do_not_take_all_colours():
+    values = np.concatenate([np.linspace(0, 1, 999), [1000.0]])
+    _, scale = shown(values, "attention")
+    assert scale.high < 1.01
+    np.testing.assert_array_equal(scale.colours(np.array([1000.0])), [SEQUENTIAL[-1]])
+
+
+@pytest.mark.parametrize("values", [[], [0.25], [0.25, 0.25], [0.0]])
+def test_no_tiles_and_equal_tiles_have_a_scale(values):
+    for kind in UNITS:
+        numbers, scale = shown(np.array(values), kind)
+        assert scale.low < scale.high
+        assert scale.colours(numbers).shape == (len(values), 3)
+        numbers, scale = shown(np.array(values), kind, percentile=True)
+        assert (scale.low, scale.high, scale.unit) == (0, 100, PERCENTILE_UNIT)
+        assert (numbers == 50).all()
+
+
+def test_percentiles_of_equal_values_are_equal():
+    np.testing.assert_allclose(percentiles(np.array([5.0, 1.0, 5.0, 9.0])), [50, 12.5, 50, 87.5])
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-9, 1e6))
+def test_ticks_are_round_and_on_the_bar(low, span):
+    scale = ColourScale(low, low + span, "x")
+    if not scale.high - scale.low > abs(low) * 1e-6:
+        return  # closer than numbers go
+    ticks = np.array(scale.ticks())
+    assert 4 <= len(ticks) <= 9
+    slack = span * 1e-6
+    assert ((ticks >= scale.low - slack) & (ticks <= scale.high + slack)).all()
+    step = ticks[1] - ticks[0]
+    digits = step / 10 ** np.floor(np.log10(step * (1 + 1e-6)))
+    assert min(abs(digits - each) for each in (1, 2, 2.5, 5)) < 1e-3
+
+
+def test_the_palettes_run_through_their_anchors_without_jumps():
+    for diverging in (False, True):
+        colours = palette(diverging=diverging).astype(int)
+        assert colours.shape == (256, 3)
+        assert np.abs(np.diff(colours, axis=0)).max() <= 4
+
+
+def test_layers_come_with_what_says_most_first():
+    columns = ("attention", "weight", "contribution.B", "contribution.A")
+    layers = layers_of(columns, ["A", "B"])
+    assert [each.column for each in layers] == ["contribution.A", "contribution.B", "weight", "attention"]
+    assert main_layers(layers) == layers[:2]
+    assert main_layers(layers_of(("attention", "score"), ["A"])) == [Layer("score", "score")]
+    assert main_layers([]) == []
+
+
+def test_titles_and_file_names_name_the_target():
+    layer = Layer("contribution.PD-L1 / TPS", "contribution", "PD-L1 / TPS")
+    assert layer.title == "contribution to the logit of PD-L1 / TPS"
+    assert layer.file_name == "contribution-PD-L1_TPS"
+    assert slug("../..") == "target"
