@@ -172,6 +172,8 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=100_000, help="of the slide, in pixels of level 0")
     parser.add_argument("--copies", type=int, default=36, help="of the section, of about 80 tiles each")
     parser.add_argument("--workers", default="2", help="processes that read tiles")
+    parser.add_argument("--no-maps", action="store_true", help="predict only")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     rows = []
@@ -185,8 +187,9 @@ def main() -> None:
         write_model(folder / "model")
         model, out = str(folder / "model"), str(folder / "predicted")
         words = ["predict", "--model", model, str(folder / "large.svs"), "--out", out, "--workers", chosen.workers]
-        words += ["--device", "cpu"]
-        for what, more in (("predict", []), ("heatmaps and GeoJSON", ["--heatmaps", "--geojson", "--resume"])):
+        words += ["--device", chosen.device]
+        commands = [("predict", list[str]()), ("heatmaps and GeoJSON", ["--heatmaps", "--geojson", "--resume"])]
+        for what, more in commands[:1] if chosen.no_maps else commands:
             seconds, most = measured(what, [*words, *more])
             tiles = PredictionFolder(Path(out)).slides()[0].tiles
             rows.append(Row(what, tiles, seconds, most / 2**30))
