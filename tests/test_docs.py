@@ -89,6 +89,8 @@ def prepared(tmp_path_factory, painted, one_thread):  # noqa: ARG001 - for the w
     embed = ("embed", folder / "split.csv", "--encoder", "tapfm-pocket", "--tiles", folder / "tiles")
     assert tapfm(*embed, "--out", folder / "features").returncode == 0
     assert tapfm("tile", folder / "painted" / "external.csv", "--out", folder / "tiles-external").returncode == 0
+    predict = ("predict", "--model", folder / "runs" / "first", folder / "slides", "--out", folder / "predicted")
+    assert tapfm(*predict).returncode == 0
     shutil.copytree(folder / "runs" / "first", folder / "runs" / "second")
     (folder / "study.toml").write_text(STUDY)
     assert tapfm("study", folder / "study.toml", "--out", folder / "studies" / "first").returncode == 0
@@ -171,6 +173,13 @@ def test_the_example_of_evaluating_runs_as_printed(lab, monkeypatch, capsys):
     (example,) = blocks(ROOT / "docs" / "evaluate-a-model.md", "python")
     exec(compile(example, "evaluate-a-model.md", "exec"), {})
     assert re.search(r"^Estimate\(value=[\d.]+, ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_the_example_of_predicting_runs_as_printed(lab, monkeypatch, capsys):
+    monkeypatch.chdir(lab)
+    (example,) = blocks(ROOT / "docs" / "predict-slides.md", "python")
+    exec(compile(example, "predict-slides.md", "exec"), {})
+    assert re.fullmatch(r"case-17 \d+ True\n", capsys.readouterr().out)
 
 
 def test_the_example_of_a_study_runs_as_printed(lab, monkeypatch, capsys):
