@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 READY  := $(VENV)/.ready
 BIN    := $(VENV)/bin
+# the viewer's pages: built where npm is there
+PAGES  := src/tapfm/viewer/static/index.html
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint typecheck bench
@@ -10,7 +12,7 @@ BIN    := $(VENV)/bin
 help:  ## list these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(READY)  ## make the virtual environment (.venv) with everything the other targets need
+setup: $(READY) $(PAGES)  ## make the virtual environment (.venv) and the viewer's pages: all that the other targets need
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -19,7 +21,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-test: $(READY)  ## run all tests
+$(PAGES): $(wildcard frontend/src/*) frontend/build.mjs frontend/package.json frontend/package-lock.json
+	@if ! command -v npm >/dev/null; then echo "npm is not there: the pages of tapfm view are left out"; \
+	elif npm --prefix frontend ci --ignore-scripts --loglevel=error >/dev/null && npm --prefix frontend run --silent build; \
+	then echo "built the pages of tapfm view"; \
+	else echo "npm could not build the pages of tapfm view: they are left out"; fi
+
+test: $(READY) $(PAGES)  ## run all tests
 	@# one thread each: of small encoders, threads only wait for each other
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
@@ -27,10 +35,13 @@ lint: $(READY)  ## check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-typecheck: $(READY)  ## check types
+typecheck: $(READY) $(PAGES)  ## check types
 	$(BIN)/mypy
+	@if [ -d frontend/node_modules ]; then npm --prefix frontend run --silent check; \
+	else echo "npm has not run: the pages of tapfm view are not checked"; fi
 
 bench: $(READY)  ## measure reading, the adaptation step and feeding it side by side on this machine
 	$(BIN)/python benchmarks/reading.py
+	$(BIN)/python benchmarks/viewer.py
 	$(BIN)/python benchmarks/adaptation_step.py
 	$(BIN)/python benchmarks/feeding.py --encoder tapfm-pocket --tiles 40 --workers 0 1 2

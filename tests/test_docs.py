@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from training_lab import make_lab
 
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card, encoder_cards
+from tapfm.viewer.assets import FOLDER
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -129,7 +131,23 @@ def without_its_result(command, folder):
             out.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+SERVERS = [command for command in COMMANDS if command.startswith("tapfm view")]
+
+
+@pytest.mark.parametrize("command", SERVERS)
+def test_every_server_of_the_docs_starts_and_ends(command, lab):
+    if not (FOLDER / "index.html").exists():
+        pytest.skip("the viewer's pages are not built: make setup (needs npm)")
+    program = [*PROGRAM, *shlex.split(command)[1:], "--port", "0", "--no-browser"]  # what comes last counts
+    server = subprocess.Popen(program, cwd=lab, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    address = server.stdout.readline()
+    server.send_signal(signal.SIGINT)
+    _, said = server.communicate(timeout=60)
+    assert address.startswith("http://127.0.0.1:"), said
+    assert server.returncode == 0, said
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in SERVERS])
 def test_every_command_of_the_docs_runs(command, lab):
     without_its_result(command, lab)
     # of so small an encoder, threads only wait for each other

@@ -1,0 +1,132 @@
+"""Which slides the viewer shows. Everything it serves is asked for by a key of this list, never by a path."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapfm.cohort.manifest import SlideFinder, read_cohort
+from tapfm.errors import CohortError, InputError
+from tapfm.prediction.folder import PredictedSlide, PredictionFolder
+from tapfm.prediction.tile_table import TileTable
+from tapfm.slides.opening import files_of
+from tapfm.storage import fingerprint, identity_of
+
+KEY_LENGTH = 16  # hexadecimal digits
+
+
+@dataclass(frozen=True)
+class ViewedSlide:
+    """A slide of the list, with what was predicted for it, if anything was."""
+
+    key: str  # changes with the file and the prediction: what a browser has kept under it stays right
+    slide_id: str
+    path: Path | None  # None where the file is not there any more
+    mpp: float | None = None  # as a table states it
+    prediction: PredictedSlide | None = None
+    folder: PredictionFolder | None = None
+
+    def tiles(self) -> TileTable | None:
+        """Read the numbers of its tiles."""
+        return None if self.folder is None else self.folder.tiles(self.slide_id)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The slides that are shown."""
+
+    slides: tuple[ViewedSlide, ...]
+
+    @property
+    def targets(self) -> list[str]:
+        """Name all targets that were predicted, in their order."""
+        said = (slide.prediction.targets for slide in self.slides if slide.prediction is not None)
+        return list(dict.fromkeys(target for targets in said for target in targets))
+
+    @property
+    def lost(self) -> list[str]:
+        """Name the slides whose files are not there."""
+        return [slide.slide_id for slide in self.slides if slide.path is None]
+
+
+def collect(sources: Sequence[Path], slides_folder: Path | None = None) -> Collection:
+    """Gather the slides of folders of predictions, of folders and tables of slides, and of files."""
+    if slides_folder is not None and not slides_folder.is_dir():
+        raise InputError(f"There is no folder {slides_folder}.", hint="--slides is a folder with the slides' files.")
+    finder = None if slides_folder is None else SlideFinder(slides_folder, asked_for=True)
+    found: list[ViewedSlide] = []
+    for source in sources:
+        folder = PredictionFolder(source)
+        found += predicted_slides(folder, finder) if folder.begun else plain_slides(source, slides_folder)
+    unique = without_repetition(found)
+    if not unique:
+        raise InputError(
+            f"There is no slide in {', '.join(map(str, sources))} yet.",
+            hint="A slide is there as soon as its prediction is done.",
+        )
+    return Collection(tuple(unique))
+
+
+def predicted_slides(folder: PredictionFolder, finder: SlideFinder | None) -> list[ViewedSlide]:
+    """List the slides of a prediction; a file that moved is looked for where the user says."""
+    folder.about()  # what cannot be read is told now
+    slides = []
+    for prediction in folder.slides():
+        path = file_of(prediction, finder)
+        key = key_of(prediction.slide_id, path, prediction.key, str(folder.path.resolve()))
+        slides.append(ViewedSlide(key, prediction.slide_id, path, prediction.mpp, prediction, folder))
+    return slides
+
+
+def file_of(prediction: PredictedSlide, finder: SlideFinder | None) -> Path | None:
+    """Find a slide's file: where it was, or the only one of its name where the user says they are now."""
+    if prediction.path.exists():
+        return prediction.path
+    same = [] if finder is None else finder.find(prediction.path.name)
+    if len(same) > 1:
+        raise InputError(
+            f"There are several files for {prediction.slide_id}: {', '.join(map(str, same))}.",
+            hint="Give --slides a folder that has each slide once.",
+        )
+    return same[0] if same else None
+
+
+def plain_slides(source: Path, slides_folder: Path | None) -> list[ViewedSlide]:
+    """List slides without a prediction."""
+    rows = read_cohort(source, slides_folder).rows
+    return [ViewedSlide(key_of(row.slide_id, row.path), row.slide_id, row.path, row.mpp) for row in rows]
+
+
+def without_repetition(slides: Iterable[ViewedSlide]) -> list[ViewedSlide]:
+    """Keep each slide once, with its prediction where one has it; two slides with one id are refused."""
+    by_id: dict[str, list[ViewedSlide]] = defaultdict(list)
+    for slide in slides:
+        same = by_id[slide.slide_id]
+        twin = next((each for each in same if is_same_file(each.path, slide.path)), None)
+        if twin is None or (twin.prediction is not None and slide.prediction is not None):
+            same.append(slide)
+        elif slide.prediction is not None:
+            same[same.index(twin)] = slide
+    if clashing := [slide_id for slide_id, same in by_id.items() if len(same) > 1]:
+        raise CohortError(
+            f"Several slides are called {', '.join(clashing[:5])}{', ...' if len(clashing) > 5 else ''}.",
+            hint="Look at them one after the other; where slides have moved since their prediction, use --slides.",
+        )
+    return [slide for same in by_id.values() for slide in same]
+
+
+def is_same_file(one: Path | None, other: Path | None) -> bool:
+    """Say whether two paths lead to one file."""
+    return one is not None and other is not None and one.resolve() == other.resolve()
+
+
+def key_of(slide_id: str, path: Path | None, *more: str) -> str:
+    """Make a key of a slide: opaque, and another one when its file changes."""
+    files: list[tuple[str, int, int]] = []
+    if path is not None:
+        with contextlib.suppress(OSError):  # a link that leads nowhere: told when the slide is opened
+            files = [identity_of(file) for file in files_of(path)]
+    return fingerprint(slide_id, str(path and path.resolve()), files, more)[:KEY_LENGTH]
