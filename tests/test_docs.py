@@ -207,6 +207,13 @@ def test_the_example_of_a_study_runs_as_printed(lab, monkeypatch, capsys):
     assert capsys.readouterr().out == "{}\n"
 
 
+def test_the_example_of_a_report_runs_as_printed(lab, monkeypatch, capsys):
+    monkeypatch.chdir(lab)
+    (example,) = blocks(ROOT / "docs" / "make-a-report.md", "python")
+    exec(compile(example, "make-a-report.md", "exec"), {})
+    assert capsys.readouterr().out == "0\n"
+
+
 def test_the_refusal_that_the_docs_show_is_the_one_that_comes(lab):
     changes = ("--set", "adaptation.lamda=1", "--set", "schedule.epochs=ten")
     said = tapfm("config", lab / "run.toml", *changes).stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tapfm.app.evaluating.results import settings_of
 from tapfm.app.predicting import predict as predicting
 from tapfm.app.predicting.drawing import Wishes
 from tapfm.app.predicting.predict import Predicted
+from tapfm.app.reporting import make as report_pages
+from tapfm.app.reporting.pictures import Settings as PictureSettings
 from tapfm.app.run_data import read_data
 from tapfm.app.saved_model import DESCRIPTION, SavedModel, load_export, load_run
 from tapfm.app.study import runner as study_runner
@@ -261,6 +264,39 @@ def export(
         private=not public,
         force=force,
         console=messages(),
+    )
+
+
+def report(
+    *sources: Where,
+    out: Where,
+    evaluations: Sequence[Where] = (),
+    predictions: Sequence[Where] = (),
+    runs: Sequence[str] = (),
+    slides: Where | None = None,
+    heatmaps: int = 12,
+    tiles: int = 12,
+    most_mb: float = 20.0,
+    title: str | None = None,
+    resamples: int = 2000,
+    force: bool = False,
+) -> report_pages.Made:
+    """Put all about runs or a study on one page, as `tapfm report`."""
+    return report_pages.make_report(
+        [Path(each) for each in sources],
+        Path(out),
+        report_pages.Asked(
+            evaluations=tuple(map(Path, evaluations)),
+            predictions=tuple(map(Path, predictions)),
+            runs=tuple(runs),
+            title=title,
+            pictures=PictureSettings(heatmaps, tiles, None if slides is None else Path(slides)),
+            most_bytes=round(most_mb * 1e6),
+            resamples=resamples,
+            force=force,
+        ),
+        console=messages(),
+        today=datetime.now(UTC).date(),
     )
 
 

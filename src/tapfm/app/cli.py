@@ -15,6 +15,7 @@ from tapfm.app.cli_cohort import split
 from tapfm.app.cli_embed import embed
 from tapfm.app.cli_evaluation import compare, evaluate
 from tapfm.app.cli_prediction import predict
+from tapfm.app.cli_report import report
 from tapfm.app.cli_study import probe, study
 from tapfm.app.cli_training import config, export, train
 from tapfm.app.cli_view import view
@@ -294,6 +295,7 @@ app.command()(study)
 app.command(hidden=True)(probe)  # a step of `study`, for those who want it alone
 app.command()(export)
 app.command()(predict)
+app.command()(report)
 app.command()(view)
 
 

@@ -1,0 +1,1 @@
+"""What runs, studies, evaluations and predictions hold, put together for a report."""

@@ -1,0 +1,341 @@
+"""Maps of slides and tiles that said most, from folders of `tapfm predict`, drawn from the slides for the page.
+
+A slide that is gone, or cannot be read, costs its own pictures only. Nothing but pixels of the pyramid is read: labels
+and macro images carry names.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tapfm.app.advice import counted
+from tapfm.app.progress import Counter
+from tapfm.errors import InputError
+from tapfm.prediction.folder import PredictedSlide, PredictionFolder, Said
+from tapfm.prediction.gallery import tile_picture
+from tapfm.prediction.heatmap import heat_thumbnail
+from tapfm.prediction.layers import UNITS, Layer, palette, shown
+from tapfm.prediction.tile_table import TileTable
+from tapfm.prediction.wording import end_words, number
+from tapfm.report.content import Block, ColourBar, Gallery, Heat, Heats, Note, Picture, TilePicture
+from tapfm.report.numbers import called, size, written
+from tapfm.slides.opening import find_slides, open_slide
+from tapfm.slides.slide import Slide
+from tapfm.tiles.reading import reason_of
+
+LONGEST_PX = 480
+TILE_PX = 224  # at most
+QUALITY = 80
+COLOURS = 32  # of a colour bar
+TILES_OF_A_SLIDE = 3  # in a gallery: one slide must not fill it
+
+
+@dataclass
+class Budget:
+    """How many bytes of pictures a page may have; what does not fit is counted."""
+
+    most: int
+    used: int = 0
+    left_out: int = 0
+
+    def embed(self, picture: Image.Image, said: str) -> Picture | None:
+        """Make a picture of the page; None where there is no room left."""
+        buffer = io.BytesIO()
+        picture.convert("RGB").save(buffer, "WEBP", quality=QUALITY)
+        data = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+        if self.used + len(data) > self.most:
+            self.left_out += 1
+            return None
+        self.used += len(data)
+        return Picture(data, picture.width, picture.height, said)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How many pictures, and where to look for slides that moved."""
+
+    heatmaps: int = 12
+    tiles: int = 12
+    slides: Path | None = None
+
+
+class SlideFiles:
+    """Finds the files of predicted slides: where they were, or below another folder by their name."""
+
+    def __init__(self, moved_to: Path | None) -> None:
+        if moved_to is not None and not moved_to.is_dir():
+            raise InputError(f"There is no folder {moved_to}.", hint="--slides is where slides are looked for.")
+        self._found = {path.name: path for path in find_slides(moved_to)} if moved_to is not None else {}
+
+    def find(self, predicted: PredictedSlide) -> Path | None:
+        """Give the file; None where it is gone."""
+        return predicted.path if predicted.path.exists() else self._found.get(predicted.path.name)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A slide whose map is shown, and why it was chosen."""
+
+    predicted: PredictedSlide
+    target: str
+    outcome: str
+
+
+def outcome_of(said: Said) -> str:
+    """Say how right a call is; of slides without a label only the call."""
+    if said.call is None:
+        return ""
+    if said.label is None:
+        return f"called {called(said.call)}"
+    if said.call == said.label:
+        return f"right, {called(said.call)}"
+    return "false positive" if said.call else "false negative"
+
+
+def choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], count: int) -> list[Chosen]:
+    """Take the most certain of each outcome of each target in turn: wrong calls first, since they teach most."""
+    queues: dict[tuple[int, str, str], list[tuple[float, PredictedSlide]]] = {}
+    for slide in slides:
+        for target in targets:
+            if (said := slide.targets.get(target)) is None:
+                continue
+            outcome = outcome_of(said)
+            certainty = abs(said.probability - (0.5 if said.threshold is None else said.threshold))
+            key = (not outcome.startswith("false"), outcome, target)
+            queues.setdefault(key, []).append((certainty, slide))
+    for queue in queues.values():
+        queue.sort(key=lambda each: (-each[0], each[1].slide_id))
+    chosen: list[Chosen] = []
+    for place in range(max(map(len, queues.values()), default=0)):
+        for (_, outcome, target), queue in sorted(
+            queues.items(), key=lambda each: (targets.index(each[0][2]), each[0])
+        ):
+            if place < len(queue) and len(chosen) < count:
+                chosen.append(Chosen(queue[place][1], target, outcome))
+    return sorted(chosen, key=lambda each: targets.index(each.target))  # as they came, target by target
+
+
+def layer_of(predicted: PredictedSlide, target: str) -> Layer | None:
+    """Take the layer that says most of a target."""
+    of_target = [layer for layer in predicted.layers if layer.target in (target, None)]
+    return of_target[0] if of_target else None
+
+
+def heat_blocks(
+    folder: PredictionFolder, settings: Settings, files: SlideFiles, budget: Budget, counter: Counter | None
+) -> list[Block]:
+    """Draw the maps of some slides of a folder."""
+    slides, targets = folder.slides(), [str(each) for each in folder.about().get("targets", [])]
+    chosen = choose_slides(slides, targets, settings.heatmaps)
+    heats: list[Heat] = []
+    bars: dict[str, ColourBar] = {}
+    left_out = 0
+    for each in chosen:
+        layer = layer_of(each.predicted, each.target)
+        if layer is None:
+            continue
+        heat = heat_of(folder, each, layer, files, budget)
+        if heat is None:
+            left_out += 1
+        else:
+            heats.append(heat)
+            bars.setdefault(layer.kind, bar_of(layer))
+        if counter is not None:
+            counter.one_more(each.predicted.tiles)
+    blocks: list[Block] = [Heats(heats, list(bars.values()))] if heats else []
+    others = len({slide.slide_id for slide in slides}) - len({each.predicted.slide_id for each in chosen})
+    notes = []
+    if others:
+        notes.append(f"{counted(others, 'slide')} of this folder {'is' if others == 1 else 'are'} not shown")
+    if left_out:
+        notes.append(f"{counted(left_out, 'map')} left out: the pictures of this page have {size(budget.most)} at most")
+    return [*blocks, *(Note(f"{note}.") for note in notes)]
+
+
+def heat_of(folder: PredictionFolder, chosen: Chosen, layer: Layer, files: SlideFiles, budget: Budget) -> Heat | None:
+    """Draw one slide as it is and with its map; None where there is no room for it."""
+    predicted, said = chosen.predicted, chosen.predicted.targets[chosen.target]
+    words = f"probability {written(said.probability)}"
+    words += "" if said.threshold is None else f", threshold {written(said.threshold)}"
+    words += "" if said.label is None else f", label {called(said.label)}"
+    facts = [words]
+    pictures: list[Picture] = []
+    why = ""
+    try:
+        table = folder.tiles(predicted.slide_id)
+        _, scale = shown(table.values[layer.column], layer.kind)
+        low, high = (number(end, signed=scale.diverging) for end in (scale.low, scale.high))
+        facts.append(f"colours from {low} to {high}, {counted(len(table), 'tile')}")
+        with closing(open_slide(there(files, predicted))) as slide:
+            drawn = pictures_of(slide, predicted, table, layer)
+    except Exception as error:  # also what libraries raise over damage
+        why = f"No picture: {reason_of(error)}"
+    else:
+        for picture, what in zip(drawn, ("as it is", layer.title), strict=True):
+            embedded = budget.embed(picture, f"Slide {predicted.slide_id}, {what}")
+            if embedded is None:
+                return None
+            pictures.append(embedded)
+    return Heat(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures, why)
+
+
+def there(files: SlideFiles, predicted: PredictedSlide) -> Path:
+    """Find the file of a slide, or say that it is gone."""
+    path = files.find(predicted)
+    if path is None:
+        raise InputError(f"{predicted.path.name} is gone; --slides says where to look for slides that moved.")
+    return path
+
+
+def pictures_of(slide: Slide, predicted: PredictedSlide, table: TileTable, layer: Layer) -> list[Image.Image]:
+    """Draw the slide as it is, and with its map."""
+    plain = Image.fromarray(slide.thumbnail(LONGEST_PX).pixels)
+    drawn = heat_thumbnail(slide, predicted, table, layer, percentile=False, longest_px=LONGEST_PX)
+    return [plain, Image.open(io.BytesIO(drawn))]
+
+
+def bar_of(layer: Layer) -> ColourBar:
+    """Say what the colours of a layer mean; every slide has ends of its own."""
+    colours = palette(diverging=layer.kind == "contribution")
+    steps = [colours[round(place * 255 / (COLOURS - 1))] for place in range(COLOURS)]
+    low, high = end_words(layer, percentile=False)
+    kind = Layer(layer.column, layer.kind)
+    name = f"{kind.title[0].upper()}{kind.title[1:]} ({UNITS[layer.kind]})"
+    said = f"{name}; every slide has ends of its own, under its picture."
+    return ColourBar(["#{:02x}{:02x}{:02x}".format(*step) for step in steps], low, high, said)
+
+
+@dataclass(frozen=True, order=True)
+class Candidate:
+    """A tile for a gallery; larger keys are shown first."""
+
+    key: float
+    slide_id: str
+    place: int
+    value: float = field(compare=False)
+
+
+def gallery_blocks(folder: PredictionFolder, settings: Settings, files: SlideFiles, budget: Budget) -> list[Block]:
+    """Show the tiles that spoke loudest for each target in slides called positive, and against it in the others."""
+    targets = [str(each) for each in folder.about().get("targets", [])]
+    usable: dict[str, PredictedSlide] = {}
+    best: dict[tuple[str, int], list[Candidate]] = {}
+    slides = folder.slides()
+    most = {target: most_of_a_slide(slides, target, settings.tiles) for target in targets}
+    for slide in slides:
+        if (path := files.find(slide)) is None:
+            continue
+        try:
+            table = folder.tiles(slide.slide_id)
+        except InputError:
+            continue
+        usable[slide.slide_id] = replace(slide, path=path)
+        for target in targets:
+            add_candidates(best, slide, table, target, settings.tiles, most[target])
+    blocks: list[Block] = []
+    if gone := len(slides) - len(usable):
+        blocks.append(Note(f"Without {counted(gone, 'slide')} whose file or table of tiles is gone."))
+    for target in targets:
+        for side in (1, 0):
+            found = heapq.nlargest(settings.tiles, best.get((target, side), []))
+            if found:
+                blocks += gallery_of(folder, target, side, found, usable, budget, most[target][side])
+    return blocks
+
+
+def most_of_a_slide(slides: Sequence[PredictedSlide], target: str, count: int) -> tuple[int, int]:
+    """Say how many tiles of one slide a gallery takes, of negative and positive calls: more where slides are few."""
+    sides = [side_of(slide.targets[target]) for slide in slides if target in slide.targets]
+    negative, positive = (max(TILES_OF_A_SLIDE, -(-count // max(1, sides.count(side)))) for side in (0, 1))
+    return negative, positive
+
+
+def add_candidates(
+    best: dict[tuple[str, int], list[Candidate]],
+    slide: PredictedSlide,
+    table: TileTable,
+    target: str,
+    count: int,
+    most: tuple[int, int],
+) -> None:
+    """Offer the loudest tiles of one slide."""
+    said, layer = slide.targets.get(target), layer_of(slide, target)
+    if said is None or layer is None or layer.column not in table.values:
+        return
+    side = side_of(said)
+    sign = -1.0 if side == 0 and signed_layer(layer) else 1.0
+    values = table.values[layer.column]
+    loudest = np.argsort(-sign * values, kind="stable")[: most[side]]
+    kept = best.setdefault((target, side), [])
+    kept += [Candidate(sign * float(values[i]), slide.slide_id, int(i), float(values[i])) for i in loudest]
+    kept[:] = heapq.nlargest(count, kept)
+
+
+def side_of(said: Said) -> int:
+    """Say on which side a slide counts: as it is called, or without a threshold by its probability."""
+    return said.call if said.call is not None else int(said.probability >= 0.5)
+
+
+def signed_layer(layer: Layer) -> bool:
+    """Say whether a low value speaks against a target; low attention speaks for nothing."""
+    return layer.kind in ("contribution", "score")
+
+
+def gallery_of(
+    folder: PredictionFolder,
+    target: str,
+    side: int,
+    found: Sequence[Candidate],
+    slides: dict[str, PredictedSlide],
+    budget: Budget,
+    most_of_one: int,
+) -> list[Block]:
+    """Read and embed the tiles of one side."""
+    layer = layer_of(slides[found[0].slide_id], target)
+    assert layer is not None
+    tiles, left_out = [], budget.left_out
+    pictures = dict(read_tiles(folder, found, slides))
+    for each in found:
+        if (picture := pictures.get((each.slide_id, each.place))) is None:
+            continue
+        embedded = budget.embed(picture, f"Tile of slide {each.slide_id}")
+        if embedded is not None:
+            value = number(each.value, signed=signed_layer(layer))
+            tiles.append(TilePicture(embedded, each.slide_id, value))
+    most = "highest" if side or not signed_layer(layer) else "lowest"
+    kind = Layer(layer.column, layer.kind).title
+    title = f"{target}: {most} in slides called {called(side)}"
+    note = f"By {kind} ({UNITS[layer.kind]}); of a slide at most {most_of_one} tiles."
+    if budget.left_out > left_out:
+        note += f" {counted(budget.left_out - left_out, 'tile')} left out: no room."
+    return [Gallery(title, tiles, note)] if tiles else []
+
+
+def read_tiles(
+    folder: PredictionFolder, found: Sequence[Candidate], slides: dict[str, PredictedSlide]
+) -> Iterator[tuple[tuple[str, int], Image.Image]]:
+    """Read tiles slide by slide, each slide opened once; one that cannot be opened gives none."""
+    by_slide: dict[str, list[int]] = {}
+    for each in found:
+        by_slide.setdefault(each.slide_id, []).append(each.place)
+    for slide_id, places in by_slide.items():
+        predicted, table = slides[slide_id], folder.tiles(slide_id)
+        try:
+            opened = open_slide(predicted.path)
+        except Exception:  # also what libraries raise over damage
+            continue
+        with closing(opened) as slide:
+            for place in places:
+                x, y = (int(value) for value in table.positions[place])
+                picture = tile_picture(slide, predicted, x, y)
+                picture.thumbnail((TILE_PX, TILE_PX), Image.Resampling.LANCZOS)
+                yield (slide_id, place), picture

@@ -1,0 +1,261 @@
+"""Charts as SVG that stands in the page: lines, bands, dots, bars. Colours are classes of the style sheet, so that one
+chart is right by day, by night and on paper.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 280.0, 226.0
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 16.0, 38.0
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+POINTS_AT_MOST = 400  # of a line: more than a screen shows
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From where to where, and what."""
+
+    title: str
+    low: float
+    high: float
+    ticks: Sequence[float]
+
+    def place(self, value: float) -> float:
+        """Give a value its place from 0 to 1."""
+        return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points that are joined; `steps`: by steps that fall or rise where the next point begins."""
+
+    style: str
+    points: Sequence[Point]
+    steps: bool = False
+
+
+@dataclass(frozen=True)
+class Band:
+    """What lies between two lines."""
+
+    style: str
+    x: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point with a text beside it."""
+
+    style: str
+    x: float
+    y: float
+    radius: float = 3.0
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A rectangle from the floor up."""
+
+    style: str
+    low: float
+    high: float
+    top: float
+    floor: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An upright line through the whole chart, with a text at its head."""
+
+    style: str
+    x: float
+    text: str = ""
+
+
+Mark = Line | Band | Dot | Bar | Rule
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Axes and marks; later marks lie above earlier ones."""
+
+    said: str  # for those who do not see it
+    x: Axis
+    y: Axis
+    marks: Sequence[Mark] = field(default_factory=list)
+
+
+def share_axis(title: str) -> Axis:
+    """Make an axis from 0 to 1."""
+    return Axis(title, 0.0, 1.0, (0, 0.25, 0.5, 0.75, 1))
+
+
+def axis_of(title: str, values: Sequence[float], *, whole: bool = False, floor: float | None = None) -> Axis:
+    """Make an axis that holds the values, with round numbers at its ends."""
+    low, high = min(values), max(values)
+    low = low if floor is None else min(low, floor)
+    if not high > low:
+        low, high = (low - 0.5, high + 0.5) if whole else (low - 0.1 * (abs(low) or 1), high + 0.1 * (abs(high) or 1))
+    step = round_step((high - low) / 4)
+    step = max(1.0, math.ceil(step)) if whole else step
+    if whole:  # counts and epochs: the data's own ends
+        first = math.ceil(low / step) * step
+        return Axis(title, low, high, [float(tick) for tick in np.arange(first, high + step / 1e6, step)])
+    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    return Axis(title, low, high, [low + step * number for number in range(round((high - low) / step) + 1)])
+
+
+def round_step(step: float) -> float:
+    """Find a round number that is no smaller."""
+    scale = 10.0 ** math.floor(math.log10(step))
+    return next(scale * each for each in STEPS if scale * each >= step * (1 - 1e-9))
+
+
+def draw(chart: Chart) -> Markup:
+    """Draw it."""
+    parts = [frame(chart)]
+    parts += [mark_of(chart, mark) for mark in chart.marks]
+    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        number(WIDTH), number(HEIGHT), chart.said, Markup("").join(parts)
+    )
+
+
+def across(chart: Chart, value: float) -> float:
+    """Find the place of a value from the left, inside the frame."""
+    return LEFT + min(max(chart.x.place(value), -0.05), 1.05) * (WIDTH - LEFT - RIGHT)
+
+
+def down(chart: Chart, value: float) -> float:
+    """Find the place of a value from above, inside the frame."""
+    return HEIGHT - BOTTOM - min(max(chart.y.place(value), -0.05), 1.05) * (HEIGHT - TOP - BOTTOM)
+
+
+def frame(chart: Chart) -> Markup:
+    """Draw axes, ticks and titles."""
+    floor, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    parts = [Markup('<path class="axis" d="M{} {}H{}"/>').format(number(LEFT), number(floor), number(right))]
+    for tick in chart.y.ticks:
+        y = down(chart, tick)
+        parts.append(Markup('<path class="grid" d="M{} {}H{}"/>').format(number(LEFT), number(y), number(right)))
+        parts.append(text_at(LEFT - 7, y + 3.5, label_of(tick, chart.y.ticks), "tick end"))
+    for tick in chart.x.ticks:
+        parts.append(text_at(across(chart, tick), floor + 15, label_of(tick, chart.x.ticks), "tick middle"))
+    parts.append(text_at((LEFT + right) / 2, HEIGHT - 6, chart.x.title, "title middle"))
+    middle = (TOP + floor) / 2
+    parts.append(
+        Markup('<text class="title middle" transform="translate(10 {}) rotate(-90)">{}</text>').format(
+            number(middle), chart.y.title
+        )
+    )
+    return Markup("").join(parts)
+
+
+def mark_of(chart: Chart, mark: Mark) -> Markup:
+    """Draw one mark."""
+    if isinstance(mark, Line):
+        return line_of(chart, mark)
+    if isinstance(mark, Band):
+        upper = [(x, y) for x, y in zip(mark.x, mark.high, strict=True)]
+        lower = [(x, y) for x, y in zip(mark.x, mark.low, strict=True)]
+        outline = [*thinned(upper), *reversed(thinned(lower))]
+        return Markup('<path class="band {}" d="{}Z"/>').format(mark.style, path_of(chart, outline))
+    if isinstance(mark, Bar):
+        left, right = across(chart, mark.low), across(chart, mark.high)
+        top, floor = down(chart, mark.top), down(chart, mark.floor)
+        return Markup('<rect class="bar {}" x="{}" y="{}" width="{}" height="{}"/>').format(
+            mark.style, number(left), number(top), number(max(0.0, right - left)), number(max(0.0, floor - top))
+        )
+    if isinstance(mark, Rule):
+        x = across(chart, mark.x)
+        line = Markup('<path class="rule {}" d="M{} {}V{}"/>').format(
+            mark.style, number(x), number(TOP), number(HEIGHT - BOTTOM)
+        )
+        place = chart.x.place(mark.x)
+        anchor = "tick end" if place > 0.8 else "tick" if place < 0.2 else "tick middle"
+        return line + text_at(x, TOP - 4, mark.text, anchor)  # above the frame, where no line is
+    dot = Markup('<circle class="dot {}" cx="{}" cy="{}" r="{}"/>').format(
+        mark.style, number(across(chart, mark.x)), number(down(chart, mark.y)), number(mark.radius)
+    )
+    above = down(chart, mark.y) - mark.radius - 4
+    return dot + text_at(across(chart, mark.x), above, mark.text, "tick middle")
+
+
+def line_of(chart: Chart, line: Line) -> Markup:
+    """Draw a line; one of a single point is a dot."""
+    if len(line.points) == 1:
+        return mark_of(chart, Dot(line.style, *line.points[0]))
+    points = list(line.points)
+    if line.steps:
+        points = [
+            points[0],
+            *(corner for a, b in itertools.pairwise(points) for corner in ((a[0], b[1]), b)),
+        ]
+    return Markup('<path class="line {}" d="{}"/>').format(line.style, path_of(chart, thinned(points)))
+
+
+def thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """Leave out what no screen shows; the ends stay."""
+    if len(points) <= POINTS_AT_MOST:
+        return points
+    return [points[place] for place in np.unique(np.linspace(0, len(points) - 1, POINTS_AT_MOST).astype(int))]
+
+
+def path_of(chart: Chart, points: Sequence[Point]) -> str:
+    """Write a path."""
+    return "M" + "L".join(f"{number(across(chart, x))} {number(down(chart, y))}" for x, y in points)
+
+
+def text_at(x: float, y: float, text: str, style: str) -> Markup:
+    """Write a text; nothing where there is none."""
+    if not text:
+        return Markup("")
+    return Markup('<text class="{}" x="{}" y="{}">{}</text>').format(style, number(x), number(y), text)
+
+
+def number(value: float) -> str:
+    """Write a place: a tenth of a pixel is enough."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def label_of(tick: float, ticks: Sequence[float]) -> str:
+    """Write a tick with as many digits as all of them need."""
+    step = min((b - a for a, b in itertools.pairwise(ticks)), default=abs(tick) or 1.0)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    digits += not math.isclose(round(step, digits), step, rel_tol=1e-6)  # 0.25
+    return f"{tick:,.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def whisker_scale() -> Markup:
+    """Draw what stands above whiskers."""
+    ends = ((10, "0"), (80, "chance"), (150, "1"))
+    texts = [Markup('<text x="{}" y="12" text-anchor="middle">{}</text>').format(x, text) for x, text in ends]
+    return Markup(
+        '<svg class="whisker scale" viewBox="0 0 160 16" role="img" aria-label="from 0 to 1">{}</svg>'
+    ).format(Markup("").join(texts))
+
+
+def whisker(value: float | None, low: float | None, high: float | None, said: str) -> Markup:
+    """Draw a value from 0 to 1 with its interval, for a cell of a table; the line in the middle is chance."""
+    if value is None:
+        return Markup("")
+    parts = [Markup('<path class="grid" d="M10 12H150"/><path class="chance" d="M80 3V21"/>')]
+    if low is not None and high is not None:
+        parts.append(
+            Markup('<path class="span" d="M{} 12H{}"/>').format(number(10 + 140 * low), number(10 + 140 * high))
+        )
+    parts.append(Markup('<circle class="dot model" cx="{}" cy="12" r="4.5"/>').format(number(10 + 140 * value)))
+    return Markup('<svg class="whisker" viewBox="0 0 160 24" role="img" aria-label="{}">{}</svg>').format(
+        escape(said), Markup("").join(parts)
+    )

@@ -1,0 +1,212 @@
+"""The charts of a report, from predictions and from what epochs came to."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tapfm.evaluation.bands import roc_band
+from tapfm.evaluation.calibration import reliability
+from tapfm.evaluation.predictions import Prediction, units_of
+from tapfm.evaluation.ranking import precision_recall_curve, roc_curve, why_undefined
+from tapfm.report.charts import Axis, Band, Bar, Chart, Dot, Line, Mark, Point, Rule, axis_of, draw, share_axis
+from tapfm.report.content import Figure, Figures, Key
+from tapfm.report.numbers import interval, written
+from tapfm.report.result import Result
+
+BINS = 20  # of the histogram
+CHANCE = Line("chance", [(0.0, 0.0), (1.0, 1.0)])
+History = Sequence[Mapping[str, Any]]
+
+
+def result_figures(result: Result, target: str) -> Figures:
+    """Draw ROC, precision and recall, calibration and scores of one target."""
+    units = units_of(result.predictions, [target], result.unit)
+    if why := why_undefined([each.labels.get(target) for each in units], result.unit):
+        return Figures([Figure(name, why=why) for name in ("ROC", "Precision and recall", "Calibration")], title=target)
+    baseline = units_of(result.baseline, [target], result.unit) if result.baseline else []
+    drawn = (
+        roc(result, target, units, baseline),
+        precision_recall(result, target, units, baseline),
+        calibration(result, target, units),
+        scores(result, target, units),
+    )
+    return Figures(drawn, title=target if len(result.targets) > 1 else "")
+
+
+def roc(result: Result, target: str, units: Sequence[Prediction], baseline: Sequence[Prediction]) -> Figure:
+    """Draw sensitivity against 1 - specificity, with the band of resampled patients."""
+    marks: list[Mark] = []
+    keys = [Key("line model", f"AUC {measure_text(result, target, 'auc')}")]
+    band = roc_band(result.predictions, target, result.unit, resamples=result.resamples, seed=result.seed)
+    if band is not None:
+        marks.append(Band("model", list(band.false_positive_rate), list(band.low), list(band.high)))
+        keys.append(Key("band model", "95% of resampled patients"))
+    marks.append(CHANCE)
+    if baseline and (curve := roc_curve(*column(baseline, target))) is not None:
+        marks.append(Line("baseline", pairs(curve[0], curve[1])))
+        keys.append(Key("line baseline", "colours and tile count"))
+    curve = roc_curve(*column(units, target))
+    assert curve is not None
+    marks.append(Line("model", pairs(curve[0], curve[1])))
+    said = f"ROC curve of {target}: {keys[0].name}"
+    chart = Chart(said, share_axis("1 − specificity"), share_axis("sensitivity"), marks)
+    return Figure("ROC", draw(chart), keys)
+
+
+def precision_recall(
+    result: Result, target: str, units: Sequence[Prediction], baseline: Sequence[Prediction]
+) -> Figure:
+    """Draw PPV against sensitivity, and the prevalence, which chance would give."""
+    known = [label for each in units if (label := each.labels.get(target)) is not None]
+    prevalence = sum(known) / len(known)
+    marks: list[Mark] = [Line("chance", [(0.0, prevalence), (1.0, prevalence)])]
+    keys = [Key("line model", f"average precision {measure_text(result, target, 'average_precision')}")]
+    keys.append(Key("line chance", f"prevalence {prevalence:.0%}"))
+    if baseline and (curve := precision_recall_curve(*column(baseline, target))) is not None:
+        marks.append(Line("baseline", pairs(curve[1], curve[0])[::-1], steps=True))
+        keys.append(Key("line baseline", "colours and tile count"))
+    curve = precision_recall_curve(*column(units, target))
+    assert curve is not None
+    marks.append(Line("model", pairs(curve[1], curve[0])[::-1], steps=True))
+    chart = Chart(f"Precision and recall of {target}", share_axis("sensitivity"), share_axis("PPV"), marks)
+    return Figure("Precision and recall", draw(chart), keys)
+
+
+def calibration(result: Result, target: str, units: Sequence[Prediction]) -> Figure:
+    """Draw observed rates against mean probabilities, with the number in each bin."""
+    labels, _ = column(units, target)
+    bins = [each for each in reliability(labels, [one.probabilities[target] for one in units]) if each.count]
+    most = max(each.count for each in bins)
+    points = [(each.mean_probability or 0.0, each.positive_rate or 0.0) for each in bins]
+    marks: list[Mark] = [CHANCE, Line("model faint", points)]
+    marks += [
+        Dot("model", x, y, 2.5 + 4 * (each.count / most) ** 0.5, f"{each.count:,}")
+        for (x, y), each in zip(points, bins, strict=True)
+    ]
+    keys = [Key("line model", f"calibration error {measure_text(result, target, 'ece')}")]
+    chart = Chart(
+        f"Calibration of {target}", share_axis("mean probability"), share_axis("observed rate of positives"), marks
+    )
+    return Figure("Calibration", draw(chart), keys, f"Numbers are {result.unit}s in a bin of equal width.")
+
+
+def scores(result: Result, target: str, units: Sequence[Prediction]) -> Figure:
+    """Draw how many positives and negatives have which probability."""
+    edges = np.linspace(0, 1, BINS + 1)
+    counts, keys = {}, []
+    for label, style, name in ((0, "negative", "negative"), (1, "positive", "positive")):
+        values = [each.probabilities[target] for each in units if each.labels.get(target) == label]
+        counts[style] = np.histogram(values, edges)[0]
+        keys.append(Key(f"bar {style}", f"{name} ({len(values):,})"))
+    marks: list[Mark] = []
+    for place, (low, high) in enumerate(itertools.pairwise(edges)):  # one on the other: neither hides
+        below, above = (float(counts[style][place]) for style in ("negative", "positive"))
+        if below:
+            marks.append(Bar("negative", low, high, below))
+        if above:
+            marks.append(Bar("positive", low, high, below + above, below))
+    if (threshold := result.youden.get(target)) is not None:
+        marks.append(Rule("threshold", threshold, written(threshold)))
+        keys.append(Key("rule threshold", "threshold, chosen on validation"))
+    top = float(max(counts["negative"] + counts["positive"]))
+    y = axis_of(f"{result.unit}s", [0.0, top * 1.15], whole=True)
+    chart = Chart(f"Probabilities of positive and negative {result.unit}s", share_axis("probability"), y, marks)
+    return Figure("Probabilities", draw(chart), keys)
+
+
+def column(units: Sequence[Prediction], target: str) -> tuple[list[int | None], list[float]]:
+    """Take the labels and logits of one target."""
+    return [each.labels.get(target) for each in units], [each.logits[target] for each in units]
+
+
+def pairs(x: Any, y: Any) -> list[Point]:
+    """Make points of two arrays."""
+    return [(float(a), float(b)) for a, b in zip(x, y, strict=True)]
+
+
+def measure_text(result: Result, target: str, metric: str) -> str:
+    """Write a metric and its interval for a legend."""
+    found = result.measured.get((target, metric))
+    if found is None:
+        return ""
+    estimate = found.estimate
+    within = f" ({interval(estimate)})" if interval(estimate) else ""
+    return written(estimate.value) + within
+
+
+def training_figures(history: History, best_epoch: int | None) -> Figures:
+    """Draw losses and AUCs by epoch; the epoch that was kept is marked."""
+    kept: list[Mark] = [] if best_epoch is None else [Rule("kept", best_epoch, f"epoch {best_epoch} kept")]
+    figures = [
+        epochs_figure(
+            "Loss of the aggregator", "loss", history, {"training": by("loss_agg"), "validation": by("val_loss")}, kept
+        ),
+        epochs_figure(
+            "AUC",
+            "AUC",
+            history,
+            {"training": by("train_macro_auc"), "validation": by("val_macro_auc")},
+            kept,
+            y=share_axis("AUC"),
+        ),
+        epochs_figure("Loss of the encoder", "loss", history, {"training": by("loss_pfm")}, kept),
+    ]
+    return Figures([figure for figure in figures if figure is not None])
+
+
+def by(name: str) -> Callable[[Mapping[str, Any]], float | None]:
+    """Take a number of an epoch; None where it has none."""
+    return lambda row: None if row.get(name) is None else float(row[name])
+
+
+def epochs_figure(
+    title: str,
+    unit: str,
+    history: History,
+    series: Mapping[str, Callable[[Mapping[str, Any]], float | None]],
+    below: Sequence[Mark],
+    y: Axis | None = None,
+) -> Figure | None:
+    """Draw numbers by epoch; nothing where no epoch has any."""
+    lines = {
+        name: [(float(row["epoch"]), value) for row in history if (value := of(row)) is not None]
+        for name, of in series.items()
+    }
+    lines = {name: points for name, points in lines.items() if points}
+    values = [value for points in lines.values() for _, value in points]
+    if not values or (title == "Loss of the encoder" and not any(values)):  # a fixed encoder has none
+        return None
+    epochs = axis_of("epoch", [float(row["epoch"]) for row in history], whole=True)
+    marks = [*below, *(Line(name, points) for name, points in lines.items())]
+    chart = Chart(f"{title} by epoch", epochs, y or axis_of(unit, values), marks)
+    return Figure(title, draw(chart), [Key(f"line {name}", name) for name in lines])
+
+
+def methods_figures(methods: Sequence[tuple[str, str, Sequence[History]]]) -> Figures:
+    """Draw validation AUC and training loss of methods: (title, regime, histories of its runs), means over runs."""
+    figures = []
+    for title, unit, name in (("Validation AUC", "AUC", "val_macro_auc"), ("Training loss", "loss", "loss_agg")):
+        lines = [(regime, means_by_epoch(histories, name)) for _, regime, histories in methods]
+        values = [value for _, points in lines for _, value in points]
+        if not values:
+            continue
+        epochs = axis_of("epoch", [epoch for _, points in lines for epoch, _ in points], whole=True)
+        y = share_axis(unit) if name == "val_macro_auc" else axis_of(unit, values)
+        marks = [Line(f"regime-{regime}", points) for regime, points in lines if points]
+        keys = [Key(f"line regime-{regime}", regime) for regime in dict.fromkeys(regime for regime, _ in lines)]
+        figures.append(Figure(title, draw(Chart(f"{title} of all methods by epoch", epochs, y, marks)), keys))
+    return Figures(figures)
+
+
+def means_by_epoch(histories: Sequence[History], name: str) -> list[Point]:
+    """Average a number of each epoch over the runs that have it."""
+    of_epoch: dict[float, list[float]] = {}
+    for history in histories:
+        for row in history:
+            if row.get(name) is not None:
+                of_epoch.setdefault(float(row["epoch"]), []).append(float(row[name]))
+    return [(epoch, sum(values) / len(values)) for epoch, values in sorted(of_epoch.items())]

@@ -1,0 +1,52 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from tapfm.evaluation.estimate import Estimate
+from tapfm.report.content import Cell
+
+ABSENT = "–"
+
+
+def written(value: float | None, digits: int = 3) -> str:
+    """Write a number, or a dash."""
+    return ABSENT if value is None else minus(f"{value:.{digits}f}")
+
+
+def signed(value: float) -> str:
+    """Write a difference."""
+    return minus(f"{value:+.3f}")
+
+
+def minus(text: str) -> str:
+    """Put the sign that is as wide as a plus."""
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def percent(part: int, whole: int) -> str:
+    """Write a share."""
+    return f"{part / whole:.0%}" if whole else ABSENT
+
+
+def interval(estimate: Estimate) -> str:
+    """Write an interval, or nothing."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"{written(estimate.low)} to {written(estimate.high)}"
+
+
+def estimate_cell(estimate: Estimate | None) -> Cell:
+    """Write a value, its interval, and why one of them is missing."""
+    if estimate is None:
+        return Cell("")
+    return Cell(written(estimate.value), interval(estimate), estimate.why)
+
+
+def called(flag: int | None) -> str:
+    """Write a label or a call."""
+    return ABSENT if flag is None else "positive" if flag else "negative"
+
+
+def size(count: int) -> str:
+    """Write a number of bytes."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{max(1, round(count / 1e3))} kB"

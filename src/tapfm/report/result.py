@@ -1,0 +1,39 @@
+"""What a model is worth on a set of slides, as a report shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tapfm.evaluation.measures import MACRO, Measured
+from tapfm.evaluation.predictions import Prediction, Unit
+
+Measures = Mapping[tuple[str, str], Measured]  # by target and metric
+
+
+@dataclass(frozen=True)
+class Result:
+    """Predictions of a set of slides, and what was measured of them."""
+
+    title: str  # test, validation, external.csv
+    about: str  # which slides, and where the figures come from
+    targets: Sequence[str]
+    unit: Unit
+    predictions: Sequence[Prediction]
+    measured: Measures
+    youden: Mapping[str, float | None] = field(default_factory=dict)  # thresholds by target
+    at_sensitivity: Mapping[str, float | None] = field(default_factory=dict)
+    sensitivity: float = 0.9
+    chosen_on: str = ""  # where thresholds come from, or why there are none
+    warning: str = ""  # the slides were used to choose something
+    baseline: Sequence[Prediction] = ()
+    baseline_measured: Measures = field(default_factory=dict)
+    subgroups: Mapping[str, Measures] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    resamples: int = 2000
+    seed: int = 0
+
+    @property
+    def columns(self) -> list[str]:
+        """List the targets, and their mean where there are several."""
+        return [*self.targets, *([MACRO] if len(self.targets) > 1 else [])]

@@ -1,0 +1,3 @@
+"""Pages in a browser, for the tests of a report."""
+
+from browser import chromium, page  # noqa: F401

@@ -1,0 +1,90 @@
+"""Axes, marks and the little charts of tables."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from tapfm.report.charts import (
+    POINTS_AT_MOST,
+    Band,
+    Bar,
+    Chart,
+    Dot,
+    Line,
+    Rule,
+    axis_of,
+    draw,
+    label_of,
+    share_axis,
+    thinned,
+    whisker,
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "whole", "ends", "ticks"),
+    [
+        ([0.652, 0.732], False, (0.64, 0.74), [0.64, 0.66, 0.68, 0.7, 0.72, 0.74]),
+        ([-2.2, 7.9], False, (-5, 10), [-5, 0, 5, 10]),
+        ([0.5], False, (0.45, 0.55), [0.45, 0.475, 0.5, 0.525, 0.55]),
+        ([0.0, 0.0], False, (-0.1, 0.1), [-0.1, -0.05, 0, 0.05, 0.1]),
+        ([1, 20], True, (1, 20), [5, 10, 15, 20]),
+        ([1, 2], True, (1, 2), [1, 2]),
+        ([3], True, (2.5, 3.5), [3]),
+    ],
+)
+def test_an_axis_holds_its_values_between_round_numbers(values, whole, ends, ticks):
+    axis = axis_of("x", values, whole=whole)
+    assert (axis.low, axis.high) == pytest.approx(ends)
+    assert list(axis.ticks) == pytest.approx(ticks)
+
+
+def test_ticks_have_the_digits_they_need():
+    assert [label_of(tick, (0, 0.25, 0.5)) for tick in (0, 0.25)] == ["0.00", "0.25"]
+    assert label_of(1000, (0, 1000)) == "1,000"
+    assert label_of(-0.5, (-0.5, 0, 0.5)) == "−0.5"
+
+
+def test_places_are_those_of_the_values():
+    chart = Chart("c", share_axis("x"), share_axis("y"), [Line("model", [(0, 0), (1, 1)])])
+    path = re.search(r'class="line model" d="M(\S+) (\S+)L(\S+) (\S+)"', draw(chart))
+    assert [float(each) for each in path.groups()] == [50, 188, 268, 16]
+
+
+def test_steps_turn_at_right_angles():
+    chart = Chart("c", share_axis("x"), share_axis("y"), [Line("model", [(0, 1), (1, 0)], steps=True)])
+    path = re.search(r'class="line model" d="M(\S+) (\S+)L(\S+) (\S+)L(\S+) (\S+)"', draw(chart))
+    x0, y0, x1, y1, x2, y2 = (float(each) for each in path.groups())
+    assert (x0, y1) == (x1, y2)
+    assert x2 > x0
+    assert y2 > y0
+
+
+def test_every_mark_is_drawn_and_names_are_escaped():
+    marks = [
+        Band("model", [0, 1], [0, 0.5], [0.5, 1]),
+        Bar("positive", 0.1, 0.2, 0.5),
+        Rule("kept", 0.5, "<here>"),
+        Dot("model", 0.5, 0.5, text="&"),
+        Line("model", [(0.2, 0.2)]),
+    ]
+    svg = draw(Chart('a "chart" <b>', share_axis("<x>"), share_axis("y"), marks))
+    assert svg.count("<circle") == 2  # a line of a single point is a dot
+    assert 'aria-label="a &#34;chart&#34; &lt;b&gt;"' in svg
+    assert "&lt;here&gt;" in svg
+    assert "&lt;x&gt;" in svg
+    HTMLParser().feed(svg)
+
+
+def test_long_lines_keep_their_ends():
+    points = [(i, i) for i in range(10_000)]
+    assert len(thinned(points)) <= POINTS_AT_MOST
+    assert thinned(points)[0] == points[0]
+    assert thinned(points)[-1] == points[-1]
+
+
+def test_a_whisker_without_interval_is_a_dot_and_without_value_nothing():
+    assert "span" in whisker(0.5, 0.2, 0.9, "AUC")
+    assert "span" not in whisker(0.5, None, None, "AUC")
+    assert whisker(None, None, None, "AUC") == ""

@@ -1,0 +1,88 @@
+"""Charts and tables of results: the numbers are those of the evaluation, reasons are told where there are none."""
+
+from report_lab import history, predictions
+
+from tapfm.evaluation.measures import choose_thresholds, measure
+from tapfm.evaluation.predictions import Prediction
+from tapfm.report.figures import methods_figures, result_figures, training_figures
+from tapfm.report.numbers import written
+from tapfm.report.result import Result
+from tapfm.report.tables import headline, metric_blocks
+
+
+def a_result(slides, targets=("FGFR3",), validation=None, **more):
+    chosen = choose_thresholds(validation, targets, "patient") if validation else None
+    found = measure(slides, targets, "patient", chosen, resamples=50)
+    thresholds = {"youden": chosen.youden, "at_sensitivity": chosen.chosen} if chosen else {}
+    measured = {(each.target, each.metric): each for each in found}
+    given = {"chosen_on": "8 slides", "resamples": 50} | thresholds | more
+    return Result("test", "ten slides", targets, "patient", slides, measured, **given)
+
+
+def test_four_charts_with_the_numbers_of_the_evaluation():
+    result = a_result(predictions(20), validation=predictions(8), baseline=predictions(20, seed=3))
+    figures = result_figures(result, "FGFR3").figures
+    assert [figure.title for figure in figures] == ["ROC", "Precision and recall", "Calibration", "Probabilities"]
+    estimate = result.measured["FGFR3", "auc"].estimate
+    assert (
+        figures[0].keys[0].name
+        == f"AUC {written(estimate.value)} ({written(estimate.low)} to {written(estimate.high)})"
+    )
+    assert figures[0].svg.count('class="line') == 3  # chance, baseline, model
+    assert "band model" in figures[0].svg
+    assert [key.name for key in figures[3].keys[:2]] == ["negative (10)", "positive (10)"]
+    assert "threshold" in figures[3].keys[2].name
+
+
+def test_one_class_has_no_charts_and_says_why():
+    slides = [Prediction(f"s{i}", f"p{i}", "test", None, {"FGFR3": 0}, {"FGFR3": float(i)}, tiles=1) for i in range(4)]
+    result = a_result(slides)
+    assert {figure.why for figure in result_figures(result, "FGFR3").figures} == {"no positive patient among 4"}
+    table = metric_blocks(result)[0]
+    assert "no positive patient among 4" in table.reasons
+    assert table.notes == ["No threshold: 8 slides."]
+    assert "–" in [cell.text for cell in headline([("", result)]).rows[0].cells]
+
+
+def test_several_targets_have_columns_and_their_mean():
+    result = a_result(
+        predictions(12, targets=("EGFR", "KRAS")), ("EGFR", "KRAS"), predictions(8, targets=("EGFR", "KRAS"))
+    )
+    table = metric_blocks(result)[0]
+    assert [column.title for column in table.columns] == ["", "EGFR", "KRAS", "mean of targets"]
+    names = [row.cells[0].text for row in table.rows if row.cells]
+    assert names.count("sensitivity") == 2  # at Youden's threshold, and at that of a sensitivity
+    assert names.count("threshold") == 2
+    rows = headline([("", result)]).rows
+    assert [row.heading or row.cells[0].text for row in rows] == ["test", "EGFR", "KRAS", "mean of targets"]
+
+
+def test_subgroups_and_the_baseline_stand_beside_the_model():
+    result = a_result(predictions(12), validation=predictions(8))
+    result = a_result(
+        predictions(12), baseline_measured=result.measured, subgroups={"scanner = alpha": result.measured}
+    )
+    titles = [block.title for block in metric_blocks(result)]
+    assert titles == ["", "Beside colours and tile count", "Subgroups"]
+
+
+def test_curves_mark_the_epoch_that_was_kept():
+    figures = training_figures(history(3), 2).figures
+    assert [figure.title for figure in figures] == ["Loss of the aggregator", "AUC", "Loss of the encoder"]
+    assert all("epoch 2 kept" in figure.svg for figure in figures)
+
+
+def test_a_fixed_encoder_has_no_loss_and_one_epoch_is_a_dot():
+    rows = [{"epoch": 1, "loss_agg": 0.5, "loss_pfm": 0.0, "val_loss": None, "val_macro_auc": None}]
+    (loss,) = training_figures(rows, None).figures
+    assert "<circle" in loss.svg
+    assert [key.name for key in loss.keys] == ["training"]
+
+
+def test_methods_are_drawn_by_regime_and_runs_are_averaged():
+    loss = [{"epoch": 1, "loss_agg": 1.0, "val_macro_auc": 0.5}, {"epoch": 2, "loss_agg": 0.0, "val_macro_auc": 0.5}]
+    more = [{**row, "loss_agg": row["loss_agg"] + 1} for row in loss]
+    auc, losses = methods_figures([("a", "tapfm", [loss, more]), ("b", "fixed", [loss])]).figures
+    assert (auc.title, losses.title) == ("Validation AUC", "Training loss")
+    assert [key.name for key in losses.keys] == ["tapfm", "fixed"]
+    assert losses.svg.count('class="line regime-') == 2

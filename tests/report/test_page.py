@@ -1,0 +1,156 @@
+"""The page: whole, closed to the network, and deaf to what data may say."""
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+
+from tapfm.evaluation.estimate import Estimate
+from tapfm.report.content import (
+    Cell,
+    Code,
+    Column,
+    Figure,
+    Figures,
+    Fold,
+    Gallery,
+    Heat,
+    Heats,
+    Key,
+    Note,
+    Page,
+    Picture,
+    Row,
+    Section,
+    SlideLine,
+    Slides,
+    Table,
+    TilePicture,
+)
+from tapfm.report.numbers import estimate_cell
+from tapfm.report.page import digest, is_ours, keys_of, render
+
+EVIL = "<script>alert('1')</script>\"><img src=http://evil.example/x onerror=alert(2)>"
+VOID = {"meta", "input", "img", "path", "rect", "circle"}
+
+
+class Reader(HTMLParser):
+    """Checks that elements close in order, and remembers ids, texts and addresses."""
+
+    def __init__(self):
+        super().__init__(convert_charrefs=True)
+        self.open, self.ids, self.addresses, self.tags, self.text = [], [], [], Counter(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] += 1
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.addresses += [
+            (tag, value) for name, value in attrs if name in ("src", "href", "action", "data", "xlink:href")
+        ]
+        assert not [name for name, _ in attrs if name.startswith("on") or name == "style"], (tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def read(html):
+    reader = Reader()
+    reader.feed(html)
+    assert not reader.open
+    return reader
+
+
+def a_page(**changes):
+    picture = Picture("data:image/webp;base64,AA==", 2, 2, EVIL)
+    line = SlideLine(EVIL, EVIL, EVIL, EVIL, 0.7, 0.5, 0, 12, EVIL)
+    table = Table(
+        [Column(EVIL), Column("b")], [Row(heading=EVIL), Row([Cell(EVIL, EVIL, EVIL), Cell("")])], EVIL, [EVIL]
+    )
+    blocks = [
+        table,
+        Note(EVIL),
+        Code(EVIL),
+        Fold(
+            EVIL, [Figures([Figure(EVIL, keys=[Key("line", EVIL)], caption=EVIL), Figure("b", why=EVIL)], EVIL)], EVIL
+        ),
+        Slides([line, SlideLine("b", "p", "test", "T", 0.2, None, None, 3, "other")]),
+        Heats([Heat(EVIL, EVIL, "false positive", [EVIL], [picture]), Heat("gone", "T", "", [], [], EVIL)], [], EVIL),
+        Gallery(EVIL, [TilePicture(picture, EVIL, EVIL)], EVIL),
+    ]
+    sections = [Section(EVIL, blocks, EVIL), Section("Twice", [Note("a")]), Section("Twice", [Note("b")])]
+    given = {"kicker": EVIL, "title": EVIL, "summary": [EVIL], "headline": table, "warnings": [EVIL], "made": EVIL}
+    return Page(sections=sections, **given | changes)
+
+
+def test_what_data_say_is_text_everywhere():
+    html = render(a_page()).decode()
+    reader = read(html)
+    assert reader.tags["script"] == reader.tags["style"] == 1
+    assert reader.tags["img"] == 2
+    assert "".join(reader.text).count("alert('1')") > 20
+
+
+def test_ids_are_unique_and_links_lead_to_them():
+    reader = read(render(a_page()).decode())
+    assert [name for name, count in Counter(reader.ids).items() if count > 1] == []
+    assert {"twice", "twice-2"} <= set(reader.ids)
+    links = [address[1:] for tag, address in reader.addresses if tag == "a"]
+    assert links
+    assert set(links) <= set(reader.ids)
+
+
+def test_nothing_is_fetched():
+    reader = read(render(a_page()).decode())
+    assert all(address.startswith(("#", "data:image/")) for _, address in reader.addresses)
+    ours = render(a_page()).decode().replace("http://evil.example", "")
+    assert re.findall(r"\w+://|url\(|@import|fetch\(|XMLHttpRequest|import\(", ours) == []
+
+
+def test_the_policy_allows_this_style_and_this_script_alone():
+    html = render(a_page()).decode()
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html).group(1).replace("&#39;", "'")
+    script, style = (re.search(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL).group(1) for tag in ("script", "style"))
+    assert policy.startswith("default-src 'none'; ")
+    assert f"script-src '{digest(script)}'" in policy
+    assert f"style-src '{digest(style)}'" in policy
+    assert "unsafe" not in policy
+
+
+def test_a_page_of_ours_is_known_again(tmp_path):
+    (tmp_path / "ours.html").write_bytes(render(a_page()))
+    (tmp_path / "theirs.html").write_text("<!doctype html><title>mine</title>")
+    assert is_ours(tmp_path / "ours.html")
+    assert not is_ours(tmp_path / "theirs.html")
+
+
+def test_keys_are_made_of_titles_and_differ():
+    assert keys_of(["A b", "A, b", "a-b-2", "·"]) == ["a-b", "a-b-2", "a-b-2-2", "section"]
+
+
+def test_why_something_is_missing_is_told_once_below():
+    cells = [estimate_cell(Estimate(None, why="no positive slide among 4")) for _ in range(2)]
+    html = render(a_page(headline=Table([Column("a"), Column("b")], [Row(cells)]))).decode()
+    header = html[html.index('class="headline"') : html.index('class="made"')]
+    assert header.count("<li>no positive slide among 4</li>") == 1
+    assert header.count('title="no positive slide among 4">1</sup>') == 2
+
+
+def test_outcomes_of_calls():
+    line = SlideLine("s", "p", "test", "T", 0.5, 0.5, 1, 3)
+    said = [
+        (p, t, label)
+        for p, t, label in ((0.5, 0.5, 1), (0.49, 0.5, 1), (0.6, 0.5, 0), (0.6, None, 0), (0.6, 0.5, None))
+    ]
+    lines = [SlideLine("s", "p", "test", "T", p, t, label, 3) for p, t, label in said]
+    assert line.call == 1
+    assert [each.outcome for each in lines] == ["right", "false negative", "false positive", "", ""]
