@@ -55,7 +55,7 @@ def refuse_full_disk(error: OSError, path: Path) -> None:
         kept = "; the one before is whole" if path.exists() else ""
         raise DiskFullError(
             f"The disk was full before {path} was written{kept}.",
-            hint="Free some space; the same command goes on, tapfm train with --resume.",
+            hint="Free some space; the same command goes on, tapfm train and tapfm predict with --resume.",
         ) from error
 
 

@@ -1,24 +1,32 @@
 """`tapfm predict`: whole slides, tile by tile."""
 
+import errno
+import io
 import json
+import os
 import shutil
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from cohort_files import rows_of
 from command_line import start, tapfm_here, wait_for
+from rich.console import Console
 from slide_files import section, write_slide
-from training_lab import SPLITS, edit, slide_id
+from training_lab import SPLITS, edit, slide_id, tile_set
 
 from tapfm import api
 from tapfm.app.evaluating.ensemble import write_ensemble
+from tapfm.app.predicting import predict as predicting
+from tapfm.app.progress import TileCounter
 from tapfm.app.stopping import StopRequests
 from tapfm.evaluation.predictions import mean_of, read_predictions, sigmoid
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.whole_slide import Models
 from tapfm.slides.opening import find_slides
-from tapfm.tiles.store import read_tiles
+from tapfm.tiles.store import read_tiles, write_tiles
 
 HERE = ("--workers", 0, "--device", "cpu")
 TEST = [slide_id(number) for number, split in enumerate(SPLITS) if split == "test"]
@@ -195,6 +203,25 @@ def test_folders_tables_and_slides_go_together(run, lab, tmp_path):
     assert folder.slides()[0].targets["FGFR3"].label == 1
 
 
+@pytest.mark.parametrize("table_first", [True, False])
+def test_of_a_slide_that_is_given_twice_the_table_counts(run, tmp_path, table_first):
+    slide, table = tmp_path / "X.tif", tmp_path / "table.csv"
+    write_slide(slide, section(900, 900), mpp=None, aperio=False)
+    table.write_text("slide_id,path,mpp,patient_id\nX,X.tif,0.25,Doe\n")
+    folder = done(run, tmp_path / "p", *([table, slide] if table_first else [slide, table]))
+    assert [(each.mpp, each.patient_id) for each in folder.slides()] == [(0.25, "Doe")]
+
+
+def test_tiles_of_another_scale_than_the_model_learnt_from_are_told(run, own_lab):
+    words = (own_lab / "0.svs", "--tiles", own_lab / "coarse")
+    coarse = replace(tile_set(0), slide_id="0", positions=np.zeros((1, 2), int), side_px0=448, target_mpp=1.0)
+    write_tiles(own_lab / "coarse", coarse, "trident")
+    result = predict(run, own_lab / "p", *words)
+    assert result.returncode == 0, result.said
+    assert "Tiles of 0 are 224 um wide, and the model learnt from tiles of 112 um" in result.said
+    assert "um wide" not in predict(run, own_lab / "q", own_lab / "cohort.csv", "--tiles", own_lab / "tiles").said
+
+
 def test_labels_that_are_none_do_not_stand_in_the_way(run, lab, tmp_path):
     (tmp_path / "table.csv").write_text(f"slide_id,path,FGFR3\nX,{lab / '0.svs'},mutant\n")
     result = predict(run, tmp_path / "p", tmp_path / "table.csv")
@@ -237,8 +264,82 @@ def test_a_slide_without_tissue_or_scale_is_told_by_tiling(run, tmp_path):
     assert result.returncode == 3
     (row,) = rows_of(tmp_path / "p" / "failures.csv")
     assert (row["slide_id"], row["what"]) == ("empty", "tiles")
-    assert row["what_to_do"]
+    assert "options of tapfm tile: then predict with --tiles" in row["what_to_do"]
     assert [each.slide_id for each in PredictionFolder(tmp_path / "p").slides()] == ["fine"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_tiles_of_another_slide_are_not_read_from_this_one(run, own_lab, known):
+    laid_on = {"size_px0": (9000, 9000)} if known else {"positions": np.array([[0, 0], [5000, 224]])}
+    write_tiles(own_lab / "tiles", replace(tile_set(3), **laid_on), "trident")
+    result = predict(run, own_lab / "p", own_lab / "cohort.csv", "--tiles", own_lab / "tiles")
+    assert result.returncode == 3
+    (row,) = rows_of(own_lab / "p" / "failures.csv")
+    assert row["slide_id"] == slide_id(3)
+    assert "has 448 x 448 pixels, and its tiles are of another slide" in row["reason"]
+    assert ("of 9,000 x 9,000 pixels" in row["reason"]) == known
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("a defect"), "unexpected RuntimeError: a defect"),
+        (torch.OutOfMemoryError("CUDA"), "the device has no room for all of its tiles at once"),
+    ],
+)
+def test_a_defect_costs_one_slide(run, lab, tmp_path, monkeypatch, error, reason):
+    ask = Models.ask
+
+    def sometimes(self, name, *others):
+        if name == slide_id(4):
+            raise error
+        return ask(self, name, *others)
+
+    monkeypatch.setattr(Models, "ask", sometimes)
+    assert predict(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles").returncode == 3
+    (row,) = rows_of(tmp_path / "p" / "failures.csv")
+    assert (row["slide_id"], row["what"], row["reason"]) == (slide_id(4), "predict", reason)
+    assert len(rows_of(tmp_path / "p" / "predictions.csv")) == len(SPLITS) - 1
+
+
+def test_a_batch_without_room_is_one_message(run, lab, tmp_path, monkeypatch):
+    def none(*_):
+        raise torch.OutOfMemoryError("CUDA")
+
+    monkeypatch.setattr(Models, "encode", none)
+    result = predict(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles", "--batch", 4)
+    assert result.returncode == 1
+    assert "cpu has no room for 4 tiles at a time." in result.said
+    assert "--batch auto --resume" in result.said
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(errno.ENOSPC, 1, "The disk was full"), (errno.EACCES, 2, "cannot be written")]
+)
+def test_where_nothing_can_be_written_no_other_slide_is_tried(run, lab, tmp_path, monkeypatch, number, code, said):
+    tried = []
+    write = predicting.write_tile_table
+
+    def refused(path, table):
+        tried.append(path)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
+            write(path, table)
+
+    monkeypatch.setattr(predicting, "write_tile_table", refused)
+    result = predict(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles")
+    assert result.returncode == code
+    assert said in result.said
+    assert len(tried) == 1
+
+
+def test_the_bar_never_goes_back():
+    shown = []
+    with TileCounter(Console(file=io.StringIO()), 2, 200) as bar:
+        for count, tiles in [(bar.more_tiles, 40), (bar.one_more_slide, 100), (bar.more_tiles, 64)]:
+            count(tiles)  # 60 of the first slide cannot be read
+            shown.append(bar._progress.tasks[0].completed)
+    assert shown == [40, 100, 164]
 
 
 def test_when_nothing_can_be_predicted_that_is_an_error(run, tmp_path):
@@ -246,6 +347,8 @@ def test_when_nothing_can_be_predicted_that_is_an_error(run, tmp_path):
     result = predict(run, tmp_path / "p", tmp_path / "broken.svs")
     assert result.returncode == 3
     assert "None of 1 slide could be predicted, such as broken" in result.said
+    write_slide(tmp_path / "broken.svs", section(900, 900))
+    done(run, tmp_path / "p", tmp_path / "broken.svs")  # there is nothing in the folder to go on with
 
 
 # --- stopping and going on
@@ -279,6 +382,28 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(run, lab, of_cohort, tm
     assert predict(*words).returncode == 2
     assert predict(*words, "--resume").returncode == 0
     assert files_below(tmp_path / "p") == files_below(of_cohort.path)
+
+
+def test_what_failed_before_a_stop_is_in_the_table(run, own_lab, monkeypatch):
+    (own_lab / "0.svs").unlink()
+    asked = iter([None, signal.SIGINT])
+    monkeypatch.setattr(StopRequests, "asked", lambda _: next(asked))
+    assert predict(run, own_lab / "p", own_lab / "cohort.csv", "--tiles", own_lab / "tiles").returncode == 130
+    assert [row["slide_id"] for row in rows_of(own_lab / "p" / "failures.csv")] == [slide_id(0)]
+
+
+def test_a_slide_that_was_replaced_is_predicted_again_and_one_that_is_gone_is_kept(run, own_lab):
+    words = (run, own_lab / "p", own_lab / "cohort.csv", "--tiles", own_lab / "tiles")
+    assert predict(*words).returncode == 0
+    before = read_predictions(own_lab / "p" / "predictions.csv")
+    shutil.copy(own_lab / "1.svs", own_lab / "0.svs")
+    (own_lab / "2.svs").unlink()
+    again = predict(*words, "--resume")
+    assert again.returncode == 0, again.said
+    assert "9 of 10 slides are predicted already." in again.said
+    after = read_predictions(own_lab / "p" / "predictions.csv")
+    assert after[1:] == before[1:]
+    assert after[0].logits == before[1].logits != before[0].logits
 
 
 def test_what_is_done_is_not_done_again_unless_its_tiles_changed(run, own_lab, monkeypatch):
@@ -348,6 +473,7 @@ def test_a_slide_that_cannot_be_drawn_keeps_its_prediction(run, own_lab):
     assert result.returncode == 3
     (row,) = rows_of(own_lab / "p" / "failures.csv")
     assert (row["slide_id"], row["what"]) == (slide_id(3), "draw")
+    assert f"failed {slide_id(3)}: {row['reason']}" in result.said
     assert (own_lab / "p" / "predictions.csv").read_bytes() == before
 
 
@@ -363,6 +489,17 @@ def test_predictions_are_not_written_over(run, train, lab, of_cohort):
     assert other.returncode == 2
     assert "with other members" in other.said
     assert "Give a new --out." in other.said
+
+
+def test_a_run_that_moved_is_gone_on_with(run, lab, tmp_path):
+    shutil.copytree(run, tmp_path / "here")
+    (tmp_path / "here" / "predictions-val.csv").unlink()  # no calls, and the words that say so name the run
+    words = (tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles")
+    done(tmp_path / "here", *words)
+    (tmp_path / "here").rename(tmp_path / "there")
+    result = predict(tmp_path / "there", *words, "--resume")
+    assert result.returncode == 0, result.said
+    assert "10 of 10 slides are predicted already." in result.said
 
 
 def test_what_cannot_work_is_said_before_any_work(run, lab, tmp_path):

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from predicted_slides import ATTENTION, CONTRIBUTION, SAID, grid_of, predicted_file, predicted_slide, table_of
+from predicted_slides import ATTENTION, CONTRIBUTION, SAID, TARGET, grid_of, predicted_file, predicted_slide, table_of
 from slide_files import REAL, needs_real_slides, section, write_slide
 
 from tapfm.errors import InputError
 from tapfm.prediction.heatmap import LONGEST_PX, NARROWEST_PX, OPACITY, draw_heatmap, heat_thumbnail, heated
-from tapfm.prediction.layers import ColourScale, Layer, shown
+from tapfm.prediction.layers import UNITS, ColourScale, Layer, shown
 from tapfm.prediction.placing import place
 from tapfm.prediction.wording import beyond_line, heading, number, said_lines, sum_line, tick_texts
 from tapfm.slides.opening import open_slide
@@ -33,15 +33,17 @@ def paper(width_px, height_px, box):
 # --- where tiles are
 
 
+@example(mpp=0.59765625, shrink=27.0, tile_px=32)
 @given(mpp=st.floats(0.2, 0.6), shrink=st.floats(1, 40), tile_px=st.sampled_from([32, 64, 224]))
 @settings(deadline=None, max_examples=60)
 def test_neighbours_share_their_edges_on_every_grid_and_at_every_size(mpp, shrink, tile_px):
     predicted = predicted_slide(mpp=mpp, tile_px=tile_px, bounds=Box(100, 50, 2000, 1500), size_px0=(2200, 1600))
     positions = grid_of(predicted)
     width_px, height_px = round(2000 / shrink), round(1500 / shrink)
-    squares = place(predicted, positions, (2000 / width_px, 1500 / height_px), width_px, height_px)
-    if predicted.side_px0 < shrink:
-        return  # tiles smaller than a pixel share pixels
+    px0_per_px = (2000 / width_px, 1500 / height_px)
+    squares = place(predicted, positions, px0_per_px, width_px, height_px)
+    if predicted.side_px0 - 1 < max(px0_per_px):
+        return  # tiles smaller than a pixel share pixels; starts may be a pixel of level 0 nearer than a side
     area = ((squares.right - squares.left) * (squares.bottom - squares.top)).sum()
     _, painted = squares.paint(np.ones(len(positions)), 0, height_px)
     assert painted.sum() == area == squares.right.max() * squares.bottom.max()
@@ -202,6 +204,11 @@ def test_contributions_are_summed_up_to_the_logit():
         "The tiles add up to +1.00; with the constant −0.500 this is the logit +0.500."
     )
     assert sum_line(predicted_slide(), ATTENTION, values) == ""
+    ensemble = replace(predicted_slide(), targets={TARGET: replace(SAID, constant=None)})
+    assert sum_line(ensemble, CONTRIBUTION, values) == (
+        "The tiles add up to +1.00: the mean of the members' logits, less their constants."
+    )
+    assert "constant" not in UNITS["contribution"]  # which an ensemble has not
 
 
 def test_ends_that_are_cut_are_told():

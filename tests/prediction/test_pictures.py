@@ -2,14 +2,18 @@
 
 import shutil
 
+import numpy as np
 import pytest
+import torch
 from predicted_slides import grid_of, predicted_file, table_of, write_prediction
 from slide_files import section, write_slide
+from support import randomise
 
+from tapfm.aggregators.catalog import build_aggregator
 from tapfm.errors import InputError, UnreadableSlideError
 from tapfm.prediction.layers import layers_of
-from tapfm.prediction.pictures import FEW, draw_slide, maps_of, names_of
-from tapfm.prediction.tile_table import NAME
+from tapfm.prediction.pictures import FEW, draw_slide, maps_of, names_of, telling
+from tapfm.prediction.tile_table import NAME, TileTable
 from tapfm.storage import UNFINISHED
 
 
@@ -30,7 +34,8 @@ EXPECTED = {
     *("heatmap-contribution-FGFR3.tif", "heatmap-contribution-FGFR3-percentile.tif"),
     *("heatmap-attention.png", "heatmap-attention-percentile.png"),
     *("heatmap-attention.tif", "heatmap-attention-percentile.tif"),
-    *("gallery-contribution-FGFR3.png", "gallery-attention.png"),
+    *("heatmap-weight.png", "heatmap-weight-percentile.png", "heatmap-weight.tif", "heatmap-weight-percentile.tif"),
+    *("gallery-contribution-FGFR3.png", "gallery-attention.png", "gallery-weight.png"),
 }
 
 
@@ -75,12 +80,25 @@ def test_what_says_most_is_drawn_for_each_target_and_where_the_model_looked():
         return [each.layer.column for each in maps_of(layers_of(those, targets)) if not each.percentile]
 
     every = ("attention", "weight", "contribution.A", "contribution.B")
-    assert columns(*every) == ["contribution.A", "contribution.B", "attention"]
+    assert columns(*every) == ["contribution.A", "contribution.B", "weight", "attention"]
     assert columns("weight", "contribution.A", targets=("A",)) == ["contribution.A", "weight"]
     assert columns("attention", "score.A", "score.B", "weight.A", "weight.B") == ["score.A", "score.B", "attention"]
     assert columns("attention", "weight.A", "weight.B") == ["weight.A", "weight.B", "attention"]
     assert columns("attention") == ["attention"]
     assert columns() == []
+
+
+@pytest.mark.parametrize(("aggregator", "own"), [("cls-attention", False), ("cls-gated", True), ("abmil", True)])
+def test_weights_are_drawn_where_they_are_not_those_of_the_attention(aggregator, own):
+    torch.manual_seed(0)
+    pooled = build_aggregator(aggregator, 16, 1)
+    randomise(pooled, 0)
+    r_K = torch.rand(5000) * 1e-3 + 4e-3
+    with torch.no_grad():
+        weights = pooled(torch.randn(5000, 16), r_K).tile_weights.reshape(-1)
+    values = {"attention": r_K.double().numpy(), "weight": weights.double().numpy()}
+    layers = telling(layers_of(values, ["A"]), TileTable(np.zeros((5000, 2), int), values))
+    assert [layer.column for layer in layers] == (["weight"] if own else []) + ["attention"]
 
 
 def test_many_targets_have_one_map_each():

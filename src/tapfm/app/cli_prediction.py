@@ -112,7 +112,8 @@ def predict(
             console=messages,
         )
     except (KeyboardInterrupt, Interrupted) as stopped:
-        messages.print(f"Stopped. {GOES_ON.replace('the same command', 'the same command with --resume')}")
+        goes_on = GOES_ON.replace("the same command", "the same command with --resume")
+        messages.print(f"Stopped. {goes_on}", soft_wrap=True)
         raise typer.Exit(128 + stopped.signal_number if isinstance(stopped, Interrupted) else 130) from None
     predicting.show(predicted, terminal(), messages)
     if len(predicted.failed) > allow_failures:

@@ -27,6 +27,11 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
+def say_failed(console: Console, slide_id: str, reason: str) -> None:
+    """Tell of a slide that failed, above a bar."""
+    console.print(Text.assemble(("failed ", "red"), f"{slide_id}: {reason}"), soft_wrap=True)
+
+
 class Counter:
     """A bar that counts slides; lines where no terminal shows it."""
 
@@ -45,6 +50,10 @@ class Counter:
             self._console.print(f"{self._what}: {self._done:,} of {self._total:,} slides")
             self._said_at = time.monotonic()
 
+    def failed(self, slide_id: str, reason: str) -> None:
+        """Tell of a slide that failed."""
+        say_failed(self._console, slide_id, reason)
+
     def __enter__(self) -> Counter:
         self._progress.start()
         return self
@@ -60,7 +69,8 @@ class TileCounter:
 
     def __init__(self, console: Console, slides: int, tiles: int) -> None:
         self._console, self._slides, self._tiles = console, slides, tiles
-        self._slides_done = self._tiles_seen = self._tiles_before = 0
+        self._slides_done = self._tiles_seen = 0
+        self._tiles_past = self._tiles_before = 0  # encoded or lost: all, and those of finished slides
         self._progress = progress_bar(console)
         self._bar = self._progress.add_task("predicting", total=tiles, speed="")
         self._began_at = self._said_at = time.monotonic()
@@ -68,25 +78,26 @@ class TileCounter:
     def more_tiles(self, tiles: int) -> None:
         """Count tiles that were encoded."""
         self._tiles_seen += tiles
-        self._show(self._tiles_seen)
+        self._tiles_past += tiles
+        self._show()
 
     def one_more_slide(self, tiles: int) -> None:
         """Count a slide, with all of its tiles: those that could not be read are over too."""
         self._slides_done += 1
-        self._tiles_before += tiles
-        self._show(self._tiles_before)
+        self._tiles_past = self._tiles_before = self._tiles_before + tiles
+        self._show()
 
     def failed(self, slide_id: str, reason: str) -> None:
         """Tell of a slide that failed."""
-        self._progress.console.print(Text.assemble(("failed ", "red"), f"{slide_id}: {reason}"), soft_wrap=True)
+        say_failed(self._console, slide_id, reason)
 
-    def _show(self, tiles: int) -> None:
+    def _show(self) -> None:
         now = time.monotonic()
         speed = f"{self._tiles_seen / max(now - self._began_at, 1e-9):,.0f} tiles/s"
         slides = f"{self._slides_done:,} of {self._slides:,} slides"
-        self._progress.update(self._bar, completed=min(tiles, self._tiles), speed=f"tiles, {slides}, {speed}")
+        self._progress.update(self._bar, completed=self._tiles_past, speed=f"tiles, {slides}, {speed}")
         if not self._console.is_terminal and now - self._said_at > SAY_EVERY_S:
-            self._console.print(f"{slides}, {tiles:,} of {self._tiles:,} tiles, {speed}")
+            self._console.print(f"{slides}, {self._tiles_past:,} of {self._tiles:,} tiles, {speed}")
             self._said_at = now
 
     def __enter__(self) -> TileCounter:

@@ -61,7 +61,7 @@ class PredictedSlide:
     tiles: int
     tiles_failed: int
     seconds: float
-    key: str  # fingerprint of the weights, the tiles and the settings that made it
+    key: str  # fingerprint of the weights, the tiles and the slide's files that made it
 
     @property
     def layers(self) -> list[Layer]:

@@ -137,7 +137,7 @@ def draw_foot(sheet: Column, predicted: PredictedSlide, table: TileTable, layer:
     bar.draw(sheet.draw, MARGIN_PX + bar.width_px(font(13)), sheet.y_px + 20, font(13))
     sheet.y_px += 34
     notes = (
-        f"Unit: {scale.unit}.".replace(" - ", " − "),
+        f"Unit: {scale.unit}.",
         f"Rank among {tiles(len(table))}, 1 has the highest value. Frame: the tile's colour on the map.",
         "x and y: top left corner in pixels of the slide's level 0.",
     )

@@ -100,7 +100,7 @@ def heatmap_sheet(
         f"{tiles(len(table))} of {side_um:.0f} µm; tissue below them is shown in grey.",
     ]
     for note in filter(None, notes):
-        foot.write(note.replace(" - ", " − "), font(smaller), smaller, FAINT)
+        foot.write(note, font(smaller), smaller, FAINT)
     foot.y_px += size_px
 
     corner = (margin_px, head.y_px)

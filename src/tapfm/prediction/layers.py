@@ -27,7 +27,7 @@ TITLES: dict[Kind, str] = {
 UNITS: dict[Kind, str] = {
     "attention": "mean attention of CLS to patch tokens",
     "weight": "share of the slide, sum over tiles 1",
-    "contribution": "logit, sum over tiles = logit - constant",
+    "contribution": "logit, what the tile gives to it",
     "score": "as the aggregator scores tiles",
 }
 PERCENTILE_UNIT = "percentile among the slide's tiles"

@@ -9,15 +9,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.gallery import draw_gallery
 from tapfm.prediction.geojson import write_geojson
 from tapfm.prediction.heatmap import LONGEST_PX, heatmap_sheet
 from tapfm.prediction.heatmap_tiff import write_heatmap_tiff
-from tapfm.prediction.layers import Layer, main_layers
+from tapfm.prediction.layers import Layer, Values, main_layers
 from tapfm.prediction.placing import refuse_another
 from tapfm.prediction.tile_table import NAME as TILES
-from tapfm.prediction.tile_table import read_tile_table
+from tapfm.prediction.tile_table import TileTable, read_tile_table
 from tapfm.slides.opening import open_slide
 from tapfm.storage import write_atomically
 
@@ -42,7 +44,7 @@ def draw_slide(predicted: PredictedSlide, folder: Path, *, heatmaps: bool, geojs
         write_geojson(written[-1], predicted, table)
     if not heatmaps:
         return written
-    names = names_of(maps_of(predicted.layers))
+    names = names_of(maps_of(telling(predicted.layers, table)))
     for each, name in names.items():  # these need no slide: it may have moved
         written.append(folder / f"heatmap-{name}.tif")
         write_heatmap_tiff(written[-1], predicted, table, each.layer, percentile=each.percentile)
@@ -64,12 +66,20 @@ def maps_of(layers: Sequence[Layer]) -> list[Map]:
     if not layers:
         return []
     main = main_layers(layers)
-    # the weights of the aggregator stand in where the encoder's own attention is not known
-    looked = [layer for layer in layers if layer.kind == "attention"] or [
-        layer for layer in layers if layer.kind == "weight" and layer.target is None
-    ]
+    looked = [layer for layer in layers if layer.kind in ("weight", "attention") and layer.target is None]
     chosen = [*main, *(layer for layer in looked if layer not in main)]
     return [Map(layer, percentile) for layer in chosen for percentile in (False, True)[: 1 if len(main) > FEW else 2]]
+
+
+def telling(layers: Sequence[Layer], table: TileTable) -> list[Layer]:
+    """Leave the weights out where they say what the encoder's attention says; most aggregators make their own."""
+    same = {"attention", "weight"} <= table.values.keys() and follows(table.values["weight"], table.values["attention"])
+    return [layer for layer in layers if not (same and layer.column == "weight")]
+
+
+def follows(weights: Values, attention: Values) -> bool:
+    """Say whether a tile of more attention has more weight; what float32 rounds off does not count."""
+    return bool(np.all(np.diff(weights[np.argsort(attention)]) >= -1e-6 * weights.max(initial=0)))
 
 
 def names_of(maps: Sequence[Map]) -> dict[Map, str]:

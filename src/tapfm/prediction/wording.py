@@ -55,9 +55,11 @@ def said_lines(predicted: PredictedSlide, layer: Layer) -> list[str]:
 def sum_line(predicted: PredictedSlide, layer: Layer, values: Values) -> str:
     """Say how contributions add up to the logit; nothing for other layers."""
     said = predicted.targets.get(layer.target) if layer.target is not None else None
-    if layer.kind != "contribution" or said is None or said.constant is None:
+    if layer.kind != "contribution" or said is None:
         return ""
     total = number(math.fsum(values.tolist()), signed=True)
+    if said.constant is None:  # of an ensemble: its logit is that of the mean probability
+        return f"The tiles add up to {total}: the mean of the members' logits, less their constants."
     return (
         f"The tiles add up to {total}; with the constant {number(said.constant, signed=True)} "
         f"this is the logit {number(said.logit, signed=True)}."

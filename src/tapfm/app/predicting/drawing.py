@@ -62,7 +62,9 @@ def draw_slides(
             if isinstance(answer, Died):
                 answer = Failed("draw", answer.reason, "With less memory at work: --workers 1")
             if answer is not None:
-                failed[jobs[index].folder.name] = answer
+                slide_id = jobs[index].folder.name
+                failed[slide_id] = answer
+                counter.failed(slide_id, answer.reason)
             counter.one_more()
     return failed
 

@@ -21,6 +21,7 @@ from tapfm.errors import CohortError, InputError, LabelError, TapfmError
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import find_tiles
 
+SAME_SCALE = 0.05  # parts by which tiles may be wider, as scanners differ
 USUAL_MPP = 0.5  # taken where an encoder was made for several scales, or does not say, and neither does the run
 
 
@@ -41,8 +42,12 @@ class Laid:
 
 
 def read_sources(sources: Sequence[Path], slides_folder: Path | None, targets: Sequence[str]) -> Asked:
-    """Read tables, folders and slides together; a slide that comes twice is refused unless it is the same."""
+    """Read tables, folders and slides together; a slide that comes twice is refused unless it is the same.
+
+    Of the same slide that counts which says most: a table with its labels, then a table, which may have its scale.
+    """
     found: dict[str, SlideOfRun] = {}
+    says: dict[str, tuple[bool, bool]] = {}
     notes: list[str] = []
     for source in sources:
         cohort = read_cohort(source, slides_folder, must_exist=False)  # a slide that is gone costs that slide
@@ -55,8 +60,9 @@ def read_sources(sources: Sequence[Path], slides_folder: Path | None, targets: S
                     f"Two slides have the id '{row.slide_id}':\n  {before.row.path}\n  {row.path}",
                     hint="Give them ids of their own in a table: slide_id,path",
                 )
-            if before is None or not any(label is not None for label in before.labels.values()):
-                found[row.slide_id] = SlideOfRun(row, row.split or "", known)
+            much = any(label is not None for label in known.values()), cohort.source is not None
+            if before is None or much > says[row.slide_id]:
+                found[row.slide_id], says[row.slide_id] = SlideOfRun(row, row.split or "", known), much
     return Asked(tuple(found.values()), tuple(notes))
 
 
@@ -113,14 +119,39 @@ def lay_tiles(
 ) -> Laid:
     """Take the tiles that are there, or find the tissue of each slide and lay them."""
     if tiles is not None:
-        return stored_tiles(asked, tiles, {})
+        laid = stored_tiles(asked, tiles, {})
+        if note := other_scale(laid, evaluated):
+            console.print(note, style="bold yellow", markup=False, soft_wrap=True)
+        return laid
     spec, why = tile_spec(evaluated)
     console.print(f"Tiles of {spec.tile_px} px at {spec.mpp:g} um per pixel, {why}.", markup=False, soft_wrap=True)
     rows = [slide.row for slide in asked.slides]
     report = tile_cohort(
         rows, out, spec, only=None, layout="trident", tissue=None, workers=max(1, workers), force=False, console=console
     )
-    return stored_tiles(asked, out, {each.slide_id: (each.reason, each.what_to_do) for each in report.failed})
+    failed = {each.slide_id: (each.reason, by_tiling(each.what_to_do)) for each in report.failed}
+    return stored_tiles(asked, out, failed)
+
+
+def by_tiling(advice: str) -> str:
+    """Say whose options advice about tiles is of, where it names any."""
+    return f"{advice} These are options of tapfm tile: then predict with --tiles." if "--" in advice else advice
+
+
+def other_scale(laid: Laid, evaluated: Evaluated) -> str:
+    """Tell of tiles that show another width of tissue than those the model learnt from; nothing where none do."""
+    learnt = [each["tile_px"] * each["mpp"] for member in evaluated.members if (each := laid_by(member)) is not None]
+    for slide in laid.slides:
+        tiles = slide.tiles
+        if tiles is None or tiles.target_mpp is None:
+            continue  # nobody knows
+        side_um = tiles.tile_px * tiles.target_mpp
+        if other := [each for each in learnt if abs(side_um / each - 1) > SAME_SCALE]:
+            return (
+                f"Tiles of {slide.row.slide_id} are {side_um:g} um wide, and the model learnt from tiles of "
+                f"{other[0]:g} um: what it says of another scale means little. Without --tiles they are laid anew."
+            )
+    return ""
 
 
 def stored_tiles(asked: Asked, folder: Path, failed: Mapping[str, tuple[str, str]]) -> Laid:

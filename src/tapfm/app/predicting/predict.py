@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,15 +34,16 @@ from tapfm.app.progress import TileCounter
 from tapfm.app.run_data import SlideOfRun
 from tapfm.app.stopping import StopRequests
 from tapfm.contracts import Encoded
-from tapfm.errors import InputError, NonFiniteError, RunError, SlidesFailedError, TapfmError
+from tapfm.errors import DiskFullError, InputError, NonFiniteError, RunError, SlidesFailedError, TapfmError
 from tapfm.evaluation.predictions import sigmoid
 from tapfm.prediction.folder import ABOUT, SLIDE, TABLE, PredictedSlide, PredictionFolder, Said
 from tapfm.prediction.tile_table import NAME as TILES
 from tapfm.prediction.tile_table import TileTable, write_tile_table
 from tapfm.prediction.whole_slide import Models, WholeSlide
-from tapfm.slides.opening import open_slide
+from tapfm.slides.opening import PER_SLIDE, files_of, open_slide
 from tapfm.slides.scale import resolve_scale
-from tapfm.storage import fingerprint, write_atomically
+from tapfm.slides.slide import SlideFacts
+from tapfm.storage import fingerprint, identity_of, write_atomically
 from tapfm.tiles.augment import Augmentation
 
 COMMAND = "tapfm predict"
@@ -109,9 +110,14 @@ def predict(
         laid = lay_tiles(asked, evaluated, tiles, out / LAID, workers=workers, console=console)
         failed = {slide_id: Failed("tiles", *why) for slide_id, why in laid.failed.items()}
         try:
-            failed |= predict_slides(evaluated, laid, folder, calls, batch, chosen, workers, console)
+            predict_slides(evaluated, laid, folder, calls, batch, chosen, workers, console, failed)
             done = [slide for slide in laid.slides if slide.row.slide_id not in failed]
             failed |= draw_slides(folder, [slide.row.slide_id for slide in done], wishes or Wishes(), workers, console)
+        except torch.OutOfMemoryError as error:
+            raise TapfmError(
+                f"{chosen} has no room for {counted(batch or 1, 'tile')} at a time.",
+                hint="Let it find how many: --batch auto --resume\nOr where more memory is: --device cpu --resume",
+            ) from error
         finally:  # also of what is done so far
             write_tables(folder, asked, failed)
     predicted = [PredictedSlide.read(folder.folder_of(slide.row.slide_id)) for slide in done]
@@ -164,26 +170,33 @@ def aggregator_of(folder: Path) -> str:
 def begin(folder: PredictionFolder, about: dict[str, Any], *, resume: bool) -> None:
     """Mark the folder; keep predictions from being written over, or mixed with those of another model."""
     path = folder.path
-    if folder.begun:
+    if folder.begun and any(path.glob(f"{PER_SLIDE}/*/{SLIDE}")):
         before = folder.about()
         if not resume:
             raise RunError(
                 f"{path} holds predictions of {before.get('model', 'something')}.",
                 hint="Go on with them, or add slides or pictures: the same command with --resume\nOr give a new --out.",
             )
-        if changed := [name for name in IDENTITY if about[name] != before.get(name)]:
+        was, now = identity(before), identity(about)
+        if changed := [name for name in IDENTITY if was[name] != now[name]]:
             raise RunError(
                 f"{path} holds predictions of {before.get('model')}, with other {' and '.join(changed)}: "
-                f"{json.dumps(before.get(changed[0]))}, now {json.dumps(about[changed[0]])}.",
+                f"{json.dumps(was[changed[0]])}, now {json.dumps(now[changed[0]])}.",
                 hint="Give a new --out.",
             )
-    elif others := sorted(each.name for each in path.glob("[!.]*")):
+    elif not folder.begun and (others := sorted(each.name for each in path.glob("[!.]*"))):
         raise RunError(
             f"{path} has other files in it, such as {others[0]}.",
             hint="Give a new folder with --out, such as predicted.",
         )
     remove_unfinished(path)
     write_atomically(path / ABOUT, (json.dumps(about, indent=2) + "\n").encode())
+
+
+def identity(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Take what all slides of a folder share; by which words calls are explained may change, as paths do."""
+    calls = {name: value for name, value in dict(about.get("calls") or {}).items() if name != "by"}
+    return {name: about.get(name) for name in IDENTITY} | {"calls": calls}
 
 
 def say_what_begins(evaluated: Evaluated, asked: Asked, calls: Calls, console: Console) -> None:
@@ -209,17 +222,17 @@ def predict_slides(
     device: torch.device,
     workers: int,
     console: Console,
-) -> dict[str, Failed]:
-    """Predict the slides that are not done yet; gives those that failed."""
+    failed: dict[str, Failed],
+) -> None:
+    """Predict the slides that are not done yet; those that fail are noted as it goes, for whoever stops it."""
     of_slide = {slide.row.slide_id: slide for slide in laid.slides}
     keys = {slide_id: key_of(evaluated, slide) for slide_id, slide in of_slide.items()}
     todo = [slide for slide_id, slide in of_slide.items() if not kept(folder, slide, keys[slide_id], calls)]
     if len(todo) < len(of_slide):
         console.print(f"{len(of_slide) - len(todo):,} of {len(of_slide):,} slides are predicted already.")
     if not todo:
-        return {}
+        return
     tiles = sum(len(slide.tiles) for slide in todo if slide.tiles is not None)
-    failed: dict[str, Failed] = {}
     with StopRequests(console.print) as stop, TileCounter(console, len(todo), tiles) as counter:
         models = Models(
             [model_of_tiles(member, device) for member in evaluated.members],
@@ -243,20 +256,32 @@ def predict_slides(
                 finish_slide(models, slide, bag, folder.folder_of(each.slide_id), calls, key, start)
             counter.one_more_slide(len(of_slide[each.slide_id].tiles or ()))
             start = time.monotonic()
-    return failed
 
 
 @contextmanager
 def failure_costs_the_slide(slide: LabelledSlide, failed: dict[str, Failed], counter: TileCounter) -> Iterator[None]:
-    """Note a slide that fails, and go on with the others."""
+    """Note a slide that fails, and go on with the others; where nothing can be written, none of them would do."""
     try:
         yield
+    except DiskFullError:
+        raise
+    except OSError as error:
+        raise InputError(
+            f"What was predicted cannot be written ({error}).",
+            hint="Make the folder writable, then go on: the same command with --resume",
+        ) from error
     except SlideFailed as failure:
         failed[slide.slide_id] = Failed("read", str(failure), "Copy it again, or predict the others without it.")
     except NonFiniteError as error:
         failed[slide.slide_id] = Failed("predict", error.message, error.hint)
     except TapfmError as error:
         failed[slide.slide_id] = Failed("read", error.message, error.hint)
+    except torch.OutOfMemoryError:
+        advice = "Where there is more memory: the same command with --resume --device cpu"
+        failed[slide.slide_id] = Failed("predict", "the device has no room for all of its tiles at once", advice)
+    except Exception as error:  # a defect of ours must not cost the other slides
+        reason = f"unexpected {type(error).__name__}: {error}"
+        failed[slide.slide_id] = Failed("predict", reason, "Please report it.")
     else:
         return
     counter.failed(slide.slide_id, failed[slide.slide_id].reason)
@@ -270,14 +295,13 @@ def finish_slide(
         raise bag
     assert slide.tiles is not None
     assert isinstance(bag.content, Encoded)
+    with closing(open_slide(slide.row.path)) as opened:
+        facts = opened.facts
+    refuse_tiles_of_another(slide, facts)
+    mpp = slide.tiles.slide_mpp or resolve_scale(facts, slide.row.mpp).mpp
     whole = models.ask(slide.row.slide_id, bag.content, bag.places)
     shutil.rmtree(folder, ignore_errors=True)  # what other weights or tiles made, pictures too
     write_tile_table(folder / TILES, TileTable(slide.tiles.positions[bag.rows], whole.columns))
-    opened = open_slide(slide.row.path)
-    try:
-        facts = opened.facts
-    finally:
-        opened.close()
     PredictedSlide(
         slide_id=slide.row.slide_id,
         patient_id=slide.row.patient_id,
@@ -287,7 +311,7 @@ def finish_slide(
         width_px0=facts.width_px0,
         height_px0=facts.height_px0,
         bounds=facts.bounds,
-        mpp=slide.tiles.slide_mpp or resolve_scale(facts, slide.row.mpp).mpp,
+        mpp=mpp,
         side_px0=slide.tiles.side_px0,
         tile_px=models.tile_px,
         columns=tuple(whole.columns),
@@ -299,13 +323,33 @@ def finish_slide(
     ).write(folder)
 
 
+def refuse_tiles_of_another(slide: SlideOfRun, facts: SlideFacts) -> None:
+    """Fail a slide whose tiles were laid on another one: beyond its edge there is only paper to read."""
+    assert slide.tiles is not None
+    found, laid_on = (facts.width_px0, facts.height_px0), slide.tiles.size_px0
+    if laid_on not in (None, found) or ((slide.tiles.positions < 0) | (slide.tiles.positions >= found)).any():
+        wide = "" if laid_on in (None, found) else f" of {laid_on[0]:,} x {laid_on[1]:,} pixels"
+        raise InputError(
+            f"{slide.row.path} has {found[0]:,} x {found[1]:,} pixels, and its tiles are of another slide{wide}.",
+            hint="Lay them again: tapfm tile; or leave --tiles out.",
+        )
+
+
 def key_of(evaluated: Evaluated, slide: SlideOfRun) -> str:
-    """Name a prediction by what decides it: weights and tiles."""
-    return fingerprint([member.digest for member in evaluated.members], slide.content_digest)[:16]
+    """Name a prediction by what decides it: weights and tiles, then the slide's files, where they are there."""
+    key = fingerprint([member.digest for member in evaluated.members], slide.content_digest)[:16]
+    try:
+        files = [identity_of(file)[1:] for file in files_of(slide.row.path)]  # it may be called otherwise
+    except OSError:
+        files = []
+    return key + fingerprint(files)[:16] if files else key
 
 
 def kept(folder: PredictionFolder, slide: SlideOfRun, key: str, calls: Calls) -> bool:
-    """Say whether a slide is done, with these weights and tiles; what the table says of it may have changed."""
+    """Say whether a slide is done, with these weights and tiles; what the table says of it may have changed.
+
+    One whose files are gone, or not at hand, stays what it was.
+    """
     own = folder.folder_of(slide.row.slide_id)
     if not (own / SLIDE).exists() or not (own / TILES).exists():
         return False
@@ -313,7 +357,7 @@ def kept(folder: PredictionFolder, slide: SlideOfRun, key: str, calls: Calls) ->
         before = PredictedSlide.read(own)
     except InputError:
         return False
-    if before.key != key:
+    if not before.key.startswith(key):
         return False
     said = {
         target: calls.of(target, each.logit, each.constant, slide.labels.get(target))
