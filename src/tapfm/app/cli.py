@@ -14,6 +14,7 @@ from tapfm import __version__
 from tapfm.app.cli_cohort import split
 from tapfm.app.cli_embed import embed
 from tapfm.app.cli_evaluation import compare, evaluate
+from tapfm.app.cli_options import AllowFailures
 from tapfm.app.cli_prediction import predict
 from tapfm.app.cli_report import report
 from tapfm.app.cli_study import probe, study
@@ -146,9 +147,7 @@ def tile(
     workers: Annotated[
         int | None, typer.Option("--workers", help="Processes side by side.", show_default="one for each core")
     ] = None,
-    allow_failures: Annotated[
-        int, typer.Option("--allow-failures", metavar="N", min=0, help="Exit with 0 when no more than N slides failed.")
-    ] = 0,
+    allow_failures: AllowFailures = 0,
     force: Annotated[
         bool, typer.Option("--force/--resume", help="Tile everything again / keep what has the same settings.")
     ] = False,

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tapfm.app.cli_options import AllowFailures, Device, ReadingWorkers
+
 
 def embed(
     cohort: Annotated[
@@ -28,7 +30,7 @@ def embed(
             show_default="the hub's cache, then the hub",
         ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Device = "auto",
     precision: Annotated[
         str, typer.Option("--precision", help="auto (bfloat16 where the GPU has it), float32 or bfloat16.")
     ] = "auto",
@@ -39,15 +41,8 @@ def embed(
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="ID", help="Only this slide; may be repeated.")
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", metavar="N", min=0, help="Processes that read tiles ahead.", show_default="one for each core"
-        ),
-    ] = None,
-    allow_failures: Annotated[
-        int, typer.Option("--allow-failures", metavar="N", min=0, help="Exit with 0 when no more than N slides failed.")
-    ] = 0,
+    workers: ReadingWorkers = None,
+    allow_failures: AllowFailures = 0,
     force: Annotated[
         bool, typer.Option("--force/--resume", help="Embed everything again / keep what has the same settings.")
     ] = False,

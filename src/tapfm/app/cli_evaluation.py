@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tapfm.app.cli_options import AllowFailures, Device, ReadingWorkers
 from tapfm.errors import InputError
 
 RESAMPLES = Annotated[
@@ -55,14 +56,9 @@ def evaluate(
             "--colours", metavar="FILE", help="Keep colours here, for several evaluations.", show_default="in --out"
         ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", min=0, help="Processes that read tiles.", show_default="one for each core"),
-    ] = None,
-    allow_failures: Annotated[
-        int, typer.Option("--allow-failures", metavar="N", min=0, help="Exit with 0 when no more than N slides failed.")
-    ] = 0,
+    device: Device = "auto",
+    workers: ReadingWorkers = None,
+    allow_failures: AllowFailures = 0,
     allow_overlap: Annotated[
         bool, typer.Option("--allow-overlap", help="Another cohort may have patient_ids of the training slides.")
     ] = False,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tapfm.app.cli_options import AllowFailures, Device, ReadingWorkers
 from tapfm.errors import InputError
 
 
@@ -43,14 +44,9 @@ def predict(
     batch: Annotated[
         str, typer.Option("--batch", metavar="N|auto", help="Tiles encoded at a time; auto shrinks when memory ends.")
     ] = "auto",
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", min=0, help="Processes that read tiles.", show_default="one for each core"),
-    ] = None,
-    allow_failures: Annotated[
-        int, typer.Option("--allow-failures", metavar="N", min=0, help="Exit with 0 when no more than N slides failed.")
-    ] = 0,
+    device: Device = "auto",
+    workers: ReadingWorkers = None,
+    allow_failures: AllowFailures = 0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what is in the folder; add slides or pictures.")
     ] = False,

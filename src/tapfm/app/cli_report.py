@@ -61,13 +61,17 @@ def report(
     where they lie inside the run, beside runs/, or there in evaluations/ and
     predictions/. The page names slides and patients: think before you send it.
     """
+    import math
     from datetime import UTC, datetime
 
     from tapfm.app.cli import terminal
     from tapfm.app.reporting.make import Asked, make_report
     from tapfm.app.reporting.pictures import Settings
+    from tapfm.errors import InputError
     from tapfm.report.numbers import size
 
+    if not math.isfinite(megabytes):
+        raise InputError(f"--most-mb is {megabytes}: it has to be a number of megabytes.")
     made = make_report(
         sources,
         out,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from tapfm.app.cli_options import Device
 from tapfm.errors import InputError
 
 if TYPE_CHECKING:
@@ -331,7 +332,7 @@ def probe(
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="What was found, as JSON.")],
     seed: Annotated[int, typer.Option("--seed", min=0, help="Which tiles are tested on, without test/.")] = 0,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Ask a run's encoder about tiles of another task, before and after it was adapted.
 
