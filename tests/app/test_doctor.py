@@ -1,5 +1,6 @@
 """The doctor: what it finds, what it advises, and when it exits with 1."""
 
+import importlib.metadata
 import io
 import json
 import subprocess
@@ -8,10 +9,12 @@ import sys
 import pytest
 import torch
 from hub_stand_in import TOKEN, Hub
+from packaging.requirements import Requirement
 from rich.console import Console
 
 from tapfm.app import doctor
 from tapfm.encoders.catalog import encoder_card
+from tapfm.viewer import assets
 
 
 def run_doctor(tmp_path, *arguments, environment=None):
@@ -147,3 +150,17 @@ def test_the_report_is_readable_on_a_narrow_terminal():
     text = console.export_text()
     assert "Broken: x" in text
     assert all(len(line) <= 60 for line in text.splitlines())
+
+
+def test_pages_of_the_viewer_that_are_not_built_are_told(monkeypatch, tmp_path):
+    (tmp_path / "index.html").write_text("<!doctype html>")
+    monkeypatch.setattr(assets.read_assets, "__defaults__", (tmp_path,))
+    assert doctor.viewer_finding().status == "ok"
+    monkeypatch.setattr(assets.read_assets, "__defaults__", (tmp_path / "none",))
+    found = doctor.viewer_finding()
+    assert (found.status, "make setup" in found.advice) == ("note", True)
+
+
+def test_what_is_looked_for_without_an_installed_package_is_what_the_package_asks_for():
+    asked = {Requirement(each).name.lower() for each in importlib.metadata.requires("tapfm") if "extra ==" not in each}
+    assert {name.lower() for name in doctor.RUNS_WITH} >= asked - {"openslide-bin", "packaging"}

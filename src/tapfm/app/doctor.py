@@ -26,7 +26,8 @@ MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[bold red]b
 GIB = 2**30
 RUNS_WITH = (
     *("torch", "timm", "safetensors", "huggingface_hub", "typer", "rich", "numpy", "openslide-python", "tifffile"),
-    *("imagecodecs", "pillow", "opencv-python-headless", "h5py"),
+    *("imagecodecs", "pillow", "opencv-python-headless", "h5py", "pydantic", "matplotlib", "tensorboard", "pyarrow"),
+    *("jinja2", "fastapi", "uvicorn"),
 )
 SMALL_ONLY = "Small encoders only; adapting a large one needs an NVIDIA GPU."
 LARGEST_WEIGHTS = 5 * GIB  # a ViT-g in float32
@@ -44,7 +45,7 @@ class Finding:
 
 def examine(*, offline: bool, progress: Console) -> list[Finding]:
     """Look at everything; the order is that of the report."""
-    findings = [python_finding(), *package_findings(), torch_finding(), openslide_finding()]
+    findings = [python_finding(), *package_findings(), torch_finding(), openslide_finding(), viewer_finding()]
     if importlib.util.find_spec("huggingface_hub") is None:
         return findings  # named as missing above
     with progress.status("asking the hub which encoders open"):
@@ -136,6 +137,18 @@ def openslide_finding() -> Finding:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Finding("OpenSlide", "broken", reason, "pip install openslide-bin")
     return Finding("OpenSlide", "ok", f"library {openslide.__library_version__}, Python {openslide.__version__}")
+
+
+def viewer_finding() -> Finding:
+    """The pages of `tapfm view`: a wheel has them, a checkout where npm has built them."""
+    from tapfm.errors import InputError
+    from tapfm.viewer.assets import read_assets
+
+    try:
+        read_assets()
+    except InputError as error:
+        return Finding("viewer", "note", error.message, error.hint)
+    return Finding("viewer", "ok", "its pages are built")
 
 
 def hub_findings(*, offline: bool) -> list[Finding]:
