@@ -123,8 +123,10 @@ def digest_of(run):
     return hashlib.sha256((run / "checkpoints" / "best.safetensors").read_bytes()).hexdigest()
 
 
-def make_evaluation(folder, run, *, targets=TARGETS, cohort="external", subgroup="", slides=None):
-    """What `tapfm evaluate` writes, by its own writers."""
+def make_evaluation(
+    folder, run, *, targets=TARGETS, cohort="external", split="test", subgroup="", slides=None, with_run=None
+):
+    """What `tapfm evaluate` writes, by its own writers; `with_run` makes it an ensemble of two."""
     folder.mkdir(parents=True)
     slides = slides or predictions(14, seed=5, start=500, targets=targets)
     chosen = Chosen(
@@ -133,12 +135,12 @@ def make_evaluation(folder, run, *, targets=TARGETS, cohort="external", subgroup
     about = {
         "tapfm": "0.1.0",
         "model": str(run),
-        "kind": "run",
-        "members": [{"run": "r", "weights_sha256": digest_of(run)}],
+        "kind": "run" if with_run is None else "ensemble",
+        "members": members_of(run, with_run),
         "targets": list(targets),
         "cohort": cohort,
         "table": "external.csv" if cohort == "external" else "cohort.csv",
-        "split": None if cohort == "external" else "test",
+        "split": None if cohort == "external" else split,
         "unit": "patient",
         "sensitivity": 0.9,
         "resamples": 50,
@@ -157,7 +159,11 @@ def make_evaluation(folder, run, *, targets=TARGETS, cohort="external", subgroup
     return folder
 
 
-def make_prediction(folder, run, slides, *, targets=TARGETS, digest=None):
+def members_of(*runs):
+    return [{"run": "r", "weights_sha256": digest_of(run)} for run in runs if run is not None]
+
+
+def make_prediction(folder, run, slides, *, targets=TARGETS, digest=None, with_run=None):
     """What `tapfm predict` writes; `slides` are (id, path or None, probability, label) and get a grid of tiles."""
     folder.mkdir(parents=True)
     about = {
@@ -165,7 +171,7 @@ def make_prediction(folder, run, slides, *, targets=TARGETS, digest=None):
         "model": str(run),
         "kind": "run",
         "targets": list(targets),
-        "members": [{"run": "r", "weights_sha256": digest or digest_of(run)}],
+        "members": [{"run": "r", "weights_sha256": digest}] if digest else members_of(run, with_run),
     }
     (folder / ABOUT).write_text(json.dumps(about))
     (folder / "failures.csv").write_text("slide_id,reason,what_to_do\nZ1,it is empty,Scan it again.\n")
@@ -211,6 +217,7 @@ def make_study(folder, *, finished=("finetune", "tapfm")):
     (folder / "costs.md").write_text("| Model | runs |\n|---|--:|\n| a \\| b | **1** |\n\nMeans over runs.\n")
     (folder / "status.csv").write_text(
         "run,step,state,reason,command,log\nsome/run,train,failed,no <memory>,tapfm train x.toml,l.log\n"
+        "cut/run,train,failed\n"
     )
     return folder
 

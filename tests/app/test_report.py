@@ -1,5 +1,6 @@
 """`tapfm report`: what it finds, what it shows, what it refuses."""
 
+import json
 import re
 import shutil
 
@@ -24,6 +25,7 @@ from tapfm.errors import InputError, RunError
 from tapfm.evaluation.measures import choose_thresholds, measure
 from tapfm.evaluation.predictions import Prediction
 from tapfm.prediction.folder import PredictionFolder
+from tapfm.prediction.gallery import tile_picture
 from tapfm.report.tables import NAMES
 
 
@@ -117,6 +119,64 @@ def test_an_evaluation_that_is_named_is_shown_and_one_by_another_model_is_marked
     assert "external.csv" in html
 
 
+def test_slides_that_were_learnt_from_are_not_held_out(tmp_path):
+    run = make_run(tmp_path / "runs" / "first")
+    learnt = predictions(12, split="train", start=100)
+    for split in ("train", "all"):
+        make_evaluation(tmp_path / "evaluations" / split, run, cohort="own", split=split, slides=learnt)
+    _, html = page_of(run, tmp_path / "report.html")
+    header = html[html.index('class="headline"') : html.index('class="made"')]
+    assert re.findall(r'<th scope="row">([^<]*)', header) == ["test"]
+    assert "The model learnt from these slides, so that the figures flatter." in text_of(html)
+    assert "The model learnt from some of these slides" in text_of(html)
+
+
+def test_an_ensemble_is_not_its_member(tmp_path):
+    run, other = (make_run(tmp_path / "runs" / name) for name in ("first", "second"))
+    both = make_evaluation(tmp_path / "both", run, cohort="own", slides=predictions(10), with_run=other)
+    predicted = make_prediction(tmp_path / "predicted", run, [("new", None, 0.7, 1)], with_run=other)
+    alone, _ = page_of(run, tmp_path / "report.html")
+    assert alone.found == [f"run {run}"]
+    about = json.loads((both / "metrics.json").read_text())
+    about["evaluation"]["model"] = "studies/folds"
+    (both / "metrics.json").write_text(json.dumps(about))
+    (both / "evaluation.json").write_text(json.dumps(about["evaluation"]))
+    made, html = page_of(run, tmp_path / "report.html", evaluations=(both,), predictions=(predicted,))
+    assert f"{both} was made by an ensemble of 2 models (studies/folds)." in made.notes
+    assert f"{predicted} was made by an ensemble of 2 models ({run})." in made.notes
+    said = text_of(html)
+    assert "measured for this page from predictions-test.csv" in said  # the run itself is not left out for it
+    assert "test, by folds AUC" in said
+    assert "By an ensemble of 2 models (studies/folds), not by the run first." in said
+    assert 'data-where="test, by folds" data-target="FGFR3" data-model="folds"' in html
+
+
+def test_a_split_that_was_evaluated_twice_is_told_apart(tmp_path):
+    runs = [make_run(tmp_path / "runs" / name) for name in ("first", "second")]
+    for folder, run in (("a", runs[0]), ("b", runs[0]), ("c", runs[1])):
+        make_evaluation(tmp_path / "evaluations" / folder, run, cohort="own", slides=predictions(10))
+    _, html = page_of(runs, tmp_path / "report.html")
+    assert html.count('data-where="test (a)"') == html.count('data-where="test (b)"') == 10
+    assert "first − second FGFR3" in text_of(html)
+    assert "Of a run with several evaluations of test the first is compared." in text_of(html)
+
+
+def test_slides_of_another_cohort_may_have_the_same_names(tmp_path):
+    run = make_run(tmp_path / "runs" / "first")
+    make_evaluation(tmp_path / "evaluations" / "other", run, slides=predictions(10, seed=9))
+    make_prediction(tmp_path / "predictions" / "new", run, [("S000", None, 0.777, None)])
+    _, html = page_of(run, tmp_path / "report.html")
+    assert "external.csv 10 10 445 5 of 10 50%" in text_of(html)
+    assert html.count('data-where="new"') == 1
+
+
+def test_the_weights_of_a_study_are_read_of_the_runs_that_are_shown(tmp_path, monkeypatch):
+    study, read = make_study(tmp_path / "study"), []
+    monkeypatch.setattr("tapfm.app.reporting.runs.sha256_of", lambda path: read.append(path) or "0" * 64)
+    page_of(study, tmp_path / "report.html")
+    assert [path.parts[-5:-3] for path in read] == [("finetune", "abmil")]
+
+
 def test_a_run_without_an_epoch_shows_what_there_is(tmp_path):
     run = make_run(tmp_path / "runs" / "first", finished=False)
     (run / "history.jsonl").unlink()
@@ -152,10 +212,11 @@ def test_ids_that_are_html_are_text(tmp_path):
         for i in range(6)
     ]
     make_evaluation(run / "evaluation", run, slides=slides)
-    (run / "failures.csv").write_text(f"slide_id,what,tiles_skipped,reason\n{evil},failed,,{evil}\n")
+    (run / "failures.csv").write_text(f"slide_id,what,tiles_skipped,reason\n{evil},failed,,{evil}\ncut,failed\n")
     _, html = page_of(run, tmp_path / "report.html", title=evil)
     assert html.count("<script>") == 1  # ours
     assert html.count("&lt;script&gt;alert(1)") > 12
+    assert "cut training, first failed X9 evaluation" in text_of(html)
 
 
 def test_scanners_and_sites_are_counted_where_the_table_tells(tmp_path):
@@ -208,6 +269,7 @@ def test_a_study_shows_its_table_and_the_best_run_on_validation(tmp_path):
     assert "Fine-tuned (FT) encoder with MIL aggregators" in said
     assert "a | b <strong>1</strong>" in " ".join(re.sub(r"</?t[hrd][^>]*>", " ", html).split())
     assert "some/run train failed no &lt;memory&gt; tapfm train x.toml" in said
+    assert "cut/run train failed Licence" in said
     assert made.notes == []
 
 
@@ -271,6 +333,20 @@ def test_the_tiles_are_the_loudest_ones_in_order(tmp_path, predicted):
     assert "Maps of slides" not in titles(html)
 
 
+def test_a_tile_that_cannot_be_read_costs_itself(tmp_path, predicted, monkeypatch):
+    run, _ = predicted
+
+    def torn(slide, predicted, x, y):
+        if predicted.slide_id == "d":
+            raise OSError("torn")
+        return tile_picture(slide, predicted, x, y)
+
+    monkeypatch.setattr("tapfm.app.reporting.pictures.tile_picture", torn)
+    _, html = page_of(run, tmp_path / "report.html", pictures=Settings(heatmaps=0, tiles=3))
+    assert re.findall(r"<figcaption>([^<]*)<span>([^<]*)</span>", html)[0] == ("+2.00", "a&lt;b")
+    assert "2 tiles could not be read." in text_of(html)
+
+
 def test_slides_that_moved_are_looked_for(tmp_path, predicted):
     run, folder = predicted
     moved = tmp_path / "moved" / "deeper"
@@ -314,7 +390,8 @@ def test_predictions_by_another_model_are_not_mixed_with_the_run(tmp_path):
 
 def test_a_slide_that_was_evaluated_is_listed_once(tmp_path):
     run = make_run(tmp_path / "runs" / "first")
-    make_prediction(run / "predicted", run, [("S000", None, 0.7, 1), ("new", None, 0.7, None)])
+    probability = predictions(1)[0].probabilities["FGFR3"]
+    make_prediction(run / "predicted", run, [("S000", None, probability, 1), ("new", None, 0.7, None)])
     _, html = page_of(run, tmp_path / "report.html")
     rows = re.findall(r'<tr data-where="(\w+)"[^>]*><th scope="row">(S000|new)</th>', html)
     assert rows == [("test", "S000"), ("predicted", "new")]
@@ -328,11 +405,23 @@ def test_the_most_certain_slides_of_each_outcome_are_chosen(tmp_path):
     chosen = [(each.predicted.slide_id, each.outcome) for each in choose_slides(slides, ["FGFR3"], 4)]
     assert chosen == [
         ("d", "false positive"),
-        ("f", "called negative"),
-        ("e", "right, negative"),
         ("b", "right, positive"),
+        ("e", "right, negative"),
+        ("f", "called negative"),
     ]
     assert len(choose_slides(slides, ["FGFR3"], 99)) == 6
+
+
+def test_few_maps_of_many_targets_are_of_every_target(tmp_path):
+    run, targets = make_run(tmp_path / "runs" / "first"), ("A", "B", "C", "D")
+    said = [("a", 0.6, 1), ("b", 0.9, 0), ("c", 0.1, 1), ("d", 0.2, 0)]
+    folder = make_prediction(
+        tmp_path / "p", run, [(slide_id, None, p, label) for slide_id, p, label in said], targets=targets
+    )
+    chosen = choose_slides(PredictionFolder(folder).slides(), targets, 12)
+    assert [(each.target, each.outcome) for each in chosen] == [
+        (target, outcome) for target in targets for outcome in ("false negative", "false positive", "right, positive")
+    ]
 
 
 def test_a_budget_counts_what_it_leaves_out():
@@ -387,8 +476,17 @@ def test_damaged_runs_and_impossible_wishes_are_refused(tmp_path):
         page_of(run, tmp_path / "report.html", runs=("first",))
     with pytest.raises(InputError, match="--heatmaps is -1"):
         page_of(run, tmp_path / "report.html", pictures=Settings(heatmaps=-1))
+    with pytest.raises(InputError, match="--most-mb is -1"):
+        page_of(run, tmp_path / "report.html", most_bytes=-1_000_000)
+    evaluation = make_evaluation(run / "evaluation", run)
+    (evaluation / "failures.csv").write_bytes(b"slide_id,reason\nX\xff,torn\n")
+    with pytest.raises(InputError, match=r"failures\.csv cannot be read"):
+        page_of(run, tmp_path / "report.html")
     (run / "history.jsonl").write_text("{torn")
     with pytest.raises(RunError, match="cannot be read"):
+        page_of(run, tmp_path / "report.html")
+    (run / "config.toml").write_text("")
+    with pytest.raises(RunError, match=r"config\.toml names no targets"):
         page_of(run, tmp_path / "report.html")
 
 
@@ -414,6 +512,8 @@ def test_the_command_says_what_it_found(tmp_path):
     assert result.returncode == 0, result.said
     assert re.search(rf"^Written: {out} \(\d+ kB\)\n  run {run}$", result.said, re.MULTILINE)
     assert "<h1>Bladder</h1>" in out.read_text()
+    endless = tapfm_here("report", run, "--out", out, "--most-mb", "nan")
+    assert (endless.returncode, "--most-mb is nan" in endless.said) == (2, True)
     refused = tapfm_here("report", tmp_path / "absent", "--out", out)
     assert refused.returncode == 2
     assert "There is no" in refused.said

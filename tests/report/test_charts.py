@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 import pytest
 
 from tapfm.report.charts import (
-    POINTS_AT_MOST,
     Band,
     Bar,
     Chart,
@@ -16,6 +15,7 @@ from tapfm.report.charts import (
     axis_of,
     draw,
     label_of,
+    path_of,
     share_axis,
     thinned,
     whisker,
@@ -77,11 +77,21 @@ def test_every_mark_is_drawn_and_names_are_escaped():
     HTMLParser().feed(svg)
 
 
-def test_long_lines_keep_their_ends():
-    points = [(i, i) for i in range(10_000)]
-    assert len(thinned(points)) <= POINTS_AT_MOST
+def test_long_lines_keep_their_ends_and_leave_out_what_nobody_sees():
+    points = [(i / 100, i / 100) for i in range(10_000)]
+    assert len(thinned(points)) < 250
     assert thinned(points)[0] == points[0]
     assert thinned(points)[-1] == points[-1]
+    assert thinned(points[:1]) == points[:1]
+
+
+def test_steps_between_thousands_of_points_are_drawn_where_they_are():
+    # fifty positives come first: a curve of precision has all of its shape in one point of a hundred
+    points = [(i / 50, 1.0) for i in range(51)] + [(1.0, 50 / (50 + i)) for i in range(1, 5000)]
+    chart = Chart("c", share_axis("x"), share_axis("y"))
+    places = [tuple(map(float, place.split())) for place in path_of(chart, points)[1:].split("L")]
+    assert len(places) < 500
+    assert min(abs(x - 268) + abs(y - 16) for x, y in places) < 1  # the corner
 
 
 def test_a_whisker_without_interval_is_a_dot_and_without_value_nothing():

@@ -5,7 +5,7 @@ from report_lab import history, predictions
 from tapfm.evaluation.measures import choose_thresholds, measure
 from tapfm.evaluation.predictions import Prediction
 from tapfm.report.figures import methods_figures, result_figures, training_figures
-from tapfm.report.numbers import written
+from tapfm.report.numbers import duration, percent, written
 from tapfm.report.result import Result
 from tapfm.report.tables import headline, metric_blocks
 
@@ -77,6 +77,19 @@ def test_a_fixed_encoder_has_no_loss_and_one_epoch_is_a_dot():
     (loss,) = training_figures(rows, None).figures
     assert "<circle" in loss.svg
     assert [key.name for key in loss.keys] == ["training"]
+
+
+def test_numbers_that_are_none_are_not_drawn():
+    rows = history(3)
+    rows[1] |= {"loss_agg": float("nan"), "val_loss": float("inf")}
+    assert "nan" not in "".join(figure.svg for figure in training_figures(rows, 2).figures)
+    assert "nan" not in "".join(figure.svg for figure in methods_figures([("a", "tapfm", [rows])]).figures)
+
+
+def test_a_few_of_many_are_neither_none_nor_all():
+    assert [percent(part, 1000) for part in (0, 3, 996, 1000, 420)] == ["0%", "0.3%", "99.6%", "100%", "42%"]
+    assert percent(0, 0) == "–"
+    assert [duration(seconds) for seconds in (2, 600, 7200)] == ["2 s", "10.0 min", "2.0 h"]
 
 
 def test_methods_are_drawn_by_regime_and_runs_are_averaged():

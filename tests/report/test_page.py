@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 
 from tapfm.evaluation.estimate import Estimate
@@ -124,6 +125,20 @@ def test_the_policy_allows_this_style_and_this_script_alone():
     assert f"script-src '{digest(script)}'" in policy
     assert f"style-src '{digest(style)}'" in policy
     assert "unsafe" not in policy
+
+
+def test_names_of_files_that_are_no_text_do_not_stop_the_page():
+    assert "<h1>f?x</h1>" in render(a_page(title="f\udcffx")).decode()
+
+
+def test_columns_in_which_every_line_is_the_same_are_left_out():
+    def heads(*lines):
+        html = render(replace(a_page(), sections=[Section("Slides", [Slides(lines)])])).decode()
+        return re.findall(r'data-by="\w+"[^>]*>(Model|Set|Target)</th>', html), html.count("<select")
+
+    line = SlideLine("a", "p", "test", "T", 0.2, None, None, 3, "m")
+    assert heads(line, line) == ([], 0)
+    assert heads(line, replace(line, where="x.csv", target="U", model="n")) == (["Model", "Set", "Target"], 3)
 
 
 def test_a_page_of_ours_is_known_again(tmp_path):

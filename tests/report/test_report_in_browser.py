@@ -7,7 +7,7 @@ from browser import watched_page
 from playwright.sync_api import expect
 from report_lab import make_evaluation, make_prediction, make_run, page_of, predictions, write_section
 
-from tapfm.report.content import Page, Section, SlideLine, Slides
+from tapfm.report.content import Cell, Column, Page, Row, Section, SlideLine, Slides, Table
 from tapfm.report.page import render
 
 FIRST_ROWS = "#slide-table tbody tr:not([hidden])"
@@ -49,6 +49,38 @@ def test_headers_sort_by_mouse_and_keyboard(page, address):
     assert column(page, 1)[:2] == ["S000", "S000"]
 
 
+def test_equal_lines_stay_in_the_order_of_the_last_sort(page, address):
+    page.goto(address)
+    for name in ("Probability", "Outcome"):
+        page.get_by_role("columnheader", name=name).get_by_role("button").click()
+    right = [float(p) for p, outcome in zip(column(page, 5), column(page, 9), strict=True) if outcome == "right"]
+    assert right == sorted(right, reverse=True)
+    assert len(right) > 5
+
+
+@pytest.mark.parametrize("slide_id", ["S{:03}", "TCGA-XX-{:04}-01Z-00-DX1.00000000-0000-0000-0000-000000000000"])
+def test_the_table_of_slides_fits_a_desk(page, tmp_path, slide_id):
+    lines = [
+        SlideLine(slide_id.format(i), f"TCGA-XX-{i:04}", where, target, 0.5, 0.4, 0, 12_345)
+        for i in range(20)
+        for where in ("validation", "external.csv")
+        for target in ("EGFR", "FGFR3")
+    ]
+    made = Page("k", "t", [], None, [], [Section("Slides", [Slides(lines)])], "m")
+    (tmp_path / "report.html").write_bytes(render(made))
+    page.goto((tmp_path / "report.html").as_uri())
+    assert page.locator(".scroll.tall").evaluate("each => each.scrollWidth - each.clientWidth") <= 0
+
+
+def test_reasons_that_are_long_are_broken_into_lines(page, tmp_path):
+    cells = [Cell("S001"), Cell("the file ends in the middle of a tile " * 8), Cell("/a/long/folder" * 20)]
+    table = Table([Column("slide", words=True), Column("why", words=True), Column("where", words=True)], [Row(cells)])
+    made = Page("k", "t", [], None, [], [Section("What failed", [table])], "m")
+    (tmp_path / "report.html").write_bytes(render(made))
+    page.goto((tmp_path / "report.html").as_uri())
+    assert page.locator(".scroll").evaluate("each => each.scrollWidth - each.clientWidth") <= 0
+
+
 def test_filters_leave_what_was_asked_for(page, address):
     page.goto(address)
     shown = page.locator("#slide-count")
@@ -64,6 +96,9 @@ def test_filters_leave_what_was_asked_for(page, address):
     assert shown.inner_text() == f"14 of {everything}"
     page.get_by_label("Search").fill("s50")
     assert column(page, 1) == [f"S{500 + i}" for i in range(10)]
+    page.emulate_media(media="print")
+    assert page.get_by_text(f"Filtered: 10 of {everything} lines.").is_visible()  # paper has no filters to see
+    page.emulate_media(media="screen")
     page.get_by_label("Search").fill("nobody")
     assert page.locator(FIRST_ROWS).count() == 0
 
@@ -144,7 +179,7 @@ def test_pictures_are_decoded_and_the_contents_follow(page, address):
 
 def test_names_that_are_html_do_nothing(page, tmp_path):
     evil = "<img src=x onerror=\"console.error('in')\"><script>console.error('in')</script>"
-    lines = [SlideLine(evil, evil, evil, evil, 0.5, 0.4, 0, 3, model) for model in ("a", evil)]
+    lines = [SlideLine(evil, evil, where, evil, 0.5, 0.4, 0, 3, model) for model, where in (("a", "b"), (evil, evil))]
     made = Page(evil, evil, [evil], None, [evil], [Section("Slides", [Slides(lines)], evil)], evil)
     (tmp_path / "report.html").write_bytes(render(made))
     page.goto((tmp_path / "report.html").as_uri())
@@ -165,6 +200,7 @@ def test_five_thousand_slides_are_sorted_and_filtered(page, tmp_path):
     page.goto((tmp_path / "report.html").as_uri())
     seen = page.locator("#slide-table tbody tr").locator("visible=true")
     assert seen.count() == Slides.few  # the others are there, and on paper
+    assert page.locator("#slide-count").inner_text() == "5,000 of 5,000, the first 300 shown"
     page.get_by_role("columnheader", name="Tiles").get_by_role("button").click()
     assert seen.count() == Slides.few
     assert seen.first.inner_text().startswith("S4999")

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 WIDTH, HEIGHT = 280.0, 226.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 16.0, 38.0
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-POINTS_AT_MOST = 400  # of a line: more than a screen shows
+CLOSE = 0.5  # to the last point of a line, in its units: nobody sees one that is closer
 
 Point = tuple[float, float]
 
@@ -169,7 +169,7 @@ def mark_of(chart: Chart, mark: Mark) -> Markup:
     if isinstance(mark, Band):
         upper = [(x, y) for x, y in zip(mark.x, mark.high, strict=True)]
         lower = [(x, y) for x, y in zip(mark.x, mark.low, strict=True)]
-        outline = [*thinned(upper), *reversed(thinned(lower))]
+        outline = [*upper, *reversed(lower)]
         return Markup('<path class="band {}" d="{}Z"/>').format(mark.style, path_of(chart, outline))
     if isinstance(mark, Bar):
         left, right = across(chart, mark.low), across(chart, mark.high)
@@ -202,19 +202,22 @@ def line_of(chart: Chart, line: Line) -> Markup:
             points[0],
             *(corner for a, b in itertools.pairwise(points) for corner in ((a[0], b[1]), b)),
         ]
-    return Markup('<path class="line {}" d="{}"/>').format(line.style, path_of(chart, thinned(points)))
+    return Markup('<path class="line {}" d="{}"/>').format(line.style, path_of(chart, points))
 
 
-def thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """Leave out what no screen shows; the ends stay."""
-    if len(points) <= POINTS_AT_MOST:
-        return points
-    return [points[place] for place in np.unique(np.linspace(0, len(points) - 1, POINTS_AT_MOST).astype(int))]
+def thinned(places: Sequence[Point]) -> list[Point]:
+    """Leave out what no screen shows; the ends stay, and so do steep steps between many points."""
+    kept = list(places[:1])
+    for x, y in places[1:-1]:
+        if max(abs(x - kept[-1][0]), abs(y - kept[-1][1])) >= CLOSE:
+            kept.append((x, y))
+    return [*kept, *places[1:][-1:]]
 
 
 def path_of(chart: Chart, points: Sequence[Point]) -> str:
     """Write a path."""
-    return "M" + "L".join(f"{number(across(chart, x))} {number(down(chart, y))}" for x, y in points)
+    places = thinned([(across(chart, x), down(chart, y)) for x, y in points])
+    return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in places)
 
 
 def text_at(x: float, y: float, text: str, style: str) -> Markup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -160,7 +161,7 @@ def training_figures(history: History, best_epoch: int | None) -> Figures:
 
 def by(name: str) -> Callable[[Mapping[str, Any]], float | None]:
     """Take a number of an epoch; None where it has none."""
-    return lambda row: None if row.get(name) is None else float(row[name])
+    return lambda row: None if row.get(name) is None or not math.isfinite(row[name]) else float(row[name])
 
 
 def epochs_figure(
@@ -207,6 +208,6 @@ def means_by_epoch(histories: Sequence[History], name: str) -> list[Point]:
     of_epoch: dict[float, list[float]] = {}
     for history in histories:
         for row in history:
-            if row.get(name) is not None:
-                of_epoch.setdefault(float(row["epoch"]), []).append(float(row[name]))
+            if (value := by(name)(row)) is not None:
+                of_epoch.setdefault(float(row["epoch"]), []).append(value)
     return [(epoch, sum(values) / len(values)) for epoch, values in sorted(of_epoch.items())]

@@ -24,8 +24,11 @@ def minus(text: str) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """Write a share."""
-    return f"{part / whole:.0%}" if whole else ABSENT
+    """Write a share; a few of many are neither none nor all."""
+    if not whole:
+        return ABSENT
+    few = 0 < part < 0.01 * whole or 0.99 * whole < part < whole
+    return f"{part / whole:.1%}" if few else f"{part / whole:.0%}"
 
 
 def interval(estimate: Estimate) -> str:
@@ -45,6 +48,13 @@ def estimate_cell(estimate: Estimate | None) -> Cell:
 def called(flag: int | None) -> str:
     """Write a label or a call."""
     return ABSENT if flag is None else "positive" if flag else "negative"
+
+
+def duration(seconds: float) -> str:
+    """Write a time."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds <= 5400 else f"{seconds / 3600:.1f} h"
 
 
 def size(count: int) -> str:

@@ -38,7 +38,7 @@ def render(page: Page) -> bytes:
         policy=policy(style, script),
         generator=GENERATOR,
     )
-    return html.encode()
+    return html.encode(errors="replace")  # names of files may hold what is no text
 
 
 def policy(style: str, script: str) -> str:

@@ -15,7 +15,7 @@ Measures = Mapping[tuple[str, str], Measured]  # by target and metric
 class Result:
     """Predictions of a set of slides, and what was measured of them."""
 
-    title: str  # test, validation, external.csv
+    title: str  # test, validation, external.csv; two of the same name have their folders in it
     about: str  # which slides, and where the figures come from
     targets: Sequence[str]
     unit: Unit
@@ -32,6 +32,9 @@ class Result:
     notes: Sequence[str] = ()
     resamples: int = 2000
     seed: int = 0
+    own: bool = True  # slides of the run's own cohort
+    group: str = ""  # its title, where that had to be told from another
+    model: str = ""  # where it is not the run
 
     @property
     def columns(self) -> list[str]:

@@ -47,7 +47,9 @@ def headline(results: Sequence[tuple[str, Result]]) -> Table:
             if found is None:
                 continue
             estimate, line = found.estimate, target_title(target) if several else name
-            said = f"AUC {written(estimate.value)}" + (f", 95% interval {interval(estimate)}" if estimate.low else "")
+            said = f"AUC {written(estimate.value)}" + (
+                f", 95% interval {interval(estimate)}" if interval(estimate) else ""
+            )
             rows.append(
                 Row(
                     [
@@ -77,7 +79,9 @@ def metric_blocks(result: Result) -> list[Table | Note]:
     if chosen:
         rows.append(Row(heading="At Youden's threshold, where sensitivity + specificity was highest on validation"))
         rows += [threshold_row(result, result.youden), *metric_rows(result, AT_YOUDEN)]
-        rows.append(Row(heading=f"At the threshold that had a sensitivity of {result.sensitivity:g} on validation"))
+        rows.append(
+            Row(heading=f"At the threshold that had a sensitivity of {result.sensitivity:g} or more on validation")
+        )
         rows += [threshold_row(result, result.at_sensitivity), *metric_rows(result, AT_CHOSEN)]
     where = f"Thresholds were chosen on {result.chosen_on}." if chosen else f"No threshold: {result.chosen_on}."
     several = len(result.columns) > 1

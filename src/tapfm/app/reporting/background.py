@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from csv import Error as CsvError
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tapfm.app.push import forbids_derivatives
 from tapfm.app.reporting.finding import Found
 from tapfm.app.reporting.runs import ReportedRun, table_of
 from tapfm.encoders.catalog import TIMM_PREFIX, EncoderCard, encoder_card
-from tapfm.errors import TapfmError
+from tapfm.errors import InputError, TapfmError
 from tapfm.report.content import Block, Cell, Code, Column, Fold, Note, Row, Table
 
 WORDS = Column("", words=True)
@@ -23,8 +24,8 @@ def failure_rows(where: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:
         what = row.get("what") or "failed"
         if row.get("tiles_skipped"):
             what += f" ({row['tiles_skipped']})"
-        cells = [row.get("slide_id", ""), where, what, row.get("reason", ""), row.get("what_to_do") or ""]
-        written.append(Row([Cell(cell) for cell in cells]))
+        cells = [row.get("slide_id"), where, what, row.get("reason"), row.get("what_to_do")]
+        written.append(Row([Cell(cell or "") for cell in cells]))  # a line that was cut has none of the last
     return written
 
 
@@ -33,17 +34,24 @@ def failures_table(
 ) -> Table | None:
     """List all that failed: slides of runs, evaluations and predictions, and steps of a study."""
     rows = [
-        Row([Cell(each[name]) for name in ("run", "step", "state", "reason")] + [Cell(each.get("command", ""))])
-        for each in steps
+        Row([Cell(each.get(name) or "") for name in ("run", "step", "state", "reason", "command")]) for each in steps
     ]
     for run in runs:
         rows += failure_rows(f"training, {run.name}", run.failures)
     for found in folders:
-        rows += failure_rows(found.path.name, table_of(found.path / "failures.csv"))
+        rows += failure_rows(found.path.name, failures_of(found.path / "failures.csv"))
     if not rows:
         return None
     titles = ("slide or run", "where", "what", "why", "what to do")
     return Table([Column(title, words=True) for title in titles], rows)
+
+
+def failures_of(path: Path) -> list[dict[str, str]]:
+    """Read a failures.csv."""
+    try:
+        return table_of(path)
+    except (OSError, ValueError, CsvError) as error:
+        raise InputError(f"{path} cannot be read ({error}).", hint="Make it again.") from error
 
 
 def made_blocks(runs: Sequence[ReportedRun]) -> list[Block]:

@@ -26,7 +26,7 @@ def cohort_blocks(run: ReportedRun, results: Sequence[Result]) -> list[Block]:
     rows = [split_row(name_of_split(split), run.of_split(split), targets) for split in SPLITS if run.of_split(split)]
     own = {row.get("slide_id") for row in run.slides}
     for result in results:
-        if not {each.slide_id for each in result.predictions} <= own:
+        if not result.own or not {each.slide_id for each in result.predictions} <= own:
             rows.append(prediction_row(result.title, result.predictions, targets))
     titles = [f"{target} positive" for target in targets]
     columns = [Column("", words=True), Column("patients"), Column("slides"), Column("tiles"), *map(Column, titles)]

@@ -34,6 +34,21 @@ class Found:
         members = self.about.get("members") or []
         return {str(each["weights_sha256"]) for each in members if isinstance(each, dict) and "weights_sha256" in each}
 
+    def made_by(self, digest: str | None) -> bool:
+        """Say whether these weights made it, alone: what an ensemble says is not what one of its members says."""
+        return self.digests() == {digest}
+
+    @property
+    def model(self) -> str:
+        """Name the model, as people gave it."""
+        return str(self.about.get("model", "not named"))
+
+    @property
+    def maker(self) -> str:
+        """Say which model made it, where that is no run of the page."""
+        members = len(self.digests())
+        return (f"an ensemble of {members} models" if members > 1 else "another model") + f" ({self.model})"
+
 
 def refuse_what_is_no_source(path: Path) -> None:
     """Refuse what is neither a run nor a study, and say what to do with what it is."""
@@ -75,13 +90,13 @@ def evaluations_of(run: Path, digest: str | None) -> list[Found]:
     return [
         found
         for found in beside(run, "evaluations", EVALUATED)
-        if digest in found.digests() and found.about.get("kind") == "run" and (found.path / "metrics.json").is_file()
+        if found.made_by(digest) and found.about.get("kind") == "run" and (found.path / "metrics.json").is_file()
     ]
 
 
 def predictions_of(run: Path, digest: str | None) -> list[Found]:
     """Find predictions by these weights: inside the run, and in `predictions` beside `runs`."""
-    return [found for found in beside(run, "predictions", PREDICTED) if digest in found.digests()]
+    return [found for found in beside(run, "predictions", PREDICTED) if found.made_by(digest)]
 
 
 def beside(run: Path, name: str, mark: str) -> list[Found]:

@@ -23,12 +23,13 @@ from tapfm.prediction.folder import PredictionFolder
 from tapfm.report import tables
 from tapfm.report.content import Block, Fold, Note, Page, Section, SlideLine, Slides, Table
 from tapfm.report.figures import result_figures, training_figures
-from tapfm.report.numbers import size, written
+from tapfm.report.numbers import duration, size, written
 from tapfm.report.page import is_ours, render
 from tapfm.report.result import Result
 from tapfm.storage import write_atomically
 
 SETS = {"test": "Test slides", "validation": "Validation slides"}
+SAME_PROBABILITY = 1e-3
 MOST_LINES = 20_000  # of the table of slides; a browser sorts them still
 
 
@@ -49,10 +50,11 @@ class Asked:
         for option, value, least in (
             ("--heatmaps", self.pictures.heatmaps, 0),
             ("--tiles", self.pictures.tiles, 0),
+            ("--most-mb", self.most_bytes / 1e6, 0),
             ("--resamples", self.resamples, 1),
         ):
             if value < least:
-                raise InputError(f"{option} is {value}: it has to be at least {least}.")
+                raise InputError(f"{option} is {value:g}: it has to be at least {least}.")
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,9 @@ def gather(sources: Sequence[Path], asked: Asked) -> Gathered:
 
 def belongs(found: Found, run: ReportedRun, runs: Sequence[ReportedRun], *, first: bool) -> bool:
     """Give an evaluation that was named to the run that made it; one of none of them (an ensemble) to the first."""
-    if run.weights_sha256 in found.digests():
+    if found.made_by(run.weights_sha256):
         return True
-    return first and not any(each.weights_sha256 in found.digests() for each in runs)
+    return first and not any(found.made_by(each.weights_sha256) for each in runs)
 
 
 def distinct(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
@@ -247,10 +249,9 @@ def warnings(gathered: Gathered, budget: Budget) -> list[str]:
         missing = len(gathered.study.planned) - len(gathered.study.finished)
         if missing:
             said.append(f"{counted(missing, 'run')} of the study {'is' if missing == 1 else 'are'} not finished.")
-    known = {run.weights_sha256 for run in gathered.runs}
     for found in [*gathered.evaluations, *gathered.predictions]:
-        if not known & found.digests():
-            said.append(f"{found.path} was made by another model ({found.about.get('model', 'not named')}).")
+        if not any(found.made_by(run.weights_sha256) for run in gathered.runs):
+            said.append(f"{found.path} was made by {found.maker}.")
     every = [(name, result) for name, result in gathered.every_result]
     if every and all(result.warning for _, result in every):
         said.append("There are no figures of held-out slides: " + every[0][1].warning)
@@ -281,8 +282,7 @@ def training_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
             best = None if run.best is None else int(run.best["epoch"])
             figures = training_figures(run.history, best)
             seconds = sum(float(row.get("seconds", 0.0)) for row in run.history)
-            took = f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{seconds / 60:.1f} min"
-            note = Note(f"{counted(len(run.history), 'epoch')} in {took}, validation included.")
+            note = Note(f"{counted(len(run.history), 'epoch')} in {duration(seconds)}, validation included.")
             blocks += [Fold(run.name, [figures, note], open=number == 0)] if len(runs) > 1 else [figures, note]
     return blocks
 
@@ -321,14 +321,19 @@ def auc_text(result: Result) -> str:
 def slides_section(gathered: Gathered) -> Section:
     """List what is said of each slide: of results, and of predictions that are in none of them."""
     lines = [line for run in gathered.runs for result in gathered.results[run.name] for line in lines_of(run, result)]
-    seen = {(line.model, line.slide_id, line.target) for line in lines}
+    seen = {(line.model, line.slide_id, line.target): line.probability for line in lines}
     for found in gathered.predictions:
-        said = predicted_lines(gathered.runs, found)
-        lines += [line for line in said if (line.model, line.slide_id, line.target) not in seen]
+        for line in predicted_lines(gathered.runs, found):
+            evaluated = seen.get((line.model, line.slide_id, line.target))
+            # another probability by the same weights is another slide of the same name, or other tiles
+            if evaluated is None or abs(evaluated - line.probability) > SAME_PROBABILITY:
+                lines.append(line)
     if not lines:
         return Section("Slides", [])
     intro = "Every slide and target. The mark in a bar is the threshold, chosen on validation slides."
-    blocks: list[Block] = [Slides(lines[:MOST_LINES])]
+    blocks: list[Block] = [shown := Slides(lines[:MOST_LINES])]
+    if len(shown.places) == 1:  # the table has no column of it
+        intro += f" All of them: {shown.places[0]}."
     if len(lines) > MOST_LINES:
         left = len(lines) - MOST_LINES
         blocks.append(Note(f"{left:,} lines are left out: the tables predictions.csv have all of them.", "warning"))
@@ -347,7 +352,7 @@ def lines_of(run: ReportedRun, result: Result) -> list[SlideLine]:
             threshold=result.youden.get(target),
             label=each.labels.get(target),
             tiles=each.tiles,
-            model=run.name,
+            model=result.model or run.name,
         )
         for each in result.predictions
         for target, probability in each.probabilities.items()
@@ -356,9 +361,7 @@ def lines_of(run: ReportedRun, result: Result) -> list[SlideLine]:
 
 def predicted_lines(runs: Sequence[ReportedRun], found: Found) -> list[SlideLine]:
     """List the slides of a folder of predictions."""
-    model = next(
-        (run.name for run in runs if run.weights_sha256 in found.digests()), Path(str(found.about.get("model"))).name
-    )
+    model = next((run.name for run in runs if found.made_by(run.weights_sha256)), Path(found.model).name)
     return [
         SlideLine(
             slide_id=slide.slide_id,
@@ -385,8 +388,8 @@ def picture_sections(gathered: Gathered, asked: Asked, budget: Budget, console: 
         folder = PredictionFolder(found.path)
         of = [Note(f"From {found.path.name}:")] if len(gathered.predictions) > 1 else []
         if asked.pictures.heatmaps:
-            slides = min(asked.pictures.heatmaps, len(folder.slides()))
-            with Counter(console, "drawing maps", slides) as counter:
+            maps_possible = sum(len(slide.targets) for slide in folder.slides())
+            with Counter(console, "drawing maps", min(asked.pictures.heatmaps, maps_possible)) as counter:
                 if drawn := heat_blocks(folder, asked.pictures, files, budget, counter):
                     maps += [*of, *drawn]
         if asked.pictures.tiles and (shown := gallery_blocks(folder, asked.pictures, files, budget)):

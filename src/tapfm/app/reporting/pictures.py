@@ -37,6 +37,11 @@ TILE_PX = 224  # at most
 QUALITY = 80
 COLOURS = 32  # of a colour bar
 TILES_OF_A_SLIDE = 3  # in a gallery: one slide must not fill it
+# whose maps are shown first: of many targets and few maps, each target has its wrong calls
+OUTCOMES = (
+    *("false negative", "false positive", "right, positive", "right, negative"),
+    *("called positive", "called negative", ""),
+)
 
 
 @dataclass
@@ -103,21 +108,20 @@ def outcome_of(said: Said) -> str:
 
 def choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], count: int) -> list[Chosen]:
     """Take the most certain of each outcome of each target in turn: wrong calls first, since they teach most."""
-    queues: dict[tuple[int, str, str], list[tuple[float, PredictedSlide]]] = {}
+    queues: dict[tuple[str, str], list[tuple[float, PredictedSlide]]] = {}
     for slide in slides:
         for target in targets:
             if (said := slide.targets.get(target)) is None:
                 continue
             outcome = outcome_of(said)
             certainty = abs(said.probability - (0.5 if said.threshold is None else said.threshold))
-            key = (not outcome.startswith("false"), outcome, target)
-            queues.setdefault(key, []).append((certainty, slide))
+            queues.setdefault((outcome, target), []).append((certainty, slide))
     for queue in queues.values():
         queue.sort(key=lambda each: (-each[0], each[1].slide_id))
     chosen: list[Chosen] = []
     for place in range(max(map(len, queues.values()), default=0)):
-        for (_, outcome, target), queue in sorted(
-            queues.items(), key=lambda each: (targets.index(each[0][2]), each[0])
+        for (outcome, target), queue in sorted(
+            queues.items(), key=lambda each: (OUTCOMES.index(each[0][0]), targets.index(each[0][1]))
         ):
             if place < len(queue) and len(chosen) < count:
                 chosen.append(Chosen(queue[place][1], target, outcome))
@@ -302,10 +306,11 @@ def gallery_of(
     """Read and embed the tiles of one side."""
     layer = layer_of(slides[found[0].slide_id], target)
     assert layer is not None
-    tiles, left_out = [], budget.left_out
+    tiles, left_out, torn = [], budget.left_out, 0
     pictures = dict(read_tiles(folder, found, slides))
     for each in found:
         if (picture := pictures.get((each.slide_id, each.place))) is None:
+            torn += 1
             continue
         embedded = budget.embed(picture, f"Tile of slide {each.slide_id}")
         if embedded is not None:
@@ -317,13 +322,15 @@ def gallery_of(
     note = f"By {kind} ({UNITS[layer.kind]}); of a slide at most {most_of_one} tiles."
     if budget.left_out > left_out:
         note += f" {counted(budget.left_out - left_out, 'tile')} left out: no room."
+    if torn:
+        note += f" {counted(torn, 'tile')} could not be read."
     return [Gallery(title, tiles, note)] if tiles else []
 
 
 def read_tiles(
     folder: PredictionFolder, found: Sequence[Candidate], slides: dict[str, PredictedSlide]
 ) -> Iterator[tuple[tuple[str, int], Image.Image]]:
-    """Read tiles slide by slide, each slide opened once; one that cannot be opened gives none."""
+    """Read tiles slide by slide, each slide opened once; what cannot be read is left out."""
     by_slide: dict[str, list[int]] = {}
     for each in found:
         by_slide.setdefault(each.slide_id, []).append(each.place)
@@ -336,6 +343,9 @@ def read_tiles(
         with closing(opened) as slide:
             for place in places:
                 x, y = (int(value) for value in table.positions[place])
-                picture = tile_picture(slide, predicted, x, y)
+                try:
+                    picture = tile_picture(slide, predicted, x, y)
+                except Exception:  # the same
+                    continue
                 picture.thumbnail((TILE_PX, TILE_PX), Image.Resampling.LANCZOS)
                 yield (slide_id, place), picture

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tapfm.app.advice import counted
 from tapfm.app.reporting.finding import Found, read_json
 from tapfm.app.reporting.runs import ReportedRun
-from tapfm.cohort.splits import TEST, VALIDATION
+from tapfm.cohort.splits import TEST, TRAIN, VALIDATION
 from tapfm.errors import InputError
 from tapfm.evaluation.estimate import Estimate
 from tapfm.evaluation.measures import Measured, choose_thresholds, measure
@@ -20,6 +21,12 @@ MODEL = "model"
 ALL = "all"
 TITLES = {VALIDATION: "validation", TEST: "test"}
 CHOSEN_HERE = "The epoch and the thresholds were chosen on these slides, so that the figures flatter."
+FLATTERED = {  # splits of a run's own cohort
+    VALIDATION: CHOSEN_HERE,
+    TRAIN: "The model learnt from these slides, so that the figures flatter.",
+    ALL: "The model learnt from some of these slides, and the epoch and the thresholds were chosen on others, so that "
+    "the figures flatter.",
+}
 
 
 def result_of_split(run: ReportedRun, split: str, resamples: int) -> Result:
@@ -44,8 +51,8 @@ def result_of_split(run: ReportedRun, split: str, resamples: int) -> Result:
     )
 
 
-def result_of_evaluation(found: Found) -> Result:
-    """Take over what `tapfm evaluate` measured."""
+def result_of_evaluation(found: Found, run: ReportedRun) -> Result:
+    """Take over what `tapfm evaluate` measured; of another model it says so."""
     metrics = read_json(found.path / "metrics.json")
     try:
         about, thresholds, models = metrics["evaluation"], metrics["thresholds"], metrics["models"]
@@ -55,8 +62,10 @@ def result_of_evaluation(found: Found) -> Result:
         title = TITLES.get(split, split) if own else about["table"] + (f", {split}" if split else "")
         of = f"the run's own cohort ({about['table']})" if own else "another cohort"
         said = f"{size(predictions)} of {of}, all tiles of each, by tapfm evaluate ({found.path.name})."
+        model = "" if found.made_by(run.weights_sha256) else Path(found.model).name
+        another = [f"By {found.maker}, not by the run {run.name}."] if model else []
         return Result(
-            title=title,
+            title=f"{title}, by {model}" if model else title,
             about=f"{said} {counting(about['unit'], about['resamples'])}",
             targets=tuple(about["targets"]),
             unit=about["unit"],
@@ -66,13 +75,15 @@ def result_of_evaluation(found: Found) -> Result:
             at_sensitivity=thresholds["at_sensitivity"] or {},
             sensitivity=float(thresholds["sensitivity"]),
             chosen_on=thresholds["chosen_on"],
-            warning=CHOSEN_HERE if own and split in (VALIDATION, ALL) else "",
+            warning=FLATTERED.get(split, "") if own else "",
             baseline=baseline_of(found.path) if baselines else (),
             baseline_measured=measures(models[baselines[0]][ALL]) if baselines else {},
             subgroups={name: measures(each) for name, each in models[MODEL].items() if name != ALL},
-            notes=tuple(metrics.get("notes", ())),
+            notes=(*another, *metrics.get("notes", ())),
             resamples=int(about["resamples"]),
             seed=int(about["seed"]),
+            own=own,
+            model=model,
         )
     except (LookupError, TypeError, ValueError) as error:
         raise InputError(
@@ -124,7 +135,20 @@ def results_of(run: ReportedRun, evaluations: list[Found], resamples: int) -> li
 
     A split that was evaluated is not measured again.
     """
-    evaluated = [result_of_evaluation(each) for each in evaluations]
-    own = {TITLES.get(str(each.about.get("split"))) for each in evaluations if each.about.get("cohort") == "own"}
-    measured = [result_of_split(run, split, resamples) for split in run.predictions if TITLES[split] not in own]
-    return sorted([*measured, *evaluated], key=lambda each: (bool(each.warning), each.title != TITLES[TEST]))
+    evaluated = [(each.path.name, result_of_evaluation(each, run)) for each in evaluations]
+    own = {result.title for _, result in evaluated if result.own and not result.model}
+    measured = [("", result_of_split(run, split, resamples)) for split in run.predictions if TITLES[split] not in own]
+    return told_apart(
+        sorted([*measured, *evaluated], key=lambda each: (bool(each[1].warning), each[1].title != TITLES[TEST]))
+    )
+
+
+def told_apart(named: Sequence[tuple[str, Result]]) -> list[Result]:
+    """Add their folders to the titles that several results have, as where a split was evaluated twice."""
+    titles = [result.title for _, result in named]
+    return [
+        result
+        if titles.count(result.title) == 1
+        else replace(result, title=f"{result.title} ({folder})", group=result.title)
+        for folder, result in named
+    ]

@@ -7,6 +7,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ class ReportedRun:
     predictions: Mapping[str, Sequence[Prediction]]  # by split
     environments: Sequence[Mapping[str, Any]]
     failures: Sequence[Mapping[str, str]]
-    weights_sha256: str | None  # of the best epoch
     finished: bool
+
+    @cached_property
+    def weights_sha256(self) -> str | None:
+        """Fingerprint the weights of the best epoch; when it is asked for: a study has many runs of gigabytes."""
+        return sha256_of(self.folder / BEST) if (self.folder / BEST).is_file() else None
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -94,6 +99,8 @@ def read_run(folder: Path, name: str | None = None) -> ReportedRun:
     try:
         text = (folder / CONFIGURATION).read_text("utf-8")
         settings = tomllib.loads(text)
+        if not settings.get("task", {}).get("targets"):
+            raise ValueError(f"{CONFIGURATION} names no targets")
         history = [json.loads(line) for line in lines_of(folder / "history.jsonl")]
         environments = json.loads((folder / "environment.json").read_text("utf-8")) if is_there(folder) else []
         slides, failures = table_of(folder / "split.csv"), table_of(folder / "failures.csv")
@@ -116,7 +123,6 @@ def read_run(folder: Path, name: str | None = None) -> ReportedRun:
         predictions={split: found for split, found in predictions.items() if found},
         environments=environments if isinstance(environments, list) else [environments],
         failures=failures,
-        weights_sha256=sha256_of(folder / BEST) if (folder / BEST).is_file() else None,
         finished=(folder / "summary.md").is_file(),  # which is written last
     )
 

@@ -20,14 +20,22 @@ def side_by_side(runs: Sequence[ReportedRun], results: Results) -> list[Block]:
     blocks: list[Block] = []
     every = [result for run in runs for result in results[run.name]]
     held_out = [result for result in every if not result.warning]  # nothing was chosen on them
-    titles = dict.fromkeys(result.title for result in held_out or every)
+    titles = dict.fromkeys(group_of(result) for result in held_out or every)
     for title in titles:
-        having = {run.name: result for run in runs for result in results[run.name] if result.title == title}
+        of_runs = {run.name: [each for each in results[run.name] if group_of(each) == title] for run in runs}
+        having = {name: found[0] for name, found in of_runs.items() if found}
         if len(having) < 2:
             continue
         blocks.append(auc_table(title, having))
         blocks += differences(title, having)
+        if any(len(found) > 1 for found in of_runs.values()):
+            blocks.append(Note(f"Of a run with several evaluations of {title} the first is compared."))
     return blocks or [Note("The runs have no set of slides in common.")]
+
+
+def group_of(result: Result) -> str:
+    """Name the set of slides, which runs may share."""
+    return result.group or result.title
 
 
 def auc_table(title: str, having: Mapping[str, Result]) -> Table:

@@ -87,7 +87,7 @@ def runs_in_full(study: ReportedStudy, asked: Sequence[str], digests: Collection
             )
     if asked:
         return [study.runs[name] for name in asked], ""
-    if named := [run for run in study.runs.values() if run.weights_sha256 in digests]:
+    if digests and (named := [run for run in study.runs.values() if run.weights_sha256 in digests]):
         return named, ""
     best: dict[tuple[str, ...], ReportedRun] = {}
     for run in study.finished:
@@ -218,7 +218,7 @@ def convergence_blocks(study: ReportedStudy) -> list[Block]:
 
 def part_of(path: Path) -> list[Block]:
     """Read a part of a study that was written as Markdown; nothing where it has none."""
-    return blocks_of(path.read_text("utf-8")) if path.is_file() else []
+    return blocks_of(path.read_text("utf-8", errors="replace")) if path.is_file() else []
 
 
 def notes_of(study: ReportedStudy) -> list[Block]:

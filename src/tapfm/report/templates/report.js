@@ -74,11 +74,11 @@ function slides() {
   });
   const names = new Intl.Collator("en", { numeric: true });
   const more = document.getElementById("slide-more");
-  const few = Number(table.dataset.few);
+  const { few, absent } = { few: Number(table.dataset.few), absent: table.dataset.absent };
   let most = few; // rows on the screen; paper has all that fit the filters
   let order = rows;
 
-  const values = (column, numeric) => rows.map((each) => {
+  const values = (column, numeric) => order.map((each) => {
     const cell = each.cells[column];
     if (!numeric) return cell.textContent;
     return cell.dataset.v === "" ? NaN : Number(cell.dataset.v);
@@ -94,7 +94,8 @@ function slides() {
     const sign = next === "ascending" ? 1 : -1;
     const found = values(header.cellIndex, numeric);
     const place = numeric ? null : places(found);
-    const keyed = rows.map((each, i) => [numeric ? found[i] : place.get(found[i]), each]);
+    // equal ones stay as they are on the screen: sort by one column, then by another
+    const keyed = order.map((each, i) => [numeric ? found[i] : found[i] === absent ? NaN : place.get(found[i]), each]);
     keyed.sort(([a], [b]) => {
       if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b); // nothing comes last
       return sign * (a - b);
@@ -131,7 +132,11 @@ function slides() {
       each.row.classList.toggle("later", each.fits && ++fitting > most);
     }
     const count = (number) => number.toLocaleString("en");
-    document.getElementById("slide-count").textContent = `${count(fitting)} of ${count(rows.length)}`;
+    const all = `${count(fitting)} of ${count(rows.length)}`;
+    document.getElementById("slide-count").textContent = fitting > most ? `${all}, the first ${count(most)} shown` : all;
+    const filtered = document.getElementById("slide-filtered");
+    filtered.hidden = fitting === rows.length;
+    filtered.textContent = `Filtered: ${all} lines.`;
     more.hidden = fitting <= most;
     more.textContent = `Show all ${count(fitting)}`;
   };
