@@ -18,22 +18,23 @@ from tapfm.evaluation.predictions import Prediction, Unit, sigmoid, units_of
 from tapfm.evaluation.ranking import auc, average_precision
 from tapfm.evaluation.thresholds import at_sensitivity, rates, youden
 
-METRICS = (
-    "auc",
-    "average_precision",
-    "brier",
-    "ece",
-    "balanced_accuracy",
-    "f1",
-    "sensitivity",
-    "specificity",
-    "ppv",
-    "npv",
-    "sensitivity_at_chosen",
-    "specificity_at_chosen",
-    "ppv_at_chosen",
-    "npv_at_chosen",
-)
+NAMES = {  # of every metric, for tables
+    "auc": "AUC",
+    "average_precision": "average precision",
+    "brier": "Brier score",
+    "ece": "calibration error (ECE)",
+    "balanced_accuracy": "balanced accuracy",
+    "f1": "F1",
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "ppv": "PPV",
+    "npv": "NPV",
+    "sensitivity_at_chosen": "sensitivity",
+    "specificity_at_chosen": "specificity",
+    "ppv_at_chosen": "PPV",
+    "npv_at_chosen": "NPV",
+}
+METRICS = tuple(NAMES)
 THRESHOLD_FREE = METRICS[:4]
 AT_CHOSEN = "_at_chosen"
 MACRO = "macro"

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tapfm.evaluation.measures import MACRO, METRICS
+from tapfm.evaluation.measures import MACRO, METRICS, NAMES
 from tapfm.report.charts import whisker, whisker_scale
 from tapfm.report.content import Cell, Column, Note, Row, Table
 from tapfm.report.numbers import estimate_cell, interval, written
 from tapfm.report.result import Measures, Result
 
-NAMES = {
-    "auc": "AUC",
-    "average_precision": "average precision",
-    "brier": "Brier score",
-    "ece": "calibration error (ECE)",
-    "balanced_accuracy": "balanced accuracy",
-    "f1": "F1",
-    "sensitivity": "sensitivity",
-    "specificity": "specificity",
-    "ppv": "PPV",
-    "npv": "NPV",
-}
 ANY_THRESHOLD = ("auc", "average_precision", "brier", "ece")
 BESIDE = ("auc", "average_precision", "brier")  # of subgroups and of the baseline
 AT_SENSITIVITY = "_at_chosen"

@@ -29,7 +29,6 @@ from tapfm.app.evaluating.slide_colours import read_colours
 from tapfm.app.evaluating.subgroups import subgroups_of
 from tapfm.app.evaluating.tables import (
     MODEL,
-    NAMES,
     Results,
     metrics_csv,
     metrics_json,
@@ -41,7 +40,7 @@ from tapfm.app.stopping import StopRequests
 from tapfm.errors import RunError, SlidesFailedError
 from tapfm.evaluation.comparing import Pair
 from tapfm.evaluation.estimate import Estimate
-from tapfm.evaluation.measures import Measured
+from tapfm.evaluation.measures import NAMES, Measured
 from tapfm.evaluation.predictions import Prediction, mean_of, write_predictions
 from tapfm.storage import sha256_of, write_atomically
 

@@ -16,29 +16,13 @@ from tapfm.app.evaluating.thresholds import Chosen
 from tapfm.cohort.splits import VALIDATION
 from tapfm.evaluation.comparing import Pair
 from tapfm.evaluation.estimate import Estimate
-from tapfm.evaluation.measures import MACRO, METRICS, Measured
+from tapfm.evaluation.measures import MACRO, METRICS, NAMES, Measured
 
 MODEL = "model"
 COLUMNS = (
     *("model", "subgroup", "target", "metric", "value", "low", "high"),
     *("delong_low", "delong_high", "units", "positives", "why"),
 )
-NAMES = {
-    "auc": "AUC",
-    "average_precision": "average precision",
-    "brier": "Brier score",
-    "ece": "calibration error (ECE)",
-    "balanced_accuracy": "balanced accuracy",
-    "f1": "F1",
-    "sensitivity": "sensitivity",
-    "specificity": "specificity",
-    "ppv": "PPV",
-    "npv": "NPV",
-    "sensitivity_at_chosen": "sensitivity",
-    "specificity_at_chosen": "specificity",
-    "ppv_at_chosen": "PPV",
-    "npv_at_chosen": "NPV",
-}
 BESIDE = ("auc", "average_precision", "brier")  # of the baseline and of subgroups
 ANY_THRESHOLD = ("auc", "average_precision", "brier", "ece")
 AT_CHOSEN = tuple(name for name in METRICS if name.endswith("_at_chosen"))
