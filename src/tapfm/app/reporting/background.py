@@ -76,11 +76,12 @@ def environment_table(environments: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def flattened(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Put versions of packages beside the other facts; what is not known is left out."""
+    """Put versions of packages, and how tiles were laid, beside the other facts; what is not known is left out."""
     flat: dict[str, str] = {}
     for name, value in environment.items():
         if isinstance(value, Mapping):
-            flat |= {str(inner): str(each) for inner, each in value.items()}
+            group = "" if name == "packages" else f"{name}: "  # a package is known by its own name
+            flat |= {f"{group}{inner}".replace("_", " "): str(each) for inner, each in value.items()}
         elif value is not None:
             flat[name.replace("_", " ")] = str(value)
     return flat
