@@ -13,8 +13,9 @@ import pytest
 import torch
 from cohort_files import rows_of
 from command_line import start, tapfm_here, wait_for
+from openslide import OpenSlide
 from rich.console import Console
-from slide_files import section, write_slide
+from slide_files import REAL, needs_real_slides, section, write_slide
 from training_lab import SPLITS, edit, slide_id, tile_set
 
 from tapfm import api
@@ -550,3 +551,24 @@ def test_workers_change_nothing(run, lab, of_cohort, tmp_path):
     )
     assert result.returncode == 0, result.said
     assert files_below(tmp_path / "p") == files_below(of_cohort.path)
+
+
+@needs_real_slides
+def test_real_slides_with_all_their_pictures(run, tmp_path):
+    svs, dicom, broken = (REAL / name for name in ("CMU-1-Small-Region.svs", "CMU-1-Small-Region-DICOM", "broken.svs"))
+    result = predict(run, tmp_path / "p", svs, broken, dicom, "--heatmaps", "--geojson")
+    assert result.returncode == 3, result.said
+    assert [row["slide_id"] for row in rows_of(tmp_path / "p" / "failures.csv")] == ["broken"]
+    folder = PredictionFolder(tmp_path / "p")
+    of_svs, of_dicom = folder.slides()
+    assert of_svs.tiles == of_dicom.tiles > 50
+    # the same glass in two files, whose pixels are coded differently
+    assert of_svs.targets["FGFR3"].logit == pytest.approx(of_dicom.targets["FGFR3"].logit, abs=0.05)
+    for slide in (of_svs, of_dicom):
+        own = folder.folder_of(slide.slide_id)
+        assert {path.suffix for path in own.iterdir() if path.suffix} == {
+            *(".png", ".tif", ".geojson", ".parquet", ".json")
+        }
+        with OpenSlide(own / "heatmap-contribution-FGFR3.tif") as picture:
+            assert float(picture.properties["openslide.mpp-x"]) == pytest.approx(slide.mpp * 7, rel=1e-4)
+        assert len(json.loads((own / "tiles.geojson").read_text())["features"]) == slide.tiles
