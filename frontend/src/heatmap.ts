@@ -126,10 +126,10 @@ export class HeatMap {
     }
   }
 
-  drawMarks(placing: Placing, widthPx: number, heightPx: number, ratio: number, hovered: number, chosen: number): void {
+  drawMarks(placing: Placing | null, widthPx: number, heightPx: number, ratio: number, hovered: number, chosen: number): void {
     const context = sized(this.marks, widthPx, heightPx, ratio);
     for (const [tile, width] of [[hovered, 1.5], [chosen, 3]] as const) {
-      if (tile < 0 || tile >= this.tiles.count) continue;
+      if (placing === null || tile < 0 || tile >= this.tiles.count) continue;
       const x = ((this.tiles.x[tile] - this.corner.x) * placing.scale + placing.left) * ratio;
       const y = ((this.tiles.y[tile] - this.corner.y) * placing.scale + placing.top) * ratio;
       const side = Math.max(4 * ratio, this.sidePx0 * placing.scale * ratio);

@@ -39,15 +39,17 @@ export class Keys {
   }
 
   private pressed(event: KeyboardEvent): void {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    // with AltGr, which Windows tells as Ctrl and Alt, many keyboards write [ and ]
+    if ((event.ctrlKey || event.metaKey || event.altKey) && !event.getModifierState("AltGraph")) return;
     const target = event.target as HTMLElement;
     if (target.matches("input[type=search]")) {
       if (event.key === "Escape") target.blur();
       return;
     }
     // these use such keys themselves
-    const moves = event.key.startsWith("Arrow") || ["Home", "End", " ", "Enter"].includes(event.key);
-    if (moves && target.matches("input, select, button, summary")) return;
+    const moves = event.key.startsWith("Arrow") || ["Home", "End"].includes(event.key);
+    if (moves && target.matches("input[type=range], select")) return;
+    if ([" ", "Enter"].includes(event.key) && target.matches("input, select, button")) return;
     if (target.matches("select") && event.key.length === 1) return;
     const inDialog = document.querySelector("dialog[open]") !== null;
     const pressed = event.key.toLowerCase();

@@ -34,10 +34,11 @@ export function readView(hash: string): View {
     y: numberOf(words, "y"),
     zoom: numberOf(words, "zoom", 1e-6, 100),
     layer: words.get("layer") ?? undefined,
-    percentile: words.has("percentile") ? words.get("percentile") === "1" : undefined,
+    // what a link leaves out is not "as it is now": colleagues see the same
+    percentile: words.get("percentile") === "1",
     opacity: numberOf(words, "opacity", 0, 100),
-    hide: numberOf(words, "hide", 0, 100),
-    shown: words.has("map") ? words.get("map") !== "0" : undefined,
+    hide: numberOf(words, "hide", 0, 100) ?? 0,
+    shown: words.get("map") !== "0",
   };
 }
 

@@ -79,7 +79,8 @@ export class SlideList {
   private item(slide: SlideLine): HTMLLIElement {
     const thumbnail = make("span", { class: "thumbnail" });
     if (slide.has_file) {
-      const picture = make("img", { src: thumbnailOf(slide.key), alt: "", loading: "lazy", decoding: "async" });
+      // `loading` first: some browsers ask for a picture as soon as it has an address
+      const picture = make("img", { loading: "lazy", decoding: "async", alt: "", src: thumbnailOf(slide.key) });
       picture.addEventListener("error", () => {
         picture.remove();
         thumbnail.classList.add("broken");
@@ -94,7 +95,11 @@ export class SlideList {
       thumbnail,
       make("span", { class: "lines" }, make("span", { class: "id" }, slide.slide_id), ...results),
     );
-    button.addEventListener("click", () => this.onChoose(slide));
+    button.addEventListener("click", (event) => {
+      this.onChoose(slide);
+      // after the pointer, keys are meant for the slide; who came by keys stays in the list
+      if (event.detail > 0) byId("stage").focus({ preventScroll: true });
+    });
     return make("li", {}, button);
   }
 }

@@ -33,11 +33,14 @@ class Viewer {
   private readonly list: SlideList;
   private readonly panel: Panel;
   private slide: Slide | null = null;
+  private opened: SlideLine | null = null; // the slide, or the one that could not be shown
   private tiles: Tiles = NO_TILES;
   private order: number[] = []; // of tiles, the most influential first
   private drawing: Drawing = { layer: null, percentile: false, opacity: 55, hide: 0, shown: true };
   private numbers = ""; // which ones the tiles are sorted and coloured by
   private asked = 0; // counts slides that were asked for: answers that come late are dropped
+  private answered = 0; // the last of them that was answered
+  private hash = location.hash; // as we know it: another one is about to be restored
 
   constructor(private readonly collection: Collection) {
     this.list = new SlideList(collection);
@@ -57,7 +60,8 @@ class Viewer {
   }
 
   async restore(): Promise<void> {
-    const view = readView(location.hash);
+    this.hash = location.hash;
+    const view = readView(this.hash);
     const named = this.collection.slides.find((slide) => slide.slide_id === view.slide);
     const slide = named ?? this.list.visible[0];
     if (slide) await this.open(slide, view);
@@ -66,36 +70,44 @@ class Viewer {
 
   private async open(line: SlideLine, view: View): Promise<void> {
     const place = view.x !== undefined && view.y !== undefined && view.zoom !== undefined ? (view as Place) : null;
+    document.title = `${line.slide_id} \u00b7 tapfm view`;
     this.list.mark(line.key);
     this.tooltip.hide();
     this.tell("");
     document.body.classList.remove("with-slides");
+    byId("toggle-slides").setAttribute("aria-expanded", "false");
+    const asked = ++this.asked;
     if (this.slide?.key === line.key) {
+      this.answered = asked;
       this.take(view);
       if (place) this.stage.go(place, true);
       return;
     }
-    const asked = ++this.asked;
     try {
       const slide = await fetchSlide(line.key);
       const tiles = slide.layers.length ? await fetchTiles(line.key) : NO_TILES;
       if (asked !== this.asked) return;
+      this.answered = asked;
       this.show(slide, tiles, view, place);
     } catch (error) {
       if (asked !== this.asked) return;
+      this.answered = asked;
       this.slide = null;
+      this.opened = line;
       this.stage.close();
+      this.dialog.close();
       document.body.classList.add("without-panel");
       this.panel.showFailure(line);
       this.tell(`${line.slide_id}: ${(error as Error).message}`);
+      this.writeAddress();
     }
   }
 
   private show(slide: Slide, tiles: Tiles, view: View, place: Place | null): void {
-    this.slide = slide;
+    this.slide = this.opened = slide;
     this.tiles = tiles;
+    this.dialog.close();
     this.numbers = "";
-    document.title = `${slide.slide_id} \u00b7 tapfm view`;
     document.body.classList.toggle("without-panel", slide.layers.length === 0 && Object.keys(slide.targets).length === 0);
     this.panel.showSlide(slide);
     const { x_px0, y_px0 } = slide.bounds;
@@ -187,13 +199,20 @@ class Viewer {
   }
 
   private view(): View {
+    if (!this.slide) return { slide: this.opened?.slide_id };
     const { layer, percentile, opacity, hide, shown } = this.drawing;
-    return { slide: this.slide?.slide_id, ...this.stage.place, layer: layer?.column, percentile, opacity, hide, shown };
+    return { slide: this.slide.slide_id, ...this.stage.place, layer: layer?.column, percentile, opacity, hide, shown };
   }
 
   private writeAddress(): void {
-    // the token, if there was one, is in a cookie by now: it does not belong into links
-    if (this.slide && this.stage.place) history.replaceState(null, "", location.pathname + writeView(this.view()));
+    if (!this.opened || (this.slide && !this.stage.place)) return;
+    if (this.answered !== this.asked || this.hash !== location.hash) return; // another view is on its way
+    // the way back leads from slide to slide, not through every move
+    const before = readView(this.hash).slide;
+    const known = this.collection.slides.some((slide) => slide.slide_id === before);
+    const write = known && before !== this.opened.slide_id ? "pushState" : "replaceState";
+    history[write](null, "", location.pathname + writeView(this.view()));
+    this.hash = location.hash;
   }
 
   private tell(text: string): void {
@@ -264,6 +283,8 @@ function influence(values: Float32Array, layer: Layer): number[] {
 
 async function start(): Promise<void> {
   const message = byId("message");
+  // the token, if there was one, is in a cookie by now: it does not belong into links
+  history.replaceState(null, "", location.pathname + location.hash);
   try {
     await new Viewer(await fetchCollection()).restore();
   } catch (error) {

@@ -118,7 +118,7 @@ export class Panel {
       "button",
       { type: "button", title: `${layer.title}: ${text}`, "data-tile": String(tile) },
       slide.has_file
-        ? make("img", { src: tilePictureOf(slide.key, tile), alt: "", loading: "lazy", decoding: "async" })
+        ? make("img", { loading: "lazy", decoding: "async", alt: "", src: tilePictureOf(slide.key, tile) })
         : make("span", { class: "no-picture" }),
       make("span", {}, text),
     );

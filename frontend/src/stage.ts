@@ -25,6 +25,14 @@ function forgoInlineStyle(): void {
   document.head.append(standIn);
 }
 
+/** OpenSeadragon warns of pictures that come after their slide was left: that is what stepping through slides does. */
+function forgoWarnings(): void {
+  const warn = (text: unknown, ...more: unknown[]): void => {
+    if (!String(text).startsWith("Ignoring tile")) console.warn(text, ...more);
+  };
+  Object.assign(OpenSeadragon, { console: { ...console, warn } });
+}
+
 export class Stage {
   readonly map: HeatMap;
   hovered = -1;
@@ -38,9 +46,11 @@ export class Stage {
   private readonly squares = document.createElement("canvas");
   private slide: Slide | null = null;
   private wanted: Place | null = null;
+  private size = { x: 1, y: 1 }; // of the window that OpenSeadragon knows: its own view is right for this one only
 
   constructor() {
     forgoInlineStyle();
+    forgoWarnings();
     this.viewer = OpenSeadragon({
       element: this.element,
       drawer: "canvas", // needs no GPU: fluid on remote desktops too
@@ -76,7 +86,7 @@ export class Stage {
     this.viewer.addHandler("open", () => this.opened());
     this.viewer.addHandler("update-viewport", () => this.redraw());
     this.viewer.addHandler("animation-finish", () => this.onMoved());
-    this.viewer.addHandler("resize", () => requestAnimationFrame(() => this.redraw()));
+    this.viewer.addHandler("resize", (event) => this.resized(event.newContainerSize));
     this.viewer.addHandler("tile-load-failed", () => this.onBroken());
     this.viewer.addHandler("canvas-key", (event) => (event.preventDefaultAction = true)); // see keys.ts
     this.viewer.addHandler("canvas-click", (event) => {
@@ -117,7 +127,7 @@ export class Stage {
     if (!this.slide || !this.viewer.isOpen()) return null;
     const { x_px0, y_px0, width_px0 } = this.slide.bounds;
     const centre = this.viewer.viewport.getCenter(false);
-    const zoom = (this.viewer.viewport.getZoom(false) * this.width) / width_px0;
+    const zoom = (this.viewer.viewport.getZoom(false) * this.size.x) / width_px0;
     return { x: centre.x * width_px0 + x_px0, y: centre.y * width_px0 + y_px0, zoom };
   }
 
@@ -129,7 +139,7 @@ export class Stage {
     const { x_px0, y_px0, width_px0 } = this.slide.bounds;
     const viewport = this.viewer.viewport;
     const centre = new OpenSeadragon.Point((place.x - x_px0) / width_px0, (place.y - y_px0) / width_px0);
-    viewport.zoomTo((place.zoom * width_px0) / this.width, undefined, immediately);
+    viewport.zoomTo((place.zoom * width_px0) / this.size.x, undefined, immediately);
     viewport.panTo(centre, immediately);
     viewport.applyConstraints(immediately);
   }
@@ -175,12 +185,27 @@ export class Stage {
 
   redrawMarks(): void {
     const placing = this.placing();
-    if (placing === null) return;
     const ratio = window.devicePixelRatio || 1;
     this.map.drawMarks(placing, this.width, this.height, ratio, this.hovered, this.chosen);
   }
 
+  /** Keep place and magnification in a window of another size; OpenSeadragon itself would zoom along. */
+  private resized(size: { x: number; y: number }): void {
+    const place = this.place;
+    const bounds = this.slide?.bounds;
+    const fits = (length_px0: number, window: number): boolean => length_px0 * (place?.zoom ?? 0) < window + 1;
+    const whole = bounds !== undefined && fits(bounds.width_px0, this.size.x) && fits(bounds.height_px0, this.size.y);
+    this.size = { x: size.x, y: size.y };
+    requestAnimationFrame(() => {
+      if (whole && this.viewer.isOpen()) this.viewer.viewport.goHome(true);
+      else if (place) this.go(place, true);
+      this.redraw();
+      this.onMoved();
+    });
+  }
+
   private opened(): void {
+    this.size = this.viewer.viewport.getContainerSize();
     if (this.wanted) this.go(this.wanted, true);
     this.wanted = null;
     this.redraw();

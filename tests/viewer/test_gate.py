@@ -44,6 +44,13 @@ def test_only_reading_is_possible(client, method):
     assert client.request(method, "/api/collection").status_code == 405
 
 
+@pytest.mark.parametrize("path", ["/", "/api/collection", "/absent"])
+def test_asking_for_the_headers_alone_is_reading(client, path):
+    answer, whole = client.head(path), client.get(path)
+    assert (answer.status_code, answer.content) == (whole.status_code, b"")
+    assert answer.headers["content-length"] == str(len(whole.content))
+
+
 @pytest.mark.parametrize("origin", ["cross-site", "same-site"])
 def test_pages_of_others_get_nothing(client, origin):
     headers = {"Sec-Fetch-Site": origin, "Sec-Fetch-Mode": "no-cors", "Origin": "http://localhost:3000"}
@@ -98,6 +105,13 @@ def test_others_need_the_token(open_to_others):
     for wrong in ("x", token[:-1], token + "x", "ä"):
         cookie = f"tapfm-view-8000={wrong}".encode()
         assert open_to_others.get("/api/collection", headers={"Cookie": cookie}).status_code == 401
+
+
+@pytest.mark.parametrize("other", ['view={"a": 1}', "a b=c", "x=\u00e4", "theme=[dark, wide]", "alone", ";;="])
+def test_cookies_of_other_servers_do_not_hide_the_token(open_to_others, other):
+    token = open_to_others.app.admission.token
+    cookies = f"{other}; tapfm-view-8000={token}; {other}".encode("latin-1")
+    assert open_to_others.get("/api/collection", headers={"Cookie": cookies}).status_code == 200
 
 
 def test_each_server_has_its_own_token():

@@ -309,6 +309,106 @@ def test_a_link_that_makes_no_sense_shows_the_first_slide(page, address, link): 
     assert page.locator("#message").is_visible() == (link == "#slide=absent")
 
 
+def test_what_a_link_leaves_out_is_not_as_it_was(page, address):  # noqa: F811
+    visit(page, address, "#slide=case-1&hide=40&percentile=1&map=0")
+    page.goto(address + "#slide=case-1&layer=weight")
+    wait_for_view(page, layer="weight", hide=None, percentile=None, map=None)
+    assert page.locator("#tiles-shown").inner_text() == "117 of 117 tiles shown"
+
+
+def test_the_way_back_leads_from_slide_to_slide(page, address):  # noqa: F811
+    visit(page, address, "#slide=case-1&x=300&y=200&zoom=2")
+    wait_for_view(page, zoom="2")
+    page.keyboard.press("l")
+    page.locator("#list button").nth(1).click()
+    wait_for_view(page, slide="case-2")
+    page.keyboard.press("1")
+    wait_for_view(page, zoom="1")
+    page.go_back()
+    wait_for_view(page, slide="case-1", x="300", y="200", zoom="2", layer="weight")
+    page.locator("#name", has_text="case-1").wait_for()
+    page.go_forward()
+    wait_for_view(page, slide="case-2", zoom="1")
+    page.locator("#name", has_text="case-2").wait_for()
+
+
+def test_an_answer_that_comes_late_changes_nothing(page, address):  # noqa: F811
+    visit(page, address)
+    late = page.request.get(f"{address}api/collection").json()["slides"][1]["key"]
+    held = []
+    page.route(f"**/api/slides/{late}", lambda route: held.append(route))
+    with page.expect_request(f"**/api/slides/{late}"):
+        page.locator("#list button").nth(1).click()
+    page.locator("#list button").nth(0).click()
+    with page.expect_response(f"**/api/slides/{late}/numbers") as numbers:
+        held[0].continue_()
+    numbers.value.finished()
+    page.evaluate("() => fetch('api/collection').then((answer) => answer.json())")  # the page has had its turn by then
+    assert page.locator("#list [aria-current=true] .id").inner_text() == "case-1"
+    assert page.locator("#name").inner_text() == "case-1"
+    assert view_of(page)["slide"] == "case-1"
+
+
+def test_pictures_that_come_after_their_slide_was_left_are_no_trouble(page, address):  # noqa: F811
+    held = []
+    page.route("**/pictures/**", lambda route: held.append(route))
+    with page.expect_request("**/pictures/**"):
+        page.goto(address)
+    wait_for_view(page, slide="case-1")
+    page.keyboard.press("j")
+    wait_for_view(page, slide="case-2")
+    page.unroute("**/pictures/**")
+    assert held
+    for route in held:
+        route.continue_()
+    page.wait_for_load_state("networkidle")
+    assert page.locator("#message").is_hidden()
+
+
+def whole_slide(page, width, height):  # noqa: F811
+    """Say at which zoom a slide just fits."""
+    frame = page.locator("#picture").bounding_box()
+    return min(frame["width"] / width, frame["height"] / height)
+
+
+def test_a_slide_is_seen_whole_whether_or_not_the_one_before_had_a_panel(serve, page, tmp_path):  # noqa: F811
+    plain = write_slide(tmp_path / "plain.svs", section(900, 1300))
+    address = serve(two_predictions(tmp_path), plain)
+    visit(page, address)
+    for slide, size in (("plain", (900, 1300)), ("case-1", (1300, 900))):
+        page.goto(f"{address}#slide={slide}")
+        page.wait_for_function("zoom => location.hash.includes(`zoom=${zoom}`)", arg=f"{whole_slide(page, *size):.4}")
+
+
+def test_a_window_of_another_size_keeps_the_magnification(page, address):  # noqa: F811
+    view = {"slide": "case-1", "x": "650", "y": "450", "zoom": "8"}
+    visit(page, address, "#" + "&".join(f"{name}={value}" for name, value in view.items()))
+    wait_for_view(page, **view)
+    page.set_viewport_size({"width": 1000, "height": 700})
+    page.wait_for_function("() => document.getElementById('heatmap').clientHeight === 700")
+    page.keyboard.press("l")
+    wait_for_view(page, layer="weight", **view)
+    assert page.locator("#magnification").inner_text() == "160×"
+    page.keyboard.press("0")
+    wait_for_view(page, zoom=f"{whole_slide(page, 1300, 900):.4}")
+    page.set_viewport_size({"width": 1200, "height": 800})
+    page.wait_for_function("() => document.getElementById('heatmap').clientHeight === 800")
+    wait_for_view(page, zoom=f"{whole_slide(page, 1300, 900):.4}")
+
+
+def test_after_a_click_keys_go_on_working(page, address):  # noqa: F811
+    visit(page, address, "#slide=case-1&x=650&y=450&zoom=3")
+    for button, slide in (("#zoom-in", "case-1"), ("#as-percentile", "case-1"), ("#list button >> nth=1", "case-2")):
+        page.locator(button).click()
+        wait_for_view(page, slide=slide)
+        x = float(view_of(page)["x"])
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("x => Number(new URLSearchParams(location.hash.slice(1)).get('x')) > x", arg=x)
+    page.keyboard.press("t")  # the pointer was last in the list
+    page.keyboard.press("Enter")
+    page.locator("#tile-title", has_text="case-2, tile 1 of 117").wait_for()
+
+
 def test_keys(page, address):  # noqa: F811
     visit(page, address)
     page.keyboard.press("?")
@@ -361,6 +461,25 @@ def test_a_slide_without_prediction_and_a_broken_one(chromium, tmp_path):  # noq
         assert "SVS" in page.locator("#facts").inner_text()
 
 
+def test_of_a_slide_nothing_stays_when_the_next_one_is_broken(chromium, tmp_path):  # noqa: F811
+    predicted = two_predictions(tmp_path)
+    (tmp_path / "slides" / "case-2.svs").write_bytes(b"nothing")
+    with Served(predicted) as address, watched_page(chromium, expected=("422",)) as page:  # noqa: F811
+        visit(page, address)
+        page.keyboard.press("t")
+        wait_for_view(page, x="50")
+        empty = """() => [...document.querySelectorAll(".over")].every((canvas) => {
+          const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+          copy.drawImage(canvas, 0, 0);
+          return !copy.getImageData(0, 0, canvas.width, canvas.height).data.some(Boolean);
+        })"""
+        assert not page.evaluate(empty)
+        page.keyboard.press("j")
+        page.locator("#message", has_text="case-2").wait_for()
+        assert page.evaluate(empty)
+        assert view_of(page) == {"slide": "case-2"}
+
+
 def test_a_name_cannot_become_a_part_of_the_page(serve, page, tmp_path):  # noqa: F811
     name = "<img src=x onerror=alert(1)>"
     path = write_slide(tmp_path / "slide.svs", section(600, 400))
@@ -382,6 +501,15 @@ def test_open_to_others_the_token_is_taken_once_and_leaves_the_address(serve, pa
     page.locator("#name", has_text="slide").wait_for()
 
 
+def test_the_token_leaves_the_address_of_a_broken_slide_too(chromium, tmp_path):  # noqa: F811
+    (tmp_path / "broken.svs").write_bytes(b"nothing")
+    with Served(tmp_path, host="0.0.0.0") as address, watched_page(chromium, expected=("422",)) as page:  # noqa: F811
+        parts = urlsplit(address)
+        page.goto(f"http://127.0.0.1:{parts.port}/?{parts.query}")
+        page.locator("#message", has_text="broken").wait_for()
+        assert "token" not in page.url
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_tablet_has_list_and_panel_when_asked_for(chromium, address, scheme):  # noqa: F811
     with watched_page(chromium, viewport={"width": 768, "height": 1024}, has_touch=True, color_scheme=scheme) as page:  # noqa: F811
@@ -394,3 +522,14 @@ def test_a_tablet_has_list_and_panel_when_asked_for(chromium, address, scheme): 
         page.get_by_label("Layer").select_option("attention")
         wait_for_view(page, layer="attention")
         assert page.evaluate("() => document.documentElement.scrollWidth") == 768
+
+
+def test_on_a_phone_the_panel_can_be_closed_again(chromium, address):  # noqa: F811
+    with watched_page(chromium, viewport={"width": 390, "height": 844}, has_touch=True) as page:  # noqa: F811
+        visit(page, address)
+        for name in ("List of slides", "Map and numbers"):
+            button = page.get_by_role("button", name=name)
+            button.tap()
+            assert button.get_attribute("aria-expanded") == "true"
+            button.tap()
+            assert button.get_attribute("aria-expanded") == "false"

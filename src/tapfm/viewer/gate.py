@@ -13,10 +13,10 @@ import re
 import secrets
 import socket
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -107,7 +107,8 @@ class Gate:
         elif not self.admission.opens(by_address or self.token_of_cookie(headers)):
             await refuse(send, 401, "A token is needed: open the address that tapfm view has printed.")
         else:
-            await self.application(scope, receive, self.outward(send, by_address))
+            # HEAD is answered as GET; the server leaves the body out
+            await self.application({**scope, "method": "GET"}, receive, self.outward(send, by_address))
 
     def token_of_address(self, scope: Scope) -> str | None:
         """Read the token from the address of the first page; nothing else takes it from there."""
@@ -117,11 +118,8 @@ class Gate:
 
     def token_of_cookie(self, headers: Headers) -> str | None:
         """Read the token that an earlier answer left in the browser."""
-        try:
-            cookies = SimpleCookie(headers.get("cookie", ""))
-        except CookieError:
-            return None
-        return cookies[self.admission.cookie].value if self.admission.cookie in cookies else None
+        # leniently: other servers of this host, at other ports, may have left cookies that are not well formed
+        return cookie_parser(headers.get("cookie", "")).get(self.admission.cookie)
 
     def outward(self, send: Send, by_address: str | None) -> Send:
         """Add the headers of every answer, and the cookie where the token came with the address."""
