@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from markupsafe import Markup
 
 Tone = Literal["quiet", "warning"]
+Mark = Literal["", "best", "second"]  # of a number in its column
 SHORT = 6  # letters of a percentage
 
 
@@ -19,7 +20,7 @@ class Cell:
     text: str
     detail: str = ""
     why: str = ""
-    mark: Literal["", "best", "second"] = ""
+    mark: Mark = ""
     picture: Markup = field(default_factory=Markup)  # an SVG of ours, in front of the text
 
 

@@ -17,12 +17,13 @@ from tapfm.app.study.tables import BLOCKS, COHORT_TITLES, MACRO
 from tapfm.errors import InputError
 from tapfm.evaluation.estimate import Estimate
 from tapfm.report.charts import whisker, whisker_scale
-from tapfm.report.content import Block, Cell, Column, Note, Row, Section, Table
+from tapfm.report.content import Block, Cell, Column, Mark, Note, Row, Section, Table
 from tapfm.report.figures import methods_figures
 from tapfm.report.markdown import blocks_of, inline
 from tapfm.report.numbers import interval, written
 from tapfm.report.tables import target_title
 
+MARKS: dict[str, Mark] = {"1": "best", "2": "second"}  # by rank
 TABLES = ("table_binary", "table_multilabel")
 # parts that only some studies have, and what they are called
 PARTS = {
@@ -189,9 +190,9 @@ def comparison_cell(line: Line | None) -> Cell:
     found = estimate_of(line)
     test = f"p {p_value(line['p_holm'])}" if line["p_holm"] else ""
     detail = ", ".join(part for part in (interval(found), test) if part)
-    mark = {"1": "best", "2": "second"}.get(line["rank"], "")
+    mark = MARKS.get(line["rank"], "")
     picture = whisker(found.value, found.low, found.high, f"AUC {written(found.value)}")
-    return Cell(written(found.value), detail, line["why"], mark, picture)  # type: ignore[arg-type]
+    return Cell(written(found.value), detail, line["why"], mark, picture)
 
 
 def p_value(text: str) -> str:
