@@ -32,13 +32,12 @@ from urllib.parse import urlsplit
 import cv2
 import numpy as np
 import tifffile
-from numpy.typing import NDArray
+from reading import paint
 
 import tapfm
 
 WINDOW_PX = (1280, 900)
 AT_ONCE = 6  # connections of a browser to a server
-PAINTING_PX = 2048
 
 
 @dataclass(frozen=True)
@@ -70,29 +69,16 @@ class Pyramid:
 Place = tuple[int, int, int]  # level, column, row
 
 
-def paint(rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Paint tissue: pink ground of several scales, purple nuclei, camera noise."""
-    size = PAINTING_PX
-    ground = np.zeros((size, size), np.float32)
-    for scale_px in (4, 16, 64):
-        noise = rng.standard_normal((size // scale_px, size // scale_px)).astype(np.float32)
-        ground += cv2.resize(noise, (size, size), interpolation=cv2.INTER_CUBIC) / 3
-    picture = np.array([228, 176, 205], np.float32) + ground[..., None] * np.array([14, 22, 14], np.float32)
-    for x, y, radius in zip(*rng.integers(0, size, (2, 5000)), rng.integers(5, 11, 5000), strict=True):
-        cv2.circle(picture, (int(x), int(y)), int(radius), (112.0, 74.0, 150.0), -1, cv2.LINE_AA)
-    picture = cv2.GaussianBlur(picture, (0, 0), 0.8) + rng.normal(0, 3, picture.shape)
-    return np.clip(picture, 0, 255).astype(np.uint8)
-
-
 def write_slide(path: Path, width_px: int, height_px: int) -> None:
     """Write a pyramid with Aperio's header: downsamples 1, 4, 16, tiles of 256 px, JPEG."""
     painting = paint(np.random.default_rng(0))
+    painting_px = len(painting)
     header = f"Aperio Image Library v12.0\r\n{width_px}x{height_px} (256x256) JPEG/RGB Q=80|AppMag = 40|MPP = 0.25"
     with tifffile.TiffWriter(path, bigtiff=True) as file:
         for downsample in (1, 4, 16):
-            side = PAINTING_PX // downsample
+            side = painting_px // downsample
             small = cv2.resize(painting, (side, side), interpolation=cv2.INTER_AREA)
-            down, across = math.ceil(height_px / PAINTING_PX), math.ceil(width_px / PAINTING_PX)
+            down, across = math.ceil(height_px / painting_px), math.ceil(width_px / painting_px)
             level = np.tile(small, (down, across, 1))[: height_px // downsample, : width_px // downsample]
             file.write(
                 level,

@@ -23,7 +23,7 @@ from tapfm.app.advice import command, counted, grouped_advice
 from tapfm.app.build_run import ENCODING_CHUNK, labelled
 from tapfm.app.devices import choose_device
 from tapfm.app.evaluating.member_predictions import model_of_tiles
-from tapfm.app.evaluating.members import Evaluated, finished, look_at
+from tapfm.app.evaluating.members import Evaluated, Member, description_of, finished, look_at
 from tapfm.app.evaluating.thresholds import EXPORTED_SENSITIVITY, thresholds_of
 from tapfm.app.final_predictions import bags_in_turn
 from tapfm.app.output_folder import locked, remove_unfinished
@@ -143,7 +143,7 @@ def calls_of(evaluated: Evaluated, sensitivity: float | None) -> Calls:
 
 def about_of(evaluated: Evaluated, calls: Calls, sensitivity: float | None) -> dict[str, Any]:
     """Say what predicts; the same model gives the same text."""
-    aggregators = sorted({aggregator_of(member.folder) for member in evaluated.members})
+    aggregators = sorted({aggregator_of(member) for member in evaluated.members})
     return {
         "tapfm": tapfm.__version__,
         "model": str(evaluated.path),
@@ -156,15 +156,11 @@ def about_of(evaluated: Evaluated, calls: Calls, sensitivity: float | None) -> d
     }
 
 
-def aggregator_of(folder: Path) -> str:
+def aggregator_of(member: Member) -> str:
     """Name the aggregator of a run, or of an export."""
-    from tapfm.app.config import load_config
-    from tapfm.app.evaluating.ensemble import is_export
-    from tapfm.app.evaluating.members import description_of
-
-    if is_export(folder):
-        return str(description_of(folder)["aggregator"]["name"])
-    return load_config(folder / "config.toml").aggregator.name
+    if member.config is not None:
+        return member.config.aggregator.name
+    return str(description_of(member.folder)["aggregator"]["name"])
 
 
 def begin(folder: PredictionFolder, about: dict[str, Any], *, resume: bool) -> None:

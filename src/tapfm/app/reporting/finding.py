@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tapfm.app.advice import command
-from tapfm.app.reporting.runs import is_run
+from tapfm.app.evaluating.ensemble import is_run
 from tapfm.errors import InputError
 from tapfm.prediction.folder import ABOUT as PREDICTED
 from tapfm.prediction.folder import PredictionFolder
@@ -72,11 +72,11 @@ def asked(option: str, path: Path) -> str:
 
 def named_evaluation(path: Path) -> Found:
     """Read an evaluation that was asked for; it has to be finished."""
-    hint = f"Make one: {command('evaluate', 'runs/NAME', '--out', path)}"
+    make = command("evaluate", "runs/NAME", "--out", path)
     if not (path / EVALUATED).is_file():
-        raise InputError(f"{path} is no folder of an evaluation.", hint=hint)
+        raise InputError(f"{path} is no folder of an evaluation.", hint=f"Make one: {make}")
     if not (path / "metrics.json").is_file():
-        raise InputError(f"The evaluation {path} is not finished.", hint=f"Go on with it: {hint[10:]} --resume")
+        raise InputError(f"The evaluation {path} is not finished.", hint=f"Go on with it: {make} --resume")
     return Found(path, read_json(path / EVALUATED))
 
 

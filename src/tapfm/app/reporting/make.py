@@ -252,7 +252,7 @@ def warnings(gathered: Gathered, budget: Budget) -> list[str]:
     for found in [*gathered.evaluations, *gathered.predictions]:
         if not any(found.made_by(run.weights_sha256) for run in gathered.runs):
             said.append(f"{found.path} was made by {found.maker}.")
-    every = [(name, result) for name, result in gathered.every_result]
+    every = gathered.every_result
     if every and all(result.warning for _, result in every):
         said.append("There are no figures of held-out slides: " + every[0][1].warning)
     if budget.left_out:

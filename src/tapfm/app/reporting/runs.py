@@ -89,11 +89,6 @@ class ReportedRun:
         return None if value is None else float(value)
 
 
-def is_run(folder: Path) -> bool:
-    """Say whether there is a run in it."""
-    return (folder / CONFIGURATION).is_file()
-
-
 def read_run(folder: Path, name: str | None = None) -> ReportedRun:
     """Read all small files of a run; what is not there yet is left out."""
     try:

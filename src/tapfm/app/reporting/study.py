@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tapfm.app.advice import counted
+from tapfm.app.evaluating.ensemble import is_run
 from tapfm.app.reporting.finding import STUDY
-from tapfm.app.reporting.runs import ReportedRun, is_run, read_run, table_of
+from tapfm.app.reporting.runs import ReportedRun, read_run, table_of
 from tapfm.app.study.config import StudyConfig, load_study
 from tapfm.app.study.results import BASELINE
 from tapfm.app.study.runs import PlannedRun, runs_of
