@@ -360,6 +360,10 @@ def test_slides_that_moved_are_looked_for(tmp_path, predicted):
     assert len(pictures_in(html, "Slide ")) == 8
     with pytest.raises(InputError, match="There is no folder"):
         page_of(run, tmp_path / "report.html", pictures=Settings(slides=folder / "absent"))
+    shutil.copy(moved / "1.svs", tmp_path / "moved" / "1.svs")  # which of the two was it?
+    _, html = page_of(run, tmp_path / "report.html", pictures=Settings(slides=tmp_path / "moved"))
+    assert len(pictures_in(html, "Slide ")) == 6
+    assert "No picture: There are several files for" in text_of(html)
 
 
 def test_a_damaged_slide_costs_its_own_pictures(tmp_path, predicted):

@@ -11,6 +11,7 @@ from pathlib import Path
 from tapfm.cohort.manifest import SlideFinder, read_cohort
 from tapfm.errors import CohortError, InputError
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder
+from tapfm.prediction.slide_files import file_of, finder_of
 from tapfm.prediction.tile_table import TileTable
 from tapfm.slides.opening import files_of
 from tapfm.storage import fingerprint, identity_of
@@ -54,9 +55,7 @@ class Collection:
 
 def collect(sources: Sequence[Path], slides_folder: Path | None = None) -> Collection:
     """Gather the slides of folders of predictions, of folders and tables of slides, and of files."""
-    if slides_folder is not None and not slides_folder.is_dir():
-        raise InputError(f"There is no folder {slides_folder}.", hint="--slides is a folder with the slides' files.")
-    finder = None if slides_folder is None else SlideFinder(slides_folder, asked_for=True)
+    finder = finder_of(slides_folder)
     found: list[ViewedSlide] = []
     for source in sources:
         folder = PredictionFolder(source)
@@ -79,19 +78,6 @@ def predicted_slides(folder: PredictionFolder, finder: SlideFinder | None) -> li
         key = key_of(prediction.slide_id, path, prediction.key, str(folder.path.resolve()))
         slides.append(ViewedSlide(key, prediction.slide_id, path, prediction.mpp, prediction, folder))
     return slides
-
-
-def file_of(prediction: PredictedSlide, finder: SlideFinder | None) -> Path | None:
-    """Find a slide's file: where it was, or the only one of its name where the user says they are now."""
-    if prediction.path.exists():
-        return prediction.path
-    same = [] if finder is None else finder.find(prediction.path.name)
-    if len(same) > 1:
-        raise InputError(
-            f"There are several files for {prediction.slide_id}: {', '.join(map(str, same))}.",
-            hint="Give --slides a folder that has each slide once.",
-        )
-    return same[0] if same else None
 
 
 def plain_slides(source: Path, slides_folder: Path | None) -> list[ViewedSlide]:

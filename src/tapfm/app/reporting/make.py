@@ -15,11 +15,12 @@ from tapfm.app.progress import Counter
 from tapfm.app.reporting import background, cohorts, finding, several
 from tapfm.app.reporting import study as studies
 from tapfm.app.reporting.finding import Found
-from tapfm.app.reporting.pictures import Budget, Settings, SlideFiles, gallery_blocks, heat_blocks
+from tapfm.app.reporting.pictures import Budget, Settings, gallery_blocks, heat_blocks
 from tapfm.app.reporting.results import results_of
 from tapfm.app.reporting.runs import ReportedRun, learnt_from, read_run
 from tapfm.errors import InputError
 from tapfm.prediction.folder import PredictionFolder
+from tapfm.prediction.slide_files import finder_of
 from tapfm.report import tables
 from tapfm.report.content import Block, Fold, Note, Page, Section, SlideLine, Slides, Table
 from tapfm.report.figures import result_figures, training_figures
@@ -381,7 +382,7 @@ def predicted_lines(runs: Sequence[ReportedRun], found: Found) -> list[SlideLine
 
 def picture_sections(gathered: Gathered, asked: Asked, budget: Budget, console: Console) -> list[Section]:
     """Draw maps and galleries of each folder of predictions."""
-    files = SlideFiles(asked.pictures.slides)
+    finder = finder_of(asked.pictures.slides)
     maps: list[Block] = []
     galleries: list[Block] = []
     for found in gathered.predictions:
@@ -390,9 +391,9 @@ def picture_sections(gathered: Gathered, asked: Asked, budget: Budget, console: 
         if asked.pictures.heatmaps:
             maps_possible = sum(len(slide.targets) for slide in folder.slides())
             with Counter(console, "drawing maps", min(asked.pictures.heatmaps, maps_possible)) as counter:
-                if drawn := heat_blocks(folder, asked.pictures, files, budget, counter):
+                if drawn := heat_blocks(folder, asked.pictures, finder, budget, counter):
                     maps += [*of, *drawn]
-        if asked.pictures.tiles and (shown := gallery_blocks(folder, asked.pictures, files, budget)):
+        if asked.pictures.tiles and (shown := gallery_blocks(folder, asked.pictures, finder, budget)):
             galleries += [*of, *shown]
     intro = (
         "Each slide as it is, and with what each tile adds to the logit or how much it counts. Of every outcome the "

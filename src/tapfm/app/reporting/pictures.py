@@ -19,16 +19,18 @@ from PIL import Image
 
 from tapfm.app.advice import counted
 from tapfm.app.progress import Counter
+from tapfm.cohort.manifest import SlideFinder
 from tapfm.errors import InputError
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder, Said
 from tapfm.prediction.gallery import tile_picture
 from tapfm.prediction.heatmap import heat_thumbnail
 from tapfm.prediction.layers import UNITS, Layer, palette, shown
+from tapfm.prediction.slide_files import file_of
 from tapfm.prediction.tile_table import TileTable
 from tapfm.prediction.wording import end_words, number
 from tapfm.report.content import Block, ColourBar, Gallery, Heat, Heats, Note, Picture, TilePicture
 from tapfm.report.numbers import called, size, written
-from tapfm.slides.opening import find_slides, open_slide
+from tapfm.slides.opening import open_slide
 from tapfm.slides.slide import Slide
 from tapfm.tiles.reading import reason_of
 
@@ -71,19 +73,6 @@ class Settings:
     heatmaps: int = 12
     tiles: int = 12
     slides: Path | None = None
-
-
-class SlideFiles:
-    """Finds the files of predicted slides: where they were, or below another folder by their name."""
-
-    def __init__(self, moved_to: Path | None) -> None:
-        if moved_to is not None and not moved_to.is_dir():
-            raise InputError(f"There is no folder {moved_to}.", hint="--slides is where slides are looked for.")
-        self._found = {path.name: path for path in find_slides(moved_to)} if moved_to is not None else {}
-
-    def find(self, predicted: PredictedSlide) -> Path | None:
-        """Give the file; None where it is gone."""
-        return predicted.path if predicted.path.exists() else self._found.get(predicted.path.name)
 
 
 @dataclass(frozen=True)
@@ -135,7 +124,7 @@ def layer_of(predicted: PredictedSlide, target: str) -> Layer | None:
 
 
 def heat_blocks(
-    folder: PredictionFolder, settings: Settings, files: SlideFiles, budget: Budget, counter: Counter | None
+    folder: PredictionFolder, settings: Settings, finder: SlideFinder | None, budget: Budget, counter: Counter | None
 ) -> list[Block]:
     """Draw the maps of some slides of a folder."""
     slides, targets = folder.slides(), [str(each) for each in folder.about().get("targets", [])]
@@ -147,7 +136,7 @@ def heat_blocks(
         layer = layer_of(each.predicted, each.target)
         if layer is None:
             continue
-        heat = heat_of(folder, each, layer, files, budget)
+        heat = heat_of(folder, each, layer, finder, budget)
         if heat is None:
             left_out += 1
         else:
@@ -165,7 +154,9 @@ def heat_blocks(
     return [*blocks, *(Note(f"{note}.") for note in notes)]
 
 
-def heat_of(folder: PredictionFolder, chosen: Chosen, layer: Layer, files: SlideFiles, budget: Budget) -> Heat | None:
+def heat_of(
+    folder: PredictionFolder, chosen: Chosen, layer: Layer, finder: SlideFinder | None, budget: Budget
+) -> Heat | None:
     """Draw one slide as it is and with its map; None where there is no room for it."""
     predicted, said = chosen.predicted, chosen.predicted.targets[chosen.target]
     words = f"probability {written(said.probability)}"
@@ -179,7 +170,7 @@ def heat_of(folder: PredictionFolder, chosen: Chosen, layer: Layer, files: Slide
         _, scale = shown(table.values[layer.column], layer.kind)
         low, high = (number(end, signed=scale.diverging) for end in (scale.low, scale.high))
         facts.append(f"colours from {low} to {high}, {counted(len(table), 'tile')}")
-        with closing(open_slide(there(files, predicted))) as slide:
+        with closing(open_slide(there(finder, predicted))) as slide:
             drawn = pictures_of(slide, predicted, table, layer)
     except Exception as error:  # also what libraries raise over damage
         why = f"No picture: {reason_of(error)}"
@@ -192,9 +183,9 @@ def heat_of(folder: PredictionFolder, chosen: Chosen, layer: Layer, files: Slide
     return Heat(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures, why)
 
 
-def there(files: SlideFiles, predicted: PredictedSlide) -> Path:
+def there(finder: SlideFinder | None, predicted: PredictedSlide) -> Path:
     """Find the file of a slide, or say that it is gone."""
-    path = files.find(predicted)
+    path = file_of(predicted, finder)
     if path is None:
         raise InputError(f"{predicted.path.name} is gone; --slides says where to look for slides that moved.")
     return path
@@ -228,7 +219,9 @@ class Candidate:
     value: float = field(compare=False)
 
 
-def gallery_blocks(folder: PredictionFolder, settings: Settings, files: SlideFiles, budget: Budget) -> list[Block]:
+def gallery_blocks(
+    folder: PredictionFolder, settings: Settings, finder: SlideFinder | None, budget: Budget
+) -> list[Block]:
     """Show the tiles that spoke loudest for each target in slides called positive, and against it in the others."""
     targets = [str(each) for each in folder.about().get("targets", [])]
     usable: dict[str, PredictedSlide] = {}
@@ -236,12 +229,10 @@ def gallery_blocks(folder: PredictionFolder, settings: Settings, files: SlideFil
     slides = folder.slides()
     most = {target: most_of_a_slide(slides, target, settings.tiles) for target in targets}
     for slide in slides:
-        if (path := files.find(slide)) is None:
-            continue
         try:
-            table = folder.tiles(slide.slide_id)
+            path, table = there(finder, slide), folder.tiles(slide.slide_id)
         except InputError:
-            continue
+            continue  # counted below
         usable[slide.slide_id] = replace(slide, path=path)
         for target in targets:
             add_candidates(best, slide, table, target, settings.tiles, most[target])
