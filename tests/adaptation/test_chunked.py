@@ -25,7 +25,7 @@ bags = {
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)], ids=["64", "32"])
 @given(**bags)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 def test_any_pieces_give_the_one_pass_gradient(dtype, tolerance, tiles, chunk, keep, lambda_, beta, seed):
     encoder = small_encoder(dtype=dtype, seed=seed)
     aggregator, bag = cls_attention(encoder), some_tiles(encoder, tiles, seed)
@@ -36,7 +36,7 @@ def test_any_pieces_give_the_one_pass_gradient(dtype, tolerance, tiles, chunk, k
 
 
 @given(tiles=st.integers(3, 12), chunk=st.integers(1, 6), keep=st.integers(0, 2))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 def test_the_attention_term_survives_any_pieces(tiles, chunk, keep):
     """g(lambda = 1) - g(lambda = 0) by itself: in the whole gradient its loss could go unseen.
 

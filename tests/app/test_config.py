@@ -224,7 +224,6 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(values)
 @example("\x7f")  # JSON lets it through, TOML does not
 def test_what_is_written_as_toml_is_read_back(value):
@@ -234,7 +233,7 @@ def test_what_is_written_as_toml_is_read_back(value):
     assert tables == {"section": {"key": value}}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from(sorted(all_settings())) | st.tuples(keys), values, min_size=1, max_size=4))
 def test_whatever_stands_in_a_file_is_taken_or_refused(given_settings):
     tables = tomllib.loads(begun())

@@ -228,7 +228,7 @@ PATIENTS = st.lists(
 FRACTIONS = st.sampled_from([PAPER, (0.6, 0.2, 0.2), (0.5, 0.5, 0), (0.9, 0, 0.1), (1, 0, 0)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PATIENTS, FRACTIONS, st.integers(0, 3), st.randoms())
 def test_every_patient_gets_one_split_in_any_order_of_the_table(patients, fractions, seed, order):
     splits = assign_splits(patients, fractions, seed)
@@ -237,7 +237,7 @@ def test_every_patient_gets_one_split_in_any_order_of_the_table(patients, fracti
     assert assign_splits(shuffled, fractions, seed) == splits
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PATIENTS, FRACTIONS, st.integers(0, 3))
 def test_training_has_both_classes_where_the_cohort_has_and_sizes_give_way_to_that_only(patients, fractions, seed):
     parts = members(patients, assign_splits(patients, fractions, seed))
@@ -252,7 +252,7 @@ def test_training_has_both_classes_where_the_cohort_has_and_sizes_give_way_to_th
         assert abs(len(part) - fraction * len(patients)) <= 2 * 6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 80), st.sampled_from([PAPER, (0.6, 0.2, 0.2), (0.5, 0.5, 0)]), st.integers(0, 3))
 def test_without_labels_sizes_are_those_of_the_fractions(count, fractions, seed):
     patients = [Patient(f"P{i}", 1 + i % 3, {}) for i in range(count)]

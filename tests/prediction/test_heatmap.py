@@ -35,7 +35,7 @@ def paper(width_px, height_px, box):
 
 @example(mpp=0.59765625, shrink=27.0, tile_px=32)
 @given(mpp=st.floats(0.2, 0.6), shrink=st.floats(1, 40), tile_px=st.sampled_from([32, 64, 224]))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_neighbours_share_their_edges_on_every_grid_and_at_every_size(mpp, shrink, tile_px):
     predicted = predicted_slide(mpp=mpp, tile_px=tile_px, bounds=Box(100, 50, 2000, 1500), size_px0=(2200, 1600))
     positions = grid_of(predicted)
