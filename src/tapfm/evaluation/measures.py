@@ -36,8 +36,16 @@ NAMES = {  # of every metric, for tables
 }
 METRICS = tuple(NAMES)
 THRESHOLD_FREE = METRICS[:4]
+BESIDE = THRESHOLD_FREE[:3]  # of subgroups, and of the model beside the baseline
 AT_CHOSEN = "_at_chosen"
+BY_CHOSEN = tuple(name for name in METRICS if name.endswith(AT_CHOSEN))
+BY_YOUDEN = tuple(name for name in METRICS if name not in THRESHOLD_FREE and name not in BY_CHOSEN)
 MACRO = "macro"
+
+
+def target_title(target: str) -> str:
+    """Name a target, or their mean."""
+    return "mean of targets" if target == MACRO else target
 
 
 @dataclass(frozen=True)

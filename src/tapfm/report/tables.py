@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tapfm.evaluation.measures import MACRO, METRICS, NAMES
+from tapfm.evaluation.measures import BESIDE, BY_CHOSEN, BY_YOUDEN, MACRO, NAMES, THRESHOLD_FREE, target_title
 from tapfm.report.charts import whisker, whisker_scale
 from tapfm.report.content import Cell, Column, Note, Row, Table
 from tapfm.report.numbers import estimate_cell, interval, written
 from tapfm.report.result import Measures, Result
-
-ANY_THRESHOLD = ("auc", "average_precision", "brier", "ece")
-BESIDE = ("auc", "average_precision", "brier")  # of subgroups and of the baseline
-AT_SENSITIVITY = "_at_chosen"
-AT_CHOSEN = tuple(name for name in METRICS if name.endswith(AT_SENSITIVITY))
-AT_YOUDEN = tuple(name for name in METRICS if name not in ANY_THRESHOLD and name not in AT_CHOSEN)
-
-
-def target_title(target: str) -> str:
-    """Name a target, or their mean."""
-    return "mean of targets" if target == MACRO else target
 
 
 def headline(results: Sequence[tuple[str, Result]]) -> Table:
@@ -62,15 +51,15 @@ def metric_blocks(result: Result) -> list[Table | Note]:
         Cell("" if each is None or each.positives is None else f"{each.positives:,} of {each.units:,}")
         for each in counts
     ]
-    rows = [Row([Cell(f"positive {result.unit}s"), *cells]), *metric_rows(result, ANY_THRESHOLD)]
+    rows = [Row([Cell(f"positive {result.unit}s"), *cells]), *metric_rows(result, THRESHOLD_FREE)]
     chosen = any(value is not None for value in [*result.youden.values(), *result.at_sensitivity.values()])
     if chosen:
         rows.append(Row(heading="At Youden's threshold, where sensitivity + specificity was highest on validation"))
-        rows += [threshold_row(result, result.youden), *metric_rows(result, AT_YOUDEN)]
+        rows += [threshold_row(result, result.youden), *metric_rows(result, BY_YOUDEN)]
         rows.append(
             Row(heading=f"At the threshold that had a sensitivity of {result.sensitivity:g} or more on validation")
         )
-        rows += [threshold_row(result, result.at_sensitivity), *metric_rows(result, AT_CHOSEN)]
+        rows += [threshold_row(result, result.at_sensitivity), *metric_rows(result, BY_CHOSEN)]
     where = f"Thresholds were chosen on {result.chosen_on}." if chosen else f"No threshold: {result.chosen_on}."
     several = len(result.columns) > 1
     columns = [Column("", words=True), *(Column(target_title(target) if several else "") for target in result.columns)]
@@ -88,7 +77,7 @@ def metric_rows(result: Result, metrics: Sequence[str]) -> list[Row]:
     for metric in metrics:
         found = [result.measured.get((target, metric)) for target in result.columns]
         cells = [estimate_cell(None if each is None else each.estimate) for each in found]
-        rows.append(Row([Cell(NAMES[metric.removesuffix(AT_SENSITIVITY)]), *cells]))
+        rows.append(Row([Cell(NAMES[metric]), *cells]))
         if any(each is not None and each.delong is not None for each in found):
             by_delong = [None if each is None else each.delong for each in found]
             cells = [Cell("") if each is None else Cell("", interval(each), each.why) for each in by_delong]

@@ -18,7 +18,7 @@ from rich.table import Table
 from tapfm.app.advice import counted
 from tapfm.app.evaluating.comparison_figure import draw_differences
 from tapfm.app.evaluating.ensemble import is_run
-from tapfm.app.evaluating.estimate_text import cell, label, p_value, written
+from tapfm.app.evaluating.estimate_text import cell, p_value, written
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.cohort.splits import TEST, TRAIN, VALIDATION, canonical_split
 from tapfm.errors import InputError, SettingError
@@ -26,7 +26,7 @@ from tapfm.evaluation.bootstrap import patient_of
 from tapfm.evaluation.comparing import Comparison, Pair
 from tapfm.evaluation.comparing import compare as compare_predictions
 from tapfm.evaluation.estimate import Estimate
-from tapfm.evaluation.measures import MACRO
+from tapfm.evaluation.measures import MACRO, target_title
 from tapfm.evaluation.predictions import Prediction, Unit, all_targets, read_predictions
 from tapfm.storage import write_atomically
 
@@ -256,7 +256,7 @@ def comparison_md(compared: Comparison, files: dict[str, str], resamples: int, n
         f"once. In brackets: 95% intervals, by {resamples:,} resamples of patients.",
         "",
         *(line for note in notes for line in (f"**{note}**", "")),
-        "| AUC | " + " | ".join(label(target) for target in targets) + " |",
+        "| AUC | " + " | ".join(target_title(target) for target in targets) + " |",
         "|---|" + "--:|" * len(targets),
     ]
     for name in compared.methods:
@@ -271,7 +271,7 @@ def comparison_md(compared: Comparison, files: dict[str, str], resamples: int, n
     ]
     for pair in compared.pairs:
         cells = [written(pair.difference, sign=True), *map(p_value, (pair.p_delong, pair.p_bootstrap, pair.p_holm))]
-        lines.append(f"| {cell(f'{pair.first} - {pair.second}')} | {label(pair.target)} | {' | '.join(cells)} |")
+        lines.append(f"| {cell(f'{pair.first} - {pair.second}')} | {target_title(pair.target)} | {' | '.join(cells)} |")
     lines += [
         "",
         "Paired: the same patients, and the same resamples of them, for all. Holm's correction is over the pairs of a "
@@ -307,7 +307,7 @@ def shown_targets(compared: Comparison) -> list[str]:
 def show(compared: Comparison, folder: Path, console: Console, messages: Console) -> None:
     """Print the table, and say where to look."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("AUC", *map(label, shown_targets(compared))):
+    for name in ("AUC", *map(target_title, shown_targets(compared))):
         table.add_column(escape(name))
     for name in compared.methods:
         table.add_row(escape(name), *(written(compared.aucs[name, target]) for target in shown_targets(compared)))
@@ -319,7 +319,7 @@ def show(compared: Comparison, folder: Path, console: Console, messages: Console
     for pair in compared.pairs:
         p_values = map(p_value, (pair.p_delong, pair.p_bootstrap, pair.p_holm))
         names = escape(f"{pair.first} - {pair.second}")
-        table.add_row(names, escape(label(pair.target)), written(pair.difference, sign=True), *p_values)
+        table.add_row(names, escape(target_title(pair.target)), written(pair.difference, sign=True), *p_values)
     console.print(table)
     messages.print(f"On {counted(compared.patients, 'patient')} that all of them have.", markup=False)
     if count := sum(len(patients) for patients in compared.left_out.values()):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from tapfm.app.evaluating.estimate_text import label
 from tapfm.evaluation.comparing import Comparison
+from tapfm.evaluation.measures import target_title
 from tapfm.storage import write_atomically
 
 CLEAR, UNCLEAR = "#c8553d", "0.45"
@@ -35,7 +35,7 @@ def draw_differences(path: Path, compared: Comparison) -> None:
             if low is not None and high is not None:
                 axes.plot([low, high], [place, place], color=colour, lw=2)
             axes.plot(pair.difference.value, place, marker="o", ms=6, color=colour)
-        axes.set(title=label(target), xlabel="difference of AUC, 95% interval", ylim=(len(names) - 0.5, -0.5))
+        axes.set(title=target_title(target), xlabel="difference of AUC, 95% interval", ylim=(len(names) - 0.5, -0.5))
         axes.title.set_fontsize(10)
         axes.set_yticks(range(len(names)), names, fontsize=9)
         axes.spines[["top", "right", "left"]].set_visible(False)

@@ -1,9 +1,8 @@
-"""Estimates in words: a value with its interval, a p value, a target's name."""
+"""Estimates in words: a value with its interval, a p value."""
 
 from __future__ import annotations
 
 from tapfm.evaluation.estimate import Estimate
-from tapfm.evaluation.measures import MACRO
 
 
 def written(estimate: Estimate, *, sign: bool = False) -> str:
@@ -37,8 +36,3 @@ def p_value(value: float | None) -> str:
 def cell(text: str) -> str:
     """Keep what a user named from ending a cell of a Markdown table."""
     return text.replace("|", "\\|")
-
-
-def label(target: str) -> str:
-    """Name a target, or their mean."""
-    return "mean of targets" if target == MACRO else target

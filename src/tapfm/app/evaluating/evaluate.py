@@ -19,7 +19,7 @@ from tapfm.app.advice import command, counted
 from tapfm.app.evaluating.colour_baseline import NAME as BASELINE
 from tapfm.app.evaluating.colour_baseline import Baseline, baseline_slides, colours_can_be_read, make_baseline
 from tapfm.app.evaluating.data import Choice, EvaluatedSlides, read_slides
-from tapfm.app.evaluating.estimate_text import label, p_value, written
+from tapfm.app.evaluating.estimate_text import p_value, written
 from tapfm.app.evaluating.figures import Pictures
 from tapfm.app.evaluating.member_predictions import predict_member
 from tapfm.app.evaluating.members import Evaluated, finished, look_at
@@ -40,7 +40,7 @@ from tapfm.app.stopping import StopRequests
 from tapfm.errors import RunError, SlidesFailedError
 from tapfm.evaluation.comparing import Pair
 from tapfm.evaluation.estimate import Estimate
-from tapfm.evaluation.measures import NAMES, Measured
+from tapfm.evaluation.measures import NAMES, Measured, target_title
 from tapfm.evaluation.predictions import Prediction, mean_of, write_predictions
 from tapfm.storage import sha256_of, write_atomically
 
@@ -298,7 +298,7 @@ def show(evaluation: Evaluation, console: Console, messages: Console) -> None:
         each = found[target, "auc"]
         pair = differences.get(target)
         table.add_row(
-            escape(label(target)),
+            escape(target_title(target)),
             f"{each.units:,}",
             "" if each.positives is None else f"{each.positives:,}",
             *(written(found[target, metric].estimate) for metric in metrics),

@@ -11,22 +11,27 @@ from typing import Any
 
 from tapfm.app.advice import counted
 from tapfm.app.evaluating.data import ALL
-from tapfm.app.evaluating.estimate_text import bracket, cell, label, number, p_value, written
+from tapfm.app.evaluating.estimate_text import bracket, cell, number, p_value, written
 from tapfm.app.evaluating.thresholds import Chosen
 from tapfm.cohort.splits import VALIDATION
 from tapfm.evaluation.comparing import Pair
 from tapfm.evaluation.estimate import Estimate
-from tapfm.evaluation.measures import MACRO, METRICS, NAMES, Measured
+from tapfm.evaluation.measures import (
+    BESIDE,
+    BY_CHOSEN,
+    BY_YOUDEN,
+    MACRO,
+    NAMES,
+    THRESHOLD_FREE,
+    Measured,
+    target_title,
+)
 
 MODEL = "model"
 COLUMNS = (
     *("model", "subgroup", "target", "metric", "value", "low", "high"),
     *("delong_low", "delong_high", "units", "positives", "why"),
 )
-BESIDE = ("auc", "average_precision", "brier")  # of the baseline and of subgroups
-ANY_THRESHOLD = ("auc", "average_precision", "brier", "ece")
-AT_CHOSEN = tuple(name for name in METRICS if name.endswith("_at_chosen"))
-AT_YOUDEN = tuple(name for name in METRICS if name not in ANY_THRESHOLD and name not in AT_CHOSEN)
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,7 @@ def figure_lines(results: Results) -> list[str]:
     """Write the table of the model: a line for each metric, a column for each target."""
     found = results.of(MODEL)
     lines = heading("", results.columns)
-    lines += [metric_line(NAMES[name], found, name, results.columns) for name in ANY_THRESHOLD]
+    lines += [metric_line(NAMES[name], found, name, results.columns) for name in THRESHOLD_FREE]
     delong = [
         "" if (each := found.get((target, "auc"))) is None or each.delong is None else bracket(each.delong)
         for target in results.columns
@@ -210,7 +215,7 @@ def figure_lines(results: Results) -> list[str]:
 
 def heading(first: str, columns: Sequence[str]) -> list[str]:
     """Begin a table."""
-    names = map(label, columns)
+    names = map(target_title, columns)
     return [f"| {first} | {' | '.join(names)} |", "|---|" + "--:|" * len(columns)]
 
 
@@ -233,8 +238,8 @@ def threshold_lines(results: Results) -> list[str]:
     lines += [f"Chosen on {results.chosen.where}{warning}.", ""]
     targets = results.about["targets"]
     for said, values, metrics in (
-        ("Youden's (sensitivity + specificity highest)", thresholds.youden, AT_YOUDEN),
-        (f"Sensitivity {thresholds.sensitivity:g} on validation", thresholds.chosen, AT_CHOSEN),
+        ("Youden's (sensitivity + specificity highest)", thresholds.youden, BY_YOUDEN),
+        (f"Sensitivity {thresholds.sensitivity:g} on validation", thresholds.chosen, BY_CHOSEN),
     ):
         shown = [number(values.get(target)) for target in targets]
         shown += [""] * (MACRO in results.columns)
@@ -257,7 +262,7 @@ def reason_lines(results: Results) -> list[str]:
     lines = ["## What is missing", ""]
     for (model, target, why), metrics in reasons.items():
         of = f"{model}, " if model != MODEL else ""
-        lines.append(f"- {of}{label(target)}: {', '.join(metrics)}: {why}")
+        lines.append(f"- {of}{target_title(target)}: {', '.join(metrics)}: {why}")
     return [*lines, ""]
 
 
@@ -274,11 +279,11 @@ def baseline_lines(results: Results) -> list[str]:
         pair = differences.get(target)
         cells = [written(each[target, "auc"].estimate) for each in (found, baseline)]
         cells += ["", "", ""] if pair is None else [written(pair.difference, sign=True), *tests(pair)]
-        lines.append(f"| AUC {label(target)} | {' | '.join(cells)} |")
+        lines.append(f"| AUC {target_title(target)} | {' | '.join(cells)} |")
     for name in BESIDE[1:]:
         for target in results.columns:
             both = [written(each[target, name].estimate) for each in (found, baseline)]
-            lines.append(f"| {NAMES[name]} {label(target)} | {' | '.join(both)} |  |  |  |")
+            lines.append(f"| {NAMES[name]} {target_title(target)} | {' | '.join(both)} |  |  |  |")
     lines += ["", "A model that is not clearly above it may have learnt stain, scanner or section size."]
     return [*lines, ""]
 
@@ -303,7 +308,7 @@ def subgroup_lines(results: Results) -> list[str]:
             cells = [written(found[target, metric].estimate) for metric in BESIDE]
             positives = "" if each.positives is None else f"{each.positives:,}"
             lines.append(
-                f"| {cell(name)} | {label(target)} | {each.units:,} | {positives} | {' | '.join(cells)} | "
+                f"| {cell(name)} | {target_title(target)} | {each.units:,} | {positives} | {' | '.join(cells)} | "
                 f"{cell(each.estimate.why)} |"
             )
     return [*lines, ""]

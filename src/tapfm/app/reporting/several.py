@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tapfm.app.evaluating.estimate_text import p_value
 from tapfm.app.reporting.runs import ReportedRun
 from tapfm.evaluation.comparing import Pair, compare
+from tapfm.evaluation.measures import target_title
 from tapfm.evaluation.predictions import Prediction, key_of
 from tapfm.report.content import Block, Cell, Column, Note, Row, Table
 from tapfm.report.numbers import ABSENT, estimate_cell, interval, signed
 from tapfm.report.result import Result
-from tapfm.report.tables import target_title
 
 Results = Mapping[str, Sequence[Result]]  # by run
 
@@ -74,7 +75,7 @@ def differences(title: str, having: Mapping[str, Result]) -> list[Block]:
 def cells(pair: Pair) -> list[Cell]:
     """Write a difference and its test."""
     found = pair.difference
-    p = ABSENT if pair.p_holm is None else "< 0.001" if pair.p_holm < 0.001 else f"{pair.p_holm:.3f}"
+    p = ABSENT if pair.p_holm is None else p_value(pair.p_holm)
     return [Cell(ABSENT if found.value is None else signed(found.value), interval(found), found.why), Cell(p)]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tapfm.app.advice import counted
 from tapfm.app.evaluating.ensemble import is_run
+from tapfm.app.evaluating.estimate_text import p_value
 from tapfm.app.reporting.finding import STUDY
 from tapfm.app.reporting.runs import ReportedRun, read_run, table_of
 from tapfm.app.study.config import StudyConfig, load_study
@@ -17,12 +18,12 @@ from tapfm.app.study.runs import PlannedRun, runs_of
 from tapfm.app.study.tables import BLOCKS, COHORT_TITLES, MACRO
 from tapfm.errors import InputError
 from tapfm.evaluation.estimate import Estimate
+from tapfm.evaluation.measures import target_title
 from tapfm.report.charts import whisker, whisker_scale
 from tapfm.report.content import Block, Cell, Column, Mark, Note, Row, Section, Table
 from tapfm.report.figures import methods_figures
 from tapfm.report.markdown import blocks_of, inline
 from tapfm.report.numbers import interval, written
-from tapfm.report.tables import target_title
 
 MARKS: dict[str, Mark] = {"1": "best", "2": "second"}  # by rank
 TABLES = ("table_binary", "table_multilabel")
@@ -189,16 +190,11 @@ def comparison_cell(line: Line | None) -> Cell:
     if line is None or not line["auc"]:
         return Cell("", why="" if line is None else line["why"])
     found = estimate_of(line)
-    test = f"p {p_value(line['p_holm'])}" if line["p_holm"] else ""
+    test = f"p {p_value(float(line['p_holm']))}" if line["p_holm"] else ""
     detail = ", ".join(part for part in (interval(found), test) if part)
     mark = MARKS.get(line["rank"], "")
     picture = whisker(found.value, found.low, found.high, f"AUC {written(found.value)}")
     return Cell(written(found.value), detail, line["why"], mark, picture)
-
-
-def p_value(text: str) -> str:
-    """Write a p value."""
-    return "< 0.001" if float(text) < 0.001 else f"{float(text):.3f}"
 
 
 def estimate_of(line: Line) -> Estimate:
