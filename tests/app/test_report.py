@@ -3,11 +3,13 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from command_line import tapfm_here
 from PIL import Image
+from predicted_slides import table_of, write_prediction
 from report_lab import (
     digest_of,
     make_evaluation,
@@ -18,6 +20,7 @@ from report_lab import (
     predictions,
     write_section,
 )
+from slide_files import section, write_slide
 
 from tapfm import api
 from tapfm.app.reporting.pictures import Budget, Settings, choose_slides
@@ -25,7 +28,7 @@ from tapfm.errors import InputError, RunError
 from tapfm.evaluation.measures import choose_thresholds, measure
 from tapfm.evaluation.predictions import Prediction
 from tapfm.prediction.folder import PredictionFolder
-from tapfm.prediction.gallery import tile_picture
+from tapfm.prediction.layers import palette
 from tapfm.report.tables import NAMES
 
 
@@ -333,18 +336,33 @@ def test_the_tiles_are_the_loudest_ones_in_order(tmp_path, predicted):
     assert "Maps of slides" not in titles(html)
 
 
-def test_a_tile_that_cannot_be_read_costs_itself(tmp_path, predicted, monkeypatch):
-    run, _ = predicted
-
-    def torn(slide, predicted, x, y):
-        if predicted.slide_id == "d":
-            raise OSError("torn")
-        return tile_picture(slide, predicted, x, y)
-
-    monkeypatch.setattr("tapfm.app.reporting.pictures.tile_picture", torn)
+@pytest.mark.parametrize("now", ["torn", "another slide"])
+def test_tiles_of_a_slide_that_is_damaged_or_was_replaced_are_left_out(tmp_path, predicted, now):
+    run, folder = predicted
+    file = next(slide.path for slide in PredictionFolder(folder).slides() if slide.slide_id == "d")
+    file.unlink()
+    if now == "torn":
+        file.write_bytes(b"torn")
+    else:
+        write_slide(file, section(500, 448))
     _, html = page_of(run, tmp_path / "report.html", pictures=Settings(heatmaps=0, tiles=3))
     assert re.findall(r"<figcaption>([^<]*)<span>([^<]*)</span>", html)[0] == ("+2.00", "a&lt;b")
-    assert "2 tiles could not be read." in text_of(html)
+    assert "2 tiles left out: a slide is damaged, or another one than was predicted." in text_of(html)
+
+
+def test_every_colour_bar_has_the_colours_of_its_maps(tmp_path, predicted):
+    run, path = predicted
+    folder = PredictionFolder(path)
+    values = {"a<b": [-1, 0, 1, 2], "c": [1, 2, 3, 4], "d": [4, 3, 2, 1], "e": [-2, 0, 0, 1], "gone": [0, 1, 2, 3]}
+    for slide in folder.slides():
+        scored = replace(slide, columns=("score",))
+        table = table_of(scored, [[0, 0], [224, 0], [0, 224], [224, 224]], values[slide.slide_id])
+        write_prediction(folder.folder_of(slide.slide_id), scored, table)
+    _, html = page_of(run, tmp_path / "report.html")
+    bars = [re.findall(r'fill="(#\w+)"', bar) for bar in re.findall(r'<div class="colour-bar">.*?</div>', html)]
+    ends = [["#{:02x}{:02x}{:02x}".format(*palette(diverging=each)[end]) for end in (0, -1)] for each in (True, False)]
+    assert sorted([bar[0], bar[-1]] for bar in bars) == sorted(ends)
+    assert text_of(html).count("0 in the middle") == 1
 
 
 def test_slides_that_moved_are_looked_for(tmp_path, predicted):

@@ -12,7 +12,7 @@ from predicted_slides import CONTRIBUTION, grid_of, predicted_file, table_of
 from slide_files import write_scn, write_slide
 
 from tapfm.prediction.geojson import write_geojson
-from tapfm.prediction.heatmap import OPACITY, draw_heatmap
+from tapfm.prediction.heatmap import LONGEST_PX, OPACITY, draw_heatmap
 from tapfm.prediction.heatmap_tiff import write_heatmap_tiff
 from tapfm.prediction.layers import DIVERGING
 from tapfm.slides.opening import open_slide
@@ -77,7 +77,8 @@ def case(request, tmp_path):
 
 
 def test_the_png_has_it_on_its_pixels_and_on_its_tissue(case):
-    with Image.open(io.BytesIO(draw_heatmap(case.slide, case.predicted, case.table, CONTRIBUTION))) as image:
+    sheet = draw_heatmap(case.slide.thumbnail(LONGEST_PX), case.predicted, case.table, CONTRIBUTION)
+    with Image.open(io.BytesIO(sheet)) as image:
         about = json.loads(image.text["tapfm"])
         left, top, width_px, height_px = about["slide_in_picture_px"]
         picture = np.asarray(image)[top : top + height_px, left : left + width_px].astype(int)

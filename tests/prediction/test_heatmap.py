@@ -11,8 +11,7 @@ from PIL import Image
 from predicted_slides import ATTENTION, CONTRIBUTION, SAID, TARGET, grid_of, predicted_file, predicted_slide, table_of
 from slide_files import REAL, needs_real_slides, section, write_slide
 
-from tapfm.errors import InputError
-from tapfm.prediction.heatmap import LONGEST_PX, NARROWEST_PX, OPACITY, draw_heatmap, heat_thumbnail, heated
+from tapfm.prediction.heatmap import LONGEST_PX, NARROWEST_PX, OPACITY, draw_heatmap, heated
 from tapfm.prediction.layers import UNITS, ColourScale, Layer, shown
 from tapfm.prediction.placing import place
 from tapfm.prediction.wording import beyond_line, heading, number, said_lines, sum_line, tick_texts
@@ -107,7 +106,7 @@ def test_percentiles_are_another_picture_of_the_same_tiles(tmp_path):
     table = table_of(predicted, grid_of(predicted))
     slide = open_slide(path)
     raw, ranks = (
-        pixels_of(heat_thumbnail(slide, predicted, table, CONTRIBUTION, percentile=percentile, longest_px=280))
+        heated(slide.thumbnail(280), predicted, table, CONTRIBUTION, percentile=percentile)
         for percentile in (False, True)
     )
     assert raw.shape == ranks.shape == (224, 280, 3)
@@ -125,7 +124,7 @@ def test_the_sheet_has_room_for_its_words_and_no_more_than_it_needs(tmp_path, wi
     predicted = replace(predicted_file(path), slide_id="a-very-long-identifier-" * 12)
     slide = open_slide(path)
     table = table_of(predicted, grid_of(predicted))
-    sheet = pixels_of(draw_heatmap(slide, predicted, table, CONTRIBUTION))
+    sheet = pixels_of(draw_heatmap(slide.thumbnail(LONGEST_PX), predicted, table, CONTRIBUTION))
     slide.close()
     longest_px = min(LONGEST_PX, max(width_px, height_px))
     assert sheet.shape[1] >= NARROWEST_PX
@@ -140,9 +139,9 @@ def test_the_same_prediction_gives_the_same_bytes_and_another_layer_others(tmp_p
     predicted = predicted_file(path)
     table = table_of(predicted, grid_of(predicted))
     slide = open_slide(path)
-    first = draw_heatmap(slide, predicted, table, CONTRIBUTION)
-    assert draw_heatmap(slide, predicted, table, CONTRIBUTION) == first
-    assert draw_heatmap(slide, predicted, table, ATTENTION) != first
+    first = draw_heatmap(slide.thumbnail(LONGEST_PX), predicted, table, CONTRIBUTION)
+    assert draw_heatmap(slide.thumbnail(LONGEST_PX), predicted, table, CONTRIBUTION) == first
+    assert draw_heatmap(slide.thumbnail(LONGEST_PX), predicted, table, ATTENTION) != first
     slide.close()
 
 
@@ -152,16 +151,7 @@ def test_a_slide_without_tiles_is_drawn(tmp_path):
     slide = open_slide(path)
     for percentile in (False, True):
         table = table_of(predicted, np.empty((0, 2), int))
-        assert draw_heatmap(slide, predicted, table, CONTRIBUTION, percentile=percentile)
-    slide.close()
-
-
-def test_another_slide_of_that_name_is_refused(tmp_path):
-    path = write_slide(tmp_path / "s.svs", section(500, 400))
-    slide = open_slide(path)
-    predicted = predicted_slide(path, size_px0=(500, 401))
-    with pytest.raises(InputError, match=r"500 x 400 pixels; case-17 had 500 x 401"):
-        draw_heatmap(slide, predicted, table_of(predicted, np.zeros((1, 2), int)), CONTRIBUTION)
+        assert draw_heatmap(slide.thumbnail(LONGEST_PX), predicted, table, CONTRIBUTION, percentile=percentile)
     slide.close()
 
 
@@ -170,7 +160,7 @@ def test_a_real_slide():
     predicted = predicted_file(REAL / "CMU-1-Small-Region.svs", mpp=0.499)
     slide = open_slide(predicted.path)
     table = table_of(predicted, grid_of(predicted))
-    sheet = pixels_of(draw_heatmap(slide, predicted, table, CONTRIBUTION))
+    sheet = pixels_of(draw_heatmap(slide.thumbnail(LONGEST_PX), predicted, table, CONTRIBUTION))
     assert max(sheet.shape) > LONGEST_PX
     slide.close()
 

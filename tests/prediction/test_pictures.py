@@ -1,6 +1,7 @@
 """All pictures of a slide: which files there are, and that none takes the place of another."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tapfm.errors import InputError, UnreadableSlideError
 from tapfm.prediction.layers import layers_of
 from tapfm.prediction.pictures import FEW, draw_slide, maps_of, names_of, telling
 from tapfm.prediction.tile_table import NAME, TileTable
+from tapfm.slides.slide import Box
 from tapfm.storage import UNFINISHED
 
 
@@ -66,6 +68,20 @@ def test_without_the_slide_there_is_what_needs_no_slide(prediction):
     with pytest.raises(UnreadableSlideError):
         draw_slide(predicted, folder, heatmaps=True, geojson=True)
     assert names(folder) == {"tiles.geojson", *(name for name in EXPECTED if name.endswith(".tif"))}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"height_px0": 501}, r"700 x 500 pixels; case-17 had 700 x 501 when"),
+        ({"bounds": Box(8, 0, 692, 500)}, r"700 x 500 when it was predicted, and other bounds"),
+    ],
+)
+def test_another_slide_of_that_name_is_refused(prediction, change, said):
+    predicted, folder = prediction
+    with pytest.raises(InputError, match=said):
+        draw_slide(replace(predicted, **change), folder, heatmaps=True, geojson=False)
+    assert {name for name in names(folder) if name.endswith(".png")} == set()
 
 
 def test_without_tiles_the_file_is_named(prediction):

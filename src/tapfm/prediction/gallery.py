@@ -11,7 +11,6 @@ from PIL import Image, ImageDraw
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.heatmap import FAINT, LINE, png_of
 from tapfm.prediction.layers import Layer, Values, shown
-from tapfm.prediction.placing import refuse_another
 from tapfm.prediction.tile_table import TileTable
 from tapfm.prediction.wording import heading, number, said_lines, tiles
 from tapfm.slides.slide import Slide
@@ -71,7 +70,6 @@ def draw_gallery(
     slide: Slide, predicted: PredictedSlide, table: TileTable, layer: Layer, *, count: int = COUNT
 ) -> bytes:
     """Draw the highest and the lowest tiles of a layer with rank, value and place, as a PNG."""
-    refuse_another(slide, predicted)
     values = table.values[layer.column]
     highest, lowest = both_ends(values, count)
     cell_px = predicted.tile_px * enlargement_of(predicted) + 2 * FRAME_PX

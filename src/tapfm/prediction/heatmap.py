@@ -12,10 +12,10 @@ from PIL.PngImagePlugin import PngInfo
 
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.layers import ColourScale, Layer, palette, shown
-from tapfm.prediction.placing import place, refuse_another
+from tapfm.prediction.placing import place
 from tapfm.prediction.tile_table import TileTable
 from tapfm.prediction.wording import beyond_line, end_words, heading, said_lines, sum_line, tick_texts, tiles
-from tapfm.slides.slide import WHITE, Colour, Pixels, Slide, Thumbnail
+from tapfm.slides.slide import WHITE, Colour, Pixels, Thumbnail
 from tapfm.tiles.lettering import INK, Column, ScaleBar, font
 
 LONGEST_PX = 1600
@@ -26,25 +26,8 @@ LINE: Colour = (150, 154, 164)
 ABOUT = "tapfm"  # the PNG's text that says what the picture shows, and where on the sheet the slide is
 
 
-def draw_heatmap(
-    slide: Slide, predicted: PredictedSlide, table: TileTable, layer: Layer, *, percentile: bool = False
-) -> bytes:
-    """Draw a sheet with the map, its title, scale bar and colour bar, as a PNG."""
-    refuse_another(slide, predicted)
-    return heatmap_sheet(slide.thumbnail(LONGEST_PX), predicted, table, layer, percentile=percentile)
-
-
-def heat_thumbnail(
-    slide: Slide, predicted: PredictedSlide, table: TileTable, layer: Layer, *, percentile: bool, longest_px: int
-) -> bytes:
-    """Draw the map alone, as a PNG."""
-    refuse_another(slide, predicted)
-    pixels = heated(slide.thumbnail(longest_px), predicted, table, layer, percentile=percentile)
-    return png_of(Image.fromarray(pixels))
-
-
 def heated(
-    thumbnail: Thumbnail, predicted: PredictedSlide, table: TileTable, layer: Layer, *, percentile: bool
+    thumbnail: Thumbnail, predicted: PredictedSlide, table: TileTable, layer: Layer, *, percentile: bool = False
 ) -> Pixels:
     """Lay the tiles' colours over a picture of the slide."""
     values, scale = shown(table.values[layer.column], layer.kind, percentile=percentile)
@@ -63,10 +46,10 @@ def mixed(colours: NDArray[np.uint8], grey: NDArray[np.float64]) -> NDArray[np.f
     return np.asarray(OPACITY * colours + (1 - OPACITY) * grey)
 
 
-def heatmap_sheet(
-    thumbnail: Thumbnail, predicted: PredictedSlide, table: TileTable, layer: Layer, *, percentile: bool
+def draw_heatmap(
+    thumbnail: Thumbnail, predicted: PredictedSlide, table: TileTable, layer: Layer, *, percentile: bool = False
 ) -> bytes:
-    """Put the map between a title and the colour bar."""
+    """Draw a sheet with the map between its title and its scale and colour bars, as a PNG."""
     values, scale = shown(table.values[layer.column], layer.kind, percentile=percentile)
     picture = Image.fromarray(heated(thumbnail, predicted, table, layer, percentile=percentile))
     size_px = max(13, round(min(picture.width, LONGEST_PX) / 76))

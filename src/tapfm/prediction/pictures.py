@@ -14,7 +14,7 @@ import numpy as np
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.gallery import draw_gallery
 from tapfm.prediction.geojson import write_geojson
-from tapfm.prediction.heatmap import LONGEST_PX, heatmap_sheet
+from tapfm.prediction.heatmap import LONGEST_PX, draw_heatmap
 from tapfm.prediction.heatmap_tiff import write_heatmap_tiff
 from tapfm.prediction.layers import Layer, Values, main_layers
 from tapfm.prediction.placing import refuse_another
@@ -49,11 +49,11 @@ def draw_slide(predicted: PredictedSlide, folder: Path, *, heatmaps: bool, geojs
         written.append(folder / f"heatmap-{name}.tif")
         write_heatmap_tiff(written[-1], predicted, table, each.layer, percentile=each.percentile)
     with closing(open_slide(predicted.path)) as slide:
-        refuse_another(slide, predicted)
+        refuse_another(slide.facts, predicted)
         thumbnail = slide.thumbnail(LONGEST_PX)
         for each, name in names.items():
             written.append(folder / f"heatmap-{name}.png")
-            sheet = heatmap_sheet(thumbnail, predicted, table, each.layer, percentile=each.percentile)
+            sheet = draw_heatmap(thumbnail, predicted, table, each.layer, percentile=each.percentile)
             write_atomically(written[-1], sheet)
             if not each.percentile:  # the same tiles are at the ends of both
                 written.append(folder / f"gallery-{name}.png")

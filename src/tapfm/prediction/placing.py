@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tapfm.errors import InputError
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.layers import Values
-from tapfm.slides.slide import Slide
+from tapfm.slides.slide import SlideFacts
 from tapfm.tiles.grid import Positions
 
 Whole = NDArray[np.int64]
@@ -74,11 +74,16 @@ def first_centre(edges_px: NDArray[np.float64]) -> Whole:
     return np.ceil(edges_px - 0.5).astype(np.int64)
 
 
-def refuse_another(slide: Slide, predicted: PredictedSlide) -> None:
-    """Stop where the file is not the slide that was predicted: tiles would lie somewhere on it."""
-    facts = slide.facts
-    found, expected = (facts.width_px0, facts.height_px0), (predicted.width_px0, predicted.height_px0)
-    if found != expected or facts.bounds != predicted.bounds:
+def is_same_slide(facts: SlideFacts, predicted: PredictedSlide) -> bool:
+    """Say whether a file can be the slide that was predicted; on another one tiles would lie somewhere."""
+    same_size = (facts.width_px0, facts.height_px0) == (predicted.width_px0, predicted.height_px0)
+    return same_size and facts.bounds == predicted.bounds
+
+
+def refuse_another(facts: SlideFacts, predicted: PredictedSlide) -> None:
+    """Stop where the file is not the slide that was predicted."""
+    if not is_same_slide(facts, predicted):
+        found, expected = (facts.width_px0, facts.height_px0), (predicted.width_px0, predicted.height_px0)
         raise InputError(
             f"{facts.path} has {found[0]:,} x {found[1]:,} pixels; {predicted.slide_id} had {expected[0]:,} x "
             f"{expected[1]:,} when it was predicted{'' if found != expected else ', and other bounds'}.",

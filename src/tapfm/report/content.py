@@ -209,7 +209,7 @@ class Heat:
 class ColourBar:
     """What colours mean."""
 
-    colours: Sequence[str]  # from low to high, as #rrggbb
+    colours: tuple[str, ...]  # from low to high, as #rrggbb
     low: str
     high: str
     said: str

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp
 from tapfm import __version__
 from tapfm.errors import ScaleError, TapfmError, TileReadError, UnreadableSlideError
 from tapfm.prediction.folder import PredictedSlide
+from tapfm.prediction.placing import is_same_slide
 from tapfm.slides.scale import resolve_scale
 from tapfm.slides.slide import SlideFacts
 from tapfm.viewer.assets import PAGE, Asset
@@ -43,7 +44,9 @@ KEEP = "private, max-age=31536000, immutable"
 ASK_AGAIN = "private, no-cache"  # kept, but only used after asking whether it is still right
 TABLES_KEPT = 16  # of tiles, in memory
 NOT_THERE = "The slide's file is not where it was when it was predicted: tapfm view --slides says where it is now."
-NOT_THE_SAME = "The slide's file has another size than the slide that was predicted: its tiles are not shown."
+NOT_THE_SAME = (
+    "The slide's file has another size, or other bounds, than the one that was predicted: no tiles are shown."
+)
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +186,7 @@ class Desk:
         prediction = slide.prediction
         notes = [NOT_THERE] if facts is None else []
         layers: list[dict[str, Any]] = []
-        if prediction is not None and not is_same_size(facts, prediction):
+        if prediction is not None and facts is not None and not is_same_slide(facts, prediction):
             notes.append(NOT_THE_SAME)
         elif prediction is not None and (table := self.table_of(slide.key)) is not None and len(table):
             layers = [describe(layer, table) for layer in prediction.layers]
@@ -233,7 +236,7 @@ class Desk:
         table = self.table_of(slide.key)
         if table is None or slide.prediction is None or not 0 <= number < len(table):
             raise HTTPException(404, "There is no such tile.")
-        if slide.path is None or not is_same_size(self.reading.facts(slide.path), slide.prediction):
+        if slide.path is None or not is_same_slide(self.reading.facts(slide.path), slide.prediction):
             raise HTTPException(404, NOT_THERE if slide.path is None else NOT_THE_SAME)
         x_px0, y_px0 = (int(each) for each in table.positions[number])
         return self.reading.tile(slide.path, x_px0, y_px0, slide.prediction.side_px0)
@@ -262,11 +265,6 @@ def line_of(slide: ViewedSlide) -> dict[str, Any]:
         "tiles_failed": prediction.tiles_failed if prediction else None,
         "targets": {target: asdict(said) for target, said in prediction.targets.items()} if prediction else {},
     }
-
-
-def is_same_size(facts: SlideFacts | None, prediction: PredictedSlide) -> bool:
-    """Say whether a file can be the slide that was predicted."""
-    return facts is None or (facts.width_px0, facts.height_px0) == (prediction.width_px0, prediction.height_px0)
 
 
 def bounds_of(facts: SlideFacts | None, prediction: PredictedSlide | None) -> DeepZoom:

@@ -387,13 +387,14 @@ def picture_sections(gathered: Gathered, asked: Asked, budget: Budget, console: 
     galleries: list[Block] = []
     for found in gathered.predictions:
         folder = PredictionFolder(found.path)
+        slides = folder.slides()
         of = [Note(f"From {found.path.name}:")] if len(gathered.predictions) > 1 else []
         if asked.pictures.heatmaps:
-            maps_possible = sum(len(slide.targets) for slide in folder.slides())
+            maps_possible = sum(len(slide.targets) for slide in slides)
             with Counter(console, "drawing maps", min(asked.pictures.heatmaps, maps_possible)) as counter:
-                if drawn := heat_blocks(folder, asked.pictures, finder, budget, counter):
+                if drawn := heat_blocks(folder, slides, asked.pictures, finder, budget, counter):
                     maps += [*of, *drawn]
-        if asked.pictures.tiles and (shown := gallery_blocks(folder, asked.pictures, finder, budget)):
+        if asked.pictures.tiles and (shown := gallery_blocks(folder, slides, asked.pictures, finder, budget)):
             galleries += [*of, *shown]
     intro = (
         "Each slide as it is, and with what each tile adds to the logit or how much it counts. Of every outcome the "

@@ -23,11 +23,12 @@ from tapfm.cohort.manifest import SlideFinder
 from tapfm.errors import InputError
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder, Said
 from tapfm.prediction.gallery import tile_picture
-from tapfm.prediction.heatmap import heat_thumbnail
-from tapfm.prediction.layers import UNITS, Layer, palette, shown
+from tapfm.prediction.heatmap import heated
+from tapfm.prediction.layers import UNITS, ColourScale, Layer, palette, shown
+from tapfm.prediction.placing import is_same_slide, refuse_another
 from tapfm.prediction.slide_files import file_of
 from tapfm.prediction.tile_table import TileTable
-from tapfm.prediction.wording import end_words, number
+from tapfm.prediction.wording import end_words, heading, number
 from tapfm.report.content import Block, ColourBar, Gallery, Heat, Heats, Note, Picture, TilePicture
 from tapfm.report.numbers import called, size, written
 from tapfm.slides.opening import open_slide
@@ -117,6 +118,11 @@ def choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], coun
     return sorted(chosen, key=lambda each: targets.index(each.target))  # as they came, target by target
 
 
+def targets_of(folder: PredictionFolder) -> list[str]:
+    """Name the targets of a folder, in their order."""
+    return [str(each) for each in folder.about().get("targets", [])]
+
+
 def layer_of(predicted: PredictedSlide, target: str) -> Layer | None:
     """Take the layer that says most of a target."""
     of_target = [layer for layer in predicted.layers if layer.target in (target, None)]
@@ -124,27 +130,32 @@ def layer_of(predicted: PredictedSlide, target: str) -> Layer | None:
 
 
 def heat_blocks(
-    folder: PredictionFolder, settings: Settings, finder: SlideFinder | None, budget: Budget, counter: Counter | None
+    folder: PredictionFolder,
+    slides: Sequence[PredictedSlide],
+    settings: Settings,
+    finder: SlideFinder | None,
+    budget: Budget,
+    counter: Counter,
 ) -> list[Block]:
     """Draw the maps of some slides of a folder."""
-    slides, targets = folder.slides(), [str(each) for each in folder.about().get("targets", [])]
-    chosen = choose_slides(slides, targets, settings.heatmaps)
+    chosen = choose_slides(slides, targets_of(folder), settings.heatmaps)
     heats: list[Heat] = []
-    bars: dict[str, ColourBar] = {}
+    bars: dict[ColourBar, None] = {}  # each once, in their order
     left_out = 0
     for each in chosen:
         layer = layer_of(each.predicted, each.target)
         if layer is None:
             continue
-        heat = heat_of(folder, each, layer, finder, budget)
-        if heat is None:
+        drawn = heat_of(folder, each, layer, finder, budget)
+        if drawn is None:
             left_out += 1
         else:
+            heat, scale = drawn
             heats.append(heat)
-            bars.setdefault(layer.kind, bar_of(layer))
-        if counter is not None:
-            counter.one_more(each.predicted.tiles)
-    blocks: list[Block] = [Heats(heats, list(bars.values()))] if heats else []
+            if scale is not None:
+                bars[bar_of(layer, scale)] = None
+        counter.one_more(each.predicted.tiles)
+    blocks: list[Block] = [Heats(heats, list(bars))] if heats else []
     others = len({slide.slide_id for slide in slides}) - len({each.predicted.slide_id for each in chosen})
     notes = []
     if others:
@@ -156,15 +167,14 @@ def heat_blocks(
 
 def heat_of(
     folder: PredictionFolder, chosen: Chosen, layer: Layer, finder: SlideFinder | None, budget: Budget
-) -> Heat | None:
-    """Draw one slide as it is and with its map; None where there is no room for it."""
+) -> tuple[Heat, ColourScale | None] | None:
+    """Draw one slide as it is and with its map, in the colours of a scale; None where there is no room for it."""
     predicted, said = chosen.predicted, chosen.predicted.targets[chosen.target]
     words = f"probability {written(said.probability)}"
     words += "" if said.threshold is None else f", threshold {written(said.threshold)}"
     words += "" if said.label is None else f", label {called(said.label)}"
     facts = [words]
     pictures: list[Picture] = []
-    why = ""
     try:
         table = folder.tiles(predicted.slide_id)
         _, scale = shown(table.values[layer.column], layer.kind)
@@ -174,13 +184,13 @@ def heat_of(
             drawn = pictures_of(slide, predicted, table, layer)
     except Exception as error:  # also what libraries raise over damage
         why = f"No picture: {reason_of(error)}"
-    else:
-        for picture, what in zip(drawn, ("as it is", layer.title), strict=True):
-            embedded = budget.embed(picture, f"Slide {predicted.slide_id}, {what}")
-            if embedded is None:
-                return None
-            pictures.append(embedded)
-    return Heat(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures, why)
+        return Heat(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures, why), None
+    for picture, what in zip(drawn, ("as it is", layer.title), strict=True):
+        embedded = budget.embed(picture, f"Slide {predicted.slide_id}, {what}")
+        if embedded is None:
+            return None
+        pictures.append(embedded)
+    return Heat(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures), scale
 
 
 def there(finder: SlideFinder | None, predicted: PredictedSlide) -> Path:
@@ -193,20 +203,20 @@ def there(finder: SlideFinder | None, predicted: PredictedSlide) -> Path:
 
 def pictures_of(slide: Slide, predicted: PredictedSlide, table: TileTable, layer: Layer) -> list[Image.Image]:
     """Draw the slide as it is, and with its map."""
-    plain = Image.fromarray(slide.thumbnail(LONGEST_PX).pixels)
-    drawn = heat_thumbnail(slide, predicted, table, layer, percentile=False, longest_px=LONGEST_PX)
-    return [plain, Image.open(io.BytesIO(drawn))]
+    refuse_another(slide.facts, predicted)
+    thumbnail = slide.thumbnail(LONGEST_PX)
+    return [Image.fromarray(pixels) for pixels in (thumbnail.pixels, heated(thumbnail, predicted, table, layer))]
 
 
-def bar_of(layer: Layer) -> ColourBar:
+def bar_of(layer: Layer, scale: ColourScale) -> ColourBar:
     """Say what the colours of a layer mean; every slide has ends of its own."""
-    colours = palette(diverging=layer.kind == "contribution")
+    colours = palette(diverging=scale.diverging)
     steps = [colours[round(place * 255 / (COLOURS - 1))] for place in range(COLOURS)]
     low, high = end_words(layer, percentile=False)
     kind = Layer(layer.column, layer.kind)
-    name = f"{kind.title[0].upper()}{kind.title[1:]} ({UNITS[layer.kind]})"
-    said = f"{name}; every slide has ends of its own, under its picture."
-    return ColourBar(["#{:02x}{:02x}{:02x}".format(*step) for step in steps], low, high, said)
+    name = heading(kind, percentile=False) + (", 0 in the middle" if scale.diverging else "")
+    said = f"{name} ({scale.unit}); every slide has ends of its own, under its picture."
+    return ColourBar(tuple("#{:02x}{:02x}{:02x}".format(*step) for step in steps), low, high, said)
 
 
 @dataclass(frozen=True, order=True)
@@ -220,13 +230,16 @@ class Candidate:
 
 
 def gallery_blocks(
-    folder: PredictionFolder, settings: Settings, finder: SlideFinder | None, budget: Budget
+    folder: PredictionFolder,
+    slides: Sequence[PredictedSlide],
+    settings: Settings,
+    finder: SlideFinder | None,
+    budget: Budget,
 ) -> list[Block]:
     """Show the tiles that spoke loudest for each target in slides called positive, and against it in the others."""
-    targets = [str(each) for each in folder.about().get("targets", [])]
+    targets = targets_of(folder)
     usable: dict[str, PredictedSlide] = {}
     best: dict[tuple[str, int], list[Candidate]] = {}
-    slides = folder.slides()
     most = {target: most_of_a_slide(slides, target, settings.tiles) for target in targets}
     for slide in slides:
         try:
@@ -243,7 +256,7 @@ def gallery_blocks(
         for side in (1, 0):
             found = heapq.nlargest(settings.tiles, best.get((target, side), []))
             if found:
-                blocks += gallery_of(folder, target, side, found, usable, budget, most[target][side])
+                blocks.append(gallery_of(folder, target, side, found, usable, budget, most[target][side]))
     return blocks
 
 
@@ -293,7 +306,7 @@ def gallery_of(
     slides: dict[str, PredictedSlide],
     budget: Budget,
     most_of_one: int,
-) -> list[Block]:
+) -> Gallery:
     """Read and embed the tiles of one side."""
     layer = layer_of(slides[found[0].slide_id], target)
     assert layer is not None
@@ -314,29 +327,26 @@ def gallery_of(
     if budget.left_out > left_out:
         note += f" {counted(budget.left_out - left_out, 'tile')} left out: no room."
     if torn:
-        note += f" {counted(torn, 'tile')} could not be read."
-    return [Gallery(title, tiles, note)] if tiles else []
+        note += f" {counted(torn, 'tile')} left out: a slide is damaged, or another one than was predicted."
+    return Gallery(title, tiles, note)
 
 
 def read_tiles(
     folder: PredictionFolder, found: Sequence[Candidate], slides: dict[str, PredictedSlide]
 ) -> Iterator[tuple[tuple[str, int], Image.Image]]:
-    """Read tiles slide by slide, each slide opened once; what cannot be read is left out."""
+    """Read tiles slide by slide, each opened once; those of a slide that is none, or another one now, are left out."""
     by_slide: dict[str, list[int]] = {}
     for each in found:
         by_slide.setdefault(each.slide_id, []).append(each.place)
     for slide_id, places in by_slide.items():
         predicted, table = slides[slide_id], folder.tiles(slide_id)
         try:
-            opened = open_slide(predicted.path)
+            slide = open_slide(predicted.path)
         except Exception:  # also what libraries raise over damage
             continue
-        with closing(opened) as slide:
-            for place in places:
+        with closing(slide):
+            for place in places if is_same_slide(slide.facts, predicted) else ():
                 x, y = (int(value) for value in table.positions[place])
-                try:
-                    picture = tile_picture(slide, predicted, x, y)
-                except Exception:  # the same
-                    continue
+                picture = tile_picture(slide, predicted, x, y)
                 picture.thumbnail((TILE_PX, TILE_PX), Image.Resampling.LANCZOS)
                 yield (slide_id, place), picture
