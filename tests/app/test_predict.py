@@ -456,6 +456,11 @@ def test_pictures_come_with_the_prediction_or_later_without_encoding_again(run, 
     names = {path.name for path in at_once.folder_of("0").iterdir()}
     assert {"heatmap-contribution-FGFR3.png", "heatmap-contribution-FGFR3.tif", "tiles.geojson"} <= names
     assert "gallery-contribution-FGFR3.png" in names
+    (at_once.folder_of("0") / "gallery-attention.png").unlink()  # what somebody has deleted is drawn again
+    (at_once.folder_of("1") / "tiles.geojson").unlink()
+    (at_once.folder_of("1") / ".drawn.json").write_text("half a fi")
+    done(run, at_once.path, *tables, "--heatmaps", "--geojson", "--resume")
+    assert files_below(later) == files_below(at_once.path)
 
 
 def test_pictures_are_not_taken_for_slides(run, lab, tmp_path):

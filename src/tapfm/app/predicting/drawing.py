@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -19,7 +20,8 @@ from tapfm.prediction.folder import PredictedSlide, PredictionFolder
 from tapfm.processes import Died, run_isolated
 from tapfm.storage import digest_of_code, fingerprint, write_atomically
 
-DRAWN = ".drawn"  # in a slide's folder: what its pictures were made of
+DRAWN = ".drawn.json"  # in a slide's folder: what its pictures were made of, and their files by wish
+Files = dict[str, list[str]]  # names, by wish
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Job:
     """One slide to draw; travels to a worker."""
 
     folder: Path
-    wishes: Wishes
-    key: str
+    missing: tuple[str, ...]  # wishes
+    about: str  # what decides how pictures look
+    before: Files  # those that are there
 
 
 def draw_slides(
@@ -73,17 +76,19 @@ def job_of(folder: Path, wishes: Wishes) -> Job | None:
     """Say what there is to draw of a slide; nothing where all of it is there."""
     slide = PredictedSlide.read(folder)
     about = fingerprint(method(), slide.key, {target: asdict(said) for target, said in slide.targets.items()})
-    drawn = (folder / DRAWN).read_text("utf-8").split() if (folder / DRAWN).exists() else []
-    before = set(drawn[1:]) if drawn[:1] == [about] else set()
-    wanted = {name for name, wished in asdict(wishes).items() if wished}
-    missing = wanted - before
-    if not missing:
-        return None
-    return Job(
-        folder,
-        Wishes(**{name: name in missing for name in asdict(wishes)}),
-        " ".join([about, *sorted(wanted | before)]),
-    )
+    before = drawn_before(folder, about)
+    missing = tuple(name for name, wished in asdict(wishes).items() if wished and name not in before)
+    return Job(folder, missing, about, before) if missing else None
+
+
+def drawn_before(folder: Path, about: str) -> Files:
+    """Say which pictures of a slide are there, all of a wish, and are still right."""
+    try:
+        noted = json.loads((folder / DRAWN).read_text("utf-8"))
+        files = dict(noted["files"]) if noted["about"] == about else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+    return {name: each for name, each in files.items() if all((folder / file).is_file() for file in each)}
 
 
 @cache
@@ -100,8 +105,10 @@ def draw_one(job: Job) -> Failed | None:
     try:
         remove_unfinished(job.folder)
         slide = PredictedSlide.read(job.folder)
-        draw_slide(slide, job.folder, heatmaps=job.wishes.heatmaps, geojson=job.wishes.geojson)
-        write_atomically(job.folder / DRAWN, job.key.encode())
+        files = dict(job.before)
+        for name in job.missing:
+            files[name] = [path.name for path in draw_slide(slide, job.folder, **asdict(Wishes(**{name: True})))]
+        write_atomically(job.folder / DRAWN, json.dumps({"about": job.about, "files": files}, sort_keys=True).encode())
     except TapfmError as error:
         return Failed("draw", error.message, error.hint)
     except Exception as error:  # a defect of ours must not cost the other slides
