@@ -214,6 +214,8 @@ def test_numbers_are_as_long_as_they_have_to_be():
     numbers = [number(each) for each in (0.0, 0.02, -0.012345, 123.456, 1234.5, 1e-6)]
     assert numbers == ["0", "0.0200", "−0.0123", "123", "1.23e+03", "1.00e−06"]
     assert tick_texts([-0.02, -0.01, 0.0, 0.01]) == ["−0.02", "−0.01", "0.00", "0.01"]
+    assert tick_texts([0, 0.25, 0.5]) == ["0.00", "0.25", "0.50"]
+    assert tick_texts([0, 1000]) == ["0", "1,000"]
     assert tick_texts([0, 25, 50]) == ["0", "25", "50"]
     assert tick_texts([0.0025, 0.005]) == ["0.0025", "0.0050"]
     assert tick_texts([1e-9, 2e-9]) == ["1e-09", "2e-09"]

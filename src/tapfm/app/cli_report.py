@@ -72,6 +72,7 @@ def report(
 
     if not math.isfinite(megabytes):
         raise InputError(f"--most-mb is {megabytes}: it has to be a number of megabytes.")
+    messages = Console(stderr=True, highlight=False)
     made = make_report(
         sources,
         out,
@@ -85,10 +86,9 @@ def report(
             resamples=resamples,
             force=force,
         ),
-        console=Console(stderr=True, highlight=False),
+        console=messages,
         today=datetime.now(UTC).date(),
     )
-    messages = Console(stderr=True, highlight=False)
     for note in made.notes:
         messages.print(note, style="yellow", markup=False, soft_wrap=True)
     shown = terminal()

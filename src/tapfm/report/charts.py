@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from markupsafe import Markup, escape
 
+from tapfm.prediction.wording import tick_texts
+
 WIDTH, HEIGHT = 280.0, 226.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 16.0, 38.0
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -146,12 +148,12 @@ def frame(chart: Chart) -> Markup:
     """Draw axes, ticks and titles."""
     floor, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     parts = [Markup('<path class="axis" d="M{} {}H{}"/>').format(number(LEFT), number(floor), number(right))]
-    for tick in chart.y.ticks:
+    for tick, words in zip(chart.y.ticks, tick_texts(chart.y.ticks), strict=True):
         y = down(chart, tick)
         parts.append(Markup('<path class="grid" d="M{} {}H{}"/>').format(number(LEFT), number(y), number(right)))
-        parts.append(text_at(LEFT - 7, y + 3.5, label_of(tick, chart.y.ticks), "tick end"))
-    for tick in chart.x.ticks:
-        parts.append(text_at(across(chart, tick), floor + 15, label_of(tick, chart.x.ticks), "tick middle"))
+        parts.append(text_at(LEFT - 7, y + 3.5, words, "tick end"))
+    for tick, words in zip(chart.x.ticks, tick_texts(chart.x.ticks), strict=True):
+        parts.append(text_at(across(chart, tick), floor + 15, words, "tick middle"))
     parts.append(text_at((LEFT + right) / 2, HEIGHT - 6, chart.x.title, "title middle"))
     middle = (TOP + floor) / 2
     parts.append(
@@ -230,14 +232,6 @@ def text_at(x: float, y: float, text: str, style: str) -> Markup:
 def number(value: float) -> str:
     """Write a place: a tenth of a pixel is enough."""
     return f"{value:.1f}".removesuffix(".0")
-
-
-def label_of(tick: float, ticks: Sequence[float]) -> str:
-    """Write a tick with as many digits as all of them need."""
-    step = min((b - a for a, b in itertools.pairwise(ticks)), default=abs(tick) or 1.0)
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    digits += not math.isclose(round(step, digits), step, rel_tol=1e-6)  # 0.25
-    return f"{tick:,.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def whisker_scale() -> Markup:

@@ -119,7 +119,7 @@ def estimate(written: Mapping[str, Any]) -> Estimate:
     return Estimate(written["value"], written["low"], written["high"], written.get("why", ""))
 
 
-def size(predictions: list[Prediction] | Any) -> str:
+def size(predictions: Sequence[Prediction]) -> str:
     """Count slides and patients."""
     patients = len({(each.cohort, each.patient_id) for each in predictions})
     return f"{counted(len(predictions), 'slide')} of {counted(patients, 'patient')}"

@@ -1,4 +1,4 @@
-"""A run as a report sees it: what its folder says, finished or not. No weights are loaded."""
+"""A run as a report sees it: what its folder says, finished or not. Neither weights nor torch are loaded."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def read_run(folder: Path, name: str | None = None) -> ReportedRun:
         settings = tomllib.loads(text)
         if not settings.get("task", {}).get("targets"):
             raise ValueError(f"{CONFIGURATION} names no targets")
-        history = [json.loads(line) for line in lines_of(folder / "history.jsonl")]
-        environments = json.loads((folder / "environment.json").read_text("utf-8")) if is_there(folder) else []
+        history = [json.loads(line) for line in text_of(folder / "history.jsonl").splitlines()]
+        environments = json.loads(text_of(folder / "environment.json") or "[]")
         slides, failures = table_of(folder / "split.csv"), table_of(folder / "failures.csv")
     except (OSError, ValueError, csv.Error) as error:  # TOML's and JSON's errors are ValueErrors
         raise RunError(
@@ -122,14 +122,9 @@ def read_run(folder: Path, name: str | None = None) -> ReportedRun:
     )
 
 
-def is_there(folder: Path) -> bool:
-    """Say whether the environment was noted."""
-    return (folder / "environment.json").is_file()
-
-
-def lines_of(path: Path) -> list[str]:
-    """Read the lines of a file; none where there is no file."""
-    return path.read_text("utf-8").splitlines() if path.is_file() else []
+def text_of(path: Path) -> str:
+    """Read a file; nothing where there is none."""
+    return path.read_text("utf-8") if path.is_file() else ""
 
 
 def table_of(path: Path) -> list[dict[str, str]]:
