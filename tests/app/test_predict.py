@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -336,7 +337,7 @@ def test_where_nothing_can_be_written_no_other_slide_is_tried(run, lab, tmp_path
 
 def test_the_bar_never_goes_back():
     shown = []
-    with TileCounter(Console(file=io.StringIO()), 2, 200) as bar:
+    with closing(TileCounter(Console(file=io.StringIO()), 2, 200)) as bar:
         for count, tiles in [(bar.more_tiles, 40), (bar.one_more_slide, 100), (bar.more_tiles, 64)]:
             count(tiles)  # 60 of the first slide cannot be read
             shown.append(bar._progress.tasks[0].completed)

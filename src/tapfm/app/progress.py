@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -33,12 +32,13 @@ def say_failed(console: Console, slide_id: str, reason: str) -> None:
 
 
 class Counter:
-    """A bar that counts slides; lines where no terminal shows it."""
+    """A bar that counts slides until it is closed; lines where no terminal shows it."""
 
     def __init__(self, console: Console, what: str, total: int) -> None:
         self._console, self._what, self._total, self._done = console, what, total, 0
         self._progress = progress_bar(console)
         self._bar = self._progress.add_task(what, total=total, speed="")
+        self._progress.start()
         self._said_at = time.monotonic()
 
     def one_more(self, tiles: int | None = None) -> None:
@@ -54,13 +54,8 @@ class Counter:
         """Tell of a slide that failed."""
         say_failed(self._console, slide_id, reason)
 
-    def __enter__(self) -> Counter:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Take the bar off."""
         self._progress.stop()
 
 
@@ -73,6 +68,7 @@ class TileCounter:
         self._tiles_past = self._tiles_before = 0  # encoded or lost: all, and those of finished slides
         self._progress = progress_bar(console)
         self._bar = self._progress.add_task("predicting", total=tiles, speed="")
+        self._progress.start()
         self._began_at = self._said_at = time.monotonic()
 
     def more_tiles(self, tiles: int) -> None:
@@ -100,11 +96,6 @@ class TileCounter:
             self._console.print(f"{slides}, {self._tiles_past:,} of {self._tiles:,} tiles, {speed}")
             self._said_at = now
 
-    def __enter__(self) -> TileCounter:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Take the bar off."""
         self._progress.stop()

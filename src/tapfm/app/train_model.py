@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +77,8 @@ def train(config: RunConfig, data: RunData, folder: Path, *, resume: bool, worke
         try:
             if not progress.finished:
                 bags = make_bags(config, data, learner.model, workers)
-                with TrainingWatcher(console, config.schedule.epochs, len(training), len(validation), folder) as seen:
+                watcher = TrainingWatcher(console, config.schedule.epochs, len(training), len(validation), folder)
+                with closing(watcher) as seen:
                     fit(
                         learner,
                         bags,
@@ -156,7 +158,7 @@ def conclude(
         if not wanted:
             continue
         remembered = Remembered(run_folder.folder / f".predictions-{split}.jsonl", digest)
-        with Counter(console, f"all tiles, {split}", len(wanted)) as counter:
+        with closing(Counter(console, f"all tiles, {split}", len(wanted))) as counter:
             final = predict_slides(
                 learner,
                 make_bags(config, data, learner.model, workers),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from rich.console import Console
@@ -42,17 +41,13 @@ class TrainingWatcher:
         )
         self._run = self._progress.add_task("run", total=epochs * self._per_epoch, said="", visible=False)
         self._pass: TaskID = self._progress.add_task("", total=None, said="", visible=False)
+        self._progress.start()
         self._said_at = time.monotonic()
         self._phase, self._epoch, self._done, self._total = "train", 0, 0, 0
         self._board = Board(folder / "tensorboard", console)
 
-    def __enter__(self) -> TrainingWatcher:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Take the bars off, and finish the event file."""
         self._progress.stop()
         self._board.close()
 

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import tapfm
 from tapfm.adaptation.progress import Progress, SkippedTiles
 from tapfm.adaptation.trainer import Interrupted
 from tapfm.app.advice import command, counted
@@ -123,11 +122,7 @@ def evaluate(
 def about_of(evaluated: Evaluated, data: EvaluatedSlides, settings: Settings) -> dict[str, Any]:
     """Say what is evaluated on what; the same inputs give the same text."""
     return {
-        "tapfm": tapfm.__version__,
-        "model": str(evaluated.path),
-        "kind": evaluated.kind,
-        "members": [{"run": each.identity, "weights_sha256": each.digest} for each in evaluated.members],
-        "targets": list(evaluated.targets),
+        **evaluated.described(),
         "cohort": "own" if data.own else "external",
         "table": data.table.name,
         "table_sha256": sha256_of(data.table),

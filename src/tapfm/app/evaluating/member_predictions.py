@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -56,7 +57,7 @@ def predict_member(
         return final_of(slides, member.targets, known, {})
     model = ready_model(member, data, choose_device(device))
     bags = bags_of(data, model, workers)
-    with Counter(console, said_as, sum(slide.slide_id not in known for slide in slides)) as counter:
+    with closing(Counter(console, said_as, sum(slide.slide_id not in known for slide in slides))) as counter:
         # the optimisers of this learner are never asked
         return predict_slides(
             Learner(model, Adaptation(), Optimisation()),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tapfm
 from tapfm.app.advice import command
 from tapfm.app.config import RunConfig, load_config
 from tapfm.app.evaluating.ensemble import Kind, is_export, member_folders, refuse_other_targets
@@ -58,6 +59,16 @@ class Evaluated:
     def adapted(self) -> bool:
         """Say whether any member has an encoder of its own, for which stored features are none."""
         return any(member.adapted for member in self.members)
+
+    def described(self) -> dict[str, Any]:
+        """Say which model it is, for what is written beside its predictions; the same model gives the same text."""
+        return {
+            "tapfm": tapfm.__version__,
+            "model": str(self.path),
+            "kind": self.kind,
+            "members": [{"run": each.identity, "weights_sha256": each.digest} for each in self.members],
+            "targets": list(self.targets),
+        }
 
     def learnt_from(self) -> dict[str, str]:
         """Name the patients that any member learnt from, or was chosen by, and their split."""

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def read_colours(
     if todo:
         with (
             TileStream([request_of(key, slide) for key, slide in todo.items()], workers=workers) as stream,
-            Counter(console, f"colours of {TILES} tiles", len(todo)) as counter,
+            closing(Counter(console, f"colours of {TILES} tiles", len(todo))) as counter,
         ):
             for read in stream:
                 key = read.request.slide_id

@@ -58,7 +58,7 @@ def draw_slides(
     if not jobs:
         return failed
     with (
-        Counter(console, "drawing", len(jobs)) as counter,
+        closing(Counter(console, "drawing", len(jobs))) as counter,
         closing(run_isolated(draw_one, jobs, max(1, min(workers, len(jobs))))) as results,
     ):
         for index, answer in results:

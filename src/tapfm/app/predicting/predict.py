@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import tapfm
 from tapfm.adaptation.bags import Bag, PixelBags, SlideFailed, SlideTiles
 from tapfm.adaptation.trainer import LabelledSlide
 from tapfm.app.advice import command, counted, grouped_advice
@@ -145,11 +144,7 @@ def about_of(evaluated: Evaluated, calls: Calls, sensitivity: float | None) -> d
     """Say what predicts; the same model gives the same text."""
     aggregators = sorted({aggregator_of(member) for member in evaluated.members})
     return {
-        "tapfm": tapfm.__version__,
-        "model": str(evaluated.path),
-        "kind": evaluated.kind,
-        "members": [{"run": each.identity, "weights_sha256": each.digest} for each in evaluated.members],
-        "targets": list(evaluated.targets),
+        **evaluated.described(),
         "encoder": ", ".join(sorted({member.encoder for member in evaluated.members})),
         "aggregator": ", ".join(aggregators),
         "calls": {"thresholds": dict(calls.thresholds), "by": calls.where, "sensitivity": sensitivity},
@@ -229,7 +224,7 @@ def predict_slides(
     if not todo:
         return
     tiles = sum(len(slide.tiles) for slide in todo if slide.tiles is not None)
-    with StopRequests(console.print) as stop, TileCounter(console, len(todo), tiles) as counter:
+    with StopRequests(console.print) as stop, closing(TileCounter(console, len(todo), tiles)) as counter:
         models = Models(
             [model_of_tiles(member, device) for member in evaluated.members],
             batch=batch or ENCODING_CHUNK,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -391,7 +392,8 @@ def picture_sections(gathered: Gathered, asked: Asked, budget: Budget, console: 
         of = [Note(f"From {found.path.name}:")] if len(gathered.predictions) > 1 else []
         if asked.pictures.heatmaps:
             maps_possible = sum(len(slide.targets) for slide in slides)
-            with Counter(console, "drawing maps", min(asked.pictures.heatmaps, maps_possible)) as counter:
+            most = min(asked.pictures.heatmaps, maps_possible)
+            with closing(Counter(console, "drawing maps", most)) as counter:
                 if drawn := heat_blocks(folder, slides, asked.pictures, finder, budget, counter):
                     maps += [*of, *drawn]
         if asked.pictures.tiles and (shown := gallery_blocks(folder, slides, asked.pictures, finder, budget)):

@@ -214,7 +214,9 @@ def bar_of(layer: Layer, scale: ColourScale) -> ColourBar:
     steps = [colours[round(place * 255 / (COLOURS - 1))] for place in range(COLOURS)]
     low, high = end_words(layer, percentile=False)
     kind = Layer(layer.column, layer.kind)
-    name = heading(kind, percentile=False) + (", 0 in the middle" if scale.diverging else "")
+    # of contributions the words at the ends tell that
+    middle = ", 0 in the middle" if scale.diverging and layer.kind != "contribution" else ""
+    name = heading(kind, percentile=False) + middle
     said = f"{name} ({scale.unit}); every slide has ends of its own, under its picture."
     return ColourBar(tuple("#{:02x}{:02x}{:02x}".format(*step) for step in steps), low, high, said)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -202,7 +203,7 @@ def do_steps(
     if complete:
         console.print(f"{len(complete)} of {counted(len(parts), noun)} done already.")
     write_status(folder, steps, ended)
-    with StudyWatcher(console, f"{noun}s", len(parts), len(complete)) as watcher:
+    with closing(StudyWatcher(console, f"{noun}s", len(parts), len(complete))) as watcher:
         for step in steps:
             if stop.asked() is not None:
                 break

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -29,16 +28,12 @@ class StudyWatcher:
             disable=not console.is_terminal,
         )
         self._bar = self._progress.add_task(what, total=total, completed=done, said="")
+        self._progress.start()
         self._step, self._history, self._epochs = "", Path(), 0
         self._said_at = self._counted_at = time.monotonic()
 
-    def __enter__(self) -> StudyWatcher:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Take the bar off."""
         self._progress.stop()
 
     def began(self, step: str, history: Path | None, epochs: int) -> None:
