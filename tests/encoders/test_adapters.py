@@ -143,7 +143,7 @@ def test_adapters_learn_with_checkpointed_blocks():
     encoder = with_adapters(depth=3)
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     expected = step_gradient(encoder, aggregator, tiles)
-    encoder.checkpoint_blocks = True
+    encoder.recompute = ("block",) * len(encoder.vit.blocks)
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
 
 
@@ -213,7 +213,7 @@ def test_the_last_blocks_get_the_gradient_they_have_in_full(family, checkpointed
     full = {name: p.grad for name, p in encoder.named_parameters()}
     encoder.zero_grad()
     apply_scope(encoder, Scope("last", 2))
-    encoder.checkpoint_blocks = checkpointed
+    encoder.recompute = ("block" if checkpointed else "nothing",) * len(encoder.vit.blocks)
     take_step(encoder, aggregator, tiles)
     learning = {name for name in full if name.startswith(("vit.blocks.1.", "vit.blocks.2.", "vit.norm."))}
     assert set(trained_parameters(encoder)) == learning

@@ -30,7 +30,7 @@ def test_checkpointed_blocks_give_the_same_gradient(family):
     encoder = small_encoder(family, depth=3)
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     expected = step_gradient(encoder, aggregator, tiles)
-    encoder.checkpoint_blocks = True
+    encoder.recompute = ("block",) * len(encoder.vit.blocks)
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
     pieces = step_gradient(encoder, aggregator, tiles, chunking=Chunking(2, keep=0))
     assert relative_difference(pieces, expected) < 1e-9
@@ -43,7 +43,7 @@ def test_checkpointed_blocks_learn_behind_frozen_ones():
     encoder.vit.blocks[-2:].requires_grad_(True)
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     expected = step_gradient(encoder, aggregator, tiles)
-    encoder.checkpoint_blocks = True
+    encoder.recompute = ("block",) * len(encoder.vit.blocks)
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
 
 
@@ -63,7 +63,7 @@ def test_the_last_block_drops_what_timms_own_would(family, noise):
 def test_checkpointed_blocks_hold_less_for_backward():
     def saved_bytes(checkpointed):
         encoder = small_encoder(depth=4)
-        encoder.checkpoint_blocks = checkpointed
+        encoder.recompute = ("block" if checkpointed else "nothing",) * len(encoder.vit.blocks)
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
             encoder(some_tiles(encoder))

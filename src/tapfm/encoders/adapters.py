@@ -81,7 +81,7 @@ def add_adapters(encoder: VitEncoder, *, rank: int, seed: int) -> None:
         raise InputError(
             f"Adaptation by LoRA needs the package peft ({error}).", hint="pip install 'tapfm[lora]'"
         ) from error
-    from tapfm.encoders.vit import at_least_float32
+    from tapfm.encoders.blocks import at_least_float32
 
     encoder.requires_grad_(False)
     for block in encoder.vit.blocks:

@@ -21,8 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tapfm.encoders.adapters import adapted_layers
+from tapfm.encoders.blocks import at_least_float32
 from tapfm.encoders.catalog import EncoderCard
-from tapfm.encoders.vit import VitEncoder, at_least_float32
+from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError, WeightsError, WeightsMismatchError
 from tapfm.seeding import rng_for
 from tapfm.storage import UNFINISHED, write_atomically

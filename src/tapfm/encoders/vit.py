@@ -5,18 +5,20 @@ K tiles, N tokens (CLS, registers, patches), H heads, d head size, D feature siz
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
-import torch.nn.functional as F
-from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
+from timm.layers import Attention, AttentionRope
 from timm.models.eva import EvaAttention, EvaBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tapfm.contracts import Encoded
+from tapfm.encoders.blocks import Recompute, at_least_float32, last_block, run_block
 from tapfm.encoders.catalog import Feature
 from tapfm.errors import SettingError, TileError, UnsupportedEncoderError
 
@@ -24,7 +26,7 @@ from tapfm.errors import SettingError, TileError, UnsupportedEncoderError
 class VitEncoder(nn.Module):
     """A timm ViT as a `TileEncoder`.
 
-    Set `checkpoint_blocks` to trade a second forward for memory: each block then keeps only its input.
+    `recompute` says, block by block, what backward computes again to save memory (blocks.py).
     """
 
     vit: Any
@@ -45,7 +47,9 @@ class VitEncoder(nn.Module):
             raise SettingError(f"feature must be one of {', '.join(get_args(Feature))}; got {feature!r}.")
         self.vit = vit
         self.feature = feature
-        self.checkpoint_blocks = False
+        keep_all: Recompute = "nothing"
+        self.recompute: tuple[Recompute, ...] = (keep_all,) * len(self.vit.blocks)
+        self._compiled = False
         self.tile_px = int(self.vit.patch_embed.img_size[0])
         self.feature_size = int(self.vit.embed_dim) * (2 if feature == "cls+mean" else 1)
         # They belong to the card, not to the checkpoint. They stand outside `vit` so that its weights can be cast
@@ -56,34 +60,29 @@ class VitEncoder(nn.Module):
     def forward(self, tiles_K3hw: Tensor) -> Encoded:
         """Encode K uint8 tiles, from any device."""
         self._check(tiles_K3hw)
-        x_KND, rope = embed(self.vit, self._normalised(tiles_K3hw))
-        *blocks, last = self.vit.blocks
-        *ropes, last_rope = rope if getattr(self.vit, "rope_mixed", False) else [rope] * (len(blocks) + 1)
-        for block, block_rope in zip(blocks, ropes, strict=True):
-            x_KND = self._run(block, x_KND, **({} if block_rope is None else {"rope": block_rope}))
-        x_KND, r_K = self._run(
-            last_block,
-            last,
-            x_KND,
-            last_rope,
-            prefix=self.vit.num_prefix_tokens,
-            cls_only=self.feature == "cls",
-        )
+        # torch would compile anew for a single tile
+        run = compiled if self._compiled and len(tiles_K3hw) > 1 else plainly
+        tiles_K3hw = tiles_K3hw.to(self.mean.device, non_blocking=True)
+        x_KND, rope = run(embed)(self.vit, tiles_K3hw, self.mean, self.std)
+        depth = len(self.vit.blocks)
+        ropes = rope if getattr(self.vit, "rope_mixed", False) else [rope] * depth
+        for block, block_rope, recompute in zip(self.vit.blocks[:-1], ropes[:-1], self.recompute[:-1], strict=True):
+            x_KND = run(run_block)(block, x_KND, block_rope, recompute)
+        prefix, cls_only = self.vit.num_prefix_tokens, self.feature == "cls"
+        x_KND, r_K = run(last_block)(self.vit.blocks[-1], x_KND, ropes[-1], self.recompute[-1], prefix, cls_only)
         x_KND = self.vit.norm(x_KND)
         z_KD = x_KND[:, 0]
         if self.feature == "cls+mean":
             z_KD = torch.cat([z_KD, x_KND[:, self.vit.num_prefix_tokens :].mean(1)], dim=1)
         return Encoded(z_KD.to(at_least_float32(z_KD)), r_K)
 
-    def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not (self.checkpoint_blocks and torch.is_grad_enabled()):
-            return function(*args, **kwargs)
-        # The reentrant form would lose the gradient, without an error, where the first blocks are frozen.
-        return checkpoint(function, *args, use_reentrant=False, **kwargs)
-
-    def _normalised(self, tiles_K3hw: Tensor) -> Tensor:
-        pixels = tiles_K3hw.to(self.mean.device, non_blocking=True).to(self.mean.dtype)
-        return ((pixels - self.mean) / self.std).to(self.vit.patch_embed.proj.weight.dtype)
+    def compile_blocks(self, enabled: bool = True) -> None:
+        """Run blocks as compiled code, whatever the number of tiles; it is the same code for all blocks."""
+        self._compiled = enabled
+        if enabled:
+            keep_compiled_code()
+            # precisions, with and without a graph, each way to recompute, members of an ensemble
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
 
     def _check(self, tiles_K3hw: Tensor) -> None:
         if not isinstance(tiles_K3hw, Tensor) or tiles_K3hw.dtype != torch.uint8:
@@ -105,81 +104,36 @@ class VitEncoder(nn.Module):
             )
 
 
-def embed(vit: Any, pixels_K3hw: Tensor) -> tuple[Tensor, Any]:
+def keep_compiled_code() -> None:
+    """Let torch keep what it compiles where it is found again: its own choice is a folder for temporary files."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tapfm" / "compiled"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
+def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a function as it is written."""
+    return function
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function of a module and tiles, once for any number of tiles."""
+    run = torch.compile(function)
+
+    def marked(module: nn.Module, x: Tensor, *rest: Any) -> Any:
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        return run(module, x, *rest)
+
+    return marked
+
+
+def embed(vit: Any, tiles_K3hw: Tensor, mean: Tensor, std: Tensor) -> tuple[Tensor, Any]:
     """Patches, CLS and registers with their positions; and the rotary embedding where the ViT has one."""
+    pixels_K3hw = ((tiles_K3hw.to(mean.dtype) - mean) / std).to(vit.patch_embed.proj.weight.dtype)
     x = vit._pos_embed(vit.patch_embed(pixels_K3hw))
     if isinstance(x, tuple):  # Eva: patch dropout, if any, has already been applied
         return vit.norm_pre(x[0]), x[1]
     return vit.norm_pre(vit.patch_drop(x)), None
-
-
-def last_block(block: Any, x_KND: Tensor, rope: Tensor | None, *, prefix: int, cls_only: bool) -> tuple[Tensor, Tensor]:
-    """The last block and r_K; with `cls_only` it goes on for the CLS token alone, which is all that is used of it."""
-    attn = block.attn
-    inner_KND = block.norm1(x_KND)
-    q_KHNd, k_KHNd, v_KHNd = project(attn, inner_KND, rope)
-    r_K = raw_attention(q_KHNd[:, :, :1], k_KHNd, scale=attn.scale, prefix=prefix)
-    if cls_only:
-        q_KHNd, x_KND, inner_KND = q_KHNd[:, :, :1], x_KND[:, :1], inner_KND[:, :1]
-
-    dropout = attn.attn_drop.p if attn.training else 0.0
-    heads_KHNd = F.scaled_dot_product_attention(q_KHNd, k_KHNd, v_KHNd, dropout_p=dropout, scale=attn.scale)
-    out_KND = attn.norm(heads_KHNd.transpose(1, 2).flatten(2))
-    if (gate := getattr(attn, "gate", None)) is not None:
-        out_KND = out_KND * gate(inner_KND).sigmoid()
-    out_KND = attn.proj_drop(attn.proj(out_KND))
-
-    scale_1, scale_2 = layer_scales(block)
-    x_KND = x_KND + block.drop_path1(scale_1(out_KND))
-    return x_KND + block.drop_path2(scale_2(block.mlp(block.norm2(x_KND)))), r_K
-
-
-def raw_attention(q_KH1d: Tensor, k_KHNd: Tensor, *, scale: float, prefix: int) -> Tensor:
-    """Eq. 1: the CLS row of the softmax attention, averaged over heads and over patch tokens.
-
-    The softmax runs over all tokens, the mean over patches only: over all tokens it would be the constant 1/N. In
-    float32 at least: the spread between tiles is a few percent of r, and bfloat16 would leave a handful of values.
-    """
-    wide = at_least_float32(q_KH1d)
-    with torch.autocast(q_KH1d.device.type, enabled=False):
-        logits_KH1N = (q_KH1d.to(wide) * scale) @ k_KHNd.to(wide).transpose(-2, -1)
-        return logits_KH1N.softmax(-1)[..., prefix:].mean((1, 2, 3))
-
-
-def project(attn: Any, x_KND: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values as the attention module itself makes them, adapters on its layers included."""
-    if attn.qkv is not None:
-        qkv = attn.qkv(x_KND)
-        if getattr(attn, "q_bias", None) is not None:
-            qkv = qkv + torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
-        q, k, v = qkv.unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-    else:
-        q, k, v = (
-            layer(x_KND).unflatten(2, (-1, attn.head_dim)).transpose(1, 2)
-            for layer in (attn.q_proj, attn.k_proj, attn.v_proj)
-        )
-    q, k = attn.q_norm(q), attn.k_norm(k)
-    if rope is not None:
-        half = getattr(attn, "rotate_half", False)
-        still = attn.num_prefix_tokens  # CLS and registers have no place in the tile, so they are not turned
-        q, k = (
-            torch.cat((x[:, :, :still], apply_rot_embed_cat(x[:, :, still:], rope, half=half)), dim=2).to(v.dtype)
-            for x in (q, k)
-        )
-    if k.shape[1] != q.shape[1]:  # grouped queries: several heads share a key
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    return q, k, v
-
-
-def layer_scales(block: Any) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """The two LayerScales of a block, whichever way timm's class stores them."""
-    if isinstance(block, Block):
-        return block.ls1, block.ls2
-
-    def scaled_by(gamma: Tensor | None) -> Callable[[Tensor], Tensor]:
-        return (lambda x: x) if gamma is None else (lambda x: gamma * x)
-
-    return scaled_by(block.gamma_1), scaled_by(block.gamma_2)
 
 
 def refuse_unreadable(vit: Any) -> None:
@@ -201,8 +155,3 @@ def refuse_unreadable(vit: Any) -> None:
             f"{type(vit).__name__} was built to average its tokens: its final norm is not applied to the CLS token.",
             hint="Build it with global_pool='token'.",
         )
-
-
-def at_least_float32(x: Tensor) -> torch.dtype:
-    """Half precisions widen to float32; float64 stays."""
-    return torch.promote_types(x.dtype, torch.float32)

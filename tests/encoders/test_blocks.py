@@ -1,0 +1,131 @@
+"""What backward computes again changes memory and nothing else; compiled blocks are compiled once."""
+
+from typing import get_args
+
+import pytest
+import torch
+from support import FAMILIES, cls_attention, relative_difference, small_encoder, some_tiles, step_gradient
+from timm.layers import SwiGLU
+from torch import nn
+from torch._dynamo.utils import counters
+
+from tapfm.adaptation.chunked import Chunking
+from tapfm.encoders import vit
+from tapfm.encoders.adapters import Scope, apply_scope
+from tapfm.encoders.blocks import Recompute
+from tapfm.encoders.precision import can_compile, lower
+
+LEVELS = get_args(Recompute)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_level_gives_the_same_gradient(family, level):
+    encoder = small_encoder(family, depth=3)
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    expected = step_gradient(encoder, aggregator, tiles)
+    features = encoder(tiles).z_KD
+    encoder.recompute = (level,) * 3
+    torch.testing.assert_close(encoder(tiles).z_KD, features)
+    assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
+    pieces = step_gradient(encoder, aggregator, tiles, chunking=Chunking(2, keep=1))
+    assert relative_difference(pieces, expected) < 1e-9
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_gated_mlp_of_two_layers_and_one_of_an_unknown_class_give_the_same_gradient(level):
+    class Other(nn.Sequential):
+        pass
+
+    for mlp in (SwiGLU(32, 48, norm_layer=nn.LayerNorm), Other(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 32))):
+        encoder = small_encoder(depth=3)
+        encoder.vit.blocks[0].mlp = mlp.double()
+        aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+        expected = step_gradient(encoder, aggregator, tiles)
+        encoder.recompute = (level, "nothing", "nothing")
+        assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("scope", ["last:2", "lora:4"])
+def test_every_level_works_with_parts_that_are_frozen(scope, level):
+    encoder = small_encoder(depth=3)
+    apply_scope(encoder, Scope.parse(scope))
+    for name, parameter in encoder.named_parameters():
+        if "lora_B" in name:  # they begin with 0, which would hide what comes before
+            nn.init.normal_(parameter, std=0.1)
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    expected = step_gradient(encoder, aggregator, tiles)
+    encoder.recompute = (level,) * 3
+    assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("noise", [{"drop_path_rate": 0.5}, {"proj_drop_rate": 0.3}, {"attn_drop_rate": 0.3}], ids=str)
+def test_masks_are_the_same_when_a_block_is_computed_again(noise, level):
+    encoder = small_encoder(depth=3, **noise).train()
+    aggregator, tiles = cls_attention(encoder), some_tiles(encoder, 8)
+
+    def gradient(level):
+        encoder.recompute = (level,) * 3
+        torch.manual_seed(3)
+        return step_gradient(encoder, aggregator, tiles)
+
+    assert relative_difference(gradient(level), gradient("nothing")) < 1e-9
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """aot_eager traces forward and backward as inductor would, and needs no compiler; a graph break is an error."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compile_(function, backend="aot_eager", fullgraph=True))
+    vit.compiled.cache_clear()
+    torch._dynamo.reset()
+    counters.clear()
+    yield counters["stats"]
+    vit.compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at its inputs' .grad
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("family", ["LayerScale", "registers", "RoPE"])
+def test_compiled_blocks_give_the_same_and_a_ragged_chunk_compiles_nothing_anew(traced, family, level):
+    encoder = small_encoder(family, depth=3, dtype=torch.float32)
+    encoder.recompute = (level,) * 3
+    aggregator = cls_attention(encoder)
+    expected = step_gradient(encoder, aggregator, some_tiles(encoder, 7))
+    encoder.compile_blocks()
+    assert relative_difference(step_gradient(encoder, aggregator, some_tiles(encoder, 7)), expected) < 1e-5
+    step_gradient(encoder, aggregator, some_tiles(encoder, 6), chunking=Chunking(3, keep=0))
+    graphs = traced["unique_graphs"]
+    assert graphs == 6, "embedding, blocks and last block, with and without a graph: all blocks share theirs"
+    for tiles, chunk in ((11, 3), (5, 2), (30, 8), (1, 1)):
+        step_gradient(encoder, aggregator, some_tiles(encoder, tiles), chunking=Chunking(chunk, keep=1))
+    assert traced["unique_graphs"] == graphs
+
+
+def test_lowered_weights_compute_without_autocast_and_speak_in_float32():
+    encoder = small_encoder(dtype=torch.float32)
+    tiles = some_tiles(encoder)
+    parameters, exact = list(encoder.parameters()), encoder(tiles)
+    lower(encoder, torch.bfloat16)
+    assert list(map(id, encoder.parameters())) == list(map(id, parameters))
+    assert all(parameter.dtype == torch.bfloat16 for parameter in encoder.vit.parameters())
+    assert encoder.mean.dtype == torch.float32
+    ours = encoder(tiles)
+    assert ours.z_KD.dtype == ours.r_K.dtype == torch.float32
+    assert torch.cosine_similarity(ours.z_KD, exact.z_KD).min() > 0.999
+    torch.testing.assert_close(ours.r_K, exact.r_K, rtol=0.02, atol=0)
+    assert not torch.equal(ours.z_KD, exact.z_KD)
+
+
+def test_rotary_positions_stay_in_float32():
+    encoder = small_encoder("RoPE", dtype=torch.float32)
+    lower(encoder, torch.bfloat16)
+    assert {buffer.dtype for buffer in encoder.vit.buffers() if buffer.is_floating_point()} <= {torch.float32}
+    assert encoder(some_tiles(encoder)).z_KD.isfinite().all()
+
+
+def test_a_cpu_is_not_compiled_for():
+    assert not can_compile(torch.device("cpu"))
