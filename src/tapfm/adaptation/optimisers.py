@@ -1,13 +1,38 @@
-"""Two AdamW optimisers and their learning rates: cosine annealing with warm restarts, stepped per epoch."""
+"""AdamW in the forms that cards of all sizes need, and its learning rates: cosine annealing with warm restarts.
+
+Parameters are laid into shards, flat tensors of about 2^24 elements. A shard has
+    working   what is computed with: every parameter is a view of it
+    master    the full-precision values that updates are added to; the working copy itself where that is precise enough
+    moments   see moments.py
+Offloaded, masters and moments live in the host's memory and visit the device a shard at a time. Nothing in a step waits
+for the device: learning rate, step count, clipping and whether the gradient is finite at all are tensors on it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from tapfm.adaptation.moments import BLOCK, Moments, moment_bytes, moments_to_keep, no_moments, read_moments, scrambled
+from tapfm.errors import CheckpointError
+
+SHARD_ELEMENTS = 2**24
+CPU_PIECE_ELEMENTS = 2**16
+FIRST_DECAY, SECOND_DECAY, EPSILON = 0.9, 0.999, 1e-8
+STEP, LAYOUT = "step", "layout"  # in a checkpoint, beside the moments of each shard
+FORMS: dict[torch.dtype, Moments] = {
+    torch.float64: "float32",
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.uint8: "int8",
+}
+STRIDE = 0x9E3779B1 - 2**32  # far apart in int32, so that steps and shards do not share random numbers
 
 
 @dataclass(frozen=True)
@@ -26,67 +51,368 @@ class Schedule:
         return lowest + (highest - lowest) * (1 + math.cos(math.pi * into / length)) / 2
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where in a shard a parameter lies."""
+
+    name: str
+    parameter: nn.Parameter
+    start: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Give the part of a flat tensor that is this parameter's."""
+        return flat.view(-1)[self.start : self.start + self.parameter.numel()].view(self.parameter.shape)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Parameters that are updated together: tensors of shape (blocks, 256)."""
+
+    places: tuple[Place, ...]
+    decayed: bool
+    working: Tensor
+    master: Tensor | None  # None where it is `working`
+    moments: dict[str, Tensor]
+
+    @property
+    def precise(self) -> Tensor:
+        """The full-precision values."""
+        return self.working if self.master is None else self.master
+
+
+class AdamW:
+    """Decoupled weight decay, betas 0.9 and 0.999; parameters become views of its shards and live on `device`.
+
+    A trainable parameter without a gradient counts as one whose gradient is 0.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        device: torch.device,
+        weight_decay: float,
+        decay_all: bool,
+        compute_dtype: torch.dtype | None = None,
+        moments: Moments = "float32",
+        offload: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        self.form, self.offload, self.weight_decay = moments, offload, weight_decay
+        self._update = torch.compile(update_shard, dynamic=True) if compiled else update_shard
+        self._rate = torch.zeros((), dtype=torch.float64, device=device)
+        self.device = self._rate.device  # cuda:0, where cuda was given
+        self._step = torch.zeros((), dtype=torch.int64, device=device)
+        self._always = torch.ones((), dtype=torch.bool, device=device)
+        # biases and norms are vectors: decayed too, or not
+        decayed = {name: p for name, p in parameters.items() if p.ndim > 1 or decay_all}
+        others = {name: p for name, p in parameters.items() if name not in decayed}
+        self.shards = tuple(
+            self._lay(places, decayed=named is decayed, compute_dtype=compute_dtype)
+            for named in (decayed, others)
+            for places in shard_places(named)
+        )
+        self._numbers = torch.arange(len(self.shards), dtype=torch.int32, device=device)
+        self._layout = layout_of(self.shards)
+
+    def _lay(self, places: tuple[Place, ...], *, decayed: bool, compute_dtype: torch.dtype | None) -> Shard:
+        """Copy parameters into a shard, and let them be views of it."""
+        blocks = -(-(places[-1].start + places[-1].parameter.numel()) // BLOCK)
+        own = places[0].parameter.dtype
+        precise, computed = master_dtype(own), compute_dtype or own
+        home = torch.device("cpu") if self.offload else self.device
+        pinned = self.offload and self.device.type == "cuda"
+        working = torch.zeros(blocks, BLOCK, dtype=computed, device=self.device)
+        master = None
+        if computed != precise:
+            master = torch.zeros(blocks, BLOCK, dtype=precise, device=home, pin_memory=pinned)
+        for place in places:
+            for flat in (working, master):
+                if flat is not None:
+                    place.of(flat).copy_(place.parameter.data)
+            place.parameter.grad = None
+            place.parameter.data = place.of(working)
+        return Shard(places, decayed, working, master, no_moments(self.form, blocks, precise, home, pinned=pinned))
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate."""
+        self._rate.fill_(rate)
+
+    def gradients(self) -> list[Tensor]:
+        """Give the gradients that the next step takes."""
+        return [p.parameter.grad for shard in self.shards for p in shard.places if p.parameter.grad is not None]
+
+    @torch.no_grad()
+    def step(self, *, factor: Tensor | float = 1.0, finite: Tensor | None = None) -> None:
+        """Update with the gradients times `factor`, and forget them; where `finite` is False nothing else changes."""
+        finite = self._always if finite is None else finite
+        self._step += finite
+        seeds = scrambled(self._step.to(torch.int32) * STRIDE + self._numbers)
+        scalars = self._scalars(factor)
+        for shard, seed in zip(self.shards, seeds, strict=True):
+            away = {name: t for name, t in self._kept(shard) if t.device != self.device}
+            here = {name: t.to(self.device, non_blocking=True) for name, t in away.items()}
+            self._update_pieces(
+                flat_gradient(shard),
+                shard.working,
+                here.get("master", shard.master),
+                {name: here.get(name, t) for name, t in shard.moments.items()},
+                scalars[shard.precise.dtype, shard.decayed],
+                finite,
+                seed,
+            )
+            for name, home in away.items():
+                home.copy_(here[name], non_blocking=True)
+
+    def _update_pieces(
+        self,
+        gradient: Tensor,
+        working: Tensor,
+        master: Tensor | None,
+        moments: dict[str, Tensor],
+        scalars: tuple[Tensor, ...],
+        finite: Tensor,
+        seed: Tensor,
+    ) -> None:
+        """Update a shard: at once on a GPU, in pieces on the CPU, whose caches then hold all that is in between."""
+        piece = len(working) if self.device.type != "cpu" else CPU_PIECE_ELEMENTS // BLOCK
+        for start in range(0, len(working), piece):
+            rows = slice(start, start + piece)
+            self._update(
+                gradient[rows],
+                working[rows],
+                None if master is None else master[rows],
+                {name: kept[rows] for name, kept in moments.items()},
+                self.form,
+                scalars,
+                finite,
+                seed + start * BLOCK,
+            )
+
+    def _scalars(self, factor: Tensor | float) -> dict[tuple[torch.dtype, bool], tuple[Tensor, ...]]:
+        """Compute the numbers of a step on the device, in float64: 1 - 0.999 has four digits in float32."""
+        step = self._step.to(torch.float64)
+        step_size = self._rate / (1 - FIRST_DECAY**step)
+        per_root_of_bias = (1 - SECOND_DECAY**step).rsqrt()  # a division by it would be one more of each element
+        scale = torch.ones_like(self._rate) * factor
+        exact = {
+            decayed: (scale, step_size, per_root_of_bias, 1 - self._rate * (self.weight_decay if decayed else 0.0))
+            for decayed in (False, True)
+        }
+        kinds = {(shard.precise.dtype, shard.decayed) for shard in self.shards}
+        return {(dtype, decayed): tuple(n.to(dtype) for n in exact[decayed]) for dtype, decayed in kinds}
+
+    def masters(self) -> dict[str, Tensor]:
+        """Give the full-precision value of every parameter: views, which the next step changes."""
+        self._settle()
+        return {place.name: place.of(shard.precise) for shard in self.shards for place in shard.places}
+
+    @torch.no_grad()
+    def load_masters(self, values: Mapping[str, Tensor]) -> None:
+        """Set parameters, in full precision and in the one that is computed with; refuse what does not fit."""
+        masters = self.masters()
+        for name, master in masters.items():
+            if name not in values or values[name].shape != master.shape:
+                raise CheckpointError(
+                    f"The checkpoint does not fit: {name} has another shape, or is missing.",
+                    hint="Was it made with another encoder, aggregator or scope?",
+                )
+        for name, master in masters.items():
+            master.copy_(values[name])
+        for shard in self.shards:
+            if shard.master is not None:
+                shard.working.copy_(shard.master)
+
+    def state(self) -> dict[str, Tensor]:
+        """Give the moments and the count of steps as they are kept, no copies: `0007/first`, ..., `step`, `layout`."""
+        self._settle()
+        return dict(self._moments()) | {STEP: self._step, LAYOUT: self._layout}
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what `state` gave; refuse another form of moments, or other parameters."""
+        self._settle()
+        given = form_of(state)
+        if given is not None and given != self.form:
+            raise CheckpointError(
+                f"The checkpoint's moments are {given}, and the optimiser's are {self.form}.",
+                hint=f'Go on with optimiser.moments = "{given}", or begin anew.',
+            )
+        moments = dict(self._moments())
+        misfits = [name for name, kept in moments.items() if not same_kind(state.get(name), kept)]
+        if misfits or STEP not in state or not same_tensor(state.get(LAYOUT), self._layout):
+            raise CheckpointError(
+                "The checkpoint's moments are those of other parameters.",
+                hint="Was it made with another encoder, aggregator or scope?",
+            )
+        for name, kept in moments.items():
+            kept.copy_(state[name])
+        self._step.copy_(state[STEP])
+
+    def _moments(self) -> Iterator[tuple[str, Tensor]]:
+        for number, shard in enumerate(self.shards):
+            for name, kept in shard.moments.items():
+                yield f"{number:04d}/{name}", kept
+
+    def _kept(self, shard: Shard) -> Iterator[tuple[str, Tensor]]:
+        if shard.master is not None:
+            yield "master", shard.master
+        yield from shard.moments.items()
+
+    def _settle(self) -> None:
+        """Wait for what is on its way to the host."""
+        if self.offload and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Updates are added up in float32 or better."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def shard_places(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[Place, ...]]:
+    """Fill shards in order, one type in each; a parameter starts at a whole block, and is never cut."""
+    places: list[Place] = []
+    end = 0
+    for name, parameter in sorted(parameters.items(), key=lambda item: str(item[1].dtype)):
+        if places and (end + parameter.numel() > SHARD_ELEMENTS or parameter.dtype != places[0].parameter.dtype):
+            yield tuple(places)
+            places, end = [], 0
+        places.append(Place(name, parameter, end))
+        end += -(-parameter.numel() // BLOCK) * BLOCK
+    if places:
+        yield tuple(places)
+
+
+def layout_of(shards: tuple[Shard, ...]) -> Tensor:
+    """Make a fingerprint of what lies where: shards of other parameters may have the same sizes."""
+    layout = [[[place.name, place.start, list(place.parameter.shape)] for place in shard.places] for shard in shards]
+    return torch.tensor(list(hashlib.sha256(json.dumps(layout).encode()).digest()), dtype=torch.uint8)
+
+
+def flat_gradient(shard: Shard) -> Tensor:
+    """Lay the gradients of a shard side by side, 0 where there is none, and forget them."""
+    found = [(place, place.parameter.grad) for place in shard.places if place.parameter.grad is not None]
+    dtypes = {gradient.dtype for _, gradient in found}
+    filled = sum(gradient.numel() for _, gradient in found) == shard.working.numel()  # no gap between parameters
+    make = torch.empty_like if filled else torch.zeros_like
+    # gradients of several types are rare: the master's type holds them all
+    flat = make(shard.working, dtype=dtypes.pop() if len(dtypes) == 1 else shard.precise.dtype)
+    if found:
+        torch._foreach_copy_([place.of(flat) for place, _ in found], [gradient for _, gradient in found])
+    for place in shard.places:
+        place.parameter.grad = None
+    return flat
+
+
+def update_shard(
+    gradient: Tensor,
+    working: Tensor,
+    master: Tensor | None,
+    moments: dict[str, Tensor],
+    form: Moments,
+    scalars: tuple[Tensor, ...],
+    finite: Tensor,
+    seed: Tensor,
+) -> None:
+    """Take AdamW's step in place; every tensor but the 0-dim ones has shape (blocks, 256), or (blocks, 1)."""
+    factor, step_size, per_root_of_bias, keep = scalars
+    old = working if master is None else master
+    gradient = gradient.to(old.dtype) * factor
+    first, second = read_moments(moments, form, old.dtype)
+    first = first + (gradient - first) * (1 - FIRST_DECAY)
+    second = second * SECOND_DECAY + gradient * gradient * (1 - SECOND_DECAY)
+    new = old * keep - step_size * first / (second.sqrt() * per_root_of_bias + EPSILON)
+    new = torch.where(finite, new, old)
+    for name, kept in moments_to_keep(first, second, form, seed).items():
+        moments[name].copy_(torch.where(finite, kept, moments[name]))
+    if master is not None:
+        master.copy_(new)
+    working.copy_(new)
+
+
 def make_optimiser(
-    parameters: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float, decay_all: bool
-) -> torch.optim.AdamW | None:
-    """Make AdamW for what is trainable; nothing where nothing is. Biases and norms are vectors: `decay_all` or not."""
-    trainable = [parameter for _, parameter in parameters if parameter.requires_grad]
+    parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+    *,
+    weight_decay: float,
+    decay_all: bool,
+    device: torch.device | None = None,
+    compute_dtype: torch.dtype | None = None,
+    moments: Moments = "float32",
+    offload: bool = False,
+    compiled: bool = False,
+) -> AdamW | None:
+    """Make AdamW for what is trainable, on `device` (None: where it is); nothing where nothing is."""
+    trainable = {name: parameter for name, parameter in dict(parameters).items() if parameter.requires_grad}
     if not trainable:
         return None
-    matrices = [p for p in trainable if p.ndim > 1 or decay_all]
-    vectors = [p for p in trainable if not (p.ndim > 1 or decay_all)]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0)
+    return AdamW(
+        trainable,
+        device=next(iter(trainable.values())).device if device is None else device,
+        weight_decay=weight_decay,
+        decay_all=decay_all,
+        compute_dtype=compute_dtype,
+        moments=moments,
+        offload=offload,
+        compiled=compiled,
+    )
 
 
-def set_rate(optimiser: torch.optim.AdamW | None, rate: float) -> None:
-    """Set the learning rate of all groups."""
-    for group in optimiser.param_groups if optimiser is not None else []:
-        group["lr"] = rate
+def set_rate(optimiser: AdamW | None, rate: float) -> None:
+    """Set the learning rate, where there is something to learn."""
+    if optimiser is not None:
+        optimiser.set_rate(rate)
 
 
-def update(optimiser: torch.optim.AdamW | None, *, slides: int, clip_norm: float) -> None:
-    """Step with the mean gradient of `slides`, clipped to `clip_norm` (0: not at all), and start over."""
-    if optimiser is None:
-        return
-    parameters = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-    if slides > 1:
-        for parameter in parameters:
-            assert parameter.grad is not None
-            parameter.grad /= slides
-    if clip_norm:
-        torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
-
-
-def optimiser_state(optimiser: torch.optim.AdamW | None, names: dict[nn.Parameter, str]) -> dict[str, Tensor]:
-    """Name each moment by its parameter: `blocks.0.norm1.weight/exp_avg`."""
-    if optimiser is None:
-        return {}
-    return {
-        f"{name}/{key}": value
-        for parameter, name in names.items()
-        if parameter in optimiser.state
-        for key, value in optimiser.state[parameter].items()
-    }
-
-
-def restore_optimiser(
-    optimiser: torch.optim.AdamW | None, names: dict[nn.Parameter, str], state: dict[str, Tensor]
+@torch.no_grad()
+def update(
+    optimiser: AdamW | None,
+    finite: Tensor | None = None,
+    *,
+    slides: int,
+    clip_norm: float,
+    loss_scale: Tensor | None = None,
 ) -> None:
-    """Put the moments back where `optimiser_state` took them."""
+    """Step with the mean gradient of `slides`, of an unscaled loss, clipped to `clip_norm` (0: not at all).
+
+    Where `finite` is False nothing changes, but gradients are forgotten; None: they are known to be finite.
+    """
     if optimiser is None:
         return
-    by_name: dict[str, dict[str, Tensor]] = {}
-    for name, value in state.items():
-        parameter_name, _, key = name.rpartition("/")
-        by_name.setdefault(parameter_name, {})[key] = value
-    for group in optimiser.param_groups:
-        for parameter in group["params"]:
-            if (moments := by_name.get(names[parameter])) is not None:
-                optimiser.state[parameter] = {
-                    # AdamW counts its steps on the host; copies, or the file they came from would stay open
-                    key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
-                    for key, value in moments.items()
-                }
+    factor = torch.full((), 1 / slides, dtype=torch.float64, device=optimiser.device)
+    if loss_scale is not None:
+        factor = factor / loss_scale
+    if clip_norm and (gradients := optimiser.gradients()):
+        norm = total_norm(gradients) * factor
+        factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    optimiser.step(factor=factor, finite=finite)
+
+
+def total_norm(gradients: list[Tensor]) -> Tensor:
+    """Give the norm of all gradients together, summed up in float32 or better."""
+    dtype = max((master_dtype(gradient.dtype) for gradient in gradients), key=lambda each: each.itemsize)
+    return torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)).norm()
+
+
+def bytes_per_parameter(*, lowered: bool, moments: Moments, offload: bool, wide_gradients: bool) -> float:
+    """Say what a trainable parameter takes on the device between steps: itself, gradient, master and moments."""
+    working = 2.0 if lowered else 4.0
+    gradient = 2.0 if lowered and not wide_gradients else 4.0
+    master = 4.0 if lowered and not offload else 0.0
+    return working + gradient + master + (0.0 if offload else moment_bytes(moments))
+
+
+def form_of(state: Mapping[str, Tensor]) -> Moments | None:
+    """Tell which form the moments of a checkpoint have."""
+    first = state.get("0000/first")
+    return None if first is None else FORMS.get(first.dtype)
+
+
+def same_kind(given: Tensor | None, kept: Tensor) -> bool:
+    """Tell whether a tensor can be put in place of another."""
+    return given is not None and given.shape == kept.shape and given.dtype == kept.dtype
+
+
+def same_tensor(given: Tensor | None, expected: Tensor) -> bool:
+    """Tell whether two tensors on whatever device are one."""
+    return given is not None and torch.equal(given.cpu(), expected)
