@@ -2,11 +2,13 @@
 
     python benchmarks/feeding.py                          # UNI's architecture; needs a GPU
     python benchmarks/feeding.py --encoder tapfm-pocket --tiles 40 --workers 0 1 2
+    python benchmarks/feeding.py --workers            # augmentation alone
 
 Slides as in reading.py (JPEG tiles of 256 px), each tile 448 px of level 0 resized to 224, drawn anew each epoch.
 Random weights; the time does not depend on them. The first epoch (workers start, memory is taken) is not counted.
 Prints Markdown: tiles per second, and the share of time that the training loop spent waiting for tiles.
-`step alone` repeats the step on tiles that are already there.
+`step alone` repeats the step on tiles that are already there. Before that, how many tiles can be brought to the device
+and augmented in a second, plainly and by compiled code.
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.contracts import Targets
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.precision import can_compile, lower
 from tapfm.encoders.vit import VitEncoder
 from tapfm.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
-from tapfm.tiles.augment import Augmentation
+from tapfm.tiles.augment import Augmentation, AugmentedTiles
 from tapfm.tiles.store import TileSet
 
 SIDE_PX0 = 448
@@ -75,10 +78,30 @@ def make_learner(key: str, device: torch.device) -> Learner:
     torch.manual_seed(0)
     encoder = VitEncoder(build_vit(card), mean=card.mean, std=card.std, feature=card.feature).to(device)
     aggregator = ClsAttention(encoder.feature_size).to(device)
-    dtype = torch.bfloat16 if device.type == "cuda" else None
-    model = SlideModel(encoder, aggregator, BinaryTask.from_training_labels("target", [0, 1]), dtype)
-    chunking = Chunking(tiles=64, keep="fit")
-    return Learner(model, Adaptation(chunking=chunking, compute_dtype=dtype), Optimisation())
+    if device.type == "cuda":
+        lower(encoder, torch.bfloat16)
+    encoder.compile_blocks(can_compile(device))
+    model = SlideModel(encoder, aggregator, BinaryTask.from_training_labels("target", [0, 1]))
+    return Learner(model, Adaptation(chunking=Chunking(tiles=64, keep=2)), Optimisation())
+
+
+def augmenting(device: torch.device, tile_px: int, *, compiled: bool, chunk: int = 64) -> float:
+    """Tiles per second from the host's memory to the device, augmented, a chunk at a time."""
+    tiles = torch.randint(
+        0, 256, (8 * chunk if device.type == "cuda" else chunk, 3, tile_px, tile_px), dtype=torch.uint8
+    )
+    bag = AugmentedTiles(
+        tiles.pin_memory() if device.type == "cuda" else tiles, Augmentation(), 0, device=device, compiled=compiled
+    )
+    seconds = []
+    for _ in range(5):  # the fastest: the first compiles
+        start = time.perf_counter()
+        for first in range(0, len(bag), chunk):
+            bag[first : first + chunk]
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return len(bag) / min(seconds)
 
 
 def step_alone(learner: Learner, tiles: int, steps: int) -> Row:
@@ -89,7 +112,7 @@ def step_alone(learner: Learner, tiles: int, steps: int) -> Row:
     seconds = 0.0
     for step in range(steps + 2):
         start = time.perf_counter()
-        report = learner.learn(Bag(pixels, np.arange(tiles)), Targets.of([1]), now=True, slide_id="s", step=step)
+        report = learner.learn(Bag(pixels, np.arange(tiles)), Targets.of([1]), now=True, slide_id="s")
         report.loss_agg.item()  # waits for the device
         seconds += time.perf_counter() - start if step >= 2 else 0.0
     return Row(None, steps * tiles / seconds, 0.0)
@@ -109,6 +132,7 @@ def training(learner: Learner, paths: list[Path], tiles: int, epochs: int, worke
         device=learner.model.device,
         workers=workers,
         ahead_bytes=2**30,
+        compiled=can_compile(learner.model.device),
     )
     labelled = [LabelledSlide(name, name, {"target": i % 2}, "train") for i, name in enumerate(slides)]
     nowhere = Nowhere()
@@ -126,17 +150,22 @@ def main() -> None:
     parser.add_argument("--tiles", type=int, default=300, help="of a slide, in a step")
     parser.add_argument("--slides", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=10, help="more than what is read ahead could hide")
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4, 16])
+    parser.add_argument("--workers", type=int, nargs="*", default=[0, 1, 2, 4, 16])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     learner = make_learner(arguments.encoder, device)
-    rows = [step_alone(learner, arguments.tiles, steps=2 * arguments.slides)]
+    tile_px = encoder_card(arguments.encoder).tile_px
+    augmented = {"plain": augmenting(device, tile_px, compiled=False)}
+    if can_compile(device):
+        augmented["compiled"] = augmenting(device, tile_px, compiled=True)
+    rows = [step_alone(learner, arguments.tiles, steps=2 * arguments.slides)] if arguments.workers else []
     with tempfile.TemporaryDirectory() as folder:
         first = Path(folder) / "slide-0.svs"
-        write_slide(first, 40)
+        if arguments.workers:
+            write_slide(first, 40)
         others = [Path(folder) / f"slide-{i}.svs" for i in range(1, arguments.slides)]
-        for path in others:
+        for path in others if arguments.workers else []:
             path.write_bytes(first.read_bytes())
         for workers in arguments.workers:
             rows.append(training(learner, [first, *others], arguments.tiles, arguments.epochs, workers))
@@ -145,13 +174,17 @@ def main() -> None:
         f"tapfm {tapfm.__version__}, torch {torch.__version__}, {name}, {os.cpu_count()} cores; {arguments.encoder}, "
         f"{arguments.tiles} tiles of a slide, {arguments.slides} slides, {arguments.epochs} epochs\n"
     )
+    said = ", ".join(f"{way} {speed:,.0f}" for way, speed in augmented.items())
+    print(f"augmentation alone, tiles/s: {said}\n")
     print("| reading processes | tiles/s | waiting for tiles |\n|---|--:|--:|")
     for row in rows:
         label = "(step alone)" if row.workers is None else row.workers or "0 (in the loop)"
         print(f"| {label} | {row.tiles_per_second:,.0f} | {row.waiting_share:.1%} |")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        arguments.json.write_text(
+            json.dumps({"augmentation": augmented, "rows": [asdict(row) for row in rows]}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -49,6 +49,21 @@ def test_every_tile_comes_in_its_place_for_any_number_of_workers(folder, workers
         assert read.failed == 0
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tiles_are_read_into_the_memory_that_is_given_for_them(folder, workers):
+    given = []
+
+    def allocate(shape):
+        given.append(np.zeros(shape, np.uint8))
+        return given[-1]
+
+    wanted = requests(folder, count=3)
+    expected, found = read_all(wanted, 0), read_all(wanted, workers, allocate=allocate)
+    for memory, read, plain in zip(given, found, expected, strict=True):
+        assert np.shares_memory(memory, read.pixels)
+        assert np.array_equal(read.pixels, plain.pixels)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_more_is_read_ahead_than_the_bound_allows(folder, workers):
     asked = []

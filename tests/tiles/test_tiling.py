@@ -101,6 +101,17 @@ def test_blur_is_counted_and_left_out(tmp_path):
     assert kept.counts[Verdict.KEPT] == 50
 
 
+def test_threads_judge_as_one_does(tmp_path):
+    pixels = section(2240, 1120, tissue=(0, 0, 1, 1), nuclei_per_mpx=2000)
+    pixels[300:900, :1700] = cv2.GaussianBlur(pixels, (0, 0), 10)[300:900, :1700]
+    slide = open_slide(write_slide(tmp_path / "s.svs", pixels))
+    scale = resolve_scale(slide.facts, None)
+    one, several = (tile_slide(slide, scale, SPEC, threads=threads) for threads in (1, 7))
+    assert one.counts[Verdict.BLUR] > 0
+    assert one.counts[Verdict.KEPT] > 0
+    np.testing.assert_array_equal(one.verdicts, several.verdicts)
+
+
 def test_a_filter_that_takes_nearly_everything_is_told(tmp_path):
     pixels = cv2.GaussianBlur(section(1120, 1120, tissue=(0, 0, 1, 1)), (0, 0), 10)
     _, result = tiled(write_slide(tmp_path / "s.svs", pixels))

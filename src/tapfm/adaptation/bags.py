@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tapfm.contracts import Encoded
+from tapfm.contracts import Encoded, Tiles
 from tapfm.encoders.features import read_features
 from tapfm.errors import TapfmError
 from tapfm.model import joined
-from tapfm.tiles.augment import Augmentation, augment
+from tapfm.tiles.augment import Augmentation, AugmentedTiles
 from tapfm.tiles.grid import Positions
-from tapfm.tiles.reading import TileRequest, TilesRead
+from tapfm.tiles.reading import TilePixels, TileRequest, TilesRead, plain_memory
 from tapfm.tiles.sampling import draw_tiles
 from tapfm.tiles.store import TileSet
 from tapfm.tiles.stream import TileStream
@@ -46,7 +46,7 @@ class Visit:
 class Bag:
     """What is learnt from: uint8 tiles, or what an encoder said of them."""
 
-    content: Tensor | Encoded
+    content: Tiles | Encoded
     rows: NDArray[np.int64]  # which of the slide's tiles these are
     missing: Mapping[int, str] = field(default_factory=dict)  # tiles that could not be read, and why
     places: Tensor | None = None  # (K, 2): where they are on the slide, in sides of a tile; None where nobody knows
@@ -107,7 +107,7 @@ class SlideTiles:
 
 
 class PixelBags:
-    """Bags read from slides."""
+    """Bags read from slides. `compiled`: tiles are augmented by compiled code."""
 
     def __init__(
         self,
@@ -119,9 +119,11 @@ class PixelBags:
         workers: int,
         ahead_bytes: int,
         chunk: int = PART,
+        compiled: bool = False,
     ) -> None:
         self._slides, self._tile_px, self._augmentation = slides, tile_px, augmentation
         self._device, self._workers, self._ahead_bytes, self._chunk = device, workers, ahead_bytes, chunk
+        self._compiled = compiled
         self._stream: TileStream | None = None
 
     @property
@@ -131,14 +133,24 @@ class PixelBags:
 
     def begin(self, plan: Iterator[Visit]) -> None:
         """Start reading ahead."""
-        self._stream = TileStream(self._requests(plan), workers=self._workers, ahead_bytes=self._ahead_bytes)
+        self._stream = TileStream(
+            self._requests(plan),
+            workers=self._workers,
+            ahead_bytes=self._ahead_bytes,
+            allocate=pinned_memory if self._device.type == "cuda" else plain_memory,
+        )
 
     def training_bag(self, visit: Visit) -> Bag:
         """Give the next bag to learn from."""
         drawn, read = self._drawn(visit), self._next(visit)
         refuse_empty(len(read.rows), read.reasons)
-        tiles = torch.from_numpy(read.pixels).to(self._device, non_blocking=True)
-        content = augment(tiles, self._augmentation, *visit.address)
+        content = AugmentedTiles(
+            tensor_of(read.pixels),
+            self._augmentation,
+            *visit.address,
+            device=self._device,
+            compiled=self._compiled,
+        )
         rows = drawn[read.rows]
         return Bag(content, rows, missing_tiles(drawn, read), self._places(visit, rows))
 
@@ -154,7 +166,8 @@ class PixelBags:
             rows.append(of_part[read.rows])
             missing |= missing_tiles(of_part, read)
             if len(read.pixels):
-                parts.append(model.encode(torch.from_numpy(read.pixels), self._chunk))
+                tiles = tensor_of(read.pixels).to(self._device, non_blocking=True)
+                parts.append(model.encode(tiles, self._chunk))
         refuse_empty(len(parts), tuple(missing.values()))
         all_rows = np.concatenate(rows)
         return Bag(joined(parts), all_rows, missing, self._places(visit, all_rows))
@@ -245,6 +258,26 @@ class FeatureBags:
             self._room -= features.nbytes
             self._kept[slide_id] = bag
         return bag
+
+
+def pinned_memory(shape: tuple[int, ...]) -> TilePixels:
+    """Give memory that a GPU copies from by itself; where the system has none left to lock, any other."""
+    try:
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+    except RuntimeError:
+        return plain_memory(shape)
+
+
+def tensor_of(pixels: TilePixels) -> Tensor:
+    """Give pixels as a tensor; where their memory is that of a tensor, as rows of that one.
+
+    torch gives pinned memory to the next one as soon as it is let go of, but for copies to a GPU that it knows to be
+    under way. It knows of those from tensors of its own, not of one that wraps an array.
+    """
+    owner = pixels
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    return owner[: len(pixels)] if isinstance(owner, Tensor) else torch.from_numpy(pixels)
 
 
 def places_of(positions: Positions, side_px0: int | None) -> Tensor:

@@ -48,6 +48,7 @@ class Job:
     folder: Path
     tissue_path: Path | None
     key: str  # fingerprint of everything that decides the tiles
+    threads: int = 1  # more where there are fewer slides than cores
 
 
 @dataclass
@@ -125,7 +126,8 @@ def tile_cohort(
         if recalled := sum(outcome.status == "ok" for outcome in report.outcomes.values()):
             console.print(f"{recalled:,} of {len(jobs):,} slides are tiled already with these settings.")
         try:
-            run(todo, report, workers, console)
+            threads = max(1, workers // max(1, len(todo)))
+            run([replace(job, threads=threads) for job in todo], report, workers, console)
         finally:
             report.save()
     return report
@@ -255,7 +257,7 @@ def outline_path(job: Job) -> Path:
 
 def tile_one(job: Job) -> Outcome:
     """Tile one slide and write its files; whatever goes wrong with it is its outcome. Runs in a worker."""
-    cv2.setNumThreads(1)  # slides run side by side
+    cv2.setNumThreads(job.threads)  # slides run side by side
     start = time.monotonic()
     try:
         remove_results(job)
@@ -273,7 +275,7 @@ def tile_and_write(job: Job) -> Outcome:
     with closing(open_slide(job.row.path)) as slide:
         facts = slide.facts
         scale = resolve_scale(facts, job.row.mpp)
-        tiled = tile_slide(slide, scale, job.spec, job.tissue_path)
+        tiled = tile_slide(slide, scale, job.spec, job.tissue_path, job.threads)
         write_atomically(overlay_path(job), draw_overlay(slide, tiled, scale, slide_id))
     write_atomically(outline_path(job), geojson_of(tiled.tissue, tiled.thumbnail, facts, slide_id))
     counts = tiled.counts

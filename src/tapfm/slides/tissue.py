@@ -31,7 +31,8 @@ SPECK_UM2 = 10_000.0  # pieces below this are dust
 
 def dark_mask(pixels: Pixels) -> Mask:
     """Find what is too dark to be stained tissue, with the seam that compression smears around it."""
-    dark = (pixels.max(axis=2) < PADDING_VALUE).astype(np.uint8)
+    brightest = cv2.max(cv2.max(pixels[..., 0], pixels[..., 1]), pixels[..., 2])  # far faster than pixels.max(2)
+    dark = (brightest < PADDING_VALUE).astype(np.uint8)
     return cv2.dilate(dark, np.ones((3, 3), np.uint8)).astype(bool)
 
 

@@ -7,8 +7,10 @@ place in the bag, not on how many tiles follow it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +23,10 @@ from tapfm.errors import SettingError, TileError
 from tapfm.seeding import rng_for
 
 Numbers = NDArray[np.float64]
+Change = Callable[[Tensor, Tensor, int, bool], Tensor]
 
-TILES_AT_ONCE = 64  # in float32 while they are blurred or restained
+# Pixels that are changed at once, in float32 and a few times over: as many as keep a device busy, or fit a CPU's cache.
+PIXELS_AT_ONCE, PIXELS_AT_ONCE_ON_CPU = 2**22, 2**18
 BLUR_REACH = 3  # deviations from a pixel beyond which its neighbours no longer count
 # Optical density of a unit of stain in red, green and blue: Ruifrok and Johnston, 2001.
 HAEMATOXYLIN = (0.650, 0.704, 0.286)
@@ -73,24 +77,80 @@ class Draws(NamedTuple):
     stain_shift: Numbers  # (K, 3)
 
 
+class AugmentedTiles:
+    """The tiles of a bag as the encoder is to see them: they are augmented, on the device, when they are asked for.
+
+    Pixels stay where they are, on the host as a rule: of a bag of any size the device holds the tiles in work only. The
+    draws are made once for the whole bag, so that rows are the same tiles however often and in whatever company they
+    are asked for. From pinned memory they are copied without waiting; torch's allocator of pinned memory notes such a
+    copy and gives the memory to nobody else before it is over, even where the bag is long forgotten.
+    """
+
+    def __init__(
+        self,
+        pixels: Tensor,
+        augmentation: Augmentation,
+        *address: int | str,
+        device: torch.device | None = None,
+        compiled: bool = False,
+    ) -> None:
+        side = pixels.shape[-1]
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1:] != (3, side, side):
+            raise TileError(
+                f"Tiles to augment have the type {pixels.dtype} and the shape {tuple(pixels.shape)}.",
+                hint="They have to be uint8 (tiles, 3, side, side).",
+            )
+        self._pixels, self._device = pixels, device or pixels.device
+        self._reach_px = reach_of(augmentation, side)
+        self._restain = augmentation.stain_jitter > 0
+        numbers = numbers_of(draw(len(pixels), augmentation, *address), self._reach_px, restain=self._restain)
+        self._numbers = brought(torch.from_numpy(numbers), self._device)
+        self._change = change_compiled if compiled else change
+        self._at_once = tiles_at_once(side, self._device)
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def __getitem__(self, rows: slice | Tensor, /) -> Tensor:
+        """Give tiles as a new tensor on the device; rows of a tensor are on the CPU."""
+        chosen = range(len(self))[rows] if isinstance(rows, slice) else rows
+        result = self._pixels.new_empty((len(chosen), *self._pixels.shape[1:]), device=self._device)
+        for start in range(0, len(chosen), self._at_once):
+            result[start : start + self._at_once] = self._changed(chosen[start : start + self._at_once])
+        return result
+
+    # The same state of autograd and autocast for every caller, or each would have its own compiled form.
+    @torch.no_grad()
+    def _changed(self, rows: range | Tensor) -> Tensor:
+        with torch.autocast(self._device.type, enabled=False):
+            pixels, numbers = brought(taken(self._pixels, rows), self._device), taken(self._numbers, rows)
+            return self._change(pixels, numbers, self._reach_px, self._restain)
+
+
+def brought(values: Tensor, device: torch.device) -> Tensor:
+    """Copy to a device without waiting for it."""
+    if device.type == "cuda" and values.device.type == "cpu" and not values.is_pinned():
+        # from other memory the copy waits for the device; so be it where the system has no more memory to lock
+        with suppress(RuntimeError):
+            values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
+def taken(values: Tensor, rows: range | Tensor) -> Tensor:
+    """Give rows, wherever the values are, without waiting for the device."""
+    if isinstance(rows, range):
+        return values[rows.start : rows.stop : rows.step]
+    return values.index_select(0, brought(rows, values.device))
+
+
+def tiles_at_once(side_px: int, device: torch.device) -> int:
+    """Say how many tiles to change at once."""
+    return max((PIXELS_AT_ONCE_ON_CPU if device.type == "cpu" else PIXELS_AT_ONCE) // side_px**2, 1)
+
+
 def augment(tiles: Tensor, augmentation: Augmentation, *address: int | str) -> Tensor:
     """Augment uint8 tiles (K, 3, side, side) into a new tensor; the same address gives the same tiles."""
-    if tiles.dtype != torch.uint8 or tiles.ndim != 4 or tiles.shape[1] != 3 or tiles.shape[2] != tiles.shape[3]:
-        raise TileError(
-            f"Tiles to augment have the type {tiles.dtype} and the shape {tuple(tiles.shape)}.",
-            hint="They have to be uint8 (tiles, 3, side, side).",
-        )
-    draws = draw(len(tiles), augmentation, *address)
-    augmented = turned(tiles, draws)
-    reach_px = min(math.ceil(BLUR_REACH * augmentation.blur_radius[1]), tiles.shape[-1] - 1)
-    for rows in slices_of(np.flatnonzero(draws.blur)):
-        chosen = torch.from_numpy(rows).to(tiles.device)
-        augmented[chosen] = blurred(augmented[chosen], draws.blur_px[rows], reach_px)
-    if augmentation.stain_jitter:
-        for rows in slices_of(np.arange(len(tiles))):
-            chosen = torch.from_numpy(rows).to(tiles.device)
-            augmented[chosen] = restained(augmented[chosen], draws.stain_scale[rows], draws.stain_shift[rows])
-    return augmented
+    return AugmentedTiles(tiles, augmentation, *address)[:]
 
 
 def draw(count: int, augmentation: Augmentation, *address: int | str) -> Draws:
@@ -108,59 +168,104 @@ def draw(count: int, augmentation: Augmentation, *address: int | str) -> Draws:
     )
 
 
-def slices_of(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Go through rows, as many at once as memory is meant for."""
-    for start in range(0, len(rows), TILES_AT_ONCE):
-        yield rows[start : start + TILES_AT_ONCE]
+def reach_of(augmentation: Augmentation, side_px: int) -> int:
+    """Say how many pixels on either side count when a tile is blurred; 0: none is."""
+    if augmentation.blur == 0:
+        return 0
+    return min(math.ceil(BLUR_REACH * augmentation.blur_radius[1]), side_px - 1)
 
 
-def turned(tiles: Tensor, draws: Draws) -> Tensor:
-    """Flip and turn tiles, all that go the same way at once."""
-    way = 2 * draws.turns + draws.flip
-    by_way = torch.from_numpy(np.argsort(way, kind="stable")).to(tiles.device)
-    result = torch.empty_like(tiles)
-    for number, rows in enumerate(by_way.split(np.bincount(way, minlength=8).tolist())):
-        some = tiles[rows]
-        result[rows] = (some.flip(-1) if number % 2 else some).rot90(number // 2, (-2, -1))
-    return result
+def numbers_of(draws: Draws, reach_px: int, *, restain: bool) -> NDArray[np.float32]:
+    """Put all that `change` has to know into one table, a row for each tile: it goes to the device in one copy.
+
+    Columns: mirrored and turned (3), weights of the pixels around (2 reach + 1), mixing of the colours (9) and what is
+    added to them (3).
+    """
+    # A turn is an exchange of rows and columns, and mirrorings of the tile before.
+    exchanged, upside_down = draws.turns % 2 == 1, draws.turns >= 2
+    mirrored = np.isin(draws.turns, (1, 2)) ^ draws.flip
+    columns = [np.stack([exchanged, upside_down, mirrored], axis=1), blur_weights(draws, reach_px)]
+    if restain:
+        stains = np.array([HAEMATOXYLIN, EOSIN, np.cross(HAEMATOXYLIN, EOSIN)])
+        stains /= np.linalg.norm(stains, axis=1, keepdims=True)
+        # density = amounts @ stains, so that scaled amounts are a mixing of the three colours' densities
+        mixing = np.linalg.inv(stains) @ (draws.stain_scale[:, :, None] * stains)
+        columns += [mixing.reshape(-1, 9), draws.stain_shift @ stains]
+    return np.concatenate(columns, axis=1, dtype=np.float32, casting="same_kind")
 
 
-def blurred(tiles: Tensor, blur_px: Numbers, reach_px: int) -> Tensor:
-    """Blur each tile by its own Gaussian, one axis after the other, mirrored at the edges.
+def blur_weights(draws: Draws, reach_px: int) -> Numbers:
+    """Give each tile its Gaussian; to one that is not blurred, the weight 1 of its own pixel."""
+    offsets = np.arange(-reach_px, reach_px + 1)
+    weights = np.exp(-0.5 * (offsets / draws.blur_px[:, None]) ** 2)
+    weights /= weights.sum(axis=1, keepdims=True)
+    return np.where(draws.blur[:, None], weights, offsets == 0)
+
+
+@cache
+def compiled() -> Change:
+    """Compile `change` to a few kernels."""
+    return torch.compile(change)
+
+
+def change_compiled(tiles: Tensor, numbers: Tensor, reach_px: int, restain: bool) -> Tensor:
+    """Change tiles as `change` does; once compiled, for any number of them."""
+    if len(tiles) == 1:  # the compiler would make a form of its own for it
+        return change(tiles, numbers, reach_px, restain)
+    for tensor in (tiles, numbers):
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return compiled()(tiles, numbers, reach_px, restain)
+
+
+def change(tiles: Tensor, numbers: Tensor, reach_px: int, restain: bool) -> Tensor:
+    """Flip, turn, blur and restain uint8 tiles, each by its row of `numbers`.
+
+    The same operations whatever was drawn: nothing has to be known on the host, and they can be compiled.
+    """
+    tiles = turned(tiles, numbers[:, :3])
+    if not (reach_px or restain):
+        return tiles
+    pixels = tiles.float()
+    if reach_px:
+        pixels = blurred(pixels, numbers[:, 3 : 4 + 2 * reach_px], reach_px)
+    if restain:
+        pixels = restained(pixels, numbers[:, -12:-3].unflatten(1, (3, 3)), numbers[:, -3:])
+    return pixels.to(torch.uint8)
+
+
+def turned(tiles: Tensor, ways: Tensor) -> Tensor:
+    """Take each pixel from where it was before the tile was flipped and turned."""
+    exchanged, upside_down, mirrored = (ways > 0.5)[:, :, None, None].unbind(1)
+    side = tiles.shape[-1]
+    row, column = torch.arange(side, device=tiles.device)[:, None], torch.arange(side, device=tiles.device)
+    row, column = torch.where(exchanged, column, row), torch.where(exchanged, row, column)
+    row, column = torch.where(upside_down, side - 1 - row, row), torch.where(mirrored, side - 1 - column, column)
+    source = (row * side + column).flatten(1)
+    return tiles.flatten(2).gather(2, source[:, None].expand(-1, 3, -1)).view(tiles.shape)
+
+
+def blurred(pixels: Tensor, weights: Tensor, reach_px: int) -> Tensor:
+    """Blur each tile by its own weights, one axis after the other, mirrored at the edges.
 
     A sum of shifted copies: a convolution would run in low precision under a caller's autocast, or in TF32.
     """
-    offsets = np.arange(-reach_px, reach_px + 1)
-    weights = np.exp(-0.5 * (offsets / blur_px[:, None]) ** 2)
-    weights /= weights.sum(axis=1, keepdims=True)
-    weight_of_offset = per_tile(weights[:, :, None], tiles.device).unbind(1)
-    pixels, side = tiles.float(), tiles.shape[-1]
+    weight_of_offset, side = weights[:, :, None, None, None].unbind(1), pixels.shape[-1]
     for axis, margin in ((-1, (reach_px, reach_px, 0, 0)), (-2, (0, 0, reach_px, reach_px))):
         padded = F.pad(pixels, margin, mode="reflect")
         pixels = torch.zeros_like(pixels)
         for start, weight in enumerate(weight_of_offset):
             pixels.addcmul_(padded.narrow(axis, start, side), weight)
-    return pixels.round_().to(torch.uint8)
+    return pixels.round_()
 
 
-def restained(tiles: Tensor, scale: Numbers, shift: Numbers) -> Tensor:
+def restained(pixels: Tensor, mixing: Tensor, added: Tensor) -> Tensor:
     """Scale and shift the amount of haematoxylin, of eosin and of what is left over in each tile.
 
     The shift grows with the light that a pixel has lost, so that glass stays white.
     """
-    stains = np.array([HAEMATOXYLIN, EOSIN, np.cross(HAEMATOXYLIN, EOSIN)])
-    stains /= np.linalg.norm(stains, axis=1, keepdims=True)
-    # density = amounts @ stains, so that scaled amounts are a mixing of the three colours' densities
-    mixing = per_tile(np.linalg.inv(stains) @ (scale[:, :, None] * stains), tiles.device)
-    added = per_tile(shift @ stains, tiles.device)
-    light = (tiles.float() + 1) / 256
+    light = (pixels + 1) / 256
     density = -light.log()
-    mixed = added * (1 - light.mean(1, keepdim=True))
+    mixed = added[..., None, None] * (1 - light.mean(1, keepdim=True))
     for colour in range(3):
-        mixed.addcmul_(density[:, colour : colour + 1], mixing[:, colour])
-    return ((-mixed).exp() * 256 - 1).round_().clamp_(0, 255).to(torch.uint8)
-
-
-def per_tile(numbers: Numbers, device: torch.device) -> Tensor:
-    """Put numbers of each tile on the device, ready to be multiplied with pixels."""
-    return torch.from_numpy(numbers.astype(np.float32)).to(device)[..., None, None]
+        mixed.addcmul_(density[:, colour : colour + 1], mixing[:, colour, :, None, None])
+    return ((-mixed).exp() * 256 - 1).round_().clamp_(0, 255)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -84,8 +85,7 @@ def starts(length_px0: int, side_px0: int, stride_px0: float) -> NDArray[np.int6
 def covered(mask: Mask, thumbnail: Thumbnail, positions: Positions, side_px0: int) -> NDArray[np.float64]:
     """Say which part of each tile a mask covers; exact, also where a tile cuts through the mask's pixels."""
     # sums[y, x] = covered area left of x and above y, linear in between
-    sums = np.zeros((mask.shape[0] + 1, mask.shape[1] + 1))
-    sums[1:, 1:] = mask.cumsum(axis=0, dtype=np.float64).cumsum(axis=1)
+    sums = cv2.integral(mask.astype(np.uint8), sdepth=cv2.CV_64F)
     corner = np.array([thumbnail.box.x_px0, thumbnail.box.y_px0])
     step = np.array(thumbnail.downsample)
     start, end = (positions - corner) / step, (positions + side_px0 - corner) / step

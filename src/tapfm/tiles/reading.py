@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tapfm.slides.slide import Pixels
 from tapfm.tiles.grid import Positions
 
 TilePixels = NDArray[np.uint8]  # (tiles, 3, side, side), as encoders take them
+Allocate = Callable[[tuple[int, ...]], TilePixels]  # gives memory for pixels
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class TileRequest:
     positions: Positions
     side_px0: int
     tile_px: int
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Shape of its pixels."""
+        return len(self.positions), 3, self.tile_px, self.tile_px
 
     @property
     def nbytes(self) -> int:
@@ -51,9 +58,14 @@ class TilesRead:
         return len(self.request.positions) - len(self.rows)
 
 
-def read_request(pool: SlidePool, request: TileRequest) -> TilesRead:
+def plain_memory(shape: tuple[int, ...]) -> TilePixels:
+    """Give memory for pixels."""
+    return np.empty(shape, np.uint8)
+
+
+def read_request(pool: SlidePool, request: TileRequest, allocate: Allocate = plain_memory) -> TilesRead:
     """Read tiles one by one; each gets a second chance, with the slide opened afresh."""
-    pixels = np.empty((len(request.positions), 3, request.tile_px, request.tile_px), np.uint8)
+    pixels = allocate(request.shape)
     rows: list[int] = []
     reasons: list[str] = []
     for row, (x_px0, y_px0) in enumerate(request.positions.tolist()):

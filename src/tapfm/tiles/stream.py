@@ -20,7 +20,7 @@ import numpy as np
 
 from tapfm.processes import Worker, death_of, hire
 from tapfm.slides.pool import SlidePool
-from tapfm.tiles.reading import TilePixels, TileRequest, TilesRead, read_request
+from tapfm.tiles.reading import Allocate, TilePixels, TileRequest, TilesRead, plain_memory, read_request
 
 PIECE = 32  # tiles a worker reads at a time: opening the slide is a small part of it, and a lost piece a small loss
 CHANCES = 2  # for a piece whose process died
@@ -53,9 +53,8 @@ class Piece:
 class Bag:
     """A request that is being read."""
 
-    def __init__(self, request: TileRequest) -> None:
-        self.request = request
-        self.pixels: TilePixels = np.empty((len(request.positions), 3, request.tile_px, request.tile_px), np.uint8)
+    def __init__(self, request: TileRequest, pixels: TilePixels) -> None:
+        self.request, self.pixels = request, pixels
         count = len(request.positions)
         self.pieces = [Piece(self, start, min(start + PIECE, count)) for start in range(0, count, PIECE)]
         self.missing = len(self.pieces)
@@ -74,13 +73,23 @@ class Bag:
 
 
 class TileStream:
-    """Reads requests ahead of who iterates over it; `waited_s` is how long that one had to wait."""
+    """Reads requests ahead of who iterates over it; `waited_s` is how long that one had to wait.
 
-    def __init__(self, requests: Iterable[TileRequest], *, workers: int, ahead_bytes: int = 2**30) -> None:
+    `allocate` gives the memory that pixels are read into, for example such as a GPU can copy from by itself.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[TileRequest],
+        *,
+        workers: int,
+        ahead_bytes: int = 2**30,
+        allocate: Allocate = plain_memory,
+    ) -> None:
         self.waited_s = 0.0
-        self._requests = iter(requests)
+        self._requests, self._allocate = iter(requests), allocate
         self._pool = SlidePool(OPEN_SLIDES, CACHE_BYTES)
-        self._reader: ReadAhead | None = ReadAhead(self._requests, workers, ahead_bytes) if workers else None
+        self._reader = ReadAhead(self._requests, workers, ahead_bytes, allocate) if workers else None
 
     def __iter__(self) -> Iterator[TilesRead]:
         return self
@@ -90,7 +99,7 @@ class TileStream:
         try:
             if self._reader is not None:
                 return self._reader.take()
-            return read_request(self._pool, next(self._requests))
+            return read_request(self._pool, next(self._requests), self._allocate)
         finally:
             self.waited_s += time.monotonic() - start
 
@@ -112,8 +121,8 @@ class TileStream:
 class ReadAhead:
     """A thread that hands pieces to workers and puts their answers together."""
 
-    def __init__(self, requests: Iterator[TileRequest], workers: int, ahead_bytes: int) -> None:
-        self._requests, self._ahead_bytes = requests, ahead_bytes
+    def __init__(self, requests: Iterator[TileRequest], workers: int, ahead_bytes: int, allocate: Allocate) -> None:
+        self._requests, self._ahead_bytes, self._allocate = requests, ahead_bytes, allocate
         self._bags: deque[Bag] = deque()  # in order; some ready, some being read
         self._waiting: deque[Piece] = deque()
         self._exhausted = self._closed = False
@@ -176,11 +185,11 @@ class ReadAhead:
                 if self._bags and held >= self._ahead_bytes:
                     return
             request = next(self._requests, None)
+            bag = Bag(request, self._allocate(request.shape)) if request is not None else None
             with self._changed:
-                if request is None:
+                if bag is None:
                     self._exhausted = True
                 else:
-                    bag = Bag(request)
                     self._bags.append(bag)
                     self._waiting.extend(bag.pieces)
                 self._changed.notify_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ MOST_PEN = 0.05  # of a tile; above it the ink would be learned
 MOST_PADDING = 0.5
 MOST_ENLARGED = 4  # times; more than that is a mistake in the scale
 PROBES = 64  # tiles that are read in full before a slide is believed to be readable
+FOCUS_BLOCK = 4  # tiles on a side that are looked at one after another
 SUSPICIOUS_REMOVAL = 0.5  # of the tissue by one filter: worth a look whether the filter errs
 
 
@@ -50,7 +52,9 @@ class TiledSlide:
         return {verdict: found[verdict] for verdict in Verdict}
 
 
-def tile_slide(slide: Slide, scale: Scale, spec: TileSpec, tissue_path: Path | None = None) -> TiledSlide:
+def tile_slide(
+    slide: Slide, scale: Scale, spec: TileSpec, tissue_path: Path | None = None, threads: int = 1
+) -> TiledSlide:
     """Decide a slide's tiles; `tissue_path` is a mask or GeoJSON that says where the tissue is."""
     facts, mpp = slide.facts, scale.mpp
     side_px0 = spec.side_px0(mpp)
@@ -85,7 +89,7 @@ def tile_slide(slide: Slide, scale: Scale, spec: TileSpec, tissue_path: Path | N
     verdicts[inked] = Verdict.PEN
     warnings = list(scale.warnings)
     if spec.drop_blur and mpp <= FOCUS_MPP:
-        judge_focus(slide, positions, verdicts, side_px0, mpp)
+        judge_focus(slide, positions, verdicts, side_px0, mpp, threads)
     with strict_reader(slide) as reader:
         judge_readable(reader, positions, verdicts, side_px0, spec.tile_px)
     if side_px0 < spec.tile_px:
@@ -95,17 +99,29 @@ def tile_slide(slide: Slide, scale: Scale, spec: TileSpec, tissue_path: Path | N
     return TiledSlide(positions, verdicts, side_px0, tissue & ~pen, thumbnail, tissue_um2 / 1e6, tuple(warnings))
 
 
-def judge_focus(slide: Slide, positions: Positions, verdicts: NDArray[np.uint8], side_px0: int, mpp: float) -> None:
+def judge_focus(
+    slide: Slide, positions: Positions, verdicts: NDArray[np.uint8], side_px0: int, mpp: float, threads: int = 1
+) -> None:
     """Look at each tile that is still kept, small, and mark those that are blurred or cannot be read."""
     focus_px = max(8, round(side_px0 * mpp / FOCUS_MPP))
     kept = np.flatnonzero(verdicts == Verdict.KEPT)
-    for index in kept:
-        x_px0, y_px0 = positions[index].tolist()
-        tile = read_or_none(slide, x_px0, y_px0, side_px0, focus_px)
-        if tile is None:
-            verdicts[index] = Verdict.UNREADABLE
-        elif out_of_focus(tile):
-            verdicts[index] = Verdict.BLUR
+
+    def judge(some: NDArray[np.intp]) -> None:
+        for index in some:
+            x_px0, y_px0 = positions[index].tolist()
+            tile = read_or_none(slide, x_px0, y_px0, side_px0, focus_px)
+            if tile is None:
+                verdicts[index] = Verdict.UNREADABLE
+            elif out_of_focus(tile):
+                verdicts[index] = Verdict.BLUR
+
+    # Block by block: what the file stores together is decoded once. Neighbouring rows would each decode it again.
+    block_y, block_x = (positions[kept] // (FOCUS_BLOCK * side_px0)).T[::-1]
+    in_blocks = kept[np.lexsort((block_x, block_y))]
+    if slide.facts.reader != "tiff":
+        threads = 1  # after an error OpenSlide answers nobody: a damaged tile would cost those of other threads
+    with ThreadPoolExecutor(threads) as pool:  # decoding and resizing do not hold Python's lock
+        list(pool.map(judge, np.array_split(in_blocks, threads)))
     refuse_damaged(slide, verdicts[kept])
 
 
