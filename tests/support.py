@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tapfm.adaptation.two_graph import Adaptation, StepReport, two_graph_step
+from tapfm.adaptation.two_graph import Adaptation, StepReport, two_graph_step, when_finite
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.contracts import BagOutput, Targets
 from tapfm.encoders.build import build_vit
@@ -119,10 +119,16 @@ def take_step(
     *,
     targets: Targets = POSITIVE,
     task: Any = TASK,
+    slide: str = "?",
+    step: int = 0,
     **keywords: Any,
 ) -> StepReport:
-    """One step of a positive slide, unless told otherwise."""
-    return two_graph_step(encoder, aggregator, task, tiles, targets, **keywords)
+    """One step of a positive slide, unless told otherwise, by ordinary optimisers' `step` functions."""
+    for name in {"update_aggregator", "update_encoder"} & set(keywords):
+        keywords[name] = when_finite(keywords[name])
+    report = two_graph_step(encoder, aggregator, task, tiles, targets, slide=slide, **keywords)
+    report.checks.refuse(slide, step)
+    return report
 
 
 def step_gradient(

@@ -60,13 +60,14 @@ def labelled(slides, split="train", labels=None, patients=None):
     ]
 
 
-def make_learner(seed=0, rate=1e-3, device="cpu", **optimisation):
+def make_learner(seed=0, rate=1e-3, device="cpu", compute_dtype=None, **optimisation):
     encoder = small_encoder("registers", dtype=torch.float32, seed=seed).to(device)
     torch.manual_seed(seed)
     aggregator = ClsAttention(encoder.feature_size).to(device)
-    model = SlideModel(encoder, aggregator, BinaryTask.from_training_labels("target", [0, 1]))
+    model = SlideModel(encoder, aggregator, BinaryTask.from_training_labels("target", [0, 1]), compute_dtype)
     settings = {"encoder_lr": rate, "aggregator_lr": 10 * rate} | optimisation
-    return Learner(model, Adaptation(chunking=Chunking(tiles=16)), Optimisation(**settings))
+    adaptation = Adaptation(chunking=Chunking(tiles=16), compute_dtype=compute_dtype)
+    return Learner(model, adaptation, Optimisation(**settings))
 
 
 def make_bags(slides, *, workers=0, augmentation=None, ahead_bytes=2**30, device="cpu"):

@@ -71,6 +71,22 @@ class Targets:
         values = [float(label) if label is not None else 0.0 for label in labels]
         return cls(torch.tensor(values, device=device), torch.tensor(known, device=device))
 
+    def to(self, device: torch.device) -> Targets:
+        """Move them, without waiting."""
+        return Targets(self.labels_C.to(device, non_blocking=True), self.known_C.to(device, non_blocking=True))
+
+
+class Tiles(Protocol):
+    """A slide's uint8 tiles, some at a time: a tensor, or what makes them when they are asked for."""
+
+    def __len__(self) -> int:
+        """Count them."""
+        ...
+
+    def __getitem__(self, rows: slice | Tensor, /) -> Tensor:
+        """Give some of them, the same ones whenever they are asked for; `rows` are a slice, or indices on the CPU."""
+        ...
+
 
 class TileEncoder(Protocol):
     """A foundation model: uint8 tiles in, features and raw CLS attention out."""

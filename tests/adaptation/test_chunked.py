@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import cls_attention, gradient_of, relative_difference, small_encoder, some_tiles, step_gradient, take_step
 
-from tapfm.adaptation import chunked
-from tapfm.adaptation.chunked import Chunking, EncodedBag
+from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.errors import SettingError
 
@@ -126,36 +125,21 @@ def test_an_outer_autocast_over_several_steps_does_not_use_weights_from_before_t
     assert relative_difference(two_steps(outer=True), two_steps(outer=False)) < 1e-6
 
 
-def test_as_many_graphs_are_kept_as_fit(monkeypatch):
-    """The GPU's memory is played by counters: it has 41, each graph costs 10, and 25% of a graph + 5% of all stay free.
-
-    After two graphs 21 are free, enough for 10 + 2.5 + 2; after three 11, which without the reserve would do as well.
-    """
-    encoder = small_encoder()
-    memory = {"allocated": 0}
-    call = encoder.forward
-
-    def costly(tiles):
-        memory["allocated"] += 10 if torch.is_grad_enabled() else 0
-        return call(tiles)
-
-    monkeypatch.setattr(encoder, "forward", costly)
-    monkeypatch.setattr(chunked, "allocated_bytes", lambda _: memory["allocated"])
-    monkeypatch.setattr(chunked, "free_bytes", lambda _: 41 - memory["allocated"])
-    monkeypatch.setattr(chunked, "total_bytes", lambda _: 41)
-    monkeypatch.setattr(chunked, "can_ask_for_memory", lambda _: True)
-    for parameter in encoder.parameters():
-        parameter.grad = torch.zeros_like(parameter)  # none of the room is needed for new gradients
-    bag = EncodedBag(encoder, some_tiles(encoder, 12), Chunking(2, keep="fit"), None)
-    assert bag.graphs_kept == 3
-    encoder.zero_grad()  # now gradients must be allocated first, and they are larger than 41
-    memory["allocated"] = 0
-    assert EncodedBag(encoder, some_tiles(encoder, 12), Chunking(2, keep="fit"), None).graphs_kept == 1
+@given(count=st.integers(1, 300), tiles=st.integers(1, 80))
+def test_a_bag_is_cut_into_the_fewest_chunks_of_nearly_the_same_size(count, tiles):
+    chunks = Chunking(tiles).chunks_of(count)
+    assert [row for chunk in chunks for row in range(count)[chunk]] == list(range(count))
+    sizes = [chunk.stop - chunk.start for chunk in chunks]
+    assert len(sizes) == -(-count // tiles)
+    assert max(sizes) <= tiles
+    assert max(sizes) - min(sizes) <= 1
 
 
-def test_where_memory_cannot_be_asked_one_graph_is_kept():
-    encoder = small_encoder()
-    assert EncodedBag(encoder, some_tiles(encoder, 6), Chunking(2, keep="fit"), None).graphs_kept == 1
+def test_a_chunk_is_halved_until_it_is_one_tile():
+    assert Chunking().halved(75) == Chunking(38, keep=1)
+    assert Chunking(64, keep=3).halved(75) == Chunking(19, keep=1), "75 tiles are chunks of 38 and 37"
+    assert Chunking(2, keep=0).halved(9) == Chunking(1, keep=0)
+    assert Chunking(1).halved(9) is None
 
 
 def test_a_fixed_encoder_is_left_alone():

@@ -1,13 +1,20 @@
 """What only a GPU can show: its random generator, its memory, compiled kernels, host tiles."""
 
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
 import pytest
 import torch
 from support import cls_attention, relative_difference, small_encoder, some_tiles, step_gradient
 from training_slides import Memory, labelled, make_learner, run, write_slides
 
+from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.progress import Progress
 from tapfm.adaptation.trainer import Interrupted
+from tapfm.contracts import Targets
+from tapfm.encoders.blocks import Recompute
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -23,7 +30,7 @@ def test_pieces_give_the_one_pass_gradient_from_tiles_on_the_host(pinned):
     tiles = some_tiles(encoder, 11)
     tiles = tiles.pin_memory() if pinned else tiles
     one_pass = step_gradient(encoder, aggregator, tiles)
-    for keep in (0, 2, "fit"):
+    for keep in (0, 2):
         pieces = step_gradient(encoder, aggregator, tiles, chunking=Chunking(4, keep))
         assert relative_difference(pieces, one_pass) < 1e-9
 
@@ -47,17 +54,96 @@ def test_compiled_blocks_give_the_eager_gradient():
     encoder, aggregator = on_gpu(dtype=torch.float32, depth=3)
     tiles = some_tiles(encoder, 12)
     eager = step_gradient(encoder, aggregator, tiles)
-    for block in encoder.vit.blocks[:-1]:
-        block.compile()
-    for keep in (0, 1):
-        compiled = step_gradient(encoder, aggregator, tiles, chunking=Chunking(4, keep))
-        assert relative_difference(compiled, eager) < 1e-4
+    encoder.compile_blocks()
+    for level in get_args(Recompute):
+        encoder.recompute = (level,) * len(encoder.vit.blocks)
+        for keep in (0, 1):
+            compiled = step_gradient(encoder, aggregator, tiles, chunking=Chunking(5, keep))
+            assert relative_difference(compiled, eager) < 1e-4
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("recompute", get_args(Recompute))
+def test_a_ragged_bag_compiles_nothing_anew(recompute):
+    encoder, aggregator = on_gpu(dtype=torch.float32, depth=3)
+    encoder.recompute = (recompute,) * len(encoder.vit.blocks)
+    encoder.compile_blocks()
+    step_gradient(encoder, aggregator, some_tiles(encoder, 12), chunking=Chunking(4))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for tiles in (3, 7, 12, 30):
+            step_gradient(encoder, aggregator, some_tiles(encoder, tiles), chunking=Chunking(5))
+
+
+@pytest.mark.parametrize("slides_per_step", [1, 2])
+@pytest.mark.parametrize("weights_dtype", [None, torch.bfloat16])
+def test_no_step_waits_for_the_device(weights_dtype, slides_per_step):
+    learner = make_learner(device="cuda", weights_dtype=weights_dtype, clip_norm=1.0, slides_per_step=slides_per_step)
+    learner.begin_epoch(0)
+    tiles = some_tiles(learner.model.encoder, 40).pin_memory()
+
+    def learn(number):
+        now = number % slides_per_step == slides_per_step - 1
+        return learner.learn(Bag(tiles, np.arange(40)), Targets.of([1]), now=now, slide_id="s")
+
+    for number in range(2):  # what is made once may wait
+        learn(number)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        reports = [learn(number) for number in range(2)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(report.loss_agg.isfinite() for report in reports)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [({"weights_dtype": torch.bfloat16}, 0.02), ({"compute_dtype": torch.float16}, 0.005)],
+    ids=["bfloat16", "float16"],
+)
+def test_low_precision_follows_the_loss_of_float32(settings, tolerance):
+    def losses(**settings):
+        learner = make_learner(device="cuda", rate=1e-4, **settings)
+        learner.begin_epoch(0)
+        found = []
+        for step in range(12):
+            tiles = some_tiles(learner.model.encoder, 20, seed=step % 3)
+            bag = Bag(tiles, np.arange(20))
+            found.append(learner.learn(bag, Targets.of([step % 2]), now=True, slide_id="s").loss_agg)
+        return torch.stack(found)
+
+    plain = losses()
+    assert plain.std() > 10 * tolerance, "a loss that does not move shows nothing"
+    torch.testing.assert_close(losses(**settings), plain, rtol=0, atol=tolerance)
+
+
+def test_a_step_that_does_not_fit_starts_over_with_half_the_chunk():
+    """The card is made too small for one pass over the bag, and large enough for a part of it."""
+    learner, told = make_learner(device="cuda"), []
+    learner.shrunk, learner.adaptation = told.append, replace(learner.adaptation, chunking=Chunking())
+    learner.begin_epoch(0)
+    tiles = some_tiles(learner.model.encoder, 512)
+    one_pass = learner.learn(Bag(tiles, np.arange(512)), Targets.of([1]), now=True, slide_id="s")
+    needed = torch.cuda.max_memory_allocated()
+    one_pass.checks.refuse("s", 0)
+
+    torch.cuda.empty_cache()
+    learner = make_learner(device="cuda")
+    learner.shrunk, learner.adaptation = told.append, replace(learner.adaptation, chunking=Chunking())
+    learner.begin_epoch(0)
+    torch.cuda.set_per_process_memory_fraction(0.6 * needed / torch.cuda.mem_get_info()[1])
+    try:
+        report = learner.learn(Bag(tiles, np.arange(512)), Targets.of([1]), now=True, slide_id="s")
+        torch.testing.assert_close(report.loss_agg, one_pass.loss_agg, rtol=1e-3, atol=1e-4)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert told
+    assert told[0] == 256
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_peak_memory_does_not_grow_with_the_number_of_tiles(checkpointed):
     encoder, aggregator = on_gpu(dtype=torch.float32, depth=4)
-    encoder.checkpoint_blocks = checkpointed
+    encoder.recompute = ("block" if checkpointed else "nothing",) * len(encoder.vit.blocks)
 
     def peak(tiles):
         bag = some_tiles(encoder, tiles)

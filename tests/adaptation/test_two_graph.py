@@ -29,7 +29,6 @@ def test_a_non_finite_loss_stops_before_any_update():
             step=42,
         )
     assert updates == []
-    assert all(p.grad is None for p in aggregator.parameters())
 
 
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep=0)], ids=["one pass", "chunked"])
@@ -136,7 +135,6 @@ def test_an_update_that_breaks_the_aggregator_is_noticed_when_gradients_are_take
             adaptation=Adaptation(bag_gradient="after"),
             update_aggregator=break_it,
         )
-    assert all(p.grad is None for p in encoder.parameters())
 
 
 @pytest.mark.parametrize("bag_gradient", ["before", "after"])

@@ -1,32 +1,39 @@
-"""A model that learns: its two optimisers, one slide at a time, and everything that has to be saved of it."""
+"""A model that learns: its two optimisers, one slide at a time, and everything that has to be saved of it.
+
+Nothing here waits for the device: what a step computed is read by whoever gets its report.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from tapfm.adaptation.bags import Bag
-from tapfm.adaptation.optimisers import Schedule, make_optimiser, optimiser_state, restore_optimiser, set_rate, update
-from tapfm.adaptation.two_graph import (
-    Adaptation,
-    StepReport,
-    aggregator_graph,
-    no_update,
-    refuse_non_finite,
-    two_graph_step,
-)
+from tapfm.adaptation.chunked import RandomState
+from tapfm.adaptation.loss_scale import LossScale
+from tapfm.adaptation.moments import Moments
+from tapfm.adaptation.optimisers import AdamW, Schedule, make_optimiser, set_rate, update
+from tapfm.adaptation.two_graph import Adaptation, StepReport, aggregator_graph, no_update, two_graph_step
 from tapfm.contracts import Aggregator, Encoded, Targets
 from tapfm.encoders.adapters import trained_parameters
-from tapfm.errors import CheckpointError
+from tapfm.encoders.precision import lower
+from tapfm.errors import CheckpointError, TapfmError
 from tapfm.model import SlideModel
 
 
 @dataclass(frozen=True)
 class Optimisation:
-    """How the two optimisers go about it."""
+    """How the two optimisers go about it.
+
+    weights_dtype: of the encoder's weights in the device's memory; the optimiser then keeps float32 ones beside them.
+    wide_gradients: sum up gradients in float32, whatever the weights are; needed where there are several to be summed.
+    moments, offload: how and where the encoder's optimiser keeps what it remembers.
+    compiled: run its update as compiled code.
+    """
 
     encoder_lr: float = 1e-6
     aggregator_lr: float = 1e-5
@@ -37,17 +44,64 @@ class Optimisation:
     clip_norm: float = 0.0
     slides_per_step: int = 1
     schedule: Schedule = Schedule()  # noqa: RUF009 - frozen
+    weights_dtype: torch.dtype | None = None
+    wide_gradients: bool = True
+    moments: Moments = "float32"
+    offload: bool = False
+    compiled: bool = False
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A slide to learn from."""
+
+    bag: Bag
+    targets: Targets
+    slide_id: str
 
 
 class Learner:
-    """Encoder and aggregator with an AdamW each."""
+    """Encoder and aggregator with an AdamW each. `shrunk` is told of a chunk that had to be made smaller."""
 
-    def __init__(self, model: SlideModel, adaptation: Adaptation, optimisation: Optimisation) -> None:
-        self.model, self.adaptation, self.optimisation = model, adaptation, optimisation
-        make = partial(make_optimiser, weight_decay=optimisation.weight_decay, decay_all=optimisation.decay_all)
-        self._encoder_optimiser = make(model.encoder.named_parameters() if model.encoder is not None else ())
+    def __init__(
+        self,
+        model: SlideModel,
+        adaptation: Adaptation,
+        optimisation: Optimisation,
+        *,
+        shrunk: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        self.model, self.adaptation, self.optimisation, self.shrunk = model, adaptation, optimisation, shrunk
+        make = partial(
+            make_optimiser,
+            device=model.device,
+            weight_decay=optimisation.weight_decay,
+            decay_all=optimisation.decay_all,
+        )
+        self._encoder_optimiser = None
+        if model.encoder is not None:
+            self._encoder_optimiser = make(
+                trained_parameters(model.encoder),
+                compute_dtype=optimisation.weights_dtype,
+                moments=optimisation.moments,
+                offload=optimisation.offload,
+                compiled=optimisation.compiled,
+            )
+            if optimisation.weights_dtype is not None:
+                lower(model.encoder, optimisation.weights_dtype)  # what does not learn
+            model.encoder.to(model.device)
+            if optimisation.wide_gradients:
+                self._widen_gradients()
         self._aggregator_optimiser = make(model.aggregator.named_parameters())
-        self.slides_waiting = 0  # whose gradients are summed up
+        float16 = adaptation.compute_dtype == torch.float16
+        self._loss_scale = LossScale(model.device) if float16 else None
+        self._lessons: list[Lesson] = []  # since the last update
+        self._all_finite: Tensor | None = None
+
+    @property
+    def slides_waiting(self) -> int:
+        """How many slides' gradients are summed up."""
+        return len(self._lessons)
 
     def rates(self, epoch: int) -> tuple[float, float]:
         """Give the learning rates of an epoch: encoder, aggregator."""
@@ -64,95 +118,192 @@ class Learner:
         set_rate(self._aggregator_optimiser, aggregator_rate)
         self.model.train()
 
-    def learn(self, bag: Bag, targets: Targets, *, now: bool, slide_id: str, step: int) -> StepReport:
-        """Take one slide's step; its gradients are applied `now` (the mean of all waiting ones) or wait."""
-        self.slides_waiting += 1
-        targets = Targets(targets.labels_C.to(self.model.device), targets.known_C.to(self.model.device))
-        apply = partial(update, slides=self.slides_waiting, clip_norm=self.optimisation.clip_norm)
-        update_aggregator = partial(apply, self._aggregator_optimiser) if now else no_update
-        update_encoder = partial(apply, self._encoder_optimiser) if now else no_update
-        aggregator = self.model.aggregator_of(bag.places)
-        if isinstance(bag.content, Encoded):
-            report = self._aggregator_step(aggregator, bag.content, targets, slide_id, step)
-            update_aggregator()
+    def learn(self, bag: Bag, targets: Targets, *, now: bool, slide_id: str) -> StepReport:
+        """Take one slide's step; its gradients are applied `now` (the mean of all waiting ones) or wait.
+
+        Where the device's memory ends, everything since the last update starts over, from the same random state, with
+        half as many tiles at once.
+        """
+        if not self._lessons:
+            self._begun = Begun(self)
+        self._lessons.append(Lesson(bag, targets, slide_id))
+        while True:
+            try:
+                report = self._take(self._lessons[-1], now=now)
+                break
+            except torch.OutOfMemoryError as error:
+                smaller = self.adaptation.chunking.halved(bag.tiles)
+                if smaller is None or isinstance(bag.content, Encoded):
+                    raise TapfmError(
+                        f"Slide '{slide_id}': the memory of {self.model.device} does not hold one step of this model.",
+                        hint="See what would fit: tapfm plan RUN.toml",
+                    ) from error
+            # out of the handler, whose traceback holds on to what has to be freed
+            self.adaptation = replace(self.adaptation, chunking=smaller)
+            self._begun.put_back()
+            self._widen_gradients()
+            if self.model.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.shrunk(smaller.tiles or 1)
+            for lesson in self._lessons[:-1]:
+                self._take(lesson, now=False)
+        if now:
+            self._lessons, self._all_finite = [], None
+        return report
+
+    def flush(self) -> None:
+        """Apply gradients that wait for a slide which did not come."""
+        if self._lessons:
+            assert self._all_finite is not None
+            self._update_aggregator(self._all_finite)
+            self._update_encoder(self._all_finite)
+            self._lessons, self._all_finite = [], None
+
+    def _take(self, lesson: Lesson, *, now: bool) -> StepReport:
+        aggregator = self.model.aggregator_of(lesson.bag.places)
+        if isinstance(lesson.bag.content, Encoded):
+            report = aggregator_step(aggregator, self.model, lesson.bag.content, lesson.targets)
+            if now:
+                self._update_aggregator(report.checks.all())
         else:
             assert self.model.encoder is not None
             report = two_graph_step(
                 self.model.encoder,
                 aggregator,
                 self.model.task,
-                bag.content,
-                targets,
+                lesson.bag.content,
+                lesson.targets,
                 adaptation=self.adaptation,
-                update_aggregator=update_aggregator,
-                update_encoder=update_encoder,
-                slide=slide_id,
-                step=step,
+                update_aggregator=self._update_aggregator if now else no_update,
+                update_encoder=self._update_encoder if now else no_update,
+                loss_scale=None if self._loss_scale is None else self._loss_scale.value,
+                slide=lesson.slide_id,
             )
-        if now:
-            self.slides_waiting = 0
+        if self._loss_scale is not None:
+            # a step that was skipped for its scale has no gradient to tell of
+            norm = report.norm_encoder
+            report = report._replace(
+                norm_encoder=torch.where(norm.isfinite(), norm, torch.zeros_like(norm)),
+                checks=report.checks.and_also("gradient of the encoder, at any scale,", self._loss_scale.usable()),
+            )
+        finite = report.checks.all()
+        self._all_finite = finite if self._all_finite is None else self._all_finite & finite
         return report
 
-    def flush(self) -> None:
-        """Apply gradients that wait for a slide which did not come."""
-        if self.slides_waiting:
-            for optimiser in (self._aggregator_optimiser, self._encoder_optimiser):
-                update(optimiser, slides=self.slides_waiting, clip_norm=self.optimisation.clip_norm)
-            self.slides_waiting = 0
+    def _update_aggregator(self, finite: Tensor) -> None:
+        self._update(self._aggregator_optimiser, finite)
 
-    def _aggregator_step(
-        self, aggregator: Aggregator, encoded: Encoded, targets: Targets, slide_id: str, step: int
-    ) -> StepReport:
-        """Graph 1 alone: stored features have no encoder behind them."""
-        z_KD, r_K = encoded.z_KD.clone().requires_grad_(), encoded.r_K.clone().requires_grad_()
-        graph = aggregator_graph(aggregator, self.model.task, z_KD, r_K, targets)
-        refuse_non_finite(graph.to_check(), slide_id, step)
-        graph.add_to_aggregator()
-        nothing = graph.loss.new_zeros(())
-        return StepReport(
-            logits_C=graph.logits_C,
-            loss_agg=graph.loss,
-            loss_feature=nothing,
-            loss_attention=graph.loss_attention,
-            loss_regular=nothing,
-            loss_pfm=nothing,
-            norm_g_z=graph.g_z_KD.norm(),
-            norm_g_r=graph.g_r_K.norm(),
-            norm_encoder=nothing,
-            graphs_kept=0,
-        )
+    def _update_encoder(self, finite: Tensor) -> None:
+        if self._loss_scale is None:
+            self._update(self._encoder_optimiser, finite)
+        else:
+            self._update(self._encoder_optimiser, finite, loss_scale=self._loss_scale.value)
+            self._loss_scale.advance(finite)
+
+    def _update(self, optimiser: AdamW | None, finite: Tensor, *, loss_scale: Tensor | None = None) -> None:
+        finite = finite if self._all_finite is None else finite & self._all_finite
+        clip_norm = self.optimisation.clip_norm
+        update(optimiser, finite, slides=len(self._lessons), clip_norm=clip_norm, loss_scale=loss_scale)
+
+    def _widen_gradients(self) -> None:
+        """Sum the encoder's gradients up in float32."""
+        assert self.model.encoder is not None
+        for parameter in trained_parameters(self.model.encoder).values():
+            if parameter.dtype in (torch.bfloat16, torch.float16):
+                parameter.grad_dtype = torch.float32
 
     def weights(self) -> dict[str, Tensor]:
-        """Everything that training changes; the rest of the encoder is the base model's."""
-        return {name: parameter.detach() for name, parameter in self._parameters().items()}
+        """Everything that training changes, in full precision; the rest of the encoder is the base model's."""
+        of_encoder = {} if self._encoder_optimiser is None else self._encoder_optimiser.masters()
+        return {
+            **{
+                f"aggregator/{name}": parameter.detach() for name, parameter in self.model.aggregator.named_parameters()
+            },
+            **{f"encoder/{name}": master for name, master in of_encoder.items()},
+        }
 
     def state(self) -> dict[str, Tensor]:
         """Weights, moments and random generators: all that the next step depends on."""
-        names = {parameter: name for name, parameter in self._parameters().items()}
-        moments = optimiser_state(self._encoder_optimiser, names) | optimiser_state(self._aggregator_optimiser, names)
-        state = self.weights() | {f"moments/{name}": value for name, value in moments.items()}
+        state = self.weights()
+        for owner, part in self._parts_with_state().items():
+            state |= {f"moments/{owner}/{name}": value for name, value in part.state().items()}
         state["random/cpu"] = torch.get_rng_state()
         if self.model.device.type == "cuda":
             state["random/cuda"] = torch.cuda.get_rng_state(self.model.device)
         return state
 
-    def restore_weights(self, state: dict[str, Tensor]) -> None:
+    def restore_weights(self, state: Mapping[str, Tensor]) -> None:
         """Put weights back where `weights` took them."""
-        restore_weights(self._parameters(), state)
+        ours = self.weights()
+        refuse_misfit(ours, state)
+        for name, parameter in self.model.aggregator.named_parameters():
+            parameter.data.copy_(state[f"aggregator/{name}"])
+        if self._encoder_optimiser is not None:
+            names = (name.removeprefix("encoder/") for name in ours if name.startswith("encoder/"))
+            self._encoder_optimiser.load_masters({name: state[f"encoder/{name}"] for name in names})
 
-    def restore(self, state: dict[str, Tensor]) -> None:
+    def restore(self, state: Mapping[str, Tensor]) -> None:
         """Put everything back where `state` took it."""
         self.restore_weights(state)
-        names = {parameter: name for name, parameter in self._parameters().items()}
-        moments = {name.removeprefix("moments/"): t for name, t in state.items() if name.startswith("moments/")}
-        restore_optimiser(self._encoder_optimiser, names, moments)
-        restore_optimiser(self._aggregator_optimiser, names, moments)
+        for owner, part in self._parts_with_state().items():
+            start = f"moments/{owner}/"
+            part.restore({name.removeprefix(start): t for name, t in state.items() if name.startswith(start)})
         torch.set_rng_state(state["random/cpu"])
         if self.model.device.type == "cuda" and "random/cuda" in state:
             torch.cuda.set_rng_state(state["random/cuda"], self.model.device)
 
-    def _parameters(self) -> dict[str, nn.Parameter]:
-        return changing_parameters(self.model)
+    def _parts_with_state(self) -> dict[str, AdamW | LossScale]:
+        parts = {
+            "encoder": self._encoder_optimiser,
+            "aggregator": self._aggregator_optimiser,
+            "loss_scale": self._loss_scale,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+
+class Begun:
+    """How things were before a step that may have to start over: the encoder is not changed before its end."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+        self._random = RandomState(learner.model.device)
+        self._aggregator = [parameter.detach().clone() for parameter in learner.model.aggregator.parameters()]
+        optimiser = learner._aggregator_optimiser
+        self._moments = {} if optimiser is None else {k: v.clone() for k, v in optimiser.state().items()}
+
+    def put_back(self) -> None:
+        """Forget everything since."""
+        model, optimiser = self._learner.model, self._learner._aggregator_optimiser
+        for parameter, before in zip(model.aggregator.parameters(), self._aggregator, strict=True):
+            parameter.data.copy_(before)
+            parameter.grad = None
+        if optimiser is not None:
+            optimiser.restore(self._moments)
+        if model.encoder is not None:
+            model.encoder.zero_grad()
+        self._learner._all_finite = None
+        self._random.put_back()
+
+
+def aggregator_step(aggregator: Aggregator, model: SlideModel, encoded: Encoded, targets: Targets) -> StepReport:
+    """Graph 1 alone: stored features have no encoder behind them."""
+    z_KD, r_K = encoded.z_KD.clone().requires_grad_(), encoded.r_K.clone().requires_grad_()
+    graph = aggregator_graph(aggregator, model.task, z_KD, r_K, targets.to(z_KD.device))
+    graph.add_to_aggregator()
+    nothing = graph.loss.new_zeros(())
+    return StepReport(
+        logits_C=graph.logits_C,
+        loss_agg=graph.loss,
+        loss_feature=nothing,
+        loss_attention=graph.loss_attention,
+        loss_regular=nothing,
+        loss_pfm=nothing,
+        norm_g_z=graph.g_z_KD.norm(),
+        norm_g_r=graph.g_r_K.norm(),
+        norm_encoder=nothing,
+        graphs_kept=0,
+        checks=graph.checks(),
+    )
 
 
 def changing_parameters(model: SlideModel) -> dict[str, nn.Parameter]:
@@ -164,13 +315,19 @@ def changing_parameters(model: SlideModel) -> dict[str, nn.Parameter]:
     }
 
 
-def restore_weights(parameters: dict[str, nn.Parameter], state: dict[str, Tensor]) -> None:
+def restore_weights(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]) -> None:
     """Fill parameters from a checkpoint; refuse one that does not fit."""
-    for name, parameter in parameters.items():
-        if name not in state or state[name].shape != parameter.shape:
+    refuse_misfit(parameters, state)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(state[name])
+
+
+def refuse_misfit(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Refuse a checkpoint of another model."""
+    for name, tensor in ours.items():
+        if name not in state or state[name].shape != tensor.shape:
             raise CheckpointError(
                 f"The checkpoint does not fit: {name} has another shape, or is missing.",
                 hint="Was it made with another encoder, aggregator or scope?",
             )
-        with torch.no_grad():
-            parameter.copy_(state[name])

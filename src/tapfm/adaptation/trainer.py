@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -21,7 +21,7 @@ from tapfm.adaptation.bags import Bag, Bags, SlideFailed, Visit, refuse_too_many
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.progress import SUMMED, EpochSums, Progress, SkippedTiles
 from tapfm.adaptation.two_graph import StepReport
-from tapfm.contracts import Targets
+from tapfm.contracts import Encoded, Targets
 from tapfm.errors import NonFiniteError, SlidesFailedError
 from tapfm.evaluation.predictions import Prediction, Unit, scores
 from tapfm.seeding import rng_for
@@ -120,6 +120,15 @@ def fit(
     return run.progress
 
 
+class Learnt(NamedTuple):
+    """A step whose report is still on the device."""
+
+    slide_id: str
+    step: int
+    tiles: int
+    report: StepReport
+
+
 @dataclass
 class Run:
     """One call of `fit`."""
@@ -139,6 +148,7 @@ class Run:
         self.training, self.validation = (sorted(each, key=by_id) for each in (self.training, self.validation))
         self.clock = Clock(self.learner.model.device, self.bags)
         self.saved_at = time.monotonic()
+        self.unread: list[Learnt] = []
 
     def order(self, epoch: int) -> list[LabelledSlide]:
         """Shuffle the training slides, by an address of the epoch."""
@@ -179,6 +189,7 @@ class Run:
                 self.stop_if_asked()
                 if time.monotonic() - self.saved_at > self.plan.save_every_s:
                     self.save_last()
+        self.read_reports()
 
     def train_on(self, slide: LabelledSlide, epoch: int, *, now: bool) -> None:
         """Learn from one slide, or count it as failed."""
@@ -192,20 +203,28 @@ class Run:
             if now:
                 self.learner.flush()
             return
-        report = self.learner.learn(bag, slide.targets(), now=now, slide_id=slide.slide_id, step=self.progress.step)
+        report = self.learner.learn(bag, slide.targets(), now=now, slide_id=slide.slide_id)
+        # the report before this one: while the device is busy with this step, the host goes on to the next
+        self.read_reports()
+        self.unread.append(Learnt(slide.slide_id, self.progress.step, bag.tiles, report))
         self.progress.step += 1
-        self.count(slide, bag, report)
+        if self.learner.model.device.type == "cpu":
+            self.read_reports()
 
-    def count(self, slide: LabelledSlide, bag: Bag, report: StepReport) -> None:
-        """Add a slide to the epoch's sums."""
+    def read_reports(self) -> None:
+        """Wait for the device, and add what it has learnt from to the epoch's sums."""
         sums = self.progress.sums
-        values = torch.stack([getattr(report, name).double() for name in SUMMED] + list(report.logits_C.double()))
-        numbers = values.tolist()  # one wait for the device
-        for name, value in zip(SUMMED, numbers, strict=False):
-            sums.sums[name] += value
-        sums.logits[slide.slide_id] = numbers[len(SUMMED) :]
-        sums.slides += 1
-        sums.tiles += bag.tiles
+        for slide_id, step, tiles, report in self.unread:
+            values = [*(getattr(report, name) for name in SUMMED), report.checks.all(), *report.logits_C]
+            numbers = torch.stack([value.double() for value in values]).tolist()  # one wait for the device
+            if not numbers[len(SUMMED)]:
+                report.checks.refuse(slide_id, step)
+            for name, value in zip(SUMMED, numbers, strict=False):
+                sums.sums[name] += value
+            sums.logits[slide_id] = numbers[len(SUMMED) + 1 :]
+            sums.slides += 1
+            sums.tiles += tiles
+        self.unread = []
 
     def note_missing(self, slide: LabelledSlide, bag: Bag) -> None:
         """Remember tiles that could not be read; all of them, of all visits, decide whether the slide fails."""
@@ -313,6 +332,7 @@ class Run:
 
     def save_last(self) -> None:
         """Save, and remember when."""
+        self.read_reports()
         self.keeper.save_last(self.learner, self.progress)
         self.saved_at = time.monotonic()
 
@@ -350,7 +370,7 @@ def negative(value: float | None) -> float | None:
 
 def predict(learner: Learner, slide: LabelledSlide, bag: Bag) -> Prediction:
     """Predict a slide from its encoded bag."""
-    assert not isinstance(bag.content, torch.Tensor)
+    assert isinstance(bag.content, Encoded)
     logits = finite_logits(slide.slide_id, learner.model.logits(bag.content, bag.places))
     return prediction_of(slide, learner.model.task.targets, logits, bag.tiles, len(bag.missing))
 

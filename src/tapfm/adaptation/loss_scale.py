@@ -1,0 +1,39 @@
+"""The scale of a float16 loss: as large as gradients allow, so that small ones do not vanish."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FIRST = 2.0**16
+PATIENCE = 200  # finite steps after which a scale twice as large is tried
+SMALLEST = 2.0**-8  # below it, it is not the scale that makes gradients infinite
+
+
+class LossScale:
+    """Doubles after `PATIENCE` finite steps and halves after one that is not, without waiting for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.value = torch.full((), FIRST, device=device)
+        self._finite_steps = torch.zeros((), device=device)
+
+    def advance(self, finite: Tensor) -> None:
+        """Learn whether the gradients of a step were finite."""
+        self._finite_steps = torch.where(finite, self._finite_steps + 1, torch.zeros_like(self._finite_steps))
+        grows = self._finite_steps >= PATIENCE
+        factor = torch.where(finite, 1.0 + grows.float(), torch.full_like(self.value, 0.5))
+        self.value = self.value * factor
+        self._finite_steps = torch.where(grows, torch.zeros_like(self._finite_steps), self._finite_steps)
+
+    def usable(self) -> Tensor:
+        """Say whether a smaller scale can still help."""
+        return self.value >= SMALLEST
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next step depends on."""
+        return {"value": self.value, "finite_steps": self._finite_steps}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Put it back; a checkpoint of another precision has none."""
+        if "value" in state:
+            self.value, self._finite_steps = (state[key].to(self.value.device) for key in ("value", "finite_steps"))

@@ -1,0 +1,358 @@
+"""The plan of a step: what it predicts against what tensors take, and what it chooses."""
+
+import dataclasses
+import math
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import POSITIVE, TASK
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.optimisers import bytes_per_parameter
+from tapfm.adaptation.planner import (
+    GIB,
+    LEVELS,
+    PLAIN,
+    EncoderShape,
+    Form,
+    Question,
+    candidate,
+    describe,
+    evaluate,
+    graph_of,
+    plan_step,
+    usable_bytes,
+)
+from tapfm.adaptation.two_graph import Adaptation, two_graph_step
+from tapfm.aggregators.cls_attention import ClsAttention
+from tapfm.encoders.adapters import Scope, apply_scope
+from tapfm.encoders.build import build_vit
+from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.precision import lower
+from tapfm.encoders.vit import VitEncoder
+from tapfm.errors import SettingError
+
+SMALL = {"embed_dim": 128, "depth": 4, "num_heads": 2, "img_size": 112}
+ENCODERS = {"uni": SMALL, "h-optimus-0": SMALL, "virchow2": SMALL | {"mlp_ratio": 5.5}}
+
+WITHOUT_UPDATE = dataclasses.replace(PLAIN, update=0, overhead_bytes=0)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that were made while it was on and are still there; at most, and now."""
+
+    def __init__(self, *before):
+        super().__init__()
+        self.now = self.peak = 0
+        storages = [tensor.untyped_storage() for tensor in before]
+        self.known = {storage._cdata: weakref.ref(storage) for storage in storages}
+
+    def __torch_dispatch__(self, operator, _types, args=(), kwargs=None):
+        results = operator(*args, **(kwargs or {}))
+        for result in tree_leaves(results):
+            if isinstance(result, torch.Tensor):
+                self.note(result.untyped_storage())
+        return results
+
+    def note(self, storage):
+        address, size = storage._cdata, storage.nbytes()
+        if address not in self.known:
+            self.known[address] = weakref.ref(storage, lambda _: self.forget(address, size))
+            self.now += size
+            self.peak = max(self.peak, self.now)
+
+    def forget(self, address, size):
+        del self.known[address]
+        self.now -= size
+
+
+def small_encoder(key, scope="full", recompute="nothing", dtype=torch.float32):
+    torch.manual_seed(0)
+    card = encoder_card(key)
+    encoder = VitEncoder(build_vit(card, extra=ENCODERS[key]), mean=card.mean, std=card.std, feature=card.feature)
+    apply_scope(encoder, Scope.parse(scope))
+    encoder.recompute = (recompute,) * 4 if isinstance(recompute, str) else recompute
+    if dtype != torch.float32:
+        lower(encoder, dtype)
+    return encoder
+
+
+def tiles_for(encoder, count):
+    return torch.randint(0, 256, (count, 3, encoder.tile_px, encoder.tile_px), dtype=torch.uint8)
+
+
+def question_of(encoder, tiles, precision="float32", **changes):
+    question = Question(EncoderShape.of(encoder), tiles, precision, 1, None, PLAIN)
+    return dataclasses.replace(question, **changes)
+
+
+def shape_of(key, scope="full"):
+    """Count on the meta device: nothing is allocated, however large the encoder is."""
+    card = encoder_card(key)
+    with torch.device("meta"):
+        encoder = VitEncoder(build_vit(card), mean=card.mean, std=card.std, feature=card.feature)
+    apply_scope(encoder, Scope.parse(scope))
+    return EncoderShape.of(encoder)
+
+
+@pytest.fixture(scope="module")
+def giant():
+    return shape_of("h-optimus-0")
+
+
+@pytest.fixture(scope="module")
+def uni():
+    return shape_of("uni")
+
+
+def planned(shape, gib, tiles=75, **settings_):
+    return plan_step(
+        shape, tiles=tiles, free_bytes=int(gib * GIB), **({"precision": "bfloat16", "compiled": True} | settings_)
+    )
+
+
+# What is counted
+
+
+def test_the_shape_is_counted_without_allocating_anything(giant):
+    assert giant.parameters == giant.trainable == encoder_card("h-optimus-0").parameters
+    assert (giant.depth, giant.width, giant.heads, giant.tokens) == (40, 1536, 24, 261)
+    assert (giant.mlp_in, giant.mlp_hidden, giant.gated) == (8192, 4096, True)
+    assert giant.tile_flop == pytest.approx(608.3e9, rel=0.01)  # what the catalogue's sources count
+
+
+def test_a_scope_leaves_less_that_learns(giant):
+    last, lora = shape_of("h-optimus-0", "last:4"), shape_of("h-optimus-0", "lora:16")
+    assert (last.learning_blocks, last.embedding_learns) == (4, False)
+    assert last.trainable == 4 * last.block_trainable + 2 * last.width
+    assert (lora.learning_blocks, lora.has_adapters, lora.scale_learns) == (40, True, False)
+    assert lora.parameters == giant.parameters + lora.trainable
+    assert last.backward_passes == pytest.approx(0.2)  # 4 of 40 blocks, gradients of inner values and of weights
+    assert lora.backward_passes == pytest.approx(1, abs=0.02)
+    assert giant.backward_passes == 2
+
+
+# What is predicted, against what tensors take
+
+
+@pytest.mark.parametrize("recompute", LEVELS)
+@pytest.mark.parametrize("scope", ["full", "last:2", "lora:4"])
+@pytest.mark.parametrize("key", ENCODERS)
+def test_a_graph_keeps_what_is_predicted(key, scope, recompute):
+    encoder = small_encoder(key, scope, recompute)
+    tiles = tiles_for(encoder, 3)
+    graph = graph_of(question_of(encoder, 3), encoder.recompute)
+    with LiveBytes(tiles, *encoder.parameters(), *encoder.buffers()) as live:
+        encoded = encoder(tiles)
+    assert encoded.z_KD.requires_grad
+    assert live.now == pytest.approx(3 * graph.tile_bytes, rel=0.04)
+
+
+@pytest.mark.parametrize("recompute", [*LEVELS, ("block", "mlp", "pointwise", "nothing")])
+@pytest.mark.parametrize(("key", "dtype"), [("uni", torch.float32), ("h-optimus-0", torch.bfloat16)])
+def test_going_back_takes_what_is_predicted(key, dtype, recompute):
+    encoder = small_encoder(key, recompute=recompute, dtype=dtype)
+    tiles = tiles_for(encoder, 6)
+    question = question_of(encoder, 6, str(dtype).removeprefix("torch."))
+    with LiveBytes(tiles, *encoder.parameters(), *encoder.buffers()) as live:
+        encoded = encoder(tiles)
+        torch.autograd.backward(encoded.z_KD.sum() + encoded.r_K.sum())
+    predicted = candidate(question, graph_of(question, encoder.recompute), 6).graph_bytes(kept=1)
+    assert live.peak == pytest.approx(predicted, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "kept", "backward_tiles"), [(12, 1, None), (4, 1, None), (4, 2, None), (4, 3, None), (4, 1, 4)]
+)
+@pytest.mark.parametrize("recompute", ["nothing", "block"])
+def test_a_whole_step_takes_what_is_predicted(chunk, kept, backward_tiles, recompute):
+    encoder = small_encoder("h-optimus-0", recompute=recompute)
+    aggregator, tiles = ClsAttention(encoder.feature_size), tiles_for(encoder, 12)
+    question = question_of(encoder, 12, backward_tiles=backward_tiles, coefficients=WITHOUT_UPDATE)
+    graph = graph_of(question, encoder.recompute)
+    plan = evaluate(question, Form(), candidate(question, graph, chunk), kept)
+    adaptation = Adaptation(chunking=Chunking(chunk, keep=kept), backward_tiles=backward_tiles)
+    with LiveBytes(tiles, *encoder.parameters(), *encoder.buffers(), *aggregator.parameters()) as live:
+        two_graph_step(encoder, aggregator, TASK, tiles, POSITIVE, adaptation=adaptation)
+    in_the_step = plan.peak_bytes - plan.parts["weights"] - plan.parts["moments"]
+    assert live.peak == pytest.approx(in_the_step, rel=0.1)
+
+
+def test_the_parts_are_those_of_the_optimiser(giant):
+    count = giant.trainable
+    in_chunks = planned(giant, 80, tiles=4096)
+    assert in_chunks.parts["weights"] == 2 * count
+    assert in_chunks.parts["masters"] == in_chunks.parts["gradients"] == 4 * count  # summed over chunks in float32
+    assert in_chunks.parts["moments"] == 8 * count
+    assert in_chunks.wide_gradients
+    single = planned(giant, 200, precision="float32")
+    assert single.parts["weights"] == 4 * count
+    assert "masters" not in single.parts
+    offloaded = planned(giant, 24, tiles=4096, offload=True)
+    assert not {"masters", "moments"} & set(offloaded.parts)
+    assert planned(giant, 80, moments="int8").parts["moments"] == pytest.approx(2.03 * count, rel=0.01)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("moments", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(("precision", "tiles"), [("float32", 300), ("bfloat16", 20), ("bfloat16", 300)])
+def test_the_optimisers_own_count_is_the_same(uni, precision, tiles, moments, offload):
+    plan = planned(uni, 30, tiles=tiles, chunk=20, precision=precision, moments=moments, offload=offload)
+    ours = sum(plan.parts.get(name, 0) for name in ("weights", "masters", "moments")) / uni.trainable
+    whole = bytes_per_parameter(
+        lowered=precision == "bfloat16", moments=moments, offload=offload, wide_gradients=plan.wide_gradients
+    )
+    gradients = 2 if precision == "bfloat16" and not plan.wide_gradients else 4
+    assert ours + gradients == pytest.approx(whole)
+    assert plan.wide_gradients == (precision == "bfloat16" and tiles > 20)
+
+
+def test_frozen_parameters_have_weights_and_nothing_else():
+    lora = shape_of("h-optimus-0", "lora:16")
+    plan = planned(lora, 24)
+    assert plan.parts["weights"] == 2 * lora.parameters
+    assert plan.parts["moments"] == 8 * lora.trainable
+
+
+# What is chosen
+
+
+def test_everything_at_once_where_it_fits(giant, uni):
+    for shape, tiles in ((giant, 75), (uni, 300)):
+        plan = planned(shape, 130, tiles=tiles)
+        assert (plan.way, plan.chunk, plan.kept, plan.passes) == ("one-pass", tiles, 1, 3)
+        assert set(plan.recompute) <= {"nothing", "pointwise"}, "as fast as each other where blocks are compiled"
+        assert (plan.moments, plan.offload, plan.wide_gradients) == ("float32", False, False)
+
+
+def test_with_less_memory_the_first_blocks_compute_more_again(giant):
+    plan = planned(giant, 40)
+    assert plan.way == "one-pass"
+    levels = [LEVELS.index(level) for level in plan.recompute]
+    assert levels == sorted(levels, reverse=True)
+    assert set(levels) == {levels[-1], levels[-1] + 1}
+    assert 3 < plan.passes < 3.5
+
+
+def test_a_large_bag_goes_through_in_chunks_of_nearly_equal_size(giant):
+    plan = planned(giant, 24, tiles=4096)
+    assert plan.way == "chunked"
+    assert plan.passes >= 4 - plan.chunk / 4096
+    assert plan.chunk == math.ceil(4096 / plan.chunks)
+    assert planned(giant, 24, tiles=20_000).peak_bytes <= 24 * GIB
+
+
+def test_graphs_are_kept_while_they_fit(uni):
+    kept = [planned(uni, gib, tiles=600, recompute="nothing", chunk=100) for gib in (30, 50, 70, 140)]
+    assert [plan.kept for plan in kept] == sorted({plan.kept for plan in kept})
+    assert kept[-1].kept == kept[-1].chunks == 6
+    assert kept[-1].passes == 3
+    assert kept[1].way == "hybrid"
+
+
+def test_moments_are_rounded_only_where_exact_ones_do_not_fit(giant):
+    assert planned(giant, 24).moments == "float32"
+    small_bag = planned(giant, 15.2)
+    assert (small_bag.moments in ("bfloat16", "int8"), small_bag.offload) == (True, False)
+    # copying the optimiser's state takes long against the step of 75 tiles, and nothing against one of 4,096
+    large_bag = planned(giant, 15.2, tiles=4096)
+    assert (large_bag.moments, large_bag.offload) == ("float32", True)
+    smallest = planned(giant, 11)
+    assert (smallest.moments, smallest.offload) == ("float32", True)
+
+
+def test_of_two_exact_forms_the_faster_one_is_taken(giant):
+    here, away = (planned(giant, 23, tiles=20_000, offload=offload) for offload in (False, True))
+    assert away.cost < here.cost  # with room for larger chunks
+    assert planned(giant, 23, tiles=20_000) == away
+    assert not planned(giant, 80, tiles=20_000).offload
+
+
+def test_what_is_given_is_kept_to(giant):
+    plan = planned(giant, 80, tiles=100, chunk=30, recompute="mlp", moments="int8", offload=False)
+    assert (plan.chunk, plan.chunks) == (25, 4)  # as many as of 30, of nearly equal size
+    assert plan.recompute == ("mlp",) * 40
+    assert (plan.moments, plan.offload) == ("int8", False)
+    assert planned(giant, 80, tiles=100, chunk="all").way == "one-pass"
+    assert planned(giant, 80, offload=True, moments="bfloat16").offload
+
+
+def test_gradients_of_several_slides_are_summed_in_float32(giant):
+    assert not planned(giant, 80).wide_gradients
+    assert planned(giant, 80, slides_per_step=2).wide_gradients
+
+
+def test_adapters_never_keep_their_products():
+    lora = shape_of("uni", "lora:16")
+    for gib in (2, 4, 8, 16):
+        assert "pointwise" not in planned(lora, gib, tiles=300).recompute
+
+
+def test_frozen_blocks_recompute_nothing():
+    last = shape_of("h-optimus-0", "last:4")
+    plan = planned(last, 5)
+    assert set(plan.recompute[:-4]) == {"nothing"}
+    assert plan.recompute[-4] != "nothing"
+
+
+def test_going_back_through_a_subset_takes_a_part_of_the_work(giant):
+    plan = planned(giant, 80, tiles=1000, backward_tiles=100)
+    assert plan.passes == pytest.approx(1 + 3 * 0.1, abs=0.05)
+    assert plan.kept == 0
+    assert plan.chunk <= 100
+    assert planned(giant, 80, backward_tiles=100) == planned(giant, 80)  # more than there are
+
+
+def test_where_nothing_fits_it_says_what_is_needed_and_what_to_change(giant):
+    with pytest.raises(
+        SettingError, match=r"does not fit: it needs at least [\d.]+ GiB .* 4\.0 GiB are free"
+    ) as caught:
+        planned(giant, 4)
+    assert "lora:16" in caught.value.hint
+    assert "auto" not in caught.value.hint  # everything is already
+    with pytest.raises(SettingError) as caught:
+        planned(giant, 12, recompute="nothing", chunk=64, precision="float32")
+    for setting in ("adaptation.recompute = auto", "adaptation.chunk = auto", "bfloat16"):
+        assert setting in caught.value.hint
+    needed = float(caught.value.message.split("at least ")[1].split()[0])
+    assert planned(giant, needed + 0.1, recompute="nothing", chunk=64, precision="float32")
+
+
+@settings(max_examples=60)
+@given(
+    tiles=st.integers(1, 30_000), gib=st.floats(4, 150), precision=st.sampled_from(["float32", "bfloat16", "float16"])
+)
+def test_whatever_is_planned_fits_and_more_memory_is_never_slower(tiles, gib, precision):
+    shape = shape_of_uni()
+    plan = planned(shape, gib, tiles=tiles, precision=precision, moments="float32", offload="auto")
+    assert plan.peak_bytes <= usable_bytes(int(gib * GIB), PLAIN)
+    assert plan.peak_bytes == sum(plan.parts.values())
+    assert 1 <= plan.chunk <= tiles
+    assert 1 <= plan.kept <= plan.chunks
+    assert len(plan.recompute) == shape.depth
+    more = planned(shape, 2 * gib, tiles=tiles, precision=precision, moments="float32", offload=plan.offload)
+    assert more.cost <= plan.cost
+
+
+def shape_of_uni(_known=[]):  # noqa: B006 - counted once
+    if not _known:
+        _known.append(shape_of("uni"))
+    return _known[0]
+
+
+def test_a_plan_is_told_in_a_few_lines(giant):
+    lines = describe(planned(giant, 24), giant)
+    assert lines[0] == "One pass: all 75 tiles at once, each encoded once."
+    assert any(line.startswith("Recomputed: block (blocks 1-") for line in lines)
+    assert any("float32 moments on the GPU" in line for line in lines)
+    assert any(line.startswith("Memory at its peak: 2") and "weights 2.1" in line for line in lines)
+    chunked = describe(planned(giant, 24, tiles=4096), giant)
+    assert "all but the first are encoded twice" in chunked[0]
+    hybrid = describe(planned(giant, 80, tiles=150, recompute="nothing", chunk=50), giant)
+    assert "1 of 3" not in hybrid[0]
+    assert hybrid[0].startswith("Hybrid: 150 tiles in chunks of 50, 2 of 3 with their graph kept")
