@@ -12,7 +12,7 @@ from rich.console import Console
 from tapfm.adaptation.trainer import Interrupted
 from tapfm.app import embed_slides, export_model, split_cohort, tile_slides, train_model
 from tapfm.app.config import RunConfig, load_config, merge, resolve, resolve_paths
-from tapfm.app.devices import choose_device, choose_precision
+from tapfm.app.devices import choose_device
 from tapfm.app.embed_jobs import Settings
 from tapfm.app.embed_outcomes import Report as EmbedReport
 from tapfm.app.evaluating import compare as compare_models
@@ -20,6 +20,7 @@ from tapfm.app.evaluating import evaluate as evaluate_model
 from tapfm.app.evaluating.data import Choice
 from tapfm.app.evaluating.evaluate import Evaluation
 from tapfm.app.evaluating.results import settings_of
+from tapfm.app.looking import looking_precision
 from tapfm.app.predicting import predict as predicting
 from tapfm.app.predicting.drawing import Wishes
 from tapfm.app.predicting.predict import Predicted
@@ -100,19 +101,20 @@ def embed(
     weights: Where | None = None,
     device: str = "auto",
     precision: str = "auto",
-    batch: int = 64,
+    batch: int | None = None,
+    compiled: bool | None = None,
     workers: int | None = None,
     force: bool = False,
 ) -> EmbedReport:
     """Store features and raw attention, as `tapfm embed`."""
     place = choose_device(device)
     loaded = load_encoder(encoder, weights=weights)
-    loaded.encoder.to(place).eval()
+    loaded.encoder.to(place)
     return embed_slides.embed_cohort(
         read_cohort(Path(cohort)).rows,
         Path(tiles),
         Path(out),
-        Settings(loaded, choose_precision(precision, place), batch),
+        Settings(loaded, looking_precision(precision, place), batch, compiled),
         tile_command=f"tapfm tile {cohort} --out {tiles}",
         only=None,
         workers=available_cores() if workers is None else workers,
@@ -223,6 +225,8 @@ def predict(
     sensitivity: float | None = None,
     batch: int | None = None,
     device: str = "auto",
+    precision: str = "auto",
+    compiled: bool | None = None,
     workers: int | None = None,
     resume: bool = False,
 ) -> Predicted:
@@ -238,6 +242,8 @@ def predict(
             batch=batch,
             sensitivity=sensitivity,
             device=device,
+            precision=precision,
+            compiled=compiled,
             workers=available_cores() if workers is None else workers,
             resume=resume,
             console=messages(),

@@ -9,18 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from tapfm.contracts import Aggregator, BagOutput, Encoded, Task
+from tapfm.encoders.inference import Looking, in_batches, plainly
+from tapfm.encoders.inference import joined as joined
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError
 
 
 @dataclass
 class SlideModel:
-    """What is trained, saved and asked. Without an encoder it starts from stored features."""
+    """What is trained, saved and asked. Without an encoder it starts from stored features.
+
+    One that is only asked has its encoder made ready for `looking`, which decides how it computes.
+    """
 
     encoder: VitEncoder | None
     aggregator: nn.Module
     task: Task
     compute_dtype: torch.dtype | None = None
+    looking: Looking | None = None
 
     @property
     def device(self) -> torch.device:
@@ -35,6 +41,8 @@ class SlideModel:
 
     def encode(self, tiles: Tensor, chunk: int) -> Encoded:
         """Encode uint8 tiles without a graph, `chunk` at a time."""
+        if self.looking is not None:
+            return self.looking.encode(tiles, chunk)
         assert self.encoder is not None
         return encode(self.encoder, tiles, chunk, self.compute_dtype)
 
@@ -77,15 +85,6 @@ class Placed:
         return self.aggregator.named_parameters()
 
 
-@torch.no_grad()
 def encode(encoder: VitEncoder, tiles: Tensor, chunk: int, compute_dtype: torch.dtype | None = None) -> Encoded:
     """Encode uint8 tiles without a graph, `chunk` at a time; in `compute_dtype`, or as the weights are."""
-    device = encoder.mean.device.type
-    with torch.autocast(device, compute_dtype or torch.bfloat16, enabled=compute_dtype is not None):
-        parts = [encoder(tiles[start : start + chunk]) for start in range(0, len(tiles), chunk)]
-    return joined(parts)
-
-
-def joined(parts: list[Encoded]) -> Encoded:
-    """Put the parts of a bag together."""
-    return Encoded(torch.cat([part.z_KD for part in parts]), torch.cat([part.r_K for part in parts]))
+    return in_batches(lambda batch: plainly(encoder, batch, compute_dtype), tiles, chunk, encoder.mean.device)

@@ -178,7 +178,8 @@ def test_everything_that_decides_features_is_in_the_key(tmp_path, lab, pocket):
 
     keys = [
         key(),
-        key(Settings(pocket, torch.bfloat16)),
+        key(Settings(pocket, "bfloat16")),
+        key(Settings(pocket, "float8")),
         changed(provenance=replace(pocket.provenance, sha256="other")),
         changed(card=replace(pocket.card, key="other")),
         changed(card=replace(pocket.card, mean=(0.5, 0.5, 0.5))),
@@ -364,7 +365,8 @@ def test_a_folder_that_cannot_be_written_to_is_told(lab, pocket):
         (["--encoder", "tapfm-poket"], "Nearest: tapfm-pocket"),
         (["--tiles", "absent"], "Make them: tapfm tile "),
         (["--only", "case-9"], "Ids there are: case-0"),
-        (["--precision", "float16"], "auto, float32, bfloat16"),
+        (["--precision", "half"], "auto, float32, bfloat16"),
+        (["--precision", "float8", "--device", "cpu"], "does not compute in float8"),
         (["--device", "tpu"], "'tpu' is not a device"),
         (["--device", "cuda:99"], "There are: cpu"),
         (["--weights", "absent.bin"], "no file or folder absent.bin"),

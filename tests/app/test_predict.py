@@ -21,9 +21,11 @@ from training_lab import SPLITS, edit, slide_id, tile_set
 
 from tapfm import api
 from tapfm.app.evaluating.ensemble import write_ensemble
+from tapfm.app.predicting import loading
 from tapfm.app.predicting import predict as predicting
 from tapfm.app.progress import TileCounter
 from tapfm.app.stopping import StopRequests
+from tapfm.encoders import float8
 from tapfm.evaluation.predictions import mean_of, read_predictions, sigmoid
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.whole_slide import Models
@@ -524,6 +526,8 @@ def test_what_cannot_work_is_said_before_any_work(run, lab, tmp_path):
         ((run, tmp_path / "p", slide, "--batch", "many"), "it is auto, or a number of tiles"),
         ((run, tmp_path / "p", slide, "--batch", "0"), "it is auto, or a number of tiles"),
         ((run, tmp_path / "p", slide, "--sensitivity", "2"), "above 0 and at most 1"),
+        ((run, tmp_path / "p", slide, "--precision", "half"), "auto, float32, bfloat16"),
+        ((run, tmp_path / "p", slide, "--precision", "float8"), "does not compute in float8"),
         ((run, tmp_path / "p", slide, twin), "Two slides have the id '0'"),
         ((run, tmp_path / "p", tmp_path / "empty"), "There is no slide below"),
         ((run, tmp_path / "p", slide, "--tiles", tmp_path / "empty"), "has no tiles of any of 1 slide"),
@@ -541,6 +545,62 @@ def test_the_batch_changes_nothing_that_shows(run, lab, of_cohort, tmp_path):
     folder = done(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles", "--batch", 1)
     for ours, theirs in zip(folder.slides(), of_cohort.slides(), strict=True):
         assert ours.targets["FGFR3"].logit == pytest.approx(theirs.targets["FGFR3"].logit, abs=1e-5)
+
+
+# --- precision
+
+
+@pytest.fixture
+def float8_anywhere(monkeypatch):
+    """A CPU emulates it."""
+    monkeypatch.setattr(float8, "refuse_without_float8", lambda _: None)
+
+
+@pytest.mark.usefixtures("float8_anywhere")
+def test_float8_says_how_far_it_is_off_and_is_not_mixed_with_others(run, lab, of_cohort, tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "COMPARED_TILES", 3)
+    words = (run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles", "--precision", "float8")
+    result = predict(*words)
+    assert result.returncode == 0, result.said
+    assert f"float8 changes probabilities of {slide_id(0)} (3 tiles) by 0.0" in result.said
+    folder = PredictionFolder(tmp_path / "p")
+    assert folder.about()["precision"] == "float8"
+    for ours, theirs in zip(folder.slides(), of_cohort.slides(), strict=True):
+        assert ours.targets["FGFR3"].logit != theirs.targets["FGFR3"].logit
+        assert ours.targets["FGFR3"].probability == pytest.approx(theirs.targets["FGFR3"].probability, abs=0.01)
+    again = predict(*words, "--resume")
+    assert again.returncode == 0, again.said
+    assert "float8 changes" not in again.said  # nothing was to be predicted
+    mixed = predict(*words[:-2], "--resume")
+    assert mixed.returncode == 2
+    assert "with other precision" in mixed.said
+
+
+@pytest.mark.usefixtures("float8_anywhere")
+def test_float8_that_changes_too_much_is_refused(run, lab, tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "MOST_CHANGE", 0.0)
+    words = (run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles")
+    result = predict(*words, "--precision", "float8")
+    assert result.returncode == 2
+    assert "0 is allowed" in result.said
+    assert "--precision bfloat16" in result.said
+    assert not PredictionFolder(tmp_path / "p").slides()
+    assert predict(*words, "--precision", "bfloat16").returncode == 0
+
+
+@pytest.mark.usefixtures("float8_anywhere")
+def test_float8_is_compared_on_a_slide_that_can_be_read(run, own_lab):
+    cut(own_lab / "0.svs")
+    result = predict(run, own_lab / "p", own_lab / "cohort.csv", "--tiles", own_lab / "tiles", "--precision", "float8")
+    assert result.returncode == 3, result.said
+    assert f"float8 changes probabilities of {slide_id(1)} " in result.said
+
+
+def test_bfloat16_says_almost_the_same(run, lab, of_cohort, tmp_path):
+    folder = done(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles", "--precision", "bfloat16")
+    for ours, theirs in zip(folder.slides(), of_cohort.slides(), strict=True):
+        assert ours.targets["FGFR3"].logit != theirs.targets["FGFR3"].logit
+        assert ours.targets["FGFR3"].probability == pytest.approx(theirs.targets["FGFR3"].probability, abs=0.01)
 
 
 def test_the_api_does_the_same(run, lab, of_cohort, tmp_path):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tapfm.app.cli_options import AllowFailures, Device, ReadingWorkers
+from tapfm.app.cli_options import PRECISIONS_OF_LOOKING, AllowFailures, Compiled, Device, ReadingWorkers
 
 
 def embed(
@@ -32,9 +32,13 @@ def embed(
     ] = None,
     device: Device = "auto",
     precision: Annotated[
-        str, typer.Option("--precision", help="auto (bfloat16 where the GPU has it), float32 or bfloat16.")
+        str, typer.Option("--precision", help="auto (bfloat16 where the GPU has it), " + PRECISIONS_OF_LOOKING)
     ] = "auto",
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Tiles in the encoder at once.")] = 64,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", metavar="N", min=1, help="Tiles in the encoder at once.", show_default="by its size"),
+    ] = None,
+    compiled: Compiled = None,
     slides: Annotated[
         Path | None, typer.Option("--slides", help="Where to look for slides that the table names without their path.")
     ] = None,
@@ -67,7 +71,8 @@ def embed(
     import shlex
 
     from tapfm.app.cli import terminal
-    from tapfm.app.devices import check_precision, choose_device, choose_precision
+    from tapfm.app.devices import choose_device
+    from tapfm.app.looking import check_looking_precision, looking_precision
     from tapfm.app.output_folder import GOES_ON
     from tapfm.cohort.manifest import read_cohort
     from tapfm.encoders.catalog import encoder_card
@@ -75,7 +80,7 @@ def embed(
     from tapfm.processes import available_cores
 
     card = encoder_card(encoder)
-    check_precision(precision)
+    check_looking_precision(precision)
     cohort_slides = read_cohort(cohort, slides)
     cohort_slides.check_ids(only or [])
     where = [] if slides is None else ["--slides", str(slides)]
@@ -98,15 +103,15 @@ def embed(
     from tapfm.encoders.weights import load_encoder
 
     messages = Console(stderr=True, highlight=False)
-    compute_dtype = choose_precision(precision, place)
+    computed_in = looking_precision(precision, place)
     try:
         loaded = load_encoder(card, weights=weights)
-        loaded.encoder.to(place).eval()
+        loaded.encoder.to(place)
         report = embed_cohort(
             cohort_slides.rows,
             tiles,
             out,
-            Settings(loaded, compute_dtype, batch),
+            Settings(loaded, computed_in, batch, compiled),
             tile_command=tile_command,
             only=only or None,
             workers=available_cores() if workers is None else workers,

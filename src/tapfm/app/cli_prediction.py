@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tapfm.app.cli_options import AllowFailures, Device, ReadingWorkers
+from tapfm.app.cli_options import PRECISIONS_OF_LOOKING, AllowFailures, Compiled, Device, ReadingWorkers
 from tapfm.errors import InputError
 
 
@@ -45,6 +45,10 @@ def predict(
         str, typer.Option("--batch", metavar="N|auto", help="Tiles encoded at a time; auto shrinks when memory ends.")
     ] = "auto",
     device: Device = "auto",
+    precision: Annotated[
+        str, typer.Option("--precision", help="auto (as in training), " + PRECISIONS_OF_LOOKING)
+    ] = "auto",
+    compiled: Compiled = None,
     workers: ReadingWorkers = None,
     allow_failures: AllowFailures = 0,
     resume: Annotated[
@@ -71,14 +75,19 @@ def predict(
     per-slide/ID/tiles.geojson        for QuPath
     tiles/                            where tiles were laid: look at index.html
 
+    float8 is for GPUs that have it; it is refused where it changes what the model
+    says of the first slide by more than 0.01.
+
     Exit code 3 when more slides failed than may; the others are predicted.
     """
     from tapfm.app.evaluating.ensemble import member_folders
+    from tapfm.app.looking import check_looking_precision
     from tapfm.app.output_folder import GOES_ON
     from tapfm.processes import available_cores
 
     member_folders(model)  # what is no model is told before torch is waited for
     size = batch_of(batch)
+    check_looking_precision(precision)
     if sensitivity is not None and not 0 < sensitivity <= 1:
         raise InputError(f"--sensitivity is {sensitivity:g}: it has to be above 0 and at most 1.", hint="Such as 0.9.")
     if out.is_file():
@@ -103,6 +112,8 @@ def predict(
             batch=size,
             sensitivity=sensitivity,
             device=device,
+            precision=precision,
+            compiled=compiled,
             workers=available_cores() if workers is None else workers,
             resume=resume,
             console=messages,

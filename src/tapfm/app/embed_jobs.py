@@ -10,13 +10,13 @@ from functools import cache
 from pathlib import Path
 
 import h5py
-import torch
 
 import tapfm
 from tapfm.adaptation.bags import Visit
 from tapfm.app.embed_outcomes import Outcome, failure
 from tapfm.cohort.manifest import SlideRow
 from tapfm.encoders.features import FINGERPRINT, recall
+from tapfm.encoders.inference import Precision
 from tapfm.encoders.weights import LoadedEncoder
 from tapfm.errors import InputError, TileStoreError
 from tapfm.slides.opening import files_of
@@ -31,13 +31,9 @@ class Settings:
     """How features are made; the encoder is where it is to compute."""
 
     loaded: LoadedEncoder
-    compute_dtype: torch.dtype | None = None
-    batch: int = 64
-
-    @property
-    def precision(self) -> str:
-        """Name what is computed in."""
-        return "float32" if self.compute_dtype is None else str(self.compute_dtype).removeprefix("torch.")
+    precision: Precision = "float32"
+    batch: int | None = None  # tiles at a time; None is chosen by the encoder's size
+    compiled: bool | None = None  # None is decided by how much there is to do
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,8 @@ def method() -> str:
     root = Path(tapfm.__file__).parent
     sources = [*sorted((root / "slides" / "readers").glob("*.py")), root / "slides" / "scaling.py"]
     sources += [root / "slides" / "opening.py", root / "tiles" / "reading.py"]
-    sources += [root / "encoders" / f"{name}.py" for name in ("build", "conversion", "vit", "weights")]
+    encoding = ("blocks", "build", "conversion", "float8", "vit", "weights")
+    sources += [root / "encoders" / f"{name}.py" for name in encoding]
     return digest_of_code(sources)
 
 

@@ -26,8 +26,8 @@ from tapfm.app.tile_slides import number, records
 from tapfm.cohort.manifest import SlideRow
 from tapfm.contracts import Encoded
 from tapfm.encoders.features import FeatureSet, write_features
+from tapfm.encoders.inference import Looking, make_ready, usual_batch
 from tapfm.errors import FeatureStoreError, InputError, TapfmError
-from tapfm.model import encode
 from tapfm.tiles.augment import Augmentation
 
 AHEAD_BYTES = 2**30  # of pixels that are read ahead
@@ -98,6 +98,8 @@ def run(jobs: Sequence[Job], report: Report, settings: Settings, workers: int, c
     if not jobs:
         return
     encoder = settings.loaded.encoder
+    tiles = sum(len(job.tiles) for job in jobs)
+    looking = make_ready(encoder, settings.precision, tiles=tiles, compiled=settings.compiled)
     bags = PixelBags(
         {job.row.slide_id: SlideTiles(job.row.path, job.tiles) for job in jobs},
         tile_px=encoder.tile_px,
@@ -105,14 +107,14 @@ def run(jobs: Sequence[Job], report: Report, settings: Settings, workers: int, c
         device=encoder.mean.device,
         workers=workers,
         ahead_bytes=AHEAD_BYTES,
-        chunk=settings.batch,
+        chunk=settings.batch or usual_batch(encoder),
     )
     with progress_bar(console) as progress, closing(bags):
         course = Course(jobs, bags, progress, console)
         bags.begin(job.visit for job in jobs)
         saved = time.monotonic()
         for job in jobs:
-            outcome = embed_one(job, bags, CountingEncoder(settings, course.encoded))
+            outcome = embed_one(job, bags, CountingEncoder(settings, looking, course.encoded))
             report.outcomes[job.row.slide_id] = outcome
             course.finished(job, outcome)
             if time.monotonic() - saved > SAVE_EVERY_S:
@@ -166,20 +168,20 @@ class CountingEncoder:
     """Encodes, and says how many tiles that were."""
 
     settings: Settings
+    looking: Looking
     after: Callable[[int], None]
 
     def encode(self, tiles: Tensor, chunk: int) -> Encoded:
-        """Encode uint8 tiles into main memory, where a whole slide's features have room."""
+        """Encode uint8 tiles. They stay on the device until the slide is done: to fetch them is to wait for it."""
         try:
-            encoded = encode(self.settings.loaded.encoder, tiles, chunk, self.settings.compute_dtype)
+            encoded = self.looking.encode(tiles, chunk)
         except torch.OutOfMemoryError as error:
             raise TapfmError(
                 f"The GPU has no room for {chunk} tiles at once.",
                 hint=f"Take fewer: --batch {max(chunk // 2, 1)}. {GOES_ON}",
             ) from error
-        on_host = Encoded(*(part.cpu() for part in encoded))
         self.after(len(tiles))
-        return on_host
+        return encoded
 
 
 def embed_one(job: Job, bags: PixelBags, encoder: CountingEncoder) -> Outcome:
@@ -205,8 +207,8 @@ def write(job: Job, bag: Bag, settings: Settings) -> None:
     card, encoder = settings.loaded.card, settings.loaded.encoder
     features = FeatureSet(
         slide_id=job.row.slide_id,
-        features=bag.content.z_KD.numpy(),
-        attention=bag.content.r_K.numpy(),
+        features=bag.content.z_KD.cpu().numpy(),
+        attention=bag.content.r_K.cpu().numpy(),
         positions=job.tiles.positions[bag.rows],
         encoder=card.key,
         fingerprint=job.key,

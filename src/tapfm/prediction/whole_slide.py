@@ -74,12 +74,16 @@ class Models:
         return Encoded(torch.cat([part.z_KD for part in parts], 1), torch.stack([part.r_K for part in parts], 1))
 
     @torch.no_grad()
-    def ask(self, slide_id: str, encoded: Encoded, places: Tensor | None) -> WholeSlide:
-        """Say what the slide is, from all of its tiles at once, and what each tile has to do with it."""
-        said = [
+    def ask_each(self, slide_id: str, encoded: Encoded, places: Tensor | None) -> list[WholeSlide]:
+        """Say what each member says of a slide."""
+        return [
             said_by(slide_id, model, part, places)
             for model, part in zip(self._models, self._parts(encoded), strict=True)
         ]
+
+    def ask(self, slide_id: str, encoded: Encoded, places: Tensor | None) -> WholeSlide:
+        """Say what the slide is, from all of its tiles at once, and what each tile has to do with it."""
+        said = self.ask_each(slide_id, encoded, places)
         if len(said) == 1:
             return said[0]
         shared = [name for name in said[0].columns if all(name in each.columns for each in said)]

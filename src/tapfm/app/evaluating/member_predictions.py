@@ -14,14 +14,16 @@ from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.trainer import LabelledSlide
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import aggregator_card
-from tapfm.app.build_run import ENCODING_CHUNK, labelled
-from tapfm.app.devices import choose_device, choose_precision
+from tapfm.app.build_run import labelled
+from tapfm.app.devices import choose_device
 from tapfm.app.evaluating.data import EvaluatedSlides
 from tapfm.app.evaluating.ensemble import load_member
 from tapfm.app.evaluating.members import Member
 from tapfm.app.final_predictions import Final, Looked, Remembered, final_of, predict_slides
+from tapfm.app.looking import looking_precision
 from tapfm.app.progress import Counter
 from tapfm.app.saved_model import SavedModel
+from tapfm.encoders.inference import make_ready, usual_batch
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import FeatureStoreError, RunError, WeightsDigestError
@@ -87,19 +89,26 @@ def predicted_in_training(member: Member, data: EvaluatedSlides, slides: list[La
 def ready_model(member: Member, data: EvaluatedSlides, device: torch.device) -> SlideModel:
     """Load a model for what is given to it: tiles, or features of its encoder."""
     if data.features is None:
-        return model_of_tiles(member, device)
+        return model_of_tiles(member, device, tiles=sum(len(slide.tiles) for slide in data.slides if slide.tiles))
     saved = load_member(member.folder, device)
     refuse_other_features(saved, data)
     return SlideModel(None, saved.model.aggregator, saved.model.task)
 
 
-def model_of_tiles(member: Member, device: torch.device) -> SlideModel:
-    """Load a model that starts from tiles; where it learnt from stored features, with the encoder that made them."""
+def model_of_tiles(
+    member: Member, device: torch.device, precision: str = "auto", *, tiles: int, compiled: bool | None = None
+) -> SlideModel:
+    """Load a model that is to look at so many tiles, and make it ready; auto is the precision that it learnt in.
+
+    Where it learnt from stored features, it gets the encoder that made them.
+    """
     saved = load_member(member.folder, device)
     model = saved.model
     encoder = model.encoder if model.encoder is not None else base_encoder(member, saved, device)
-    precision = "auto" if member.config is None else member.config.adaptation.precision
-    ready = SlideModel(encoder, model.aggregator, model.task, choose_precision(precision, device))
+    if precision == "auto" and member.config is not None:
+        precision = member.config.adaptation.precision
+    looking = make_ready(encoder, looking_precision(precision, device), tiles=tiles, compiled=compiled)
+    ready = SlideModel(encoder, model.aggregator, model.task, looking=looking)
     ready.train(False)
     return ready
 
@@ -159,5 +168,5 @@ def bags_of(data: EvaluatedSlides, model: SlideModel, workers: int) -> Bags:
         device=model.device,
         workers=workers,
         ahead_bytes=AHEAD_BYTES,
-        chunk=ENCODING_CHUNK,
+        chunk=usual_batch(model.encoder),
     )

@@ -19,20 +19,22 @@ from rich.text import Text
 from tapfm.adaptation.bags import Bag, PixelBags, SlideFailed, SlideTiles
 from tapfm.adaptation.trainer import LabelledSlide
 from tapfm.app.advice import command, counted, grouped_advice
-from tapfm.app.build_run import ENCODING_CHUNK, labelled
+from tapfm.app.build_run import labelled
 from tapfm.app.devices import choose_device
-from tapfm.app.evaluating.member_predictions import model_of_tiles
 from tapfm.app.evaluating.members import Evaluated, Member, description_of, finished, look_at
 from tapfm.app.evaluating.thresholds import EXPORTED_SENSITIVITY, thresholds_of
 from tapfm.app.final_predictions import bags_in_turn
+from tapfm.app.looking import looking_precision
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.predicting.drawing import Wishes, draw_slides
 from tapfm.app.predicting.inputs import Asked, Laid, lay_tiles, read_sources
+from tapfm.app.predicting.loading import AHEAD_BYTES, Computing, load_models
 from tapfm.app.predicting.tables import Failed, failures_csv, predictions_csv, read_failures
 from tapfm.app.progress import TileCounter
 from tapfm.app.run_data import SlideOfRun
 from tapfm.app.stopping import StopRequests
 from tapfm.contracts import Encoded
+from tapfm.encoders.inference import usual_batch
 from tapfm.errors import DiskFullError, InputError, NonFiniteError, RunError, SlidesFailedError, TapfmError
 from tapfm.evaluation.predictions import sigmoid
 from tapfm.prediction.folder import ABOUT, SLIDE, TABLE, PredictedSlide, PredictionFolder, Said
@@ -47,8 +49,7 @@ from tapfm.tiles.augment import Augmentation
 
 COMMAND = "tapfm predict"
 LAID = "tiles"  # folder of the tiles that are laid here
-AHEAD_BYTES = 2**28  # of pixels that are read ahead: some hundred tiles keep any encoder busy
-IDENTITY = ("members", "targets", "calls")  # what all slides of a folder share
+IDENTITY = ("members", "targets", "calls", "precision")  # what all slides of a folder share
 SHOWN = 20  # slides in the table on the terminal
 
 
@@ -93,6 +94,8 @@ def predict(
     batch: int | None = None,
     sensitivity: float | None = None,
     device: str = "auto",
+    precision: str = "auto",
+    compiled: bool | None = None,
     workers: int,
     resume: bool = False,
     console: Console,
@@ -101,20 +104,21 @@ def predict(
     evaluated = look_at(path)
     asked = read_sources(sources, slides, evaluated.targets)
     calls = calls_of(evaluated, sensitivity)
-    chosen = choose_device(device)
+    computing = Computing(choose_device(device), workers, batch, precision, compiled)
+    looking_precision(precision, computing.device)  # what the device has not is told before any work
     folder = PredictionFolder(out)
     with locked(out, COMMAND):
-        begin(folder, about_of(evaluated, calls, sensitivity), resume=resume)
+        begin(folder, about_of(evaluated, calls, sensitivity, precision), resume=resume)
         say_what_begins(evaluated, asked, calls, console)
         laid = lay_tiles(asked, evaluated, tiles, out / LAID, workers=workers, console=console)
         failed = {slide_id: Failed("tiles", *why) for slide_id, why in laid.failed.items()}
         try:
-            predict_slides(evaluated, laid, folder, calls, batch, chosen, workers, console, failed)
+            predict_slides(evaluated, laid, folder, calls, computing, console, failed)
             done = [slide for slide in laid.slides if slide.row.slide_id not in failed]
             failed |= draw_slides(folder, [slide.row.slide_id for slide in done], wishes or Wishes(), workers, console)
         except torch.OutOfMemoryError as error:
             raise TapfmError(
-                f"{chosen} has no room for {counted(batch or 1, 'tile')} at a time.",
+                f"{computing.device} has no room for {counted(batch or 1, 'tile')} at a time.",
                 hint="Let it find how many: --batch auto --resume\nOr where more memory is: --device cpu --resume",
             ) from error
         finally:  # also of what is done so far
@@ -140,14 +144,15 @@ def calls_of(evaluated: Evaluated, sensitivity: float | None) -> Calls:
     return Calls(dict(chosen.thresholds.chosen), f"a sensitivity of {sensitivity:g} on {chosen.where}")
 
 
-def about_of(evaluated: Evaluated, calls: Calls, sensitivity: float | None) -> dict[str, Any]:
-    """Say what predicts; the same model gives the same text."""
+def about_of(evaluated: Evaluated, calls: Calls, sensitivity: float | None, precision: str = "auto") -> dict[str, Any]:
+    """Say what predicts; the same model gives the same text. Other precisions than float8 differ in the last digits."""
     aggregators = sorted({aggregator_of(member) for member in evaluated.members})
     return {
         **evaluated.described(),
         "encoder": ", ".join(sorted({member.encoder for member in evaluated.members})),
         "aggregator": ", ".join(aggregators),
         "calls": {"thresholds": dict(calls.thresholds), "by": calls.where, "sensitivity": sensitivity},
+        **({"precision": precision} if precision == "float8" else {}),
     }
 
 
@@ -209,9 +214,7 @@ def predict_slides(
     laid: Laid,
     folder: PredictionFolder,
     calls: Calls,
-    batch: int | None,
-    device: torch.device,
-    workers: int,
+    computing: Computing,
     console: Console,
     failed: dict[str, Failed],
 ) -> None:
@@ -225,10 +228,11 @@ def predict_slides(
         return
     tiles = sum(len(slide.tiles) for slide in todo if slide.tiles is not None)
     with StopRequests(console.print) as stop, closing(TileCounter(console, len(todo), tiles)) as counter:
+        loaded = load_models(evaluated, todo, computing, console)
         models = Models(
-            [model_of_tiles(member, device) for member in evaluated.members],
-            batch=batch or ENCODING_CHUNK,
-            may_shrink=batch is None,
+            loaded,
+            batch=computing.batch or min(usual_batch(model.encoder) for model in loaded if model.encoder is not None),
+            may_shrink=computing.batch is None,
             said=counter.more_tiles,
             shrunk=lambda now: console.print(f"Out of memory: going on with {counted(now, 'tile')} at a time."),
         )
@@ -236,8 +240,8 @@ def predict_slides(
             {slide.row.slide_id: SlideTiles(slide.row.path, slide.tiles) for slide in todo if slide.tiles is not None},
             tile_px=models.tile_px,
             augmentation=Augmentation(),  # of training bags, which are not asked for
-            device=device,
-            workers=workers,
+            device=computing.device,
+            workers=computing.workers,
             ahead_bytes=AHEAD_BYTES,
         )
         start = time.monotonic()
