@@ -225,7 +225,7 @@ class Trainer:
         adaptation = Adaptation(lambda_=lambda_, chunking=Chunking(), compute_dtype=self.dtype)
 
         def updates(number: int) -> Any:
-            return lambda: update(optimisers[number], slides=1, clip_norm=0.0)
+            return lambda finite=None: update(optimisers[number], finite, slides=1, clip_norm=0.0)
 
         before = self.look(encoder, aggregator, test, targets)
         best: dict[str, Any] = {"validation_auc": -1.0}
@@ -257,7 +257,6 @@ class Trainer:
                         update_aggregator=updates(0),
                         update_encoder=updates(1),
                         slide=str(number),
-                        step=epoch,
                     )
                     losses.append(report.loss_agg)
             seen = self.look(encoder, aggregator, validation, targets)

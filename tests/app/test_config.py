@@ -87,6 +87,7 @@ def test_recipe_paper_is_the_protocol_of_the_paper(method, epochs):
         "decay_all": True,
         "clip_norm": 0,
         "slides_per_step": 1,
+        "moments": "auto",
     }
     assert config.schedule.model_dump() == {
         "epochs": epochs,

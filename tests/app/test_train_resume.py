@@ -200,7 +200,7 @@ def test_a_refused_start_leaves_the_folder_to_the_next_one(own_lab):
 
 def test_memory_may_be_saved_when_a_run_goes_on(own_lab):
     assert train_in(own_lab).returncode == 0
-    less = ["--set", "adaptation.chunk=1", "--set", "adaptation.checkpoint_blocks=true"]
+    less = ["--set", "adaptation.chunk=1", "--set", "adaptation.recompute=block"]
     assert train_in(own_lab, "--resume", *less).returncode == 0
 
 

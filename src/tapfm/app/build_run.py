@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -10,15 +11,17 @@ from tapfm.adaptation.bags import Bags, FeatureBags, PixelBags, SlideTiles
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.optimisers import Schedule
+from tapfm.adaptation.planner import EncoderShape, Precision, StepPlan, plan_step
 from tapfm.adaptation.trainer import LabelledSlide, Plan
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import aggregator_card, build_aggregator
 from tapfm.app.config import RunConfig
-from tapfm.app.devices import choose_precision
+from tapfm.app.devices import choose_float32_products, choose_precision
 from tapfm.app.run_data import RunData, SlideOfRun
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.features import FeatureFacts
+from tapfm.encoders.precision import can_compile
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import Provenance, load_encoder
 from tapfm.errors import InputError, WeightsError
@@ -28,22 +31,38 @@ from tapfm.tiles.augment import Augmentation
 
 GRAPH_BYTES = 2 * 2**30  # of a chunk, where memory cannot be asked for
 GRAPH_FLOATS = 24  # that a block keeps for each number of its input
-CUDA_CHUNK = 64
 ENCODING_CHUNK = 64  # without a graph
 
 
-def build_learner(config: RunConfig, data: RunData, device: torch.device) -> tuple[Learner, str | None]:
-    """Build the model and its optimisers; also gives the SHA-256 of the encoder's weights, where it is known.
+class Built(NamedTuple):
+    """A learner; the SHA-256 of its encoder's weights, where it is known; and the plan it follows on a GPU."""
 
-    The same seed gives the same first weights.
-    """
-    compute_dtype = choose_precision(config.adaptation.precision, device)
+    learner: Learner
+    weights_sha256: str | None
+    plan: StepPlan | None
+
+
+def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Built:
+    """Build the model and its optimisers. The same seed gives the same first weights."""
+    choose_float32_products(tf32=config.machine.tf32)
+    dtype, compiled = choose_precision(config.adaptation.precision, device), is_compiled(config, device)
+    # on a GPU weights are kept in bfloat16; float16 has too few small numbers for that
+    weights_dtype = dtype if device.type == "cuda" and dtype == torch.bfloat16 else None
+    compute_dtype = dtype if weights_dtype is None else None
+    plan = None
     if config.adaptation.method == "fixed":
         facts = stored_features(config, data)
         encoder, feature_size, sha256 = None, facts.size, facts.weights_sha256
     else:
-        encoder, provenance = ready_encoder(config, device)
+        # the learner moves it, once it is small enough
+        encoder, provenance = ready_encoder(config, torch.device("cpu"))
         feature_size, sha256 = encoder.feature_size, provenance.sha256
+        plan = plan_of_step(config, data, encoder, device) if device.type == "cuda" else None
+        encoder.compile_blocks(compiled)
+        if plan is not None:
+            encoder.recompute = plan.recompute
+        elif config.adaptation.recompute != "auto":
+            encoder.recompute = (config.adaptation.recompute,) * len(encoder.recompute)
     torch.manual_seed(config.seed)
     aggregator = build_aggregator(
         config.aggregator.name,
@@ -54,16 +73,51 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> tup
         options=config.aggregator.options,
     ).to(device)
     task = build_task(data.training_labels(), smoothing=config.head.label_smoothing, weighting=config.task.weighting)
-    model = SlideModel(encoder, aggregator, task, compute_dtype)
     adaptation = Adaptation(
         lambda_=config.adaptation.lambda_,
         beta=config.adaptation.beta,
         cosine=config.adaptation.cosine,
         bag_gradient=config.adaptation.bag_gradient,
-        chunking=Chunking() if encoder is None else chunking_of(config, encoder, device),
+        chunking=Chunking() if encoder is None else chunking_of(config, encoder, plan),
+        backward_tiles=config.adaptation.backward_tiles or None,
         compute_dtype=compute_dtype,
     )
-    return Learner(model, adaptation, optimisation_of(config)), sha256
+    optimisation = optimisation_of(config, plan, weights_dtype=weights_dtype, compiled=compiled)
+    model = SlideModel(encoder, aggregator, task, compute_dtype)
+    return Built(Learner(model, adaptation, optimisation), sha256, plan)
+
+
+def is_compiled(config: RunConfig, device: torch.device) -> bool:
+    """Say whether blocks run as compiled code."""
+    return can_compile(device) if config.machine.compile == "auto" else config.machine.compile
+
+
+def training_precision(config: RunConfig, device: torch.device) -> Precision:
+    """Name the precision of training."""
+    dtype = choose_precision(config.adaptation.precision, device)
+    return "bfloat16" if dtype == torch.bfloat16 else "float16" if dtype == torch.float16 else "float32"
+
+
+def plan_of_step(config: RunConfig, data: RunData, encoder: VitEncoder, device: torch.device) -> StepPlan:
+    """Choose how a bag goes through the GPU, by what is free of its memory, or by what of it may be used."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    if (most := config.machine.gpu_memory_gib) is not None:
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most * 2**30 / total_bytes), device)
+        free_bytes = min(free_bytes, int(most * 2**30))
+    most_tiles = max((len(slide.tiles) for slide in data.slides if slide.tiles is not None), default=1)
+    return plan_step(
+        EncoderShape.of(encoder),
+        tiles=min(most_tiles, number_or_all(config.adaptation.tiles_per_slide) or most_tiles),
+        free_bytes=free_bytes,
+        precision=training_precision(config, device),
+        compiled=is_compiled(config, device),
+        chunk=config.adaptation.chunk,
+        recompute=config.adaptation.recompute,
+        moments=config.optimiser.moments,
+        offload=config.machine.offload_optimiser,
+        slides_per_step=config.optimiser.slides_per_step,
+        backward_tiles=config.adaptation.backward_tiles or None,
+    )
 
 
 def ready_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, Provenance]:
@@ -74,7 +128,6 @@ def ready_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, 
         error.hint += "\nIn a configuration, --weights FILE is: --set encoder.weights=FILE"
         raise
     apply_scope(loaded.encoder, Scope.parse(config.adaptation.scope), seed=config.seed)
-    loaded.encoder.checkpoint_blocks = config.adaptation.checkpoint_blocks
     return loaded.encoder.to(device), loaded.provenance
 
 
@@ -119,20 +172,28 @@ def stored_features(config: RunConfig, data: RunData) -> FeatureFacts:
     return facts
 
 
-def chunking_of(config: RunConfig, encoder: VitEncoder, device: torch.device) -> Chunking:
+def chunking_of(config: RunConfig, encoder: VitEncoder, plan: StepPlan | None) -> Chunking:
     """Say how a bag goes through the encoder. Without a GPU by a fixed rule: another split would round otherwise."""
-    chunk, cuda = config.adaptation.chunk, device.type == "cuda"
+    if plan is not None:
+        return Chunking() if plan.way == "one-pass" else Chunking(plan.chunk, plan.kept)
+    chunk = config.adaptation.chunk
     if chunk == "all":
         return Chunking()
     vit = encoder.vit
     tokens = int(vit.patch_embed.num_patches) + int(vit.num_prefix_tokens)
     tile_bytes = 4 * GRAPH_FLOATS * tokens * int(vit.embed_dim) * len(vit.blocks)
-    fitting = CUDA_CHUNK if cuda else max(1, GRAPH_BYTES // tile_bytes)
-    return Chunking(tiles=fitting if chunk == "auto" else chunk, keep="fit" if cuda else 1)
+    return Chunking(tiles=max(1, GRAPH_BYTES // tile_bytes) if chunk == "auto" else chunk)
 
 
-def optimisation_of(config: RunConfig) -> Optimisation:
-    """Unpack the optimisers' settings."""
+def optimisation_of(
+    config: RunConfig,
+    plan: StepPlan | None = None,
+    *,
+    weights_dtype: torch.dtype | None = None,
+    compiled: bool = False,
+) -> Optimisation:
+    """Unpack the optimisers' settings; what they leave open, the plan has chosen."""
+    moments, offload = config.optimiser.moments, config.machine.offload_optimiser
     return Optimisation(
         encoder_lr=config.optimiser.encoder_lr,
         aggregator_lr=config.optimiser.aggregator_lr,
@@ -143,6 +204,11 @@ def optimisation_of(config: RunConfig) -> Optimisation:
         clip_norm=config.optimiser.clip_norm,
         slides_per_step=config.optimiser.slides_per_step,
         schedule=Schedule(config.schedule.first_cycle, config.schedule.cycle_factor),
+        weights_dtype=weights_dtype,
+        wide_gradients=plan is None or plan.wide_gradients,
+        moments=plan.moments if plan is not None else "float32" if moments == "auto" else moments,
+        offload=plan.offload if plan is not None else offload is True,
+        compiled=compiled,
     )
 
 
@@ -186,6 +252,7 @@ def make_bags(config: RunConfig, data: RunData, model: SlideModel, workers: int)
         workers=workers,
         ahead_bytes=ahead_bytes,
         chunk=ENCODING_CHUNK,
+        compiled=is_compiled(config, model.device),
     )
 
 

@@ -11,10 +11,12 @@ import typer
 from rich.console import Console
 
 from tapfm import __version__
+from tapfm.app.cli_bench import bench
 from tapfm.app.cli_cohort import split
 from tapfm.app.cli_embed import embed
 from tapfm.app.cli_evaluation import compare, evaluate
 from tapfm.app.cli_options import AllowFailures
+from tapfm.app.cli_plan import plan
 from tapfm.app.cli_prediction import predict
 from tapfm.app.cli_report import report
 from tapfm.app.cli_study import probe, study
@@ -287,6 +289,7 @@ def synth(
 app.command()(split)
 app.command()(embed)
 app.command()(config)
+app.command()(plan)
 app.command()(train)
 app.command()(evaluate)
 app.command()(compare)
@@ -296,6 +299,7 @@ app.command()(export)
 app.command()(predict)
 app.command()(report)
 app.command()(view)
+app.command()(bench)
 
 
 @app.command()

@@ -93,9 +93,16 @@ class AdaptationSection(Section):
         "of the aggregator's update; joint: encoder first, which the paper argues against", default="before"
     )
     tiles_per_slide: Count | Literal["all"] = says("drawn anew each epoch")
+    backward_tiles: Annotated[int, Field(ge=0)] = says(
+        "go back through so many drawn tiles only, weighted for all; 0: through all", default=0
+    )
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = says(
+        "auto: bfloat16 where the GPU has it, else float16; float32 without a GPU", default="auto"
+    )
     chunk: Count | Literal["auto", "all"] = says("tiles in the encoder at once; changes memory only", default="auto")
-    precision: Literal["auto", "float32", "bfloat16"] = says("auto: bfloat16 where the GPU has it", default="auto")
-    checkpoint_blocks: bool = says("keep less of each tile in memory, for a second forward", default=False)
+    recompute: Literal["auto", "nothing", "pointwise", "mlp", "block"] = says(
+        "what backward computes again to save memory; auto: `tapfm plan`", default="auto"
+    )
 
 
 class HeadSection(Section):
@@ -114,6 +121,9 @@ class OptimiserSection(Section):
     decay_all: bool = says("decay biases and norms too")
     clip_norm: NotNegative = says("largest norm of a gradient; 0: not clipped", default=0.0)
     slides_per_step: Count = says("slides whose gradients are averaged before an update", default=1)
+    moments: Literal["auto", "float32", "bfloat16", "int8"] = says(
+        "how AdamW remembers; auto: float32 where it fits the GPU", default="auto"
+    )
 
 
 class ScheduleSection(Section):
@@ -148,6 +158,12 @@ class MachineSection(Section):
     """What does not change the result: may differ when a run is resumed."""
 
     device: str = says("auto, cpu, cuda, cuda:1, ...", default="auto")
+    gpu_memory_gib: Positive | None = says("use no more of the GPU's memory", default=None, examples=[24.0])
+    offload_optimiser: bool | Literal["auto"] = says(
+        "AdamW's memory in the machine's; auto: where the GPU's is too small", default="auto"
+    )
+    compile: bool | Literal["auto"] = says("compile the encoder's blocks; auto: on a GPU", default="auto")
+    tf32: bool = says("float32 products in TensorFloat-32: faster, three digits", default=False)
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = says("processes that read tiles", default="auto")
     read_ahead_gib: Positive = says("memory for tiles read ahead", default=1.0)
     save_minutes: Positive = says("time between checkpoints within an epoch", default=30.0)

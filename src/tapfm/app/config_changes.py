@@ -7,7 +7,7 @@ from typing import Any
 
 from tapfm.app.config import PATHS
 
-MEMORY_ONLY = (("adaptation", "chunk"), ("adaptation", "checkpoint_blocks"))  # a run that ran out of it may change them
+MEMORY_ONLY = (("adaptation", "chunk"), ("adaptation", "recompute"))  # a run that ran out of it may change them
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

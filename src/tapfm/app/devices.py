@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,15 @@ from tapfm.errors import InputError, UnknownNameError
 if TYPE_CHECKING:
     import torch
 
-PRECISIONS = ("auto", "float32", "bfloat16")
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 def choose_device(text: str) -> torch.device:
     """Take the device that is named, if it is there; auto is the GPU where there is one."""
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
         raise InputError(f"'{text}' is not a device.", hint="Devices are auto, cpu, cuda, cuda:0, cuda:1, ...")
+    # chunks of many sizes leave gaps in memory otherwise; it counts for those who have not begun with the GPU yet
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -33,22 +36,35 @@ def choose_device(text: str) -> torch.device:
 
 
 def choose_precision(text: str, device: torch.device) -> torch.dtype | None:
-    """Give the type to compute in, None for float32; auto is bfloat16 where the GPU has it."""
+    """Give the type to compute in, None for float32; auto is bfloat16 where the GPU has it, else float16."""
     check_precision(text)
     import torch
 
     if text == "float32" or (text == "auto" and device.type == "cpu"):
         return None
+    if text == "float16":
+        if device.type == "cpu":
+            raise InputError("float16 is for GPUs.", hint="On a CPU, use float32 or bfloat16, or auto.")
+        return torch.float16
     if device.type == "cuda":
         with torch.cuda.device(device):
             has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if not has_bfloat16 and text == "auto":
-            return None
+            return torch.float16
         if not has_bfloat16:
             raise InputError(
-                f"{torch.cuda.get_device_name(device)} does not compute in bfloat16.", hint="Use float32, or auto."
+                f"{torch.cuda.get_device_name(device)} does not compute in bfloat16.",
+                hint="Use float16 or float32, or auto.",
             )
     return torch.bfloat16
+
+
+def choose_float32_products(*, tf32: bool) -> None:
+    """Say how a GPU multiplies float32 matrices: exactly, or in TensorFloat-32, which keeps three digits."""
+    import torch
+
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32  # of the patch embedding, which is a convolution
 
 
 def check_precision(text: str) -> None:

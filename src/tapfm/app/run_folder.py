@@ -121,6 +121,10 @@ class RunFolder:
         self.settle_best(progress)
         return progress
 
+    def saved_moments(self) -> str:
+        """Read in which form the last checkpoint has the optimiser's moments."""
+        return str(read_description(self.last).get("moments", "float32"))
+
     def load_best(self, learner: Learner) -> dict[str, Any]:
         """Put the best epoch's weights into the learner, and say which they are."""
         tensors, description = load_checkpoint(self.best)
@@ -140,6 +144,7 @@ class RunFolder:
             "tapfm": tapfm.__version__,
             "kind": "last",
             "run": self.identity(),  # of configuration and data
+            "moments": learner.optimisation.moments,
             "config": self.settings(),
             "progress": progress.as_json(),
         }

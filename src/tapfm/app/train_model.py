@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from tapfm.adaptation.learner import Learner
+from tapfm.adaptation.planner import EncoderShape, describe
 from tapfm.adaptation.progress import Progress
 from tapfm.adaptation.trainer import Interrupted, LabelledSlide, fit
 from tapfm.app.advice import command, counted
@@ -51,8 +53,10 @@ def train(config: RunConfig, data: RunData, folder: Path, *, resume: bool, worke
     with locked(folder, "tapfm train"), StopRequests(console.print) as stop:
         remove_unfinished(folder, folder / "checkpoints")
         refuse_wrong_start(run_folder, config, data, resume=resume)
+        config = as_it_was_saved(run_folder, config)
         device = choose_device(config.machine.device)
-        learner, weights_sha256 = build_learner(config, data, device)
+        learner, weights_sha256, plan = build_learner(config, data, device)
+        learner.shrunk = partial(say_that_memory_ended, console)
         if run_folder.begun:
             run_folder.refuse_other_weights(weights_sha256)
         progress = run_folder.load_progress(learner) or Progress()
@@ -69,6 +73,9 @@ def train(config: RunConfig, data: RunData, folder: Path, *, resume: bool, worke
         else:
             run_folder.begin(config, data, environment)
         say_what_begins(config, data, device, learner, console)
+        if plan is not None and learner.model.encoder is not None:
+            for line in describe(plan, EncoderShape.of(learner.model.encoder)):
+                console.print(f"  {line}", markup=False, soft_wrap=True)
         if progress.finished:
             console.print("The run is finished; its predictions are looked at again.")
         elif progress.step:
@@ -103,6 +110,24 @@ def train(config: RunConfig, data: RunData, folder: Path, *, resume: bool, worke
             draw_run(run_folder, config, progress)
             console.print(f"Stopped and saved. To go on: {resume_command(folder)}", soft_wrap=True, markup=False)
             raise
+
+
+def as_it_was_saved(run_folder: RunFolder, config: RunConfig) -> RunConfig:
+    """Let a run that goes on keep the form of its moments, if that is left open: less of the GPU may be free now."""
+    if config.optimiser.moments != "auto" or not run_folder.last.exists():
+        return config
+    moments = run_folder.saved_moments()
+    return config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"moments": moments})})
+
+
+def say_that_memory_ended(console: Console, tiles: int) -> None:
+    """Tell of a step that started over."""
+    console.print(
+        f"The GPU's memory ended: the step starts over with {counted(tiles, 'tile')} at once, and so it goes on.",
+        style="bold yellow",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def refuse_wrong_start(run_folder: RunFolder, config: RunConfig, data: RunData, *, resume: bool) -> None:
@@ -189,7 +214,8 @@ def say_what_begins(config: RunConfig, data: RunData, device: torch.device, lear
     """Tell what is about to be learnt, from what, and what is odd about it."""
     counts = ", ".join(f"{len(data.of(split)):,} {split}" for split in (TRAIN, VALIDATION, TEST))
     learning = sum(tensor.numel() for tensor in learner.weights().values())
-    precision = "bfloat16" if learner.model.compute_dtype is not None else "float32"
+    dtype = learner.optimisation.weights_dtype or learner.model.compute_dtype or torch.float32
+    precision = str(dtype).removeprefix("torch.")
     lines = [
         f"{', '.join(data.targets)} from {counts} slides; {config.adaptation.method} with {config.aggregator.name}, "
         f"{config.encoder.name}; {learning / 1e6:,.2f} M parameters learn on {device} in {precision}."

@@ -1,0 +1,1 @@
+"""Measurements of this machine, and what follows from them."""

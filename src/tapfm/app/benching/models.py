@@ -1,0 +1,175 @@
+"""The model that is measured: as `tapfm train` would build it, but with random weights, which are as fast as any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tapfm.adaptation.bags import Bag
+from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.learner import Learner
+from tapfm.adaptation.two_graph import Adaptation
+from tapfm.aggregators.catalog import build_aggregator
+from tapfm.app.build_run import optimisation_of
+from tapfm.app.config import RunConfig, resolve
+from tapfm.app.devices import choose_precision
+from tapfm.contracts import Targets
+from tapfm.encoders.adapters import Scope, apply_scope
+from tapfm.encoders.build import build_vit
+from tapfm.encoders.catalog import EncoderCard, encoder_card
+from tapfm.encoders.inference import Looking, make_ready, name_of
+from tapfm.encoders.precision import can_compile
+from tapfm.encoders.vit import VitEncoder
+from tapfm.model import SlideModel
+from tapfm.tasks.catalog import build_task
+from tapfm.tiles.augment import Augmentation, AugmentedTiles
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured, and where."""
+
+    config: RunConfig
+    device: torch.device
+
+    @property
+    def card(self) -> EncoderCard:
+        """The encoder's facts."""
+        return encoder_card(self.config.encoder.name)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision that is computed in."""
+        return choose_precision(self.config.adaptation.precision, self.device) or torch.float32
+
+    @property
+    def lowered(self) -> bool:
+        """Say whether the weights themselves are in that precision, rather than cast each time."""
+        return self.device.type == "cuda" and self.dtype == torch.bfloat16
+
+    @property
+    def compiled(self) -> bool:
+        """Say whether blocks are compiled."""
+        wanted = getattr(self.config.machine, "compile", "auto")
+        return can_compile(self.device) if wanted == "auto" else bool(wanted)
+
+
+def settings_for(encoder: str, precision: str) -> RunConfig:
+    """Take the recipe's settings, where no RUN.toml says others; slides and targets are not looked at."""
+    return resolve(
+        {
+            "cohort": {"table": "cohort.csv"},
+            "tiles": {"folder": "tiles"},
+            "encoder": {"name": encoder},
+            "task": {"targets": ["target"]},
+            "adaptation": {"precision": precision},
+        },
+        "What was given",
+    )
+
+
+def build_encoder(subject: Subject) -> VitEncoder:
+    """Build the architecture, with random weights, on the device."""
+    card = subject.card
+    torch.manual_seed(subject.config.seed)
+    with subject.device:
+        vit = build_vit(card)
+    return VitEncoder(vit, mean=card.mean, std=card.std, feature=card.feature).to(subject.device)
+
+
+def check_scopes(subject: Subject, scopes: Sequence[str]) -> None:
+    """Refuse what this encoder cannot be adapted by, before anything is measured."""
+    card = subject.card
+    for scope in scopes:
+        with torch.device("meta"):
+            encoder = VitEncoder(build_vit(card), mean=card.mean, std=card.std, feature=card.feature)
+        apply_scope(encoder, Scope.parse(scope))
+
+
+def build_looking(subject: Subject) -> Looking:
+    """Build an encoder that looks, as `tapfm predict` does."""
+    return make_ready(build_encoder(subject), name_of(subject.dtype), compiled=subject.compiled)
+
+
+def build_learner(subject: Subject, scope: str, chunking: Chunking) -> Learner:
+    """Build a model that learns, a bag at a time; one that does not fit is not made to, as it would be in training."""
+    config, device, encoder = subject.config, subject.device, build_encoder(subject)
+    apply_scope(encoder, Scope.parse(scope), seed=config.seed)
+    recompute: Any = getattr(config.adaptation, "recompute", "auto")
+    if recompute != "auto":
+        encoder.recompute = (recompute,) * len(encoder.recompute)
+    if subject.compiled:
+        encoder.compile_blocks()
+    aggregator = build_aggregator(
+        config.aggregator.name,
+        encoder.feature_size,
+        len(config.task.targets),
+        tau=config.adaptation.tau,
+        layer_norm=config.head.layer_norm,
+        options=config.aggregator.options,
+    ).to(device)
+    task = build_task({name: [0, 1] for name in config.task.targets})
+    compute_dtype = None if subject.lowered or subject.dtype == torch.float32 else subject.dtype
+    adaptation = Adaptation(
+        lambda_=config.adaptation.lambda_,
+        beta=config.adaptation.beta,
+        cosine=config.adaptation.cosine,
+        bag_gradient=config.adaptation.bag_gradient,
+        chunking=chunking,
+        backward_tiles=getattr(config.adaptation, "backward_tiles", 0) or None,
+        compute_dtype=compute_dtype,
+    )
+    optimisation = replace(
+        optimisation_of(config),
+        weights_dtype=subject.dtype if subject.lowered else None,
+        wide_gradients=config.optimiser.slides_per_step > 1 or chunking.tiles is not None,
+        compiled=subject.compiled,
+    )
+    model = SlideModel(encoder, aggregator, task, compute_dtype)
+    learner = Learner(model, adaptation, optimisation, shrunk=did_not_fit)
+    learner.begin_epoch(0)
+    return learner
+
+
+def did_not_fit(_tiles: int) -> None:
+    """Keep a step from being taken in smaller chunks than were asked for."""
+    raise torch.OutOfMemoryError("the step does not fit")
+
+
+def learn_once(learner: Learner, pixels: Tensor, subject: Subject) -> None:
+    """Take one slide's step with pixels as they were read, augmented as in training."""
+    settings = subject.config.augmentation
+    augmentation = Augmentation(
+        flip=settings.flip,
+        quarter_turns=settings.quarter_turns,
+        blur=settings.blur,
+        blur_radius=settings.blur_radius,
+        stain_jitter=settings.stain_jitter,
+    )
+    content = AugmentedTiles(pixels, augmentation, 0, device=subject.device, compiled=subject.compiled)
+    bag = Bag(content, np.arange(len(pixels)), places=grid_places(len(pixels)))
+    targets = Targets.of([1] * len(learner.model.task.targets)).to(subject.device)
+    report = learner.learn(bag, targets, now=True, slide_id="bench")
+    report.loss_agg.item()
+
+
+def forward_gflop(card: EncoderCard) -> float:
+    """Count a tile's forward, 2 for each multiply-add: patches, linear layers of all blocks, attention."""
+    with torch.device("meta"):
+        vit: Any = build_vit(card)
+    patches, width = int(vit.patch_embed.num_patches), int(vit.embed_dim)
+    tokens = patches + int(vit.num_prefix_tokens)
+    linear = sum(layer.weight.numel() for layer in vit.blocks.modules() if isinstance(layer, nn.Linear))
+    attention = 2 * tokens * width * len(vit.blocks)  # for each token: a product with all keys, one with all values
+    return 2 * (patches * int(vit.patch_embed.proj.weight.numel()) + tokens * (linear + attention)) / 1e9
+
+
+def grid_places(tiles: int) -> Tensor:
+    """Lay tiles in rows, for aggregators that ask where they are."""
+    across = max(1, round(tiles**0.5))
+    return torch.tensor([(i % across, i // across) for i in range(tiles)], dtype=torch.float32)
