@@ -73,10 +73,10 @@ def test_what_was_recorded_follows_new_weights_and_other_batches(monkeypatch):
     recorded = ready._captured
     with torch.no_grad():
         one.vit.norm.bias += 1  # in place: the recorded launches read it
-    assert (ready.encode(tiles(8), 8).z_KD - first.z_KD).mean() == pytest.approx(1, abs=1e-3)
+    assert float((ready.encode(tiles(8), 8).z_KD - first.z_KD).mean()) == pytest.approx(1, abs=1e-3)
     assert ready._captured is recorded
     one.vit.norm.bias.data = one.vit.norm.bias.data.clone() + 1  # elsewhere: recorded anew
-    assert (ready.encode(tiles(8), 8).z_KD - first.z_KD).mean() == pytest.approx(2, abs=1e-3)
+    assert float((ready.encode(tiles(8), 8).z_KD - first.z_KD).mean()) == pytest.approx(2, abs=1e-3)
     assert ready._captured is not recorded
     torch.testing.assert_close(ready.encode(tiles(8), 4).z_KD - 2, first.z_KD, rtol=1e-3, atol=1e-3)
 
@@ -91,6 +91,7 @@ def test_what_cannot_be_recorded_is_run_plainly(monkeypatch):
     assert ready._captured is None
     torch.testing.assert_close(found.z_KD, expected.z_KD, rtol=1e-3, atol=1e-3)
     waits.remove()
+    torch.rand(3, device="cuda")  # the generator has not stayed in the recording
 
 
 @pytest.mark.skipif(not can_compile(CUDA), reason="needs triton")
@@ -114,7 +115,7 @@ def test_float8_is_what_its_emulation_is():
     ready = make_ready(one, "float8", compiled=False)
     found = ready.encode(tiles(8), 8)
     emulated = make_ready_copy_on_cpu(one).encode(tiles(8), 8)
-    assert cosine_similarity(found.z_KD.cpu(), emulated.z_KD).min() > 0.999
+    assert cosine_similarity(found.z_KD.cpu(), emulated.z_KD).min() > 0.998
 
 
 def make_ready_copy_on_cpu(ready):

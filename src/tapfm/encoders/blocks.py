@@ -6,9 +6,9 @@
     "mlp"         the same of its attention, not its MLP   the MLP's first product
     "block"       its input                                the whole block
 
-With "pointwise" and "mlp", what multiplies a whole matrix is folded into it: a LayerScale into the layer before it, whose
-output then need not be kept for its sake; and, while there is a graph, the weights of a norm into the layer after it,
-whose gradients then come from the matrix's gradient instead of from every token. All are the same to rounding.
+With "pointwise" and "mlp", what multiplies a whole matrix is folded into it: a LayerScale into the layer before it,
+whose output then need not be kept for its sake; and, while there is a graph, the weights of a norm into the layer after
+it, whose gradients then come from the matrix's gradient instead of from every token. All is the same to rounding.
 
 K tiles, N tokens (CLS, registers, patches), H heads, d head size, D width.
 """

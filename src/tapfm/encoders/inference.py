@@ -11,7 +11,8 @@ encoder computes faster than it is launched. Its launches are recorded once as a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, cast
 
 import torch
@@ -85,7 +86,7 @@ class Captured:
                 run(self._tiles)
             torch.cuda.current_stream().wait_stream(stream)
             # meanwhile the thread that reads tiles may take pinned memory
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            with unharmed_generator(device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._encoded = run(self._tiles)
 
     def is_of(self, encoder: VitEncoder, batch: int) -> bool:
@@ -97,6 +98,20 @@ class Captured:
         self._tiles[: len(tiles)].copy_(tiles, non_blocking=True)
         self._graph.replay()
         return Encoded(*(part[: len(tiles)].clone() for part in self._encoded))
+
+
+@contextmanager
+def unharmed_generator(device: torch.device) -> Iterator[None]:
+    """Give the device's generator a new state where recording fails: the old one would stay in the recording."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    before = generator.get_state()
+    try:
+        yield
+    except RuntimeError:
+        fresh = torch.Generator(device)
+        fresh.set_state(before)
+        generator.graphsafe_set_state(fresh.graphsafe_get_state())
+        raise
 
 
 def plainly(encoder: VitEncoder, tiles: Tensor, autocast: torch.dtype | None) -> Encoded:
