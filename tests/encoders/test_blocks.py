@@ -1,5 +1,6 @@
 """What backward computes again changes memory and nothing else; compiled blocks are compiled once."""
 
+import os
 from typing import get_args
 
 import pytest
@@ -89,7 +90,7 @@ def traced(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at its inputs' .grad
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("family", ["LayerScale", "registers", "RoPE"])
+@pytest.mark.parametrize("family", ["registers", "RoPE"])
 def test_compiled_blocks_give_the_same_and_a_ragged_chunk_compiles_nothing_anew(traced, family, level):
     encoder = small_encoder(family, depth=3, dtype=torch.float32)
     encoder.recompute = (level,) * 3
@@ -120,11 +121,32 @@ def test_lowered_weights_compute_without_autocast_and_speak_in_float32():
     assert not torch.equal(ours.z_KD, exact.z_KD)
 
 
+def test_the_mean_of_patch_tokens_is_not_rounded_to_the_precision_of_the_weights():
+    encoder = small_encoder("CLS + mean", dtype=torch.float32)
+    lower(encoder, torch.bfloat16)
+    cls, mean = encoder(some_tiles(encoder)).z_KD.chunk(2, dim=1)
+    assert torch.equal(cls, cls.bfloat16().float())
+    assert (mean != mean.bfloat16().float()).float().mean() > 0.5
+
+
 def test_rotary_positions_stay_in_float32():
     encoder = small_encoder("RoPE", dtype=torch.float32)
     lower(encoder, torch.bfloat16)
     assert {buffer.dtype for buffer in encoder.vit.buffers() if buffer.is_floating_point()} <= {torch.float32}
     assert encoder(some_tiles(encoder)).z_KD.isfinite().all()
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_compiled_code_is_kept_in_the_users_cache_where_that_can_be_written_to(tmp_path, monkeypatch, writable):
+    home = tmp_path / "cache"
+    if not writable:
+        home.write_text("a file where the folder would be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "put back afterwards")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    vit.keep_compiled_code()
+    kept = str(home / "tapfm" / "compiled") if writable else None
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == kept
 
 
 def test_a_cpu_is_not_compiled_for():

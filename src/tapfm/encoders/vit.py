@@ -5,14 +5,18 @@ K tiles, N tokens (CLS, registers, patches), H heads, d head size, D feature siz
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from timm.layers import Attention, AttentionRope
+import torch.nn.functional as F
+from timm.layers import Attention, AttentionRope, PatchEmbed
 from timm.models.eva import EvaAttention, EvaBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
@@ -73,7 +77,8 @@ class VitEncoder(nn.Module):
         x_KND = self.vit.norm(x_KND)
         z_KD = x_KND[:, 0]
         if self.feature == "cls+mean":
-            z_KD = torch.cat([z_KD, x_KND[:, self.vit.num_prefix_tokens :].mean(1)], dim=1)
+            patches_KND = x_KND[:, self.vit.num_prefix_tokens :]
+            z_KD = torch.cat([z_KD, patches_KND.mean(1, dtype=at_least_float32(x_KND))], dim=1)
         return Encoded(z_KD.to(at_least_float32(z_KD)), r_K)
 
     def compile_blocks(self, enabled: bool = True) -> None:
@@ -81,6 +86,7 @@ class VitEncoder(nn.Module):
         self._compiled = enabled
         if enabled:
             keep_compiled_code()
+            let_the_compiler_be_quiet()
             # precisions, with and without a graph, each way to recompute, members of an ensemble
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
 
@@ -106,8 +112,18 @@ class VitEncoder(nn.Module):
 
 def keep_compiled_code() -> None:
     """Let torch keep what it compiles where it is found again: its own choice is a folder for temporary files."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tapfm" / "compiled"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    with suppress(OSError, RuntimeError):  # nobody's home, or one that cannot be written to
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tapfm" / "compiled"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
+def let_the_compiler_be_quiet() -> None:
+    """Keep torch from telling users what is known: there is no in-place operation, and TF32 is a setting of ours."""
+    logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
+    for message in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):
+        warnings.filterwarnings("ignore", message=message, category=UserWarning)
 
 
 def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,10 +146,24 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def embed(vit: Any, tiles_K3hw: Tensor, mean: Tensor, std: Tensor) -> tuple[Tensor, Any]:
     """Patches, CLS and registers with their positions; and the rotary embedding where the ViT has one."""
     pixels_K3hw = ((tiles_K3hw.to(mean.dtype) - mean) / std).to(vit.patch_embed.proj.weight.dtype)
-    x = vit._pos_embed(vit.patch_embed(pixels_K3hw))
+    x = vit._pos_embed(patches_of(vit.patch_embed, pixels_K3hw))
     if isinstance(x, tuple):  # Eva: patch dropout, if any, has already been applied
         return vit.norm_pre(x[0]), x[1]
     return vit.norm_pre(vit.patch_drop(x)), None
+
+
+def patches_of(patch_embed: Any, pixels_K3hw: Tensor) -> Tensor:
+    """Patches as the module makes them; compiled, by a product instead of a convolution, which is slower at this."""
+    patches_KND: Tensor
+    as_usual = type(patch_embed) is PatchEmbed and patch_embed.flatten and not patch_embed.dynamic_img_pad
+    if as_usual and torch.compiler.is_compiling():
+        (high, wide), proj = patch_embed.patch_size, patch_embed.proj
+        rows, columns = pixels_K3hw.shape[2] // high, pixels_K3hw.shape[3] // wide
+        cut = pixels_K3hw.unflatten(3, (columns, wide)).unflatten(2, (rows, high)).permute(0, 2, 4, 1, 3, 5)
+        patches_KND = patch_embed.norm(F.linear(cut.flatten(3).flatten(1, 2), proj.weight.flatten(1), proj.bias))
+    else:
+        patches_KND = patch_embed(pixels_K3hw)
+    return patches_KND
 
 
 def refuse_unreadable(vit: Any) -> None:
