@@ -116,9 +116,11 @@ def torch_finding() -> Finding:
 
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
-            precision = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
+            precision = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
             found = f"{torch.cuda.get_device_name()}, {total / GIB:.0f} GiB ({free / GIB:.0f} free), {precision}"
-            return Finding("GPU", "ok", found)
+            if importlib.util.find_spec("triton") is None:
+                return Finding("GPU", "note", f"{found}, nothing to compile with", "For faster steps: pip install triton")
+            return Finding("GPU", "ok", f"{found}, compiles")
         if torch.backends.mps.is_available():
             return Finding("GPU", "note", "Apple GPU", SMALL_ONLY)
     except Exception as error:  # whatever a broken install raises is the finding
