@@ -119,7 +119,7 @@ def torch_finding() -> Finding:
             precision = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
             found = f"{torch.cuda.get_device_name()}, {total / GIB:.0f} GiB ({free / GIB:.0f} free), {precision}"
             if importlib.util.find_spec("triton") is None:
-                return Finding("GPU", "note", f"{found}, nothing to compile with", "For faster steps: pip install triton")
+                return Finding("GPU", "note", f"{found}, no compiler", "For faster steps: pip install triton")
             return Finding("GPU", "ok", f"{found}, compiles")
         if torch.backends.mps.is_available():
             return Finding("GPU", "note", "Apple GPU", SMALL_ONLY)
