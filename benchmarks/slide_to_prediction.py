@@ -10,11 +10,11 @@ on them. Written once are the slide and a folder as `tapfm export` makes it. The
 twice into new folders: `first` takes memory and compiles, `again` is what each further slide takes. --whole-command
 also times `tapfm predict` from the shell, where nothing is loaded and imported yet.
 
-Stages follow one another: `laying` finds the tissue and lays the tiles, `loading` reads and digests the weights,
-`encoding` reads and encodes all tiles, `asking` is the aggregator and the tables. `waiting` is the part of encoding in
-which the loop had no tiles. `busy` is the time that the GPU spent in encoding, by CUDA events around each part of the
-slide, over the seconds from the slide file to its prediction without loading; and over those of encoding alone. Prints
-Markdown; --json keeps it.
+Stages follow one another: `laying` finds the tissue and lays the tiles, `loading` digests the weights and waits until
+they are loaded, which begins while tiles are laid, `encoding` reads and encodes all tiles, `asking` is the aggregator
+and the tables. `waiting` is the part of encoding in which the loop had no tiles. `busy` is the time that the GPU spent
+in encoding, by CUDA events around each part of the slide, over the seconds from the slide file to its prediction
+without loading; and over those of encoding alone. Prints Markdown; --json keeps it.
 """
 
 from __future__ import annotations

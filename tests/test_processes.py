@@ -1,11 +1,13 @@
 """A worker that dies costs one item."""
 
+import multiprocessing
 import os
 import signal
+from contextlib import closing
 
 import pytest
 
-from tapfm.processes import Died, run_isolated
+from tapfm.processes import Crew, Died, answer_items, run_isolated
 
 
 def behave(item):
@@ -39,6 +41,24 @@ def test_stopping_early_ends_the_workers():
     results.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(("hired", "workers", "employed"), [(1, 2, 1), (3, 2, 2)])
+def test_those_who_were_hired_before_work_first_and_no_more_than_are_needed(hired, workers, employed):
+    before = set(multiprocessing.active_children())
+    with closing(Crew(hired, answer_items, behave)) as crew:
+        pids = {process.pid for process in set(multiprocessing.active_children()) - before}
+        results = dict(run_isolated(behave, ["a", "b"], workers, crew))
+    assert len({int(answer.split()[-1]) for answer in results.values()} & pids) == employed
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_a_crew_that_nobody_asks_is_ended():
+    before = set(multiprocessing.active_children())
+    with closing(Crew(2, answer_items, behave)) as crew:
+        assert len(set(multiprocessing.active_children()) - before) == 2
+        assert list(run_isolated(behave, [], 3, crew)) == []
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_nothing_to_do():

@@ -48,19 +48,39 @@ class Worker:
         return self.process.exitcode
 
 
+class Crew:
+    """Workers hired before there is anything for them to do: they start while something else is waited for."""
+
+    def __init__(self, workers: int, serve: Callable[..., None], *arguments: Any) -> None:
+        self._workers = [hire(serve, *arguments) for _ in range(workers)]
+
+    def give(self, most: int) -> list[Worker]:
+        """Hand over at most so many, for whoever takes them to end; the others are not needed."""
+        given, self._workers = self._workers[:most], self._workers[most:]
+        self.close()
+        return given
+
+    def close(self) -> None:
+        """End those that were not handed over."""
+        while self._workers:
+            self._workers.pop().end()
+
+
 def run_isolated(
-    function: Callable[[Item], Result], items: Sequence[Item], workers: int
+    function: Callable[[Item], Result], items: Sequence[Item], workers: int, crew: Crew | None = None
 ) -> Generator[tuple[int, Result | Died], None, None]:
     """Apply a function to all items in `workers` processes; gives (index, result) as they come.
 
-    Function and items are pickled. Closing the iterator, or an exception in the caller, ends the processes.
+    Function and items are pickled. Closing the iterator, or an exception in the caller, ends the processes. The first
+    are those of a `crew` that answers items with this function.
     """
+    hired = [] if crew is None else crew.give(min(workers, len(items)))
     waiting = deque(range(len(items)))
     busy: dict[Connection, Worker] = {}
     try:
         while waiting or busy:
             while waiting and len(busy) < workers:
-                worker = hire(answer_items, function)
+                worker = hired.pop() if hired else hire(answer_items, function)
                 busy[worker.line] = worker
                 give(worker, waiting.popleft(), items)
             for line in wait(list(busy)):
@@ -80,7 +100,7 @@ def run_isolated(
                         worker.end()
                 yield index, answer
     finally:
-        for worker in busy.values():
+        for worker in [*busy.values(), *hired]:
             worker.end()
 
 

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -21,11 +22,12 @@ from training_lab import SPLITS, edit, slide_id, tile_set
 
 from tapfm import api
 from tapfm.app.evaluating.ensemble import write_ensemble
-from tapfm.app.predicting import loading
+from tapfm.app.predicting import ahead, loading
 from tapfm.app.predicting import predict as predicting
 from tapfm.app.progress import TileCounter
 from tapfm.app.stopping import StopRequests
 from tapfm.encoders import float8
+from tapfm.errors import WeightsError
 from tapfm.evaluation.predictions import mean_of, read_predictions, sigmoid
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.whole_slide import Models
@@ -617,6 +619,42 @@ def test_workers_change_nothing(run, lab, of_cohort, tmp_path):
     )
     assert result.returncode == 0, result.said
     assert files_below(tmp_path / "p") == files_below(of_cohort.path)
+
+
+def test_what_was_begun_ahead_is_ended_in_every_way_out(run, tmp_path, monkeypatch):
+    slide = write_slide(tmp_path / "s.svs", section(900, 900))
+
+    def refused(*_):
+        raise WeightsError("The weights are gone.", hint="Get them again.")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    before = set(multiprocessing.active_children())
+    words = ("predict", "--model", run, "--workers", 1, "--device", "cpu", slide)
+    monkeypatch.setattr(ahead, "load_with_encoder", refused)
+    # what is wrong with slides comes first, as their tiles are found before weights are asked for
+    of_slides = tapfm_here(*words, "--out", tmp_path / "a", "--tiles", tmp_path)
+    assert of_slides.returncode == 2
+    assert "has no tiles of any of 1 slide" in of_slides.said
+    of_weights = tapfm_here(*words, "--out", tmp_path / "b")
+    assert of_weights.returncode == 2
+    assert "The weights are gone." in of_weights.said
+    assert "Get them again." in of_weights.said
+    monkeypatch.setattr(predicting, "lay_tiles", interrupted)
+    stopped = tapfm_here(*words, "--out", tmp_path / "c")
+    assert stopped.returncode == 130
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_weights_are_not_loaded_where_all_may_be_done_already(run, lab, of_cohort, tmp_path, monkeypatch):
+    shutil.copytree(of_cohort.path, tmp_path / "p")
+    loaded = []
+    monkeypatch.setattr(ahead, "load_with_encoder", lambda *_: loaded.append(1))
+    words = ("predict", "--model", run, "--device", "cpu", "--workers", len(SPLITS), lab / "cohort.csv")
+    again = tapfm_here(*words, "--out", tmp_path / "p", "--tiles", lab / "tiles", "--resume")
+    assert again.returncode == 0, again.said
+    assert not loaded
 
 
 @needs_real_slides

@@ -7,7 +7,7 @@ from PIL import Image
 from slide_files import EOSIN, GLASS, REAL, needs_real_slides
 
 from tapfm.slides.opening import open_slide
-from tapfm.slides.quality import FOCUS_MPP, out_of_focus, pen_mask, sharpness
+from tapfm.slides.quality import FOCUS_MPP, blurred, out_of_focus, pen_mask, sharpness
 from tapfm.slides.tissue import MASK_MPP
 
 COLON = REAL.parent / "tiles" / "crc" / "train"
@@ -116,8 +116,23 @@ def test_real_colon_is_sharp_until_it_is_blurred(kind, blur_um):
     assert np.mean(verdicts) == (1 if blur_um else 0)
 
 
+def test_a_tile_is_judged_alone_as_among_others():
+    picture = np.random.default_rng(0).integers(0, 256, (700, 600, 3), np.uint8)
+    sigmas = np.linspace(0.1, 3, 30)
+    tiles = [
+        cv2.GaussianBlur(picture, (0, 0), sigma)[20 * i : 20 * i + 57, 17 * i : 17 * i + 43]
+        for i, sigma in enumerate(sigmas)
+    ]
+    together = sharpness(np.stack(tiles))
+    assert together.tolist() == [float(sharpness(tile[np.newaxis])[0]) for tile in tiles]
+    verdicts = blurred(np.stack(tiles)).tolist()
+    assert verdicts == [out_of_focus(tile) for tile in tiles]
+    assert verdicts == sorted(verdicts)
+    assert 0 < sum(verdicts) < len(tiles)
+
+
 def test_a_flat_tile_is_not_judged():
-    assert sharpness(np.full((56, 56, 3), EOSIN, np.uint8)) is None
+    assert np.isnan(sharpness(np.full((1, 56, 56, 3), EOSIN, np.uint8)))
     assert not out_of_focus(np.full((56, 56, 3), EOSIN, np.uint8))
 
 

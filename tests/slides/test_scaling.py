@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from slide_files import section, write_slide
+from slide_files import damage, section, write_slide
 
+from tapfm.errors import TileReadError
 from tapfm.slides.opening import open_slide
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import TiffSlide
-from tapfm.slides.scaling import best_level, read_scaled, resize
+from tapfm.slides.scaling import best_level, make_thumbnail, read_scaled, resize
 from tapfm.slides.slide import Level
 
 LEVELS = (Level(1000, 1000, 1, 1), Level(250, 250, 4.0002, 4.0002), Level(62, 62, 16.2, 16.0))
@@ -113,3 +114,16 @@ def test_a_thumbnail_of_a_slide_without_a_pyramid_is_its_mean_picture(tmp_path):
     assert thumbnail.downsample == (100, 100)
     reference = pixels.reshape(12, 100, 90, 100, 3).mean(axis=(1, 3))
     assert np.abs(thumbnail.pixels - reference).mean() < 3
+
+
+def test_threads_make_the_same_picture_and_find_the_same_damage(tmp_path):
+    path = write_slide(tmp_path / "s.svs", section(9000, 1200), downsamples=(1,))
+    slide = open_slide(path)
+    np.testing.assert_array_equal(make_thumbnail(slide, 800, 3).pixels, make_thumbnail(slide, 800).pixels)
+    slide = open_slide(damage(path, [2, 170]))
+    damaged = make_thumbnail(slide, 800, 3).pixels
+    assert (damaged == 255).all(axis=2).any()
+    np.testing.assert_array_equal(damaged, make_thumbnail(slide, 800).pixels)
+    slide = open_slide(damage(path, range(0, 180, 9)))
+    with pytest.raises(TileReadError):
+        make_thumbnail(slide, 800, 3)

@@ -5,14 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
 from slide_files import damage, section, write_slide
 
+from tapfm.processes import Crew
 from tapfm.slides.opening import open_slide
 from tapfm.tiles.reading import TileRequest
-from tapfm.tiles.stream import PIECE, TileStream
+from tapfm.tiles.stream import PIECE, TileStream, serve_pieces
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +135,21 @@ def test_closing_early_ends_the_workers(folder):
     next(stream)
     stream.close()
     assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.mark.parametrize(("hired", "workers"), [(2, 1), (1, 2), (2, 0)])
+def test_workers_that_were_hired_before_read_the_same(folder, hired, workers):
+    wanted = requests(folder)
+    before = set(multiprocessing.active_children())
+    with closing(Crew(hired, serve_pieces)) as crew:
+        ahead = set(multiprocessing.active_children()) - before
+        with TileStream(wanted, workers=workers, crew=crew) as stream:
+            found = list(stream)
+            employed = set(multiprocessing.active_children()) - before
+    assert len(employed) == workers
+    assert len(employed & ahead) == min(hired, workers)
+    assert set(multiprocessing.active_children()) <= before
+    assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(read_all(wanted, 0), found, strict=True))
 
 
 def test_what_goes_wrong_with_the_plan_is_told_to_who_reads(folder):

@@ -8,9 +8,10 @@ from slide_files import EOSIN, GLASS, REAL, damage, needs_real_slides, section, 
 
 from tapfm.errors import ScaleError, TileReadError
 from tapfm.slides.opening import open_slide
+from tapfm.slides.quality import FOCUS_MPP, out_of_focus, sharpness
 from tapfm.slides.scale import Scale, resolve_scale
 from tapfm.tiles.grid import TileSpec, Verdict
-from tapfm.tiles.tiling import tile_slide, why_empty
+from tapfm.tiles.tiling import in_blocks, read_block, tile_slide, why_empty
 
 SPEC = TileSpec()
 
@@ -99,6 +100,50 @@ def test_blur_is_counted_and_left_out(tmp_path):
     assert result.warnings == ()
     _, kept = tiled(path, TileSpec(drop_blur=False))
     assert kept.counts[Verdict.KEPT] == 50
+
+
+def half_blurred(width_px, height_px, mpp):
+    """Paint tissue that is out of focus by 5 um in its middle."""
+    pixels = section(width_px, height_px, tissue=(0, 0, 1, 1), nuclei_per_mpx=2000)
+    left, top, right, bottom = width_px // 4, height_px // 3, width_px * 3 // 4, height_px * 3 // 4
+    pixels[top:bottom, left:right] = cv2.GaussianBlur(pixels, (0, 0), 5 / mpp)[top:bottom, left:right]
+    return pixels
+
+
+@pytest.mark.parametrize(
+    ("mpp", "overlap_px", "exact"),
+    [(0.5, 0, True), (0.25, 0, True), (0.5, 112, True), (0.25, 50, False), (0.2495, 0, False), (0.33, 30, False)],
+)
+def test_focus_is_judged_in_blocks_as_tile_by_tile(tmp_path, mpp, overlap_px, exact):
+    path = write_slide(tmp_path / "s.svs", half_blurred(2600, 1900, mpp), mpp=mpp, objective=20 if mpp > 0.3 else 40)
+    slide, result = tiled(path, TileSpec(overlap_px=overlap_px))
+    looked_at = np.flatnonzero(np.isin(result.verdicts, (Verdict.KEPT, Verdict.BLUR)))
+    focus_px = round(result.side_px0 * mpp / FOCUS_MPP)
+    alone = np.stack([slide.read(x, y, result.side_px0, focus_px) for x, y in result.positions[looked_at].tolist()])
+    verdicts = [Verdict.BLUR if out_of_focus(tile) else Verdict.KEPT for tile in alone]
+    assert result.verdicts[looked_at].tolist() == verdicts
+    assert 0 < verdicts.count(Verdict.BLUR) < len(verdicts)
+    in_order = np.concatenate(in_blocks(slide.facts, result.positions, looked_at, result.side_px0, focus_px))
+    assert sorted(in_order.tolist()) == looked_at.tolist()
+    block = read_block(slide, result.positions[looked_at], result.side_px0, focus_px)
+    if exact:
+        np.testing.assert_array_equal(block, alone)
+    else:
+        np.testing.assert_allclose(sharpness(block), sharpness(alone), rtol=0.1)
+
+
+def test_tiles_far_apart_are_not_read_as_one_picture(tmp_path):
+    slide = open_slide(write_slide(tmp_path / "s.svs", section(2240, 2240)))
+    assert read_block(slide, np.array([[0, 0], [1792, 1792]]), 224, 56) is None
+    assert read_block(slide, np.array([[0, 0], [224, 0]]), 224, 56).shape == (2, 56, 56, 3)
+
+
+def test_blocks_of_large_tiles_of_a_slide_without_a_pyramid_fit_into_memory(tmp_path):
+    slide = open_slide(write_slide(tmp_path / "s.svs", section(1000, 1000), downsamples=(1,)))
+    positions = np.array([[x, y] for y in range(0, 16_000, 2000) for x in range(0, 16_000, 2000)])
+    blocks = in_blocks(slide.facts, positions, np.arange(len(positions)), 2000, 250)
+    assert [len(block) for block in blocks] == [4] * 16
+    assert np.ptp(positions[blocks[0]], axis=0).tolist() == [2000, 2000]
 
 
 def test_threads_judge_as_one_does(tmp_path):

@@ -21,6 +21,7 @@ from tapfm.contracts import Encoded, Tiles
 from tapfm.encoders.features import read_features
 from tapfm.errors import TapfmError
 from tapfm.model import joined
+from tapfm.processes import Crew
 from tapfm.tiles.augment import Augmentation, AugmentedTiles
 from tapfm.tiles.grid import Positions
 from tapfm.tiles.reading import TilePixels, TileRequest, TilesRead, plain_memory
@@ -107,7 +108,7 @@ class SlideTiles:
 
 
 class PixelBags:
-    """Bags read from slides. `compiled`: tiles are augmented by compiled code."""
+    """Bags read from slides. `compiled`: tiles are augmented by compiled code; `crew`: workers that were hired"""
 
     def __init__(
         self,
@@ -120,10 +121,11 @@ class PixelBags:
         ahead_bytes: int,
         chunk: int = PART,
         compiled: bool = False,
+        crew: Crew | None = None,
     ) -> None:
         self._slides, self._tile_px, self._augmentation = slides, tile_px, augmentation
         self._device, self._workers, self._ahead_bytes, self._chunk = device, workers, ahead_bytes, chunk
-        self._compiled = compiled
+        self._compiled, self._crew = compiled, crew
         self._stream: TileStream | None = None
 
     @property
@@ -138,6 +140,7 @@ class PixelBags:
             workers=self._workers,
             ahead_bytes=self._ahead_bytes,
             allocate=pinned_memory if self._device.type == "cuda" else plain_memory,
+            crew=self._crew,
         )
 
     def training_bag(self, visit: Visit) -> Bag:

@@ -40,7 +40,7 @@ def predict_slides(
     todo = [slide for slide in slides if slide.slide_id not in known]
     failed: dict[str, str] = {}
     learner.model.train(False)
-    for slide, bag in bags_in_turn(bags, todo, learner.model, asked_to_stop):
+    for slide, bag in bags_in_turn(bags, todo, learner, asked_to_stop):
         if isinstance(bag, SlideFailed):
             failed[slide.slide_id] = str(bag)
             said(0)

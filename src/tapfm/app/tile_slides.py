@@ -23,7 +23,7 @@ from tapfm.app.progress import SAY_EVERY_S, progress_bar
 from tapfm.app.tile_outcomes import FAILURES, SUMMARY, Outcome, table
 from tapfm.cohort.manifest import SlideRow
 from tapfm.errors import InputError, TapfmError, TileStoreError
-from tapfm.processes import Died, run_isolated
+from tapfm.processes import Crew, Died, run_isolated
 from tapfm.slides.opening import OUTPUT_FOLDERS, files_of, open_slide
 from tapfm.slides.regions import GEOJSON_SUFFIXES, MASK_SUFFIXES, geojson_of
 from tapfm.slides.scale import resolve_scale
@@ -97,8 +97,12 @@ def tile_cohort(
     workers: int,
     force: bool,
     console: Console,
+    crew: Crew | None = None,
 ) -> Report:
-    """Tile all slides (or those in `only`); those whose files are there, made with the same settings, are kept."""
+    """Tile all slides (or those in `only`); those whose files are there, made with the same settings, are kept.
+
+    A `crew` is of processes that answer with `tile_one`, if some were hired before.
+    """
     drawn = drawn_files(rows, tissue, folder, only)
     jobs = [make_job(row, folder, spec, layout, drawn.get(row.slide_id)) for row in rows]
     report = Report(folder, [row.slide_id for row in rows])
@@ -127,17 +131,17 @@ def tile_cohort(
             console.print(f"{recalled:,} of {len(jobs):,} slides are tiled already with these settings.")
         try:
             threads = max(1, workers // max(1, len(todo)))
-            run([replace(job, threads=threads) for job in todo], report, workers, console)
+            run([replace(job, threads=threads) for job in todo], report, workers, console, crew)
         finally:
             report.save()
     return report
 
 
-def run(jobs: Sequence[Job], report: Report, workers: int, console: Console) -> None:
+def run(jobs: Sequence[Job], report: Report, workers: int, console: Console, crew: Crew | None = None) -> None:
     """Work through the jobs, saying how far it is."""
     start = saved = said = time.monotonic()
     done = tiles = failures = 0
-    with progress_bar(console) as progress, closing(run_isolated(tile_one, jobs, workers)) as results:
+    with progress_bar(console) as progress, closing(run_isolated(tile_one, jobs, workers, crew)) as results:
         bar = progress.add_task("tiling", total=len(jobs), speed="")
         for index, answer in results:
             slide_id = jobs[index].row.slide_id

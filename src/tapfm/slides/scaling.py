@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import cv2
@@ -87,16 +88,16 @@ def resize(pixels: Pixels, box: tuple[float, float, float, float], width_px: int
     return np.array(Image.fromarray(pixels).resize((width_px, height_px), kernel, box=inside))
 
 
-def make_thumbnail(slide: LevelReader, longest_px: int) -> Thumbnail:
-    """Make a picture of the slide's bounds, block by block."""
+def make_thumbnail(slide: LevelReader, longest_px: int, threads: int = 1) -> Thumbnail:
+    """Make a picture of the slide's bounds, block by block, as many at a time as there are threads."""
     bounds = slide.facts.bounds
     shrink = max(1.0, max(bounds.width_px0, bounds.height_px0) / longest_px)
     width_px = max(1, round(bounds.width_px0 / shrink))
     height_px = max(1, round(bounds.height_px0 / shrink))
-    return Thumbnail(read_blockwise(slide, bounds, width_px, height_px), bounds)
+    return Thumbnail(read_blockwise(slide, bounds, width_px, height_px, threads), bounds)
 
 
-def read_blockwise(slide: LevelReader, box: Box, width_px: int, height_px: int) -> Pixels:
+def read_blockwise(slide: LevelReader, box: Box, width_px: int, height_px: int, threads: int = 1) -> Pixels:
     """Read a large rectangle at a small size without ever holding its full-size pixels."""
     scale_x, scale_y = box.width_px0 / width_px, box.height_px0 / height_px
     levels = slide.facts.levels
@@ -108,21 +109,25 @@ def read_blockwise(slide: LevelReader, box: Box, width_px: int, height_px: int) 
         for top in range(0, height_px, block_px)
         for left in range(0, width_px, block_px)
     ]
-    unreadable_px = 0
-    while blocks:
-        left, top, columns, rows = blocks.pop()
+    unreadable_px: list[int] = []
+
+    def read(left: int, top: int, columns: int, rows: int) -> None:
         x_px0, y_px0 = box.x_px0 + left * scale_x, box.y_px0 + top * scale_y
         try:
             pixels = read_scaled(slide, x_px0, y_px0, columns * scale_x, rows * scale_y, columns, rows)
         except TileReadError:
             if max(columns, rows) > UNREADABLE_PX:
-                blocks += quarters(left, top, columns, rows)
-                continue
-            unreadable_px += columns * rows  # left as background
-            if unreadable_px > MOST_UNREADABLE * width_px * height_px:
+                for quarter in quarters(left, top, columns, rows):
+                    read(*quarter)
+                return
+            unreadable_px.append(columns * rows)  # left as background
+            if sum(unreadable_px) > MOST_UNREADABLE * width_px * height_px:
                 raise
         else:
             picture[top : top + rows, left : left + columns] = pixels
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda block: read(*block), blocks))
     return picture
 
 

@@ -18,7 +18,7 @@ from types import TracebackType
 
 import numpy as np
 
-from tapfm.processes import Worker, death_of, hire
+from tapfm.processes import Crew, Worker, death_of, hire
 from tapfm.slides.pool import SlidePool
 from tapfm.tiles.reading import Allocate, TilePixels, TileRequest, TilesRead, plain_memory, read_request
 
@@ -75,7 +75,8 @@ class Bag:
 class TileStream:
     """Reads requests ahead of who iterates over it; `waited_s` is how long that one had to wait.
 
-    `allocate` gives the memory that pixels are read into, for example such as a GPU can copy from by itself.
+    `allocate` gives the memory that pixels are read into, for example such as a GPU can copy from by itself. Those of
+    a `crew` are the first of its workers.
     """
 
     def __init__(
@@ -85,11 +86,14 @@ class TileStream:
         workers: int,
         ahead_bytes: int = 2**30,
         allocate: Allocate = plain_memory,
+        crew: Crew | None = None,
     ) -> None:
         self.waited_s = 0.0
         self._requests, self._allocate = iter(requests), allocate
         self._pool = SlidePool(OPEN_SLIDES, CACHE_BYTES)
-        self._reader = ReadAhead(self._requests, workers, ahead_bytes, allocate) if workers else None
+        hired = crew.give(workers) if crew is not None else []
+        hired += [hire(serve_pieces) for _ in range(workers - len(hired))]
+        self._reader = ReadAhead(self._requests, hired, ahead_bytes, allocate) if hired else None
 
     def __iter__(self) -> Iterator[TilesRead]:
         return self
@@ -121,7 +125,9 @@ class TileStream:
 class ReadAhead:
     """A thread that hands pieces to workers and puts their answers together."""
 
-    def __init__(self, requests: Iterator[TileRequest], workers: int, ahead_bytes: int, allocate: Allocate) -> None:
+    def __init__(
+        self, requests: Iterator[TileRequest], workers: list[Worker], ahead_bytes: int, allocate: Allocate
+    ) -> None:
         self._requests, self._ahead_bytes, self._allocate = requests, ahead_bytes, allocate
         self._bags: deque[Bag] = deque()  # in order; some ready, some being read
         self._waiting: deque[Piece] = deque()
@@ -129,7 +135,7 @@ class ReadAhead:
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._ear, self._bell = Pipe(duplex=False)  # wakes the thread
-        self._idle = [hire(serve_pieces) for _ in range(workers)]
+        self._idle = workers
         self._busy: dict[Connection, tuple[Worker, Piece]] = {}
         self._thread = threading.Thread(target=self._run, name="tile reader", daemon=True)
         self._thread.start()

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from tapfm.errors import NoTissueError, ScaleError, TileReadError
 from tapfm.slides.opening import strict_reader
-from tapfm.slides.quality import FOCUS_MPP, out_of_focus, pen_mask
+from tapfm.slides.quality import FOCUS_MPP, blurred, pen_mask
 from tapfm.slides.regions import drawn_tissue
 from tapfm.slides.scale import Scale
-from tapfm.slides.scaling import MOST_UNREADABLE
-from tapfm.slides.slide import COPY_AGAIN, Pixels, Slide, Thumbnail
+from tapfm.slides.scaling import BLOCK_PX, MOST_UNREADABLE, best_level, make_thumbnail, read_scaled
+from tapfm.slides.slide import COPY_AGAIN, Pixels, Slide, SlideFacts, Thumbnail
 from tapfm.slides.tissue import Mask, mask_side_px, padding_mask, tissue_mask
 from tapfm.tiles.grid import Positions, TileSpec, Verdict, covered, lay_grid
 
@@ -24,7 +24,9 @@ MOST_PEN = 0.05  # of a tile; above it the ink would be learned
 MOST_PADDING = 0.5
 MOST_ENLARGED = 4  # times; more than that is a mistake in the scale
 PROBES = 64  # tiles that are read in full before a slide is believed to be readable
-FOCUS_BLOCK = 4  # tiles on a side that are looked at one after another
+FOCUS_BLOCK = 8  # tiles on a side that are read as one picture, to judge how sharp each is
+LEAST_FILLED = 0.25  # of such a picture by tiles; below it they are read one by one
+MOST_THREADS = 4  # that read: more of them wait for Python's lock
 SUSPICIOUS_REMOVAL = 0.5  # of the tissue by one filter: worth a look whether the filter errs
 
 
@@ -65,7 +67,10 @@ def tile_slide(
             hint="If that is not its scale, mend the column `mpp` (um per pixel, 0.25 at 40x); if it is, ask for a "
             f"coarser one: --mpp {mpp:g}",
         )
-    thumbnail = slide.thumbnail(mask_side_px(max(facts.bounds.width_px0, facts.bounds.height_px0), mpp))
+    # after an error OpenSlide answers nobody: a damaged tile would cost those of other threads
+    threads = min(threads, MOST_THREADS) if facts.reader == "tiff" else 1
+    longest_px = mask_side_px(max(facts.bounds.width_px0, facts.bounds.height_px0), mpp)
+    thumbnail = make_thumbnail(slide, longest_px, threads)
     thumbnail_mpp = mpp * sum(thumbnail.downsample) / 2
     if tissue_path is None:
         # only OpenSlide's formats have gaps between what was scanned; elsewhere white is glass
@@ -88,10 +93,15 @@ def tile_slide(
     verdicts[~on_tissue & (share(padding_mask(thumbnail.pixels)) > MOST_PADDING)] = Verdict.PADDING
     verdicts[inked] = Verdict.PEN
     warnings = list(scale.warnings)
-    if spec.drop_blur and mpp <= FOCUS_MPP:
-        judge_focus(slide, positions, verdicts, side_px0, mpp, threads)
-    with strict_reader(slide) as reader:
-        judge_readable(reader, positions, verdicts, side_px0, spec.tile_px)
+    with strict_reader(slide) as reader, ThreadPoolExecutor(1) as beside:
+        kept = np.flatnonzero(verdicts == Verdict.KEPT)
+        probes = kept[:: max(1, len(kept) // PROBES)]
+        probing = beside.submit(unreadable, reader, positions, probes, side_px0, spec.tile_px)
+        if reader is slide:
+            probing.result()  # one after the other, as after an error OpenSlide answers nobody
+        if spec.drop_blur and mpp <= FOCUS_MPP:
+            judge_focus(slide, positions, verdicts, side_px0, mpp, threads)
+        judge_readable(reader, positions, verdicts, side_px0, spec.tile_px, probes, probing.result())
     if side_px0 < spec.tile_px:
         warnings.append(f"{mpp:.4g} um per pixel is coarser than the {spec.mpp:g} asked for: tiles are enlarged")
     warnings += suspicious_removals(verdicts)
@@ -107,42 +117,78 @@ def judge_focus(
     kept = np.flatnonzero(verdicts == Verdict.KEPT)
 
     def judge(some: NDArray[np.intp]) -> None:
-        for index in some:
-            x_px0, y_px0 = positions[index].tolist()
-            tile = read_or_none(slide, x_px0, y_px0, side_px0, focus_px)
-            if tile is None:
-                verdicts[index] = Verdict.UNREADABLE
-            elif out_of_focus(tile):
-                verdicts[index] = Verdict.BLUR
+        tiles = read_block(slide, positions[some], side_px0, focus_px)
+        if tiles is None:
+            one_by_one = [read_or_none(slide, x, y, side_px0, focus_px) for x, y in positions[some].tolist()]
+            lost = np.array([tile is None for tile in one_by_one])
+            verdicts[some[lost]] = Verdict.UNREADABLE
+            some, tiles = some[~lost], np.array([tile for tile in one_by_one if tile is not None])
+        if len(some):
+            verdicts[some[blurred(tiles)]] = Verdict.BLUR
 
-    # Block by block: what the file stores together is decoded once. Neighbouring rows would each decode it again.
-    block_y, block_x = (positions[kept] // (FOCUS_BLOCK * side_px0)).T[::-1]
-    in_blocks = kept[np.lexsort((block_x, block_y))]
-    if slide.facts.reader != "tiff":
-        threads = 1  # after an error OpenSlide answers nobody: a damaged tile would cost those of other threads
     with ThreadPoolExecutor(threads) as pool:  # decoding and resizing do not hold Python's lock
-        list(pool.map(judge, np.array_split(in_blocks, threads)))
+        list(pool.map(judge, in_blocks(slide.facts, positions, kept, side_px0, focus_px)))
     refuse_damaged(slide, verdicts[kept])
 
 
+def in_blocks(
+    facts: SlideFacts, positions: Positions, chosen: NDArray[np.intp], side_px0: int, tile_px: int
+) -> list[NDArray[np.intp]]:
+    """Put tiles that lie together into blocks: what the file stores together is decoded and resized once."""
+    level = facts.levels[best_level(facts.levels, side_px0 / tile_px)]
+    across = min(FOCUS_BLOCK, int(BLOCK_PX * level.downsample / side_px0))
+    block_x, block_y = (positions[chosen] // (max(1, across) * side_px0)).T
+    order = np.lexsort((block_x, block_y))
+    ends = np.flatnonzero(np.diff(block_x[order]) | np.diff(block_y[order])) + 1
+    return [block for block in np.split(chosen[order], ends) if len(block)]
+
+
+def read_block(slide: Slide, positions: Positions, side_px0: int, tile_px: int) -> Pixels | None:
+    """Read tiles that lie together as one picture, and cut it; None where that does not pay, or not all is decoded.
+
+    Tiles are cut to whole pixels of the picture: it is theirs exactly where they lie a multiple of those apart, as
+    tiles side by side do, and less than one pixel beside it elsewhere.
+    """
+    corner, step = positions.min(axis=0), side_px0 / tile_px
+    span = positions.max(axis=0) + side_px0 - corner
+    if len(positions) * side_px0**2 < LEAST_FILLED * span.prod():
+        return None
+    size_px = (span / step + 1e-6).astype(int)
+    try:
+        picture = read_scaled(slide, *corner.tolist(), *np.minimum(size_px * step, span).tolist(), *size_px.tolist())
+    except TileReadError:
+        return None
+    starts = np.minimum(np.rint((positions - corner) / step).astype(int), size_px - tile_px)
+    return np.stack([picture[top : top + tile_px, left : left + tile_px] for left, top in starts.tolist()])
+
+
 def judge_readable(
-    slide: Slide, positions: Positions, verdicts: NDArray[np.uint8], side_px0: int, tile_px: int
+    slide: Slide,
+    positions: Positions,
+    verdicts: NDArray[np.uint8],
+    side_px0: int,
+    tile_px: int,
+    probes: NDArray[np.intp],
+    lost: NDArray[np.intp],
 ) -> None:
-    """Read some tiles as training will, all of them if one of those fails.
+    """Mark those of some tiles that were read as training will and are lost; where one is, read all of them.
 
     Tissue and focus are judged on coarse levels, and damage may be in the fine one only. Reading every tile of every
     slide would take longer than all the rest.
     """
     kept = np.flatnonzero(verdicts == Verdict.KEPT)
-    probes = kept[:: max(1, len(kept) // PROBES)]
-    for chosen in (probes, np.setdiff1d(kept, probes)):
-        for index in chosen:
-            x_px0, y_px0 = positions[index].tolist()
-            if read_or_none(slide, x_px0, y_px0, side_px0, tile_px) is None:
-                verdicts[index] = Verdict.UNREADABLE
-        if not (verdicts[chosen] == Verdict.UNREADABLE).any():
-            break
+    if len(lost):
+        others = unreadable(slide, positions, np.setdiff1d(kept, probes), side_px0, tile_px)
+        verdicts[np.intersect1d(kept, np.concatenate([lost, others]))] = Verdict.UNREADABLE
     refuse_damaged(slide, verdicts[kept])
+
+
+def unreadable(
+    slide: Slide, positions: Positions, chosen: NDArray[np.intp], side_px0: int, tile_px: int
+) -> NDArray[np.intp]:
+    """Find those of the chosen tiles that cannot be decoded."""
+    found = [read_or_none(slide, x, y, side_px0, tile_px) is None for x, y in positions[chosen].tolist()]
+    return chosen[np.array(found, bool)]
 
 
 def refuse_damaged(slide: Slide, looked_at: NDArray[np.uint8]) -> None:

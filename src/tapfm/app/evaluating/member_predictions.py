@@ -95,16 +95,27 @@ def ready_model(member: Member, data: EvaluatedSlides, device: torch.device) -> 
     return SlideModel(None, saved.model.aggregator, saved.model.task)
 
 
-def model_of_tiles(
-    member: Member, device: torch.device, precision: str = "auto", *, tiles: int, compiled: bool | None = None
-) -> SlideModel:
-    """Load a model that is to look at so many tiles, and make it ready; auto is the precision that it learnt in.
-
-    Where it learnt from stored features, it gets the encoder that made them.
-    """
+def load_with_encoder(member: Member, device: torch.device) -> SlideModel:
+    """Load a model for tiles; where it learnt from stored features, it gets the encoder that made them."""
     saved = load_member(member.folder, device)
-    model = saved.model
-    encoder = model.encoder if model.encoder is not None else base_encoder(member, saved, device)
+    if saved.model.encoder is not None:
+        return saved.model
+    return SlideModel(base_encoder(member, saved, device), saved.model.aggregator, saved.model.task)
+
+
+def model_of_tiles(
+    member: Member,
+    device: torch.device,
+    precision: str = "auto",
+    *,
+    tiles: int,
+    compiled: bool | None = None,
+    loaded: SlideModel | None = None,
+) -> SlideModel:
+    """Load a model that is to look at so many tiles, and make it ready; auto is the precision that it learnt in."""
+    model = load_with_encoder(member, device) if loaded is None else loaded
+    encoder = model.encoder
+    assert encoder is not None
     if precision == "auto" and member.config is not None:
         precision = member.config.adaptation.precision
     looking = make_ready(encoder, looking_precision(precision, device), tiles=tiles, compiled=compiled)

@@ -18,6 +18,7 @@ from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import Cohort, read_cohort
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import CohortError, InputError, LabelError, TapfmError
+from tapfm.processes import Crew
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import find_tiles
 
@@ -115,7 +116,14 @@ def laid_by(member: Member) -> Mapping[str, Any] | None:
 
 
 def lay_tiles(
-    asked: Asked, evaluated: Evaluated, tiles: Path | None, out: Path, *, workers: int, console: Console
+    asked: Asked,
+    evaluated: Evaluated,
+    tiles: Path | None,
+    out: Path,
+    *,
+    workers: int,
+    crew: Crew | None = None,
+    console: Console,
 ) -> Laid:
     """Take the tiles that are there, or find the tissue of each slide and lay them."""
     if tiles is not None:
@@ -127,7 +135,16 @@ def lay_tiles(
     console.print(f"Tiles of {spec.tile_px} px at {spec.mpp:g} um per pixel, {why}.", markup=False, soft_wrap=True)
     rows = [slide.row for slide in asked.slides]
     report = tile_cohort(
-        rows, out, spec, only=None, layout="trident", tissue=None, workers=max(1, workers), force=False, console=console
+        rows,
+        out,
+        spec,
+        only=None,
+        layout="trident",
+        tissue=None,
+        workers=max(1, workers),
+        force=False,
+        console=console,
+        crew=crew,
     )
     failed = {each.slide_id: (each.reason, by_tiling(each.what_to_do)) for each in report.failed}
     return stored_tiles(asked, out, failed)

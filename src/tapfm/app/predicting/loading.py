@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,24 +44,36 @@ class Computing:
 
 
 def load_models(
-    evaluated: Evaluated, slides: Sequence[SlideOfRun], computing: Computing, console: Console
+    evaluated: Evaluated,
+    slides: Sequence[SlideOfRun],
+    computing: Computing,
+    console: Console,
+    weights: Future[list[SlideModel]] | None = None,
 ) -> list[SlideModel]:
-    """Load the members, ready to look at all tiles of these slides."""
+    """Make the members ready to look at all tiles of these slides, with the weights that are being loaded, if any."""
     tiles = sum(len(slide.tiles) for slide in slides if slide.tiles is not None)
-    if computing.precision == "float8":
-        return [in_float8(member, slides, tiles, computing, console) for member in evaluated.members]
-    return [
-        model_of_tiles(member, computing.device, computing.precision, tiles=tiles, compiled=computing.compiled)
-        for member in evaluated.members
-    ]
+    ready = []
+    for member in evaluated.members:
+        loaded = weights.result().pop(0) if weights is not None else None  # what is kept there would stay in memory
+        if computing.precision == "float8":
+            ready.append(in_float8(member, loaded, slides, tiles, computing, console))
+            continue
+        device, precision = computing.device, computing.precision
+        ready.append(model_of_tiles(member, device, precision, tiles=tiles, compiled=computing.compiled, loaded=loaded))
+    return ready
 
 
 def in_float8(
-    member: Member, slides: Sequence[SlideOfRun], tiles: int, computing: Computing, console: Console
+    member: Member,
+    loaded: SlideModel | None,
+    slides: Sequence[SlideOfRun],
+    tiles: int,
+    computing: Computing,
+    console: Console,
 ) -> SlideModel:
     """Load a member in float8, if by that it says of the first slide that can be read what it says in bfloat16."""
     precision = looking_precision("float8", computing.device)
-    exact = model_of_tiles(member, computing.device, "bfloat16", tiles=COMPARED_TILES)
+    exact = model_of_tiles(member, computing.device, "bfloat16", tiles=COMPARED_TILES, loaded=loaded)
     encoder = copy.deepcopy(exact.encoder)
     assert encoder is not None
     ready = make_ready(encoder, precision, tiles=tiles, compiled=computing.compiled)

@@ -26,6 +26,7 @@ from tapfm.app.evaluating.thresholds import EXPORTED_SENSITIVITY, thresholds_of
 from tapfm.app.final_predictions import bags_in_turn
 from tapfm.app.looking import looking_precision
 from tapfm.app.output_folder import locked, remove_unfinished
+from tapfm.app.predicting.ahead import Ahead, begun_ahead
 from tapfm.app.predicting.drawing import Wishes, draw_slides
 from tapfm.app.predicting.inputs import Asked, Laid, lay_tiles, read_sources
 from tapfm.app.predicting.loading import AHEAD_BYTES, Computing, load_models
@@ -46,6 +47,7 @@ from tapfm.slides.scale import resolve_scale
 from tapfm.slides.slide import SlideFacts
 from tapfm.storage import fingerprint, identity_of, write_atomically
 from tapfm.tiles.augment import Augmentation
+from tapfm.tiles.stream import PIECE
 
 COMMAND = "tapfm predict"
 LAID = "tiles"  # folder of the tiles that are laid here
@@ -101,28 +103,31 @@ def predict(
     console: Console,
 ) -> Predicted:
     """Predict slides with a run, an export or an ensemble. Raises `Interrupted` when a signal asked it to stop."""
-    evaluated = look_at(path)
-    asked = read_sources(sources, slides, evaluated.targets)
-    calls = calls_of(evaluated, sensitivity)
-    computing = Computing(choose_device(device), workers, batch, precision, compiled)
-    looking_precision(precision, computing.device)  # what the device has not is told before any work
     folder = PredictionFolder(out)
-    with locked(out, COMMAND):
-        begin(folder, about_of(evaluated, calls, sensitivity, precision), resume=resume)
-        say_what_begins(evaluated, asked, calls, console)
-        laid = lay_tiles(asked, evaluated, tiles, out / LAID, workers=workers, console=console)
-        failed = {slide_id: Failed("tiles", *why) for slide_id, why in laid.failed.items()}
-        try:
-            predict_slides(evaluated, laid, folder, calls, computing, console, failed)
-            done = [slide for slide in laid.slides if slide.row.slide_id not in failed]
-            failed |= draw_slides(folder, [slide.row.slide_id for slide in done], wishes or Wishes(), workers, console)
-        except torch.OutOfMemoryError as error:
-            raise TapfmError(
-                f"{computing.device} has no room for {counted(batch or 1, 'tile')} at a time.",
-                hint="Let it find how many: --batch auto --resume\nOr where more memory is: --device cpu --resume",
-            ) from error
-        finally:  # also of what is done so far
-            write_tables(folder, asked, failed)
+    with begun_ahead(workers, lays=tiles is None, resume=resume) as ahead:
+        evaluated = look_at(path)
+        asked = read_sources(sources, slides, evaluated.targets)
+        calls = calls_of(evaluated, sensitivity)
+        computing = Computing(choose_device(device), workers, batch, precision, compiled)
+        looking_precision(precision, computing.device)  # what the device has not is told before any work
+        with locked(out, COMMAND):
+            begin(folder, about_of(evaluated, calls, sensitivity, precision), resume=resume)
+            say_what_begins(evaluated, asked, calls, console)
+            ahead.load(evaluated, computing, len(asked.slides))
+            laid = lay_tiles(asked, evaluated, tiles, out / LAID, workers=workers, crew=ahead.layers, console=console)
+            failed = {slide_id: Failed("tiles", *why) for slide_id, why in laid.failed.items()}
+            try:
+                predict_slides(evaluated, laid, folder, calls, computing, ahead, console, failed)
+                done = [slide for slide in laid.slides if slide.row.slide_id not in failed]
+                drawn = [slide.row.slide_id for slide in done]
+                failed |= draw_slides(folder, drawn, wishes or Wishes(), workers, console)
+            except torch.OutOfMemoryError as error:
+                raise TapfmError(
+                    f"{computing.device} has no room for {counted(batch or 1, 'tile')} at a time.",
+                    hint="Let it find how many: --batch auto --resume\nOr where more memory is: --device cpu --resume",
+                ) from error
+            finally:  # also of what is done so far
+                write_tables(folder, asked, failed)
     predicted = [PredictedSlide.read(folder.folder_of(slide.row.slide_id)) for slide in done]
     if not predicted:
         raise none_left(folder, failed)
@@ -215,6 +220,7 @@ def predict_slides(
     folder: PredictionFolder,
     calls: Calls,
     computing: Computing,
+    ahead: Ahead,
     console: Console,
     failed: dict[str, Failed],
 ) -> None:
@@ -228,7 +234,7 @@ def predict_slides(
         return
     tiles = sum(len(slide.tiles) for slide in todo if slide.tiles is not None)
     with StopRequests(console.print) as stop, closing(TileCounter(console, len(todo), tiles)) as counter:
-        loaded = load_models(evaluated, todo, computing, console)
+        loaded = load_models(evaluated, todo, computing, console, ahead.weights)
         models = Models(
             loaded,
             batch=computing.batch or min(usual_batch(model.encoder) for model in loaded if model.encoder is not None),
@@ -241,8 +247,9 @@ def predict_slides(
             tile_px=models.tile_px,
             augmentation=Augmentation(),  # of training bags, which are not asked for
             device=computing.device,
-            workers=computing.workers,
+            workers=min(computing.workers, -(-tiles // PIECE)),
             ahead_bytes=AHEAD_BYTES,
+            crew=ahead.readers,
         )
         start = time.monotonic()
         for each, bag in bags_in_turn(bags, labelled(todo), models, stop.asked):
