@@ -11,7 +11,9 @@ from training_slides import make_learner
 from tapfm.adaptation import loss_scale
 from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.loss_scale import LossScale
+from tapfm.adaptation.two_graph import Adaptation
 from tapfm.contracts import Targets
 from tapfm.errors import TapfmError
 
@@ -117,6 +119,65 @@ def test_where_one_tile_is_too_much_it_says_what_to_type(monkeypatch):
     assert "tapfm plan" in caught.value.hint
 
 
+def test_where_memory_ends_again_while_waiting_slides_are_gone_through_they_start_over_too(monkeypatch):
+    expected, ours, told = make_learner(slides_per_step=2), make_learner(slides_per_step=2), []
+    for learner in (expected, ours):
+        learner.adaptation = replace(learner.adaptation, chunking=Chunking(9))
+        learner.begin_epoch(0)
+    learn(expected, 1, 2, together=2)
+    ours.shrunk = told.append
+    TooSmall(ours, monkeypatch, most=3, after=1)  # the first slide fits once, and then no more
+    learn(ours, 1, 2, together=2)
+    assert told == [5, 3]
+    assert_moved_alike(ours, expected, make_learner())
+
+
+@pytest.mark.parametrize("bag_gradient", ["before", "joint"])
+def test_an_update_of_the_encoder_is_never_made_twice(monkeypatch, bag_gradient):
+    """Memory ends within the optimiser's step, or, after it, in joint's second look."""
+    learner = make_learner()
+    learner.adaptation = replace(learner.adaptation, bag_gradient=bag_gradient)
+    learner.begin_epoch(0)
+    steps, step = [], learner._encoder_optimiser.step
+
+    def no_memory(*_args, **_kwargs):
+        raise torch.OutOfMemoryError("as a GPU says it")
+
+    def update(**settings):
+        steps.append(step(**settings))
+        if bag_gradient == "before":
+            no_memory()
+        monkeypatch.setattr(learner.model.encoder, "forward", no_memory)
+
+    monkeypatch.setattr(learner._encoder_optimiser, "step", update)
+    with pytest.raises(TapfmError, match="'s1': the memory of cpu ended in the middle of the encoder's") as caught:
+        learn(learner, 1)
+    assert len(steps) == 1
+    assert "machine.offload_optimiser=true" in caught.value.hint
+
+
+def test_looking_goes_on_with_fewer_tiles_at_once(monkeypatch):
+    learner, seen = make_learner(), []
+    tiles, forward = bag_of(learner, 1).content, learner.model.encoder.forward
+    expected = learner.model.encode(tiles, 9)
+
+    def small(tiles):
+        seen.append(len(tiles))
+        if len(tiles) > 2:
+            raise torch.OutOfMemoryError("as a GPU says it")
+        return forward(tiles)
+
+    monkeypatch.setattr(learner.model.encoder, "forward", small)
+    torch.testing.assert_close(learner.encode(tiles, 9).z_KD, expected.z_KD)
+    assert seen == [9, 4, 2, 2, 2, 2, 1]
+    seen.clear()
+    learner.encode(tiles, 9)
+    assert max(seen) == 2, "it is not tried again"
+    monkeypatch.setattr(learner.model.encoder, "forward", lambda _: small(tiles))
+    with pytest.raises(TapfmError, match="does not hold one tile"):
+        learner.encode(tiles, 9)
+
+
 @pytest.mark.parametrize("settings", [{}, {"moments": "int8"}, {"offload": True}], ids=str)
 def test_weights_in_bfloat16_learn_as_those_in_float32(settings):
     plain, low = make_learner(rate=1e-4), make_learner(rate=1e-4, weights_dtype=torch.bfloat16, **settings)
@@ -212,6 +273,35 @@ def test_float16_skips_a_step_whose_gradients_overflow_and_learns_with_a_smaller
         if learn(learner, 1)[0].norm_encoder > 0:
             break
     assert any(not torch.equal(learner.weights()[name], before[name]) for name in encoder)
+
+
+def test_float16_gradients_that_overflow_are_not_applied_when_the_last_slide_of_a_group_fails():
+    learner = make_learner(compute_dtype=torch.float16, slides_per_step=2)
+    learner.begin_epoch(0)
+    learner._loss_scale.value.fill_(2.0**126)
+    before = {name: weight.clone() for name, weight in learner.weights().items()}
+    learner.learn(bag_of(learner, 1), Targets.of([1]), now=False, slide_id="s")
+    learner.flush()
+    for name, weight in learner.weights().items():
+        assert torch.equal(weight, before[name]) == name.startswith("encoder/"), name
+    assert learner._loss_scale.value == 2.0**125
+
+
+def test_a_scale_that_nothing_stops_does_not_become_infinite(monkeypatch):
+    monkeypatch.setattr(loss_scale, "PATIENCE", 1)
+    scale = LossScale(torch.device("cpu"))
+    for _ in range(130):
+        scale.advance(torch.tensor(True))
+    assert scale.value == 2.0**127
+    scale.advance(torch.tensor(False))
+    assert scale.value == 2.0**126
+
+
+def test_stored_features_need_no_loss_scale():
+    model = make_learner().model
+    model.encoder = None
+    learner = Learner(model, Adaptation(compute_dtype=torch.float16), Optimisation())
+    assert not any("loss_scale" in name for name in learner.state())
 
 
 def test_the_scale_leaves_the_size_of_the_update_as_it_is():

@@ -14,11 +14,12 @@ from support import (
     small_encoder,
     some_tiles,
     step_gradient,
+    take_step,
 )
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.subset import chances_of, draw_subset, sizes_of, systematic
-from tapfm.adaptation.two_graph import aggregator_graph, cosine_term
+from tapfm.adaptation.two_graph import Adaptation, aggregator_graph, cosine_term
 
 TILES, COUNT = 24, 7
 
@@ -84,3 +85,11 @@ def test_a_step_through_as_many_as_there_are_takes_the_whole_gradient(case):
     encoder, aggregator, tiles, *_, of_tile, settings = case
     found = step_gradient(encoder, aggregator, tiles, backward_tiles=TILES, **settings)
     assert relative_difference(found, of_tile.sum(0)) < 1e-9
+
+
+def test_a_bag_of_no_more_tiles_than_are_drawn_is_encoded_once():
+    encoder = small_encoder()
+    for tiles, graphs in ((COUNT, 1), (COUNT + 1, 0)):
+        adaptation = Adaptation(backward_tiles=COUNT)
+        report = take_step(encoder, cls_attention(encoder), some_tiles(encoder, tiles), adaptation=adaptation)
+        assert report.graphs_kept == graphs

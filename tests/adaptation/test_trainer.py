@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,6 +146,24 @@ def test_a_run_stopped_at_any_step_goes_on_as_if_it_had_not(slides, together):
         progress = run(learner, slides, memory=memory, progress=progress, **arguments)
         assert same(whole.state(), learner.state())
         assert untimed(progress.history) == untimed(expected.history)
+
+
+def test_a_run_that_draws_tiles_to_go_back_through_draws_the_same_after_a_stop(slides):
+    def make(seed=0):
+        learner = make_learner(seed=seed)
+        learner.adaptation = replace(learner.adaptation, backward_tiles=3)
+        return learner
+
+    arguments = {"training": labelled(slides), "epochs": 1}
+    whole, memory, signals = make(), Memory(), [15, None, None]
+    run(whole, slides, **arguments)
+    with pytest.raises(Interrupted):
+        run(make(), slides, memory=memory, asked_to_stop=signals.pop, **arguments)
+    torch.manual_seed(99)
+    again = make(seed=9)
+    again.restore(memory.last[0])
+    run(again, slides, progress=Progress.from_json(memory.last[1]), **arguments)
+    assert same(whole.state(), again.state())
 
 
 def test_checkpoints_are_saved_each_epoch_and_every_so_often(slides):
@@ -387,6 +406,32 @@ def test_epochs_are_compared_by_one_measure(tmp_path):
     assert [row["score"] for row in progress.history[1:]] == [None, None]
     assert progress.best_epoch == 0
     assert progress.stopped_early
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_step_that_is_not_finite_is_named_though_it_is_read_after_the_next_one(slides, together):
+    memory, learner = Memory(), make_learner(slides_per_step=together)
+    taken, learn = [], learner.learn
+
+    def breaks_at_the_third(bag, targets, *, now, slide_id):
+        taken.append(slide_id)
+        report = learn(bag, targets, now=now, slide_id=slide_id)
+        finite = report.checks.finite.clone()
+        finite[0] = len(taken) != 3
+        return report._replace(checks=report.checks._replace(finite=finite))
+
+    learner.learn = breaks_at_the_third
+    with pytest.raises(NonFiniteError, match="step 2: the aggregator loss is not finite") as stopped:
+        run(learner, slides, training=labelled(slides), memory=memory)
+    assert len(taken) == 4, "the host is one step ahead"
+    assert f"'{taken[2]}'" in stopped.value.message
+    assert memory.saves == 0
+
+    taken.clear()
+    with pytest.raises(NonFiniteError, match="step 2"):
+        run(learner, slides, training=labelled(slides), memory=memory, save_every_s=0.0)
+    assert memory.last[1]["position"] == 2, "what is saved has been read"
+    assert memory.last[1]["sums"]["slides"] == 2
 
 
 def test_logits_that_are_no_numbers_are_told_with_the_slide(slides):

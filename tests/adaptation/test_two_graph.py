@@ -9,7 +9,7 @@ from support import POSITIVE, TASK, cls_attention, small_encoder, some_tiles, ta
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.contracts import BagOutput, Targets
-from tapfm.errors import LabelError, NonFiniteError, TileError, UnknownNameError
+from tapfm.errors import LabelError, NonFiniteError, SettingError, TileError, UnknownNameError
 
 
 def test_a_non_finite_loss_stops_before_any_update():
@@ -59,6 +59,14 @@ def test_a_non_finite_gradient_at_the_tiles_is_named():
 
     with pytest.raises(NonFiniteError, match="gradient at the tile features"):
         take_step(encoder, Broken(), some_tiles(encoder))
+
+
+def test_float16_without_a_loss_scale_is_refused():
+    encoder = small_encoder(dtype=torch.float32)
+    with pytest.raises(SettingError, match="loss_scale"):
+        take_step(
+            encoder, cls_attention(encoder), some_tiles(encoder), adaptation=Adaptation(compute_dtype=torch.float16)
+        )
 
 
 def test_a_slide_without_any_label_is_refused():

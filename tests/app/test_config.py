@@ -359,6 +359,16 @@ def test_tapfm_needs_an_aggregator_that_uses_the_attention(aggregator):
     [
         ("finetune", "adaptation.lambda=0.5", "adaptation.lambda: is 0 with method finetune; got 0.5"),
         ("fixed", "adaptation.lambda=1", "adaptation.lambda: is 0 with method fixed; got 1"),
+        (
+            "fixed",
+            "adaptation.backward_tiles=64",
+            "adaptation.backward_tiles: is 0 with method fixed, which trains no encoder; got 64",
+        ),
+        (
+            "fixed",
+            "optimiser.moments=int8",
+            "optimiser.moments: is auto with method fixed, which trains no encoder; got int8",
+        ),
         ("tapfm", "augmentation.blur_radius=[0.8, 0.1]", "augmentation.blur_radius: from 0.8 to 0.1 is no range"),
         ("tapfm", 'task.targets=["A", "B", "A"]', "task.targets: names a target twice"),
         (

@@ -11,7 +11,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.encoders import vit
+from tapfm.encoders import precision, vit
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.blocks import Recompute
 from tapfm.encoders.precision import can_compile, lower
@@ -151,3 +151,27 @@ def test_compiled_code_is_kept_in_the_users_cache_where_that_can_be_written_to(t
 
 def test_a_cpu_is_not_compiled_for():
     assert not can_compile(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "compiler", "headers", "expected"),
+    [
+        ((8, 0), "gcc", True, True),
+        ((8, 0), "clang", True, True),
+        ((6, 0), "gcc", True, False),
+        ((8, 0), "none", True, False),
+        ((8, 0), "gcc", False, False),
+    ],
+)
+def test_a_gpu_is_compiled_for_where_the_compiler_has_all_it_needs(
+    monkeypatch, tmp_path, capability, compiler, headers, expected
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(precision.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(precision.shutil, "which", lambda name: name if name == compiler else None)
+    monkeypatch.setattr(precision.sysconfig, "get_paths", lambda _: {"include": str(tmp_path)})
+    monkeypatch.delenv("CC", raising=False)
+    if headers:
+        (tmp_path / "Python.h").touch()
+    assert can_compile(torch.device("cuda")) is expected

@@ -5,6 +5,8 @@ Nothing here waits for the device: what a step computed is read by whoever gets 
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,11 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from tapfm.adaptation.bags import Bag
-from tapfm.adaptation.chunked import RandomState
+from tapfm.adaptation.chunked import Chunking, RandomState
 from tapfm.adaptation.loss_scale import LossScale
 from tapfm.adaptation.moments import Moments
 from tapfm.adaptation.optimisers import AdamW, Schedule, make_optimiser, set_rate, update
-from tapfm.adaptation.two_graph import Adaptation, StepReport, aggregator_graph, no_update, two_graph_step
+from tapfm.adaptation.two_graph import (
+    Adaptation,
+    StepReport,
+    aggregator_graph,
+    gradient_norms,
+    no_update,
+    two_graph_step,
+)
 from tapfm.contracts import Aggregator, Encoded, Targets
 from tapfm.encoders.adapters import trained_parameters
 from tapfm.encoders.precision import lower
@@ -93,10 +102,12 @@ class Learner:
             if optimisation.wide_gradients:
                 self._widen_gradients()
         self._aggregator_optimiser = make(model.aggregator.named_parameters())
-        float16 = adaptation.compute_dtype == torch.float16
-        self._loss_scale = LossScale(model.device) if float16 else None
+        scaled = model.encoder is not None and adaptation.compute_dtype == torch.float16
+        self._loss_scale = LossScale(model.device) if scaled else None
         self._lessons: list[Lesson] = []  # since the last update
         self._all_finite: Tensor | None = None
+        self._encoder_changes = False
+        self._looks_at = sys.maxsize  # tiles at once
 
     @property
     def slides_waiting(self) -> int:
@@ -127,37 +138,72 @@ class Learner:
         if not self._lessons:
             self._begun = Begun(self)
         self._lessons.append(Lesson(bag, targets, slide_id))
+        self._encoder_changes = False
+        todo = self._lessons[-1:]
         while True:
             try:
-                report = self._take(self._lessons[-1], now=now)
+                for lesson in todo[:-1]:
+                    self._take(lesson, now=False)
+                report = self._take(todo[-1], now=now)
                 break
             except torch.OutOfMemoryError as error:
-                smaller = self.adaptation.chunking.halved(bag.tiles)
-                if smaller is None or isinstance(bag.content, Encoded):
-                    raise TapfmError(
-                        f"Slide '{slide_id}': the memory of {self.model.device} does not hold one step of this model.",
-                        hint="See what would fit: tapfm plan RUN.toml",
-                    ) from error
+                smaller = self._smaller_chunks(todo, error)
             # out of the handler, whose traceback holds on to what has to be freed
             self.adaptation = replace(self.adaptation, chunking=smaller)
             self._begun.put_back()
             self._widen_gradients()
-            if self.model.device.type == "cuda":
-                torch.cuda.empty_cache()
+            free_memory(self.model.device)
             self.shrunk(smaller.tiles or 1)
-            for lesson in self._lessons[:-1]:
-                self._take(lesson, now=False)
+            todo = self._lessons
         if now:
             self._lessons, self._all_finite = [], None
         return report
+
+    def encode(self, tiles: Tensor, chunk: int) -> Encoded:
+        """Look at tiles with the encoder as it is; where the device's memory ends, at fewer at once from then on."""
+        while True:
+            at_once = min(chunk, self._looks_at)
+            try:
+                return self.model.encode(tiles, at_once)
+            except torch.OutOfMemoryError as error:
+                if at_once == 1:
+                    raise TapfmError(
+                        f"The memory of {self.model.device} does not hold one tile beside what learning has there.",
+                        hint="See what would fit: tapfm plan RUN.toml",
+                    ) from error
+            self._looks_at = at_once // 2
+            free_memory(self.model.device)
 
     def flush(self) -> None:
         """Apply gradients that wait for a slide which did not come."""
         if self._lessons:
             assert self._all_finite is not None
-            self._update_aggregator(self._all_finite)
-            self._update_encoder(self._all_finite)
+            finite = self._all_finite
+            self._update_aggregator(finite)
+            if self.model.encoder is not None:
+                # with a loss scale, infinite gradients of the encoder are no error, and so not among the checks
+                norms = gradient_norms(self.model.encoder, None).norms
+                self._update_encoder(finite & norms.isfinite().all())
             self._lessons, self._all_finite = [], None
+
+    def _smaller_chunks(self, lessons: list[Lesson], error: torch.OutOfMemoryError) -> Chunking:
+        """Half as many tiles at once, where that can help and nothing would be applied twice."""
+        slide_id, device = lessons[-1].slide_id, self.model.device
+        if self._encoder_changes:
+            raise TapfmError(
+                f"Slide '{slide_id}': the memory of {device} ended in the middle of the encoder's update, which cannot "
+                "be taken back.",
+                hint="Go on from the last checkpoint with more of it left: --set machine.offload_optimiser=true, or a "
+                "smaller adaptation.chunk.\nSee what would fit: tapfm plan RUN.toml",
+            ) from error
+        tiles = max(lesson.bag.tiles for lesson in lessons)
+        smaller = self.adaptation.chunking.halved(tiles)
+        if smaller is None or self.model.encoder is None:
+            raise TapfmError(
+                f"Slide '{slide_id}': the memory of {device} does not hold one step of this model.",
+                hint="See what would fit: tapfm plan RUN.toml",
+            ) from error
+        return smaller
 
     def _take(self, lesson: Lesson, *, now: bool) -> StepReport:
         aggregator = self.model.aggregator_of(lesson.bag.places)
@@ -194,6 +240,7 @@ class Learner:
         self._update(self._aggregator_optimiser, finite)
 
     def _update_encoder(self, finite: Tensor) -> None:
+        self._encoder_changes = True
         if self._loss_scale is None:
             self._update(self._encoder_optimiser, finite)
         else:
@@ -283,6 +330,13 @@ class Begun:
             model.encoder.zero_grad()
         self._learner._all_finite = None
         self._random.put_back()
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what a step that did not fit has left behind."""
+    gc.collect()  # a graph may be part of a circle
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def aggregator_step(aggregator: Aggregator, model: SlideModel, encoded: Encoded, targets: Targets) -> StepReport:

@@ -22,7 +22,8 @@ class LossScale:
         self._finite_steps = torch.where(finite, self._finite_steps + 1, torch.zeros_like(self._finite_steps))
         grows = self._finite_steps >= PATIENCE
         factor = torch.where(finite, 1.0 + grows.float(), torch.full_like(self.value, 0.5))
-        self.value = self.value * factor
+        changed = self.value * factor
+        self.value = torch.where(changed.isfinite(), changed, self.value)  # from infinity there is no way back
         self._finite_steps = torch.where(grows, torch.zeros_like(self._finite_steps), self._finite_steps)
 
     def usable(self) -> Tensor:

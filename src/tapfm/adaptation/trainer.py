@@ -208,8 +208,6 @@ class Run:
         self.read_reports()
         self.unread.append(Learnt(slide.slide_id, self.progress.step, bag.tiles, report))
         self.progress.step += 1
-        if self.learner.model.device.type == "cpu":
-            self.read_reports()
 
     def read_reports(self) -> None:
         """Wait for the device, and add what it has learnt from to the epoch's sums."""
@@ -256,13 +254,12 @@ class Run:
 
     def look_at_validation(self) -> list[Prediction]:
         """Predict the validation slides, each on the same draw of tiles as in other epochs."""
-        model = self.learner.model
-        model.train(False)
+        self.learner.model.train(False)
         self.watcher.began("validate", self.progress.epoch, len(self.validation), 0)
         predictions = []
         for slide in self.validation:
             try:
-                bag = self.bags.encoded_bag(self.validation_visit(slide), model)
+                bag = self.bags.encoded_bag(self.validation_visit(slide), self.learner)
                 self.note_missing(slide, bag)
                 predictions.append(predict(self.learner, slide, bag))
             except SlideFailed as failure:

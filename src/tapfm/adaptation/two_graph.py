@@ -146,9 +146,14 @@ def two_graph_step(
     """
     if not bool(targets.known_C.any()):
         raise LabelError(f"Slide '{slide}' has no label at all.", hint="Leave it out of the training split.")
+    if adaptation.compute_dtype == torch.float16 and loss_scale is None:
+        raise SettingError("float16 needs a loss_scale: without one small gradients vanish.", hint="Begin with 65536.")
 
     # PFM forward pass; features and attention leave its graph                     (lines 5-10)
-    chunking = adaptation.chunking if adaptation.backward_tiles is None else Chunking(adaptation.chunking.tiles, keep=0)
+    drawn = adaptation.backward_tiles
+    if drawn is not None and drawn >= len(tiles_K3hw):
+        drawn = None  # all of them, so that graphs may be kept
+    chunking = adaptation.chunking if drawn is None else Chunking(adaptation.chunking.tiles, keep=0)
     bag = EncodedBag(encoder, tiles_K3hw, chunking, adaptation.compute_dtype)
     graphs_kept = bag.graphs_kept
     z_KD, r_K = bag.z_KD.requires_grad_(), bag.r_K.requires_grad_()
@@ -177,10 +182,10 @@ def two_graph_step(
             loss_K = loss_K + adaptation.beta * cosine_term(encoded.z_KD, g_z_KD[rows], adaptation.cosine)
         return loss_K
 
-    if adaptation.backward_tiles is None:
+    if drawn is None:
         bag.backward(loss_of_tiles, loss_scale)
     else:
-        subset = draw_subset(Encoded(z_KD, r_K), g_z_KD, g_r_K, adaptation.lambda_, adaptation.backward_tiles)
+        subset = draw_subset(Encoded(z_KD, r_K), g_z_KD, g_r_K, adaptation.lambda_, drawn)
         bag.backward_through(subset, loss_of_tiles, loss_scale)
     gradients = gradient_norms(encoder, loss_scale)
     norm_encoder = gradients.norms.norm()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from tapfm.adaptation.bags import Bags, FeatureBags, PixelBags, SlideTiles
 from tapfm.adaptation.chunked import Chunking
@@ -45,10 +46,8 @@ class Built(NamedTuple):
 def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Built:
     """Build the model and its optimisers. The same seed gives the same first weights."""
     choose_float32_products(tf32=config.machine.tf32)
-    dtype, compiled = choose_precision(config.adaptation.precision, device), is_compiled(config, device)
-    # on a GPU weights are kept in bfloat16; float16 has too few small numbers for that
-    weights_dtype = dtype if device.type == "cuda" and dtype == torch.bfloat16 else None
-    compute_dtype = dtype if weights_dtype is None else None
+    limit_memory(config, device)
+    (weights_dtype, compute_dtype), compiled = dtypes_of(config, device), is_compiled(config, device)
     plan = None
     if config.adaptation.method == "fixed":
         facts = stored_features(config, data)
@@ -64,27 +63,29 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Bui
         elif config.adaptation.recompute != "auto":
             encoder.recompute = (config.adaptation.recompute,) * len(encoder.recompute)
     torch.manual_seed(config.seed)
-    aggregator = build_aggregator(
-        config.aggregator.name,
-        feature_size,
-        len(data.targets),
-        tau=config.adaptation.tau,
-        layer_norm=config.head.layer_norm,
-        options=config.aggregator.options,
-    ).to(device)
+    aggregator = aggregator_of(config, feature_size, len(data.targets)).to(device)
     task = build_task(data.training_labels(), smoothing=config.head.label_smoothing, weighting=config.task.weighting)
-    adaptation = Adaptation(
-        lambda_=config.adaptation.lambda_,
-        beta=config.adaptation.beta,
-        cosine=config.adaptation.cosine,
-        bag_gradient=config.adaptation.bag_gradient,
-        chunking=Chunking() if encoder is None else chunking_of(config, encoder, plan),
-        backward_tiles=config.adaptation.backward_tiles or None,
-        compute_dtype=compute_dtype,
-    )
+    chunking = Chunking() if encoder is None else chunking_of(config, encoder, plan)
+    adaptation = adaptation_of(config, chunking, compute_dtype)
     optimisation = optimisation_of(config, plan, weights_dtype=weights_dtype, compiled=compiled)
     model = SlideModel(encoder, aggregator, task, compute_dtype)
     return Built(Learner(model, adaptation, optimisation), sha256, plan)
+
+
+def limit_memory(config: RunConfig, device: torch.device) -> None:
+    """Take no more of the GPU's memory than may be used."""
+    if device.type == "cuda" and (most := config.machine.gpu_memory_gib) is not None:
+        _, total_bytes = torch.cuda.mem_get_info(device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most * 2**30 / total_bytes), device)
+
+
+def dtypes_of(config: RunConfig, device: torch.device) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """Give the types of the encoder's weights, and of its autocast; None: as they are, and none.
+
+    On a GPU weights are kept in bfloat16; float16 has too few small numbers for that.
+    """
+    dtype = choose_precision(config.adaptation.precision, device)
+    return (dtype, None) if device.type == "cuda" and dtype == torch.bfloat16 else (None, dtype)
 
 
 def is_compiled(config: RunConfig, device: torch.device) -> bool:
@@ -100,9 +101,8 @@ def training_precision(config: RunConfig, device: torch.device) -> Precision:
 
 def plan_of_step(config: RunConfig, data: RunData, encoder: VitEncoder, device: torch.device) -> StepPlan:
     """Choose how a bag goes through the GPU, by what is free of its memory, or by what of it may be used."""
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    free_bytes, _ = torch.cuda.mem_get_info(device)
     if (most := config.machine.gpu_memory_gib) is not None:
-        torch.cuda.set_per_process_memory_fraction(min(1.0, most * 2**30 / total_bytes), device)
         free_bytes = min(free_bytes, int(most * 2**30))
     most_tiles = max((len(slide.tiles) for slide in data.slides if slide.tiles is not None), default=1)
     return plan_step(
@@ -111,13 +111,20 @@ def plan_of_step(config: RunConfig, data: RunData, encoder: VitEncoder, device: 
         free_bytes=free_bytes,
         precision=training_precision(config, device),
         compiled=is_compiled(config, device),
-        chunk=config.adaptation.chunk,
-        recompute=config.adaptation.recompute,
-        moments=config.optimiser.moments,
-        offload=config.machine.offload_optimiser,
-        slides_per_step=config.optimiser.slides_per_step,
-        backward_tiles=config.adaptation.backward_tiles or None,
+        **asked_of_the_plan(config),
     )
+
+
+def asked_of_the_plan(config: RunConfig) -> dict[str, Any]:
+    """Unpack what the planner has to keep to, whatever the card."""
+    return {
+        "chunk": config.adaptation.chunk,
+        "recompute": config.adaptation.recompute,
+        "moments": config.optimiser.moments,
+        "offload": config.machine.offload_optimiser,
+        "slides_per_step": config.optimiser.slides_per_step,
+        "backward_tiles": config.adaptation.backward_tiles or None,
+    }
 
 
 def ready_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, Provenance]:
@@ -185,6 +192,43 @@ def chunking_of(config: RunConfig, encoder: VitEncoder, plan: StepPlan | None) -
     return Chunking(tiles=max(1, GRAPH_BYTES // tile_bytes) if chunk == "auto" else chunk)
 
 
+def aggregator_of(config: RunConfig, feature_size: int, targets: int) -> nn.Module:
+    """Build the aggregator."""
+    return build_aggregator(
+        config.aggregator.name,
+        feature_size,
+        targets,
+        tau=config.adaptation.tau,
+        layer_norm=config.head.layer_norm,
+        options=config.aggregator.options,
+    )
+
+
+def adaptation_of(config: RunConfig, chunking: Chunking, compute_dtype: torch.dtype | None) -> Adaptation:
+    """Unpack the step's settings."""
+    return Adaptation(
+        lambda_=config.adaptation.lambda_,
+        beta=config.adaptation.beta,
+        cosine=config.adaptation.cosine,
+        bag_gradient=config.adaptation.bag_gradient,
+        chunking=chunking,
+        backward_tiles=config.adaptation.backward_tiles or None,
+        compute_dtype=compute_dtype,
+    )
+
+
+def augmentation_of(config: RunConfig) -> Augmentation:
+    """Unpack what is done to training tiles."""
+    settings = config.augmentation
+    return Augmentation(
+        flip=settings.flip,
+        quarter_turns=settings.quarter_turns,
+        blur=settings.blur,
+        blur_radius=settings.blur_radius,
+        stain_jitter=settings.stain_jitter,
+    )
+
+
 def optimisation_of(
     config: RunConfig,
     plan: StepPlan | None = None,
@@ -237,17 +281,10 @@ def make_bags(config: RunConfig, data: RunData, model: SlideModel, workers: int)
     if model.encoder is None:
         files = {slide.row.slide_id: slide.features.path for slide in data.slides if slide.features is not None}
         return FeatureBags(files, device=model.device, ahead_bytes=ahead_bytes)
-    augmentation = config.augmentation
     return PixelBags(
         {slide.row.slide_id: SlideTiles(slide.row.path, slide.tiles) for slide in data.slides if slide.tiles},
         tile_px=model.encoder.tile_px,
-        augmentation=Augmentation(
-            flip=augmentation.flip,
-            quarter_turns=augmentation.quarter_turns,
-            blur=augmentation.blur,
-            blur_radius=augmentation.blur_radius,
-            stain_jitter=augmentation.stain_jitter,
-        ),
+        augmentation=augmentation_of(config),
         device=model.device,
         workers=workers,
         ahead_bytes=ahead_bytes,

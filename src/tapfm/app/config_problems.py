@@ -62,6 +62,12 @@ def contradictions(config: RunConfig) -> Iterator[str]:
         yield "tiles.features: is missing; method fixed learns from what `tapfm embed` wrote"
     if method != "fixed" and config.tiles.folder is None:
         yield f"tiles.folder: is missing; method {method} learns from what `tapfm tile` wrote"
+    for setting, value, usual in (
+        ("adaptation.backward_tiles", config.adaptation.backward_tiles, 0),
+        ("optimiser.moments", optimiser.moments, "auto"),
+    ):
+        if method == "fixed" and value != usual:
+            yield f"{setting}: is {usual} with method fixed, which trains no encoder; got {value}"
     for part, lowest, highest in (
         ("encoder", schedule.encoder_lr_min, optimiser.encoder_lr),
         ("aggregator", schedule.aggregator_lr_min, optimiser.aggregator_lr),

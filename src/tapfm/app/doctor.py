@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 import json
 import platform
 import shutil
@@ -118,8 +117,11 @@ def torch_finding() -> Finding:
             free, total = torch.cuda.mem_get_info()
             precision = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
             found = f"{torch.cuda.get_device_name()}, {total / GIB:.0f} GiB ({free / GIB:.0f} free), {precision}"
-            if importlib.util.find_spec("triton") is None:
-                return Finding("GPU", "note", f"{found}, no compiler", "For faster steps: pip install triton")
+            from tapfm.encoders.precision import can_compile
+
+            if not can_compile(torch.device("cuda")):
+                needed = "For faster steps: pip install triton, a C compiler and Python's headers (python3-dev)"
+                return Finding("GPU", "note", f"{found}, does not compile", needed)
             return Finding("GPU", "ok", f"{found}, compiles")
         if torch.backends.mps.is_available():
             return Finding("GPU", "note", "Apple GPU", SMALL_ONLY)

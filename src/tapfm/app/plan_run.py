@@ -23,6 +23,7 @@ from tapfm.adaptation.planner import (
     tiles_in_words,
 )
 from tapfm.app.advice import counted
+from tapfm.app.build_run import asked_of_the_plan
 from tapfm.app.config import RunConfig
 from tapfm.app.run_data import read_data
 from tapfm.encoders.adapters import Scope, apply_scope
@@ -158,17 +159,11 @@ def plan_for(config: RunConfig, shape: EncoderShape, tiles: int, card: Card, lab
 
 
 def settings_for(config: RunConfig, card: Card) -> dict[str, Any]:
-    """Unpack what the planner has to keep to."""
-    adaptation, machine = config.adaptation, config.machine
-    return {
-        "precision": card.precision if adaptation.precision == "auto" else adaptation.precision,
-        "compiled": card.compiles if machine.compile == "auto" else machine.compile,
-        "chunk": adaptation.chunk,
-        "recompute": adaptation.recompute,
-        "moments": config.optimiser.moments,
-        "offload": machine.offload_optimiser,
-        "slides_per_step": config.optimiser.slides_per_step,
-        "backward_tiles": adaptation.backward_tiles or None,
+    """Unpack what the planner has to keep to, on this card."""
+    precision, compiled = config.adaptation.precision, config.machine.compile
+    return asked_of_the_plan(config) | {
+        "precision": card.precision if precision == "auto" else precision,
+        "compiled": card.compiles if compiled == "auto" else compiled,
     }
 
 

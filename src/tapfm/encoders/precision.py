@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
 
 import torch
 
@@ -20,5 +25,17 @@ def lower(encoder: VitEncoder, dtype: torch.dtype) -> None:
 
 
 def can_compile(device: torch.device) -> bool:
-    """Say whether compiled blocks are faster there: on a GPU, where torch has found its compiler."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    """Say whether compiled blocks are faster there: on a GPU that torch's compiler knows, where all it needs is."""
+    if device.type != "cuda" or not torch.cuda.is_available() or torch.cuda.get_device_capability(device) < (7, 0):
+        return False
+    return importlib.util.find_spec("triton") is not None and can_build_extensions()
+
+
+def can_build_extensions() -> bool:
+    """Say whether there is a C compiler, and Python's headers: triton makes its launchers with them."""
+    if sys.platform == "win32":  # there it brings its own
+        return True
+    scheme = sysconfig.get_default_scheme()
+    headers = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return compiler is not None and (Path(headers) / "Python.h").exists()

@@ -13,9 +13,14 @@ from torch import Tensor, nn
 from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner
-from tapfm.adaptation.two_graph import Adaptation
-from tapfm.aggregators.catalog import build_aggregator
-from tapfm.app.build_run import optimisation_of
+from tapfm.app.build_run import (
+    adaptation_of,
+    aggregator_of,
+    augmentation_of,
+    dtypes_of,
+    is_compiled,
+    optimisation_of,
+)
 from tapfm.app.config import RunConfig, resolve
 from tapfm.app.devices import choose_precision
 from tapfm.contracts import Targets
@@ -23,11 +28,10 @@ from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import EncoderCard, encoder_card
 from tapfm.encoders.inference import Looking, make_ready, name_of
-from tapfm.encoders.precision import can_compile
 from tapfm.encoders.vit import VitEncoder
 from tapfm.model import SlideModel
 from tapfm.tasks.catalog import build_task
-from tapfm.tiles.augment import Augmentation, AugmentedTiles
+from tapfm.tiles.augment import AugmentedTiles
 
 
 @dataclass(frozen=True)
@@ -48,15 +52,9 @@ class Subject:
         return choose_precision(self.config.adaptation.precision, self.device) or torch.float32
 
     @property
-    def lowered(self) -> bool:
-        """Say whether the weights themselves are in that precision, rather than cast each time."""
-        return self.device.type == "cuda" and self.dtype == torch.bfloat16
-
-    @property
     def compiled(self) -> bool:
         """Say whether blocks are compiled."""
-        wanted = getattr(self.config.machine, "compile", "auto")
-        return can_compile(self.device) if wanted == "auto" else bool(wanted)
+        return is_compiled(self.config, self.device)
 
 
 def settings_for(encoder: str, precision: str) -> RunConfig:
@@ -100,38 +98,18 @@ def build_learner(subject: Subject, scope: str, chunking: Chunking) -> Learner:
     """Build a model that learns, a bag at a time; one that does not fit is not made to, as it would be in training."""
     config, device, encoder = subject.config, subject.device, build_encoder(subject)
     apply_scope(encoder, Scope.parse(scope), seed=config.seed)
-    recompute: Any = getattr(config.adaptation, "recompute", "auto")
-    if recompute != "auto":
-        encoder.recompute = (recompute,) * len(encoder.recompute)
-    if subject.compiled:
-        encoder.compile_blocks()
-    aggregator = build_aggregator(
-        config.aggregator.name,
-        encoder.feature_size,
-        len(config.task.targets),
-        tau=config.adaptation.tau,
-        layer_norm=config.head.layer_norm,
-        options=config.aggregator.options,
-    ).to(device)
-    task = build_task({name: [0, 1] for name in config.task.targets})
-    compute_dtype = None if subject.lowered or subject.dtype == torch.float32 else subject.dtype
-    adaptation = Adaptation(
-        lambda_=config.adaptation.lambda_,
-        beta=config.adaptation.beta,
-        cosine=config.adaptation.cosine,
-        bag_gradient=config.adaptation.bag_gradient,
-        chunking=chunking,
-        backward_tiles=getattr(config.adaptation, "backward_tiles", 0) or None,
-        compute_dtype=compute_dtype,
-    )
+    if config.adaptation.recompute != "auto":
+        encoder.recompute = (config.adaptation.recompute,) * len(encoder.recompute)
+    encoder.compile_blocks(subject.compiled)
+    targets = config.task.targets
+    aggregator = aggregator_of(config, encoder.feature_size, len(targets)).to(device)
+    weights_dtype, compute_dtype = dtypes_of(config, device)
+    model = SlideModel(encoder, aggregator, build_task({name: [0, 1] for name in targets}), compute_dtype)
     optimisation = replace(
-        optimisation_of(config),
-        weights_dtype=subject.dtype if subject.lowered else None,
+        optimisation_of(config, weights_dtype=weights_dtype, compiled=subject.compiled),
         wide_gradients=config.optimiser.slides_per_step > 1 or chunking.tiles is not None,
-        compiled=subject.compiled,
     )
-    model = SlideModel(encoder, aggregator, task, compute_dtype)
-    learner = Learner(model, adaptation, optimisation, shrunk=did_not_fit)
+    learner = Learner(model, adaptation_of(config, chunking, compute_dtype), optimisation, shrunk=did_not_fit)
     learner.begin_epoch(0)
     return learner
 
@@ -143,17 +121,10 @@ def did_not_fit(_tiles: int) -> None:
 
 def learn_once(learner: Learner, pixels: Tensor, subject: Subject) -> None:
     """Take one slide's step with pixels as they were read, augmented as in training."""
-    settings = subject.config.augmentation
-    augmentation = Augmentation(
-        flip=settings.flip,
-        quarter_turns=settings.quarter_turns,
-        blur=settings.blur,
-        blur_radius=settings.blur_radius,
-        stain_jitter=settings.stain_jitter,
-    )
+    augmentation = augmentation_of(subject.config)
     content = AugmentedTiles(pixels, augmentation, 0, device=subject.device, compiled=subject.compiled)
     bag = Bag(content, np.arange(len(pixels)), places=grid_places(len(pixels)))
-    targets = Targets.of([1] * len(learner.model.task.targets)).to(subject.device)
+    targets = Targets.of([1] * len(learner.model.task.targets))
     report = learner.learn(bag, targets, now=True, slide_id="bench")
     report.loss_agg.item()
 
