@@ -323,7 +323,7 @@ def test_where_nothing_fits_it_says_what_is_needed_and_what_to_change(giant):
     assert planned(giant, needed + 0.1, recompute="nothing", chunk=64, precision="float32")
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(
     tiles=st.integers(1, 30_000), gib=st.floats(4, 150), precision=st.sampled_from(["float32", "bfloat16", "float16"])
 )
