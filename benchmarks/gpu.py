@@ -143,7 +143,7 @@ class Bench:
             run()
         with watched() as seen:
             speed = tiles / statistics.median(timed(run) for _ in range(7))
-        flop = 2e9 * (encoder_card(GIANT).gflops or 0)
+        flop = 1e9 * (encoder_card(GIANT).gflops or 0)
         share = speed * flop / self.peak_flop_per_s if self.peak_flop_per_s else None
         row = Row(f"{GIANT}: encode", way, tiles, None, speed, seen[0], seen[1], share_of_peak=share)
         self.add(row)
