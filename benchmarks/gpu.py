@@ -32,8 +32,10 @@ from torch import Tensor, nn
 import tapfm
 from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.learner import Learner, Optimisation
-from tapfm.adaptation.planner import EncoderShape, StepPlan, optimiser_in_words, plan_step, recompute_in_words
+from tapfm.adaptation.plan_words import optimiser_in_words, recompute_in_words
+from tapfm.adaptation.planner import StepPlan, plan_step
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention, tile_weights
 from tapfm.contracts import Targets

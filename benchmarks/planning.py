@@ -27,9 +27,11 @@ from numpy.typing import NDArray
 import tapfm
 from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.moments import Moments
-from tapfm.adaptation.planner import COMPILED, GIB, PLAIN, Coefficients, EncoderShape, StepPlan, predict_step
+from tapfm.adaptation.planner import StepPlan, predict_step
+from tapfm.adaptation.step_costs import COMPILED, GIB, PLAIN, Coefficients
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.contracts import Targets

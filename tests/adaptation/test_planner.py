@@ -13,21 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.optimisers import bytes_per_parameter
-from tapfm.adaptation.planner import (
-    GIB,
-    LEVELS,
-    PLAIN,
-    EncoderShape,
-    Form,
-    Question,
-    candidate,
-    describe,
-    evaluate,
-    graph_of,
-    plan_step,
-    usable_bytes,
-)
+from tapfm.adaptation.plan_words import describe
+from tapfm.adaptation.planner import evaluate, plan_step, usable_bytes
+from tapfm.adaptation.step_costs import GIB, LEVELS, PLAIN, Form, Question, candidate, graph_of
 from tapfm.adaptation.two_graph import Adaptation, two_graph_step
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.encoders.adapters import Scope, apply_scope

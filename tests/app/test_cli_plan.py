@@ -5,7 +5,7 @@ import json
 import pytest
 from command_line import tapfm_here
 
-from tapfm.adaptation.planner import GIB
+from tapfm.adaptation.step_costs import GIB
 from tapfm.app import plan_run
 from tapfm.app.config import load_config
 from tapfm.errors import SettingError

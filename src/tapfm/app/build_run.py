@@ -10,9 +10,11 @@ from torch import nn
 
 from tapfm.adaptation.bags import Bags, FeatureBags, PixelBags, SlideTiles
 from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.optimisers import Schedule
-from tapfm.adaptation.planner import EncoderShape, Precision, StepPlan, plan_step
+from tapfm.adaptation.planner import StepPlan, plan_step
+from tapfm.adaptation.step_costs import Precision
 from tapfm.adaptation.trainer import LabelledSlide, Plan
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import aggregator_card, build_aggregator

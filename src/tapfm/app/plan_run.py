@@ -11,17 +11,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tapfm.adaptation.planner import (
-    GIB,
-    EncoderShape,
-    Precision,
-    StepPlan,
-    least_passes,
-    optimiser_in_words,
-    plan_step,
-    recompute_in_words,
-    tiles_in_words,
-)
+from tapfm.adaptation.encoder_shape import EncoderShape
+from tapfm.adaptation.plan_words import least_passes, optimiser_in_words, recompute_in_words, tiles_in_words
+from tapfm.adaptation.planner import StepPlan, plan_step
+from tapfm.adaptation.step_costs import GIB, Precision
 from tapfm.app.advice import counted
 from tapfm.app.build_run import asked_of_the_plan
 from tapfm.app.config import RunConfig

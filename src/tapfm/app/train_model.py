@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.learner import Learner
-from tapfm.adaptation.planner import EncoderShape, describe
+from tapfm.adaptation.plan_words import describe
 from tapfm.adaptation.progress import Progress
 from tapfm.adaptation.trainer import Interrupted, LabelledSlide, fit
 from tapfm.app.advice import command, counted
