@@ -1,6 +1,5 @@
 """What the docs say, the tests run."""
 
-import os
 import re
 import shlex
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from cohort_files import rows_of
-from command_line import PROGRAM, tapfm
+from command_line import PROGRAM, tapfm, tapfm_here
 from safetensors.torch import save_file
 from slide_files import section, write_slide
 from training_lab import make_lab
@@ -148,13 +147,12 @@ def test_every_server_of_the_docs_starts_and_ends(command, lab):
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in SERVERS])
-def test_every_command_of_the_docs_runs(command, lab):
+def test_every_command_of_the_docs_runs(command, lab, monkeypatch):
     without_its_result(command, lab)
-    # of so small an encoder, threads only wait for each other
-    environment = os.environ | {"HF_HOME": str(lab), "TAPFM_CACHE": str(lab), "OMP_NUM_THREADS": "1"}
-    program = [*PROGRAM, *shlex.split(command)[1:], *(FEWER if command.startswith("tapfm synth") else ())]
-    result = subprocess.run(program, cwd=lab, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    monkeypatch.chdir(lab)
+    monkeypatch.setenv("TAPFM_CACHE", str(lab))
+    result = tapfm_here(*shlex.split(command)[1:], *(FEWER if command.startswith("tapfm synth") else ()))
+    assert result.returncode == 0, result.said
 
 
 def test_the_example_of_reading_tiles_runs_as_printed(lab, monkeypatch, capsys):
@@ -251,6 +249,12 @@ def test_the_number_of_encoders_in_the_readme_is_right():
 def test_links_between_pages_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert link.startswith("http") or (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "Makefile"], ids=lambda page: page.name)
+def test_the_benchmarks_that_are_named_are_there(page):
+    for name in re.findall(r"benchmarks/\w+\.py", page.read_text()):
+        assert (ROOT / name).exists()
 
 
 def test_the_readme_fits_one_screen():

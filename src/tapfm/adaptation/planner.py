@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -100,9 +101,7 @@ def plan_step(
     forms = [f for f in FORMS if moments in ("auto", f.moments) and offload in ("auto", f.offload)]
     if moments == "auto":  # rounded moments that are offloaded besides: only who asks for them gets them
         forms = [f for f in forms if f.exact or not f.offload] or forms
-    sizes = [tiles] if chunk == "all" else chunk_sizes(question) if chunk == "auto" else [evened(tiles, chunk)]
-    graphs = [graph_of(question, mixture) for mixture in recompute_mixtures(shape, recompute)]
-    ways = [candidate(question, graph, size) for size in sizes for graph in graphs]
+    ways = ways_of(question, chunk, recompute)
     best = [plan for form in forms if (plan := best_plan(question, form, ways, room)) is not None]
     if not best:
         least = min(ways, key=lambda way: way.graph_bytes(1))
@@ -140,6 +139,17 @@ def predict_step(
     size = evened(tiles, chunk or tiles)
     way = candidate(question, graph_of(question, levels), size)
     return evaluate(question, Form(moments, offload), way, min(kept, math.ceil(tiles / size)))
+
+
+@lru_cache(maxsize=16)  # cards of several sizes are asked about
+def ways_of(
+    question: Question, chunk: int | Literal["auto", "all"], recompute: Recompute | Literal["auto"]
+) -> list[Candidate]:
+    """Give all chunk sizes with all that may be recomputed."""
+    tiles = question.tiles
+    sizes = [tiles] if chunk == "all" else chunk_sizes(question) if chunk == "auto" else [evened(tiles, chunk)]
+    graphs = [graph_of(question, mixture) for mixture in recompute_mixtures(question.shape, recompute)]
+    return [candidate(question, graph, size) for size in sizes for graph in graphs]
 
 
 def best_plan(question: Question, form: Form, ways: list[Candidate], room: float) -> StepPlan | None:

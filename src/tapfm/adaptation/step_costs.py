@@ -7,10 +7,12 @@ shrinks again while backward goes from the last block to the first, and the grad
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.moments import Moments, moment_bytes
@@ -123,19 +125,19 @@ class Form:
         return self.moments == "float32"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """What one tile takes: bytes kept up to each block, bytes in use while backward is there, passes computed again."""
 
     mixture: tuple[Recompute, ...]
-    until: tuple[float, ...]
-    inner: tuple[float, ...]
+    until: NDArray[np.float64]
+    inner: NDArray[np.float64]
     again: float
 
     @property
     def tile_bytes(self) -> float:
         """All that is kept of a tile."""
-        return self.until[-1]
+        return float(self.until[-1])
 
 
 @dataclass(frozen=True)
@@ -157,12 +159,11 @@ def graph_of(question: Question, mixture: tuple[Recompute, ...]) -> Graph:
     """Count what one tile keeps, block by block, and what is in use besides while backward goes through each."""
     shape = question.shape
     pixels = 3.0 * shape.tile_px**2 * question.element_bytes if shape.embedding_learns else 0.0
-    kept = accumulate(kept_by_block(question, mixture), initial=pixels)
     learning = mixture[shape.depth - shape.learning_blocks :]
     return Graph(
         mixture,
-        until=tuple(kept)[1:],
-        inner=tuple(inner_by_block(question, mixture)),
+        until=pixels + np.cumsum(kept_by_block(question, mixture)),
+        inner=np.array(inner_by_block(question, mixture)),
         again=sum(recompute_cost(question, level) for level in learning) / shape.depth,
     )
 
@@ -188,20 +189,28 @@ def candidate(question: Question, graph: Graph, size: int) -> Candidate:
 
 
 def highest(question: Question, graph: Graph, size: int, *, later: bool) -> Station:
-    """Find the moment of one graph when most is there."""
-    return max(stations(question, graph, size, later=later), key=lambda station: station.together)
-
-
-def stations(question: Question, graph: Graph, size: int, *, later: bool) -> Iterator[Station]:
-    """Follow a graph: its pixels, and then back from the last block to the first."""
+    """Find the moment of one graph when most is there: pixels first, then from the last block back to the first."""
     shape, of_parameter = question.shape, gradient_bytes(question, size)
     size = with_graph(question, size)
-    before = shape.trainable if later or question.slides_per_step > 1 else 0  # gradients of other chunks, or slides
-    yield Station(0.0, before * of_parameter, size * 8.0 * 3 * shape.tile_px**2)  # twice in float32
-    for block in reversed(range(shape.depth - shape.learning_blocks, shape.depth)):
-        done = (shape.depth - block - 1 + question.coefficients.own_gradients) * shape.block_trainable
-        there = max(before, min(shape.trainable, done))
-        yield Station(size * graph.until[block], there * of_parameter, size * graph.inner[block])
+    there = of_parameter * gradients_there(question, later=later)
+    begins = Station(0.0, float(there[0]), size * 8.0 * 3 * shape.tile_px**2)  # pixels twice in float32
+    if not shape.learning_blocks:
+        return begins
+    first = shape.depth - shape.learning_blocks
+    until, inner, there = size * graph.until[first:][::-1], size * graph.inner[first:][::-1], there[1:]
+    moment = int(np.argmax(until + there + inner))
+    most = Station(float(until[moment]), float(there[moment]), float(inner[moment]))
+    return max(begins, most, key=lambda station: station.together)
+
+
+@lru_cache(maxsize=64)
+def gradients_there(question: Question, *, later: bool) -> NDArray[np.float64]:
+    """Count the parameters that have gradients: before backward, and when it is in each block from the last one on."""
+    shape = question.shape
+    before = shape.trainable if later or question.slides_per_step > 1 else 0  # those of other chunks, or slides
+    done = (np.arange(shape.learning_blocks) + question.coefficients.own_gradients) * shape.block_trainable
+    counts: NDArray[np.float64] = np.maximum(before, np.minimum(shape.trainable, np.concatenate([[0.0], done])))
+    return counts
 
 
 def update_station(question: Question, form: Form, size: int) -> Station:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def plan_run(config: RunConfig, *, gpu_memory: Sequence[float], tiles: int | Non
     """Plan a run for this machine's GPU, or for cards of so many GB."""
     here = card_here(config) if not gpu_memory else None
     cards = [here] if here is not None else [card_of(gb) for gb in gpu_memory or USUAL_CARDS]
-    shape = encoder_shape(config, config.adaptation.scope)
+    shape = encoder_shape(config.encoder.name, config.adaptation.scope)
     count = tiles or tiles_of_a_bag(config)
     rows = tuple(plan_for(config, shape, count, card, card.name) for card in cards)
     if all(row.plan is None for row in rows):
@@ -90,12 +91,13 @@ def plan_run(config: RunConfig, *, gpu_memory: Sequence[float], tiles: int | Non
     )
 
 
-def encoder_shape(config: RunConfig, scope: str) -> EncoderShape:
+@cache
+def encoder_shape(encoder_name: str, scope: str) -> EncoderShape:
     """Build the architecture without its weights, open what the scope says, and count."""
-    card = encoder_card(config.encoder.name)
+    card = encoder_card(encoder_name)
     with torch.device("meta"):
         encoder = VitEncoder(build_vit(card), mean=card.mean, std=card.std, feature=card.feature)
-    apply_scope(encoder, Scope.parse(scope), seed=config.seed)
+    apply_scope(encoder, Scope.parse(scope))
     return EncoderShape.of(encoder)
 
 
@@ -164,7 +166,7 @@ def alternatives(config: RunConfig, tiles: int, card: Card) -> Iterator[tuple[Ro
     """Plan the run with less of the encoder learning, or fewer tiles gone back through; and find the smallest card."""
     for scope in dict.fromkeys((config.adaptation.scope, *OTHER_SCOPES)):
         try:
-            shape = encoder_shape(config, scope)
+            shape = encoder_shape(config.encoder.name, scope)
         except InputError:  # fewer blocks than that, or peft is missing
             continue
         for share in (None, max(1, tiles // 4)) if scope == config.adaptation.scope and tiles >= 16 else (None,):

@@ -212,6 +212,7 @@ def change_compiled(tiles: Tensor, numbers: Tensor, reach_px: int, restain: bool
     """Change tiles as `change` does; once compiled, for any number of them."""
     if len(tiles) == 1:  # the compiler would make a form of its own for it
         return change(tiles, numbers, reach_px, restain)
+    tiles, numbers = tiles.data, numbers.data  # compiled code is made for a view of one tensor, or for none
     for tensor in (tiles, numbers):
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
     return compiled()(tiles, numbers, reach_px, restain)
