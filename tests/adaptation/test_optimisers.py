@@ -14,7 +14,8 @@ from tapfm.adaptation.checkpoint import load_checkpoint, save_checkpoint
 from tapfm.adaptation.optimisers import (
     AdamW,
     Schedule,
-    bytes_per_parameter,
+    bytes_by_part,
+    flat_gradient,
     make_optimiser,
     set_rate,
     update,
@@ -72,9 +73,11 @@ def same(ours, theirs):
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.fixture
-def small_shards(monkeypatch):
+@pytest.fixture(params=["side by side", "large ones alone"])
+def small_shards(monkeypatch, request):
     monkeypatch.setattr(optimisers, "SHARD_ELEMENTS", 1000)
+    if request.param == "large ones alone":
+        monkeypatch.setattr(optimisers, "ALONE_FROM_ELEMENTS", 200)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -128,6 +131,27 @@ def test_parameters_start_at_whole_blocks_in_shards_of_a_limited_size(monkeypatc
     assert names == [["a", "b"], ["c"], ["large"], ["d"], ["e"]]
     assert all(place.start % 256 == 0 for shard in optimiser.shards for place in shard.places)
     assert all((values == sizes[name]).all() for name, values in optimiser.masters().items())
+
+
+def test_a_large_parameter_has_a_shard_alone_and_its_gradient_is_taken_as_it_lies(monkeypatch):
+    monkeypatch.setattr(optimisers, "ALONE_FROM_ELEMENTS", 512)
+    parameters = {
+        "a": nn.Parameter(torch.zeros(3)),
+        "b": nn.Parameter(torch.zeros(2, 256)),
+        "c": nn.Parameter(torch.zeros(2)),
+    }
+    optimiser = AdamW(parameters, device=CPU, weight_decay=0.0, decay_all=True)
+    assert [[place.name for place in shard.places] for shard in optimiser.shards] == [["b"], ["a", "c"]]
+    alone, together = optimiser.shards
+    values = torch.arange(512.0).view(2, 256)
+    parameters["b"].grad = gradient = values.clone()
+    assert flat_gradient(alone).data_ptr() == gradient.data_ptr()
+    assert parameters["b"].grad is None
+    parameters["b"].grad = values.t().contiguous().t()  # lies otherwise than the parameter
+    assert torch.equal(flat_gradient(alone), values)
+    assert torch.equal(flat_gradient(alone), torch.zeros(2, 256))  # there is none
+    parameters["c"].grad = torch.ones(2)
+    assert flat_gradient(together).view(-1)[[0, 255, 256, 257, 258]].tolist() == [0, 0, 1, 1, 0]
 
 
 def test_biases_and_norms_are_decayed_or_not():
@@ -184,7 +208,6 @@ def test_parameters_that_came_in_low_precision_have_float32_masters_and_mix_with
     assert torch.equal(net[3].weight, optimiser.masters()["3.weight"].to(torch.bfloat16))
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="needs torch 2.10")
 def test_gradients_may_be_wider_than_parameters():
     nets = [small_net(), small_net()]
     narrow, wide = (optimise(net, compute_dtype=torch.bfloat16) for net in nets)
@@ -380,20 +403,19 @@ def test_loaded_masters_are_computed_with(offload):
 def test_the_bytes_of_a_parameter_are_what_is_said(moments, compute_dtype):
     net = nn.Linear(1024, 8, bias=False)
     optimiser = optimise(net, moments=moments, compute_dtype=compute_dtype)
-    net.weight.grad = torch.zeros_like(net.weight)
-    kept = [shard.working for shard in optimiser.shards] + [net.weight.grad]
-    kept += [shard.master for shard in optimiser.shards if shard.master is not None]
-    kept += [tensor for shard in optimiser.shards for tensor in shard.moments.values()]
-    said = bytes_per_parameter(lowered=compute_dtype is not None, moments=moments, offload=False, wide_gradients=False)
-    assert sum(tensor.nbytes for tensor in kept) == said * net.weight.numel()
+    said = bytes_by_part(lowered=compute_dtype is not None, moments=moments, offload=False)
+    found = {
+        "weights": sum(shard.working.nbytes for shard in optimiser.shards),
+        "masters": sum(shard.master.nbytes for shard in optimiser.shards if shard.master is not None),
+        "moments": sum(tensor.nbytes for shard in optimiser.shards for tensor in shard.moments.values()),
+    }
+    assert found == {name: size * net.weight.numel() for name, size in said.items()}
 
 
-def test_offloaded_there_is_only_what_is_computed_with_and_its_gradient():
-    for moments in FORMS:
-        form = {"moments": moments, "offload": True}
-        assert bytes_per_parameter(lowered=True, wide_gradients=False, **form) == 4
-        assert bytes_per_parameter(lowered=True, wide_gradients=True, **form) == 6
-        assert bytes_per_parameter(lowered=False, wide_gradients=False, **form) == 8
+@pytest.mark.parametrize("moments", FORMS)
+def test_offloaded_there_is_only_what_is_computed_with(moments):
+    for lowered, size in ((True, 2), (False, 4)):
+        assert sum(bytes_by_part(lowered=lowered, moments=moments, offload=True).values()) == size
 
 
 @pytest.mark.filterwarnings("default")  # the compiler has warnings of its own

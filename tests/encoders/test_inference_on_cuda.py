@@ -78,7 +78,7 @@ def test_what_was_recorded_follows_new_weights_and_other_batches(monkeypatch):
     one.vit.norm.bias.data = one.vit.norm.bias.data.clone() + 1  # elsewhere: recorded anew
     assert float((ready.encode(tiles(8), 8).z_KD - first.z_KD).mean()) == pytest.approx(2, abs=1e-3)
     assert ready._captured is not recorded
-    torch.testing.assert_close(ready.encode(tiles(8), 4).z_KD - 2, first.z_KD, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(ready.encode(tiles(8), 4).z_KD - 2, first.z_KD, rtol=0, atol=5e-3)  # other kernels
 
 
 def test_what_cannot_be_recorded_is_run_plainly(monkeypatch):
@@ -103,7 +103,8 @@ def test_compiled_blocks_say_the_same(monkeypatch, precision):
     plain, fused = encoder("h-optimus-0"), encoder("h-optimus-0")
     expected = make_ready(plain, precision, compiled=False).encode(tiles(20), 8)
     found = make_ready(fused, precision, compiled=True).encode(tiles(20), 8)
-    assert cosine_similarity(found.z_KD, expected.z_KD).min() > 0.999
+    # what is added up in another order is rounded to other neighbours, which are far apart in float8
+    assert cosine_similarity(found.z_KD, expected.z_KD).min() > (0.999 if precision == "bfloat16" else 0.998)
     torch.testing.assert_close(found.r_K, expected.r_K, rtol=0.02, atol=0)
 
 

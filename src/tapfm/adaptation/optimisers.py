@@ -1,6 +1,6 @@
 """AdamW in the forms that cards of all sizes need, and its learning rates: cosine annealing with warm restarts.
 
-Parameters are laid into shards, flat tensors of about 2^24 elements. A shard has
+Parameters are laid into shards, flat tensors: a large parameter alone, small ones side by side. A shard has
     working   what is computed with: every parameter is a view of it
     master    the full-precision values that updates are added to; the working copy itself where that is precise enough
     moments   see moments.py
@@ -23,6 +23,7 @@ from tapfm.adaptation.moments import BLOCK, Moments, moment_bytes, moments_to_ke
 from tapfm.errors import CheckpointError
 
 SHARD_ELEMENTS = 2**24
+ALONE_FROM_ELEMENTS = 2**20  # a parameter's gradient is then taken as it lies; others are copied side by side
 CPU_PIECE_ELEMENTS = 2**16
 FIRST_DECAY, SECOND_DECAY, EPSILON = 0.9, 0.999, 1e-8
 STEP, LAYOUT = "step", "layout"  # in a checkpoint, beside the moments of each shard
@@ -150,21 +151,24 @@ class AdamW:
         seeds = scrambled(self._step.to(torch.int32) * STRIDE + self._numbers)
         scalars = self._scalars(factor)
         for shard, seed in zip(self.shards, seeds, strict=True):
-            away = {name: t for name, t in self._kept(shard) if t.device != self.device}
-            here = {name: t.to(self.device, non_blocking=True) for name, t in away.items()}
-            self._update_pieces(
-                flat_gradient(shard),
-                shard.working,
-                here.get("master", shard.master),
-                {name: here.get(name, t) for name, t in shard.moments.items()},
-                scalars[shard.precise.dtype, shard.decayed],
-                finite,
-                seed,
-            )
-            for name, home in away.items():
-                home.copy_(here[name], non_blocking=True)
+            self._step_shard(shard, scalars[shard.precise.dtype, shard.decayed], finite, seed)
 
-    def _update_pieces(
+    def _step_shard(self, shard: Shard, scalars: tuple[Tensor, ...], finite: Tensor, seed: Tensor) -> None:
+        """Update a shard; what visits the device for that has left when the next one comes."""
+        kept = dict(self._kept(shard))
+        here = {name: t.to(self.device, non_blocking=True) for name, t in kept.items()}
+        master = here.pop("master", None)
+        gradient = flat_gradient(shard)
+        if self.device.type == "cpu":
+            self._update_in_pieces(gradient, shard.working, master, here, scalars, finite, seed)
+            return
+        self._update(gradient, shard.working, master, here, self.form, scalars, finite, seed)
+        if self.offload:
+            for name, visitor in {"master": master, **here}.items():
+                if visitor is not None:
+                    kept[name].copy_(visitor, non_blocking=True)
+
+    def _update_in_pieces(
         self,
         gradient: Tensor,
         working: Tensor,
@@ -174,8 +178,10 @@ class AdamW:
         finite: Tensor,
         seed: Tensor,
     ) -> None:
-        """Update a shard: at once on a GPU, in pieces on the CPU, whose caches then hold all that is in between."""
-        piece = len(working) if self.device.type != "cpu" else CPU_PIECE_ELEMENTS // BLOCK
+        """Update a shard on the CPU, whose caches hold what is in between of a piece; looking costs nothing there."""
+        if not finite:
+            return
+        piece = CPU_PIECE_ELEMENTS // BLOCK
         for start in range(0, len(working), piece):
             rows = slice(start, start + piece)
             self._update(
@@ -185,7 +191,7 @@ class AdamW:
                 {name: kept[rows] for name, kept in moments.items()},
                 self.form,
                 scalars,
-                finite,
+                None,
                 seed + start * BLOCK,
             )
 
@@ -272,9 +278,13 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def shard_places(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[Place, ...]]:
     """Fill shards in order, one type in each; a parameter starts at a whole block, and is never cut."""
+    large = {name: parameter for name, parameter in parameters.items() if parameter.numel() >= ALONE_FROM_ELEMENTS}
+    for name, parameter in large.items():
+        yield (Place(name, parameter, 0),)
+    small = ((name, parameter) for name, parameter in parameters.items() if name not in large)
     places: list[Place] = []
     end = 0
-    for name, parameter in sorted(parameters.items(), key=lambda item: str(item[1].dtype)):
+    for name, parameter in sorted(small, key=lambda item: str(item[1].dtype)):
         if places and (end + parameter.numel() > SHARD_ELEMENTS or parameter.dtype != places[0].parameter.dtype):
             yield tuple(places)
             places, end = [], 0
@@ -292,6 +302,12 @@ def layout_of(shards: tuple[Shard, ...]) -> Tensor:
 
 def flat_gradient(shard: Shard) -> Tensor:
     """Lay the gradients of a shard side by side, 0 where there is none, and forget them."""
+    if len(shard.places) == 1:
+        parameter, shape = shard.places[0].parameter, shard.working.shape
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None and gradient.numel() == shape.numel() and gradient.is_contiguous():
+            return gradient.view(shape).data  # compiled code would not take a view for what it was made for
+        parameter.grad = gradient
     found = [(place, place.parameter.grad) for place in shard.places if place.parameter.grad is not None]
     dtypes = {gradient.dtype for _, gradient in found}
     filled = sum(gradient.numel() for _, gradient in found) == shard.working.numel()  # no gap between parameters
@@ -312,20 +328,23 @@ def update_shard(
     moments: dict[str, Tensor],
     form: Moments,
     scalars: tuple[Tensor, ...],
-    finite: Tensor,
+    finite: Tensor | None,
     seed: Tensor,
 ) -> None:
-    """Take AdamW's step in place; every tensor but the 0-dim ones has shape (blocks, 256), or (blocks, 1)."""
+    """Take AdamW's step in place, unless the gradient is not `finite` (None: it is).
+
+    Every tensor but the 0-dim ones has shape (blocks, 256), or (blocks, 1).
+    """
     factor, step_size, per_root_of_bias, keep = scalars
     old = working if master is None else master
     gradient = gradient.to(old.dtype) * factor
     first, second = read_moments(moments, form, old.dtype)
-    first = first + (gradient - first) * (1 - FIRST_DECAY)
-    second = second * SECOND_DECAY + gradient * gradient * (1 - SECOND_DECAY)
+    first = first.lerp(gradient, 1 - FIRST_DECAY)
+    second = (second * SECOND_DECAY).addcmul(gradient, gradient, value=1 - SECOND_DECAY)
     new = old * keep - step_size * first / (second.sqrt() * per_root_of_bias + EPSILON)
-    new = torch.where(finite, new, old)
+    new = new if finite is None else torch.where(finite, new, old)
     for name, kept in moments_to_keep(first, second, form, seed).items():
-        moments[name].copy_(torch.where(finite, kept, moments[name]))
+        moments[name].copy_(kept if finite is None else torch.where(finite, kept, moments[name]))
     if master is not None:
         master.copy_(new)
     working.copy_(new)
@@ -394,12 +413,13 @@ def total_norm(gradients: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)).norm()
 
 
-def bytes_per_parameter(*, lowered: bool, moments: Moments, offload: bool, wide_gradients: bool) -> float:
-    """Say what a trainable parameter takes on the device between steps: itself, gradient, master and moments."""
-    working = 2.0 if lowered else 4.0
-    gradient = 2.0 if lowered and not wide_gradients else 4.0
-    master = 4.0 if lowered and not offload else 0.0
-    return working + gradient + master + (0.0 if offload else moment_bytes(moments))
+def bytes_by_part(*, lowered: bool, moments: Moments, offload: bool) -> dict[str, float]:
+    """Say what a trainable parameter takes on the device all the time; its gradient takes as much as it, or 4."""
+    return {
+        "weights": 2.0 if lowered else 4.0,
+        "masters": 4.0 if lowered and not offload else 0.0,
+        "moments": 0.0 if offload else moment_bytes(moments),
+    }
 
 
 def form_of(state: Mapping[str, Tensor]) -> Moments | None:

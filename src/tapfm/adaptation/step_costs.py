@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.moments import Moments, moment_bytes
-from tapfm.adaptation.optimisers import SHARD_ELEMENTS
+from tapfm.adaptation.optimisers import SHARD_ELEMENTS, bytes_by_part
 from tapfm.encoders.blocks import Recompute
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -246,11 +246,11 @@ def parts_at_peak(question: Question, form: Form, way: Candidate, kept: int) -> 
 def resident_bytes(question: Question, form: Form) -> dict[str, float]:
     """Give what weights and optimiser take all the time."""
     shape = question.shape
-    on_device = 0 if form.offload else shape.trainable
+    each = bytes_by_part(lowered=question.lowered, moments=form.moments, offload=form.offload)
     parts = {
-        "weights": shape.parameters * (2.0 if question.lowered else 4.0),
-        "masters": 4.0 * on_device if question.lowered else 0.0,
-        "moments": on_device * moment_bytes(form.moments),
+        "weights": shape.parameters * each["weights"],
+        "masters": shape.trainable * each["masters"],
+        "moments": shape.trainable * each["moments"],
         # under autocast: the low-precision copies that graphs share
         "weight copies": 2.0 * shape.parameters if question.precision == "float16" else 0.0,
     }
