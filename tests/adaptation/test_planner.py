@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.plan_words import describe
-from tapfm.adaptation.planner import evaluate, plan_step, usable_bytes
+from tapfm.adaptation.planner import evaluate, plan_step, predict_step, usable_bytes
 from tapfm.adaptation.step_costs import GIB, LEVELS, PLAIN, Form, Question, candidate, graph_of
 from tapfm.adaptation.two_graph import Adaptation, two_graph_step
 from tapfm.aggregators.cls_attention import ClsAttention
@@ -191,6 +191,36 @@ def test_the_parts_are_those_of_the_optimiser(giant):
 def test_gradients_are_wide_where_several_are_summed_up(uni, precision, tiles):
     plan = planned(uni, 30, tiles=tiles, chunk=20, precision=precision)
     assert plan.wide_gradients == (precision == "bfloat16" and tiles > 20)
+
+
+# What benchmarks/gpu.py saw in tensors on an H200 (torch 2.11), under caps between 8 and 80 GiB: none was fitted to.
+SEEN_GIB = [
+    ("giant", 75, {"recompute": {"pointwise": 39, "nothing": 1}}, 40.41),
+    ("giant", 75, {"recompute": {"mlp": 10, "pointwise": 30}}, 37.42),
+    ("giant", 4096, {"recompute": {"pointwise": 39, "nothing": 1}, "chunk": 42, "offload": True}, 20.73),
+    ("giant", 4096, {"recompute": {"pointwise": 39, "nothing": 1}, "chunk": 164}, 74.89),
+    ("giant", 20_000, {"recompute": {"pointwise": 39, "nothing": 1}, "chunk": 42, "offload": True}, 20.91),
+    ("giant", 75, {"recompute": {"block": 24, "mlp": 16}}, 22.38),
+    ("giant", 75, {"recompute": {"block": 36, "mlp": 4}, "moments": "bfloat16"}, 14.77),
+    ("giant", 75, {"recompute": {"block": 19, "mlp": 21}, "offload": True}, 11.10),
+    ("uni", 300, {"recompute": {"pointwise": 23, "nothing": 1}}, 31.15),
+    ("uni", 300, {"recompute": {"mlp": 19, "pointwise": 5}}, 22.59),
+]
+
+
+@pytest.mark.parametrize(("shape", "tiles", "way", "seen_gib"), SEEN_GIB)
+def test_what_a_gpu_needed_is_what_is_predicted(shape, tiles, way, seen_gib, request):
+    mixture = tuple(level for level, count in way["recompute"].items() for _ in range(count))
+    settled = way | {"recompute": mixture, "precision": "bfloat16", "compiled": True}
+    said = predict_step(request.getfixturevalue(shape), tiles=tiles, **settled)
+    assert said.peak_bytes / GIB == pytest.approx(seen_gib, rel=0.03)
+
+
+def test_and_with_adapters():
+    # seen there too; and on a CPU, block by block: compiled code has the products of adapters while it recomputes
+    way = {"recompute": ("block",) * 38 + ("mlp",) * 2, "precision": "bfloat16", "compiled": True}
+    said = predict_step(shape_of("h-optimus-0", "lora:16"), tiles=1024, chunk=52, **way)
+    assert said.peak_bytes / GIB == pytest.approx(5.39, rel=0.05)
 
 
 def test_frozen_parameters_have_weights_and_nothing_else():

@@ -36,6 +36,7 @@ class Coefficients:
     gated: how many times its hidden size a gated MLP keeps besides, with "nothing".
     backward: what gradients inside a block take while it is gone through, in values of its input, output and MLP.
     adapters_backward: the same where it has adapters.
+    adapters_again: the part of what adapters give that is there besides while a block is computed again.
     own_gradients: the part of its weights' gradients that is there by then.
     update: bytes per parameter of a shard in use while the optimiser steps, besides what it always has.
     overhead_bytes: what is there whatever the encoder: workspaces of matrix products, the aggregator.
@@ -52,6 +53,7 @@ class Coefficients:
     gated: float
     backward: float
     adapters_backward: float
+    adapters_again: float
     own_gradients: float
     update: float
     overhead_bytes: float = 0.1 * GIB
@@ -72,6 +74,7 @@ PLAIN = Coefficients(
     gated=1,
     backward=0.55,
     adapters_backward=0.9,
+    adapters_again=0,
     own_gradients=1 / 3,
     update=40,
 )
@@ -83,7 +86,8 @@ COMPILED = Coefficients(
     adapters=3,
     gated=0,
     backward=0.55,
-    adapters_backward=0.55,
+    adapters_backward=1.15,
+    adapters_again=1,
     own_gradients=1.0,
     update=16,
     pointwise_cost=0.0,  # what is folded away makes up for what is computed again
@@ -327,13 +331,17 @@ def last_block_bytes(question: Question, level: Recompute) -> float:
 
 def inner_by_block(question: Question, mixture: tuple[Recompute, ...]) -> list[float]:
     """Give the bytes of one tile in use while backward goes through a block: what is recomputed, and gradients."""
-    shape = question.shape
+    shape, c = question.shape, question.coefficients
     everything = shape.tokens * token_bytes(question, "nothing")
-    backward = question.coefficients.adapters_backward if shape.has_adapters else question.coefficients.backward
+    of_adapters = c.adapters_again * shape.tokens * question.element_bytes * (c.adapters * shape.width + shape.mlp_in)
+    backward = c.adapters_backward if shape.has_adapters else c.backward
     gradients = shape.tokens * question.element_bytes * (2 * shape.width + shape.mlp_in + shape.mlp_hidden)
-    blocks = [
-        max(0.0, everything - shape.tokens * token_bytes(question, level)) + backward * gradients for level in mixture
-    ]
+    again: dict[Recompute, float] = {
+        level: max(0.0, everything - shape.tokens * token_bytes(question, level))
+        + (of_adapters if shape.has_adapters and level != "nothing" else 0.0)
+        for level in LEVELS
+    }
+    blocks = [again[level] + backward * gradients for level in mixture]
     if shape.cls_only:  # no MLP of the other tokens, nor its gradients
         gradients = shape.tokens * shape.width * (4 * question.element_bytes + 4)
     of_last = last_block_bytes(question, LEVELS[0]) - last_block_bytes(question, mixture[-1])
