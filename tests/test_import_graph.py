@@ -12,6 +12,7 @@ LAYERS = [
     "storage",
     "processes",
     "seeding",
+    "device_memory",
     "slides",
     "cohort",
     "tiles",

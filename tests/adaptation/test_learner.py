@@ -44,15 +44,16 @@ def assert_moved_alike(ours, expected, begun):
 class TooSmall:
     """Stands for a card that holds no more than so many tiles with a graph."""
 
-    def __init__(self, learner, monkeypatch, *, most, after=0):
+    def __init__(self, learner, monkeypatch, *, most, after=0, error=None):
         self.calls, self.most, self.after = [], most, after
+        self.error = error or torch.OutOfMemoryError("as a GPU says it")
         self.forward = learner.model.encoder.forward
         monkeypatch.setattr(learner.model.encoder, "forward", self)
 
     def __call__(self, tiles):
         self.calls.append(len(tiles))
         if torch.is_grad_enabled() and len(tiles) > self.most and len(self.calls) > self.after:
-            raise torch.OutOfMemoryError("as a GPU says it")
+            raise self.error
         return self.forward(tiles)
 
 
@@ -74,6 +75,21 @@ def test_a_step_that_does_not_fit_starts_over_in_smaller_chunks(monkeypatch, bag
         torch.testing.assert_close(one.loss_agg, other.loss_agg, rtol=1e-5, atol=1e-6)
     assert_moved_alike(ours, expected, make())
     assert ours.adaptation.chunking == Chunking(3)
+
+
+def test_memory_that_ends_in_a_library_is_no_other_error(monkeypatch):
+    ours, told = make_learner(), []
+    ours.adaptation = replace(ours.adaptation, chunking=Chunking())
+    ours.begin_epoch(0)
+    ours.shrunk = told.append
+    said = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    TooSmall(ours, monkeypatch, most=5, error=said)
+    learn(ours, 1)
+    assert told == [5]
+    TooSmall(ours, monkeypatch, most=0, error=RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        learn(ours, 2)
+    assert told == [5]
 
 
 def test_slides_whose_gradients_wait_are_gone_through_again(monkeypatch):

@@ -5,7 +5,6 @@ Nothing here waits for the device: what a step computed is read by whoever gets 
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from tapfm.adaptation.two_graph import (
     two_graph_step,
 )
 from tapfm.contracts import Aggregator, Encoded, Targets
+from tapfm.device_memory import free_memory, one_memory_error
 from tapfm.encoders.adapters import trained_parameters
 from tapfm.encoders.precision import lower
 from tapfm.errors import CheckpointError, TapfmError
@@ -142,10 +142,11 @@ class Learner:
         todo = self._lessons[-1:]
         while True:
             try:
-                for lesson in todo[:-1]:
-                    self._take(lesson, now=False)
-                report = self._take(todo[-1], now=now)
-                break
+                with one_memory_error():
+                    for lesson in todo[:-1]:
+                        self._take(lesson, now=False)
+                    report = self._take(todo[-1], now=now)
+                    break
             except torch.OutOfMemoryError as error:
                 smaller = self._smaller_chunks(todo, error)
             # out of the handler, whose traceback holds on to what has to be freed
@@ -330,13 +331,6 @@ class Begun:
             model.encoder.zero_grad()
         self._learner._all_finite = None
         self._random.put_back()
-
-
-def free_memory(device: torch.device) -> None:
-    """Give back what a step that did not fit has left behind."""
-    gc.collect()  # a graph may be part of a circle
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def aggregator_step(aggregator: Aggregator, model: SlideModel, encoded: Encoded, targets: Targets) -> StepReport:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tapfm.contracts import Encoded
+from tapfm.device_memory import one_memory_error
 from tapfm.encoders.float8 import use_float8
 from tapfm.encoders.precision import can_compile, lower
 from tapfm.encoders.vit import VitEncoder
@@ -48,6 +49,7 @@ class Looking:
         """Where it is."""
         return self.encoder.mean.device
 
+    @one_memory_error()
     def encode(self, tiles: Tensor, chunk: int) -> Encoded:
         """Encode uint8 tiles, `chunk` at a time."""
         if self._may_capture and self._work_flop * chunk <= CAPTURE_UP_TO_FLOP:

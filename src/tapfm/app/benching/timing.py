@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from tapfm.device_memory import free_memory, one_memory_error
 from tapfm.errors import TapfmError
 
 GIB = 2**30
@@ -75,17 +75,11 @@ def peak_gib(device: torch.device) -> float | None:
     return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else None
 
 
-def free_memory(device: torch.device) -> None:
-    """Give back what is no longer used, so that the next measurement starts as the first one did."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 def within_memory(work: Callable[[], Result], device: torch.device) -> Result | None:
     """Do it, and clean up; None where memory did not suffice."""
     try:
-        return work()
+        with one_memory_error():
+            return work()
     except (RuntimeError, MemoryError, TapfmError) as error:
         if not is_out_of_memory(error):
             raise

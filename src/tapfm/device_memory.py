@@ -1,0 +1,32 @@
+"""A device's memory: one error for its end, whoever notices it, and giving back what is no longer used."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+# cuBLAS and cuDNN take memory of their own, and tell otherwise than torch that there is none
+LIBRARIES = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
+@contextmanager
+def one_memory_error() -> Iterator[None]:
+    """Let memory that ends in a library be told as torch tells it."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if any(name in str(error) for name in LIBRARIES):
+            raise torch.OutOfMemoryError(str(error)) from error
+        raise
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what is no longer used."""
+    gc.collect()  # a graph may be part of a circle
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
