@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from cohort_files import rows_of
-from command_line import PROGRAM, tapfm, tapfm_here
+from command_line import PROGRAM, tapfm
 from safetensors.torch import save_file
 from slide_files import section, write_slide
 from training_lab import make_lab
@@ -151,7 +151,7 @@ def test_every_command_of_the_docs_runs(command, lab, monkeypatch):
     without_its_result(command, lab)
     monkeypatch.chdir(lab)
     monkeypatch.setenv("TAPFM_CACHE", str(lab))
-    result = tapfm_here(*shlex.split(command)[1:], *(FEWER if command.startswith("tapfm synth") else ()))
+    result = tapfm(*shlex.split(command)[1:], *(FEWER if command.startswith("tapfm synth") else ()))
     assert result.returncode == 0, result.said
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cohort_files import rows_of
-from command_line import tapfm_here
+from command_line import tapfm
 from slide_files import section, write_slide
 
 from tapfm.adaptation.checkpoint import load_checkpoint
@@ -75,7 +75,7 @@ def one_thread():
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory, one_thread):  # noqa: ARG001 - for the whole module
     folder = make_lab(tmp_path_factory.mktemp("lab"))
-    embedded = tapfm_here(
+    embedded = tapfm(
         *("embed", folder / "cohort.csv", "--encoder", "tapfm-pocket", "--device", "cpu"),
         *("--tiles", folder / "tiles", "--out", folder / "features", "--workers", 0),
     )
@@ -89,7 +89,7 @@ def train(lab):
 
     def run(name, *changes):
         options = [part for change in changes for part in ("--set", change)]
-        result = tapfm_here("train", lab / "run.toml", "--out", lab / "runs" / name, *options)
+        result = tapfm("train", lab / "run.toml", "--out", lab / "runs" / name, *options)
         assert result.returncode in (0, 130), result.said
         return lab / "runs" / name
 
@@ -133,4 +133,4 @@ def edit(table, change):
 
 
 def train_in(folder, *options, out="run"):
-    return tapfm_here("train", folder / "run.toml", "--out", folder / out, *options)
+    return tapfm("train", folder / "run.toml", "--out", folder / out, *options)

@@ -8,8 +8,14 @@ from contextlib import contextmanager
 
 import torch
 
-# cuBLAS and cuDNN take memory of their own, and tell otherwise than torch that there is none
-LIBRARIES = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+# cuBLAS, cuDNN (since version 9) and what loads kernels take memory of their own, and tell otherwise than torch that
+# there is none
+OTHER_WORDS = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+)
 
 
 @contextmanager
@@ -20,7 +26,7 @@ def one_memory_error() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        if any(name in str(error) for name in LIBRARIES):
+        if any(words in str(error) for words in OTHER_WORDS):
             raise torch.OutOfMemoryError(str(error)) from error
         raise
 

@@ -77,13 +77,21 @@ def test_a_step_that_does_not_fit_starts_over_in_smaller_chunks(monkeypatch, bag
     assert ours.adaptation.chunking == Chunking(3)
 
 
-def test_memory_that_ends_in_a_library_is_no_other_error(monkeypatch):
+ELSEWHERE = [  # as libraries say that there is no memory
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+    "Triton Error [CUDA]: out of memory",
+]
+
+
+@pytest.mark.parametrize("said", ELSEWHERE)
+def test_memory_that_ends_in_a_library_is_no_other_error(monkeypatch, said):
     ours, told = make_learner(), []
     ours.adaptation = replace(ours.adaptation, chunking=Chunking())
     ours.begin_epoch(0)
     ours.shrunk = told.append
-    said = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-    TooSmall(ours, monkeypatch, most=5, error=said)
+    TooSmall(ours, monkeypatch, most=5, error=RuntimeError(said))
     learn(ours, 1)
     assert told == [5]
     TooSmall(ours, monkeypatch, most=0, error=RuntimeError("CUDA error: an illegal memory access was encountered"))
@@ -172,7 +180,8 @@ def test_an_update_of_the_encoder_is_never_made_twice(monkeypatch, bag_gradient)
     assert "machine.offload_optimiser=true" in caught.value.hint
 
 
-def test_looking_goes_on_with_fewer_tiles_at_once(monkeypatch):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("as a GPU says it"), RuntimeError(ELSEWHERE[0])], ids=type)
+def test_looking_goes_on_with_fewer_tiles_at_once(monkeypatch, error):
     learner, seen = make_learner(), []
     tiles, forward = bag_of(learner, 1).content, learner.model.encoder.forward
     expected = learner.model.encode(tiles, 9)
@@ -180,7 +189,7 @@ def test_looking_goes_on_with_fewer_tiles_at_once(monkeypatch):
     def small(tiles):
         seen.append(len(tiles))
         if len(tiles) > 2:
-            raise torch.OutOfMemoryError("as a GPU says it")
+            raise error
         return forward(tiles)
 
     monkeypatch.setattr(learner.model.encoder, "forward", small)

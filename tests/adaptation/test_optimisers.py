@@ -375,6 +375,14 @@ def test_moments_of_other_parameters_are_refused_and_nothing_is_changed():
     optimise(small_net()).restore(good)
 
 
+def test_moments_that_lie_otherwise_are_refused_and_it_says_who_may_have_laid_them(monkeypatch):
+    before = optimise(small_net()).state()
+    monkeypatch.setattr(optimisers, "ALONE_FROM_ELEMENTS", 200)
+    with pytest.raises(CheckpointError, match="or lie otherwise") as error:
+        optimise(small_net()).restore(before)
+    assert "another version of tapfm: begin anew" in error.value.hint
+
+
 def test_masters_that_do_not_fit_are_refused():
     optimiser = optimise(small_net())
     values = copied(optimiser.masters())

@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 import torch
-from command_line import tapfm_here
+from command_line import tapfm
 
 from tapfm.app.benching import measure
 from tapfm.encoders.precision import can_compile
@@ -22,7 +22,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an N
 def bench(lab):
     """A quick measurement for a run, and what was said."""
     out = lab / "figures" / "bench.json"
-    result = tapfm_here("bench", lab / "run.toml", "--quick", "--scope", "last:1", "--workers", 1, "--out", out)
+    result = tapfm("bench", lab / "run.toml", "--quick", "--scope", "last:1", "--workers", 1, "--out", out)
     assert result.returncode == 0, result.said
     return json.loads(out.read_text()), result.said
 
@@ -97,7 +97,7 @@ def test_ctrl_c_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setattr(measure, "reading_speed", pressed)
-    result = tapfm_here("bench", "--quick", "--device", "cpu", "--out", tmp_path / "bench.json")
+    result = tapfm("bench", "--quick", "--device", "cpu", "--out", tmp_path / "bench.json")
     assert result.returncode == 130
     assert "Stopped; nothing was written." in result.said
     assert [path.name for path in tmp_path.rglob("*")] == ["temporary"]
@@ -118,7 +118,7 @@ def test_a_way_that_does_not_fit_does_not_stop_the_others(lab, monkeypatch):
 
     monkeypatch.setattr(measure, "step_speed", only_in_chunks)
     cohort = ("--cohort", lab / "cohort.csv", "--tiles", lab / "tiles")
-    result = tapfm_here("bench", *cohort, "--quick", "--device", "cpu", "--workers", 0)
+    result = tapfm("bench", *cohort, "--quick", "--device", "cpu", "--workers", 0)
     assert result.returncode == 0, result.said
     assert "out of memory" in result.said
     assert "Expected for your cohort" in result.said
@@ -128,7 +128,7 @@ def test_slides_that_cannot_be_read_are_named_on_the_screen_only(own_lab):
     for path in own_lab.glob("*.svs"):
         path.write_bytes(b"nothing")
     out = own_lab / "bench.json"
-    result = tapfm_here("bench", own_lab / "run.toml", "--quick", "--out", out)
+    result = tapfm("bench", own_lab / "run.toml", "--quick", "--out", out)
     assert result.returncode == 0, result.said
     assert "Nothing can be read: 0.svs is not a slide" in result.said
     assert ".svs" not in out.read_text()
@@ -151,7 +151,7 @@ def test_slides_that_cannot_be_read_are_named_on_the_screen_only(own_lab):
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments, said):
-    result = tapfm_here("bench", *arguments)
+    result = tapfm("bench", *arguments)
     assert result.returncode == 2, result.said
     assert said in result.said
     assert "measuring" not in result.said
@@ -161,7 +161,7 @@ def test_what_cannot_be_measured_is_refused(arguments, said):
 @pytest.mark.filterwarnings("default")  # the compiler has warnings of its own
 def test_a_gpu_tells_its_memory_and_what_compiling_takes(tmp_path):
     arguments = ("--encoder", "kaiko-s16", "--scope", "lora:8", "--quick", "--device", "cuda")
-    result = tapfm_here("bench", *arguments, "--out", tmp_path / "bench.json")
+    result = tapfm("bench", *arguments, "--out", tmp_path / "bench.json")
     assert result.returncode == 0, result.said
     figures = json.loads((tmp_path / "bench.json").read_text())
     assert figures["copying"]["gb_per_second"] > 0
@@ -189,7 +189,7 @@ def test_what_a_gpu_has_no_memory_for_is_told_in_its_row(tmp_path):
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 4 * 2**30) / total)
     try:
         arguments = ("--encoder", "kaiko-l14", "--quick", "--device", "cuda", "--out", tmp_path / "bench.json")
-        result = tapfm_here("bench", *arguments)
+        result = tapfm("bench", *arguments)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert result.returncode == 0, result.said

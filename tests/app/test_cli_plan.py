@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command_line import tapfm_here
+from command_line import tapfm
 
 from tapfm.adaptation.step_costs import GIB
 from tapfm.app import plan_run
@@ -30,7 +30,7 @@ def plan(tmp_path):
     def run(*options, encoder="uni", **changes):
         (tmp_path / "run.toml").write_text(RUN.format(encoder=encoder))
         given = [part for name, value in changes.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
-        return tapfm_here("plan", tmp_path / "run.toml", *options, *given)
+        return tapfm("plan", tmp_path / "run.toml", *options, *given)
 
     return run
 
@@ -94,9 +94,7 @@ def test_the_number_of_tiles_can_be_given(plan):
 
 
 def test_all_tiles_are_those_of_the_largest_slide(lab):
-    result = tapfm_here(
-        *("plan", lab / "run.toml", "--set", "adaptation.tiles_per_slide=all", "--gpu-memory", 8, "--json")
-    )
+    result = tapfm(*("plan", lab / "run.toml", "--set", "adaptation.tiles_per_slide=all", "--gpu-memory", 8, "--json"))
     assert of(result)["tiles"] == 4
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cohort_files import rows_of
-from command_line import tapfm_here
+from command_line import tapfm
 from PIL import Image
 
 from tapfm import api
@@ -37,7 +37,7 @@ def tables(tmp_path):
 
 
 def compare(folder, *arguments):
-    return tapfm_here("compare", *arguments, "--out", folder / "comparison", *FEW)
+    return tapfm("compare", *arguments, "--out", folder / "comparison", *FEW)
 
 
 def found_in(folder):
@@ -185,7 +185,7 @@ def test_folders_of_evaluations_and_runs_are_looked_into(tables):
 )
 def test_what_cannot_be_compared_is_refused(tables, monkeypatch, arguments, said):
     monkeypatch.chdir(tables)
-    result = tapfm_here("compare", *arguments, "--out", "comparison")
+    result = tapfm("compare", *arguments, "--out", "comparison")
     assert result.returncode == 2
     assert said in result.said
     assert not (tables / "comparison").exists()

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from cohort_files import rows_of
-from command_line import tapfm_here
+from command_line import tapfm
 from PIL import Image
 from training_lab import edit, slide_id, train_in
 
@@ -23,7 +23,7 @@ FEW = ("--resamples", 50, "--workers", 0, "--device", "cpu")
 
 
 def evaluate(run, out, *options):
-    return tapfm_here("evaluate", run, "--out", out, *FEW, *options)
+    return tapfm("evaluate", run, "--out", out, *FEW, *options)
 
 
 def metrics_of(folder):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cohort_files import rows_of
-from command_line import tapfm_here
+from command_line import tapfm
 from training_lab import edit, slide_id, tile_set
 
 from tapfm.app.evaluating.ensemble import load_members, read_ensemble, write_ensemble
@@ -21,7 +21,7 @@ SLIDES = 6
 
 
 def evaluate(model, out, *options):
-    return tapfm_here("evaluate", model, "--out", out, *FEW, *options)
+    return tapfm("evaluate", model, "--out", out, *FEW, *options)
 
 
 def metrics_of(folder):
@@ -193,7 +193,7 @@ def test_a_table_without_any_of_the_targets_is_refused(run, own_cohort, tmp_path
 @pytest.fixture(scope="module")
 def exported(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported") / "model"
-    assert tapfm_here("export", run, "--out", folder).returncode == 0
+    assert tapfm("export", run, "--out", folder).returncode == 0
     return folder
 
 
@@ -241,7 +241,7 @@ def test_an_older_export_has_no_thresholds_and_says_so(exported, elsewhere, tmp_
 
 def test_features_of_another_cohort_serve_a_fixed_encoder(train, own_cohort, tmp_path):
     fixed = train("fixed-elsewhere", "adaptation.method=fixed")
-    result = tapfm_here(
+    result = tapfm(
         *("embed", own_cohort / "external.csv", "--encoder", "tapfm-pocket", "--tiles", own_cohort / "tiles"),
         *("--out", own_cohort / "features", "--device", "cpu", "--workers", 0),
     )

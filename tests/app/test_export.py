@@ -18,7 +18,7 @@ import timm
 import torch
 import yaml
 from cohort_files import rows_of
-from command_line import tapfm_here as tapfm
+from command_line import tapfm as tapfm
 from hub_stand_in import TOKEN, Hub
 from safetensors.torch import load_file, save_file
 from support import relative_difference
@@ -343,11 +343,10 @@ def test_of_an_unfinished_run_the_best_epoch_so_far_is_exported(lab, train, tmp_
     best, over = lab / "runs" / "stopped" / "checkpoints" / "best.safetensors", threading.Event()
 
     def strike():
-        while not over.is_set():
+        while not over.wait(0.005):
             if best.exists():
                 os.kill(os.getpid(), signal.SIGINT)
                 return
-            os.sched_yield()
 
     striker = threading.Thread(target=strike)
     striker.start()

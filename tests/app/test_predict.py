@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from cohort_files import rows_of
-from command_line import start, tapfm_here, wait_for
+from command_line import start, tapfm, wait_for
 from openslide import OpenSlide
 from rich.console import Console
 from slide_files import REAL, needs_real_slides, section, write_slide
@@ -39,7 +39,7 @@ TEST = [slide_id(number) for number, split in enumerate(SPLITS) if split == "tes
 
 
 def predict(model, out, *sources_and_options):
-    return tapfm_here("predict", "--model", model, "--out", out, *HERE, *sources_and_options)
+    return tapfm("predict", "--model", model, "--out", out, *HERE, *sources_and_options)
 
 
 def done(model, out, *sources_and_options):
@@ -86,7 +86,7 @@ def of_cohort(run, lab, tmp_path_factory):
 @pytest.mark.parametrize("changes", [(), ('adaptation.method="fixed"', 'aggregator.name="abmil"')])
 def test_numbers_are_those_of_training_and_evaluation(train, lab, tmp_path, changes):
     run = train(f"same-{len(changes)}", *changes)
-    evaluated = tapfm_here(
+    evaluated = tapfm(
         *("evaluate", run, "--out", tmp_path / "evaluation", "--resamples", 50, "--tiles", lab / "tiles", *HERE)
     )
     assert evaluated.returncode == 0, evaluated.said
@@ -182,9 +182,9 @@ def test_a_slide_by_itself_gets_the_tiles_that_the_model_learnt_from(run, tmp_pa
 
 
 def test_how_tiles_were_laid_travels_with_the_run_and_its_export(own_lab, tmp_path):
-    laid = tapfm_here("tile", own_lab / "cohort.csv", "--out", own_lab / "laid", "--mpp", 1, "--min-tissue", 0.1)
+    laid = tapfm("tile", own_lab / "cohort.csv", "--out", own_lab / "laid", "--mpp", 1, "--min-tissue", 0.1)
     assert laid.returncode == 0, laid.said
-    trained = tapfm_here(
+    trained = tapfm(
         *("train", own_lab / "run.toml", "--out", own_lab / "run", "--set", f'tiles.folder="{own_lab / "laid"}"')
     )
     assert trained.returncode == 0, trained.said
@@ -368,7 +368,7 @@ def test_killed_and_gone_on_with_it_is_as_if_nothing_had_happened(run, lab, of_c
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (out / "predictions.csv").exists()
-    result = tapfm_here("predict", *words, "--resume")
+    result = tapfm("predict", *words, "--resume")
     assert result.returncode == 0, result.said
     assert "slides are predicted already." in result.said
     about = files_below(of_cohort.path)
@@ -422,7 +422,7 @@ def test_what_is_done_is_not_done_again_unless_its_tiles_changed(run, own_lab, m
     assert predict(*words, "--resume").returncode == 0
     assert not encoded
     assert rows_of(own_lab / "p" / "predictions.csv")[0]["patient_id"] == "Roe"  # the table's word counts
-    assert tapfm_here("tile", own_lab / "cohort.csv", "--out", own_lab / "others", "--min-tissue", 0.9).returncode == 0
+    assert tapfm("tile", own_lab / "cohort.csv", "--out", own_lab / "others", "--min-tissue", 0.9).returncode == 0
     shutil.copy(own_lab / "others" / "patches" / f"{slide_id(0)}_patches.h5", own_lab / "tiles" / "patches")
     assert predict(*words, "--resume").returncode == 0
     assert len(encoded) == 1
@@ -613,7 +613,7 @@ def test_the_api_does_the_same(run, lab, of_cohort, tmp_path):
 
 
 def test_workers_change_nothing(run, lab, of_cohort, tmp_path):
-    result = tapfm_here(
+    result = tapfm(
         *("predict", "--model", run, "--out", tmp_path / "p", "--workers", 2, "--device", "cpu"),
         *(lab / "cohort.csv", "--tiles", lab / "tiles"),
     )
@@ -634,15 +634,15 @@ def test_what_was_begun_ahead_is_ended_in_every_way_out(run, tmp_path, monkeypat
     words = ("predict", "--model", run, "--workers", 1, "--device", "cpu", slide)
     monkeypatch.setattr(ahead, "load_with_encoder", refused)
     # what is wrong with slides comes first, as their tiles are found before weights are asked for
-    of_slides = tapfm_here(*words, "--out", tmp_path / "a", "--tiles", tmp_path)
+    of_slides = tapfm(*words, "--out", tmp_path / "a", "--tiles", tmp_path)
     assert of_slides.returncode == 2
     assert "has no tiles of any of 1 slide" in of_slides.said
-    of_weights = tapfm_here(*words, "--out", tmp_path / "b")
+    of_weights = tapfm(*words, "--out", tmp_path / "b")
     assert of_weights.returncode == 2
     assert "The weights are gone." in of_weights.said
     assert "Get them again." in of_weights.said
     monkeypatch.setattr(predicting, "lay_tiles", interrupted)
-    stopped = tapfm_here(*words, "--out", tmp_path / "c")
+    stopped = tapfm(*words, "--out", tmp_path / "c")
     assert stopped.returncode == 130
     assert set(multiprocessing.active_children()) <= before
 
@@ -652,7 +652,7 @@ def test_weights_are_not_loaded_where_all_may_be_done_already(run, lab, of_cohor
     loaded = []
     monkeypatch.setattr(ahead, "load_with_encoder", lambda *_: loaded.append(1))
     words = ("predict", "--model", run, "--device", "cpu", "--workers", len(SPLITS), lab / "cohort.csv")
-    again = tapfm_here(*words, "--out", tmp_path / "p", "--tiles", lab / "tiles", "--resume")
+    again = tapfm(*words, "--out", tmp_path / "p", "--tiles", lab / "tiles", "--resume")
     assert again.returncode == 0, again.said
     assert not loaded
 

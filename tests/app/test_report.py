@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from command_line import tapfm_here
+from command_line import tapfm
 from PIL import Image
 from predicted_slides import table_of, write_prediction
 from report_lab import (
@@ -530,13 +530,13 @@ def test_only_a_report_is_written_over(tmp_path):
 def test_the_command_says_what_it_found(tmp_path):
     run = make_run(tmp_path / "runs" / "first")
     out = tmp_path / "report.html"
-    result = tapfm_here("report", run, "--out", out, "--resamples", 20, "--title", "Bladder")
+    result = tapfm("report", run, "--out", out, "--resamples", 20, "--title", "Bladder")
     assert result.returncode == 0, result.said
     assert re.search(rf"^Written: {out} \(\d+ kB\)\n  run {run}$", result.said, re.MULTILINE)
     assert "<h1>Bladder</h1>" in out.read_text()
-    endless = tapfm_here("report", run, "--out", out, "--most-mb", "nan")
+    endless = tapfm("report", run, "--out", out, "--most-mb", "nan")
     assert (endless.returncode, "--most-mb is nan" in endless.said) == (2, True)
-    refused = tapfm_here("report", tmp_path / "absent", "--out", out)
+    refused = tapfm("report", tmp_path / "absent", "--out", out)
     assert refused.returncode == 2
     assert "There is no" in refused.said
 
@@ -554,7 +554,7 @@ def test_a_run_that_was_trained_evaluated_and_predicted_is_reported(train, lab, 
         ("evaluate", run, "--out", evaluation, "--resamples", 20, "--workers", 0),
         ("predict", "--model", run, lab / "cohort.csv", "--tiles", lab / "tiles", "--out", prediction, "--workers", 0),
     ):
-        result = tapfm_here(*command)
+        result = tapfm(*command)
         assert result.returncode == 0, result.said
     made, html = page_of(run, tmp_path / "report.html")
     assert made.found == [f"run {run}", f"evaluation {evaluation}", f"predictions {prediction}"]

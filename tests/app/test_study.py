@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import start, tapfm_here, wait_for
+from command_line import start, tapfm, wait_for
 from PIL import Image
 from training_lab import POSITIONS, edit, history_of
 
@@ -68,7 +68,7 @@ def here(monkeypatch):
         look()
         assert environment == {"OMP_NUM_THREADS": "1"}
         commands.append(words)
-        result = tapfm_here(*words)
+        result = tapfm(*words)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             file.write(result.said)
@@ -79,7 +79,7 @@ def here(monkeypatch):
 
 
 def study(lab, *options, out="study"):
-    return tapfm_here("study", lab / "study.toml", "--out", lab / out, *options)
+    return tapfm("study", lab / "study.toml", "--out", lab / out, *options)
 
 
 def status_of(folder):
@@ -142,7 +142,7 @@ def test_a_study_from_slides_to_tables(study_lab, here):
     assert {name: (out / name).read_bytes() for name in TABLES} == before
     for name in TABLES:
         (out / name).unlink()
-    assert tapfm_here("study", "--tables", "--out", out).returncode == 0
+    assert tapfm("study", "--tables", "--out", out).returncode == 0
     assert {name: (out / name).read_bytes() for name in TABLES} == before
 
     settings = (study_lab / "study.toml").read_text()
@@ -157,7 +157,7 @@ def test_only_some_runs_then_the_others(study_lab, here, monkeypatch):
     """From within the folder: paths that are typed start there, those in files do not."""
     monkeypatch.chdir(study_lab)
     study_lab, out = Path(), Path("study")
-    listed = tapfm_here("study", study_lab / "study.toml", "--list")
+    listed = tapfm("study", study_lab / "study.toml", "--list")
     assert [line.split()[0] for line in listed.said.splitlines()] == [
         "tapfm-pocket/fixed/abmil/seed0",
         "tapfm-pocket/tapfm/cls-attention/seed0",
@@ -178,7 +178,7 @@ def test_only_some_runs_then_the_others(study_lab, here, monkeypatch):
     before = (out / "table_binary.csv").read_text()
     edit(Path("external.csv"), lambda rows: rows[0].update(FGFR3="1"))
     here.clear()
-    tapfm_here("study", "--tables", "--out", out)
+    tapfm("study", "--tables", "--out", out)
     assert "external" not in (out / "table_binary.csv").read_text()
     assert study(study_lab, "--resume").returncode == 0
     assert [words[0] for words in here] == ["evaluate", "evaluate"]
@@ -311,7 +311,7 @@ def test_a_study_that_is_stopped_goes_on(study_lab, here, number, code):
     before = len(history_of(run))
     assert 0 < before < 12
     time.sleep(0.3)  # the lock goes with the process
-    result = tapfm_here("study", out / "study.toml", "--out", out, "--resume")
+    result = tapfm("study", out / "study.toml", "--out", out, "--resume")
     assert result.returncode == 0, result.said
     assert [words[0] for words in here] == ["train", "evaluate"]
     assert "Going on at epoch" in log.read_text()
@@ -353,7 +353,7 @@ def test_what_a_command_says_last_is_why_it_failed(tmp_path):
 )
 def test_wrong_words_are_told(study_lab, monkeypatch, options, told):
     monkeypatch.chdir(study_lab)
-    result = tapfm_here("study", *options)
+    result = tapfm("study", *options)
     assert result.returncode == 2
     assert told in " ".join(result.said.split())
 
@@ -374,9 +374,9 @@ def test_a_study_without_its_slides_or_tiles_is_told_before_anything_is_run(stud
 
 def test_a_preset_is_written_to_a_file_once(tmp_path):
     file = tmp_path / "study.toml"
-    assert tapfm_here("study", "--preset", "layers", "--write", file).returncode == 0
+    assert tapfm("study", "--preset", "layers", "--write", file).returncode == 0
     assert 'name = "LoRA, rank 16"' in file.read_text()
-    assert tapfm_here("study", "--preset", "layers", "--write", file).returncode == 2
-    listed = tapfm_here("study", file, "--list")
+    assert tapfm("study", "--preset", "layers", "--write", file).returncode == 2
+    listed = tapfm("study", file, "--list")
     assert "h-optimus-0/tapfm/cls-attention/last-4-blocks/seed0" in listed.said
     assert list(tmp_path.iterdir()) == [file]

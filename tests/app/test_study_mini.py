@@ -1,7 +1,7 @@
 """What `--scale mini` makes for itself: painted slides, tiles, tiles of another task. Its studies take too long."""
 
 import pytest
-from command_line import tapfm_here
+from command_line import tapfm
 from PIL import Image
 from rich.console import Console
 
@@ -21,7 +21,7 @@ def made(tmp_path_factory):
     def run(words, log, look):  # noqa: ARG001 - as children are run
         commands.append(words)
         fewer = ("--slides", "2", "--external", "1", "--tiles", "30") if words[0] == "synth" else ()
-        result = tapfm_here(*words, *fewer)
+        result = tapfm(*words, *fewer)
         assert result.returncode == 0, result.said
         return 0
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cohort_files import rows_of
-from command_line import tapfm_here
+from command_line import tapfm
 from PIL import Image
 from slide_files import damage
 from training_lab import SPLITS, edit, history_of, same_weights, slide_id, tile_set, train_in, untimed
@@ -91,7 +91,7 @@ def test_a_final_figure_is_on_all_tiles_however_few_are_drawn(train):
 
 def test_other_files_are_not_mixed_with_a_run(lab, tmp_path):
     (tmp_path / "thesis.tex").touch()
-    result = tapfm_here("train", lab / "run.toml", "--out", tmp_path)
+    result = tapfm("train", lab / "run.toml", "--out", tmp_path)
     assert result.returncode == 2
     assert "thesis.tex" in result.said
 
@@ -105,7 +105,7 @@ def test_a_slide_that_cannot_be_read_stops_the_run_or_is_left_out(own_lab):
     assert go_on.endswith("--resume --allow-failures 1")
     (row,) = rows_of(own_lab / "run" / "failures.csv")
     assert (row["slide_id"], row["what"]) == ("case-02", "failed")
-    result = tapfm_here(*shlex.split(go_on))
+    result = tapfm(*shlex.split(go_on))
     assert result.returncode == 0, result.said
     assert "1 slide failed" in result.said
     assert train_in(own_lab, "--resume", "--allow-failures", 1).returncode == 0
@@ -138,24 +138,24 @@ def test_tiles_that_were_skipped_in_the_final_look_are_listed(own_lab):
 
 def test_what_is_suggested_can_be_pasted_whatever_is_in_a_path(lab, tmp_path):
     folder = tmp_path / "a b [é]"
-    result = tapfm_here("train", lab / "run.toml", "--out", folder / "run (1)")
+    result = tapfm("train", lab / "run.toml", "--out", folder / "run (1)")
     assert result.returncode == 0, result.said
     (evaluate,) = re.findall(r"Next: (tapfm evaluate .*)", result.said)
     assert shlex.split(evaluate)[2:] == [str(folder / "run (1)"), "--out", "evaluations/run (1)"]
     (export,) = re.findall(r"To use it elsewhere: (tapfm export .*)", result.said)
     assert shlex.split(export)[2:] == [str(folder / "run (1)"), "--out", "exported/run (1)"]
     assert export in (folder / "run (1)" / "summary.md").read_text()
-    result = tapfm_here("config", "--encoder", "tapfm-pocket", "--out", folder / "r.toml")
+    result = tapfm("config", "--encoder", "tapfm-pocket", "--out", folder / "r.toml")
     assert shlex.split(re.findall(r"Next: (.*)", result.said)[0])[2] == str(folder / "r.toml")
 
 
 def test_folders_of_other_commands_are_left_alone(own_lab):
-    result = tapfm_here(*("embed", own_lab / "cohort.csv", "--encoder", "tapfm-pocket"), "--out", own_lab / "run")
+    result = tapfm(*("embed", own_lab / "cohort.csv", "--encoder", "tapfm-pocket"), "--out", own_lab / "run")
     assert result.returncode == 2  # no tiles where it looks for them
     assert train_in(own_lab).returncode == 0
     tiles = ("--tiles", own_lab / "tiles", "--workers", 0)
     embed = ("embed", own_lab / "cohort.csv", "--encoder", "tapfm-pocket", *tiles, "--out", own_lab / "run")
-    result = tapfm_here(*embed)
+    result = tapfm(*embed)
     assert result.returncode == 2
     assert "is what tapfm train wrote" in result.said
     assert not list((own_lab / "run").glob("*.h5"))
@@ -214,7 +214,7 @@ def test_a_cohort_that_cannot_be_trained_on_is_refused(own_lab, change, said):
 
 
 def test_slides_without_a_label_are_not_used_and_that_is_said(lab):
-    result = tapfm_here("train", lab / "run.toml", "--out", lab / "runs" / "tp53", "--set", 'task.targets=["TP53"]')
+    result = tapfm("train", lab / "run.toml", "--out", lab / "runs" / "tp53", "--set", 'task.targets=["TP53"]')
     assert result.returncode == 0, result.said
     assert "Without a label of these targets, and not used: 2 slides." in result.said
     assert len(rows_of(lab / "runs" / "tp53" / "split.csv")) == 8
@@ -222,7 +222,7 @@ def test_slides_without_a_label_are_not_used_and_that_is_said(lab):
 
 def test_several_targets_with_missing_labels(lab):
     out = lab / "runs" / "both"
-    result = tapfm_here("train", lab / "run.toml", "--out", out, "--set", 'task.targets=["FGFR3", "TP53"]')
+    result = tapfm("train", lab / "run.toml", "--out", out, "--set", 'task.targets=["FGFR3", "TP53"]')
     assert result.returncode == 0, result.said
     (row,) = history_of(out)
     assert row["val_undefined"] == {"TP53": "no positive slide among 2"}
@@ -232,7 +232,7 @@ def test_several_targets_with_missing_labels(lab):
 
 def test_patients_are_the_unit_when_asked_for(lab):
     out = lab / "runs" / "patients"
-    assert tapfm_here("train", lab / "run.toml", "--out", out, "--unit", "patient").returncode == 0
+    assert tapfm("train", lab / "run.toml", "--out", out, "--unit", "patient").returncode == 0
     assert "| test | 3 |" in (out / "summary.md").read_text()
     assert len(read_predictions(out / "predictions-test.csv")) == 4
 
@@ -256,7 +256,7 @@ def test_a_diverged_run_stops_and_leaves_the_last_good_checkpoint(lab):
     out = lab / "runs" / "diverged"
     changes = ["optimiser.encoder_lr=1e30", "schedule.epochs=9", "machine.save_minutes=1e-9"]
     options = [part for change in changes for part in ("--set", change)]
-    result = tapfm_here("train", lab / "run.toml", "--out", out, *options)
+    result = tapfm("train", lab / "run.toml", "--out", out, *options)
     assert result.returncode == 1, result.said
     assert "is not finite" in result.said
     assert "Lower the learning rates" in result.said
@@ -265,7 +265,7 @@ def test_a_diverged_run_stops_and_leaves_the_last_good_checkpoint(lab):
 def test_a_disk_without_room_is_told_before_training(lab, monkeypatch, tmp_path):
     full = type("Usage", (), {"free": 10**6})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    result = tapfm_here("train", lab / "run.toml", "--out", tmp_path / "run")
+    result = tapfm("train", lab / "run.toml", "--out", tmp_path / "run")
     assert result.returncode == 1
     assert "The checkpoints of this run" in result.said
     assert not (tmp_path / "run" / "config.toml").exists()
@@ -285,7 +285,7 @@ def test_features_of_others_do_for_aggregators_without_attention(own_lab):
     assert result.returncode == 0, result.said
     assert "(CLAM) do not say which encoder made them" in result.said
     assert "it was another one" in result.said
-    assert tapfm_here("export", own_lab / "run", "--out", own_lab / "out").returncode == 0
+    assert tapfm("export", own_lab / "run", "--out", own_lab / "out").returncode == 0
     assert "files of another tool (CLAM, encoder not named)" in (own_lab / "out" / "README.md").read_text()
     result = train_in(own_lab, *fixed, "--set", "aggregator.name=cls-attention", out="other")
     assert result.returncode == 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cohort_files import rows_of
-from command_line import tapfm_here
+from command_line import tapfm
 from training_lab import SPLITS, history_of, slide_id, train_in
 
 from tapfm.aggregators.catalog import AGGREGATORS, build_aggregator
@@ -26,7 +26,7 @@ def settings(*changes):
 
 def refused(lab, *changes):
     """Give what is said of a configuration that cannot be; all of it is found before anything is read."""
-    result = tapfm_here("train", lab / "run.toml", "--out", lab / "runs" / "refused", *settings(*changes))
+    result = tapfm("train", lab / "run.toml", "--out", lab / "runs" / "refused", *settings(*changes))
     assert result.returncode == 2, result.said
     assert not (lab / "runs" / "refused").exists()
     return " ".join(result.said.split())
@@ -38,7 +38,7 @@ def test_finetuning_with_dsmil(train, lab):
     assert history_of(run)[0]["norm_g_r"] == 0
     assert len({row["slide_id"] for row in rows_of(run / "predictions-test.csv")}) == 4
     assert load_run(run).description["aggregator"]["options"] == AGGREGATORS["dsmil"].settings({})
-    assert tapfm_here("export", run, "--out", lab / "out-dsmil").returncode == 0
+    assert tapfm("export", run, "--out", lab / "out-dsmil").returncode == 0
 
 
 def test_tapfm_with_cls_gated_begins_where_cls_attention_does(train):
@@ -61,7 +61,7 @@ def test_a_fixed_run_of_transmil(train, lab):
     small = ("aggregator.options.att_dim=16", "aggregator.options.n_landmarks=4")
     run = train("transmil", FIXED, "aggregator.name=torchmil:TransMIL", *small)
     assert load_run(run).description["aggregator"]["feature_size"] == encoder_card("tapfm-pocket").feature_size
-    assert tapfm_here("export", run, "--out", lab / "out-transmil").returncode == 0
+    assert tapfm("export", run, "--out", lab / "out-transmil").returncode == 0
 
 
 @pytest.mark.parametrize("method", [FIXED, FINETUNE])
@@ -69,7 +69,7 @@ def test_a_graph_is_made_of_where_the_tiles_are(train, lab, method):
     pytest.importorskip("torchmil")
     run = train(f"gcn-{method[-5:]}", method, "aggregator.name=torchmil:PatchGCN")
     assert history_of(run)[0]["loss_agg"] > 0
-    assert tapfm_here("export", run, "--out", lab / f"out-{method[-5:]}").returncode == 0
+    assert tapfm("export", run, "--out", lab / f"out-{method[-5:]}").returncode == 0
 
 
 def test_a_graph_of_features_without_positions_is_refused(own_lab):

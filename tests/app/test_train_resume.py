@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cohort_files import rows_of
-from command_line import start, tapfm, tapfm_here, wait_for
+from command_line import start, tapfm, wait_for
 from training_lab import edit, history_of, same_weights, slide_id, train_in, untimed
 
 from tapfm.adaptation.checkpoint import read_description
@@ -79,11 +79,11 @@ def test_a_signal_saves_and_says_how_to_go_on(lab, tmp_path, number, code):
 
 def test_a_run_is_not_written_over_and_a_finished_one_is_not_trained_again(first, lab):
     before = (first / "checkpoints" / "last.safetensors").read_bytes()
-    result = tapfm_here("train", lab / "run.toml", "--out", first, "--set", "schedule.epochs=3")
+    result = tapfm("train", lab / "run.toml", "--out", first, "--set", "schedule.epochs=3")
     assert result.returncode == 2
     assert "holds a finished run" in result.said
     assert f"tapfm export {first} --out exported/first" in result.said
-    result = tapfm_here("train", first / "config.toml", "--out", first, "--resume")
+    result = tapfm("train", first / "config.toml", "--out", first, "--resume")
     assert result.returncode == 0
     assert "Kept: epoch" in result.said
     assert (first / "checkpoints" / "last.safetensors").read_bytes() == before
@@ -100,7 +100,7 @@ def test_a_run_is_not_written_over_and_a_finished_one_is_not_trained_again(first
 )
 def test_resuming_with_another_configuration_is_refused_with_the_difference(first, lab, changes, said):
     options = [part for change in ["schedule.epochs=3", *changes] for part in ("--set", change)]
-    result = tapfm_here("train", lab / "run.toml", "--out", first, "--resume", *options)
+    result = tapfm("train", lab / "run.toml", "--out", first, "--resume", *options)
     assert result.returncode == 2
     assert said in result.said
     assert "adaptation.tau" not in result.said
@@ -108,7 +108,7 @@ def test_resuming_with_another_configuration_is_refused_with_the_difference(firs
 
 def test_what_the_machine_does_may_change(first, lab):
     options = ["--set", "schedule.epochs=3", "--workers", 1, "--allow-failures", 4]
-    assert tapfm_here("train", lab / "run.toml", "--out", first, "--resume", *options).returncode == 0
+    assert tapfm("train", lab / "run.toml", "--out", first, "--resume", *options).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -62,10 +62,10 @@ def test_what_cannot_be_shown_ends_with_2(tmp_path):
 
 
 def test_without_pages_it_says_how_to_build_them(predicted, monkeypatch, tmp_path):
-    from command_line import tapfm_here
+    from command_line import tapfm
 
     monkeypatch.setattr("tapfm.viewer.assets.read_assets.__defaults__", (tmp_path,))
-    result = tapfm_here("view", predicted)
+    result = tapfm("view", predicted)
     assert result.returncode == 2
     assert "make setup" in result.said
 

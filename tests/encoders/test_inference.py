@@ -97,3 +97,19 @@ def test_a_gpu_gets_as_many_tiles_at_a_time_as_fill_it(key, batch):
 
 def test_precisions_have_the_names_of_their_types():
     assert [name_of(each) for each in (None, torch.bfloat16, torch.float16)] == ["float32", "bfloat16", "float16"]
+
+
+def test_memory_that_ends_in_a_library_while_recording_is_no_reason_to_go_on_without(monkeypatch):
+    """Said so, a smaller batch is tried; taken for something that cannot be recorded, it never would be again."""
+    ready = make_ready(small_encoder(dtype=torch.float32))
+    tiles = some_tiles(ready.encoder, 2)
+    ready._may_capture = True
+    monkeypatch.setattr(inference, "Captured", lambda _encoder, _batch, run: run(tiles))
+
+    def no_memory(_):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    monkeypatch.setattr(ready.encoder, "forward", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        ready.encode(tiles, 2)
+    assert ready._may_capture

@@ -248,8 +248,8 @@ class AdamW:
         misfits = [name for name, kept in moments.items() if not same_kind(state.get(name), kept)]
         if misfits or STEP not in state or not same_tensor(state.get(LAYOUT), self._layout):
             raise CheckpointError(
-                "The checkpoint's moments are those of other parameters.",
-                hint="Was it made with another encoder, aggregator or scope?",
+                "The checkpoint's moments are those of other parameters, or lie otherwise.",
+                hint="Was it made with another encoder, aggregator or scope? By another version of tapfm: begin anew.",
             )
         for name, kept in moments.items():
             kept.copy_(state[name])
@@ -304,10 +304,10 @@ def flat_gradient(shard: Shard) -> Tensor:
     """Lay the gradients of a shard side by side, 0 where there is none, and forget them."""
     if len(shard.places) == 1:
         parameter, shape = shard.places[0].parameter, shard.working.shape
-        gradient, parameter.grad = parameter.grad, None
+        gradient = parameter.grad
         if gradient is not None and gradient.numel() == shape.numel() and gradient.is_contiguous():
+            parameter.grad = None
             return gradient.view(shape).data  # compiled code would not take a view for what it was made for
-        parameter.grad = gradient
     found = [(place, place.parameter.grad) for place in shard.places if place.parameter.grad is not None]
     dtypes = {gradient.dtype for _, gradient in found}
     filled = sum(gradient.numel() for _, gradient in found) == shard.working.numel()  # no gap between parameters

@@ -49,7 +49,6 @@ class Looking:
         """Where it is."""
         return self.encoder.mean.device
 
-    @one_memory_error()
     def encode(self, tiles: Tensor, chunk: int) -> Encoded:
         """Encode uint8 tiles, `chunk` at a time."""
         if self._may_capture and self._work_flop * chunk <= CAPTURE_UP_TO_FLOP:
@@ -116,6 +115,7 @@ def unharmed_generator(device: torch.device) -> Iterator[None]:
         raise
 
 
+@one_memory_error()
 def plainly(encoder: VitEncoder, tiles: Tensor, autocast: torch.dtype | None) -> Encoded:
     """Run a batch, under autocast where that is asked for, or else in the precision of the weights."""
     with torch.autocast(encoder.mean.device.type, autocast or torch.bfloat16, enabled=autocast is not None):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tapfm.adaptation.trainer import finite_logits
 from tapfm.contracts import BagOutput, Encoded
+from tapfm.device_memory import free_memory
 from tapfm.errors import InputError
 from tapfm.evaluation.predictions import logit_of_mean
 from tapfm.model import SlideModel
@@ -66,7 +67,7 @@ class Models:
             else:
                 break
             self._batch //= 2
-            torch.cuda.empty_cache()
+            free_memory(self.device)
             self._shrunk(self._batch)
         self._said(len(tiles))
         if len(parts) == 1:
