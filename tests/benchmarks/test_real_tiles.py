@@ -58,6 +58,21 @@ def test_every_method_is_trained_once_and_stands_in_the_table(tiles, tmp_path):
         assert f"| {method} |" in page
 
 
+def test_float8_is_held_against_float32_on_the_same_bags(tiles, tmp_path):
+    out = tmp_path / "float8.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "float8.py"), "--tiles", str(tiles), "--device", "cpu"]
+    command += ["--encoder", "tapfm-pocket", "--tile-px", "64", "--bag-tiles", "10", "--training-bags", "4"]
+    command += ["--test-bags", "8", "--epochs", "1", "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())
+    assert len(rows) == 3 * (done.stdout.count("\n| ") - 1) == 3 * 4
+    for exact, half, quarter in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+        assert [row["precision"] for row in (exact, half, quarter)] == ["float32", "bfloat16", "float8"]
+        assert exact["largest_change"] == 0
+        assert 0 < half["largest_change"] < quarter["largest_change"] < 0.05
+
+
 def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("real_tiles", ROOT / "benchmarks" / "real_tiles.py")
     module = importlib.util.module_from_spec(spec)
