@@ -65,6 +65,7 @@ class Coefficients:
 
 # What blocks keep is what autograd was seen to save (tests/adaptation/test_planner.py counts it for the plain form);
 # the rest is measured by: python benchmarks/planning.py --fit
+# but for adapters, compiled: these two are set by hand, to what one step on an H200 and blocks on a CPU took.
 PLAIN = Coefficients(
     nothing=8,
     pointwise=8,
