@@ -193,7 +193,7 @@ def test_gradients_are_wide_where_several_are_summed_up(uni, precision, tiles):
     assert plan.wide_gradients == (precision == "bfloat16" and tiles > 20)
 
 
-# What benchmarks/gpu.py saw in tensors on an H200 (torch 2.11), under caps between 12 and 80 GiB; none is in planning.FIT.
+# What benchmarks/gpu.py saw in tensors on an H200 (torch 2.11) under caps of 12 to 80 GiB; none is in planning.FIT.
 SEEN_GIB = [
     ("giant", 75, {"recompute": {"pointwise": 39, "nothing": 1}}, 40.41),
     ("giant", 75, {"recompute": {"mlp": 10, "pointwise": 30}}, 37.42),
