@@ -89,10 +89,8 @@ def traced(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at its inputs' .grad
-@pytest.mark.parametrize(
-    ("family", "level"),
-    [*(("registers", level) for level in LEVELS), ("RoPE", "pointwise")],  # each takes seconds
-)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("family", ["registers", "RoPE"])
 def test_compiled_blocks_give_the_same_and_a_ragged_chunk_compiles_nothing_anew(traced, family, level):
     encoder = small_encoder(family, depth=3, dtype=torch.float32)
     encoder.recompute = (level,) * 3

@@ -78,7 +78,8 @@ def test_what_was_recorded_follows_new_weights_and_other_batches(monkeypatch):
     one.vit.norm.bias.data = one.vit.norm.bias.data.clone() + 1  # elsewhere: recorded anew
     assert float((ready.encode(tiles(8), 8).z_KD - first.z_KD).mean()) == pytest.approx(2, abs=1e-3)
     assert ready._captured is not recorded
-    torch.testing.assert_close(ready.encode(tiles(8), 4).z_KD - 2, first.z_KD, rtol=0, atol=5e-3)  # other kernels
+    plain = encode(one, tiles(8), 4)  # of the same batches, whose kernels differ from those of larger ones
+    torch.testing.assert_close(ready.encode(tiles(8), 4).z_KD, plain.z_KD, rtol=1e-3, atol=1e-3)
 
 
 def test_what_cannot_be_recorded_is_run_plainly(monkeypatch):
