@@ -20,6 +20,7 @@ from tapfm.encoders.catalog import encoder_card, encoder_cards
 from tapfm.viewer.assets import FOLDER
 
 ROOT = Path(__file__).parents[1]
+HOW_TO = ROOT / "docs" / "how-to"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -158,7 +159,7 @@ def test_every_command_of_the_docs_runs(command, lab, monkeypatch):
 def test_the_example_of_reading_tiles_runs_as_printed(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab)
     assert tapfm("tile", "cohort.csv", "--out", "tiles").returncode == 0
-    (example,) = blocks(ROOT / "docs" / "tile-your-slides.md", "python")
+    (example,) = blocks(HOW_TO / "tile-your-slides.md", "python")
     exec(compile(example, "tile-your-slides.md", "exec"), {})
     assert capsys.readouterr().out == "4 (224, 224, 3) 0.5\n"
 
@@ -166,12 +167,12 @@ def test_the_example_of_reading_tiles_runs_as_printed(lab, monkeypatch, capsys):
 def test_the_example_of_asking_the_truth_runs_as_printed(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab)
     assert tapfm("tile", "painted/cohort.csv", "--out", "painted/tiles").returncode == 0
-    (example,) = blocks(ROOT / "docs" / "paint-a-cohort.md", "python")
+    (example,) = blocks(HOW_TO / "paint-a-cohort.md", "python")
     exec(compile(example, "paint-a-cohort.md", "exec"), {})
     assert re.fullmatch(r"\d+ of \d+ tiles carry the signal\n", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/train-a-model.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/train-a-model.md"])
 def test_the_examples_of_training_run_as_printed(lab, monkeypatch, capsys, page):
     monkeypatch.chdir(lab)
     (example,) = blocks(ROOT / page, "python")
@@ -186,28 +187,28 @@ def test_the_examples_of_training_run_as_printed(lab, monkeypatch, capsys, page)
 
 def test_the_example_of_evaluating_runs_as_printed(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab)
-    (example,) = blocks(ROOT / "docs" / "evaluate-a-model.md", "python")
+    (example,) = blocks(HOW_TO / "evaluate-a-model.md", "python")
     exec(compile(example, "evaluate-a-model.md", "exec"), {})
     assert re.search(r"^Estimate\(value=[\d.]+, ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_example_of_predicting_runs_as_printed(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab)
-    (example,) = blocks(ROOT / "docs" / "predict-slides.md", "python")
+    (example,) = blocks(HOW_TO / "predict-slides.md", "python")
     exec(compile(example, "predict-slides.md", "exec"), {})
     assert re.fullmatch(r"case-17 \d+ True\n", capsys.readouterr().out)
 
 
 def test_the_example_of_a_study_runs_as_printed(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab)
-    (example,) = blocks(ROOT / "docs" / "run-a-study.md", "python")
+    (example,) = blocks(HOW_TO / "run-a-study.md", "python")
     exec(compile(example, "run-a-study.md", "exec"), {})
     assert capsys.readouterr().out == "{}\n"
 
 
 def test_the_example_of_a_report_runs_as_printed(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab)
-    (example,) = blocks(ROOT / "docs" / "make-a-report.md", "python")
+    (example,) = blocks(HOW_TO / "make-a-report.md", "python")
     exec(compile(example, "make-a-report.md", "exec"), {})
     assert capsys.readouterr().out == "0\n"
 
@@ -215,7 +216,7 @@ def test_the_example_of_a_report_runs_as_printed(lab, monkeypatch, capsys):
 def test_the_refusal_that_the_docs_show_is_the_one_that_comes(lab):
     changes = ("--set", "adaptation.lamda=1", "--set", "schedule.epochs=ten")
     said = tapfm("config", lab / "run.toml", *changes).stderr
-    page = (ROOT / "docs" / "train-a-model.md").read_text()
+    page = (HOW_TO / "train-a-model.md").read_text()
     for line in said.splitlines()[1:3]:
         assert f"    {line}" in page, said
 
@@ -232,7 +233,7 @@ def test_every_make_target_of_the_docs_exists_and_is_listed(target):
 
 
 def test_the_example_of_a_step_runs_as_printed(tmp_path, monkeypatch, capsys):
-    (example,) = blocks(ROOT / "docs" / "use-the-step.md", "python")
+    (example,) = blocks(HOW_TO / "use-the-step.md", "python")
     torch.manual_seed(0)
     save_file(build_vit(encoder_card("kaiko-s16")).state_dict(), tmp_path / "kaiko-s16.safetensors")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What docs/add-an-aggregator.md says: its example runs as printed, and its tables are those of the catalogue."""
+"""What docs/how-to/add-an-aggregator.md says: its example runs as printed, and its tables are those of the catalogue."""
 
 import re
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tapfm.aggregators.catalog import AGGREGATORS, TORCHMIL_MODELS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "add-an-aggregator.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "add-an-aggregator.md").read_text()
 
 
 def test_the_example_runs_as_printed(own_lab, monkeypatch, capsys):

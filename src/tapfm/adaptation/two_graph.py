@@ -1,7 +1,7 @@
 """Algorithm 1: one slide, two graphs, two updates. Read it beside the paper.
 
 K tiles, D feature size, C targets. Equation numbers are the paper's; where it leaves something open or contradicts
-itself, docs/paper-and-code.md says what is computed here and why.
+itself, docs/explanation/paper-and-code.md says what is computed here and why.
 
 With bag_gradient = "before", lambda = 1 and beta = 0 the encoder's gradient equals ordinary end-to-end
 backpropagation of L_agg; with lambda = 0 it equals end-to-end backpropagation with the raw attention held constant,
