@@ -1,4 +1,4 @@
-"""What docs/how-to/add-an-aggregator.md says: its example runs as printed, and its tables are those of the catalogue."""
+"""What docs/how-to/add-an-aggregator.md says: its example runs as printed, its tables are those of the catalogue."""
 
 import re
 import sys
