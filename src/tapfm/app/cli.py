@@ -13,6 +13,7 @@ from rich.console import Console
 from tapfm import __version__
 from tapfm.app.cli_bench import bench
 from tapfm.app.cli_cohort import split
+from tapfm.app.cli_demo import demo
 from tapfm.app.cli_embed import embed
 from tapfm.app.cli_evaluation import compare, evaluate
 from tapfm.app.cli_options import AllowFailures
@@ -28,7 +29,7 @@ from tapfm.processes import available_cores
 app = typer.Typer(
     name="tapfm",
     help="Adapt a pathology foundation model to your task from slide labels, on one GPU.",
-    epilog="First time here? tapfm doctor says what this machine can do.",
+    epilog="First time here? tapfm demo shows all of it in minutes; tapfm doctor says what this machine can do.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -286,6 +287,7 @@ def synth(
     synthesize.show(spec, planned, out, terminal())
 
 
+app.command()(demo)
 app.command()(split)
 app.command()(embed)
 app.command()(config)

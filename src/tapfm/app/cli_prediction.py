@@ -32,6 +32,10 @@ def predict(
     slides: Annotated[
         Path | None, typer.Option("--slides", metavar="DIR", help="Where to look for slides that tables name.")
     ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option("--split", metavar="NAME", help="Of tables only the slides of train, val or test."),
+    ] = None,
     sensitivity: Annotated[
         float | None,
         typer.Option(
@@ -108,6 +112,7 @@ def predict(
             out,
             slides=slides,
             tiles=tiles,
+            split=split,
             wishes=Wishes(heatmaps, geojson),
             batch=size,
             sensitivity=sensitivity,

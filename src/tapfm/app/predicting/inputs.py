@@ -16,6 +16,7 @@ from tapfm.app.run_folder import RunFolder
 from tapfm.app.tile_slides import tile_cohort
 from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import Cohort, read_cohort
+from tapfm.cohort.splits import SPLITS
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import CohortError, InputError, LabelError, TapfmError
 from tapfm.processes import Crew
@@ -42,16 +43,21 @@ class Laid:
     failed: Mapping[str, tuple[str, str]]
 
 
-def read_sources(sources: Sequence[Path], slides_folder: Path | None, targets: Sequence[str]) -> Asked:
+def read_sources(
+    sources: Sequence[Path], slides_folder: Path | None, targets: Sequence[str], split: str | None = None
+) -> Asked:
     """Read tables, folders and slides together; a slide that comes twice is refused unless it is the same.
 
     Of the same slide that counts which says most: a table with its labels, then a table, which may have its scale.
+    With a split, slides that tables put into others, or into none, are left out.
     """
     found: dict[str, SlideOfRun] = {}
     says: dict[str, tuple[bool, bool]] = {}
     notes: list[str] = []
     for source in sources:
         cohort = read_cohort(source, slides_folder, must_exist=False)  # a slide that is gone costs that slide
+        if split is not None:
+            cohort = only_split(cohort, split, source)
         labels, note = labels_of(cohort, targets)
         notes += note
         for row, known in zip(cohort.rows, labels, strict=True):
@@ -65,6 +71,20 @@ def read_sources(sources: Sequence[Path], slides_folder: Path | None, targets: S
             if before is None or much > says[row.slide_id]:
                 found[row.slide_id], says[row.slide_id] = SlideOfRun(row, row.split or "", known), much
     return Asked(tuple(found.values()), tuple(notes))
+
+
+def only_split(cohort: Cohort, split: str, source: Path) -> Cohort:
+    """Keep the slides that a table puts into one split."""
+    if split not in SPLITS:
+        raise InputError(f"--split is {split}.", hint=f"It is {', '.join(SPLITS)}.")
+    kept = tuple(row for row in cohort.rows if row.split == split)
+    if not kept:
+        there = sorted({row.split for row in cohort.rows if row.split})
+        raise CohortError(
+            f"{source} puts no slide into the split {split}.",
+            hint=f"It has {', '.join(there)}." if there else "It has no splits: leave --split out, or tapfm split.",
+        )
+    return replace(cohort, rows=kept)
 
 
 def labels_of(cohort: Cohort, targets: Sequence[str]) -> tuple[list[dict[str, int | None]], list[str]]:

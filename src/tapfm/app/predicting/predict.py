@@ -92,6 +92,7 @@ def predict(
     *,
     slides: Path | None = None,
     tiles: Path | None = None,
+    split: str | None = None,
     wishes: Wishes | None = None,
     batch: int | None = None,
     sensitivity: float | None = None,
@@ -106,7 +107,7 @@ def predict(
     folder = PredictionFolder(out)
     with begun_ahead(workers, lays=tiles is None, resume=resume) as ahead:
         evaluated = look_at(path)
-        asked = read_sources(sources, slides, evaluated.targets)
+        asked = read_sources(sources, slides, evaluated.targets, split)
         calls = calls_of(evaluated, sensitivity)
         computing = Computing(choose_device(device), workers, batch, precision, compiled)
         looking_precision(precision, computing.device)  # what the device has not is told before any work

@@ -1,0 +1,65 @@
+"""How large a demo is. Nothing else of it depends on that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+TARGET = "FGFR3"  # the one that `tapfm synth --task fgfr3` plants
+ENCODER = "tapfm-pocket"
+PREVALENCE = 0.4
+FRACTIONS = (0.5, 0.2, 0.3)  # training, validation, test
+
+Name = Literal["demo", "full", "tiny"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Slides to paint, how long to learn from them, and what to say of it first."""
+
+    name: Name
+    takes: str  # how long, in words
+    slides: int
+    external: int
+    tiles: int  # of tissue on a slide, about
+    difficulty: str
+    tiles_per_slide: int  # K: in a step
+    epochs: int
+    fixed_epochs: int  # of the aggregator on stored features: an epoch takes a fraction of a second
+    resamples: int = 2000
+    note: str = ""
+
+    @property
+    def options(self) -> list[str]:
+        """Say what is typed for it."""
+        return [] if self.name == "demo" else [f"--{self.name}"]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Write the tables of RUN.toml that the runs share."""
+        return {
+            "adaptation": {"tiles_per_slide": self.tiles_per_slide},
+            "schedule": {"epochs": self.epochs},
+            "selection": {"validation_tiles": self.tiles_per_slide},
+            "machine": {"workers": 1},
+            "fixed": {"adaptation": {"tiles_per_slide": "all"}, "schedule": {"epochs": self.fixed_epochs}},
+        }
+
+
+SIZES: dict[Name, Size] = {
+    "demo": Size("demo", "about 8 minutes on two cores", 60, 30, 40, "easy", 16, 10, 30),
+    "full": Size("full", "about an hour and a half on two cores", 200, 80, 60, "medium", 24, 20, 50),
+    "tiny": Size(
+        "tiny",
+        "about a minute",
+        10,
+        4,
+        10,
+        "easy",
+        4,
+        1,
+        2,
+        resamples=100,
+        note="So few slides only show that every part works here: the figures mean nothing.",
+    ),
+}
