@@ -1,0 +1,152 @@
+"""The docs as a site: built without a warning, and nothing in it is fetched from elsewhere."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+from browser import chromium, page  # noqa: F401
+
+ROOT = Path(__file__).parents[2]
+ELSEWHERE = re.compile(r"(https?:)?//")
+# what the theme's script would ask for where a page has a diagram of mermaid's or names its repository, and the page of
+# a library in a comment
+IN_SCRIPTS = {"unpkg.com", "api.github.com", "clipboardjs.com", "lunrjs.com", "tartarus.org", "bit.ly"}
+
+
+def build(folder, out):
+    program = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    out = tmp_path_factory.mktemp("built") / "site"
+    return build(ROOT, out), out
+
+
+@pytest.fixture(scope="module")
+def site(built):
+    result, out = built
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+class Fetched(HTMLParser):
+    """Addresses that a browser follows by itself; a link to click is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.addresses, self.classes = [], set()
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.classes.update((given.get("class") or "").split())
+        if tag != "a":
+            names = ("src", "srcset", "href", "poster", "data")
+            self.addresses += [given[name] for name in names if given.get(name)]
+
+
+def read(path):
+    parser = Fetched()
+    parser.feed(path.read_text("utf-8"))
+    return parser
+
+
+def test_the_site_is_built_without_a_warning(built):
+    result, out = built
+    said = result.stdout + result.stderr
+    assert result.returncode == 0, said
+    assert "WARNING" not in said
+    assert "MkDocs 2" not in said
+    assert (out / "index.html").is_file()
+
+
+def test_pages_fetch_nothing_from_elsewhere(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    for path in pages:
+        found = read(path)
+        assert found.addresses
+        assert not [each for each in found.addresses if ELSEWHERE.match(each)], path
+        assert not found.classes & {"mermaid", "md-source"}, path  # for which the theme's script would ask others
+
+
+def test_styles_and_scripts_fetch_nothing_from_elsewhere(site):
+    for path in site.rglob("*.css"):
+        text = path.read_text("utf-8")
+        assert not re.search(r"""url\(\s*["']?(https?:)?//|@import""", text), path
+    for path in site.rglob("*.js"):
+        # neither the words of the pages, nor what splits words of other languages and is not loaded for English
+        if path.name != "search_index.js" and path.parent.name not in ("lunr", "min"):
+            hosts = set(re.findall(r"https?://([\w.-]+\.\w+)", path.read_text("utf-8")))
+            assert hosts <= IN_SCRIPTS, path
+
+
+def test_every_page_of_the_docs_is_in_the_navigation(site):
+    home = (site / "index.html").read_text("utf-8")
+    for path in (ROOT / "docs").rglob("*.md"):
+        address = path.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
+        assert f'href="{address}"' in home, address
+
+
+def test_pages_from_outside_the_docs_are_there_and_lead_on(site):
+    text = (site / "contributing.html").read_text("utf-8")
+    assert 'href="how-to/add-an-aggregator.html"' in text
+    assert "<code>src/tapfm/contracts.py</code>" in text
+    assert "src/tapfm/contracts.py</code></a>" not in text
+
+
+def test_search_works_in_files(site, page):  # noqa: F811
+    page.goto(f"{(site / 'index.html').as_uri()}")
+    page.click(".md-search__input")
+    page.keyboard.type("tiles_per_slide")
+    page.wait_for_selector(".md-search-result__item")
+    assert "Configuration" in page.inner_text(".md-search-result__list")
+
+
+@pytest.fixture
+def small(tmp_path):
+    """The same settings, with two pages."""
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    settings["nav"] = ["index.md", "other.md", "contributing.md", "changelog.md"]
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(settings))
+    for folder in ("javascripts", "stylesheets"):
+        shutil.copytree(ROOT / "docs" / folder, tmp_path / "docs" / folder)
+    (tmp_path / "tools").mkdir()
+    shutil.copy2(ROOT / "tools" / "docs_hook.py", tmp_path / "tools")
+    (tmp_path / "CONTRIBUTING.md").write_text("# Contributing\n\n[code](tools/docs_hook.py)\n")
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n")
+    (tmp_path / "docs" / "index.md").write_text("# Home\n\n[there](other.md#part)\n")
+    (tmp_path / "docs" / "other.md").write_text("# Other\n\n## Part\n\n[rules](../CONTRIBUTING.md)\n")
+    return tmp_path
+
+
+def test_a_sound_one_is_built(small):
+    result = build(small, small / "site")
+    assert result.returncode == 0, result.stderr
+    assert 'href="contributing.html"' in (small / "site" / "other.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("page_name", "text", "complaint"),
+    [
+        ("other.md", "# Other\n\n## Another part\n", "does not contain an anchor '#part'"),
+        ("other.md", "# Other\n\n## Part\n\n[gone](gone.md)\n", "gone.md"),
+        ("other.md", "# Other\n\n## Part\n\n[gone](../tools/gone.py)\n", "gone.py"),
+        ("other.md", "# Other\n\n## Part\n\n![gone](images/gone.png)\n", "gone.png"),
+        ("forgotten.md", "# Forgotten\n", "forgotten.md"),
+    ],
+    ids=["anchor", "page", "file", "picture", "not in the navigation"],
+)
+def test_what_leads_nowhere_fails_the_build(small, page_name, text, complaint):
+    (small / "docs" / page_name).write_text(text)
+    result = build(small, small / "site")
+    assert result.returncode != 0
+    assert complaint in result.stderr
