@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PAGES  := src/tapfm/viewer/static/index.html
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint typecheck bench
+.PHONY: help setup test lint typecheck bench docs
 
 help:  ## list these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,3 +45,9 @@ bench: $(READY)  ## measure what needs no GPU on this machine: reading, viewing,
 	$(BIN)/python benchmarks/viewer.py
 	$(BIN)/python benchmarks/subset.py
 	$(BIN)/python benchmarks/feeding.py --encoder tapfm-pocket --tiles 40 --workers 0 1 2
+
+docs: $(READY)  ## write the reference pages from the code, and build the site of the docs into site/
+	OMP_NUM_THREADS=1 $(BIN)/python tools/reference.py
+	@# the variable: no notice of a later mkdocs, which constraints.txt does not install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "built the docs: site/index.html"

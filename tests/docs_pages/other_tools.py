@@ -81,7 +81,6 @@ def tables(folder):
         folder / "clam" / "dataset.csv",
         ["case_id,slide_id,label", *(f"{patient},{name},{label}" for name, patient, _, label in rows)],
     )
-    columns = [[name for name, split in zip(SLIDES, SPLITS, strict=True) if split == each] for each in SPLITS[::4]]
     columns = [
         [name for name, split in zip(SLIDES, SPLITS, strict=True) if split == each] for each in ("train", "val", "test")
     ]

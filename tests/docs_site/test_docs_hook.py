@@ -48,6 +48,9 @@ def test_what_the_site_does_not_have_becomes_text_or_its_own_page(mend, written,
         "``a ` and [the code](../../src/code.py)``",
         "```text\n[the code](../../src/code.py)\n```",
         "~~~\n[the code](../../src/code.py)\n~~~",
+        "So:\n\n    [the code](../../src/code.py) <z>\n",
+        "`<z, g>` and <https://example.org>",
+        '<div class="doors" markdown>\n\n</div>\n<!-- a comment -->',
     ],
 )
 def test_the_rest_is_left_as_it_is(mend, text):
@@ -64,3 +67,11 @@ def test_links_after_code_and_in_one_line_are_all_mended(mend):
     text = "`x` [a](../../src/code.py), [b `c`](../../src/code.py)\n\n```\n`\n```\n\n[d](../../src/code.py)"
     shown = "`x` a (`src/code.py`), b `c` (`src/code.py`)\n\n```\n`\n```\n\nd (`src/code.py`)"
     assert mend(text) == shown
+
+
+def test_a_sign_that_begins_no_tag_is_shown(mend):
+    assert mend("sum_i <z_i, g_i> < 3, [`a<b`](../../src/code.py)") == "sum_i &lt;z_i, g_i> &lt; 3, `a<b`"
+
+
+def test_a_lonely_backtick_hides_no_link_of_the_next_paragraph(mend):
+    assert mend("a ` b\n\n[c](../../src/code.py) `d`") == "a ` b\n\nc (`src/code.py`) `d`"

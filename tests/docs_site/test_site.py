@@ -103,6 +103,10 @@ def test_pages_from_outside_the_docs_are_there_and_lead_on(site):
     assert "src/tapfm/contracts.py</code></a>" not in text
 
 
+def test_signs_of_the_maths_are_not_taken_for_tags(site):
+    assert "sum_i &lt;z_i, g_zi&gt;" in (site / "explanation" / "paper-and-code.html").read_text("utf-8")
+
+
 def test_search_works_in_files(site, page):  # noqa: F811
     page.goto(f"{(site / 'index.html').as_uri()}")
     page.click(".md-search__input")

@@ -1,0 +1,78 @@
+"""A folder with every kind of file that tapfm writes, all of them small, made by its own commands."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tapfm.app.cli import app
+from tapfm.app.evaluating.ensemble import write_ensemble
+from tapfm.app.study import costs, fits, forgetting, runner, table_text
+from tapfm.app.study.folder import StudyFolder
+from tapfm.app.study.tables import ResultTable
+from tapfm.storage import write_atomically
+
+TARGET = "FGFR3"  # the one that is painted; on the page it stands for any
+SLIDE = "S001"  # the first that is painted; on the page ID
+STUDY_TABLES: dict[str, Callable[[], bytes]] = {
+    "ablation.csv": lambda: fits.ablation_csv([]),
+    "costs.csv": lambda: costs.costs_csv([]),
+    "forgetting.csv": lambda: forgetting.forgetting_csv([]),
+    "stability.csv": lambda: fits.stability_csv([]),
+    "table_binary.csv": lambda: table_text.csv_of(ResultTable("slide", {}, [])),
+}
+
+
+def make_lab(folder: Path) -> None:
+    """Paint six slides and do everything with them that leaves a file behind."""
+    with contextlib.chdir(folder), one_thread():
+        painted = ("--slides", 6, "--external", 1, "--tiles", 10, "--prevalence", 0.5, "--workers", 1)
+        tapfm("synth", "painted", *painted, "--fractions", 0.34, 0.33, 0.33)
+        tapfm("inspect", "painted/slides", "--write-cohort", "cohort.csv")
+        tapfm("split", "painted/cohort.csv", "--out", "split.csv", "--force", "--fractions", 0.34, 0.33, 0.33)
+        tapfm("tile", "split.csv", "--out", "tiles", "--workers", 1)
+        tapfm("tile", f"painted/slides/{SLIDE}.svs", "--out", "tiles-clam", "--layout", "clam", "--workers", 1)
+        one = ("--only", SLIDE, "--device", "cpu", "--workers", 0)
+        tapfm("embed", "split.csv", "--encoder", "tapfm-pocket", "--tiles", "tiles", "--out", "features", *one)
+        tapfm("config", "--cohort", "split.csv", "--encoder", "tapfm-pocket", "--out", "run.toml")
+        small = ("--set", "schedule.epochs=1", "--set", "adaptation.tiles_per_slide=4")
+        tapfm("train", "run.toml", "--out", "runs/first", *small, "--device", "cpu", "--workers", 0)
+        tapfm("evaluate", "runs/first", "--out", "evaluated", "--device", "cpu", "--workers", 0, "--resamples", 20)
+        tables = ("model=evaluated/predictions.csv", "colours=evaluated/predictions-baseline.csv")
+        tapfm("compare", *tables, "--out", "compared", "--resamples", 20)
+        slide = (f"painted/slides/{SLIDE}.svs", "--tiles", "tiles", "--heatmaps", "--geojson")
+        tapfm("predict", "--model", "runs/first", *slide, "--out", "predicted", "--device", "cpu", "--workers", 0)
+        tapfm("export", "runs/first", "--out", "exported")
+        tapfm("report", "runs/first", "--out", "report.html")
+        write_ensemble(Path("ensemble"), [Path("runs/first")], "seeds")
+        study = StudyFolder(Path("study"))  # of a study, whose runs would take minutes, its tables without lines
+        runner.write_status(study, [], {})
+        for name, header in STUDY_TABLES.items():
+            write_atomically(study.path / name, header())
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Of so small an encoder, threads only wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tapfm(*arguments: object) -> None:
+    """Run a command in this process; what it says is shown where it fails."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            ended = app([str(each) for each in arguments], standalone_mode=False)
+    except BaseException:
+        os.write(2, said.getvalue().encode())
+        raise
+    if ended:
+        raise RuntimeError(f"tapfm {arguments[0]} ended with {ended}:\n{said.getvalue()}")
