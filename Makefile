@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PAGES  := src/tapfm/viewer/static/index.html
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint typecheck bench docs
+.PHONY: help setup demo test lint typecheck bench docs
 
 help:  ## list these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ $(PAGES): $(wildcard frontend/src/*) frontend/build.mjs frontend/package.json fr
 	elif npm --prefix frontend ci --ignore-scripts --loglevel=error >/dev/null && npm --prefix frontend run --silent build; \
 	then echo "built the pages of tapfm view"; \
 	else echo "npm could not build the pages of tapfm view: they are left out"; fi
+
+demo: $(READY) $(PAGES)  ## go through all of tapfm on painted slides, in minutes, without a GPU (OPTIONS=--full: longer)
+	@$(BIN)/tapfm demo $(OPTIONS)
 
 test: $(READY) $(PAGES)  ## run all tests
 	@# one thread each: of small encoders, threads only wait for each other

@@ -3,15 +3,19 @@
 import io
 import json
 
+import numpy as np
 import pytest
 import typer
 from rich.console import Console
 
+from tapfm.app.demo.planted_picture import outlined, planted_in
 from tapfm.app.demo.run import run_demo
 from tapfm.app.demo.sizes import SIZES
 from tapfm.app.demo.steps import DemoFolder, steps_of
 from tapfm.app.study.config import load_study
 from tapfm.errors import InputError, RunError
+from tapfm.slides.slide import Box, Thumbnail
+from tapfm.synthetic.truth import SlideTruth
 
 TINY = SIZES["tiny"]
 
@@ -130,3 +134,18 @@ def test_three_ways_are_compared_on_the_cohorts_that_were_made(out):
     assert study.cohort.table == out / "split.csv"
     assert study.external.table == out / "painted" / "external.csv"
     assert "40% of the slides are positive, and 50% of them are for training" in study.notes[1]
+
+
+def test_planted_nests_are_outlined_where_they_are():
+    """A truth with one square, on a picture of half its size."""
+    focus = np.zeros((100, 200), np.uint8)
+    focus[20:60, 100:160] = 1
+    truth = SlideTruth(np.ones_like(focus), focus, ("FGFR3",), width_px0=800, height_px0=400, mpp=0.25)
+    thumbnail = Thumbnail(np.full((50, 100, 3), 255, np.uint8), Box(0, 0, 800, 400))
+    mask = planted_in(thumbnail, truth)
+    assert mask[10:30, 50:80].all()
+    assert mask.sum() == 20 * 30
+    drawn = outlined(thumbnail.pixels, mask)
+    assert (drawn[20, 50] < 128).all()  # its left edge
+    assert (drawn[20, 65] == 255).all()  # within
+    assert (drawn[40, 65] == 255).all()  # below

@@ -16,6 +16,7 @@ from tapfm.app.evaluating.ensemble import read_ensemble
 from tapfm.app.study import child as study_child
 from tapfm.app.study import runner as study_runner
 from tapfm.evaluation.predictions import read_predictions
+from tapfm.processes import available_cores
 from tapfm.tiles.store import TileSet, write_tiles
 
 STUDY = """
@@ -66,7 +67,7 @@ def here(monkeypatch):
 
     def run(words, log, look, environment):
         look()
-        assert environment == {"OMP_NUM_THREADS": "1"}
+        assert environment == {"OMP_NUM_THREADS": str(min(4, available_cores())), "OMP_WAIT_POLICY": "passive"}
         commands.append(words)
         result = tapfm(*words)
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """`tapfm train` as a lab types it: what it leaves behind, and what it refuses."""
 
+import errno
 import json
 import re
 import shlex
@@ -12,11 +13,13 @@ import pytest
 from cohort_files import rows_of
 from command_line import tapfm
 from PIL import Image
+from rich.console import Console
 from slide_files import damage
 from training_lab import SPLITS, edit, history_of, same_weights, slide_id, tile_set, train_in, untimed
 
 from tapfm.adaptation.checkpoint import read_description
 from tapfm.app.config import load_config
+from tapfm.app.watching import Board
 from tapfm.evaluation.predictions import read_predictions, scores
 from tapfm.tiles.store import write_tiles
 
@@ -63,6 +66,18 @@ def test_the_best_epoch_is_kept_and_its_figures_are_on_all_tiles(first):
     summary = (first / "summary.md").read_text()
     assert f"| test | 4 | {auc:.3f} |" in summary
     assert f"Epoch {best['epoch']} of 3 was kept" in summary
+
+
+def test_events_that_cannot_be_written_do_not_cost_the_run(tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", full)
+    board = Board(tmp_path, Console(width=200))
+    board.add({"epoch": 1, "loss_agg": 0.5})
+    board.add({"epoch": 2, "loss_agg": 0.4})
+    board.close()
+    assert capsys.readouterr().out.count("events cannot be written") == 1
 
 
 def test_tensorboard_reads_the_events(first):

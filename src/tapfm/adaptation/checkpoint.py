@@ -44,7 +44,7 @@ def check_space(folder: Path, wanted_bytes: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < wanted_bytes + SPARE_BYTES:
         raise DiskFullError(
-            f"{what}, with some room for tables, takes {gigabytes(wanted_bytes + SPARE_BYTES)}, and {folder} has "
+            f"{what} and some room for tables: that is {gigabytes(wanted_bytes + SPARE_BYTES)}, and {folder} has "
             f"{gigabytes(free)} left.",
             hint="Free some space, or give a folder on another disk with --out.",
         )

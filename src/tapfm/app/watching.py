@@ -106,21 +106,20 @@ class Board:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add the numbers of an epoch."""
-        if self._writer is None and not self._missing:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                self._missing = True
-                self._console.print("TensorBoard is not installed: no event files. pip install tensorboard")
-            else:
-                # events of epochs that a resumed run repeats are dropped
-                self._writer = SummaryWriter(str(self._folder), purge_step=row["epoch"])
-        if self._writer is None:
+        if self._missing:
             return
         try:
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                # events of epochs that a resumed run repeats are dropped
+                self._writer = SummaryWriter(str(self._folder), purge_step=row["epoch"])
             for name, value in numbers_of(row):
                 self._writer.add_scalar(name, value, row["epoch"])
             self._writer.flush()
+        except ImportError:
+            self._missing = True
+            self._console.print("TensorBoard is not installed: no event files. pip install tensorboard")
         except OSError as error:  # events are a copy of history.jsonl: not worth a run
             self._console.print(f"TensorBoard's events cannot be written ({error}).", markup=False)
             self._writer, self._missing = None, True

@@ -39,15 +39,17 @@ class Size:
         """Write the tables of RUN.toml that the runs share."""
         return {
             "adaptation": {"tiles_per_slide": self.tiles_per_slide},
-            "schedule": {"epochs": self.epochs},
-            "selection": {"validation_tiles": self.tiles_per_slide},
+            "schedule": {"epochs": self.epochs, "first_cycle": self.epochs},
             "machine": {"workers": 1},
-            "fixed": {"adaptation": {"tiles_per_slide": "all"}, "schedule": {"epochs": self.fixed_epochs}},
+            "fixed": {
+                "adaptation": {"tiles_per_slide": "all"},
+                "schedule": {"epochs": self.fixed_epochs, "first_cycle": self.fixed_epochs},
+            },
         }
 
 
 SIZES: dict[Name, Size] = {
-    "demo": Size("demo", "about 8 minutes on two cores", 80, 30, 40, "easy", 16, 10, 30),
+    "demo": Size("demo", "about 8 minutes on two cores", 72, 24, 40, "easy", 16, 12, 30),
     "full": Size("full", "about an hour and a half on two cores", 200, 80, 60, "medium", 24, 20, 50),
     "tiny": Size(
         "tiny",

@@ -133,14 +133,14 @@ def base_encoder(member: Member, saved: SavedModel, device: torch.device) -> Vit
         raise WeightsDigestError(
             f"{member.folder} was trained on features of other weights of {saved.card.name}: their SHA-256 is "
             f"{made_by}, here is {loaded.provenance.sha256}.",
-            hint="Give features of the same weights: --features DIR",
+            hint="Features of the same weights can be evaluated: tapfm evaluate RUN --features DIR",
         )
     feature_size = saved.description["aggregator"]["feature_size"]
     if loaded.encoder.feature_size != feature_size:
         raise RunError(
             f"{member.folder} was trained on features of size {feature_size}, and {saved.card.name} makes some of size "
             f"{loaded.encoder.feature_size}.",
-            hint="Give features of the encoder that made them: --features DIR",
+            hint="Features of the encoder that made them can be evaluated: tapfm evaluate RUN --features DIR",
         )
     return loaded.encoder.to(device)
 

@@ -28,10 +28,12 @@ from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import read_cohort
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import InputError, RunError, SettingError
+from tapfm.processes import available_cores
 from tapfm.storage import write_atomically
 
 State = Literal["done", "failed", "not run"]
 SHOWN = 10
+MOST_THREADS = 4  # of an encoder that comes with tapfm
 MADE_BEFORE = {
     "painted",
     "tiles",
@@ -128,9 +130,14 @@ def conduct(
 
 
 def threads_for(study: StudyConfig) -> dict[str, str]:
-    """Give small encoders one thread: more of them wait for each other, four times as long where cores are shared."""
+    """Give small encoders few threads, which sleep while they wait.
+
+    More of them mostly wait for each other; and where others use the cores too, those that wait by spinning take four
+    times as long.
+    """
     small = all(encoder_card(name).packaged for name in study.encoders)
-    return {"OMP_NUM_THREADS": "1"} if small else {}
+    threads = str(min(MOST_THREADS, available_cores()))
+    return {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"} if small else {}
 
 
 def resume_command(folder: Path) -> str:

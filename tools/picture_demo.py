@@ -1,0 +1,89 @@
+"""Make the pictures of docs/tutorials/first-hour.md from what `tapfm demo` wrote.
+
+    python tools/picture_demo.py demo --out docs/images
+
+The report and the viewer are photographed in Chromium, which has to be in PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+
+WIDTH_PX = 1200
+WINDOW = {"width": 1280, "height": 900}
+VIEW = [sys.executable, "-c", "from tapfm.app.cli import main; main()", "view"]
+
+
+def save(picture: Image.Image, path: Path, width_px: int = WIDTH_PX) -> None:
+    """Save a picture small enough for a page."""
+    height_px = round(picture.height * width_px / picture.width)
+    small = picture.convert("RGB").resize((width_px, height_px), Image.Resampling.LANCZOS)
+    small.save(path, quality=82, optimize=True)
+    print(f"{path}: {small.width} x {small.height} px, {path.stat().st_size // 1000} kB")
+
+
+def picture_slides(demo: Path, out: Path) -> None:
+    """Take the upper part of the contact sheet."""
+    with Image.open(demo / "painted" / "contact-sheet.jpg") as sheet:
+        save(sheet.crop((0, 0, sheet.width, min(sheet.height, round(sheet.width * 0.45)))), out / "demo-slides.jpg")
+
+
+def picture_tiles(demo: Path, out: Path, slide_id: str) -> None:
+    """Take the overlay of a slide."""
+    with Image.open(demo / "tiles" / "overlays" / f"{slide_id}.png") as overlay:
+        save(overlay, out / "demo-tiles.jpg", 800)
+
+
+def photograph(browser: Browser, address: str, path: Path, scheme: str, ready: str) -> None:
+    """Take a picture of a page as it comes up."""
+    context = browser.new_context(viewport=WINDOW, color_scheme="dark" if scheme == "dark" else "light")
+    page = context.new_page()
+    page.goto(address)
+    page.wait_for_selector(ready)
+    page.wait_for_load_state("networkidle")
+    page.screenshot(path=path)
+    context.close()
+    print(f"{path}: {path.stat().st_size // 1000} kB")
+
+
+def main() -> None:
+    """Make them all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("demo", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    parser.add_argument("--slide", default="S003", help="the slide whose tiles are shown")
+    parser.add_argument("--dark", action="store_true", help="the pages as they look in the dark")
+    arguments = parser.parse_args()
+    demo, out, scheme = arguments.demo, arguments.out, "dark" if arguments.dark else "light"
+    picture_slides(demo, out)
+    picture_tiles(demo, out, arguments.slide)
+    with Image.open(demo / "planted.png") as planted:
+        save(planted, out / "demo-planted.jpg", min(1600, planted.width))
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        sys.exit("Chromium is not in PATH (Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        photograph(browser, (demo / "report.html").absolute().as_uri(), out / "demo-report.png", scheme, "table")
+        server = subprocess.Popen(
+            [*VIEW, str(demo / "predictions" / "external"), "--port", "0", "--no-browser"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert server.stdout is not None
+        address = re.findall(r"http://\S+", server.stdout.readline())[0]
+        photograph(browser, address, out / "demo-viewer.png", scheme, "canvas")
+        server.terminate()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
