@@ -49,7 +49,7 @@ class Size:
 
 
 SIZES: dict[Name, Size] = {
-    "demo": Size("demo", "about 8 minutes on two cores", 72, 24, 40, "easy", 16, 12, 30),
+    "demo": Size("demo", "about 8 minutes on two cores", 64, 24, 40, "easy", 16, 10, 30),
     "full": Size("full", "about an hour and a half on two cores", 200, 80, 60, "medium", 24, 20, 50),
     "tiny": Size(
         "tiny",
