@@ -8,6 +8,7 @@ The report and the viewer are photographed in Chromium, which has to be in PATH.
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import shutil
 import subprocess
@@ -15,10 +16,9 @@ import sys
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 WIDTH_PX = 1200
-WINDOW = {"width": 1280, "height": 900}
 VIEW = [sys.executable, "-c", "from tapfm.app.cli import main; main()", "view"]
 
 
@@ -42,16 +42,17 @@ def picture_tiles(demo: Path, out: Path, slide_id: str) -> None:
         save(overlay, out / "demo-tiles.jpg", 800)
 
 
-def photograph(browser: Browser, address: str, path: Path, scheme: str, ready: str) -> None:
+def photograph(browser: Browser, address: str, ready: str, height_px: int, *, dark: bool) -> Image.Image:
     """Take a picture of a page as it comes up."""
-    context = browser.new_context(viewport=WINDOW, color_scheme="dark" if scheme == "dark" else "light")
+    window = ViewportSize(width=1280, height=height_px)
+    context = browser.new_context(viewport=window, color_scheme="dark" if dark else "light")
     page = context.new_page()
     page.goto(address)
     page.wait_for_selector(ready)
     page.wait_for_load_state("networkidle")
-    page.screenshot(path=path)
+    taken = page.screenshot()
     context.close()
-    print(f"{path}: {path.stat().st_size // 1000} kB")
+    return Image.open(io.BytesIO(taken))
 
 
 def main() -> None:
@@ -62,7 +63,7 @@ def main() -> None:
     parser.add_argument("--slide", default="S003", help="the slide whose tiles are shown")
     parser.add_argument("--dark", action="store_true", help="the pages as they look in the dark")
     arguments = parser.parse_args()
-    demo, out, scheme = arguments.demo, arguments.out, "dark" if arguments.dark else "light"
+    demo, out = arguments.demo, arguments.out
     picture_slides(demo, out)
     picture_tiles(demo, out, arguments.slide)
     with Image.open(demo / "planted.png") as planted:
@@ -72,7 +73,8 @@ def main() -> None:
         sys.exit("Chromium is not in PATH (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        photograph(browser, (demo / "report.html").absolute().as_uri(), out / "demo-report.png", scheme, "table")
+        report = (demo / "report.html").absolute().as_uri()
+        save(photograph(browser, report, "table", 1480, dark=arguments.dark), out / "demo-report.png")
         server = subprocess.Popen(
             [*VIEW, str(demo / "predictions" / "external"), "--port", "0", "--no-browser"],
             stdout=subprocess.PIPE,
@@ -80,7 +82,7 @@ def main() -> None:
         )
         assert server.stdout is not None
         address = re.findall(r"http://\S+", server.stdout.readline())[0]
-        photograph(browser, address, out / "demo-viewer.png", scheme, "canvas")
+        save(photograph(browser, address, "canvas", 900, dark=arguments.dark), out / "demo-viewer.jpg")
         server.terminate()
         browser.close()
 

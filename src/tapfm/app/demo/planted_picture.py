@@ -73,7 +73,7 @@ def outlined(pixels: Pixels, mask: Mask) -> Pixels:
     """Draw a line around what is in the mask."""
     drawn = pixels.copy()
     lines, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
-    cv2.drawContours(drawn, lines, -1, BLACK, 2, cv2.LINE_AA)
+    cv2.drawContours(drawn, lines, -1, BLACK, 1, cv2.LINE_AA)
     return drawn
 
 
