@@ -60,7 +60,7 @@ COMMON: Meanings = {
     "high": "95% interval, upper end",
     "p_delong": "p by DeLong's test",
     "p_bootstrap": "p by resampling patients",
-    "p_holm": "p after Holm's correction for all comparisons of the table",
+    "p_holm": "p after Holm's correction for the comparisons of the same target, in a study of the same column",
     "best_epoch": "epoch that was kept, mean over runs",
     "name": "TRIDENT and CLAM: id of the slide",
     "savetodir": "TRIDENT: folder",
@@ -254,7 +254,7 @@ FORMATS: dict[str, list[Format]] = {
                 "slides_failed": "slides that have failed so far",
                 "tiles": "tiles that were learnt from",
                 "waiting_share": "part of the time spent waiting for tiles",
-                "score": "what the best epoch is chosen by: validation AUC; without one the negative loss",
+                "score": "what the best epoch is chosen by: validation AUC; else the negative loss; else the epoch",
             },
         ),
         Format(
@@ -644,7 +644,10 @@ FORMATS: dict[str, list[Format]] = {
             "painted/truth/ID.json",
             "truth/ID.json",
             "What the values of `truth/ID.png` mean.",
-            {"foci": "what is planted", "values": "value of each compartment and focus in the picture"},
+            {
+                "foci": "what is planted: targets, then what only resembles them",
+                "values": "value of each compartment and focus in the picture",
+            },
         ),
         Format(
             "painted/truth/ID.geojson",
@@ -659,7 +662,11 @@ FORMATS: dict[str, list[Format]] = {
             "painted/synth.json",
             "synth.json",
             "What was painted.",
-            {"key": "fingerprint of the settings", "settings": "as they were given", "slides[]": "the slides' files"},
+            {
+                "key": "fingerprint of the settings and of the code that paints",
+                "settings": "as they were given",
+                "slides[]": "the slides' files",
+            },
         ),
     ],
 }

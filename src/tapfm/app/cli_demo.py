@@ -25,7 +25,7 @@ def demo(
         bool, typer.Option("--full", help="More slides, a signal that is harder to see, more epochs.")
     ] = False,
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Every step in a minute, to see that it works; figures mean nothing.")
+        bool, typer.Option("--tiny", help="Every step in a minute or two, to see that it works; figures mean nothing.")
     ] = False,
 ) -> None:
     """Go through all of tapfm on painted slides: from files to a report, in minutes, on any computer.
@@ -50,7 +50,7 @@ def demo(
     predictions/              maps of slides
     study/                    runs, evaluations, tables
     painted/, tiles/, ...     slides, tiles
-    logs/                     what each command said
+    logs/                     the result of each command
     """
     from tapfm.app.cli import terminal
     from tapfm.app.demo.run import run_demo

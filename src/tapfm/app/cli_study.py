@@ -96,6 +96,10 @@ def study(
         int | None,
         typer.Option("--allow-failures", metavar="N", min=0, help="Slides that may fail in a run or evaluation."),
     ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", metavar="N", min=1, help="Runs side by side: for small encoders without a GPU."),
+    ] = 1,
 ) -> None:
     """Compare encoders, regimes and aggregators: every run, every evaluation, and the paper's tables.
 
@@ -182,7 +186,7 @@ def study(
 
         go_on = command("study", "--preset", "all", "--scale", "mini", "--out", out, "--resume")
     codes = [
-        run_study(each, place, resume=resume, only=only or [], go_on=go_on, messages=messages)
+        run_study(each, place, resume=resume, only=only or [], go_on=go_on, messages=messages, jobs=jobs)
         for place, each in studies.items()
     ]
     if any(codes):
@@ -250,7 +254,14 @@ def prepare_mini(preset: str, studies: dict[Path, StudyConfig], out: Path, *, re
 
 
 def run_study(
-    config: StudyConfig, out: Path, *, resume: bool, only: Sequence[str], go_on: str | None, messages: Console
+    config: StudyConfig,
+    out: Path,
+    *,
+    resume: bool,
+    only: Sequence[str],
+    go_on: str | None,
+    messages: Console,
+    jobs: int = 1,
 ) -> int:
     """Do all that is left of one study, and make its tables; gives the exit code."""
     # what makes the tables is imported first: in the days between, another version may be installed
@@ -264,7 +275,7 @@ def run_study(
     runs = chosen(runs_of(config), only)
     go_on = go_on or resume_command(out)
     messages.print(f"{config.name}: {counted(len(runs), 'run')}, into {out}", markup=False, soft_wrap=True)
-    outcome = conduct(config, out, resume=resume, only=only, console=messages, go_on=go_on)
+    outcome = conduct(config, out, resume=resume, only=only, console=messages, go_on=go_on, jobs=jobs)
     if outcome.stopped_by is not None:
         messages.print(f"Stopped. To go on: {go_on}", markup=False, soft_wrap=True)
         raise typer.Exit(128 + outcome.stopped_by)

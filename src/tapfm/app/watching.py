@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -127,7 +128,8 @@ class Board:
     def close(self) -> None:
         """Finish the file."""
         if self._writer is not None:
-            self._writer.close()
+            with contextlib.suppress(OSError):  # a full disk: what counts is saved elsewhere
+                self._writer.close()
 
 
 def numbers_of(row: Mapping[str, Any]) -> Sequence[tuple[str, float]]:

@@ -49,7 +49,7 @@ def measure_planted(folder: DemoFolder) -> None:
     """Measure it on both cohorts, write the figures, and draw one slide."""
     seen = {cohort: positives_of(folder, cohort) for cohort in COHORTS}
     figures = {cohort: figures_of(cohort, slides) for cohort, slides in seen.items()}
-    typical = typical_of([*seen["external"]] or [*seen["test"]])
+    typical = typical_of(seen["external"] or seen["test"])
     if typical is not None:
         truth = read_truth(folder.painted / "truth", typical.slide.slide_id)
         draw_planted(folder.planted_picture, typical.slide, typical.table, typical.values, truth)
@@ -85,8 +85,10 @@ def figures_of(cohort: str, slides: Sequence[SlideSeen]) -> dict[str, object]:
     found: dict[str, object] = {}
     for by in (BEFORE, AFTER, SAID):
         values = np.array([slide.found(by) for slide in slides], dtype=np.float64)
-        mean = Estimate(None, why="no positive slide") if not slides else None
-        found[by] = asdict(mean or interval(float(values.mean()), values[drawn].mean(axis=1)))
+        if slides:
+            found[by] = asdict(interval(float(values.mean()), values[drawn].mean(axis=1)))
+        else:
+            found[by] = asdict(Estimate(None, why="no positive slide"))
     tiles = sum(len(slide.carries) for slide in slides)
     return {
         "slides": len(slides),
@@ -99,4 +101,4 @@ def figures_of(cohort: str, slides: Sequence[SlideSeen]) -> dict[str, object]:
 def typical_of(slides: Sequence[SlideSeen]) -> SlideSeen | None:
     """Choose a slide to show: the one in the middle of those found well and badly, so that it flatters nobody."""
     ranked = sorted(slides, key=lambda slide: slide.found(AFTER) or 0.0)
-    return ranked[len(ranked) // 2] if ranked else None
+    return ranked[(len(ranked) - 1) // 2] if ranked else None

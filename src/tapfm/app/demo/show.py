@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -35,8 +38,8 @@ def say_what_comes(size: Size, console: Console) -> None:
     lines = [
         f"{size.slides} painted slides and {size.external} of other sites, three ways to learn {TARGET} from their "
         f"labels, with an encoder of 0.9 million parameters: {size.takes}.",
-        f"{PREVALENCE:.0%} of the slides are positive; {train} are for training, {validation} for validation, {test} "
-        "for testing. Both are chosen for so few slides: the paper has 16%, and 80, 10 and 10%.",
+        f"{PREVALENCE:.0%} of the slides are positive; {train} of all are for training, {validation} for validation, "
+        f"{test} for testing. Both are chosen for so few slides: the paper has 16%, and 80, 10, 10%.",
         *([size.note] if size.note else []),
     ]
     for line in lines:
@@ -51,11 +54,12 @@ def show(size: Size, folder: DemoFolder, console: Console) -> None:
     show_planted(folder, console)
     console.print()
     worth = size.note or (
-        "Intervals are of 95%, by drawing patients again: where they overlap widely, so few patients cannot tell two "
-        "methods apart. Painted slides show how tapfm works, not how well a method does on tissue."
+        "Intervals are of 95%, by drawing patients again; study.md has paired tests. With one seed each and few "
+        "patients most differences here are chance. Painted slides show how tapfm works, not how well a method does on "
+        "tissue."
     )
     console.print(worth, markup=False)
-    console.print(f"\nTook {minutes(folder)}. Look at:")
+    console.print(f"\nThe steps took {minutes(folder)}. Look at:")
     print_beside(
         console,
         {
@@ -75,6 +79,9 @@ def show(size: Size, folder: DemoFolder, console: Console) -> None:
             "tapfm doctor": "which of them open here, and what else this machine can do",
         },
     )
+    if shutil.which("tapfm") is None:  # as after `make demo`
+        on_path = Path(sys.executable).parent / "activate"
+        console.print(f"tapfm is not on the path yet: source {on_path}", markup=False, soft_wrap=True)
 
 
 def print_beside(console: Console, lines: Mapping[str, str]) -> None:
@@ -115,14 +122,14 @@ def show_planted(folder: DemoFolder, console: Console) -> None:
     table = Table(
         box=None,
         padding=(0, 2, 0, 0),
-        title="How often a tile with the planted signal stands above one without, in positive slides (0.5 is chance)",
+        title="How often a tile with the planted signal ranks above one without (mean of positive slides; chance: 0.5)",
         title_justify="left",
         title_style="bold",
     )
     table.add_column("ranked by")
     for cohort in COHORTS:
         share = found[cohort]["share"]
-        carry = f", {share:.0%} of tiles" if share is not None else ""
+        carry = f", {share:.0%} of tiles with it" if share is not None else ""
         table.add_column(f"{TITLES[cohort]} ({counted(found[cohort]['slides'], 'slide')}{carry})")
     for by, title in RANKED_BY.items():
         table.add_row(title, *(written(Estimate(**found[cohort]["found"][by])) for cohort in COHORTS))
@@ -130,7 +137,6 @@ def show_planted(folder: DemoFolder, console: Console) -> None:
 
 
 def minutes(folder: DemoFolder) -> str:
-    """Write how long all steps took together."""
-    done = json.loads(folder.state.read_text("utf-8"))["done"]
-    seconds = round(sum(each["seconds"] for each in done.values()))
+    """Write how long all steps were worked on."""
+    seconds = round(sum(json.loads(folder.state.read_text("utf-8"))["seconds"].values()))
     return f"{seconds // 60} min {seconds % 60} s"

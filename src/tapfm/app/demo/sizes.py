@@ -49,11 +49,11 @@ class Size:
 
 
 SIZES: dict[Name, Size] = {
-    "demo": Size("demo", "about 8 minutes on two cores", 64, 24, 40, "easy", 16, 10, 30),
-    "full": Size("full", "about an hour and a half on two cores", 200, 80, 60, "medium", 24, 20, 50),
+    "demo": Size("demo", "about 8 minutes on two cores", 80, 24, 40, "easy", 16, 12, 30),
+    "full": Size("full", "an hour or more on two cores", 200, 80, 60, "medium", 24, 20, 50),
     "tiny": Size(
         "tiny",
-        "about a minute",
+        "one or two minutes",
         10,
         4,
         10,

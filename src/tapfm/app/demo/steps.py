@@ -16,14 +16,19 @@ COHORTS = ("test", "external")
 
 @dataclass(frozen=True)
 class Step:
-    """A command: what it is for, what is typed, and the file that is there when it is done."""
+    """A command: what it is for, what is typed, and what it makes, the first of which is there when it is done."""
 
     name: str
     title: str
     words: tuple[str, ...]  # none where only painted slides allow it, so that it is no command
-    made: Path
+    makes: tuple[Path, ...]
     says: tuple[str, ...] = ()  # how the lines of its result begin that are shown; all of it goes to its log
     before: Callable[[], None] | None = None
+
+    @property
+    def is_made(self) -> bool:
+        """Say whether all of it is there."""
+        return all(path.exists() for path in self.makes)
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ def steps_of(size: Size, folder: DemoFolder) -> list[Step]:
     """List the steps in their order."""
     painted, cohort = folder.painted, folder.painted / "cohort.csv"
     paint = ["--slides", str(size.slides), "--external", str(size.external), "--tiles", str(size.tiles)]
-    paint += ["--difficulty", size.difficulty, "--prevalence", str(PREVALENCE)]
+    paint += ["--difficulty", size.difficulty, "--prevalence", str(PREVALENCE), "--fractions", *map(str, FRACTIONS)]
     predict = [
         Step(
             f"predict-{name}",
@@ -117,7 +122,7 @@ def steps_of(size: Size, folder: DemoFolder) -> list[Step]:
                 *("predict", "--model", str(folder.adapted), str(folder.table(name)), "--split", "test"),
                 *("--tiles", str(folder.tiles(name)), "--out", str(folder.predictions(name)), "--heatmaps", "--resume"),
             ),
-            folder.predictions(name) / "predictions.csv",
+            (folder.predictions(name) / "predictions.csv", folder.predictions(name)),
         )
         for name in COHORTS
     ]
@@ -127,42 +132,42 @@ def steps_of(size: Size, folder: DemoFolder) -> list[Step]:
             "synth",
             "Paint slides with a signal planted in some nests",
             ("synth", str(painted), *paint),
-            painted / "README.md",  # is written last
-            ("cohort", "development", "external", "Look"),
+            (painted / "README.md", painted),  # the first is written last
+            ("Look",),
         ),
         Step(
             "inspect",
             "Look at what is there: format, size, scale, problems",
             ("inspect", str(cohort), str(folder.external)),
-            folder.external,
+            (),
             (f"{size.slides + size.external} slides",),
         ),
         Step(
             "tile",
             "Find the tissue and lay tiles at 0.5 microns per pixel",
             ("tile", str(cohort), "--out", str(folder.tiles("test"))),
-            folder.tiles("test") / "summary.csv",
+            (folder.tiles("test") / "summary.csv", folder.tiles("test")),
             ("Tiled", "Look"),
         ),
         Step(
             "tile-external",
             "The same for the external cohort: other sites, another scanner",
             ("tile", str(folder.external), "--out", str(folder.tiles("external"))),
-            folder.tiles("external") / "summary.csv",
+            (folder.tiles("external") / "summary.csv", folder.tiles("external")),
             ("Tiled", "Look"),
         ),
         Step(
             "split",
             "Split by patient (--force, as the painted table has a split already)",
             ("split", str(cohort), "--fractions", *map(str, FRACTIONS), "--force", "--out", str(folder.split)),
-            folder.split,
+            (folder.split,),
             ("split", "train", "val", "test"),
         ),
         Step(
             "study",
             "Learn in three ways, and evaluate each on held-out and external slides",
-            ("study", str(folder.study_file), "--out", str(folder.study), "--resume"),
-            folder.results,
+            ("study", str(folder.study_file), "--out", str(folder.study), "--jobs", "2", "--resume"),
+            (folder.results, folder.study),
             before=partial(write_study, folder.study_file, size),
         ),
         *predict,
@@ -170,10 +175,10 @@ def steps_of(size: Size, folder: DemoFolder) -> list[Step]:
             "report",
             "Put all of it on one page",
             ("report", str(folder.study), *shown, "--out", str(folder.report)),
-            folder.report,
+            (folder.report,),
             ("Written",),
         ),
-        Step("planted", "Compare attention with what was planted", (), folder.planted),
+        Step("planted", "Compare attention with what was planted", (), (folder.planted, folder.planted_picture)),
     ]
 
 
@@ -193,8 +198,11 @@ def write_study(path: Path, size: Size) -> None:
         "notes": [
             "**Painted slides**: no tissue of a patient, an encoder of 0.9 million parameters, few tiles and epochs. "
             "This shows how tapfm works. It says nothing about tissue, nor which method is better there.",
-            f"{PREVALENCE:.0%} of the slides are positive, and {train} of them are for training, {validation} for "
-            f"validation, {test} for testing: chosen for so few slides (the paper has 16%, and 80, 10 and 10%).",
+            f"{PREVALENCE:.0%} of the slides are positive. {train} of all are for training, {validation} for "
+            f"validation, {test} for testing. Both are chosen for so few slides: the paper has 16%, and 80, 10, 10%.",
+            f"Where the encoder is fixed, the aggregator sees all tiles of a slide for {size.fixed_epochs} epochs; "
+            f"where it learns, a step has {size.tiles_per_slide} tiles of a slide, for {size.epochs} epochs. "
+            "One seed each.",
         ],
         "cohort": {"table": "split.csv", "tiles": "tiles"},
         "external": {"table": "painted/external.csv", "tiles": "tiles-external"},

@@ -15,7 +15,7 @@ from tapfm.app.run_data import SlideOfRun
 from tapfm.app.run_folder import RunFolder
 from tapfm.app.tile_slides import tile_cohort
 from tapfm.cohort.labels import read_labels
-from tapfm.cohort.manifest import Cohort, read_cohort
+from tapfm.cohort.manifest import TABLE_SUFFIXES, Cohort, read_cohort
 from tapfm.cohort.splits import SPLITS
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import CohortError, InputError, LabelError, TapfmError
@@ -49,14 +49,18 @@ def read_sources(
     """Read tables, folders and slides together; a slide that comes twice is refused unless it is the same.
 
     Of the same slide that counts which says most: a table with its labels, then a table, which may have its scale.
-    With a split, slides that tables put into others, or into none, are left out.
+    With a split, slides that tables put into others, or into none, are left out; folders have no splits.
     """
+    if split is not None and not any(source.suffix.lower() in TABLE_SUFFIXES for source in sources):
+        raise InputError(
+            "--split chooses slides of a table, and none was given.", hint="Such as: split.csv --split test"
+        )
     found: dict[str, SlideOfRun] = {}
     says: dict[str, tuple[bool, bool]] = {}
     notes: list[str] = []
     for source in sources:
         cohort = read_cohort(source, slides_folder, must_exist=False)  # a slide that is gone costs that slide
-        if split is not None:
+        if split is not None and cohort.source is not None:
             cohort = only_split(cohort, split, source)
         labels, note = labels_of(cohort, targets)
         notes += note

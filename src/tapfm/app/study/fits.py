@@ -21,7 +21,7 @@ FIRST, LAST = 2, 20  # the paper's epochs
 ORDERS = ("before", "after", "joint")
 MEASURES = {
     "residual": "spread of log L around its fit",
-    "step": "mean change of log L from epoch to epoch",
+    "step": "mean size of the change of log L from epoch to epoch",
     "rises": "share of epochs in which L rose",
     "norm_spread": "spread of the encoder's gradient norm, over its mean",
 }

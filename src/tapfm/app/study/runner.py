@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
@@ -18,7 +20,7 @@ from tapfm.app.config import RunConfig
 from tapfm.app.config_text import toml_text
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.stopping import StopRequests
-from tapfm.app.study.child import reason_of, run_child
+from tapfm.app.study.child import LOOK_EVERY_S, reason_of, run_child
 from tapfm.app.study.config import SlidesSection, StudyConfig, study_text
 from tapfm.app.study.folder import StudyFolder
 from tapfm.app.study.runs import PlannedRun, chosen, run_config, run_tables, runs_of
@@ -108,6 +110,7 @@ def conduct(
     console: Console,
     go_on: str | None = None,
     start: Start | None = None,
+    jobs: int = 1,
 ) -> Outcome:
     """Do what is left to do. Runs that are finished are kept; failures cost what depends on them, and no more."""
     out = out.absolute()  # what is written into configurations and status.csv means the same from anywhere
@@ -124,19 +127,20 @@ def conduct(
         for name, problem in planned.problems.items():
             console.print(f"{name} is left out. {problem}", markup=False, soft_wrap=True)
         steps = steps_of(study, folder, planned.runs, planned.configs, planned.problems)
-        ended = do_steps(steps, folder, stop, console, start or partial(run_child, environment=threads_for(study)))
+        begin = start or partial(run_child, environment=threads_for(study, jobs))
+        ended = do_steps(steps, folder, stop, console, begin, jobs=jobs)
         write_ensembles(study, folder)
         return Outcome(out, ended, stop.asked())
 
 
-def threads_for(study: StudyConfig) -> dict[str, str]:
+def threads_for(study: StudyConfig, jobs: int = 1) -> dict[str, str]:
     """Give small encoders few threads, which sleep while they wait.
 
     More of them mostly wait for each other; and where others use the cores too, those that wait by spinning take four
     times as long.
     """
     small = all(encoder_card(name).packaged for name in study.encoders)
-    threads = str(min(MOST_THREADS, available_cores()))
+    threads = str(max(1, min(MOST_THREADS, available_cores() // jobs)))
     return {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"} if small else {}
 
 
@@ -193,9 +197,15 @@ def refuse_wrong_start(study: StudyConfig, folder: StudyFolder, planned: Planned
 
 
 def do_steps(
-    steps: Sequence[Step], folder: StudyFolder, stop: StopRequests, console: Console, start: Start | None = None
+    steps: Sequence[Step],
+    folder: StudyFolder,
+    stop: StopRequests,
+    console: Console,
+    start: Start | None = None,
+    *,
+    jobs: int = 1,
 ) -> dict[str, Ended]:
-    """Do one step after another until all are done, or a signal comes."""
+    """Do one step after another, or some side by side, until all are done or a signal comes."""
     ended = {step.key: Ended("done") if step.done() else Ended("not run") for step in steps}
     for step in steps:  # features that nobody will read again need not be there
         users = [each for each in steps if step.key in each.needs]
@@ -203,46 +213,93 @@ def do_steps(
             ended[step.key] = Ended("done")
     # what is counted: runs, with all that is done to each; where there are none, whatever is prepared
     runs = [step.of for step in steps if step.what == "train"]
-    parts = dict.fromkeys(runs or [step.of for step in steps])
-    last = {part: [step.key for step in steps if step.of == part][-1] for part in parts}
-    complete = [part for part in parts if all(ended[step.key].state == "done" for step in steps if step.of == part)]
+    left = {
+        part: {step.key for step in steps if step.of == part} for part in dict.fromkeys(runs or (s.of for s in steps))
+    }
+    for part in left:
+        left[part] -= {key for key, each in ended.items() if each.state == "done"}
+    complete = sum(not keys for keys in left.values())
     noun = "run" if runs else "part"
     if complete:
-        console.print(f"{len(complete)} of {counted(len(parts), noun)} done already.")
+        console.print(f"{complete} of {counted(len(left), noun)} done already.")
     write_status(folder, steps, ended)
-    with closing(StudyWatcher(console, f"{noun}s", len(parts), len(complete))) as watcher:
-        for step in steps:
+    with closing(StudyWatcher(console, f"{noun}s", len(left), complete)) as watcher:
+
+        def settle(step: Step, found: Ended) -> None:
+            ended[step.key] = found
+            if found.state == "failed":
+                watcher.say(f"failed {step.key}: {found.reason}")
+            write_status(folder, steps, ended)
+            of_part = left.get(step.of, set())
+            of_part.discard(step.key)
+            if step.of in left and not of_part and stop.asked() is None:
+                watcher.finished()
+
+        to_do = [step for step in steps if ended[step.key].state != "done"]
+        work = Work(ended, watcher, stop, start or run_child)
+        if jobs > 1:
+            side_by_side(to_do, work, settle, jobs)
+            return ended
+        for step in to_do:
             if stop.asked() is not None:
                 break
-            if ended[step.key].state != "done":
-                ended[step.key] = do_step(step, ended, watcher, stop, start or run_child)
-                if ended[step.key].state == "failed":
-                    watcher.say(f"failed {step.key}: {ended[step.key].reason}")
-                write_status(folder, steps, ended)
-            if step.key in last.values() and step.of not in complete and stop.asked() is None:
-                watcher.finished()
+            settle(step, do_step(step, work))
     return ended
 
 
-def do_step(step: Step, ended: Mapping[str, Ended], watcher: StudyWatcher, stop: StopRequests, start: Start) -> Ended:
+@dataclass(frozen=True)
+class Work:
+    """What every step of a study shares."""
+
+    ended: Mapping[str, Ended]
+    watcher: StudyWatcher
+    stop: StopRequests
+    start: Start
+    given_up: threading.Event = field(default_factory=threading.Event)
+
+    def look(self) -> int | None:
+        """Give the number of a signal to pass on, if one came; ends what is at work when all is given up."""
+        if self.given_up.is_set():
+            raise SystemExit
+        if threading.current_thread() is threading.main_thread():
+            self.watcher.look()
+        return self.stop.asked()
+
+
+def side_by_side(steps: Sequence[Step], work: Work, settle: Callable[[Step, Ended], None], jobs: int) -> None:
+    """Do steps as soon as what they need is settled, so many at a time."""
+    waiting, at_work = list(steps), dict[Future[Ended], Step]()
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            while at_work or (waiting and work.stop.asked() is None):
+                unsettled = {step.key for step in (*waiting, *at_work.values())}
+                ready = [step for step in waiting if not unsettled & set(step.needs)]
+                for step in ready[: jobs - len(at_work)] if work.stop.asked() is None else []:
+                    waiting.remove(step)
+                    at_work[pool.submit(do_step, step, work)] = step
+                done, _ = wait(at_work, LOOK_EVERY_S, FIRST_COMPLETED)
+                work.look()
+                for future in done:
+                    settle(at_work.pop(future), future.result())
+        except BaseException:  # a second signal: the pool waits for its threads, and they for their commands
+            work.given_up.set()
+            raise
+
+
+def do_step(step: Step, work: Work) -> Ended:
     """Run one command, if what it needs is there."""
     if step.problem:
         return Ended("failed", step.problem)
-    if lacking := [key for key in step.needs if ended.get(key, Ended("not run")).state != "done"]:
+    if lacking := [key for key in step.needs if work.ended.get(key, Ended("not run")).state != "done"]:
         return Ended("not run", f"needs {lacking[0]}")
     if step.before is not None:
         step.before()
-    watcher.began(step.key, step.history, step.epochs)
     since_bytes = step.log.stat().st_size if step.log.exists() else 0
-
-    def look() -> int | None:
-        watcher.look()
-        return stop.asked()
-
-    code = start(step.words, step.log, look)
+    with work.watcher.watching(step.key, step.history, step.epochs):
+        code = work.start(step.words, step.log, work.look)
     if code == 0 and step.done():
         return Ended("done")
-    if stop.asked() is not None:
+    if work.stop.asked() is not None:
         return Ended("not run", "stopped")
     if code == 0:
         return Ended("failed", "it ended without an error, but what it should have written is not there")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +16,7 @@ COUNT_EVERY_S = 1.0
 
 
 class StudyWatcher:
-    """Shows runs done, the step in hand with its epoch, and the time so far."""
+    """Shows runs done, the steps in hand with their epochs, and the time so far."""
 
     def __init__(self, console: Console, what: str, total: int, done: int) -> None:
         self._console, self._what, self._total, self._done = console, what, total, done
@@ -29,19 +31,24 @@ class StudyWatcher:
         )
         self._bar = self._progress.add_task(what, total=total, completed=done, said="")
         self._progress.start()
-        self._step, self._history, self._epochs = "", Path(), 0
+        self._at_work: dict[str, tuple[Path | None, int]] = {}  # by step: history and epochs of a training run
         self._said_at = self._counted_at = time.monotonic()
 
     def close(self) -> None:
         """Take the bar off."""
         self._progress.stop()
 
-    def began(self, step: str, history: Path | None, epochs: int) -> None:
-        """Show a new step; a training run has a history and epochs."""
-        self._step, self._history, self._epochs = step, history or Path(), epochs
-        self._progress.update(self._bar, said=step)
+    @contextmanager
+    def watching(self, step: str, history: Path | None, epochs: int) -> Iterator[None]:
+        """Show a step while it is at work; a training run has a history and epochs."""
+        self._at_work = {**self._at_work, step: (history, epochs)}  # anew: another thread may be reading it
+        self._progress.update(self._bar, said=self._steps())
         if not self._console.is_terminal:
             self.say(f"{self._done} of {self._total} {self._what} done; {step}")
+        try:
+            yield
+        finally:
+            self._at_work = {name: each for name, each in self._at_work.items() if name != step}
 
     def look(self) -> None:
         """Count the epochs that are done."""
@@ -49,16 +56,13 @@ class StudyWatcher:
         if now - self._counted_at < COUNT_EVERY_S:
             return
         self._counted_at = now
-        said = self._step
-        if self._epochs:
-            try:
-                done = self._history.read_bytes().count(b"\n")
-            except OSError:  # not there yet
-                done = 0
-            said += f", epoch {min(done + 1, self._epochs)}/{self._epochs}"
+        said = self._steps()
         self._progress.update(self._bar, said=said)
-        if not self._console.is_terminal and now - self._said_at > SAY_EVERY_S:
+        if said and not self._console.is_terminal and now - self._said_at > SAY_EVERY_S:
             self.say(said)
+
+    def _steps(self) -> str:
+        return "; ".join(f"{step}{epoch_of(*each)}" for step, each in self._at_work.items())
 
     def finished(self) -> None:
         """Count a run of which nothing is left to do."""
@@ -69,3 +73,14 @@ class StudyWatcher:
         """Say something that stays."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._said_at = time.monotonic()
+
+
+def epoch_of(history: Path | None, epochs: int) -> str:
+    """Say how far a training run is; nothing of other steps."""
+    if history is None or not epochs:
+        return ""
+    try:
+        done = history.read_bytes().count(b"\n")
+    except OSError:  # not there yet
+        done = 0
+    return f", epoch {min(done + 1, epochs)}/{epochs}"
