@@ -2,10 +2,12 @@
 
 import contextlib
 import io
+import runpy
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +29,23 @@ def tapfm(*arguments, **environment):
     signal.signal(signal.SIGTERM, before)
     stdout, stderr = out.getvalue(), error.getvalue()
     return SimpleNamespace(returncode=ended.value.code or 0, stdout=stdout, stderr=stderr, said=stdout + stderr)
+
+
+def script(path, *arguments):
+    """Run a Python file as `python FILE` does, in this process, which has loaded torch already; gives the same."""
+    out, error, before, code = io.StringIO(), io.StringIO(), set(sys.modules), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        patch.setattr(sys, "path", [str(Path(path).parent), *sys.path])  # its neighbours, which it imports
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code or 0
+    for name in set(sys.modules) - before:  # so that a neighbour is nobody else's module of that name
+        if Path(getattr(sys.modules[name], "__file__", None) or "").parent == Path(path).parent:
+            del sys.modules[name]
+    stdout, stderr = out.getvalue(), error.getvalue()
+    return SimpleNamespace(returncode=code, stdout=stdout, stderr=stderr, said=stdout + stderr)
 
 
 def start(*arguments):

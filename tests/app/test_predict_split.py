@@ -10,6 +10,7 @@ from tapfm.errors import CohortError, InputError
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("split")
+    (folder / "slides").mkdir()
     lines = ["slide_id,path,split,FGFR3"]
     for number, split in enumerate(("train", "test", "val", "test", "")):
         write_slide(folder / "slides" / f"s{number}.svs", section(300, 300, seed=number), mpp=0.5)

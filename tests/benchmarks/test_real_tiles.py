@@ -2,12 +2,12 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import script
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +33,8 @@ def tiles(tmp_path):
 
 
 def real_tiles(what, tiles, results, *more):
-    command = [sys.executable, str(ROOT / "benchmarks" / "real_tiles.py"), what, "--quick", "--device", "cpu"]
-    command += ["--tiles", str(tiles), "--results", str(results)]
-    command += ["--encoder", "tapfm-pocket", "--tile-px", "64", *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    words = (what, "--quick", "--device", "cpu", "--tiles", tiles, "--results", results, "--encoder", "tapfm-pocket")
+    done = script(ROOT / "benchmarks" / "real_tiles.py", *words, "--tile-px", 64, *more)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -60,10 +58,9 @@ def test_every_method_is_trained_once_and_stands_in_the_table(tiles, tmp_path):
 
 def test_float8_is_held_against_float32_on_the_same_bags(tiles, tmp_path):
     out = tmp_path / "float8.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "float8.py"), "--tiles", str(tiles), "--device", "cpu"]
-    command += ["--encoder", "tapfm-pocket", "--tile-px", "64", "--bag-tiles", "10", "--training-bags", "4"]
-    command += ["--test-bags", "8", "--epochs", "1", "--json", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    words = ("--tiles", tiles, "--device", "cpu", "--encoder", "tapfm-pocket", "--tile-px", 64, "--bag-tiles", 10)
+    words += ("--training-bags", 4, "--test-bags", 8, "--epochs", 1, "--json", out)
+    done = script(ROOT / "benchmarks" / "float8.py", *words)
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())
     assert len(rows) == 3 * (done.stdout.count("\n| ") - 1) == 3 * 4

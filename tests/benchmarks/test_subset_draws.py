@@ -1,17 +1,16 @@
 """The comparison of ways to draw a subset, in small."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from command_line import script
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_every_way_is_measured_for_every_aggregator_and_share(tmp_path):
-    command = [sys.executable, str(ROOT / "benchmarks" / "subset.py"), "--tiles", "10", "--training-slides", "2"]
-    command += ["--steps", "4", "--draws", "50", "--json", str(tmp_path / "subset.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    words = ("--tiles", 10, "--training-slides", 2, "--steps", 4, "--draws", 50, "--json", tmp_path / "subset.json")
+    done = script(ROOT / "benchmarks" / "subset.py", *words)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "subset.json").read_text())
     assert len(rows) == 3 * 2 * 4

@@ -5,18 +5,35 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from tapfm.app.progress import SAY_EVERY_S
 
 COUNT_EVERY_S = 1.0
 
 
+@dataclass(frozen=True)
+class InHand:
+    """A step that is at work."""
+
+    bar: TaskID
+    history: Path | None
+    epochs: int
+
+    def epochs_done(self) -> int:
+        """Count the epochs of a training run; 0 of other steps."""
+        try:
+            return self.history.read_bytes().count(b"\n") if self.history is not None and self.epochs else 0
+        except OSError:  # not there yet
+            return 0
+
+
 class StudyWatcher:
-    """Shows runs done, the steps in hand with their epochs, and the time so far."""
+    """Shows runs done, below them each step in hand with its epochs, and the time so far."""
 
     def __init__(self, console: Console, what: str, total: int, done: int) -> None:
         self._console, self._what, self._total, self._done = console, what, total, done
@@ -25,30 +42,30 @@ class StudyWatcher:
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[said]}"),
             console=console,
             disable=not console.is_terminal,
         )
-        self._bar = self._progress.add_task(what, total=total, completed=done, said="")
+        self._bar = self._progress.add_task(what, total=total, completed=done)
         self._progress.start()
-        self._at_work: dict[str, tuple[Path | None, int]] = {}  # by step: history and epochs of a training run
+        self._at_work: dict[str, InHand] = {}
         self._said_at = self._counted_at = time.monotonic()
 
     def close(self) -> None:
-        """Take the bar off."""
+        """Take the bars off."""
         self._progress.stop()
 
     @contextmanager
     def watching(self, step: str, history: Path | None, epochs: int) -> Iterator[None]:
         """Show a step while it is at work; a training run has a history and epochs."""
-        self._at_work = {**self._at_work, step: (history, epochs)}  # anew: another thread may be reading it
-        self._progress.update(self._bar, said=self._steps())
+        bar = self._progress.add_task(f"  {step}", total=epochs or None)
+        self._at_work = {**self._at_work, step: InHand(bar, history, epochs)}  # anew: another thread may be reading it
         if not self._console.is_terminal:
             self.say(f"{self._done} of {self._total} {self._what} done; {step}")
         try:
             yield
         finally:
             self._at_work = {name: each for name, each in self._at_work.items() if name != step}
+            self._progress.remove_task(bar)
 
     def look(self) -> None:
         """Count the epochs that are done."""
@@ -56,13 +73,13 @@ class StudyWatcher:
         if now - self._counted_at < COUNT_EVERY_S:
             return
         self._counted_at = now
-        said = self._steps()
-        self._progress.update(self._bar, said=said)
+        said = []
+        for step, each in self._at_work.items():
+            done = each.epochs_done()
+            self._progress.update(each.bar, completed=done)
+            said.append(f"{step}, epoch {min(done + 1, each.epochs)}/{each.epochs}" if each.epochs else step)
         if said and not self._console.is_terminal and now - self._said_at > SAY_EVERY_S:
-            self.say(said)
-
-    def _steps(self) -> str:
-        return "; ".join(f"{step}{epoch_of(*each)}" for step, each in self._at_work.items())
+            self.say("; ".join(said))
 
     def finished(self) -> None:
         """Count a run of which nothing is left to do."""
@@ -73,14 +90,3 @@ class StudyWatcher:
         """Say something that stays."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._said_at = time.monotonic()
-
-
-def epoch_of(history: Path | None, epochs: int) -> str:
-    """Say how far a training run is; nothing of other steps."""
-    if history is None or not epochs:
-        return ""
-    try:
-        done = history.read_bytes().count(b"\n")
-    except OSError:  # not there yet
-        done = 0
-    return f", epoch {min(done + 1, epochs)}/{epochs}"
