@@ -26,6 +26,8 @@ def save(picture: Image.Image, path: Path, width_px: int = WIDTH_PX) -> None:
     """Save a picture small enough for a page."""
     height_px = round(picture.height * width_px / picture.width)
     small = picture.convert("RGB").resize((width_px, height_px), Image.Resampling.LANCZOS)
+    if path.suffix == ".png":  # letters and lines: few colours
+        small = small.quantize(128)
     small.save(path, quality=82, optimize=True)
     print(f"{path}: {small.width} x {small.height} px, {path.stat().st_size // 1000} kB")
 
@@ -74,17 +76,19 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         report = (demo / "report.html").absolute().as_uri()
-        save(photograph(browser, report, "table", 1480, dark=arguments.dark), out / "demo-report.png")
+        save(photograph(browser, report, "table", 1480, dark=arguments.dark), out / "demo-report.png", 1280)
         server = subprocess.Popen(
             [*VIEW, str(demo / "predictions" / "external"), "--port", "0", "--no-browser"],
             stdout=subprocess.PIPE,
             text=True,
         )
         assert server.stdout is not None
-        address = re.findall(r"http://\S+", server.stdout.readline())[0]
-        save(photograph(browser, address, "canvas", 900, dark=arguments.dark), out / "demo-viewer.jpg")
-        server.terminate()
-        browser.close()
+        try:
+            address = re.findall(r"http://\S+", server.stdout.readline())[0]
+            save(photograph(browser, address, "canvas", 900, dark=arguments.dark), out / "demo-viewer.jpg")
+        finally:
+            server.terminate()
+            browser.close()
 
 
 if __name__ == "__main__":
