@@ -31,8 +31,8 @@ demo: $(READY) $(PAGES)  ## go through all of tapfm on painted slides, in minute
 	@$(BIN)/tapfm demo $(OPTIONS)
 
 test: $(READY) $(PAGES)  ## run all tests
-	@# one thread each: of small encoders, threads only wait for each other
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
+	@# one thread each: of small encoders, threads only wait for each other; bytecode: many tests start processes
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
 lint: $(READY)  ## check style
 	$(BIN)/ruff check .

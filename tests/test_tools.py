@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import script
 from safetensors import safe_open
 
 from tapfm.encoders.build import build_vit
@@ -55,6 +56,8 @@ def test_pretraining_writes_an_encoder_that_loads(painted, tmp_path):
 
 
 def test_the_probe_prints_its_tables(painted):
-    said = run("probe_pocket.py", painted / "probe")
+    done = script(TOOLS / "probe_pocket.py", painted / "probe")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
     for row in ("| colour statistics |", "| tapfm-pocket |", "| stain and size |", "| tapfm-pocket, oracle |"):
         assert row in said

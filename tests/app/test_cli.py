@@ -176,6 +176,7 @@ def test_every_command_has_help_that_teaches():
         "inspect",
         "tile",
         "synth",
+        "demo",
         "split",
         "embed",
         "config",

@@ -151,8 +151,10 @@ def test_the_same_seed_paints_the_same_files(painted, tmp_path):
     first, second = contents(folder), contents(tmp_path / "again")
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
-    assert tapfm("synth", tmp_path / "other", *SMALL, "--seed", 1).returncode == 0
-    assert contents(tmp_path / "other")["slides/S001.svs"] != first["slides/S001.svs"]
+    for seed in (0, 1):  # two small slides each, which differ by the seed alone
+        settings = ("--slides", 2, "--external", 0, "--tiles", 10, "--seed", seed)
+        assert tapfm("synth", tmp_path / f"seed-{seed}", *settings).returncode == 0
+    assert len({contents(tmp_path / f"seed-{seed}")["slides/S001.svs"] for seed in (0, 1)}) == 2
 
 
 def test_a_second_run_paints_nothing_and_mends_what_is_gone(painted):
