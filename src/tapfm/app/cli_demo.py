@@ -31,7 +31,7 @@ def demo(
     """Go through all of tapfm on painted slides: from files to a report, in minutes, on any computer.
 
     \b
-    tapfm demo                  about 8 minutes on two cores, no GPU
+    tapfm demo                  9 to 10 minutes on two cores, no GPU
     tapfm demo --full           longer, with more slides
     tapfm demo --out elsewhere
 

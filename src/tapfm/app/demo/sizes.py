@@ -49,7 +49,7 @@ class Size:
 
 
 SIZES: dict[Name, Size] = {
-    "demo": Size("demo", "about 8 minutes on two cores", 80, 24, 40, "easy", 16, 12, 30),
+    "demo": Size("demo", "9 to 10 minutes on two cores", 80, 24, 40, "easy", 16, 12, 30),
     "full": Size("full", "an hour or more on two cores", 200, 80, 60, "medium", 24, 20, 50),
     "tiny": Size(
         "tiny",
