@@ -20,6 +20,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from operator import mul
 from pathlib import Path
 
 import tapfm
@@ -120,7 +122,7 @@ def measure(work: Path, run: Path, factors: Sequence[float]) -> list[Row]:
     as_20x = predicted(work, run, lines, "as-20x", lambda mpp: 2 * mpp if mpp < 0.375 else mpp)
     rows.append(row_of("40x slides said to be 20x", fine, as_20x, true))
     for factor in factors:
-        now = predicted(work, run, lines, f"times-{factor:g}", lambda mpp, factor=factor: mpp * factor)  # type: ignore[misc]
+        now = predicted(work, run, lines, f"times-{factor:g}", partial(mul, factor))
         rows.append(row_of(f"all x {factor:g}", len(lines), now, true))
     return rows
 
