@@ -78,7 +78,7 @@ def test_a_stop_in_the_middle_leaves_the_checkpoint_before(tmp_path, monkeypatch
 def test_space_is_looked_at_before_anything_is_written(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12, 2 * 10**9))
-    with pytest.raises(DiskFullError, match=r"takes 14\.1 GB, and .* has 2\.0 GB left"):
+    with pytest.raises(DiskFullError, match=r"that is 14\.1 GB, and .* has 2\.0 GB left"):
         check_space(tmp_path, 14 * 10**9, "A checkpoint")
     check_space(tmp_path, 10**9, "A checkpoint")
 
