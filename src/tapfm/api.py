@@ -202,11 +202,11 @@ def compare(
 
 
 def study(
-    study: Where | StudyConfig, out: Where, *, resume: bool = False, only: Sequence[str] = ()
+    study: Where | StudyConfig, out: Where, *, resume: bool = False, only: Sequence[str] = (), jobs: int = 1
 ) -> study_runner.Outcome:
     """Run a study and make its tables, as `tapfm study`; Ctrl-C keeps what is done."""
     config = study if isinstance(study, StudyConfig) else load_study(Path(study))
-    outcome = study_runner.conduct(config, Path(out), resume=resume, only=only, console=messages())
+    outcome = study_runner.conduct(config, Path(out), resume=resume, only=only, console=messages(), jobs=jobs)
     if outcome.stopped_by is not None:
         raise KeyboardInterrupt
     folder = StudyFolder(Path(out))

@@ -13,6 +13,7 @@ from tapfm.app.study.config import load_study
 from tapfm.app.study.folder import StudyFolder
 from tapfm.app.study.runner import Ended, do_steps, read_status, threads_for
 from tapfm.app.study.steps import Step
+from tapfm.app.study.watching import StudyWatcher
 
 
 class Commands:
@@ -143,3 +144,26 @@ def test_small_encoders_share_the_cores_and_sleep_while_they_wait(tmp_path, monk
     assert threads_for(study, jobs=9)["OMP_NUM_THREADS"] == "1"
     large = study.model_copy(update={"encoders": ["tapfm-pocket", "uni"]})
     assert threads_for(large) == {}
+
+
+def test_steps_may_come_and_go_while_they_are_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr("tapfm.app.study.watching.COUNT_EVERY_S", 0)
+    watcher = StudyWatcher(Console(file=io.StringIO(), force_terminal=True), "runs", 2, 0)
+    failed = []
+
+    def come_and_go(name):
+        try:
+            for number in range(300):
+                with watcher.watching(f"{name}{number}", tmp_path / "history.jsonl", 3):
+                    watcher.look()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=come_and_go, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        watcher.look()
+    watcher.close()
+    assert not failed
+    assert not watcher.at_work

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapfm.app.demo.planted_picture import draw_planted
-from tapfm.app.demo.sizes import TARGET
+from tapfm.app.demo.sizes import ENCODER, TARGET
 from tapfm.app.demo.steps import COHORTS, DemoFolder
+from tapfm.app.study.folder import StudyFolder
 from tapfm.encoders.features import read_features
 from tapfm.evaluation.bootstrap import RESAMPLES, interval
 from tapfm.evaluation.estimate import Estimate
@@ -59,12 +60,13 @@ def measure_planted(folder: DemoFolder) -> None:
 def positives_of(folder: DemoFolder, cohort: str) -> list[SlideSeen]:
     """Read the positive slides of a cohort that have tiles of both kinds."""
     predictions, found = PredictionFolder(folder.predictions(cohort)), []
+    features = StudyFolder(folder.study).features(ENCODER, cohort)
     for slide in predictions.slides():
         truth, table = read_truth(folder.painted / "truth", slide.slide_id), predictions.tiles(slide.slide_id)
         carries = truth.signal(TARGET, table.positions, slide.side_px0) >= CARRIES
         if carries.all() or not carries.any():
             continue
-        before = attention_before(folder.features(cohort), slide.slide_id, table)
+        before = attention_before(features, slide.slide_id, table)
         after, said = table.values["attention"], table.values[f"contribution.{TARGET}"]
         found.append(SlideSeen(slide, table, carries, {BEFORE: before, AFTER: after, SAID: said}))
     return found

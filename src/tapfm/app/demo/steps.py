@@ -100,10 +100,6 @@ class DemoFolder:
         """Its tiles."""
         return self.path / ("tiles" if cohort == "test" else "tiles-external")
 
-    def features(self, cohort: str) -> Path:
-        """What the encoder said of its tiles before it learnt."""
-        return self.study / "features" / (ENCODER if cohort == "test" else f"{ENCODER}-external")
-
     def predictions(self, cohort: str) -> Path:
         """What it says of them after."""
         return self.path / "predictions" / cohort

@@ -136,8 +136,8 @@ def conduct(
 def threads_for(study: StudyConfig, jobs: int = 1) -> dict[str, str]:
     """Give small encoders few threads, which sleep while they wait.
 
-    More of them mostly wait for each other; and where others use the cores too, those that wait by spinning take four
-    times as long.
+    More of them mostly wait for each other; and where others use the cores too, those that wait by spinning take much
+    longer.
     """
     small = all(encoder_card(name).packaged for name in study.encoders)
     threads = str(max(1, min(MOST_THREADS, available_cores() // jobs)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,8 @@ class StudyWatcher:
         )
         self._bar = self._progress.add_task(what, total=total, completed=done)
         self._progress.start()
-        self._at_work: dict[str, InHand] = {}
+        self.at_work: dict[str, InHand] = {}
+        self._gate = threading.Lock()  # steps come and go in threads of their own
         self._said_at = self._counted_at = time.monotonic()
 
     def close(self) -> None:
@@ -58,14 +60,16 @@ class StudyWatcher:
     def watching(self, step: str, history: Path | None, epochs: int) -> Iterator[None]:
         """Show a step while it is at work; a training run has a history and epochs."""
         bar = self._progress.add_task(f"  {step}", total=epochs or None)
-        self._at_work = {**self._at_work, step: InHand(bar, history, epochs)}  # anew: another thread may be reading it
+        with self._gate:
+            self.at_work[step] = InHand(bar, history, epochs)
         if not self._console.is_terminal:
             self.say(f"{self._done} of {self._total} {self._what} done; {step}")
         try:
             yield
         finally:
-            self._at_work = {name: each for name, each in self._at_work.items() if name != step}
-            self._progress.remove_task(bar)
+            with self._gate:
+                del self.at_work[step]
+                self._progress.remove_task(bar)
 
     def look(self) -> None:
         """Count the epochs that are done."""
@@ -74,10 +78,11 @@ class StudyWatcher:
             return
         self._counted_at = now
         said = []
-        for step, each in self._at_work.items():
-            done = each.epochs_done()
-            self._progress.update(each.bar, completed=done)
-            said.append(f"{step}, epoch {min(done + 1, each.epochs)}/{each.epochs}" if each.epochs else step)
+        with self._gate:
+            for step, each in self.at_work.items():
+                done = each.epochs_done()
+                self._progress.update(each.bar, completed=done)
+                said.append(f"{step}, epoch {min(done + 1, each.epochs)}/{each.epochs}" if each.epochs else step)
         if said and not self._console.is_terminal and now - self._said_at > SAY_EVERY_S:
             self.say("; ".join(said))
 
