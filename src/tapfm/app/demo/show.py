@@ -54,9 +54,8 @@ def show(size: Size, folder: DemoFolder, console: Console) -> None:
     show_planted(folder, console)
     console.print()
     worth = size.note or (
-        "Intervals are of 95%, by drawing patients again; study.md has paired tests. With one seed each and few "
-        "patients most differences here are chance. Painted slides show how tapfm works, not how well a method does on "
-        "tissue."
+        "Intervals are of 95%, by drawing patients again; study.md has paired tests. There is one seed of each, and "
+        "another would give other figures. Painted slides show how tapfm works, not how well a method does on tissue."
     )
     console.print(worth, markup=False)
     console.print(f"\nThe steps took {minutes(folder)}. Look at:")
