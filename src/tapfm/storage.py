@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import errno
 import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -63,11 +62,6 @@ def fingerprint(*parts: Any) -> str:
     """Digest any JSON-like values: equal fingerprints mean equal values, in every field."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def digest_of_code(sources: Iterable[Path]) -> str:
-    """Digest Python files by what they do: comments and layout do not count."""
-    return fingerprint([ast.dump(ast.parse(source.read_text(encoding="utf-8"))) for source in sources])
 
 
 def identity_of(file: Path) -> tuple[str, int, int]:

@@ -24,7 +24,7 @@ from tapfm.app.embed_jobs import Settings, make_job
 from tapfm.app.embed_slides import embed_cohort
 from tapfm.app.output_folder import locked
 from tapfm.cohort.manifest import SlideRow, read_cohort
-from tapfm.encoders.features import read_features
+from tapfm.encoders.features import FEATURES_VERSION, read_features
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import InputError
 from tapfm.slides.opening import open_slide
@@ -186,12 +186,18 @@ def test_everything_that_decides_features_is_in_the_key(tmp_path, lab, pocket):
         changed(encoder=load_encoder(pocket.card, feature="cls+mean").encoder),
     ]
     write_tiles(tiles, grid("case-0", fingerprint="other"), "trident")
+    assert key() == keys[0]  # the same tiles, from another version of the code
+    write_tiles(tiles, replace(grid("case-0"), positions=grid("case-0").positions[1:]), "trident")
     keys.append(key())
     write_tiles(tiles, replace(grid("case-0"), side_px0=200), "trident")
     keys.append(key())
     os.utime(row.path, ns=(1, 1))
     keys.append(key())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tapfm.app.embed_jobs.FEATURES_VERSION", FEATURES_VERSION + 1)
+        keys.append(key())
     assert len(set(keys)) == len(keys)
+    keys.pop()
     assert key(Settings(pocket, batch=1)) == changed(card=replace(pocket.card, notes="more")) == keys[-1]
 
 

@@ -19,6 +19,7 @@ from tapfm.app.tile_slides import make_job
 from tapfm.cohort.manifest import SlideRow
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import read_tiles
+from tapfm.tiles.tiling import TILING_VERSION
 
 CHANGED = {
     "tile_px": 256,
@@ -219,8 +220,11 @@ def test_whatever_decides_the_tiles_is_in_the_key(tmp_path):
     keys.append(key())
     write_slide(path, section(310, 300))
     keys.append(key())
-    assert len(set(keys)) == 7
     assert key() == keys[-1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tapfm.app.tile_slides.TILING_VERSION", TILING_VERSION + 1)
+        keys.append(key())
+    assert len(set(keys)) == 8
 
 
 def test_tiles_of_other_settings_are_never_left_for_a_slide_that_now_fails(tmp_path):

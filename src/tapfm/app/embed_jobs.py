@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 import h5py
 
-import tapfm
 from tapfm.adaptation.bags import Visit
 from tapfm.app.embed_outcomes import Outcome, failure
 from tapfm.cohort.manifest import SlideRow
-from tapfm.encoders.features import FINGERPRINT, recall
+from tapfm.encoders.features import FEATURES_VERSION, FINGERPRINT, recall
 from tapfm.encoders.inference import Precision
 from tapfm.encoders.weights import LoadedEncoder
 from tapfm.errors import InputError, TileStoreError
 from tapfm.slides.opening import files_of
-from tapfm.storage import digest_of_code, fingerprint, identity_of
+from tapfm.storage import fingerprint, identity_of
 from tapfm.tiles.store import TileSet, find_tiles
 
 NOT_IN_KEY = ("name", "licence", "gate", "notes")  # words of a card that change no feature
@@ -60,8 +57,7 @@ def make_job(row: SlideRow, tiles_folder: Path, folder: Path, settings: Settings
         return failure(row.slide_id, error.message, f"{tile_command} --only {shlex.quote(row.slide_id)}")
     except OSError as error:
         return failure(row.slide_id, f"{row.path} cannot be read ({error})", "Check who may read it.")
-    place = (tiles.fingerprint, tiles.side_px0, hashlib.sha256(tiles.positions.tobytes()).hexdigest())
-    key = fingerprint(method(), made_with(settings), row.slide_id, place, files)
+    key = fingerprint(FEATURES_VERSION, made_with(settings), row.slide_id, tiles.content_digest, files)
     return Job(row, tiles, folder / f"{row.slide_id}.h5", key)
 
 
@@ -70,17 +66,6 @@ def made_with(settings: Settings) -> tuple[object, ...]:
     loaded = settings.loaded
     card = {name: value for name, value in asdict(loaded.card).items() if name not in NOT_IN_KEY}
     return card, loaded.provenance.sha256, loaded.encoder.tile_px, loaded.encoder.feature, settings.precision
-
-
-@cache
-def method() -> str:
-    """Digest the code that pixels and features come from: a mended reader never serves old ones."""
-    root = Path(tapfm.__file__).parent
-    sources = [*sorted((root / "slides" / "readers").glob("*.py")), root / "slides" / "scaling.py"]
-    sources += [root / "slides" / "opening.py", root / "tiles" / "reading.py"]
-    encoding = ("blocks", "build", "conversion", "float8", "vit", "weights")
-    sources += [root / "encoders" / f"{name}.py" for name in encoding]
-    return digest_of_code(sources)
 
 
 def outcome_before(job: Job) -> Outcome | None:

@@ -41,12 +41,11 @@ class SlideOfRun:
 
     @property
     def content_digest(self) -> str:
-        """Tell tiles, or features, from others."""
+        """Digest of the tiles, or of the features."""
         if self.tiles is not None:
-            place = (self.tiles.side_px0, self.tiles.positions.tolist())
-            return fingerprint(self.tiles.fingerprint or place)[:16]
+            return self.tiles.content_digest
         assert self.features is not None
-        # files of other tools say nothing of how they were made, so that their content has to
+        # feature files of other tools have no fingerprint, so the whole file is hashed
         return fingerprint(self.features.facts.fingerprint or sha256_of(self.features.path))[:16]
 
 

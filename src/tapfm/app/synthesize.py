@@ -27,8 +27,8 @@ from tapfm.app.progress import SAY_EVERY_S, progress_bar
 from tapfm.errors import InputError, TapfmError
 from tapfm.processes import Died, run_isolated
 from tapfm.slides.opening import CONTACT_SHEET, open_slide
-from tapfm.storage import digest_of_code, fingerprint, write_atomically
-from tapfm.synthetic.cohort import ASPECT, LEAST, CohortName, CohortSpec, PlannedSlide, plan_cohort
+from tapfm.storage import fingerprint, write_atomically
+from tapfm.synthetic.cohort import ASPECT, LEAST, PAINTING_VERSION, CohortName, CohortSpec, PlannedSlide, plan_cohort
 from tapfm.synthetic.section import MAP_MPP
 from tapfm.synthetic.slide_file import svs
 from tapfm.synthetic.slides import paint_slide
@@ -104,7 +104,7 @@ def synthesise(spec: CohortSpec, folder: Path, *, workers: int, force: bool, con
     """Paint all slides that are not there yet, then write the tables."""
     planned = plan_cohort(spec)
     jobs = [Job(each, folder) for each in planned]
-    key = fingerprint(method(), asdict(spec))
+    key = fingerprint(PAINTING_VERSION, asdict(spec))
     earlier = check_folder(folder, key, force=force)
     with locked(folder, "tapfm synth", "give another folder"):
         try:
@@ -147,13 +147,6 @@ def fitting_workers(jobs: Sequence[Job], workers: int, console: Console) -> int:
     if fitting < workers:
         console.print(f"Free memory is enough for {fitting} of {workers} processes side by side.")
     return fitting
-
-
-def method() -> str:
-    """Digest the code that paints: a cohort never mixes slides of two versions of it."""
-    root = Path(tapfm.__file__).parent
-    besides = [root / "seeding.py", root / "slides" / "regions.py", root / "tiles" / "grid.py"]
-    return digest_of_code([*sorted((root / "synthetic").glob("*.py")), *besides])
 
 
 def check_folder(folder: Path, key: str, *, force: bool) -> list[str]:

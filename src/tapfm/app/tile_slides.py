@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 import cv2
@@ -15,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-import tapfm
 from tapfm.app.advice import grouped_advice
 from tapfm.app.contact_sheet import contact_sheet
 from tapfm.app.output_folder import locked, remove_unfinished
@@ -27,11 +25,11 @@ from tapfm.processes import Crew, Died, run_isolated
 from tapfm.slides.opening import OUTPUT_FOLDERS, files_of, open_slide
 from tapfm.slides.regions import GEOJSON_SUFFIXES, MASK_SUFFIXES, geojson_of
 from tapfm.slides.scale import resolve_scale
-from tapfm.storage import digest_of_code, fingerprint, identity_of, write_atomically
+from tapfm.storage import fingerprint, identity_of, write_atomically
 from tapfm.tiles.grid import TileSpec, Verdict
 from tapfm.tiles.overlay import draw_overlay
 from tapfm.tiles.store import LAYOUTS, Layout, TileSet, read_tiles, store_path, write_tiles
-from tapfm.tiles.tiling import tile_slide, why_empty
+from tapfm.tiles.tiling import TILING_VERSION, tile_slide, why_empty
 
 OUTLINES = "tissue"  # folder of our own GeoJSON
 SAVE_EVERY_S = 5.0  # the table, during a run: a kill loses no more than that of it, and no slide
@@ -167,21 +165,13 @@ def run(jobs: Sequence[Job], report: Report, workers: int, console: Console, cre
 
 
 def make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None) -> Job:
-    """Name the job by everything that its files depend on, the code that decides the tiles included."""
+    """Make the job of a slide; its key covers everything that its files depend on."""
     try:
         files = [identity_of(file) for file in [*files_of(row.path), *([tissue_path] if tissue_path else [])]]
     except OSError:
         files = []  # it will fail by itself, and say how
-    key = fingerprint(method(), asdict(spec), layout, row.slide_id, row.mpp, files)
+    key = fingerprint(TILING_VERSION, asdict(spec), layout, row.slide_id, row.mpp, files)
     return Job(row, spec, layout, folder, tissue_path, key)
-
-
-@cache
-def method() -> str:
-    """Digest the code that decides the tiles: a changed threshold never serves old ones. Comments do not count."""
-    root = Path(tapfm.__file__).parent
-    sources = [*sorted((root / "slides").rglob("*.py")), root / "tiles" / "grid.py", root / "tiles" / "tiling.py"]
-    return digest_of_code(sources)
 
 
 def refuse_foreign_files(jobs: Sequence[Job]) -> None:

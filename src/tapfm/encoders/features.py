@@ -30,6 +30,11 @@ from tapfm.tiles.store import TileSet, is_none, own_attributes, trident_attribut
 
 Origin = Literal["tapfm", "TRIDENT", "CLAM", "STAMP", "pt"]
 
+# Version of the features. Increase it when the same tiles give other features (readers, resizing, normalisation,
+# encoders); slides embedded by an older version are then embedded again. tests/versions/ fails when the output changes
+# and this number does not.
+FEATURES_VERSION = 1
+
 FINGERPRINT = "tapfm_fingerprint"  # the attribute that tells our files
 AGAIN = "Make it again: tapfm embed"
 

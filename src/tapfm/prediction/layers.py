@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 Kind = Literal["attention", "weight", "contribution", "score"]
 Values = NDArray[np.float64]  # one for each tile
 
+# Version of heatmaps, galleries and GeoJSON. Increase it when the same prediction is drawn differently; pictures of an
+# older version are then drawn again. tests/versions/ fails when the output changes and this number does not.
+DRAWING_VERSION = 1
+
 TITLES: dict[Kind, str] = {
     "attention": "raw attention of the encoder",
     "weight": "weight in the slide",

@@ -19,6 +19,10 @@ from tapfm.synthetic.section import Focus, Outline, SectionSpec
 
 CohortName: TypeAlias = Literal["development", "external"]
 
+# Version of the painted slides. Increase it when the same settings give other slides or other truth files; slides of an
+# older version are then painted again. tests/versions/ fails when the output changes and this number does not.
+PAINTING_VERSION = 1
+
 SHARE_AT_40X = 0.3
 LEAST = 2  # positives, and negatives, of each target in each split that is large enough
 TILE_UM = 112.0  # side of a tile of 224 px at 0.5 um per pixel

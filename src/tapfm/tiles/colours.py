@@ -7,6 +7,10 @@ from numpy.typing import NDArray
 
 from tapfm.tiles.reading import TilePixels
 
+# Version of the statistics. Increase it when the same pixels give other numbers. tests/versions/ fails when the output
+# changes and this number does not.
+COLOURS_VERSION = 1
+
 CHANNELS = ("red", "green", "blue")
 PERCENTILES = (5, 25, 75, 95)
 STATISTICS = ("mean", "sd", "skewness", *(f"percentile_{percent}" for percent in PERCENTILES))

@@ -11,6 +11,7 @@ All attributes stand on the dataset. Ours come on top, under names neither of th
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ import numpy as np
 
 from tapfm.errors import TileStoreError
 from tapfm.slides.scale import nominal_mpp
-from tapfm.storage import write_atomically
+from tapfm.storage import fingerprint, write_atomically
 from tapfm.tiles.grid import Positions
 
 Layout = Literal["trident", "clam"]
@@ -61,6 +62,12 @@ class TileSet:
         if self.target_mpp is None:
             return None
         return {"tile_px": self.tile_px, "mpp": self.target_mpp, "overlap_px": self.overlap_px}
+
+    @property
+    def content_digest(self) -> str:
+        """Digest of the tiles themselves: positions, side and slide size, whichever code or settings made them."""
+        positions = hashlib.sha256(np.ascontiguousarray(self.positions, np.int64).tobytes()).hexdigest()
+        return fingerprint(positions, self.side_px0, self.tile_px, self.size_px0)[:16]
 
     @property
     def achieved_mpp(self) -> float | None:

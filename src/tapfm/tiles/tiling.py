@@ -20,6 +20,11 @@ from tapfm.slides.slide import COPY_AGAIN, Pixels, Slide, SlideFacts, Thumbnail
 from tapfm.slides.tissue import Mask, mask_side_px, padding_mask, tissue_mask
 from tapfm.tiles.grid import Positions, TileSpec, Verdict, covered, lay_grid
 
+# Version of the tiles. Increase it when the same settings give other tiles on any slide (readers, scale, tissue, grid,
+# filters); slides tiled by an older version are then tiled again. tests/versions/ fails when the output changes and
+# this number does not.
+TILING_VERSION = 1
+
 MOST_PEN = 0.05  # of a tile; above it the ink would be learned
 MOST_PADDING = 0.5
 MOST_ENLARGED = 4  # times; more than that is a mistake in the scale

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +15,8 @@ from tapfm.adaptation.trainer import Interrupted
 from tapfm.app.progress import Counter
 from tapfm.app.run_data import SlideOfRun
 from tapfm.errors import InputError
-from tapfm.storage import digest_of_code, fingerprint, refuse_full_disk
-from tapfm.tiles import colours
-from tapfm.tiles.colours import COLOUR_STATISTICS, colour_statistics, histograms_of
+from tapfm.storage import fingerprint, refuse_full_disk
+from tapfm.tiles.colours import COLOUR_STATISTICS, COLOURS_VERSION, colour_statistics, histograms_of
 from tapfm.tiles.reading import TileRequest
 from tapfm.tiles.sampling import draw_tiles
 from tapfm.tiles.stream import TileStream
@@ -59,19 +56,11 @@ def read_colours(
 
 
 def key_of(slide: SlideOfRun) -> str:
-    """Name the colours of a slide by everything that decides them."""
+    """Return the key of a slide's colours: it covers everything that decides them."""
     assert slide.tiles is not None
-    tiles = slide.tiles
-    place = [tiles.fingerprint, tiles.side_px0, tiles.tile_px, hashlib.sha256(tiles.positions.tobytes()).hexdigest()]
-    # tiles of other tools say nothing of the slide they are of, and another cohort may have its name
+    # another cohort may have a slide of this name
     size_bytes = slide.row.path.stat().st_size if slide.row.path.exists() else 0
-    return fingerprint(slide.row.slide_id, size_bytes, place, TILES, method())[:16]
-
-
-@cache
-def method() -> str:
-    """Digest the code that colours come from."""
-    return digest_of_code([Path(colours.__file__)])
+    return fingerprint(slide.row.slide_id, size_bytes, slide.tiles.content_digest, TILES, COLOURS_VERSION)[:16]
 
 
 def request_of(key: str, slide: SlideOfRun) -> TileRequest:

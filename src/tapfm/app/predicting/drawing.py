@@ -6,19 +6,18 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 from rich.console import Console
 
-import tapfm
 from tapfm.app.output_folder import remove_unfinished
 from tapfm.app.predicting.tables import Failed
 from tapfm.app.progress import Counter
 from tapfm.errors import TapfmError
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder
+from tapfm.prediction.layers import DRAWING_VERSION
 from tapfm.processes import Died, run_isolated
-from tapfm.storage import digest_of_code, fingerprint, write_atomically
+from tapfm.storage import fingerprint, write_atomically
 
 DRAWN = ".drawn.json"  # in a slide's folder: what its pictures were made of, and their files by wish
 Files = dict[str, list[str]]  # names, by wish
@@ -75,7 +74,7 @@ def draw_slides(
 def job_of(folder: Path, wishes: Wishes) -> Job | None:
     """Say what there is to draw of a slide; nothing where all of it is there."""
     slide = PredictedSlide.read(folder)
-    about = fingerprint(method(), slide.key, {target: asdict(said) for target, said in slide.targets.items()})
+    about = fingerprint(DRAWING_VERSION, slide.key, {target: asdict(said) for target, said in slide.targets.items()})
     before = drawn_before(folder, about)
     missing = tuple(name for name, wished in asdict(wishes).items() if wished and name not in before)
     return Job(folder, missing, about, before) if missing else None
@@ -89,13 +88,6 @@ def drawn_before(folder: Path, about: str) -> Files:
     except (OSError, ValueError, LookupError, TypeError):
         return {}
     return {name: each for name, each in files.items() if all((folder / file).is_file() for file in each)}
-
-
-@cache
-def method() -> str:
-    """Digest the code that draws: pictures of an older version are made again."""
-    root = Path(tapfm.__file__).parent
-    return digest_of_code([*sorted((root / "prediction").glob("*.py")), root / "tiles" / "lettering.py"])
 
 
 def draw_one(job: Job) -> Failed | None:
