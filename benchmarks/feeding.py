@@ -28,11 +28,10 @@ import torch
 from reading import positions, write_slide
 
 import tapfm
-from tapfm.adaptation.bags import Bag, PixelBags, SlideTiles
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.progress import Progress
-from tapfm.adaptation.trainer import LabelledSlide, Plan, fit
+from tapfm.adaptation.trainer import Plan, fit
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.contracts import Targets
@@ -40,6 +39,8 @@ from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.precision import can_compile, lower
 from tapfm.encoders.vit import VitEncoder
+from tapfm.evaluation.predictions import LabelledSlide
+from tapfm.inference.bags import Bag, PixelBags, SlideTiles
 from tapfm.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tiles.augment import Augmentation, AugmentedTiles
@@ -82,7 +83,7 @@ def make_learner(key: str, device: torch.device) -> Learner:
         lower(encoder, torch.bfloat16)
     encoder.compile_blocks(can_compile(device))
     model = SlideModel(encoder, aggregator, BinaryTask.from_training_labels("target", [0, 1]))
-    return Learner(model, Adaptation(chunking=Chunking(tiles=64, keep=2)), Optimisation())
+    return Learner(model, Adaptation(chunking=Chunking(tiles=64, keep=2)), Optimisation(compiled=can_compile(device)))
 
 
 def augmenting(device: torch.device, tile_px: int, *, compiled: bool, chunk: int = 64) -> float:
@@ -128,11 +129,9 @@ def training(learner: Learner, paths: list[Path], tiles: int, epochs: int, worke
     bags = PixelBags(
         slides,
         tile_px=encoder.tile_px,
-        augmentation=Augmentation(),
         device=learner.model.device,
         workers=workers,
         ahead_bytes=2**30,
-        compiled=can_compile(learner.model.device),
     )
     labelled = [LabelledSlide(name, name, {"target": i % 2}, "train") for i, name in enumerate(slides)]
     nowhere = Nowhere()

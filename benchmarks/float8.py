@@ -26,8 +26,8 @@ import tapfm
 from tapfm.adaptation.optimisers import Schedule, make_optimiser, set_rate, update
 from tapfm.adaptation.two_graph import aggregator_graph
 from tapfm.aggregators.catalog import build_aggregator
-from tapfm.contracts import Encoded, Targets
-from tapfm.encoders.inference import Precision, make_ready
+from tapfm.contracts import EncodedTiles, Targets
+from tapfm.encoders.inference import Precision, prepare_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
 from tapfm.seeding import rng_for
@@ -50,16 +50,16 @@ class Row:
     mean_change: float
 
 
-def encoded(encoder: VitEncoder, pixels: Tensor, precision: Precision, rows: Rows) -> Encoded:
+def encoded(encoder: VitEncoder, pixels: Tensor, precision: Precision, rows: Rows) -> EncodedTiles:
     """Encode some tiles as `tapfm predict` does; the others are left empty."""
-    looking = make_ready(copy.deepcopy(encoder), precision, compiled=False)
-    found = looking.encode(pixels[torch.from_numpy(rows)], ENCODED_AT_ONCE)
+    prepared = prepare_encoder(copy.deepcopy(encoder), precision, compiled=False)
+    found = prepared.encode(pixels[torch.from_numpy(rows)], ENCODED_AT_ONCE)
     z_KD, r_K = (part.new_full((len(pixels), *part.shape[1:]), torch.nan) for part in found)
     z_KD[rows], r_K[rows] = found.z_KD, found.r_K
-    return Encoded(z_KD, r_K)
+    return EncodedTiles(z_KD, r_K)
 
 
-def trained(head: str, stored: Encoded, bags: Bags, epochs: int) -> Any:
+def trained(head: str, stored: EncodedTiles, bags: Bags, epochs: int) -> Any:
     """Train a head on stored features."""
     torch.manual_seed(0)
     task = build_task({"AC": bags.labels[:, 0].tolist()})
@@ -77,7 +77,7 @@ def trained(head: str, stored: Encoded, bags: Bags, epochs: int) -> Any:
 
 
 @torch.no_grad()
-def logits_of(aggregator: Any, features: Encoded, bags: Bags) -> list[list[float]]:
+def logits_of(aggregator: Any, features: EncodedTiles, bags: Bags) -> list[list[float]]:
     """Ask a head about bags."""
     return [
         aggregator(*(part[torch.from_numpy(rows).to(part.device)] for part in features)).logits_C.double().tolist()

@@ -30,7 +30,6 @@ import torch
 from torch import Tensor, nn
 
 import tapfm
-from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.learner import Learner, Optimisation
@@ -42,8 +41,9 @@ from tapfm.contracts import Targets
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
-from tapfm.encoders.inference import make_ready
+from tapfm.encoders.inference import prepare_encoder
 from tapfm.encoders.vit import VitEncoder
+from tapfm.inference.bags import Bag
 from tapfm.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
 
@@ -133,10 +133,10 @@ class Bench:
 
     def encode_ready(self, precision: Any, reference: Row) -> None:
         """Encode as `tapfm predict` does."""
-        looking = make_ready(random_encoder(GIANT).eval(), precision, compiled=True)
+        prepared = prepare_encoder(random_encoder(GIANT).eval(), precision, compiled=True)
         for batch in (64, 128):
             way = f"{precision}, compiled, batches of {batch}"
-            row = self.encoding(way, partial(looking.encode, self.pixels[:512], batch), 512)
+            row = self.encoding(way, partial(prepared.encode, self.pixels[:512], batch), 512)
             row.ratio = (row.tiles_per_s or 0) / (reference.tiles_per_s or 1)
 
     def encoding(self, way: str, run: Callable[[], object], tiles: int) -> Row:

@@ -25,7 +25,6 @@ import torch
 from numpy.typing import NDArray
 
 import tapfm
-from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.learner import Learner, Optimisation
@@ -41,6 +40,7 @@ from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.precision import can_compile
 from tapfm.encoders.vit import VitEncoder
+from tapfm.inference.bags import Bag
 from tapfm.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
 

@@ -39,7 +39,8 @@ from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.optimisers import Schedule, make_optimiser, set_rate, update
 from tapfm.adaptation.two_graph import Adaptation, aggregator_graph, two_graph_step
 from tapfm.aggregators.catalog import build_aggregator
-from tapfm.contracts import Encoded, Targets
+from tapfm.contracts import EncodedTiles, Targets
+from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
 from tapfm.evaluation import logistic
@@ -47,7 +48,6 @@ from tapfm.evaluation.comparing import compare
 from tapfm.evaluation.estimate import Estimate
 from tapfm.evaluation.predictions import Prediction
 from tapfm.evaluation.ranking import auc
-from tapfm.model import encode
 from tapfm.seeding import rng_for
 from tapfm.tasks.catalog import build_task
 from tapfm.tiles.augment import Augmentation, augment
@@ -199,7 +199,7 @@ class Trainer:
         self.dtype = torch.bfloat16 if device.type == "cuda" else None
         self.base = encoder.to(device).eval()
         self.pixels = tissue.pixels.to(device)
-        self.stored: Encoded | None = None  # of the encoder as it came, for the fixed regime
+        self.stored: EncodedTiles | None = None  # of the encoder as it came, for the fixed regime
 
     def run(self, job: Job) -> dict[str, Any]:
         """Train, keep the epoch that is best on validation, and look at the test bags once."""
@@ -281,10 +281,10 @@ class Trainer:
             }
         )
 
-    def features(self) -> Encoded:
+    def features(self) -> EncodedTiles:
         """Encode every tile once with the encoder as it came."""
         if self.stored is None:
-            self.stored = encode(self.base, self.pixels, ENCODED_AT_ONCE, self.dtype)
+            self.stored = wrap_encoder(self.base, self.dtype).encode(self.pixels, ENCODED_AT_ONCE)
         return self.stored
 
     @torch.no_grad()
@@ -295,9 +295,9 @@ class Trainer:
         rows = torch.from_numpy(used).to(self.device)
         stored = self.features() if encoder is self.base else None
         encoded = (
-            Encoded(stored.z_KD[rows], stored.r_K[rows])
+            EncodedTiles(stored.z_KD[rows], stored.r_K[rows])
             if stored is not None
-            else encode(encoder, self.pixels[rows], ENCODED_AT_ONCE, self.dtype)
+            else wrap_encoder(encoder, self.dtype).encode(self.pixels[rows], ENCODED_AT_ONCE)
         )
         logits, found = [], []
         for of_bag, labels, tiles in zip(places.reshape(bags.rows.shape), bags.labels, bags.rows, strict=True):

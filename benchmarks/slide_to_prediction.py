@@ -10,8 +10,8 @@ on them. Written once are the slide and a folder as `tapfm export` makes it. The
 twice into new folders: `first` takes memory and compiles, `again` is what each further slide takes. --whole-command
 also times `tapfm predict` from the shell, where nothing is loaded and imported yet.
 
-Stages follow one another: `laying` finds the tissue and lays the tiles, `loading` digests the weights and waits until
-they are loaded, which begins while tiles are laid, `encoding` reads and encodes all tiles, `asking` is the aggregator
+Stages in order: `laying` detects tissue and extracts tiles, `loading` computes digests of the weights and waits until
+they are loaded, which starts during `laying`, `encoding` reads and encodes all tiles, `predicting` is the aggregator
 and the tables. `waiting` is the part of encoding in which the loop had no tiles. `busy` is the time that the GPU spent
 in encoding, by CUDA events around each part of the slide, over the seconds from the slide file to its prediction
 without loading; and over those of encoding alone. Prints Markdown; --json keeps it.
@@ -42,19 +42,20 @@ from whole_slide import PROGRAM, painted_section, write_slide
 
 import tapfm
 import tapfm.app.predicting.predict as predicting
-from tapfm.adaptation.bags import PixelBags
 from tapfm.adaptation.checkpoint import save_checkpoint
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.app.evaluating.members import look_at
+from tapfm.app.load_models import prepare_models
 from tapfm.app.predicting.inputs import lay_tiles
-from tapfm.app.predicting.loading import load_models
 from tapfm.app.saved_model import AGGREGATOR, DESCRIPTION
-from tapfm.contracts import Encoded
+from tapfm.contracts import EncodedTiles
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
-from tapfm.encoders.inference import Looking
+from tapfm.encoders.inference import InferenceEncoder
 from tapfm.encoders.timm_folder import write_timm_folder
 from tapfm.encoders.vit import VitEncoder
+from tapfm.inference.bags import PixelBags
+from tapfm.inference.predictor import Predictor
 
 SECTION_PX0 = 8_000  # of level 0 for each copy of the section and the glass around it
 SECTION_TILES = 80
@@ -70,7 +71,7 @@ class Row:
     laying_s: float = 0.0
     loading_s: float = 0.0
     encoding_s: float = 0.0
-    asking_s: float = 0.0
+    predicting_s: float = 0.0
     waiting_s: float = 0.0
     busy_s: float | None = None  # of the GPU, in encoding
 
@@ -84,15 +85,16 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        cuda = torch.cuda.is_available()
+        cuda, encode = torch.cuda.is_available(), InferenceEncoder.encode
         with (
             patch.object(predicting, "lay_tiles", self.timed("laying_s", lay_tiles)),
             patch.object(predicting, "look_at", self.timed("loading_s", look_at)),
-            patch.object(predicting, "load_models", self.timed("loading_s", load_models, self.forget)),
-            patch.object(PixelBags, "encoded_bag", self.timed("encoding_s", PixelBags.encoded_bag, after=synchronise)),
+            patch.object(predicting, "prepare_models", self.timed("loading_s", prepare_models, self.forget)),
+            patch.object(Predictor, "encode_slide", self.timed("encoding_s", Predictor.encode_slide, synchronise)),
             patch.object(PixelBags, "close", self.noting_waits(PixelBags.close)),
-            patch.object(predicting, "finish_slide", self.timed("asking_s", predicting.finish_slide)),
-            patch.object(Looking, "encode", self.between_events(Looking.encode) if cuda else Looking.encode),
+            patch.object(Predictor, "predict", self.timed("predicting_s", Predictor.predict)),
+            patch.object(predicting, "write_slide", self.timed("predicting_s", predicting.write_slide)),
+            patch.object(InferenceEncoder, "encode", self.between_events(encode) if cuda else encode),
         ):
             yield
 
@@ -119,8 +121,8 @@ class Watch:
 
         return wrapped
 
-    def between_events(self, encode: Callable[..., Encoded]) -> Any:
-        def wrapped(*args: Any, **kwargs: Any) -> Encoded:
+    def between_events(self, encode: Callable[..., EncodedTiles]) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> EncodedTiles:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             encoded = encode(*args, **kwargs)
@@ -199,12 +201,12 @@ def whole_command(model: Path, slides: Path, out: Path, chosen: argparse.Namespa
 
 def printed(rows: list[Row]) -> None:
     """Print the table."""
-    names = "laying | loading | encoding | asking | waiting"
+    names = "laying | loading | encoding | predicting | waiting"
     print(f"| | tiles | slide to prediction, s | {names} | tiles/s | busy | busy in encoding |\n|---|" + "--:|" * 10)
     for row in rows:
         whole = (row.seconds, row.encoding_s)
         busy = ["-" if row.busy_s is None else f"{row.busy_s / seconds:.0%}" for seconds in whole]
-        stages = (row.laying_s, row.loading_s, row.encoding_s, row.asking_s, row.waiting_s)
+        stages = (row.laying_s, row.loading_s, row.encoding_s, row.predicting_s, row.waiting_s)
         print(
             f"| {row.what} | {row.tiles:,} | {row.seconds:.1f} | {' | '.join(f'{each:.2f}' for each in stages)} "
             f"| {row.tiles / row.encoding_s:,.0f} | {' | '.join(busy)} |"

@@ -30,7 +30,7 @@ from tapfm.adaptation.subset import chances_of, sizes_of, systematic
 from tapfm.adaptation.two_graph import AggregatorGraph, aggregator_graph
 from tapfm.aggregators.abmil import Abmil
 from tapfm.aggregators.cls_attention import ClsAttention
-from tapfm.contracts import Encoded, Targets
+from tapfm.contracts import EncodedTiles, Targets
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
 from tapfm.seeding import rng_for
@@ -54,7 +54,7 @@ class Slide:
     """Tiles, what the encoder says of them, and the label."""
 
     tiles: Tensor
-    encoded: Encoded
+    encoded: EncodedTiles
     targets: Targets
 
 
@@ -83,7 +83,7 @@ def painted(planned: PlannedSlide, encoder: VitEncoder) -> Slide:
     tiles = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
     with torch.no_grad():
         encoded = [encoder(some) for some in tiles.split(64)]
-    together = Encoded(torch.cat([each.z_KD for each in encoded]), torch.cat([each.r_K for each in encoded]))
+    together = EncodedTiles(torch.cat([each.z_KD for each in encoded]), torch.cat([each.r_K for each in encoded]))
     return Slide(tiles, together, Targets.of([planned.labels[TARGET]]))
 
 

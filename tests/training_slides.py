@@ -6,12 +6,13 @@ import torch
 from slide_files import EOSIN, write_slide
 from support import small_encoder
 
-from tapfm.adaptation.bags import PixelBags, SlideTiles
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, Optimisation
-from tapfm.adaptation.trainer import LabelledSlide, Plan, fit
+from tapfm.adaptation.trainer import Plan, fit
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention
+from tapfm.evaluation.predictions import LabelledSlide
+from tapfm.inference.bags import PixelBags, SlideTiles
 from tapfm.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tiles.augment import Augmentation
@@ -70,15 +71,8 @@ def make_learner(seed=0, rate=1e-3, device="cpu", compute_dtype=None, **optimisa
     return Learner(model, adaptation, Optimisation(**settings))
 
 
-def make_bags(slides, *, workers=0, augmentation=None, ahead_bytes=2**30, device="cpu"):
-    return PixelBags(
-        slides,
-        tile_px=TILE_PX,
-        augmentation=augmentation or Augmentation(),
-        device=torch.device(device),
-        workers=workers,
-        ahead_bytes=ahead_bytes,
-    )
+def make_bags(slides, *, workers=0, ahead_bytes=2**30, device="cpu"):
+    return PixelBags(slides, tile_px=TILE_PX, device=torch.device(device), workers=workers, ahead_bytes=ahead_bytes)
 
 
 class Memory:
@@ -108,10 +102,10 @@ class Memory:
         self.failures.append((slide_id, reason))
 
 
-def run(learner, slides, *, training, validation=(), memory=None, workers=0, augmentation=None, **arguments):
+def run(learner, slides, *, training, validation=(), memory=None, workers=0, **arguments):
     """Fit, with what is not said left at its default."""
     keywords = {name: arguments.pop(name) for name in ("progress", "asked_to_stop") if name in arguments}
     plan = Plan(**({"epochs": 2, "tiles_per_slide": 8} | arguments))
     memory = memory or Memory()
-    bags = make_bags(slides, workers=workers, augmentation=augmentation, device=learner.model.device)
+    bags = make_bags(slides, workers=workers, device=learner.model.device)
     return fit(learner, bags, training, list(validation), plan, memory, memory, **keywords)

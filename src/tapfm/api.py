@@ -9,10 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from tapfm.adaptation.trainer import Interrupted
 from tapfm.app import embed_slides, export_model, split_cohort, tile_slides, train_model
 from tapfm.app.config import RunConfig, load_config, merge, resolve, resolve_paths
-from tapfm.app.devices import choose_device
 from tapfm.app.embed_jobs import Settings
 from tapfm.app.embed_outcomes import Report as EmbedReport
 from tapfm.app.evaluating import compare as compare_models
@@ -20,7 +18,6 @@ from tapfm.app.evaluating import evaluate as evaluate_model
 from tapfm.app.evaluating.data import Choice
 from tapfm.app.evaluating.evaluate import Evaluation
 from tapfm.app.evaluating.results import settings_of
-from tapfm.app.looking import looking_precision
 from tapfm.app.predicting import predict as predicting
 from tapfm.app.predicting.drawing import Wishes
 from tapfm.app.predicting.predict import Predicted
@@ -34,8 +31,11 @@ from tapfm.app.study.folder import StudyFolder
 from tapfm.app.study.report import write_report
 from tapfm.app.train_model import RunResult
 from tapfm.cohort.manifest import read_cohort
+from tapfm.devices import choose_device
 from tapfm.encoders.weights import load_encoder
+from tapfm.errors import Interrupted
 from tapfm.evaluation.comparing import Comparison
+from tapfm.inference.precision import choose_inference_precision
 from tapfm.processes import available_cores
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import Layout
@@ -114,7 +114,7 @@ def embed(
         read_cohort(Path(cohort)).rows,
         Path(tiles),
         Path(out),
-        Settings(loaded, looking_precision(precision, place), batch, compiled),
+        Settings(loaded, choose_inference_precision(precision, place), batch, compiled),
         tile_command=f"tapfm tile {cohort} --out {tiles}",
         only=None,
         workers=available_cores() if workers is None else workers,

@@ -1,6 +1,6 @@
 """The page to read first: what the parts promise each other.
 
-    tiles ──> TileEncoder ──> Encoded ──> Aggregator ──> BagOutput ──> Task ──> loss, probabilities
+    tiles ──> TileEncoder ──> EncodedTiles ──> Aggregator ──> BagOutput ──> Task ──> loss, probabilities
 
 Shape suffixes, here and in `two_graph.py`, `chunked.py`, `cls_attention.py`, `vit.py`:
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tapfm.errors import LabelError
 
 
-class Encoded(NamedTuple):
+class EncodedTiles(NamedTuple):
     """What an encoder says of K tiles, in float32 or better whatever it computed in."""
 
     z_KD: Tensor  # tile features
@@ -94,7 +94,7 @@ class TileEncoder(Protocol):
     tile_px: int
     feature_size: int
 
-    def __call__(self, tiles_K3hw: Tensor) -> Encoded:
+    def __call__(self, tiles_K3hw: Tensor) -> EncodedTiles:
         """Encode K tiles, moving them to the encoder's device; pixels are normalised here and nowhere else."""
         ...
 

@@ -4,6 +4,7 @@ TapfmError                          exit code 1
 ├── NonFiniteError                  a loss or gradient is NaN or infinite: the run stops
 ├── TileReadError                   pixels of a slide that cannot be decoded: retried, skipped, counted
 ├── DiskFullError                   no room for a checkpoint; the last good one stays
+├── DeviceMemoryError               out of memory with the smallest batch: retrying cannot help
 ├── SlidesFailedError               exit code 3: some slides failed, the rest are done
 └── InputError                      exit code 2: something that was given is wrong
     ├── UnknownNameError            no such encoder, ...: the nearest names are offered
@@ -62,6 +63,10 @@ class TileReadError(TapfmError):
 
 class DiskFullError(TapfmError):
     """No room for a checkpoint."""
+
+
+class DeviceMemoryError(TapfmError):
+    """A device is out of memory even with the smallest batch."""
 
 
 class SlidesFailedError(TapfmError):
@@ -158,3 +163,11 @@ class WeightsDigestError(WeightsError):
 
 class WeightsMismatchError(WeightsError):
     """A checkpoint that does not fit the encoder exactly."""
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for it
+    """A signal asked the command to stop; what is finished is saved."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number

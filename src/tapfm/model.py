@@ -1,90 +1,100 @@
-"""An encoder, an aggregator and a task that belong together: from the tiles of a slide to its logits."""
+"""An encoder, an aggregator and a task that belong together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from tapfm.contracts import Aggregator, BagOutput, Encoded, Task
-from tapfm.encoders.inference import Looking, in_batches, plainly
-from tapfm.encoders.inference import joined as joined
+from tapfm.contracts import Aggregator, BagOutput, EncodedTiles, Task
+from tapfm.encoders.adapters import trained_parameters
 from tapfm.encoders.vit import VitEncoder
-from tapfm.errors import InputError
+from tapfm.errors import CheckpointError, InputError
 
 
 @dataclass
 class SlideModel:
-    """What is trained, saved and asked. Without an encoder it starts from stored features.
+    """What is trained, saved and used for predictions. Without an encoder it starts from stored features.
 
-    One that is only asked has its encoder made ready for `looking`, which decides how it computes.
+    compute_dtype: dtype of the encoder's autocast in training and validation; None: the precision of its weights.
     """
 
     encoder: VitEncoder | None
     aggregator: nn.Module
     task: Task
     compute_dtype: torch.dtype | None = None
-    looking: Looking | None = None
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of the weights."""
         return next(self.aggregator.parameters()).device
 
     def train(self, mode: bool = True) -> None:
-        """Switch both modules between training and evaluation."""
+        """Switch both modules between training and evaluation mode."""
         for module in (self.encoder, self.aggregator):
             if module is not None:
                 module.train(mode)
 
-    def encode(self, tiles: Tensor, chunk: int) -> Encoded:
-        """Encode uint8 tiles without a graph, `chunk` at a time."""
-        if self.looking is not None:
-            return self.looking.encode(tiles, chunk)
-        assert self.encoder is not None
-        return encode(self.encoder, tiles, chunk, self.compute_dtype)
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that training changes: the aggregator's, and those of the encoder that are not frozen.
+
+        The names are those of a checkpoint's tensors.
+        """
+        encoder = trained_parameters(self.encoder) if self.encoder is not None else {}
+        return {
+            **{f"aggregator/{name}": parameter for name, parameter in self.aggregator.named_parameters()},
+            **{f"encoder/{name}": parameter for name, parameter in encoder.items()},
+        }
 
     @torch.no_grad()
-    def logits(self, encoded: Encoded, places: Tensor | None = None) -> Tensor:
-        """Give the logits of a slide."""
-        return self.look(encoded, places).logits_C
+    def aggregate(self, encoded: EncodedTiles, coordinates: Tensor | None = None) -> BagOutput:
+        """Run the aggregator on all tiles of a slide, without a graph."""
+        return self.aggregator_for(coordinates)(*encoded)
 
-    @torch.no_grad()
-    def look(self, encoded: Encoded, places: Tensor | None = None) -> BagOutput:
-        """Look at a slide, all of its tiles at once: weights are never normalised over a part."""
-        return self.aggregator_of(places)(*encoded)
-
-    def aggregator_of(self, places: Tensor | None) -> Aggregator:
-        """Give the aggregator of a bag: one that uses the places of its tiles is told them."""
+    def aggregator_for(self, coordinates: Tensor | None) -> Aggregator:
+        """Return the aggregator of a bag; one that uses the coordinates of tiles gets them here."""
         if not getattr(self.aggregator, "uses_places", False):
             return self.aggregator
-        if places is None:
+        if coordinates is None:
             raise InputError(
-                "The aggregator has to know where on the slide its tiles are, and of these it is not known.",
-                hint="Make features that say it: tapfm embed; or use an aggregator that does not ask, such as abmil.",
+                "The aggregator uses the coordinates of tiles, and these features have none.",
+                hint="Make features with coordinates: tapfm embed; or use an aggregator without, such as abmil.",
             )
-        return Placed(self.aggregator, places)
+        return AggregatorWithCoordinates(self.aggregator, coordinates)
 
 
 @dataclass(frozen=True)
-class Placed:
-    """An aggregator together with the places of the tiles at hand; to all others it is like any aggregator."""
+class AggregatorWithCoordinates:
+    """An aggregator and the coordinates of the tiles of one bag; called like any other aggregator."""
 
     aggregator: nn.Module
-    places: Tensor  # (K, 2), in sides of a tile
+    coordinates: Tensor  # (K, 2), in tile sides
 
     def __call__(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:
-        """Pool the tiles of one slide."""
-        output: BagOutput = self.aggregator(z_KD, r_K, self.places)
+        """Aggregate the tiles of one slide."""
+        output: BagOutput = self.aggregator(z_KD, r_K, self.coordinates)
         return output
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield what the aggregator learns."""
+        """Yield the parameters of the aggregator."""
         return self.aggregator.named_parameters()
 
 
-def encode(encoder: VitEncoder, tiles: Tensor, chunk: int, compute_dtype: torch.dtype | None = None) -> Encoded:
-    """Encode uint8 tiles without a graph, `chunk` at a time; in `compute_dtype`, or as the weights are."""
-    return in_batches(lambda batch: plainly(encoder, batch, compute_dtype), tiles, chunk, encoder.mean.device)
+def load_parameters(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of a checkpoint into parameters. Raises CheckpointError where they do not fit."""
+    refuse_misfit(parameters, state)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(state[name])
+
+
+def refuse_misfit(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Refuse the checkpoint of a different model."""
+    for name, tensor in ours.items():
+        if name not in state or state[name].shape != tensor.shape:
+            raise CheckpointError(
+                f"The checkpoint does not fit: {name} is missing or has a different shape.",
+                hint="Was it made with another encoder, aggregator or scope?",
+            )

@@ -9,12 +9,12 @@ import torch
 from support import cls_attention, relative_difference, small_encoder, some_tiles, step_gradient
 from training_slides import Memory, labelled, make_learner, run, write_slides
 
-from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.progress import Progress
-from tapfm.adaptation.trainer import Interrupted
 from tapfm.contracts import Targets
 from tapfm.encoders.blocks import Recompute
+from tapfm.errors import Interrupted
+from tapfm.inference.bags import Bag
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

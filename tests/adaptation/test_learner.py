@@ -9,13 +9,13 @@ from support import relative_difference, some_tiles
 from training_slides import make_learner
 
 from tapfm.adaptation import loss_scale
-from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.loss_scale import LossScale
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.contracts import Targets
 from tapfm.errors import TapfmError
+from tapfm.inference.bags import Bag
 
 
 def bag_of(learner, seed, tiles=9):
@@ -178,29 +178,6 @@ def test_an_update_of_the_encoder_is_never_made_twice(monkeypatch, bag_gradient)
         learn(learner, 1)
     assert len(steps) == 1
     assert "machine.offload_optimiser=true" in caught.value.hint
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("as a GPU says it"), RuntimeError(ELSEWHERE[0])], ids=type)
-def test_looking_goes_on_with_fewer_tiles_at_once(monkeypatch, error):
-    learner, seen = make_learner(), []
-    tiles, forward = bag_of(learner, 1).content, learner.model.encoder.forward
-    expected = learner.model.encode(tiles, 9)
-
-    def small(tiles):
-        seen.append(len(tiles))
-        if len(tiles) > 2:
-            raise error
-        return forward(tiles)
-
-    monkeypatch.setattr(learner.model.encoder, "forward", small)
-    torch.testing.assert_close(learner.encode(tiles, 9).z_KD, expected.z_KD)
-    assert seen == [9, 4, 2, 2, 2, 2, 1]
-    seen.clear()
-    learner.encode(tiles, 9)
-    assert max(seen) == 2, "it is not tried again"
-    monkeypatch.setattr(learner.model.encoder, "forward", lambda _: small(tiles))
-    with pytest.raises(TapfmError, match="does not hold one tile"):
-        learner.encode(tiles, 9)
 
 
 @pytest.mark.parametrize("settings", [{}, {"moments": "int8"}, {"offload": True}], ids=str)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tapfm.adaptation.subset import chances_of, draw_subset, systematic
-from tapfm.contracts import Encoded
+from tapfm.contracts import EncodedTiles
 from tapfm.errors import SettingError
 
 
@@ -23,14 +23,14 @@ def gradients(tiles, width=6, seed=0, dtype=torch.float32):
     g_z = rng.normal(size=(tiles, width)) * skewed(tiles, seed)[:, None]
     g_r = rng.normal(size=tiles) * skewed(tiles, seed + 1)
     z, r, g_z, g_r = (torch.from_numpy(values).to(dtype) for values in (z, r, g_z, g_r))
-    return Encoded(z, r), g_z, g_r
+    return EncodedTiles(z, r), g_z, g_r
 
 
 def spread_of_one(tiles, width=3):
     """Tiles whose features and attentions have the deviation 1."""
     values = torch.linspace(-1, 1, tiles, dtype=torch.float64)
     values /= values.std()
-    return Encoded(values[:, None].repeat(1, width), values)
+    return EncodedTiles(values[:, None].repeat(1, width), values)
 
 
 def mean_weights(chances, order):
@@ -110,7 +110,7 @@ def test_a_bag_that_is_not_larger_is_taken_whole(tiles):
 def test_a_tile_with_any_gradient_has_a_chance(alike):
     encoded, g_z, g_r = spread_of_one(50), torch.zeros(50, 3), torch.zeros(50)
     if alike:  # tiles that do not differ at all
-        encoded = Encoded(torch.ones(50, 3), torch.ones(50))
+        encoded = EncodedTiles(torch.ones(50, 3), torch.ones(50))
     g_z[7], g_r[20] = 1e-30, -1e3  # the square of the one is 0 in float32
     subset = draw_subset(encoded, g_z, g_r, 1.0, 2)
     assert subset.rows.tolist() == [7, 20]
@@ -125,7 +125,7 @@ def test_the_attention_counts_by_its_loss_and_by_how_much_it_varies():
 
     def rarest(lambda_, times=1.0):
         generator = torch.Generator().manual_seed(0)
-        drawn = draw_subset(Encoded(encoded.z_KD, times * encoded.r_K), g_z, g_r, lambda_, 10, generator)
+        drawn = draw_subset(EncodedTiles(encoded.z_KD, times * encoded.r_K), g_z, g_r, lambda_, 10, generator)
         return float(drawn.weights.max())
 
     # the other half, of size 1 each, has 100 / (100 + 50 lambda) of the even chance
@@ -169,7 +169,7 @@ def test_no_tiles_are_no_subset():
 def test_a_gpu_draws_the_same_tiles():
     encoded, g_z, g_r = gradients(1000)
     here = draw_subset(encoded, g_z, g_r, 1.0, 100, torch.Generator().manual_seed(0))
-    on_gpu = Encoded(*(values.cuda() for values in encoded))
+    on_gpu = EncodedTiles(*(values.cuda() for values in encoded))
     there = draw_subset(on_gpu, g_z.cuda(), g_r.cuda(), 1.0, 100, torch.Generator().manual_seed(0))
     assert there.weights.device.type == "cuda"
     assert there.rows.device.type == "cpu"

@@ -10,15 +10,15 @@ import torch
 from slide_files import damage
 from training_slides import NO_AUGMENTATION, Memory, labelled, make_bags, make_learner, run, write_slides
 
-from tapfm.adaptation.bags import FeatureBags, Visit
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.optimisers import Schedule
 from tapfm.adaptation.progress import Progress
-from tapfm.adaptation.trainer import TIMED, Interrupted, Plan, fit
+from tapfm.adaptation.trainer import TIMED, Plan, fit, targets_of
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.abmil import Abmil
 from tapfm.encoders.features import FeatureSet, write_features
-from tapfm.errors import NonFiniteError, SlidesFailedError
+from tapfm.errors import Interrupted, NonFiniteError, SlidesFailedError
+from tapfm.inference.bags import FeatureBags, Visit
 from tapfm.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
 
@@ -98,8 +98,8 @@ def test_a_bag_holds_the_tiles_that_its_address_names(slides):
     for workers in (0, 1, 3):
         bags = make_bags(slides, workers=workers)
         visits = [Visit("train", name, 8, (7, epoch, name)) for epoch in (0, 1) for name in slides]
-        bags.begin(iter(visits))
-        found = [bags.training_bag(visit).content[:] for visit in visits]
+        bags.start(iter(visits))
+        found = [bags.read(visit).content for visit in visits]
         bags.close()
         if workers == 0:
             first = found
@@ -180,12 +180,12 @@ def test_accumulated_slides_are_one_update_with_their_mean_gradient(slides):
     batch, epochs = make_learner(slides_per_step=2), 1
     run(batch, slides, training=labelled(train), epochs=epochs, augmentation=NO_AUGMENTATION, tiles_per_slide=None)
     by_hand = make_learner()
-    bags = make_bags(slides, augmentation=NO_AUGMENTATION)
+    bags = make_bags(slides)
     visits = [Visit("train", name, None, ()) for name in train]
-    bags.begin(iter(visits))
+    bags.start(iter(visits))
     by_hand.begin_epoch(0)
     for visit, slide in zip(visits, labelled(train), strict=True):
-        by_hand.learn(bags.training_bag(visit), slide.targets(), now=False, slide_id=visit.slide_id)
+        by_hand.learn(bags.read(visit), targets_of(slide.labels), now=False, slide_id=visit.slide_id)
     assert by_hand.slides_waiting == 2
     by_hand.flush()
     for name, weight in by_hand.weights().items():

@@ -13,12 +13,12 @@ from support import (
     whole_loss,
 )
 
-from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import AGGREGATORS, build_aggregator
-from tapfm.contracts import Encoded, Targets
+from tapfm.contracts import EncodedTiles, Targets
+from tapfm.inference.bags import Bag
 from tapfm.model import SlideModel
 
 every_aggregator = pytest.mark.parametrize("kind", KINDS)
@@ -143,7 +143,7 @@ def test_both_regimes_learn_a_slide(kind, regime):
     optimisation = Optimisation(encoder_lr=1e-4, aggregator_lr=1e-3)
     learner = Learner(model, Adaptation(lambda_=0.0, chunking=Chunking(2, keep=0)), optimisation)
     learner.begin_epoch(0)
-    content = Encoded(*(each.detach() for each in encoder(tiles))) if regime == "fixed" else tiles
+    content = EncodedTiles(*(each.detach() for each in encoder(tiles))) if regime == "fixed" else tiles
     losses = [
         learner.learn(Bag(content, torch.arange(5).numpy()), LABELS, now=True, slide_id="s").loss_agg for _ in range(8)
     ]

@@ -20,7 +20,7 @@ def compare(aggregator, task, targets, z_KD, r_K, places=None):
     for module, device in ((aggregator, "cpu"), (on_gpu, "cuda")):
         leaf = z_KD.detach().to(device).requires_grad_()  # of its own: a tensor made from a leaf is none
         labels = Targets(targets.labels_C.to(device), targets.known_C.to(device))
-        output = SlideModel(None, module, task).aggregator_of(places)(leaf, r_K.to(device))
+        output = SlideModel(None, module, task).aggregator_for(places)(leaf, r_K.to(device))
         loss = whole_loss(output, task, labels)
         loss.backward()
         outputs.append(

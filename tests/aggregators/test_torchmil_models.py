@@ -9,14 +9,14 @@ import pytest
 import torch
 from support import POSITIVE, TASK, relative_difference, small_encoder, some_tiles, whole_loss
 
-from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import TORCHMIL_MODELS, aggregator_card, build_aggregator
-from tapfm.contracts import Encoded
+from tapfm.contracts import EncodedTiles
 from tapfm.errors import InputError, SettingError, UnknownNameError
-from tapfm.model import Placed, SlideModel
+from tapfm.inference.bags import Bag
+from tapfm.model import AggregatorWithCoordinates, SlideModel
 
 models = pytest.importorskip("torchmil.models")
 
@@ -57,7 +57,7 @@ def bag(tiles, feature_size=24):
 
 
 def ask(aggregator, z_KD, r_K, places):
-    return SlideModel(None, aggregator, TASK).aggregator_of(places)(z_KD, r_K)
+    return SlideModel(None, aggregator, TASK).aggregator_for(places)(z_KD, r_K)
 
 
 def test_every_model_of_torchmil_is_offered_or_left_out_for_a_reason():
@@ -134,8 +134,8 @@ def test_a_graph_depends_on_places_and_not_on_the_order_of_tiles():
 def test_without_places_a_graph_is_refused():
     model = SlideModel(None, built("GTP"), TASK)
     z_KD, r_K, _ = bag(5)
-    with pytest.raises(InputError, match="where on the slide its tiles are") as refusal:
-        model.logits(Encoded(z_KD, r_K))
+    with pytest.raises(InputError, match="uses the coordinates of tiles") as refusal:
+        model.aggregate(EncodedTiles(z_KD, r_K))
     assert "tapfm embed" in refusal.value.hint
 
 
@@ -148,7 +148,7 @@ def test_it_learns_with_the_encoder_in_chunks_as_in_one_pass(model):
         learner = Learner(slide, Adaptation(lambda_=0.0, chunking=chunking), Optimisation(aggregator_lr=1e-3))
         learner.begin_epoch(0)
         tiles = some_tiles(encoder)
-        bag_of_tiles = Bag(tiles, np.arange(5), places=bag(5)[2])
+        bag_of_tiles = Bag(tiles, np.arange(5), coordinates=bag(5)[2])
         torch.manual_seed(1)
         learner.learn(bag_of_tiles, POSITIVE, now=False, slide_id="s")
         gradients.append(torch.cat([each.grad.flatten() for each in encoder.parameters() if each.grad is not None]))
@@ -234,10 +234,10 @@ def test_cards_and_the_other_aggregators_do_not_import_torchmil():
 
 def test_an_aggregator_with_places_looks_like_any_other():
     aggregator = built("PatchGCN")
-    placed = SlideModel(None, aggregator, TASK).aggregator_of(bag(5)[2])
-    assert isinstance(placed, Placed)
+    placed = SlideModel(None, aggregator, TASK).aggregator_for(bag(5)[2])
+    assert isinstance(placed, AggregatorWithCoordinates)
     assert dict(placed.named_parameters()) == dict(aggregator.named_parameters())
-    assert SlideModel(None, built("ABMIL"), TASK).aggregator_of(None) is not None
+    assert SlideModel(None, built("ABMIL"), TASK).aggregator_for(None) is not None
 
 
 def test_it_is_imported_where_sizes_are_tried_without_memory():

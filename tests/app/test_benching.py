@@ -284,7 +284,7 @@ def test_a_step_that_does_not_fit_is_a_row_that_says_so(monkeypatch):
     monkeypatch.setattr("tapfm.adaptation.learner.two_graph_step", too_large)
     for way in ("one pass", "chunked"):  # training would go on in smaller chunks
         assert step_speed(pocket(chunk=1), way, "full", 4, budget_s=0.0).problem == "out of memory"
-    monkeypatch.setattr(computing, "build_looking", too_large)
+    monkeypatch.setattr(computing, "build_inference_encoder", too_large)
     assert encoding_speed(pocket(), 0.1, budget_s=0.0).problem == "out of memory"
 
 

@@ -19,11 +19,11 @@ from rich.console import Console
 from slide_files import damage, section, write_slide
 
 from tapfm.app.cli import main
-from tapfm.app.devices import choose_device, choose_precision
 from tapfm.app.embed_jobs import Settings, make_job
 from tapfm.app.embed_slides import embed_cohort
 from tapfm.app.output_folder import locked
 from tapfm.cohort.manifest import SlideRow, read_cohort
+from tapfm.devices import choose_device, choose_precision
 from tapfm.encoders.features import FEATURES_VERSION, read_features
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import InputError

@@ -12,6 +12,7 @@ from command_line import tapfm
 from training_lab import edit, slide_id, tile_set
 
 from tapfm.app.evaluating.ensemble import load_members, read_ensemble, write_ensemble
+from tapfm.app.export_model import logits_of_tiles
 from tapfm.errors import RunError
 from tapfm.evaluation.predictions import read_predictions
 from tapfm.tiles.store import write_tiles
@@ -317,7 +318,7 @@ def test_members_are_loaded_from_a_run_an_export_and_an_ensemble(members, export
     models = load_members(tmp_path / "ensemble")
     assert len(models) == 3
     noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (4, 3, 224, 224), "uint8"))
-    logits = [each.model.logits(each.model.encode(noise, 4)) for each in models]
+    logits = [logits_of_tiles(each.model, noise, None) for each in models]
     torch.testing.assert_close(logits[0], logits[2], atol=1e-5, rtol=0)  # the export is of the first
     assert not torch.allclose(logits[0], logits[1])
     assert [len(load_members(path)) for path in (members[0], exported)] == [1, 1]

@@ -30,7 +30,7 @@ from tapfm.app import export_model, saved_model
 from tapfm.app.model_card import model_card
 from tapfm.app.run_folder import RunFolder
 from tapfm.app.saved_model import load_export, load_run
-from tapfm.contracts import Encoded
+from tapfm.contracts import EncodedTiles
 from tapfm.encoders.catalog import encoder_card, encoder_cards
 from tapfm.encoders.features import FeatureSet, read_features, write_features
 from tapfm.encoders.weights import load_encoder
@@ -69,11 +69,11 @@ def tiles(lab):
 
 def stored(lab):
     features = read_features(lab / "features" / f"{slide_id(7)}.h5")
-    return Encoded(torch.from_numpy(features.features), torch.from_numpy(features.attention))
+    return EncodedTiles(torch.from_numpy(features.features), torch.from_numpy(features.attention))
 
 
 def logits_of(saved, tiles):
-    return saved.model.logits(saved.model.encode(tiles, 4))
+    return export_model.logits_of_tiles(saved.model, tiles, None)
 
 
 def copy_with(run, to, old, new):
@@ -96,7 +96,7 @@ def test_run_and_export_give_the_logits_of_the_predictions(runs, exported, lab, 
     assert [row["target"] for row in rows] == targets
     predicted = torch.tensor([float(row["logit"]) for row in rows])
     of_run, of_export = load_run(runs[name]), load_export(exported / name)
-    ours = of_run.model.logits(stored(lab)) if name in FIXED else logits_of(of_run, tiles)
+    ours = of_run.model.aggregate(stored(lab)).logits_C if name in FIXED else logits_of(of_run, tiles)
     torch.testing.assert_close(ours, predicted, rtol=0, atol=1e-5)
     torch.testing.assert_close(logits_of(of_export, tiles), ours, rtol=0, atol=1e-5)
     assert tuple(of_export.model.task.targets) == tuple(targets)

@@ -22,15 +22,16 @@ from training_lab import SPLITS, edit, slide_id, tile_set
 
 from tapfm import api
 from tapfm.app.evaluating.ensemble import write_ensemble
-from tapfm.app.predicting import ahead, loading
 from tapfm.app.predicting import predict as predicting
 from tapfm.app.progress import TileCounter
 from tapfm.app.stopping import StopRequests
 from tapfm.encoders import float8
+from tapfm.encoders.inference import InferenceEncoder
 from tapfm.errors import WeightsError
 from tapfm.evaluation.predictions import mean_of, read_predictions, sigmoid
+from tapfm.inference import float8_check
+from tapfm.inference.predictor import Predictor
 from tapfm.prediction.folder import PredictionFolder
-from tapfm.prediction.whole_slide import Models
 from tapfm.slides.opening import find_slides
 from tapfm.tiles.store import read_tiles, write_tiles
 
@@ -290,33 +291,33 @@ def test_tiles_of_another_slide_are_not_read_from_this_one(run, own_lab, known):
     ("error", "reason"),
     [
         (RuntimeError("a defect"), "unexpected RuntimeError: a defect"),
-        (torch.OutOfMemoryError("CUDA"), "the device has no room for all of its tiles at once"),
+        (torch.OutOfMemoryError("CUDA"), "out of memory with all tiles of the slide at once"),
     ],
 )
 def test_a_defect_costs_one_slide(run, lab, tmp_path, monkeypatch, error, reason):
-    ask = Models.ask
+    predict_slide = Predictor.predict
 
-    def sometimes(self, name, *others):
+    def sometimes(self, name, slide):
         if name == slide_id(4):
             raise error
-        return ask(self, name, *others)
+        return predict_slide(self, name, slide)
 
-    monkeypatch.setattr(Models, "ask", sometimes)
+    monkeypatch.setattr(Predictor, "predict", sometimes)
     assert predict(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles").returncode == 3
     (row,) = rows_of(tmp_path / "p" / "failures.csv")
     assert (row["slide_id"], row["what"], row["reason"]) == (slide_id(4), "predict", reason)
     assert len(rows_of(tmp_path / "p" / "predictions.csv")) == len(SPLITS) - 1
 
 
-def test_a_batch_without_room_is_one_message(run, lab, tmp_path, monkeypatch):
-    def none(*_):
+def test_a_device_without_memory_for_one_tile_is_one_error(run, lab, tmp_path, monkeypatch):
+    def no_memory(*_):
         raise torch.OutOfMemoryError("CUDA")
 
-    monkeypatch.setattr(Models, "encode", none)
+    monkeypatch.setattr(InferenceEncoder, "encode", no_memory)
     result = predict(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles", "--batch", 4)
     assert result.returncode == 1
-    assert "cpu has no room for 4 tiles at a time." in result.said
-    assert "--batch auto --resume" in result.said
+    assert "Out of memory at 4 tiles per batch; retrying with 2." in result.said
+    assert "cpu is out of memory with one tile at a time." in result.said
 
 
 @pytest.mark.parametrize(
@@ -417,8 +418,10 @@ def test_what_is_done_is_not_done_again_unless_its_tiles_changed(run, own_lab, m
     assert predict(*words).returncode == 0
     edit(own_lab / "cohort.csv", lambda rows: rows[0].update(patient_id="Roe"))
     encoded = []
-    encode = Models.encode
-    monkeypatch.setattr(Models, "encode", lambda self, tiles, chunk: encoded.append(1) or encode(self, tiles, chunk))
+    encode = InferenceEncoder.encode
+    monkeypatch.setattr(
+        InferenceEncoder, "encode", lambda self, tiles, batch: encoded.append(1) or encode(self, tiles, batch)
+    )
     assert predict(*words, "--resume").returncode == 0
     assert not encoded
     assert rows_of(own_lab / "p" / "predictions.csv")[0]["patient_id"] == "Roe"  # the table's word counts
@@ -453,7 +456,7 @@ def test_pictures_come_with_the_prediction_or_later_without_encoding_again(run, 
     later = tmp_path / "later"
     done(run, later, *tables)
     assert not list(later.glob("per-slide/*/*.png"))
-    monkeypatch.setattr(Models, "encode", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr(InferenceEncoder, "encode", lambda *_: pytest.fail("encoded again"))
     done(run, later, *tables, "--heatmaps", "--resume")
     assert not list(later.glob("per-slide/*/*.geojson"))
     done(run, later, *tables, "--geojson", "--resume")
@@ -560,11 +563,11 @@ def float8_anywhere(monkeypatch):
 
 @pytest.mark.usefixtures("float8_anywhere")
 def test_float8_says_how_far_it_is_off_and_is_not_mixed_with_others(run, lab, of_cohort, tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "COMPARED_TILES", 3)
+    monkeypatch.setattr(float8_check, "COMPARED_TILES", 3)
     words = (run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles", "--precision", "float8")
     result = predict(*words)
     assert result.returncode == 0, result.said
-    assert f"float8 changes probabilities of {slide_id(0)} (3 tiles) by 0.0" in result.said
+    assert f"float8 changes probabilities of {slide_id(0)} (3 tiles) by at most 0.0" in result.said
     folder = PredictionFolder(tmp_path / "p")
     assert folder.about()["precision"] == "float8"
     for ours, theirs in zip(folder.slides(), of_cohort.slides(), strict=True):
@@ -580,7 +583,7 @@ def test_float8_says_how_far_it_is_off_and_is_not_mixed_with_others(run, lab, of
 
 @pytest.mark.usefixtures("float8_anywhere")
 def test_float8_that_changes_too_much_is_refused(run, lab, tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "MOST_CHANGE", 0.0)
+    monkeypatch.setattr(float8_check, "MAX_CHANGE", 0.0)
     words = (run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles")
     result = predict(*words, "--precision", "float8")
     assert result.returncode == 2
@@ -621,7 +624,7 @@ def test_workers_change_nothing(run, lab, of_cohort, tmp_path):
     assert files_below(tmp_path / "p") == files_below(of_cohort.path)
 
 
-def test_what_was_begun_ahead_is_ended_in_every_way_out(run, tmp_path, monkeypatch):
+def test_early_workers_end_however_the_command_ends(run, tmp_path, monkeypatch):
     slide = write_slide(tmp_path / "s.svs", section(900, 900))
 
     def refused(*_):
@@ -632,7 +635,7 @@ def test_what_was_begun_ahead_is_ended_in_every_way_out(run, tmp_path, monkeypat
 
     before = set(multiprocessing.active_children())
     words = ("predict", "--model", run, "--workers", 1, "--device", "cpu", slide)
-    monkeypatch.setattr(ahead, "load_with_encoder", refused)
+    monkeypatch.setattr(predicting, "load_with_encoder", refused)
     # what is wrong with slides comes first, as their tiles are found before weights are asked for
     of_slides = tapfm(*words, "--out", tmp_path / "a", "--tiles", tmp_path)
     assert of_slides.returncode == 2
@@ -650,7 +653,7 @@ def test_what_was_begun_ahead_is_ended_in_every_way_out(run, tmp_path, monkeypat
 def test_weights_are_not_loaded_where_all_may_be_done_already(run, lab, of_cohort, tmp_path, monkeypatch):
     shutil.copytree(of_cohort.path, tmp_path / "p")
     loaded = []
-    monkeypatch.setattr(ahead, "load_with_encoder", lambda *_: loaded.append(1))
+    monkeypatch.setattr(predicting, "load_with_encoder", lambda *_: loaded.append(1))
     words = ("predict", "--model", run, "--device", "cpu", "--workers", len(SPLITS), lab / "cohort.csv")
     again = tapfm(*words, "--out", tmp_path / "p", "--tiles", lab / "tiles", "--resume")
     assert again.returncode == 0, again.said

@@ -15,11 +15,10 @@ from command_line import start, tapfm, wait_for
 from training_lab import edit, history_of, same_weights, slide_id, train_in, untimed
 
 from tapfm.adaptation.checkpoint import read_description
-from tapfm.adaptation.trainer import Interrupted
-from tapfm.app.final_predictions import Looked, Remembered
 from tapfm.app.run_folder import RunFolder
 from tapfm.encoders.catalog import encoder_card
-from tapfm.errors import CheckpointError
+from tapfm.errors import CheckpointError, Interrupted
+from tapfm.inference.cohort import FinishedSlides
 
 
 @pytest.fixture(scope="module")
@@ -260,30 +259,17 @@ def folder_with_ears(folder):
     return memory
 
 
-def test_final_predictions_that_are_done_are_remembered(tmp_path):
-    remembered = Remembered(tmp_path / "x.jsonl", "model 1")
-    first, second = Looked([0.1 + 0.2], 7, [3], "torn"), Looked([1.0], 3, [], "")
-    remembered.add("a", first)
-    with (tmp_path / "x.jsonl").open("a") as file:
-        file.write('\n["model 1", "b", [0.')  # cut off
-    remembered.add("c", second)
-    assert remembered.read() == {"a": first, "c": second}
-    assert Remembered(tmp_path / "x.jsonl", "model 2").read() == {}
-
-
 def test_stopped_in_the_final_predictions_it_goes_on_there(own_lab, monkeypatch):
-    from tapfm.app import final_predictions
-
     added = []
-    add = Remembered.add
+    add = FinishedSlides.add
 
-    def add_and_stop(self, slide, looked):
-        add(self, slide, looked)
+    def add_and_stop(self, slide, finished):
+        add(self, slide, finished)
         added.append(slide)
         if len(added) == 4:
             raise Interrupted(15)
 
-    monkeypatch.setattr(final_predictions.Remembered, "add", add_and_stop)
+    monkeypatch.setattr(FinishedSlides, "add", add_and_stop)
     assert train_in(own_lab).returncode == 143
     assert train_in(own_lab, "--resume").returncode == 0
     assert added == [slide_id(i) for i in range(4, 10)], "none of them twice"

@@ -1,4 +1,4 @@
-"""An encoder made ready to look: each way to compute gives what the encoder itself gives."""
+"""An encoder prepared for inference: each way to compute gives what the encoder itself gives."""
 
 import copy
 
@@ -11,9 +11,15 @@ from tapfm.encoders import inference
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.float8 import Float8Linear
-from tapfm.encoders.inference import COMPILE_FROM_FLOP, flop_per_tile, make_ready, name_of, usual_batch
+from tapfm.encoders.inference import (
+    COMPILE_FROM_FLOP,
+    default_batch,
+    flop_per_tile,
+    precision_name,
+    prepare_encoder,
+    wrap_encoder,
+)
 from tapfm.encoders.vit import VitEncoder
-from tapfm.model import encode
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 64])
@@ -22,7 +28,7 @@ def test_float32_is_the_encoder_itself_however_tiles_are_batched(chunk):
     tiles = some_tiles(encoder, 5)
     with torch.no_grad():
         expected = encoder.eval()(tiles)
-    found = make_ready(copy.deepcopy(encoder)).encode(tiles, chunk)
+    found = prepare_encoder(copy.deepcopy(encoder)).encode(tiles, chunk)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
         assert not mine.requires_grad
@@ -33,20 +39,20 @@ def test_float32_is_the_encoder_itself_however_tiles_are_batched(chunk):
 def test_low_precision_on_a_cpu_is_autocast_over_the_weights_as_they_are(precision, dtype):
     encoder = small_encoder(dtype=torch.float32)
     tiles = some_tiles(encoder, 5)
-    expected = encode(encoder, tiles, 2, dtype)
-    ready = make_ready(encoder, precision)
+    expected = wrap_encoder(encoder, dtype).encode(tiles, 2)
+    ready = prepare_encoder(encoder, precision)
     assert {parameter.dtype for parameter in encoder.parameters()} == {torch.float32}
     found = ready.encode(tiles, 2)
     assert torch.equal(found.z_KD, expected.z_KD)
     assert torch.equal(found.r_K, expected.r_K)
-    assert not torch.equal(found.z_KD, encode(encoder, tiles, 2).z_KD)
+    assert not torch.equal(found.z_KD, wrap_encoder(encoder).encode(tiles, 2).z_KD)
 
 
 def test_float8_lowers_all_else_to_bfloat16():
     encoder = small_encoder(dtype=torch.float32, depth=3)
     tiles = some_tiles(encoder, 5)
-    exact = encode(copy.deepcopy(encoder), tiles, 5)
-    found = make_ready(encoder, "float8").encode(tiles, 2)
+    exact = wrap_encoder(copy.deepcopy(encoder)).encode(tiles, 5)
+    found = prepare_encoder(encoder, "float8").encode(tiles, 2)
     assert {parameter.dtype for parameter in encoder.vit.parameters()} == {torch.bfloat16}
     assert any(isinstance(module, Float8Linear) for module in encoder.modules())
     assert found.z_KD.dtype == found.r_K.dtype == torch.float32
@@ -55,7 +61,7 @@ def test_float8_lowers_all_else_to_bfloat16():
 
 def test_dropout_is_off_and_nothing_learns():
     encoder = small_encoder(dtype=torch.float32, drop_path_rate=0.5, proj_drop_rate=0.5).train()
-    ready, tiles = make_ready(encoder), some_tiles(encoder, 3)
+    ready, tiles = prepare_encoder(encoder), some_tiles(encoder, 3)
     assert torch.equal(ready.encode(tiles, 3).z_KD, ready.encode(tiles, 3).z_KD)
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
 
@@ -66,7 +72,7 @@ def test_it_is_compiled_where_that_is_worth_it_or_asked_for(monkeypatch):
 
     def is_compiled(*args, **kwargs):
         compiled.clear()
-        make_ready(small_encoder(dtype=torch.float32), *args, **kwargs)
+        prepare_encoder(small_encoder(dtype=torch.float32), *args, **kwargs)
         return bool(compiled)
 
     much = int(COMPILE_FROM_FLOP / flop_per_tile(small_encoder())) + 1
@@ -91,20 +97,21 @@ def test_a_gpu_gets_as_many_tiles_at_a_time_as_fill_it(key, batch):
     card = encoder_card(key)
     with torch.device("meta"):
         encoder = VitEncoder(build_vit(card), mean=card.mean, std=card.std)
-    assert usual_batch(encoder) == batch  # of any device but a CPU
-    assert usual_batch(small_encoder()) == 64
+    assert default_batch(encoder) == batch  # of any device but a CPU
+    assert default_batch(small_encoder()) == 64
 
 
 def test_precisions_have_the_names_of_their_types():
-    assert [name_of(each) for each in (None, torch.bfloat16, torch.float16)] == ["float32", "bfloat16", "float16"]
+    names = [precision_name(each) for each in (None, torch.bfloat16, torch.float16)]
+    assert names == ["float32", "bfloat16", "float16"]
 
 
 def test_memory_that_ends_in_a_library_while_recording_is_no_reason_to_go_on_without(monkeypatch):
     """Said so, a smaller batch is tried; taken for something that cannot be recorded, it never would be again."""
-    ready = make_ready(small_encoder(dtype=torch.float32))
+    ready = prepare_encoder(small_encoder(dtype=torch.float32))
     tiles = some_tiles(ready.encoder, 2)
     ready._may_capture = True
-    monkeypatch.setattr(inference, "Captured", lambda _encoder, _batch, run: run(tiles))
+    monkeypatch.setattr(inference, "_CapturedGraph", lambda _encoder, _batch, run: run(tiles))
 
     def no_memory(_):
         raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")

@@ -1,4 +1,4 @@
-"""Looking on a GPU: lowered weights, recorded launches, compiled blocks and float8 give what the plain form gives."""
+"""Inference on a GPU: lowered weights, recorded launches, compiled blocks and float8 give what the plain form gives."""
 
 import copy
 
@@ -10,10 +10,9 @@ from torch.nn.functional import cosine_similarity
 from tapfm.encoders import inference
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
-from tapfm.encoders.inference import Captured, make_ready, on_its_way
+from tapfm.encoders.inference import _CapturedGraph, _copy_to_device, prepare_encoder, wrap_encoder
 from tapfm.encoders.precision import can_compile
 from tapfm.encoders.vit import VitEncoder
-from tapfm.model import encode
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")
@@ -45,8 +44,8 @@ def always_captured(monkeypatch):
 def test_lowered_weights_say_almost_what_float32_says(monkeypatch):
     never_captured(monkeypatch)
     one = encoder()
-    exact = encode(one, tiles(20), 8)
-    found = make_ready(one, "bfloat16").encode(tiles(20), 8)
+    exact = wrap_encoder(one).encode(tiles(20), 8)
+    found = prepare_encoder(one, "bfloat16").encode(tiles(20), 8)
     assert {parameter.dtype for parameter in one.vit.parameters()} == {torch.bfloat16}
     assert found.z_KD.dtype == torch.float32
     assert cosine_similarity(found.z_KD, exact.z_KD).min() > 0.999
@@ -56,11 +55,11 @@ def test_lowered_weights_say_almost_what_float32_says(monkeypatch):
 def test_recorded_launches_give_the_same_also_for_fewer_tiles(monkeypatch, precision):
     one = encoder()
     never_captured(monkeypatch)
-    expected = make_ready(copy.deepcopy(one), precision).encode(tiles(21), 8)
+    expected = prepare_encoder(copy.deepcopy(one), precision).encode(tiles(21), 8)
     always_captured(monkeypatch)
-    ready = make_ready(one, precision)
+    ready = prepare_encoder(one, precision)
     found = ready.encode(tiles(21), 8)  # 8, 8 and 5
-    assert isinstance(ready._captured, Captured)
+    assert isinstance(ready._captured, _CapturedGraph)
     torch.testing.assert_close(found.z_KD, expected.z_KD, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found.r_K, expected.r_K, rtol=1e-3, atol=1e-7)
 
@@ -68,7 +67,7 @@ def test_recorded_launches_give_the_same_also_for_fewer_tiles(monkeypatch, preci
 def test_what_was_recorded_follows_new_weights_and_other_batches(monkeypatch):
     always_captured(monkeypatch)
     one = encoder()
-    ready = make_ready(one)
+    ready = prepare_encoder(one)
     first = ready.encode(tiles(8), 8)
     recorded = ready._captured
     with torch.no_grad():
@@ -78,16 +77,16 @@ def test_what_was_recorded_follows_new_weights_and_other_batches(monkeypatch):
     one.vit.norm.bias.data = one.vit.norm.bias.data.clone() + 1  # elsewhere: recorded anew
     assert float((ready.encode(tiles(8), 8).z_KD - first.z_KD).mean()) == pytest.approx(2, abs=1e-3)
     assert ready._captured is not recorded
-    plain = encode(one, tiles(8), 4)  # of the same batches, whose kernels differ from those of larger ones
+    plain = wrap_encoder(one).encode(tiles(8), 4)  # of the same batches, whose kernels differ from those of larger ones
     torch.testing.assert_close(ready.encode(tiles(8), 4).z_KD, plain.z_KD, rtol=1e-3, atol=1e-3)
 
 
 def test_what_cannot_be_recorded_is_run_plainly(monkeypatch):
     always_captured(monkeypatch)
     one = encoder()
-    expected = encode(one, tiles(8), 8)
+    expected = wrap_encoder(one).encode(tiles(8), 8)
     waits = one.vit.norm.register_forward_hook(lambda *_: torch.cuda.synchronize())  # not while recording
-    ready = make_ready(one)
+    ready = prepare_encoder(one)
     found = ready.encode(tiles(8), 8)
     assert ready._captured is None
     torch.testing.assert_close(found.z_KD, expected.z_KD, rtol=1e-3, atol=1e-3)
@@ -102,8 +101,8 @@ def test_compiled_blocks_say_the_same(monkeypatch, precision):
         pytest.skip("needs float8")
     never_captured(monkeypatch)
     plain, fused = encoder("h-optimus-0"), encoder("h-optimus-0")
-    expected = make_ready(plain, precision, compiled=False).encode(tiles(20), 8)
-    found = make_ready(fused, precision, compiled=True).encode(tiles(20), 8)
+    expected = prepare_encoder(plain, precision, compiled=False).encode(tiles(20), 8)
+    found = prepare_encoder(fused, precision, compiled=True).encode(tiles(20), 8)
     # what is added up in another order is rounded to other neighbours, which are far apart in float8
     assert cosine_similarity(found.z_KD, expected.z_KD).min() > (0.999 if precision == "bfloat16" else 0.998)
     torch.testing.assert_close(found.r_K, expected.r_K, rtol=0.02, atol=0)
@@ -114,19 +113,19 @@ def test_compiled_blocks_say_the_same(monkeypatch, precision):
 )
 def test_float8_is_what_its_emulation_is():
     one = encoder("h-optimus-0", depth=3)
-    ready = make_ready(one, "float8", compiled=False)
+    ready = prepare_encoder(one, "float8", compiled=False)
     found = ready.encode(tiles(8), 8)
-    emulated = make_ready_copy_on_cpu(one).encode(tiles(8), 8)
+    emulated = copy_on_cpu(one).encode(tiles(8), 8)
     assert cosine_similarity(found.z_KD.cpu(), emulated.z_KD).min() > 0.998
 
 
-def make_ready_copy_on_cpu(ready):
+def copy_on_cpu(ready):
     on_cpu = copy.deepcopy(ready).cpu()
-    return inference.Looking(on_cpu, "float8", None, inference.flop_per_tile(on_cpu))
+    return inference.InferenceEncoder(on_cpu, "float8", autocast=None, capture=False)
 
 
 def test_tiles_are_copied_without_waiting():
-    there = on_its_way(tiles(4), CUDA)
+    there = _copy_to_device(tiles(4), CUDA)
     assert there.device.type == "cuda"
     torch.testing.assert_close(there.cpu(), tiles(4))
-    assert on_its_way(there, CUDA) is there
+    assert _copy_to_device(there, CUDA) is there

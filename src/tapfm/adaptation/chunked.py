@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tapfm.adaptation.subset import Subset
-from tapfm.contracts import Encoded, TileEncoder, Tiles
+from tapfm.contracts import EncodedTiles, TileEncoder, Tiles
 from tapfm.errors import SettingError, TileError
 
 
@@ -66,7 +66,7 @@ class EncodedBag:
         parameters = [parameter for _, parameter in encoder.named_parameters()]
         self._device = parameters[0].device
         self._trainable = any(parameter.requires_grad for parameter in parameters)
-        self._kept: list[tuple[slice, Encoded]] = []
+        self._kept: list[tuple[slice, EncodedTiles]] = []
         self._released: list[tuple[slice, RandomState]] = []
 
         if len(tiles_K3hw) == 0:
@@ -78,7 +78,7 @@ class EncodedBag:
         with self._precision():
             for chunk in chunks[: chunking.keep]:
                 self._kept.append((chunk, encoder(tiles_K3hw[chunk])))
-        without_graph: list[Encoded] = []
+        without_graph: list[EncodedTiles] = []
         for chunk in chunks[chunking.keep :]:
             self._released.append((chunk, RandomState(self._device)))
             # Without the cache: within an outer autocast, some versions of torch would use copies made here, which have
@@ -94,7 +94,9 @@ class EncodedBag:
         """How many chunks need no second encoding."""
         return len(self._kept)
 
-    def backward(self, loss_of_tiles: Callable[[Encoded, slice | Tensor], Tensor], scale: Tensor | None = None) -> None:
+    def backward(
+        self, loss_of_tiles: Callable[[EncodedTiles, slice | Tensor], Tensor], scale: Tensor | None = None
+    ) -> None:
         """Back-propagate the sum of a loss of each tile into the encoder's .grad, freeing each graph after use."""
         if not self._trainable:  # a fixed encoder
             return
@@ -109,7 +111,10 @@ class EncodedBag:
             del encoded
 
     def backward_through(
-        self, subset: Subset, loss_of_tiles: Callable[[Encoded, slice | Tensor], Tensor], scale: Tensor | None = None
+        self,
+        subset: Subset,
+        loss_of_tiles: Callable[[EncodedTiles, slice | Tensor], Tensor],
+        scale: Tensor | None = None,
     ) -> None:
         """Back-propagate through some tiles, each weighted for those that are left out; dropout draws new masks."""
         self._kept.clear()

@@ -5,15 +5,13 @@ Nothing here waits for the device: what a step computed is read by whoever gets 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking, RandomState
 from tapfm.adaptation.loss_scale import LossScale
 from tapfm.adaptation.moments import Moments
@@ -26,12 +24,13 @@ from tapfm.adaptation.two_graph import (
     no_update,
     two_graph_step,
 )
-from tapfm.contracts import Aggregator, Encoded, Targets
+from tapfm.contracts import Aggregator, EncodedTiles, Targets
 from tapfm.device_memory import free_memory, one_memory_error
 from tapfm.encoders.adapters import trained_parameters
 from tapfm.encoders.precision import lower
-from tapfm.errors import CheckpointError, TapfmError
-from tapfm.model import SlideModel
+from tapfm.errors import TapfmError
+from tapfm.inference.bags import Bag
+from tapfm.model import SlideModel, refuse_misfit
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,6 @@ class Learner:
         self._lessons: list[Lesson] = []  # since the last update
         self._all_finite: Tensor | None = None
         self._encoder_changes = False
-        self._looks_at = sys.maxsize  # tiles at once
 
     @property
     def slides_waiting(self) -> int:
@@ -160,21 +158,6 @@ class Learner:
             self._lessons, self._all_finite = [], None
         return report
 
-    def encode(self, tiles: Tensor, chunk: int) -> Encoded:
-        """Look at tiles with the encoder as it is; where the device's memory ends, at fewer at once from then on."""
-        while True:
-            at_once = min(chunk, self._looks_at)
-            try:
-                return self.model.encode(tiles, at_once)
-            except torch.OutOfMemoryError as error:
-                if at_once == 1:
-                    raise TapfmError(
-                        f"The memory of {self.model.device} does not hold one tile beside what learning has there.",
-                        hint="See what would fit: tapfm plan RUN.toml",
-                    ) from error
-            self._looks_at = at_once // 2
-            free_memory(self.model.device)
-
     def flush(self) -> None:
         """Apply gradients that wait for a slide which did not come."""
         if self._lessons:
@@ -207,8 +190,8 @@ class Learner:
         return smaller
 
     def _take(self, lesson: Lesson, *, now: bool) -> StepReport:
-        aggregator = self.model.aggregator_of(lesson.bag.places)
-        if isinstance(lesson.bag.content, Encoded):
+        aggregator = self.model.aggregator_for(lesson.bag.coordinates)
+        if isinstance(lesson.bag.content, EncodedTiles):
             report = aggregator_step(aggregator, self.model, lesson.bag.content, lesson.targets)
             if now:
                 self._update_aggregator(report.checks.all())
@@ -333,7 +316,7 @@ class Begun:
         self._random.put_back()
 
 
-def aggregator_step(aggregator: Aggregator, model: SlideModel, encoded: Encoded, targets: Targets) -> StepReport:
+def aggregator_step(aggregator: Aggregator, model: SlideModel, encoded: EncodedTiles, targets: Targets) -> StepReport:
     """Graph 1 alone: stored features have no encoder behind them."""
     z_KD, r_K = encoded.z_KD.clone().requires_grad_(), encoded.r_K.clone().requires_grad_()
     graph = aggregator_graph(aggregator, model.task, z_KD, r_K, targets.to(z_KD.device))
@@ -352,30 +335,3 @@ def aggregator_step(aggregator: Aggregator, model: SlideModel, encoded: Encoded,
         graphs_kept=0,
         checks=graph.checks(),
     )
-
-
-def changing_parameters(model: SlideModel) -> dict[str, nn.Parameter]:
-    """Name what training changes: the aggregator, and of the encoder what is not frozen."""
-    encoder = trained_parameters(model.encoder) if model.encoder is not None else {}
-    return {
-        **{f"aggregator/{name}": parameter for name, parameter in model.aggregator.named_parameters()},
-        **{f"encoder/{name}": parameter for name, parameter in encoder.items()},
-    }
-
-
-def restore_weights(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]) -> None:
-    """Fill parameters from a checkpoint; refuse one that does not fit."""
-    refuse_misfit(parameters, state)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(state[name])
-
-
-def refuse_misfit(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Refuse a checkpoint of another model."""
-    for name, tensor in ours.items():
-        if name not in state or state[name].shape != tensor.shape:
-            raise CheckpointError(
-                f"The checkpoint does not fit: {name} has another shape, or is missing.",
-                hint="Was it made with another encoder, aggregator or scope?",
-            )

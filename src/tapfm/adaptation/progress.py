@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from tapfm.inference.bags import SkippedTiles
+
 # what of an epoch is summed up slide by slide
 SUMMED = (
     "loss_agg",
@@ -24,7 +26,7 @@ class EpochSums:
 
     slides: int = 0
     tiles: int = 0  # learnt from
-    tiles_looked_at: int = 0  # for validation
+    validation_tiles: int = 0
     tiles_failed: int = 0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMMED, 0.0))
     logits: dict[str, list[float]] = field(default_factory=dict)  # by slide, before its update
@@ -35,20 +37,12 @@ class EpochSums:
     @property
     def tiles_per_second(self) -> float:
         """How fast it went, validation included."""
-        return (self.tiles + self.tiles_looked_at) / max(self.seconds, 1e-9)
+        return (self.tiles + self.validation_tiles) / max(self.seconds, 1e-9)
 
     @property
     def waiting_share(self) -> float:
         """Part of the time that was spent waiting for tiles."""
         return self.waited_s / max(self.seconds, 1e-9)
-
-
-@dataclass
-class SkippedTiles:
-    """Tiles of a slide that could not be read in any visit so far, and why the last one could not."""
-
-    tiles: list[int]
-    reason: str
 
 
 @dataclass

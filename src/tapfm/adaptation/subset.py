@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tapfm.contracts import Encoded
+from tapfm.contracts import EncodedTiles
 from tapfm.errors import SettingError
 
 Numbers = NDArray[np.float64]
@@ -28,7 +28,7 @@ class Subset(NamedTuple):
 
 
 def draw_subset(
-    encoded: Encoded,
+    encoded: EncodedTiles,
     g_z_KD: Tensor,
     g_r_K: Tensor,
     lambda_: float,
@@ -52,7 +52,7 @@ def draw_subset(
 
 
 @torch.no_grad()
-def sizes_of(encoded: Encoded, g_z_KD: Tensor, g_r_K: Tensor, lambda_: float) -> Tensor:
+def sizes_of(encoded: EncodedTiles, g_z_KD: Tensor, g_r_K: Tensor, lambda_: float) -> Tensor:
     """Say how large a tile's gradient is, in float64: by how much the loss varies if the tile varies as tiles do.
 
     Gradients at features and at raw attentions have different units, and how much of either reaches the encoder is not

@@ -8,38 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from tapfm.adaptation.bags import Bag, Bags, SlideFailed, Visit, refuse_too_many_missing
 from tapfm.adaptation.learner import Learner
-from tapfm.adaptation.progress import SUMMED, EpochSums, Progress, SkippedTiles
+from tapfm.adaptation.progress import SUMMED, EpochSums, Progress
 from tapfm.adaptation.two_graph import StepReport
-from tapfm.contracts import Encoded, Targets
-from tapfm.errors import NonFiniteError, SlidesFailedError
-from tapfm.evaluation.predictions import Prediction, Unit, scores
+from tapfm.contracts import Targets
+from tapfm.errors import Interrupted, SlidesFailedError
+from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit, scores
+from tapfm.inference.bags import Bag, Bags, SkippedTiles, SlideFailed, Visit, refuse_too_many_missing
+from tapfm.inference.predictor import Predictor
 from tapfm.seeding import rng_for
-
-
-@dataclass(frozen=True)
-class LabelledSlide:
-    """A slide and what is known of it; at least one label is."""
-
-    slide_id: str
-    patient_id: str
-    labels: Mapping[str, int | None]
-    split: str
-    cohort: str | None = None
-
-    def targets(self) -> Targets:
-        """Give the labels as the task takes them."""
-        return Targets.of(list(self.labels.values()))
+from tapfm.tiles.augment import Augmentation, AugmentedTiles
 
 
 @dataclass(frozen=True)
@@ -47,6 +33,7 @@ class Plan:
     """How long, from which draws, and what counts as better."""
 
     epochs: int
+    augmentation: Augmentation = Augmentation()  # noqa: RUF009 - frozen
     seed: int = 0
     tiles_per_slide: int | None = None
     validation_tiles: int | None = 1000
@@ -88,14 +75,6 @@ class Watcher(Protocol):
         ...
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: it was asked for
-    """The run was asked to stop, and is saved."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(signal_number)
-        self.signal_number = signal_number
-
-
 def fit(
     learner: Learner,
     bags: Bags,
@@ -110,11 +89,11 @@ def fit(
 ) -> Progress:
     """Train from where `progress` is to the end; `asked_to_stop` gives the number of a signal, or None."""
     run = Run(learner, bags, training, validation, plan, keeper, watcher, progress or Progress(), asked_to_stop)
-    bags.begin(run.visits())
+    bags.start(run.visits())
     try:
         while not run.progress.finished:
             run.train_epoch()
-            run.end_epoch(run.look_at_validation())
+            run.end_epoch(run.validate())
     finally:
         bags.close()
     return run.progress
@@ -148,6 +127,7 @@ class Run:
         self.training, self.validation = (sorted(each, key=by_id) for each in (self.training, self.validation))
         self.clock = Clock(self.learner.model.device, self.bags)
         self.saved_at = time.monotonic()
+        self.predictor = Predictor.of_training(self.learner.model)
         self.unread: list[Learnt] = []
 
     def order(self, epoch: int) -> list[LabelledSlide]:
@@ -160,7 +140,8 @@ class Run:
 
     def validation_visit(self, slide: LabelledSlide) -> Visit:
         """Draw the same tiles each epoch."""
-        return Visit("look", slide.slide_id, self.plan.validation_tiles, (self.plan.seed, "validation", slide.slide_id))
+        address = (self.plan.seed, "validation", slide.slide_id)
+        return Visit("inference", slide.slide_id, self.plan.validation_tiles, address)
 
     def visits(self) -> Iterator[Visit]:
         """Foretell the rest of the run; it is read ahead, so it cannot depend on what happens."""
@@ -195,19 +176,32 @@ class Run:
         """Learn from one slide, or count it as failed."""
         visit = self.training_visit(epoch, slide)
         try:
-            bag = self.bags.training_bag(visit)
+            bag = self.augmented(self.bags.read(visit), visit)
             self.progress.sums.tiles_failed += len(bag.missing)
-            self.note_missing(slide, bag)
+            self.note_missing(slide, bag.missing)
         except SlideFailed as failure:
             self.fail(slide, str(failure))
             if now:
                 self.learner.flush()
             return
-        report = self.learner.learn(bag, slide.targets(), now=now, slide_id=slide.slide_id)
+        report = self.learner.learn(bag, targets_of(slide.labels), now=now, slide_id=slide.slide_id)
         # the report before this one: while the device is busy with this step, the host goes on to the next
         self.read_reports()
         self.unread.append(Learnt(slide.slide_id, self.progress.step, bag.tiles, report))
         self.progress.step += 1
+
+    def augmented(self, bag: Bag, visit: Visit) -> Bag:
+        """Return the bag with its pixels augmented on the device; features stay as they are."""
+        if not isinstance(bag.content, torch.Tensor):
+            return bag
+        tiles = AugmentedTiles(
+            bag.content,
+            self.plan.augmentation,
+            *visit.address,
+            device=self.learner.model.device,
+            compiled=self.learner.optimisation.compiled,
+        )
+        return replace(bag, content=tiles)
 
     def read_reports(self) -> None:
         """Wait for the device, and add what it has learnt from to the epoch's sums."""
@@ -224,14 +218,14 @@ class Run:
             sums.tiles += tiles
         self.unread = []
 
-    def note_missing(self, slide: LabelledSlide, bag: Bag) -> None:
-        """Remember tiles that could not be read; all of them, of all visits, decide whether the slide fails."""
-        if bag.missing:
+    def note_missing(self, slide: LabelledSlide, missing: Mapping[int, str]) -> None:
+        """Add up unreadable tiles over all visits; the slide fails when there are too many of them."""
+        if missing:
             known = self.progress.skipped.setdefault(slide.slide_id, SkippedTiles([], ""))
-            known.tiles = sorted({*known.tiles, *bag.missing})
-            known.reason = next(iter(bag.missing.values()))
+            known.tiles = sorted({*known.tiles, *missing})
+            known.reason = next(iter(missing.values()))
         if (known_missing := self.progress.skipped.get(slide.slide_id)) is not None:
-            of_tiles = self.bags.tiles_of(slide.slide_id)
+            of_tiles = self.bags.tile_count(slide.slide_id)
             refuse_too_many_missing(len(known_missing.tiles), of_tiles, known_missing.reason)
         self.progress.failed.pop(slide.slide_id, None)  # a drive that was away, and is back
 
@@ -252,23 +246,26 @@ class Run:
                 hint=f"Mend or leave them out; or let {count} fail.",
             )
 
-    def look_at_validation(self) -> list[Prediction]:
-        """Predict the validation slides, each on the same draw of tiles as in other epochs."""
+    def validate(self) -> list[Prediction]:
+        """Predict the validation slides, each on the same tiles in every epoch."""
         self.learner.model.train(False)
         self.watcher.began("validate", self.progress.epoch, len(self.validation), 0)
         predictions = []
         for slide in self.validation:
             try:
-                bag = self.bags.encoded_bag(self.validation_visit(slide), self.learner)
-                self.note_missing(slide, bag)
-                predictions.append(predict(self.learner, slide, bag))
+                encoded = self.predictor.encode_slide(self.bags, self.validation_visit(slide))
+                self.note_missing(slide, encoded.missing)
+                logits = self.predictor.predict_logits(slide.slide_id, encoded)
+                predictions.append(
+                    slide.prediction(tuple(logits), tuple(logits.values()), encoded.tiles, len(encoded.missing))
+                )
             except SlideFailed as failure:
                 self.fail(slide, str(failure))
             self.clock.add_to(self.progress.sums)
             self.watcher.visited(self.progress)
             self.stop_if_too_many_failed()
-            self.stop_if_asked()  # the whole look is repeated when the run goes on, so it is counted at its end
-        self.progress.sums.tiles_looked_at += sum(each.tiles for each in predictions)
+            self.stop_if_asked()  # a resumed run repeats the whole validation, so it is counted at its end
+        self.progress.sums.validation_tiles += sum(each.tiles for each in predictions)
         self.progress.sums.tiles_failed += sum(each.tiles_failed for each in predictions)
         return predictions
 
@@ -300,7 +297,7 @@ class Run:
         progress, sums, targets = self.progress, self.progress.sums, self.learner.model.task.targets
         encoder_rate, aggregator_rate = self.learner.rates(progress.epoch)
         seen = [
-            prediction_of(slide, targets, sums.logits[slide.slide_id], 0)
+            slide.prediction(targets, sums.logits[slide.slide_id], 0)
             for slide in self.training
             if slide.slide_id in sums.logits
         ]
@@ -365,38 +362,9 @@ def negative(value: float | None) -> float | None:
     return None if value is None else -value
 
 
-def predict(learner: Learner, slide: LabelledSlide, bag: Bag) -> Prediction:
-    """Predict a slide from its encoded bag."""
-    assert isinstance(bag.content, Encoded)
-    logits = finite_logits(slide.slide_id, learner.model.logits(bag.content, bag.places))
-    return prediction_of(slide, learner.model.task.targets, logits, bag.tiles, len(bag.missing))
-
-
-def finite_logits(slide_id: str, logits_C: torch.Tensor) -> list[float]:
-    """Take the numbers out of a tensor; what is no number is refused."""
-    logits = logits_C.double().tolist()
-    if not all(map(math.isfinite, logits)):
-        raise NonFiniteError(
-            f"Slide '{slide_id}': the model gives the logits {logits}.",
-            hint="Lower the learning rates, or turn gradient clipping on.",
-        )
-    return logits
-
-
-def prediction_of(
-    slide: LabelledSlide, targets: Sequence[str], logits: Sequence[float], tiles: int, tiles_failed: int = 0
-) -> Prediction:
-    """Put logits beside what is known of the slide."""
-    return Prediction(
-        slide_id=slide.slide_id,
-        patient_id=slide.patient_id,
-        split=slide.split,
-        cohort=slide.cohort,
-        labels=slide.labels,
-        logits=dict(zip(targets, logits, strict=True)),
-        tiles=tiles,
-        tiles_failed=tiles_failed,
-    )
+def targets_of(labels: Mapping[str, int | None]) -> Targets:
+    """Return labels as the task takes them."""
+    return Targets.of(list(labels.values()))
 
 
 def mean_loss(learner: Learner, predictions: Sequence[Prediction]) -> float | None:
@@ -404,9 +372,7 @@ def mean_loss(learner: Learner, predictions: Sequence[Prediction]) -> float | No
     if not predictions:
         return None
     losses = [
-        learner.model.task.loss(
-            torch.tensor(list(each.logits.values()), dtype=torch.float64), Targets.of(list(each.labels.values()))
-        )
+        learner.model.task.loss(torch.tensor(list(each.logits.values()), dtype=torch.float64), targets_of(each.labels))
         for each in predictions
     ]
     return float(torch.stack(losses).mean())

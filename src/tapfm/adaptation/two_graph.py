@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tapfm.adaptation.chunked import Chunking, EncodedBag
 from tapfm.adaptation.subset import draw_subset
-from tapfm.contracts import Aggregator, Encoded, Targets, Task, TileEncoder, Tiles
+from tapfm.contracts import Aggregator, EncodedTiles, Targets, Task, TileEncoder, Tiles
 from tapfm.errors import LabelError, NonFiniteError, SettingError
 
 Cosine = Literal["paper", "descending"]
@@ -174,7 +174,7 @@ def two_graph_step(
     g_z_KD, g_r_K = graph.g_z_KD, graph.g_r_K
 
     # Graph 2, the PFM: eq. 7, a sum over tiles, so that any pieces will do         (lines 19-21)
-    def loss_of_tiles(encoded: Encoded, rows: slice | Tensor) -> Tensor:
+    def loss_of_tiles(encoded: EncodedTiles, rows: slice | Tensor) -> Tensor:
         loss_K = (encoded.z_KD * g_z_KD[rows]).sum(1)  # eq. 5, with the sign that descends
         # eq. 6: at the raw attention, sum_i r_i g_ri has the gradient that sum_i a_i g_ai has through minmax, softmax
         loss_K = loss_K + adaptation.lambda_ * encoded.r_K * g_r_K[rows]
@@ -185,7 +185,7 @@ def two_graph_step(
     if drawn is None:
         bag.backward(loss_of_tiles, loss_scale)
     else:
-        subset = draw_subset(Encoded(z_KD, r_K), g_z_KD, g_r_K, adaptation.lambda_, drawn)
+        subset = draw_subset(EncodedTiles(z_KD, r_K), g_z_KD, g_r_K, adaptation.lambda_, drawn)
         bag.backward_through(subset, loss_of_tiles, loss_scale)
     gradients = gradient_norms(encoder, loss_scale)
     norm_encoder = gradients.norms.norm()

@@ -1,26 +1,24 @@
-"""From a configuration to what `fit` takes: model, optimisers, plan and bags. Config stops here."""
+"""From a configuration to what `fit` takes: model, optimisers and plan. Config stops here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from tapfm.adaptation.bags import Bags, FeatureBags, PixelBags, SlideTiles
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.optimisers import Schedule
 from tapfm.adaptation.planner import StepPlan, plan_step
 from tapfm.adaptation.step_costs import Precision
-from tapfm.adaptation.trainer import LabelledSlide, Plan
+from tapfm.adaptation.trainer import Plan
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import aggregator_card, build_aggregator
 from tapfm.app.config import RunConfig
-from tapfm.app.devices import choose_float32_products, choose_precision
 from tapfm.app.run_data import RunData, SlideOfRun
+from tapfm.devices import choose_float32_products, choose_precision
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.features import FeatureFacts
@@ -34,7 +32,6 @@ from tapfm.tiles.augment import Augmentation
 
 GRAPH_BYTES = 2 * 2**30  # of a chunk, where memory cannot be asked for
 GRAPH_FLOATS = 24  # that a block keeps for each number of its input
-ENCODING_CHUNK = 64  # without a graph
 
 
 class Built(NamedTuple):
@@ -262,6 +259,7 @@ def plan_of(config: RunConfig) -> Plan:
     """Unpack the plan's settings."""
     return Plan(
         epochs=config.schedule.epochs,
+        augmentation=augmentation_of(config),
         seed=config.seed,
         tiles_per_slide=number_or_all(config.adaptation.tiles_per_slide),
         validation_tiles=number_or_all(config.selection.validation_tiles),
@@ -275,29 +273,3 @@ def plan_of(config: RunConfig) -> Plan:
 def number_or_all(value: int | str) -> int | None:
     """Read "all" as no limit."""
     return value if isinstance(value, int) else None
-
-
-def make_bags(config: RunConfig, data: RunData, model: SlideModel, workers: int) -> Bags:
-    """Say where bags come from."""
-    ahead_bytes = int(config.machine.read_ahead_gib * 2**30)
-    if model.encoder is None:
-        files = {slide.row.slide_id: slide.features.path for slide in data.slides if slide.features is not None}
-        return FeatureBags(files, device=model.device, ahead_bytes=ahead_bytes)
-    return PixelBags(
-        {slide.row.slide_id: SlideTiles(slide.row.path, slide.tiles) for slide in data.slides if slide.tiles},
-        tile_px=model.encoder.tile_px,
-        augmentation=augmentation_of(config),
-        device=model.device,
-        workers=workers,
-        ahead_bytes=ahead_bytes,
-        chunk=ENCODING_CHUNK,
-        compiled=is_compiled(config, model.device),
-    )
-
-
-def labelled(slides: Sequence[SlideOfRun]) -> list[LabelledSlide]:
-    """Take what the trainer needs of each slide."""
-    return [
-        LabelledSlide(slide.row.slide_id, slide.row.patient_id, slide.labels, slide.split, slide.row.cohort)
-        for slide in slides
-    ]

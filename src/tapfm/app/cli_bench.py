@@ -60,7 +60,7 @@ def bench(
     """
     from tapfm.app.benching.slides import slides_of_cohort, slides_of_paper, slides_of_run
     from tapfm.app.config import load_config
-    from tapfm.app.devices import check_precision, choose_device
+    from tapfm.devices import check_precision, choose_device
     from tapfm.encoders.adapters import Scope
     from tapfm.encoders.catalog import encoder_card
     from tapfm.processes import available_cores

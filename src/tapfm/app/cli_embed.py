@@ -71,16 +71,16 @@ def embed(
     import shlex
 
     from tapfm.app.cli import terminal
-    from tapfm.app.devices import choose_device
-    from tapfm.app.looking import check_looking_precision, looking_precision
     from tapfm.app.output_folder import GOES_ON
     from tapfm.cohort.manifest import read_cohort
+    from tapfm.devices import choose_device
     from tapfm.encoders.catalog import encoder_card
     from tapfm.errors import InputError
+    from tapfm.inference.precision import check_inference_precision, choose_inference_precision
     from tapfm.processes import available_cores
 
     card = encoder_card(encoder)
-    check_looking_precision(precision)
+    check_inference_precision(precision)
     cohort_slides = read_cohort(cohort, slides)
     cohort_slides.check_ids(only or [])
     where = [] if slides is None else ["--slides", str(slides)]
@@ -103,7 +103,7 @@ def embed(
     from tapfm.encoders.weights import load_encoder
 
     messages = Console(stderr=True, highlight=False)
-    computed_in = looking_precision(precision, place)
+    computed_in = choose_inference_precision(precision, place)
     try:
         loaded = load_encoder(card, weights=weights)
         loaded.encoder.to(place)

@@ -95,11 +95,11 @@ def evaluate(
         raise InputError(wrong, hint="--cohort is a table of slides with labels.")
     if out.is_file():
         raise InputError(f"{out} is a file.", hint="Give a folder to --out.")
-    from tapfm.adaptation.trainer import Interrupted
     from tapfm.app.cli import terminal
     from tapfm.app.evaluating import evaluate as evaluate_model
     from tapfm.app.evaluating.data import Choice
     from tapfm.app.evaluating.results import settings_of
+    from tapfm.errors import Interrupted
 
     messages = Console(stderr=True, highlight=False)
     try:

@@ -85,13 +85,13 @@ def predict(
     Exit code 3 when more slides failed than may; the others are predicted.
     """
     from tapfm.app.evaluating.ensemble import member_folders
-    from tapfm.app.looking import check_looking_precision
     from tapfm.app.output_folder import GOES_ON
+    from tapfm.inference.precision import check_inference_precision
     from tapfm.processes import available_cores
 
     member_folders(model)  # what is no model is told before torch is waited for
     size = batch_of(batch)
-    check_looking_precision(precision)
+    check_inference_precision(precision)
     if sensitivity is not None and not 0 < sensitivity <= 1:
         raise InputError(f"--sensitivity is {sensitivity:g}: it has to be above 0 and at most 1.", hint="Such as 0.9.")
     if out.is_file():
@@ -99,10 +99,10 @@ def predict(
     for source in sources:
         if not source.exists():
             raise InputError(f"There is no {source}.", hint="Give slides, folders of slides, or COHORT.csv")
-    from tapfm.adaptation.trainer import Interrupted
     from tapfm.app.cli import terminal
     from tapfm.app.predicting import predict as predicting
     from tapfm.app.predicting.drawing import Wishes
+    from tapfm.errors import Interrupted
 
     messages = Console(stderr=True, highlight=False)
     try:

@@ -353,8 +353,8 @@ def probe(
     A linear probe is fitted on frozen features. `tapfm study` sums up the probes
     of a forgetting study.
     """
-    from tapfm.app.devices import choose_device
     from tapfm.app.study.probe_pictures import find_pictures
+    from tapfm.devices import choose_device
 
     pictures = find_pictures(tiles, seed)
     place = choose_device(device)

@@ -165,8 +165,8 @@ def train(
     if out.is_file():
         raise InputError(f"{out} is a file.", hint="Give a folder to --out.")
     data = read_data(settings)  # what is wrong with the data is told before torch is waited for
-    from tapfm.adaptation.trainer import Interrupted
     from tapfm.app import train_model
+    from tapfm.errors import Interrupted
 
     readers = available_cores() if settings.machine.workers == "auto" else settings.machine.workers
     messages = Console(stderr=True, highlight=False)

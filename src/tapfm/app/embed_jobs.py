@@ -9,7 +9,6 @@ from pathlib import Path
 
 import h5py
 
-from tapfm.adaptation.bags import Visit
 from tapfm.app.embed_outcomes import Outcome, failure
 from tapfm.cohort.manifest import SlideRow
 from tapfm.encoders.features import FEATURES_VERSION, FINGERPRINT, recall
@@ -41,11 +40,6 @@ class Job:
     tiles: TileSet
     path: Path  # of its features
     key: str  # fingerprint of everything that decides them
-
-    @property
-    def visit(self) -> Visit:
-        """Look at all its tiles."""
-        return Visit("look", self.row.slide_id, None, ())
 
 
 def make_job(row: SlideRow, tiles_folder: Path, folder: Path, settings: Settings, tile_command: str) -> Job | Outcome:

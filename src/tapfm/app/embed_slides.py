@@ -1,36 +1,28 @@
-"""`tapfm embed`: what an encoder says of every tile of a cohort, in one file per slide.
-
-One queue reads ahead over all slides, so that the device does not wait at the end of each.
-"""
+"""`tapfm embed`: features and raw attention of every tile of a cohort, in one file per slide."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
 
-from tapfm.adaptation.bags import Bag, PixelBags, SlideFailed, SlideTiles, refuse_too_many_missing
 from tapfm.app.embed_jobs import Job, Settings, make_job, outcome_before, refuse_foreign_files
 from tapfm.app.embed_outcomes import Outcome, Report, failure, say_failed
 from tapfm.app.output_folder import GOES_ON, locked, remove_unfinished
 from tapfm.app.progress import SAY_EVERY_S, progress_bar
 from tapfm.app.tile_slides import number, records
 from tapfm.cohort.manifest import SlideRow
-from tapfm.contracts import Encoded
 from tapfm.encoders.features import FeatureSet, write_features
-from tapfm.encoders.inference import Looking, make_ready, usual_batch
-from tapfm.errors import FeatureStoreError, InputError, TapfmError
-from tapfm.tiles.augment import Augmentation
+from tapfm.encoders.inference import prepare_encoder
+from tapfm.errors import InputError
+from tapfm.inference.bags import AHEAD_BYTES, PixelBags, SlideFailed, SlideTiles
+from tapfm.inference.predictor import EncodedSlide, InferenceModel, Predictor
 
-AHEAD_BYTES = 2**30  # of pixels that are read ahead
 SAVE_EVERY_S = 5.0  # the tables, during a run
 
 
@@ -94,36 +86,56 @@ def embed_cohort(
 
 
 def run(jobs: Sequence[Job], report: Report, settings: Settings, workers: int, console: Console) -> None:
-    """Work through the jobs, saying how far it is."""
+    """Embed the slides of the jobs and write their files."""
     if not jobs:
         return
-    encoder = settings.loaded.encoder
+    encoder, by_id = settings.loaded.encoder, {job.row.slide_id: job for job in jobs}
     tiles = sum(len(job.tiles) for job in jobs)
-    looking = make_ready(encoder, settings.precision, tiles=tiles, compiled=settings.compiled)
+    prepared = prepare_encoder(encoder, settings.precision, tiles=tiles, compiled=settings.compiled)
     bags = PixelBags(
         {job.row.slide_id: SlideTiles(job.row.path, job.tiles) for job in jobs},
         tile_px=encoder.tile_px,
-        augmentation=Augmentation(),  # for training; a look leaves pixels as they are
         device=encoder.mean.device,
         workers=workers,
         ahead_bytes=AHEAD_BYTES,
-        chunk=settings.batch or usual_batch(encoder),
     )
-    with progress_bar(console) as progress, closing(bags):
-        course = Course(jobs, bags, progress, console)
-        bags.begin(job.visit for job in jobs)
-        saved = time.monotonic()
-        for job in jobs:
-            outcome = embed_one(job, bags, CountingEncoder(settings, looking, course.encoded))
-            report.outcomes[job.row.slide_id] = outcome
-            course.finished(job, outcome)
-            if time.monotonic() - saved > SAVE_EVERY_S:
+    with progress_bar(console) as progress:
+        embed_progress = EmbedProgress(jobs, bags, progress, console)
+        predictor = Predictor(
+            [InferenceModel(prepared, None)],
+            batch=settings.batch,
+            on_tiles=embed_progress.add_tiles,
+            on_retry=progress.console.print,
+        )
+        slide_start = saved = time.monotonic()
+
+        def after_slide(slide_id: str, result: EncodedSlide | SlideFailed) -> None:
+            nonlocal slide_start, saved
+            now = time.monotonic()
+            outcome = replace(outcome_of(by_id[slide_id], result), seconds=round(now - slide_start, 2))
+            report.outcomes[slide_id] = outcome
+            embed_progress.add_slide(by_id[slide_id], outcome)
+            slide_start = now
+            if now - saved > SAVE_EVERY_S:
                 report.save()
-                saved = time.monotonic()
+                saved = now
+
+        predictor.run(
+            list(by_id), bags, lambda slide_id, slide: write(by_id[slide_id], slide, settings), on_slide=after_slide
+        )
 
 
-class Course:
-    """How far a run is: a bar at a terminal, a line now and then elsewhere."""
+def outcome_of(job: Job, result: EncodedSlide | SlideFailed) -> Outcome:
+    """Return the outcome of a slide; features of other settings are removed where it failed."""
+    if not isinstance(result, SlideFailed):
+        return Outcome(job.row.slide_id, "ok", tiles=result.tiles, tiles_failed=len(result.missing))
+    job.path.unlink(missing_ok=True)
+    damaged = f"Copy it again from where it was scanned. See: tapfm inspect {shlex.quote(str(job.row.path))}"
+    return failure(job.row.slide_id, result.reason, result.hint or damaged)
+
+
+class EmbedProgress:
+    """Progress of a cohort: a bar at a terminal, a line now and then elsewhere."""
 
     def __init__(self, jobs: Sequence[Job], bags: PixelBags, progress: Progress, console: Console) -> None:
         self._slides, self._tiles = len(jobs), sum(len(job.tiles) for job in jobs)
@@ -134,22 +146,22 @@ class Course:
         self._encoded = 0  # all tiles so far
         self._past = self._past_slides = 0  # tiles that are done with, encoded or lost: all, and of finished slides
 
-    def encoded(self, tiles: int) -> None:
-        """Count tiles of the slide at hand."""
+    def add_tiles(self, tiles: int) -> None:
+        """Count tiles of the current slide."""
         self._encoded += tiles
         self._past += tiles
-        self._tell()
+        self._show()
 
-    def finished(self, job: Job, outcome: Outcome) -> None:
-        """Count a slide, and tell of one that failed."""
+    def add_slide(self, job: Job, outcome: Outcome) -> None:
+        """Count a slide, and print a failure."""
         self._slides_done += 1
         self._past = self._past_slides = self._past_slides + len(job.tiles)
         if outcome.status == "failed":
             self._slides_failed += 1
             say_failed(outcome, self._progress.console)
-        self._tell()
+        self._show()
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
         now = time.monotonic()
         elapsed = max(now - self._start, 1e-9)
         failed = f", {self._slides_failed:,} failed" if self._slides_failed else ""
@@ -163,53 +175,15 @@ class Course:
             self._said = now
 
 
-@dataclass(frozen=True)
-class CountingEncoder:
-    """Encodes, and says how many tiles that were."""
-
-    settings: Settings
-    looking: Looking
-    after: Callable[[int], None]
-
-    def encode(self, tiles: Tensor, chunk: int) -> Encoded:
-        """Encode uint8 tiles. They stay on the device until the slide is done: to fetch them is to wait for it."""
-        try:
-            encoded = self.looking.encode(tiles, chunk)
-        except torch.OutOfMemoryError as error:
-            raise TapfmError(
-                f"The GPU has no room for {chunk} tiles at once.",
-                hint=f"Take fewer: --batch {max(chunk // 2, 1)}. {GOES_ON}",
-            ) from error
-        self.after(len(tiles))
-        return encoded
-
-
-def embed_one(job: Job, bags: PixelBags, encoder: CountingEncoder) -> Outcome:
-    """Encode one slide and write its file; what is wrong with it is its outcome."""
-    start = time.monotonic()
-    try:
-        bag = bags.encoded_bag(job.visit, encoder)
-        refuse_too_many_missing(len(bag.missing), len(job.tiles), next(iter(bag.missing.values()), ""))
-        write(job, bag, encoder.settings)
-    except (SlideFailed, FeatureStoreError) as error:
-        job.path.unlink(missing_ok=True)  # features of other settings are not to be taken for these
-        damaged = f"Copy it again from where it was scanned. See: tapfm inspect {shlex.quote(str(job.row.path))}"
-        reason, what_to_do = (str(error), damaged) if isinstance(error, SlideFailed) else (error.message, error.hint)
-        outcome = failure(job.row.slide_id, reason, what_to_do)
-    else:
-        outcome = Outcome(job.row.slide_id, "ok", tiles=bag.tiles, tiles_failed=len(bag.missing))
-    return replace(outcome, seconds=round(time.monotonic() - start, 2))
-
-
-def write(job: Job, bag: Bag, settings: Settings) -> None:
+def write(job: Job, slide: EncodedSlide, settings: Settings) -> None:
     """Write a slide's file, with the positions of the tiles that were read."""
-    assert isinstance(bag.content, Encoded)
+    [encoded] = slide.by_model
     card, encoder = settings.loaded.card, settings.loaded.encoder
     features = FeatureSet(
         slide_id=job.row.slide_id,
-        features=bag.content.z_KD.cpu().numpy(),
-        attention=bag.content.r_K.cpu().numpy(),
-        positions=job.tiles.positions[bag.rows],
+        features=encoded.z_KD.cpu().numpy(),
+        attention=encoded.r_K.cpu().numpy(),
+        positions=job.tiles.positions[slide.rows],
         encoder=card.key,
         fingerprint=job.key,
     )
@@ -218,7 +192,7 @@ def write(job: Job, bag: Bag, settings: Settings) -> None:
         "feature": encoder.feature,
         "encoder_tile_px": encoder.tile_px,
         "precision": settings.precision,
-        "tiles_failed": len(bag.missing),
+        "tiles_failed": len(slide.missing),
     }
     write_features(job.path, features, job.tiles, about=about)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 import tapfm
 from tapfm.adaptation.checkpoint import save_checkpoint
@@ -19,7 +20,8 @@ from tapfm.app.push import push_folder, refuse_bad_repository, refuse_no_derivat
 from tapfm.app.run_folder import RunFolder
 from tapfm.app.saved_model import AGGREGATOR, DESCRIPTION, SavedModel, load_aggregator, load_export, load_run
 from tapfm.cohort.splits import TEST, VALIDATION
-from tapfm.contracts import Encoded
+from tapfm.contracts import EncodedTiles
+from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.timm_folder import (
     CONFIG,
     WEIGHTS,
@@ -30,6 +32,7 @@ from tapfm.encoders.timm_folder import (
 )
 from tapfm.errors import InputError, WeightsMismatchError
 from tapfm.evaluation.predictions import Scores, Unit, read_predictions, scores
+from tapfm.model import SlideModel
 from tapfm.seeding import rng_for
 from tapfm.storage import write_atomically
 
@@ -152,17 +155,25 @@ def check_export(saved: SavedModel, out: Path) -> None:
     if model.encoder is None:
         feature_size = saved.description["aggregator"]["feature_size"]
         features, attention = noise.normal(size=(TILES, feature_size)), noise.random(TILES)
-        encoded = Encoded(torch.tensor(features, dtype=torch.float32), torch.tensor(attention, dtype=torch.float32))
+        encoded = EncodedTiles(
+            torch.tensor(features, dtype=torch.float32), torch.tensor(attention, dtype=torch.float32)
+        )
         again = replace(model, aggregator=load_aggregator(out, saved.description, model.device).train(False))
-        ours, theirs = (each.logits(encoded, places) for each in (model, again))
+        ours, theirs = (each.aggregate(encoded, places).logits_C for each in (model, again))
     else:
         check_timm_folder(out, model.encoder)
         side = model.encoder.tile_px
         tiles = torch.from_numpy(noise.integers(0, 256, (TILES, 3, side, side), "uint8"))
         again = load_export(out).model
-        ours, theirs = (each.logits(each.encode(tiles, TILES), places) for each in (model, again))
+        ours, theirs = (logits_of_tiles(each, tiles, places) for each in (model, again))
     if not torch.allclose(ours, theirs, atol=1e-5):
         raise WeightsMismatchError(
             f"{out} was written, but loaded again it gives other logits: {ours.tolist()} and {theirs.tolist()}.",
             hint="Please report it.",
         )
+
+
+def logits_of_tiles(model: SlideModel, tiles: Tensor, coordinates: Tensor | None) -> Tensor:
+    """Return the logits of a bag of tiles."""
+    assert model.encoder is not None
+    return model.aggregate(wrap_encoder(model.encoder).encode(tiles, len(tiles)), coordinates).logits_C

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from tapfm.inference.bags import SlideFailed
+    from tapfm.inference.predictor import EncodedSlide
 
 SAY_EVERY_S = 15.0  # where no terminal shows a bar
 
@@ -40,6 +45,14 @@ class Counter:
         self._bar = self._progress.add_task(what, total=total, speed="")
         self._progress.start()
         self._said_at = time.monotonic()
+
+    def slide_done(self, slide_id: str, result: EncodedSlide | SlideFailed) -> None:
+        """Count a slide that was predicted, or report that it failed."""
+        from tapfm.inference.bags import SlideFailed  # here: most commands with a bar do not need torch
+
+        if isinstance(result, SlideFailed):
+            self.failed(slide_id, result.reason)
+        self.one_more(0 if isinstance(result, SlideFailed) else result.tiles)
 
     def one_more(self, tiles: int | None = None) -> None:
         """Count a slide, of which so many tiles were read."""

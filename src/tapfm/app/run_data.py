@@ -15,6 +15,7 @@ from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
 from tapfm.cohort.splits import SPLITS, TRAIN, check_training_labels, split_of_rows
 from tapfm.encoders.features import FeatureFacts, feature_file, look_at_features
 from tapfm.errors import CohortError, LabelError, TapfmError
+from tapfm.evaluation.predictions import LabelledSlide
 from tapfm.storage import fingerprint, sha256_of
 from tapfm.tiles.store import TileSet, find_tiles
 
@@ -171,6 +172,14 @@ def refuse_one_class(config: RunConfig, data: RunData, column: str) -> None:
                 f"classes of {target}.",
                 hint=f"Make their tiles: {making_of(config)}",
             )
+
+
+def labelled(slides: Sequence[SlideOfRun]) -> list[LabelledSlide]:
+    """Return the slides with their labels, without tiles."""
+    return [
+        LabelledSlide(slide.row.slide_id, slide.row.patient_id, slide.labels, slide.split, slide.row.cohort)
+        for slide in slides
+    ]
 
 
 def difference(before: str, now: str) -> list[str]:

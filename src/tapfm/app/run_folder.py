@@ -36,6 +36,7 @@ from tapfm.app.config_changes import changed_settings
 from tapfm.app.config_text import resolved
 from tapfm.app.run_data import RunData, difference
 from tapfm.errors import CheckpointError, RunError
+from tapfm.inference.bags import SkippedTiles
 from tapfm.storage import fingerprint, write_atomically
 
 SHOWN = 10  # differences named
@@ -156,7 +157,7 @@ class RunFolder:
         """Write what people read of a checkpoint."""
         lines = "".join(json.dumps(row) + "\n" for row in progress.history)
         write_atomically(self.folder / "history.jsonl", lines.encode())
-        write_atomically(self.folder / "failures.csv", failures_table(progress))
+        write_atomically(self.folder / "failures.csv", failures_table(progress.failed, progress.skipped))
 
     def save_best(self, learner: Learner, progress: Progress) -> None:
         """Save the weights of the best epoch so far."""
@@ -188,16 +189,16 @@ class RunFolder:
             raise CheckpointError(f"{self.last} does not say how far the run is.", hint="Begin anew.") from error
 
 
-def failures_table(progress: Progress) -> bytes:
+def failures_table(failed: Mapping[str, str], skipped: Mapping[str, SkippedTiles]) -> bytes:
     """List failed slides, and slides with tiles that were skipped."""
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["slide_id", "what", "tiles_skipped", "reason"])
-    for slide_id, reason in progress.failed.items():
+    for slide_id, reason in failed.items():
         writer.writerow([slide_id, "failed", "", reason])
-    for slide_id, skipped in progress.skipped.items():
-        if slide_id not in progress.failed:
-            writer.writerow([slide_id, "tiles skipped", len(skipped.tiles), skipped.reason])
+    for slide_id, each in skipped.items():
+        if slide_id not in failed:
+            writer.writerow([slide_id, "tiles skipped", len(each.tiles), each.reason])
     return buffer.getvalue().encode()
 
 

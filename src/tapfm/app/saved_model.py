@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tapfm.adaptation.checkpoint import load_checkpoint
-from tapfm.adaptation.learner import changing_parameters, restore_weights
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.app.advice import command
 from tapfm.app.build_run import ready_encoder
@@ -24,7 +23,7 @@ from tapfm.encoders.catalog import EncoderCard, encoder_card
 from tapfm.encoders.timm_folder import WEIGHTS
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import CheckpointError, RunError, SettingError, WeightsDigestError
-from tapfm.model import SlideModel
+from tapfm.model import SlideModel, load_parameters
 from tapfm.tasks.catalog import build_task
 from tapfm.tasks.weights import Labels
 
@@ -88,7 +87,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
         encoder, provenance = ready_encoder(config, device)
         refuse_other_base(run_folder, provenance.sha256, config)
     model = SlideModel(encoder, build(description, device), build_task(labels))
-    restore_weights(changing_parameters(model), tensors)
+    load_parameters(model.trained_parameters(), tensors)
     if encoder is not None:
         merge_adapters(encoder)
     model.train(False)
@@ -133,7 +132,7 @@ def load_aggregator(folder: Path, description: dict[str, Any], device: torch.dev
     """Load the aggregator of an exported folder."""
     aggregator = build(description, device)
     tensors, _ = load_checkpoint(folder / AGGREGATOR)
-    restore_weights({f"aggregator/{name}": each for name, each in aggregator.named_parameters()}, tensors)
+    load_parameters({f"aggregator/{name}": each for name, each in aggregator.named_parameters()}, tensors)
     return aggregator
 
 

@@ -14,24 +14,27 @@ from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.plan_words import describe
 from tapfm.adaptation.progress import Progress
-from tapfm.adaptation.trainer import Interrupted, LabelledSlide, fit
+from tapfm.adaptation.trainer import fit
 from tapfm.app.advice import command, counted
-from tapfm.app.build_run import build_learner, labelled, make_bags, plan_of
+from tapfm.app.build_run import build_learner, plan_of
 from tapfm.app.config import RunConfig
 from tapfm.app.curves import draw_curves
-from tapfm.app.devices import choose_device
-from tapfm.app.final_predictions import Remembered, predict_slides
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.progress import Counter
-from tapfm.app.run_data import RunData
+from tapfm.app.run_data import RunData, labelled
 from tapfm.app.run_folder import RunFolder, environment_of
 from tapfm.app.run_summary import write_summary
+from tapfm.app.slide_bags import make_bags
 from tapfm.app.stopping import StopRequests
 from tapfm.app.watching import TrainingWatcher
 from tapfm.cohort.splits import TEST, TRAIN, VALIDATION
+from tapfm.devices import choose_device
 from tapfm.encoders.catalog import encoder_card
-from tapfm.errors import NonFiniteError, RunError, SlidesFailedError
-from tapfm.evaluation.predictions import Scores, scores, write_predictions
+from tapfm.errors import Interrupted, NonFiniteError, RunError, SlidesFailedError
+from tapfm.evaluation.predictions import LabelledSlide, Scores, scores, write_predictions
+from tapfm.inference.bags import Bags
+from tapfm.inference.cohort import FinishedSlides, predict_cohort
+from tapfm.inference.predictor import Predictor
 from tapfm.storage import sha256_of
 
 
@@ -84,7 +87,7 @@ def train(config: RunConfig, data: RunData, folder: Path, *, resume: bool, worke
         training, validation, test = (labelled(data.of(split)) for split in (TRAIN, VALIDATION, TEST))
         try:
             if not progress.finished:
-                bags = make_bags(config, data, learner.model, workers)
+                bags = bags_of_run(config, data, learner, workers)
                 watcher = TrainingWatcher(console, config.schedule.epochs, len(training), len(validation), folder)
                 with closing(watcher) as seen:
                     fit(
@@ -178,20 +181,22 @@ def conclude(
     draw_run(run_folder, config, progress)
     best = run_folder.load_best(learner)
     digest = sha256_of(run_folder.best)
+    learner.model.train(False)
+    predictor = Predictor.of_training(learner.model)
     result: dict[str, Scores] = {}
     for split, of_split in slides.items():
         wanted = [slide for slide in of_split if slide.slide_id not in progress.failed]
         if not wanted:
             continue
-        remembered = Remembered(run_folder.folder / f".predictions-{split}.jsonl", digest)
+        finished = FinishedSlides(run_folder.folder / f".predictions-{split}.jsonl", digest)
         with closing(Counter(console, f"all tiles, {split}", len(wanted))) as counter:
-            final = predict_slides(
-                learner,
-                make_bags(config, data, learner.model, workers),
+            final = predict_cohort(
+                predictor,
+                bags_of_run(config, data, learner, workers),
                 wanted,
-                remembered,
-                said=counter.one_more,
-                asked_to_stop=stop.asked,
+                finished,
+                on_slide=counter.slide_done,
+                stop_signal=stop.asked,
             )
         progress.failed |= final.failed
         progress.skipped |= final.skipped
@@ -200,6 +205,18 @@ def conclude(
     run_folder.write_tables(progress)
     write_summary(run_folder, config, data, progress, result)
     return RunResult(run_folder.folder, int(best["epoch"]), result, dict(progress.failed))
+
+
+def bags_of_run(config: RunConfig, data: RunData, learner: Learner, workers: int) -> Bags:
+    """Return the bags of all slides of a run."""
+    model = learner.model
+    return make_bags(
+        data.slides,
+        tile_px=None if model.encoder is None else model.encoder.tile_px,
+        device=model.device,
+        workers=workers,
+        ahead_bytes=int(config.machine.read_ahead_gib * 2**30),
+    )
 
 
 def draw_run(run_folder: RunFolder, config: RunConfig, progress: Progress) -> None:

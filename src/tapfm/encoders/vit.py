@@ -21,7 +21,7 @@ from timm.models.eva import EvaAttention, EvaBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from tapfm.contracts import Encoded
+from tapfm.contracts import EncodedTiles
 from tapfm.encoders.blocks import Recompute, at_least_float32, last_block, run_block
 from tapfm.encoders.catalog import Feature
 from tapfm.errors import SettingError, TileError, UnsupportedEncoderError
@@ -61,7 +61,7 @@ class VitEncoder(nn.Module):
         self.register_buffer("mean", 255 * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
 
-    def forward(self, tiles_K3hw: Tensor) -> Encoded:
+    def forward(self, tiles_K3hw: Tensor) -> EncodedTiles:
         """Encode K uint8 tiles, from any device."""
         self._check(tiles_K3hw)
         # torch would compile anew for a single tile
@@ -79,7 +79,7 @@ class VitEncoder(nn.Module):
         if self.feature == "cls+mean":
             patches_KND = x_KND[:, self.vit.num_prefix_tokens :]
             z_KD = torch.cat([z_KD, patches_KND.mean(1, dtype=at_least_float32(x_KND))], dim=1)
-        return Encoded(z_KD.to(at_least_float32(z_KD)), r_K)
+        return EncodedTiles(z_KD.to(at_least_float32(z_KD)), r_K)
 
     def compile_blocks(self, enabled: bool = True) -> None:
         """Run blocks as compiled code, whatever the number of tiles; it is the same code for all blocks."""

@@ -39,6 +39,32 @@ AGREEMENT = 1e-3  # of a probability and the sigmoid of its logit; others round 
 
 
 @dataclass(frozen=True)
+class LabelledSlide:
+    """A slide with its labels by target; a missing label is None."""
+
+    slide_id: str
+    patient_id: str
+    labels: Mapping[str, int | None]
+    split: str
+    cohort: str | None = None
+
+    def prediction(
+        self, targets: Sequence[str], logits: Sequence[float], tiles: int, tiles_failed: int = 0
+    ) -> Prediction:
+        """Return the prediction of this slide."""
+        return Prediction(
+            slide_id=self.slide_id,
+            patient_id=self.patient_id,
+            split=self.split,
+            cohort=self.cohort,
+            labels=self.labels,
+            logits=dict(zip(targets, logits, strict=True)),
+            tiles=tiles,
+            tiles_failed=tiles_failed,
+        )
+
+
+@dataclass(frozen=True)
 class Prediction:
     """One slide, or one patient when pooled; labels and logits by target, a missing label is None."""
 

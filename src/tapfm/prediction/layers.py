@@ -10,25 +10,25 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["attention", "weight", "contribution", "score"]
+from tapfm.inference.tile_columns import TileColumn, column_name
+
 Values = NDArray[np.float64]  # one for each tile
 
 # Version of heatmaps, galleries and GeoJSON. Increase it when the same prediction is drawn differently; pictures of an
 # older version are then drawn again. tests/versions/ fails when the output changes and this number does not.
 DRAWING_VERSION = 1
 
-TITLES: dict[Kind, str] = {
+TITLES: dict[TileColumn, str] = {
     "attention": "raw attention of the encoder",
     "weight": "weight in the slide",
     "contribution": "contribution to the logit",
     "score": "score of the aggregator",
 }
-UNITS: dict[Kind, str] = {
+UNITS: dict[TileColumn, str] = {
     "attention": "mean attention of CLS to patch tokens",
     "weight": "share of the slide, sum over tiles 1",
     "contribution": "logit, what the tile gives to it",
@@ -48,7 +48,7 @@ class Layer:
     """A column of tiles.parquet that can be drawn; `target` is None where all targets share it."""
 
     column: str
-    kind: Kind
+    kind: TileColumn
     target: str | None = None
 
     @property
@@ -86,12 +86,7 @@ class ColourScale:
         return [place * step for place in places]
 
 
-def column_of(kind: Kind, target: str | None = None) -> str:
-    """Name the column of tiles.parquet."""
-    return kind if target is None else f"{kind}.{target}"
-
-
-def shown(values: Values, kind: Kind, *, percentile: bool = False) -> tuple[Values, ColourScale]:
+def shown(values: Values, kind: TileColumn, *, percentile: bool = False) -> tuple[Values, ColourScale]:
     """Give the numbers that a map shows and their colour scale: the values themselves, or their percentiles."""
     if percentile:
         return percentiles(values), ColourScale(0, 100, PERCENTILE_UNIT)
@@ -133,8 +128,8 @@ def slug(name: str) -> str:
 
 def layers_of(columns: Sequence[str], targets: Sequence[str]) -> list[Layer]:
     """List what the columns of a table can show, the contributions first: they say most."""
-    order: tuple[Kind, ...] = ("contribution", "score", "weight", "attention")
-    every = [Layer(column_of(kind, target), kind, target) for kind in order for target in (None, *targets)]
+    order: tuple[TileColumn, ...] = ("contribution", "score", "weight", "attention")
+    every = [Layer(column_name(kind, target), kind, target) for kind in order for target in (None, *targets)]
     return [layer for layer in every if layer.column in columns]
 
 

@@ -32,7 +32,7 @@ OPEN_SLIDES, CACHE_BYTES = 3, 16 * 2**20  # of each worker
 class Piece:
     """Some tiles of a request, in one worker's hands."""
 
-    bag: Bag
+    pending: PendingRequest
     start: int
     end: int
     deaths: int = 0
@@ -43,14 +43,14 @@ class Piece:
     @property
     def request(self) -> TileRequest:
         """The piece as a request of its own."""
-        return self.bag.request.part(self.start, self.end)
+        return self.pending.request.part(self.start, self.end)
 
     def fail(self, reason: str) -> None:
         """Give all its tiles up."""
         self.reasons = (reason,) * (self.end - self.start)
 
 
-class Bag:
+class PendingRequest:
     """A request that is being read."""
 
     def __init__(self, request: TileRequest, pixels: TilePixels) -> None:
@@ -129,7 +129,7 @@ class ReadAhead:
         self, requests: Iterator[TileRequest], workers: list[Worker], ahead_bytes: int, allocate: Allocate
     ) -> None:
         self._requests, self._ahead_bytes, self._allocate = requests, ahead_bytes, allocate
-        self._bags: deque[Bag] = deque()  # in order; some ready, some being read
+        self._pending: deque[PendingRequest] = deque()  # in order; some ready, some being read
         self._waiting: deque[Piece] = deque()
         self._exhausted = self._closed = False
         self._error: BaseException | None = None
@@ -146,17 +146,17 @@ class ReadAhead:
             self._changed.wait_for(
                 lambda: (
                     self._error is not None
-                    or (self._bags and self._bags[0].missing == 0)
-                    or (self._exhausted and not self._bags)
+                    or (self._pending and self._pending[0].missing == 0)
+                    or (self._exhausted and not self._pending)
                 )
             )
             if self._error is not None:
                 raise self._error
-            if not self._bags:
+            if not self._pending:
                 raise StopIteration
-            bag = self._bags.popleft()
+            pending = self._pending.popleft()
         self._ring()
-        return bag.result()
+        return pending.result()
 
     def close(self) -> None:
         """End thread and workers."""
@@ -187,17 +187,17 @@ class ReadAhead:
         """Take requests while there is room for their pixels; one is taken in any case."""
         while not self._exhausted:
             with self._changed:
-                held = sum(bag.request.nbytes for bag in self._bags)
-                if self._bags and held >= self._ahead_bytes:
+                held = sum(each.request.nbytes for each in self._pending)
+                if self._pending and held >= self._ahead_bytes:
                     return
             request = next(self._requests, None)
-            bag = Bag(request, self._allocate(request.shape)) if request is not None else None
+            pending = PendingRequest(request, self._allocate(request.shape)) if request is not None else None
             with self._changed:
-                if bag is None:
+                if pending is None:
                     self._exhausted = True
                 else:
-                    self._bags.append(bag)
-                    self._waiting.extend(bag.pieces)
+                    self._pending.append(pending)
+                    self._waiting.extend(pending.pieces)
                 self._changed.notify_all()
 
     def _hand_out(self) -> None:
@@ -221,7 +221,7 @@ class ReadAhead:
                 rows, piece.reasons = line.recv()
                 if rows:
                     end = piece.start + len(rows)
-                    line.recv_bytes_into(piece.bag.pixels[piece.start : end].data.cast("B"))
+                    line.recv_bytes_into(piece.pending.pixels[piece.start : end].data.cast("B"))
             except Exception:  # the end of the line, or half an answer
                 self._bury(worker, piece, "")
                 continue
@@ -243,15 +243,15 @@ class ReadAhead:
             self._waiting.appendleft(piece)
             return
         # the rest of the slide would do the same to the next worker
-        given_up = [piece, *(each for each in self._waiting if each.bag is piece.bag)]
-        self._waiting = deque(each for each in self._waiting if each.bag is not piece.bag)
+        given_up = [piece, *(each for each in self._waiting if each.pending is piece.pending)]
+        self._waiting = deque(each for each in self._waiting if each.pending is not piece.pending)
         for each in given_up:
             each.fail(reason or death_of(death))
             self._finished(each)
 
     def _finished(self, piece: Piece) -> None:
         with self._changed:
-            piece.bag.missing -= 1
+            piece.pending.missing -= 1
             self._changed.notify_all()
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.app.benching.models import Subject, build_learner, build_looking, forward_gflop, learn_once
+from tapfm.app.benching.models import Subject, build_inference_encoder, build_learner, forward_gflop, learn_once
 from tapfm.app.benching.timing import forget_peak, peak_gib, time_repeated, within_memory
-from tapfm.encoders.inference import usual_batch
+from tapfm.encoders.inference import default_batch
 
 Way = Literal["one pass", "chunked"]
 OUT_OF_MEMORY = "out of memory"
@@ -68,9 +68,9 @@ def encoding_speed(subject: Subject, matrix_tflops: float, *, budget_s: float) -
     tiles = min(max(in_a_second, 1), MOST_ENCODED)
 
     def measure() -> Timed:
-        looking = build_looking(subject)
-        pixels, batch = random_tiles(tiles, subject), usual_batch(looking.encoder)
-        return timed(lambda: looking.encode(pixels, batch), subject, budget_s=budget_s)
+        encoder = build_inference_encoder(subject)
+        pixels, batch = random_tiles(tiles, subject), default_batch(encoder.encoder)
+        return timed(lambda: encoder.encode(pixels, batch), subject, budget_s=budget_s)
 
     done = within_memory(measure, subject.device)
     if done is None:

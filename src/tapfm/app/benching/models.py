@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tapfm.adaptation.bags import Bag
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner
 from tapfm.app.build_run import (
@@ -22,13 +21,14 @@ from tapfm.app.build_run import (
     optimisation_of,
 )
 from tapfm.app.config import RunConfig, resolve
-from tapfm.app.devices import choose_precision
 from tapfm.contracts import Targets
+from tapfm.devices import choose_precision
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import EncoderCard, encoder_card
-from tapfm.encoders.inference import Looking, make_ready, name_of
+from tapfm.encoders.inference import InferenceEncoder, precision_name, prepare_encoder
 from tapfm.encoders.vit import VitEncoder
+from tapfm.inference.bags import Bag
 from tapfm.model import SlideModel
 from tapfm.tasks.catalog import build_task
 from tapfm.tiles.augment import AugmentedTiles
@@ -89,9 +89,9 @@ def check_scopes(subject: Subject, scopes: Sequence[str]) -> None:
         apply_scope(encoder, Scope.parse(scope))
 
 
-def build_looking(subject: Subject) -> Looking:
-    """Build an encoder that looks, as `tapfm predict` does."""
-    return make_ready(build_encoder(subject), name_of(subject.dtype), compiled=subject.compiled)
+def build_inference_encoder(subject: Subject) -> InferenceEncoder:
+    """Build an encoder for inference, as `tapfm predict` does."""
+    return prepare_encoder(build_encoder(subject), precision_name(subject.dtype), compiled=subject.compiled)
 
 
 def build_learner(subject: Subject, scope: str, chunking: Chunking) -> Learner:
@@ -123,7 +123,7 @@ def learn_once(learner: Learner, pixels: Tensor, subject: Subject) -> None:
     """Take one slide's step with pixels as they were read, augmented as in training."""
     augmentation = augmentation_of(subject.config)
     content = AugmentedTiles(pixels, augmentation, 0, device=subject.device, compiled=subject.compiled)
-    bag = Bag(content, np.arange(len(pixels)), places=grid_places(len(pixels)))
+    bag = Bag(content, np.arange(len(pixels)), coordinates=grid_coordinates(len(pixels)))
     targets = Targets.of([1] * len(learner.model.task.targets))
     report = learner.learn(bag, targets, now=True, slide_id="bench")
     report.loss_agg.item()
@@ -140,7 +140,7 @@ def forward_gflop(card: EncoderCard) -> float:
     return 2 * (patches * int(vit.patch_embed.proj.weight.numel()) + tokens * (linear + attention)) / 1e9
 
 
-def grid_places(tiles: int) -> Tensor:
-    """Lay tiles in rows, for aggregators that ask where they are."""
+def grid_coordinates(tiles: int) -> Tensor:
+    """Return coordinates of tiles in rows, for aggregators that use them."""
     across = max(1, round(tiles**0.5))
     return torch.tensor([(i % across, i // across) for i in range(tiles)], dtype=torch.float32)

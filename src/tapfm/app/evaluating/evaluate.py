@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tapfm.adaptation.progress import Progress, SkippedTiles
-from tapfm.adaptation.trainer import Interrupted
 from tapfm.app.advice import command, counted
 from tapfm.app.evaluating.colour_baseline import NAME as BASELINE
 from tapfm.app.evaluating.colour_baseline import Baseline, baseline_slides, colours_can_be_read, make_baseline
@@ -36,11 +34,12 @@ from tapfm.app.evaluating.tables import (
 from tapfm.app.output_folder import locked, remove_unfinished
 from tapfm.app.run_folder import failures_table
 from tapfm.app.stopping import StopRequests
-from tapfm.errors import RunError, SlidesFailedError
+from tapfm.errors import Interrupted, RunError, SlidesFailedError
 from tapfm.evaluation.comparing import Pair
 from tapfm.evaluation.estimate import Estimate
 from tapfm.evaluation.measures import NAMES, Measured, target_title
 from tapfm.evaluation.predictions import Prediction, mean_of, write_predictions
+from tapfm.inference.bags import SkippedTiles
 from tapfm.storage import sha256_of, write_atomically
 
 ABOUT = "evaluation.json"  # marks a folder of an evaluation
@@ -105,7 +104,7 @@ def evaluate(
             console.print("Stopped; what is done is kept. To go on: the same command with --resume")
             raise
         write_predictions(folder / "predictions.csv", predictions)
-        write_atomically(folder / "failures.csv", failures_table(Progress(failed=failed, skipped=skipped)))
+        write_atomically(folder / "failures.csv", failures_table(failed, skipped))
         if not predictions:
             raise none_left(folder, failed)
         results = measured_results(evaluated, data, settings, predictions, baseline, groups, about)
@@ -219,9 +218,9 @@ def predict(
             folder / f".predictions-{number}.jsonl",
             device=device,
             workers=workers,
-            said_as=f"all tiles{one_of}",
+            description=f"all tiles{one_of}",
             console=console,
-            asked_to_stop=asked_to_stop,
+            stop_signal=asked_to_stop,
         )
         failed |= final.failed
         skipped |= final.skipped

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from tapfm.adaptation.trainer import Interrupted
 from tapfm.app.progress import Counter
 from tapfm.app.run_data import SlideOfRun
-from tapfm.errors import InputError
+from tapfm.errors import InputError, Interrupted
 from tapfm.storage import fingerprint, refuse_full_disk
 from tapfm.tiles.colours import COLOUR_STATISTICS, COLOURS_VERSION, colour_statistics, histograms_of
 from tapfm.tiles.reading import TileRequest

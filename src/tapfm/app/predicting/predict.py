@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,38 +17,35 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tapfm.adaptation.bags import Bag, PixelBags, SlideFailed, SlideTiles
-from tapfm.adaptation.trainer import LabelledSlide
 from tapfm.app.advice import command, counted, grouped_advice
-from tapfm.app.build_run import labelled
-from tapfm.app.devices import choose_device
 from tapfm.app.evaluating.members import Evaluated, Member, description_of, finished, look_at
 from tapfm.app.evaluating.thresholds import EXPORTED_SENSITIVITY, thresholds_of
-from tapfm.app.final_predictions import bags_in_turn
-from tapfm.app.looking import looking_precision
+from tapfm.app.load_models import InferenceOptions, load_with_encoder, prepare_models
 from tapfm.app.output_folder import locked, remove_unfinished
-from tapfm.app.predicting.ahead import Ahead, begun_ahead
 from tapfm.app.predicting.drawing import Wishes, draw_slides
 from tapfm.app.predicting.inputs import Asked, Laid, lay_tiles, read_sources
-from tapfm.app.predicting.loading import AHEAD_BYTES, Computing, load_models
 from tapfm.app.predicting.tables import Failed, failures_csv, predictions_csv, read_failures
 from tapfm.app.progress import TileCounter
 from tapfm.app.run_data import SlideOfRun
+from tapfm.app.slide_bags import make_bags
 from tapfm.app.stopping import StopRequests
-from tapfm.contracts import Encoded
-from tapfm.encoders.inference import usual_batch
-from tapfm.errors import DiskFullError, InputError, NonFiniteError, RunError, SlidesFailedError, TapfmError
+from tapfm.app.tile_slides import tile_one
+from tapfm.devices import choose_device
+from tapfm.errors import InputError, RunError, SlidesFailedError
 from tapfm.evaluation.predictions import sigmoid
+from tapfm.inference.bags import SlideFailed
+from tapfm.inference.precision import choose_inference_precision
+from tapfm.inference.predictor import EncodedSlide, Predictor, SlideOutput
+from tapfm.model import SlideModel
 from tapfm.prediction.folder import ABOUT, SLIDE, TABLE, PredictedSlide, PredictionFolder, Said
 from tapfm.prediction.tile_table import NAME as TILES
 from tapfm.prediction.tile_table import TileTable, write_tile_table
-from tapfm.prediction.whole_slide import Models, WholeSlide
+from tapfm.processes import Crew, answer_items
 from tapfm.slides.opening import PER_SLIDE, files_of, open_slide
 from tapfm.slides.scale import resolve_scale
 from tapfm.slides.slide import SlideFacts
 from tapfm.storage import fingerprint, identity_of, write_atomically
-from tapfm.tiles.augment import Augmentation
-from tapfm.tiles.stream import PIECE
+from tapfm.tiles.stream import serve_pieces
 
 COMMAND = "tapfm predict"
 LAID = "tiles"  # folder of the tiles that are laid here
@@ -71,11 +69,11 @@ class Calls:
     thresholds: Mapping[str, float | None]
     where: str
 
-    def said(self, whole: WholeSlide, labels: Mapping[str, int | None]) -> dict[str, Said]:
+    def said(self, output: SlideOutput, labels: Mapping[str, int | None]) -> dict[str, Said]:
         """Put what the model says of a slide into words: probabilities and calls."""
         return {
-            target: self.of(target, logit, whole.constants[target], labels.get(target))
-            for target, logit in whole.logits.items()
+            target: self.of(target, logit, output.constants[target], labels.get(target))
+            for target, logit in output.logits.items()
         }
 
     def of(self, target: str, logit: float, constant: float | None, label: int | None) -> Said:
@@ -105,29 +103,33 @@ def predict(
 ) -> Predicted:
     """Predict slides with a run, an export or an ensemble. Raises `Interrupted` when a signal asked it to stop."""
     folder = PredictionFolder(out)
-    with begun_ahead(workers, lays=tiles is None, resume=resume) as ahead:
+    # Workers start, and weights are loaded, while slides are tiled; not for --resume, which may have nothing to do.
+    with (
+        closing(Crew(1 if tiles is None and not resume else 0, answer_items, tile_one)) as tiling_workers,
+        closing(Crew(0 if resume else workers, serve_pieces)) as reading_workers,
+        ThreadPoolExecutor(1, "weights") as thread,
+    ):
         evaluated = look_at(path)
         asked = read_sources(sources, slides, evaluated.targets, split)
         calls = calls_of(evaluated, sensitivity)
-        computing = Computing(choose_device(device), workers, batch, precision, compiled)
-        looking_precision(precision, computing.device)  # what the device has not is told before any work
+        options = InferenceOptions(choose_device(device), workers, batch, precision, compiled)
+        choose_inference_precision(precision, options.device)  # refused before any work
         with locked(out, COMMAND):
             begin(folder, about_of(evaluated, calls, sensitivity, precision), resume=resume)
             say_what_begins(evaluated, asked, calls, console)
-            ahead.load(evaluated, computing, len(asked.slides))
-            laid = lay_tiles(asked, evaluated, tiles, out / LAID, workers=workers, crew=ahead.layers, console=console)
+            loading = None
+            if len(asked.slides) > max(1, workers):
+                reading_workers.close()  # tiling many slides takes long: do not hold memory meanwhile
+            elif not resume:
+                loading = thread.submit(load_members_with_encoder, evaluated, options.device)
+            laid = lay_tiles(asked, evaluated, tiles, out / LAID, workers=workers, crew=tiling_workers, console=console)
             failed = {slide_id: Failed("tiles", *why) for slide_id, why in laid.failed.items()}
             try:
-                predict_slides(evaluated, laid, folder, calls, computing, ahead, console, failed)
+                predict_slides(evaluated, laid, folder, calls, options, loading, reading_workers, console, failed)
                 done = [slide for slide in laid.slides if slide.row.slide_id not in failed]
                 drawn = [slide.row.slide_id for slide in done]
                 failed |= draw_slides(folder, drawn, wishes or Wishes(), workers, console)
-            except torch.OutOfMemoryError as error:
-                raise TapfmError(
-                    f"{computing.device} has no room for {counted(batch or 1, 'tile')} at a time.",
-                    hint="Let it find how many: --batch auto --resume\nOr where more memory is: --device cpu --resume",
-                ) from error
-            finally:  # also of what is done so far
+            finally:  # also when stopped
                 write_tables(folder, asked, failed)
     predicted = [PredictedSlide.read(folder.folder_of(slide.row.slide_id)) for slide in done]
     if not predicted:
@@ -220,91 +222,83 @@ def predict_slides(
     laid: Laid,
     folder: PredictionFolder,
     calls: Calls,
-    computing: Computing,
-    ahead: Ahead,
+    options: InferenceOptions,
+    loading: Future[list[SlideModel]] | None,
+    reading_workers: Crew,
     console: Console,
     failed: dict[str, Failed],
 ) -> None:
-    """Predict the slides that are not done yet; those that fail are noted as it goes, for whoever stops it."""
-    of_slide = {slide.row.slide_id: slide for slide in laid.slides}
-    keys = {slide_id: key_of(evaluated, slide) for slide_id, slide in of_slide.items()}
-    todo = [slide for slide_id, slide in of_slide.items() if not kept(folder, slide, keys[slide_id], calls)]
-    if len(todo) < len(of_slide):
-        console.print(f"{len(of_slide) - len(todo):,} of {len(of_slide):,} slides are predicted already.")
+    """Predict the slides that are not finished; `failed` gets each failure when it happens."""
+    by_id = {slide.row.slide_id: slide for slide in laid.slides}
+    keys = {slide_id: key_of(evaluated, slide) for slide_id, slide in by_id.items()}
+    todo = [slide for slide_id, slide in by_id.items() if not kept(folder, slide, keys[slide_id], calls)]
+    if len(todo) < len(by_id):
+        console.print(f"{len(by_id) - len(todo):,} of {len(by_id):,} slides are predicted already.")
     if not todo:
         return
     tiles = sum(len(slide.tiles) for slide in todo if slide.tiles is not None)
     with StopRequests(console.print) as stop, closing(TileCounter(console, len(todo), tiles)) as counter:
-        loaded = load_models(evaluated, todo, computing, console, ahead.weights)
-        models = Models(
-            loaded,
-            batch=computing.batch or min(usual_batch(model.encoder) for model in loaded if model.encoder is not None),
-            may_shrink=computing.batch is None,
-            said=counter.more_tiles,
-            shrunk=lambda now: console.print(f"Out of memory: going on with {counted(now, 'tile')} at a time."),
+        predictor = Predictor(
+            prepare_models(evaluated, todo, options, console, loading),
+            batch=options.batch,
+            on_tiles=counter.more_tiles,
+            on_retry=console.print,
         )
-        bags = PixelBags(
-            {slide.row.slide_id: SlideTiles(slide.row.path, slide.tiles) for slide in todo if slide.tiles is not None},
-            tile_px=models.tile_px,
-            augmentation=Augmentation(),  # of training bags, which are not asked for
-            device=computing.device,
-            workers=min(computing.workers, -(-tiles // PIECE)),
-            ahead_bytes=AHEAD_BYTES,
-            crew=ahead.readers,
+        bags = make_bags(
+            todo, tile_px=predictor.tile_px, device=options.device, workers=options.workers, crew=reading_workers
         )
         start = time.monotonic()
-        for each, bag in bags_in_turn(bags, labelled(todo), models, stop.asked):
-            with failure_costs_the_slide(each, failed, counter):
-                slide, key = of_slide[each.slide_id], keys[each.slide_id]
-                finish_slide(models, slide, bag, folder.folder_of(each.slide_id), calls, key, start)
-            counter.one_more_slide(len(of_slide[each.slide_id].tiles or ()))
+
+        def finish(slide_id: str, encoded: EncodedSlide) -> None:
+            output = predictor.predict(slide_id, encoded)
+            write_slide(
+                by_id[slide_id], encoded, output, predictor, folder.folder_of(slide_id), calls, keys[slide_id], start
+            )
+
+        def after_slide(slide_id: str, result: EncodedSlide | SlideFailed) -> None:
+            nonlocal start
+            if isinstance(result, SlideFailed):
+                hint = result.hint or "Copy it again, or predict the others without it."
+                failed[slide_id] = Failed(result.stage, result.reason, hint)
+                counter.failed(slide_id, result.reason)
+            counter.one_more_slide(len(by_id[slide_id].tiles or ()))
             start = time.monotonic()
 
-
-@contextmanager
-def failure_costs_the_slide(slide: LabelledSlide, failed: dict[str, Failed], counter: TileCounter) -> Iterator[None]:
-    """Note a slide that fails, and go on with the others; where nothing can be written, none of them would do."""
-    try:
-        yield
-    except DiskFullError:
-        raise
-    except OSError as error:
-        raise InputError(
-            f"What was predicted cannot be written ({error}).",
-            hint="Make the folder writable, then go on: the same command with --resume",
-        ) from error
-    except SlideFailed as failure:
-        failed[slide.slide_id] = Failed("read", str(failure), "Copy it again, or predict the others without it.")
-    except NonFiniteError as error:
-        failed[slide.slide_id] = Failed("predict", error.message, error.hint)
-    except TapfmError as error:
-        failed[slide.slide_id] = Failed("read", error.message, error.hint)
-    except torch.OutOfMemoryError:
-        advice = "Where there is more memory: the same command with --resume --device cpu"
-        failed[slide.slide_id] = Failed("predict", "the device has no room for all of its tiles at once", advice)
-    except Exception as error:  # a defect of ours must not cost the other slides
-        reason = f"unexpected {type(error).__name__}: {error}"
-        failed[slide.slide_id] = Failed("predict", reason, "Please report it.")
-    else:
-        return
-    counter.failed(slide.slide_id, failed[slide.slide_id].reason)
+        try:
+            predictor.run(
+                [slide.row.slide_id for slide in todo], bags, finish, on_slide=after_slide, stop_signal=stop.asked
+            )
+        except OSError as error:
+            raise InputError(
+                f"Predictions cannot be written ({error}).",
+                hint="Make the folder writable, then resume: the same command with --resume",
+            ) from error
 
 
-def finish_slide(
-    models: Models, slide: SlideOfRun, bag: Bag | SlideFailed, folder: Path, calls: Calls, key: str, start: float
+def load_members_with_encoder(evaluated: Evaluated, device: torch.device) -> list[SlideModel]:
+    """Load the weights of all members."""
+    return [load_with_encoder(member, device) for member in evaluated.members]
+
+
+def write_slide(
+    slide: SlideOfRun,
+    encoded: EncodedSlide,
+    output: SlideOutput,
+    predictor: Predictor,
+    folder: Path,
+    calls: Calls,
+    key: str,
+    start: float,
 ) -> None:
-    """Ask the models about a slide and write its files; slide.json last, as it says that the others are there."""
-    if isinstance(bag, SlideFailed):
-        raise bag
+    """Write the files of a slide; slide.json last, as it marks the others as complete."""
     assert slide.tiles is not None
-    assert isinstance(bag.content, Encoded)
+    assert predictor.tile_px is not None
     with closing(open_slide(slide.row.path)) as opened:
         facts = opened.facts
     refuse_tiles_of_another(slide, facts)
     mpp = slide.tiles.slide_mpp or resolve_scale(facts, slide.row.mpp).mpp
-    whole = models.ask(slide.row.slide_id, bag.content, bag.places)
     shutil.rmtree(folder, ignore_errors=True)  # what other weights or tiles made, pictures too
-    write_tile_table(folder / TILES, TileTable(slide.tiles.positions[bag.rows], whole.columns))
+    write_tile_table(folder / TILES, TileTable(slide.tiles.positions[encoded.rows], output.columns))
     PredictedSlide(
         slide_id=slide.row.slide_id,
         patient_id=slide.row.patient_id,
@@ -316,11 +310,11 @@ def finish_slide(
         bounds=facts.bounds,
         mpp=mpp,
         side_px0=slide.tiles.side_px0,
-        tile_px=models.tile_px,
-        columns=tuple(whole.columns),
-        targets=calls.said(whole, slide.labels),
-        tiles=bag.tiles,
-        tiles_failed=len(bag.missing),
+        tile_px=predictor.tile_px,
+        columns=tuple(output.columns),
+        targets=calls.said(output, slide.labels),
+        tiles=encoded.tiles,
+        tiles_failed=len(encoded.missing),
         seconds=round(time.monotonic() - start, 2),
         key=key,
     ).write(folder)

@@ -78,13 +78,13 @@ def features_of(encoder: VitEncoder, pictures: Sequence[Picture]) -> Features:
     """Encode pictures as tiles, some at a time."""
     import torch
 
-    from tapfm.model import encode
+    from tapfm.encoders.inference import wrap_encoder
 
     parts = []
     for start in range(0, len(pictures), BATCH):
         pixels = [read_tile(each.path, encoder.tile_px) for each in pictures[start : start + BATCH]]
         tiles = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).to(encoder.mean.device)
-        parts.append(encode(encoder, tiles, BATCH).z_KD.double().cpu().numpy())
+        parts.append(wrap_encoder(encoder).encode(tiles, BATCH).z_KD.double().cpu().numpy())
     return np.concatenate(parts)
 
 

@@ -5,12 +5,11 @@ import pytest
 import torch
 from training_slides import make_bags, make_learner, write_slides
 
-from tapfm.adaptation import bags as module
-from tapfm.adaptation.bags import Visit, pinned_memory, tensor_of
-from tapfm.tiles.augment import Augmentation, AugmentedTiles, augment
+from tapfm.inference import bags as module
+from tapfm.inference.bags import Visit, _as_tensor, _pinned_memory
+from tapfm.inference.predictor import Predictor
 
 CUDA = torch.cuda.is_available()
-EVERYTHING = Augmentation(stain_jitter=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -18,32 +17,36 @@ def slides(tmp_path_factory):
     return write_slides(tmp_path_factory.mktemp("slides"), 2)
 
 
-def visited(slides, visit, device="cpu", workers=0, augmentation=None):
-    bags = make_bags(slides, device=device, workers=workers, augmentation=augmentation)
-    bags.begin(iter([visit]))
-    bag = bags.training_bag(visit)
+def read(slides, visit, device="cpu", workers=0):
+    bags = make_bags(slides, device=device, workers=workers)
+    bags.start(iter([visit]))
+    bag = bags.read(visit)
     bags.close()
     return bag
 
 
-def test_a_training_bag_gives_the_tiles_of_its_address_when_asked(slides):
-    visit = Visit("train", "s01", 8, (7, 0, "s01"))
-    plain = visited(slides, visit, augmentation=Augmentation(flip=0, quarter_turns=False, blur=0))
-    bag = visited(slides, visit, augmentation=EVERYTHING)
-    assert isinstance(bag.content, AugmentedTiles)
-    assert len(bag.content) == bag.tiles == 8
-    assert torch.equal(bag.content[2:6], augment(plain.content[:], EVERYTHING, 7, 0, "s01")[2:6])
+def test_whole_bags_and_parts_have_the_same_pixels(slides, monkeypatch):
+    monkeypatch.setattr(module, "PART_TILES", 3)
+    address = (7, 0, "s01")
+    whole = read(slides, Visit("train", "s01", 8, address))
+    assert whole.content.shape == (8, 3, 42, 42)
+    bags, visit = make_bags(slides), Visit("inference", "s01", 8, address)
+    bags.start(iter([visit]))
+    parts = list(bags.read_parts(visit))
+    assert [part.tiles for part in parts] == [3, 3, 2]
+    assert torch.equal(torch.cat([part.content for part in parts]), whole.content)
+    assert np.array_equal(np.concatenate([part.rows for part in parts]), whole.rows)
 
 
 def test_an_array_over_a_tensors_memory_is_that_tensor_again():
     tensor = torch.arange(5 * 12, dtype=torch.uint8).view(5, 3, 2, 2)
     for array in (tensor.numpy(), tensor.numpy()[:3], tensor.numpy()[:4][:2]):
-        found = tensor_of(array)
+        found = _as_tensor(array)
         assert found.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
         assert found.untyped_storage().nbytes() == tensor.nbytes, "the whole block, which torch keeps watch over"
         assert np.array_equal(found, array)
     array = np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2)
-    assert np.array_equal(tensor_of(array[:1]), array[:1])
+    assert np.array_equal(_as_tensor(array[:1]), array[:1])
 
 
 def test_where_no_memory_can_be_pinned_any_other_will_do(monkeypatch):
@@ -51,27 +54,25 @@ def test_where_no_memory_can_be_pinned_any_other_will_do(monkeypatch):
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(module.torch, "empty", refuse)
-    assert pinned_memory((2, 3, 4, 4)).shape == (2, 3, 4, 4)
+    assert _pinned_memory((2, 3, 4, 4)).shape == (2, 3, 4, 4)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_gpus_tiles_are_read_into_pinned_memory(slides, workers):
     visit = Visit("train", "s01", 8, (7, 0, "s01"))
-    on_gpu = visited(slides, visit, "cuda", workers)
-    assert on_gpu.content._pixels.is_pinned()
-    tiles, expected = on_gpu.content[:], visited(slides, visit).content[:]
-    assert tiles.device.type == "cuda"
-    assert int((tiles.cpu().int() - expected.int()).abs().max()) <= 1
+    on_gpu = read(slides, visit, "cuda", workers)
+    assert on_gpu.content.is_pinned()
+    assert torch.equal(on_gpu.content, read(slides, visit).content)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")
 def test_a_gpu_encodes_what_the_cpu_encodes(slides):
-    visit = Visit("look", "s01", None, ())
+    visit = Visit("inference", "s01")
     found = []
     for device in ("cpu", "cuda"):
         bags, model = make_bags(slides, device=device, workers=1), make_learner(device=device).model
-        bags.begin(iter([visit]))
-        found.append(bags.encoded_bag(visit, model).content.z_KD.cpu())
+        bags.start(iter([visit]))
+        found.append(Predictor.of_training(model).encode_slide(bags, visit).by_model[0].z_KD.cpu())
         bags.close()
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)

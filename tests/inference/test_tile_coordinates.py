@@ -1,4 +1,4 @@
-"""Where tiles are on the slide, in sides of a tile: from the tiles of a slide, and from stored features."""
+"""Coordinates of tiles on the slide, in tile sides: from the tiles of a slide, and from stored features."""
 
 from itertools import repeat
 
@@ -8,8 +8,9 @@ import pytest
 import torch
 from training_slides import ACROSS, make_bags, make_learner, write_slides
 
-from tapfm.adaptation.bags import FeatureBags, Visit, places_of
 from tapfm.encoders.features import FeatureSet, look_at_features, write_features
+from tapfm.inference.bags import FeatureBags, Visit, tile_coordinates
+from tapfm.inference.predictor import Predictor
 from tapfm.tiles.store import TileSet
 
 POSITIONS = np.array([[448, 0], [0, 448], [896, 1344]])
@@ -23,34 +24,34 @@ def feature_bags(path):
     return FeatureBags({"s00": path}, device=torch.device("cpu"), ahead_bytes=2**20)
 
 
-def test_tiles_that_are_read_come_with_their_places(tmp_path):
+def test_tiles_that_are_read_come_with_their_coordinates(tmp_path):
     bags, model = make_bags(write_slides(tmp_path, 1)), make_learner().model
-    for purpose in ("train", "look"):
+    for purpose in ("train", "inference"):
         plan = visit(6, purpose)
-        bags.begin(repeat(plan, 1))
-        bag = bags.training_bag(plan) if purpose == "train" else bags.encoded_bag(plan, model)
+        bags.start(repeat(plan, 1))
+        bag = bags.read(plan) if purpose == "train" else Predictor.of_training(model).encode_slide(bags, plan)
         bags.close()
         grid = np.stack([bag.rows % ACROSS, bag.rows // ACROSS], 1)
-        assert bag.places.tolist() == grid.tolist()
+        assert bag.coordinates.tolist() == grid.tolist()
         assert len(set(bag.rows.tolist())) == 6
 
 
-def test_stored_features_come_with_their_places_and_a_draw_keeps_them_together(tmp_path):
+def test_stored_features_come_with_their_coordinates_and_a_draw_keeps_them_together(tmp_path):
     tiles = TileSet("s00", POSITIONS, 448, 224, 0.5, 0.25, 0, (4000, 4000), fingerprint="t", summary={})
     features = FeatureSet("s00", np.eye(3, 8, dtype=np.float32), np.zeros(3, np.float32), POSITIONS, fingerprint="f")
     write_features(tmp_path / "s00.h5", features, tiles, about={})
     assert look_at_features(tmp_path / "s00.h5").has_positions
     for _ in range(2):  # read, and kept
-        bag = feature_bags(tmp_path / "s00.h5").training_bag(visit(2))
-        assert bag.places.tolist() == (POSITIONS[bag.rows] / 448).tolist()
+        bag = feature_bags(tmp_path / "s00.h5").read(visit(2))
+        assert bag.coordinates.tolist() == (POSITIONS[bag.rows] / 448).tolist()
         assert bag.content.z_KD.argmax(1).tolist() == bag.rows.tolist()
 
 
 def test_clams_files_do_not_say_how_large_a_tile_is_but_tiles_lie_side_by_side(tmp_path):
     with h5py.File(tmp_path / "s00.h5", "w") as file:
         file["features"], file["coords"] = np.ones((3, 8), np.float32), POSITIONS
-    bag = feature_bags(tmp_path / "s00.h5").training_bag(visit(None))
-    assert sorted(bag.places.tolist()) == [[0, 1], [1, 0], [2, 3]]
+    bag = feature_bags(tmp_path / "s00.h5").read(visit(None))
+    assert sorted(bag.coordinates.tolist()) == [[0, 1], [1, 0], [2, 3]]
 
 
 @pytest.mark.parametrize("tool", ["STAMP", "pt"])
@@ -62,9 +63,9 @@ def test_files_without_positions_give_none(tmp_path, tool):
     else:
         torch.save(torch.ones(3, 8), path)
     assert not look_at_features(path).has_positions
-    assert feature_bags(path).training_bag(visit(None)).places is None
+    assert feature_bags(path).read(visit(None)).coordinates is None
 
 
 def test_one_tile_alone_has_a_place_whatever_its_side():
-    assert places_of(POSITIONS[:1], None).isfinite().all()
-    assert places_of(POSITIONS[:1], 448).tolist() == [[1, 0]]
+    assert tile_coordinates(POSITIONS[:1], None).isfinite().all()
+    assert tile_coordinates(POSITIONS[:1], 448).tolist() == [[1, 0]]

@@ -1,5 +1,6 @@
-"""Whole slides on a GPU: the memory that there is decides the batch, and says the same."""
+"""The predictor on a GPU: a batch that does not fit is halved, with the same result."""
 
+import numpy as np
 import pytest
 import torch
 from support import randomise
@@ -7,9 +8,11 @@ from support import randomise
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.vit import VitEncoder
+from tapfm.inference.bags import Bag, Visit
+from tapfm.inference.predictor import InferenceModel, Predictor
 from tapfm.model import SlideModel
-from tapfm.prediction.whole_slide import Models
 from tapfm.tasks.binary import BinaryTask
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -30,31 +33,36 @@ def tiles(count):
     return torch.randint(0, 256, (count, 3, 224, 224), generator=generator, dtype=torch.uint8)
 
 
-def asked(models, count=512):
-    return models.ask("S1", models.encode(tiles(count), 64), None)
+class OneBag:
+    def read_parts(self, visit):  # noqa: ARG002
+        yield Bag(tiles(512), np.arange(512))
+
+
+def predicted(one, batch, **settings):
+    one.train(False)
+    predictor = Predictor([InferenceModel(wrap_encoder(one.encoder, one.compute_dtype), one)], batch=batch, **settings)
+    return predictor.predict("S1", predictor.encode_slide(OneBag(), Visit("inference", "S1")))
 
 
 def test_a_batch_that_does_not_fit_is_halved_until_it_does():
-    one, told = model(), []
-    expected = asked(Models([one], batch=16))
+    one, messages = model(), []
+    expected = predicted(one, 16)
     free, total = torch.cuda.mem_get_info()
     torch.cuda.empty_cache()
     room = torch.cuda.memory_reserved() + 2**30
     assert room < free
     torch.cuda.set_per_process_memory_fraction(room / total)
     try:
-        found = asked(Models([one], batch=512, may_shrink=True, shrunk=told.append))
-        with pytest.raises(torch.OutOfMemoryError):
-            asked(Models([one], batch=512))
+        found = predicted(one, 512, on_retry=messages.append)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert told
-    assert told == [512 >> shift for shift in range(1, len(told) + 1)]
+    assert messages
+    assert all(f"retrying with {256 >> i}." in message for i, message in enumerate(messages))
     assert found.logits["FGFR3"] == pytest.approx(expected.logits["FGFR3"], abs=1e-3)
 
 
 def test_bfloat16_says_almost_the_same_and_contributions_still_add_up():
-    exact, fast = (asked(Models([model(dtype)], batch=64)) for dtype in (None, torch.bfloat16))
+    exact, fast = (predicted(model(dtype), 64) for dtype in (None, torch.bfloat16))
     assert fast.logits["FGFR3"] == pytest.approx(exact.logits["FGFR3"], abs=0.05)
     for whole in (exact, fast):
         total = whole.constants["FGFR3"] + whole.columns["contribution.FGFR3"].sum()

@@ -1,0 +1,1 @@
+"""The one path from a slide's tiles or features to logits and tile scores."""

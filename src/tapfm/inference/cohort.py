@@ -1,0 +1,104 @@
+"""Predictions of a cohort, slide by slide; finished slides are saved, so that a stopped command resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tapfm.evaluation.predictions import LabelledSlide, Prediction
+from tapfm.inference.bags import Bags, SkippedTiles, SlideFailed
+from tapfm.inference.predictor import EncodedSlide, Predictor
+from tapfm.storage import refuse_full_disk
+
+
+@dataclass(frozen=True)
+class CohortPredictions:
+    """Predictions in the order of the slides, failed slides with the reason, and slides with unreadable tiles."""
+
+    predictions: list[Prediction]
+    failed: dict[str, str]
+    skipped: dict[str, SkippedTiles]
+
+
+class FinishedSlide(NamedTuple):
+    """What is saved of a predicted slide."""
+
+    logits: list[float]  # in the order of the targets
+    tiles: int
+    missing: list[int]  # unreadable tiles
+    reason: str  # of the first unreadable tile
+
+
+class FinishedSlides:
+    """A file with one line per finished slide, valid for one model and for the `contents` (digests) of the slides."""
+
+    def __init__(self, path: Path, model_digest: str, contents: Mapping[str, str] | None = None) -> None:
+        self._path, self._model, self._contents = path, model_digest, contents or {}
+
+    def read(self) -> dict[str, FinishedSlide]:
+        """Return the finished slides; a truncated line is ignored."""
+        finished = {}
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        for line in lines:
+            try:
+                key, slide_id, *values = json.loads(line)
+                if key == self._key(slide_id):
+                    finished[slide_id] = FinishedSlide(*values)
+            except (ValueError, TypeError):
+                continue
+        return finished
+
+    def add(self, slide_id: str, slide: FinishedSlide) -> None:
+        """Append a slide."""
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                # starts with a line break: the line before may be truncated
+                file.write("\n" + json.dumps([self._key(slide_id), slide_id, *slide]))
+        except OSError as error:
+            refuse_full_disk(error, self._path)
+            raise
+
+    def _key(self, slide_id: str) -> str:
+        return f"{self._model} {self._contents[slide_id]}" if slide_id in self._contents else self._model
+
+
+def predict_cohort(
+    predictor: Predictor,
+    bags: Bags,
+    slides: Sequence[LabelledSlide],
+    finished: FinishedSlides,
+    *,
+    on_slide: Callable[[str, EncodedSlide | SlideFailed], object] = lambda *_: None,
+    stop_signal: Callable[[], int | None] = lambda: None,
+) -> CohortPredictions:
+    """Predict slides on all of their tiles; finished ones are not read again. Raises Interrupted."""
+    known = finished.read()
+
+    def finish(slide_id: str, slide: EncodedSlide) -> None:
+        logits = list(predictor.predict_logits(slide_id, slide).values())
+        known[slide_id] = FinishedSlide(logits, slide.tiles, slide.skipped.tiles, slide.skipped.reason)
+        finished.add(slide_id, known[slide_id])
+
+    remaining = [slide.slide_id for slide in slides if slide.slide_id not in known]
+    failed = predictor.run(remaining, bags, finish, on_slide=on_slide, stop_signal=stop_signal)
+    return collect_predictions(
+        slides, predictor.targets, known, {slide_id: failure.reason for slide_id, failure in failed.items()}
+    )
+
+
+def collect_predictions(
+    slides: Sequence[LabelledSlide],
+    targets: Sequence[str],
+    finished: Mapping[str, FinishedSlide],
+    failed: dict[str, str],
+) -> CohortPredictions:
+    """Combine finished slides with what the cohort says of them, in the order of the cohort."""
+    known = [(slide, finished[slide.slide_id]) for slide in slides if slide.slide_id in finished]
+    return CohortPredictions(
+        [slide.prediction(targets, each.logits, each.tiles, len(each.missing)) for slide, each in known],
+        failed,
+        {slide.slide_id: SkippedTiles(each.missing, each.reason) for slide, each in known if each.missing},
+    )

@@ -1,0 +1,74 @@
+"""Compare float8 with bfloat16 on a slide before float8 is used."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from tapfm.encoders.inference import prepare_encoder
+from tapfm.errors import RunError
+from tapfm.evaluation.predictions import sigmoid
+from tapfm.inference.bags import AHEAD_BYTES, PixelBags, SlideTiles
+from tapfm.inference.predictor import EncodedSlide, InferenceModel, Predictor
+
+COMPARED_TILES = 1024  # of a slide, evenly spaced
+MAX_CHANGE = 0.01  # of a probability
+
+
+def use_float8(
+    exact: InferenceModel,
+    slides: Mapping[str, SlideTiles],
+    *,
+    tiles: int,
+    compiled: bool | None,
+    batch: int | None,
+    workers: int,
+) -> tuple[InferenceModel, str]:
+    """Return the model in float8, and a message on how much it changes the first readable slide.
+
+    exact: the same model in bfloat16.
+    Raises RunError where a probability changes by more than `MAX_CHANGE`.
+    """
+    assert exact.encoder is not None
+    encoder = prepare_encoder(copy.deepcopy(exact.encoder.encoder), "float8", tiles=tiles, compiled=compiled)
+    fast = InferenceModel(encoder, exact.model)
+    predictor = Predictor([exact, fast], batch=batch)
+    for slide_id, slide in slides.items():
+        compared = _largest_change(predictor, slide_id, slide, workers)
+        if compared is None:
+            continue
+        change, count = compared
+        message = f"float8 changes probabilities of {slide_id} ({count:,} tiles) by at most {change:.4f}"
+        if change > MAX_CHANGE:
+            raise RunError(
+                f"{message}; {MAX_CHANGE:g} is allowed.", hint="Use --precision bfloat16, or leave --precision out."
+            )
+        return fast, f"{message}."
+    return fast, ""
+
+
+def _largest_change(predictor: Predictor, slide_id: str, slide: SlideTiles, workers: int) -> tuple[float, int] | None:
+    """Return the largest change of a probability between two models, and the number of tiles; None: unreadable."""
+    count = len(slide.tiles)
+    rows = np.unique(np.linspace(0, count - 1, min(COMPARED_TILES, count)).astype(np.int64))
+    some = replace(slide, tiles=replace(slide.tiles, positions=slide.tiles.positions[rows]))
+    assert predictor.tile_px is not None
+    bags = PixelBags(
+        {slide_id: some},
+        tile_px=predictor.tile_px,
+        device=predictor.device,
+        workers=workers,
+        ahead_bytes=AHEAD_BYTES,
+    )
+    changes: list[tuple[float, int]] = []
+
+    def compare(slide_id: str, encoded: EncodedSlide) -> None:
+        before, after = predictor.predict_each(slide_id, encoded)
+        largest = max(abs(sigmoid(before.logits[each]) - sigmoid(after.logits[each])) for each in predictor.targets)
+        changes.append((largest, encoded.tiles))
+
+    predictor.run([slide_id], bags, compare)
+    return changes[0] if changes else None

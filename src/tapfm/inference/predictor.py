@@ -1,0 +1,283 @@
+"""The `Predictor`: from a slide's tiles or features to logits and tile scores, for one model or an ensemble.
+
+Validation, the final pass of a run, `evaluate`, `predict` and `embed` all use it, so they share one policy:
+
+batching        tiles are encoded `batch` at a time; the aggregator always gets all tiles of a slide at once
+out of memory   the batch is halved and encoding is retried; one tile that does not fit is an error
+precision       that of the `InferenceEncoder`s
+non-finite      logits that are NaN or infinite are an error of that slide
+failures        a slide fails alone, with a reason and a hint; unreadable tiles up to `MAX_MISSING` are skipped
+resume          finished slides are left out: by `FinishedSlides`, or by the files that `finish` wrote
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tapfm.contracts import BagOutput, EncodedTiles
+from tapfm.device_memory import free_memory, one_memory_error
+from tapfm.encoders.inference import SMALLEST_BATCH, InferenceEncoder, concatenate, default_batch, wrap_encoder
+from tapfm.errors import DeviceMemoryError, DiskFullError, InputError, Interrupted, NonFiniteError, TapfmError
+from tapfm.evaluation.predictions import logit_of_mean
+from tapfm.inference.bags import Bag, Bags, SkippedTiles, SlideFailed, Visit, no_tile_readable, refuse_too_many_missing
+from tapfm.inference.tile_columns import TileColumn, column_name
+from tapfm.model import SlideModel
+
+TileValues = NDArray[np.float64]  # one value per tile
+
+
+class InferenceModel(NamedTuple):
+    """What inference runs: an encoder (None: stored features), then a model (None: features are the result)."""
+
+    encoder: InferenceEncoder | None
+    model: SlideModel | None
+
+
+@dataclass(frozen=True)
+class EncodedSlide:
+    """All readable tiles of a slide, encoded by each model."""
+
+    by_model: tuple[EncodedTiles, ...]
+    rows: NDArray[np.int64]  # which of the slide's tiles these are
+    missing: Mapping[int, str]  # unreadable tiles and the reason
+    coordinates: Tensor | None  # (K, 2) on the slide, in tile sides
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles."""
+        return len(self.rows)
+
+    @property
+    def skipped(self) -> SkippedTiles:
+        """The unreadable tiles, and the reason of the first."""
+        return SkippedTiles(sorted(self.missing), next(iter(self.missing.values()), ""))
+
+
+@dataclass(frozen=True)
+class SlideOutput:
+    """Logits by target, and named columns with one value per tile."""
+
+    logits: Mapping[str, float]
+    constants: Mapping[str, float | None]  # logit = constant + sum of contributions; None where it is not such a sum
+    columns: Mapping[str, TileValues]
+
+
+class Predictor:
+    """Runs one model, or the members of an ensemble, on slides; each tile is read once for all of them."""
+
+    def __init__(
+        self,
+        models: Sequence[InferenceModel],
+        *,
+        batch: int | None = None,
+        on_tiles: Callable[[int], object] = lambda _: None,
+        on_retry: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """Take models that are ready for inference.
+
+        batch: tiles encoded at a time; None: by the size of the encoders.
+        on_tiles: receives the number of tiles each time some were encoded.
+        on_retry: receives a message when memory ran out and the batch was halved.
+        """
+        self._encoders = [model.encoder for model in models if model.encoder is not None]
+        self._models = [model.model for model in models if model.model is not None]
+        sides = sorted({encoder.encoder.tile_px for encoder in self._encoders})
+        if len(sides) > 1:
+            raise InputError(
+                f"The members of the ensemble take tiles of different sizes: {', '.join(map(str, sides))} px.",
+                hint="Predict with each of them alone, and compare: tapfm compare",
+            )
+        self.tile_px = sides[0] if sides else None  # None: stored features
+        self.device = self._encoders[0].device if self._encoders else self._models[0].device
+        self.targets = self._models[0].task.targets if self._models else ()
+        self.batch = batch or min((default_batch(each.encoder) for each in self._encoders), default=1)
+        self._on_tiles, self._on_retry = on_tiles, on_retry
+
+    @classmethod
+    def of_training(cls, model: SlideModel) -> Predictor:
+        """Return a predictor of a model that is being trained; its batch leaves memory to the optimiser."""
+        encoder = None if model.encoder is None else wrap_encoder(model.encoder, model.compute_dtype)
+        return cls([InferenceModel(encoder, model)], batch=SMALLEST_BATCH)
+
+    def run(
+        self,
+        slide_ids: Sequence[str],
+        bags: Bags,
+        finish: Callable[[str, EncodedSlide], object],
+        *,
+        on_slide: Callable[[str, EncodedSlide | SlideFailed], object] = lambda *_: None,
+        stop_signal: Callable[[], int | None] = lambda: None,
+    ) -> dict[str, SlideFailed]:
+        """Encode all tiles of each slide and pass them to `finish`, which predicts and saves; return the failures.
+
+        The next slides are read meanwhile. `on_slide` is called after each slide. Raises Interrupted when
+        `stop_signal` returns the number of a signal; OSError, where `finish` cannot write, ends the run.
+        """
+        failed: dict[str, SlideFailed] = {}
+        visits = [Visit("inference", slide_id) for slide_id in slide_ids]
+        bags.start(iter(visits))
+        try:
+            for visit in visits:
+                result: EncodedSlide | SlideFailed
+                try:
+                    with failures_of_one_slide():
+                        result = self.encode_slide(bags, visit)
+                        tiles = bags.tile_count(visit.slide_id)
+                        refuse_too_many_missing(len(result.missing), tiles, result.skipped.reason)
+                        finish(visit.slide_id, result)
+                except SlideFailed as failure:
+                    result = failed[visit.slide_id] = failure
+                on_slide(visit.slide_id, result)
+                if (number := stop_signal()) is not None:
+                    raise Interrupted(number)
+        finally:
+            bags.close()
+        return failed
+
+    def encode_slide(self, bags: Bags, visit: Visit) -> EncodedSlide:
+        """Read and encode the tiles of a visit, part by part. Raises SlideFailed when none of them can be read."""
+        rows: list[NDArray[np.int64]] = []
+        missing: dict[int, str] = {}
+        coordinates: list[Tensor] = []
+        encoded: list[list[EncodedTiles]] = []
+        for part in bags.read_parts(visit):
+            rows.append(part.rows)
+            missing |= part.missing
+            if part.coordinates is not None:
+                coordinates.append(part.coordinates)
+            if part.tiles:
+                encoded.append(self._encode_part(part))
+        if not encoded:
+            raise no_tile_readable(tuple(missing.values()))
+        return EncodedSlide(
+            tuple(concatenate(parts) for parts in zip(*encoded, strict=True)),
+            np.concatenate(rows),
+            missing,
+            torch.cat(coordinates) if coordinates else None,
+        )
+
+    def predict_logits(self, slide_id: str, slide: EncodedSlide) -> dict[str, float]:
+        """Return the logits of a slide by target; an ensemble averages probabilities. Raises NonFiniteError."""
+        by_model = [self._logits(slide_id, output) for output, _ in self._aggregate(slide)]
+        return self._mean_logits(by_model)
+
+    def predict(self, slide_id: str, slide: EncodedSlide) -> SlideOutput:
+        """Return logits and tile scores of a slide. Raises NonFiniteError."""
+        outputs = self.predict_each(slide_id, slide)
+        if len(outputs) == 1:
+            return outputs[0]
+        shared = [name for name in outputs[0].columns if all(name in each.columns for each in outputs)]
+        return SlideOutput(
+            self._mean_logits([each.logits for each in outputs]),
+            dict.fromkeys(self.targets),  # a mean of probabilities is not a sum over tiles
+            {name: np.mean([each.columns[name] for each in outputs], axis=0) for name in shared},
+        )
+
+    @torch.no_grad()
+    def predict_each(self, slide_id: str, slide: EncodedSlide) -> list[SlideOutput]:
+        """Return logits and tile scores of a slide by each model. Raises NonFiniteError."""
+        outputs = []
+        for output, raw_attention in self._aggregate(slide):
+            logits = self._logits(slide_id, output)
+            columns = {"attention": _as_values(raw_attention)} | _tile_columns(output, self.targets)
+            constants: dict[str, float | None] = dict.fromkeys(self.targets)
+            if output.contributions is not None:
+                given = output.contributions()
+                columns |= _columns_by_target("contribution", given.of_tiles_CK, self.targets)
+                constants |= dict(zip(self.targets, given.constant_C.tolist(), strict=True))
+            outputs.append(SlideOutput(logits, constants, columns))
+        return outputs
+
+    def _encode_part(self, part: Bag) -> list[EncodedTiles]:
+        if isinstance(part.content, EncodedTiles):
+            return [part.content] * len(self._models)
+        assert isinstance(part.content, Tensor)
+        while True:
+            try:
+                encoded = [encoder.encode(part.content, self.batch) for encoder in self._encoders]
+            except torch.OutOfMemoryError as error:
+                if self.batch == 1:
+                    raise DeviceMemoryError(
+                        f"{self.device} is out of memory with one tile at a time.",
+                        hint="Free memory on it, or use another device, such as the CPU.",
+                    ) from error
+            else:
+                break
+            before, self.batch = self.batch, self.batch // 2
+            free_memory(self.device)
+            self._on_retry(f"Out of memory at {before} tiles per batch; retrying with {self.batch}.")
+        self._on_tiles(part.tiles)
+        return encoded
+
+    def _aggregate(self, slide: EncodedSlide) -> Iterator[tuple[BagOutput, Tensor]]:
+        """Yield the output of each model's aggregator, and the raw attention it was given."""
+        for model, encoded in zip(self._models, slide.by_model, strict=True):
+            yield model.aggregate(encoded, slide.coordinates), encoded.r_K
+
+    def _logits(self, slide_id: str, output: BagOutput) -> dict[str, float]:
+        logits = output.logits_C.double().tolist()
+        if not all(map(math.isfinite, logits)):
+            raise NonFiniteError(
+                f"Slide '{slide_id}': the logits are not finite: {logits}.",
+                hint="Lower the learning rates, or turn gradient clipping on.",
+            )
+        return dict(zip(self.targets, logits, strict=True))
+
+    def _mean_logits(self, by_model: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        if len(by_model) == 1:
+            return dict(by_model[0])
+        return {target: logit_of_mean([each[target] for each in by_model]) for target in self.targets}
+
+
+@contextmanager
+def failures_of_one_slide() -> Iterator[None]:
+    """Turn an error of one slide into SlideFailed; errors that every slide would run into pass through."""
+    try:
+        with one_memory_error():
+            yield
+    except (SlideFailed, Interrupted, OSError, DiskFullError, DeviceMemoryError):
+        raise
+    except NonFiniteError as error:
+        raise SlideFailed(error.message, error.hint, "predict") from error
+    except TapfmError as error:
+        raise SlideFailed(error.message, error.hint) from error
+    except torch.OutOfMemoryError as error:
+        raise SlideFailed(
+            "out of memory with all tiles of the slide at once",
+            "Use a device with more memory, such as the CPU: --device cpu",
+            "predict",
+        ) from error
+    except Exception as error:  # a defect of ours must not stop the other slides
+        raise SlideFailed(f"unexpected {type(error).__name__}: {error}", "Please report it.", "predict") from error
+
+
+def _tile_columns(output: BagOutput, targets: Sequence[str]) -> dict[str, TileValues]:
+    """Return the weights and scores of the tiles; values that all targets share are one column."""
+    columns: dict[str, TileValues] = {}
+    kinds: tuple[tuple[TileColumn, Tensor | None], ...] = (
+        ("weight", output.tile_weights),
+        ("score", output.tile_scores),
+    )
+    for kind, values in kinds:
+        if values is not None and (values.ndim == 1 or len(targets) == 1):
+            columns[column_name(kind)] = _as_values(values.reshape(-1))
+        elif values is not None:
+            columns |= _columns_by_target(kind, values, targets)
+    return columns
+
+
+def _columns_by_target(kind: TileColumn, values_CK: Tensor, targets: Sequence[str]) -> dict[str, TileValues]:
+    return {column_name(kind, target): _as_values(row) for target, row in zip(targets, values_CK, strict=True)}
+
+
+def _as_values(values: Tensor) -> TileValues:
+    return values.double().cpu().numpy()
