@@ -43,10 +43,12 @@ typecheck: $(READY) $(PAGES)  ## check types
 	@if [ -d frontend/node_modules ]; then npm --prefix frontend run --silent check; \
 	else echo "npm has not run: the pages of tapfm view are not checked"; fi
 
-bench: $(READY)  ## measure what needs no GPU on this machine: reading, viewing, gradients of drawn tiles, feeding an encoder
+# two versions side by side: benchmarks/compare_speed.py OLD_COMMIT
+bench: $(READY)  ## measure what needs no GPU on this machine: reading, viewing, gradients of drawn tiles, one step, feeding an encoder
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/viewer.py
 	$(BIN)/python benchmarks/subset.py
+	$(BIN)/python benchmarks/adaptation_step.py
 	$(BIN)/python benchmarks/feeding.py --encoder tapfm-pocket --tiles 40 --workers 0 1 2
 
 docs: $(READY)  ## write the reference pages from the code, and build the site of the docs into site/

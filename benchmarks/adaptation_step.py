@@ -1,0 +1,187 @@
+"""Time one adaptation step: one pass, chunked with kept graphs, and chunked.
+
+    python benchmarks/adaptation_step.py                              # tapfm-pocket on the CPU
+    python benchmarks/adaptation_step.py --encoder uni --device cuda --tiles 300 --chunk 64
+    python benchmarks/adaptation_step.py --json out/step.json
+
+A step is the two-graph step of one slide, with the updates of both optimizers. Weights and tiles are random. In each
+repeat, every way runs once, one after the other. Before the repeats, every way computes one gradient from the same
+weights. This warms it up, and the gradient is compared with that of one pass. On a GPU the encoder runs under bfloat16
+autocast. Prints Markdown.
+
+The script imports only modules that keep their names, so that it also measures another version of tapfm:
+
+    PYTHONPATH=other/src python benchmarks/adaptation_step.py
+
+benchmarks/compare_speed.py does this for two versions in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import tapfm
+from tapfm.adaptation.chunked import Chunking
+from tapfm.adaptation.two_graph import Adaptation, two_graph_step
+from tapfm.aggregators.cls_attention import ClsAttention
+from tapfm.contracts import Targets
+from tapfm.encoders.build import build_vit
+from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.vit import VitEncoder
+from tapfm.tasks.binary import BinaryTask
+
+KEPT_GRAPHS = 2
+TASK = BinaryTask.from_training_labels("FGFR3", [1] * 16 + [0] * 84)
+TARGETS = Targets.of([1])
+
+
+@dataclass
+class Row:
+    """Times of one way. `gradient_difference` is relative to the gradient of one pass."""
+
+    way: str
+    median_s: float
+    fastest_s: float
+    slowest_s: float
+    tiles_per_second: float
+    gradient_difference: float
+
+
+class StepTimer:
+    """Encoder, aggregator and optimizers of one way to run the step."""
+
+    def __init__(self, encoder_key: str, device: torch.device, chunking: Chunking) -> None:
+        card = encoder_card(encoder_key)
+        self._device = device
+        torch.manual_seed(0)
+        encoder = VitEncoder(build_vit(card), mean=card.mean, std=card.std, feature=card.feature)
+        self._encoder = encoder.to(device).train()
+        self._aggregator = ClsAttention(encoder.feature_size).to(device)
+        self._encoder_optimizer = torch.optim.AdamW(self._encoder.parameters(), lr=1e-6)
+        self._aggregator_optimizer = torch.optim.AdamW(self._aggregator.parameters(), lr=1e-5)
+        compute_dtype = torch.bfloat16 if device.type == "cuda" else None
+        self._adaptation = Adaptation(chunking=chunking, compute_dtype=compute_dtype)
+
+    def compute_gradient(self, tiles: Tensor) -> Tensor:
+        """Return the encoder's gradient as one vector. No weights change."""
+        self._step(tiles)
+        gradients = [p.grad.flatten() for p in self._encoder.parameters() if p.grad is not None]
+        return torch.cat(gradients).double().cpu()
+
+    def time_step(self, tiles: Tensor) -> float:
+        """Return the seconds of one step with both updates."""
+        start = self._now()
+        self._step(tiles, self._aggregator_optimizer.step, self._encoder_optimizer.step)
+        return self._now() - start
+
+    def _step(
+        self,
+        tiles: Tensor,
+        update_aggregator: Callable[[], object] = lambda: None,
+        update_encoder: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._encoder_optimizer.zero_grad()
+        self._aggregator_optimizer.zero_grad()
+        two_graph_step(
+            self._encoder,
+            self._aggregator,
+            TASK,
+            tiles,
+            TARGETS,
+            adaptation=self._adaptation,
+            update_aggregator=lambda *_: update_aggregator(),
+            update_encoder=lambda *_: update_encoder(),
+        )
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+
+def measure(encoder_key: str, device: torch.device, tile_count: int, chunk: int, repeats: int) -> list[Row]:
+    """Time all ways, in turn."""
+    ways = {
+        "one pass": Chunking(),
+        "chunked, kept graphs": Chunking(chunk, keep=KEPT_GRAPHS),
+        "chunked": Chunking(chunk),
+    }
+    tile_px = encoder_card(encoder_key).tile_px
+    generator = torch.Generator().manual_seed(0)
+    tiles = torch.randint(0, 256, (tile_count, 3, tile_px, tile_px), dtype=torch.uint8, generator=generator).to(device)
+    timers = {way: StepTimer(encoder_key, device, chunking) for way, chunking in ways.items()}
+    gradients = {way: timer.compute_gradient(tiles) for way, timer in timers.items()}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(repeats):
+        for way, timer in timers.items():
+            seconds[way].append(timer.time_step(tiles))
+    one_pass = gradients["one pass"]
+    return [
+        Row(
+            way=way,
+            median_s=statistics.median(times),
+            fastest_s=min(times),
+            slowest_s=max(times),
+            tiles_per_second=tile_count / statistics.median(times),
+            gradient_difference=float((gradients[way] - one_pass).norm() / one_pass.norm()),
+        )
+        for way, times in seconds.items()
+    ]
+
+
+def format_table(rows: list[Row]) -> str:
+    lines = [
+        "| way | step, ms (median) | fastest | slowest | tiles/s | gradient: difference to one pass |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {row.way} | {1e3 * row.median_s:,.1f} | {1e3 * row.fastest_s:,.1f} | {1e3 * row.slowest_s:,.1f} | "
+        f"{row.tiles_per_second:,.0f} | {row.gradient_difference:.1e} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encoder", default="tapfm-pocket", help="architecture, with random weights")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tiles", type=_at_least_one, default=64, help="tiles of the slide (K)")
+    parser.add_argument("--chunk", type=_at_least_one, default=16, help="tiles per chunk")
+    parser.add_argument("--repeats", type=_at_least_one, default=5, help="timed steps of each way")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    rows = measure(arguments.encoder, device, arguments.tiles, arguments.chunk, arguments.repeats)
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    print(
+        f"tapfm {tapfm.__version__}, torch {torch.__version__}, {machine}, {torch.get_num_threads()} threads; "
+        f"{arguments.encoder}, {arguments.tiles} tiles, chunks of {arguments.chunk}, {arguments.repeats} repeats\n"
+    )
+    print(format_table(rows))
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        results = {"machine": machine, "torch": torch.__version__, "rows": [asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
