@@ -1,6 +1,6 @@
 """Compare the speed of this checkout with an older commit, on the CPU.
 
-    python benchmarks/compare_speed.py main                     # all benchmarks; about 8 minutes on two cores
+    python benchmarks/compare_speed.py main                     # all benchmarks; 7 to 10 minutes on two cores
     python benchmarks/compare_speed.py v0.1.0 --only step --repeats 8
     python benchmarks/compare_speed.py e693635 --json out/speed.json
 
