@@ -663,7 +663,7 @@ FORMATS: dict[str, list[Format]] = {
             "synth.json",
             "What was painted.",
             {
-                "key": "fingerprint of the settings and of the code that paints",
+                "key": "fingerprint of the settings and of PAINTING_VERSION",
                 "settings": "as they were given",
                 "slides[]": "the slides' files",
             },

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tapfm.contracts import Aggregator, BagOutput, EncodedTiles, Task
+from tapfm.contracts import Aggregator, BagOutput, Task
 from tapfm.encoders.adapters import trained_parameters
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import CheckpointError, InputError
@@ -48,12 +48,7 @@ class SlideModel:
             **{f"encoder/{name}": parameter for name, parameter in encoder.items()},
         }
 
-    @torch.no_grad()
-    def aggregate(self, encoded: EncodedTiles, coordinates: Tensor | None = None) -> BagOutput:
-        """Run the aggregator on all tiles of a slide, without a graph."""
-        return self.aggregator_for(coordinates)(*encoded)
-
-    def aggregator_for(self, coordinates: Tensor | None) -> Aggregator:
+    def aggregator_for(self, coordinates: Tensor | None = None) -> Aggregator:
         """Return the aggregator of a bag; one that uses the coordinates of tiles gets them here."""
         if not getattr(self.aggregator, "uses_places", False):
             return self.aggregator

@@ -13,7 +13,6 @@ from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import TORCHMIL_MODELS, aggregator_card, build_aggregator
-from tapfm.contracts import EncodedTiles
 from tapfm.errors import InputError, SettingError, UnknownNameError
 from tapfm.inference.bags import Bag
 from tapfm.model import AggregatorWithCoordinates, SlideModel
@@ -135,7 +134,7 @@ def test_without_places_a_graph_is_refused():
     model = SlideModel(None, built("GTP"), TASK)
     z_KD, r_K, _ = bag(5)
     with pytest.raises(InputError, match="uses the coordinates of tiles") as refusal:
-        model.aggregate(EncodedTiles(z_KD, r_K))
+        model.aggregator_for()(z_KD, r_K)
     assert "tapfm embed" in refusal.value.hint
 
 

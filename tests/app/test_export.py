@@ -96,7 +96,7 @@ def test_run_and_export_give_the_logits_of_the_predictions(runs, exported, lab, 
     assert [row["target"] for row in rows] == targets
     predicted = torch.tensor([float(row["logit"]) for row in rows])
     of_run, of_export = load_run(runs[name]), load_export(exported / name)
-    ours = of_run.model.aggregate(stored(lab)).logits_C if name in FIXED else logits_of(of_run, tiles)
+    ours = of_run.model.aggregator_for()(*stored(lab)).logits_C if name in FIXED else logits_of(of_run, tiles)
     torch.testing.assert_close(ours, predicted, rtol=0, atol=1e-5)
     torch.testing.assert_close(logits_of(of_export, tiles), ours, rtol=0, atol=1e-5)
     assert tuple(of_export.model.task.targets) == tuple(targets)

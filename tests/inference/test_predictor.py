@@ -68,7 +68,7 @@ def predicted(*models, tiles=9, batch=4):
 def test_one_model_gives_its_own_logits_and_the_contribution_of_each_tile(layer_norm):
     one = model(layer_norm=layer_norm)
     output, slide, predictor = predicted(one)
-    alone = one.aggregate(prepare_encoder(one.encoder).encode(some_tiles(one.encoder, 9), 4)).logits_C
+    alone = one.aggregator_for()(*prepare_encoder(one.encoder).encode(some_tiles(one.encoder, 9), 4)).logits_C
     assert list(output.logits.values()) == alone.double().tolist()
     assert predictor.predict_logits("S1", slide) == output.logits
     assert list(output.columns) == ["attention", "weight", "contribution.EGFR", "contribution.KRAS"]

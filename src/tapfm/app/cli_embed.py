@@ -36,7 +36,7 @@ def embed(
     ] = "auto",
     batch: Annotated[
         int | None,
-        typer.Option("--batch", metavar="N", min=1, help="Tiles in the encoder at once.", show_default="by its size"),
+        typer.Option("--batch", metavar="N", min=1, help="Tiles encoded at a time; halved when out of memory.", show_default="by its size"),
     ] = None,
     compiled: Compiled = None,
     slides: Annotated[

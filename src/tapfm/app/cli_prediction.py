@@ -46,7 +46,7 @@ def predict(
         ),
     ] = None,
     batch: Annotated[
-        str, typer.Option("--batch", metavar="N|auto", help="Tiles encoded at a time; auto shrinks when memory ends.")
+        str, typer.Option("--batch", metavar="N|auto", help="Tiles encoded at a time; halved when out of memory.")
     ] = "auto",
     device: Device = "auto",
     precision: Annotated[

@@ -69,8 +69,8 @@ def export_run(
         remove_unfinished(out)
         write_export(saved, run_folder, out)
         check_export(saved, out)
-    if run_folder.last.exists() and not run_folder.progress().finished:
-        done = len(run_folder.progress().history)
+    if run_folder.last.exists() and not run_folder.finished():
+        done = run_folder.epochs_done()
         console.print(f"The run is not finished: this is the best of {done:,} epoch{'s' * (done > 1)} so far.")
     what = "encoder (timm), aggregator" if saved.model.encoder is not None else "aggregator"
     said = f"Exported to {out}: {what} and model card; loaded again, it gives the same."
@@ -159,7 +159,7 @@ def check_export(saved: SavedModel, out: Path) -> None:
             torch.tensor(features, dtype=torch.float32), torch.tensor(attention, dtype=torch.float32)
         )
         again = replace(model, aggregator=load_aggregator(out, saved.description, model.device).train(False))
-        ours, theirs = (each.aggregate(encoded, places).logits_C for each in (model, again))
+        ours, theirs = (each.aggregator_for(places)(*encoded).logits_C for each in (model, again))
     else:
         check_timm_folder(out, model.encoder)
         side = model.encoder.tile_px
@@ -173,7 +173,9 @@ def check_export(saved: SavedModel, out: Path) -> None:
         )
 
 
-def logits_of_tiles(model: SlideModel, tiles: Tensor, coordinates: Tensor | None) -> Tensor:
+@torch.no_grad()
+def logits_of_tiles(model: SlideModel, tiles: Tensor, coordinates: Tensor | None = None) -> Tensor:
     """Return the logits of a bag of tiles."""
     assert model.encoder is not None
-    return model.aggregate(wrap_encoder(model.encoder).encode(tiles, len(tiles)), coordinates).logits_C
+    encoded = wrap_encoder(model.encoder).encode(tiles, len(tiles))
+    return model.aggregator_for(coordinates)(*encoded).logits_C

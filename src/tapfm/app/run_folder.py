@@ -181,12 +181,22 @@ class RunFolder:
             else:
                 self.next_best.unlink()
 
-    def progress(self) -> Progress:
-        """Read how far the run is, without its tensors."""
+    def finished(self) -> bool:
+        """Return whether training is over, by the last checkpoint."""
+        return bool(self._saved_progress()["finished"])
+
+    def epochs_done(self) -> int:
+        """Return the number of finished epochs, by the last checkpoint."""
+        return len(self._saved_progress()["history"])
+
+    def _saved_progress(self) -> dict[str, Any]:
         try:
-            return Progress.from_json(read_description(self.last)["progress"])
+            progress = read_description(self.last)["progress"]
+            return {name: progress[name] for name in ("finished", "history")}
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"{self.last} does not say how far the run is.", hint="Begin anew.") from error
+            raise CheckpointError(
+                f"{self.last} has no training progress.", hint="Start a new run with another --out."
+            ) from error
 
 
 def failures_table(failed: Mapping[str, str], skipped: Mapping[str, SkippedTiles]) -> bytes:

@@ -147,7 +147,7 @@ def refuse_wrong_start(run_folder: RunFolder, config: RunConfig, data: RunData, 
             )
         return
     if not resume:
-        finished = run_folder.last.exists() and run_folder.progress().finished
+        finished = run_folder.last.exists() and run_folder.finished()
         go_on = f"Go on with it: {resume_command(run_folder.folder)}"
         raise RunError(
             f"{run_folder.folder} holds {'a finished run' if finished else 'a run'}.",

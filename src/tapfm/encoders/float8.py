@@ -1,4 +1,4 @@
-"""Linear layers computed in float8 (e4m3), for looking only: a GPU multiplies them faster than bfloat16.
+"""Linear layers computed in float8 (e4m3), for inference only: a GPU multiplies them faster than bfloat16.
 
 A float8 number has three bits behind its first one, and a range of a few hundred: each row of weights, and each token
 on its way into a layer, is scaled so that its largest value is the largest there is. Products come out in the type of

@@ -221,7 +221,10 @@ class Predictor:
     def _aggregate(self, slide: EncodedSlide) -> Iterator[tuple[BagOutput, Tensor]]:
         """Yield the output of each model's aggregator, and the raw attention it was given."""
         for model, encoded in zip(self._models, slide.by_model, strict=True):
-            yield model.aggregate(encoded, slide.coordinates), encoded.r_K
+            aggregator = model.aggregator_for(slide.coordinates)
+            with torch.no_grad():
+                output = aggregator(*encoded)
+            yield output, encoded.r_K
 
     def _logits(self, slide_id: str, output: BagOutput) -> dict[str, float]:
         logits = output.logits_C.double().tolist()

@@ -113,7 +113,7 @@ def look_at_run(folder: Path) -> Member:
 def finished(member: Member) -> bool:
     """Say whether training is over; exports do not say."""
     run_folder = RunFolder(member.folder)
-    return member.config is None or not run_folder.last.exists() or run_folder.progress().finished
+    return member.config is None or not run_folder.last.exists() or run_folder.finished()
 
 
 def look_at_export(folder: Path) -> Member:
