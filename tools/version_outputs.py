@@ -1,0 +1,251 @@
+"""Read the files that the commands of tapfm write as items to compare. Nothing of tapfm itself is imported.
+
+Files of one kind for several slides are one item: `features/ID.h5`. A JSON or CSV file gives two: texts and whole
+numbers, which must be equal, and other numbers. The tables below say what is renamed, left out or a statistic.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow.parquet
+import tifffile
+from PIL import Image
+from safetensors.numpy import load_file
+from version_items import Array, Item, Items, Kind
+
+# What was renamed between versions, from the old spelling to the new one. Both versions are read under the new
+# spelling. Add a line when a file, a column or a key is renamed:
+#     RENAMED_FILES: ("evaluations/*/metrics.csv", "metrics.csv", "results.csv")     files, old text, new text
+#     RENAMED_FIELDS: ("predictions/*/predictions.csv", "call", "predicted_class")   files (new), old field, new field
+# A field is a column of a table, or a key with those around it: `models.model.all.EGFR.auc`.
+RENAMED_FILES: tuple[tuple[str, str, str], ...] = ()
+RENAMED_FIELDS: tuple[tuple[str, str, str], ...] = ()
+
+# Files that are not compared: pages and figures to look at, files that tapfm keeps for itself, what says where and when
+# a run was made, and what the scenario writes itself.
+LEFT_OUT_FILES = (
+    *(".*", "*/.*", "*.html", "*.md", "*.txt", "*/tensorboard/*", "*/environment.json", "*/contact-sheet.jpg"),
+    *("*/curves.png", "*/roc.png", "*/pr.png", "*/reliability.png", "*/scores.png", "*/differences.png"),
+    *("inputs/*", "ensemble/*"),
+)
+# Fields that are not compared, as FILE:FIELD: paths, times, versions, and digests or fingerprints, which say what a
+# result was made from and not what it is.
+LEFT_OUT_FIELDS = (
+    *(
+        "*:path",
+        "*:*.path",
+        "*:[[]].path",
+        "*:*savetodir",
+        "*:*save_path",
+        "*.toml:cohort.table",
+        "*.toml:tiles.folder",
+    ),
+    *("*.toml:tiles.features", "*/prediction.json:model", "*/evaluation.json:model", "*:evaluation.model"),
+    *("*:files.*", "*:*table"),
+    *("*:seconds", "*:*.seconds", "*:*tiles_per_second", "*:*waiting_share", "*:*peak_memory_gib"),
+    *("*:tapfm", "*:*.tapfm", "*:text.Software"),
+    *("*:key", "*:*.key", "*:digest", "*:run", "*:*.run", "*:*sha256", "*:*fingerprint", "*:*features_made_by"),
+)
+# Metrics, which come from predictions in float32; and statistics in float64, from inputs that no encoder touches.
+METRICS = ("evaluations/*/metrics.*", "comparisons/runs/*")
+STATISTICS = ("comparisons/tables/*", "evaluations/*/colours.csv", "painted/truth/*", "*/summary.csv")
+# Items whose files have several names are named by this pattern instead.
+GROUPED = ("heatmap-*.png", "heatmap-*.tif", "gallery-*.png")
+SLIDE_ID = re.compile(r"\b[SX]\d{3}(?!\d)")  # as `tapfm synth` names slides
+
+Reduce = Callable[[Array], Array]
+Leaves = dict[str, list[Any]]  # values of each field
+
+
+def collect(folder: Path, reduce_picture: Reduce = lambda pixels: pixels, left_out: tuple[str, ...] = ()) -> Items:
+    """Read all files below a folder, less those that match `left_out`; pictures pass through `reduce_picture`."""
+    leaves: dict[str, Leaves] = {}
+    arrays: dict[tuple[str, Kind], dict[str, Array]] = {}
+    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        file = _spelled_now(path.relative_to(folder).as_posix())
+        if any(fnmatch(file, pattern) for pattern in (*LEFT_OUT_FILES, *left_out)):
+            continue
+        name, slide_id = _item_name(file)
+        fields = leaves.setdefault(name, {})
+        for field, values in _read_fields(path):
+            field = _renamed_field(file, field)
+            if field == "columns":
+                values = [_renamed_field(file, column) for column in values]
+            if not any(fnmatch(f"{file}:{field}", pattern) for pattern in LEFT_OUT_FIELDS):
+                fields.setdefault(field, []).extend(values)
+        for array_name, array in _read_arrays(path):
+            of_item = f"{name} {array_name}".strip()
+            arrays.setdefault((of_item, _kind_of_array(name, array)), {})[slide_id] = array
+        for part, tensor in _read_tensors(path):
+            kind = _kind_of_array(name, tensor)
+            of_item = f"{name} weights" if kind == "float32" else f"{name} states"
+            arrays.setdefault((of_item, kind), {})[part] = tensor
+        if path.suffix in (".png", ".tif", ".svs"):
+            part = f"{slide_id} {path.name}".strip() if name.endswith(GROUPED) else slide_id
+            for level, pixels in enumerate(_read_picture(path)):
+                label = f"{part} level {level}" if level else part
+                arrays.setdefault((f"{name} pixels", "pixels"), {})[label] = reduce_picture(pixels)
+    items = {name: Item(kind, parts) for (name, kind), parts in arrays.items()}
+    for name, fields in leaves.items():
+        items |= dict(_items_of_fields(name, fields))
+    return items
+
+
+def _spelled_now(file: str) -> str:
+    for pattern, old, new in RENAMED_FILES:
+        if fnmatch(file, pattern):
+            file = file.replace(old, new)
+    return file
+
+
+def _renamed_field(file: str, field: str) -> str:
+    return next((new for pattern, old, new in RENAMED_FIELDS if fnmatch(file, pattern) and field == old), field)
+
+
+def _item_name(file: str) -> tuple[str, str]:
+    """Return the name of a file's item, and the slide that the file belongs to or an empty text."""
+    found = SLIDE_ID.search(file)
+    name = SLIDE_ID.sub("ID", file)
+    parent, _, last = name.rpartition("/")
+    grouped = next((pattern for pattern in GROUPED if fnmatch(last, pattern)), last)
+    return f"{parent}/{grouped}".lstrip("/"), found[0] if found else ""
+
+
+def _kind_of_array(name: str, array: Array) -> Kind:
+    return _kind_of_numbers(name) if array.dtype.kind == "f" else "exact"
+
+
+def _kind_of_numbers(name: str) -> Kind:
+    if any(fnmatch(name, pattern) for pattern in METRICS):
+        return "metric"
+    return "statistic" if any(fnmatch(name, pattern) for pattern in STATISTICS) else "float32"
+
+
+def _items_of_fields(name: str, fields: Leaves) -> Iterator[tuple[str, Item]]:
+    """Sort the fields of a file into what is exact (texts, whole numbers) and other numbers."""
+    exact: dict[str, Array] = {}
+    numbers: dict[str, Array] = {}
+    for field, values in sorted(fields.items()):
+        if values and all(type(each) is int for each in values):
+            exact[field] = np.array(values, np.int64)
+        elif any(type(each) is float for each in values) and all(_is_number(each) for each in values):
+            numbers[field] = np.array([np.nan if each is None else each for each in values], np.float64)
+        else:
+            exact[field] = np.array([each if isinstance(each, str) else json.dumps(each) for each in values], np.str_)
+    if exact:
+        yield name, Item("exact", exact)
+    if numbers:
+        yield f"{name} numbers", Item(_kind_of_numbers(name), numbers)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or type(value) in (int, float)
+
+
+# --- by format
+
+
+def _read_fields(path: Path) -> Iterator[tuple[str, list[Any]]]:
+    """Read tables and nested files, field by field; None stands for an empty cell."""
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        columns = list(rows[0]) if rows else path.read_text("utf-8").strip().split(",")
+        yield "columns", columns
+        for column in columns:
+            yield column, _numbers_of([row[column] for row in rows])
+    elif path.suffix in (".json", ".geojson"):
+        yield from _flatten(json.loads(path.read_text("utf-8"))).items()
+    elif path.suffix == ".jsonl":
+        yield from _flatten([json.loads(line) for line in path.read_text("utf-8").splitlines()]).items()
+    elif path.suffix == ".toml":
+        yield from _flatten(tomllib.loads(path.read_text("utf-8"))).items()
+    elif path.suffix == ".h5":
+        with h5py.File(path) as stored:
+            for dataset in stored.values():
+                for name, value in sorted(dataset.attrs.items()):
+                    yield from _flatten(_attribute(value), f"{dataset.name[1:]}.{name}").items()
+    elif path.suffix == ".tif":
+        with tifffile.TiffFile(path) as tiff:
+            yield from _flatten(_attribute(tiff.pages[0].description), "description").items()
+    elif path.suffix == ".png":
+        with Image.open(path) as image:
+            for key, text in getattr(image, "text", {}).items():
+                yield from _flatten(_attribute(text), f"text.{key}").items()
+
+
+def _numbers_of(cells: list[str]) -> list[Any]:
+    """Convert a column to numbers if all cells with something in them are numbers."""
+    for convert in (int, float):
+        try:
+            numbers = [convert(cell) if cell else None for cell in cells]
+        except ValueError:
+            continue
+        # a column with empty cells holds numbers, not whole ones; so does an empty column hold texts
+        if any(number is not None for number in numbers):
+            return numbers if convert is float or None not in numbers else [each and float(each) for each in numbers]
+    return list(cells)
+
+
+def _attribute(value: Any) -> Any:
+    """Convert an attribute of an HDF5 file or a picture; JSON in a text is read."""
+    if isinstance(value, bytes):
+        value = value.decode()
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    return json.loads(value) if isinstance(value, str) and value.startswith("{") else value
+
+
+def _flatten(node: Any, field: str = "") -> Leaves:
+    """List the leaves of nested data by their keys, with `[]` for any place of a list."""
+    found: Leaves = {}
+    if isinstance(node, dict):
+        for key, value in node.items():
+            for name, values in _flatten(value, f"{field}.{key}" if field else key).items():
+                found.setdefault(name, []).extend(values)
+    elif isinstance(node, list):
+        for value in node:
+            below = field if not field or field.endswith("[]") else f"{field}[]"
+            for name, values in _flatten(value, below).items():
+                found.setdefault(name, []).extend(values)
+    else:
+        found[field] = [node]
+    return found
+
+
+def _read_arrays(path: Path) -> Iterator[tuple[str, Array]]:
+    """Read datasets of HDF5 files and columns of Parquet files."""
+    if path.suffix == ".h5":
+        with h5py.File(path) as stored:
+            for name, dataset in stored.items():
+                yield name, np.asarray(dataset)
+    elif path.suffix == ".parquet":
+        table = pyarrow.parquet.read_table(path)
+        for name in table.column_names:
+            yield name, table[name].to_numpy()
+
+
+def _read_tensors(path: Path) -> Iterator[tuple[str, Array]]:
+    if path.suffix == ".safetensors":
+        yield from sorted(load_file(path).items())
+
+
+def _read_picture(path: Path) -> Iterator[Array]:
+    """Decode a picture; of a TIFF each level of its pyramid."""
+    if path.suffix == ".png":
+        with Image.open(path) as image:
+            yield np.asarray(image)
+        return
+    with tifffile.TiffFile(path) as file:
+        for level in file.series[0].levels:
+            yield np.asarray(level.asarray())
