@@ -1,7 +1,7 @@
 """Read the files that the commands of tapfm write as items to compare. Nothing of tapfm itself is imported.
 
-Files of one kind for several slides are one item: `features/ID.h5`. A JSON or CSV file gives two: texts and whole
-numbers, which must be equal, and other numbers. The tables below say what is renamed, left out or a statistic.
+Files of one kind for several slides are one item: `features/ID.h5`. A JSON or CSV file gives up to three: texts and
+whole numbers, which must be equal; other numbers; and messages. The tables below say what is renamed or left out.
 """
 
 from __future__ import annotations
@@ -59,6 +59,13 @@ LEFT_OUT_FIELDS = (
 # Metrics, which come from predictions in float32; and statistics in float64, from inputs that no encoder touches.
 METRICS = ("evaluations/*/metrics.*", "comparisons/runs/*")
 STATISTICS = ("comparisons/tables/*", "evaluations/*/colours.csv", "painted/truth/*", "*/summary.csv")
+# Fields that hold sentences, as FILE:FIELD. They are items of their own, `FILE messages`: a change of wording is not a
+# change of results.
+MESSAGES = (
+    *("*:why", "*:*.why", "*:*.why_*", "*:reason", "*:*.reason", "*:warnings", "*:*.warnings", "*:*what_to_do"),
+    *("*:*notes*", "*/metrics.json:baseline", "*:*chosen_on", "*/prediction.json:calls.by"),
+    *("*.png:text.*.unit", "*.tif:description.unit", "*.tif:description.title", "*.tif:description.made_by"),
+)
 # Items whose files have several names are named by this pattern instead.
 GROUPED = ("heatmap-*.png", "heatmap-*.tif", "gallery-*.png")
 SLIDE_ID = re.compile(r"\b[SX]\d{3}(?!\d)")  # as `tapfm synth` names slides
@@ -76,13 +83,15 @@ def collect(folder: Path, reduce_picture: Reduce = lambda pixels: pixels, left_o
         if any(fnmatch(file, pattern) for pattern in (*LEFT_OUT_FILES, *left_out)):
             continue
         name, slide_id = _item_name(file)
-        fields = leaves.setdefault(name, {})
         for field, values in _read_fields(path):
             field = _renamed_field(file, field)
             if field == "columns":
                 values = [_renamed_field(file, column) for column in values]
-            if not any(fnmatch(f"{file}:{field}", pattern) for pattern in LEFT_OUT_FIELDS):
-                fields.setdefault(field, []).extend(values)
+            if any(fnmatch(f"{file}:{field}", pattern) for pattern in LEFT_OUT_FIELDS):
+                continue
+            is_message = any(fnmatch(f"{file}:{field}", pattern) for pattern in MESSAGES)
+            fields = leaves.setdefault(f"{name} messages" if is_message else name, {})
+            fields.setdefault(field, []).extend(values)
         for array_name, array in _read_arrays(path):
             of_item = f"{name} {array_name}".strip()
             arrays.setdefault((of_item, _kind_of_array(name, array)), {})[slide_id] = array

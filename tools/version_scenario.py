@@ -64,7 +64,7 @@ class Size:
 
 
 FULL = Size(slides=14, epochs=2)
-SMALL = Size(slides=10, epochs=1, all_steps=False)
+SMALL = Size(slides=14, epochs=1, all_steps=False)
 
 
 class Scenario:
@@ -211,7 +211,7 @@ def write_predictions(folder: Path, name: str, number: int) -> Path:
         for offset, target in enumerate(TARGETS):
             label = (patient * 7 + offset * 3) % 5 < 2
             noise = (slide * 37 + number * 11 + offset * 5) % 23 / 23
-            probability = round((0.6 - 0.15 * number) * label + 0.4 * noise + 0.01, 2)
+            probability = round((0.35 - 0.1 * number) * label + 0.6 * noise + 0.02, 2)
             lines.append(f"P{patient:02},W{slide:02},{target},{int(label)},{probability}")
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.csv"

@@ -1,0 +1,371 @@
+"""What each golden file holds: outputs of tapfm for fixed inputs that use much of the code behind a version number.
+
+tools/write_golden.py writes the files, the tests beside this module compare with them. Exact are positions, counts and
+texts. Pictures are reduced to means and spreads of blocks, as decoders and processors may round a pixel differently.
+"""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+import cv2
+import numpy as np
+import torch
+from command_line import tapfm
+from predicted_slides import grid_of, predicted_file, write_prediction
+from slide_files import EOSIN, GLASS, damage, section, write_ome, write_scn, write_slide
+from version_items import Item, Items, Tolerance, Verdict, compare_items, read_golden
+from version_outputs import collect
+from version_scenario import SMALL, run_scenario
+
+from tapfm.encoders import features
+from tapfm.encoders.inference import make_ready
+from tapfm.encoders.weights import load_encoder
+from tapfm.prediction import layers
+from tapfm.prediction.pictures import draw_slide
+from tapfm.prediction.tile_table import TileTable
+from tapfm.synthetic import cohort
+from tapfm.tiles import colours, tiling
+from tapfm.tiles.store import TileSet, write_tiles
+
+FOLDER = Path(__file__).parent / "golden"
+WRITE = "python tools/write_golden.py"
+# Other processors sum in another order: about 1e-6 in a feature, a few 1e-5 after training. A level of a block is the
+# mean of hundreds of pixels, of which a few may round to the next level.
+GOLDEN = Tolerance(float32=1e-4, statistic=1e-4, pixels=0.5)
+BLOCKS = 12  # across and down a picture
+
+
+def blocks_of(pixels):
+    """Reduce a picture to the mean and the spread of the levels in each of 12 x 12 blocks."""
+    planes = pixels.reshape(*pixels.shape[:2], -1).astype(np.float64)
+    rows, columns = (np.linspace(0, length, BLOCKS + 1).astype(int) for length in planes.shape[:2])
+
+    def mean(values):
+        summed = np.add.reduceat(np.add.reduceat(values, rows[:-1], axis=0), columns[:-1], axis=1)
+        return summed / (np.diff(rows)[:, None, None] * np.diff(columns)[None, :, None])
+
+    means = mean(planes)
+    spreads = np.sqrt(np.maximum(mean(planes**2) - means**2, 0))
+    return np.stack([means, spreads]).astype(np.float16)
+
+
+def run(*words):
+    result = tapfm(*words)
+    assert result.returncode == 0, result.said
+    return result.stdout
+
+
+@contextlib.contextmanager
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- tiling
+
+
+def uneven_tissue(width_px, height_px, seed, colour=EOSIN):
+    """Paint tissue whose stain fades into glass, with nuclei, so that a small change of a threshold shows."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (height_px // 150 + 2, width_px // 150 + 2)).astype(np.float32)
+    depth = cv2.resize(coarse, (width_px, height_px), interpolation=cv2.INTER_CUBIC)[..., None]
+    share = np.clip((depth - 60) / 120, 0, 1)
+    picture = share * np.array(colour, np.float32) + (1 - share) * np.array(GLASS, np.float32)
+    count = width_px * height_px // 600
+    for x, y, radius in zip(
+        rng.integers(0, width_px, count), rng.integers(0, height_px, count), rng.integers(3, 8, count), strict=True
+    ):
+        if share[y, x] > 0.3:
+            cv2.circle(picture, (int(x), int(y)), int(radius), (110, 70, 150), -1)
+    picture += rng.integers(-3, 4, picture.shape)
+    return np.clip(picture, 0, 255).astype(np.uint8)
+
+
+def write_tiling_slides(folder):
+    """Write slides of several formats, scales and problems, and their table."""
+    lossless = {"compression": "zlib"}
+    plain = {"compression": "zlib", "aperio": False}
+    write_slide(folder / "aperio.svs", uneven_tissue(1400, 1000, 1))  # JPEG
+    write_slide(folder / "aperio-40x.svs", uneven_tissue(1900, 1500, 2), mpp=0.2527, **lossless)
+    write_slide(folder / "plain.tif", uneven_tissue(1300, 1000, 3), **plain)
+    write_slide(folder / "strips.tif", uneven_tissue(1200, 900, 4), mpp=0.46, downsamples=(1, 2, 8), **plain)
+    write_ome(folder / "ome.ome.tif", uneven_tissue(1200, 1100, 5))
+    areas = [(512, 256, uneven_tissue(768, 768, 6)), (1536, 512, section(512, 512, seed=6))]
+    write_scn(folder / "leica.scn", areas, (2300, 1400))
+    cv2.imwrite(str(folder / "picture.png"), uneven_tissue(1000, 800, 7)[..., ::-1])
+    marked = uneven_tissue(1400, 1100, 8)
+    cv2.line(marked, (100, 900), (900, 100), (30, 60, 170), 90)
+    cv2.line(marked, (900, 1000), (1300, 500), (20, 130, 70), 60)
+    write_slide(folder / "pen.svs", marked, **lossless)
+    unsharp = section(1400, 1100, seed=9, tissue=(0, 0, 1, 1))
+    for left, radius_px in ((350, 4), (700, 6), (1050, 9)):
+        unsharp[:, left:] = cv2.GaussianBlur(unsharp[:, left:], (0, 0), radius_px / 2)
+    write_slide(folder / "blurred.svs", unsharp, **lossless)
+    padded = uneven_tissue(1400, 1000, 10)
+    padded[:, 1000:] = 8
+    write_slide(folder / "padded.svs", padded, **lossless)
+    write_slide(folder / "faint.svs", uneven_tissue(1200, 1000, 11, colour=(236, 224, 232)), **lossless)
+    write_slide(folder / "grey.svs", uneven_tissue(1200, 1000, 12, colour=(170, 170, 172)), **lossless)
+    broken = section(1792, 1792, seed=13, tissue=(0, 0, 1, 1))
+    damage(write_slide(folder / "broken.svs", broken, tile_px=256), [24])
+    lines = ["slide_id,path,mpp"]
+    for path in sorted(folder.iterdir()):
+        lines.append(f"{path.name.split('.')[0]},{path.name},{0.5 if path.suffix == '.png' else ''}")
+    (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
+
+
+def tiling_items(folder):
+    """Tile slides of all readers with several settings."""
+    slides, table = folder / "slides", folder / "slides" / "cohort.csv"
+    slides.mkdir()
+    write_tiling_slides(slides)
+    masks = folder / "masks"
+    masks.mkdir()
+    drawn = np.zeros((250, 350), np.uint8)
+    cv2.circle(drawn, (120, 130), 90, 255, -1)
+    cv2.imwrite(str(masks / "aperio.png"), drawn)
+    ring = [[100, 80], [900, 120], [700, 760], [300, 600], [100, 80]]
+    outline = {"type": "Feature", "properties": {}, "geometry": {"type": "Polygon", "coordinates": [ring]}}
+    (masks / "leica.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": [outline]}))
+    both = ("--only", "aperio", "--only", "leica")
+    settings = {
+        "default": (),
+        "overlap": ("--size", 64, "--overlap", 16, "--min-tissue", 0.5),
+        "darkness": ("--size", 96, "--mpp", 1.0, "--tissue", "darkness", "--keep-pen", "--keep-blur"),
+        "texture": ("--size", 112, "--mpp", 0.4, "--tissue", "texture", "--layout", "clam"),
+        "drawn": ("--size", 128, "--tissue-mask", masks, *both),
+    }
+    items = {}
+    for name, words in settings.items():
+        out = folder / "tiles" / name
+        run("tile", table, "--out", out, *words, "--workers", 1, "--allow-failures", 1)
+        found = collect(out)
+        coords = {part: item for part, item in found.items() if part.endswith(" coords")}
+        assert coords
+        items[f"{name} positions"] = Item("exact", {Path(part).stem: item.parts[""] for part, item in coords.items()})
+        items |= {f"{name} {part}": item for part, item in found.items() if part.startswith("summary.csv")}
+    return items
+
+
+# --- features
+
+
+def feature_items(folder):
+    """Embed tiles of several scales by the command, and fixed pixels by the encoder itself."""
+    lines, tiles = ["slide_id,path,mpp"], folder / "tiles"
+    for number, (name, mpp) in enumerate({"whole": 0.5, "half": 0.25, "uneven": 0.33, "enlarged": 0.6}.items()):
+        side_px0 = round(112 / mpp)
+        pixels = uneven_tissue(2 * side_px0 + 40, side_px0 + 40, 20 + number)
+        options = {"compression": "zlib", "aperio": False, "downsamples": (1, 2)}
+        write_slide(folder / f"{name}.tif", pixels, mpp=mpp, **options)
+        positions = np.array([[0, 0], [side_px0, 0], [17, 23]])
+        size_px0 = (pixels.shape[1], pixels.shape[0])
+        about = {"overlap_px": 0, "size_px0": size_px0, "fingerprint": "tiles", "summary": {}}
+        write_tiles(tiles, TileSet(name, positions, side_px0, 224, 0.5, mpp, **about), "trident")
+        lines.append(f"{name},{name}.tif,{mpp}")
+    (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
+    words = ("--encoder", "tapfm-pocket", "--device", "cpu", "--workers", 0, "--tiles", tiles)
+    run("embed", folder / "cohort.csv", *words, "--out", folder / "features", "--batch", 2)
+    found = collect(folder / "features")
+    items = {
+        name: Item(kind, {Path(item).stem: each.parts[""] for item, each in found.items() if item.endswith(f" {name}")})
+        for name, kind in (("features", "float32"), ("attention", "float32"), ("coords", "exact"))
+    }
+    rng = np.random.default_rng(5)
+    for feature, tile_px in (("cls", 224), ("cls+mean", 224), ("cls+mean", 160)):
+        smooth = np.stack([uneven_tissue(tile_px, tile_px, seed) for seed in (31, 32)])
+        noise = rng.integers(0, 256, (1, tile_px, tile_px, 3), np.uint8)
+        pixels = torch.from_numpy(np.concatenate([smooth, noise]).transpose(0, 3, 1, 2).copy())
+        encoder = load_encoder("tapfm-pocket", feature=feature, tile_px=tile_px).encoder
+        encoded = make_ready(encoder).encode(pixels, 2)
+        parts = {part: values.numpy() for part, values in zip(("features", "attention"), encoded, strict=True)}
+        items[f"{feature}, tiles of {tile_px} px"] = Item("float32", parts)
+    return items
+
+
+# --- painting
+
+
+def painting_items(folder):
+    """Paint slides of both tasks, with truth: 20x and 40x, folds, pen, parts out of focus."""
+    items = {}
+    for task, seed in (("fgfr3", 22), ("luad4", 0)):
+        out = folder / task
+        words = ("--slides", 3, "--external", 1, "--tiles", 10, "--seed", seed, "--prevalence", 0.5, "--workers", 1)
+        run("synth", out, "--task", task, *words, "--difficulty", "medium" if task == "fgfr3" else "hard")
+        found = collect(out, blocks_of, left_out=("truth/*.png", "truth/*.geojson", "README.md"))
+        items |= {f"{task} {name}": item for name, item in found.items()}
+        shares = {}
+        for path in sorted((out / "truth").glob("*.png")):
+            truth = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+            shares[path.stem] = np.bincount(truth.reshape(-1), minlength=32) / truth.size
+        items[f"{task} compartments and foci"] = Item("float32", shares)
+        kinds = {}
+        for path in sorted((out / "truth").glob("*.geojson")):
+            outlines = json.loads(path.read_text())["features"]
+            kinds[path.stem] = np.array([each["properties"]["classification"]["name"] for each in outlines], np.str_)
+        items[f"{task} outlines"] = Item("exact", kinds)
+    return items
+
+
+# --- colours
+
+
+def colour_items(_):
+    """Compute statistics of tiles of tissue, of noise, and of one colour."""
+    rng = np.random.default_rng(6)
+    pictures = {
+        "tissue": uneven_tissue(448, 224, 41).reshape(224, 2, 224, 3).transpose(1, 3, 0, 2),
+        "noise": rng.integers(0, 256, (3, 3, 64, 64), np.uint8),
+        "one colour": np.broadcast_to(np.array([200, 30, 90], np.uint8)[None, :, None, None], (2, 3, 8, 8)),
+    }
+    counted = {name: colours.histograms_of(pixels) for name, pixels in pictures.items()}
+    counted["all"] = sum(counted.values())
+    statistics = {name: np.array(colours.colour_statistics(each)) for name, each in counted.items()}
+    names = np.array(colours.COLOUR_STATISTICS, np.str_)
+    return {
+        "histograms": Item("exact", counted),
+        "statistics": Item("statistic", statistics),
+        "names": Item("exact", {"names": names}),
+    }
+
+
+# --- drawing
+
+
+def drawn_values(columns, count):
+    """Give each column of a tile table its own values; weights follow nothing else, and there are equal ones."""
+    places = np.arange(count)
+    values = {}
+    for number, column in enumerate(columns):
+        waves = np.round(np.sin(places * (0.7 + 0.31 * number)) + 0.3 * np.cos(places * 2.1), 2)
+        if column == "weight":
+            waves = np.abs(waves) / np.abs(waves).sum()
+        values[column] = waves * (0.02 if column == "attention" else 1.0)
+    return values
+
+
+def drawing_items(folder):
+    """Draw maps, galleries and GeoJSON of a 20x slide, and of a 40x one with bounds and scores instead of weights."""
+    options = {"compression": "zlib", "aperio": False}
+    plain = write_slide(folder / "plain.tif", uneven_tissue(1500, 1100, 51), **options)
+    areas = [(771, 333, uneven_tissue(1792, 1536, 52))]
+    bounded = write_scn(folder / "bounded.scn", areas, (2900, 2100), mpp=0.25, objective=40)
+    items = {}
+    columns = {
+        plain: ("attention", "weight", "contribution.EGFR", "contribution.KRAS"),
+        bounded: ("attention", "score.EGFR", "score.KRAS"),
+    }
+    for path, names in columns.items():
+        predicted = predicted_file(path, mpp=0.5 if path is plain else 0.25, targets=("EGFR", "KRAS"))
+        predicted = replace(predicted, columns=names)
+        positions = grid_of(predicted)
+        table = TileTable(positions, drawn_values(names, len(positions)))
+        out = folder / path.stem
+        out.mkdir()
+        draw_slide(write_prediction(out, predicted, table), out, heatmaps=True, geojson=True)
+        found = collect(out, blocks_of, left_out=("slide.json", "*.parquet"))
+        items |= {f"{path.stem} {name}": item for name, item in found.items()}
+    return items
+
+
+# --- commands
+
+
+def command_items(folder):
+    """Run the commands of a small study from painted slides to predictions, as tools/compare_versions.py does."""
+
+    def command(words):
+        result = tapfm(*words)
+        if result.returncode:
+            print(result.said)
+        return result.returncode, result.stdout
+
+    run_scenario(folder / "scenario", command, SMALL)
+    # what the other golden files have already, weights, and pictures of outlines with the words of a font
+    left_out = (
+        "painted/truth/*",
+        "painted/slides/*",
+        "*/overlays/*",
+        "*.safetensors",
+        "*/tissue/*",
+        "drawn_tiles.json",
+    )
+    items = collect(folder / "scenario", blocks_of, left_out)
+    # one value for each slide and setting, instead of all positions
+    drawn = json.loads((folder / "scenario" / "drawn_tiles.json").read_text())
+    checks = {name: np.array([len(tiles), sum(tiles), tiles[-1]]) for name, tiles in drawn.items()}
+    return items | {"drawn tiles: number, sum, last": Item("exact", checks)}
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """A golden file: what makes its items, and which version number stands for them."""
+
+    make: Callable[[Path], Items]
+    module: ModuleType | None = None
+    constant: str = ""
+
+    @property
+    def version(self):
+        return None if self.module is None else getattr(self.module, self.constant)
+
+    @property
+    def place(self):
+        """Where the version number is, below src/tapfm."""
+        return Path(self.module.__file__).relative_to(Path(self.module.__file__).parents[1]).as_posix()
+
+
+CASES = {
+    "tiling": GoldenCase(tiling_items, tiling, "TILING_VERSION"),
+    "features": GoldenCase(feature_items, features, "FEATURES_VERSION"),
+    "painting": GoldenCase(painting_items, cohort, "PAINTING_VERSION"),
+    "colours": GoldenCase(colour_items, colours, "COLOURS_VERSION"),
+    "drawing": GoldenCase(drawing_items, layers, "DRAWING_VERSION"),
+    "commands": GoldenCase(command_items),
+}
+
+
+def make_items(name: str) -> Items:
+    """Make the items of a golden file as the present code does."""
+    with tempfile.TemporaryDirectory(prefix=f"tapfm-golden-{name}-") as folder, one_thread():
+        items = CASES[name].make(Path(folder))
+    return {item: each for item, each in items.items() if not item.endswith(" messages")}  # words may change
+
+
+def differences(name: str, items: Items) -> list[Verdict]:
+    """Compare items with a golden file."""
+    golden, _ = read_golden(FOLDER / name)
+    return [verdict for verdict in compare_items(golden, items, GOLDEN) if verdict.problem]
+
+
+def explain(name: str, items: Items) -> str:
+    """Say what differs from a golden file and what to do about it; an empty text where nothing does."""
+    case, found = CASES[name], differences(name, items)
+    _, golden_version = read_golden(FOLDER / name)
+    if golden_version != case.version:
+        return (
+            f"{case.constant} is {case.version}, and the golden file was written by version {golden_version}. "
+            f"Write it again: {WRITE} {name}"
+        )
+    if not found:
+        return ""
+    listed = "\n".join(f"  {each.name}: {each.problem}" for each in found)
+    if case.module is None:
+        return (
+            f"The commands give other results than the golden file:\n{listed}\nIf that is meant, say so in the "
+            f"changelog, then write the golden file again: {WRITE} {name}"
+        )
+    return (
+        f"The output of {name} changed, and {case.constant} is still {case.version}:\n{listed}\nIf that is meant, "
+        f"increase {case.constant} in {case.place}, then write the golden files again: {WRITE}"
+    )
