@@ -46,6 +46,7 @@ OTHER_SETTINGS: dict[str, object] = {
     "seed": 5,
 }
 CPU = ("--device", "cpu", "--workers", "0")
+FRACTIONS = ("--fractions", 0.5, 0.2, 0.3)
 Result = tuple[int, str]  # exit code, standard output
 Command = Callable[[Sequence[str]], Result]
 
@@ -56,15 +57,18 @@ class ScenarioError(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """How much is painted, trained and predicted."""
+    """How much is trained and predicted; `rates` are the learning rates of encoder and aggregator."""
 
     slides: int
     epochs: int
+    rates: tuple[float, float]
     all_steps: bool = True  # False: one evaluation, one prediction, three runs
 
 
-FULL = Size(slides=14, epochs=2)
-SMALL = Size(slides=14, epochs=1, all_steps=False)
+FULL = Size(slides=14, epochs=2, rates=(1e-3, 1e-2))
+# AdamW moves a weight by its rate even where the gradient is nothing but rounding. Small rates keep what another
+# processor changes small.
+SMALL = Size(slides=14, epochs=1, rates=(1e-4, 1e-3), all_steps=False)
 
 
 class Scenario:
@@ -72,10 +76,12 @@ class Scenario:
 
     def __init__(self, command: Command, size: Size, progress: Callable[[str], None]) -> None:
         self.command, self.size, self.progress = command, size, progress
+        self.paint: Callable[[], None] = self.paint_slides
 
     def run(self) -> None:
         """Run everything."""
-        self.make_slides()
+        self.paint()
+        self.prepare_slides()
         self.train_models()
         self.evaluate_models()
         self.predict_slides()
@@ -96,17 +102,17 @@ class Scenario:
             raise ScenarioError(f"`tapfm {' '.join(typed)}` ended with exit code {code}.")
         return output
 
-    def make_slides(self) -> None:
-        """Paint, inspect, split, tile and embed; one slide in three is 40x."""
-        fractions = ("--fractions", 0.5, 0.2, 0.3)
-        external = 4 if self.size.all_steps else 0
-        painted = ("--slides", self.size.slides, "--external", external, "--tiles", 10, "--seed", 3, "--workers", 1)
-        self.tapfm(
-            "synth", "painted", "--task", "luad4", "--difficulty", "easy", "--prevalence", 0.5, *painted, *fractions
-        )
+    def paint_slides(self) -> None:
+        """Paint slides of two cohorts; one slide in three is 40x."""
+        painted = ("--slides", self.size.slides, "--external", 4, "--tiles", 10, "--seed", 3, "--workers", 1)
+        signal = ("--task", "luad4", "--difficulty", "easy", "--prevalence", 0.5)
+        self.tapfm("synth", "painted", *signal, *painted, *FRACTIONS)
+
+    def prepare_slides(self) -> None:
+        """Split, tile and embed; inspect too."""
         table = "painted/cohort.csv"
         targets = [word for target in TARGETS for word in ("--targets", target)]
-        self.tapfm("split", table, "--out", "split.csv", *targets, *fractions, "--force")
+        self.tapfm("split", table, "--out", "split.csv", *targets, *FRACTIONS, "--force")
         remove_label(Path("split.csv"), *UNLABELLED)
         self.tapfm("tile", "split.csv", "--out", "tiles", "--workers", 1)
         embed = ("--encoder", "tapfm-pocket", "--tiles", "tiles", "--out", "features", *CPU)
@@ -122,8 +128,10 @@ class Scenario:
     def train_models(self) -> None:
         """Train the three methods, and make an ensemble of two runs."""
         common: dict[str, object] = {"schedule.epochs": self.size.epochs, "schedule.first_cycle": self.size.epochs}
-        common |= {"optimiser.aggregator_lr": 1e-2}
-        few = common | {"adaptation.tiles_per_slide": 4, "selection.validation_tiles": 6, "optimiser.encoder_lr": 1e-3}
+        encoder_lr, aggregator_lr = self.size.rates
+        common |= {"optimiser.aggregator_lr": aggregator_lr}
+        few = common | {"adaptation.tiles_per_slide": 4, "selection.validation_tiles": 6}
+        few |= {"optimiser.encoder_lr": encoder_lr}
         features = ("--features", "features")
         self.train("tapfm", "tapfm", few | {"aggregator.name": "cls-attention"})
         self.train("finetune", "finetune", few | {"aggregator.name": "abmil"})
@@ -172,12 +180,22 @@ class Scenario:
 
 
 def run_scenario(
-    folder: Path, command: Command, size: Size = FULL, progress: Callable[[str], None] = lambda _: None
+    folder: Path,
+    command: Command,
+    size: Size = FULL,
+    *,
+    paint: Callable[[], None] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Run the scenario in a new folder. Raises ScenarioError where a command fails."""
+    """Run the scenario in a new folder. Raises ScenarioError where a command fails.
+
+    `paint` writes painted/cohort.csv and its slides into the working folder, instead of `tapfm synth`.
+    """
     folder.mkdir(parents=True)
     with contextlib.chdir(folder):
-        Scenario(command, size, progress).run()
+        scenario = Scenario(command, size, progress)
+        scenario.paint = paint or scenario.paint
+        scenario.run()
 
 
 def _spellings(words: list[str]) -> list[list[str]]:

@@ -281,8 +281,24 @@ def drawing_items(folder):
 # --- commands
 
 
+def write_cohort():
+    """Write slides in the place of painted ones: `tapfm synth` rounds differently on other processors."""
+    Path("painted").mkdir()
+    lines = ["slide_id,path,patient_id,EGFR,KRAS,scanner"]
+    for number in range(SMALL.slides):
+        mpp = 0.25 if number % 5 == 2 else 0.5
+        size_px = [round(each / mpp) for each in (440, 360)]
+        colour = np.array(EOSIN) - (number * 7 % 30, number * 11 % 25, number * 5 % 40)
+        options = {"compression": "zlib", "aperio": number % 2 == 0}
+        name = f"S{number + 1:03}.{'svs' if options['aperio'] else 'tif'}"
+        write_slide(Path("painted") / name, uneven_tissue(*size_px, 60 + number, colour), mpp=mpp, **options)
+        labels = f"{number % 2},{number // 3 % 2}"
+        lines.append(f"S{number + 1:03},{name},P{min(number, 12) + 1:03},{labels},{'alpha' if number % 3 else 'bravo'}")
+    Path("painted/cohort.csv").write_text("\n".join(lines) + "\n")
+
+
 def command_items(folder):
-    """Run the commands of a small study from painted slides to predictions, as tools/compare_versions.py does."""
+    """Run the commands of a small study from slides to predictions, as tools/compare_versions.py does."""
 
     def command(words):
         result = tapfm(*words)
@@ -290,18 +306,11 @@ def command_items(folder):
             print(result.said)
         return result.returncode, result.stdout
 
-    run_scenario(folder / "scenario", command, SMALL)
-    # what the other golden files have already, weights, and pictures of outlines with the words of a font
-    left_out = (
-        "painted/truth/*",
-        "painted/slides/*",
-        "*/overlays/*",
-        "*.safetensors",
-        "*/tissue/*",
-        "drawn_tiles.json",
-    )
-    items = collect(folder / "scenario", blocks_of, left_out)
-    # one value for each slide and setting, instead of all positions
+    run_scenario(folder / "scenario", command, SMALL, paint=write_cohort)
+    # weights, inputs, outlines, and pictures with words in them, which the golden file of drawing has
+    left_out = ("*.safetensors", "painted/*", "*/tissue/*", "drawn_tiles.json", "*/overlays/*")
+    items = collect(folder / "scenario", blocks_of, (*left_out, "*/heatmap-*.png", "*/gallery-*.png"))
+    # a few numbers for each slide and setting, instead of all positions
     drawn = json.loads((folder / "scenario" / "drawn_tiles.json").read_text())
     checks = {name: np.array([len(tiles), sum(tiles), tiles[-1]]) for name, tiles in drawn.items()}
     return items | {"drawn tiles: number, sum, last": Item("exact", checks)}
