@@ -162,10 +162,12 @@ def tiling_items(folder):
 def feature_items(folder):
     """Embed tiles of several scales by the command, and fixed pixels by the encoder itself."""
     lines, tiles = ["slide_id,path,mpp"], folder / "tiles"
-    for number, (name, mpp) in enumerate({"whole": 0.5, "half": 0.25, "uneven": 0.33, "enlarged": 0.6}.items()):
+    scales = {"whole": 0.5, "half": 0.25, "from a level": 0.25, "uneven": 0.33, "enlarged": 0.6}
+    for number, (name, mpp) in enumerate(scales.items()):
         side_px0 = round(112 / mpp)
         pixels = uneven_tissue(2 * side_px0 + 40, side_px0 + 40, 20 + number)
-        options = {"compression": "zlib", "aperio": False, "downsamples": (1, 2)}
+        downsamples = (1, 2) if name == "from a level" else (1,)
+        options = {"compression": "zlib", "aperio": False, "downsamples": downsamples}
         write_slide(folder / f"{name}.tif", pixels, mpp=mpp, **options)
         positions = np.array([[0, 0], [side_px0, 0], [17, 23]])
         size_px0 = (pixels.shape[1], pixels.shape[0])
@@ -263,11 +265,11 @@ def drawing_items(folder):
     items = {}
     columns = {
         plain: ("attention", "weight", "contribution.EGFR", "contribution.KRAS"),
-        bounded: ("attention", "score.EGFR", "score.KRAS"),
+        bounded: ("attention", "score.EGFR"),
     }
     for path, names in columns.items():
-        predicted = predicted_file(path, mpp=0.5 if path is plain else 0.25, targets=("EGFR", "KRAS"))
-        predicted = replace(predicted, columns=names)
+        mpp, targets = (0.5, ("EGFR", "KRAS")) if path is plain else (0.25, ("EGFR",))
+        predicted = replace(predicted_file(path, mpp=mpp, targets=targets), columns=names)
         positions = grid_of(predicted)
         table = TileTable(positions, drawn_values(names, len(positions)))
         out = folder / path.stem
