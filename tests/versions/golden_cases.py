@@ -162,7 +162,7 @@ def tiling_items(folder):
 def feature_items(folder):
     """Embed tiles of several scales by the command, and fixed pixels by the encoder itself."""
     lines, tiles = ["slide_id,path,mpp"], folder / "tiles"
-    scales = {"whole": 0.5, "half": 0.25, "from a level": 0.25, "uneven": 0.33, "enlarged": 0.6}
+    scales = {"whole": 0.5, "half": 0.25, "quarter": 0.125, "from a level": 0.25, "uneven": 0.33, "enlarged": 0.6}
     for number, (name, mpp) in enumerate(scales.items()):
         side_px0 = round(112 / mpp)
         pixels = uneven_tissue(2 * side_px0 + 40, side_px0 + 40, 20 + number)
