@@ -1,8 +1,9 @@
 """Compare what two versions of tapfm compute: a commit, and the working tree.
 
-    python tools/compare_versions.py COMMIT              all outputs must be equal, bit by bit
-    python tools/compare_versions.py COMMIT --tolerance  after a change of batching or of a library
-    python tools/compare_versions.py COMMIT --keep DIR   keep the files of both versions in DIR/old and DIR/new
+    python tools/compare_versions.py COMMIT                   all outputs must be equal, bit by bit
+    python tools/compare_versions.py COMMIT --tolerance       after a change of batching or of a library
+    python tools/compare_versions.py COMMIT --tolerance 1e-4  the same where training changes, which adds up
+    python tools/compare_versions.py COMMIT --keep DIR        keep the files of both versions, in DIR/old and DIR/new
 
 Both versions run the commands of `version_scenario.py` on the same painted slides, on the CPU with one thread, about a
 minute each. `version_outputs.py` says which files and fields are compared, and holds the table of renamed ones.
@@ -22,14 +23,15 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from version_items import EQUAL, Tolerance, compare_items, format_verdicts
 from version_outputs import collect
 
 ROOT = Path(__file__).resolve().parents[1]
-# float32 has 7 digits, and a sum in another order loses one; statistics are computed in float64; a colour may round to
-# the next level
+# float32 has 7 digits, and a sum in another order loses one; what is trained loses more. Statistics are computed in
+# float64. A colour may round to the next level.
 ROUNDING = Tolerance(float32=1e-6, statistic=1e-10, pixels=1)
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
 
@@ -109,14 +111,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("commit", help="the old version, as git names it: a hash, a branch, a tag")
     parser.add_argument(
         "--tolerance",
-        action="store_true",
-        help=f"allow rounding: {ROUNDING.float32:g} in float32 and {ROUNDING.statistic:g} in statistics, relative to "
-        f"the largest value of an array or column; {ROUNDING.pixels:g} level in pictures",
+        nargs="?",
+        type=float,
+        const=ROUNDING.float32,
+        metavar="FLOAT32",
+        help=f"allow rounding: {ROUNDING.float32:g} (or FLOAT32) in float32 and {ROUNDING.statistic:g} in statistics, "
+        f"relative to the largest value of an array or column; {ROUNDING.pixels:g} level in pictures",
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the files of both versions in this new folder")
     options = parser.parse_args(words)
+    tolerance = EQUAL if options.tolerance is None else replace(ROUNDING, float32=options.tolerance)
     try:
-        same = compare_versions(options.commit, tolerance=ROUNDING if options.tolerance else EQUAL, keep=options.keep)
+        same = compare_versions(options.commit, tolerance=tolerance, keep=options.keep)
     except BadInput as error:
         print(error, file=sys.stderr)
         return 2

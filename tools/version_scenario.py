@@ -57,18 +57,18 @@ class ScenarioError(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained and predicted; `rates` are the learning rates of encoder and aggregator."""
+    """How much is trained and predicted."""
 
     slides: int
     epochs: int
-    rates: tuple[float, float]
     all_steps: bool = True  # False: one evaluation, one prediction, three runs
 
 
-FULL = Size(slides=14, epochs=2, rates=(1e-3, 1e-2))
-# AdamW moves a weight by its rate even where the gradient is nothing but rounding. Small rates keep what another
-# processor changes small.
-SMALL = Size(slides=14, epochs=1, rates=(1e-4, 1e-3), all_steps=False)
+FULL = Size(slides=14, epochs=2)
+SMALL = Size(slides=14, epochs=1, all_steps=False)
+# AdamW moves a weight by its rate even where the gradient is nothing but rounding. Small rates keep small what another
+# order of sums changes.
+ENCODER_LR, AGGREGATOR_LR = 1e-4, 1e-3
 
 
 class Scenario:
@@ -128,10 +128,9 @@ class Scenario:
     def train_models(self) -> None:
         """Train the three methods, and make an ensemble of two runs."""
         common: dict[str, object] = {"schedule.epochs": self.size.epochs, "schedule.first_cycle": self.size.epochs}
-        encoder_lr, aggregator_lr = self.size.rates
-        common |= {"optimiser.aggregator_lr": aggregator_lr}
+        common |= {"optimiser.aggregator_lr": AGGREGATOR_LR}
         few = common | {"adaptation.tiles_per_slide": 4, "selection.validation_tiles": 6}
-        few |= {"optimiser.encoder_lr": encoder_lr}
+        few |= {"optimiser.encoder_lr": ENCODER_LR}
         features = ("--features", "features")
         self.train("tapfm", "tapfm", few | {"aggregator.name": "cls-attention"})
         self.train("finetune", "finetune", few | {"aggregator.name": "abmil"})

@@ -197,7 +197,13 @@ def fake_versions(monkeypatch, *features):
 
 @pytest.mark.parametrize(
     ("new", "options", "code"),
-    [(0.5, [], 0), (0.5 + 1e-8, [], 1), (0.5 + 1e-8, ["--tolerance"], 0), (0.6, ["--tolerance"], 1)],
+    [
+        (0.5, [], 0),
+        (0.5 + 1e-8, [], 1),
+        (0.5 + 1e-8, ["--tolerance"], 0),
+        (0.5001, ["--tolerance"], 1),
+        (0.5001, ["--tolerance", "1e-3"], 0),
+    ],
 )
 def test_the_exit_code_says_whether_something_differs(monkeypatch, capsys, tmp_path, new, options, code):
     fake_versions(monkeypatch, 0.5, new)
