@@ -18,7 +18,7 @@ def test_stages_are_timed_and_add_up(tmp_path):
     assert run.returncode == 0, run.stderr
     (row,) = json.loads(out.read_text())["rows"]
     assert row["tiles"] == pytest.approx(80, rel=0.1)
-    stages = [row[name] for name in ("laying_s", "encoding_s", "asking_s")]
+    stages = [row[name] for name in ("laying_s", "encoding_s", "predicting_s")]
     assert all(seconds > 0 for seconds in stages)
     assert sum(stages) < row["seconds"]
     assert row["waiting_s"] < row["encoding_s"]
