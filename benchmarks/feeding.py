@@ -73,6 +73,8 @@ class Nowhere:
 
     def failed(self, slide_id: str, reason: str) -> None: ...
 
+    def warn(self, message: str) -> None: ...
+
 
 def make_learner(key: str, device: torch.device) -> Learner:
     card = encoder_card(key)

@@ -101,6 +101,9 @@ class Memory:
     def failed(self, slide_id, reason):
         self.failures.append((slide_id, reason))
 
+    def warn(self, message):
+        self.lines.append(message)
+
 
 def run(learner, slides, *, training, validation=(), memory=None, workers=0, **arguments):
     """Fit, with what is not said left at its default."""

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from tapfm.errors import DeviceMemoryError
+
 # cuBLAS, cuDNN (since version 9) and what loads kernels take memory of their own, and tell otherwise than torch that
 # there is none
 OTHER_WORDS = (
@@ -29,6 +31,19 @@ def one_memory_error() -> Iterator[None]:
         if any(words in str(error) for words in OTHER_WORDS):
             raise torch.OutOfMemoryError(str(error)) from error
         raise
+
+
+@contextmanager
+def memory_for_loading(device: torch.device) -> Iterator[None]:
+    """Turn running out of memory while a model is loaded into an error with a hint."""
+    try:
+        with one_memory_error():
+            yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            f"{device} is out of memory while the model is loaded.",
+            hint="Free memory on it, or use another device: --device cpu",
+        ) from error
 
 
 def free_memory(device: torch.device) -> None:

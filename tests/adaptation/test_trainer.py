@@ -17,10 +17,12 @@ from tapfm.adaptation.trainer import TIMED, Plan, fit, targets_of
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.abmil import Abmil
 from tapfm.encoders.features import FeatureSet, write_features
+from tapfm.encoders.inference import InferenceEncoder
 from tapfm.errors import Interrupted, NonFiniteError, SlidesFailedError
 from tapfm.inference.bags import FeatureBags, Visit
 from tapfm.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tiles.augment import Augmentation, augment
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +175,38 @@ def test_checkpoints_are_saved_each_epoch_and_every_so_often(slides):
     memory = Memory()
     run(make_learner(), slides, training=labelled(slides), memory=memory)
     assert memory.saves == 2
+
+
+def test_training_tiles_are_augmented_by_their_address_and_validation_tiles_are_not(slides, monkeypatch):
+    learner, (train, validation) = make_learner(), parts(slides, 2, 1)
+    seen, encoded, learn = {}, [], learner.learn
+
+    def notes(bag, targets, *, now, slide_id):
+        seen[slide_id] = bag.content[:].clone()
+        return learn(bag, targets, now=now, slide_id=slide_id)
+
+    learner.learn = notes
+    encode = InferenceEncoder.encode
+    monkeypatch.setattr(
+        InferenceEncoder,
+        "encode",
+        lambda self, tiles, batch: encoded.append(tiles.clone()) or encode(self, tiles, batch),
+    )
+    everything, seed = Augmentation(stain_jitter=0.1), 7
+    arguments = {"augmentation": everything, "seed": seed, "epochs": 1, "validation_tiles": 5}
+    run(learner, slides, training=labelled(train), validation=labelled(validation, "val"), **arguments)
+    for slide_id, tiles in seen.items():
+        plain = read_bag(slides, Visit("train", slide_id, 8, (seed, 0, slide_id)))
+        assert torch.equal(tiles, augment(plain, everything, seed, 0, slide_id))
+        assert not torch.equal(tiles, plain)
+    (slide_id,) = validation
+    assert torch.equal(encoded[0], read_bag(slides, Visit("train", slide_id, 5, (seed, "validation", slide_id))))
+
+
+def read_bag(slides, visit):
+    bags = make_bags(slides)
+    bags.start(iter([visit]))
+    return bags.read(visit).content
 
 
 def test_accumulated_slides_are_one_update_with_their_mean_gradient(slides):

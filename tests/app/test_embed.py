@@ -166,6 +166,22 @@ def test_what_was_made_with_the_same_settings_is_kept_and_nothing_else(lab, tapf
     assert len(read_features(out / "case-0.h5")) == 25
 
 
+def test_a_failure_removes_features_of_other_settings_and_keeps_those_that_are_valid(lab, tapfm, monkeypatch):
+    cohort, tiles, out = lab()
+    command = ("embed", cohort, *POCKET, "--tiles", tiles, "--out", out, "--workers", 0)
+    tapfm(*command)
+    first = times(out)
+
+    def defect(*_, **__):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("tapfm.app.embed_slides.write_features", defect)
+    assert tapfm(*command, "--force").returncode == 3
+    assert times(out) == first
+    assert tapfm(*command, "--precision", "bfloat16").returncode == 3
+    assert times(out) == {}
+
+
 def test_everything_that_decides_features_is_in_the_key(tmp_path, lab, pocket):
     _, tiles, out = lab(1)
     row = SlideRow("case-0", tmp_path / "s0.svs", "P")

@@ -1,6 +1,7 @@
 """`tapfm evaluate` on another cohort, of exports, and of ensembles."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -311,6 +312,20 @@ def test_an_ensemble_moves_with_its_members(members, tmp_path):
     shutil.move(tmp_path / "here", tmp_path / "there")
     found = read_ensemble(tmp_path / "there" / "ensemble")
     assert [path.resolve() for path in found] == [tmp_path / "there" / "0", tmp_path / "there" / "1"]
+
+
+def test_a_slide_file_that_was_replaced_is_predicted_again(run, lab, own_cohort, tmp_path):
+    shutil.copy(lab / "1.svs", own_cohort / "slide.svs")
+    edit(own_cohort / "external.csv", lambda rows: rows[0].update(path="slide.svs"))
+    assert evaluate(run, tmp_path / "out", *where(own_cohort)).returncode == 0
+    before = read_predictions(tmp_path / "out" / "predictions.csv")
+    shutil.copy(lab / "0.svs", own_cohort / "slide.svs")
+    os.utime(own_cohort / "slide.svs", ns=(1, 1))
+    result = evaluate(run, tmp_path / "out", *where(own_cohort), "--resume")
+    assert result.returncode == 0, result.said
+    after = read_predictions(tmp_path / "out" / "predictions.csv")
+    assert after[0].logits != before[0].logits
+    assert after[1:] == before[1:]
 
 
 def test_members_are_loaded_from_a_run_an_export_and_an_ensemble(members, exported, tmp_path):

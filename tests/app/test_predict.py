@@ -21,6 +21,7 @@ from slide_files import REAL, needs_real_slides, section, write_slide
 from training_lab import SPLITS, edit, slide_id, tile_set
 
 from tapfm import api
+from tapfm.app import load_models
 from tapfm.app.evaluating.ensemble import write_ensemble
 from tapfm.app.predicting import predict as predicting
 from tapfm.app.progress import TileCounter
@@ -428,6 +429,12 @@ def test_what_is_done_is_not_done_again_unless_its_tiles_changed(run, own_lab, m
     write_tiles(own_lab / "tiles", replace(tile_set(0), fingerprint="of other code"), "trident")
     assert predict(*words, "--resume").returncode == 0
     assert not encoded, "the same tiles, whatever made them"
+    with monkeypatch.context() as patch:
+        patch.setattr(predicting, "FEATURES_VERSION", 10**6)
+        assert predict(*words, "--resume").returncode == 0
+    assert len(encoded) == len(SPLITS), "another version of readers or encoders"
+    assert predict(*words, "--resume").returncode == 0
+    encoded.clear()
     write_tiles(own_lab / "tiles", replace(tile_set(0), positions=tile_set(0).positions[1:]), "trident")
     assert predict(*words, "--resume").returncode == 0
     assert len(encoded) == 1
@@ -596,6 +603,24 @@ def test_float8_that_changes_too_much_is_refused(run, lab, tmp_path, monkeypatch
 
 
 @pytest.mark.usefixtures("float8_anywhere")
+def test_float8_that_gives_no_finite_logits_is_refused(run, lab, tmp_path, monkeypatch):
+    prepare = float8_check.prepare_encoder
+
+    def broken(encoder, *args, **settings):
+        prepared = prepare(encoder, *args, **settings)
+        with torch.no_grad():
+            encoder.vit.norm.bias.fill_(torch.nan)
+        return prepared
+
+    monkeypatch.setattr(float8_check, "prepare_encoder", broken)
+    words = (run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles", "--precision", "float8")
+    result = predict(*words)
+    assert result.returncode == 2
+    assert "float8 cannot be checked" in result.said
+    assert "--precision bfloat16" in result.said
+
+
+@pytest.mark.usefixtures("float8_anywhere")
 def test_float8_is_compared_on_a_slide_that_can_be_read(run, own_lab):
     cut(own_lab / "0.svs")
     result = predict(run, own_lab / "p", own_lab / "cohort.csv", "--tiles", own_lab / "tiles", "--precision", "float8")
@@ -624,6 +649,17 @@ def test_workers_change_nothing(run, lab, of_cohort, tmp_path):
     )
     assert result.returncode == 0, result.said
     assert files_below(tmp_path / "p") == files_below(of_cohort.path)
+
+
+def test_a_device_without_memory_for_the_weights_is_an_error_with_a_hint(run, lab, tmp_path, monkeypatch):
+    def no_memory(*_, **__):
+        raise torch.OutOfMemoryError("CUDA")
+
+    monkeypatch.setattr(load_models, "prepare_encoder", no_memory)
+    result = predict(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles")
+    assert result.returncode == 1
+    assert "cpu is out of memory while the model is loaded." in result.said
+    assert "--device cpu" in result.said
 
 
 def test_early_workers_end_however_the_command_ends(run, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import pytest
 from training_slides import labelled, make_bags, make_learner, write_slides
 
+from tapfm.inference import cohort
 from tapfm.inference.cohort import FinishedSlide, FinishedSlides, predict_cohort
 from tapfm.inference.predictor import Predictor
 
@@ -47,6 +48,14 @@ def test_other_weights_or_other_tiles_are_predicted_again(tmp_path, changed):
     before.add("s01", FinishedSlide([0.5], 25, [], ""))
     assert set(before.read()) == {"s00", "s01"}
     assert len(FinishedSlides(path, *changed).read()) < 2
+
+
+def test_predictions_of_another_version_of_the_features_are_made_again(tmp_path, monkeypatch):
+    path = tmp_path / "finished.jsonl"
+    FinishedSlides(path, "weights").add("s00", FinishedSlide([1.5], 25, [], ""))
+    assert FinishedSlides(path, "weights").read()
+    monkeypatch.setattr(cohort, "FEATURES_VERSION", 10**6)
+    assert not FinishedSlides(path, "weights").read()
 
 
 def test_a_truncated_line_costs_one_slide(tmp_path):

@@ -1,14 +1,19 @@
 """The predictor: logits and tile scores of a slide, ensembles, out-of-memory retry, failures."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from support import randomise, small_encoder, some_tiles
+from training_slides import make_bags, make_learner, write_slides
 
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.errors import DeviceMemoryError, InputError, Interrupted, NonFiniteError, TileStoreError
 from tapfm.evaluation.predictions import sigmoid
+from tapfm.inference import bags as bags_module
 from tapfm.inference.bags import Bag, SlideFailed, Visit
 from tapfm.inference.predictor import InferenceModel, Predictor
 from tapfm.model import SlideModel
@@ -45,8 +50,8 @@ class TilesInMemory:
             lost = {row: why for row, why in missing.items() if start <= row < start + self.part}
             yield Bag(tiles[rows], np.array(rows, np.int64), lost)
 
-    def tile_count(self, slide_id):
-        return len(self.slides[slide_id])
+    def skip_rest(self):
+        pass
 
     def close(self):
         self.closed = True
@@ -236,6 +241,64 @@ def test_a_slide_fails_alone_with_its_reason():
     assert (failed["store"].reason, failed["store"].hint, failed["store"].stage) == ("no such file", "Make it.", "read")
     assert "out of memory" in failed["memory"].reason
     assert "ZeroDivisionError" in failed["defect"].reason
+
+
+@pytest.mark.parametrize("stage", ["encoder", "device"])
+def test_an_error_that_every_slide_would_hit_ends_the_run(monkeypatch, stage):
+    one, finished = prepared(model()), []
+    bags = TilesInMemory({name: some_tiles(one.encoder.encoder, 3) for name in ("S1", "S2")})
+
+    def broken(*_):
+        finished.append(1)
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    if stage == "encoder":
+        monkeypatch.setattr(one.encoder, "encode", broken)
+    with pytest.raises(torch.AcceleratorError):
+        Predictor([one], batch=4).run(["S1", "S2"], bags, broken)
+    assert len(finished) == 1
+    assert bags.closed
+
+
+def test_failures_keep_nothing_of_the_slide_in_memory():
+    one, features = model(), []
+    predictor = Predictor([prepared(one)], batch=4)
+    bags = TilesInMemory({f"S{i}": some_tiles(one.encoder, 3) for i in range(3)})
+
+    def finish(slide_id, slide):  # noqa: ARG001
+        features.append(weakref.ref(slide.by_model[0].z_KD))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    failed = predictor.run(list(bags.slides), bags, finish)
+    assert len(failed) == len(features) == 3
+    gc.collect()
+    assert [each() for each in features] == [None, None, None]
+
+
+def test_a_slide_that_fails_in_the_middle_does_not_disturb_the_next(tmp_path, monkeypatch):
+    """Its other parts are in the queue of the reader."""
+    monkeypatch.setattr(bags_module, "PART_TILES", 8)
+    slides, learner = write_slides(tmp_path, 3), make_learner()
+    learner.model.train(False)
+    predictor = Predictor.of_training(learner.model)
+    encode_part, calls, logits = predictor._encode_part, [], {}
+
+    def fails_once(part):
+        calls.append(part)
+        if len(calls) == 2:
+            raise SlideFailed("damaged in the middle")
+        return encode_part(part)
+
+    def finish(slide_id, slide):
+        logits[slide_id] = predictor.predict_logits(slide_id, slide)
+
+    assert predictor.run(list(slides), make_bags(slides), finish) == {}
+    expected = dict(logits)
+    logits.clear()
+    monkeypatch.setattr(predictor, "_encode_part", fails_once)
+    failed = predictor.run(list(slides), make_bags(slides), finish)
+    assert {slide_id: failure.reason for slide_id, failure in failed.items()} == {"s00": "damaged in the middle"}
+    assert logits == {slide_id: expected[slide_id] for slide_id in ("s01", "s02")}
 
 
 def test_a_few_unreadable_tiles_are_skipped():

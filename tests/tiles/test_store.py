@@ -1,5 +1,7 @@
 """Tile files that TRIDENT and CLAM read by their own rules, and theirs that we read."""
 
+from dataclasses import replace
+
 import h5py
 import numpy as np
 import openslide
@@ -29,6 +31,19 @@ def tile_set(mpp=0.25, spec=None, positions=None):
         fingerprint="f00",
         summary={"tiles": 3},
     )
+
+
+def test_the_digest_is_of_the_tiles_and_not_of_what_made_them():
+    tiles = tile_set()
+    changed = {
+        "positions": tiles.positions + 1,
+        "side_px0": tiles.side_px0 + 1,
+        "tile_px": tiles.tile_px + 1,
+        "size_px0": (40_000, 30_001),
+    }
+    digests = {replace(tiles, **{name: value}).content_digest for name, value in changed.items()}
+    assert len(digests | {tiles.content_digest}) == 5
+    assert replace(tiles, fingerprint="other", summary={}, slide_mpp=None).content_digest == tiles.content_digest
 
 
 def trident_side_px0(attributes):

@@ -23,7 +23,7 @@ from version_outputs import collect
 from version_scenario import SMALL, run_scenario
 
 from tapfm.encoders import features
-from tapfm.encoders.inference import make_ready
+from tapfm.encoders.inference import prepare_encoder
 from tapfm.encoders.weights import load_encoder
 from tapfm.prediction import layers
 from tapfm.prediction.pictures import draw_slide
@@ -188,7 +188,7 @@ def feature_items(folder):
         noise = rng.integers(0, 256, (1, tile_px, tile_px, 3), np.uint8)
         pixels = torch.from_numpy(np.concatenate([smooth, noise]).transpose(0, 3, 1, 2).copy())
         encoder = load_encoder("tapfm-pocket", feature=feature, tile_px=tile_px).encoder
-        encoded = make_ready(encoder).encode(pixels, 2)
+        encoded = prepare_encoder(encoder).encode(pixels, 2)
         parts = {part: values.numpy() for part, values in zip(("features", "attention"), encoded, strict=True)}
         items[f"{feature}, tiles of {tile_px} px"] = Item("float32", parts)
     return items

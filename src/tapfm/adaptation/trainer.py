@@ -1,4 +1,4 @@
-"""Algorithm 1 over epochs: visit the training slides, look at the validation slides, keep the best epoch.
+"""Algorithm 1 over epochs: train on the training slides, validate, keep the best epoch.
 
 `fit` takes plain arguments. What it needs of the outside are three small promises: bags (where slides come from), a
 keeper (where checkpoints go) and a watcher (who is told).
@@ -74,6 +74,10 @@ class Watcher(Protocol):
         """Hear of a slide that failed."""
         ...
 
+    def warn(self, message: str) -> None:
+        """Show a warning."""
+        ...
+
 
 def fit(
     learner: Learner,
@@ -127,7 +131,7 @@ class Run:
         self.training, self.validation = (sorted(each, key=by_id) for each in (self.training, self.validation))
         self.clock = Clock(self.learner.model.device, self.bags)
         self.saved_at = time.monotonic()
-        self.predictor = Predictor.of_training(self.learner.model)
+        self.predictor = Predictor.of_training(self.learner.model, on_retry=self.watcher.warn)
         self.unread: list[Learnt] = []
 
     def order(self, epoch: int) -> list[LabelledSlide]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tapfm.app.cli_options import PRECISIONS_OF_LOOKING, AllowFailures, Compiled, Device, ReadingWorkers
+from tapfm.app.cli_options import INFERENCE_PRECISIONS_HELP, AllowFailures, Compiled, Device, ReadingWorkers
 
 
 def embed(
@@ -32,11 +32,17 @@ def embed(
     ] = None,
     device: Device = "auto",
     precision: Annotated[
-        str, typer.Option("--precision", help="auto (bfloat16 where the GPU has it), " + PRECISIONS_OF_LOOKING)
+        str, typer.Option("--precision", help="auto (bfloat16 where the GPU has it), " + INFERENCE_PRECISIONS_HELP)
     ] = "auto",
     batch: Annotated[
         int | None,
-        typer.Option("--batch", metavar="N", min=1, help="Tiles encoded at a time; halved when out of memory.", show_default="by its size"),
+        typer.Option(
+            "--batch",
+            metavar="N",
+            min=1,
+            help="Tiles encoded at a time; halved when out of memory.",
+            show_default="by the encoder's size",
+        ),
     ] = None,
     compiled: Compiled = None,
     slides: Annotated[

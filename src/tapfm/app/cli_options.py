@@ -10,7 +10,7 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, 
 ReadingWorkers = Annotated[
     int | None, typer.Option("--workers", min=0, help="Processes that read tiles.", show_default="one for each core")
 ]
-PRECISIONS_OF_LOOKING = "float32, bfloat16, float16, float8."
+INFERENCE_PRECISIONS_HELP = "float32, bfloat16, float16, float8."
 Compiled = Annotated[
     bool | None,
     typer.Option("--compile/--no-compile", help="Compile the encoder first.", show_default="when there is much to do"),

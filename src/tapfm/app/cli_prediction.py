@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tapfm.app.cli_options import PRECISIONS_OF_LOOKING, AllowFailures, Compiled, Device, ReadingWorkers
+from tapfm.app.cli_options import INFERENCE_PRECISIONS_HELP, AllowFailures, Compiled, Device, ReadingWorkers
 from tapfm.errors import InputError
 
 
@@ -50,7 +50,7 @@ def predict(
     ] = "auto",
     device: Device = "auto",
     precision: Annotated[
-        str, typer.Option("--precision", help="auto (as in training), " + PRECISIONS_OF_LOOKING)
+        str, typer.Option("--precision", help="auto (as in training), " + INFERENCE_PRECISIONS_HELP)
     ] = "auto",
     compiled: Compiled = None,
     workers: ReadingWorkers = None,

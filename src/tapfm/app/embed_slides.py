@@ -17,7 +17,7 @@ from tapfm.app.output_folder import GOES_ON, locked, remove_unfinished
 from tapfm.app.progress import SAY_EVERY_S, progress_bar
 from tapfm.app.tile_slides import number, records
 from tapfm.cohort.manifest import SlideRow
-from tapfm.encoders.features import FeatureSet, write_features
+from tapfm.encoders.features import FeatureSet, recall, write_features
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.errors import InputError
 from tapfm.inference.bags import AHEAD_BYTES, PixelBags, SlideFailed, SlideTiles
@@ -126,10 +126,11 @@ def run(jobs: Sequence[Job], report: Report, settings: Settings, workers: int, c
 
 
 def outcome_of(job: Job, result: EncodedSlide | SlideFailed) -> Outcome:
-    """Return the outcome of a slide; features of other settings are removed where it failed."""
+    """Return the outcome of a slide; where it failed, features of other settings are removed."""
     if not isinstance(result, SlideFailed):
         return Outcome(job.row.slide_id, "ok", tiles=result.tiles, tiles_failed=len(result.missing))
-    job.path.unlink(missing_ok=True)
+    if recall(job.path) != job.key:
+        job.path.unlink(missing_ok=True)
     damaged = f"Copy it again from where it was scanned. See: tapfm inspect {shlex.quote(str(job.row.path))}"
     return failure(job.row.slide_id, result.reason, result.hint or damaged)
 

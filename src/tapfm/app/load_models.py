@@ -15,6 +15,7 @@ from tapfm.app.evaluating.members import Evaluated, Member
 from tapfm.app.run_data import SlideOfRun
 from tapfm.app.saved_model import SavedModel
 from tapfm.app.slide_bags import slide_tiles
+from tapfm.device_memory import memory_for_loading
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
@@ -38,10 +39,11 @@ class InferenceOptions:
 
 def load_with_encoder(member: Member, device: torch.device) -> SlideModel:
     """Load a model for tiles; one that was trained on stored features gets the encoder that made them."""
-    saved = load_member(member.folder, device)
-    if saved.model.encoder is not None:
-        return saved.model
-    return SlideModel(_base_encoder(member, saved, device), saved.model.aggregator, saved.model.task)
+    with memory_for_loading(device):
+        saved = load_member(member.folder, device)
+        if saved.model.encoder is not None:
+            return saved.model
+        return SlideModel(_base_encoder(member, saved, device), saved.model.aggregator, saved.model.task)
 
 
 def load_for_features(member: Member, slides: Sequence[SlideOfRun], device: torch.device) -> InferenceModel:
@@ -60,7 +62,8 @@ def prepare_model(
         precision = member.config.adaptation.precision
     model.train(False)
     chosen = choose_inference_precision(precision, model.device)
-    return InferenceModel(prepare_encoder(model.encoder, chosen, tiles=tiles, compiled=compiled), model)
+    with memory_for_loading(model.device):
+        return InferenceModel(prepare_encoder(model.encoder, chosen, tiles=tiles, compiled=compiled), model)
 
 
 def prepare_models(

@@ -16,7 +16,8 @@ from tapfm.cohort.splits import SPLITS, TRAIN, check_training_labels, split_of_r
 from tapfm.encoders.features import FeatureFacts, feature_file, look_at_features
 from tapfm.errors import CohortError, LabelError, TapfmError
 from tapfm.evaluation.predictions import LabelledSlide
-from tapfm.storage import fingerprint, sha256_of
+from tapfm.slides.opening import files_of
+from tapfm.storage import fingerprint, identity_of, sha256_of
 from tapfm.tiles.store import TileSet, find_tiles
 
 SHOWN = 5  # slides named in a message
@@ -48,6 +49,15 @@ class SlideOfRun:
         assert self.features is not None
         # feature files of other tools have no fingerprint, so the whole file is hashed
         return fingerprint(self.features.facts.fingerprint or sha256_of(self.features.path))[:16]
+
+    @property
+    def files_digest(self) -> str | None:
+        """Digest of size and modification time of the slide's files, whatever their names; None where they are gone."""
+        try:
+            files = [identity_of(file)[1:] for file in files_of(self.row.path)]
+        except OSError:
+            return None
+        return fingerprint(files)[:16] if files else None
 
 
 @dataclass(frozen=True)

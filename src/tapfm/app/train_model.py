@@ -182,7 +182,7 @@ def conclude(
     best = run_folder.load_best(learner)
     digest = sha256_of(run_folder.best)
     learner.model.train(False)
-    predictor = Predictor.of_training(learner.model)
+    predictor = Predictor.of_training(learner.model, on_retry=console.print)
     result: dict[str, Scores] = {}
     for split, of_split in slides.items():
         wanted = [slide for slide in of_split if slide.slide_id not in progress.failed]

@@ -92,6 +92,10 @@ class TrainingWatcher:
         """Tell of a slide that failed."""
         self._say(f"failed {slide_id}: {reason}")
 
+    def warn(self, message: str) -> None:
+        """Show a warning."""
+        self._say(message)
+
     def _say(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._said_at = time.monotonic()

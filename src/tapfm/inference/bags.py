@@ -28,7 +28,7 @@ from tapfm.tiles.store import TileSet
 from tapfm.tiles.stream import TileStream
 
 PART_TILES = 256  # tiles of a slide that are in memory at a time during inference
-AHEAD_BYTES = 2**28  # pixels read ahead during inference: some hundred tiles keep any encoder busy
+AHEAD_BYTES = 2**30  # pixels read ahead
 MAX_MISSING = 0.05  # fraction of a slide's tiles that may be unreadable before the slide fails
 
 
@@ -93,6 +93,10 @@ class Bags(Protocol):
         """Yield the next bag in parts of bounded size; parts may be empty."""
         ...
 
+    def skip_rest(self) -> None:
+        """Discard the parts of the current bag that were not read, so that the next bag can be."""
+        ...
+
     def tile_count(self, slide_id: str) -> int:
         """Return the number of tiles of a slide, readable or not."""
         ...
@@ -111,7 +115,11 @@ class SlideTiles:
 
 
 class PixelBags:
-    """Bags of pixels, read from slides by worker processes; `crew` has workers that were started before."""
+    """Bags of pixels in the memory of the host, read from slides by worker processes.
+
+    device: the device that the pixels are for; for a GPU they are in pinned memory.
+    crew: workers that were started before.
+    """
 
     def __init__(
         self,
@@ -126,6 +134,7 @@ class PixelBags:
         self._slides, self._tile_px, self._device = slides, tile_px, device
         self._workers, self._ahead_bytes, self._crew = workers, ahead_bytes, crew
         self._stream: TileStream | None = None
+        self._parts_left = 0  # of the current bag
 
     @property
     def waited_s(self) -> float:
@@ -143,7 +152,7 @@ class PixelBags:
         )
 
     def read(self, visit: Visit) -> Bag:
-        """Return the next bag, whole, in the memory of the host."""
+        """Return the next bag, whole."""
         drawn = self._drawn(visit)
         bag = self._next(visit, drawn)
         if not bag.tiles:
@@ -151,10 +160,20 @@ class PixelBags:
         return bag
 
     def read_parts(self, visit: Visit) -> Iterator[Bag]:
-        """Yield the next bag in parts, on the device: the pixels of a whole slide may not fit into memory."""
+        """Yield the next bag in parts: the pixels of a whole slide may not fit into memory."""
         drawn = self._drawn(visit)
-        for start in range(0, len(drawn), PART_TILES):
-            yield self._next(visit, drawn[start : start + PART_TILES], device=self._device)
+        starts = range(0, len(drawn), PART_TILES)
+        self._parts_left = len(starts)
+        for start in starts:
+            self._parts_left -= 1
+            yield self._next(visit, drawn[start : start + PART_TILES])
+
+    def skip_rest(self) -> None:
+        """Discard the parts of the current bag that were not read."""
+        assert self._stream is not None
+        for _ in range(self._parts_left):
+            next(self._stream)
+        self._parts_left = 0
 
     def tile_count(self, slide_id: str) -> int:
         """Return the number of tiles of a slide, readable or not."""
@@ -179,13 +198,12 @@ class PixelBags:
                 starts = range(0, len(positions), PART_TILES)
                 yield from (request.part(start, start + PART_TILES) for start in starts)
 
-    def _next(self, visit: Visit, drawn: NDArray[np.int64], device: torch.device | None = None) -> Bag:
+    def _next(self, visit: Visit, drawn: NDArray[np.int64]) -> Bag:
         assert self._stream is not None
         read = next(self._stream)
-        assert read.request.slide_id == visit.slide_id, "bags were not read in the order of the plan"
+        if read.request.slide_id != visit.slide_id:
+            raise RuntimeError(f"Tiles of {read.request.slide_id} were read instead of {visit.slide_id}.")
         pixels = _as_tensor(read.pixels)
-        if device is not None:
-            pixels = pixels.to(device, non_blocking=True)
         tiles, rows = self._slides[visit.slide_id].tiles, drawn[read.rows]
         coordinates = tile_coordinates(tiles.positions[rows], tiles.side_px0)
         return Bag(pixels, rows, _missing_tiles(drawn, read), coordinates)
@@ -214,6 +232,9 @@ class FeatureBags:
     def read_parts(self, visit: Visit) -> Iterator[Bag]:
         """Yield the whole bag: features of a slide fit into memory."""
         yield self.read(visit)
+
+    def skip_rest(self) -> None:
+        """Nothing to discard: a bag is one part."""
 
     def tile_count(self, slide_id: str) -> int:
         """Return the number of tiles of a slide."""

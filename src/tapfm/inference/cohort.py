@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from tapfm.encoders.features import FEATURES_VERSION
 from tapfm.evaluation.predictions import LabelledSlide, Prediction
 from tapfm.inference.bags import Bags, SkippedTiles, SlideFailed
 from tapfm.inference.predictor import EncodedSlide, Predictor
@@ -33,10 +34,14 @@ class FinishedSlide(NamedTuple):
 
 
 class FinishedSlides:
-    """A file with one line per finished slide, valid for one model and for the `contents` (digests) of the slides."""
+    """A file with one line per finished slide.
+
+    A line is valid for one model, one `FEATURES_VERSION` and, where `contents` has a digest of the slide, for that.
+    """
 
     def __init__(self, path: Path, model_digest: str, contents: Mapping[str, str] | None = None) -> None:
-        self._path, self._model, self._contents = path, model_digest, contents or {}
+        self._path, self._contents = path, contents or {}
+        self._model = f"{model_digest} {FEATURES_VERSION}"
 
     def read(self) -> dict[str, FinishedSlide]:
         """Return the finished slides; a truncated line is ignored."""
@@ -95,7 +100,7 @@ def collect_predictions(
     finished: Mapping[str, FinishedSlide],
     failed: dict[str, str],
 ) -> CohortPredictions:
-    """Combine finished slides with what the cohort says of them, in the order of the cohort."""
+    """Combine finished slides with their labels and patients, in the order of the cohort."""
     known = [(slide, finished[slide.slide_id]) for slide in slides if slide.slide_id in finished]
     return CohortPredictions(
         [slide.prediction(targets, each.logits, each.tiles, len(each.missing)) for slide, each in known],

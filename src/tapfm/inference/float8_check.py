@@ -16,6 +16,7 @@ from tapfm.inference.predictor import EncodedSlide, InferenceModel, Predictor
 
 COMPARED_TILES = 1024  # of a slide, evenly spaced
 MAX_CHANGE = 0.01  # of a probability
+OTHER_PRECISION = "Use --precision bfloat16, or leave --precision out."
 
 
 def use_float8(
@@ -30,11 +31,13 @@ def use_float8(
     """Return the model in float8, and a message on how much it changes the first readable slide.
 
     exact: the same model in bfloat16.
-    Raises RunError where a probability changes by more than `MAX_CHANGE`.
+    Raises RunError where a probability changes by more than `MAX_CHANGE`, or is not finite.
     """
     assert exact.encoder is not None
     encoder = prepare_encoder(copy.deepcopy(exact.encoder.encoder), "float8", tiles=tiles, compiled=compiled)
-    fast = InferenceModel(encoder, exact.model)
+    assert exact.model is not None
+    # the model keeps no reference to the encoder in bfloat16
+    fast = InferenceModel(encoder, replace(exact.model, encoder=encoder.encoder))
     predictor = Predictor([exact, fast], batch=batch)
     for slide_id, slide in slides.items():
         compared = _largest_change(predictor, slide_id, slide, workers)
@@ -43,9 +46,7 @@ def use_float8(
         change, count = compared
         message = f"float8 changes probabilities of {slide_id} ({count:,} tiles) by at most {change:.4f}"
         if change > MAX_CHANGE:
-            raise RunError(
-                f"{message}; {MAX_CHANGE:g} is allowed.", hint="Use --precision bfloat16, or leave --precision out."
-            )
+            raise RunError(f"{message}; {MAX_CHANGE:g} is allowed.", hint=OTHER_PRECISION)
         return fast, f"{message}."
     return fast, ""
 
@@ -70,5 +71,7 @@ def _largest_change(predictor: Predictor, slide_id: str, slide: SlideTiles, work
         largest = max(abs(sigmoid(before.logits[each]) - sigmoid(after.logits[each])) for each in predictor.targets)
         changes.append((largest, encoded.tiles))
 
-    predictor.run([slide_id], bags, compare)
+    failed = predictor.run([slide_id], bags, compare).get(slide_id)
+    if failed is not None and failed.stage == "predict":
+        raise RunError(f"float8 cannot be checked on {slide_id}: {failed.reason}.", hint=OTHER_PRECISION)
     return changes[0] if changes else None

@@ -5,8 +5,9 @@ Validation, the final pass of a run, `evaluate`, `predict` and `embed` all use i
 batching        tiles are encoded `batch` at a time; the aggregator always gets all tiles of a slide at once
 out of memory   the batch is halved and encoding is retried; one tile that does not fit is an error
 precision       that of the `InferenceEncoder`s
-non-finite      logits that are NaN or infinite are an error of that slide
-failures        a slide fails alone, with a reason and a hint; unreadable tiles up to `MAX_MISSING` are skipped
+non-finite      logits that are NaN or infinite fail the slide; in validation they stop the run, as training diverged
+failures        a slide fails alone, with a reason and a hint; unreadable tiles up to `MAX_MISSING` are skipped.
+                An error of the encoder or of the device would hit every slide: it ends the command
 resume          finished slides are left out: by `FinishedSlides`, or by the files that `finish` wrote
 """
 
@@ -103,10 +104,10 @@ class Predictor:
         self._on_tiles, self._on_retry = on_tiles, on_retry
 
     @classmethod
-    def of_training(cls, model: SlideModel) -> Predictor:
+    def of_training(cls, model: SlideModel, on_retry: Callable[[str], object] = lambda _: None) -> Predictor:
         """Return a predictor of a model that is being trained; its batch leaves memory to the optimiser."""
         encoder = None if model.encoder is None else wrap_encoder(model.encoder, model.compute_dtype)
-        return cls([InferenceModel(encoder, model)], batch=SMALLEST_BATCH)
+        return cls([InferenceModel(encoder, model)], batch=SMALLEST_BATCH, on_retry=on_retry)
 
     def run(
         self,
@@ -127,21 +128,30 @@ class Predictor:
         bags.start(iter(visits))
         try:
             for visit in visits:
-                result: EncodedSlide | SlideFailed
-                try:
-                    with failures_of_one_slide():
-                        result = self.encode_slide(bags, visit)
-                        tiles = bags.tile_count(visit.slide_id)
-                        refuse_too_many_missing(len(result.missing), tiles, result.skipped.reason)
-                        finish(visit.slide_id, result)
-                except SlideFailed as failure:
-                    result = failed[visit.slide_id] = failure
+                result = self._finish_slide(bags, visit, finish)
+                if isinstance(result, SlideFailed):
+                    failed[visit.slide_id] = result
+                    bags.skip_rest()
+                    free_memory(self.device)
                 on_slide(visit.slide_id, result)
                 if (number := stop_signal()) is not None:
                     raise Interrupted(number)
         finally:
             bags.close()
         return failed
+
+    def _finish_slide(
+        self, bags: Bags, visit: Visit, finish: Callable[[str, EncodedSlide], object]
+    ) -> EncodedSlide | SlideFailed:
+        try:
+            slide = self.encode_slide(bags, visit)
+            refuse_too_many_missing(len(slide.missing), slide.tiles + len(slide.missing), slide.skipped.reason)
+            with failures_of_one_slide():
+                finish(visit.slide_id, slide)
+        except SlideFailed as failure:
+            # a new object: the traceback of this one refers to the features of the slide
+            return SlideFailed(failure.reason, failure.hint, failure.stage)
+        return slide
 
     def encode_slide(self, bags: Bags, visit: Visit) -> EncodedSlide:
         """Read and encode the tiles of a visit, part by part. Raises SlideFailed when none of them can be read."""
@@ -208,7 +218,7 @@ class Predictor:
                 if self.batch == 1:
                     raise DeviceMemoryError(
                         f"{self.device} is out of memory with one tile at a time.",
-                        hint="Free memory on it, or use another device, such as the CPU.",
+                        hint="Free memory on it, or use another device: --device cpu. Finished slides are kept.",
                     ) from error
             else:
                 break
@@ -247,7 +257,7 @@ def failures_of_one_slide() -> Iterator[None]:
     try:
         with one_memory_error():
             yield
-    except (SlideFailed, Interrupted, OSError, DiskFullError, DeviceMemoryError):
+    except (SlideFailed, Interrupted, OSError, DiskFullError, DeviceMemoryError, torch.AcceleratorError):
         raise
     except NonFiniteError as error:
         raise SlideFailed(error.message, error.hint, "predict") from error
@@ -256,7 +266,7 @@ def failures_of_one_slide() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise SlideFailed(
             "out of memory with all tiles of the slide at once",
-            "Use a device with more memory, such as the CPU: --device cpu",
+            "Repeat the command where there is more memory: --device cpu",
             "predict",
         ) from error
     except Exception as error:  # a defect of ours must not stop the other slides

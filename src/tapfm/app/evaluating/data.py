@@ -48,8 +48,11 @@ class EvaluatedSlides:
     features: Path | None  # None: pixels are encoded
 
     def contents(self) -> dict[str, str]:
-        """Tell the tiles, or features, of each slide from others."""
-        return {slide.row.slide_id: slide.content_digest for slide in self.slides}
+        """Return a digest of the tiles and files, or of the features, of each slide."""
+        return {
+            slide.row.slide_id: slide.content_digest + (slide.files_digest or "" if slide.features is None else "")
+            for slide in self.slides
+        }
 
 
 def read_slides(evaluated: Evaluated, choice: Choice) -> EvaluatedSlides:

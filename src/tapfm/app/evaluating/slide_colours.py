@@ -13,6 +13,7 @@ from rich.console import Console
 
 from tapfm.app.progress import Counter
 from tapfm.app.run_data import SlideOfRun
+from tapfm.encoders.features import FEATURES_VERSION
 from tapfm.errors import InputError, Interrupted
 from tapfm.storage import fingerprint, refuse_full_disk
 from tapfm.tiles.colours import COLOUR_STATISTICS, COLOURS_VERSION, colour_statistics, histograms_of
@@ -57,9 +58,9 @@ def read_colours(
 def key_of(slide: SlideOfRun) -> str:
     """Return the key of a slide's colours: it covers everything that decides them."""
     assert slide.tiles is not None
-    # another cohort may have a slide of this name
-    size_bytes = slide.row.path.stat().st_size if slide.row.path.exists() else 0
-    return fingerprint(slide.row.slide_id, size_bytes, slide.tiles.content_digest, TILES, COLOURS_VERSION)[:16]
+    # the files: another cohort may have a slide of this name
+    made_of = (slide.row.slide_id, slide.files_digest, slide.tiles.content_digest, TILES)
+    return fingerprint(*made_of, COLOURS_VERSION, FEATURES_VERSION)[:16]
 
 
 def request_of(key: str, slide: SlideOfRun) -> TileRequest:

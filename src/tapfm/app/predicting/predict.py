@@ -31,6 +31,7 @@ from tapfm.app.slide_bags import make_bags
 from tapfm.app.stopping import StopRequests
 from tapfm.app.tile_slides import tile_one
 from tapfm.devices import choose_device
+from tapfm.encoders.features import FEATURES_VERSION
 from tapfm.errors import InputError, RunError, SlidesFailedError
 from tapfm.evaluation.predictions import sigmoid
 from tapfm.inference.bags import SlideFailed
@@ -41,16 +42,17 @@ from tapfm.prediction.folder import ABOUT, SLIDE, TABLE, PredictedSlide, Predict
 from tapfm.prediction.tile_table import NAME as TILES
 from tapfm.prediction.tile_table import TileTable, write_tile_table
 from tapfm.processes import Crew, answer_items
-from tapfm.slides.opening import PER_SLIDE, files_of, open_slide
+from tapfm.slides.opening import PER_SLIDE, open_slide
 from tapfm.slides.scale import resolve_scale
 from tapfm.slides.slide import SlideFacts
-from tapfm.storage import fingerprint, identity_of, write_atomically
+from tapfm.storage import fingerprint, write_atomically
 from tapfm.tiles.stream import serve_pieces
 
 COMMAND = "tapfm predict"
 LAID = "tiles"  # folder of the tiles that are laid here
 IDENTITY = ("members", "targets", "calls", "precision")  # what all slides of a folder share
 SHOWN = 20  # slides in the table on the terminal
+AHEAD_BYTES = 2**28  # pixels read ahead: some hundred tiles keep any encoder busy
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,12 @@ def predict_slides(
             on_retry=console.print,
         )
         bags = make_bags(
-            todo, tile_px=predictor.tile_px, device=options.device, workers=options.workers, crew=reading_workers
+            todo,
+            tile_px=predictor.tile_px,
+            device=options.device,
+            workers=options.workers,
+            ahead_bytes=AHEAD_BYTES,
+            crew=reading_workers,
         )
         start = time.monotonic()
 
@@ -333,13 +340,9 @@ def refuse_tiles_of_another(slide: SlideOfRun, facts: SlideFacts) -> None:
 
 
 def key_of(evaluated: Evaluated, slide: SlideOfRun) -> str:
-    """Name a prediction by what decides it: weights and tiles, then the slide's files, where they are there."""
-    key = fingerprint([member.digest for member in evaluated.members], slide.content_digest)[:16]
-    try:
-        files = [identity_of(file)[1:] for file in files_of(slide.row.path)]  # it may be called otherwise
-    except OSError:
-        files = []
-    return key + fingerprint(files)[:16] if files else key
+    """Return the key of a prediction: it covers weights, tiles and code, then the slide's files if they exist."""
+    weights = [member.digest for member in evaluated.members]
+    return fingerprint(weights, slide.content_digest, FEATURES_VERSION)[:16] + (slide.files_digest or "")
 
 
 def kept(folder: PredictionFolder, slide: SlideOfRun, key: str, calls: Calls) -> bool:
