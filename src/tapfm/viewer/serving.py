@@ -57,6 +57,7 @@ def serve(application: ASGIApp, listener: socket.socket) -> None:
     """Answer until a signal; it is raised again when all is closed."""
     config = uvicorn.Config(
         application,
+        log_config=None,  # logging is configured already, and Ctrl-C while it is configured again breaks its locks
         log_level="warning",
         access_log=False,
         server_header=False,
