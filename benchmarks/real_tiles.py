@@ -199,7 +199,7 @@ class Trainer:
         self.dtype = torch.bfloat16 if device.type == "cuda" else None
         self.base = encoder.to(device).eval()
         self.pixels = tissue.pixels.to(device)
-        self.stored: EncodedTiles | None = None  # of the encoder as it came, for the fixed regime
+        self.stored: EncodedTiles | None = None  # by the encoder before training, for the fixed regime
 
     def run(self, job: Job) -> dict[str, Any]:
         """Train, keep the epoch that is best on validation, and look at the test bags once."""

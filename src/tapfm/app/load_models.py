@@ -48,7 +48,8 @@ def load_with_encoder(member: Member, device: torch.device) -> SlideModel:
 
 def load_for_features(member: Member, slides: Sequence[SlideOfRun], device: torch.device) -> InferenceModel:
     """Load a model for the stored features of these slides."""
-    saved = load_member(member.folder, device)
+    with memory_for_loading(device):
+        saved = load_member(member.folder, device)
     _refuse_other_features(saved, slides)
     return InferenceModel(None, SlideModel(None, saved.model.aggregator, saved.model.task))
 

@@ -59,7 +59,7 @@ class Bag:
 
 @dataclass
 class SkippedTiles:
-    """Unreadable tiles of a slide, and the reason of the last one."""
+    """Unreadable tiles of a slide, and the reason of one of them."""
 
     tiles: list[int]
     reason: str
