@@ -30,7 +30,6 @@ from reading import positions, write_slide
 import tapfm
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, Optimisation
-from tapfm.adaptation.progress import Progress
 from tapfm.adaptation.trainer import Plan, fit
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention
@@ -41,7 +40,8 @@ from tapfm.encoders.precision import can_compile, lower
 from tapfm.encoders.vit import VitEncoder
 from tapfm.evaluation.predictions import LabelledSlide
 from tapfm.inference.bags import Bag, PixelBags, SlideTiles
-from tapfm.model import SlideModel
+from tapfm.runs.model import SlideModel
+from tapfm.runs.progress import Progress
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tiles.augment import Augmentation, AugmentedTiles
 from tapfm.tiles.store import TileSet

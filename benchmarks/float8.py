@@ -30,7 +30,7 @@ from tapfm.contracts import EncodedTiles, Targets
 from tapfm.encoders.inference import Precision, prepare_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 from tapfm.tasks.catalog import build_task
 
 HEADS = ("mean", "abmil", "cls-attention", "cls-gated")

@@ -33,7 +33,7 @@ import tapfm
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.learner import Learner, Optimisation
-from tapfm.adaptation.plan_words import optimiser_in_words, recompute_in_words
+from tapfm.adaptation.plan_text import optimiser_in_words, recompute_in_words
 from tapfm.adaptation.planner import StepPlan, plan_step
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention, tile_weights
@@ -44,7 +44,7 @@ from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.inference.bags import Bag
-from tapfm.model import SlideModel
+from tapfm.runs.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
 
 GIB = 2**30

@@ -41,7 +41,7 @@ from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.precision import can_compile
 from tapfm.encoders.vit import VitEncoder
 from tapfm.inference.bags import Bag
-from tapfm.model import SlideModel
+from tapfm.runs.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
 
 TASK = BinaryTask.from_training_labels("FGFR3", [1] * 16 + [0] * 84)

@@ -43,12 +43,12 @@ from tapfm.contracts import EncodedTiles, Targets
 from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
-from tapfm.evaluation import logistic
 from tapfm.evaluation.comparing import compare
-from tapfm.evaluation.estimate import Estimate
 from tapfm.evaluation.predictions import Prediction
-from tapfm.evaluation.ranking import auc
-from tapfm.seeding import rng_for
+from tapfm.metrics import logistic
+from tapfm.metrics.estimate import Estimate
+from tapfm.metrics.ranking import auc
+from tapfm.runtime.seeding import rng_for
 from tapfm.tasks.catalog import build_task
 from tapfm.tiles.augment import Augmentation, augment
 

@@ -41,13 +41,8 @@ from torch import nn
 from whole_slide import PROGRAM, painted_section, write_slide
 
 import tapfm
-import tapfm.app.predicting.predict as predicting
-from tapfm.adaptation.checkpoint import save_checkpoint
+import tapfm.workflows.predict as predicting
 from tapfm.aggregators.catalog import build_aggregator
-from tapfm.app.evaluating.members import look_at
-from tapfm.app.load_models import prepare_models
-from tapfm.app.predicting.inputs import lay_tiles
-from tapfm.app.saved_model import AGGREGATOR, DESCRIPTION
 from tapfm.contracts import EncodedTiles
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
@@ -55,7 +50,12 @@ from tapfm.encoders.inference import InferenceEncoder
 from tapfm.encoders.timm_folder import write_timm_folder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.inference.bags import PixelBags
+from tapfm.inference.loading import prepare_models
 from tapfm.inference.predictor import Predictor
+from tapfm.prediction.inputs import lay_tiles
+from tapfm.runs.checkpoint import save_checkpoint
+from tapfm.runs.model_folder import look_at
+from tapfm.runs.saved_model import AGGREGATOR, DESCRIPTION
 
 SECTION_PX0 = 8_000  # of level 0 for each copy of the section and the glass around it
 SECTION_TILES = 80

@@ -33,7 +33,7 @@ from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.contracts import EncodedTiles, Targets
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 from tapfm.synthetic.cohort import CohortSpec, PlannedSlide, plan_cohort
 from tapfm.synthetic.slides import paint_slide
 from tapfm.tasks.binary import BinaryTask

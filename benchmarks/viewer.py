@@ -201,7 +201,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "slide.svs"
         write_slide(path, arguments.width, arguments.height)
-        program = [sys.executable, "-c", "from tapfm.app.cli import main; main()"]
+        program = [sys.executable, "-c", "from tapfm.cli.main import main; main()"]
         command = [*program, "view", str(path), "--port", "0", "--no-browser"]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:

@@ -28,11 +28,11 @@ import tifffile
 import torch
 
 import tapfm
-from tapfm.adaptation.checkpoint import save_checkpoint
 from tapfm.aggregators.catalog import build_aggregator
-from tapfm.app.saved_model import AGGREGATOR, DESCRIPTION
 from tapfm.encoders.catalog import encoder_card
 from tapfm.prediction.folder import PredictionFolder
+from tapfm.runs.checkpoint import save_checkpoint
+from tapfm.runs.saved_model import AGGREGATOR, DESCRIPTION
 from tapfm.slides.slide import Pixels
 from tapfm.synthetic.cohort import CohortSpec, plan_cohort
 from tapfm.synthetic.slides import paint_slide
@@ -41,7 +41,7 @@ TILE_PX = 512
 PYRAMID = (1, 4, 16, 64)
 GLASS = 243
 LOOK_EVERY_S = 0.1
-PROGRAM = "from tapfm.app.cli import main; main()"
+PROGRAM = "from tapfm.cli.main import main; main()"
 
 
 @dataclass

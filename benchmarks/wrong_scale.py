@@ -25,11 +25,11 @@ from operator import mul
 from pathlib import Path
 
 import tapfm
-from tapfm.evaluation.delong import auc_difference, auc_interval
+from tapfm.metrics.delong import auc_difference, auc_interval
 from tapfm.slides.opening import open_slide
 
 TARGET = "FGFR3"
-PROGRAM = "from tapfm.app.cli import main; main()"
+PROGRAM = "from tapfm.cli.main import main; main()"
 Line = Mapping[str, str]
 
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tapfm.app.cli import main
+from tapfm.cli.main import main
 
-PROGRAM = [sys.executable, "-c", "from tapfm.app.cli import main; main()"]
+PROGRAM = [sys.executable, "-c", "from tapfm.cli.main import main; main()"]
 
 
 def tapfm(*arguments, **environment):

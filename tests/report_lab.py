@@ -10,18 +10,18 @@ from predicted_slides import predicted_file, predicted_slide, table_of, write_pr
 from rich.console import Console
 from slide_files import section, write_slide
 
-from tapfm.app.evaluating.tables import MODEL, Results, Row, metrics_json
-from tapfm.app.evaluating.thresholds import Chosen
-from tapfm.app.reporting.make import Asked, make_report
-from tapfm.app.study.config import resolve_study
-from tapfm.app.study.folder import StudyFolder
-from tapfm.app.study.results import MethodResult, StudyResults
-from tapfm.app.study.runs import PlannedRun, methods_of
-from tapfm.app.study.table_text import csv_of
-from tapfm.app.study.tables import make_table
-from tapfm.evaluation.measures import choose_thresholds, measure
-from tapfm.evaluation.predictions import Prediction, sigmoid, write_predictions
+from tapfm.config.study import resolve_study
+from tapfm.evaluation.measures import Chosen, choose_thresholds, measure
+from tapfm.evaluation.metric_tables import MODEL, Results, Row, metrics_json
+from tapfm.evaluation.predictions import Prediction, write_predictions
+from tapfm.metrics.arrays import sigmoid
 from tapfm.prediction.folder import ABOUT, PredictionFolder, Said
+from tapfm.report.making import Asked, make_report
+from tapfm.study.folder import StudyFolder
+from tapfm.study.results import MethodResult, StudyResults
+from tapfm.study.runs import PlannedRun, methods_of
+from tapfm.study.table_text import csv_of
+from tapfm.study.tables import make_table
 
 TODAY = date(2026, 3, 9)
 TARGETS = ("FGFR3",)

@@ -12,7 +12,8 @@ from tapfm.adaptation.two_graph import Adaptation, StepReport, two_graph_step, w
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.contracts import BagOutput, Targets
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import EncoderCard, Feature, encoder_card
+from tapfm.encoders.card import EncoderCard, Feature
+from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.vit import VitEncoder
 from tapfm.tasks.binary import BinaryTask
 

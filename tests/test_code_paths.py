@@ -17,10 +17,10 @@ from slide_files import section, write_slide
 
 import tapfm as package
 from tapfm.aggregators.cls_attention import ClsAttention
-from tapfm.app import tile_slides
 from tapfm.encoders.vit import VitEncoder
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.slides.readers.tiff import TiffSlide
+from tapfm.tiles import cohort_tiling as tile_slides
 
 ROOT = Path(package.__file__).parent
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"

@@ -11,8 +11,8 @@ from cohort_files import rows_of
 from command_line import tapfm
 from slide_files import section, write_slide
 
-from tapfm.adaptation.checkpoint import load_checkpoint
 from tapfm.adaptation.trainer import TIMED
+from tapfm.runs.checkpoint import load_checkpoint
 from tapfm.tiles.store import TileSet, write_tiles
 
 SPLITS = ["train"] * 4 + ["val"] * 2 + ["test"] * 4

@@ -13,7 +13,7 @@ from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.evaluation.predictions import LabelledSlide
 from tapfm.inference.bags import PixelBags, SlideTiles
-from tapfm.model import SlideModel
+from tapfm.runs.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tiles.augment import Augmentation
 from tapfm.tiles.store import TileSet

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
-from tapfm.evaluation.ranking import auc
+from tapfm.metrics.ranking import auc
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder
 from tapfm.prediction.layers import ColourScale, Layer, layers_of, shown
 from tapfm.slides.opening import open_slide

@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 WIDTH_PX = 1200
-VIEW = [sys.executable, "-c", "from tapfm.app.cli import main; main()", "view"]
+VIEW = [sys.executable, "-c", "from tapfm.cli.main import main; main()", "view"]
 
 
 def save(picture: Image.Image, path: Path, width_px: int = WIDTH_PX) -> None:

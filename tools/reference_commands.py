@@ -12,7 +12,7 @@ import typer
 from reference_text import any_of, code, indented, page, paragraph, prose, table
 from typer.models import ParameterInfo
 
-from tapfm.app.cli import app
+from tapfm.cli.main import app
 from tapfm.errors import InputError, SlidesFailedError, TapfmError
 
 # what an exit code means; those of errors are theirs

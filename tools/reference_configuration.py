@@ -14,12 +14,12 @@ from pydantic.fields import FieldInfo
 from reference_text import any_of, code, page, paragraph, prose, table
 
 from tapfm.aggregators.catalog import AGGREGATORS
-from tapfm.app.config import RunConfig
-from tapfm.app.config_text import one_line, toml_value
-from tapfm.app.recipes import Method, Recipe, recipe_settings
-from tapfm.app.study.config import StudyConfig
-from tapfm.app.study.presets import PRESETS
+from tapfm.config.recipes import Method, Recipe, recipe_settings
+from tapfm.config.settings import RunConfig
+from tapfm.config.study import StudyConfig
+from tapfm.config.text import one_line, toml_value
 from tapfm.encoders.catalog import encoder_cards
+from tapfm.study.presets import PRESETS
 
 METHODS: tuple[Method, ...] = get_args(Method)
 SOME_EPOCHS = 7  # no recipe says that: a setting that has it follows schedule.epochs

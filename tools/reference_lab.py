@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tapfm.app.cli import app
-from tapfm.app.evaluating.ensemble import write_ensemble
-from tapfm.app.study import costs, fits, forgetting, runner, table_text
-from tapfm.app.study.folder import StudyFolder
-from tapfm.app.study.tables import ResultTable
-from tapfm.storage import write_atomically
+from tapfm.cli.main import app
+from tapfm.runs.ensemble import write_ensemble
+from tapfm.runtime.files import write_atomically
+from tapfm.study import costs, fits, forgetting, runner, table_text
+from tapfm.study.folder import StudyFolder
+from tapfm.study.tables import ResultTable
 
 TARGET = "FGFR3"  # the one that is painted; on the page it stands for any
 SLIDE = "S001"  # the first that is painted; on the page ID

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from reference_lab import TARGET
 from safetensors import safe_open
 
-from tapfm.adaptation.checkpoint import DESCRIPTION
+from tapfm.runs.checkpoint import DESCRIPTION
 
 
 @dataclass(frozen=True)

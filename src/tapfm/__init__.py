@@ -1,3 +1,5 @@
 """Adapt a pathology foundation model to your task from slide labels, on one GPU."""
 
-__version__ = "0.1.0"
+from tapfm.version import __version__
+
+__all__ = ["__version__"]

@@ -9,36 +9,41 @@ from typing import Any
 
 from rich.console import Console
 
-from tapfm.app import embed_slides, export_model, split_cohort, tile_slides, train_model
-from tapfm.app.config import RunConfig, load_config, merge, resolve, resolve_paths
-from tapfm.app.embed_jobs import Settings
-from tapfm.app.embed_outcomes import Report as EmbedReport
-from tapfm.app.evaluating import compare as compare_models
-from tapfm.app.evaluating import evaluate as evaluate_model
-from tapfm.app.evaluating.data import Choice
-from tapfm.app.evaluating.evaluate import Evaluation
-from tapfm.app.evaluating.results import settings_of
-from tapfm.app.predicting import predict as predicting
-from tapfm.app.predicting.drawing import Wishes
-from tapfm.app.predicting.predict import Predicted
-from tapfm.app.reporting import make as report_pages
-from tapfm.app.reporting.pictures import Settings as PictureSettings
-from tapfm.app.run_data import read_data
-from tapfm.app.saved_model import DESCRIPTION, SavedModel, load_export, load_run
-from tapfm.app.study import runner as study_runner
-from tapfm.app.study.config import StudyConfig, load_study
-from tapfm.app.study.folder import StudyFolder
-from tapfm.app.study.report import write_report
-from tapfm.app.train_model import RunResult
 from tapfm.cohort.manifest import read_cohort
-from tapfm.devices import choose_device
+from tapfm.config.loading import load_config, merge, resolve, resolve_paths
+from tapfm.config.settings import RunConfig
+from tapfm.config.study import StudyConfig, load_study
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import Interrupted
 from tapfm.evaluation.comparing import Comparison
+from tapfm.evaluation.results import settings_of
+from tapfm.inference import cohort_embedding as embed_slides
+from tapfm.inference.embedding_jobs import Settings
+from tapfm.inference.embedding_outcomes import Report as EmbedReport
 from tapfm.inference.precision import choose_inference_precision
-from tapfm.processes import available_cores
+from tapfm.prediction.drawing import Wishes
+from tapfm.report import making as report_pages
+from tapfm.report.slide_pictures import Settings as PictureSettings
+from tapfm.runs import export as export_model
+from tapfm.runs.data import read_data
+from tapfm.runs.evaluation_data import Choice
+from tapfm.runs.saved_model import DESCRIPTION, SavedModel, load_export, load_run
+from tapfm.runtime.devices import choose_device
+from tapfm.runtime.workers import available_cores
+from tapfm.study import runner as study_runner
+from tapfm.study.folder import StudyFolder
+from tapfm.study.report import write_report
+from tapfm.tiles import cohort_tiling as tile_slides
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import Layout
+from tapfm.workflows import compare as compare_models
+from tapfm.workflows import evaluate as evaluate_model
+from tapfm.workflows import predict as predicting
+from tapfm.workflows import split as split_cohort
+from tapfm.workflows import train as train_model
+from tapfm.workflows.evaluate import Evaluation
+from tapfm.workflows.predict import Predicted
+from tapfm.workflows.train import RunResult
 
 Where = str | Path
 

@@ -10,12 +10,12 @@ from support import cls_attention, relative_difference, small_encoder, some_tile
 from training_slides import Memory, labelled, make_learner, run, write_slides
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.progress import Progress
 from tapfm.contracts import Targets
-from tapfm.device_memory import free_memory
 from tapfm.encoders.blocks import Recompute
 from tapfm.errors import Interrupted
 from tapfm.inference.bags import Bag
+from tapfm.runs.progress import Progress
+from tapfm.runtime.device_memory import free_memory
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

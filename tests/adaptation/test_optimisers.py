@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tapfm.adaptation import optimisers
-from tapfm.adaptation.checkpoint import load_checkpoint, save_checkpoint
 from tapfm.adaptation.optimisers import (
     AdamW,
     Schedule,
@@ -22,6 +21,7 @@ from tapfm.adaptation.optimisers import (
     update_shard,
 )
 from tapfm.errors import CheckpointError
+from tapfm.runs.checkpoint import load_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
 YES = torch.tensor(True)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.encoder_shape import EncoderShape
-from tapfm.adaptation.plan_words import describe
+from tapfm.adaptation.plan_text import describe
 from tapfm.adaptation.planner import evaluate, plan_step, predict_step, usable_bytes
 from tapfm.adaptation.step_costs import GIB, LEVELS, PLAIN, Form, Question, candidate, graph_of
 from tapfm.adaptation.two_graph import Adaptation, two_graph_step

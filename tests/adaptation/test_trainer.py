@@ -12,7 +12,6 @@ from training_slides import NO_AUGMENTATION, Memory, labelled, make_bags, make_l
 
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.optimisers import Schedule
-from tapfm.adaptation.progress import Progress
 from tapfm.adaptation.trainer import TIMED, Plan, fit, targets_of
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.abmil import Abmil
@@ -20,7 +19,8 @@ from tapfm.encoders.features import FeatureSet, write_features
 from tapfm.encoders.inference import InferenceEncoder
 from tapfm.errors import Interrupted, NonFiniteError, SlidesFailedError
 from tapfm.inference.bags import FeatureBags, Visit
-from tapfm.model import SlideModel
+from tapfm.runs.model import SlideModel
+from tapfm.runs.progress import Progress
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tiles.augment import Augmentation, augment
 

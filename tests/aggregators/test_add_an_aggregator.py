@@ -4,7 +4,8 @@ import re
 import sys
 from pathlib import Path
 
-from tapfm.aggregators.catalog import AGGREGATORS, TORCHMIL_MODELS
+from tapfm.aggregators.catalog import AGGREGATORS
+from tapfm.aggregators.torchmil_catalog import TORCHMIL_MODELS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "add-an-aggregator.md").read_text()
 

@@ -19,7 +19,7 @@ from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import AGGREGATORS, build_aggregator
 from tapfm.contracts import EncodedTiles, Targets
 from tapfm.inference.bags import Bag
-from tapfm.model import SlideModel
+from tapfm.runs.model import SlideModel
 
 every_aggregator = pytest.mark.parametrize("kind", KINDS)
 without_attention = pytest.mark.parametrize(

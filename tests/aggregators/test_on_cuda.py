@@ -7,9 +7,10 @@ import torch
 from bags_of_tiles import KINDS, THREE_TARGETS, bag, built
 from support import POSITIVE, TASK, whole_loss
 
-from tapfm.aggregators.catalog import TORCHMIL_MODELS, build_aggregator
+from tapfm.aggregators.catalog import build_aggregator
+from tapfm.aggregators.torchmil_catalog import TORCHMIL_MODELS
 from tapfm.contracts import Targets
-from tapfm.model import SlideModel
+from tapfm.runs.model import SlideModel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

@@ -12,10 +12,11 @@ from support import POSITIVE, TASK, relative_difference, small_encoder, some_til
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.two_graph import Adaptation
-from tapfm.aggregators.catalog import TORCHMIL_MODELS, aggregator_card, build_aggregator
+from tapfm.aggregators.catalog import aggregator_card, build_aggregator
+from tapfm.aggregators.torchmil_catalog import TORCHMIL_MODELS
 from tapfm.errors import InputError, SettingError, UnknownNameError
 from tapfm.inference.bags import Bag
-from tapfm.model import AggregatorWithCoordinates, SlideModel
+from tapfm.runs.model import AggregatorWithCoordinates, SlideModel
 
 models = pytest.importorskip("torchmil.models")
 

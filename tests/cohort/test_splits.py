@@ -23,7 +23,7 @@ from tapfm.cohort.splits import (
     split_of_rows,
 )
 from tapfm.errors import CohortError, LabelError, SettingError
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 
 PAPER = (0.8, 0.1, 0.1)
 

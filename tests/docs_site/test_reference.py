@@ -18,8 +18,9 @@ from reference_meanings import Format
 from reference_readers import Entry
 from reference_text import prose, table
 
-from tapfm.app.config import RunConfig, all_settings
-from tapfm.app.study.presets import PRESETS
+from tapfm.config.loading import all_settings
+from tapfm.config.settings import RunConfig
+from tapfm.study.presets import PRESETS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 OUTDATED = "docs/reference is not what the code gives now; write it anew: make docs"

@@ -8,7 +8,8 @@ import torch
 from timm.layers import GluMlp
 
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import NOT_OFFERED, card_from_table, encoder_card, encoder_cards, letters_and_digits
+from tapfm.encoders.card import card_from_table
+from tapfm.encoders.catalog import NOT_OFFERED, encoder_card, encoder_cards, letters_and_digits
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError, UnknownNameError, UnsupportedEncoderError
 

@@ -11,7 +11,7 @@ import torch
 
 from tapfm.encoders.features import FeatureSet, feature_file, read_features, recall, write_features
 from tapfm.errors import FeatureStoreError
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 from tapfm.tiles.store import TileSet, read_tiles
 
 TILES = TileSet(

@@ -88,7 +88,7 @@ def test_without_network_and_cache_it_says_how_to_bring_the_weights(hub, tmp_pat
 
 def test_the_command_line_reports_a_gated_encoder(hub, tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", "from tapfm.app.cli import main; main()", "encoders", "uni", "--check"],
+        [sys.executable, "-c", "from tapfm.cli.main import main; main()", "encoders", "uni", "--check"],
         env=hub.environment(tmp_path),
         capture_output=True,
         text=True,

@@ -11,13 +11,13 @@ from support import cls_attention, take_step
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tapfm.app.doctor import cached_weights_findings
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import WeightsDigestError, WeightsNotFoundError
 from tapfm.synthetic.cohort import CohortSpec, plan_cohort
 from tapfm.synthetic.slides import paint_slide
+from tapfm.workflows.doctor import cached_weights_findings
 
 CARD = encoder_card("tapfm-pocket")
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tapfm.errors import InputError, UnknownNameError
 from tapfm.evaluation.comparing import compare
-from tapfm.evaluation.delong import auc_difference
-from tapfm.evaluation.holm import holm
 from tapfm.evaluation.predictions import Prediction
-from tapfm.evaluation.ranking import auc
+from tapfm.metrics.delong import auc_difference
+from tapfm.metrics.holm import holm
+from tapfm.metrics.ranking import auc
 
 
 def method(noise, *, count=80, targets=("A",), seed=0, start=0, cohort="c"):

@@ -9,11 +9,11 @@ from sklearn import metrics
 
 from tapfm.errors import LabelError, SettingError
 from tapfm.evaluation.bands import roc_band
-from tapfm.evaluation.delong import auc_interval
 from tapfm.evaluation.measures import METRICS, Thresholds, choose_thresholds, measure
 from tapfm.evaluation.predictions import Prediction
-from tapfm.evaluation.ranking import roc_curve
-from tapfm.evaluation.thresholds import at_sensitivity, youden
+from tapfm.metrics.delong import auc_interval
+from tapfm.metrics.ranking import roc_curve
+from tapfm.metrics.thresholds import at_sensitivity, youden
 
 FIXED = Thresholds({"A": 0.7, "B": 0.7}, {"A": 0.6, "B": 0.6}, 0.9)
 

@@ -15,9 +15,9 @@ from tapfm.evaluation.predictions import (
     pool_by_patient,
     read_predictions,
     scores,
-    sigmoid,
     write_predictions,
 )
+from tapfm.metrics.arrays import sigmoid
 
 LOGITS = st.floats(-1e300, 1e300)
 

@@ -12,11 +12,11 @@ from training_slides import make_bags, make_learner, write_slides
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.errors import DeviceMemoryError, InputError, Interrupted, NonFiniteError, TileStoreError
-from tapfm.evaluation.predictions import sigmoid
 from tapfm.inference import bags as bags_module
 from tapfm.inference.bags import Bag, SlideFailed, Visit
 from tapfm.inference.predictor import InferenceModel, Predictor
-from tapfm.model import SlideModel
+from tapfm.metrics.arrays import sigmoid
+from tapfm.runs.model import SlideModel
 from tapfm.tasks.catalog import build_task
 
 TARGETS = ("EGFR", "KRAS")

@@ -12,7 +12,7 @@ from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.inference.bags import Bag, Visit
 from tapfm.inference.predictor import InferenceModel, Predictor
-from tapfm.model import SlideModel
+from tapfm.runs.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

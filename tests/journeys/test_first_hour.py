@@ -17,7 +17,7 @@ from command_line import PROGRAM, tapfm, wait_for
 from PIL import Image
 
 from tapfm.encoders.features import read_features
-from tapfm.evaluation.ranking import auc
+from tapfm.metrics.ranking import auc
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.synthetic.truth import CARRIES, read_truth
 from tapfm.viewer.assets import FOLDER

@@ -11,9 +11,9 @@ from predicted_slides import ATTENTION, CONTRIBUTION, grid_of, predicted_slide, 
 from tapfm.prediction.heatmap_tiff import LARGEST_LAST_PX, blocks_of, level_sizes, write_heatmap_tiff
 from tapfm.prediction.layers import shown
 from tapfm.prediction.placing import place
+from tapfm.runtime.files import UNFINISHED
 from tapfm.slides.opening import open_slide
 from tapfm.slides.slide import Box
-from tapfm.storage import UNFINISHED
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from tapfm.errors import InputError, UnreadableSlideError
 from tapfm.prediction.layers import layers_of
 from tapfm.prediction.pictures import FEW, draw_slide, maps_of, names_of, telling
 from tapfm.prediction.tile_table import NAME, TileTable
+from tapfm.runtime.files import UNFINISHED
 from tapfm.slides.slide import Box
-from tapfm.storage import UNFINISHED
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from tapfm.evaluation.estimate import Estimate
+from tapfm.metrics.estimate import Estimate
 from tapfm.report.content import (
     Cell,
     Code,

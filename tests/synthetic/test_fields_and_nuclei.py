@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 from tapfm.synthetic.fields import enlarged, noise, resized, smooth_noise
 from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, Nuclei, between, draw_stamps, place
 from tapfm.synthetic.section import MAP_MPP, fill

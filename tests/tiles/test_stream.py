@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from slide_files import damage, section, write_slide
 
-from tapfm.processes import Crew
+from tapfm.runtime.workers import Crew
 from tapfm.slides.opening import open_slide
 from tapfm.tiles.reading import TileRequest
 from tapfm.tiles.stream import PIECE, TileStream, serve_pieces

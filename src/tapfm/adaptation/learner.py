@@ -25,12 +25,12 @@ from tapfm.adaptation.two_graph import (
     two_graph_step,
 )
 from tapfm.contracts import Aggregator, EncodedTiles, Targets
-from tapfm.device_memory import free_memory, one_memory_error
 from tapfm.encoders.adapters import trained_parameters
 from tapfm.encoders.precision import lower
 from tapfm.errors import TapfmError
 from tapfm.inference.bags import Bag
-from tapfm.model import SlideModel, refuse_misfit
+from tapfm.runs.model import SlideModel, refuse_misfit
+from tapfm.runtime.device_memory import free_memory, one_memory_error
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,11 @@ class Learner:
         self._lessons: list[Lesson] = []  # since the last update
         self._all_finite: Tensor | None = None
         self._encoder_changes = False
+
+    @property
+    def moments(self) -> str:
+        """How the encoder's optimiser stores its moments."""
+        return self.optimisation.moments
 
     @property
     def slides_waiting(self) -> int:

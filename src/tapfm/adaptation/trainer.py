@@ -17,15 +17,16 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from tapfm.adaptation.learner import Learner
-from tapfm.adaptation.progress import SUMMED, EpochSums, Progress
 from tapfm.adaptation.two_graph import StepReport
 from tapfm.contracts import Targets
 from tapfm.errors import Interrupted, SlidesFailedError
 from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit, scores
-from tapfm.inference.bags import Bag, Bags, SkippedTiles, SlideFailed, Visit, refuse_too_many_missing
+from tapfm.inference.bags import Bag, Bags, SlideFailed, Visit, refuse_too_many_missing
 from tapfm.inference.predictor import Predictor
-from tapfm.seeding import rng_for
+from tapfm.runs.progress import SUMMED, EpochSums, Progress
+from tapfm.runtime.seeding import rng_for
 from tapfm.tiles.augment import Augmentation, AugmentedTiles
+from tapfm.tiles.reading import SkippedTiles
 
 
 @dataclass(frozen=True)

@@ -3,50 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tapfm.aggregators.option import Option
+from tapfm.aggregators.torchmil_catalog import TORCHMIL, TORCHMIL_MODELS
 from tapfm.errors import SettingError, UnknownNameError
 
 if TYPE_CHECKING:
     from torch import nn
-
-Value = int | float | bool | str
-TORCHMIL = "torchmil:"  # what the names of its models begin with
-
-
-@dataclass(frozen=True)
-class Option:
-    """A setting that one aggregator has and others have not; its type is that of its default, or `kind`."""
-
-    default: Value | None
-    summary: str = ""
-    at_least: float = -math.inf
-    below: float = math.inf
-    choices: tuple[str, ...] = ()  # of a text; without any it is free
-    kind: type | None = None  # where the default is None, or does not tell
-
-    @property
-    def valid(self) -> str:
-        """What may be given, in words."""
-        kind = self.kind or type(self.default)
-        if kind is bool:
-            return "true or false"
-        if kind is str:
-            return " or ".join(f'"{choice}"' for choice in self.choices) or "a text"
-        lowest = f", at least {self.at_least:g}" if self.at_least > -math.inf else ""
-        highest = f", below {self.below:g}" if self.below < math.inf else ""
-        return f"{'a whole number' if kind is int else 'a number'}{lowest}{highest}"
-
-    def takes(self, value: object) -> bool:
-        """Say whether a value is of the right type and in range; a whole number does for any number."""
-        kind = self.kind or type(self.default)
-        if kind in (bool, str) or isinstance(value, bool):
-            return type(value) is kind and (not self.choices or value in self.choices)
-        kinds = (int, float) if kind is float else (int,)
-        return isinstance(value, kinds) and self.at_least <= value < self.below
 
 
 @dataclass(frozen=True)
@@ -174,28 +140,6 @@ AGGREGATORS: dict[str, AggregatorCard] = {
             made_by=("tapfm.aggregators.max", "MaxPool"),
         ),
     )
-}
-
-
-@dataclass(frozen=True)
-class TorchmilModel:
-    """A model of torchmil that can be used: what it is, and whether it needs the graph of neighbouring tiles."""
-
-    summary: str
-    uses_graph: bool = False
-
-
-TORCHMIL_MODELS = {
-    "ABMIL": TorchmilModel("attention-based MIL (Ilse et al., 2018)"),
-    "CLAM_SB": TorchmilModel("CLAM of a single branch (Lu et al., 2021)"),
-    "DSMIL": TorchmilModel("dual-stream MIL (Li et al., 2021)"),
-    "DTFDMIL": TorchmilModel("pseudo-bags, and attention over them (Zhang et al., 2022)"),
-    "TransMIL": TorchmilModel("a Nystrom transformer over tiles (Shao et al., 2021)"),
-    "TransformerABMIL": TorchmilModel("a transformer over tiles, then attention (Castro-Macias et al., 2024)"),
-    "PatchGCN": TorchmilModel("convolutions over neighbouring tiles (Chen et al., 2021)", uses_graph=True),
-    "DeepGraphSurv": TorchmilModel("spectral convolutions over neighbouring tiles (Li et al., 2018)", uses_graph=True),
-    "GTP": TorchmilModel("a transformer over clusters of tiles (Zheng et al., 2022)", uses_graph=True),
-    "CAMIL": TorchmilModel("a transformer, with attention to neighbours (Fourkioti et al., 2024)", uses_graph=True),
 }
 
 

@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tapfm.aggregators.catalog import TORCHMIL, TORCHMIL_MODELS, Option
+from tapfm.aggregators.option import Option
+from tapfm.aggregators.torchmil_catalog import TORCHMIL, TORCHMIL_MODELS
 from tapfm.contracts import BagOutput, Targets, Task
 from tapfm.errors import InputError, SettingError
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from tapfm.cohort.manifest import Cohort, SlideRow
 from tapfm.errors import CohortError, LabelError, SettingError
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 
 TRAIN, VALIDATION, TEST = "train", "val", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
+ALL = "all"
 SPELLINGS: dict[str, tuple[str, ...]] = {
     TRAIN: ("train", "training"),
     VALIDATION: ("val", "valid", "validation", "tune", "dev"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tapfm.errors import InputError, SettingError
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 
 if TYPE_CHECKING:
     from torch import nn

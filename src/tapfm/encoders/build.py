@@ -10,7 +10,7 @@ import timm
 from timm.layers import GluMlp, SwiGLUPacked
 from torch import nn
 
-from tapfm.encoders.catalog import EncoderCard
+from tapfm.encoders.card import EncoderCard
 from tapfm.errors import TileError, UnsupportedEncoderError
 
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from importlib import resources
-from pathlib import Path
-from typing import Any, Literal
 
-from tapfm.errors import InputError, UnknownNameError, UnsupportedEncoderError
-
-Feature = Literal["cls", "cls+mean"]
-Resampling = Literal["timm", "transformers", "dino"]
-
-TIMM_PREFIX = "timm:"
+from tapfm.encoders.card import TIMM_PREFIX, EncoderCard, card_from_table
+from tapfm.errors import UnknownNameError, UnsupportedEncoderError
 
 # Known encoders that are not in the catalogue, and why. Facts still missing are no reason to guess them.
 NOT_OFFERED = {
@@ -31,81 +24,6 @@ NOT_OFFERED = {
     "mascaret": "its pixel normalisation is not published",
     "prost40m": "its architecture and pixel normalisation are not published",
 }
-
-
-@dataclass(frozen=True)
-class EncoderCard:
-    """What is known of one encoder; `cards.toml` explains the fields."""
-
-    key: str
-    name: str
-    architecture: str
-    parameters: int
-    prefix_tokens: int
-    feature: Feature
-    feature_size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    tile_px: int
-    position_px: int
-    mpp: tuple[float, ...]
-    gflops: float | None
-    precision: str
-    licence: str
-    gate: Literal["none", "terms", "manual"]
-    repository: str
-    file: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    resampling: Resampling | None = None
-    revision: str | None = None
-    sha256: str | None = None
-    packaged: bool = False
-    notes: str = ""
-
-    def __post_init__(self) -> None:
-        if self.position_px != self.tile_px and self.resampling is None:
-            raise InputError(
-                f"Encoder card '{self.key}': its position table is for {self.position_px} px and its tiles have "
-                f"{self.tile_px} px, but the card does not say how to resample it.",
-                hint="Give the card a `resampling`.",
-            )
-
-    @property
-    def fetch_command(self) -> str:
-        """What to type, on a machine with network, to get the published file."""
-        if self.packaged:
-            return "pip install --force-reinstall --no-deps tapfm"
-        revision = f" --revision {self.revision}" if self.revision else ""
-        return f"hf download {self.repository} {self.file}{revision}"
-
-    @property
-    def fetch_again_command(self) -> str:
-        """What to type when the file that is here is damaged."""
-        return self.fetch_command if self.packaged else f"{self.fetch_command} --force-download"
-
-    @property
-    def package_folder(self) -> Path:
-        """Where the file lies that comes with tapfm."""
-        return Path(str(resources.files("tapfm.encoders").joinpath("packaged", self.key)))
-
-    @property
-    def page(self) -> str:
-        """Where its licence is read and access asked for."""
-        return f"https://huggingface.co/{self.repository}" if self.repository else ""
-
-
-def card_from_table(key: str, table: Mapping[str, Any]) -> EncoderCard:
-    """One table of a TOML file as a card; unknown and missing fields are refused."""
-    known = {f.name for f in fields(EncoderCard)} - {"key"}
-    required = {f.name for f in fields(EncoderCard) if f.default is MISSING and f.default_factory is MISSING} - {"key"}
-    unknown, missing = sorted(set(table) - known), sorted(required - set(table))
-    if unknown or missing:
-        raise InputError(
-            f"Encoder card '{key}': unknown fields {unknown}, missing fields {missing}.",
-            hint=f"Valid fields: {', '.join(sorted(known))}.",
-        )
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-    return EncoderCard(key=key, **values)
 
 
 @cache

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapfm.errors import FeatureStoreError
-from tapfm.storage import write_atomically
+from tapfm.runtime.files import write_atomically
 from tapfm.tiles.grid import Positions
 from tapfm.tiles.store import TileSet, is_none, own_attributes, trident_attributes
 

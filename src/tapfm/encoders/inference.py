@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from tapfm.contracts import EncodedTiles
-from tapfm.device_memory import one_memory_error
 from tapfm.encoders.float8 import use_float8
 from tapfm.encoders.precision import can_compile, lower
 from tapfm.encoders.vit import VitEncoder
+from tapfm.runtime.device_memory import one_memory_error
 
 Precision = Literal["float32", "bfloat16", "float16", "float8"]
 

@@ -6,7 +6,7 @@ import timm
 import torch
 from timm.models import get_pretrained_cfg, is_model
 
-from tapfm.encoders.catalog import TIMM_PREFIX, EncoderCard
+from tapfm.encoders.card import TIMM_PREFIX, EncoderCard
 from tapfm.encoders.vit import refuse_unreadable
 from tapfm.errors import UnknownNameError, UnsupportedEncoderError
 

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from tapfm.encoders.adapters import adapted_layers
 from tapfm.encoders.blocks import at_least_float32
-from tapfm.encoders.catalog import EncoderCard
+from tapfm.encoders.card import EncoderCard
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError, WeightsError, WeightsMismatchError
-from tapfm.seeding import rng_for
-from tapfm.storage import UNFINISHED, write_atomically
+from tapfm.runtime.files import UNFINISHED, write_atomically
+from tapfm.runtime.seeding import rng_for
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 OURS = "tapfm"  # the part of config.json that timm does not read; also marks the weights as written here

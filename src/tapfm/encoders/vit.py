@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from tapfm.contracts import EncodedTiles
 from tapfm.encoders.blocks import Recompute, at_least_float32, last_block, run_block
-from tapfm.encoders.catalog import Feature
+from tapfm.encoders.card import Feature
 from tapfm.errors import SettingError, TileError, UnsupportedEncoderError
 
 

@@ -30,7 +30,8 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import EncoderCard, Feature, Resampling, encoder_card
+from tapfm.encoders.card import EncoderCard, Feature, Resampling
+from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.conversion import State, to_timm
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import (
@@ -40,7 +41,7 @@ from tapfm.errors import (
     WeightsMismatchError,
     WeightsNotFoundError,
 )
-from tapfm.storage import sha256_of
+from tapfm.runtime.files import sha256_of
 
 SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 SHOWN = 5  # mismatches named in an error

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from tapfm.errors import InputError
-from tapfm.evaluation.bootstrap import PatientKey, patient_of
+from tapfm.evaluation.patients import PatientKey, patient_of
 from tapfm.evaluation.predictions import Prediction, Unit, key_of, repeated, units_of
 
 Method = Sequence[Sequence[Prediction]]  # one list of predictions for each seed

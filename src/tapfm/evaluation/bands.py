@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tapfm.evaluation.bootstrap import RESAMPLES, resample_patients
 from tapfm.evaluation.columns import column_of
-from tapfm.evaluation.known import Floats
+from tapfm.evaluation.patients import resample_patients
 from tapfm.evaluation.predictions import Prediction, Unit, units_of
-from tapfm.evaluation.weighted import by_distinct_score
+from tapfm.metrics.arrays import Floats
+from tapfm.metrics.bootstrap import RESAMPLES
+from tapfm.metrics.weighted import by_distinct_score
 
 POINTS = 101
 

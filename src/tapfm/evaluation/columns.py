@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tapfm.evaluation.bootstrap import patient_of
-from tapfm.evaluation.known import Flags, Floats, known_of
-from tapfm.evaluation.predictions import Prediction, Unit, sigmoid
-from tapfm.evaluation.ranking import why_undefined
+from tapfm.evaluation.patients import patient_of
+from tapfm.evaluation.predictions import Prediction, Unit
+from tapfm.metrics.arrays import Flags, Floats, known_of, sigmoid
+from tapfm.metrics.ranking import why_undefined
 
 SINGLE = "no interval: a single"
 

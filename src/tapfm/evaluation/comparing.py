@@ -9,17 +9,18 @@ from itertools import combinations
 import numpy as np
 
 from tapfm.errors import InputError, UnknownNameError
-from tapfm.evaluation import weighted
 from tapfm.evaluation.aligning import Method, align
-from tapfm.evaluation.bootstrap import RESAMPLES, Resamples, interval, resample_patients, two_sided_p
 from tapfm.evaluation.columns import Column, column_of
-from tapfm.evaluation.delong import auc_difference
-from tapfm.evaluation.estimate import Estimate
-from tapfm.evaluation.holm import holm
-from tapfm.evaluation.known import Floats
 from tapfm.evaluation.measures import MACRO
+from tapfm.evaluation.patients import resample_patients
 from tapfm.evaluation.predictions import Prediction, Unit
-from tapfm.evaluation.ranking import auc
+from tapfm.metrics import weighted
+from tapfm.metrics.arrays import Floats
+from tapfm.metrics.bootstrap import RESAMPLES, Resamples, interval, two_sided_p
+from tapfm.metrics.delong import auc_difference
+from tapfm.metrics.estimate import Estimate
+from tapfm.metrics.holm import holm
+from tapfm.metrics.ranking import auc
 
 __all__ = ["Comparison", "Method", "Pair", "compare"]
 

@@ -7,16 +7,17 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from tapfm.evaluation import weighted
-from tapfm.evaluation.bootstrap import RESAMPLES, Resamples, interval, resample_patients
-from tapfm.evaluation.calibration import brier, expected_calibration_error
 from tapfm.evaluation.columns import SINGLE, Column, column_of
-from tapfm.evaluation.delong import auc_interval
-from tapfm.evaluation.estimate import Estimate
-from tapfm.evaluation.known import Floats
-from tapfm.evaluation.predictions import Prediction, Unit, sigmoid, units_of
-from tapfm.evaluation.ranking import auc, average_precision
-from tapfm.evaluation.thresholds import at_sensitivity, rates, youden
+from tapfm.evaluation.patients import resample_patients
+from tapfm.evaluation.predictions import Prediction, Unit, units_of
+from tapfm.metrics import weighted
+from tapfm.metrics.arrays import Floats, sigmoid
+from tapfm.metrics.bootstrap import RESAMPLES, Resamples, interval
+from tapfm.metrics.calibration import brier, expected_calibration_error
+from tapfm.metrics.delong import auc_interval
+from tapfm.metrics.estimate import Estimate
+from tapfm.metrics.ranking import auc, average_precision
+from tapfm.metrics.thresholds import at_sensitivity, rates, youden
 
 NAMES = {  # of every metric, for tables
     "auc": "AUC",
@@ -198,3 +199,12 @@ def macro(measured: Sequence[Measured], draws: Sequence[Floats]) -> Estimate:
 def fixed(measured: Measured) -> bool:
     """Tell whether a class of a single patient kept a target from having an interval."""
     return measured.estimate.why.startswith(SINGLE)
+
+
+@dataclass(frozen=True)
+class ChosenThresholds:
+    """Thresholds, and in words where they come from, or why there are none."""
+
+    thresholds: Thresholds | None
+    where: str
+    why_none_at_sensitivity: str = ""  # where that is not for want of slides

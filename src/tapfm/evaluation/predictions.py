@@ -14,8 +14,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from tapfm.errors import InputError, LabelError, SettingError
-from tapfm.evaluation.ranking import auc, why_undefined
-from tapfm.storage import write_atomically
+from tapfm.metrics.arrays import sigmoid
+from tapfm.metrics.ranking import auc, why_undefined
+from tapfm.runtime.files import write_atomically
 
 Unit = Literal["slide", "patient"]
 
@@ -92,12 +93,6 @@ class Scores:
     auc: Mapping[str, float | None]
     why_undefined: Mapping[str, str]  # the targets without an AUC
     macro: float | None
-
-
-def sigmoid(logit: float) -> float:
-    """Turn a logit into a probability, without overflow."""
-    small = math.exp(-abs(logit))
-    return 1 / (1 + small) if logit >= 0 else small / (1 + small)
 
 
 def logit_of(probability: float) -> float:

@@ -20,7 +20,7 @@ from torch import Tensor
 from tapfm.contracts import EncodedTiles, Tiles
 from tapfm.encoders.features import read_features
 from tapfm.errors import TapfmError
-from tapfm.processes import Crew
+from tapfm.runtime.workers import Crew
 from tapfm.tiles.grid import Positions
 from tapfm.tiles.reading import TilePixels, TileRequest, TilesRead, plain_memory
 from tapfm.tiles.sampling import draw_tiles
@@ -55,14 +55,6 @@ class Bag:
     def tiles(self) -> int:
         """Number of tiles."""
         return len(self.rows)
-
-
-@dataclass
-class SkippedTiles:
-    """Unreadable tiles of a slide, and the reason of one of them."""
-
-    tiles: list[int]
-    reason: str
 
 
 class SlideFailed(Exception):  # noqa: N818 - caught and reported for each slide, never shown as it is

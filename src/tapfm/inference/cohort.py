@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from tapfm.encoders.features import FEATURES_VERSION
 from tapfm.evaluation.predictions import LabelledSlide, Prediction
-from tapfm.inference.bags import Bags, SkippedTiles, SlideFailed
+from tapfm.inference.bags import Bags, SlideFailed
 from tapfm.inference.predictor import EncodedSlide, Predictor
-from tapfm.storage import refuse_full_disk
+from tapfm.runtime.files import refuse_full_disk
+from tapfm.runtime.progress import Counter
+from tapfm.tiles.reading import SkippedTiles
 
 
 @dataclass(frozen=True)
@@ -107,3 +109,10 @@ def collect_predictions(
         failed,
         {slide.slide_id: SkippedTiles(each.missing, each.reason) for slide, each in known if each.missing},
     )
+
+
+def count_slide(counter: Counter, slide_id: str, result: EncodedSlide | SlideFailed) -> None:
+    """Count a slide on a progress bar, and report it there if it failed."""
+    if isinstance(result, SlideFailed):
+        counter.failed(slide_id, result.reason)
+    counter.one_more(0 if isinstance(result, SlideFailed) else result.tiles)

@@ -10,9 +10,9 @@ import numpy as np
 
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.errors import RunError
-from tapfm.evaluation.predictions import sigmoid
 from tapfm.inference.bags import AHEAD_BYTES, PixelBags, SlideTiles
 from tapfm.inference.predictor import EncodedSlide, InferenceModel, Predictor
+from tapfm.metrics.arrays import sigmoid
 
 COMPARED_TILES = 1024  # of a slide, evenly spaced
 MAX_CHANGE = 0.01  # of a probability

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tapfm.devices import PRECISIONS, choose_precision
 from tapfm.errors import UnknownNameError
+from tapfm.runtime.devices import PRECISIONS, choose_precision
 
 if TYPE_CHECKING:
     import torch

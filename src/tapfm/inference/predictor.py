@@ -25,13 +25,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapfm.contracts import BagOutput, EncodedTiles
-from tapfm.device_memory import free_memory, one_memory_error
 from tapfm.encoders.inference import SMALLEST_BATCH, InferenceEncoder, concatenate, default_batch, wrap_encoder
 from tapfm.errors import DeviceMemoryError, DiskFullError, InputError, Interrupted, NonFiniteError, TapfmError
 from tapfm.evaluation.predictions import logit_of_mean
-from tapfm.inference.bags import Bag, Bags, SkippedTiles, SlideFailed, Visit, no_tile_readable, refuse_too_many_missing
+from tapfm.inference.bags import Bag, Bags, SlideFailed, Visit, no_tile_readable, refuse_too_many_missing
 from tapfm.inference.tile_columns import TileColumn, column_name
-from tapfm.model import SlideModel
+from tapfm.runs.model import SlideModel
+from tapfm.runtime.device_memory import free_memory, one_memory_error
+from tapfm.tiles.reading import SkippedTiles
 
 TileValues = NDArray[np.float64]  # one value per tile
 

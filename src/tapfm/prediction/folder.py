@@ -20,9 +20,9 @@ from tapfm.errors import InputError
 from tapfm.prediction.layers import Layer, layers_of
 from tapfm.prediction.tile_table import NAME as TILES
 from tapfm.prediction.tile_table import TileTable, read_tile_table
+from tapfm.runtime.files import write_atomically
 from tapfm.slides.opening import PER_SLIDE
 from tapfm.slides.slide import Box
-from tapfm.storage import write_atomically
 
 ABOUT = "prediction.json"  # marks a folder of predictions
 TABLE = "predictions.csv"

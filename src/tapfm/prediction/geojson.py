@@ -12,7 +12,7 @@ from typing import Any
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.layers import Layer, main_layers, palette, percentiles, shown
 from tapfm.prediction.tile_table import TileTable
-from tapfm.storage import replaced
+from tapfm.runtime.files import replaced
 
 TENTH = 10.0  # percent of tiles at either end that get a class of their own
 Classification = dict[str, Any]

@@ -12,8 +12,8 @@ from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.layers import ColourScale, Layer, Values, shown
 from tapfm.prediction.placing import Squares, place
 from tapfm.prediction.tile_table import TileTable
+from tapfm.runtime.files import replaced
 from tapfm.slides.slide import WHITE, Pixels
-from tapfm.storage import replaced
 
 TILE_ON_MAP_PX = 32  # about: enough to tell tiles from each other, and a large slide stays small
 BLOCK_PX = 256

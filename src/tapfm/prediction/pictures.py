@@ -20,8 +20,8 @@ from tapfm.prediction.layers import Layer, Values, main_layers
 from tapfm.prediction.placing import refuse_another
 from tapfm.prediction.tile_table import NAME as TILES
 from tapfm.prediction.tile_table import TileTable, read_tile_table
+from tapfm.runtime.files import write_atomically
 from tapfm.slides.opening import open_slide
-from tapfm.storage import write_atomically
 
 GEOJSON = "tiles.geojson"
 FEW = 6  # main layers; of more than these no map of percentiles is drawn: three files for each target are enough

@@ -11,7 +11,7 @@ import numpy as np
 
 from tapfm.errors import InputError
 from tapfm.prediction.layers import Values
-from tapfm.storage import write_atomically
+from tapfm.runtime.files import write_atomically
 from tapfm.tiles.grid import Positions
 
 NAME = "tiles.parquet"

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from tapfm.evaluation.bands import roc_band
-from tapfm.evaluation.calibration import reliability
 from tapfm.evaluation.predictions import Prediction, units_of
-from tapfm.evaluation.ranking import precision_recall_curve, roc_curve, why_undefined
+from tapfm.metrics.calibration import reliability
+from tapfm.metrics.ranking import precision_recall_curve, roc_curve, why_undefined
 from tapfm.report.charts import Axis, Band, Bar, Chart, Dot, Line, Mark, Point, Rule, axis_of, draw, share_axis
 from tapfm.report.content import Figure, Figures, Key
 from tapfm.report.numbers import interval, written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tapfm.evaluation.estimate import Estimate
+from tapfm.metrics.estimate import Estimate
 from tapfm.report.content import Cell
 
 ABSENT = "–"

@@ -11,6 +11,7 @@ from pathlib import Path
 import openslide
 
 from tapfm.errors import InputError, UnreadableSlideError
+from tapfm.runtime.output_folder import OUTPUT_MARK
 from tapfm.slides.readers import image
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import NotOursError, TiffSlide, has_ome_metadata, is_tiff
@@ -22,7 +23,6 @@ SLIDE_SUFFIXES = (
     *(".svs", ".tif", ".tiff", ".qptiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm"),
     *image.SUFFIXES,
 )
-OUTPUT_MARK = ".tapfm-output"  # a file in folders that tapfm writes to
 # in such a folder: pictures that are no slides
 PER_SLIDE = "per-slide"  # heatmaps, of which some are TIFF
 OUTPUT_FOLDERS = ("overlays", "patches", "tissue", "truth", PER_SLIDE)

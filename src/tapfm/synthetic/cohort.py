@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, cast
 import numpy as np
 
 from tapfm.errors import InputError, UnknownNameError
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, between
 from tapfm.synthetic.scanning import Accidents, Pen, Scanner, Staining, vary
 from tapfm.synthetic.section import Focus, Outline, SectionSpec

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import cv2
 import numpy as np
 
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 from tapfm.slides.tissue import Mask
 from tapfm.synthetic.fields import (
     Field,

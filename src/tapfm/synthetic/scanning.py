@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 from tapfm.slides.slide import Pixels
 from tapfm.slides.tissue import Mask
 from tapfm.synthetic.fields import enlarged, resized, smooth_noise

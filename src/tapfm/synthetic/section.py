@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 from tapfm.slides.tissue import Mask, small_pieces
 from tapfm.synthetic.fields import Field, Shape, distance_inside, rough_noise, smooth_noise, wavy_coordinates
 from tapfm.synthetic.nuclei import ENDOTHELIAL, EPITHELIAL, LYMPHOCYTE, STROMAL, Nuclei, NucleusKind

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapfm.errors import SettingError, TileError
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 
 Numbers = NDArray[np.float64]
 Change = Callable[[Tensor, Tensor, int, bool], Tensor]

@@ -95,3 +95,11 @@ def reason_of(error: Exception) -> str:
     """Say in one line what went wrong."""
     message = error.message if isinstance(error, TapfmError) else f"{type(error).__name__}: {error}"
     return " ".join(message.split())
+
+
+@dataclass
+class SkippedTiles:
+    """Unreadable tiles of a slide, and the reason of one of them."""
+
+    tiles: list[int]
+    reason: str

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapfm.errors import SettingError
-from tapfm.seeding import rng_for
+from tapfm.runtime.seeding import rng_for
 
 
 def draw_tiles(count: int, tiles_per_slide: int | None, *address: int | str) -> NDArray[np.int64]:

@@ -23,8 +23,8 @@ import h5py
 import numpy as np
 
 from tapfm.errors import TileStoreError
+from tapfm.runtime.files import fingerprint, write_atomically
 from tapfm.slides.scale import nominal_mpp
-from tapfm.storage import fingerprint, write_atomically
 from tapfm.tiles.grid import Positions
 
 Layout = Literal["trident", "clam"]

@@ -18,7 +18,7 @@ from types import TracebackType
 
 import numpy as np
 
-from tapfm.processes import Crew, Worker, death_of, hire
+from tapfm.runtime.workers import Crew, Worker, death_of, hire
 from tapfm.slides.pool import SlidePool
 from tapfm.tiles.reading import Allocate, TilePixels, TileRequest, TilesRead, plain_memory, read_request
 

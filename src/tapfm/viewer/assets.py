@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tapfm.errors import InputError
-from tapfm.storage import fingerprint
+from tapfm.runtime.files import fingerprint
 
 FOLDER = Path(__file__).with_name("static")
 PAGE = "index.html"

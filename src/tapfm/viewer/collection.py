@@ -13,8 +13,8 @@ from tapfm.errors import CohortError, InputError
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder
 from tapfm.prediction.slide_files import file_of, finder_of
 from tapfm.prediction.tile_table import TileTable
+from tapfm.runtime.files import fingerprint, identity_of
 from tapfm.slides.opening import files_of
-from tapfm.storage import fingerprint, identity_of
 
 KEY_LENGTH = 16  # hexadecimal digits
 

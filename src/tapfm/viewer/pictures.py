@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import imagecodecs
 
-from tapfm.processes import available_cores
+from tapfm.runtime.workers import available_cores
 from tapfm.slides.pool import SlidePool
 from tapfm.slides.scaling import read_blockwise
 from tapfm.slides.slide import Pixels, SlideFacts

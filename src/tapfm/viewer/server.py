@@ -27,12 +27,12 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from tapfm import __version__
 from tapfm.errors import ScaleError, TapfmError, TileReadError, UnreadableSlideError
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.placing import is_same_slide
 from tapfm.slides.scale import resolve_scale
 from tapfm.slides.slide import SlideFacts
+from tapfm.version import __version__
 from tapfm.viewer.assets import PAGE, Asset
 from tapfm.viewer.collection import Collection, ViewedSlide
 from tapfm.viewer.deep_zoom import DeepZoom

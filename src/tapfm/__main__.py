@@ -1,0 +1,5 @@
+"""`python -m tapfm`."""
+
+from tapfm.cli.main import main
+
+main()

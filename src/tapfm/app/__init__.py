@@ -1,1 +1,0 @@
-"""The command line: the only package that knows all the others."""

@@ -1,1 +1,0 @@
-"""Measurements of this machine, and what follows from them."""

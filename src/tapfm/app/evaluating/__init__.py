@@ -1,1 +1,0 @@
-"""Evaluating and comparing models: from slides to figures with intervals."""

@@ -1,1 +1,0 @@
-"""Predicting whole slides: from files to probabilities, tables of tiles and pictures."""

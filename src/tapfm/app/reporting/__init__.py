@@ -1,1 +1,0 @@
-"""What runs, studies, evaluations and predictions hold, put together for a report."""

@@ -1,1 +1,0 @@
-"""Studies: many runs, their evaluations, and the tables that compare them."""

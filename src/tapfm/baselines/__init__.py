@@ -1,0 +1,1 @@
+"""Baselines that every evaluation reports beside the model."""

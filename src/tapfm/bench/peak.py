@@ -1,0 +1,55 @@
+"""What the device can do at best: a large matrix product, and copies from the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tapfm.bench.timing import time_repeated
+
+SIDE = {"cpu": 1024, "cuda": 8192}
+PRODUCTS = {"cpu": 4, "cuda": 16}  # in a row: launching one must not count
+COPY_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class MatrixPeak:
+    """Speed of a product of two square matrices of random numbers."""
+
+    precision: str
+    side: int
+    tflops: float
+
+
+@dataclass(frozen=True)
+class CopySpeed:
+    """Speed of copies from page-locked memory to the GPU."""
+
+    gb_per_second: float
+
+
+def matrix_peak(device: torch.device, dtype: torch.dtype, *, budget_s: float) -> MatrixPeak:
+    """Multiply matrices; random ones, as a GPU is faster, and cooler, with zeros."""
+    side, products = SIDE[device.type], PRODUCTS[device.type]
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(side, side, device=device, generator=generator).to(dtype) for _ in range(2))
+    out = torch.empty_like(left)
+
+    def multiply() -> None:
+        for _ in range(products):
+            torch.mm(left, right, out=out)
+
+    timing = time_repeated(multiply, device, budget_s=budget_s)
+    flop = products * 2 * side**3
+    return MatrixPeak(str(dtype).removeprefix("torch."), side, flop / timing.seconds / 1e12)
+
+
+def copy_speed(device: torch.device, *, budget_s: float) -> CopySpeed | None:
+    """Copy from host to device; None where there is no other memory to copy to."""
+    if device.type != "cuda":
+        return None
+    host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
+    timing = time_repeated(lambda: there.copy_(host, non_blocking=True), device, budget_s=budget_s)
+    return CopySpeed(COPY_BYTES / timing.seconds / 1e9)

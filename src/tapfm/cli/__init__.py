@@ -1,0 +1,1 @@
+"""The command line: one module per command that parses, calls the workflow and prints."""

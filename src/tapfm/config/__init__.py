@@ -1,0 +1,1 @@
+"""Settings: RUN.toml, STUDY.toml and the recipes behind them."""

@@ -1,0 +1,150 @@
+"""RUN.toml: everything that decides a run. Unknown keys and wrong values are refused, all of them at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from tapfm.aggregators.catalog import AGGREGATORS
+from tapfm.config.problems import Place, contradictions, invalid_values
+from tapfm.config.recipes import Method, Recipe, recipe_settings
+from tapfm.config.settings import RunConfig, Section
+from tapfm.encoders.card import EncoderCard
+from tapfm.encoders.catalog import encoder_card
+from tapfm.errors import InputError, SettingError
+
+PATHS = (("cohort", "table"), ("cohort", "slides"), ("tiles", "folder"), ("tiles", "features"), ("encoder", "weights"))
+DEFAULT_ENCODER = "uni"
+
+
+def load_config(file: Path, changes: Sequence[str] = ()) -> RunConfig:
+    """Read RUN.toml with `--set` changes on top. Paths in the file start at the file, others where we are."""
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(
+            f"{file} cannot be read ({error.strerror}).", hint="Write one to start from: tapfm config > run.toml"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is not TOML: {error}.", hint="See what it should look like: tapfm config") from error
+    resolve_paths(tables, file.parent)
+    changed: dict[str, Any] = {}
+    for change in changes:
+        put_change(changed, change)
+    resolve_paths(changed, Path())
+    merge(tables, changed)
+    return resolve(tables, f"{file}, with what --set changes," if changes else str(file))
+
+
+def resolve(tables: Mapping[str, Any], where: str = "The configuration") -> RunConfig:
+    """Fill in the recipe and check everything."""
+    problems = shape_problems(tables)
+    if not problems:
+        card, problems = find_encoder(tables)
+        filled = fill_in(tables, card)
+        if not problems and isinstance(filled.get("encoder", {}).get("name"), str):
+            merge(filled, {"encoder": {"name": card.key}})  # however it was spelled
+        try:
+            # as JSON, strictly: "5" is no number and 1 is not true, yet text does for a path and a list for a pair
+            config = RunConfig.model_validate_json(json.dumps(filled, default=str), strict=True)
+        except ValidationError as error:
+            problems += invalid_values(error, list(all_settings()))
+        else:
+            problems += contradictions(config)
+            if not problems:
+                return config
+    count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+    raise SettingError(
+        f"{where} has {count}:\n  " + "\n  ".join(problems), hint="All settings, with what they mean: tapfm config"
+    )
+
+
+def all_settings() -> Iterator[Place]:
+    """List all sections and settings, as they are written."""
+    for section, field in RunConfig.model_fields.items():
+        yield (section,)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from ((section, each.alias or name) for name, each in field.annotation.model_fields.items())
+
+
+def shape_problems(tables: Mapping[str, Any]) -> list[str]:
+    """Find what would make sense of nothing else: a section that is no table."""
+    keys: dict[str, list[str]] = {}
+    for section, *key in all_settings():
+        keys.setdefault(section, []).extend(key)
+    return [
+        f"{name}: is a table, [{name}], with {', '.join(keys[name])}"
+        for name, value in tables.items()
+        if keys.get(name) and not isinstance(value, Mapping)
+    ]
+
+
+def find_encoder(tables: Mapping[str, Any]) -> tuple[EncoderCard, list[str]]:
+    """Find the encoder's card; where there is none, the default's, so that other problems are found as well."""
+    name = tables.get("encoder", {}).get("name")
+    try:
+        return encoder_card(name if isinstance(name, str) else DEFAULT_ENCODER), []
+    except InputError as error:
+        return encoder_card(DEFAULT_ENCODER), [f"encoder.name: {error.message} {error.hint}"]
+
+
+def fill_in(tables: Mapping[str, Any], card: EncoderCard) -> dict[str, Any]:
+    """Lay what is given over what the recipe says; what cannot be used is passed by here and refused later."""
+    recipe: Any = tables.get("recipe")
+    method: Any = tables.get("adaptation", {}).get("method")
+    epochs: Any = tables.get("schedule", {}).get("epochs")
+    filled: dict[str, Any] = recipe_settings(
+        recipe if recipe in get_args(Recipe) else "paper",
+        card,
+        method if method in get_args(Method) else "tapfm",
+        epochs if type(epochs) is int and epochs > 0 else None,
+    )
+    aggregator = tables.get("aggregator", {}).get("name", filled["aggregator"]["name"])
+    if isinstance(aggregator, str) and aggregator in AGGREGATORS:
+        filled["aggregator"]["options"] = AGGREGATORS[aggregator].settings({})
+    merge(filled, tables)
+    return filled
+
+
+def put_change(tables: dict[str, Any], change: str) -> None:
+    """Read `--set section.key=value`; a value that is not TOML is text."""
+    name, equals, text = change.partition("=")
+    parts = name.strip().split(".")
+    if not equals or not all(parts):
+        raise SettingError(
+            f"--set {change} is not of the form key=value.", hint="For example: --set adaptation.lambda=0.5"
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    for part in reversed(parts):
+        value = {part: value}
+    merge(tables, value)
+
+
+def merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    """Lay tables over tables, in place."""
+    for name, value in above.items():
+        if isinstance(value, Mapping) and isinstance(below.get(name), Mapping):
+            below[name] = dict(below[name])
+            merge(below[name], value)
+        else:
+            below[name] = value
+
+
+def resolve_paths(tables: dict[str, Any], base: Path) -> None:
+    """Make paths whole, so that they mean the same wherever the run is resumed from."""
+    for section, key in PATHS:
+        table = tables.get(section)
+        if isinstance(table, dict) and isinstance(table.get(key), str):
+            path = Path(table[key])
+            with contextlib.suppress(RuntimeError):  # ~name where nobody has that name: a file's name like any other
+                path = path.expanduser()
+            table[key] = str((base / path).absolute())

@@ -1,0 +1,296 @@
+"""STUDY.toml: which methods are compared, on which slides. As strict as RUN.toml: all problems are told at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, ValidationError
+
+from tapfm.aggregators.catalog import aggregator_card
+from tapfm.config.loading import all_settings, resolve_paths
+from tapfm.config.problems import Place, did_you_mean, invalid_values
+from tapfm.config.recipes import Method
+from tapfm.config.settings import Count, Section, says
+from tapfm.config.text import toml_value
+from tapfm.encoders.catalog import encoder_card
+from tapfm.errors import InputError, SettingError
+
+REGIMES: tuple[Method, ...] = get_args(Method)
+Report = Literal["comparison", "ablation", "stability", "forgetting"]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant: it becomes part of a path
+
+
+class SlidesSection(Section):
+    """Slides, and their tiles."""
+
+    table: Path = says("slides, patients and labels, as `tapfm split` writes it")
+    slides: Path | None = says("where to look for slides that the table names without their path", default=None)
+    tiles: Path = says("what `tapfm tile` wrote for them")
+
+
+class ProbeSection(Section):
+    """An unrelated task on tiles, for the forgetting study."""
+
+    tiles: Path = says("a folder with a folder of pictures for each class, or train/ and test/ with such folders")
+    seed: Seed = says("which tiles are tested on, where there is no test/", default=0)
+
+
+class Variant(Section):
+    """One value of what is varied."""
+
+    name: str = says("as it stands in tables and folders")
+    settings: dict[str, Any] = says("tables of RUN.toml that make it different", default_factory=dict)
+
+
+class StudyConfig(Section):
+    """A study: encoders x regimes x aggregators x variants x folds x seeds."""
+
+    name: str = says("as it stands above the tables")
+    report: Report = says("what is asked besides: comparison, ablation, stability or forgetting", default="comparison")
+    targets: list[str] = says("label columns of the tables", min_length=1)
+    task: Literal["binary", "multilabel"] | None = says(
+        "binary: a model for each target; multilabel: one for all", default=None
+    )
+    encoders: list[str] = says("of `tapfm encoders`", min_length=1)
+    regimes: list[Method] = says("fixed, finetune, tapfm", default=["fixed", "finetune", "tapfm"], min_length=1)
+    aggregators: list[str] = says("of fixed and finetune", default=["abmil"])
+    tapfm_aggregators: list[str] = says("of tapfm", default=["cls-attention"])
+    seeds: list[Seed] = says("each is a run of its own", default=[0], min_length=1)
+    folds: list[Annotated[int, Field(ge=0)]] = says("columns fold_N of the table; none: the column split", default=[])
+    unit: Literal["slide", "patient"] = says("what an AUC counts", default="patient")
+    resamples: Count = says("of the patients, for intervals", default=2000)
+    cohort: SlidesSection
+    external: SlidesSection | None = None
+    weights: dict[str, Path] = says("a weights file or folder, by encoder", default_factory=dict)
+    settings: dict[str, Any] = says(
+        "tables of RUN.toml for all runs; below fixed, finetune or tapfm for those only", default_factory=dict
+    )
+    variants: list[Variant] = says("what is varied: each is run", default_factory=list)
+    probe: ProbeSection | None = None
+    notes: list[str] = says("what a reader of the tables should know", default_factory=list)
+
+    @property
+    def multilabel(self) -> bool:
+        """Say whether one model predicts all targets."""
+        return len(self.targets) > 1 if self.task is None else self.task == "multilabel"
+
+    @property
+    def allow_failures(self) -> int:
+        """How many slides may fail in a run, or in an evaluation, for it to count."""
+        return int(self.settings.get("machine", {}).get("allow_failures", 0))
+
+    @property
+    def each_fold(self) -> list[int | None]:
+        """List the folds; None stands for the column split."""
+        return [*self.folds] if self.folds else [None]
+
+    def as_tables(self) -> dict[str, Any]:
+        """Give it back as TOML has it; what is not set is left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+PATHS = (
+    ("cohort", "table"),
+    ("cohort", "slides"),
+    ("cohort", "tiles"),
+    ("external", "table"),
+    ("external", "slides"),
+    ("external", "tiles"),
+    ("probe", "tiles"),
+)
+
+
+def load_study(file: Path) -> StudyConfig:
+    """Read STUDY.toml; paths in it start at the file."""
+    start = "Write one to start from: tapfm study --preset paper-table1 --write study.toml"
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror}).", hint=start) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is not TOML: {error}.", hint=start) from error
+    place_paths(tables, file.parent)
+    return resolve_study(tables, str(file))
+
+
+def resolve_study(tables: Mapping[str, Any], where: str = "The study") -> StudyConfig:
+    """Check everything that can be checked without looking at slides."""
+    problems: list[str] = []
+    try:
+        config = StudyConfig.model_validate_json(json.dumps(tables, default=str), strict=True)
+    except ValidationError as error:
+        problems = invalid_values(error, list(places()))
+    else:
+        config, problems = with_known_encoders(config)
+        problems += contradictions(config)
+        if not problems:
+            return config
+    count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+    raise SettingError(
+        f"{where} has {count}:\n  " + "\n  ".join(problems),
+        hint="What one looks like: tapfm study --preset paper-table1 --write study.toml",
+    )
+
+
+def places() -> Iterator[Place]:
+    """List all settings of a study, as they are written."""
+    sections: dict[str, type[Section]] = {"cohort": SlidesSection, "external": SlidesSection, "probe": ProbeSection}
+    for name in StudyConfig.model_fields:
+        yield (name,)
+        if name in sections:
+            yield from ((name, key) for key in sections[name].model_fields)
+
+
+def with_known_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
+    """Spell encoders as the catalogue does."""
+    problems: list[str] = []
+    keys: dict[str, str] = {}
+    for name in dict.fromkeys([*config.encoders, *config.weights]):
+        try:
+            keys[name] = encoder_card(name).key
+        except InputError as error:
+            problems.append(f"encoders: {error.message} {error.hint}")
+    if problems:
+        return config, problems
+    weights = {keys[name]: path for name, path in config.weights.items()}
+    return config.model_copy(update={"encoders": [keys[name] for name in config.encoders], "weights": weights}), []
+
+
+def contradictions(config: StudyConfig) -> Iterator[str]:
+    """Find what is unknown, twice there, or does not go together."""
+    listed: dict[str, list[Any]] = {
+        "targets": config.targets,
+        "encoders": config.encoders,
+        "regimes": config.regimes,
+        "aggregators": config.aggregators,
+        "tapfm_aggregators": config.tapfm_aggregators,
+        "seeds": config.seeds,
+        "folds": config.folds,
+        "variants": [each.name for each in config.variants],
+    }
+    for name, values in listed.items():
+        if twice := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
+            yield f"{name}: {twice[0]!r} stands there twice"
+    for key in ("aggregators", "tapfm_aggregators"):
+        for name in listed[key]:
+            try:
+                aggregator_card(name)
+            except InputError as error:
+                yield f"{key}: {error.message} {error.hint}"
+    for name in (config.name, *listed["variants"]):
+        if not NAME.fullmatch(name):
+            yield f"name: {name!r} cannot be a folder; letters, digits and . , + = : - will do"
+    if config.multilabel and len(config.targets) == 1:
+        yield "task: multilabel needs several targets"
+    if config.report == "forgetting" and config.probe is None:
+        yield "probe: is missing; a forgetting study needs [probe] with tiles of another task"
+    if config.report in ("ablation", "stability") and not config.variants:
+        yield f"variants: is missing; {config.report} compares variants"
+    if config.report == "stability":
+        orders = {each.settings.get("adaptation", {}).get("bag_gradient") for each in config.variants}
+        if not {"before", "after", "joint"} <= orders:
+            yield "variants: stability compares adaptation.bag_gradient before, after and joint"
+    yield from unknown_tables(config)
+
+
+def unknown_tables(config: StudyConfig) -> Iterator[str]:
+    """Find names in settings that RUN.toml does not have, before any run is begun."""
+    known = list(all_settings())
+    given = [("settings", {name: each for name, each in config.settings.items() if name not in REGIMES})]
+    given += [(f"settings.{name}", config.settings[name]) for name in REGIMES if name in config.settings]
+    given += [(f"variants {each.name}", each.settings) for each in config.variants]
+    for where, tables in given:
+        if not isinstance(tables, Mapping):
+            yield f"{where}: is a table of tables of RUN.toml"
+            continue
+        for section, values in tables.items():
+            inside = [(section, key) for key in values] if isinstance(values, Mapping) else []
+            for place in [(section,), *inside]:
+                if place not in known:
+                    yield f"{where}.{'.'.join(place)}: there is no such setting{did_you_mean(place, known)}"
+                    break
+
+
+def place_paths(tables: dict[str, Any], base: Path) -> None:
+    """Make paths whole, so that they mean the same wherever the study is gone on with."""
+    for section, key in PATHS:
+        table = tables.get(section)
+        if isinstance(table, dict) and isinstance(table.get(key), str):
+            table[key] = whole(table[key], base)
+    weights = tables.get("weights")
+    if isinstance(weights, dict):
+        for name, value in weights.items():
+            if isinstance(value, str):
+                weights[name] = whole(value, base)
+    settings = tables.get("settings")
+    of_runs = [settings, *(settings.get(regime) for regime in REGIMES)] if isinstance(settings, dict) else []
+    variants = tables.get("variants")
+    of_runs += (
+        [each.get("settings") for each in variants if isinstance(each, dict)] if isinstance(variants, list) else []
+    )
+    for each in of_runs:
+        if isinstance(each, dict):
+            resolve_paths(each, base)
+
+
+def whole(text: str, base: Path) -> str:
+    """Make one path whole."""
+    path = Path(text)
+    with contextlib.suppress(RuntimeError):  # ~name where nobody has that name: a file's name like any other
+        path = path.expanduser()
+    return str((base / path).absolute())
+
+
+def study_text(tables: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
+    """Write a study as TOML."""
+    comments = comments or {}
+    lines = [
+        f"{quoted(key)} = {toml_value(value)}" + (f"  # {comments[key]}" if key in comments else "")
+        for key, value in tables.items()
+        if not isinstance(value, Mapping) and not is_tables(value)
+    ]
+    for name, value in tables.items():
+        if isinstance(value, Mapping) and value:
+            lines += table_lines(name, value)
+        elif is_tables(value):
+            for each in value:
+                lines += ["", f"[[{quoted(name)}]]", *pair_lines(each)]
+    return "\n".join(lines) + "\n"
+
+
+def table_lines(name: str, table: Mapping[str, Any]) -> list[str]:
+    """Write a table, and below it those in it."""
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    lines = ["", f"[{name}]", *pair_lines(plain)] if plain or not table else []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines += table_lines(f"{name}.{quoted(key)}", value)
+    return lines
+
+
+def pair_lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Write keys and values; of tables in it dotted keys."""
+    lines: list[str] = []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines += pair_lines(value, f"{prefix}{quoted(key)}.")
+        else:
+            lines.append(f"{prefix}{quoted(key)} = {toml_value(value)}")
+    return lines
+
+
+def is_tables(value: object) -> bool:
+    """Say whether it is a list of tables."""
+    return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
+
+
+def quoted(key: str) -> str:
+    """Write a key, in quotes where it needs them."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)

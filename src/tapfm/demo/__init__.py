@@ -1,0 +1,1 @@
+"""`tapfm demo`: all of tapfm on synthetic slides, by the commands that a user would type."""

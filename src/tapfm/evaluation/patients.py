@@ -1,0 +1,38 @@
+"""The patients behind predictions, and resamples of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tapfm.evaluation.predictions import Prediction, any_positive
+from tapfm.metrics.bootstrap import RESAMPLES, Pattern, Resamples, draw_resamples
+
+PatientKey = tuple[str, str]  # cohort, patient_id
+
+
+def patient_of(prediction: Prediction) -> PatientKey:
+    """Return the key of a prediction's patient; two cohorts may use the same patient_id."""
+    return prediction.cohort or "", prediction.patient_id
+
+
+def resample_patients(
+    units: Sequence[Prediction], targets: Sequence[str], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Resamples:
+    """Draw patients within strata of their labels; the order of the units makes no difference to any draw."""
+    patients = sorted({patient_of(each) for each in units})
+    place = {patient: number for number, patient in enumerate(patients)}
+    patient_of_unit = np.array([place[patient_of(each)] for each in units], dtype=np.intp)
+    return draw_resamples(patient_of_unit, patterns_of(units, patients, targets), resamples=resamples, seed=seed)
+
+
+def patterns_of(units: Sequence[Prediction], patients: Sequence[PatientKey], targets: Sequence[str]) -> list[Pattern]:
+    """Return the labels of each patient, 1 where any unit is positive."""
+    of_patient: dict[PatientKey, list[Prediction]] = {patient: [] for patient in patients}
+    for each in units:
+        of_patient[patient_of(each)].append(each)
+    return [
+        tuple(any_positive([each.labels.get(target) for each in of_patient[patient]]) for target in targets)
+        for patient in patients
+    ]

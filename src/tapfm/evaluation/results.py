@@ -1,0 +1,127 @@
+"""From predictions to figures: the model, its subgroups, the baseline, and the difference between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from tapfm.errors import SettingError
+from tapfm.evaluation.comparing import Pair, compare
+from tapfm.evaluation.measures import AT_CHOSEN, THRESHOLD_FREE, ChosenThresholds, choose_thresholds, measure
+from tapfm.evaluation.metric_tables import MODEL, Results, Row
+from tapfm.evaluation.predictions import Prediction, Unit
+from tapfm.evaluation.subgroups import Subgroup, measure_subgroup
+
+BASELINE = "colour baseline"  # name in tables and figures
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How figures are made of predictions."""
+
+    unit: Unit | None = None  # None: as the run was selected by
+    sensitivity: float = 0.9
+    by: tuple[str, ...] = ()
+    resamples: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sensitivity <= 1:
+            raise SettingError(f"--sensitivity must be above 0, up to 1; got {self.sensitivity:g}.")
+        if self.resamples < 1:
+            raise SettingError(f"--resamples must be at least 1; got {self.resamples}.")
+
+
+def settings_of(unit: str | None, sensitivity: float, by: Sequence[str], resamples: int) -> Settings:
+    """Read settings as they are typed."""
+    known: Unit | None = next((each for each in get_args(Unit) if each == unit), None)
+    if unit is not None and known is None:
+        raise SettingError(f"--unit must be slide or patient; got '{unit}'.")
+    return Settings(known, sensitivity, tuple(by), resamples)
+
+
+@dataclass(frozen=True)
+class BaselinePredictions:
+    """Predictions of a baseline on the evaluated and on the validation slides; none where it could not be fitted."""
+
+    predictions: tuple[Prediction, ...]
+    validation: tuple[Prediction, ...]
+    note: str  # what the baseline was fitted on, or why there is none
+
+
+@dataclass(frozen=True)
+class EvaluatedTable:
+    """The cohort table behind an evaluation: its name, and what it lacks."""
+
+    name: str
+    absent_targets: tuple[str, ...]  # targets without a column
+    without_label: tuple[str, ...]  # slides
+
+
+def measure_results(
+    predictions: Sequence[Prediction],
+    targets: Sequence[str],
+    settings: Settings,
+    *,
+    thresholds: ChosenThresholds,
+    groups: Sequence[Subgroup],
+    baseline: BaselinePredictions,
+    table: EvaluatedTable,
+    about: dict[str, Any],
+) -> Results:
+    """Measure the model, its subgroups, the baseline, and the difference between the two."""
+    unit = settings.unit
+    assert unit is not None
+    drawn = {"resamples": settings.resamples, "seed": settings.seed}
+    rows = [Row(MODEL, "", each) for each in measure(predictions, targets, unit, thresholds.thresholds, **drawn)]
+    for group in groups:
+        rows += [Row(MODEL, group.name, each) for each in measure_subgroup(group, predictions, targets, unit, **drawn)]
+    evaluated_slides = {each.slide_id for each in predictions}
+    of_baseline = [each for each in baseline.predictions if each.slide_id in evaluated_slides]
+    differences: tuple[Pair, ...] = ()
+    if of_baseline:
+        its_own = (
+            choose_thresholds(baseline.validation, targets, unit, settings.sensitivity) if baseline.validation else None
+        )
+        rows += [Row(BASELINE, "", each) for each in measure(of_baseline, targets, unit, its_own, **drawn)]
+        differences = compare(
+            {MODEL: [predictions], BASELINE: [of_baseline]},
+            targets,
+            unit,
+            resamples=settings.resamples,
+            seed=settings.seed,
+        ).pairs
+    return Results(
+        about,
+        [with_reason(row, table, thresholds) for row in rows],
+        thresholds,
+        baseline.note,
+        differences,
+        absent_targets=table.absent_targets,
+        without_label=table.without_label,
+        slides=len(predictions),
+        patients=len({(each.cohort, each.patient_id) for each in predictions}),
+    )
+
+
+def with_reason(row: Row, table: EvaluatedTable, chosen: ChosenThresholds) -> Row:
+    """Say why a metric is missing where only this evaluation knows."""
+    each = row.measured
+    if each.target in table.absent_targets:
+        why = f"{table.name} has no column {each.target}"
+    elif row.model == MODEL and each.estimate.value is None and (lacking := why_no_threshold(each.metric, chosen)):
+        why = f"no threshold: {lacking}"
+    else:
+        return row
+    delong = None if each.delong is None else replace(each.delong, why=why)
+    return replace(row, measured=replace(each, estimate=replace(each.estimate, why=why), delong=delong))
+
+
+def why_no_threshold(metric: str, chosen: ChosenThresholds) -> str:
+    """Say why no target has the threshold that a metric is measured at; nothing where that is not the reason."""
+    if metric in THRESHOLD_FREE:
+        return ""
+    if chosen.thresholds is None:
+        return chosen.where
+    return chosen.why_none_at_sensitivity if metric.endswith(AT_CHOSEN) else ""

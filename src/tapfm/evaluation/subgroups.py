@@ -1,0 +1,113 @@
+"""Figures by scanner, site, resolution: slides in groups by a column of their table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from tapfm.evaluation.measures import MACRO, Measured, measure
+from tapfm.evaluation.predictions import Prediction, Unit, pool_by_patient
+from tapfm.metrics.estimate import Estimate
+
+METRICS = ("auc", "average_precision", "brier")
+MOST_VALUES = 8  # of a column of numbers; one with more is cut at its quartiles
+LEAST = 2  # of each class
+EMPTY = "(empty)"
+
+
+@dataclass(frozen=True)
+class Subgroup:
+    """Some slides, by a value of a column."""
+
+    column: str
+    value: str
+    slide_ids: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """Name it in tables."""
+        return f"{self.column} = {self.value}"
+
+
+def make_subgroups(columns: Mapping[str, Mapping[str, str]]) -> tuple[list[Subgroup], list[str]]:
+    """Group slides by the values of each column, given by slide_id; also returns notes on columns that were cut."""
+    groups: list[Subgroup] = []
+    notes: list[str] = []
+    for column, values in columns.items():
+        numbers = numbers_of(values.values())
+        if numbers is not None and len(set(numbers)) > MOST_VALUES:
+            edges = quartiles(numbers)
+            values = {slide_id: part_of(text, edges) for slide_id, text in values.items()}
+            notes.append(f"{column} has {len(set(numbers)):,} values, so it is cut at its quartiles.")
+            order = [*(between(low, high) for low, high in pairwise(edges)), EMPTY]
+        elif numbers is not None:
+            order = [*(text for _, text in sorted({(float(each), each) for each in values.values() if each})), EMPTY]
+        else:
+            order = sorted({each or EMPTY for each in values.values()})
+        for value in order:
+            if members := frozenset(slide_id for slide_id, each in values.items() if (each or EMPTY) == value):
+                groups.append(Subgroup(column, value, members))
+    return groups, notes
+
+
+def numbers_of(values: Iterable[str]) -> list[float] | None:
+    """Read a column as numbers; None where some of it is none."""
+    found = []
+    for text in values:
+        if not text:
+            continue
+        try:
+            number = float(text)
+        except ValueError:
+            return None
+        if not math.isfinite(number):
+            return None
+        found.append(number)
+    return found or None
+
+
+def quartiles(numbers: Sequence[float]) -> list[float]:
+    """Find the edges of four parts, fewer where they fall together."""
+    return sorted({float(edge) for edge in np.quantile(numbers, [0, 0.25, 0.5, 0.75, 1])})
+
+
+def part_of(text: str, edges: Sequence[float]) -> str:
+    """Name the part that a value is in; one on an edge is in the lower part."""
+    if not text:
+        return EMPTY
+    number = max(1, int(np.searchsorted(edges, float(text), side="left")))
+    return between(edges[number - 1], edges[number])
+
+
+def between(low: float, high: float) -> str:
+    """Name a range."""
+    return f"{low:.4g} to {high:.4g}"
+
+
+def measure_subgroup(
+    group: Subgroup, predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit, *, resamples: int, seed: int
+) -> list[Measured]:
+    """Measure what can be measured without a threshold; too few of a class give nothing but the reason."""
+    chosen = [each for each in predictions if each.slide_id in group.slide_ids]
+    units = pool_by_patient(chosen) if unit == "patient" else chosen
+    few = {target: too_few([one.labels.get(target) for one in units], unit) for target in targets}
+    labelled = {target for each in predictions for target, known in each.labels.items() if known is not None}
+    # a mean over other targets than that of all slides could not be compared with it
+    few[MACRO] = "; ".join(f"{target}: {why}" for target, why in few.items() if why and target in labelled)
+    return [
+        replace(each, estimate=Estimate(None, why=few[each.target]), delong=None) if few[each.target] else each
+        for each in measure(chosen, targets, unit, None, resamples=resamples, seed=seed)
+        if each.metric in METRICS
+    ]
+
+
+def too_few(labels: Sequence[int | None], unit: Unit) -> str:
+    """Say that a class has hardly anyone; nothing where both have enough."""
+    positive, negative = labels.count(1), labels.count(0)
+    if min(positive, negative) >= LEAST:
+        return ""
+    return f"{positive} positive and {negative} negative {unit}s: fewer than {LEAST} of a class"

@@ -1,0 +1,83 @@
+"""Predictions of a run or an export on all tiles of slides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from tapfm.evaluation.predictions import LabelledSlide
+from tapfm.inference.cohort import (
+    CohortPredictions,
+    FinishedSlide,
+    FinishedSlides,
+    collect_predictions,
+    count_slide,
+    predict_cohort,
+)
+from tapfm.inference.loading import load_for_features, load_with_encoder, prepare_model
+from tapfm.inference.predictor import Predictor
+from tapfm.inference.slide_bags import make_bags
+from tapfm.runs.data import labelled
+from tapfm.runs.evaluation_data import EvaluatedSlides
+from tapfm.runs.model_folder import Member
+from tapfm.runtime.devices import choose_device
+from tapfm.runtime.progress import Counter
+
+
+def predict_member(
+    member: Member,
+    data: EvaluatedSlides,
+    finished_path: Path,
+    *,
+    device: str,
+    workers: int,
+    description: str,
+    console: Console,
+    stop_signal: Callable[[], int | None],
+) -> CohortPredictions:
+    """Predict the slides; those that the run has predicted already, with these weights and tiles, are not read again.
+
+    Finished slides are saved in `finished_path`.
+    """
+    slides = labelled(data.slides)
+    finished = FinishedSlides(finished_path, member.digest, data.contents())
+    known = finished.read()
+    for slide_id, slide in predicted_in_training(member, data, slides).items():
+        if slide_id not in known:
+            finished.add(slide_id, slide)
+            known[slide_id] = slide
+    remaining = [slide for slide in data.slides if slide.row.slide_id not in known]
+    if not remaining:
+        return collect_predictions(slides, member.targets, known, {})
+    place = choose_device(device)
+    if data.features is not None:
+        model = load_for_features(member, data.slides, place)
+    else:
+        tiles = sum(len(slide.tiles) for slide in remaining if slide.tiles is not None)
+        model = prepare_model(member, load_with_encoder(member, place), tiles=tiles)
+    predictor = Predictor([model], on_retry=console.print)
+    bags = make_bags(remaining, tile_px=predictor.tile_px, device=place, workers=workers)
+    with closing(Counter(console, description, len(remaining))) as counter:
+        return predict_cohort(
+            predictor, bags, slides, finished, on_slide=partial(count_slide, counter), stop_signal=stop_signal
+        )
+
+
+def predicted_in_training(
+    member: Member, data: EvaluatedSlides, slides: Sequence[LabelledSlide]
+) -> dict[str, FinishedSlide]:
+    """Return the slides that the run predicted with its best epoch's weights.
+
+    Their tiles, or features, have not changed since: slides whose content changed are refused before.
+    """
+    if not data.own or member.adapted != (data.features is None):
+        return {}
+    known: dict[str, FinishedSlide] = {}
+    for split in {slide.split for slide in slides}:
+        known |= FinishedSlides(member.folder / f".predictions-{split}.jsonl", member.digest).read()
+    wanted = {slide.slide_id for slide in slides} & {row["slide_id"] for row in member.slides()}
+    return {slide_id: slide for slide_id, slide in known.items() if slide_id in wanted}

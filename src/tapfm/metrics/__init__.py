@@ -1,0 +1,1 @@
+"""Metrics and tests as functions of arrays."""

@@ -1,0 +1,1 @@
+"""Run folders: data, checkpoints, saved models, exports."""

@@ -1,0 +1,36 @@
+"""From a configuration to the parts of a model."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tapfm.aggregators.catalog import build_aggregator
+from tapfm.config.settings import RunConfig
+from tapfm.encoders.adapters import Scope, apply_scope
+from tapfm.encoders.vit import VitEncoder
+from tapfm.encoders.weights import Provenance, load_encoder
+from tapfm.errors import WeightsError
+
+
+def ready_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, Provenance]:
+    """Load the encoder, and open to learning what the scope says."""
+    try:
+        loaded = load_encoder(config.encoder.name, weights=config.encoder.weights)
+    except WeightsError as error:
+        error.hint += "\nIn a configuration, --weights FILE is: --set encoder.weights=FILE"
+        raise
+    apply_scope(loaded.encoder, Scope.parse(config.adaptation.scope), seed=config.seed)
+    return loaded.encoder.to(device), loaded.provenance
+
+
+def aggregator_of(config: RunConfig, feature_size: int, targets: int) -> nn.Module:
+    """Build the aggregator."""
+    return build_aggregator(
+        config.aggregator.name,
+        feature_size,
+        targets,
+        tau=config.adaptation.tau,
+        layer_norm=config.head.layer_norm,
+        options=config.aggregator.options,
+    )

@@ -1,0 +1,242 @@
+"""The data of a run: labelled slides by split, where their tiles or features are, and what is missing."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapfm.cohort.labels import read_labels
+from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
+from tapfm.cohort.splits import SPLITS, TRAIN, check_training_labels, split_of_rows
+from tapfm.config.settings import RunConfig
+from tapfm.encoders.features import FeatureFacts, feature_file, look_at_features
+from tapfm.errors import CohortError, LabelError, TapfmError, UnknownNameError
+from tapfm.evaluation.predictions import LabelledSlide
+from tapfm.runtime.files import fingerprint, identity_of, sha256_of
+from tapfm.runtime.messages import command
+from tapfm.slides.opening import files_of
+from tapfm.tiles.store import TileSet, find_tiles
+
+OWN_COLUMNS = ("mpp", "cohort", "split")  # that every cohort table may have
+SHOWN = 5  # slides named in a message
+
+
+@dataclass(frozen=True)
+class StoredFeatures:
+    """A file of features, and what it says of them."""
+
+    path: Path
+    facts: FeatureFacts
+
+
+@dataclass(frozen=True)
+class SlideOfRun:
+    """A slide with its labels, and what is learnt from."""
+
+    row: SlideRow
+    split: str
+    labels: Mapping[str, int | None]
+    tiles: TileSet | None = None
+    features: StoredFeatures | None = None
+
+    @property
+    def content_digest(self) -> str:
+        """Digest of the tiles, or of the features."""
+        if self.tiles is not None:
+            return self.tiles.content_digest
+        assert self.features is not None
+        # feature files of other tools have no fingerprint, so the whole file is hashed
+        return fingerprint(self.features.facts.fingerprint or sha256_of(self.features.path))[:16]
+
+    @property
+    def files_digest(self) -> str | None:
+        """Digest of size and modification time of the slide's files, whatever their names; None where they are gone."""
+        try:
+            files = [identity_of(file)[1:] for file in files_of(self.row.path)]
+        except OSError:
+            return None
+        return fingerprint(files)[:16] if files else None
+
+    def column(self, name: str) -> str:
+        """Return the value of a column of the cohort table; the resolution also from the tiles, where it has none."""
+        if name in self.row.labels:
+            return self.row.labels[name]
+        if name == "mpp":
+            known = self.row.mpp or (self.tiles.slide_mpp if self.tiles is not None else None)
+            return "" if known is None else f"{known:.2f}"  # scanners differ in the third digit
+        if name in OWN_COLUMNS:
+            return str(getattr(self.row, name) or "")
+        columns = [*OWN_COLUMNS, *self.row.labels]
+        raise UnknownNameError.of("column", name, columns, see=", ".join(columns))
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The slides of a run."""
+
+    slides: tuple[SlideOfRun, ...]
+    targets: tuple[str, ...]
+    without_label: tuple[str, ...]  # no label of any target: not used
+    failed: Mapping[str, str]  # no tiles, and why
+
+    def of(self, split: str) -> list[SlideOfRun]:
+        """List the slides of a split."""
+        return [slide for slide in self.slides if slide.split == split]
+
+    def training_labels(self) -> dict[str, list[int | None]]:
+        """Give the labels that class weights are made of."""
+        return {target: [slide.labels[target] for slide in self.of(TRAIN)] for target in self.targets}
+
+    def table(self) -> str:
+        """Write split.csv: what was learnt from, and whether it is still the same."""
+        buffer = io.StringIO(newline="")
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(["slide_id", "patient_id", "cohort", "split", *self.targets, "tiles", "digest"])
+        for slide in self.slides:
+            labels = ["" if slide.labels[target] is None else slide.labels[target] for target in self.targets]
+            tiles = "" if slide.tiles is None else len(slide.tiles)
+            row = slide.row
+            writer.writerow(
+                [row.slide_id, row.patient_id, row.cohort or "", slide.split, *labels, tiles, slide.content_digest]
+            )
+        return buffer.getvalue()
+
+
+def read_data(config: RunConfig) -> RunData:
+    """Read and check everything that can be checked without opening a slide."""
+    cohort = read_table(config)
+    targets = tuple(config.task.targets)
+    labels = read_labels(cohort, targets)
+    splits = split_of_rows(cohort, config.cohort.fold)
+    column = "split" if config.cohort.fold is None else f"fold_{config.cohort.fold}"
+    check_training_labels(cohort, splits, labels, column)
+    of_row = {row.slide_id: {target: labels[target][i] for target in targets} for i, row in enumerate(cohort.rows)}
+    rows = [row for row in cohort.rows if row.slide_id in splits]
+    labelled = [row for row in rows if any(label is not None for label in of_row[row.slide_id].values())]
+    unlabelled = {row.slide_id for row in rows} - {row.slide_id for row in labelled}
+    find = features_of if config.adaptation.method == "fixed" else tiles_of
+    slides, failed = [], {}
+    for row in labelled:
+        try:
+            tiles, features = find(config, row)
+        except TapfmError as error:
+            failed[row.slide_id] = error.message
+        else:
+            slides.append(SlideOfRun(row, splits[row.slide_id], of_row[row.slide_id], tiles, features))
+    data = RunData(tuple(slides), targets, tuple(sorted(unlabelled)), failed)
+    refuse_too_many_without_tiles(config, data)
+    refuse_one_class(config, data, column)
+    return data
+
+
+def read_table(config: RunConfig) -> Cohort:
+    """Read the cohort; advice about options is put as RUN.toml has it."""
+    try:
+        return read_cohort(config.cohort.table, config.cohort.slides, must_exist=config.adaptation.method != "fixed")
+    except CohortError as error:
+        hint = error.hint.replace("--slides FOLDER", "--set cohort.slides=FOLDER")
+        raise CohortError(error.message, hint=hint) from error
+
+
+def tiles_of(config: RunConfig, row: SlideRow) -> tuple[TileSet, None]:
+    """Find the tiles of a slide, in whichever layout."""
+    assert config.tiles.folder is not None
+    return find_tiles(config.tiles.folder, row.slide_id), None
+
+
+def features_of(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]:
+    """Find the stored features of a slide."""
+    assert config.tiles.features is not None
+    path = feature_file(config.tiles.features, row.slide_id)
+    if path is None:
+        raise CohortError(f"no file of features in {config.tiles.features}")
+    return None, StoredFeatures(path, look_at_features(path))
+
+
+def refuse_too_many_without_tiles(config: RunConfig, data: RunData) -> None:
+    """Stop before any work when more slides lack tiles than may fail."""
+    if len(data.failed) <= config.machine.allow_failures and data.slides:
+        return
+    fixed = config.adaptation.method == "fixed"
+    what, folder = ("features", config.tiles.features) if fixed else ("tiles", config.tiles.folder)
+    of_slides = len(data.failed) + len(data.slides)
+    listed = [f"{slide_id}: {reason}" for slide_id, reason in list(data.failed.items())[:SHOWN]]
+    if len(data.failed) > SHOWN:
+        listed.append(f"... and {len(data.failed) - SHOWN:,} more")
+    hint = f"Make them: {making_of(config)}"
+    if data.slides:
+        hint += f"\nOr go on without them: --allow-failures {len(data.failed)}"
+    else:
+        listed = [f"{folder} is no folder of {what} of this cohort"]
+        setting = "tiles.features" if fixed else "tiles.folder"
+        hint = f"Say which one is: --set {setting}=DIR\nOr make them: {making_of(config)}"
+    raise CohortError(
+        f"{len(data.failed):,} of {of_slides:,} slides have no {what}:\n  " + "\n  ".join(listed), hint=hint
+    )
+
+
+def making_of(config: RunConfig) -> str:
+    """Say what to type for what is missing."""
+    table = config.cohort.table
+    if config.adaptation.method == "fixed":
+        return command("embed", table, "--encoder", config.encoder.name, "--out", config.tiles.features or "features")
+    return command("tile", table, "--out", config.tiles.folder or "tiles")
+
+
+def refuse_one_class(config: RunConfig, data: RunData, column: str) -> None:
+    """Check again what can be learnt, now that slides without tiles are out."""
+    for target, labels in data.training_labels().items():
+        if not {0, 1} <= set(labels):
+            raise LabelError(
+                f"Without the slides that have no tiles, the training split (column {column}) does not have both "
+                f"classes of {target}.",
+                hint=f"Make their tiles: {making_of(config)}",
+            )
+
+
+def labelled(slides: Sequence[SlideOfRun]) -> list[LabelledSlide]:
+    """Return the slides with their labels, without tiles."""
+    return [
+        LabelledSlide(slide.row.slide_id, slide.row.patient_id, slide.labels, slide.split, slide.row.cohort)
+        for slide in slides
+    ]
+
+
+def difference(before: str, now: str) -> list[str]:
+    """Say how one table of slides differs from another, slide by slide."""
+    old, new = (
+        {row["slide_id"]: row for row in csv.DictReader(io.StringIO(text, newline=""))} for text in (before, now)
+    )
+    lines = []
+    if gone := [slide_id for slide_id in old if slide_id not in new]:
+        lines.append(f"{len(gone):,} slides are gone: {some(gone)}")
+    if added := [slide_id for slide_id in new if slide_id not in old]:
+        lines.append(f"{len(added):,} slides are new: {some(added)}")
+    for slide_id in [slide_id for slide_id in old if slide_id in new]:
+        for name in dict.fromkeys([*old[slide_id], *new[slide_id]]):
+            was, is_now = old[slide_id].get(name), new[slide_id].get(name)
+            if was != is_now:
+                said = "its tiles are others" if name == "digest" else f"{name} was '{was}', is '{is_now}'"
+                lines.append(f"{slide_id}: {said}")
+    return lines
+
+
+def some(names: Sequence[str]) -> str:
+    """List the first few of many names."""
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+
+
+def count_by_split(data: RunData) -> list[tuple[str, int, int, dict[str, tuple[int, int]]]]:
+    """Count, for each split: patients, slides, and of each target positives and labelled slides."""
+    lines = []
+    for split in SPLITS:
+        slides = data.of(split)
+        counts = {}
+        for target in data.targets:
+            known = [label for slide in slides if (label := slide.labels[target]) is not None]
+            counts[target] = (sum(known), len(known))
+        lines.append((split, len({slide.row.patient_id for slide in slides}), len(slides), counts))
+    return lines

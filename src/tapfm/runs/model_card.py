@@ -1,0 +1,164 @@
+"""The model card of an export: what it is, what it was made from, how well it does, and what may be done with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tapfm.cohort.splits import SPLITS, VALIDATION
+from tapfm.encoders.timm_folder import timm_arguments
+from tapfm.evaluation.predictions import Scores
+from tapfm.runs.folder import RunFolder
+from tapfm.runs.hub import forbids_derivatives
+from tapfm.runs.saved_model import SavedModel
+
+KNOWN_TO_THE_HUB = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-4.0")
+
+
+def model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, Scores]) -> str:
+    """Write README.md; it names no slide and no patient."""
+    card, facts = saved.card, saved.description
+    targets = ", ".join(facts["targets"])
+    adapted = facts["encoder"]["adapted"]
+    title = f"{card.name}, adapted to {targets}" if adapted else f"An aggregator of {card.name} features for {targets}"
+    lines = [
+        "---",
+        *(["library_name: timm"] if adapted else []),
+        *licence_keys(card.licence),
+        *([f"base_model: {card.repository}"] if card.repository else []),
+        "tags: [pathology, whole-slide-image, tapfm]",
+        "---",
+        "",
+        f"# {title}",
+        "",
+        made_line(saved),
+        "",
+        *(use_lines(saved) if adapted else use_of_features(saved)),
+        "## Data",
+        "",
+        *data_lines(run_folder, facts["targets"]),
+        "",
+        "## Figures",
+        "",
+        *figure_lines(result),
+        "",
+        "## Licence",
+        "",
+        *licence_lines(saved),
+        "",
+        "## Limits",
+        "",
+        "For research; not a medical device. The figures are of the slides above and say nothing of other scanners, "
+        "stains or populations.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def licence_keys(licence: str) -> list[str]:
+    """Name the licence as the hub does, or make an identifier of its name, which YAML could misread as it is."""
+    if licence.lower() in KNOWN_TO_THE_HUB:
+        return [f"license: {licence.lower()}"]
+    return ["license: other", f"license_name: {re.sub('[^a-z0-9.]+', '-', licence.lower()).strip('-')}"]
+
+
+def made_line(saved: SavedModel) -> str:
+    """Say how it was made."""
+    facts, name = saved.description, saved.card.name
+    aggregator = f"aggregator `{facts['aggregator']['name']}`"
+    how = f"recipe `{facts['recipe']}`, seed {facts['seed']}, epoch {facts['epoch']}"
+    if not facts["encoder"]["adapted"]:
+        made_by = facts["encoder"].get("features_made_by")
+        encoder = (
+            f"The encoder is {name} as published"
+            if made_by is None
+            else f"The features came from files of another tool ({made_by}) and were taken for those of {name}"
+        )
+        return f"{encoder}; the {aggregator} was trained by tapfm: {how}."
+    return (
+        f"{name} was adapted from slide labels ({', '.join(facts['targets'])}) by tapfm: method `{facts['method']}`, "
+        f"{aggregator}, scope `{facts['scope']}`, {how}."
+    )
+
+
+def licence_lines(saved: SavedModel) -> list[str]:
+    """Say under which licence the base model is."""
+    card = saved.card
+    page = f" ([its page]({card.page}))" if card.page else ""
+    lines = [f"The base model, {card.name}, has the licence {card.licence}{page}."]
+    if saved.description["encoder"]["adapted"] and forbids_derivatives(card.licence):
+        lines.append("It forbids sharing derivatives, and this model is one.")
+    return lines
+
+
+def use_lines(saved: SavedModel) -> list[str]:
+    """Show how to load the encoder."""
+    card = saved.card
+    arguments = f", {needed}" if (needed := timm_arguments(card)) else ""
+    mean, std = (tuple(round(value, 6) for value in values) for values in (card.mean, card.std))
+    return [
+        "## Use",
+        "",
+        "```python",
+        *(["import functools", "", "import timm", "import torch", ""] if arguments else ["import timm", ""]),
+        f'encoder = timm.create_model("local-dir:FOLDER", pretrained=True{arguments}).eval()',
+        "```",
+        "",
+        f"Tiles of {card.tile_px} px"
+        + (f" ({card.name} was trained at {' and '.join(map(str, card.mpp))} um per pixel)" if card.mpp else "")
+        + f", normalised with mean {mean} and standard deviation {std}. The feature is the CLS token"
+        + (" and the mean of the patch tokens" if card.feature == "cls+mean" else "")
+        + " after the final norm. `aggregator.safetensors` and `tapfm.json` turn tiles into a prediction.",
+        "",
+    ]
+
+
+def use_of_features(saved: SavedModel) -> list[str]:
+    """Show how to use an aggregator without an encoder of its own."""
+    size = saved.description["aggregator"]["feature_size"]
+    return [
+        "## Use",
+        "",
+        "```python",
+        "from tapfm import api",
+        'aggregator = api.load("FOLDER").model.aggregator',
+        "```",
+        "",
+        f"It takes the features of all tiles of a slide (tiles x {size}) and their raw attention (`tapfm embed`).",
+        "",
+    ]
+
+
+def data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
+    """Count slides, patients and labels by split."""
+    rows = run_folder.slides()
+    lines = [
+        "| split | patients | slides | " + " | ".join(f"{target} positive" for target in targets) + " |",
+        "|---|--:|--:|" + "--:|" * len(targets),
+    ]
+    for split in SPLITS:
+        of_split = [row for row in rows if row["split"] == split]
+        counts = [
+            f"{sum(row[target] == '1' for row in of_split):,} of {sum(row[target] != '' for row in of_split):,}"
+            for target in targets
+        ]
+        patients = len({row["patient_id"] for row in of_split})
+        lines.append(f"| {split} | {patients:,} | {len(of_split):,} | " + " | ".join(counts) + " |")
+    return lines
+
+
+def figure_lines(result: Mapping[str, Scores]) -> list[str]:
+    """Write AUCs by split, or why there are none."""
+    if not result:
+        return ["None: the run was not finished when this was exported, or no slide was held out."]
+    lines = [
+        "On all tiles of each slide" + (f"; the epoch was chosen on {VALIDATION}." if VALIDATION in result else "."),
+        "",
+        "| split | target | AUC | of |",
+        "|---|---|--:|--:|",
+    ]
+    for split, of_split in result.items():
+        for target, value in of_split.auc.items():
+            shown = f"{value:.3f}" if value is not None else of_split.why_undefined[target]
+            lines.append(f"| {split} | {target} | {shown} | {of_split.count:,} {of_split.unit}s |")
+    return lines

@@ -1,0 +1,135 @@
+"""summary.md: a run on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tapfm.config.settings import RunConfig
+from tapfm.evaluation.predictions import Scores
+from tapfm.runs.data import RunData, count_by_split
+from tapfm.runs.folder import RunFolder
+from tapfm.runs.progress import Progress
+from tapfm.runtime.files import write_atomically
+from tapfm.runtime.messages import command, counted
+
+
+def write_summary(
+    run_folder: RunFolder, config: RunConfig, data: RunData, progress: Progress, result: Mapping[str, Scores]
+) -> None:
+    """Write what was learnt from what, how well, and what went wrong."""
+    lines = [
+        f"# {', '.join(data.targets)}: {config.encoder.name}, {config.adaptation.method}, {config.aggregator.name}",
+        "",
+        *outcome_lines(config, progress, result),
+        "",
+        "![loss and AUC by epoch](curves.png)",
+        "",
+        "## Slides",
+        "",
+        *split_lines(data, progress),
+        "",
+        "## Training",
+        "",
+        *training_lines(config, progress),
+        "",
+        *failure_lines(progress),
+        "## Files",
+        "",
+        "`config.toml` every setting, `environment.json` versions and machine, `split.csv` slides and labels, "
+        "`history.jsonl` a line for each epoch, `checkpoints/` the last state and the best weights, "
+        "`predictions-*.csv` each slide on all its tiles, `failures.csv` what could not be read, "
+        "`tensorboard/` event files.",
+        "",
+        f"    {command('export', run_folder.folder, '--out', Path('exported') / run_folder.folder.name)}",
+        "",
+    ]
+    write_atomically(run_folder.folder / "summary.md", "\n".join(lines).encode())
+
+
+def outcome_lines(config: RunConfig, progress: Progress, result: Mapping[str, Scores]) -> list[str]:
+    """Say which epoch was kept and what it is worth."""
+    kept = f"Epoch {(progress.best_epoch or 0) + 1} of {len(progress.history)} was kept"
+    lines = [
+        f"{kept}, by {rule(config, progress)}. Figures are of that epoch, on all tiles of each slide.",
+        "",
+        f"| split | {config.selection.unit}s | "
+        + " | ".join(f"AUC {target}" for target in config.task.targets)
+        + (" | mean AUC |" if len(config.task.targets) > 1 else " |"),
+        "|---|--:|" + "--:|" * (len(config.task.targets) + (len(config.task.targets) > 1)),
+    ]
+    reasons = []
+    for split, of_split in result.items():
+        cells = [number(of_split.auc[target]) for target in config.task.targets]
+        if len(config.task.targets) > 1:
+            cells.append(number(of_split.macro))
+        lines.append(f"| {split} | {of_split.count:,} | " + " | ".join(cells) + " |")
+        reasons += [f"No AUC of {target} on {split}: {why}." for target, why in of_split.why_undefined.items()]
+    note = "No interval is given here: with few slides an AUC is uncertain by 0.1 and more."
+    return [*lines, "", *reasons, note]
+
+
+def rule(config: RunConfig, progress: Progress) -> str:
+    """Say what the epoch was chosen by."""
+    row = progress.history[progress.best_epoch or 0]
+    if progress.selected_by == "auc":
+        tiles = config.selection.validation_tiles
+        on = "all tiles" if tiles == "all" else f"{tiles:,} tiles of each slide"
+        return f"validation AUC ({number(row['val_macro_auc'])} on {on})"
+    return "validation loss, as there is no validation AUC" if progress.selected_by == "loss" else "being the last one"
+
+
+def split_lines(data: RunData, progress: Progress) -> list[str]:
+    """Count slides by split."""
+    lines = [
+        "| split | patients | slides | " + " | ".join(f"{target} positive" for target in data.targets) + " |",
+        "|---|--:|--:|" + "--:|" * len(data.targets),
+    ]
+    for split, patients, slides, counts in count_by_split(data):
+        cells = [f"{positive:,} of {known:,}" for positive, known in counts.values()]
+        lines.append(f"| {split} | {patients:,} | {slides:,} | " + " | ".join(cells) + " |")
+    if data.without_label:
+        lines += ["", f"Without any label, and not used: {counted(len(data.without_label), 'slide')}."]
+    if lost := [slide for slide in data.slides if slide.row.slide_id in progress.failed]:
+        lines += ["", f"Of these, {counted(len(lost), 'slide')} failed (below)."]
+    return lines
+
+
+def training_lines(config: RunConfig, progress: Progress) -> list[str]:
+    """Say how long it took, and what it took."""
+    history = progress.history
+    seconds = sum(row["seconds"] for row in history)
+    tiles = sum(row["tiles"] for row in history)
+    waited = sum(row["waiting_share"] * row["seconds"] for row in history) / max(seconds, 1e-9)
+    peak = max((row["peak_memory_gib"] for row in history), default=0.0)
+    early = (
+        f" It ended early: {config.selection.patience} epochs without a better one." if progress.stopped_early else ""
+    )
+    time = f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{seconds / 60:.1f} min"
+    learnt = f"learning rate {config.optimiser.aggregator_lr:g} (aggregator)"
+    if config.adaptation.method != "fixed":
+        learnt = f"scope `{config.adaptation.scope}`, learning rate {config.optimiser.encoder_lr:g} (encoder), {learnt}"
+    return [
+        f"{counted(len(history), 'epoch')}, {counted(progress.step, 'step')}, {tiles:,} tiles in {time}, validation "
+        f"included; {waited:.0%} of the time was spent waiting for tiles; at most {peak:.1f} GiB of memory.{early}",
+        "",
+        f"Recipe `{config.recipe}`, seed {config.seed}, {learnt}.",
+    ]
+
+
+def failure_lines(progress: Progress) -> list[str]:
+    """List what failed."""
+    if not progress.failed and not progress.skipped:
+        return []
+    skipped = sum(len(each.tiles) for each in progress.skipped.values())
+    lines = ["## What could not be read", ""]
+    lines += [f"- {slide_id} failed: {reason}" for slide_id, reason in progress.failed.items()]
+    if skipped:
+        slides = counted(len(progress.skipped), "slide")
+        lines.append(f"- skipped: {counted(skipped, 'tile')} of {slides} (`failures.csv`)")
+    return [*lines, ""]
+
+
+def number(value: float | None) -> str:
+    """Write an AUC, or nothing."""
+    return "" if value is None else f"{value:.3f}"

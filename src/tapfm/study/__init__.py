@@ -1,0 +1,1 @@
+"""Studies: grids of runs, their evaluations, and the paper's tables."""

@@ -1,0 +1,165 @@
+"""From a preset and what was typed to a study."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tapfm.config.loading import merge
+from tapfm.config.study import REGIMES, StudyConfig, place_paths, resolve_study, study_text
+from tapfm.errors import InputError
+from tapfm.study import mini as study_mini
+from tapfm.study.presets import ALL, MINI, MINI_NOTE, PRESETS, preset
+
+HEADING = """# A study of tapfm: tapfm study {file} --out studies/first
+# {summary}
+# Paths start at this file. [settings] takes tables of RUN.toml for all runs (tapfm config shows them), and below
+# [settings.fixed], [settings.finetune] and [settings.tapfm] for those of one regime.
+
+"""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was typed about a preset; None or nothing where it was not."""
+
+    cohort: Path | None = None
+    slides: Path | None = None
+    tiles: Path | None = None
+    external: Path | None = None
+    external_slides: Path | None = None
+    external_tiles: Path | None = None
+    probe_tiles: Path | None = None
+    targets: Sequence[str] = ()
+    encoders: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+    folds: Sequence[int] = ()
+
+    def slides_named(self) -> list[str]:
+        """List the options about slides that were given."""
+        options = {
+            "--cohort": self.cohort,
+            "--slides": self.slides,
+            "--tiles": self.tiles,
+            "--external": self.external,
+            "--external-slides": self.external_slides,
+            "--external-tiles": self.external_tiles,
+            "--probe-tiles": self.probe_tiles,
+        }
+        return [name for name, value in options.items() if value is not None]
+
+
+def preset_tables(name: str, given: Given) -> dict[str, Any]:
+    """Write a preset's STUDY.toml, with what was given; slides that were not are placeholders."""
+    tables = copy.deepcopy(dict(preset(name).study))
+    for key, values in (("targets", given.targets), ("encoders", given.encoders), ("seeds", given.seeds)):
+        if values:
+            tables[key] = list(values)
+    if given.folds:
+        tables["folds"] = list(given.folds)
+    tables["cohort"] = slides_table(given.cohort or Path("split.csv"), given.slides, given.tiles or Path("tiles"))
+    if given.external is not None or given.cohort is None:
+        table = given.external or Path("external.csv")
+        tables["external"] = slides_table(table, given.external_slides, given.external_tiles or Path("tiles-external"))
+    if tables.get("report") == "forgetting":
+        tables["probe"] = {"tiles": str(given.probe_tiles or Path("probe-tiles"))}
+    return tables
+
+
+def slides_table(table: Path, slides: Path | None, tiles: Path) -> dict[str, str]:
+    """Write [cohort] or [external]."""
+    return {"table": str(table), **({} if slides is None else {"slides": str(slides)}), "tiles": str(tiles)}
+
+
+def preset_study(name: str, given: Given) -> StudyConfig:
+    """Make a study of a preset and slides."""
+    if given.cohort is None:
+        raise InputError(
+            f"The preset {name} needs slides.",
+            hint=f"Give --cohort and --tiles; or write it to a file: tapfm study --preset {name} --write study.toml\n"
+            f"To see what it does on painted slides: tapfm study --preset {name} --scale mini --out studies/mini",
+        )
+    if given.external_tiles is not None and given.external is None:
+        raise InputError("--external-tiles are tiles of an external cohort.", hint="Name it as well: --external CSV")
+    if preset(name).study.get("report") == "forgetting" and given.probe_tiles is None:
+        raise InputError(
+            "The preset forgetting needs tiles of another task.",
+            hint="Give a folder with a folder of pictures for each class: --probe-tiles DIR",
+        )
+    tables = preset_tables(name, given)
+    place_paths(tables, Path())
+    return resolve_study(tables, f"The preset {name}")
+
+
+def mini_study(name: str, folder: Path, seeds: Sequence[int] = ()) -> StudyConfig:
+    """Make the small form of a preset, on slides painted into a folder."""
+    chosen = preset(name)
+    tables = copy.deepcopy(dict(chosen.study))
+    for above in (MINI, chosen.mini):
+        merge(tables, copy.deepcopy(dict(above)))
+    task = chosen.painted
+    made = study_mini.painted(folder, task)
+    for cohort, section in (("test", "cohort"), ("external", "external")):
+        table = made / study_mini.TABLES[cohort]
+        tables[section] = slides_table(table, None, study_mini.tiles_of(folder, task, cohort))
+    if tables.get("report") == "forgetting":
+        tables["probe"] = {"tiles": str(folder / "probe-tiles")}
+    if seeds:
+        tables["seeds"] = list(seeds)
+    tables["notes"] = [MINI_NOTE, sizes(tables), *tables.get("notes", [])]
+    place_paths(tables, Path())
+    return resolve_study(tables, f"The preset {name}")
+
+
+def sizes(tables: Mapping[str, Any]) -> str:
+    """State the K, slides and epochs of a small form."""
+    settings = tables["settings"]
+    tiles = settings["adaptation"]["tiles_per_slide"]
+    varied = [each["settings"].get("adaptation", {}).get("tiles_per_slide") for each in tables.get("variants", [])]
+    counts = ", ".join(map(str, varied)) if any(varied) else str(tiles)
+    fixed = settings["fixed"]["schedule"]["epochs"]
+    beside = f" (fixed encoders: all tiles, {fixed} epochs)" if "fixed" in tables["regimes"] else ""
+    return (
+        f"{study_mini.SLIDES} painted slides of about {study_mini.TILES} tiles (60% training, 20% validation, 20% "
+        f"test) and {study_mini.EXTERNAL} external ones; K = {counts} tiles of a slide in a step, "
+        f"{settings['schedule']['epochs']} epochs{beside}."
+    )
+
+
+def presets_named(name: str, *, mini: bool) -> list[str]:
+    """Find the presets that a name stands for."""
+    if name != "all":
+        preset(name)
+        return [name]
+    if not mini:
+        raise InputError(
+            "--preset all is for --scale mini: the paper's tables are of different cohorts.",
+            hint=f"Run them one by one: {', '.join(PRESETS)}",
+        )
+    return list(ALL)
+
+
+def preset_text(name: str, given: Given, file: Path) -> str:
+    """Write STUDY.toml to edit; paths start at its folder."""
+    tables = preset_tables(name, given)
+    for section in ("cohort", "external", "probe"):
+        for key, value in tables.get(section, {}).items():
+            path = Path(value)
+            start = file.parent.resolve()
+            if given.slides_named() and not path.is_absolute():
+                tables[section][key] = Path(os.path.relpath(path, start)).as_posix()
+    checked = copy.deepcopy(tables)
+    place_paths(checked, file.parent)
+    resolve_study(checked, f"The preset {name}")
+    comments = {"regimes": ", ".join(REGIMES), "aggregators": "of fixed and finetune", "tapfm_aggregators": "of tapfm"}
+    defaults: dict[str, Any] = {"seeds": [0], "folds": [], "unit": "patient", "resamples": 2000}
+    shown = {key: value for key, value in tables.items() if key != "notes"}
+    ordered = {key: value for key, value in shown.items() if not isinstance(value, Mapping)}
+    ordered |= {key: value for key, value in defaults.items() if key not in shown}
+    ordered |= {"notes": tables.get("notes", [])}
+    ordered |= {key: value for key, value in shown.items() if isinstance(value, Mapping)}
+    return HEADING.format(file=file.name, summary=preset(name).summary) + study_text(ordered, comments)

@@ -1,0 +1,157 @@
+"""What an adapted encoder still knows: a linear probe on tiles of another task, before and after, and its drift."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+
+from tapfm.errors import InputError, RunError
+from tapfm.runtime.files import write_atomically
+from tapfm.study.probe_pictures import Picture, Pictures
+
+if TYPE_CHECKING:
+    import torch
+
+    from tapfm.encoders.vit import VitEncoder
+
+Features = npt.NDArray[np.float64]  # (tiles, D)
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Probed:
+    """How well a linear probe tells the classes of the test tiles."""
+
+    probabilities: Features  # (test tiles, classes)
+    truth: npt.NDArray[np.int64]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of tiles whose likeliest class is the right one."""
+        return float((self.probabilities.argmax(1) == self.truth).mean())
+
+
+def probe_run(run: Path, pictures: Pictures, device: torch.device) -> dict[str, Any]:
+    """Probe a run's encoder as it was and as it is."""
+    from tapfm.config.loading import load_config
+    from tapfm.encoders.weights import load_encoder
+    from tapfm.runs.saved_model import load_run
+
+    saved = load_run(run, device)
+    if saved.model.encoder is None:
+        raise RunError(f"{run} did not change its encoder.", hint="Probe a run of method tapfm or finetune.")
+    config = load_config(run / "config.toml")
+    base = load_encoder(config.encoder.name, weights=config.encoder.weights).encoder.to(device)
+    base.train(False)
+    names = [*pictures.train, *pictures.test]
+    before, after = features_of(base, names), features_of(saved.model.encoder, names)
+    count = len(pictures.train)
+    truth = np.array([pictures.classes.index(each.label) for each in names])
+    probes = {
+        name: probe(features[:count], truth[:count], features[count:], truth[count:], len(pictures.classes))
+        for name, features in (("before", before), ("after", after))
+    }
+    return {
+        "classes": list(pictures.classes),
+        "train": count,
+        "test": [each.path.name for each in pictures.test],
+        "truth": truth[count:].tolist(),
+        **{name: np.round(each.probabilities, 6).tolist() for name, each in probes.items()},
+        "cosine_distance": cosine_distance(before[count:], after[count:]),
+        "linear_cka": linear_cka(before[count:], after[count:]),
+    }
+
+
+def write_probe(path: Path, found: Mapping[str, Any]) -> None:
+    """Write what was found."""
+    write_atomically(path, (json.dumps(found) + "\n").encode())
+
+
+def features_of(encoder: VitEncoder, pictures: Sequence[Picture]) -> Features:
+    """Encode pictures as tiles, some at a time."""
+    import torch
+
+    from tapfm.encoders.inference import wrap_encoder
+
+    parts = []
+    for start in range(0, len(pictures), BATCH):
+        pixels = [read_tile(each.path, encoder.tile_px) for each in pictures[start : start + BATCH]]
+        tiles = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).to(encoder.mean.device)
+        parts.append(wrap_encoder(encoder).encode(tiles, BATCH).z_KD.double().cpu().numpy())
+    return np.concatenate(parts)
+
+
+def read_tile(path: Path, side_px: int) -> npt.NDArray[np.uint8]:
+    """Read a picture in the size the encoder takes."""
+    try:
+        with Image.open(path) as image:
+            picture = image.convert("RGB")
+            if picture.size != (side_px, side_px):
+                picture = picture.resize((side_px, side_px), Image.Resampling.BICUBIC, reducing_gap=3.0)
+            return np.array(picture)
+    except (OSError, UnidentifiedImageError) as error:
+        raise InputError(f"{path} cannot be read ({error}).", hint="Mend or remove it.") from error
+
+
+def probe(
+    train: Features, truth: npt.NDArray[np.int64], test: Features, test_truth: npt.NDArray[np.int64], classes: int
+) -> Probed:
+    """Fit a linear probe on frozen features and ask it about the test tiles."""
+    centre, scale = train.mean(0), train.std(0)
+    scale = np.where(scale > 0, scale, 1.0)
+    weights = fit_multinomial((train - centre) / scale, truth, classes)
+    return Probed(softmax(with_one((test - centre) / scale) @ weights), test_truth)
+
+
+def fit_multinomial(x: Features, truth: npt.NDArray[np.int64], classes: int, l2: float = 1.0) -> Features:
+    """Fit multinomial logistic regression with an L2 penalty on all but the intercept; gives (D + 1, classes)."""
+    import torch
+
+    inputs, labels = torch.from_numpy(with_one(x)), torch.from_numpy(truth)
+    weights = torch.zeros(inputs.shape[1], classes, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS(
+        [weights], max_iter=500, tolerance_grad=1e-8, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        loss = torch.nn.functional.cross_entropy(inputs @ weights, labels, reduction="sum")
+        loss = (loss + 0.5 * l2 * (weights[:-1] ** 2).sum()) / len(inputs)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    return weights.detach().numpy()
+
+
+def with_one(x: Features) -> Features:
+    """Add a column for the intercept."""
+    return np.hstack([x, np.ones((len(x), 1))])
+
+
+def softmax(logits: Features) -> Features:
+    """Turn logits into probabilities, row by row."""
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(1, keepdims=True))
+
+
+def cosine_distance(before: Features, after: Features) -> float:
+    """Say how far features turned: the mean of 1 - cos."""
+    norms = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
+    cosines = np.divide((before * after).sum(1), norms, out=np.ones(len(before)), where=norms > 0)
+    return float(np.mean(1 - cosines))
+
+
+def linear_cka(before: Features, after: Features) -> float:
+    """Say how alike two sets of features are, whatever their rotation and scale: 1 is the same."""
+    x, y = before - before.mean(0), after - after.mean(0)
+    across = np.linalg.norm(x.T @ y) ** 2
+    own = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
+    return float(across / own) if own > 0 else 0.0

@@ -1,0 +1,129 @@
+"""What finished runs of a study came to: predictions by method and cohort, and histories. Nothing else is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tapfm.config.study import StudyConfig
+from tapfm.errors import InputError
+from tapfm.evaluation.predictions import Prediction, read_predictions
+from tapfm.study.folder import StudyFolder
+from tapfm.study.runs import Method, PlannedRun, methods_of
+from tapfm.study.steps import EVALUATED, is_evaluated
+
+COHORTS = ("test", "external")
+BASELINE = "colour baseline"
+PREDICTIONS = "predictions.csv"
+BASELINE_PREDICTIONS = "predictions-baseline.csv"
+
+Seeds = Sequence[Sequence[Prediction]]  # the predictions of each seed
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """What the finished runs of a method came to."""
+
+    method: Method
+    histories: Mapping[str, Sequence[Mapping[str, Any]]]  # by name of run
+    predictions: Mapping[str, Seeds]  # by cohort
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """What there is to make tables of."""
+
+    study: StudyConfig
+    folder: StudyFolder
+    methods: Sequence[MethodResult]
+    baseline: Mapping[tuple[str, str | None], Seeds]  # by cohort, and by target of one model for each
+
+    def best_epochs(self, result: MethodResult) -> list[int]:
+        """Find the epoch that each run kept."""
+        return [best_row(history)["epoch"] for history in result.histories.values()]
+
+
+def collect(study: StudyConfig, folder: StudyFolder) -> StudyResults:
+    """Read all that is finished."""
+    found = [result for method in methods_of(study) if (result := collect_method(study, folder, method)).histories]
+    baseline = {}
+    for target in dict.fromkeys(each.method.target for each in found):
+        for cohort in COHORTS:
+            if seeds := baseline_of(
+                study, folder, [each.method for each in found if each.method.target == target], cohort
+            ):
+                baseline[cohort, target] = seeds
+    return StudyResults(study, folder, found, baseline)
+
+
+def collect_method(study: StudyConfig, folder: StudyFolder, method: Method) -> MethodResult:
+    """Read the finished runs of one method."""
+    histories: dict[str, list[dict[str, Any]]] = {}
+    predictions: dict[str, list[list[Prediction]]] = {cohort: [] for cohort in COHORTS}
+    for seed in study.seeds:
+        members = [PlannedRun(method, seed, fold) for fold in study.each_fold]
+        for member in members:
+            if folder.finished(member, study.allow_failures):
+                histories[member.name] = folder.history(member)
+        for cohort, places in evaluations(study, folder, method, seed, members).items():
+            slides = study.cohort if cohort == "test" else study.external
+            assert slides is not None
+            # a part of the folds is no cohort
+            if all(is_evaluated(place, study, slides) for place in places):
+                predictions[cohort].append(together([place / PREDICTIONS for place in places]))
+    return MethodResult(method, histories, {cohort: seeds for cohort, seeds in predictions.items() if seeds})
+
+
+def evaluations(
+    study: StudyConfig, folder: StudyFolder, method: Method, seed: int, members: Sequence[PlannedRun]
+) -> dict[str, list[Path]]:
+    """Name the evaluations that make up a cohort: of folds all of them, on external slides their ensemble."""
+    places = {"test": [folder.evaluation(member, "test") for member in members]}
+    if study.external is not None:
+        one = folder.ensemble_evaluation(method, seed) if study.folds else folder.evaluation(members[0], "external")
+        places["external"] = [one]
+    return places
+
+
+def together(files: Sequence[Path]) -> list[Prediction]:
+    """Pool the predictions of folds: each slide, and each patient, is in the test part of one of them."""
+    pooled: list[Prediction] = []
+    seen: dict[tuple[str | None, str], Path] = {}
+    for file in files:
+        predictions = read_predictions(file)
+        for each in predictions:
+            if seen.setdefault((each.cohort, each.patient_id), file) != file:
+                other = seen[each.cohort, each.patient_id]
+                raise InputError(
+                    f"Patient {each.patient_id} is tested in two folds: {other} and {file}.",
+                    hint="Make folds of which each patient is tested in one: tapfm split COHORT.csv --folds 5",
+                )
+        pooled += predictions
+    return pooled
+
+
+def baseline_of(study: StudyConfig, folder: StudyFolder, methods: Sequence[Method], cohort: str) -> Seeds:
+    """Find the colour baseline, which is the same whatever it stands beside: it learns from the training slides."""
+    for method in methods:
+        for seed in study.seeds:
+            members = [PlannedRun(method, seed, fold) for fold in study.each_fold]
+            places = evaluations(study, folder, method, seed, members).get(cohort, [])
+            files = [place / BASELINE_PREDICTIONS for place in places]
+            if files and all((place / EVALUATED).is_file() for place in places) and all(map(Path.is_file, files)):
+                return [together(files)]
+    return []
+
+
+def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Find the epoch that was kept: the highest score, of equal ones the earlier."""
+    scored = [row for row in history if row["score"] is not None]
+    return max(scored, key=lambda row: row["score"]) if scored else history[-1]
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Average what is known."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

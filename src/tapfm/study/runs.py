@@ -1,0 +1,158 @@
+"""The runs of a study: the cross product of what STUDY.toml lists, each with a name that is its folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from tapfm.config.loading import merge, resolve
+from tapfm.config.recipes import Method as Regime
+from tapfm.config.settings import RunConfig
+from tapfm.config.study import REGIMES, StudyConfig
+from tapfm.encoders.catalog import encoder_card
+from tapfm.errors import InputError, SettingError
+
+TITLES = {"abmil": "ABMIL", "dsmil": "DSMIL", "clam": "CLAM", "varmil": "VarMIL"}  # as the paper writes them
+SHOWN = 20  # runs that a message names
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is compared: a row of a table. Folds and seeds of it are summed up."""
+
+    encoder: str
+    regime: Regime
+    aggregator: str
+    variant: str | None
+    target: str | None  # of one model for each target; None where a model predicts all
+
+    @property
+    def name(self) -> str:
+        """Name its folder."""
+        parts = (self.target, self.encoder, self.regime, self.aggregator, self.variant)
+        return "/".join(safe(part) for part in parts if part is not None)
+
+    @property
+    def row(self) -> tuple[str, str, str, str | None]:
+        """Tell rows of a table apart, which have a column for each target."""
+        return self.encoder, self.regime, self.aggregator, self.variant
+
+    @property
+    def title(self) -> str:
+        """Write it as the paper does."""
+        encoder, aggregator = encoder_card(self.encoder).name, TITLES.get(self.aggregator, self.aggregator)
+        if self.regime == "tapfm":
+            ours = "" if self.aggregator == "cls-attention" else f", {aggregator}"
+            title = f"{encoder} (TAPFM{ours})"
+        else:
+            title = f"{encoder} + {aggregator}{' (FT)' if self.regime == 'finetune' else ''}"
+        return title if self.variant is None else f"{title}, {self.variant}"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of `tapfm train`."""
+
+    method: Method
+    seed: int
+    fold: int | None
+
+    @property
+    def name(self) -> str:
+        """Name its folder."""
+        fold = "" if self.fold is None else f"fold{self.fold}/"
+        return f"{self.method.name}/{fold}seed{self.seed}"
+
+
+def methods_of(study: StudyConfig) -> list[Method]:
+    """List what is compared, in the order of the table: regime, encoder, aggregator, variant."""
+    targets: Sequence[str | None] = [None] if study.multilabel or len(study.targets) == 1 else study.targets
+    variants: Sequence[str | None] = [each.name for each in study.variants] or [None]
+    return [
+        Method(encoder, regime, aggregator, variant, target)
+        for target in targets
+        for regime in REGIMES_IN_TABLE
+        if regime in study.regimes
+        for encoder in study.encoders
+        for aggregator in (study.tapfm_aggregators if regime == "tapfm" else study.aggregators)
+        for variant in variants
+    ]
+
+
+REGIMES_IN_TABLE: tuple[Regime, ...] = ("fixed", "finetune", "tapfm")
+
+
+def runs_of(study: StudyConfig) -> list[PlannedRun]:
+    """List all runs: first one seed of everything, so that a table is there early."""
+    runs = [
+        PlannedRun(method, seed, fold)
+        for seed in study.seeds
+        for method in methods_of(study)
+        for fold in study.each_fold
+    ]
+    names: dict[str, PlannedRun] = {}
+    for run in runs:
+        if (other := names.setdefault(run.name.lower(), run)) is not run:
+            raise SettingError(
+                f"Two runs would have the folder {run.name}: {other.method.title} and {run.method.title}.",
+                hint="Give the variants names that differ in more than signs.",
+            )
+    return runs
+
+
+def chosen(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
+    """Take the runs whose name a pattern fits; all where there is none. A pattern may be the beginning of a name."""
+    for pattern in only:
+        if not any(fits(run.name, pattern) for run in runs):
+            names = [run.name for run in runs[:SHOWN]] + (["..."] if len(runs) > SHOWN else [])
+            raise InputError(f"--only {pattern} fits no run.", hint="Runs are: " + ", ".join(names))
+    return [run for run in runs if not only or any(fits(run.name, pattern) for pattern in only)]
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Say whether a pattern fits a name, or a folder above it."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern.rstrip('/')}/*")
+
+
+def run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dict[str, Any]:
+    """Write RUN.toml of one run: what the study says, with the regime's and the variant's settings on top."""
+    method = run.method
+    tables: dict[str, Any] = {
+        "seed": run.seed,
+        "cohort": {"table": str(study.cohort.table)},
+        # method fixed does not read them, but the colour baseline beside it does
+        "tiles": {"folder": str(study.cohort.tiles)},
+        "encoder": {"name": method.encoder},
+        "aggregator": {"name": method.aggregator},
+        "task": {"targets": study.targets if method.target is None else [method.target]},
+        "adaptation": {"method": method.regime},
+        "selection": {"unit": study.unit},
+    }
+    if study.cohort.slides is not None:
+        tables["cohort"]["slides"] = str(study.cohort.slides)
+    if run.fold is not None:
+        tables["cohort"]["fold"] = run.fold
+    if method.regime == "fixed":
+        tables["tiles"]["features"] = str(features)
+    if method.encoder in study.weights:
+        tables["encoder"]["weights"] = str(study.weights[method.encoder])
+    merge(tables, {name: each for name, each in study.settings.items() if name not in REGIMES})
+    merge(tables, study.settings.get(method.regime, {}))
+    for variant in study.variants:
+        if variant.name == method.variant:
+            merge(tables, variant.settings)
+    return tables
+
+
+def run_config(study: StudyConfig, run: PlannedRun, features: Path) -> RunConfig:
+    """Resolve the configuration of one run; what is impossible is told with its name."""
+    return resolve(run_tables(study, run, features), f"The run {run.name}")
+
+
+def safe(part: str) -> str:
+    """Make a name that can be a folder anywhere."""
+    return re.sub(r"[^\w.+=-]+", "-", part).strip("-.") or "-"

@@ -1,0 +1,352 @@
+"""`tapfm synth`: paint a cohort in parallel processes, with its tables and its truth."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image, ImageDraw
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tapfm.errors import InputError, TapfmError
+from tapfm.runtime.files import fingerprint, write_atomically
+from tapfm.runtime.output_folder import GOES_ON, locked, remove_unfinished
+from tapfm.runtime.progress import SAY_EVERY_S, progress_bar
+from tapfm.runtime.workers import Died, run_isolated
+from tapfm.slides.opening import CONTACT_SHEET, open_slide
+from tapfm.synthetic.cohort import ASPECT, LEAST, PAINTING_VERSION, CohortName, CohortSpec, PlannedSlide, plan_cohort
+from tapfm.synthetic.section import MAP_MPP
+from tapfm.synthetic.slide_file import svs
+from tapfm.synthetic.slides import paint_slide
+from tapfm.synthetic.truth import (
+    CARRIES,
+    SlideTruth,
+    facts_of,
+    read_truth,
+    tile_rows,
+    tile_table,
+    truth_geojson,
+    truth_picture,
+)
+from tapfm.tiles.grid import TileSpec
+from tapfm.version import __version__
+
+SETTINGS = "synth.json"
+SLIDES: dict[CohortName, str] = {"development": "slides", "external": "external"}  # folders
+TABLES: dict[CohortName, str] = {"development": "cohort.csv", "external": "external.csv"}
+TRUTH = "truth"
+SLIDE_NAME = re.compile(r"(slides/S|external/X)\d{3,}\.svs")
+ABOUT = "README.md"
+MOST_SHOWN = 40  # slides on the contact sheet
+BYTES_PER_PIXEL = 55  # of a slide that is being painted: a little more than the peak of 20x and 40x slides
+ADVICE = f"{GOES_ON} If memory was short: --workers 1, or fewer --tiles."
+
+
+@dataclass(frozen=True)
+class Job:
+    """One slide to paint; travels to a worker."""
+
+    planned: PlannedSlide
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Its slide as the tables name it, from the cohort's folder on."""
+        return f"{SLIDES[self.planned.cohort]}/{self.planned.slide_id}.svs"
+
+    @property
+    def slide_path(self) -> Path:
+        """Where its slide goes."""
+        return self.folder / self.name
+
+
+def cohort_spec(
+    slides: int,
+    external: int,
+    task: str,
+    difficulty: str,
+    prevalence: Sequence[str],
+    fractions: tuple[float, float, float],
+    tiles: int,
+    seed: int,
+) -> CohortSpec:
+    """Read what was typed; a prevalence without a target's name is for all that have none of their own."""
+    plain = CohortSpec(slides, external, task, difficulty, seed, tiles, fractions)
+    names = {each.name.lower(): each.name for each in plain.targets}
+    asked: dict[str, float] = {}
+    for text in sorted(prevalence, key=lambda each: "=" in each):
+        name, _, value = text.rpartition("=")
+        try:
+            number = float(value)
+        except ValueError as error:
+            raise InputError(
+                f"--prevalence {text} is not understood.",
+                hint=f"A share between 0 and 1: --prevalence 0.4, or --prevalence {plain.targets[0].name}=0.4",
+            ) from error
+        asked |= {names.get(name.lower(), name): number} if name else dict.fromkeys(names.values(), number)
+    return replace(plain, prevalence=asked)
+
+
+def synthesise(spec: CohortSpec, folder: Path, *, workers: int, force: bool, console: Console) -> list[PlannedSlide]:
+    """Paint all slides that are not there yet, then write the tables."""
+    planned = plan_cohort(spec)
+    jobs = [Job(each, folder) for each in planned]
+    key = fingerprint(PAINTING_VERSION, asdict(spec))
+    earlier = check_folder(folder, key, force=force)
+    with locked(folder, "tapfm synth", "give another folder"):
+        try:
+            remove_unfinished(folder, *(folder / name for name in (*SLIDES.values(), TRUTH)))
+            remove_painted(folder, earlier)
+            about_itself = {"key": key, "settings": asdict(spec), "slides": [job.name for job in jobs]}
+            write_atomically(folder / SETTINGS, json.dumps(about_itself, indent=1).encode())
+            todo = [job for job in jobs if force or not is_whole(job)]
+            if len(todo) < len(jobs):
+                console.print(f"{len(jobs) - len(todo):,} of {len(jobs):,} slides are painted already.")
+            run(todo, fitting_workers(todo, workers, console), console)
+            write_tables(spec, planned, folder)
+        except OSError as error:
+            raise TapfmError(f"The cohort could not be written ({error}).", hint=ADVICE) from error
+    return planned
+
+
+def is_whole(job: Job) -> bool:
+    """Say whether a slide and its truth are there and can be read."""
+    files = truth_files(job.folder, job.planned.slide_id).values()
+    if not all(path.is_file() for path in (job.slide_path, *files)):
+        return False
+    try:
+        read_truth(job.folder / TRUTH, job.planned.slide_id)
+        with closing(open_slide(job.slide_path)) as slide:
+            slide.thumbnail(64)
+    except TapfmError:
+        return False
+    return True
+
+
+def fitting_workers(jobs: Sequence[Job], workers: int, console: Console) -> int:
+    """Lower the number of processes where memory would not do for the largest slides side by side."""
+    if not jobs or not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return workers
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    largest_um2 = max(job.planned.section.width_um * job.planned.section.height_um for job in jobs)
+    pixels = largest_um2 / min(job.planned.scanner.mpp for job in jobs) ** 2
+    fitting = max(1, min(workers, int(free / (BYTES_PER_PIXEL * pixels))))
+    if fitting < workers:
+        console.print(f"Free memory is enough for {fitting} of {workers} processes side by side.")
+    return fitting
+
+
+def check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
+    """Refuse a folder that holds something else; list the slides of an earlier cohort that has to go."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file.", hint="Give a folder that is new, or that tapfm synth painted.")
+    try:
+        if not folder.exists() or not any(not path.name.startswith(".") for path in folder.iterdir()):
+            return []
+        text = (folder / SETTINGS).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{folder} is not empty, and was not painted by tapfm synth.", hint="Give a new folder."
+        ) from error
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read ({error}).", hint="Give another folder.") from error
+    try:
+        before = json.loads(text)
+        key_before, names = str(before["key"]), [str(name) for name in before["slides"]]
+        if not all(SLIDE_NAME.fullmatch(name) for name in names):
+            raise ValueError("a name that tapfm synth never gave")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{folder / SETTINGS} is damaged: {error}.", hint="Give a new folder, or remove this one and paint it anew."
+        ) from error
+    if key_before == key:
+        return []
+    if not force:
+        raise InputError(
+            f"{folder} holds a cohort that was painted with other settings, or by another version.",
+            hint="Give another folder, or paint it anew with --force.",
+        )
+    return names
+
+
+def remove_painted(folder: Path, names: Sequence[str]) -> None:
+    """Remove an earlier cohort's slides, truth and tables, and nothing else."""
+    for name in names:
+        for path in (folder / name, *truth_files(folder, Path(name).stem).values()):
+            if not path.parent.is_symlink():
+                path.unlink(missing_ok=True)
+    if names:
+        for name in (*TABLES.values(), CONTACT_SHEET, ABOUT, f"{TRUTH}/tiles.csv"):
+            (folder / name).unlink(missing_ok=True)
+
+
+def truth_files(folder: Path, slide_id: str) -> dict[str, Path]:
+    """Name the files of a slide's truth."""
+    return {suffix: folder / TRUTH / f"{slide_id}.{suffix}" for suffix in ("png", "json", "geojson")}
+
+
+def run(jobs: Sequence[Job], workers: int, console: Console) -> None:
+    """Paint, saying how far it is."""
+    start = said = time.monotonic()
+    with progress_bar(console) as progress, closing(run_isolated(paint_and_write, jobs, workers)) as results:
+        bar = progress.add_task("painting", total=len(jobs), speed="")
+        for done, (index, answer) in enumerate(results, 1):
+            if answer is not None:
+                reason = answer.reason if isinstance(answer, Died) else answer
+                raise TapfmError(f"Slide {jobs[index].planned.slide_id} could not be painted: {reason}.", hint=ADVICE)
+            now = time.monotonic()
+            speed = f"{(now - start) / done:.1f} s a slide"
+            progress.update(bar, advance=1, speed=speed)
+            if not console.is_terminal and now - said > SAY_EVERY_S:
+                console.print(f"{done:,} of {len(jobs):,} slides, {speed}")
+                said = now
+
+
+def paint_and_write(job: Job) -> str | None:
+    """Paint one slide; its own file comes last, so that a slide that is there is complete. Gives what went wrong."""
+    cv2.setNumThreads(1)  # slides are what runs side by side
+    planned = job.planned
+    try:
+        painted = paint_slide(planned)
+        files = truth_files(job.folder, planned.slide_id)
+        accidents = {"Fold": painted.scan.fold, "Out of focus": painted.scan.blurred, "Pen": painted.scan.pen}
+        write_atomically(files["png"], truth_picture(painted.truth))
+        write_atomically(files["json"], json.dumps(facts_of(painted.truth)).encode())
+        write_atomically(files["geojson"], truth_geojson(painted.truth, accidents, planned.slide_id))
+        write_atomically(job.slide_path, svs(painted.scan.pixels, planned.scanner, planned.slide_id))
+    except (OSError, MemoryError, cv2.error) as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+def write_tables(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path) -> None:
+    """Write the tables of slides, the table of tiles, a sheet of thumbnails, and what all this is."""
+    targets = [each.name for each in spec.targets]
+    for cohort, name in TABLES.items():
+        rows = [each for each in planned if each.cohort == cohort]
+        if rows:
+            write_atomically(folder / name, cohort_table(rows, targets, folder))
+    truths = {each.slide_id: read_truth(folder / TRUTH, each.slide_id) for each in planned}
+    rows_of_tiles = [row for each in planned for row in tile_rows(each.slide_id, truths[each.slide_id], targets)]
+    write_atomically(folder / TRUTH / "tiles.csv", tile_table(rows_of_tiles, targets))
+    write_atomically(folder / CONTACT_SHEET, contact_sheet([Job(each, folder) for each in planned], truths))
+    write_atomically(folder / ABOUT, about(spec, targets).encode())
+
+
+def cohort_table(slides: Sequence[PlannedSlide], targets: Sequence[str], folder: Path) -> bytes:
+    """Write a cohort as `tapfm tile` and `tapfm train` read it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["slide_id", "path", "patient_id", "cohort", "split", *targets, "site", "scanner", "objective"])
+    for each in slides:
+        path = Job(each, folder).name
+        labels = [each.labels[name] for name in targets]
+        scanner = each.scanner.name, f"{each.scanner.objective}x"
+        writer.writerow([each.slide_id, path, each.patient_id, each.cohort, each.split, *labels, each.site, *scanner])
+    return text.getvalue().encode()
+
+
+def contact_sheet(jobs: Sequence[Job], truths: Mapping[str, SlideTruth]) -> bytes:
+    """Put slides on one picture, each with a tile at full size; of a large cohort some of them."""
+    shown = [jobs[i] for i in np.unique(np.linspace(0, len(jobs) - 1, MOST_SHOWN).astype(int))]
+    columns, words_px, gap_px, side_px = 4, 18, 8, TileSpec().tile_px
+    cells = []
+    for job in shown:
+        truth = truths[job.planned.slide_id]
+        x, y, side_px0 = telling_tile(truth, job.planned.positive)
+        with closing(open_slide(job.slide_path)) as slide:
+            cells.append((slide.thumbnail(round(side_px * ASPECT)).pixels, slide.read(x, y, side_px0, side_px)))
+    width_px = max(thumbnail.shape[1] for thumbnail, _ in cells) + side_px + 2 * gap_px
+    height_px = side_px + words_px + gap_px
+    sheet = Image.new("RGB", (columns * width_px, -(-len(cells) // columns) * height_px), "white")
+    draw = ImageDraw.Draw(sheet)
+    for index, (job, (thumbnail, tile)) in enumerate(zip(shown, cells, strict=True)):
+        x, y = index % columns * width_px, index // columns * height_px
+        sheet.paste(Image.fromarray(thumbnail), (x, y + words_px))
+        sheet.paste(Image.fromarray(tile), (x + thumbnail.shape[1] + gap_px, y + words_px))
+        planned = job.planned
+        draw.text((x + 4, y + 3), f"{planned.slide_id}  {planned.scanner.objective}x  {planned.site}", "black")
+        draw.text((x + thumbnail.shape[1] + gap_px, y + 3), "  ".join(planned.positive), (0, 120, 50))
+    file = io.BytesIO()
+    sheet.save(file, "JPEG", quality=88)
+    return file.getvalue()
+
+
+def telling_tile(truth: SlideTruth, positive: Sequence[str]) -> tuple[int, int, int]:
+    """Find the tile that shows most of what is planted, or else of nests: its corner and side."""
+    positions, side_px0 = truth.grid()
+    planted = [truth.signal(name, positions, side_px0) for name in positive]
+    shown = np.max(planted, axis=0) if planted else truth.share(truth.nests, positions, side_px0)
+    best = int(np.argmax(shown))
+    return int(positions[best, 0]), int(positions[best, 1]), side_px0
+
+
+def about(spec: CohortSpec, targets: Sequence[str]) -> str:
+    """Say in the folder itself what is in it."""
+    settings = [f"--slides {spec.slides} --external {spec.external} --task {spec.task} --difficulty {spec.difficulty}"]
+    settings += [f"--seed {spec.seed} --tiles {spec.tiles} --fractions {' '.join(map(str, spec.fractions))}"]
+    settings += [f"--prevalence {name}={value}" for name, value in spec.prevalence.items()]
+    return f"""# A painted cohort
+
+Made by `tapfm synth OUT {" ".join(settings)}` (tapfm {__version__}).
+
+No patient, no tissue: every pixel was drawn. The names of genes ({", ".join(targets)}) are names of targets, nothing
+learned here says anything about them.
+
+| file | what |
+|---|---|
+| `cohort.csv`, `external.csv` | slides, patients, splits, labels, site, scanner |
+| `slides/`, `external/` | SVS files |
+| `{CONTACT_SHEET}` | all slides at a glance |
+| `truth/ID.png` | compartments and foci, {MAP_MPP:g} um per pixel; values in `truth/ID.json` |
+| `truth/ID.geojson` | foci, folds, pen, parts out of focus, as annotations of QuPath |
+| `truth/tiles.csv` | tiles of 224 px at 0.5 um per pixel: which part is tissue, which part shows each target |
+
+A tile is said to carry a target's signal when at least {CARRIES:g} of it shows it.
+"""
+
+
+def show(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path, console: Console) -> None:
+    """Say what was painted, how often each target is positive, and what to type next."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("cohort", "split", "slides", "40x", *(f"{each.name} positive" for each in spec.targets)):
+        table.add_column(name, justify="left" if name in ("cohort", "split") else "right")
+    groups = list(dict.fromkeys((each.cohort, each.split) for each in planned))
+    order = {"train": 0, "val": 1, "test": 2}
+    for cohort, split in sorted(groups, key=lambda group: (group[0], order[group[1]])):
+        rows = [each for each in planned if (each.cohort, each.split) == (cohort, split)]
+        positives = [sum(each.labels[target.name] for each in rows) for target in spec.targets]
+        table.add_row(
+            cohort,
+            split,
+            str(len(rows)),
+            str(sum(each.scanner.objective == 40 for each in rows)),
+            *(f"{count} ({count / len(rows):.0%})" for count in positives),
+        )
+    console.print(table)
+    for cohort, count in (("development", spec.slides), ("external", spec.external)):
+        for target in spec.targets:
+            share = target.prevalence[cohort]
+            planted = sum(each.labels[target.name] for each in planned if each.cohort == cohort)
+            if planted != (asked := round(share * count)):
+                console.print(
+                    f"{target.name}, {cohort}: {planted} positive instead of {asked} ({share:.0%} of {count}), so that "
+                    f"both classes are there, {LEAST} of each in every split that is large enough."
+                )
+    console.print(Text(f"Look at them: {folder / CONTACT_SHEET}. What is what: {folder / ABOUT}"), soft_wrap=True)
+    slides = shlex.quote(str(folder / TABLES["development"]))
+    tiles = shlex.quote(str(folder / "tiles"))
+    console.print(Text(f"Next: tapfm inspect {slides}; tapfm tile {slides} --out {tiles}"), soft_wrap=True)

@@ -1,0 +1,82 @@
+"""index.html: the overlays of all slides on one page that needs nothing but the folder it is in."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from importlib.resources import files
+from urllib.parse import quote
+
+from tapfm.tiles.outcomes import Outcome
+
+
+def contact_sheet(entries: Sequence[Outcome]) -> str:
+    """Write the page: what failed and why, then every slide."""
+    failed = [entry for entry in entries if entry.status == "failed"]
+    tiled = [entry for entry in entries if entry.status == "ok"]
+    count = f"{len(tiled):,} of {len(entries):,} slides tiled, {sum(entry.tiles for entry in tiled):,} tiles"
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+            f"<title>Tiles: {count}</title><style>{static('contact_sheet.css')}</style></head><body>",
+            f"<h1>Tiles</h1><p>{count}. Green outline: tissue; green squares: tiles; filled squares: left out.</p>",
+            *failures_table(failed),
+            '<input type="search" placeholder="filter by name, warning, scale" aria-label="filter">',
+            '<div class="sheet">',
+            *map(figure, [*failed, *tiled]),
+            f"</div><script>{static('contact_sheet.js')}</script></body></html>",
+        ]
+    )
+
+
+def static(name: str) -> str:
+    """Read a part of the page that is kept beside this module."""
+    return (files("tapfm.tiles") / "static" / name).read_text(encoding="utf-8")
+
+
+def failures_table(failed: Sequence[Outcome]) -> list[str]:
+    """List what failed, or nothing."""
+    if not failed:
+        return []
+    rows = (
+        f"<tr><td>{html.escape(entry.slide_id)}</td><td>{html.escape(entry.reason)}</td>"
+        f"<td>{html.escape(entry.what_to_do)}</td></tr>"
+        for entry in failed
+    )
+    return [
+        f'<h2 class="bad">{len(failed):,} failed</h2>',
+        "<table><tr><th>slide</th><th>reason</th><th>what to do</th></tr>",
+        *rows,
+        "</table><h2>Slides</h2>",
+    ]
+
+
+def figure(entry: Outcome) -> str:
+    """Show one slide; a failed one may have no picture."""
+    name = html.escape(entry.slide_id)
+    picture = f"overlays/{quote(entry.slide_id)}.png"
+    image = (
+        f'<a href="{picture}"><img loading="lazy" src="{picture}" alt="{name}" '
+        "onerror=\"this.replaceWith('no picture')\"></a>"
+    )
+    if entry.status == "failed":
+        caption = f'<span class="bad">failed</span><small>{html.escape(entry.reason)}</small>'
+    else:
+        caption = f"<small>{html.escape(facts_line(entry))}</small>"
+        if entry.warnings:
+            caption += f'<small class="warning">{html.escape(entry.warnings)}</small>'
+    return f"<figure>{image}<figcaption><strong>{name}</strong> {caption}</figcaption></figure>"
+
+
+def facts_line(entry: Outcome) -> str:
+    """Say amounts and scale in a line."""
+    parts = [
+        f"{entry.tiles:,} tiles",
+        f"{entry.tissue_mm2 or 0:.2f} mm² of tissue",
+        f"{entry.mpp:.4g} µm/px ({entry.mpp_source})",
+    ]
+    parts += [
+        f"{count:,} {what}" for count, what in ((entry.removed_pen, "pen"), (entry.removed_blur, "blurred")) if count
+    ]
+    return " · ".join(parts)

@@ -1,0 +1,195 @@
+"""The command line as a user types it, in a process of its own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import save_file
+
+from tapfm import __version__
+from tapfm.encoders.build import build_vit
+from tapfm.encoders.catalog import encoder_card, encoder_cards
+
+# Runs main() and then says whether torch was imported on the way.
+PROGRAM = """
+import sys
+from tapfm.cli.main import main
+try:
+    main()
+finally:
+    print("torch imported:", "torch" in sys.modules, file=sys.stderr)
+"""
+
+
+def tapfm(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        ([], 2),
+        (["--version"], 0),
+        (["encoders", "--help"], 0),
+        (["doctor", "--help"], 0),
+        (["inspect", "--help"], 0),
+        (["inspect", "absent.svs"], 2),
+        (["tile", "--help"], 0),
+        (["tile", "absent.csv", "--out", "absent"], 2),
+        (["tile", "pyproject.toml", "--out", "absent", "--size", "0"], 2),
+        (["synth", "--help"], 0),
+        (["synth", "absent", "--task", "absent"], 2),
+        (["split", "--help"], 0),
+        (["split", "absent.csv", "--out", "split.csv"], 2),
+        (["config", "--help"], 0),
+        (["config"], 0),
+        (["config", "--recipe", "reference", "--encoder", "virchow2", "--method", "fixed"], 0),
+        (["config", "--encoder", "virchwo2"], 2),
+        (["config", "absent.toml"], 2),
+        (["config", "pyproject.toml"], 2),
+        (["plan", "--help"], 0),
+        (["plan", "absent.toml"], 2),
+        (["evaluate", "--help"], 0),
+        (["evaluate", "absent", "--out", "absent"], 2),
+        (["compare", "--help"], 0),
+        (["compare", "absent.csv", "other.csv", "--out", "absent"], 2),
+        (["study", "--help"], 0),
+        (["study", "absent.toml", "--out", "absent"], 2),
+        (["study", "--preset", "paper-table1", "--scale", "mini", "--list"], 0),
+        (["probe", "--help"], 0),
+        (["probe", "absent", "--tiles", "absent", "--out", "absent"], 2),
+        (["report", "--help"], 0),
+        (["report", "absent", "--out", "absent.html"], 2),
+        (["view", "--help"], 0),
+        (["view", "absent"], 2),
+        (["bench", "--help"], 0),
+        (["bench", "absent.toml"], 2),
+        (["bench", "--tiles", "absent"], 2),
+        (["bench", "--cohort", "absent.csv", "--tiles", "absent"], 2),
+        (["bench", "--scope", "lora"], 2),
+        (["bench", "--encoder", "virchwo2"], 2),
+        (["encoders"], 0),
+        (["encoders", "--json"], 0),
+        (["encoders", "virchow2"], 0),
+        (["encoders", "virchwo2"], 2),
+        (["encoders", "conch"], 2),
+        (["encoders", "--check"], 2),
+        (["nonsense"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_help_errors_and_tables_do_not_wait_for_torch(arguments, code):
+    result = tapfm(*arguments)
+    assert result.returncode == code, result.stderr
+    assert "torch imported: False" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_version():
+    assert tapfm("--version").stdout.strip() == f"tapfm {__version__}"
+
+
+def test_the_table_lists_every_encoder_on_a_line_of_its_own():
+    lines = tapfm("encoders").stdout.splitlines()
+    for key, card in encoder_cards().items():
+        (line,) = [line for line in lines if line.split()[:1] == [key]]
+        assert f"{card.parameters / 1e6:,.1f}M" in line
+        assert str(card.feature_size) in line
+
+
+def test_json_is_the_whole_catalogue():
+    listed = json.loads(tapfm("encoders", "--json").stdout)
+    assert [entry["key"] for entry in listed] == list(encoder_cards())
+    assert listed[0]["parameters"] == encoder_card("uni").parameters
+    one = json.loads(tapfm("encoders", "uni", "--json").stdout)
+    assert one == listed[0]
+
+
+def test_one_card_shows_everything():
+    shown = tapfm("encoders", "h-optimus-0").stdout
+    card = encoder_card("h-optimus-0")
+    for fact in (
+        card.architecture,
+        "init_values=1e-05",
+        f"{card.parameters:,}",
+        "5 (CLS + 4 registers)",
+        "0.707223",
+        "0.177517",
+        "224 px at 0.5 um/px",
+        "Apache-2.0",
+        card.page,
+        card.revision,
+        card.sha256,
+    ):
+        assert fact in shown, fact
+
+
+def test_an_unknown_encoder_gets_the_nearest_names():
+    error = tapfm("encoders", "virchwo2").stderr
+    assert "There is no encoder called 'virchwo2'" in error
+    assert "Nearest: virchow2" in error
+
+
+def test_check_loads_a_real_file_and_encodes_a_tile(tmp_path):
+    vit = build_vit(encoder_card("sp22m"))
+    file = tmp_path / "mine.safetensors"
+    save_file(vit.state_dict(), file)
+    result = tapfm("encoders", "sp22m", "--check", "--weights", str(file), TAPFM_CACHE=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "NOT the published file" in result.stdout
+    assert "21,665,664, every one from the file" in result.stdout
+    assert "feature of 384 numbers" in result.stdout
+    as_json = tapfm("encoders", "sp22m", "--check", "--weights", str(file), "--json", TAPFM_CACHE=str(tmp_path))
+    assert json.loads(as_json.stdout)["weights"] == str(file)
+
+
+def test_check_of_a_wrong_file_is_an_error_that_names_it(tmp_path):
+    result = tapfm("encoders", "uni", "--check", "--weights", str(tmp_path / "absent.bin"))
+    assert result.returncode == 2
+    assert "absent.bin" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_weights_without_check_says_what_to_type():
+    result = tapfm("encoders", "uni", "--weights", "x.bin")
+    assert result.returncode == 2
+    assert "tapfm encoders uni --check --weights x.bin" in result.stderr
+
+
+def test_markup_in_a_name_is_shown_as_it_is():
+    assert "There is no encoder called '[red]uni'" in tapfm("encoders", "[red]uni").stderr
+
+
+def test_every_command_has_help_that_teaches():
+    commands = re.findall(r"^[│|] (\w+)", tapfm("--help").stdout.split("Commands")[1], re.MULTILINE)
+    assert commands == [
+        "inspect",
+        "tile",
+        "synth",
+        "demo",
+        "split",
+        "embed",
+        "config",
+        "plan",
+        "train",
+        "evaluate",
+        "compare",
+        "study",
+        "export",
+        "predict",
+        "report",
+        "view",
+        "bench",
+        "encoders",
+        "doctor",
+    ]

@@ -1,0 +1,605 @@
+"""RUN.toml: what the recipes say, what is refused, and `tapfm config`."""
+
+import contextlib
+import re
+import signal
+import sys
+import tomllib
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tapfm.aggregators.catalog import AGGREGATORS
+from tapfm.cli.main import main
+from tapfm.config.loading import all_settings, load_config, put_change, resolve
+from tapfm.config.settings import AggregatorSection
+from tapfm.config.text import resolved, starting_file, toml_value
+from tapfm.errors import InputError, SettingError
+
+RECIPES, METHODS = ("paper", "reference"), ("tapfm", "finetune", "fixed")
+ENCODERS = ("uni", "gigapath", "h-optimus-0", "virchow2", "tapfm-pocket")
+CASES = [(recipe, method, encoder) for recipe in RECIPES for method in METHODS for encoder in ENCODERS]
+SHOWN = re.compile(r"# (\w+ = .*)")  # a setting behind a #
+EXAMPLE = "# not set; "
+
+
+def begun(recipe="paper", method="tapfm", encoder="uni", **given):
+    """Write the text that `tapfm config` begins with."""
+    nothing = dict.fromkeys(("cohort", "tiles", "features", "folder"))
+    return starting_file(**(nothing | {"recipe": recipe, "encoder": encoder, "method": method, "targets": []} | given))
+
+
+def loaded(folder, text, *changes):
+    (folder / "run.toml").write_text(text)
+    return load_config(folder / "run.toml", changes)
+
+
+def changed(*changes, recipe="paper", method="tapfm", encoder="uni"):
+    """Resolve the starting file with changes such as "schedule.epochs=5"."""
+    tables = tomllib.loads(begun(recipe, method, encoder))
+    for change in changes:
+        put_change(tables, change)
+    return resolve(tables)
+
+
+def problems(*changes, **given):
+    """Give the lines of the refusal."""
+    with pytest.raises(SettingError) as caught:
+        changed(*changes, **given)
+    first, *lines = caught.value.message.splitlines()
+    assert first == f"The configuration has {'a problem' if len(lines) == 1 else f'{len(lines)} problems'}:"
+    assert caught.value.hint == "All settings, with what they mean: tapfm config"
+    return [line.strip() for line in lines]
+
+
+@pytest.fixture
+def tapfm(monkeypatch, capsys):
+    """Run the command line in this process; gives the exit code, the output and the messages."""
+    at_termination = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tapfm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capsys.readouterr())
+
+    yield run
+    signal.signal(signal.SIGTERM, at_termination)
+
+
+# What the recipes say
+
+
+@pytest.mark.parametrize(("encoder", "tiles"), [("uni", 300), ("gigapath", 100), ("h-optimus-0", 75)])
+@pytest.mark.parametrize("method", ["tapfm", "finetune"])
+def test_the_paper_draws_as_many_tiles_as_its_gpu_holds(encoder, tiles, method):
+    for recipe in RECIPES:
+        assert changed(recipe=recipe, method=method, encoder=encoder).adaptation.tiles_per_slide == tiles
+
+
+@pytest.mark.parametrize(("method", "epochs"), [("tapfm", 20), ("finetune", 50), ("fixed", 50)])
+def test_recipe_paper_is_the_protocol_of_the_paper(method, epochs):
+    config = changed(method=method)
+    assert config.optimiser.model_dump() == {
+        "encoder_lr": 1e-6,
+        "aggregator_lr": 1e-5,
+        "weight_decay": 1e-4,
+        "decay_all": True,
+        "clip_norm": 0,
+        "slides_per_step": 1,
+        "moments": "auto",
+    }
+    assert config.schedule.model_dump() == {
+        "epochs": epochs,
+        "first_cycle": 10,
+        "cycle_factor": 2,
+        "encoder_lr_min": 0,
+        "aggregator_lr_min": 0,
+    }
+    assert config.augmentation.model_dump() == {
+        "flip": 0.5,
+        "quarter_turns": True,
+        "blur": 0.5,
+        "blur_radius": (0.1, 0.8),
+        "stain_jitter": 0,
+    }
+    assert (config.adaptation.tau, config.adaptation.beta, config.adaptation.bag_gradient) == (1, 0, "before")
+    assert (config.head.layer_norm, config.head.label_smoothing) == (False, 0)
+    assert (config.task.weighting, config.selection.validation_tiles) == ("balanced", "all")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_recipe_reference_differs_where_the_scripts_do_and_nowhere_else(method):
+    paper, reference = (changed(recipe=recipe, method=method).as_tables() for recipe in RECIPES)
+    differing = {
+        f"{section}.{key}": value
+        for section in paper
+        if isinstance(paper[section], dict)
+        for key, value in reference[section].items()
+        if value != paper[section][key]
+    }
+    assert differing == {
+        "task.weighting": "reference",
+        "head.layer_norm": True,
+        "head.label_smoothing": 0.1,
+        "adaptation.tau": 0.1,
+        "optimiser.weight_decay": 0.01,
+        "optimiser.decay_all": False,
+        "schedule.first_cycle": reference["schedule"]["epochs"],
+        "schedule.encoder_lr_min": 1e-8,
+        "schedule.aggregator_lr_min": 1e-7,
+        "selection.validation_tiles": 1000,
+    }
+
+
+def test_the_first_cycle_of_the_reference_is_the_whole_run_however_long():
+    assert changed("schedule.epochs=5", recipe="reference").schedule.first_cycle == 5
+    assert changed("schedule.epochs=5", "schedule.first_cycle=3", recipe="reference").schedule.first_cycle == 3
+    assert changed("schedule.epochs=5").schedule.first_cycle == 10
+
+
+@pytest.mark.parametrize(
+    ("method", "aggregator", "attention_loss", "uses_tiles"),
+    [("tapfm", "cls-attention", 1, 300), ("fixed", "abmil", 0, "all")],
+)
+def test_the_method_decides_aggregator_attention_loss_and_tiles(method, aggregator, attention_loss, uses_tiles):
+    config = changed(method=method)
+    assert config.aggregator.name == aggregator
+    assert config.adaptation.lambda_ == attention_loss
+    assert config.adaptation.tiles_per_slide == uses_tiles
+
+
+def test_the_packaged_encoder_takes_larger_steps_in_both_recipes():
+    for recipe in RECIPES:
+        config = changed(recipe=recipe, encoder="tapfm-pocket")
+        assert (config.optimiser.encoder_lr, config.optimiser.aggregator_lr) == (1e-4, 1e-3)
+
+
+def test_an_encoder_of_timm_gets_tiles_by_its_size():
+    assert changed(encoder="timm:vit_tiny_patch16_224").adaptation.tiles_per_slide == 300
+
+
+def test_options_of_the_aggregator_are_completed():
+    options = changed("aggregator.options.gated=false", method="finetune").aggregator.options
+    assert options == {"hidden": 512, "attention": 256, "gated": False, "dropout": 0.0}
+    assert changed("aggregator.name=mean", method="finetune").aggregator.options == {}
+
+
+def test_a_file_needs_slides_tiles_an_encoder_and_targets_only():
+    config = resolve(
+        {"cohort": {"table": "c"}, "tiles": {"folder": "t"}, "encoder": {"name": "uni"}, "task": {"targets": ["A"]}}
+    )
+    assert (config.recipe, config.adaptation.method, config.seed) == ("paper", "tapfm", 0)
+
+
+# The file to start from, and the resolved one
+
+
+@pytest.mark.parametrize(("recipe", "method", "encoder"), CASES)
+def test_the_resolved_file_resolves_to_itself(tmp_path, recipe, method, encoder):
+    config = loaded(tmp_path, begun(recipe, method, encoder))
+    assert (config.recipe, config.adaptation.method, config.encoder.name) == (recipe, method, encoder)
+    (tmp_path / "elsewhere").mkdir()
+    again = loaded(tmp_path / "elsewhere", resolved(config))
+    assert again == config
+    assert resolved(again) == resolved(config)
+
+
+@pytest.mark.parametrize(("recipe", "method", "encoder"), CASES)
+def test_all_that_the_starting_file_shows_may_be_uncommented(tmp_path, recipe, method, encoder):
+    lines = begun(recipe, method, encoder).splitlines()
+    without_examples = [line if EXAMPLE in line else SHOWN.sub(r"\1", line) for line in lines]
+    assert loaded(tmp_path, "\n".join(without_examples)) == loaded(tmp_path, "\n".join(lines))
+    everything = tomllib.loads("\n".join(SHOWN.sub(r"\1", line) for line in lines))
+    written = {(name,) for name in everything} | {
+        (name, key) for name, table in everything.items() if isinstance(table, dict) for key in table
+    }
+    assert written == set(all_settings())
+    assert resolve(everything).cohort.fold == 0
+
+
+@pytest.mark.parametrize(("recipe", "method"), [(recipe, method) for recipe in RECIPES for method in METHODS])
+def test_each_line_of_the_starting_file_may_be_uncommented_alone(tmp_path, recipe, method):
+    lines = begun(recipe, method).splitlines()
+    as_begun = loaded(tmp_path, "\n".join(lines))
+    shown = [place for place, line in enumerate(lines) if SHOWN.fullmatch(line)]
+    assert len(shown) > 30
+    for place in shown:
+        config = loaded(tmp_path, "\n".join([*lines[:place], lines[place].removeprefix("# "), *lines[place + 1 :]]))
+        assert (config == as_begun) == (EXAMPLE not in lines[place]), lines[place]
+
+
+def test_every_setting_says_what_it_means():
+    for line in begun().splitlines():
+        if SHOWN.fullmatch(line) or re.match(r"\w+ = ", line):
+            assert re.search(r"  # \S+ \S+", line), line
+    for name in AGGREGATORS:
+        assert name in AggregatorSection.model_fields["name"].description
+
+
+keys = st.from_regex(r"[A-Za-z0-9_-]+", fullmatch=True)
+values = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(values)
+@example("\x7f")  # JSON lets it through, TOML does not
+def test_what_is_written_as_toml_is_read_back(value):
+    assert tomllib.loads(f"x = {toml_value(value)}")["x"] == value
+    tables = {}
+    put_change(tables, f"section.key={toml_value(value)}")
+    assert tables == {"section": {"key": value}}
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(st.sampled_from(sorted(all_settings())) | st.tuples(keys), values, min_size=1, max_size=4))
+def test_whatever_stands_in_a_file_is_taken_or_refused(given_settings):
+    tables = tomllib.loads(begun())
+    for (section, *key), value in given_settings.items():
+        if key and isinstance(tables.get(section), dict):
+            tables[section][key[0]] = value
+        else:
+            tables[section] = value
+    with contextlib.suppress(InputError):
+        config = resolve(tables)
+        assert resolve(tomllib.loads(resolved(config))) == config
+
+
+# What is refused
+
+
+def test_all_unknown_settings_are_named_each_with_the_nearest():
+    assert problems("adaptation.lamda=1", "sede=3", "optimizer.encoder_lr=1", "schedule.epoch=5", "head.quux=1") == [
+        "adaptation.lamda: there is no such setting; did you mean adaptation.lambda?",
+        "head.quux: there is no such setting",
+        "schedule.epoch: there is no such setting; did you mean schedule.epochs?",
+        "sede: there is no such setting; did you mean seed?",
+        "optimizer: there is no such setting; did you mean optimiser?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given_name", "meant"),
+    [
+        ("schedule.encoder_lr", "optimiser.encoder_lr"),  # and not schedule.encoder_lr_min
+        ("epochs", "schedule.epochs"),
+        ("epoch", "schedule.epochs"),
+        ("machine.seed", "seed"),
+        ("task.name", "encoder.name or aggregator.name"),
+        ("adaptation.lambda_", "adaptation.lambda"),
+    ],
+)
+def test_a_setting_in_the_wrong_section_points_to_the_right_one(given_name, meant):
+    assert problems(f"{given_name}=1") == [f"{given_name}: there is no such setting; did you mean {meant}?"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ('schedule.epochs="5"', "input should be a valid integer; got '5'"),
+        ("schedule.epochs=5.0", "input should be a valid integer; got 5.0"),
+        ("schedule.epochs=0", "input should be greater than or equal to 1; got 0"),
+        ("schedule.first_cycle=2024-01-31", "input should be a valid integer; got '2024-01-31'"),
+        ("seed=true", "input should be a valid integer; got True"),
+        ("seed=-1", "input should be greater than or equal to 0; got -1"),
+        ("seed=9223372036854775808", "input should be less than 9223372036854775808; got 9223372036854775808"),
+        ("head.layer_norm=1", "input should be a valid boolean; got 1"),
+        ("head.label_smoothing=1.0", "input should be less than 1; got 1.0"),
+        ('adaptation.tau="1"', "input should be a valid number; got '1'"),
+        ("adaptation.tau=0", "input should be greater than 0; got 0"),
+        ("adaptation.beta=inf", "input should be a finite number; got inf"),
+        ("adaptation.lambda=nan", "input should be a finite number; got nan"),
+        ("adaptation.tiles_per_slide=0", "input should be greater than or equal to 1 or 'all'; got 0"),
+        ("adaptation.chunk=some", "input should be a valid integer or 'auto' or 'all'; got 'some'"),
+        ("adaptation.method=tap", "input should be 'tapfm', 'finetune' or 'fixed'; got 'tap'"),
+        ("recipe=papers", "input should be 'paper' or 'reference'; got 'papers'"),
+        ("recipe=[]", "input should be 'paper' or 'reference'; got []"),
+        ("encoder.name=5", "input should be a valid string; got 5"),
+        ("aggregator.name=[]", "input should be a valid string; got []"),
+        ("task.targets=FGFR3", "input should be a valid array; got 'FGFR3'"),
+        ("task.targets=[]", "list should have at least 1 item after validation, not 0; got []"),
+        ('task.targets=["A", 1, 2]', "input should be a valid string; got 2"),
+        ("augmentation.flip=1.5", "input should be less than or equal to 1; got 1.5"),
+        ("augmentation.blur_radius=[0.1]", "input should have one more item; got [0.1]"),
+        ("augmentation.blur_radius=[0, 1]", "input should be greater than 0; got 0"),
+        ("machine.workers=-1", "input should be greater than or equal to 0 or 'auto'; got -1"),
+        ("cohort.fold=-1", "input should be greater than or equal to 0; got -1"),
+    ],
+)
+def test_a_wrong_type_or_range_is_refused_in_one_line(change, problem):
+    assert problems(change) == [f"{change.partition('=')[0]}: {problem}"]
+
+
+def test_a_section_that_is_no_table_is_told_what_it_is():
+    assert problems("head=3", "schedule=[]") == [
+        "head: is a table, [head], with layer_norm, label_smoothing",
+        "schedule: is a table, [schedule], with epochs, first_cycle, cycle_factor, encoder_lr_min, aggregator_lr_min",
+    ]
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(SettingError) as caught:
+        resolve({"cohort": {}})
+    assert [line.strip() for line in caught.value.message.splitlines()[1:]] == [
+        "cohort.table: is missing",
+        "tiles: is missing",
+        "encoder: is missing",
+        "task.targets: is missing",
+    ]
+
+
+def test_an_unknown_encoder_comes_with_the_nearest_and_with_the_other_problems():
+    (encoder, other) = problems("encoder.name=virchwo2", "schedule.epochs=0")
+    assert encoder.startswith("encoder.name: There is no encoder called 'virchwo2'. Nearest: virchow2")
+    assert other.startswith("schedule.epochs: ")
+    (known,) = problems("encoder.name=conch")
+    assert "attention pool over the tokens" in known
+    (architecture,) = problems("encoder.name=timm:vit_tiny_patch16_225")
+    assert "vit_tiny_patch16_224" in architecture
+
+
+def test_an_unknown_aggregator_comes_with_the_nearest():
+    (problem,) = problems("aggregator.name=abmill", method="finetune")
+    assert problem.startswith("aggregator.name: There is no aggregator called 'abmill'. Nearest: abmil")
+
+
+@pytest.mark.parametrize("aggregator", ["abmil", "mean"])
+def test_tapfm_needs_an_aggregator_that_uses_the_attention(aggregator):
+    (problem,) = problems(f"aggregator.name={aggregator}")
+    assert problem.startswith(f"aggregator.name: '{aggregator}' does not use the encoder's attention")
+    assert 'adaptation.method = "finetune"' in problem
+    assert changed(f"aggregator.name={aggregator}", "adaptation.method=finetune").adaptation.lambda_ == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "problem"),
+    [
+        ("finetune", "adaptation.lambda=0.5", "adaptation.lambda: is 0 with method finetune; got 0.5"),
+        ("fixed", "adaptation.lambda=1", "adaptation.lambda: is 0 with method fixed; got 1"),
+        (
+            "fixed",
+            "adaptation.backward_tiles=64",
+            "adaptation.backward_tiles: is 0 with method fixed, which trains no encoder; got 64",
+        ),
+        (
+            "fixed",
+            "optimiser.moments=int8",
+            "optimiser.moments: is auto with method fixed, which trains no encoder; got int8",
+        ),
+        ("tapfm", "augmentation.blur_radius=[0.8, 0.1]", "augmentation.blur_radius: from 0.8 to 0.1 is no range"),
+        ("tapfm", 'task.targets=["A", "B", "A"]', "task.targets: names a target twice"),
+        (
+            "tapfm",
+            "schedule.encoder_lr_min=1e-3",
+            "schedule.encoder_lr_min: 0.001 is above optimiser.encoder_lr, 1e-06",
+        ),
+        (
+            "tapfm",
+            "schedule.aggregator_lr_min=1",
+            "schedule.aggregator_lr_min: 1 is above optimiser.aggregator_lr, 1e-05",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(method, change, problem):
+    assert problems(change, method=method) == [problem]
+
+
+@pytest.mark.parametrize("scope", ["last:0", "lora:0", "full:3", "last", "some", "last:-1", ""])
+def test_a_scope_that_is_none_is_refused_with_the_valid_ones(scope):
+    (problem,) = problems(f'adaptation.scope="{scope}"')
+    assert problem.startswith(f"adaptation.scope: There is no scope of adaptation '{scope}'.")
+    assert "lora:16" in problem
+
+
+def test_each_method_needs_what_it_learns_from():
+    tables = tomllib.loads(begun()) | {"tiles": {}}
+    for method, problem in (
+        ("tapfm", "tiles.folder: is missing; method tapfm learns from what `tapfm tile` wrote"),
+        ("fixed", "tiles.features: is missing; method fixed learns from what `tapfm embed` wrote"),
+    ):
+        with pytest.raises(SettingError, match=re.escape(problem)):
+            resolve(tables | {"adaptation": {"method": method}})
+
+
+def test_every_wrong_option_of_the_aggregator_is_told_with_what_is_valid():
+    found = problems(
+        "aggregator.options.gatd=false",
+        "aggregator.options.hidden=1.5",
+        "aggregator.options.dropout=1",
+        "aggregator.options.gated=1",
+        method="finetune",
+    )
+    assert [line.partition(": ")[0] for line in found] == [
+        f"aggregator.options.{name}" for name in ("hidden", "gated", "dropout", "gatd")
+    ]
+    for line, valid in zip(
+        found,
+        ("a whole number, at least 1", "true or false", "a number, at least 0, below 1", "Nearest: gated"),
+        strict=True,
+    ):
+        assert valid in line
+    assert (
+        "aggregator.options.hidden"
+        in problems("aggregator.options.hidden=8", "aggregator.name=mean", method="fixed")[0]
+    )
+
+
+# --set, paths and files
+
+
+@pytest.mark.parametrize(
+    ("change", "section", "key", "value"),
+    [
+        ("adaptation.lambda=0.25", "adaptation", "lambda_", 0.25),
+        ("adaptation.lambda = 1", "adaptation", "lambda_", 1.0),
+        ("adaptation.scope=lora:16", "adaptation", "scope", "lora:16"),
+        ('adaptation.scope="last:4"', "adaptation", "scope", "last:4"),
+        ("head.layer_norm=true", "head", "layer_norm", True),
+        ("optimiser.encoder_lr=3e-6", "optimiser", "encoder_lr", 3e-6),
+        ('task.targets=["EGFR", "KRAS"]', "task", "targets", ["EGFR", "KRAS"]),
+        ("adaptation.tiles_per_slide=all", "adaptation", "tiles_per_slide", "all"),
+        ("machine.device=cuda:1", "machine", "device", "cuda:1"),
+    ],
+)
+def test_set_reads_numbers_words_and_lists(tmp_path, change, section, key, value):
+    config = loaded(tmp_path, begun(), change)
+    assert getattr(getattr(config, section), key) == value
+
+
+def test_the_last_set_counts_and_the_recipe_may_be_set(tmp_path):
+    config = loaded(tmp_path, begun(), "seed=1", "recipe=reference", "seed=2")
+    assert (config.seed, config.adaptation.tau, config.schedule.first_cycle) == (2, 0.1, 20)
+
+
+@pytest.mark.parametrize("change", ["seed", "=3", "adaptation.=3", ".seed=3", "", "a..b=1"])
+def test_a_malformed_set_says_what_to_type(tmp_path, change):
+    with pytest.raises(SettingError, match="is not of the form key=value") as caught:
+        loaded(tmp_path, begun(), change)
+    assert "--set adaptation.lambda=0.5" in caught.value.hint
+
+
+def test_paths_of_the_file_start_at_the_file_and_those_of_set_where_we_are(tmp_path, monkeypatch):
+    (tmp_path / "study").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    text = begun().replace('# weights = "model.safetensors"', 'weights = "/data/model.bin"')
+    config = loaded(tmp_path / "study", text, "tiles.folder=tiles", "cohort.slides=~/slides")
+    assert config.cohort.table == tmp_path / "study" / "cohort.csv"
+    assert config.tiles.folder == tmp_path / "here" / "tiles"
+    assert str(config.encoder.weights) == "/data/model.bin"
+    assert config.cohort.slides.is_absolute()
+    assert "~" not in str(config.cohort.slides)
+
+
+def test_a_name_that_begins_with_a_tilde_is_a_name_where_nobody_is_called_so(tmp_path):
+    config = loaded(tmp_path, begun().replace('"cohort.csv"', '"~nobody-is-called-so.csv"'))
+    assert config.cohort.table == tmp_path / "~nobody-is-called-so.csv"
+
+
+def test_a_file_saved_with_a_byte_order_mark_is_read(tmp_path):
+    (tmp_path / "run.toml").write_text(begun(), encoding="utf-8-sig")
+    assert load_config(tmp_path / "run.toml").encoder.name == "uni"
+
+
+@pytest.mark.parametrize("content", [b"seed = ", b"seed = 1\nseed = 2", b"\xff\xfe", b"[cohort\n"])
+def test_what_is_not_toml_is_refused_by_name(tmp_path, content):
+    (tmp_path / "run.toml").write_bytes(content)
+    with pytest.raises(InputError, match=r"run\.toml is not TOML: "):
+        load_config(tmp_path / "run.toml")
+
+
+def test_the_file_is_named_with_its_problems(tmp_path):
+    with pytest.raises(SettingError, match=re.escape(f"{tmp_path / 'run.toml'} has a problem:\n  seed: ")):
+        loaded(tmp_path, begun().replace("seed = 0", 'seed = "x"'))
+    with pytest.raises(
+        SettingError, match=re.escape(f"{tmp_path / 'run.toml'}, with what --set changes, has a problem")
+    ):
+        loaded(tmp_path, begun(), "seed=x")
+
+
+# `tapfm config`
+
+
+def test_the_command_writes_a_file_that_it_then_resolves(tmp_path, tapfm, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text, _ = tapfm(
+        "config", "--recipe", "reference", "--encoder", "H-optimus-0", "--method", "finetune", "--target", "EGFR"
+    )
+    assert code == 0
+    (tmp_path / "run.toml").write_text(text)
+    code, shown, _ = tapfm("config", "run.toml", "--set", "schedule.epochs=7")
+    assert code == 0
+    tables = tomllib.loads(shown)
+    assert (tables["recipe"], tables["encoder"]["name"], tables["task"]["targets"]) == (
+        "reference",
+        "h-optimus-0",
+        ["EGFR"],
+    )
+    assert tables["schedule"]["epochs"] == tables["schedule"]["first_cycle"] == 7
+    assert tables["cohort"]["table"] == str(tmp_path / "cohort.csv")
+
+
+def test_targets_are_the_columns_of_the_table_with_both_labels(tmp_path, tapfm):
+    table = tmp_path / "cohort.csv"
+    table.write_text("slide_id,path,EGFR,grade,KRAS,MET\na,a.svs,0,high,1,0\nb,b.svs,1,low,0,0\nc,c.svs,,low,,0\n")
+    assert tomllib.loads(tapfm("config", "--cohort", table)[1])["task"]["targets"] == ["EGFR", "KRAS"]
+    assert tomllib.loads(tapfm("config", "--cohort", table, "--target", "MET")[1])["task"]["targets"] == ["MET"]
+    table.write_text("slide_id,path,grade\na,a.svs,high\n")
+    code, _, error = tapfm("config", "--cohort", table)
+    assert code == 2
+    assert "no column with both 0 and 1" in error
+    assert "grade" in error
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_file_written_elsewhere_keeps_its_paths(tmp_path, tapfm, monkeypatch, linked):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "far" / "away" / "runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    if linked:
+        (tmp_path / "work" / "out").symlink_to(tmp_path / "far" / "away" / "runs")
+    (tmp_path / "work" / "cohort.csv").write_text("slide_id,path,A\na,a.svs,0\nb,b.svs,1\n")
+    features = tmp_path / "features"
+    code, printed, told = tapfm(
+        *(
+            "config",
+            "--cohort",
+            "cohort.csv",
+            "--tiles",
+            "../tiles",
+            "--features",
+            features,
+            "--out",
+            "out/first/run.toml",
+        )
+    )
+    assert (code, printed) == (0, "")
+    assert "Next: tapfm train out/first/run.toml --out runs/first" in told
+    config = load_config(tmp_path / "work" / "out" / "first" / "run.toml")
+    assert config.cohort.table.samefile(tmp_path / "work" / "cohort.csv")
+    assert config.tiles.folder.resolve() == tmp_path / "tiles"
+    assert config.tiles.features == features
+
+
+def test_nothing_is_written_over(tmp_path, tapfm):
+    file = tmp_path / "run.toml"
+    file.write_text("mine")
+    code, _, error = tapfm("config", "--out", file)
+    assert code == 2
+    assert "is there already" in error
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--recipe", "papers"], "'paper' or 'reference'"),
+        (["--method", "tap"], "'tapfm', 'finetune' or 'fixed'"),
+        (["--encoder", "virchwo2"], "Nearest: virchow2"),
+        (["--cohort", "absent.csv"], "There is no file absent.csv"),
+        (["--target", "A", "--target", "A"], "names a target twice"),
+        (["--set", "seed=1"], "tapfm config run.toml --set"),
+        (["absent.toml"], "absent.toml cannot be read (No such file or directory)"),
+        (["."], "cannot be read (Is a directory)"),
+        (
+            ["run.toml", "--recipe", "paper", "--out", "x"],
+            "--recipe, --out begins a new file, and run.toml is one already",
+        ),
+        (["run.toml", "--set", "seed"], "is not of the form key=value"),
+        (["run.toml", "--set", "sede=1"], "did you mean seed?"),
+        (["run.toml", "--set", "encoder.name=virchwo2"], "Nearest: virchow2"),
+        (["run.toml", "--set", "aggregator.name=abmill"], "Nearest: abmil"),
+        (["run.toml", "--set", "cohort.table=\udcff.csv"], "is not UTF-8"),
+    ],
+    ids=lambda value: " ".join(value).encode("ascii", "replace").decode() if isinstance(value, list) else "",
+)
+def test_what_is_wrong_on_the_command_line_is_exit_code_2_and_a_message(tmp_path, tapfm, monkeypatch, arguments, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(begun())
+    code, printed, error = tapfm("config", *arguments)
+    assert (code, printed) == (2, "")
+    assert told in error

@@ -1,0 +1,52 @@
+"""`tapfm predict --split`: of tables the slides of one split, and nothing else."""
+
+import pytest
+from slide_files import section, write_slide
+
+from tapfm.errors import CohortError, InputError
+from tapfm.prediction.inputs import read_sources
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("split")
+    (folder / "slides").mkdir()
+    lines = ["slide_id,path,split,FGFR3"]
+    for number, split in enumerate(("train", "test", "val", "test", "")):
+        write_slide(folder / "slides" / f"s{number}.svs", section(300, 300, seed=number), mpp=0.5)
+        lines.append(f"s{number},slides/s{number}.svs,{split},{number % 2}")
+    (folder / "split.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def ids(asked):
+    return [slide.row.slide_id for slide in asked.slides]
+
+
+def test_only_the_slides_of_the_split_are_taken_with_their_own_labels(folder):
+    asked = read_sources([folder / "split.csv"], None, ["FGFR3"], "test")
+    assert ids(asked) == ["s1", "s3"]
+    assert [slide.labels for slide in asked.slides] == [{"FGFR3": 1}, {"FGFR3": 1}]
+    assert ids(read_sources([folder / "split.csv"], None, ["FGFR3"])) == ["s0", "s1", "s2", "s3", "s4"]
+
+
+def test_folders_and_slides_have_no_splits_and_stay(folder):
+    asked = read_sources([folder / "split.csv", folder / "slides" / "s0.svs"], None, ["FGFR3"], "test")
+    assert ids(asked) == ["s1", "s3", "s0"]
+
+
+def test_a_split_that_nothing_has_is_refused(folder, tmp_path):
+    with pytest.raises(InputError, match="--split is tests") as refused:
+        read_sources([folder / "split.csv"], None, [], "tests")
+    assert "train, val, test" in refused.value.hint
+    with pytest.raises(InputError, match="none was given"):
+        read_sources([folder / "slides"], None, [], "test")
+    table = tmp_path / "train.csv"
+    table.write_text(f"slide_id,path,split\ns0,{folder}/slides/s0.svs,train\n")
+    with pytest.raises(CohortError, match="no slide into the split test") as refused:
+        read_sources([table], None, [], "test")
+    assert refused.value.hint == "It has train."
+    table.write_text(f"slide_id,path\ns0,{folder}/slides/s0.svs\n")
+    with pytest.raises(CohortError) as refused:
+        read_sources([table], None, [], "test")
+    assert "tapfm split" in refused.value.hint

@@ -1,0 +1,222 @@
+"""STUDY.toml, presets, and the runs that come of them."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tapfm.config.loading import resolve
+from tapfm.config.study import load_study, resolve_study, study_text
+from tapfm.errors import InputError, SettingError, UnknownNameError
+from tapfm.study.folder import StudyFolder
+from tapfm.study.from_preset import Given, mini_study, preset_study, preset_tables, preset_text, presets_named
+from tapfm.study.presets import PRESETS
+from tapfm.study.runner import plan
+from tapfm.study.runs import chosen, methods_of, run_config, runs_of
+
+SLIDES = {"cohort": {"table": "c.csv", "tiles": "tiles"}}
+SMALL = {"name": "small", "targets": ["FGFR3"], "encoders": ["tapfm-pocket"], **SLIDES}
+
+
+def study(**changes):
+    return resolve_study(SMALL | changes)
+
+
+def names(config):
+    return [run.name for run in runs_of(config)]
+
+
+def test_runs_are_the_cross_product_and_a_whole_seed_comes_first():
+    config = study(regimes=["tapfm", "fixed"], aggregators=["abmil", "mean"], seeds=[0, 1])
+    assert names(config) == [
+        f"tapfm-pocket/{method}/seed{seed}"
+        for seed in (0, 1)
+        for method in ("fixed/abmil", "fixed/mean", "tapfm/cls-attention")
+    ]
+
+
+def test_folds_variants_and_targets_have_folders_of_their_own():
+    variants = [{"name": "lambda 0.5", "settings": {"adaptation": {"lambda": 0.5}}}]
+    config = study(regimes=["tapfm"], folds=[0, 2], variants=variants)
+    assert names(config) == [f"tapfm-pocket/tapfm/cls-attention/lambda-0.5/fold{fold}/seed0" for fold in (0, 2)]
+    each = study(regimes=["tapfm"], targets=["FGFR3", "TP53"], task="binary")
+    assert names(each) == [f"{target}/tapfm-pocket/tapfm/cls-attention/seed0" for target in ("FGFR3", "TP53")]
+    together = study(regimes=["tapfm"], targets=["FGFR3", "TP53"])
+    assert together.multilabel
+    assert len(names(together)) == 1
+
+
+def test_titles_are_those_of_the_paper():
+    config = study(
+        encoders=["UNI", "h-optimus-0"], aggregators=["varmil"], tapfm_aggregators=["cls-attention", "cls-gated"]
+    )
+    titles = [method.title for method in methods_of(config)]
+    assert titles[:4] == ["UNI + VarMIL", "H-optimus-0 + VarMIL", "UNI + VarMIL (FT)", "H-optimus-0 + VarMIL (FT)"]
+    assert titles[4:6] == ["UNI (TAPFM)", "UNI (TAPFM, cls-gated)"]
+
+
+def test_settings_are_laid_over_each_other_and_the_variant_is_on_top():
+    config = study(
+        regimes=["fixed", "tapfm"],
+        settings={
+            "schedule": {"epochs": 3},
+            "adaptation": {"tiles_per_slide": 5},
+            "fixed": {"schedule": {"epochs": 7}, "adaptation": {"tiles_per_slide": "all"}},
+        },
+        weights={"tapfm-pocket": "w.safetensors"},
+        variants=[{"name": "more", "settings": {"adaptation": {"tau": 0.5}}}],
+        folds=[1],
+    )
+    fixed, tapfm = (run_config(config, run, Path("features")) for run in runs_of(config))
+    assert (fixed.schedule.epochs, fixed.adaptation.tiles_per_slide, fixed.adaptation.tau) == (7, "all", 0.5)
+    assert (tapfm.schedule.epochs, tapfm.adaptation.tiles_per_slide) == (3, 5)
+    assert (fixed.tiles.features, tapfm.tiles.features) == (Path("features"), None)
+    assert tapfm.encoder.weights == Path("w.safetensors")
+    assert tapfm.cohort.fold == 1
+    assert tapfm.selection.unit == "patient"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"sedes": [0]}, "sedes: there is no such setting; did you mean seeds?"),
+        ({"encoders": ["unni"]}, "There is no encoder called 'unni'"),
+        ({"aggregators": ["abmli"]}, "There is no aggregator called 'abmli'"),
+        ({"regimes": ["frozen"]}, "regimes.0: input should be 'tapfm', 'finetune' or 'fixed'; got 'frozen'"),
+        (
+            {"settings": {"adaptation": {"lamda": 1}}},
+            "settings.adaptation.lamda: there is no such setting; did you mean",
+        ),
+        ({"settings": {"tapfm": {"sched": {}}}}, "settings.tapfm.sched: there is no such setting"),
+        ({"seeds": [1, 1]}, "seeds: 1 stands there twice"),
+        ({"task": "multilabel"}, "multilabel needs several targets"),
+        ({"report": "forgetting"}, "probe: is missing"),
+        ({"report": "ablation"}, "variants: is missing"),
+        ({"report": "stability", "variants": [{"name": "a"}]}, "before, after and joint"),
+        ({"variants": [{"name": "../a"}]}, "cannot be a folder"),
+        ({"cohort": {"table": "c.csv"}}, "cohort.tiles: is missing"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_told(changes, told):
+    with pytest.raises(SettingError) as error:
+        study(**changes)
+    assert told in error.value.message
+
+
+def test_several_problems_are_told_at_once():
+    with pytest.raises(SettingError, match="3 problems"):
+        study(encoders=["uni"], seeds=[0, 0], aggregators=["abmli"], folds=[1, 1])
+
+
+def test_paths_start_at_the_file(tmp_path):
+    text = study_text(
+        SMALL
+        | {
+            "weights": {"tapfm-pocket": "w.safetensors"},
+            "external": {"table": "x.csv", "tiles": "/whole"},
+            "variants": [{"name": "other", "settings": {"encoder": {"weights": "v.safetensors"}}}],
+        }
+    )
+    (tmp_path / "study.toml").write_text(text)
+    config = load_study(tmp_path / "study.toml")
+    assert config.cohort.table == tmp_path / "c.csv"
+    assert config.external.tiles == Path("/whole")
+    assert config.weights == {"tapfm-pocket": tmp_path / "w.safetensors"}
+    assert config.variants[0].settings["encoder"]["weights"] == str(tmp_path / "v.safetensors")
+
+
+def test_a_file_that_is_none_is_told(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        load_study(tmp_path / "absent.toml")
+    (tmp_path / "bad.toml").write_text("name =")
+    with pytest.raises(InputError, match="is not TOML"):
+        load_study(tmp_path / "bad.toml")
+
+
+def test_a_study_comes_back_from_its_text_as_it_was():
+    config = study(
+        settings={"adaptation": {"lambda": 0.5}, "fixed": {"schedule": {"epochs": 3}}},
+        variants=[{"name": "a", "settings": {"aggregator": {"options": {"gated": False}}}}, {"name": "b"}],
+        weights={"tapfm-pocket": "a/b c.safetensors"},
+        notes=['with "quotes"'],
+    )
+    assert resolve_study(tomllib.loads(study_text(config.as_tables()))) == config
+
+
+def test_only_takes_patterns_and_beginnings():
+    config = study(regimes=["fixed", "tapfm"], aggregators=["abmil", "mean"], seeds=[0, 1])
+    runs = runs_of(config)
+    assert len(chosen(runs, [])) == 6
+    assert {run.method.regime for run in chosen(runs, ["*/tapfm/*"])} == {"tapfm"}
+    assert len(chosen(runs, ["tapfm-pocket/fixed"])) == 4
+    assert [run.seed for run in chosen(runs, ["*/mean/seed1"])] == [1]
+    with pytest.raises(InputError, match="--only nothing fits no run"):
+        chosen(runs, ["nothing"])
+
+
+def test_an_impossible_run_is_named_and_the_others_are_planned(tmp_path):
+    config = study(
+        regimes=["finetune", "tapfm"], variants=[{"name": "half", "settings": {"adaptation": {"lambda": 0.5}}}]
+    )
+    planned = plan(config, StudyFolder(tmp_path))
+    assert list(planned.configs) == ["tapfm-pocket/tapfm/cls-attention/half/seed0"]
+    assert "adaptation.lambda: is 0 with method finetune" in planned.problems["tapfm-pocket/finetune/abmil/half/seed0"]
+    with pytest.raises(SettingError, match="No run of small is possible"):
+        plan(study(regimes=["tapfm"], settings={"adaptation": {"lambda": -1}}), StudyFolder(tmp_path))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_whole_in_both_scales_and_as_a_file(name, tmp_path):
+    given = Given(cohort=Path("c.csv"), external=Path("x.csv"), probe_tiles=Path("probe"))
+    full = preset_study(name, given)
+    mini = mini_study(name, tmp_path)
+    for config in (full, mini):
+        planned = plan(config, StudyFolder(tmp_path))
+        assert not planned.problems
+        assert planned.runs
+    assert "machinery" in mini.notes[0]
+    assert "K = " in mini.notes[1]
+    text = preset_text(name, Given(), tmp_path / "study.toml")
+    (tmp_path / "study.toml").write_text(text)
+    written = load_study(tmp_path / "study.toml")
+    assert written.cohort.table == tmp_path / "split.csv"
+    assert names(written) == names(full)
+
+
+def test_presets_are_the_papers_grids():
+    given = Given(cohort=Path("c.csv"))
+    table1 = preset_study("paper-table1", given)
+    assert len(names(table1)) == 3 * 4 * 2 + 3 * 2
+    configs = {run.name: run_config(table1, run, Path("f")) for run in runs_of(table1)}
+    assert configs["uni/tapfm/cls-attention/seed0"].schedule.epochs == 20
+    assert configs["uni/finetune/abmil/seed0"].schedule.epochs == 50
+    assert configs["h-optimus-0/tapfm/cls-attention/seed0"].adaptation.tiles_per_slide == 75
+    lambdas = preset_study("ablation-lambda", given)
+    values = [run_config(lambdas, run, Path("f")).adaptation.lambda_ for run in runs_of(lambdas)]
+    assert values == [0.25, 0.5, 0.75, 1.0]
+    tiles = preset_study("ablation-tiles", given)
+    assert [run_config(tiles, run, Path("f")).adaptation.tiles_per_slide for run in runs_of(tiles)] == [25, 50, 75]
+    assert preset_tables("layers", given)["variants"][3]["settings"] == {"adaptation": {"scope": "last:12"}}
+
+
+def test_a_preset_takes_what_is_typed_and_asks_for_what_is_missing():
+    given = Given(cohort=Path("c.csv"), targets=("A", "B"), encoders=("uni",), seeds=(3,), folds=(0, 1))
+    config = preset_study("paper-table1", given)
+    assert (config.targets, config.encoders, config.seeds, config.folds) == (["A", "B"], ["uni"], [3], [0, 1])
+    assert config.external is None
+    with pytest.raises(InputError, match="needs slides"):
+        preset_study("paper-table1", Given())
+    with pytest.raises(InputError, match="tiles of another task"):
+        preset_study("forgetting", Given(cohort=Path("c.csv")))
+    with pytest.raises(UnknownNameError, match="no preset called 'paper-table'"):
+        presets_named("paper-table", mini=False)
+    with pytest.raises(InputError, match="is for --scale mini"):
+        presets_named("all", mini=False)
+    assert len(presets_named("all", mini=True)) == 5
+
+
+def test_a_runs_configuration_is_what_train_reads():
+    config = study(regimes=["tapfm"])
+    (run,) = runs_of(config)
+    assert resolve(run_config(config, run, Path("f")).as_tables()) == run_config(config, run, Path("f"))

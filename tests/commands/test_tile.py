@@ -1,0 +1,383 @@
+"""`tapfm tile` as a user types it: the right files, honest failures, and nothing lost however it ends."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+
+import cv2
+import h5py
+import numpy as np
+import pytest
+from cohort_files import make_cohort, rows_of, tile_files
+from command_line import PROGRAM, tapfm
+from PIL import Image
+from slide_files import REAL, needs_real_slides, section, write_slide
+
+from tapfm.cohort.manifest import SlideRow
+from tapfm.tiles.cohort_tiling import make_job
+from tapfm.tiles.grid import TileSpec
+from tapfm.tiles.store import read_tiles
+from tapfm.tiles.tiling import TILING_VERSION
+
+CHANGED = {
+    "tile_px": 256,
+    "mpp": 0.4,
+    "overlap_px": 16,
+    "min_tissue": 0.5,
+    "tissue": "texture",
+    "drop_pen": False,
+    "drop_blur": False,
+}
+
+
+def test_a_cohort_of_two_scanners(tmp_path):
+    out = tmp_path / "tiles"
+    result = tapfm("tile", make_cohort(tmp_path / "c"), "--out", out, "--workers", 2)
+    assert result.returncode == 0, result.stderr
+    assert "Tiled 4 of 4 slides: 58 tiles." in result.stdout
+    rows = rows_of(out / "summary.csv")
+    assert [row["slide_id"] for row in rows] == [f"case-{i}" for i in range(4)]
+    assert [row["status"] for row in rows] == ["ok"] * 4
+    assert [row["mpp"] for row in rows] == ["0.5", "0.25", "0.5", "0.25"]
+    assert {row["mpp_source"] for row in rows} == {"file"}
+    assert [int(row["tiles"]) for row in rows] == [
+        len(read_tiles(out / "patches" / f"case-{i}_patches.h5")) for i in range(4)
+    ]
+    assert {"tissue_mm2", "removed_background", "removed_pen", "removed_blur", "reason", "seconds"} <= rows[0].keys()
+    assert rows_of(out / "failures.csv") == []
+    for i in range(4):
+        with Image.open(out / "overlays" / f"case-{i}.png") as overlay:
+            assert max(overlay.size) >= 1200
+        assert json.loads((out / "tissue" / f"case-{i}.geojson").read_text())["features"]
+        assert f"overlays/case-{i}.png" in (out / "index.html").read_text()
+    at_20x, at_40x = (read_tiles(out / "patches" / f"case-{i}_patches.h5") for i in (0, 1))
+    assert (at_20x.side_px0, at_40x.side_px0) == (224, 448)
+    assert at_20x.achieved_mpp == at_40x.achieved_mpp == 0.5
+
+
+def broken_cohort(tmp_path):
+    cohort = make_cohort(tmp_path / "c", 2)
+    folder = cohort.parent
+    (folder / "junk.svs").write_bytes(b"nothing")
+    write_slide(folder / "glass.svs", section(900, 900, tissue=(0, 0, 0, 0)))
+    write_slide(folder / "absurd.tif", section(900, 900), aperio=False, resolution_mpp=0.005)
+    data = write_slide(folder / "short.svs", section(900, 900)).read_bytes()
+    (folder / "short.svs").write_bytes(data[: len(data) // 2])
+    with cohort.open("a") as file:
+        file.write("junk,junk.svs,,,\nglass,glass.svs,,,\nabsurd,absurd.tif,,,\nshort,short.svs,,,\n")
+    return cohort
+
+
+def test_broken_slides_cost_themselves_only(tmp_path):
+    cohort, out = broken_cohort(tmp_path), tmp_path / "tiles"
+    result = tapfm("tile", cohort, "--out", out)
+    assert result.returncode == 3
+    assert "Tiled 2 of 6 slides" in result.stdout
+    assert f"4 failed: {out / 'failures.csv'}" in result.stdout
+    assert "Traceback" not in result.stderr
+    reasons = {row["slide_id"]: row["reason"] for row in rows_of(out / "failures.csv")}
+    assert "not a slide in any format" in reasons["junk"]
+    assert "has no tissue" in reasons["glass"]
+    assert "0.005 um per pixel, outside 0.1 to 1.2" in reasons["absurd"]
+    assert "short.svs" in reasons["short"]
+    assert all(row["what_to_do"] for row in rows_of(out / "failures.csv"))
+    assert sorted(tile_files(out)) == ["case-0_patches.h5", "case-1_patches.h5"]
+    assert (out / "overlays" / "glass.png").exists()  # so that one sees why
+    assert "has no tissue" in (out / "index.html").read_text()
+    assert tapfm("tile", cohort, "--out", out, "--allow-failures", 3).returncode == 3
+    assert tapfm("tile", cohort, "--out", out, "--allow-failures", 4).returncode == 0
+
+
+def test_the_column_mpp_mends_a_slide_and_only_that_one_is_done(tmp_path):
+    cohort, out = broken_cohort(tmp_path), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    cohort.write_text(cohort.read_text().replace("absurd,absurd.tif,,,", "absurd,absurd.tif,,0.5,"))
+    before = {path: path.stat().st_mtime_ns for path in (out / "patches").iterdir()}
+    result = tapfm("tile", cohort, "--out", out, "--only", "absurd")
+    assert result.returncode == 0
+    assert "Tiled 3 of 6 slides" in result.stdout
+    rows = {row["slide_id"]: row for row in rows_of(out / "summary.csv")}
+    assert (rows["absurd"]["status"], rows["absurd"]["mpp_source"]) == ("ok", "manifest")
+    assert (rows["case-0"]["status"], rows["case-0"]["seconds"] != "") == ("ok", True)
+    assert (rows["junk"]["status"], "not a slide" in rows["junk"]["reason"]) == ("failed", True)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_only_with_other_settings_does_not_pass_the_others_off_as_done(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 3), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    (out / "summary.csv").unlink()
+    result = tapfm("tile", cohort, "--out", out, "--only", "case-1", "--size", 112)
+    assert "Tiled 1 of 3 slides" in result.stdout
+    rows = {row["slide_id"]: row for row in rows_of(out / "summary.csv")}
+    assert [rows[f"case-{i}"]["status"] for i in range(3)] == ["not tiled", "ok", "not tiled"]
+    again = tapfm("tile", cohort, "--out", out, "--only", "case-1")
+    assert "Tiled 3 of 3 slides" in again.stdout  # the other two are still those of these settings
+
+
+def test_results_below_the_slides_are_no_slides(tmp_path):
+    make_cohort(tmp_path / "c", 2)
+    (tmp_path / "c" / "cohort.csv").write_text("case_id,slide_id\nP0,s0\nP1,s1\n")
+    for source in (tmp_path / "c", tmp_path / "c" / "cohort.csv"):
+        for _ in range(2):
+            result = tapfm("tile", source, "--out", tmp_path / "c" / "tiles")
+            assert result.returncode == 0, result.stderr
+            assert "Tiled 2 of 2 slides" in result.stdout
+
+
+def test_slides_of_the_current_folder(tmp_path):
+    make_cohort(tmp_path / "c", 2)
+    for arguments in (["inspect", "."], ["tile", ".", "--out", "tiles"]):
+        result = subprocess.run([*PROGRAM, *arguments], cwd=tmp_path / "c", capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+
+
+def test_a_slide_that_fails_keeps_no_picture_of_other_settings(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    (cohort.parent / "s0.svs").write_bytes(b"gone")
+    assert tapfm("tile", cohort, "--out", out).returncode == 3
+    assert [path.name for part in ("overlays", "tissue", "patches") for path in (out / part).iterdir()] == []
+
+
+def test_a_slide_without_a_tile_keeps_its_counts(tmp_path):
+    pixels = cv2.GaussianBlur(section(1120, 1120, tissue=(0, 0, 1, 1)), (0, 0), 10)
+    write_slide(tmp_path / "a.svs", pixels)
+    assert tapfm("tile", tmp_path / "a.svs", "--out", tmp_path / "t").returncode == 3
+    (row,) = rows_of(tmp_path / "t" / "summary.csv")
+    assert (row["status"], row["mpp"], row["removed_blur"], row["tiles"]) == ("failed", "0.5", "25", "0")
+    assert "look at the overlay" in row["warnings"]
+
+
+def test_ids_that_look_like_each_others_files(tmp_path):
+    make_cohort(tmp_path / "c", 2)
+    (tmp_path / "c" / "cohort.csv").write_text("slide_id,path\nx,s0.svs\nx_patches,s1.svs\n")
+    out = tmp_path / "tiles"
+    for _ in range(2):
+        assert "Tiled 2 of 2" in tapfm("tile", tmp_path / "c" / "cohort.csv", "--out", out, "--force").stdout
+        assert sorted(tile_files(out)) == ["x_patches.h5", "x_patches_patches.h5"]
+
+
+def test_tiles_of_slides_that_left_the_cohort_are_told(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 3), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    cohort.write_text("\n".join(cohort.read_text().splitlines()[:3]))
+    assert "1 more files in" in tapfm("tile", cohort, "--out", out).stdout
+
+
+def test_a_damaged_tile_file_is_made_again(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 2), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    whole = tile_files(out)
+    with h5py.File(out / "patches" / "case-0_patches.h5", "r+") as file:
+        file["coords"].attrs["tapfm_summary"] = "{"
+    (out / "patches" / "case-1_patches.h5").write_bytes(b"half")
+    assert tapfm("tile", cohort, "--out", out).returncode == 0
+    assert tile_files(out) == whole
+
+
+def test_a_second_run_does_nothing_and_says_so(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c"), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    first = {path: path.stat().st_mtime_ns for path in (out / "patches").iterdir()}
+    summary = (out / "summary.csv").read_text()
+    result = tapfm("tile", cohort, "--out", out)
+    assert "4 of 4 slides are tiled already" in result.stderr
+    assert {path: path.stat().st_mtime_ns for path in (out / "patches").iterdir()} == first
+    assert (out / "summary.csv").read_text() == summary
+    tapfm("tile", cohort, "--out", out, "--force")
+    assert {path: path.stat().st_mtime_ns for path in (out / "patches").iterdir()} != first
+
+
+def test_every_setting_is_in_the_key():
+    # a setting that is added without a value here fails this test
+    assert CHANGED.keys() == {each.name for each in dataclasses.fields(TileSpec)}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_changing_a_setting_changes_the_key(tmp_path, name):
+    row = SlideRow("a", write_slide(tmp_path / "a.svs", section(300, 300)), "a")
+    keys = {
+        make_job(row, tmp_path, spec, "trident", None).key for spec in (TileSpec(), TileSpec(**{name: CHANGED[name]}))
+    }
+    assert len(keys) == 2
+
+
+def test_whatever_decides_the_tiles_is_in_the_key(tmp_path):
+    path = write_slide(tmp_path / "a.svs", section(300, 300))
+    row = SlideRow("a", path, "a")
+    (tmp_path / "mask.geojson").write_text("{}")
+
+    def key(row=row, layout="trident", tissue=None):
+        return make_job(row, tmp_path, TileSpec(), layout, tissue).key
+
+    keys = [key(), key(dataclasses.replace(row, mpp=0.3)), key(layout="clam"), key(tissue=tmp_path / "mask.geojson")]
+    (tmp_path / "mask.geojson").write_text("{  }")
+    keys.append(key(tissue=tmp_path / "mask.geojson"))
+    os.utime(path, ns=(1, 1))
+    keys.append(key())
+    write_slide(path, section(310, 300))
+    keys.append(key())
+    assert key() == keys[-1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tapfm.tiles.cohort_tiling.TILING_VERSION", TILING_VERSION + 1)
+        keys.append(key())
+    assert len(set(keys)) == 8
+
+
+def test_tiles_of_other_settings_are_never_left_for_a_slide_that_now_fails(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 2), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    assert len(tile_files(out)) == 2
+    result = tapfm("tile", cohort, "--out", out, "--size", 2048)  # larger than the slides
+    assert result.returncode == 3
+    assert tile_files(out) == {}
+
+
+def test_one_layout_replaces_the_other(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    tapfm("tile", cohort, "--out", out, "--layout", "clam")
+    assert list(tile_files(out)) == ["case-0.h5"]
+    assert read_tiles(out / "patches" / "case-0.h5").side_px0 == 224
+
+
+def test_one_worker_and_many_make_the_same_files(tmp_path):
+    cohort = make_cohort(tmp_path / "c", 5)
+    for workers in (1, 4):
+        tapfm("tile", cohort, "--out", tmp_path / f"w{workers}", "--workers", workers)
+    for part, pattern in (("patches", "*.h5"), ("overlays", "*.png"), ("tissue", "*.geojson")):
+        one, four = (
+            {path.name: path.read_bytes() for path in (tmp_path / f"w{n}" / part).glob(pattern)} for n in (1, 4)
+        )
+        assert len(one) == 5
+        assert one == four
+    assert [{**row, "seconds": ""} for row in rows_of(tmp_path / "w1" / "summary.csv")] == [
+        {**row, "seconds": ""} for row in rows_of(tmp_path / "w4" / "summary.csv")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--size", "3"], "size is 3"),
+        (["--mpp", "0"], "mpp is 0"),
+        (["--min-tissue", "2"], "min-tissue is 2"),
+        (["--tissue", "magic"], "otsu, darkness, texture"),
+        (["--layout", "tridnet"], "Nearest: trident"),
+        (["--workers", "0"], "--workers is 0"),
+        (["--only", "case-9"], "Ids there are: case-0, case-1"),
+        (["--tissue-mask", "absent"], "There is no absent"),
+        (["--slides"], "requires an argument"),
+        (["--allow-failures", "-1"], "Invalid value for"),
+    ],
+)
+def test_wrong_use_is_told_and_nothing_is_written(tmp_path, arguments, says):
+    result = tapfm("tile", make_cohort(tmp_path / "c", 2), "--out", tmp_path / "tiles", *arguments)
+    assert result.returncode == 2, result.stderr
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "tiles").exists()
+
+
+def test_a_table_with_problems_is_told_and_nothing_is_written(tmp_path):
+    cohort = make_cohort(tmp_path / "c", 2)
+    with cohort.open("a") as file:
+        file.write("case-0,s1.svs,,,\nx,absent.svs,,,\n")
+    result = tapfm("tile", cohort, "--out", tmp_path / "tiles")
+    assert result.returncode == 2
+    assert "line 4: slide_id 'case-0' is also on line 2" in result.stderr
+    assert "line 5: no file" in result.stderr
+    assert not (tmp_path / "tiles").exists()
+
+
+def test_drawn_tissue_for_some_slides(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 3), tmp_path / "tiles"
+    masks = tmp_path / "masks"
+    masks.mkdir()
+    polygon = [[0, 0], [448, 0], [448, 448], [0, 448], [0, 0]]
+    (masks / "case-0.geojson").write_text(json.dumps({"type": "Polygon", "coordinates": [polygon]}))
+    mask = np.zeros((1200, 1200), np.uint8)
+    mask[:448, :448] = 255
+    Image.fromarray(mask).save(masks / "case-1.png")
+    (masks / "case-2.geojson").write_text("none")
+    result = tapfm("tile", cohort, "--out", out, "--tissue-mask", masks, "--keep-blur", "--min-tissue", "0.9")
+    assert result.returncode == 3
+    assert read_tiles(out / "patches" / "case-0_patches.h5").positions.tolist() == [
+        [0, 0],
+        [224, 0],
+        [0, 224],
+        [224, 224],
+    ]
+    assert read_tiles(out / "patches" / "case-1_patches.h5").positions.tolist() == [[0, 0]]
+    (failure,) = rows_of(out / "failures.csv")
+    assert "case-2.geojson is not GeoJSON" in failure["reason"]
+    assert "Tissue drawn by hand: 3 of 3 slides" in result.stderr
+    assert [row["tissue"] for row in rows_of(out / "summary.csv")] == ["drawn", "drawn", ""]
+    (tmp_path / "none").mkdir()
+    none = tapfm("tile", cohort, "--out", out, "--tissue-mask", tmp_path / "none")
+    assert none.returncode == 2
+    assert "case-0.geojson or case-0.png" in none.stderr
+    several = tapfm("tile", cohort, "--out", out, "--tissue-mask", masks / "case-0.geojson")
+    assert several.returncode == 2
+    assert "--only ID" in several.stderr
+
+
+def test_two_files_for_a_slide_are_refused(tmp_path):
+    cohort, masks = make_cohort(tmp_path / "c", 1), tmp_path / "masks"
+    masks.mkdir()
+    for suffix in ("png", "geojson"):
+        (masks / f"case-0.{suffix}").touch()
+    result = tapfm("tile", cohort, "--out", tmp_path / "tiles", "--tissue-mask", masks)
+    assert result.returncode == 2
+    assert "case-0.geojson and case-0.png: which is meant?" in result.stderr
+
+
+def test_tiles_of_another_tool_are_not_touched(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 2), tmp_path / "tiles"
+    (out / "patches").mkdir(parents=True)
+    for name in ("case-0.h5", "case-1.h5"):
+        with h5py.File(out / "patches" / name, "w") as file:
+            coords = file.create_dataset("coords", data=np.zeros((3, 2), int))
+            coords.attrs.update({"patch_size": 256, "patch_level": 0, "name": name.removesuffix(".h5")})
+    before = tile_files(out)
+    refused = tapfm("tile", cohort, "--out", out, "--layout", "clam")
+    assert refused.returncode == 2
+    assert "2 files that tapfm did not write, such as case-0.h5" in refused.stderr
+    assert tapfm("tile", cohort, "--out", out).returncode == 0
+    assert before.items() <= tile_files(out).items()
+
+
+def test_results_in_the_folder_of_the_slides(tmp_path):
+    make_cohort(tmp_path / "c", 2)
+    for _ in range(2):
+        result = subprocess.run(
+            [*PROGRAM, "tile", ".", "--out", "."], cwd=tmp_path / "c", capture_output=True, text=True, check=False
+        )
+        assert "Tiled 2 of 2 slides" in result.stdout, result.stderr
+
+
+def test_our_own_outline_edited_comes_back(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    before = read_tiles(out / "patches" / "case-0_patches.h5").positions.tolist()
+    in_place = tapfm("tile", cohort, "--out", out, "--tissue-mask", out / "tissue")
+    assert in_place.returncode == 2
+    assert "would be overwritten" in in_place.stderr
+    shutil.copytree(out / "tissue", tmp_path / "edited")
+    result = tapfm("tile", cohort, "--out", out, "--tissue-mask", tmp_path / "edited")
+    assert "already" not in result.stderr
+    assert read_tiles(out / "patches" / "case-0_patches.h5").positions.tolist() == before
+
+
+@needs_real_slides
+def test_the_folder_of_real_slides(tmp_path):
+    result = tapfm("tile", REAL, "--out", tmp_path / "tiles")
+    assert result.returncode == 3
+    assert "Tiled 3 of 8 slides" in result.stdout
+    rows = {row["slide_id"]: row for row in rows_of(tmp_path / "tiles" / "summary.csv")}
+    assert rows["CMU-1-Small-Region"]["tiles"] == "61"
+    assert "0.00499 um per pixel" in rows["CMU-1-Small-Region.jpeg"]["reason"]
+    assert "column `mpp`" in result.stdout

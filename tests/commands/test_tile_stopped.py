@@ -1,0 +1,111 @@
+"""`tapfm tile` when it is stopped, killed, run twice or run for long: whole files, nothing lost, memory flat."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cohort_files import make_cohort, rows_of, tile_files
+from command_line import PROGRAM, start, tapfm, wait_for
+from slide_files import section, write_slide
+
+from tapfm.runtime.output_folder import locked
+from tapfm.tiles.store import read_tiles
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_leaves_whole_files_and_goes_on(tmp_path, blow):
+    cohort = make_cohort(tmp_path / "c", 8)
+    tapfm("tile", cohort, "--out", tmp_path / "whole", "--workers", 2)
+    out = tmp_path / "tiles"
+    process = start("tile", cohort, "--out", out, "--workers", 2)
+    wait_for(lambda: len(list((out / "patches").glob("*.h5"))) >= 2, process)
+    workers = children_of(process.pid)
+    process.send_signal(blow)
+    _, stderr = process.communicate()
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[blow], stderr
+    assert "Traceback" not in stderr
+    assert ("the same command goes on" in stderr) == (blow == signal.SIGINT)
+    wait_for_all_gone(workers)
+    for path in (out / "patches").glob("*.h5"):
+        read_tiles(path)
+    done = {path: path.stat().st_mtime_ns for path in (out / "patches").glob("*.h5")}
+    result = tapfm("tile", cohort, "--out", out, "--workers", 2)
+    assert result.returncode == 0, result.stderr
+    assert "of 8 slides are tiled already" in result.stderr
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert tile_files(out) == tile_files(tmp_path / "whole")
+    assert not list(out.rglob("*.unfinished"))
+    assert len(rows_of(out / "summary.csv")) == 8
+
+
+def wait_for_all_gone(pids):
+    deadline = time.monotonic() + 60
+    while not all(map(gone, pids)):
+        assert time.monotonic() < deadline, "workers outlive their parent"
+        os.sched_yield()
+
+
+def test_a_worker_that_is_killed_costs_its_slide(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 12), tmp_path / "tiles"
+    process = start("tile", cohort, "--out", out, "--workers", 1)
+    wait_for(lambda: len(list((out / "patches").glob("*.h5"))) >= 1, process)
+    os.kill(children_of(process.pid)[-1], signal.SIGKILL)
+    stdout, _ = process.communicate()
+    assert process.returncode == 3
+    assert "Tiled 11 of 12 slides" in stdout
+    (failure,) = rows_of(out / "failures.csv")
+    assert "killed by SIGKILL (out of memory?)" in failure["reason"]
+
+
+def test_what_a_killed_run_was_writing_is_removed(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
+    (out / "patches").mkdir(parents=True)
+    (out / "patches" / ".case-0_patches.h5.abc.unfinished").write_bytes(b"half")
+    (out / "mine.txt").write_text("kept")
+    assert tapfm("tile", cohort, "--out", out).returncode == 0
+    assert not list(out.rglob("*.unfinished"))
+    assert (out / "mine.txt").read_text() == "kept"
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
+    with locked(out, "tapfm tile"):
+        second = tapfm("tile", cohort, "--out", out)
+    assert second.returncode == 2
+    assert "Another tapfm tile is at work" in second.stderr
+    assert tapfm("tile", cohort, "--out", out).returncode == 0
+
+
+def test_memory_stays_flat_over_two_hundred_slides(tmp_path):
+    folder = tmp_path / "c"
+    folder.mkdir()
+    for i in range(10):
+        write_slide(folder / f"s{i}.svs", section(700, 700, seed=i), downsamples=(1,))
+    peaks = {}
+    for count in (20, 200):
+        lines = ["slide_id,path", *(f"case-{i},s{i % 10}.svs" for i in range(count))]
+        (folder / "cohort.csv").write_text("\n".join(lines))
+        process = subprocess.Popen(
+            [*PROGRAM, "tile", folder / "cohort.csv", "--out", tmp_path / f"t{count}", "--workers", "2"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        _, status, usage = os.wait4(process.pid, 0)  # its own peak, or that of the largest worker
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        peaks[count] = usage.ru_maxrss
+    assert peaks[200] < 1.1 * peaks[20]

@@ -1,0 +1,143 @@
+"""DeLong against its definition by placement values, a published example, and the bootstrap."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tapfm.metrics.delong import auc_difference, auc_interval, covariance
+from tapfm.metrics.ranking import auc
+
+LABELS = st.lists(st.sampled_from([0, 1, None]), min_size=4, max_size=30)
+# ratings of CT images, definitely normal to definitely abnormal: Hanley & McNeil, Radiology 1982, table I
+OF_NORMAL, OF_ABNORMAL = (33, 6, 6, 11, 2), (3, 2, 2, 11, 33)
+
+
+def ct_ratings():
+    counted = [*((0, each) for each in enumerate(OF_NORMAL, 1)), *((1, each) for each in enumerate(OF_ABNORMAL, 1))]
+    rated = [(label, float(rating)) for label, (rating, count) in counted for _ in range(count)]
+    return [label for label, _ in rated], [rating for _, rating in rated]
+
+
+def by_placements(labels, *scores):
+    """The covariance in the form of 1988, every positive against every negative."""
+    positives, negatives = ([i for i, label in enumerate(labels) if label == side] for side in (1, 0))
+    won = np.array([[[(s[p] > s[n]) + (s[p] == s[n]) / 2 for n in negatives] for p in positives] for s in scores])
+    of_positives, of_negatives = won.mean(axis=2), won.mean(axis=1)
+    means = won.mean(axis=(1, 2))
+    m, n = len(positives), len(negatives)
+    off_positives, off_negatives = (each - means[:, None] for each in (of_positives, of_negatives))
+    return off_positives @ off_positives.T / (m - 1) / m + off_negatives @ off_negatives.T / (n - 1) / n
+
+
+@given(st.data(), LABELS)
+def test_the_fast_form_is_the_definition(data, labels):
+    labels = [label for label in labels if label is not None]
+    assume(min(labels.count(0), labels.count(1)) >= 2)
+    a, b = (data.draw(st.lists(st.integers(0, 6), min_size=len(labels), max_size=len(labels))) for _ in "ab")
+    a, b = np.array(a, dtype=float), np.array(b, dtype=float)
+    np.testing.assert_allclose(covariance(np.array(labels) == 1, [a, b]), by_placements(labels, a, b), atol=1e-14)
+
+
+def test_a_published_example():
+    labels, ratings = ct_ratings()
+    value = auc_interval(labels, ratings).value
+    deviation = math.sqrt(covariance(np.array(labels) == 1, [np.array(ratings)])[0, 0])
+    # as other software documents them: area 0.8932, DeLong's standard error 0.0307, plain interval 0.83295 to 0.95339
+    assert value == pytest.approx(0.8932, abs=5e-5)
+    assert deviation == pytest.approx(0.0307, abs=5e-5)
+    assert value - 1.959964 * deviation == pytest.approx(0.83295, abs=5e-6)
+    assert value + 1.959964 * deviation == pytest.approx(0.95339, abs=5e-6)
+
+
+def test_a_small_example_by_hand():
+    # positives 1, 3, 5 and negatives 0, 2, 4: shares of negatives below each positive 1/3, 2/3, 1 (mean 2/3)
+    # with variance 1/9, shares of positives above each negative 1, 2/3, 1/3 with variance 1/9: 2 * (1/9) / 3 = 2/27
+    labels, scores = [1, 1, 1, 0, 0, 0], [1.0, 3.0, 5.0, 0.0, 2.0, 4.0]
+    assert covariance(np.array(labels) == 1, [np.array(scores)])[0, 0] == pytest.approx(2 / 27)
+    found = auc_interval(labels, scores)
+    reach = 1.959964 * math.sqrt(2 / 27) / (2 / 9)  # on the logit scale, where the middle is log 2
+    assert (found.value, found.why) == (pytest.approx(2 / 3), "")
+    assert found.low == pytest.approx(1 / (1 + math.exp(reach - math.log(2))), abs=1e-6)
+    assert found.high == pytest.approx(1 / (1 + math.exp(-reach - math.log(2))), abs=1e-6)
+    test = auc_difference(labels, scores, [6.0, 7.0, 8.0, 0.0, 2.0, 4.0])
+    assert test.difference.value == pytest.approx(-1 / 3)
+    assert test.p == pytest.approx(math.erfc((1 / 3) / math.sqrt(2 / 27) / math.sqrt(2)))  # AUC 1 has no variance
+
+
+def test_the_paired_variance_is_that_of_a_bootstrap():
+    rng = np.random.default_rng(3)
+    labels = np.repeat([0, 1], [80, 60])
+    shared = rng.normal(size=140) + labels
+    a, b = shared + rng.normal(size=140), shared + 1.5 * rng.normal(size=140)
+    drawn = []
+    for _ in range(800):
+        take = np.concatenate([rng.integers(0, 80, 80), rng.integers(80, 140, 60)])
+        drawn.append(auc(labels[take], a[take]) - auc(labels[take], b[take]))
+    found = auc_difference(labels.tolist(), a, b)
+    width = (found.difference.high - found.difference.low) / 2 / 1.959964
+    assert width == pytest.approx(np.std(drawn), rel=0.1)
+
+
+@given(st.data(), LABELS)
+def test_properties_of_interval_and_difference(data, labels):
+    a, b = (data.draw(st.lists(st.integers(-4, 4), min_size=len(labels), max_size=len(labels))) for _ in "ab")
+    found = auc_interval(labels, a)
+    assert (found.low is None) == (found.high is None) == bool(found.why)
+    if found.low is not None:
+        assert 0 < found.low < found.value < found.high < 1
+        flipped = auc_interval([None if label is None else 1 - label for label in labels], a)
+        assert (flipped.low, flipped.high) == (pytest.approx(1 - found.high), pytest.approx(1 - found.low))
+        assert auc_interval(labels, [each**3 + 7 for each in a]) == found
+    one, other, itself = auc_difference(labels, a, b), auc_difference(labels, b, a), auc_difference(labels, a, a)
+    assert one.p == other.p
+    if one.difference.value is not None:
+        assert one.difference.value == -other.difference.value
+        assert itself.difference.value == 0
+    if one.difference.low is not None:
+        assert one.difference.low <= one.difference.value <= one.difference.high
+        assert one.difference.low == pytest.approx(-other.difference.high)
+        assert 0 <= one.p <= 1
+    else:
+        assert one.difference.why
+    if min(labels.count(0), labels.count(1)) >= 2:
+        assert itself.p == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "scores", "value", "why"),
+    [
+        ([0, 0], [1, 2], None, "no positive unit among 2"),
+        ([], [], None, "no labelled unit"),
+        ([0, 0, 1], [1, 3, 2], 0.5, "one positive unit"),
+        ([0, 1, 1], [1, 3, 2], 1.0, "one negative unit"),
+        ([0, 0, 1, 1], [1, 2, 3, 4], 1.0, "an AUC of 1 has no DeLong interval"),
+        ([1, 1, 0, 0], [1, 2, 3, 4], 0.0, "an AUC of 0 has no DeLong interval"),
+        ([1, 1, 0, 0], [1, 1, 1, 1], 0.5, "the estimated variance is 0"),
+    ],
+)
+def test_no_interval_says_why(labels, scores, value, why):
+    found = auc_interval(labels, scores)
+    assert (found.value, found.low, found.high) == (value, None, None)
+    assert why in found.why
+
+
+def test_a_difference_without_spread_has_no_p_value():
+    labels = [0, 0, 1, 1]
+    test = auc_difference(labels, [1, 2, 3, 4], [4, 3, 2, 1])
+    assert (test.difference.value, test.difference.low, test.p) == (1.0, None, None)
+    assert "variance of the difference is 0" in test.difference.why
+    assert auc_difference([0, 1, 1], [1, 2, 3], [3, 2, 1]).p is None
+    assert auc_difference([1, 1], [1, 2], [3, 2]).difference.value is None
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say():
+    rng = np.random.default_rng(11)
+    truth = 0.5 * math.erfc(-1.2 / 2)  # P(positive above negative), normal scores 1.2 apart
+    labels = [0] * 40 + [1] * 25
+    found = [auc_interval(labels, rng.normal(size=65) + 1.2 * np.array(labels)) for _ in range(400)]
+    assert 0.92 <= np.mean([each.low <= truth <= each.high for each in found]) <= 0.98
+    tests = [auc_difference(labels, *(rng.normal(size=(2, 65)) + 1.2 * np.array(labels))) for _ in range(400)]
+    assert 0.02 <= np.mean([each.p <= 0.05 for each in tests]) <= 0.08

@@ -1,0 +1,62 @@
+"""The small logistic regression against scikit-learn's."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from tapfm.errors import LabelError, NonFiniteError, SettingError
+from tapfm.metrics.logistic import fit
+
+
+def table(rows=80, columns=22, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(rows, columns)) * 10.0 ** rng.integers(-3, 4, columns) + rng.normal(size=columns) * 50
+    y = (rng.random(rows) < 0.3).astype(int)
+    X[:, 0] += 2 * y * X[:, 0].std()
+    return X, y
+
+
+@pytest.mark.parametrize("l2", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("balanced", [False, True])
+def test_it_is_that_of_scikit_learn_on_standardised_columns(l2, balanced):
+    X, y = table()
+    scaler = StandardScaler().fit(X)
+    theirs = LogisticRegression(
+        C=1 / l2, class_weight="balanced" if balanced else None, tol=1e-10, max_iter=10_000, solver="newton-cholesky"
+    ).fit(scaler.transform(X), y)
+    ours = fit(X, y, l2, balanced=balanced)
+    np.testing.assert_allclose(ours.logits(X), theirs.decision_function(scaler.transform(X)), atol=1e-5)
+    np.testing.assert_allclose(ours.coefficients, theirs.coef_[0], atol=1e-6)
+
+
+def test_a_constant_column_and_a_doubled_one_do_no_harm():
+    X, y = table(columns=3)
+    with_constant = fit(np.column_stack([X, np.full(len(X), 0.1)]), y)
+    assert with_constant.coefficients[-1] == 0
+    np.testing.assert_allclose(with_constant.logits(np.column_stack([X, np.full(len(X), 0.1)])), fit(X, y).logits(X))
+    doubled = fit(np.column_stack([X, X[:, 0]]), y)
+    assert doubled.coefficients[0] == pytest.approx(doubled.coefficients[-1])
+
+
+def test_separable_rows_have_a_finite_fit():
+    fitted = fit([[0.0], [1.0], [1e6]], [0, 0, 1], l2=1e-6)
+    assert np.isfinite(fitted.logits([[0.0], [1e6]])).all()
+    assert (fitted.logits([[0.0], [1.0], [1e6]]) > 0).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "l2", "error"),
+    [
+        ([[1.0], [2.0]], [1, 1], 1.0, LabelError),
+        ([[1.0], [2.0]], [0, 2], 1.0, LabelError),
+        (np.zeros((0, 2)), [], 1.0, LabelError),
+        ([[1.0], [float("nan")]], [0, 1], 1.0, NonFiniteError),
+        ([1.0, 2.0], [0, 1], 1.0, SettingError),
+        ([[1.0], [2.0]], [0, 1, 1], 1.0, SettingError),
+        ([[1.0], [2.0]], [0, 1], 0.0, SettingError),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(X, y, l2, error):
+    with pytest.raises(error):
+        fit(X, y, l2)
