@@ -44,7 +44,8 @@ typecheck: $(READY) $(PAGES)  ## check types
 	else echo "npm has not run: the pages of tapfm view are not checked"; fi
 
 # two versions side by side: benchmarks/compare_speed.py OLD_COMMIT
-bench: $(READY)  ## measure what needs no GPU on this machine: reading, viewing, gradients of drawn tiles, one step, feeding an encoder
+bench: $(READY)  ## measure what needs no GPU on this machine: starting, reading, viewing, gradients of drawn tiles, one step, feeding an encoder
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/viewer.py
 	$(BIN)/python benchmarks/subset.py

@@ -41,7 +41,6 @@ from torch import nn
 from whole_slide import PROGRAM, painted_section, write_slide
 
 import tapfm
-import tapfm.workflows.predict as predicting
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.contracts import EncodedTiles
 from tapfm.encoders.build import build_vit
@@ -52,7 +51,9 @@ from tapfm.encoders.vit import VitEncoder
 from tapfm.inference.bags import PixelBags
 from tapfm.inference.loading import prepare_models
 from tapfm.inference.predictor import Predictor
-from tapfm.prediction.inputs import lay_tiles
+from tapfm.prediction import cohort_prediction as predicting
+from tapfm.prediction.cohort_prediction import write_slide as write_prediction
+from tapfm.prediction.inputs import find_or_make_tiles
 from tapfm.runs.checkpoint import save_checkpoint
 from tapfm.runs.model_folder import look_at
 from tapfm.runs.saved_model import AGGREGATOR, DESCRIPTION
@@ -87,13 +88,13 @@ class Watch:
     def watching(self) -> Iterator[None]:
         cuda, encode = torch.cuda.is_available(), InferenceEncoder.encode
         with (
-            patch.object(predicting, "lay_tiles", self.timed("laying_s", lay_tiles)),
+            patch.object(predicting, "find_or_make_tiles", self.timed("laying_s", find_or_make_tiles)),
             patch.object(predicting, "look_at", self.timed("loading_s", look_at)),
             patch.object(predicting, "prepare_models", self.timed("loading_s", prepare_models, self.forget)),
             patch.object(Predictor, "encode_slide", self.timed("encoding_s", Predictor.encode_slide, synchronise)),
             patch.object(PixelBags, "close", self.noting_waits(PixelBags.close)),
             patch.object(Predictor, "predict", self.timed("predicting_s", Predictor.predict)),
-            patch.object(predicting, "write_slide", self.timed("predicting_s", predicting.write_slide)),
+            patch.object(predicting, "write_slide", self.timed("predicting_s", write_prediction)),
             patch.object(InferenceEncoder, "encode", self.between_events(encode) if cuda else encode),
         ):
             yield
@@ -170,7 +171,7 @@ def measured(what: str, model: Path, slides: Path, out: Path, chosen: argparse.N
     watch = Watch(row)
     start = time.perf_counter()
     with watch.watching():
-        predicted = predicting.predict(
+        predicted = predicting.predict_slides(
             model,
             [slides],
             out,

@@ -11,7 +11,7 @@ from rich.console import Console
 from slide_files import section, write_slide
 
 from tapfm.config.study import resolve_study
-from tapfm.evaluation.measures import Chosen, choose_thresholds, measure
+from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds, measure
 from tapfm.evaluation.metric_tables import MODEL, Results, Row, metrics_json
 from tapfm.evaluation.predictions import Prediction, write_predictions
 from tapfm.metrics.arrays import sigmoid
@@ -129,7 +129,7 @@ def make_evaluation(
     """What `tapfm evaluate` writes, by its own writers; `with_run` makes it an ensemble of two."""
     folder.mkdir(parents=True)
     slides = slides or predictions(14, seed=5, start=500, targets=targets)
-    chosen = Chosen(
+    chosen = ChosenThresholds(
         choose_thresholds(predictions(8, split="val", start=200, targets=targets), targets, "patient"), "8 slides"
     )
     about = {
@@ -213,7 +213,7 @@ def make_study(folder, *, finished=("finetune", "tapfm")):
         make_run(StudyFolder(folder).run(run), method=method.regime, strength=strength)
         results.append(MethodResult(method, {run.name: history(3)}, {"test": [predictions(20, strength=strength)]}))
     table = make_table(StudyResults(study, StudyFolder(folder), results, {}))
-    (folder / "table_binary.csv").write_bytes(csv_of(table))
+    (folder / "table_binary.csv").write_text(csv_of(table))
     (folder / "costs.md").write_text("| Model | runs |\n|---|--:|\n| a \\| b | **1** |\n\nMeans over runs.\n")
     (folder / "status.csv").write_text(
         "run,step,state,reason,command,log\nsome/run,train,failed,no <memory>,tapfm train x.toml,l.log\n"

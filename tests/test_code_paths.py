@@ -20,7 +20,7 @@ from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.encoders.vit import VitEncoder
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.slides.readers.tiff import TiffSlide
-from tapfm.tiles import cohort_tiling as tile_slides
+from tapfm.tiles import cohort_tiling
 
 ROOT = Path(package.__file__).parent
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
@@ -88,16 +88,17 @@ def trained(lab):
     return lab / "runs" / "paths"
 
 
-def in_this_process(function, items, workers, crew=None):  # noqa: ARG001 - as `run_isolated`
-    return ((index, function(item)) for index, item in enumerate(items))
+def run_without_workers(function, jobs, **_):
+    """Do what `run_slides` does, without modules of runtime/ on the call stack."""
+    return ((slide_id, function(job)) for slide_id, job in jobs.items())
 
 
 def test_a_slide_file_becomes_a_prediction_along_the_list(trained, tmp_path, monkeypatch):
     watch, modules = Watch(monkeypatch), listed("From a slide file to a prediction")
-    monkeypatch.setattr(tile_slides, "run_isolated", in_this_process)
+    monkeypatch.setattr(cohort_tiling, "run_slides", run_without_workers)
     for owner, name in (
         (TiffSlide, "_decode"),
-        (tile_slides, "tile_slide"),
+        (cohort_tiling, "tile_slide"),
         (h5py.File, "__init__"),
         (VitEncoder, "forward"),
         (ClsAttention, "forward"),

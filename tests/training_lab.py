@@ -11,7 +11,7 @@ from cohort_files import rows_of
 from command_line import tapfm
 from slide_files import section, write_slide
 
-from tapfm.adaptation.trainer import TIMED
+from tapfm.adaptation.epoch_summary import TIMED
 from tapfm.runs.checkpoint import load_checkpoint
 from tapfm.tiles.store import TileSet, write_tiles
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from tapfm.cli.main import app
 from tapfm.runs.ensemble import write_ensemble
 from tapfm.runtime.files import write_atomically
-from tapfm.study import costs, fits, forgetting, runner, table_text
+from tapfm.study import costs, fits, forgetting, status, table_text
 from tapfm.study.folder import StudyFolder
 from tapfm.study.tables import ResultTable
 
 TARGET = "FGFR3"  # the one that is painted; on the page it stands for any
 SLIDE = "S001"  # the first that is painted; on the page ID
-STUDY_TABLES: dict[str, Callable[[], bytes]] = {
+STUDY_TABLES: dict[str, Callable[[], str]] = {
     "ablation.csv": lambda: fits.ablation_csv([]),
     "costs.csv": lambda: costs.costs_csv([]),
     "forgetting.csv": lambda: forgetting.forgetting_csv([]),
@@ -49,9 +49,9 @@ def make_lab(folder: Path) -> None:
         tapfm("report", "runs/first", "--out", "report.html")
         write_ensemble(Path("ensemble"), [Path("runs/first")], "seeds")
         study = StudyFolder(Path("study"))  # of a study, whose runs would take minutes, its tables without lines
-        runner.write_status(study, [], {})
+        status.write_status(study, [], {})
         for name, header in STUDY_TABLES.items():
-            write_atomically(study.path / name, header())
+            write_atomically(study.path / name, header().encode())
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ from typing import get_args
 from reference_text import any_of, code
 
 from tapfm.evaluation.measures import NAMES as METRICS
+from tapfm.runtime.steps import State
 from tapfm.slides.scale import Source
 from tapfm.study.fits import MEASURES as STABILITY
-from tapfm.study.runner import State
 
 Meanings = Mapping[str, str]
 

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tapfm.adaptation import optimisers
+from tapfm.adaptation import optimisers, shards
 from tapfm.adaptation.optimisers import (
     AdamW,
     Schedule,
     bytes_by_part,
-    flat_gradient,
     make_optimiser,
     set_rate,
     update,
     update_shard,
 )
+from tapfm.adaptation.shards import flat_gradient
 from tapfm.errors import CheckpointError
 from tapfm.runs.checkpoint import load_checkpoint, save_checkpoint
 
@@ -75,9 +75,9 @@ def same(ours, theirs):
 
 @pytest.fixture(params=["side by side", "large ones alone"])
 def small_shards(monkeypatch, request):
-    monkeypatch.setattr(optimisers, "SHARD_ELEMENTS", 1000)
+    monkeypatch.setattr(shards, "SHARD_ELEMENTS", 1000)
     if request.param == "large ones alone":
-        monkeypatch.setattr(optimisers, "ALONE_FROM_ELEMENTS", 200)
+        monkeypatch.setattr(shards, "ALONE_FROM_ELEMENTS", 200)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -119,7 +119,7 @@ def test_parameters_keep_identity_and_values_and_become_views_of_few_tensors():
 
 
 def test_parameters_start_at_whole_blocks_in_shards_of_a_limited_size(monkeypatch):
-    monkeypatch.setattr(optimisers, "SHARD_ELEMENTS", 1024)
+    monkeypatch.setattr(shards, "SHARD_ELEMENTS", 1024)
     sizes = {"a": 3, "b": 700, "c": 300, "large": 5000, "d": 1024, "e": 1}
     optimiser = AdamW(
         {name: nn.Parameter(torch.full((size,), float(size))) for name, size in sizes.items()},
@@ -134,7 +134,7 @@ def test_parameters_start_at_whole_blocks_in_shards_of_a_limited_size(monkeypatc
 
 
 def test_a_large_parameter_has_a_shard_alone_and_its_gradient_is_taken_as_it_lies(monkeypatch):
-    monkeypatch.setattr(optimisers, "ALONE_FROM_ELEMENTS", 512)
+    monkeypatch.setattr(shards, "ALONE_FROM_ELEMENTS", 512)
     parameters = {
         "a": nn.Parameter(torch.zeros(3)),
         "b": nn.Parameter(torch.zeros(2, 256)),
@@ -377,7 +377,7 @@ def test_moments_of_other_parameters_are_refused_and_nothing_is_changed():
 
 def test_moments_that_lie_otherwise_are_refused_and_it_says_who_may_have_laid_them(monkeypatch):
     before = optimise(small_net()).state()
-    monkeypatch.setattr(optimisers, "ALONE_FROM_ELEMENTS", 200)
+    monkeypatch.setattr(shards, "ALONE_FROM_ELEMENTS", 200)
     with pytest.raises(CheckpointError, match="or lie otherwise") as error:
         optimise(small_net()).restore(before)
     assert "another version of tapfm: begin anew" in error.value.hint
@@ -435,7 +435,7 @@ def test_one_graph_serves_every_shard_rate_and_step(moments, monkeypatch):
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(optimisers, "SHARD_ELEMENTS", 1000)
+    monkeypatch.setattr(shards, "SHARD_ELEMENTS", 1000)
     monkeypatch.setattr(optimisers, "update_shard", torch.compile(update_shard, dynamic=True, backend=keep))
     nets = [nn.Sequential(*(nn.Linear(n, n) for n in (20, 25, 30, 40))) for _ in range(2)]
     nets[1] = copy.deepcopy(nets[0])

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from tapfm.adaptation import optimisers
 from tapfm.adaptation.optimisers import AdamW, bytes_by_part, update
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -67,7 +66,7 @@ def assert_close(ours, theirs, **tolerance):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(optimisers, "SHARD_ELEMENTS", 2**17)
+    monkeypatch.setattr("tapfm.adaptation.shards.SHARD_ELEMENTS", 2**17)
 
 
 @pytest.mark.usefixtures("small_shards")

@@ -10,9 +10,10 @@ import torch
 from slide_files import damage
 from training_slides import NO_AUGMENTATION, Memory, labelled, make_bags, make_learner, run, write_slides
 
+from tapfm.adaptation.epoch_summary import TIMED, targets_of
 from tapfm.adaptation.learner import Learner, Optimisation
 from tapfm.adaptation.optimisers import Schedule
-from tapfm.adaptation.trainer import TIMED, Plan, fit, targets_of
+from tapfm.adaptation.trainer import Plan, fit
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.abmil import Abmil
 from tapfm.encoders.features import FeatureSet, write_features

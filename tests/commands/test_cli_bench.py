@@ -79,7 +79,7 @@ def test_the_table_says_what_was_measured_and_for_whom(bench):
         "last:1",
         "Expected for your run: 10 slides (4 to train on) of 4 tiles each",
         "their times are added",
-        "Quick: figures are rough.",
+        "Quick: these measurements are rough.",
     ):
         assert words in said, words
 
@@ -99,7 +99,7 @@ def test_ctrl_c_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "reading_speed", pressed)
     result = tapfm("bench", "--quick", "--device", "cpu", "--out", tmp_path / "bench.json")
     assert result.returncode == 130
-    assert "Stopped; nothing was written." in result.said
+    assert "Stopped. Nothing was written." in result.said
     assert [path.name for path in tmp_path.rglob("*")] == ["temporary"]
 
 
@@ -138,7 +138,7 @@ def test_slides_that_cannot_be_read_are_named_on_the_screen_only(own_lab):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run.toml", "--cohort", "cohort.csv"], "says which slides and tiles, so that --cohort cannot"),
+        (["run.toml", "--cohort", "cohort.csv"], "names slides and tiles, and so do --cohort"),
         (["--cohort", "cohort.csv"], "--cohort needs --tiles"),
         (["--tiles", "tiles"], "--tiles needs --cohort"),
         (["--slides", "slides"], "--slides needs --cohort"),

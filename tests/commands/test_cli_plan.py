@@ -5,10 +5,10 @@ import json
 import pytest
 from command_line import tapfm
 
+from tapfm.adaptation import memory_plan
 from tapfm.adaptation.step_costs import GIB
 from tapfm.config.loading import load_config
 from tapfm.errors import SettingError
-from tapfm.workflows import plan as plan_run
 
 RUN = """
 [cohort]
@@ -81,7 +81,7 @@ def test_without_a_gpu_the_usual_cards_are_shown(plan, monkeypatch):
     result = plan()
     assert result.returncode == 0
     assert "There is no GPU here: tapfm train would use the CPU." in result.said
-    for gb in plan_run.USUAL_CARDS:
+    for gb in memory_plan.USUAL_CARDS:
         assert f"{gb:g} GB" in result.said
 
 
@@ -116,22 +116,22 @@ def test_where_nothing_fits_it_says_what_would(plan):
     result = plan("--gpu-memory", 6, encoder="h-optimus-0")
     assert result.returncode == 2
     assert "does not fit: it needs at least" in result.said
-    (would,) = [line for line in result.said.splitlines() if line.startswith("On this card would fit: ")]
+    (would,) = [line for line in result.said.splitlines() if line.startswith("This would fit on the card: ")]
     assert "adaptation.scope=last:4 (" in would
     assert "adaptation.scope=full" not in would
-    assert "As it is, it fits a card of 8 GB." in result.said
+    assert "fits a card of 8 GB." in result.said
     assert "Traceback" not in result.said
 
 
 def test_what_would_fit_does_fit(tmp_path):
     (tmp_path / "run.toml").write_text(RUN.format(encoder="h-optimus-0"))
     with pytest.raises(SettingError) as caught:
-        plan_run.plan_run(load_config(tmp_path / "run.toml"), gpu_memory=[6], tiles=None)
+        memory_plan.plan_memory(load_config(tmp_path / "run.toml"), gpu_memory=[6], tiles=None)
     offered = [word.split("=")[1] for word in caught.value.hint.split() if word.startswith("adaptation.scope=")]
     assert offered
     for scope in offered:
         config = load_config(tmp_path / "run.toml", [f"adaptation.scope={scope}"])
-        assert plan_run.plan_run(config, gpu_memory=[6], tiles=None).rows[0].plan is not None
+        assert memory_plan.plan_memory(config, gpu_memory=[6], tiles=None).rows[0].plan is not None
 
 
 def test_method_fixed_trains_no_encoder(plan):

@@ -54,7 +54,7 @@ def test_so_does_the_number_of_tiles():
     made = BaselineSlides(slides(20, "train", tiles=size), (), slides(10, "test", first=20, tiles=size))
     baseline = make_baseline(made, ["FGFR3"], None)
     assert auc_of(baseline) == 1.0
-    assert "the number of tiles alone" in baseline.said
+    assert "the number of tiles alone" in baseline.note
 
 
 def test_labels_of_what_is_evaluated_are_not_looked_at():
@@ -90,7 +90,7 @@ def test_a_slide_whose_colours_could_not_be_read_is_left_out_and_told():
     del known[key_of(asked[2])]
     baseline = make_baseline(BaselineSlides(training, (), asked), ["FGFR3"], known)
     assert [each.slide_id for each in baseline.predictions] == ["s10", "s11", "s13"]
-    assert "1 slide could not be read for it" in baseline.said
+    assert "1 slide could not be read for it" in baseline.note
 
 
 def test_too_few_training_slides_make_none():
@@ -98,7 +98,7 @@ def test_too_few_training_slides_make_none():
     known = colours((training[1], *asked), 0.0)
     baseline = make_baseline(BaselineSlides(training, (), asked), ["FGFR3"], known)
     assert baseline.predictions == ()
-    assert "too few training slides could be read for FGFR3" in baseline.said
+    assert "too few training slides could be read for FGFR3" in baseline.note
 
 
 def test_each_target_has_its_own():

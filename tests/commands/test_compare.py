@@ -10,7 +10,7 @@ from cohort_files import rows_of
 from command_line import tapfm
 from PIL import Image
 
-from tapfm import api
+import tapfm as tapfm_package
 from tapfm.evaluation.predictions import Prediction, scores, write_predictions
 
 FEW = ("--resamples", 100)
@@ -154,7 +154,7 @@ def test_patients_whom_a_model_has_seen_are_told(tables):
     result = compare(tables, tables / "own", tables / "elsewhere")
     assert result.returncode == 0, result.said
     (note,) = found_in(tables)["notes"]
-    assert note == "NOT HELD OUT: own learnt from, or was chosen by, 3 patients of these."
+    assert note == "NOT HELD OUT: own was trained on, or selected by, 3 patients of these."
     assert note in result.said
     assert note in (tables / "comparison" / "comparison.md").read_text()
 
@@ -174,13 +174,13 @@ def test_folders_of_evaluations_and_runs_are_looked_into(tables):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["good.csv"], "nothing to compare it with"),
-        (["good.csv", "absent.csv"], "There is no"),
+        (["good.csv"], "only one model"),
+        (["good.csv", "absent.csv"], "absent.csv does not exist"),
         (["good.csv", "good.csv"], "Several are called good"),
         (["good.csv", "."], "neither predictions.csv nor predictions-test.csv"),
         (["good.csv", "poor.csv", "--against", "god"], "Nearest: good"),
         (["good.csv", "poor.csv", "--unit", "tile"], "--unit must be slide or patient"),
-        (["good.csv", "poor.csv", "--resamples", "0"], "--resamples must be at least 1"),
+        (["good.csv", "poor.csv", "--resamples", "0"], "--resamples"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(tables, monkeypatch, arguments, said):
@@ -207,6 +207,7 @@ def test_markup_in_a_name_is_shown_as_it_is(tables):
 
 
 def test_the_same_from_python(tables):
-    compared = api.compare(tables / "good.csv", f"other={tables / 'poor.csv'}", out=tables / "python", resamples=100)
+    models = [tables / "good.csv", f"other={tables / 'poor.csv'}"]
+    compared = tapfm_package.compare(models, out=tables / "python", resamples=100)
     assert compared.methods == ("good", "other")
     assert (tables / "python" / "comparison.md").exists()

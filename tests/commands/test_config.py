@@ -570,7 +570,7 @@ def test_nothing_is_written_over(tmp_path, tapfm):
     file.write_text("mine")
     code, _, error = tapfm("config", "--out", file)
     assert code == 2
-    assert "is there already" in error
+    assert "already exists" in error
     assert file.read_text() == "mine"
 
 
@@ -587,7 +587,7 @@ def test_nothing_is_written_over(tmp_path, tapfm):
         (["."], "cannot be read (Is a directory)"),
         (
             ["run.toml", "--recipe", "paper", "--out", "x"],
-            "--recipe, --out begins a new file, and run.toml is one already",
+            "--recipe, --out starts a new file, but run.toml is one already",
         ),
         (["run.toml", "--set", "seed"], "is not of the form key=value"),
         (["run.toml", "--set", "sede=1"], "did you mean seed?"),

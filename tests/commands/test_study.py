@@ -150,7 +150,7 @@ def test_a_study_from_slides_to_tables(study_lab, here):
     (study_lab / "study.toml").write_text(settings.replace("schedule.epochs = 2", "schedule.epochs = 3"))
     changed = study(study_lab, "--resume")
     assert changed.returncode == 2
-    assert "has changed for runs that were begun" in changed.said
+    assert "has changed for runs" in changed.said
     assert f"{fixed}: schedule.epochs was 2, is 3" in changed.said
 
 
@@ -302,7 +302,7 @@ def test_a_study_that_is_stopped_goes_on(study_lab, here, number, code):
     assert process.returncode == code, said + more
     assert "Traceback" not in more
     if number == signal.SIGINT:
-        assert f"To go on: tapfm study {out}/study.toml --out {out} --resume" in more
+        assert f"tapfm study {out}/study.toml --out {out} --resume" in more
         assert status_of(out)["tapfm-pocket/tapfm/cls-attention/seed0", "train"]["state"] == "not run"
     log = out / "logs/tapfm-pocket/tapfm/cls-attention/seed0.log"
     deadline = time.monotonic() + 60
@@ -315,7 +315,7 @@ def test_a_study_that_is_stopped_goes_on(study_lab, here, number, code):
     result = tapfm("study", out / "study.toml", "--out", out, "--resume")
     assert result.returncode == 0, result.said
     assert [words[0] for words in here] == ["train", "evaluate"]
-    assert "Going on at epoch" in log.read_text()
+    assert "Resuming in epoch" in log.read_text()
     assert len(history_of(run)) == 12
 
 
@@ -326,29 +326,29 @@ def test_what_a_command_says_last_is_why_it_failed(tmp_path):
     )
     assert code == 2
     assert log.read_text().startswith("$ tapfm train ")
-    assert study_child.reason_of(code, log, 0).startswith(f"{tmp_path}/absent.toml cannot be read")
+    assert study_child.failure_reason(code, log, 0).startswith(f"{tmp_path}/absent.toml cannot be read")
     log.write_text("error: before\n$ tapfm train\nTraceback\nMemoryError: 3 GB\n")
     since_bytes = len("error: before\n")
-    assert study_child.reason_of(1, log, since_bytes) == "its process ended with code 1: MemoryError: 3 GB"
-    assert "killed by SIGKILL" in study_child.reason_of(-9, log, since_bytes)
+    assert study_child.failure_reason(1, log, since_bytes) == "its process ended with code 1: MemoryError: 3 GB"
+    assert "killed by SIGKILL" in study_child.failure_reason(-9, log, since_bytes)
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ([], "There is nothing to study"),
+        ([], "There is no study to run"),
         (["--preset", "paper-table9", "--out", "x"], "There is no preset called 'paper-table9'"),
         (["--preset", "paper-table1", "--out", "x"], "needs slides"),
         (["--preset", "layers", "--scale", "tiny", "--out", "x"], "It is full or mini"),
         (
             ["--preset", "layers", "--scale", "mini", "--cohort", "c.csv", "--out", "x"],
-            "slides and an encoder of its own",
+            "has its own slides and encoder",
         ),
-        (["study.toml"], "Where should the study go?"),
-        (["study.toml", "--preset", "layers", "--out", "x"], "make another study"),
+        (["study.toml"], "The study has no folder"),
+        (["study.toml", "--preset", "layers", "--out", "x"], "define another one"),
         (["absent.toml", "--out", "x"], "cannot be read"),
         (["--tables", "--out", "x"], "cannot be read"),
-        (["--write", "new.toml"], "There is nothing to study"),
+        (["--write", "new.toml"], "There is no study to run"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -9,9 +9,9 @@ from tapfm.config.loading import resolve
 from tapfm.config.study import load_study, resolve_study, study_text
 from tapfm.errors import InputError, SettingError, UnknownNameError
 from tapfm.study.folder import StudyFolder
-from tapfm.study.from_preset import Given, mini_study, preset_study, preset_tables, preset_text, presets_named
+from tapfm.study.from_preset import PresetOptions, find_presets, mini_study, preset_study, preset_tables, preset_text
+from tapfm.study.plan import plan_study
 from tapfm.study.presets import PRESETS
-from tapfm.study.runner import plan
 from tapfm.study.runs import chosen, methods_of, run_config, runs_of
 
 SLIDES = {"cohort": {"table": "c.csv", "tiles": "tiles"}}
@@ -159,25 +159,25 @@ def test_an_impossible_run_is_named_and_the_others_are_planned(tmp_path):
     config = study(
         regimes=["finetune", "tapfm"], variants=[{"name": "half", "settings": {"adaptation": {"lambda": 0.5}}}]
     )
-    planned = plan(config, StudyFolder(tmp_path))
+    planned = plan_study(config, StudyFolder(tmp_path))
     assert list(planned.configs) == ["tapfm-pocket/tapfm/cls-attention/half/seed0"]
     assert "adaptation.lambda: is 0 with method finetune" in planned.problems["tapfm-pocket/finetune/abmil/half/seed0"]
     with pytest.raises(SettingError, match="No run of small is possible"):
-        plan(study(regimes=["tapfm"], settings={"adaptation": {"lambda": -1}}), StudyFolder(tmp_path))
+        plan_study(study(regimes=["tapfm"], settings={"adaptation": {"lambda": -1}}), StudyFolder(tmp_path))
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_whole_in_both_scales_and_as_a_file(name, tmp_path):
-    given = Given(cohort=Path("c.csv"), external=Path("x.csv"), probe_tiles=Path("probe"))
+    given = PresetOptions(cohort=Path("c.csv"), external=Path("x.csv"), probe_tiles=Path("probe"))
     full = preset_study(name, given)
     mini = mini_study(name, tmp_path)
     for config in (full, mini):
-        planned = plan(config, StudyFolder(tmp_path))
+        planned = plan_study(config, StudyFolder(tmp_path))
         assert not planned.problems
         assert planned.runs
     assert "machinery" in mini.notes[0]
     assert "K = " in mini.notes[1]
-    text = preset_text(name, Given(), tmp_path / "study.toml")
+    text = preset_text(name, PresetOptions(), tmp_path / "study.toml")
     (tmp_path / "study.toml").write_text(text)
     written = load_study(tmp_path / "study.toml")
     assert written.cohort.table == tmp_path / "split.csv"
@@ -185,7 +185,7 @@ def test_every_preset_is_whole_in_both_scales_and_as_a_file(name, tmp_path):
 
 
 def test_presets_are_the_papers_grids():
-    given = Given(cohort=Path("c.csv"))
+    given = PresetOptions(cohort=Path("c.csv"))
     table1 = preset_study("paper-table1", given)
     assert len(names(table1)) == 3 * 4 * 2 + 3 * 2
     configs = {run.name: run_config(table1, run, Path("f")) for run in runs_of(table1)}
@@ -201,19 +201,19 @@ def test_presets_are_the_papers_grids():
 
 
 def test_a_preset_takes_what_is_typed_and_asks_for_what_is_missing():
-    given = Given(cohort=Path("c.csv"), targets=("A", "B"), encoders=("uni",), seeds=(3,), folds=(0, 1))
+    given = PresetOptions(cohort=Path("c.csv"), targets=("A", "B"), encoders=("uni",), seeds=(3,), folds=(0, 1))
     config = preset_study("paper-table1", given)
     assert (config.targets, config.encoders, config.seeds, config.folds) == (["A", "B"], ["uni"], [3], [0, 1])
     assert config.external is None
     with pytest.raises(InputError, match="needs slides"):
-        preset_study("paper-table1", Given())
+        preset_study("paper-table1", PresetOptions())
     with pytest.raises(InputError, match="tiles of another task"):
-        preset_study("forgetting", Given(cohort=Path("c.csv")))
+        preset_study("forgetting", PresetOptions(cohort=Path("c.csv")))
     with pytest.raises(UnknownNameError, match="no preset called 'paper-table'"):
-        presets_named("paper-table", mini=False)
+        find_presets("paper-table", mini=False)
     with pytest.raises(InputError, match="is for --scale mini"):
-        presets_named("all", mini=False)
-    assert len(presets_named("all", mini=True)) == 5
+        find_presets("all", mini=False)
+    assert len(find_presets("all", mini=True)) == 5
 
 
 def test_a_runs_configuration_is_what_train_reads():

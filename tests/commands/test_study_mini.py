@@ -5,11 +5,11 @@ from command_line import tapfm
 from PIL import Image
 from rich.console import Console
 
-from tapfm.cli.study import prepare_mini
 from tapfm.study import mini as study_mini
 from tapfm.study.from_preset import mini_study
+from tapfm.study.plan import check_slides
 from tapfm.study.probe_pictures import find_pictures
-from tapfm.study.runner import check_slides
+from tapfm.workflows.study import prepare_mini
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +25,11 @@ def made(tmp_path_factory):
         assert result.returncode == 0, result.said
         return 0
 
-    outcome = study_mini.prepare(folder, ["fgfr3"], console=Console(quiet=True), start=run)
-    assert not outcome.failed
+    results = study_mini.prepare(folder, ["fgfr3"], console=Console(quiet=True), run_command=run)
+    assert not results.failed
     assert [words[0] for words in commands] == ["synth", "tile", "tile"]
     commands.clear()
-    study_mini.prepare(folder, ["fgfr3"], console=Console(quiet=True), start=run)
+    study_mini.prepare(folder, ["fgfr3"], console=Console(quiet=True), run_command=run)
     assert not commands  # all of it is there
     return folder
 
@@ -44,7 +44,7 @@ def test_a_small_study_finds_all_it_needs(made):
 
 
 def test_tiles_of_another_task_are_cut_by_the_truth(made, monkeypatch):
-    monkeypatch.setattr(study_mini, "FEWEST", 2)
+    monkeypatch.setattr(study_mini, "MIN_TILES", 2)
     monkeypatch.setattr(study_mini, "PROBE_TILES", 5)
     folder = study_mini.cut_probe_tiles(made, "fgfr3")
     found = find_pictures(folder)
@@ -61,9 +61,9 @@ def test_tiles_of_another_task_are_cut_by_the_truth(made, monkeypatch):
 
 
 def test_what_it_is_worth_is_said_first(made, capsys, monkeypatch):
-    monkeypatch.setattr(study_mini, "FEWEST", 2)
+    monkeypatch.setattr(study_mini, "MIN_TILES", 2)
     console = Console(stderr=True, width=300)
-    prepare_mini("forgetting", {made: mini_study("forgetting", made)}, made, resume=False, messages=console)
+    prepare_mini("forgetting", {made: mini_study("forgetting", made)}, made, resume=False, console=console)
     said = capsys.readouterr().err
     assert "K = 12 tiles of a slide in a step, 8 epochs" in said
     assert "the machinery works" in said

@@ -1,136 +1,65 @@
-"""Steps of a study side by side: each waits for what it needs, a failure costs what needs it, a signal stops all."""
+"""What a study adds to its runner: status.csv, features that are not read again, threads that share the cores."""
 
+import csv
 import io
-import signal
-import threading
 
-import pytest
 from rich.console import Console
 
 from tapfm.config.study import load_study
 from tapfm.runtime.interrupts import StopRequests
+from tapfm.runtime.steps import Step
 from tapfm.study import runner as study_runner
-from tapfm.study.display import StudyWatcher
 from tapfm.study.folder import StudyFolder
-from tapfm.study.runner import Ended, do_steps, read_status, threads_for
-from tapfm.study.steps import Step
+from tapfm.study.runner import run_steps, thread_settings
+from tapfm.study.status import read_status
+from tapfm.study.steps import finished_steps
 
 
-class Commands:
-    """Takes the place of processes: notes what is at work together; `during` is called while a command is."""
-
-    def __init__(self, folder, during):
-        self.folder, self.during = folder, during
-        self.began, self.done, self.at_work, self.most = [], set(), set(), 0
-        self._gate = threading.Lock()
-
-    def __call__(self, words, log, look):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with self._gate:
-            self.began.append(words)
-            self.at_work.add(words)
-            self.most = max(self.most, len(self.at_work))
-        code = self.during(words, look)
-        log.write_text("error: it is broken\n" if code else "")
-        with self._gate:
-            self.at_work.remove(words)
-            if code == 0:
-                self.done.add(words)
-        return code
-
-    def step(self, of, what, *needs):
-        words = (what, of)
-        return Step(of, what, words, lambda: words in self.done, self.folder / "logs" / f"{of}-{what}", needs)
-
-    def steps(self):
-        """Features that two runs need, both runs, an evaluation of each."""
-        return [
-            self.step("features", "embed"),
-            *(self.step(run, "train", "features: embed") for run in ("a", "b")),
-            *(self.step(run, "evaluate test", f"{run}: train") for run in ("a", "b")),
-        ]
-
-    def run(self, **options):
-        said = io.StringIO()
-        with StopRequests(lambda text: None) as stop:  # noqa: ARG005
-            console = Console(file=said, width=200)
-            return do_steps(self.steps(), StudyFolder(self.folder), stop, console, self, **options), said.getvalue()
+def step(folder, group, name, *needs):
+    files = (folder / f"{group}-{name}",)
+    return Step(name, (name, group), folder / "logs" / f"{group}.log", group, files=files, needs=needs)
 
 
-def test_two_runs_are_at_work_at_one_time_after_what_they_need(tmp_path):
-    both = threading.Barrier(2, timeout=60)
+def test_status_csv_has_each_step_and_keeps_those_of_other_runs(tmp_path):
+    (tmp_path / "status.csv").write_text(
+        'run,step,state,reason,command,log\nother,train,failed,"a, b",tapfm train,logs/other.log\n'
+    )
+    steps = [
+        step(tmp_path, "features", "embed"),
+        *(step(tmp_path, run, "train", "features: embed") for run in ("a", "b")),
+        step(tmp_path, "a", "evaluate test", "a: train"),
+    ]
 
-    def during(words, look):
-        assert look() is None
-        if words[0] == "train":
-            both.wait()  # fails unless the other is at work too
+    def run_command(words, log, check):
+        assert check() is None
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("error: it is broken\n")
+        if words == ("train", "a"):
+            return 1
+        (tmp_path / f"{words[1]}-{words[0]}").touch()
         return 0
 
-    commands = Commands(tmp_path, during)
-    ended, said = commands.run(jobs=2)
-    assert {each.state for each in ended.values()} == {"done"}
-    assert commands.most == 2
-    assert commands.began[0] == ("embed", "features")
-    for run in ("a", "b"):
-        assert commands.began.index(("train", run)) < commands.began.index(("evaluate test", run))
-    assert [row[2] for row in read_status(StudyFolder(tmp_path)).values()] == ["done"] * 5
-    assert "0 of 2 runs done; features: embed" in said
+    said = io.StringIO()
+    with StopRequests(print) as stop:
+        run_steps(steps, StudyFolder(tmp_path), stop, Console(file=said, width=200), run_command, jobs=2)
+    with (tmp_path / "status.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [
+            ["run", "step", "state", "reason", "command", "log"],
+            ["other", "train", "failed", "a, b", "tapfm train", "logs/other.log"],
+            ["features", "embed", "done", "", "tapfm embed features", "logs/features.log"],
+            ["a", "train", "failed", "it is broken", "tapfm train a", "logs/a.log"],
+            ["b", "train", "done", "", "tapfm train b", "logs/b.log"],
+            ["a", "evaluate test", "not run", "needs a: train", "tapfm 'evaluate test' a", "logs/a.log"],
+        ]
+    assert read_status(StudyFolder(tmp_path))["b", "train"][2] == "done"
+    assert "0 of 2 runs done; features: embed" in said.getvalue()
 
 
-def test_a_failure_costs_what_needs_it_and_no_more(tmp_path):
-    commands = Commands(tmp_path, lambda words, look: 2 if words == ("train", "a") else 0)  # noqa: ARG005
-    ended, said = commands.run(jobs=2)
-    assert ended["a: train"] == Ended("failed", "it is broken")
-    assert ended["a: evaluate test"] == Ended("not run", "needs a: train")
-    assert ended["b: evaluate test"].state == "done"
-    assert "failed a: train: it is broken" in said
-
-
-def test_a_signal_reaches_both_and_nothing_new_is_begun(tmp_path):
-    heard, both = [], threading.Barrier(2, timeout=60)
-
-    def during(words, look):
-        if words[0] != "train":
-            return 0
-        if both.wait() == 0:
-            signal.raise_signal(signal.SIGINT)
-        while (number := look()) is None:
-            pass
-        heard.append((words, number))
-        return 128 + number
-
-    commands = Commands(tmp_path, during)
-    ended, _ = commands.run(jobs=2)
-    assert sorted(heard) == [(("train", run), signal.SIGINT) for run in ("a", "b")]
-    assert ended["a: train"] == ended["b: train"] == Ended("not run", "stopped")
-    assert not [words for words in commands.began if words[0].startswith("evaluate")]
-
-
-def test_a_second_signal_gives_up_what_is_at_work(tmp_path):
-    given_up = []
-
-    def during(words, look):
-        if words[0] == "embed":
-            return 0
-        try:
-            while True:
-                look()
-        except SystemExit:
-            given_up.append(words)
-            raise
-
-    commands = Commands(tmp_path, during)
-
-    class InAHurry:
-        """Signals end the main thread, once both runs are at work."""
-
-        def asked(self):
-            if threading.current_thread() is threading.main_thread() and len(commands.at_work) == 2:
-                raise SystemExit(130)
-
-    with pytest.raises(SystemExit):
-        do_steps(commands.steps(), StudyFolder(tmp_path), InAHurry(), Console(quiet=True), commands, jobs=2)
-    assert sorted(given_up) == [("train", "a"), ("train", "b")]
+def test_features_that_nothing_will_read_again_need_not_be_there(tmp_path):
+    steps = [step(tmp_path, "features", "embed"), step(tmp_path, "a", "train", "features: embed")]
+    assert finished_steps(steps) == set()
+    (tmp_path / "a-train").touch()
+    assert finished_steps(steps) == {"features: embed", "a: train"}
 
 
 def test_small_encoders_share_the_cores_and_sleep_while_they_wait(tmp_path, monkeypatch):
@@ -139,31 +68,8 @@ def test_small_encoders_share_the_cores_and_sleep_while_they_wait(tmp_path, monk
     )
     study = load_study(tmp_path / "study.toml")
     monkeypatch.setattr(study_runner, "available_cores", lambda: 6)
-    assert threads_for(study) == {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "passive"}
-    assert threads_for(study, jobs=2)["OMP_NUM_THREADS"] == "3"
-    assert threads_for(study, jobs=9)["OMP_NUM_THREADS"] == "1"
+    assert thread_settings(study) == {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "passive"}
+    assert thread_settings(study, jobs=2)["OMP_NUM_THREADS"] == "3"
+    assert thread_settings(study, jobs=9)["OMP_NUM_THREADS"] == "1"
     large = study.model_copy(update={"encoders": ["tapfm-pocket", "uni"]})
-    assert threads_for(large) == {}
-
-
-def test_steps_may_come_and_go_while_they_are_looked_at(tmp_path, monkeypatch):
-    monkeypatch.setattr("tapfm.study.display.COUNT_EVERY_S", 0)
-    watcher = StudyWatcher(Console(file=io.StringIO(), force_terminal=True), "runs", 2, 0)
-    failed = []
-
-    def come_and_go(name):
-        try:
-            for number in range(300):
-                with watcher.watching(f"{name}{number}", tmp_path / "history.jsonl", 3):
-                    watcher.look()
-        except Exception as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=come_and_go, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        watcher.look()
-    watcher.close()
-    assert not failed
-    assert not watcher.at_work
+    assert thread_settings(large) == {}

@@ -88,8 +88,8 @@ def results_of(study, strengths, *, folder=None, seeds=1, losses=(1.0, 0.9, 0.8)
     return StudyResults(study, StudyFolder(folder), methods, found)
 
 
-def rows_of(data):
-    return list(csv.DictReader(io.StringIO(data.decode())))
+def rows_of(text):
+    return list(csv.DictReader(io.StringIO(text)))
 
 
 def test_the_best_is_bold_the_second_underlined_and_tests_are_against_the_best():

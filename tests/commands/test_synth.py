@@ -14,6 +14,7 @@ from cohort_files import rows_of
 from command_line import PROGRAM, start, tapfm, wait_for
 
 from tapfm.cohort.manifest import read_cohort
+from tapfm.runtime.cohort_job import RESUME
 from tapfm.slides.opening import find_slides, open_slide
 from tapfm.slides.tissue import tissue_mask
 from tapfm.synthetic.truth import read_truth
@@ -147,7 +148,7 @@ def test_the_signal_is_in_a_minority_of_the_tiles_of_positive_slides_alone(paint
 
 def test_the_same_seed_paints_the_same_files(painted, tmp_path):
     folder, _ = painted
-    assert tapfm("synth", tmp_path / "again", *SMALL, "--workers", 1).returncode == 0
+    assert tapfm("synth", tmp_path / "again", *SMALL, "--workers", 0).returncode == 0
     first, second = contents(folder), contents(tmp_path / "again")
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
@@ -162,10 +163,10 @@ def test_a_second_run_paints_nothing_and_mends_what_is_gone(painted):
     before = contents(folder)
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.svs")}
     result = tapfm("synth", folder, *SMALL)
-    assert "8 of 8 slides are painted already" in result.stderr
+    assert "8 of 8 slides are already painted" in result.stderr
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.svs")} == times
     (folder / "slides" / "S002.svs").unlink()
-    assert "7 of 8 slides are painted already" in tapfm("synth", folder, *SMALL).stderr
+    assert "7 of 8 slides are already painted" in tapfm("synth", folder, *SMALL).stderr
     assert contents(folder) == before
 
 
@@ -193,7 +194,7 @@ def test_a_second_run_mends_what_is_damaged(painted, harm):
     harm(folder)
     result = tapfm("synth", folder, *SMALL)
     assert result.returncode == 0, result.stderr
-    assert "7 of 8 slides are painted already" in result.stderr
+    assert "7 of 8 slides are already painted" in result.stderr
     assert contents(folder) == before
 
 
@@ -237,13 +238,16 @@ def test_a_full_disk_is_an_error_not_a_traceback(tmp_path):
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
-    assert "the same command goes on from there" in result.stderr
+    assert RESUME in result.stderr
 
 
 def test_rare_targets_are_told_to_be_planted_more_often(tmp_path):
     settings = ("--task", "luad4", "--slides", 12, "--external", 0, "--tiles", 10, "--fractions", 0.5, 0.0, 0.5)
     result = tapfm("synth", tmp_path / "p", *settings)
-    assert "ALK, development: 4 positive instead of 0 (3% of 12), so that both classes are there" in result.stdout
+    assert (
+        "ALK, development: 4 positive instead of 0 (3% of 12), so that every split that is large enough"
+        in result.stdout
+    )
 
 
 def test_other_settings_need_force_and_leave_nothing_behind(tmp_path):
@@ -271,12 +275,13 @@ def test_a_run_that_is_stopped_goes_on(tmp_path, blow):
     _, stderr = process.communicate()
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[blow], stderr
     assert "Traceback" not in stderr
+    assert (RESUME in stderr) == (blow != signal.SIGKILL)
     assert not (folder / "cohort.csv").exists()  # no table of slides that are not there
     for path in (folder / "slides").glob("S*.svs"):
         openslide.OpenSlide(path).close()
     result = tapfm("synth", folder, *settings)
     assert result.returncode == 0, result.stderr
-    assert "of 6 slides are painted already" in result.stderr
+    assert "of 6 slides are already painted" in result.stderr
     assert len(rows_of(folder / "cohort.csv")) == 6
     assert not list(folder.rglob("*.unfinished"))
 
@@ -293,7 +298,7 @@ def test_a_run_that_is_stopped_goes_on(tmp_path, blow):
         (["--fractions", "nan", "0", "1"], "--fractions 0.8 0.1 0.1"),
         (["--slides", "0"], "2 to 9999"),
         (["--tiles", "100000"], "10 to 1000"),
-        (["--workers", "0"], "at least 1"),
+        (["--workers", "-1"], "Invalid value for"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_written(tmp_path, arguments, says):

@@ -49,7 +49,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(lab, tmp_path):
     assert 0 < read_description(last)["progress"]["step"] < 12
     result = tapfm("train", lab / "run.toml", "--out", killed, *settings, "--resume")
     assert result.returncode == 0, result.stderr
-    assert "Going on at epoch" in result.stderr
+    assert "Resuming in epoch" in result.stderr
     assert same_weights(whole, killed)
     assert untimed(whole) == untimed(killed)
     assert len(json.loads((killed / "environment.json").read_text())) == 4
@@ -66,7 +66,7 @@ def test_a_signal_saves_and_says_how_to_go_on(lab, tmp_path, number, code):
     _, said = process.communicate()
     assert process.returncode == code, said
     assert "Traceback" not in said
-    (command,) = re.findall(r"To go on: (tapfm train .*)", said)
+    (command,) = re.findall(r"To resume: (tapfm train .*)", said)
     step = read_description(out / "checkpoints" / "last.safetensors")["progress"]["step"]
     assert step > 0
     settings = ["--set", "schedule.epochs=100"]

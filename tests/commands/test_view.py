@@ -8,8 +8,8 @@ import pytest
 from command_line import start, tapfm
 from viewed_slides import two_predictions
 
-from tapfm.cli.view import has_desktop
 from tapfm.viewer.assets import FOLDER
+from tapfm.workflows.view import _has_desktop
 
 needs_pages = pytest.mark.skipif(
     not (FOLDER / "index.html").exists(), reason="the viewer's pages are not built: make setup"
@@ -34,7 +34,7 @@ def test_it_prints_an_address_answers_there_and_ends_quietly(predicted, with_sig
     finally:
         process.kill()
     assert process.returncode == code
-    assert said == "2 slides. Ctrl-C ends it. Open:\n"
+    assert said == "2 slides. Press Ctrl-C to stop. Open:\n"
 
 
 @needs_pages
@@ -76,9 +76,9 @@ def test_a_browser_is_not_opened_at_the_far_end_of_a_connection(monkeypatch):
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setenv("DISPLAY", ":0")
-    assert has_desktop()
+    assert _has_desktop()
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 22")
-    assert not has_desktop()
+    assert not _has_desktop()
     monkeypatch.delenv("SSH_CONNECTION")
     monkeypatch.delenv("DISPLAY")
-    assert not has_desktop()
+    assert not _has_desktop()

@@ -66,7 +66,7 @@ def test_what_the_page_says_of_a_wrong_encoder_is_said(other_tools, monkeypatch)
     fixed = "train again.toml --out runs/again --set adaptation.method=fixed --set tiles.features=stamp/uni-abcdef12"
     said = in_one_line(run(fixed).stderr)
     page = in_one_line((HOW_TO / "bring-other-tools-files.md").read_text())
-    (line,) = re.findall(r"These features \(STAMP\).*?another one\.", page)
+    (line,) = re.findall(r"The feature files \(STAMP\).*?another one\.", page)
     assert line in said
     refused = run(f"{fixed} --set aggregator.name=cls-attention --out runs/refused")
     assert refused.returncode == 2

@@ -1,6 +1,7 @@
 """The predictor: logits and tile scores of a slide, ensembles, out-of-memory retry, failures."""
 
 import gc
+import threading
 import weakref
 
 import numpy as np
@@ -14,7 +15,7 @@ from tapfm.encoders.inference import prepare_encoder
 from tapfm.errors import DeviceMemoryError, InputError, Interrupted, NonFiniteError, TileStoreError
 from tapfm.inference import bags as bags_module
 from tapfm.inference.bags import Bag, SlideFailed, Visit
-from tapfm.inference.predictor import InferenceModel, Predictor
+from tapfm.inference.predictor import InferenceModel, Predictor, share
 from tapfm.metrics.arrays import sigmoid
 from tapfm.runs.model import SlideModel
 from tapfm.tasks.catalog import build_task
@@ -337,3 +338,33 @@ def test_a_signal_stops_after_the_slide():
     assert stopped.value.signal_number == 15
     assert finished == ["S1", "S2"]
     assert bags.closed
+
+
+def test_two_threads_share_the_same_items():
+    first, second = share(iter(range(2000)))
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(second))
+    thread.start()
+    assert list(first) == list(range(2000))
+    thread.join()
+    assert found == list(range(2000))
+
+
+def test_shared_items_are_asked_for_once_and_only_when_they_are_needed():
+    asked = []
+    first, second = share(asked.append(number) or number for number in range(3))
+    assert asked == []
+    assert (next(first), next(second), next(second)) == (0, 0, 1)
+    assert asked == [0, 1]
+
+
+def test_an_error_of_shared_items_is_raised_on_both_sides():
+    def items():
+        yield 1
+        raise OSError("the claim cannot be written")
+
+    first, second = share(items())
+    assert (next(first), next(second)) == (1, 1)
+    for side in (first, second):
+        with pytest.raises(OSError, match="the claim"):
+            next(side)

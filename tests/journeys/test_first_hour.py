@@ -40,7 +40,7 @@ def demo(tmp_path_factory):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "to go on: tapfm demo --tiny --out demo" in said
+    assert "tapfm demo --tiny --out demo\n" in said
     again = subprocess.run(**program, capture_output=True, check=False)
     assert again.returncode == 0, again.stderr
     return where / "demo", again

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from tapfm.runtime.workers import Crew, Died, answer_items, run_isolated
+from tapfm.runtime.workers import WorkerDied, WorkerPool, count_workers, map_isolated, serve_function
 
 
 def behave(item):
@@ -25,17 +25,17 @@ def behave(item):
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_a_crash_costs_that_item_only(workers):
     items = ["a", "segfault", "b", "memory", "exit", "c", "segfault", "d"]
-    results = dict(run_isolated(behave, items, workers))
+    results = dict(map_isolated(behave, enumerate(items), workers))
     assert sorted(results) == list(range(8))
     assert [str(results[i]).split()[0] for i in (0, 2, 5, 7)] == ["a", "b", "c", "d"]
     assert "SIGSEGV" in results[1].reason
     assert "SIGKILL (out of memory?)" in results[3].reason
     assert "code 7" in results[4].reason
-    assert isinstance(results[6], Died)
+    assert isinstance(results[6], WorkerDied)
 
 
 def test_stopping_early_ends_the_workers():
-    results = run_isolated(behave, ["a", "forever", "forever"], 2)
+    results = map_isolated(behave, enumerate(["a", "forever", "forever"]), 2)
     _, answer = next(results)
     pid = int(answer.split()[-1])
     results.close()
@@ -43,23 +43,48 @@ def test_stopping_early_ends_the_workers():
         os.kill(pid, 0)
 
 
-@pytest.mark.parametrize(("hired", "workers", "employed"), [(1, 2, 1), (3, 2, 2)])
-def test_those_who_were_hired_before_work_first_and_no_more_than_are_needed(hired, workers, employed):
+@pytest.mark.parametrize(("started", "workers", "used"), [(1, 2, 1), (3, 2, 2)])
+def test_workers_of_a_pool_work_first_and_no_more_than_are_needed(started, workers, used):
     before = set(multiprocessing.active_children())
-    with closing(Crew(hired, answer_items, behave)) as crew:
+    with closing(WorkerPool(started, serve_function, behave)) as pool:
         pids = {process.pid for process in set(multiprocessing.active_children()) - before}
-        results = dict(run_isolated(behave, ["a", "b"], workers, crew))
-    assert len({int(answer.split()[-1]) for answer in results.values()} & pids) == employed
+        results = dict(map_isolated(behave, enumerate(["a", "b"]), workers, pool))
+    assert len({int(answer.split()[-1]) for answer in results.values()} & pids) == used
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_a_crew_that_nobody_asks_is_ended():
+def test_a_pool_that_nobody_uses_is_stopped():
     before = set(multiprocessing.active_children())
-    with closing(Crew(2, answer_items, behave)) as crew:
+    with closing(WorkerPool(2, serve_function, behave)) as pool:
         assert len(set(multiprocessing.active_children()) - before) == 2
-        assert list(run_isolated(behave, [], 3, crew)) == []
+        assert list(map_isolated(behave, [], 3, pool)) == []
     assert set(multiprocessing.active_children()) <= before
 
 
 def test_nothing_to_do():
-    assert list(run_isolated(behave, [], 3)) == []
+    assert list(map_isolated(behave, [], 3)) == []
+
+
+def test_items_are_taken_when_a_worker_is_free_for_them():
+    taken = []
+
+    def items():
+        for name in "abcd":
+            taken.append(name)
+            yield name, name
+
+    results = map_isolated(behave, items(), 1)
+    key, _ = next(results)
+    assert key == "a"
+    assert taken == ["a", "b"]  # the next one is at work while the caller handles the first
+    assert [key for key, _ in results] == ["b", "c", "d"]
+
+
+def test_without_workers_everything_runs_in_this_process():
+    results = dict(map_isolated(behave, enumerate(["a", "b"]), 0))
+    assert {int(answer.split()[-1]) for answer in results.values()} == {os.getpid()}
+
+
+def test_none_is_one_worker_per_core_and_0_is_none(monkeypatch):
+    monkeypatch.setattr("tapfm.runtime.workers.available_cores", lambda: 7)
+    assert [count_workers(workers) for workers in (None, 0, 3)] == [7, 0, 3]

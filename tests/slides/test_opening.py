@@ -10,7 +10,8 @@ from slide_files import GLASS, REAL, needs_real_slides, section, write_slide
 from tapfm.errors import TileReadError, UnreadableSlideError
 from tapfm.slides.opening import files_of, find_slides, open_slide, series_of
 from tapfm.slides.readers.openslide import OpenSlideSlide
-from tapfm.slides.readers.tiff import NotOursError, TiffSlide
+from tapfm.slides.readers.tiff import TiffSlide
+from tapfm.slides.readers.tiff_structure import NotOursError
 
 # --- what cannot be read
 

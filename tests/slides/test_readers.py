@@ -11,7 +11,8 @@ from tapfm.errors import UnreadableSlideError
 from tapfm.slides.opening import open_slide
 from tapfm.slides.readers.jpeg import decode_jpeg, frame_header
 from tapfm.slides.readers.openslide import OpenSlideSlide
-from tapfm.slides.readers.tiff import NotOursError, TiffSlide, ome_metadata
+from tapfm.slides.readers.tiff import TiffSlide
+from tapfm.slides.readers.tiff_structure import NotOursError, ome_metadata
 from tapfm.slides.slide import Box
 
 

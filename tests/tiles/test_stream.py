@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from slide_files import damage, section, write_slide
 
-from tapfm.runtime.workers import Crew
+from tapfm.runtime.workers import WorkerPool
 from tapfm.slides.opening import open_slide
 from tapfm.tiles.reading import TileRequest
 from tapfm.tiles.stream import PIECE, TileStream, serve_pieces
@@ -141,9 +141,9 @@ def test_closing_early_ends_the_workers(folder):
 def test_workers_that_were_hired_before_read_the_same(folder, hired, workers):
     wanted = requests(folder)
     before = set(multiprocessing.active_children())
-    with closing(Crew(hired, serve_pieces)) as crew:
+    with closing(WorkerPool(hired, serve_pieces)) as pool:
         ahead = set(multiprocessing.active_children()) - before
-        with TileStream(wanted, workers=workers, crew=crew) as stream:
+        with TileStream(wanted, workers=workers, pool=pool) as stream:
             found = list(stream)
             employed = set(multiprocessing.active_children()) - before
     assert len(employed) == workers

@@ -9,39 +9,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TaskID
 
 from tapfm.runs import progress as progress_of_run
-from tapfm.runtime.progress import SAY_EVERY_S
+from tapfm.runtime.progress import PRINT_EVERY_S, progress_bars
 
 
-class TrainingWatcher:
-    """Tells how a run goes."""
+class TrainingDisplay:
+    """Shows the progress of a training run."""
 
     def __init__(self, console: Console, epochs: int, slides: int, validation_slides: int, folder: Path) -> None:
         self._console, self._epochs = console, epochs
         self._per_epoch = slides + validation_slides
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._run = self._progress.add_task("run", total=epochs * self._per_epoch, said="", visible=False)
-        self._pass: TaskID = self._progress.add_task("", total=None, said="", visible=False)
+        self._progress = progress_bars(console)
+        self._run = self._progress.add_task("run", total=epochs * self._per_epoch, note="", visible=False)
+        self._pass: TaskID = self._progress.add_task("", total=None, note="", visible=False)
         self._progress.start()
         self._said_at = time.monotonic()
         self._phase, self._epoch, self._done, self._total = "train", 0, 0, 0
@@ -73,9 +55,9 @@ class TrainingWatcher:
         said = f"{loss}{sums.tiles_per_second:,.0f} tiles/s, waiting {sums.waiting_share:.0%}"
         if progress.failed:
             said += f", {len(progress.failed)} failed"
-        self._progress.update(self._pass, advance=1, said=said)
-        self._progress.update(self._run, advance=1, said=best_so_far(progress))
-        if not self._console.is_terminal and time.monotonic() - self._said_at > SAY_EVERY_S:
+        self._progress.update(self._pass, advance=1, note=said)
+        self._progress.update(self._run, advance=1, note=best_so_far(progress))
+        if not self._console.is_terminal and time.monotonic() - self._said_at > PRINT_EVERY_S:
             verb = "training" if self._phase == "train" else "validation"
             self._say(f"epoch {self._epoch + 1}/{self._epochs} {verb}: {self._done} of {self._total} slides, {said}")
 

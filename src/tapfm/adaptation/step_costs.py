@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.moments import Moments, moment_bytes
-from tapfm.adaptation.optimisers import SHARD_ELEMENTS, bytes_by_part
+from tapfm.adaptation.optimisers import bytes_by_part
+from tapfm.adaptation.shards import SHARD_ELEMENTS
 from tapfm.encoders.blocks import Recompute
 
 Precision = Literal["float32", "bfloat16", "float16"]

@@ -16,11 +16,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
+from tapfm.adaptation.epoch_summary import epoch_row, is_better, rule_for, score_of, targets_of
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.two_graph import StepReport
-from tapfm.contracts import Targets
 from tapfm.errors import Interrupted, SlidesFailedError
-from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit, scores
+from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit
 from tapfm.inference.bags import Bag, Bags, SlideFailed, Visit, refuse_too_many_missing
 from tapfm.inference.predictor import Predictor
 from tapfm.runs.progress import SUMMED, EpochSums, Progress
@@ -277,12 +277,10 @@ class Run:
     def end_epoch(self, predictions: Sequence[Prediction]) -> None:
         """Write the epoch down, keep it if it is the best, and save."""
         progress = self.progress
-        row = self.summary_of_epoch(predictions)
+        row = epoch_row(self.learner, progress, self.training, predictions, self.plan.unit)
         if progress.selected_by is None:  # once for the run: an AUC cannot be compared with a loss
             progress.selected_by = rule_for(row)
-        row["score"] = {"auc": row["val_macro_auc"], "loss": negative(row["val_loss"]), "last": progress.epoch}[
-            progress.selected_by
-        ]
+        row["score"] = score_of(row, progress.selected_by, progress.epoch)
         best = is_better(row["score"], progress.best_score)
         if best:
             progress.best_epoch, progress.best_score = progress.epoch, row["score"]
@@ -297,38 +295,6 @@ class Run:
         self.watcher.finished_epoch(row, best=best)
         give_back_memory()
 
-    def summary_of_epoch(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
-        """Make the line of history.jsonl."""
-        progress, sums, targets = self.progress, self.progress.sums, self.learner.model.task.targets
-        encoder_rate, aggregator_rate = self.learner.rates(progress.epoch)
-        seen = [
-            slide.prediction(targets, sums.logits[slide.slide_id], 0)
-            for slide in self.training
-            if slide.slide_id in sums.logits
-        ]
-        train, val = scores(seen, targets, self.plan.unit), scores(predictions, targets, self.plan.unit)
-        loss = mean_loss(self.learner, predictions)
-        return {
-            "epoch": progress.epoch + 1,
-            **{name: sums.sums[name] / max(sums.slides, 1) for name in SUMMED},
-            "train_auc": dict(train.auc),
-            "train_macro_auc": train.macro,
-            "val_auc": dict(val.auc),
-            "val_macro_auc": val.macro,
-            "val_undefined": dict(val.why_undefined),
-            "val_loss": loss,
-            "encoder_lr": encoder_rate,
-            "aggregator_lr": aggregator_rate,
-            "slides": sums.slides,
-            "slides_failed": len(progress.failed),
-            "tiles": sums.tiles,
-            "tiles_failed": sums.tiles_failed,
-            "seconds": round(sums.seconds, 3),
-            "tiles_per_second": round(sums.tiles_per_second, 2),
-            "waiting_share": round(sums.waiting_share, 4),
-            "peak_memory_gib": round(sums.peak_bytes / 2**30, 3),
-        }
-
     def save_last(self) -> None:
         """Save, and remember when."""
         self.read_reports()
@@ -342,45 +308,9 @@ class Run:
             raise Interrupted(number)
 
 
-TIMED = ("seconds", "tiles_per_second", "waiting_share", "peak_memory_gib")  # what two equal runs may differ in
-
-
 def by_id(slide: LabelledSlide) -> str:
     """Sort by what does not change."""
     return slide.slide_id
-
-
-def rule_for(row: Mapping[str, Any]) -> str:
-    """Say what decides: the validation AUC; without one the validation loss; without that the last epoch is kept."""
-    if row["val_macro_auc"] is not None:
-        return "auc"
-    return "loss" if row["val_loss"] is not None else "last"
-
-
-def is_better(score: float | None, best: float | None) -> bool:
-    """Say whether an epoch replaces the best so far; ties keep the earlier, and no score is never better."""
-    return score is not None and (best is None or score > best)
-
-
-def negative(value: float | None) -> float | None:
-    """Turn a loss into a score."""
-    return None if value is None else -value
-
-
-def targets_of(labels: Mapping[str, int | None]) -> Targets:
-    """Return labels as the task takes them."""
-    return Targets.of(list(labels.values()))
-
-
-def mean_loss(learner: Learner, predictions: Sequence[Prediction]) -> float | None:
-    """Give the mean of L_agg over slides; None where there are none."""
-    if not predictions:
-        return None
-    losses = [
-        learner.model.task.loss(torch.tensor(list(each.logits.values()), dtype=torch.float64), targets_of(each.labels))
-        for each in predictions
-    ]
-    return float(torch.stack(losses).mean())
 
 
 def give_back_memory() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +12,9 @@ from rich.console import Console
 from tapfm.encoders.features import FEATURES_VERSION
 from tapfm.errors import InputError, Interrupted
 from tapfm.runs.data import SlideOfRun
+from tapfm.runtime.csv_files import csv_line
 from tapfm.runtime.files import fingerprint, refuse_full_disk
-from tapfm.runtime.progress import Counter
+from tapfm.runtime.progress import SlideProgress
 from tapfm.tiles.colours import COLOUR_STATISTICS, COLOURS_VERSION, colour_statistics, histograms_of
 from tapfm.tiles.reading import TileRequest
 from tapfm.tiles.sampling import draw_tiles
@@ -42,14 +41,14 @@ def read_colours(
     if todo:
         with (
             TileStream([request_of(key, slide) for key, slide in todo.items()], workers=workers) as stream,
-            closing(Counter(console, f"colours of {TILES} tiles", len(todo))) as counter,
+            SlideProgress(console, f"colours of {TILES} tiles", slides=len(todo)) as progress,
         ):
             for read in stream:
                 key = read.request.slide_id
                 if len(read.pixels):
                     known[key] = statistics = colour_statistics(histograms_of(read.pixels))
                     add_line(table, [todo[key].row.slide_id, key, *map(repr, statistics)])
-                counter.one_more(len(read.pixels))
+                progress.finish_slide(todo[key].row.slide_id, tiles=len(read.pixels))
                 if (number := asked_to_stop()) is not None:
                     raise Interrupted(number)
     return {key: known[key] for key in by_key if key in known}
@@ -100,9 +99,7 @@ def begin(table: Path) -> dict[str, Sequence[float]]:
 
 def add_line(table: Path, fields: Sequence[str]) -> None:
     """Remember one more slide."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="").writerow(fields)
-    add_text(table, "\n" + text.getvalue())  # a line before that was cut off stays alone
+    add_text(table, "\n" + csv_line(fields))  # a line before that was cut off stays alone
 
 
 def add_text(table: Path, text: str) -> None:

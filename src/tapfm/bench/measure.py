@@ -18,14 +18,14 @@ from rich.console import Console
 from tapfm.bench.computing import EncodingSpeed, StepSpeed, Way, encoding_speed, step_speed, tiles_of_step
 from tapfm.bench.expectations import Expectation, Speeds, Work, expect
 from tapfm.bench.models import Subject, check_scopes
-from tapfm.bench.peak import CopySpeed, MatrixPeak, copy_speed, matrix_peak
+from tapfm.bench.peak import MatrixPeak, copy_speed, matrix_peak
 from tapfm.bench.reading import ReadingSpeed, painted_file, reading_speed
 from tapfm.bench.slides import BenchSlides, in_splits, work_of
 from tapfm.bench.timing import GIB, within_memory
 from tapfm.errors import InputError
 from tapfm.runs.folder import version_of
 from tapfm.runtime.files import write_atomically
-from tapfm.runtime.progress import progress_bar
+from tapfm.runtime.progress import progress_bars
 from tapfm.runtime.workers import available_cores
 from tapfm.version import __version__
 
@@ -71,7 +71,7 @@ class Bench:
     quick: bool
     machine: Machine
     matrix: MatrixPeak
-    copying: CopySpeed | None
+    copying: float | None  # GB/s to the GPU
     reading: list[ReadingSpeed]
     encoding: EncodingSpeed
     steps: list[StepSpeed]
@@ -90,7 +90,7 @@ class Bench:
             "quick": self.quick,
             "machine": asdict(self.machine),
             "matrix": asdict(self.matrix),
-            "copying": None if self.copying is None else asdict(self.copying),
+            "copying": None if self.copying is None else {"gb_per_second": self.copying},
             "reading": [with_speed(replace(row, reason=None)) for row in self.reading],
             "encoding": with_speed(self.encoding),
             "steps": [with_speed(row) for row in self.steps],
@@ -109,9 +109,9 @@ class Stages:
     """A bar that says what is being measured; lines where no terminal shows it."""
 
     def __init__(self, console: Console, total: int) -> None:
-        self._console, self._progress = console, progress_bar(console)
+        self._console, self._progress = console, progress_bars(console)
         self._begun = 0
-        self._bar = self._progress.add_task("", total=total, speed="")
+        self._bar = self._progress.add_task("", total=total, note="")
         self._progress.start()
 
     def begin(self, what: str) -> None:

@@ -22,13 +22,6 @@ class MatrixPeak:
     tflops: float
 
 
-@dataclass(frozen=True)
-class CopySpeed:
-    """Speed of copies from page-locked memory to the GPU."""
-
-    gb_per_second: float
-
-
 def matrix_peak(device: torch.device, dtype: torch.dtype, *, budget_s: float) -> MatrixPeak:
     """Multiply matrices; random ones, as a GPU is faster, and cooler, with zeros."""
     side, products = SIDE[device.type], PRODUCTS[device.type]
@@ -45,11 +38,11 @@ def matrix_peak(device: torch.device, dtype: torch.dtype, *, budget_s: float) ->
     return MatrixPeak(str(dtype).removeprefix("torch."), side, flop / timing.seconds / 1e12)
 
 
-def copy_speed(device: torch.device, *, budget_s: float) -> CopySpeed | None:
-    """Copy from host to device; None where there is no other memory to copy to."""
+def copy_speed(device: torch.device, *, budget_s: float) -> float | None:
+    """Measure copies from page-locked memory to the GPU, in GB/s; None without a GPU."""
     if device.type != "cuda":
         return None
     host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
     timing = time_repeated(lambda: there.copy_(host, non_blocking=True), device, budget_s=budget_s)
-    return CopySpeed(COPY_BYTES / timing.seconds / 1e9)
+    return COPY_BYTES / timing.seconds / 1e9

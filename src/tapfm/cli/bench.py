@@ -1,51 +1,26 @@
-"""The command that measures this machine. What it needs is imported when it runs, so that help comes at once."""
+"""`tapfm bench`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
+from rich.table import Table
 
-from tapfm.cli.options import ReadingWorkers
-from tapfm.errors import InputError
+from tapfm.cli.command import command
+from tapfm.cli.console import messages, print_line, terminal
+from tapfm.runtime.messages import counted
+from tapfm.workflows import bench as workflow
 
-WITH_GPU, WITHOUT_GPU = "uni", "tapfm-pocket"
+if TYPE_CHECKING:
+    from tapfm.bench.computing import StepSpeed
+    from tapfm.bench.measure import Bench
+    from tapfm.bench.reading import ReadingSpeed
 
 
-def bench(
-    run: Annotated[
-        Path | None, typer.Argument(metavar="RUN.toml", help="Measure for this run: its encoder, slides, ...")
-    ] = None,
-    encoder: Annotated[
-        str | None,
-        typer.Option("--encoder", help="One of `tapfm encoders`.", show_default="uni; without a GPU tapfm-pocket"),
-    ] = None,
-    cohort: Annotated[
-        Path | None, typer.Option("--cohort", metavar="CSV", help="Your slides, to read and to plan for.")
-    ] = None,
-    tiles: Annotated[
-        Path | None, typer.Option("--tiles", metavar="DIR", help="Their tiles: what `tapfm tile` wrote.")
-    ] = None,
-    slides: Annotated[
-        Path | None, typer.Option("--slides", metavar="DIR", help="Where to look for slides that moved.")
-    ] = None,
-    scopes: Annotated[
-        list[str] | None,
-        typer.Option("--scope", metavar="SCOPE", help="Steps of this too: last:4, lora:16; repeatable."),
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option("--precision", help="As in RUN.toml: auto, float32, ...", show_default="auto")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", show_default="auto")
-    ] = None,
-    workers: ReadingWorkers = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write all figures here, as JSON.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Rough figures, in seconds.")] = False,
-) -> None:
-    """Measure this machine, and say how long training and prediction will take.
+@command(workflow.BenchOptions, stopped="Nothing was written.")
+def bench(options: workflow.BenchOptions) -> None:
+    """Measure this machine, and estimate how long training and prediction will take.
 
     \b
     tapfm bench
@@ -58,67 +33,116 @@ def bench(
     prediction, and whether reading or computing takes longer. Weights are
     random, which are as fast as any: nothing is downloaded.
     """
-    from tapfm.bench.slides import slides_of_cohort, slides_of_paper, slides_of_run
-    from tapfm.config.loading import load_config
-    from tapfm.encoders.adapters import Scope
-    from tapfm.encoders.catalog import encoder_card
-    from tapfm.runtime.devices import check_precision, choose_device
-    from tapfm.runtime.workers import available_cores
+    measured = workflow.bench.run(options, messages())
+    _print_bench(measured, terminal())
+    if options.out is not None:
+        print_line(messages(), f"Written: {options.out}")
 
-    check_slides_options(run, cohort, tiles, slides)
-    if out is not None and out.is_dir():
-        raise InputError(f"{out} is a folder.", hint="Give a file to --out, such as bench.json.")
-    for scope in scopes or ():
-        Scope.parse(scope)
-    if encoder is not None:
-        encoder_card(encoder)
-    check_precision(precision or "auto")
-    given = {"encoder.name": encoder, "adaptation.precision": precision, "machine.device": device}
-    changes = [f"{name}={value}" for name, value in given.items() if value is not None]
-    # what is wrong with settings and slides is told before torch is waited for
-    settings = load_config(run, changes) if run is not None else None
-    if settings is not None:
-        of_slides = slides_of_run(settings)
-    elif cohort is not None and tiles is not None:
-        of_slides = slides_of_cohort(cohort, tiles, slides)
-    else:
-        of_slides = slides_of_paper()
-    from tapfm.bench import measure, show
-    from tapfm.bench.models import Subject, settings_for
-    from tapfm.cli.console import terminal
 
-    chosen = choose_device(settings.machine.device if settings is not None else device or "auto")
-    if settings is None:
-        settings = settings_for(encoder or (WITH_GPU if chosen.type == "cuda" else WITHOUT_GPU), precision or "auto")
-    if workers is None:
-        workers = available_cores() if settings.machine.workers == "auto" else settings.machine.workers
-    messages = Console(stderr=True, highlight=False)
-    try:
-        measured = measure.measure(
-            Subject(settings, chosen),
-            of_slides,
-            list(dict.fromkeys([settings.adaptation.scope, *(scopes or ())])),
-            workers=workers,
-            quick=quick,
-            console=messages,
+def _print_bench(bench: Bench, console: Console) -> None:
+    machine = bench.machine
+    memory = "" if machine.memory_gib is None else f", {machine.memory_gib:.0f} GiB"
+    compiled = ", compiled blocks" if bench.compiled else ""
+    console.print(
+        f"{machine.device}{memory}, {counted(machine.cores, 'core')}; torch {machine.packages.get('torch', '?')}; "
+        f"{bench.encoder} in {bench.precision}{compiled}, random weights (as fast as any)\n",
+        markup=False,
+    )
+    console.print(_measurements_table(bench))
+    console.print()
+    console.print(_title(bench), markup=False)
+    console.print(_expected_table(bench))
+    for line in _remarks(bench):
+        console.print(line, markup=False)
+
+
+def _measurements_table(bench: Bench) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("measured", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    matrix = bench.matrix
+    table.add_row("matrix product", f"{matrix.tflops:,.2f} TFLOP/s", f"{matrix.precision}, side {matrix.side:,}")
+    if bench.copying is not None:
+        table.add_row("copying to the GPU", f"{bench.copying:,.1f} GB/s", "from page-locked memory")
+    for row in bench.reading:
+        table.add_row("reading", _speed_text(row.tiles_per_second, row.problem), _describe_reading(row))
+    encoding = bench.encoding
+    details = [f"{encoding.gflop_per_tile:,.1f} GFLOP per tile"]
+    if encoding.peak_share is not None:
+        details.append(f"{encoding.peak_share:.0%} of the matrix product's speed")
+    details += _describe_cost(encoding.peak_gib, encoding.compiling_s)
+    table.add_row("encoding", _speed_text(encoding.tiles_per_second, encoding.problem), ", ".join(details))
+    for step in bench.steps:
+        table.add_row(f"step, {step.way}", _speed_text(step.tiles_per_second, step.problem), _describe_step(step))
+    return table
+
+
+def _speed_text(tiles_per_second: float | None, problem: str | None) -> str:
+    if tiles_per_second is None:
+        return problem or "-"
+    return f"{tiles_per_second:,.1f} tiles/s" if tiles_per_second < 100 else f"{tiles_per_second:,.0f} tiles/s"
+
+
+def _describe_reading(row: ReadingSpeed) -> str:
+    what = "a painted 40x slide" if row.painted else f"{counted(row.slides, 'slide')} of yours"
+    return f"{'1 process' if row.workers == 1 else f'{row.workers} processes'}, {what}"
+
+
+def _describe_step(step: StepSpeed) -> str:
+    details = [f"{step.scope}, {step.tiles:,} tiles"]
+    if step.chunk is not None:
+        details.append(f"{step.chunk:,} at a time")
+    return ", ".join(details + _describe_cost(step.peak_gib, step.compiling_s))
+
+
+def _describe_cost(peak_gib: float | None, compiling_s: float | None) -> list[str]:
+    from tapfm.report.numbers import duration
+
+    memory = [] if peak_gib is None else [f"peak {peak_gib:.1f} GiB"]
+    return memory + ([] if compiling_s is None else [f"first time {duration(compiling_s)} longer"])
+
+
+def _title(bench: Bench) -> str:
+    slides, train = bench.slides, len(bench.slides.tiles_of["train"])
+    whose = {
+        "run": "your run",
+        "cohort": "your cohort",
+        "paper": "the paper's BLCA cohort",
+    }[slides.source]
+    return f"Expected for {whose}: {slides.count:,} slides ({train:,} to train on) of {slides.mean_tiles:,} tiles each"
+
+
+def _expected_table(bench: Bench) -> Table:
+    from tapfm.report.numbers import duration
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("expected", no_wrap=True)
+    table.add_column("tiles", justify="right", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("bound by", no_wrap=True)
+    for row in bench.expected:
+        seconds = row.seconds
+        time = "-" if seconds is None else "under 1 s" if seconds < 1 else duration(seconds)
+        table.add_row(row.what, f"{row.tiles:,}", time, row.bound or "")
+    return table
+
+
+def _remarks(bench: Bench) -> list[str]:
+    from tapfm.bench.slides import PAPER_TILES
+
+    lines = [f"Nothing can be read: {row.reason}" for row in bench.reading[-1:] if row.reason]
+    if bench.machine.memory_gib is None:
+        lines.append("Without a GPU the same cores read and compute: their times are added.")
+    if bench.slides.source == "paper":
+        lines.append(
+            f"The paper does not give the number of tiles of its slides: {PAPER_TILES:,} are assumed. "
+            "For slides of yours: --cohort and --tiles."
         )
-    except KeyboardInterrupt:
-        messages.print("Stopped; nothing was written.")
-        raise typer.Exit(130) from None
-    show.show(measured, terminal())
-    if out is not None:
-        measure.write(measured, out)
-        messages.print(f"Written: {out}", markup=False, soft_wrap=True)
-
-
-def check_slides_options(run: Path | None, cohort: Path | None, tiles: Path | None, slides: Path | None) -> None:
-    """Refuse options that say the same twice, or half of it."""
-    options = {"--cohort": cohort, "--tiles": tiles, "--slides": slides}
-    given = [name for name, value in options.items() if value is not None]
-    if run is not None and given:
-        raise InputError(
-            f"{run} says which slides and tiles, so that {' and '.join(given)} cannot.", hint="Leave one of them out."
-        )
-    if given and (cohort is None or tiles is None):
-        missing = "--tiles" if cohort is not None else "--cohort"
-        raise InputError(f"{given[0]} needs {missing}.", hint="For example: --cohort cohort.csv --tiles tiles")
+    if bench.slides.without_tiles:
+        lines.append(f"Left out, as they have no tiles: {counted(bench.slides.without_tiles, 'slide')}.")
+    if bench.compiled:
+        lines.append("torch caches what it compiled: only the first time takes longer.")
+    if bench.quick:
+        lines.append("Quick: these measurements are rough.")
+    return lines

@@ -1,36 +1,33 @@
-"""`tapfm demo`. What it needs is imported when it runs, so that help comes at once."""
+"""`tapfm demo`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import click
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from tapfm.errors import InputError
+from tapfm.cli.command import command
+from tapfm.cli.console import messages, print_line, terminal
+from tapfm.demo.sizes import FRACTIONS, PREVALENCE, TARGET, Size
+from tapfm.runtime.messages import command as command_text
+from tapfm.runtime.messages import counted
+from tapfm.workflows import demo as workflow
+
+if TYPE_CHECKING:
+    from tapfm.demo.results import DemoResults
+
+_TITLES = {"test": "held-out", "external": "external"}
 
 
-def demo(
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Folder for everything.",
-            show_default="demo; with --full demo-full, with --tiny demo-tiny",
-        ),
-    ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="More slides, a signal that is harder to see, more epochs.")
-    ] = False,
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="Every step in a minute or two, to see that it works; figures mean nothing.")
-    ] = False,
-) -> None:
-    """Go through all of tapfm on painted slides: from files to a report, in minutes, on any computer.
+@command(workflow.DemoOptions)
+def demo(options: workflow.DemoOptions, context: typer.Context) -> None:
+    """Run all of tapfm on painted slides: from files to a report, in minutes, on any computer.
 
     \b
     tapfm demo                  9 to 10 minutes on two cores, no GPU
@@ -40,37 +37,111 @@ def demo(
     Slides are painted with a signal in some nests, inspected, tiled and split. An
     encoder of 0.9 million parameters learns from slide labels in three ways: fixed
     with ABMIL, fine-tuned with ABMIL, TAPFM. Each is evaluated on held-out and on
-    external slides; TAPFM predicts them, with maps; a report has it all. At the end
-    you see the table, whether attention found what was planted, and what to type
-    next. Every command is shown as you would type it.
+    external slides; TAPFM predicts them, with heatmaps; a report has it all. At the
+    end you see the table, whether attention found the planted signal, and the next
+    steps. Every command is shown as you would type it.
 
-    Ctrl-C stops it, the same command goes on. What is done is not done again.
+    Ctrl-C stops it, the same command resumes it. Finished steps are kept.
 
     \b
     report.html               all of it on a page
     planted.png               what was planted, attention before and after
-    predictions/              maps of slides
+    predictions/              heatmaps of slides
     study/                    runs, evaluations, tables
     painted/, tiles/, ...     slides, tiles
     logs/                     the result of each command
     """
-    from tapfm.cli.console import terminal
-    from tapfm.demo.run import run_demo
-    from tapfm.demo.show import say_what_comes, show
-    from tapfm.demo.sizes import SIZES
+    console = messages()
+    _print_plan(options.size, console)
+    root = context.find_root().command
 
-    if full and tiny:
-        raise InputError("--full and --tiny were both given.", hint="Give one of them, or neither.")
-    size = SIZES["full" if full else "tiny" if tiny else "demo"]
-    folder = out or Path("demo" if size.name == "demo" else f"demo-{size.name}")
-    if folder.is_file():
-        raise InputError(f"{folder} is a file.", hint="Give a folder to --out.")
-    messages = Console(stderr=True, highlight=False)
-    say_what_comes(size, messages)
-    show(size, run_demo(size, folder, run_in_this_process, console=messages), terminal())
+    def run_command(words: Sequence[str]) -> int:
+        """Run a command as if it were typed, in this process: torch is loaded once for all of them."""
+        return root.main(list(words), prog_name="tapfm", standalone_mode=False) or 0
+
+    _print_results(options.size, workflow.demo(options, console, run_command), terminal())
 
 
-def run_in_this_process(words: Sequence[str]) -> int:
-    """Run a command as if it were typed; torch is loaded once for all of them."""
-    root = click.get_current_context().find_root().command
-    return root.main(list(words), prog_name="tapfm", standalone_mode=False) or 0
+def _print_plan(size: Size, console: Console) -> None:
+    train, validation, test = (f"{fraction:.0%}" for fraction in FRACTIONS)
+    lines = [
+        f"{size.slides} painted slides and {size.external} of other sites, three ways to learn {TARGET} from their "
+        f"labels, with an encoder of 0.9 million parameters: {size.takes}.",
+        f"{PREVALENCE:.0%} of the slides are positive; {train} of all are for training, {validation} for validation, "
+        f"{test} for testing. Both are chosen for so few slides: the paper has 16%, and 80, 10, 10%.",
+        *([size.note] if size.note else []),
+    ]
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def _print_results(size: Size, results: DemoResults, console: Console) -> None:
+    folder = results.folder
+    console.print()
+    console.print(_auc_table(results))
+    console.print()
+    console.print(_planted_table(results))
+    console.print()
+    console.print(
+        size.note
+        or "Intervals are 95% confidence intervals, from resampled patients; study.md has paired tests. There is one "
+        "seed of each, and another would give other numbers. Painted slides show how tapfm works, not how well a "
+        "method does on tissue.",
+        markup=False,
+    )
+    console.print(f"\nThe steps took {results.seconds // 60} min {results.seconds % 60} s. Look at:")
+    _print_beside(
+        console,
+        {
+            str(folder.report): "all of it on a page, for any browser",
+            str(folder.planted_picture): "one slide: what was planted, attention before and after",
+            str(folder.predictions("external") / "per-slide"): "heatmaps and most influential tiles of each slide",
+            str(folder.study / "study.md"): "the tables; beside it as .csv and .tex",
+        },
+    )
+    console.print("Next steps:")
+    _print_beside(
+        console,
+        {
+            command_text("view", folder.predictions("external")): "slides and heatmaps in the browser",
+            "tapfm inspect SLIDES/ --write-cohort cohort.csv": "start with slides of your own",
+            "tapfm encoders": "the models that can learn from them",
+            "tapfm doctor": "which of them open here, and what else this machine can do",
+        },
+    )
+    if shutil.which("tapfm") is None:  # as after `make demo`
+        print_line(console, f"tapfm is not on the path yet: source {Path(sys.executable).parent / 'activate'}")
+
+
+def _print_beside(console: Console, lines: Mapping[str, str]) -> None:
+    width = max(map(len, lines))
+    for text, meaning in lines.items():
+        print_line(console, f"  {text:<{width}}  # {meaning}")
+
+
+def _auc_table(results: DemoResults) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), title=f"AUC, {TARGET}", title_justify="left", title_style="bold")
+    table.add_column("")
+    for cohort, patients in results.patients.items():
+        table.add_column(f"{_TITLES[cohort]} ({patients} patients)")
+    for title, cells in results.aucs.items():
+        table.add_row(title, *(cells.get(cohort, "-") for cohort in results.patients))
+    return table
+
+
+def _planted_table(results: DemoResults) -> Table:
+    table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        title="How often a tile with the planted signal ranks above one without (mean of positive slides; chance: 0.5)",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("ranked by")
+    for cohort, slides in results.positive_slides.items():
+        share = results.planted_share[cohort]
+        carry = f", {share:.0%} of tiles with it" if share is not None else ""
+        table.add_column(f"{_TITLES[cohort]} ({counted(slides, 'slide')}{carry})")
+    for title, cells in results.ranked.items():
+        table.add_row(title, *cells)
+    return table

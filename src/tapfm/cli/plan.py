@@ -1,30 +1,34 @@
-"""The command about memory. What it needs is imported when it runs, so that help comes at once."""
+"""`tapfm plan`."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from tapfm.cli.training import CHANGES, RUN
+from tapfm.cli.command import command
+from tapfm.cli.console import messages, print_json, terminal
+from tapfm.runtime.messages import counted
+from tapfm.workflows import plan as workflow
+
+if TYPE_CHECKING:
+    from tapfm.adaptation.encoder_shape import EncoderShape
+    from tapfm.adaptation.memory_plan import Card, MemoryPlan
+    from tapfm.adaptation.planner import StepPlan
+
+_GIB = 2**30
 
 
+@command(workflow.PlanOptions)
 def plan(
-    run: RUN,
-    gpu_memory: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--gpu-memory", metavar="GB", help="A card with so much; repeatable.", show_default="this machine's"
-        ),
-    ] = None,
-    tiles: Annotated[
-        int | None, typer.Option("--tiles", metavar="N", min=1, help="Tiles of a slide.", show_default="as in RUN.toml")
-    ] = None,
-    changes: CHANGES = None,
+    options: workflow.PlanOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Say how a run would go through a GPU, and what memory it takes.
+    """Plan how a run uses the memory of a GPU.
 
     \b
     tapfm plan run.toml                     on this machine's GPU
@@ -34,7 +38,7 @@ def plan(
 
     Neither a GPU nor weights are needed. `tapfm train` makes the same plan
     from what is free when it starts: all tiles at once where they fit, else in
-    chunks that are encoded twice, with more computed again the less there is.
+    chunks that are encoded twice, with more recomputed the less memory there is.
     None of that changes the result. Only where even this does not fit, the
     optimiser's moments are rounded, or kept in the machine's memory.
 
@@ -45,15 +49,123 @@ def plan(
 
     Exit code 2 when nothing fits, with what would.
     """
-    from tapfm.config.loading import load_config
+    planned = workflow.plan.run(options, messages())
+    if planned is None:
+        text = "Method fixed trains no encoder: it learns from stored features, in a few hundred MB on any device."
+        typer.echo(json.dumps({"method": "fixed", "cards": []}) if as_json else text)
+    elif as_json:
+        from tapfm.adaptation.memory_plan import as_tables
 
-    config = load_config(run, changes or [])
-    if config.adaptation.method == "fixed":
-        said = "Method fixed trains no encoder: it learns from stored features, in a few hundred MB on any device."
-        typer.echo(json.dumps({"method": "fixed", "cards": []}) if as_json else said)
+        print_json(as_tables(planned))
+    else:
+        _print_plan(planned, terminal())
+
+
+def _print_plan(planned: MemoryPlan, console: Console) -> None:
+    from tapfm.adaptation.memory_plan import settings_for
+
+    shape, config = planned.shape, planned.config
+    part = "all of which learn" if shape.trainable == shape.parameters else f"of which {shape.trainable:,} learn"
+    console.print(
+        f"{config.encoder.name}, {shape.parameters:,} parameters, {part} (scope {config.adaptation.scope}); "
+        f"{counted(planned.tiles, 'tile')} a step.",
+        markup=False,
+    )
+    if planned.this_machine:
+        console.print(f"{planned.this_machine} On cards of the usual sizes:", markup=False)
+    console.print()
+    if len(planned.rows) > 1:
+        console.print(_cards_table(planned))
+        console.print(
+            "\nA card's memory is taken as 98% of what is written on it, less 0.5 GiB for CUDA.", markup=False
+        )
         return
-    from tapfm.cli.console import terminal
-    from tapfm.workflows import plan as plan_run
+    (card,), (row,) = planned.cards, planned.rows
+    assert row.plan is not None
+    console.print(_plan_table(row.plan, shape, settings_for(config, card)))
+    console.print(f"\nMemory at its peak, on {card.name} ({card.how_known}):", markup=False)
+    console.print(_parts_table(row.plan, card))
+    if planned.alternatives:
+        console.print("\nWith --set:", markup=False)
+        console.print(_alternatives_table(planned))
 
-    planned = plan_run.plan_run(config, gpu_memory=gpu_memory or [], tiles=tiles)
-    plan_run.show(planned, terminal(), as_json=as_json)
+
+def _plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def _plan_table(plan: StepPlan, shape: EncoderShape, settings: dict[str, Any]) -> Table:
+    from tapfm.adaptation.plan_text import optimiser_in_words, recompute_in_words, tiles_in_words
+
+    table = _plain_table("", "")
+    compiled = ", compiled" if settings["compiled"] else ""
+    table.add_row("tiles", tiles_in_words(plan))
+    table.add_row("precision", f"{settings['precision']}{compiled}")
+    table.add_row("recomputed", recompute_in_words(plan.recompute[shape.depth - shape.learning_blocks :], shape))
+    table.add_row("optimiser", optimiser_in_words(plan))
+    table.add_row("work", _describe_work(plan, shape))
+    return table
+
+
+def _describe_work(plan: StepPlan, shape: EncoderShape) -> str:
+    from tapfm.adaptation.plan_text import least_passes
+
+    least = least_passes(shape)
+    lost = plan.cost - plan.passes
+    slower = f"; small chunks and copies take the time of {lost:.1f} more" if lost >= 0.1 * plan.passes else ""
+    return (
+        f"{plan.passes:.1f} forward passes a tile, {plan.passes / least:.2f} times those of one pass that recomputes "
+        f"nothing ({least:.1f}){slower}"
+    )
+
+
+def _parts_table(plan: StepPlan, card: Card) -> Table:
+    table = _plain_table("", "GiB", right=("GiB",))
+    for name, size in plan.parts.items():
+        table.add_row(name, f"{size / _GIB:.2f}")
+    table.add_row("together", f"{plan.peak_bytes / _GIB:.2f}", style="bold")
+    table.add_row("left, for gaps", f"{(card.free_bytes - plan.peak_bytes) / _GIB:.2f}")
+    return table
+
+
+def _cards_table(planned: MemoryPlan) -> Table:
+    from tapfm.adaptation.plan_text import least_passes, recompute_in_words
+
+    figures = ("peak GiB", "passes", "time")
+    columns = ("card", "way", "chunk", "graphs kept", "recomputed", "moments", "optimiser on", *figures)
+    table = _plain_table(*columns, right=("chunk", "graphs kept", *figures))
+    shape = planned.shape
+    for row in planned.rows:
+        if row.plan is None:
+            table.add_row(row.label, "does not fit")
+            continue
+        plan = row.plan
+        table.add_row(
+            row.label,
+            plan.way,
+            f"{plan.chunk:,}",
+            f"{plan.kept} of {plan.chunks}",
+            recompute_in_words(plan.recompute[shape.depth - shape.learning_blocks :], shape),
+            plan.moments,
+            "CPU" if plan.offload else "GPU",
+            f"{plan.peak_bytes / _GIB:.1f}",
+            f"{plan.passes:.1f}",
+            f"{plan.cost / least_passes(shape):.1f} x",
+        )
+    return table
+
+
+def _alternatives_table(planned: MemoryPlan) -> Table:
+    table = _plain_table(
+        "", "way", "peak GiB", "passes", "smallest card", right=("peak GiB", "passes", "smallest card")
+    )
+    for row, smallest in planned.alternatives:
+        if row.plan is None:
+            table.add_row(row.label, "does not fit", "", "", smallest)
+        else:
+            figures = (f"{row.plan.peak_bytes / _GIB:.1f}", f"{row.plan.passes:.1f}")
+            table.add_row(row.label, row.plan.way, *figures, smallest)
+    return table

@@ -1,50 +1,25 @@
-"""Commands about cohorts. What they need is imported when they run, so that help comes at once."""
+"""`tapfm split`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tapfm.cli.command import command
+from tapfm.cli.console import messages, print_line, terminal
+from tapfm.runtime.messages import command as command_text
+from tapfm.workflows import split as workflow
+
+if TYPE_CHECKING:
+    from tapfm.cohort.splitting import CohortSplit
 
 
-def split(
-    cohort: Annotated[
-        Path, typer.Argument(metavar="COHORT.csv", help="A table with slides, patients and labels (0, 1 or empty).")
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="SPLIT.csv", help="The table to write, with splits.")],
-    targets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--targets",
-            metavar="NAME",
-            help="Label column to balance; may be repeated.",
-            show_default="all that hold both 0 and 1",
-        ),
-    ] = None,
-    fractions: Annotated[
-        tuple[float, float, float] | None,
-        typer.Option(
-            "--fractions",
-            metavar="TRAIN VAL TEST",
-            help="Share of the patients in each split.",
-            show_default="0.8 0.1 0.1",
-        ),
-    ] = None,
-    folds: Annotated[
-        int | None,
-        typer.Option("--folds", metavar="K", help="Columns fold_0 to fold_K-1 instead of one split; 3 to 20."),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed makes the same splits.")] = 0,
-    slides: Annotated[
-        Path | None, typer.Option("--slides", help="Where to look for slides that the table names without their path.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace splits that the table has, and SPLIT.csv if it is there.")
-    ] = False,
-) -> None:
-    """Split a cohort by patient into training, validation and test, alike in labels and scan resolution.
+@command(workflow.SplitOptions, stopped="Nothing was written.")
+def split(options: workflow.SplitOptions) -> None:
+    """Split a cohort by patient into training, validation and test, balanced in labels and scan resolution.
 
     \b
     tapfm split cohort.csv --out split.csv
@@ -52,34 +27,44 @@ def split(
     tapfm split cohort.csv --out folds.csv --folds 5   for cross-validation
     tapfm split cohort.csv --out split.csv --targets EGFR --targets KRAS
 
-    All other columns are kept. Splits that the table has already are checked: a
+    All other columns are kept. Splits that the table already has are checked: a
     patient in two of them is an error that names the patient. They are replaced
-    with --force only.
+    only with --force.
     """
-    from tapfm.cli.console import terminal
-    from tapfm.errors import InputError
-    from tapfm.runtime.workers import available_cores
-    from tapfm.workflows import split as split_cohort
+    _print_split(workflow.split.run(options, messages()), terminal())
 
-    if folds is not None and fractions is not None:
-        raise InputError(
-            "--folds and --fractions were both given.", hint="Folds are of equal size: leave --fractions out."
+
+def _print_split(result: CohortSplit, console: Console) -> None:
+    from tapfm.cohort.splitting import count_classes, split_notes
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    has_folds = "split" not in result.splits
+    fold = ["fold"] if has_folds else []
+    for name in (*fold, "split", "patients", "slides", "40x", *(f"{target} positive" for target in result.labels)):
+        table.add_column(Text(name), justify="left" if name in ("fold", "split") else "right")
+    for column, of_slide in result.splits.items():
+        for name in result.split_names:
+            rows = [row for row in result.cohort.rows if of_slide[row.slide_id] == name]
+            scans = [result.resolutions[row.slide_id] for row in rows if row.slide_id in result.resolutions]
+            table.add_row(
+                *([column] if has_folds else []),
+                name,
+                f"{len({row.patient_id for row in rows}):,}",
+                f"{len(rows):,}",
+                _share(sum(scan == "40x" for scan in scans), len(scans)),
+                *(_share(*count_classes(result, target, of_slide, name)) for target in result.labels),
+            )
+    console.print(table)
+    for note in split_notes(result):
+        print_line(console, note, "yellow")
+    following = command_text("config", "--cohort", result.out, "--out", "run.toml")
+    print_line(console, f"Written: {result.out}. Next: {following}")
+    if has_folds:
+        print_line(
+            console,
+            "This trains fold 0; the others: tapfm train run.toml --out runs/fold-1 --set cohort.fold=1, ...",
         )
-    messages = Console(stderr=True, highlight=False)
-    try:
-        made = split_cohort.split_cohort(
-            cohort,
-            out,
-            slides_folder=slides,
-            targets=targets,
-            fractions=fractions or (0.8, 0.1, 0.1),
-            folds=folds,
-            seed=seed,
-            force=force,
-            workers=available_cores(),
-            console=messages,
-        )
-    except KeyboardInterrupt:
-        messages.print("Stopped. Nothing was written.")
-        raise typer.Exit(130) from None
-    split_cohort.show(made, terminal())
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,}/{whole:,} ({part / whole:.0%})" if whole else "-"

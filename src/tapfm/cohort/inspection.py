@@ -1,26 +1,20 @@
-"""`tapfm inspect`: what each slide says of itself, and what would be a problem, before any work is done."""
+"""Inspect slides before any work is done: what their files say, and what would be a problem."""
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from rich.text import Text
 
 from tapfm.cohort.manifest import SlideRow, read_cohort, slides_below
 from tapfm.errors import SlideError, TapfmError
-from tapfm.runtime.files import write_atomically
-from tapfm.runtime.messages import grouped_advice
-from tapfm.runtime.workers import Died, run_isolated
+from tapfm.runtime.cohort_job import Failure, run_slides
+from tapfm.runtime.csv_files import write_csv
+from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import open_slide
 from tapfm.slides.scale import resolve_scale
 from tapfm.slides.slide import COPY_AGAIN, Slide
@@ -98,57 +92,17 @@ def read_somewhere(slide: Slide) -> None:
 
 
 def inspect_all(rows: Sequence[SlideRow], workers: int, console: Console) -> list[Inspection]:
-    """Inspect slides in processes of their own: a damaged header can kill the library that reads it."""
-    found: dict[int, Inspection] = {}
-    results = run_isolated(inspect_slide, rows, workers)
-    watched = track(results, "inspecting", len(rows), console=console, transient=True, disable=not console.is_terminal)
-    for index, answer in watched:
-        if isinstance(answer, Died):
-            row = rows[index]
-            found[index] = Inspection(row.slide_id, str(row.path), problem=answer.reason, what_to_do=COPY_AGAIN)
-        else:
-            found[index] = answer
-    return [found[index] for index in range(len(rows))]
-
-
-def show(inspections: Sequence[Inspection], console: Console, *, as_json: bool) -> None:
-    """Print a line for each slide, then what to do about problems."""
-    if as_json:
-        print(json.dumps([asdict(each) for each in inspections], indent=1))
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("slide", overflow="fold")
-    table.add_column("format", no_wrap=True)
-    table.add_column("size, px", justify="right", no_wrap=True)
-    table.add_column("um/px", justify="right", no_wrap=True)
-    table.add_column("from", no_wrap=True)
-    table.add_column("objective", justify="right", no_wrap=True)
-    table.add_column("levels", justify="right", no_wrap=True)
-    table.add_column("vendor", no_wrap=True)
-    table.add_column("problem", overflow="fold", ratio=1)
-    for each in inspections:
-        remark = Text(each.problem, "bold red") if each.problem else Text("; ".join(each.warnings), "yellow")
-        mpp = each.mpp if each.mpp is not None else each.mpp_in_file
-        table.add_row(
-            Text(each.slide_id),
-            each.format,
-            f"{each.width_px0:,} x {each.height_px0:,}" if each.width_px0 is not None else "",
-            f"{mpp:.4g}" if mpp is not None else "",
-            each.mpp_source,
-            f"{each.objective_power:g}x" if each.objective_power else "",
-            f"{each.levels}" if each.levels else "",
-            Text(each.vendor),
-            remark,
-        )
-    console.print(table)
-    problems = [each for each in inspections if each.problem]
-    warned = sum(bool(each.warnings) and not each.problem for each in inspections)
-    console.print(
-        f"\n{len(inspections):,} slides: {len(inspections) - len(problems) - warned:,} ready, "
-        f"{warned:,} with a warning, {len(problems):,} with a problem."
-    )
-    for line in grouped_advice((each.slide_id, each.what_to_do) for each in problems):
-        console.print(Text(line))
+    """Inspect slides in worker processes: a damaged header can crash the library that reads it."""
+    jobs = {str(index): row for index, row in enumerate(rows)}  # by number: ids may repeat
+    found: dict[str, Inspection] = {}
+    with SlideProgress(console, "inspecting", slides=len(rows)) as progress:
+        for index, result in run_slides(inspect_slide, jobs, workers=workers, after_crash=lambda _: COPY_AGAIN):
+            if isinstance(result, Failure):
+                row = jobs[index]
+                result = Inspection(row.slide_id, str(row.path), problem=result.reason, what_to_do=result.what_to_do)
+            found[index] = result
+            progress.finish_slide(result.slide_id)
+    return [found[index] for index in jobs]
 
 
 def names_for(slide_id: str) -> Iterator[str]:
@@ -161,14 +115,12 @@ def names_for(slide_id: str) -> Iterator[str]:
 def write_cohort(rows: Sequence[SlideRow], path: Path) -> None:
     """Write a table to start from: an id and a path for each slide, and `mpp` to fill in where it is missing."""
     base = path.absolute().parent
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["slide_id", "path", "patient_id", "mpp"])
     taken: set[str] = set()
+    table = []
     for row in rows:
         slide_id = next(name for name in names_for(row.slide_id) if name not in taken)
         taken.add(slide_id)
         absolute = row.path.absolute()  # links keep their names
         where = absolute.relative_to(base) if absolute.is_relative_to(base) else absolute
-        writer.writerow([slide_id, where.as_posix(), slide_id, ""])
-    write_atomically(path, buffer.getvalue().encode())
+        table.append([slide_id, where.as_posix(), slide_id, ""])
+    write_csv(path, ["slide_id", "path", "patient_id", "mpp"], table)

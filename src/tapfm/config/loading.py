@@ -34,12 +34,26 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> RunConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{file} is not TOML: {error}.", hint="See what it should look like: tapfm config") from error
     resolve_paths(tables, file.parent)
+    apply_changes(tables, changes)
+    return resolve(tables, f"{file}, with what --set changes," if changes else str(file))
+
+
+def change_config(config: RunConfig, changes: Sequence[str]) -> RunConfig:
+    """Return a configuration with `--set` changes on top."""
+    if not changes:
+        return config
+    tables = config.as_tables()
+    apply_changes(tables, changes)
+    return resolve(tables, "The configuration, with what --set changes,")
+
+
+def apply_changes(tables: dict[str, Any], changes: Sequence[str]) -> None:
+    """Put `--set` changes on top of tables, in place. Paths in them start in the current folder."""
     changed: dict[str, Any] = {}
     for change in changes:
         put_change(changed, change)
     resolve_paths(changed, Path())
     merge(tables, changed)
-    return resolve(tables, f"{file}, with what --set changes," if changes else str(file))
 
 
 def resolve(tables: Mapping[str, Any], where: str = "The configuration") -> RunConfig:

@@ -15,9 +15,9 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from tapfm.demo.folder import COHORTS, DemoFolder
 from tapfm.demo.planted_picture import draw_planted
 from tapfm.demo.sizes import ENCODER, TARGET
-from tapfm.demo.steps import COHORTS, DemoFolder
 from tapfm.encoders.features import read_features
 from tapfm.metrics.bootstrap import RESAMPLES, interval
 from tapfm.metrics.estimate import Estimate

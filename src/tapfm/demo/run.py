@@ -1,152 +1,152 @@
-"""The demo itself: one step after another, each told; what is done is kept."""
+"""Run the demo: one command after another in this process; finished steps are kept."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import shutil
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import click
 import typer
 from rich.console import Console
 
+from tapfm.demo.folder import DemoFolder
 from tapfm.demo.sizes import Size
-from tapfm.demo.steps import DemoFolder, Step, steps_of
-from tapfm.errors import RunError, TapfmError
+from tapfm.demo.steps import demo_steps
+from tapfm.errors import RunError
 from tapfm.runtime.files import fingerprint, write_atomically
 from tapfm.runtime.messages import command
-from tapfm.runtime.output_folder import locked
+from tapfm.runtime.output_folder import locked, refuse_other_files
+from tapfm.runtime.steps import STOPPED_CODE, Step, StepResult, StepRunner
 from tapfm.version import __version__
 
-NAME = "tapfm demo"
-Act = Callable[[Sequence[str]], int]
+RunCommand = Callable[[Sequence[str]], int]
 
 
-def run_demo(size: Size, out: Path, act: Act, *, console: Console) -> DemoFolder:
-    """Do what is left to do. Raises `typer.Exit` where a command failed, or was stopped by a signal."""
+def run_demo(size: Size, out: Path, run_command: RunCommand, *, console: Console) -> DemoFolder:
+    """Run the steps that are not done yet. Raises `typer.Exit` if a command failed or was stopped by a signal."""
     folder = DemoFolder(out)
-    again = command("demo", *size.options, "--out", out)
-    refuse_other_files(folder, size)
-    with locked(out, NAME):
-        state = begin(folder, size)
-        steps = steps_of(size, folder)
-        first = next((n for n, step in enumerate(steps) if not (step.name in state.done and step.is_made)), len(steps))
-        if first:
-            console.print(f"{first} of {len(steps)} steps were done before.", markup=False)
-        for step in steps[first:]:
-            state.done.discard(step.name)
-        for step in steps[first + 1 :]:  # they are done again: nothing old may stand beside what is new
-            for path in step.makes:
-                remove(path)
-        for number, step in enumerate(steps[first:], first + 1):
-            console.print(f"\n[bold]{number}/{len(steps)} {step.title}[/bold]")
-            if step.words:
-                console.print(f"$ {command(*step.words)}", style="cyan", markup=False, soft_wrap=True)
-            began = time.monotonic()
-            try:
-                do_step(step, folder, act, console)
-            except (typer.Exit, click.Abort, KeyboardInterrupt) as stopped:
-                code = stopped.exit_code if isinstance(stopped, typer.Exit) else 130
-                console.print(f"What is done is kept; to go on: {again}", markup=False, soft_wrap=True)
-                raise typer.Exit(code) from None
-            except TapfmError:
-                console.print(f"When that is mended, go on with: {again}", markup=False, soft_wrap=True)
-                raise
-            else:
-                state.done.add(step.name)
-            finally:
-                state.seconds[step.name] = state.seconds.get(step.name, 0.0) + time.monotonic() - began
-                state.write(folder, size)
-    return folder
+    resume = command("demo", *size.options, "--out", out)
+    if not folder.state.exists():
+        refuse_other_files(out, hint=f"Give a new folder: {command('demo', *size.options, '--out', out / 'demo')}")
+    with locked(out, "tapfm demo"):
+        before = _read_state(folder, size)
+        steps = demo_steps(size, folder)
+        done = [step.key for step in takewhile(lambda step: step.key in before.done and step.done(), steps)]
+        if done:
+            console.print(f"{len(done)} of {len(steps)} steps done already.", markup=False)
+        if len(done) == len(steps):
+            return folder
+        for step in steps[len(done) + 1 :]:  # they run again: no old file may remain beside new ones
+            for path in step.files:
+                _remove(path)
+        results = StepRunner(
+            steps,
+            partial(_run_in_this_process, run_command),
+            record=partial(_write_state, folder, size, before),
+            display=_DemoDisplay(console, steps),
+        ).run(done)
+    failed = next((step for step in steps if results[step.key].state != "done"), None)
+    if failed is None:
+        return folder
+    result = results[failed.key]
+    if result.error is not None:
+        console.print(f"When that is fixed, continue with: {resume}", markup=False, soft_wrap=True)
+        raise result.error
+    if result.code < 128:  # after a signal, the command itself said so
+        text = f"The command ended with exit code {result.code}; its output is in {failed.log}."
+        console.print(text, markup=False, soft_wrap=True)
+    console.print(f"Finished steps are kept. To continue: {resume}", markup=False, soft_wrap=True)
+    raise typer.Exit(result.code or 1)
 
 
-def do_step(step: Step, folder: DemoFolder, act: Act, console: Console) -> None:
-    """Do one step; its result goes to a file, of which some lines are shown."""
-    if step.before is not None:
-        step.before()
-    if not step.words:
-        from tapfm.demo.planted import measure_planted
-
-        measure_planted(folder)
-        return
-    log = folder.path / "logs" / f"{step.name}.txt"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w", encoding="utf-8") as said, contextlib.redirect_stdout(said):
-        code = act(step.words)
-    for line in log.read_text("utf-8").splitlines():
-        if line.strip() and line.startswith(step.says):
-            console.print(line, markup=False, soft_wrap=True)
-    if code >= 128:  # a signal: told by the command itself
-        raise typer.Exit(code)
-    if code or not step.is_made:
-        console.print(f"That ended with exit code {code}; its result is in {log}.", markup=False, soft_wrap=True)
-        raise typer.Exit(code or 1)
+def _run_in_this_process(run_command: RunCommand, step: Step, _: Callable[[], int | None]) -> int:
+    step.log.parent.mkdir(parents=True, exist_ok=True)
+    with step.log.open("w", encoding="utf-8") as output, contextlib.redirect_stdout(output):
+        try:
+            return run_command(step.words)
+        except click.Abort:
+            return STOPPED_CODE
+        except SystemExit as stop:  # a second signal
+            return stop.code if isinstance(stop.code, int) else 1
 
 
-@dataclass
-class State:
-    """Which steps are done, and how long each was worked on, all attempts together."""
+class _DemoDisplay:
+    """Prints the title and command of each step, then some lines of its output. Commands show their own progress."""
 
-    done: set[str] = field(default_factory=set)
-    seconds: dict[str, float] = field(default_factory=dict)
+    def __init__(self, console: Console, steps: Sequence[Step]) -> None:
+        self._console, self._steps = console, steps
 
-    def write(self, folder: DemoFolder, size: Size) -> None:
-        """Write demo.json."""
-        state = {"size": size.name, "tapfm": __version__, "settings": settings_of(size)}
-        state |= {"where": str(folder.path.absolute())}
-        seconds = {name: round(each, 1) for name, each in self.seconds.items()}
-        text = json.dumps({**state, "done": sorted(self.done), "seconds": seconds}, indent=2)
-        write_atomically(folder.state, f"{text}\n".encode())
+    def start(self, step: Step) -> None:
+        self._console.print(f"\n[bold]{self._steps.index(step) + 1}/{len(self._steps)} {step.title}[/bold]")
+        if step.words:
+            self._console.print(f"$ {command(*step.words)}", style="cyan", markup=False, soft_wrap=True)
 
+    def update(self) -> None:
+        pass
 
-def refuse_other_files(folder: DemoFolder, size: Size) -> None:
-    """Keep what is not of a demo: its steps would write over it."""
-    if folder.state.exists() or not folder.path.is_dir():
-        return
-    if others := sorted(path.name for path in folder.path.iterdir() if not path.name.startswith(".")):
-        raise RunError(
-            f"{folder.path} has other files in it, such as {others[0]}.",
-            hint=f"Give a new folder: {command('demo', *size.options, '--out', folder.path / 'demo')}",
-        )
+    def finish(self, step: Step, result: StepResult) -> None:  # noqa: ARG002 - the caller prints why it failed
+        lines = step.log.read_text("utf-8").splitlines() if step.log.exists() and step.shown_lines else []
+        for line in lines:
+            if line.startswith(step.shown_lines):
+                self._console.print(line, markup=False, soft_wrap=True)
 
 
-def begin(folder: DemoFolder, size: Size) -> State:
-    """Read how far a demo is; what is in the folder has to be this very one."""
+@dataclass(frozen=True)
+class _State:
+    """Steps that are done, and the seconds of each in all attempts."""
+
+    done: set[str]
+    seconds: dict[str, float]
+
+
+def _write_state(folder: DemoFolder, size: Size, before: _State, results: Mapping[str, StepResult]) -> None:
+    seconds = {key: before.seconds.get(key, 0.0) + result.seconds for key, result in results.items()}
+    state = {
+        "size": size.name,
+        "tapfm": __version__,
+        "settings": _settings_digest(size),
+        "where": str(folder.path.absolute()),
+        "done": sorted(key for key, result in results.items() if result.state == "done"),
+        "seconds": {key: round(each, 1) for key, each in seconds.items() if each},
+    }
+    write_atomically(folder.state, f"{json.dumps(state, indent=2)}\n".encode())
+
+
+def _read_state(folder: DemoFolder, size: Size) -> _State:
+    """Read demo.json, if there is one. Raises RunError if it is of another demo."""
     try:
-        noted = json.loads(folder.state.read_text("utf-8"))
-        state = State(set(noted["done"]), {str(name): float(each) for name, each in noted["seconds"].items()})
-        settings, where, what = noted["settings"], noted["where"], f"{noted['size']}, tapfm {noted['tapfm']}"
+        read = json.loads(folder.state.read_text("utf-8"))
+        state = _State(set(read["done"]), {str(key): float(each) for key, each in read["seconds"].items()})
+        settings, where, demo = read["settings"], read["where"], f"{read['size']}, tapfm {read['tapfm']}"
     except FileNotFoundError:
-        state = State()
-        state.write(folder, size)
-        return state
+        return _State(set(), {})
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(
             f"{folder.state} cannot be read ({error}).", hint="Give another folder with --out, or remove this one."
         ) from error
-    if settings != settings_of(size):
+    if settings != _settings_digest(size):
         raise RunError(
-            f"{folder.path} holds a demo of another size or version ({what}).",
+            f"{folder.path} holds a demo of another size or version ({demo}).",
             hint=f"Give another folder: {command('demo', *size.options, '--out', f'{folder.path}-again')}\n"
             "Or remove that one first.",
         )
-    if where != str(folder.path.absolute()):  # predictions know where their slides are
-        state.done = {name for name in state.done if not name.startswith("predict")}
-    return state
+    moved = where != str(folder.path.absolute())  # predictions contain the paths of their slides
+    return _State({key for key in state.done if not (moved and key.startswith("predict"))}, state.seconds)
 
 
-def settings_of(size: Size) -> str:
-    """Digest all that decides what comes out."""
-    words = [step.words for step in steps_of(size, DemoFolder(Path("demo")))]
+def _settings_digest(size: Size) -> str:
+    """Return a digest of all that the results depend on."""
+    words = [step.words for step in demo_steps(size, DemoFolder(Path("demo")))]
     return fingerprint(words, size.settings, size.resamples, __version__)
 
 
-def remove(path: Path) -> None:
-    """Remove what a step made, if it is there."""
+def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)

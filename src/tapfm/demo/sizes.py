@@ -1,4 +1,4 @@
-"""How large a demo is. Nothing else of it depends on that."""
+"""Sizes of the demo: nothing else about it depends on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Name = Literal["demo", "full", "tiny"]
 
 @dataclass(frozen=True)
 class Size:
-    """Slides to paint, how long to learn from them, and what to say of it first."""
+    """Slides to paint, epochs to train, and a note to print first."""
 
     name: Name
     takes: str  # how long, in words
@@ -31,12 +31,12 @@ class Size:
 
     @property
     def options(self) -> list[str]:
-        """Say what is typed for it."""
+        """Options of `tapfm demo` that choose it."""
         return [] if self.name == "demo" else [f"--{self.name}"]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Write the tables of RUN.toml that the runs share."""
+        """Tables of RUN.toml that all runs share."""
         return {
             "adaptation": {"tiles_per_slide": self.tiles_per_slide},
             "schedule": {"epochs": self.epochs, "first_cycle": self.epochs},

@@ -2,184 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tapfm.demo.folder import COHORTS, DemoFolder
 from tapfm.demo.sizes import ENCODER, FRACTIONS, PREVALENCE, TARGET, Size
 from tapfm.runtime.files import write_atomically
-
-COHORTS = ("test", "external")
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command: what it is for, what is typed, and what it makes, the first of which is there when it is done."""
-
-    name: str
-    title: str
-    words: tuple[str, ...]  # none where only painted slides allow it, so that it is no command
-    makes: tuple[Path, ...]
-    says: tuple[str, ...] = ()  # how the lines of its result begin that are shown; all of it goes to its log
-    before: Callable[[], None] | None = None
-
-    @property
-    def is_made(self) -> bool:
-        """Say whether all of it is there."""
-        return all(path.exists() for path in self.makes)
+from tapfm.runtime.steps import Step
 
 
-@dataclass(frozen=True)
-class DemoFolder:
-    """Where everything is."""
-
-    path: Path
-
-    @property
-    def state(self) -> Path:
-        """Which steps are done."""
-        return self.path / "demo.json"
-
-    @property
-    def painted(self) -> Path:
-        """Slides, tables and what was planted."""
-        return self.path / "painted"
-
-    @property
-    def split(self) -> Path:
-        """The table of the development cohort, split."""
-        return self.path / "split.csv"
-
-    @property
-    def external(self) -> Path:
-        """The table of the other sites."""
-        return self.painted / "external.csv"
-
-    @property
-    def study_file(self) -> Path:
-        """What is compared."""
-        return self.path / "study.toml"
-
-    @property
-    def study(self) -> Path:
-        """What came of it."""
-        return self.path / "study"
-
-    @property
-    def results(self) -> Path:
-        """The AUCs of it."""
-        return self.study / "table_binary.csv"
-
-    @property
-    def adapted(self) -> Path:
-        """The run of TAPFM."""
-        return self.study / "runs" / ENCODER / "tapfm" / "cls-attention" / "seed0"
-
-    @property
-    def report(self) -> Path:
-        """All of it on a page."""
-        return self.path / "report.html"
-
-    @property
-    def planted(self) -> Path:
-        """How well attention finds what was planted."""
-        return self.path / "planted.json"
-
-    @property
-    def planted_picture(self) -> Path:
-        """The same of one slide, to look at."""
-        return self.path / "planted.png"
-
-    def table(self, cohort: str) -> Path:
-        """The table of the cohort `test` or `external`."""
-        return self.split if cohort == "test" else self.external
-
-    def tiles(self, cohort: str) -> Path:
-        """Its tiles."""
-        return self.path / ("tiles" if cohort == "test" else "tiles-external")
-
-    def predictions(self, cohort: str) -> Path:
-        """What it says of them after."""
-        return self.path / "predictions" / cohort
-
-
-def steps_of(size: Size, folder: DemoFolder) -> list[Step]:
-    """List the steps in their order."""
-    painted, cohort = folder.painted, folder.painted / "cohort.csv"
+def demo_steps(size: Size, folder: DemoFolder) -> list[Step]:
+    """List the steps in their order; each needs the one before it."""
+    cohort = folder.painted / "cohort.csv"
     paint = ["--slides", str(size.slides), "--external", str(size.external), "--tiles", str(size.tiles)]
     paint += ["--difficulty", size.difficulty, "--prevalence", str(PREVALENCE), "--fractions", *map(str, FRACTIONS)]
-    predict = [
-        Step(
-            f"predict-{name}",
-            f"Predict the {'held-out' if name == 'test' else 'external'} slides, and map what each tile said",
-            (
-                *("predict", "--model", str(folder.adapted), str(folder.table(name)), "--split", "test"),
-                *("--tiles", str(folder.tiles(name)), "--out", str(folder.predictions(name)), "--heatmaps", "--resume"),
-            ),
-            (folder.predictions(name) / "predictions.csv", folder.predictions(name)),
-        )
-        for name in COHORTS
-    ]
-    shown = [word for name in COHORTS for word in ("--predictions", str(folder.predictions(name)))]
-    return [
-        Step(
+    predictions = [word for name in COHORTS for word in ("--predictions", str(folder.predictions(name)))]
+
+    def step(name: str, title: str, *words: object, **details: Any) -> Step:
+        return Step(name, tuple(map(str, words)), folder.path / "logs" / f"{name}.txt", title=title, **details)
+
+    def predict(name: str, slides: str) -> Step:
+        out = folder.predictions(name)
+        words = ["predict", "--model", folder.adapted, folder.table(name), "--split", "test"]
+        words += ["--tiles", folder.tiles(name), "--out", out, "--heatmaps", "--resume"]
+        title = f"Predict the {slides} slides, and draw a heatmap of each"
+        return step(f"predict-{name}", title, *words, files=(out / "predictions.csv", out))
+
+    steps = [
+        step(
             "synth",
-            "Paint slides with a signal planted in some nests",
-            ("synth", str(painted), *paint),
-            (painted / "README.md", painted),  # the first is written last
-            ("Look",),
+            "Paint slides with a signal in some nests of tumour",
+            *("synth", folder.painted, *paint),
+            files=(folder.painted / "README.md", folder.painted),  # the first is written last
+            shown_lines=("Look",),
         ),
-        Step(
+        step(
             "inspect",
-            "Look at what is there: format, size, scale, problems",
-            ("inspect", str(cohort), str(folder.external)),
-            (),
-            (f"{size.slides + size.external} slides",),
+            "Inspect the slides: format, size, scale, problems",
+            *("inspect", cohort, folder.external),
+            shown_lines=(f"{size.slides + size.external} slides",),
         ),
-        Step(
+        step(
             "tile",
-            "Find the tissue and lay tiles at 0.5 microns per pixel",
-            ("tile", str(cohort), "--out", str(folder.tiles("test"))),
-            (folder.tiles("test") / "summary.csv", folder.tiles("test")),
-            ("Tiled", "Look"),
+            "Detect tissue and extract tiles at 0.5 microns per pixel",
+            *("tile", cohort, "--out", folder.tiles("test")),
+            files=(folder.tiles("test") / "summary.csv", folder.tiles("test")),
+            shown_lines=("Tiled", "Look"),
         ),
-        Step(
+        step(
             "tile-external",
             "The same for the external cohort: other sites, another scanner",
-            ("tile", str(folder.external), "--out", str(folder.tiles("external"))),
-            (folder.tiles("external") / "summary.csv", folder.tiles("external")),
-            ("Tiled", "Look"),
+            *("tile", folder.external, "--out", folder.tiles("external")),
+            files=(folder.tiles("external") / "summary.csv", folder.tiles("external")),
+            shown_lines=("Tiled", "Look"),
         ),
-        Step(
+        step(
             "split",
             "Split by patient (--force, as the painted table has a split already)",
-            ("split", str(cohort), "--fractions", *map(str, FRACTIONS), "--force", "--out", str(folder.split)),
-            (folder.split,),
-            ("split", "train", "val", "test"),
+            *("split", cohort, "--fractions", *map(str, FRACTIONS), "--force", "--out", folder.split),
+            files=(folder.split,),
+            shown_lines=("split", "train", "val", "test"),
         ),
-        Step(
+        step(
             "study",
-            "Learn in three ways, and evaluate each on held-out and external slides",
-            ("study", str(folder.study_file), "--out", str(folder.study), "--jobs", "2", "--resume"),
-            (folder.results, folder.study),
-            before=partial(write_study, folder.study_file, size),
+            "Train in three ways, and evaluate each on held-out and external slides",
+            *("study", folder.study_file, "--out", folder.study, "--jobs", "2", "--resume"),
+            files=(folder.results, folder.study),
+            before=partial(_write_study, folder.study_file, size),
         ),
-        *predict,
-        Step(
+        predict("test", "held-out"),
+        predict("external", "external"),
+        step(
             "report",
-            "Put all of it on one page",
-            ("report", str(folder.study), *shown, "--out", str(folder.report)),
-            (folder.report,),
-            ("Written",),
+            "Write a report of everything",
+            *("report", folder.study, *predictions, "--out", folder.report),
+            files=(folder.report,),
+            shown_lines=("Written",),
         ),
-        Step("planted", "Compare attention with what was planted", (), (folder.planted, folder.planted_picture)),
+        step(
+            "planted",
+            "Compare attention with the painted signal",
+            files=(folder.planted, folder.planted_picture),
+            function=partial(_measure_planted, folder),
+        ),
     ]
+    return [steps[0], *(replace(step, needs=(previous.key,)) for previous, step in pairwise(steps))]
 
 
-def write_study(path: Path, size: Size) -> None:
-    """Write STUDY.toml: a fixed encoder with ABMIL, a fine-tuned one with ABMIL, TAPFM. Paths start at the file."""
+def _measure_planted(folder: DemoFolder) -> None:
+    from tapfm.demo.planted import measure_planted
+
+    measure_planted(folder)
+
+
+def _write_study(path: Path, size: Size) -> None:
+    """Write STUDY.toml: a fixed encoder with ABMIL, a fine-tuned one with ABMIL, TAPFM."""
     from tapfm.config.study import study_text
 
     train, validation, test = (f"{fraction:.0%}" for fraction in FRACTIONS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from tapfm.evaluation.measures import (
     target_title,
 )
 from tapfm.metrics.estimate import Estimate
+from tapfm.runtime.csv_files import csv_text
 from tapfm.runtime.messages import counted
 
 MODEL = "model"
@@ -79,10 +78,7 @@ class Results:
 
 
 def metrics_csv(results: Results) -> bytes:
-    """Write a line for each metric, and for each difference of AUC."""
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    """Return a line for each metric, and for each difference of AUC."""
     units = {target: each.units for (target, _), each in results.of(MODEL).items()}
     differences = [
         Row(
@@ -92,15 +88,15 @@ def metrics_csv(results: Results) -> bytes:
         )
         for pair in results.differences
     ]
-    for row in [*results.rows, *differences]:
-        each, delong = row.measured, row.measured.delong
-        numbers = [each.estimate.value, each.estimate.low, each.estimate.high]
-        numbers += [None, None] if delong is None else [delong.low, delong.high]
-        positives = "" if each.positives is None else each.positives
-        cells = ["" if number is None else repr(float(number)) for number in numbers]
-        names = [row.model, row.subgroup, each.target, each.metric]
-        writer.writerow([*names, *cells, each.units, positives, why_of(each)])
-    return buffer.getvalue().encode()
+    return csv_text(COLUMNS, [_csv_cells(row) for row in [*results.rows, *differences]]).encode()
+
+
+def _csv_cells(row: Row) -> list[Any]:
+    each, delong = row.measured, row.measured.delong
+    numbers = [each.estimate.value, each.estimate.low, each.estimate.high]
+    numbers += [None, None] if delong is None else [delong.low, delong.high]
+    cells = ["" if number is None else repr(float(number)) for number in numbers]
+    return [row.model, row.subgroup, each.target, each.metric, *cells, each.units, each.positives, why_of(each)]
 
 
 def why_of(each: Measured) -> str:

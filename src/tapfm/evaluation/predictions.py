@@ -16,7 +16,7 @@ import numpy as np
 from tapfm.errors import InputError, LabelError, SettingError
 from tapfm.metrics.arrays import sigmoid
 from tapfm.metrics.ranking import auc, why_undefined
-from tapfm.runtime.files import write_atomically
+from tapfm.runtime.csv_files import write_csv
 
 Unit = Literal["slide", "patient"]
 
@@ -106,17 +106,16 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     targets = all_targets(predictions)
     if twice := repeated([key_of(each) for each in predictions]):
         raise InputError(f"Slide '{twice[0][-1]}' has two predictions; a table keeps one of each slide.")
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for each in predictions:
-        for target in targets:
-            label = each.labels.get(target)
-            logit = float(each.logits[target])
-            about = [each.patient_id, each.slide_id, each.cohort or "", each.split or "", target]
-            said = ["" if label is None else int(label), repr(sigmoid(logit)), repr(logit)]
-            writer.writerow([*about, *said, each.tiles, each.tiles_failed])
-    write_atomically(path, text.getvalue().encode())
+    write_csv(path, COLUMNS, [_csv_cells(each, target) for each in predictions for target in targets])
+
+
+def _csv_cells(prediction: Prediction, target: str) -> list[str | int | None]:
+    label, logit = prediction.labels.get(target), float(prediction.logits[target])
+    return [
+        *(prediction.patient_id, prediction.slide_id, prediction.cohort, prediction.split, target),
+        *(None if label is None else int(label), repr(sigmoid(logit)), repr(logit)),
+        *(prediction.tiles, prediction.tiles_failed),
+    ]
 
 
 def read_predictions(path: Path) -> list[Prediction]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from tapfm.contracts import EncodedTiles, Tiles
 from tapfm.encoders.features import read_features
 from tapfm.errors import TapfmError
-from tapfm.runtime.workers import Crew
+from tapfm.runtime.workers import WorkerPool
 from tapfm.tiles.grid import Positions
 from tapfm.tiles.reading import TilePixels, TileRequest, TilesRead, plain_memory
 from tapfm.tiles.sampling import draw_tiles
@@ -110,7 +110,7 @@ class PixelBags:
     """Bags of pixels in the memory of the host, read from slides by worker processes.
 
     device: the device that the pixels are for; for a GPU they are in pinned memory.
-    crew: workers that were started before.
+    pool: workers that were started before.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class PixelBags:
         device: torch.device,
         workers: int,
         ahead_bytes: int,
-        crew: Crew | None = None,
+        pool: WorkerPool | None = None,
     ) -> None:
         self._slides, self._tile_px, self._device = slides, tile_px, device
-        self._workers, self._ahead_bytes, self._crew = workers, ahead_bytes, crew
+        self._workers, self._ahead_bytes, self._pool = workers, ahead_bytes, pool
         self._stream: TileStream | None = None
         self._parts_left = 0  # of the current bag
 
@@ -140,7 +140,7 @@ class PixelBags:
             workers=self._workers,
             ahead_bytes=self._ahead_bytes,
             allocate=_pinned_memory if self._device.type == "cuda" else plain_memory,
-            crew=self._crew,
+            pool=self._pool,
         )
 
     def read(self, visit: Visit) -> Bag:

@@ -13,7 +13,7 @@ from tapfm.evaluation.predictions import LabelledSlide, Prediction
 from tapfm.inference.bags import Bags, SlideFailed
 from tapfm.inference.predictor import EncodedSlide, Predictor
 from tapfm.runtime.files import refuse_full_disk
-from tapfm.runtime.progress import Counter
+from tapfm.runtime.progress import SlideProgress
 from tapfm.tiles.reading import SkippedTiles
 
 
@@ -111,8 +111,9 @@ def collect_predictions(
     )
 
 
-def count_slide(counter: Counter, slide_id: str, result: EncodedSlide | SlideFailed) -> None:
+def count_slide(progress: SlideProgress, slide_id: str, result: EncodedSlide | SlideFailed) -> None:
     """Count a slide on a progress bar, and report it there if it failed."""
     if isinstance(result, SlideFailed):
-        counter.failed(slide_id, result.reason)
-    counter.one_more(0 if isinstance(result, SlideFailed) else result.tiles)
+        progress.finish_slide(slide_id, failure=result.reason)
+    else:
+        progress.finish_slide(slide_id, tiles=result.tiles)

@@ -1,4 +1,4 @@
-"""What `tapfm embed` has to do for each slide: its tiles, and whether its features are there already."""
+"""The slides to embed: their tiles, and whether their features exist already."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tapfm.encoders.features import FEATURES_VERSION, FINGERPRINT, recall
 from tapfm.encoders.inference import Precision
 from tapfm.encoders.weights import LoadedEncoder
 from tapfm.errors import InputError, TileStoreError
-from tapfm.inference.embedding_outcomes import Outcome, failure
+from tapfm.runtime.cohort_job import Failure
 from tapfm.runtime.files import fingerprint, identity_of
 from tapfm.slides.opening import files_of
 from tapfm.tiles.store import TileSet, find_tiles
@@ -23,8 +23,8 @@ NOT_IN_KEY = ("name", "licence", "gate", "notes")  # words of a card that change
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How features are made; the encoder is where it is to compute."""
+class EmbeddingSettings:
+    """How features are made; the encoder is on its device."""
 
     loaded: LoadedEncoder
     precision: Precision = "float32"
@@ -33,7 +33,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Job:
+class EmbeddingJob:
     """One slide to embed."""
 
     row: SlideRow
@@ -42,33 +42,48 @@ class Job:
     key: str  # fingerprint of everything that decides them
 
 
-def make_job(row: SlideRow, tiles_folder: Path, folder: Path, settings: Settings, tile_command: str) -> Job | Outcome:
-    """Name the job by everything that its features depend on; a slide without tiles has failed already."""
+@dataclass(frozen=True)
+class EmbedRecord:
+    """The result of embedding one slide: a line of summary.csv."""
+
+    slide_id: str
+    status: str  # ok, failed, or "not embedded" where --only leaves it out
+    reason: str = ""
+    tiles: int = 0
+    tiles_failed: int | None = None
+    seconds: float | None = None
+    what_to_do: str = ""
+
+
+def make_job(
+    row: SlideRow, tiles_folder: Path, folder: Path, settings: EmbeddingSettings, tile_command: str
+) -> EmbeddingJob | Failure:
+    """Return the job of a slide, keyed by everything that its features depend on; a Failure if it has no tiles."""
     try:
         tiles = find_tiles(tiles_folder, row.slide_id)
         files = [identity_of(file) for file in files_of(row.path)]
     except TileStoreError as error:
-        return failure(row.slide_id, error.message, f"{tile_command} --only {shlex.quote(row.slide_id)}")
+        return Failure(error.message, f"{tile_command} --only {shlex.quote(row.slide_id)}")
     except OSError as error:
-        return failure(row.slide_id, f"{row.path} cannot be read ({error})", "Check who may read it.")
+        return Failure(f"{row.path} cannot be read ({error})", "Check who may read it.")
     key = fingerprint(FEATURES_VERSION, made_with(settings), row.slide_id, tiles.content_digest, files)
-    return Job(row, tiles, folder / f"{row.slide_id}.h5", key)
+    return EmbeddingJob(row, tiles, folder / f"{row.slide_id}.h5", key)
 
 
-def made_with(settings: Settings) -> tuple[object, ...]:
+def made_with(settings: EmbeddingSettings) -> tuple[object, ...]:
     """List what decides features besides the slide; how many tiles are encoded at once does not."""
     loaded = settings.loaded
     card = {name: value for name, value in asdict(loaded.card).items() if name not in NOT_IN_KEY}
     return card, loaded.provenance.sha256, loaded.encoder.tile_px, loaded.encoder.feature, settings.precision
 
 
-def outcome_before(job: Job) -> Outcome | None:
-    """Recall a slide that was embedded already, if everything it depends on is as it was."""
+def record_before(job: EmbeddingJob) -> EmbedRecord | None:
+    """Return the record of a slide that is embedded already, if everything it depends on is unchanged."""
     if recall(job.path) != job.key:
         return None
     with h5py.File(job.path, "r") as file:
         tiles = len(file["features"])
-    return Outcome(job.row.slide_id, "ok", tiles=tiles, tiles_failed=len(job.tiles) - tiles)
+    return EmbedRecord(job.row.slide_id, "ok", tiles=tiles, tiles_failed=len(job.tiles) - tiles)
 
 
 def refuse_foreign_files(folder: Path, rows: Sequence[SlideRow]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from tapfm.runs.data import labelled
 from tapfm.runs.evaluation_data import EvaluatedSlides
 from tapfm.runs.model_folder import Member
 from tapfm.runtime.devices import choose_device
-from tapfm.runtime.progress import Counter
+from tapfm.runtime.progress import SlideProgress
 
 
 def predict_member(
@@ -61,9 +60,9 @@ def predict_member(
         model = prepare_model(member, load_with_encoder(member, place), tiles=tiles)
     predictor = Predictor([model], on_retry=console.print)
     bags = make_bags(remaining, tile_px=predictor.tile_px, device=place, workers=workers)
-    with closing(Counter(console, description, len(remaining))) as counter:
+    with SlideProgress(console, description, slides=len(remaining)) as progress:
         return predict_cohort(
-            predictor, bags, slides, finished, on_slide=partial(count_slide, counter), stop_signal=stop_signal
+            predictor, bags, slides, finished, on_slide=partial(count_slide, progress), stop_signal=stop_signal
         )
 
 

@@ -14,10 +14,12 @@ resume          finished slides are left out: by `FinishedSlides`, or by the fil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from threading import Lock
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +36,7 @@ from tapfm.runs.model import SlideModel
 from tapfm.runtime.device_memory import free_memory, one_memory_error
 from tapfm.tiles.reading import SkippedTiles
 
+Item = TypeVar("Item")
 TileValues = NDArray[np.float64]  # one value per tile
 
 
@@ -112,7 +115,7 @@ class Predictor:
 
     def run(
         self,
-        slide_ids: Sequence[str],
+        slide_ids: Iterable[str],
         bags: Bags,
         finish: Callable[[str, EncodedSlide], object],
         *,
@@ -121,12 +124,13 @@ class Predictor:
     ) -> dict[str, SlideFailed]:
         """Encode all tiles of each slide and pass them to `finish`, which predicts and saves; return the failures.
 
-        The next slides are read meanwhile. `on_slide` is called after each slide. Raises Interrupted when
+        The next slides are read meanwhile; `slide_ids` may be an iterator, which is asked for an id when its slide is
+        about to be read. `on_slide` is called after each slide. Raises Interrupted when
         `stop_signal` returns the number of a signal; OSError, where `finish` cannot write, ends the run.
         """
         failed: dict[str, SlideFailed] = {}
-        visits = [Visit("inference", slide_id) for slide_id in slide_ids]
-        bags.start(iter(visits))
+        visits, planned = share(Visit("inference", slide_id) for slide_id in slide_ids)
+        bags.start(planned)
         try:
             for visit in visits:
                 result = self._finish_slide(bags, visit, finish)
@@ -250,6 +254,35 @@ class Predictor:
         if len(by_model) == 1:
             return dict(by_model[0])
         return {target: logit_of_mean([each[target] for each in by_model]) for target in self.targets}
+
+
+def share(items: Iterable[Item]) -> tuple[Iterator[Item], Iterator[Item]]:
+    """Return two iterators over the same items, for two threads: like `itertools.tee`, which is for one.
+
+    An error of the items is raised in both.
+    """
+    source, lock, errors = iter(items), Lock(), list[Exception]()
+    queues: tuple[deque[Item], deque[Item]] = (deque(), deque())
+
+    def take(own: deque[Item], other: deque[Item]) -> Iterator[Item]:
+        while True:
+            with lock:
+                if not own:
+                    try:
+                        item = next(source)
+                    except StopIteration:
+                        if errors:
+                            raise errors[0] from None
+                        return
+                    except Exception as error:
+                        errors.append(error)
+                        raise
+                    own.append(item)
+                    other.append(item)
+                item = own.popleft()
+            yield item
+
+    return take(*queues), take(*reversed(queues))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import torch
 
 from tapfm.inference.bags import AHEAD_BYTES, Bags, FeatureBags, PixelBags, SlideTiles
 from tapfm.runs.data import SlideOfRun
-from tapfm.runtime.workers import Crew
+from tapfm.runtime.workers import WorkerPool
 from tapfm.tiles.stream import PIECE
 
 
@@ -19,7 +19,7 @@ def make_bags(
     device: torch.device,
     workers: int,
     ahead_bytes: int = AHEAD_BYTES,
-    crew: Crew | None = None,
+    pool: WorkerPool | None = None,
 ) -> Bags:
     """Return bags of pixels for an encoder that takes tiles of `tile_px`, or of stored features (None)."""
     if tile_px is None:
@@ -28,7 +28,7 @@ def make_bags(
     tiles = slide_tiles(slides)
     pieces = -(-sum(len(each.tiles) for each in tiles.values()) // PIECE)
     return PixelBags(
-        tiles, tile_px=tile_px, device=device, workers=min(workers, pieces), ahead_bytes=ahead_bytes, crew=crew
+        tiles, tile_px=tile_px, device=device, workers=min(workers, pieces), ahead_bytes=ahead_bytes, pool=pool
     )
 
 

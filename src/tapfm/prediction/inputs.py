@@ -17,8 +17,9 @@ from tapfm.errors import CohortError, InputError, LabelError, TapfmError
 from tapfm.runs.data import SlideOfRun
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.model_folder import Evaluated, Member, description_of
+from tapfm.runtime.cohort_job import Failure
 from tapfm.runtime.messages import counted
-from tapfm.runtime.workers import Crew
+from tapfm.runtime.workers import WorkerPool
 from tapfm.tiles.cohort_tiling import tile_cohort
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import find_tiles
@@ -28,24 +29,24 @@ USUAL_MPP = 0.5  # taken where an encoder was made for several scales, or does n
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Slides that are to be predicted, and what is to be said of them first."""
+class RequestedSlides:
+    """Slides to predict, and notes on them."""
 
     slides: tuple[SlideOfRun, ...]  # without tiles yet
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Laid:
-    """Slides with their tiles; slides without, and why, and what to do about it."""
+class TiledSlides:
+    """Slides with their tiles, and slides that have none."""
 
     slides: tuple[SlideOfRun, ...]
-    failed: Mapping[str, tuple[str, str]]
+    failed: Mapping[str, Failure]
 
 
 def read_sources(
     sources: Sequence[Path], slides_folder: Path | None, targets: Sequence[str], split: str | None = None
-) -> Asked:
+) -> RequestedSlides:
     """Read tables, folders and slides together; a slide that comes twice is refused unless it is the same.
 
     Of the same slide that counts which says most: a table with its labels, then a table, which may have its scale.
@@ -74,7 +75,7 @@ def read_sources(
             much = any(label is not None for label in known.values()), cohort.source is not None
             if before is None or much > says[row.slide_id]:
                 found[row.slide_id], says[row.slide_id] = SlideOfRun(row, row.split or "", known), much
-    return Asked(tuple(found.values()), tuple(notes))
+    return RequestedSlides(tuple(found.values()), tuple(notes))
 
 
 def only_split(cohort: Cohort, split: str, source: Path) -> Cohort:
@@ -139,39 +140,39 @@ def laid_by(member: Member) -> Mapping[str, Any] | None:
     return None
 
 
-def lay_tiles(
-    asked: Asked,
+def find_or_make_tiles(
+    requested: RequestedSlides,
     evaluated: Evaluated,
     tiles: Path | None,
     out: Path,
     *,
     workers: int,
-    crew: Crew | None = None,
+    pool: WorkerPool | None = None,
     console: Console,
-) -> Laid:
-    """Take the tiles that are there, or find the tissue of each slide and lay them."""
+) -> TiledSlides:
+    """Return the tiles in a folder, or tile the slides."""
     if tiles is not None:
-        laid = stored_tiles(asked, tiles, {})
+        laid = stored_tiles(requested, tiles, {})
         if note := other_scale(laid, evaluated):
             console.print(note, style="bold yellow", markup=False, soft_wrap=True)
         return laid
     spec, why = tile_spec(evaluated)
     console.print(f"Tiles of {spec.tile_px} px at {spec.mpp:g} um per pixel, {why}.", markup=False, soft_wrap=True)
-    rows = [slide.row for slide in asked.slides]
-    report = tile_cohort(
+    rows = [slide.row for slide in requested.slides]
+    table = tile_cohort(
         rows,
         out,
         spec,
         only=None,
         layout="trident",
         tissue=None,
-        workers=max(1, workers),
+        workers=workers,
         force=False,
         console=console,
-        crew=crew,
+        pool=pool,
     )
-    failed = {each.slide_id: (each.reason, by_tiling(each.what_to_do)) for each in report.failed}
-    return stored_tiles(asked, out, failed)
+    failed = {each.slide_id: Failure(each.reason, by_tiling(each.what_to_do), stage="tiles") for each in table.failed}
+    return stored_tiles(requested, out, failed)
 
 
 def by_tiling(advice: str) -> str:
@@ -179,7 +180,7 @@ def by_tiling(advice: str) -> str:
     return f"{advice} These are options of tapfm tile: then predict with --tiles." if "--" in advice else advice
 
 
-def other_scale(laid: Laid, evaluated: Evaluated) -> str:
+def other_scale(laid: TiledSlides, evaluated: Evaluated) -> str:
     """Tell of tiles that show another width of tissue than those the model learnt from; nothing where none do."""
     learnt = [each["tile_px"] * each["mpp"] for member in evaluated.members if (each := laid_by(member)) is not None]
     for slide in laid.slides:
@@ -195,19 +196,19 @@ def other_scale(laid: Laid, evaluated: Evaluated) -> str:
     return ""
 
 
-def stored_tiles(asked: Asked, folder: Path, failed: Mapping[str, tuple[str, str]]) -> Laid:
+def stored_tiles(requested: RequestedSlides, folder: Path, failed: Mapping[str, Failure]) -> TiledSlides:
     """Find the tiles of each slide."""
     found, lost = [], dict(failed)
-    for slide in asked.slides:
+    for slide in requested.slides:
         if slide.row.slide_id in failed:
             continue
         try:
             found.append(replace(slide, tiles=find_tiles(folder, slide.row.slide_id)))
         except TapfmError as error:
-            lost[slide.row.slide_id] = (error.message, error.hint)
+            lost[slide.row.slide_id] = Failure(error.message, error.hint, stage="tiles")
     if not found and not failed:
         raise CohortError(
-            f"{folder} has no tiles of any of {counted(len(asked.slides), 'slide')}.",
+            f"{folder} has no tiles of any of {counted(len(requested.slides), 'slide')}.",
             hint="Give the folder that tapfm tile wrote for these slides, or leave --tiles out: they are laid anew.",
         )
-    return Laid(tuple(found), lost)
+    return TiledSlides(tuple(found), lost)

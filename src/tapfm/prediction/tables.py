@@ -2,63 +2,45 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tapfm.evaluation.predictions import COLUMNS
-from tapfm.prediction.folder import PredictedSlide
+from tapfm.prediction.folder import TABLE, PredictedSlide
+from tapfm.runtime.cohort_job import FAILURES, Failure
+from tapfm.runtime.csv_files import recall_csv, write_csv
 
-FAILURES = ("slide_id", "what", "reason", "what_to_do")
-SKIPPED = "tiles skipped"
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A slide that came to nothing, or whose pictures did: at what, why, and what to do."""
-
-    what: str  # tiles, read, predict or draw
-    reason: str
-    what_to_do: str
+_FAILURE_COLUMNS = ("slide_id", "what", "reason", "what_to_do")
+_SKIPPED = "tiles skipped"
 
 
-def predictions_csv(slides: Sequence[PredictedSlide]) -> bytes:
-    """Write a line for each slide and target: the columns of every table of predictions, then calls and seconds."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, "threshold", "call", "seconds"])
+def write_predictions_table(folder: Path, slides: Sequence[PredictedSlide]) -> None:
+    """Write predictions.csv: a line per slide and target, with the columns of every table of predictions first."""
+    rows = []
     for slide in slides:
         for target, said in slide.targets.items():
             about = [slide.patient_id, slide.slide_id, slide.cohort or "", slide.split or "", target]
             numbers = [said.label, repr(said.probability), repr(said.logit), slide.tiles, slide.tiles_failed]
             called = [None if said.threshold is None else repr(said.threshold), said.call, f"{slide.seconds:.2f}"]
-            writer.writerow([*about, *("" if each is None else each for each in (*numbers, *called))])
-    return text.getvalue().encode()
+            rows.append([*about, *numbers, *called])
+    write_csv(folder / TABLE, [*COLUMNS, "threshold", "call", "seconds"], rows)
 
 
-def failures_csv(failed: Mapping[str, Failed], slides: Sequence[PredictedSlide]) -> bytes:
-    """List slides that failed, and slides that lack some tiles."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(FAILURES)
-    for slide_id, each in failed.items():
-        writer.writerow([slide_id, each.what, *(" ".join(words.split()) for words in (each.reason, each.what_to_do))])
+def write_failures(folder: Path, failed: Mapping[str, Failure], slides: Sequence[PredictedSlide]) -> None:
+    """Write failures.csv: slides that failed, and slides that lack some tiles."""
+    rows: list[list[Any]] = [[slide_id, each.stage, each.reason, each.what_to_do] for slide_id, each in failed.items()]
     for slide in slides:
         if slide.tiles_failed and slide.slide_id not in failed:
             reason = f"{slide.tiles_failed:,} of {slide.tiles + slide.tiles_failed:,} tiles cannot be read"
-            writer.writerow([slide.slide_id, SKIPPED, reason, ""])
-    return text.getvalue().encode()
+            rows.append([slide.slide_id, _SKIPPED, reason, ""])
+    write_csv(folder / FAILURES, _FAILURE_COLUMNS, rows)
 
 
-def read_failures(folder: Path) -> dict[str, Failed]:
-    """Recall the slides that failed before; nothing where there is no such table."""
-    try:
-        with (folder / "failures.csv").open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        return {
-            row["slide_id"]: Failed(*(row[name] for name in FAILURES[1:])) for row in rows if row["what"] != SKIPPED
-        }
-    except (OSError, LookupError, ValueError, csv.Error):
-        return {}
+def read_failures(folder: Path) -> dict[str, Failure]:
+    """Return the slides that failed before; nothing where the table cannot be read."""
+    return {
+        row["slide_id"]: Failure(row["reason"], row["what_to_do"], stage=row["what"])
+        for row in recall_csv(folder / FAILURES, *_FAILURE_COLUMNS)
+        if row["what"] != _SKIPPED
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from csv import Error as CsvError
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def failures_of(path: Path) -> list[dict[str, str]]:
     """Read a failures.csv."""
     try:
         return table_of(path)
-    except (OSError, ValueError, CsvError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}).", hint="Make it again.") from error
 
 

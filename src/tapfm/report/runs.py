@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from tapfm.cohort.splits import TEST, TRAIN, VALIDATION
 from tapfm.errors import RunError
 from tapfm.evaluation.predictions import Prediction, Unit, read_predictions
+from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.files import sha256_of
 
 CONFIGURATION = "config.toml"  # marks a run
@@ -99,7 +99,7 @@ def read_run(folder: Path, name: str | None = None) -> ReportedRun:
         history = [json.loads(line) for line in text_of(folder / "history.jsonl").splitlines()]
         environments = json.loads(text_of(folder / "environment.json") or "[]")
         slides, failures = table_of(folder / "split.csv"), table_of(folder / "failures.csv")
-    except (OSError, ValueError, csv.Error) as error:  # TOML's and JSON's errors are ValueErrors
+    except (OSError, ValueError) as error:  # TOML's and JSON's errors are ValueErrors
         raise RunError(
             f"The folder of the run {folder} cannot be read ({error}).", hint="Copy the whole folder of the run again."
         ) from error
@@ -129,10 +129,7 @@ def text_of(path: Path) -> str:
 
 def table_of(path: Path) -> list[dict[str, str]]:
     """Read a CSV file; nothing where there is none."""
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_csv(path) if path.is_file() else []
 
 
 def name_of(folder: Path) -> str:

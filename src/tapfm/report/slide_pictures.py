@@ -30,7 +30,7 @@ from tapfm.prediction.wording import end_words, heading, number
 from tapfm.report.content import Block, ColourBar, Gallery, Heat, Heats, Note, Picture, TilePicture
 from tapfm.report.numbers import called, size, written
 from tapfm.runtime.messages import counted
-from tapfm.runtime.progress import Counter
+from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import open_slide
 from tapfm.slides.slide import Slide
 from tapfm.tiles.reading import reason_of
@@ -135,7 +135,7 @@ def heat_blocks(
     settings: Settings,
     finder: SlideFinder | None,
     budget: Budget,
-    counter: Counter,
+    progress: SlideProgress,
 ) -> list[Block]:
     """Draw the maps of some slides of a folder."""
     chosen = choose_slides(slides, targets_of(folder), settings.heatmaps)
@@ -154,7 +154,7 @@ def heat_blocks(
             heats.append(heat)
             if scale is not None:
                 bars[bar_of(layer, scale)] = None
-        counter.one_more(each.predicted.tiles)
+        progress.finish_slide(each.predicted.slide_id)
     blocks: list[Block] = [Heats(heats, list(bars))] if heats else []
     others = len({slide.slide_id for slide in slides}) - len({each.predicted.slide_id for each in chosen})
     notes = []

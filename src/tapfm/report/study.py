@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +70,7 @@ def read_study(folder: Path) -> ReportedStudy:
     try:
         lines = [line for name in TABLES for line in table_of(folder / f"{name}.csv")]
         status = table_of(folder / "status.csv")
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"A table of {folder} cannot be read ({error}).", hint="Make the tables again.") from error
     runs = {name: read_run(place, name) for name, place in places.items() if is_run(place)}
     return ReportedStudy(folder, config, runs, planned, lines, status)

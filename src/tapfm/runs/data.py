@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,19 +88,21 @@ class RunData:
         """Give the labels that class weights are made of."""
         return {target: [slide.labels[target] for slide in self.of(TRAIN)] for target in self.targets}
 
-    def table(self) -> str:
-        """Write split.csv: what was learnt from, and whether it is still the same."""
-        buffer = io.StringIO(newline="")
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(["slide_id", "patient_id", "cohort", "split", *self.targets, "tiles", "digest"])
-        for slide in self.slides:
-            labels = ["" if slide.labels[target] is None else slide.labels[target] for target in self.targets]
-            tiles = "" if slide.tiles is None else len(slide.tiles)
-            row = slide.row
-            writer.writerow(
-                [row.slide_id, row.patient_id, row.cohort or "", slide.split, *labels, tiles, slide.content_digest]
-            )
-        return buffer.getvalue()
+    @property
+    def columns(self) -> list[str]:
+        """The columns of split.csv."""
+        return ["slide_id", "patient_id", "cohort", "split", *self.targets, "tiles", "digest"]
+
+    def rows(self) -> list[list[str]]:
+        """Return the rows of split.csv: the slides of the run, with digests that show whether they changed."""
+        return [
+            [
+                *(slide.row.slide_id, slide.row.patient_id, slide.row.cohort or "", slide.split),
+                *("" if (label := slide.labels[target]) is None else str(label) for target in self.targets),
+                *("" if slide.tiles is None else str(len(slide.tiles)), slide.content_digest),
+            ]
+            for slide in self.slides
+        ]
 
 
 def read_data(config: RunConfig) -> RunData:
@@ -205,11 +205,10 @@ def labelled(slides: Sequence[SlideOfRun]) -> list[LabelledSlide]:
     ]
 
 
-def difference(before: str, now: str) -> list[str]:
-    """Say how one table of slides differs from another, slide by slide."""
-    old, new = (
-        {row["slide_id"]: row for row in csv.DictReader(io.StringIO(text, newline=""))} for text in (before, now)
-    )
+def difference(before: Sequence[Mapping[str, str]], data: RunData) -> list[str]:
+    """Describe how the rows of a split.csv differ from the slides of a run, slide by slide."""
+    old = {row["slide_id"]: row for row in before}
+    new = {row[0]: dict(zip(data.columns, row, strict=True)) for row in data.rows()}
     lines = []
     if gone := [slide_id for slide_id in old if slide_id not in new]:
         lines.append(f"{len(gone):,} slides are gone: {some(gone)}")

@@ -1,4 +1,4 @@
-"""`tapfm export`: the adapted encoder as a timm folder, the aggregator beside it, and a model card."""
+"""An exported run: the adapted encoder as a timm folder, the aggregator beside it, and a model card."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from tapfm.runs.model_card import model_card
 from tapfm.runs.saved_model import AGGREGATOR, DESCRIPTION, SavedModel, load_aggregator, load_export, load_run
 from tapfm.runs.thresholds import thresholds_to_export
 from tapfm.runtime.files import write_atomically
-from tapfm.runtime.output_folder import locked, remove_unfinished
+from tapfm.runtime.output_folder import locked, refuse_other_files, remove_unfinished
 from tapfm.runtime.seeding import rng_for
 from tapfm.version import __version__
 
-TILES = 4  # of the slide that the check makes up
+TILES = 4  # of the slide that the check uses
 
 
 def export_run(
@@ -49,7 +49,7 @@ def export_run(
     force: bool,
     console: Console,
 ) -> None:
-    """Write the folder, check it by loading it again, and push it where that is asked for."""
+    """Write the folder, check it by loading it again, and push it to the hub if `push_to` names a repository."""
     saved, run_folder = load_run(run), RunFolder(run)
     if push_to is not None:
         refuse_bad_repository(push_to)
@@ -61,19 +61,21 @@ def export_run(
             )
         refuse_without_token()
     refuse_foreign(out)
-    refuse_other_files(out)
-    refuse_own_base(run_folder, out)
+    if not (out / AGGREGATOR).exists():  # README.md would be overwritten, and all files be pushed
+        stopped = (WEIGHTS, CONFIG)  # of an export that was stopped
+        refuse_other_files(out, ours=stopped, hint="Give a new folder with --out, such as exported.")
+    _refuse_own_base(run_folder, out)
     if not force:
-        refuse_other_run(run_folder, out)
+        _refuse_other_run(run_folder, out)
     with locked(out, "tapfm export"):
         remove_unfinished(out)
-        write_export(saved, run_folder, out)
-        check_export(saved, out)
+        _write_export(saved, run_folder, out)
+        _check_export(saved, out)
     if run_folder.last.exists() and not run_folder.finished():
         done = run_folder.epochs_done()
         console.print(f"The run is not finished: this is the best of {done:,} epoch{'s' * (done > 1)} so far.")
     what = "encoder (timm), aggregator" if saved.model.encoder is not None else "aggregator"
-    said = f"Exported to {out}: {what} and model card; loaded again, it gives the same."
+    said = f"Exported to {out}: {what} and model card; loaded again, the logits are the same."
     console.print(said, markup=False, soft_wrap=True)
     if saved.model.encoder is not None:
         arguments = f", {needed}" if (needed := timm_arguments(saved.card)) else ""
@@ -86,19 +88,8 @@ def export_run(
         console.print(f"Pushed to {address}{' (private)' if private else ''}", markup=False, soft_wrap=True)
 
 
-def refuse_other_files(out: Path) -> None:
-    """Refuse a folder with files that no export wrote: README.md would be written over, and all of them be pushed."""
-    if (out / AGGREGATOR).exists() or not out.exists():
-        return
-    begun = (WEIGHTS, CONFIG)  # of an export that was stopped
-    if others := sorted(path.name for path in out.glob("[!.]*") if path.name not in begun):
-        raise InputError(
-            f"{out} has other files in it, such as {others[0]}.", hint="Give a new folder with --out, such as exported."
-        )
-
-
-def refuse_other_run(run_folder: RunFolder, out: Path) -> None:
-    """Refuse to write over what was exported from another run."""
+def _refuse_other_run(run_folder: RunFolder, out: Path) -> None:
+    """Refuse to overwrite the export of another run."""
     try:
         of_run = json.loads((out / DESCRIPTION).read_text("utf-8")).get("run")
     except (OSError, ValueError, AttributeError):
@@ -109,16 +100,16 @@ def refuse_other_run(run_folder: RunFolder, out: Path) -> None:
         )
 
 
-def refuse_own_base(run_folder: RunFolder, out: Path) -> None:
-    """Refuse to write over the weights that the run began with: it could not be gone on with, or exported again."""
+def _refuse_own_base(run_folder: RunFolder, out: Path) -> None:
+    """Refuse to overwrite the weights that the run started from: it could not be resumed, or exported again."""
     base = run_folder.settings()["encoder"].get("weights")
     if base is not None and Path(base).resolve() in (out.resolve(), (out / WEIGHTS).resolve()):
         raise InputError(
-            f"{out} holds the weights that {run_folder.folder} began with.", hint="Give another folder with --out."
+            f"{out} holds the weights that {run_folder.folder} started from.", hint="Give another folder with --out."
         )
 
 
-def write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
+def _write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
     """Write encoder, aggregator, description and card; the description last, as it marks an export."""
     out.mkdir(parents=True, exist_ok=True)
     (out / DESCRIPTION).unlink(missing_ok=True)
@@ -129,13 +120,13 @@ def write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
         write_timm_folder(saved.model.encoder, saved.card, out, about={"targets": saved.description["targets"]})
     aggregator = {f"aggregator/{name}": each.detach() for name, each in saved.model.aggregator.named_parameters()}
     save_checkpoint(out / AGGREGATOR, aggregator, {"tapfm": __version__, "kind": "aggregator"})
-    write_atomically(out / "README.md", model_card(saved, run_folder, final_scores(run_folder)).encode())
+    write_atomically(out / "README.md", model_card(saved, run_folder, _final_scores(run_folder)).encode())
     thresholds = thresholds_to_export(run_folder.folder, saved.description["targets"])
     description = {"tapfm": __version__} | saved.description | {"thresholds": thresholds}
     write_atomically(out / DESCRIPTION, json.dumps(description, indent=2).encode())
 
 
-def final_scores(run_folder: RunFolder) -> Mapping[str, Scores]:
+def _final_scores(run_folder: RunFolder) -> Mapping[str, Scores]:
     """Score the predictions of a run, split by split; there are none before it is finished."""
     unit: Unit = run_folder.settings()["selection"]["unit"]
     found = {}
@@ -148,8 +139,8 @@ def final_scores(run_folder: RunFolder) -> Mapping[str, Scores]:
 
 
 @torch.no_grad()
-def check_export(saved: SavedModel, out: Path) -> None:
-    """Load the folder as others will, and compare what it says of a slide of noise with what the run's model says."""
+def _check_export(saved: SavedModel, out: Path) -> None:
+    """Load the folder as users will, and compare its logits of a slide of noise with those of the run's model."""
     model, noise = saved.model, rng_for("export")
     places = torch.arange(float(TILES))[:, None].expand(-1, 2)  # one beside the other
     if model.encoder is None:

@@ -12,8 +12,6 @@ curves.png, summary.md, tensorboard/
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import platform
@@ -35,6 +33,7 @@ from tapfm.errors import CheckpointError, RunError
 from tapfm.runs.checkpoint import check_space, load_checkpoint, nbytes, read_description, save_checkpoint
 from tapfm.runs.data import RunData, difference
 from tapfm.runs.progress import Progress
+from tapfm.runtime.csv_files import csv_text, read_csv, write_csv
 from tapfm.runtime.files import fingerprint, write_atomically
 from tapfm.tiles.reading import SkippedTiles
 from tapfm.version import __version__
@@ -80,7 +79,7 @@ class RunFolder:
         """Write what the run is made from; the configuration last, as it marks a run."""
         (self.folder / "environment.json").unlink(missing_ok=True)  # of a start that came to nothing
         self.note_environment(environment)
-        write_atomically(self.folder / "split.csv", data.table().encode())
+        write_csv(self.folder / "split.csv", data.columns, data.rows())
         write_atomically(self.folder / "config.toml", resolved(config).encode())
 
     def note_environment(self, environment: Mapping[str, Any]) -> None:
@@ -103,13 +102,12 @@ class RunFolder:
 
     def slides(self) -> list[dict[str, str]]:
         """Read split.csv."""
-        with (self.folder / "split.csv").open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+        return read_csv(self.folder / "split.csv")
 
     def refuse_changes(self, config: RunConfig, data: RunData, go_on: str) -> None:
         """Refuse to go on with another configuration or cohort, saying how it differs."""
         lines = changed_settings(self.settings(), config.as_tables())
-        lines += difference((self.folder / "split.csv").read_text("utf-8"), data.table())
+        lines += difference(self.slides(), data)
         if lines:
             shown = lines[:SHOWN] + ([f"... and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else [])
             raise RunError(
@@ -221,15 +219,13 @@ class RunFolder:
 
 def failures_table(failed: Mapping[str, str], skipped: Mapping[str, SkippedTiles]) -> bytes:
     """List failed slides, and slides with tiles that were skipped."""
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["slide_id", "what", "tiles_skipped", "reason"])
-    for slide_id, reason in failed.items():
-        writer.writerow([slide_id, "failed", "", reason])
-    for slide_id, each in skipped.items():
-        if slide_id not in failed:
-            writer.writerow([slide_id, "tiles skipped", len(each.tiles), each.reason])
-    return buffer.getvalue().encode()
+    rows: list[list[object]] = [[slide_id, "failed", None, reason] for slide_id, reason in failed.items()]
+    rows += [
+        [slide_id, "tiles skipped", len(each.tiles), each.reason]
+        for slide_id, each in skipped.items()
+        if slide_id not in failed
+    ]
+    return csv_text(["slide_id", "what", "tiles_skipped", "reason"], rows).encode()
 
 
 def environment_of(

@@ -1,4 +1,4 @@
-"""Run a tapfm command in a process of its own: its memory is freed and can be measured, and a crash ends it alone."""
+"""Run a tapfm command in a child process, so that its memory can be measured and a crash ends nothing else."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tapfm.runtime.messages import command
-from tapfm.runtime.workers import death_of
+from tapfm.runtime.workers import describe_exit
 
 PARENT = "TAPFM_PARENT_PROCESS"
-LOOK_EVERY_S = 0.3
-PATIENCE_S = 10.0
+POLL_EVERY_S = 0.3
+TERMINATE_TIMEOUT_S = 10.0
 REASON_CHARACTERS = 500
 
 
 def run_child(
     words: Sequence[str],
     log: Path,
-    look: Callable[[], int | None],
+    check: Callable[[], int | None],
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
-    """Run `tapfm WORDS`, what it says added to a file; gives its exit code.
+    """Run `tapfm WORDS`, append its output to a log, and return its exit code.
 
-    `look` is called again and again, and gives the number of a signal to pass on: once, as the child saves on the
-    first and gives up on the second. Its session is its own, so that Ctrl-C comes to it from here alone.
+    `check` is called several times per second. The first signal number that it returns is sent to the child, once: a
+    second signal would keep the child from saving. The child has its own session, so Ctrl-C does not reach it directly.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as said:
-        said.write(f"$ {command(*words)}\n".encode())
-        said.flush()
+    with log.open("ab") as output:
+        output.write(f"$ {command(*words)}\n".encode())
+        output.flush()
         process = subprocess.Popen(
             [sys.executable, "-m", "tapfm", *words],
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env={**environment, **os.environ, PARENT: str(os.getpid())},  # what the user has set stays
             start_new_session=True,
         )
-        told = False
+        signalled = False
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.wait(LOOK_EVERY_S)
-                number = look()
-                if number is not None and not told:
+                    return process.wait(POLL_EVERY_S)
+                number = check()
+                if number is not None and not signalled:
                     process.send_signal(number)
-                    told = True
+                    signalled = True
         finally:
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(PATIENCE_S)
+                    process.wait(TERMINATE_TIMEOUT_S)
                 process.kill()
                 process.wait()
 
 
-def reason_of(code: int, log: Path, since_bytes: int) -> str:
-    """Say why a command failed: its own error, else its last words."""
+def failure_reason(code: int, log: Path, since_bytes: int) -> str:
+    """Return why a command failed: its error message, else how it ended and its last line of output."""
     with log.open("rb") as file:
         file.seek(since_bytes)
         lines = [line.rstrip() for line in file.read().decode(errors="replace").splitlines()]
@@ -72,19 +72,17 @@ def reason_of(code: int, log: Path, since_bytes: int) -> str:
     if found:
         return " ".join(line.strip() for line in lines[found[-1] :]).removeprefix("error:").strip()[:REASON_CHARACTERS]
     last = next((line.strip() for line in reversed(lines) if line and not line.startswith("$ ")), "")
-    said = f": {last}" if last else ""
-    return f"{death_of(code)}{said}"[:REASON_CHARACTERS]
+    return f"{describe_exit(code)}{f': {last}' if last else ''}"[:REASON_CHARACTERS]
 
 
 def follow_parent() -> None:
-    """In a command that `run_child` started: stop, which saves first, when its parent is gone."""
+    """In a command that `run_child` started: when the parent process is gone, stop and save."""
     parent = os.environ.pop(PARENT, None)
     if parent is not None:
-        threading.Thread(target=stop_with, args=(int(parent),), daemon=True).start()
+        threading.Thread(target=_stop_with, args=(int(parent),), daemon=True).start()
 
 
-def stop_with(parent: int) -> None:
-    """Wait until this process is an orphan."""
+def _stop_with(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)
     os.kill(os.getpid(), signal.SIGTERM)

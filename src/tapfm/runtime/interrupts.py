@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request: the work in hand is finished and saved first."""
+"""Ctrl-C and SIGTERM as a request to stop, so that the current step is finished and saved first."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ ECHO_S = 1.0  # terminals and schedulers may signal process and group, that is t
 
 
 class StopRequests:
-    """Within it, the first signal is noted; a second one stops at once."""
+    """Context in which the first signal is only kept for `signal_number`, and a second one stops immediately."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
+    def __init__(self, print_message: Callable[[str], object]) -> None:
+        self._print = print_message
         self._number: int | None = None
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._before: dict[int, Any] = {}
 
-    def asked(self) -> int | None:
-        """Give the number of the signal that came, if any."""
+    def signal_number(self) -> int | None:
+        """Return the number of the signal that was received, if any."""
         return self._number
 
     def __enter__(self) -> StopRequests:
-        if threading.current_thread() is threading.main_thread():  # only that one hears signals
+        if threading.current_thread() is threading.main_thread():  # signals reach no other
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
+                self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(
@@ -37,10 +37,10 @@ class StopRequests:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as signal handlers are called
+    def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as signal handlers are called
         now = time.monotonic()
         if self._number is None:
-            self._number, self._heard_at = number, now
-            self._say("Stopping after this step, to save; once more stops at once.")
-        elif now - self._heard_at > ECHO_S:
+            self._number, self._received_at = number, now
+            self._print("Stopping after this step; press Ctrl-C again to stop immediately.")
+        elif now - self._received_at > ECHO_S:
             raise SystemExit(128 + self._number)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tapfm.errors import InputError
+from tapfm.errors import InputError, RunError
 from tapfm.runtime.files import UNFINISHED
 
 OUTPUT_MARK = ".tapfm-output"  # a file in folders that tapfm writes to
@@ -54,3 +54,12 @@ def remove_unfinished(*folders: Path) -> None:
     for folder in folders:
         for path in folder.glob(f".*{UNFINISHED}"):
             path.unlink(missing_ok=True)
+
+
+def refuse_other_files(folder: Path, *, ours: Collection[str] = (), hint: str) -> None:
+    """Refuse a folder that holds files besides `ours` and hidden ones; a folder that does not exist is fine."""
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file.", hint=hint)
+    names = sorted(path.name for path in folder.glob("[!.]*"))
+    if others := [name for name in names if name not in ours]:
+        raise RunError(f"{folder} has other files in it, such as {others[0]}.", hint=hint)

@@ -1,23 +1,24 @@
-"""How far long work is."""
+"""Progress of long work: bars at a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-SAY_EVERY_S = 15.0  # where no terminal shows a bar
+PRINT_EVERY_S = 15.0  # where no terminal shows a bar
 
 
-def progress_bar(console: Console) -> Progress:
-    """Show slides done, speeds and the time that is left."""
+def progress_bars(console: Console) -> Progress:
+    """Return bars with a description, a count, a note, the elapsed and the remaining time; each needs `note`."""
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
+        TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
@@ -26,76 +27,85 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def say_failed(console: Console, slide_id: str, reason: str) -> None:
-    """Tell of a slide that failed, above a bar."""
+def print_failure(console: Console, slide_id: str, reason: str) -> None:
+    """Print that a slide failed, above a bar."""
     console.print(Text.assemble(("failed ", "red"), f"{slide_id}: {reason}"), soft_wrap=True)
 
 
-class Counter:
-    """A bar that counts slides until it is closed; lines where no terminal shows it."""
+class SlideProgress:
+    """Progress over slides, and over their tiles where their number is known; used as a context manager.
 
-    def __init__(self, console: Console, what: str, total: int) -> None:
-        self._console, self._what, self._total, self._done = console, what, total, 0
-        self._progress = progress_bar(console)
-        self._bar = self._progress.add_task(what, total=total, speed="")
-        self._progress.start()
-        self._said_at = time.monotonic()
+    description: what is done, such as "tiling".
+    tiles: tiles of all slides, which the bar counts then; None: it counts slides.
+    note: returns what to show besides, such as the time spent waiting.
+    """
 
-    def one_more(self, tiles: int | None = None) -> None:
-        """Count a slide, of which so many tiles were read."""
-        self._done += 1
-        speed = "" if tiles is None else f"{tiles:,} tiles in the last slide"
-        self._progress.update(self._bar, advance=1, speed=speed)
-        if not self._console.is_terminal and time.monotonic() - self._said_at > SAY_EVERY_S:
-            self._console.print(f"{self._what}: {self._done:,} of {self._total:,} slides")
-            self._said_at = time.monotonic()
+    def __init__(
+        self,
+        console: Console,
+        description: str,
+        *,
+        slides: int,
+        tiles: int | None = None,
+        note: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._console, self._description, self._note = console, description, note
+        self._slides, self._tiles = slides, tiles
+        self._slides_done = self._failed = self._tiles_done = 0
+        self._tiles_over = self._tiles_of_finished = 0  # processed or lost: all, and those of finished slides
+        self._bars = progress_bars(console)
+        self._bar = self._bars.add_task(description, total=slides if tiles is None else tiles, note="")
+        self._start = self._printed = time.monotonic()
 
-    def failed(self, slide_id: str, reason: str) -> None:
-        """Tell of a slide that failed."""
-        say_failed(self._console, slide_id, reason)
+    def __enter__(self) -> SlideProgress:
+        self._bars.start()
+        return self
 
-    def close(self) -> None:
-        """Take the bar off."""
-        self._progress.stop()
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
 
+    def add_tiles(self, tiles: int) -> None:
+        """Count tiles of the current slide that were processed."""
+        self._tiles_done += tiles
+        self._tiles_over += tiles
+        self._update()
 
-class TileCounter:
-    """A bar that counts the tiles of many slides, as a slide may take long; lines where no terminal shows it."""
+    def finish_slide(self, slide_id: str, *, tiles: int = 0, failure: str = "") -> None:
+        """Count a slide and print why it failed, if it did.
 
-    def __init__(self, console: Console, slides: int, tiles: int) -> None:
-        self._console, self._slides, self._tiles = console, slides, tiles
-        self._slides_done = self._tiles_seen = 0
-        self._tiles_past = self._tiles_before = 0  # encoded or lost: all, and those of finished slides
-        self._progress = progress_bar(console)
-        self._bar = self._progress.add_task("predicting", total=tiles, speed="")
-        self._progress.start()
-        self._began_at = self._said_at = time.monotonic()
-
-    def more_tiles(self, tiles: int) -> None:
-        """Count tiles that were encoded."""
-        self._tiles_seen += tiles
-        self._tiles_past += tiles
-        self._show()
-
-    def one_more_slide(self, tiles: int) -> None:
-        """Count a slide, with all of its tiles: those that could not be read are over too."""
+        tiles: of the slide. Where the bar counts tiles all of them are over now, also those that could not be read.
+        """
         self._slides_done += 1
-        self._tiles_past = self._tiles_before = self._tiles_before + tiles
-        self._show()
+        if self._tiles is None:
+            self._tiles_done += tiles
+        self._tiles_over = self._tiles_of_finished = self._tiles_of_finished + tiles
+        if failure:
+            self._failed += 1
+            print_failure(self._bars.console, slide_id, failure)
+        self._update()
 
-    def failed(self, slide_id: str, reason: str) -> None:
-        """Tell of a slide that failed."""
-        say_failed(self._console, slide_id, reason)
+    def print(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._bars.console.print(text, markup=False, soft_wrap=True)
 
-    def _show(self) -> None:
+    def _update(self) -> None:
         now = time.monotonic()
-        speed = f"{self._tiles_seen / max(now - self._began_at, 1e-9):,.0f} tiles/s"
+        elapsed = max(now - self._start, 1e-9)
+        parts = [f"{self._tiles_done / elapsed:,.0f} tiles/s"] if self._tiles_done else []
+        if self._slides_done and self._tiles is None:
+            parts.insert(0, _describe_speed(self._slides_done / elapsed))
+        parts += [note] if (note := self._note()) else []
+        parts += [f"{self._failed:,} failed"] if self._failed else []
         slides = f"{self._slides_done:,} of {self._slides:,} slides"
-        self._progress.update(self._bar, completed=self._tiles_past, speed=f"tiles, {slides}, {speed}")
-        if not self._console.is_terminal and now - self._said_at > SAY_EVERY_S:
-            self._console.print(f"{slides}, {self._tiles_past:,} of {self._tiles:,} tiles, {speed}")
-            self._said_at = now
+        if self._tiles is None:
+            self._bars.update(self._bar, completed=self._slides_done, note=", ".join(parts))
+        else:
+            self._bars.update(self._bar, completed=self._tiles_over, note=", ".join([f"tiles, {slides}", *parts]))
+        if not self._console.is_terminal and now - self._printed > PRINT_EVERY_S:
+            counted = [slides] if self._tiles is None else [slides, f"{self._tiles_over:,} of {self._tiles:,} tiles"]
+            self.print(f"{self._description}: {', '.join([*counted, *parts])}")
+            self._printed = now
 
-    def close(self) -> None:
-        """Take the bar off."""
-        self._progress.stop()
+
+def _describe_speed(slides_per_second: float) -> str:
+    return f"{slides_per_second:.1f} slides/s" if slides_per_second >= 1 else f"{1 / slides_per_second:.1f} s per slide"

@@ -14,7 +14,8 @@ from tapfm.errors import InputError, UnreadableSlideError
 from tapfm.runtime.output_folder import OUTPUT_MARK
 from tapfm.slides.readers import image
 from tapfm.slides.readers.openslide import OpenSlideSlide
-from tapfm.slides.readers.tiff import NotOursError, TiffSlide, has_ome_metadata, is_tiff
+from tapfm.slides.readers.tiff import TiffSlide
+from tapfm.slides.readers.tiff_structure import NotOursError, has_ome_metadata, is_tiff
 from tapfm.slides.slide import CACHE_BYTES, Slide
 
 # Vendors whose files are plain tiled TIFF; what others hide in a TIFF (Leica, Ventana, Philips, NDPI) OpenSlide knows.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from tapfm.runtime.csv_files import csv_text
 from tapfm.study.results import MethodResult, StudyResults, best_row
 
 COLUMNS = ("runs", "epochs", "best_epoch", "seconds_per_epoch", "seconds", "peak_memory_gib", "tiles_per_second")
@@ -49,13 +48,10 @@ def numbers_of(histories: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, fl
     }
 
 
-def costs_csv(costs: Sequence[Cost]) -> bytes:
-    """Write a line for each method."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["model", *COLUMNS])
-    writer.writerows([cost.title, *(repr(cost.numbers[name]) for name in COLUMNS)] for cost in costs)
-    return text.getvalue().encode()
+def costs_csv(costs: Sequence[Cost]) -> str:
+    """Return a line for each method."""
+    rows = [[cost.title, *(repr(cost.numbers[name]) for name in COLUMNS)] for cost in costs]
+    return csv_text(["model", *COLUMNS], rows)
 
 
 def costs_markdown(costs: Sequence[Cost]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -13,12 +11,17 @@ from typing import Any
 
 from tapfm.metrics.estimate import Estimate
 from tapfm.metrics.loglinear import LogLinearFit, fit
+from tapfm.runtime.csv_files import csv_text
 from tapfm.study.results import MethodResult, StudyResults, best_row, mean_of
 from tapfm.study.table_text import exact
 from tapfm.study.tables import MACRO, ResultTable, key_of
 
 FIRST, LAST = 2, 20  # the paper's epochs
 ORDERS = ("before", "after", "joint")
+ABLATION_COLUMNS = (
+    *("model", "variant", "a", "b", "b_low", "b_high", "r_squared", "first_epoch", "last_epoch", "best_epoch"),
+    *("val_auc", "test_auc", "test_low", "test_high", "why"),
+)
 MEASURES = {
     "residual": "spread of log L around its fit",
     "step": "mean size of the change of log L from epoch to epoch",
@@ -76,40 +79,20 @@ def mean_losses(histories: Sequence[Sequence[Mapping[str, Any]]]) -> dict[int, f
     return {epoch: fmean(values) for epoch, values in sorted(by_epoch.items())}
 
 
-def ablation_csv(fitted: Sequence[FittedMethod]) -> bytes:
-    """Write a line for each variant."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        [
-            "model",
-            "variant",
-            "a",
-            "b",
-            "b_low",
-            "b_high",
-            "r_squared",
-            "first_epoch",
-            "last_epoch",
-            "best_epoch",
-            "val_auc",
-            "test_auc",
-            "test_low",
-            "test_high",
-            "why",
-        ]
-    )
+def ablation_csv(fitted: Sequence[FittedMethod]) -> str:
+    """Return a line for each variant."""
+    rows = []
     for each in fitted:
         of_fit = each.fit
         epochs = of_fit.epochs_used
-        writer.writerow(
+        rows.append(
             [each.title, each.variant]
             + [exact(value) for value in (of_fit.a, of_fit.b, of_fit.b_low, of_fit.b_high, of_fit.r_squared)]
             + [epochs[0] if epochs else "", epochs[-1] if epochs else "", repr(each.best_epoch), exact(each.val_auc)]
             + [exact(value) for value in (each.test.value, each.test.low, each.test.high)]
             + [of_fit.why or each.test.why]
         )
-    return text.getvalue().encode()
+    return csv_text(ABLATION_COLUMNS, rows)
 
 
 def ablation_markdown(fitted: Sequence[FittedMethod]) -> str:
@@ -179,13 +162,10 @@ def measures_of(history: Sequence[Mapping[str, Any]]) -> dict[str, float | None]
     }
 
 
-def stability_csv(trajectories: Sequence[Trajectory]) -> bytes:
-    """Write a line for each run."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", "order", *MEASURES])
-    writer.writerows([each.run, each.order, *(exact(each.numbers[name]) for name in MEASURES)] for each in trajectories)
-    return text.getvalue().encode()
+def stability_csv(trajectories: Sequence[Trajectory]) -> str:
+    """Return a line for each run."""
+    rows = [[each.run, each.order, *(exact(each.numbers[name]) for name in MEASURES)] for each in trajectories]
+    return csv_text(["run", "order", *MEASURES], rows)
 
 
 def stability_markdown(trajectories: Sequence[Trajectory]) -> str:

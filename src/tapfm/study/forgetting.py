@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ import numpy.typing as npt
 from tapfm.metrics.bootstrap import interval
 from tapfm.metrics.estimate import Estimate
 from tapfm.metrics.weighted import aucs
+from tapfm.runtime.csv_files import csv_text
 from tapfm.runtime.seeding import rng_for
 from tapfm.study.results import StudyResults
 from tapfm.study.runs import Method, PlannedRun
@@ -98,12 +97,10 @@ def macro_aucs(weights: Draws, probabilities: Draws, truth: npt.NDArray[np.int64
     return np.asarray(np.mean([aucs(weights, truth == label, probabilities[:, label]) for label in labels], axis=0))
 
 
-def forgetting_csv(found: Sequence[Forgotten]) -> bytes:
-    """Write a line for each method."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
+def forgetting_csv(found: Sequence[Forgotten]) -> str:
+    """Return a line for each method."""
     names = [f"{measure}_{side}{part}" for measure in MEASURES for side in SIDES for part in ("", "_low", "_high")]
-    writer.writerow(["model", "runs", "tiles", *names, "cosine_distance", "linear_cka"])
+    rows = []
     for each in found:
         numbers = [
             exact(value)
@@ -112,10 +109,8 @@ def forgetting_csv(found: Sequence[Forgotten]) -> bytes:
             for estimate in [each.found[measure, side]]
             for value in (estimate.value, estimate.low, estimate.high)
         ]
-        writer.writerow(
-            [each.title, each.runs, each.tiles, *numbers, exact(each.cosine_distance), exact(each.linear_cka)]
-        )
-    return text.getvalue().encode()
+        rows.append([each.title, each.runs, each.tiles, *numbers, exact(each.cosine_distance), exact(each.linear_cka)])
+    return csv_text(["model", "runs", "tiles", *names, "cosine_distance", "linear_cka"], rows)
 
 
 def forgetting_markdown(found: Sequence[Forgotten]) -> str:

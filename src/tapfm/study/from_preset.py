@@ -1,4 +1,4 @@
-"""From a preset and what was typed to a study."""
+"""Make a study from a preset and options."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tapfm.study.presets import ALL, MINI, MINI_NOTE, PRESETS, preset
 
 HEADING = """# A study of tapfm: tapfm study {file} --out studies/first
 # {summary}
-# Paths start at this file. [settings] takes tables of RUN.toml for all runs (tapfm config shows them), and below
+# Paths are relative to this file. [settings] takes tables of RUN.toml for all runs (tapfm config shows them), and below
 # [settings.fixed], [settings.finetune] and [settings.tapfm] for those of one regime.
 
 """
 
 
 @dataclass(frozen=True)
-class Given:
-    """What was typed about a preset; None or nothing where it was not."""
+class PresetOptions:
+    """Options about a preset; None or empty: not given."""
 
     cohort: Path | None = None
     slides: Path | None = None
@@ -39,64 +39,59 @@ class Given:
     seeds: Sequence[int] = ()
     folds: Sequence[int] = ()
 
-    def slides_named(self) -> list[str]:
-        """List the options about slides that were given."""
-        options = {
-            "--cohort": self.cohort,
-            "--slides": self.slides,
-            "--tiles": self.tiles,
-            "--external": self.external,
-            "--external-slides": self.external_slides,
-            "--external-tiles": self.external_tiles,
-            "--probe-tiles": self.probe_tiles,
-        }
-        return [name for name, value in options.items() if value is not None]
+    def has_paths(self) -> bool:
+        """Return whether any path was given."""
+        return any(isinstance(value, Path) for value in vars(self).values())
 
 
-def preset_tables(name: str, given: Given) -> dict[str, Any]:
-    """Write a preset's STUDY.toml, with what was given; slides that were not are placeholders."""
+def preset_tables(name: str, options: PresetOptions) -> dict[str, Any]:
+    """Return the tables of STUDY.toml, with placeholders for slides that were not given."""
     tables = copy.deepcopy(dict(preset(name).study))
-    for key, values in (("targets", given.targets), ("encoders", given.encoders), ("seeds", given.seeds)):
+    for key, values in (("targets", options.targets), ("encoders", options.encoders), ("seeds", options.seeds)):
         if values:
             tables[key] = list(values)
-    if given.folds:
-        tables["folds"] = list(given.folds)
-    tables["cohort"] = slides_table(given.cohort or Path("split.csv"), given.slides, given.tiles or Path("tiles"))
-    if given.external is not None or given.cohort is None:
-        table = given.external or Path("external.csv")
-        tables["external"] = slides_table(table, given.external_slides, given.external_tiles or Path("tiles-external"))
+    if options.folds:
+        tables["folds"] = list(options.folds)
+    tables["cohort"] = _slides_table(
+        options.cohort or Path("split.csv"), options.slides, options.tiles or Path("tiles")
+    )
+    if options.external is not None or options.cohort is None:
+        table = options.external or Path("external.csv")
+        tables["external"] = _slides_table(
+            table, options.external_slides, options.external_tiles or Path("tiles-external")
+        )
     if tables.get("report") == "forgetting":
-        tables["probe"] = {"tiles": str(given.probe_tiles or Path("probe-tiles"))}
+        tables["probe"] = {"tiles": str(options.probe_tiles or Path("probe-tiles"))}
     return tables
 
 
-def slides_table(table: Path, slides: Path | None, tiles: Path) -> dict[str, str]:
-    """Write [cohort] or [external]."""
+def _slides_table(table: Path, slides: Path | None, tiles: Path) -> dict[str, str]:
+    """Return the table [cohort] or [external]."""
     return {"table": str(table), **({} if slides is None else {"slides": str(slides)}), "tiles": str(tiles)}
 
 
-def preset_study(name: str, given: Given) -> StudyConfig:
-    """Make a study of a preset and slides."""
-    if given.cohort is None:
+def preset_study(name: str, options: PresetOptions) -> StudyConfig:
+    """Return the study of a preset on given slides."""
+    if options.cohort is None:
         raise InputError(
             f"The preset {name} needs slides.",
             hint=f"Give --cohort and --tiles; or write it to a file: tapfm study --preset {name} --write study.toml\n"
             f"To see what it does on painted slides: tapfm study --preset {name} --scale mini --out studies/mini",
         )
-    if given.external_tiles is not None and given.external is None:
+    if options.external_tiles is not None and options.external is None:
         raise InputError("--external-tiles are tiles of an external cohort.", hint="Name it as well: --external CSV")
-    if preset(name).study.get("report") == "forgetting" and given.probe_tiles is None:
+    if preset(name).study.get("report") == "forgetting" and options.probe_tiles is None:
         raise InputError(
             "The preset forgetting needs tiles of another task.",
             hint="Give a folder with a folder of pictures for each class: --probe-tiles DIR",
         )
-    tables = preset_tables(name, given)
+    tables = preset_tables(name, options)
     place_paths(tables, Path())
     return resolve_study(tables, f"The preset {name}")
 
 
 def mini_study(name: str, folder: Path, seeds: Sequence[int] = ()) -> StudyConfig:
-    """Make the small form of a preset, on slides painted into a folder."""
+    """Return the small form of a preset, on slides that are painted into a folder."""
     chosen = preset(name)
     tables = copy.deepcopy(dict(chosen.study))
     for above in (MINI, chosen.mini):
@@ -105,18 +100,18 @@ def mini_study(name: str, folder: Path, seeds: Sequence[int] = ()) -> StudyConfi
     made = study_mini.painted(folder, task)
     for cohort, section in (("test", "cohort"), ("external", "external")):
         table = made / study_mini.TABLES[cohort]
-        tables[section] = slides_table(table, None, study_mini.tiles_of(folder, task, cohort))
+        tables[section] = _slides_table(table, None, study_mini.tiles_of(folder, task, cohort))
     if tables.get("report") == "forgetting":
         tables["probe"] = {"tiles": str(folder / "probe-tiles")}
     if seeds:
         tables["seeds"] = list(seeds)
-    tables["notes"] = [MINI_NOTE, sizes(tables), *tables.get("notes", [])]
+    tables["notes"] = [MINI_NOTE, _describe_sizes(tables), *tables.get("notes", [])]
     place_paths(tables, Path())
     return resolve_study(tables, f"The preset {name}")
 
 
-def sizes(tables: Mapping[str, Any]) -> str:
-    """State the K, slides and epochs of a small form."""
+def _describe_sizes(tables: Mapping[str, Any]) -> str:
+    """Describe the slides, K and epochs of a small form."""
     settings = tables["settings"]
     tiles = settings["adaptation"]["tiles_per_slide"]
     varied = [each["settings"].get("adaptation", {}).get("tiles_per_slide") for each in tables.get("variants", [])]
@@ -130,8 +125,8 @@ def sizes(tables: Mapping[str, Any]) -> str:
     )
 
 
-def presets_named(name: str, *, mini: bool) -> list[str]:
-    """Find the presets that a name stands for."""
+def find_presets(name: str, *, mini: bool) -> list[str]:
+    """Return the presets that a name stands for: itself, or all of them."""
     if name != "all":
         preset(name)
         return [name]
@@ -143,14 +138,14 @@ def presets_named(name: str, *, mini: bool) -> list[str]:
     return list(ALL)
 
 
-def preset_text(name: str, given: Given, file: Path) -> str:
-    """Write STUDY.toml to edit; paths start at its folder."""
-    tables = preset_tables(name, given)
+def preset_text(name: str, options: PresetOptions, file: Path) -> str:
+    """Return STUDY.toml to edit, with paths relative to the folder of the file."""
+    tables = preset_tables(name, options)
     for section in ("cohort", "external", "probe"):
         for key, value in tables.get(section, {}).items():
             path = Path(value)
             start = file.parent.resolve()
-            if given.slides_named() and not path.is_absolute():
+            if options.has_paths() and not path.is_absolute():
                 tables[section][key] = Path(os.path.relpath(path, start)).as_posix()
     checked = copy.deepcopy(tables)
     place_paths(checked, file.parent)

@@ -1,4 +1,4 @@
-"""`--scale mini`: painted slides, their tiles, and tiles of another task, made for a study as it needs them."""
+"""Data for `--scale mini`: painted slides, their tiles, and tiles of another task for the probe."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from PIL import Image
 from rich.console import Console
 
 from tapfm.cohort.manifest import read_cohort
+from tapfm.runtime.commands import run_child
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.interrupts import StopRequests
 from tapfm.runtime.output_folder import locked
 from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.steps import Step
 from tapfm.slides.opening import open_slide
 from tapfm.study.folder import StudyFolder
-from tapfm.study.runner import Outcome, Start, do_steps
-from tapfm.study.steps import Step
+from tapfm.study.runner import RunCommand, StudyStepResults, run_steps
 from tapfm.synthetic.section import Compartment
 from tapfm.synthetic.truth import read_truth
 from tapfm.tiles.grid import TileSpec
@@ -33,57 +34,58 @@ SYNTH = (
 TABLES = {"test": "cohort.csv", "external": "external.csv"}
 PROBE_CLASSES = {"stroma": Compartment.STROMA, "epithelium": Compartment.EPITHELIUM, "lymphoid": Compartment.LYMPHOID}
 PROBE_TILES = 60  # of each class, on either side
-MOSTLY = 0.6  # of a tile that is of its class
-FEWEST = 8  # tiles, for a class to take part
+MIN_SHARE = 0.6  # of a tile's area that is of its class
+MIN_TILES = 8  # of a class that is used
 
 
 def painted(folder: Path, task: str) -> Path:
-    """Name the folder of a painted cohort."""
+    """Return the folder of a task's painted slides."""
     return folder / "painted" / task
 
 
 def tiles_of(folder: Path, task: str, cohort: str) -> Path:
-    """Name the folder of its tiles."""
+    """Return the folder of their tiles."""
     return folder / "tiles" / (task if cohort == "test" else f"{task}-{cohort}")
 
 
-def prepare(folder: Path, tasks: Sequence[str], *, console: Console, start: Start | None = None) -> Outcome:
-    """Paint and tile what is not there yet."""
+def prepare(
+    folder: Path, tasks: Sequence[str], *, console: Console, run_command: RunCommand = run_child
+) -> StudyStepResults:
+    """Paint and tile the slides of these tasks, as far as that is not done yet."""
     folder = folder.absolute()
-    steps = [step for task in tasks for step in steps_of(folder, task)]
+    steps = [step for task in tasks for step in _task_steps(folder, task)]
     with locked(folder, "tapfm study"), StopRequests(console.print) as stop:
-        ended = do_steps(steps, StudyFolder(folder), stop, console, start)
-        return Outcome(folder, ended, stop.asked())
+        results = run_steps(steps, StudyFolder(folder), stop, console, run_command)
+        return StudyStepResults(folder, results, stop.signal_number())
 
 
-def steps_of(folder: Path, task: str) -> list[Step]:
-    """List what makes a painted cohort and its tiles."""
-    made, logs = painted(folder, task), StudyFolder(folder)
+def _task_steps(folder: Path, task: str) -> list[Step]:
+    slides, group, log = painted(folder, task), f"painted {task}", StudyFolder(folder).log
     paint = Step(
-        f"painted {task}",
         "synth",
-        ("synth", str(made), "--task", task, *SYNTH),
-        (made / "README.md").is_file,  # is written last
-        logs.log(f"painted-{task}"),
+        ("synth", str(slides), "--task", task, *SYNTH),
+        log(f"painted-{task}"),
+        group,
+        files=(slides / "README.md",),  # written last
     )
     steps = [paint]
     for cohort, table in TABLES.items():
-        out = tiles_of(folder, task, cohort)
+        tiles = tiles_of(folder, task, cohort)
         steps.append(
             Step(
-                f"painted {task}",
                 f"tile {cohort}",
-                ("tile", str(made / table), "--out", str(out)),
-                partial(all_tiled, made / table, out),
-                logs.log(f"tiles-{out.name}"),
-                (paint.key,),
+                ("tile", str(slides / table), "--out", str(tiles)),
+                log(f"tiles-{tiles.name}"),
+                group,
+                is_done=partial(_all_tiled, slides / table, tiles),
+                needs=(paint.key,),
             )
         )
     return steps
 
 
-def all_tiled(table: Path, folder: Path) -> bool:
-    """Say whether every slide has its tiles."""
+def _all_tiled(table: Path, folder: Path) -> bool:
+    """Return whether every slide of a table has its tiles."""
     if not table.is_file() or not (folder / "summary.csv").is_file():
         return False
     rows = read_cohort(table, must_exist=False).rows
@@ -92,6 +94,7 @@ def all_tiled(table: Path, folder: Path) -> bool:
 
 def cut_probe_tiles(folder: Path, task: str) -> Path:
     """Cut tiles of stroma, epithelium and lymphoid tissue from painted slides: half of the slides to learn from."""
+    sides = ("train", "test")
     out, made = folder / "probe-tiles", painted(folder, task)
     mark = out / "README.md"
     if mark.is_file():
@@ -103,15 +106,13 @@ def cut_probe_tiles(folder: Path, task: str) -> Path:
         positions, side_px0 = truth.grid()
         for name, compartment in PROBE_CLASSES.items():
             share = truth.share(np.asarray(truth.compartments == compartment), positions, side_px0)
-            side = ("train", "test")[number % 2]
-            for index in np.flatnonzero(share >= MOSTLY):
+            side = sides[number % 2]
+            for index in np.flatnonzero(share >= MIN_SHARE):
                 x, y = positions[index].tolist()
                 found.setdefault((side, name), []).append((row.slide_id, x, y, side_px0))
     paths = {row.slide_id: row.path for row in rows}
-    classes = [
-        name for name in PROBE_CLASSES if all(len(found.get((side, name), [])) >= FEWEST for side in ("train", "test"))
-    ]
-    for side in ("train", "test"):
+    classes = [name for name in PROBE_CLASSES if all(len(found.get((side, name), [])) >= MIN_TILES for side in sides)]
+    for side in sides:
         for name in classes:
             places = found[side, name]
             order = rng_for(0, "probe tiles", side, name).permutation(len(places))[:PROBE_TILES]

@@ -5,7 +5,6 @@ The same runs give the same files, byte by byte.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from tapfm.cohort.splits import SPLITS
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import StudyConfig
 from tapfm.errors import InputError
+from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import counted
 from tapfm.study.costs import costs_csv, costs_markdown, costs_of
@@ -62,9 +62,9 @@ def write_report(study: StudyConfig, folder: StudyFolder, status: Sequence[Seque
     return table
 
 
-def put(folder: StudyFolder, name: str, content: str | bytes) -> None:
+def put(folder: StudyFolder, name: str, text: str) -> None:
     """Write a file of the report."""
-    write_atomically(folder.path / name, content.encode() if isinstance(content, str) else content)
+    write_atomically(folder.path / name, text.encode())
 
 
 def comparison_part(results: StudyResults, table: ResultTable) -> Part:
@@ -180,9 +180,8 @@ def size_lines(results: StudyResults) -> list[str]:
     named = {run.name: run for run in runs_of(study)}
     rows: dict[str, list[dict[str, str]]] = {}
     for name in finished:  # of one model for each target, another column in each
-        with (results.folder.run(named[name]) / "split.csv").open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                rows.setdefault(row["slide_id"], []).append(row)
+        for row in read_csv(results.folder.run(named[name]) / "split.csv"):
+            rows.setdefault(row["slide_id"], []).append(row)
     slides = {
         slide_id: {key: value for row in of_slide for key, value in row.items()} for slide_id, of_slide in rows.items()
     }

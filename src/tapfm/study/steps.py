@@ -1,10 +1,9 @@
-"""What a study has to do, as a list of commands: each knows when it is done, and what it needs before."""
+"""The commands of a study, each with what it needs before and how to tell that it is done."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,113 +13,100 @@ from tapfm.config.study import SlidesSection, StudyConfig
 from tapfm.encoders.features import feature_file
 from tapfm.runs.ensemble import write_ensemble
 from tapfm.runtime.files import sha256_of
+from tapfm.runtime.steps import Step
 from tapfm.study.folder import StudyFolder
+from tapfm.study.plan import StudyPlan
 from tapfm.study.runs import PlannedRun, methods_of
 
-EVALUATED = "metrics.json"  # what `tapfm evaluate` writes once it is through
+EVALUATED = "metrics.json"  # the last file that `tapfm evaluate` writes
 
 
-@dataclass(frozen=True)
-class Step:
-    """One command. `of` is the run it belongs to, or what it prepares."""
-
-    of: str
-    what: str
-    words: tuple[str, ...]
-    done: Callable[[], bool]
-    log: Path
-    needs: tuple[str, ...] = ()  # keys of steps
-    before: Callable[[], None] | None = None
-    history: Path | None = None
-    epochs: int = 0
-    problem: str = ""  # why it cannot be begun
-
-    @property
-    def key(self) -> str:
-        """Tell it from other steps."""
-        return f"{self.of}: {self.what}"
-
-
-def steps_of(
-    study: StudyConfig,
-    folder: StudyFolder,
-    runs: Sequence[PlannedRun],
-    configs: Mapping[str, RunConfig],
-    problems: Mapping[str, str],
-) -> list[Step]:
-    """List all that has to be done for some runs, in an order in which it can be."""
+def study_steps(study: StudyConfig, folder: StudyFolder, plan: StudyPlan) -> list[Step]:
+    """List the steps of the planned runs, in an order in which they can run."""
     steps: list[Step] = []
     cohorts = {"test": study.cohort} | ({"external": study.external} if study.external is not None else {})
-    for run in runs:
-        if run.name in problems:
-            steps.append(impossible(folder, run, problems[run.name]))
+    for run in plan.runs:
+        if run.name in plan.problems:
+            steps.append(_impossible(folder, run, plan.problems[run.name]))
             continue
-        config = configs[run.name]
-        stored: dict[str, tuple[str, ...]] = {}
+        config = plan.configs[run.name]
+        features: dict[str, tuple[str, ...]] = {}
         if run.method.regime == "fixed":
             for cohort, slides in cohorts.items():
-                embedding = embed(folder, run, config, cohort, slides)
-                stored[cohort] = (embedding.key,)
+                embedding = _embed(folder, run, config, cohort, slides)
+                features[cohort] = (embedding.key,)
                 if embedding.key not in [step.key for step in steps]:
                     steps.append(embedding)
-        training = train(folder, run, config, stored.get("test", ()))
+        training = _train(folder, run, config, features.get("test", ()))
         steps.append(training)
         for cohort, slides in cohorts.items():
-            if cohort == "test" or run.fold is None:  # of folds the ensemble is what external slides are shown to
-                needs = (training.key, *stored.get(cohort, ()))
-                steps.append(evaluate(study, folder, run, config, cohort, slides, needs))
+            if cohort == "test" or run.fold is None:  # the ensemble of all folds is evaluated on external slides
+                needs = (training.key, *features.get(cohort, ()))
+                steps.append(_evaluate(study, folder, run, config, cohort, slides, needs))
         if study.report == "forgetting" and study.probe is not None and run.method.regime != "fixed":
-            steps.append(probe(study, folder, run, config, training.key))
+            steps.append(_probe(study, folder, run, config, training.key))
     if study.folds and study.external is not None:
-        steps += ensembles(study, folder, runs, configs, study.external)
+        steps += _evaluate_ensembles(study, folder, plan.runs, plan.configs, study.external)
     return steps
 
 
-def impossible(folder: StudyFolder, run: PlannedRun, problem: str) -> Step:
-    """Stand for a run whose settings contradict each other."""
+def finished_steps(steps: Sequence[Step]) -> set[str]:
+    """Return the keys of finished steps; features count as stored where no step will read them again."""
+    done = {step.key for step in steps if step.done()}
+    return done | {
+        step.key
+        for step in steps
+        if step.name == "embed" and all(each.key in done for each in steps if step.key in each.needs)
+    }
+
+
+def _impossible(folder: StudyFolder, run: PlannedRun, problem: str) -> Step:
     words = ("config", str(folder.config(run)))
-    return Step(run.name, "train", words, lambda: False, folder.log(run.name), problem=problem)
+    return Step("train", words, folder.log(run.name), run.name, is_done=lambda: False, problem=problem)
 
 
-def train(folder: StudyFolder, run: PlannedRun, config: RunConfig, needs: tuple[str, ...]) -> Step:
-    """Train one run; one that was stopped goes on."""
+def _train(folder: StudyFolder, run: PlannedRun, config: RunConfig, needs: tuple[str, ...]) -> Step:
     out = folder.run(run)
     return Step(
-        run.name,
         "train",
         ("train", str(folder.config(run)), "--out", str(out), "--resume"),
-        lambda: folder.finished(run, config.machine.allow_failures),
         folder.log(run.name),
-        needs,
+        run.name,
+        is_done=lambda: folder.finished(run, config.machine.allow_failures),
+        needs=needs,
         history=out / "history.jsonl",
         epochs=config.schedule.epochs,
     )
 
 
-def embed(folder: StudyFolder, run: PlannedRun, config: RunConfig, cohort: str, slides: SlidesSection) -> Step:
+def _embed(folder: StudyFolder, run: PlannedRun, config: RunConfig, cohort: str, slides: SlidesSection) -> Step:
     """Store the features of an encoder once for all runs."""
     out = folder.features(run.method.encoder, cohort)
     words = ["embed", str(slides.table), "--encoder", run.method.encoder, "--tiles", str(slides.tiles)]
     words += ["--out", str(out), "--precision", config.adaptation.precision]
     words += ["--weights", str(config.encoder.weights)] if config.encoder.weights is not None else []
-    words += where_slides_are(slides)
-    words += on_the_machine(config)
+    words += _slides_option(slides)
+    words += _machine_options(config)
     return Step(
-        f"features of {run.method.encoder}{', external' if cohort == 'external' else ''}",
         "embed",
         tuple(words),
-        lambda: all_stored(slides, out, config.machine.allow_failures),
         folder.log(f"features/{out.name}"),
+        _features_group(run.method.encoder, cohort),
+        is_done=lambda: _all_stored(slides, out, config.machine.allow_failures),
     )
 
 
-def all_stored(slides: SlidesSection, folder: Path, allowed: int) -> bool:
-    """Say whether every slide has its features, but for as many as may fail."""
+def _features_group(encoder: str, cohort: str) -> str:
+    return f"features of {encoder}{', external' if cohort == 'external' else ''}"
+
+
+def _all_stored(slides: SlidesSection, folder: Path, allowed: int) -> bool:
+    """Return whether at most `allowed` slides are without features."""
     rows = read_cohort(slides.table, slides.slides, must_exist=False).rows
     return sum(feature_file(folder, row.slide_id) is None for row in rows) <= allowed and folder.is_dir()
 
 
-def evaluate(
+def _evaluate(
     study: StudyConfig,
     folder: StudyFolder,
     run: PlannedRun,
@@ -129,72 +115,70 @@ def evaluate(
     slides: SlidesSection,
     needs: tuple[str, ...],
 ) -> Step:
-    """Ask what a run is worth."""
     out = folder.evaluation(run, cohort)
     words = ["evaluate", str(folder.run(run)), "--out", str(out)]
     if cohort == "external":
-        words += external_words(slides)
+        words += _external_options(slides)
         if run.method.regime == "fixed":
             words += ["--features", str(folder.features(run.method.encoder, cohort))]
-    words += evaluation_words(study, folder, config)
+    words += _evaluation_options(study, folder, config)
     return Step(
-        run.name,
         f"evaluate {cohort}",
         tuple(words),
-        lambda: is_evaluated(out, study, slides),
         folder.log(f"{run.name}-{cohort}"),
-        needs,
+        run.name,
+        is_done=lambda: is_evaluated(out, study, slides),
+        needs=needs,
     )
 
 
 def is_evaluated(folder: Path, study: StudyConfig, slides: SlidesSection) -> bool:
-    """Say whether an evaluation is there, of the table as it is and in the way that is asked for now."""
+    """Return whether an evaluation exists, of the present table and with the study's present settings."""
     try:
         found = json.loads((folder / EVALUATED).read_text("utf-8"))
         about, failed = found["evaluation"], len(found["failed"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    asked = {"unit": study.unit, "resamples": study.resamples, "table_sha256": sha256_of(slides.table)}
-    return failed <= study.allow_failures and all(about.get(name) == value for name, value in asked.items())
+    expected = {"unit": study.unit, "resamples": study.resamples, "table_sha256": sha256_of(slides.table)}
+    return failed <= study.allow_failures and all(about.get(name) == value for name, value in expected.items())
 
 
-def ensembles(
+def _evaluate_ensembles(
     study: StudyConfig,
     folder: StudyFolder,
     runs: Sequence[PlannedRun],
     configs: Mapping[str, RunConfig],
     external: SlidesSection,
 ) -> list[Step]:
-    """Show external slides to the folds of a method together."""
+    """Evaluate the folds of each method together on external slides."""
     steps = []
     for method, seed in dict.fromkeys((run.method, run.seed) for run in runs if run.name in configs):
         members = [PlannedRun(method, seed, fold) for fold in study.folds]
         if any(member.name not in configs for member in members):
-            continue  # its run is told as failed
-        out, made = folder.ensemble_evaluation(method, seed), folder.ensemble(method, seed)
-        words = ["evaluate", str(made), "--out", str(out), *external_words(external)]
+            continue  # listed as a failed run
+        out, ensemble = folder.ensemble_evaluation(method, seed), folder.ensemble(method, seed)
+        words = ["evaluate", str(ensemble), "--out", str(out), *_external_options(external)]
         needs = [f"{member.name}: train" for member in members]
         if method.regime == "fixed":
             words += ["--features", str(folder.features(method.encoder, "external"))]
-            needs.append(f"features of {method.encoder}, external: embed")
-        words += evaluation_words(study, folder, configs[members[0].name])
+            needs.append(f"{_features_group(method.encoder, 'external')}: embed")
+        words += _evaluation_options(study, folder, configs[members[0].name])
         steps.append(
             Step(
-                f"{method.name}/ensemble-seed{seed}",
                 "evaluate external",
                 tuple(words),
-                partial(is_evaluated, out, study, external),
                 folder.log(f"{method.name}/ensemble-seed{seed}"),
-                tuple(needs),
-                before=partial(write, folder, made, members),
+                f"{method.name}/ensemble-seed{seed}",
+                is_done=partial(is_evaluated, out, study, external),
+                needs=tuple(needs),
+                before=partial(_write_folds, folder, ensemble, members),
             )
         )
     return steps
 
 
-def write(folder: StudyFolder, made: Path, members: Sequence[PlannedRun]) -> None:
-    """Write an ensemble of folds."""
-    write_ensemble(made, [folder.run(member) for member in members], "folds")
+def _write_folds(folder: StudyFolder, ensemble: Path, members: Sequence[PlannedRun]) -> None:
+    write_ensemble(ensemble, [folder.run(member) for member in members], "folds")
 
 
 def write_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
@@ -203,36 +187,31 @@ def write_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
         for seed in study.seeds:
             members = [PlannedRun(method, seed, fold) for fold in study.folds]
             if all(folder.finished(member, study.allow_failures) for member in members):
-                write(folder, folder.ensemble(method, seed), members)
+                _write_folds(folder, folder.ensemble(method, seed), members)
 
 
-def probe(study: StudyConfig, folder: StudyFolder, run: PlannedRun, config: RunConfig, needs: str) -> Step:
-    """Ask what an adapted encoder still knows of another task."""
+def _probe(study: StudyConfig, folder: StudyFolder, run: PlannedRun, config: RunConfig, needs: str) -> Step:
     assert study.probe is not None
     out = folder.probe(run)
     words = ["probe", str(folder.run(run)), "--tiles", str(study.probe.tiles), "--out", str(out)]
     words += ["--seed", str(study.probe.seed), "--device", config.machine.device]
-    return Step(run.name, "probe", tuple(words), out.is_file, folder.log(f"{run.name}-probe"), (needs,))
+    return Step("probe", tuple(words), folder.log(f"{run.name}-probe"), run.name, files=(out,), needs=(needs,))
 
 
-def external_words(slides: SlidesSection) -> list[str]:
-    """Say which other slides are meant."""
-    return ["--cohort", str(slides.table), "--tiles", str(slides.tiles), *where_slides_are(slides)]
+def _external_options(slides: SlidesSection) -> list[str]:
+    return ["--cohort", str(slides.table), "--tiles", str(slides.tiles), *_slides_option(slides)]
 
 
-def evaluation_words(study: StudyConfig, folder: StudyFolder, config: RunConfig) -> list[str]:
-    """Say how all evaluations are made."""
+def _evaluation_options(study: StudyConfig, folder: StudyFolder, config: RunConfig) -> list[str]:
     words = ["--unit", study.unit, "--resamples", str(study.resamples), "--colours", str(folder.colours), "--resume"]
-    return words + on_the_machine(config)
+    return words + _machine_options(config)
 
 
-def on_the_machine(config: RunConfig) -> list[str]:
-    """Say where work is done, as RUN.toml does."""
+def _machine_options(config: RunConfig) -> list[str]:
     machine = config.machine
     words = ["--device", machine.device, "--allow-failures", str(machine.allow_failures)]
     return words + ([] if machine.workers == "auto" else ["--workers", str(machine.workers)])
 
 
-def where_slides_are(slides: SlidesSection) -> list[str]:
-    """Say where to look for slides."""
+def _slides_option(slides: SlidesSection) -> list[str]:
     return [] if slides.slides is None else ["--slides", str(slides.slides)]

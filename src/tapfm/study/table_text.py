@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from tapfm.metrics.estimate import Estimate
+from tapfm.runtime.csv_files import csv_text
 from tapfm.study.tables import COHORT_TITLES, MACRO, Cell, Place, ResultTable
 
 COLUMNS = (
@@ -19,11 +15,9 @@ COLUMNS = (
 )
 
 
-def csv_of(table: ResultTable) -> bytes:
-    """Write a line for each cell, with all that is known of it."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+def csv_of(table: ResultTable) -> str:
+    """Return a line for each cell, with all that is known of it."""
+    rows = []
     for row in table.rows:
         for place, cell in row.cells.items():
             pair = cell.against_best
@@ -31,12 +25,12 @@ def csv_of(table: ResultTable) -> bytes:
             tests = (None, None, None) if pair is None else (pair.p_bootstrap, pair.p_delong, pair.p_holm)
             numbers = [cell.auc.value, cell.auc.low, cell.auc.high]
             numbers_after = [cell.seed_sd, difference.value, difference.low, difference.high, *tests]
-            writer.writerow(
+            rows.append(
                 [row.title, row.encoder, row.regime, row.aggregator, row.variant, *place, table.patients[place]]
                 + [exact(number) for number in numbers]
                 + [cell.seeds, *(exact(number) for number in numbers_after), cell.rank or "", cell.auc.why]
             )
-    return text.getvalue().encode()
+    return csv_text(COLUMNS, rows)
 
 
 def exact(number: float | None) -> str:
@@ -107,23 +101,6 @@ def markdown_cell(cell: Cell | None) -> str:
 def p_text(p: float | None) -> str:
     """Write a p."""
     return "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def show(table: ResultTable, console: Console) -> None:
-    """Print the AUCs."""
-    if not table.rows:
-        console.print("No run is finished yet.")
-        return
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    shown.add_column("AUC")
-    for place in table.patients:
-        shown.add_column(column_title(table, place))
-    for row in table.rows:
-        cells = [markdown_cell(row.cells.get(place)) for place in table.patients]
-        # a terminal has no underline in plain text
-        cells = [cell.replace("<u>", "").replace("</u>", "").replace("**", "") for cell in cells]
-        shown.add_row(row.title, *cells)
-    console.print(shown)
 
 
 def tex_of(table: ResultTable, *, multilabel: bool, caption: str, label: str) -> str:

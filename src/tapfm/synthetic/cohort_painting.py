@@ -1,14 +1,11 @@
-"""`tapfm synth`: paint a cohort in parallel processes, with its tables and its truth."""
+"""Paint the slides of a cohort in worker processes, with its tables and its ground truth."""
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
 import re
-import shlex
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -18,16 +15,16 @@ import cv2
 import numpy as np
 from PIL import Image, ImageDraw
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tapfm.errors import InputError, TapfmError
+from tapfm.runtime.claims import SlideClaims
+from tapfm.runtime.cohort_job import RESUME, Failure, run_slides
+from tapfm.runtime.csv_files import csv_text
 from tapfm.runtime.files import fingerprint, write_atomically
-from tapfm.runtime.output_folder import GOES_ON, locked, remove_unfinished
-from tapfm.runtime.progress import SAY_EVERY_S, progress_bar
-from tapfm.runtime.workers import Died, run_isolated
+from tapfm.runtime.output_folder import locked, remove_unfinished
+from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import CONTACT_SHEET, open_slide
-from tapfm.synthetic.cohort import ASPECT, LEAST, PAINTING_VERSION, CohortName, CohortSpec, PlannedSlide, plan_cohort
+from tapfm.synthetic.cohort import ASPECT, PAINTING_VERSION, CohortName, CohortSpec, PlannedSlide, plan_cohort
 from tapfm.synthetic.section import MAP_MPP
 from tapfm.synthetic.slide_file import svs
 from tapfm.synthetic.slides import paint_slide
@@ -52,11 +49,11 @@ SLIDE_NAME = re.compile(r"(slides/S|external/X)\d{3,}\.svs")
 ABOUT = "README.md"
 MOST_SHOWN = 40  # slides on the contact sheet
 BYTES_PER_PIXEL = 55  # of a slide that is being painted: a little more than the peak of 20x and 40x slides
-ADVICE = f"{GOES_ON} If memory was short: --workers 1, or fewer --tiles."
+ADVICE = f"{RESUME} If memory was short: --workers 1, or fewer --tiles."
 
 
 @dataclass(frozen=True)
-class Job:
+class PaintingJob:
     """One slide to paint; travels to a worker."""
 
     planned: PlannedSlide
@@ -100,13 +97,13 @@ def cohort_spec(
     return replace(plain, prevalence=asked)
 
 
-def synthesise(spec: CohortSpec, folder: Path, *, workers: int, force: bool, console: Console) -> list[PlannedSlide]:
-    """Paint all slides that are not there yet, then write the tables."""
+def paint_cohort(spec: CohortSpec, folder: Path, *, workers: int, force: bool, console: Console) -> list[PlannedSlide]:
+    """Paint all slides that do not exist yet, then write the tables."""
     planned = plan_cohort(spec)
-    jobs = [Job(each, folder) for each in planned]
+    jobs = [PaintingJob(each, folder) for each in planned]
     key = fingerprint(PAINTING_VERSION, asdict(spec))
     earlier = check_folder(folder, key, force=force)
-    with locked(folder, "tapfm synth", "give another folder"):
+    with locked(folder, "tapfm synth", "give another folder"), SlideClaims(folder) as claims:
         try:
             remove_unfinished(folder, *(folder / name for name in (*SLIDES.values(), TRUTH)))
             remove_painted(folder, earlier)
@@ -114,15 +111,15 @@ def synthesise(spec: CohortSpec, folder: Path, *, workers: int, force: bool, con
             write_atomically(folder / SETTINGS, json.dumps(about_itself, indent=1).encode())
             todo = [job for job in jobs if force or not is_whole(job)]
             if len(todo) < len(jobs):
-                console.print(f"{len(jobs) - len(todo):,} of {len(jobs):,} slides are painted already.")
-            run(todo, fitting_workers(todo, workers, console), console)
+                console.print(f"{len(jobs) - len(todo):,} of {len(jobs):,} slides are already painted.")
+            paint_slides(todo, fitting_workers(todo, workers, console), claims, console)
             write_tables(spec, planned, folder)
         except OSError as error:
             raise TapfmError(f"The cohort could not be written ({error}).", hint=ADVICE) from error
     return planned
 
 
-def is_whole(job: Job) -> bool:
+def is_whole(job: PaintingJob) -> bool:
     """Say whether a slide and its truth are there and can be read."""
     files = truth_files(job.folder, job.planned.slide_id).values()
     if not all(path.is_file() for path in (job.slide_path, *files)):
@@ -136,7 +133,7 @@ def is_whole(job: Job) -> bool:
     return True
 
 
-def fitting_workers(jobs: Sequence[Job], workers: int, console: Console) -> int:
+def fitting_workers(jobs: Sequence[PaintingJob], workers: int, console: Console) -> int:
     """Lower the number of processes where memory would not do for the largest slides side by side."""
     if not jobs or not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return workers
@@ -198,38 +195,27 @@ def truth_files(folder: Path, slide_id: str) -> dict[str, Path]:
     return {suffix: folder / TRUTH / f"{slide_id}.{suffix}" for suffix in ("png", "json", "geojson")}
 
 
-def run(jobs: Sequence[Job], workers: int, console: Console) -> None:
-    """Paint, saying how far it is."""
-    start = said = time.monotonic()
-    with progress_bar(console) as progress, closing(run_isolated(paint_and_write, jobs, workers)) as results:
-        bar = progress.add_task("painting", total=len(jobs), speed="")
-        for done, (index, answer) in enumerate(results, 1):
-            if answer is not None:
-                reason = answer.reason if isinstance(answer, Died) else answer
-                raise TapfmError(f"Slide {jobs[index].planned.slide_id} could not be painted: {reason}.", hint=ADVICE)
-            now = time.monotonic()
-            speed = f"{(now - start) / done:.1f} s a slide"
-            progress.update(bar, advance=1, speed=speed)
-            if not console.is_terminal and now - said > SAY_EVERY_S:
-                console.print(f"{done:,} of {len(jobs):,} slides, {speed}")
-                said = now
+def paint_slides(jobs: Sequence[PaintingJob], workers: int, claims: SlideClaims, console: Console) -> None:
+    """Paint slides in worker processes. A slide that fails ends the command: the cohort would lack it."""
+    by_id = {job.planned.slide_id: job for job in jobs}
+    with SlideProgress(console, "painting", slides=len(jobs)) as progress:
+        for slide_id, result in run_slides(paint_and_write, by_id, workers=workers, claims=claims):
+            if isinstance(result, Failure):
+                raise TapfmError(f"Slide {slide_id} could not be painted: {result.reason}.", hint=ADVICE)
+            progress.finish_slide(slide_id)
 
 
-def paint_and_write(job: Job) -> str | None:
-    """Paint one slide; its own file comes last, so that a slide that is there is complete. Gives what went wrong."""
+def paint_and_write(job: PaintingJob) -> None:
+    """Paint one slide and write its files, the slide last: one that exists is complete. Runs in a worker."""
     cv2.setNumThreads(1)  # slides are what runs side by side
     planned = job.planned
-    try:
-        painted = paint_slide(planned)
-        files = truth_files(job.folder, planned.slide_id)
-        accidents = {"Fold": painted.scan.fold, "Out of focus": painted.scan.blurred, "Pen": painted.scan.pen}
-        write_atomically(files["png"], truth_picture(painted.truth))
-        write_atomically(files["json"], json.dumps(facts_of(painted.truth)).encode())
-        write_atomically(files["geojson"], truth_geojson(painted.truth, accidents, planned.slide_id))
-        write_atomically(job.slide_path, svs(painted.scan.pixels, planned.scanner, planned.slide_id))
-    except (OSError, MemoryError, cv2.error) as error:
-        return str(error) or type(error).__name__
-    return None
+    painted = paint_slide(planned)
+    files = truth_files(job.folder, planned.slide_id)
+    accidents = {"Fold": painted.scan.fold, "Out of focus": painted.scan.blurred, "Pen": painted.scan.pen}
+    write_atomically(files["png"], truth_picture(painted.truth))
+    write_atomically(files["json"], json.dumps(facts_of(painted.truth)).encode())
+    write_atomically(files["geojson"], truth_geojson(painted.truth, accidents, planned.slide_id))
+    write_atomically(job.slide_path, svs(painted.scan.pixels, planned.scanner, planned.slide_id))
 
 
 def write_tables(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path) -> None:
@@ -242,24 +228,22 @@ def write_tables(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path
     truths = {each.slide_id: read_truth(folder / TRUTH, each.slide_id) for each in planned}
     rows_of_tiles = [row for each in planned for row in tile_rows(each.slide_id, truths[each.slide_id], targets)]
     write_atomically(folder / TRUTH / "tiles.csv", tile_table(rows_of_tiles, targets))
-    write_atomically(folder / CONTACT_SHEET, contact_sheet([Job(each, folder) for each in planned], truths))
+    write_atomically(folder / CONTACT_SHEET, contact_sheet([PaintingJob(each, folder) for each in planned], truths))
     write_atomically(folder / ABOUT, about(spec, targets).encode())
 
 
 def cohort_table(slides: Sequence[PlannedSlide], targets: Sequence[str], folder: Path) -> bytes:
-    """Write a cohort as `tapfm tile` and `tapfm train` read it."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["slide_id", "path", "patient_id", "cohort", "split", *targets, "site", "scanner", "objective"])
+    """Return a cohort table as `tapfm tile` and `tapfm train` read it."""
+    columns = ["slide_id", "path", "patient_id", "cohort", "split", *targets, "site", "scanner", "objective"]
+    rows = []
     for each in slides:
-        path = Job(each, folder).name
+        about = [each.slide_id, PaintingJob(each, folder).name, each.patient_id, each.cohort, each.split]
         labels = [each.labels[name] for name in targets]
-        scanner = each.scanner.name, f"{each.scanner.objective}x"
-        writer.writerow([each.slide_id, path, each.patient_id, each.cohort, each.split, *labels, each.site, *scanner])
-    return text.getvalue().encode()
+        rows.append([*about, *labels, each.site, each.scanner.name, f"{each.scanner.objective}x"])
+    return csv_text(columns, rows).encode()
 
 
-def contact_sheet(jobs: Sequence[Job], truths: Mapping[str, SlideTruth]) -> bytes:
+def contact_sheet(jobs: Sequence[PaintingJob], truths: Mapping[str, SlideTruth]) -> bytes:
     """Put slides on one picture, each with a tile at full size; of a large cohort some of them."""
     shown = [jobs[i] for i in np.unique(np.linspace(0, len(jobs) - 1, MOST_SHOWN).astype(int))]
     columns, words_px, gap_px, side_px = 4, 18, 8, TileSpec().tile_px
@@ -317,36 +301,3 @@ learned here says anything about them.
 
 A tile is said to carry a target's signal when at least {CARRIES:g} of it shows it.
 """
-
-
-def show(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path, console: Console) -> None:
-    """Say what was painted, how often each target is positive, and what to type next."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("cohort", "split", "slides", "40x", *(f"{each.name} positive" for each in spec.targets)):
-        table.add_column(name, justify="left" if name in ("cohort", "split") else "right")
-    groups = list(dict.fromkeys((each.cohort, each.split) for each in planned))
-    order = {"train": 0, "val": 1, "test": 2}
-    for cohort, split in sorted(groups, key=lambda group: (group[0], order[group[1]])):
-        rows = [each for each in planned if (each.cohort, each.split) == (cohort, split)]
-        positives = [sum(each.labels[target.name] for each in rows) for target in spec.targets]
-        table.add_row(
-            cohort,
-            split,
-            str(len(rows)),
-            str(sum(each.scanner.objective == 40 for each in rows)),
-            *(f"{count} ({count / len(rows):.0%})" for count in positives),
-        )
-    console.print(table)
-    for cohort, count in (("development", spec.slides), ("external", spec.external)):
-        for target in spec.targets:
-            share = target.prevalence[cohort]
-            planted = sum(each.labels[target.name] for each in planned if each.cohort == cohort)
-            if planted != (asked := round(share * count)):
-                console.print(
-                    f"{target.name}, {cohort}: {planted} positive instead of {asked} ({share:.0%} of {count}), so that "
-                    f"both classes are there, {LEAST} of each in every split that is large enough."
-                )
-    console.print(Text(f"Look at them: {folder / CONTACT_SHEET}. What is what: {folder / ABOUT}"), soft_wrap=True)
-    slides = shlex.quote(str(folder / TABLES["development"]))
-    tiles = shlex.quote(str(folder / "tiles"))
-    console.print(Text(f"Next: tapfm inspect {slides}; tapfm tile {slides} --out {tiles}"), soft_wrap=True)

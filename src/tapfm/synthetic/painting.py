@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import cv2
 import numpy as np
@@ -33,8 +33,7 @@ STRIP_PX = 128  # rows painted at once: what they need stays in the processor's 
 DRAWN_AT_ONCE = 256  # nuclei, for the same reason
 
 
-@dataclass(frozen=True)
-class Stains:
+class Stains(NamedTuple):
     """Optical density of each stain, before the slide's own colours."""
 
     haematoxylin: Field

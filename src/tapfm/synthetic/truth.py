@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from tapfm.errors import InputError
+from tapfm.runtime.csv_files import csv_text
 from tapfm.slides.regions import features_of
 from tapfm.slides.slide import Box, Thumbnail
 from tapfm.slides.tissue import Mask
@@ -148,9 +148,5 @@ def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[
 
 
 def tile_table(rows: Sequence[Sequence[str]], targets: Sequence[str]) -> bytes:
-    """Write the table of all tiles: which part of each is tissue, and which part shows each target."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["slide_id", "x_px0", "y_px0", "side_px0", "tissue", *targets])
-    writer.writerows(rows)
-    return text.getvalue().encode()
+    """Return the table of all tiles: which part of each is tissue, and which part shows each target."""
+    return csv_text(["slide_id", "x_px0", "y_px0", "side_px0", "tissue", *targets], rows).encode()

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from importlib.resources import files
 from urllib.parse import quote
 
-from tapfm.tiles.outcomes import Outcome
+from tapfm.tiles.records import TileRecord
 
 
-def contact_sheet(entries: Sequence[Outcome]) -> str:
+def contact_sheet(entries: Sequence[TileRecord]) -> str:
     """Write the page: what failed and why, then every slide."""
     failed = [entry for entry in entries if entry.status == "failed"]
     tiled = [entry for entry in entries if entry.status == "ok"]
@@ -35,7 +35,7 @@ def static(name: str) -> str:
     return (files("tapfm.tiles") / "static" / name).read_text(encoding="utf-8")
 
 
-def failures_table(failed: Sequence[Outcome]) -> list[str]:
+def failures_table(failed: Sequence[TileRecord]) -> list[str]:
     """List what failed, or nothing."""
     if not failed:
         return []
@@ -52,7 +52,7 @@ def failures_table(failed: Sequence[Outcome]) -> list[str]:
     ]
 
 
-def figure(entry: Outcome) -> str:
+def figure(entry: TileRecord) -> str:
     """Show one slide; a failed one may have no picture."""
     name = html.escape(entry.slide_id)
     picture = f"overlays/{quote(entry.slide_id)}.png"
@@ -69,7 +69,7 @@ def figure(entry: Outcome) -> str:
     return f"<figure>{image}<figcaption><strong>{name}</strong> {caption}</figcaption></figure>"
 
 
-def facts_line(entry: Outcome) -> str:
+def facts_line(entry: TileRecord) -> str:
     """Say amounts and scale in a line."""
     parts = [
         f"{entry.tiles:,} tiles",

@@ -18,7 +18,7 @@ from types import TracebackType
 
 import numpy as np
 
-from tapfm.runtime.workers import Crew, Worker, death_of, hire
+from tapfm.runtime.workers import Worker, WorkerPool, describe_exit, start_worker
 from tapfm.slides.pool import SlidePool
 from tapfm.tiles.reading import Allocate, TilePixels, TileRequest, TilesRead, plain_memory, read_request
 
@@ -35,7 +35,7 @@ class Piece:
     pending: PendingRequest
     start: int
     end: int
-    deaths: int = 0
+    crashes: int = 0
     given_at: float = 0.0
     rows: list[int] = field(default_factory=list)  # those that were read, of the request
     reasons: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class TileStream:
     """Reads requests ahead of who iterates over it; `waited_s` is how long that one had to wait.
 
     `allocate` gives the memory that pixels are read into, for example such as a GPU can copy from by itself. Those of
-    a `crew` are the first of its workers.
+    a `pool` are the first of its workers.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class TileStream:
         workers: int,
         ahead_bytes: int = 2**30,
         allocate: Allocate = plain_memory,
-        crew: Crew | None = None,
+        pool: WorkerPool | None = None,
     ) -> None:
         self.waited_s = 0.0
         self._requests, self._allocate = iter(requests), allocate
         self._pool = SlidePool(OPEN_SLIDES, CACHE_BYTES)
-        hired = crew.give(workers) if crew is not None else []
-        hired += [hire(serve_pieces) for _ in range(workers - len(hired))]
-        self._reader = ReadAhead(self._requests, hired, ahead_bytes, allocate) if hired else None
+        started = pool.take(workers) if pool is not None else []
+        started += [start_worker(serve_pieces) for _ in range(workers - len(started))]
+        self._reader = ReadAhead(self._requests, started, ahead_bytes, allocate) if started else None
 
     def __iter__(self) -> Iterator[TilesRead]:
         return self
@@ -134,7 +134,7 @@ class ReadAhead:
         self._exhausted = self._closed = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
-        self._ear, self._bell = Pipe(duplex=False)  # wakes the thread
+        self._wakeup_receiver, self._wakeup_sender = Pipe(duplex=False)  # wakes the thread
         self._idle = workers
         self._busy: dict[Connection, tuple[Worker, Piece]] = {}
         self._thread = threading.Thread(target=self._run, name="tile reader", daemon=True)
@@ -163,11 +163,11 @@ class ReadAhead:
         self._closed = True
         self._ring()
         self._thread.join()
-        self._ear.close()
-        self._bell.close()
+        self._wakeup_receiver.close()
+        self._wakeup_sender.close()
 
     def _ring(self) -> None:
-        self._bell.send_bytes(b"!")
+        self._wakeup_sender.send_bytes(b"!")
 
     def _run(self) -> None:
         try:
@@ -181,7 +181,7 @@ class ReadAhead:
                 self._changed.notify_all()
         finally:
             for worker in [*self._idle, *(worker for worker, _ in self._busy.values())]:
-                worker.end()
+                worker.stop()
 
     def _admit(self) -> None:
         """Take requests while there is room for their pixels; one is taken in any case."""
@@ -203,18 +203,18 @@ class ReadAhead:
     def _hand_out(self) -> None:
         while self._waiting and self._idle:
             worker, piece = self._idle.pop(), self._waiting.popleft()
-            self._busy[worker.line] = worker, piece
+            self._busy[worker.connection] = worker, piece
             piece.given_at = time.monotonic()
             try:
-                worker.line.send(piece.request)
+                worker.connection.send(piece.request)
             except BrokenPipeError:
-                self._bury(worker, piece, "")
+                self._retire_worker(worker, piece, "")
 
     def _collect(self) -> None:
-        for line in wait([self._ear, *self._busy], timeout=PATIENCE_S / 10):
+        for line in wait([self._wakeup_receiver, *self._busy], timeout=PATIENCE_S / 10):
             assert isinstance(line, Connection)
-            if line is self._ear:
-                self._ear.recv_bytes()
+            if line is self._wakeup_receiver:
+                self._wakeup_receiver.recv_bytes()
                 continue
             worker, piece = self._busy[line]
             try:
@@ -223,7 +223,7 @@ class ReadAhead:
                     end = piece.start + len(rows)
                     line.recv_bytes_into(piece.pending.pixels[piece.start : end].data.cast("B"))
             except Exception:  # the end of the line, or half an answer
-                self._bury(worker, piece, "")
+                self._retire_worker(worker, piece, "")
                 continue
             piece.rows = [piece.start + row for row in rows]
             del self._busy[line]
@@ -232,21 +232,21 @@ class ReadAhead:
         late = time.monotonic() - PATIENCE_S
         for worker, piece in [*self._busy.values()]:
             if piece.given_at < late:
-                self._bury(worker, piece, f"nothing came in {PATIENCE_S / 60:.0f} minutes")
+                self._retire_worker(worker, piece, f"nothing came in {PATIENCE_S / 60:.0f} minutes")
 
-    def _bury(self, worker: Worker, piece: Piece, reason: str) -> None:
-        del self._busy[worker.line]
-        death = worker.end()
-        self._idle.append(hire(serve_pieces))
-        piece.deaths += 1
-        if piece.deaths < CHANCES and not reason:
+    def _retire_worker(self, worker: Worker, piece: Piece, reason: str) -> None:
+        del self._busy[worker.connection]
+        exit_code = worker.stop()
+        self._idle.append(start_worker(serve_pieces))
+        piece.crashes += 1
+        if piece.crashes < CHANCES and not reason:
             self._waiting.appendleft(piece)
             return
         # the rest of the slide would do the same to the next worker
         given_up = [piece, *(each for each in self._waiting if each.pending is piece.pending)]
         self._waiting = deque(each for each in self._waiting if each.pending is not piece.pending)
         for each in given_up:
-            each.fail(reason or death_of(death))
+            each.fail(reason or describe_exit(exit_code))
             self._finished(each)
 
     def _finished(self, piece: Piece) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tapfm.slides.slide import Box
 
 PICTURE_PX = 512
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A part of the slide and the size it is shown at."""
 
     box: Box

@@ -1,28 +1,25 @@
-"""What this machine can do, finding by finding, each with what to do about it."""
+"""`tapfm doctor`: what this machine can do, finding by finding, each with what to do about it."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import json
+import importlib.util
 import platform
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.console import Console
-from rich.table import Table
 
-from tapfm.encoders.card import EncoderCard
-from tapfm.encoders.catalog import encoder_cards
-from tapfm.runtime.files import sha256_of
+from tapfm.runtime.options import Option, options, verb
+
+if TYPE_CHECKING:
+    from tapfm.encoders.card import EncoderCard
 
 Status = Literal["ok", "note", "broken"]
-MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[bold red]broken[/]"}
 GIB = 2**30
 RUNS_WITH = (
     *("torch", "timm", "safetensors", "huggingface_hub", "typer", "rich", "numpy", "openslide-python", "tifffile"),
@@ -33,9 +30,17 @@ SMALL_ONLY = "Small encoders only; adapting a large one needs an NVIDIA GPU."
 LARGEST_WEIGHTS = 5 * GIB  # a ViT-g in float32
 
 
+@options
+class DoctorOptions:
+    """Options of `tapfm doctor`."""
+
+    _: KW_ONLY
+    offline: Annotated[bool, Option("Do not ask the hub which gated encoders open.")] = False
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `note`: works, but read the advice; `broken`: needed, and does not work."""
+    """Result of one check. `note`: works, but read the advice; `broken`: needed, and does not work."""
 
     subject: str
     status: Status
@@ -43,37 +48,20 @@ class Finding:
     advice: str = ""
 
 
-def examine(*, offline: bool, progress: Console) -> list[Finding]:
-    """Look at everything; the order is that of the report."""
+@verb(DoctorOptions)
+def doctor(options: DoctorOptions, console: Console) -> list[Finding]:
+    """Check what this machine can do; the findings have the order of the table."""
+    from tapfm.encoders.catalog import encoder_cards
+
     findings = [python_finding(), *package_findings(), torch_finding(), openslide_finding(), viewer_finding()]
     if importlib.util.find_spec("huggingface_hub") is None:
         return findings  # named as missing above
-    with progress.status("asking the hub which encoders open"):
-        findings += hub_findings(offline=offline)
-    with progress.status("hashing cached weights (remembered for the next time)"):
+    with console.status("asking the hub which encoders open"):
+        findings += hub_findings(offline=options.offline)
+    with console.status("hashing cached weights (remembered for the next time)"):
         findings += list(cached_weights_findings(encoder_cards().values()))
     findings.append(disk_finding(hub_cache()))
     return findings
-
-
-def show(findings: list[Finding], console: Console, *, as_json: bool) -> None:
-    """Print the report."""
-    if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=1))
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("", no_wrap=True)
-    table.add_column("what", no_wrap=True)
-    table.add_column("found", overflow="fold")
-    table.add_column("what to do", overflow="fold")
-    for finding in findings:
-        table.add_row(MARKS[finding.status], finding.subject, finding.found, finding.advice)
-    console.print(table)
-    broken = [finding.subject for finding in findings if finding.status == "broken"]
-    if broken:
-        console.print(f"\n[bold red]Broken:[/] {', '.join(broken)}. Do what the last column says, then: tapfm doctor")
-    else:
-        console.print("\nNothing that is needed is broken.")
 
 
 def python_finding() -> Finding:
@@ -83,6 +71,8 @@ def python_finding() -> Finding:
 
 def package_findings(requirements: Iterable[str] | None = None) -> Iterator[Finding]:
     """Compare every package tapfm asks for with what is installed; those of extras only where they are there."""
+    import importlib.metadata
+
     if requirements is None:
         try:
             requirements = importlib.metadata.requires("tapfm") or []
@@ -158,7 +148,11 @@ def viewer_finding() -> Finding:
 
 def hub_findings(*, offline: bool) -> list[Finding]:
     """The hub token, and which gated encoders it opens."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from huggingface_hub import HfApi, get_token
+
+    from tapfm.encoders.catalog import encoder_cards
 
     gated = [card for card in encoder_cards().values() if card.gate != "none"]
     token = get_token()
@@ -218,6 +212,8 @@ def hub_cache() -> Path:
 def cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
     """Every encoder whose weights are here already, with their digest."""
     from huggingface_hub import try_to_load_from_cache
+
+    from tapfm.runtime.files import sha256_of
 
     none_found = True
     for card in cards:

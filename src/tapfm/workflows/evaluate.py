@@ -1,337 +1,82 @@
-"""`tapfm evaluate`: from a model and slides to predictions, figures with intervals, and pictures."""
+"""`tapfm evaluate`: metrics of a model on held-out slides, or on another cohort."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from tapfm.baselines.colour_baseline import baseline_slides, colours_can_be_read, make_baseline
-from tapfm.baselines.slide_colours import begin as begin_colours
-from tapfm.baselines.slide_colours import read_colours
-from tapfm.errors import Interrupted, RunError, SlidesFailedError
-from tapfm.evaluation.comparing import Pair
-from tapfm.evaluation.estimate_text import p_value, written
-from tapfm.evaluation.figures import Pictures
-from tapfm.evaluation.measures import NAMES, Measured, target_title
-from tapfm.evaluation.metric_tables import (
-    MODEL,
-    Results,
-    metrics_csv,
-    metrics_json,
-    metrics_md,
-)
-from tapfm.evaluation.predictions import Prediction, mean_of, write_predictions
-from tapfm.evaluation.results import BASELINE, BaselinePredictions, EvaluatedTable, Settings, measure_results
-from tapfm.evaluation.subgroups import make_subgroups
-from tapfm.inference.member_predictions import predict_member
-from tapfm.metrics.estimate import Estimate
-from tapfm.runs.evaluation_data import Choice, EvaluatedSlides, read_slides
-from tapfm.runs.folder import failures_table
-from tapfm.runs.model_folder import Evaluated, finished, look_at
-from tapfm.runs.thresholds import thresholds_of
-from tapfm.runtime.files import sha256_of, write_atomically
-from tapfm.runtime.interrupts import StopRequests
-from tapfm.runtime.messages import command, counted
-from tapfm.runtime.output_folder import locked, remove_unfinished
-from tapfm.tiles.reading import SkippedTiles
+from tapfm.errors import InputError
+from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.workers import count_workers
+from tapfm.workflows.shared_options import AllowFailures, Device, Resamples, SlidesFolder, Workers
 
-ABOUT = "evaluation.json"  # marks a folder of an evaluation
-DONE = "metrics.json"  # is written last
-WIDE = 150  # columns of a terminal that hold every figure of a target on a line
-IDENTITY = ("kind", "members", "targets", "cohort", "table", "split", "from")  # how figures are made may change
+if TYPE_CHECKING:
+    from tapfm.workflows.evaluation_run import Evaluation
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What came of it."""
+@options
+class EvaluateOptions:
+    """Options of `tapfm evaluate`."""
 
-    folder: Path
-    results: Results
-    predictions: tuple[Prediction, ...]
+    model: Annotated[Path, Argument("Folder of a run, an export or an ensemble.", metavar="RUN|EXPORT|ENSEMBLE")]
+    _: KW_ONLY
+    out: Annotated[Path, Option("Output folder, such as evaluations/first.", metavar="DIR")]
+    cohort: Annotated[Path | None, Option("Another cohort table.", metavar="CSV", default="the run's own")] = None
+    slides: SlidesFolder = None
+    tiles: Annotated[Path | None, Option("Output folder of `tapfm tile`.", metavar="DIR", default="the run's")] = None
+    features: Annotated[Path | None, Option("Output folder of `tapfm embed`, for method fixed.", metavar="DIR")] = None
+    split: Annotated[str | None, Option("test, val, train or all.", default="test; of another cohort: all")] = None
+    unit: Annotated[str | None, Option("What counts once: slide or patient.", default="as in training")] = None
+    sensitivity: Annotated[
+        float, Option("Also report the threshold that reaches it on validation slides.", metavar="S")
+    ] = 0.9
+    by: Annotated[tuple[str, ...], Option("Subgroups, such as scanner or mpp; repeatable.", metavar="COLUMN")] = ()
+    resamples: Resamples = 2000
+    colours: Annotated[
+        Path | None,
+        Option("Keep slide colours here, to share them between evaluations.", metavar="FILE", default="in --out"),
+    ] = None
+    device: Device = "auto"
+    workers: Workers = None
+    allow_failures: AllowFailures = 0
+    allow_overlap: Annotated[bool, Option("Accept another cohort that has patient_ids of the training slides.")] = False
+    resume: Annotated[bool, Option("Resume the evaluation in the folder.")] = False
 
-    @property
-    def failed(self) -> dict[str, str]:
-        """Slides that could not be evaluated, and why."""
-        return dict(self.results.failed)
-
-    @property
-    def auc(self) -> dict[str, Estimate]:
-        """The AUC of each target, with its interval."""
-        return {target: each.estimate for (target, metric), each in self.results.of(MODEL).items() if metric == "auc"}
-
-
-def evaluate(
-    path: Path,
-    choice: Choice,
-    settings: Settings,
-    folder: Path,
-    *,
-    device: str = "auto",
-    workers: int,
-    colours: Path | None = None,
-    resume: bool = False,
-    console: Console,
-) -> Evaluation:
-    """Evaluate a run, an export or an ensemble. Raises `Interrupted` when a signal asked it to stop."""
-    evaluated = look_at(path)
-    data = read_slides(evaluated, choice)
-    unfinished = [
-        f"{member.folder} is not finished: this is the best of its epochs so far."
-        for member in evaluated.members
-        if not finished(member)
-    ]
-    config = evaluated.config
-    settings = replace(settings, unit=settings.unit or ("slide" if config is None else config.selection.unit))
-    columns = {name: {slide.row.slide_id: slide.column(name) for slide in data.slides} for name in settings.by}
-    groups, cuts = make_subgroups(columns)
-    about = about_of(evaluated, data, settings)
-    with locked(folder, "tapfm evaluate"), StopRequests(console.print) as stop:
-        remove_unfinished(folder)
-        begin(folder, about, resume=resume)
-        if colours is not None:
-            begin_colours(colours)  # a file that will not do is told before slides are read
-        say_what_begins(evaluated, data, [*unfinished, *data.notes], console)
-        try:
-            predictions, failed, skipped = predict(evaluated, data, folder, device, workers, stop.asked, console)
-            baseline = ask_baseline(evaluated, data, colours or folder / "colours.csv", workers, stop.asked, console)
-        except Interrupted:
-            console.print("Stopped; what is done is kept. To go on: the same command with --resume")
-            raise
-        write_predictions(folder / "predictions.csv", predictions)
-        write_atomically(folder / "failures.csv", failures_table(failed, skipped))
-        if not predictions:
-            raise none_left(folder, failed)
-        assert settings.unit is not None
-        results = measure_results(
-            predictions,
-            evaluated.targets,
-            settings,
-            thresholds=thresholds_of(evaluated, settings.unit, settings.sensitivity),
-            groups=groups,
-            baseline=baseline,
-            table=EvaluatedTable(data.table.name, data.absent_targets, data.without_label),
-            about=about,
-        )
-        results = replace(
-            results,
-            notes=(*unfinished, *data.notes, *cuts),
-            failed=failed,
-            tiles_skipped=sum(len(each.tiles) for each in skipped.values()),
-        )
-        write_results(folder, results, predictions, baseline, settings)
-    return Evaluation(folder, results, tuple(predictions))
+    def check(self) -> None:
+        """Refuse a cohort that is not a file, and a file for the output folder."""
+        if self.cohort is not None and not self.cohort.is_file():
+            wrong = f"{self.cohort} is a folder." if self.cohort.is_dir() else f"{self.cohort} does not exist."
+            raise InputError(wrong, hint="--cohort is a table of slides with labels.")
+        if self.out.is_file():
+            raise InputError(f"{self.out} is a file.", hint="Give a folder to --out.")
 
 
-def about_of(evaluated: Evaluated, data: EvaluatedSlides, settings: Settings) -> dict[str, Any]:
-    """Say what is evaluated on what; the same inputs give the same text."""
-    return {
-        **evaluated.described(),
-        "cohort": "own" if data.own else "external",
-        "table": data.table.name,
-        "table_sha256": sha256_of(data.table),
-        "split": data.split,
-        "from": "tiles" if data.features is None else "features",
-        "unit": settings.unit,
-        "sensitivity": settings.sensitivity,
-        "by": list(settings.by),
-        "resamples": settings.resamples,
-        "seed": settings.seed,
-    }
+@verb(EvaluateOptions)
+def evaluate(options: EvaluateOptions, console: Console) -> Evaluation:
+    """Evaluate a run, an export or an ensemble. Slides that failed are in `.failed` of the result."""
+    from tapfm.evaluation.results import settings_of
+    from tapfm.runs.ensemble import member_folders
 
+    member_folders(options.model)
+    settings = settings_of(options.unit, options.sensitivity, options.by, options.resamples)
 
-def begin(folder: Path, about: dict[str, Any], *, resume: bool) -> None:
-    """Mark the folder; keep an evaluation from being written over, or gone on with as another."""
-    path = folder / ABOUT
-    if path.exists():
-        try:
-            before = dict(json.loads(path.read_text("utf-8")))
-        except (OSError, ValueError, TypeError):
-            before = {}
-        if not resume:
-            raise RunError(
-                f"{folder} holds {'an' if (folder / DONE).exists() else 'an unfinished'} evaluation of "
-                f"{before.get('model', 'something')}.",
-                hint="Go on with it, or make its tables again: the same command with --resume\nOr give a new --out.",
-            )
-        changed = [name for name in IDENTITY if about[name] != before.get(name)]
-        if changed:
-            lines = [
-                f"{'model' if name == 'members' else name} was {identity_text(name, before)}, "
-                f"is {identity_text(name, about)}"
-                for name in changed
-            ]
-            raise RunError(
-                f"{folder} holds an evaluation of something else:\n  " + "\n  ".join(lines), hint="Give a new --out."
-            )
-    elif others := sorted(each.name for each in folder.glob("[!.]*")):
-        raise RunError(
-            f"{folder} has other files in it, such as {others[0]}.",
-            hint="Give a new folder with --out, such as evaluations/first.",
-        )
-    (folder / DONE).unlink(missing_ok=True)
-    write_atomically(path, (json.dumps(about, indent=2) + "\n").encode())
+    from tapfm.runs.evaluation_data import Choice
+    from tapfm.workflows.evaluation_run import run_evaluation
 
-
-def identity_text(name: str, about: Mapping[str, Any]) -> str:
-    """Write one of the things that make an evaluation that one."""
-    value = about.get(name)
-    if name == "members":
-        weights = [str(each["weights_sha256"])[:12] for each in value or ()]
-        return f"{about.get('model')} (weights {', '.join(weights)})"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return "every slide" if name == "split" and value is None else str(value)
-
-
-def say_what_begins(evaluated: Evaluated, data: EvaluatedSlides, warnings: Sequence[str], console: Console) -> None:
-    """Tell what is about to be evaluated, and what is odd about it."""
-    of = f"its own cohort, {data.split}" if data.own else data.table.name
-    members = f" ({counted(len(evaluated.members), 'member')})" if evaluated.ensemble else ""
-    lines = [
-        f"{', '.join(evaluated.targets)} by the {evaluated.kind} {evaluated.path}{members}, on "
-        f"{counted(len(data.slides), 'slide')} ({of})."
-    ]
-    if data.without_label:
-        lines.append(f"Without a label of these targets, and not used: {counted(len(data.without_label), 'slide')}.")
-    if data.failed:
-        lacking = "tiles" if data.features is None else "features"
-        lines.append(f"Without {lacking}, and left out: {counted(len(data.failed), 'slide')} (failures.csv).")
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
-    for warning in warnings:
-        console.print(warning, style="bold yellow", markup=False, soft_wrap=True)
-
-
-def predict(
-    evaluated: Evaluated,
-    data: EvaluatedSlides,
-    folder: Path,
-    device: str,
-    workers: int,
-    asked_to_stop: Callable[[], int | None],
-    console: Console,
-) -> tuple[list[Prediction], dict[str, str], dict[str, SkippedTiles]]:
-    """Predict with every member; of an ensemble the mean of probabilities, on slides that all could read."""
-    failed, skipped = dict(data.failed), dict[str, SkippedTiles]()
-    of_members: list[list[Prediction]] = []
-    for number, member in enumerate(evaluated.members, start=1):
-        one_of = f", member {number} of {len(evaluated.members)}" if evaluated.ensemble else ""
-        final = predict_member(
-            member,
-            data,
-            folder / f".predictions-{number}.jsonl",
-            device=device,
-            workers=workers,
-            description=f"all tiles{one_of}",
-            console=console,
-            stop_signal=asked_to_stop,
-        )
-        failed |= final.failed
-        skipped |= final.skipped
-        of_members.append(final.predictions)
-    readable = [[each for each in predictions if each.slide_id not in failed] for predictions in of_members]
-    return mean_of(readable) if len(readable) > 1 else readable[0], failed, skipped
-
-
-def none_left(folder: Path, failed: dict[str, str]) -> SlidesFailedError:
-    """Make the error for slides all of which failed."""
-    slide_id, reason = next(iter(failed.items()))
-    return SlidesFailedError(
-        f"None of {counted(len(failed), 'slide')} could be evaluated, such as {slide_id}: {reason}",
-        hint=f"All reasons: {folder / 'failures.csv'}",
+    choice = Choice(
+        options.cohort, options.slides, options.tiles, options.features, options.split, options.allow_overlap
     )
-
-
-def ask_baseline(
-    evaluated: Evaluated,
-    data: EvaluatedSlides,
-    table: Path,
-    workers: int,
-    asked_to_stop: Callable[[], int | None],
-    console: Console,
-) -> BaselinePredictions:
-    """Ask what colours and tile count alone would say of the same slides."""
-    slides = baseline_slides(evaluated, data)
-    colours = None
-    if not slides.why and colours_can_be_read(slides):
-        colours = read_colours(slides.all, table, workers=workers, console=console, asked_to_stop=asked_to_stop)
-    return make_baseline(slides, evaluated.targets, colours)
-
-
-def write_results(
-    folder: Path, results: Results, predictions: Sequence[Prediction], baseline: BaselinePredictions, settings: Settings
-) -> None:
-    """Write pictures and tables; metrics.json last, as it says that all of it is there."""
-    about = results.about
-    title = f"{Path(about['model']).resolve().name}, {about['split'] if about['cohort'] == 'own' else about['table']}"
-    evaluated = {each.slide_id for each in predictions}
-    asked = [each for each in baseline.predictions if each.slide_id in evaluated]
-    Pictures(predictions, asked, about["targets"], about["unit"], title).draw(
-        folder, results.of(MODEL), results.chosen.thresholds, resamples=settings.resamples, seed=settings.seed
+    return run_evaluation(
+        options.model,
+        choice,
+        settings,
+        options.out,
+        device=options.device,
+        workers=count_workers(options.workers),
+        colours=options.colours,
+        resume=options.resume,
+        console=console,
     )
-    of_baseline = folder / "predictions-baseline.csv"
-    if asked:
-        write_predictions(of_baseline, asked)
-    else:
-        of_baseline.unlink(missing_ok=True)
-    write_atomically(folder / "metrics.csv", metrics_csv(results))
-    write_atomically(folder / "metrics.md", metrics_md(results))
-    write_atomically(folder / DONE, metrics_json(results))
-
-
-def show(evaluation: Evaluation, console: Console, messages: Console) -> None:
-    """Print the table, and say where to look and what to type next."""
-    results, folder = evaluation.results, evaluation.folder
-    found = results.of(MODEL)
-    baseline = results.of(BASELINE) if BASELINE in results.models else {}
-    differences = {pair.target: pair for pair in results.differences}
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("target", f"{results.about['unit']}s", "positive"):
-        table.add_column(name, justify="left" if name == "target" else "right")
-    # on a narrow terminal the page has the others
-    metrics = ("auc", "average_precision", "brier") if console.width >= WIDE else ("auc",)
-    for name in (*(NAMES[metric] for metric in metrics), "AUC of colours", "difference"):
-        table.add_column(name)
-    for target in results.columns:
-        each = found[target, "auc"]
-        pair = differences.get(target)
-        table.add_row(
-            escape(target_title(target)),
-            f"{each.units:,}",
-            "" if each.positives is None else f"{each.positives:,}",
-            *(written(found[target, metric].estimate) for metric in metrics),
-            written(baseline[target, "auc"].estimate) if baseline else "-",
-            "-" if pair is None else difference_of(pair),
-        )
-    console.print(table)
-    say_what_is_missing(list(found.values()), messages)
-    if BASELINE not in results.models:
-        messages.print(results.baseline_said, markup=False, soft_wrap=True)
-    if results.failed:
-        failed = counted(len(results.failed), "slide")
-        messages.print(f"{failed} failed: {folder / 'failures.csv'}", markup=False, soft_wrap=True)
-    messages.print(f"Look at it: {folder / 'metrics.md'} and {folder / 'roc.png'}", markup=False, soft_wrap=True)
-    following = command("compare", folder, "OTHER", "--out", "comparison")
-    messages.print(f"Next, beside another: {following}", markup=False, soft_wrap=True)
-
-
-def difference_of(pair: Pair) -> str:
-    """Write model - baseline and the p value, where there is one."""
-    p = pair.p_delong if pair.p_delong is not None else pair.p_bootstrap
-    return written(pair.difference, sign=True) + ("" if p is None else f", p {p_value(p)}")
-
-
-def say_what_is_missing(measured: Sequence[Measured], messages: Console) -> None:
-    """Tell why figures are empty, once for each reason."""
-    reasons = dict.fromkeys(
-        f"{each.target}: {each.estimate.why}" for each in measured if each.estimate.value is None and each.estimate.why
-    )
-    for reason in reasons:
-        messages.print(f"  empty: {reason}", markup=False, soft_wrap=True)

@@ -38,7 +38,6 @@ LAYERS = [
     "demo",
     "workflows",
     "cli",
-    "api",
     "__main__",
     "__init__",
 ]

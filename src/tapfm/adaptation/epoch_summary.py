@@ -1,0 +1,87 @@
+"""What an epoch came to: its line of history.jsonl, and the score by which the best epoch is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tapfm.adaptation.learner import Learner
+from tapfm.contracts import Targets
+from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit, scores
+from tapfm.runs.progress import SUMMED, Progress
+
+TIMED = ("seconds", "tiles_per_second", "waiting_share", "peak_memory_gib")  # what two equal runs may differ in
+
+
+def epoch_row(
+    learner: Learner,
+    progress: Progress,
+    training: Sequence[LabelledSlide],
+    predictions: Sequence[Prediction],
+    unit: Unit,
+) -> dict[str, Any]:
+    """Return the line of history.jsonl; `predictions` are those of the validation slides."""
+    sums, targets = progress.sums, learner.model.task.targets
+    encoder_rate, aggregator_rate = learner.rates(progress.epoch)
+    seen = [
+        slide.prediction(targets, sums.logits[slide.slide_id], 0) for slide in training if slide.slide_id in sums.logits
+    ]
+    train, val = scores(seen, targets, unit), scores(predictions, targets, unit)
+    loss = mean_loss(learner, predictions)
+    return {
+        "epoch": progress.epoch + 1,
+        **{name: sums.sums[name] / max(sums.slides, 1) for name in SUMMED},
+        "train_auc": dict(train.auc),
+        "train_macro_auc": train.macro,
+        "val_auc": dict(val.auc),
+        "val_macro_auc": val.macro,
+        "val_undefined": dict(val.why_undefined),
+        "val_loss": loss,
+        "encoder_lr": encoder_rate,
+        "aggregator_lr": aggregator_rate,
+        "slides": sums.slides,
+        "slides_failed": len(progress.failed),
+        "tiles": sums.tiles,
+        "tiles_failed": sums.tiles_failed,
+        "seconds": round(sums.seconds, 3),
+        "tiles_per_second": round(sums.tiles_per_second, 2),
+        "waiting_share": round(sums.waiting_share, 4),
+        "peak_memory_gib": round(sums.peak_bytes / 2**30, 3),
+    }
+
+
+def rule_for(row: Mapping[str, Any]) -> str:
+    """Say what decides: the validation AUC; without one the validation loss; without that the last epoch is kept."""
+    if row["val_macro_auc"] is not None:
+        return "auc"
+    return "loss" if row["val_loss"] is not None else "last"
+
+
+def is_better(score: float | None, best: float | None) -> bool:
+    """Say whether an epoch replaces the best so far; ties keep the earlier, and no score is never better."""
+    return score is not None and (best is None or score > best)
+
+
+def score_of(row: Mapping[str, Any], rule: str, epoch: int) -> float | None:
+    """Return the score of an epoch by a rule, higher is better; None where it has none."""
+    if rule == "loss":
+        return None if row["val_loss"] is None else -row["val_loss"]
+    return {"auc": row["val_macro_auc"], "last": epoch}[rule]
+
+
+def targets_of(labels: Mapping[str, int | None]) -> Targets:
+    """Return labels as the task takes them."""
+    return Targets.of(list(labels.values()))
+
+
+def mean_loss(learner: Learner, predictions: Sequence[Prediction]) -> float | None:
+    """Give the mean of L_agg over slides; None where there are none."""
+    if not predictions:
+        return None
+    losses = [
+        learner.model.task.loss(torch.tensor(list(each.logits.values()), dtype=torch.float64), targets_of(each.labels))
+        for each in predictions
+    ]
+    return float(torch.stack(losses).mean())

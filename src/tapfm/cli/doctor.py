@@ -1,0 +1,53 @@
+"""`tapfm doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tapfm.cli.command import command
+from tapfm.cli.console import messages, print_json, terminal
+from tapfm.workflows import doctor as workflow
+
+_MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[bold red]broken[/]"}
+
+
+@command(workflow.DoctorOptions)
+def doctor(
+    options: workflow.DoctorOptions,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Check what this machine can do, and print what to do about what it cannot.
+
+    Python and packages, GPU and memory, hub token and the gated encoders it opens, cached weights with their SHA-256,
+    OpenSlide, free disk. Exit code 1 when something needed is broken.
+    """
+    findings = workflow.doctor.run(options, messages())
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        print_findings(findings, terminal())
+    if any(finding.status == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+def print_findings(findings: Sequence[workflow.Finding], console: Console) -> None:
+    """Print the findings as a table."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("what", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    table.add_column("what to do", overflow="fold")
+    for finding in findings:
+        table.add_row(_MARKS[finding.status], finding.subject, finding.found, finding.advice)
+    console.print(table)
+    broken = [finding.subject for finding in findings if finding.status == "broken"]
+    if broken:
+        console.print(f"\n[bold red]Broken:[/] {', '.join(broken)}. Do what the last column says, then: tapfm doctor")
+    else:
+        console.print("\nNothing that is needed is broken.")

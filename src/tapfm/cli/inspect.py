@@ -1,0 +1,83 @@
+"""`tapfm inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tapfm.cli.command import command
+from tapfm.cli.console import messages, print_json, print_line, terminal
+from tapfm.runtime.messages import command as command_text
+from tapfm.runtime.messages import grouped_advice
+from tapfm.workflows import inspect as workflow
+
+if TYPE_CHECKING:
+    from tapfm.cohort.inspection import Inspection
+
+
+@command(workflow.InspectOptions)
+def inspect(
+    options: workflow.InspectOptions,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show the format, size and scale of each slide, and what would be a problem with it. Nothing is changed.
+
+    \b
+    tapfm inspect slide.svs
+    tapfm inspect slides/ --write-cohort cohort.csv
+    tapfm inspect cohort.csv --json
+
+    Exit code 3 when a slide has a problem because of which it cannot be tiled.
+    """
+    inspections = workflow.inspect.run(options, messages())
+    if as_json:
+        print_json([asdict(each) for each in inspections])
+    else:
+        _print_inspections(inspections, terminal())
+    if options.write_cohort is not None:
+        tile = command_text("tile", options.write_cohort, "--out", "tiles")
+        print_line(messages(), f"Written: {options.write_cohort}. Next: {tile}")
+    if any(each.problem for each in inspections):
+        raise typer.Exit(3)
+
+
+def _print_inspections(inspections: Sequence[Inspection], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("slide", overflow="fold")
+    table.add_column("format", no_wrap=True)
+    table.add_column("size, px", justify="right", no_wrap=True)
+    table.add_column("um/px", justify="right", no_wrap=True)
+    table.add_column("from", no_wrap=True)
+    table.add_column("objective", justify="right", no_wrap=True)
+    table.add_column("levels", justify="right", no_wrap=True)
+    table.add_column("vendor", no_wrap=True)
+    table.add_column("problem", overflow="fold", ratio=1)
+    for each in inspections:
+        remark = Text(each.problem, "bold red") if each.problem else Text("; ".join(each.warnings), "yellow")
+        mpp = each.mpp if each.mpp is not None else each.mpp_in_file
+        table.add_row(
+            Text(each.slide_id),
+            each.format,
+            f"{each.width_px0:,} x {each.height_px0:,}" if each.width_px0 is not None else "",
+            f"{mpp:.4g}" if mpp is not None else "",
+            each.mpp_source,
+            f"{each.objective_power:g}x" if each.objective_power else "",
+            f"{each.levels}" if each.levels else "",
+            Text(each.vendor),
+            remark,
+        )
+    console.print(table)
+    problems = [each for each in inspections if each.problem]
+    warned = sum(bool(each.warnings) and not each.problem for each in inspections)
+    console.print(
+        f"\n{len(inspections):,} slides: {len(inspections) - len(problems) - warned:,} ready, "
+        f"{warned:,} with a warning, {len(problems):,} with a problem."
+    )
+    for line in grouped_advice((each.slide_id, each.what_to_do) for each in problems):
+        console.print(Text(line))

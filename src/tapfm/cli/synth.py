@@ -1,0 +1,93 @@
+"""`tapfm synth`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from tapfm.cli.command import command
+from tapfm.cli.console import messages, print_line, terminal
+from tapfm.runtime.cohort_job import RESUME
+from tapfm.runtime.messages import command as command_text
+from tapfm.workflows import synth as workflow
+
+if TYPE_CHECKING:
+    from tapfm.synthetic.cohort import CohortName
+
+_SPLIT_ORDER = {"train": 0, "val": 1, "test": 2}
+
+
+@command(workflow.SynthOptions, stopped=RESUME)
+def synth(options: workflow.SynthOptions) -> None:
+    """Paint a cohort of H&E slides with a planted signal, to try everything without slides of your own.
+
+    \b
+    tapfm synth painted
+    tapfm synth painted --slides 12 --external 6 --prevalence 0.4   a small one, in a minute
+    tapfm synth lung --task luad4 --difficulty easy
+
+    Some nests of a positive slide have nuclei of another size and chromatin. Colour, tissue, site and
+    scanner are drawn independently of the label, and differ in the external cohort. Which tiles
+    carry the signal is written beside the slides. A command that was stopped resumes where it was.
+
+    \b
+    cohort.csv, external.csv   slides, patients, splits, labels
+    slides/, external/         SVS files, 30% of them 40x
+    contact-sheet.jpg          all slides at a glance
+    truth/                     compartments, foci, tiles.csv
+    """
+    _print_cohort(workflow.synth.run(options, messages()), terminal())
+
+
+def _print_cohort(cohort: workflow.SyntheticCohort, console: Console) -> None:
+    from tapfm.slides.opening import CONTACT_SHEET
+    from tapfm.synthetic.cohort_painting import ABOUT, TABLES
+
+    console.print(_table(cohort))
+    for line in _changed_prevalence(cohort):
+        console.print(line)
+    folder = cohort.folder
+    print_line(console, f"Look at them: {folder / CONTACT_SHEET}. What is what: {folder / ABOUT}")
+    slides = folder / TABLES["development"]
+    inspect, tile = command_text("inspect", slides), command_text("tile", slides, "--out", folder / "tiles")
+    print_line(console, f"Next: {inspect}; {tile}")
+
+
+def _table(cohort: workflow.SyntheticCohort) -> Table:
+    targets = [each.name for each in cohort.spec.targets]
+    table = Table(box=None, pad_edge=False)
+    for name in ("cohort", "split", "slides", "40x", *(f"{target} positive" for target in targets)):
+        table.add_column(name, justify="left" if name in ("cohort", "split") else "right")
+    groups = {(each.cohort, each.split) for each in cohort.slides}
+    for group in sorted(groups, key=lambda group: (group[0], _SPLIT_ORDER[group[1]])):
+        slides = [each for each in cohort.slides if (each.cohort, each.split) == group]
+        positives = [sum(each.labels[target] for each in slides) for target in targets]
+        table.add_row(
+            *group,
+            str(len(slides)),
+            str(sum(each.scanner.objective == 40 for each in slides)),
+            *(f"{count} ({count / len(slides):.0%})" for count in positives),
+        )
+    return table
+
+
+def _changed_prevalence(cohort: workflow.SyntheticCohort) -> list[str]:
+    """Return a line for each target with another number of positive slides than its prevalence gives."""
+    from tapfm.synthetic.cohort import LEAST
+
+    lines = []
+    spec = cohort.spec
+    counts: dict[CohortName, int] = {"development": spec.slides, "external": spec.external}
+    for name, slides in counts.items():
+        for target in spec.targets:
+            share = target.prevalence[name]
+            expected = round(share * slides)
+            planted = sum(each.labels[target.name] for each in cohort.slides if each.cohort == name)
+            if planted != expected:
+                lines.append(
+                    f"{target.name}, {name}: {planted} positive instead of {expected} ({share:.0%} of {slides}), so "
+                    f"that every split that is large enough has at least {LEAST} slides of each class."
+                )
+    return lines

@@ -1,0 +1,175 @@
+"""The sections of a page: slides and labels, training, results, every slide, pictures, and what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from tapfm.prediction.folder import PredictionFolder
+from tapfm.prediction.slide_files import finder_of
+from tapfm.report import background, cohorts, tables
+from tapfm.report.content import Block, Fold, Note, Section, SlideLine, Slides
+from tapfm.report.figures import result_figures, training_figures
+from tapfm.report.finding import Found
+from tapfm.report.numbers import duration, written
+from tapfm.report.result import Result
+from tapfm.report.runs import ReportedRun
+from tapfm.report.slide_pictures import Budget, Settings, gallery_blocks, heat_blocks
+from tapfm.report.sources import Gathered
+from tapfm.runtime.messages import counted
+from tapfm.runtime.progress import SlideProgress
+
+SETS = {"test": "Test slides", "validation": "Validation slides"}
+SAME_PROBABILITY = 1e-3
+MOST_LINES = 20_000  # of the table of slides; a browser sorts them still
+
+
+def cohort_blocks(gathered: Gathered) -> list[Block]:
+    """Count the slides of each run; runs of the same slides once."""
+    blocks: list[Block] = []
+    seen: list[object] = []
+    for run in gathered.runs:
+        found = cohorts.cohort_blocks(run, gathered.results[run.name])
+        if run.slides and found not in seen:
+            seen.append(found)
+            blocks += [Fold(run.name, found, open=True)] if len(seen) > 1 else found
+    return blocks
+
+
+def training_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
+    """Draw the curves of each run."""
+    blocks: list[Block] = []
+    for number, run in enumerate(runs):
+        if run.history:
+            best = None if run.best is None else int(run.best["epoch"])
+            figures = training_figures(run.history, best)
+            seconds = sum(float(row.get("seconds", 0.0)) for row in run.history)
+            note = Note(f"{counted(len(run.history), 'epoch')} in {duration(seconds)}, validation included.")
+            blocks += [Fold(run.name, [figures, note], open=number == 0)] if len(runs) > 1 else [figures, note]
+    return blocks
+
+
+def results_intro(gathered: Gathered) -> str:
+    """Say what the figures are of."""
+    if not any(gathered.results.values()):
+        return ""
+    return "By set of slides. What cannot be computed is empty and says why."
+
+
+def result_blocks(gathered: Gathered) -> list[Block]:
+    """Show each set of slides: figures, then pictures of each target."""
+    blocks: list[Block] = []
+    for number, (name, result) in enumerate(gathered.every_result):
+        inner: list[Block] = [Note(result.about)]
+        inner += [Note(result.warning, "warning")] if result.warning else []
+        inner += [Note(note, "warning") for note in result.notes]
+        inner += [result_figures(result, target) for target in result.targets]
+        inner += tables.metric_blocks(result)
+        of = SETS.get(result.title, result.title)
+        title = f"{of}, {name}" if name else of
+        blocks.append(Fold(title, inner, _auc_text(result), open=number == 0))
+    return blocks
+
+
+def _auc_text(result: Result) -> str:
+    """Write the AUC for the line that is seen while a part is shut."""
+    found = result.measured.get((result.columns[-1], "auc"))
+    if found is None or found.estimate.value is None:
+        return ""
+    mean = "mean " if len(result.targets) > 1 else ""
+    return f"{mean}AUC {written(found.estimate.value)}"
+
+
+def slides_section(gathered: Gathered) -> Section:
+    """List what is said of each slide: of results, and of predictions that are in none of them."""
+    lines = [line for run in gathered.runs for result in gathered.results[run.name] for line in _lines_of(run, result)]
+    seen = {(line.model, line.slide_id, line.target): line.probability for line in lines}
+    for found in gathered.predictions:
+        for line in _predicted_lines(gathered.runs, found):
+            evaluated = seen.get((line.model, line.slide_id, line.target))
+            # another probability by the same weights is another slide of the same name, or other tiles
+            if evaluated is None or abs(evaluated - line.probability) > SAME_PROBABILITY:
+                lines.append(line)
+    if not lines:
+        return Section("Slides", [])
+    intro = "Every slide and target. The mark in a bar is the threshold, chosen on validation slides."
+    blocks: list[Block] = [shown := Slides(lines[:MOST_LINES])]
+    if len(shown.places) == 1:  # the table has no column of it
+        intro += f" All of them: {shown.places[0]}."
+    if len(lines) > MOST_LINES:
+        left = len(lines) - MOST_LINES
+        blocks.append(Note(f"{left:,} lines are left out: the tables predictions.csv have all of them.", "warning"))
+    return Section("Slides", blocks, intro)
+
+
+def _lines_of(run: ReportedRun, result: Result) -> list[SlideLine]:
+    """List the slides of a result."""
+    return [
+        SlideLine(
+            slide_id=each.slide_id,
+            patient_id=each.patient_id,
+            where=result.title,
+            target=target,
+            probability=probability,
+            threshold=result.youden.get(target),
+            label=each.labels.get(target),
+            tiles=each.tiles,
+            model=result.model or run.name,
+        )
+        for each in result.predictions
+        for target, probability in each.probabilities.items()
+    ]
+
+
+def _predicted_lines(runs: Sequence[ReportedRun], found: Found) -> list[SlideLine]:
+    """List the slides of a folder of predictions."""
+    model = next((run.name for run in runs if found.made_by(run.weights_sha256)), Path(found.model).name)
+    return [
+        SlideLine(
+            slide_id=slide.slide_id,
+            patient_id=slide.patient_id,
+            where=found.path.name,
+            target=target,
+            probability=said.probability,
+            threshold=said.threshold,
+            label=said.label,
+            tiles=slide.tiles,
+            model=model,
+        )
+        for slide in PredictionFolder(found.path).slides()
+        for target, said in slide.targets.items()
+    ]
+
+
+def picture_sections(gathered: Gathered, settings: Settings, budget: Budget, console: Console) -> list[Section]:
+    """Draw maps and galleries of each folder of predictions."""
+    finder = finder_of(settings.slides)
+    maps: list[Block] = []
+    galleries: list[Block] = []
+    for found in gathered.predictions:
+        folder = PredictionFolder(found.path)
+        slides = folder.slides()
+        of = [Note(f"From {found.path.name}:")] if len(gathered.predictions) > 1 else []
+        if settings.heatmaps:
+            maps_possible = sum(len(slide.targets) for slide in slides)
+            most = min(settings.heatmaps, maps_possible)
+            with SlideProgress(console, "drawing heatmaps", slides=most) as progress:
+                if drawn := heat_blocks(folder, slides, settings, finder, budget, progress):
+                    maps += [*of, *drawn]
+        if settings.tiles and (shown := gallery_blocks(folder, slides, settings, finder, budget)):
+            galleries += [*of, *shown]
+    intro = (
+        "Each slide as it is, and with what each tile adds to the logit or how much it counts. Of every outcome the "
+        "slides furthest from the threshold, wrong calls first."
+    )
+    tiles = "The tiles that moved the model most: they are what to look at before believing it."
+    return [Section("Maps of slides", maps, intro), Section("Tiles that said most", galleries, tiles)]
+
+
+def failures_section(gathered: Gathered) -> Section:
+    """List what failed."""
+    steps = [] if gathered.study is None else gathered.study.failed
+    table = background.failures_table(gathered.runs, [*gathered.evaluations, *gathered.predictions], steps)
+    return Section("What failed", [table] if table is not None else [])

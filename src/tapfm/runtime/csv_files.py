@@ -1,0 +1,49 @@
+"""CSV files: written whole or not at all, with one line ending, and read by column name."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tapfm.runtime.files import write_atomically
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> str:
+    """Return a table as CSV. A row is a sequence in the order of the columns, or a mapping; None is an empty cell."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([row[name] for name in columns] if isinstance(row, Mapping) else row)
+    return text.getvalue()
+
+
+def csv_line(cells: Sequence[Any]) -> str:
+    """Return one row as CSV, without a line ending."""
+    return csv_text(cells, ()).removesuffix("\n")
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> None:
+    """Write a table as CSV, atomically."""
+    write_atomically(path, csv_text(columns, rows).encode())
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Read a table that tapfm wrote. Raises OSError or ValueError."""
+    with path.open(newline="", encoding="utf-8") as file:
+        try:
+            return list(csv.DictReader(file))
+        except csv.Error as error:
+            raise ValueError(str(error)) from error
+
+
+def recall_csv(path: Path, *columns: str) -> list[dict[str, str]]:
+    """Read a table of an earlier command, as far as it has these columns; nothing where it cannot be read."""
+    try:
+        rows = read_csv(path)
+    except (OSError, ValueError):
+        return []
+    return [row for row in rows if all(row.get(name) is not None for name in columns)]

@@ -1,0 +1,86 @@
+"""Progress of steps: bars at a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from rich.console import Console
+from rich.progress import TaskID
+
+from tapfm.runtime.messages import counted
+from tapfm.runtime.progress import PRINT_EVERY_S, print_failure, progress_bars
+from tapfm.runtime.steps import Step, StepResult
+
+UPDATE_EVERY_S = 1.0
+
+
+class StepBars:
+    """A bar for the finished groups of steps, and one for each running step with its epochs; a context manager.
+
+    done: keys of steps that were done before.
+    groups: those that are counted, each until none of its steps is left.
+    noun: what a group is, such as "run".
+    """
+
+    def __init__(
+        self, console: Console, steps: Sequence[Step], done: Collection[str], *, groups: Collection[str], noun: str
+    ) -> None:
+        self._console, self._noun = console, noun
+        self._left = {group: {step.key for step in steps if step.group == group} - set(done) for group in groups}
+        if finished := self._finished():
+            console.print(f"{finished} of {counted(len(groups), noun)} done already.")
+        self._bars = progress_bars(console)
+        self._groups_bar = self._bars.add_task(f"{noun}s", total=len(groups), completed=finished, note="")
+        self._running: dict[str, tuple[Step, TaskID]] = {}
+        self._updated = self._printed = time.monotonic()
+
+    def __enter__(self) -> StepBars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def start(self, step: Step) -> None:
+        """Add the bar of a step."""
+        self._running[step.key] = step, self._bars.add_task(f"  {step.key}", total=step.epochs or None, note="")
+        if not self._console.is_terminal:
+            self._print(f"{self._finished()} of {len(self._left)} {self._noun}s done; {step.key}")
+
+    def update(self) -> None:
+        """Count finished epochs."""
+        now = time.monotonic()
+        if now - self._updated < UPDATE_EVERY_S:
+            return
+        self._updated = now
+        lines = []
+        for step, bar in self._running.values():
+            epochs = _count_epochs(step)
+            self._bars.update(bar, completed=epochs)
+            lines.append(f"{step.key}, epoch {min(epochs + 1, step.epochs)}/{step.epochs}" if step.epochs else step.key)
+        if lines and not self._console.is_terminal and now - self._printed > PRINT_EVERY_S:
+            self._print("; ".join(lines))
+
+    def finish(self, step: Step, result: StepResult) -> None:
+        """Remove the bar of a step, count its group where nothing is left of it, and print why it failed."""
+        if step.key in self._running:
+            self._bars.remove_task(self._running.pop(step.key)[1])
+        if result.state == "failed":
+            print_failure(self._bars.console, step.key, result.reason)
+        self._left.get(step.group, set()).discard(step.key)
+        self._bars.update(self._groups_bar, completed=self._finished())
+
+    def _finished(self) -> int:
+        return sum(not keys for keys in self._left.values())
+
+    def _print(self, text: str) -> None:
+        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._printed = time.monotonic()
+
+
+def _count_epochs(step: Step) -> int:
+    try:
+        return step.history.read_bytes().count(b"\n") if step.history is not None else 0
+    except OSError:  # not there yet
+        return 0

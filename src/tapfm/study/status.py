@@ -1,0 +1,28 @@
+"""status.csv: how each step of a study ended, with the command to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tapfm.runtime.csv_files import read_csv, write_csv
+from tapfm.runtime.messages import command
+from tapfm.runtime.steps import Step, StepResult
+from tapfm.study.folder import StudyFolder
+
+COLUMNS = ("run", "step", "state", "reason", "command", "log")
+
+
+def write_status(folder: StudyFolder, steps: Sequence[Step], results: Mapping[str, StepResult]) -> None:
+    """Write the results of these steps; rows of other steps are kept."""
+    rows = read_status(folder)
+    for step in steps:
+        result, log = results[step.key], step.log.relative_to(folder.path).as_posix()
+        row = [step.group, step.name, result.state, result.reason, command(*step.words), log]
+        rows[step.group, step.name] = row
+    write_csv(folder.status, COLUMNS, rows.values())
+
+
+def read_status(folder: StudyFolder) -> dict[tuple[str, str], list[str]]:
+    """Return the rows of status.csv by run and step; none if there is no such file."""
+    rows = read_csv(folder.status) if folder.status.exists() else []
+    return {(row["run"], row["step"]): [row[name] for name in COLUMNS] for row in rows}

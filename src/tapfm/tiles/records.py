@@ -1,0 +1,28 @@
+"""The record of a tiled slide: a line of summary.csv."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TileRecord:
+    """The result of tiling one slide."""
+
+    slide_id: str
+    status: str  # ok, failed, or "not tiled" where --only leaves it out
+    reason: str = ""
+    mpp: float | None = None
+    mpp_source: str = ""
+    tissue: str = ""  # how it was found: a method, or drawn
+    achieved_mpp: float | None = None
+    tiles: int = 0
+    tissue_mm2: float | None = None
+    removed_background: int | None = None
+    removed_padding: int | None = None
+    removed_pen: int | None = None
+    removed_blur: int | None = None
+    removed_unreadable: int | None = None
+    warnings: str = ""
+    seconds: float | None = None
+    what_to_do: str = ""

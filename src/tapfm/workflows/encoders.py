@@ -1,0 +1,96 @@
+"""`tapfm encoders`: the encoders that can be adapted, and whether one can be loaded here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
+
+from tapfm.errors import InputError
+from tapfm.runtime.options import Argument, Option, options, verb
+
+if TYPE_CHECKING:
+    from tapfm.encoders.card import EncoderCard
+    from tapfm.encoders.weights import Provenance
+
+
+@options
+class EncodersOptions:
+    """Options of `tapfm encoders`."""
+
+    name: Annotated[
+        str | None,
+        Argument("One encoder in full: its key or name ('uni', 'Virchow2'), or timm:<architecture>."),
+    ] = None
+    _: KW_ONLY
+    check_weights: Annotated[
+        bool, Option("Load the weights (cache, then hub, or --weights), verify them, encode a tile.", flags="--check")
+    ] = False
+    weights: Annotated[
+        Path | None, Option("With --check: a weights file, or a folder in the layout of a hub repository.")
+    ] = None
+
+    def check(self) -> None:
+        """Refuse options that do not go together."""
+        if self.name is None and (self.check_weights or self.weights is not None):
+            raise InputError("--check needs the name of an encoder.", hint="For example: tapfm encoders uni --check")
+        if self.weights is not None and not self.check_weights:
+            raise InputError(
+                "--weights is only used with --check.",
+                hint=f"Type: tapfm encoders {self.name} --check --weights {self.weights}",
+            )
+
+
+@dataclass(frozen=True)
+class EncoderCheck:
+    """Result of loading an encoder and encoding one grey tile."""
+
+    provenance: Provenance
+    parameters: int
+    feature_size: int
+    feature_norm: float
+    raw_attention: float
+
+
+@dataclass(frozen=True)
+class EncoderList:
+    """The cards of encoders; with --check, the result for the only one."""
+
+    cards: Sequence[EncoderCard]
+    check: EncoderCheck | None = None
+
+
+@verb(EncodersOptions)
+def encoders(options: EncodersOptions, console: Console) -> EncoderList:
+    """List the encoders that can be adapted, or one of them, and check whether it can be loaded."""
+    from tapfm.encoders.catalog import encoder_card, encoder_cards
+
+    if options.name is None:
+        return EncoderList(list(encoder_cards().values()))
+    card = encoder_card(options.name)
+    if not options.check_weights:
+        return EncoderList([card])
+    console.print(f"loading {card.name} ...", markup=False)
+    return EncoderList([card], _check_encoder(card, options.weights))
+
+
+def _check_encoder(card: EncoderCard, weights: Path | None) -> EncoderCheck:
+    """Load an encoder and encode a grey tile."""
+    import torch
+
+    from tapfm.encoders.weights import load_encoder
+
+    encoder, _, provenance = load_encoder(card, weights=weights)
+    grey = torch.full((1, 3, encoder.tile_px, encoder.tile_px), 200, dtype=torch.uint8)
+    with torch.no_grad():
+        encoded = encoder.eval()(grey)
+    return EncoderCheck(
+        provenance,
+        parameters=sum(each.numel() for each in encoder.parameters()),
+        feature_size=encoded.z_KD.shape[1],
+        feature_norm=float(encoded.z_KD.norm()),
+        raw_attention=float(encoded.r_K),
+    )

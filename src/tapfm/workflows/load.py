@@ -1,0 +1,21 @@
+"""`tapfm.load`: the model of a run or of an export, in Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tapfm.runs.saved_model import SavedModel
+
+
+def load(folder: str | Path, device: str = "auto") -> SavedModel:
+    """Load the model of a run, or an exported one.
+
+    device: auto, cpu, cuda, cuda:1, ...
+    """
+    from tapfm.runs.saved_model import DESCRIPTION, load_export, load_run
+    from tapfm.runtime.devices import choose_device
+
+    folder = Path(folder)
+    return (load_export if (folder / DESCRIPTION).exists() else load_run)(folder, choose_device(device))
