@@ -6,6 +6,7 @@ TapfmError                          exit code 1
 ├── DiskFullError                   no room for a checkpoint; the last good one stays
 ├── DeviceMemoryError               out of memory with the smallest batch: retrying cannot help
 ├── SlidesFailedError               exit code 3: some slides failed, the rest are done
+├── CommandFailedError              a command that another one ran failed; has its exit code
 └── InputError                      exit code 2: something that was given is wrong
     ├── UnknownNameError            no such encoder, ...: the nearest names are offered
     ├── SettingError                a setting outside its range
@@ -73,6 +74,14 @@ class SlidesFailedError(TapfmError):
     """Some slides failed, and the rest are done."""
 
     exit_code = 3
+
+
+class CommandFailedError(TapfmError):
+    """A command that another command ran has failed."""
+
+    def __init__(self, message: str, *, hint: str = "", exit_code: int) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
 
 
 class InputError(TapfmError):

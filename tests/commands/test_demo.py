@@ -3,13 +3,12 @@
 import io
 import json
 import re
-import time
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import typer
 from rich.console import Console
 
 from tapfm.config.study import load_study
@@ -19,7 +18,7 @@ from tapfm.demo.planted_picture import outlined, planted_in
 from tapfm.demo.run import run_demo
 from tapfm.demo.sizes import SIZES
 from tapfm.demo.steps import demo_steps
-from tapfm.errors import InputError, RunError
+from tapfm.errors import CommandFailedError, InputError, Interrupted, RunError
 from tapfm.runtime.messages import command
 from tapfm.slides.slide import Box, Thumbnail
 from tapfm.synthetic.truth import SlideTruth
@@ -97,7 +96,7 @@ def test_nothing_old_stands_beside_what_is_done_again(out):
     """Done again from the study on, and stopped after it: what was predicted before is gone, not taken for done."""
     run(out, Typist(out))
     (out / "study" / "table_binary.csv").unlink()
-    with pytest.raises(typer.Exit):
+    with pytest.raises(Interrupted):
         run(out, Typist(out, fails="predict-test", code=130))
     assert not (out / "predictions" / "external").exists()
     assert not (out / "report.html").exists()
@@ -107,9 +106,9 @@ def test_nothing_old_stands_beside_what_is_done_again(out):
 
 
 def test_a_step_that_was_stopped_is_gone_on_with(out):
-    with pytest.raises(typer.Exit) as stopped:
+    with pytest.raises(Interrupted) as stopped:
         run(out, Typist(out, fails="study", code=130))
-    assert stopped.value.exit_code == 130
+    assert stopped.value.signal_number == signal.SIGINT
     again = Typist(out)
     run(out, again)
     assert again.typed == NAMES[5:]
@@ -117,31 +116,32 @@ def test_a_step_that_was_stopped_is_gone_on_with(out):
 
 def test_a_step_that_fails_passes_its_exit_code_on(out):
     said = io.StringIO()
-    with pytest.raises(typer.Exit) as failed:
+    with pytest.raises(CommandFailedError) as failed:
         run_demo(TINY, out, console=Console(width=400, file=said), run_command=Typist(out, fails="tile", code=3))
     assert failed.value.exit_code == 3
-    assert str(out / "logs" / "tile.txt") in said.getvalue()
-    assert f"tapfm demo --tiny --out {out}\n" in said.getvalue()
+    assert str(out / "logs" / "tile.txt") in failed.value.message
+    assert failed.value.hint.endswith(f"tapfm demo --tiny --out {out}")
     assert json.loads((out / "demo.json").read_text())["done"] == ["inspect", "synth"]
 
 
 @pytest.mark.parametrize(
     ("error", "raised"),
-    [(InputError("a bad table"), InputError), (KeyboardInterrupt(), typer.Exit), (SystemExit(143), typer.Exit)],
+    [(InputError("a bad table"), InputError), (KeyboardInterrupt(), Interrupted), (SystemExit(143), Interrupted)],
 )
-def test_an_error_or_a_signal_in_a_command_ends_the_demo_and_its_time_is_kept(out, error, raised):
+def test_an_error_or_a_signal_in_a_command_ends_the_demo_and_its_time_is_kept(out, error, raised, monkeypatch):
     typist, said = Typist(out), io.StringIO()
+    clock = iter(range(10_000))
+    monkeypatch.setattr("tapfm.runtime.steps.time.monotonic", lambda: next(clock))
 
     def run_command(words):
         if words[0] == "tile":
-            time.sleep(0.06)
             raise error
         return typist(words)
 
     with pytest.raises(raised) as stopped:
         run_demo(TINY, out, run_command, console=Console(width=400, file=said))
-    if raised is typer.Exit:
-        assert stopped.value.exit_code == getattr(error, "code", 130)
+    if raised is Interrupted:
+        assert 128 + stopped.value.signal_number == getattr(error, "code", 130)
     assert f"tapfm demo --tiny --out {out}\n" in said.getvalue()
     state = json.loads((out / "demo.json").read_text())
     assert state["done"] == ["inspect", "synth"]
@@ -151,7 +151,7 @@ def test_an_error_or_a_signal_in_a_command_ends_the_demo_and_its_time_is_kept(ou
 def test_time_is_counted_over_all_attempts(out, monkeypatch):
     clock = iter(range(0, 10_000, 7))
     monkeypatch.setattr("tapfm.runtime.steps.time.monotonic", lambda: next(clock))
-    with pytest.raises(typer.Exit):
+    with pytest.raises(Interrupted):
         run(out, Typist(out, fails="study", code=130))
     run(out, Typist(out))
     seconds = json.loads((out / "demo.json").read_text())["seconds"]
@@ -167,7 +167,7 @@ def test_another_version_is_not_mixed_with_this_one(out, monkeypatch):
 
 
 def test_sizes_are_not_mixed(out):
-    with pytest.raises(typer.Exit):
+    with pytest.raises(Interrupted):
         run(out, Typist(out, fails="synth", code=130))
     with pytest.raises(RunError, match=r"another size or version \(tiny, ") as refused:
         run(out, Typist(out), SIZES["full"])

@@ -17,6 +17,7 @@ from tapfm.cli.console import messages, print_line, terminal
 from tapfm.demo.sizes import FRACTIONS, PREVALENCE, TARGET, Size
 from tapfm.runtime.messages import command as command_text
 from tapfm.runtime.messages import counted
+from tapfm.runtime.steps import STOPPED_CODE
 from tapfm.workflows import demo as workflow
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ def demo(options: workflow.DemoOptions, context: typer.Context) -> None:
 
     def run_command(words: Sequence[str]) -> int:
         """Run a command as if it were typed, in this process: torch is loaded once for all of them."""
-        return root.main(list(words), prog_name="tapfm", standalone_mode=False) or 0
+        try:
+            return root.main(list(words), prog_name="tapfm", standalone_mode=False) or 0
+        except typer.Abort:  # Ctrl-C before or after the command's own work
+            return STOPPED_CODE
 
     _print_results(options.size, workflow.demo(options, console, run_command), terminal())
 

@@ -11,25 +11,23 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
-import click
-import typer
 from rich.console import Console
 
 from tapfm.demo.folder import DemoFolder
 from tapfm.demo.sizes import Size
 from tapfm.demo.steps import demo_steps
-from tapfm.errors import RunError
+from tapfm.errors import CommandFailedError, Interrupted, RunError
 from tapfm.runtime.files import fingerprint, write_atomically
 from tapfm.runtime.messages import command
 from tapfm.runtime.output_folder import locked, refuse_other_files
-from tapfm.runtime.steps import STOPPED_CODE, Step, StepResult, StepRunner
+from tapfm.runtime.steps import Step, StepResult, StepRunner
 from tapfm.version import __version__
 
 RunCommand = Callable[[Sequence[str]], int]
 
 
 def run_demo(size: Size, out: Path, run_command: RunCommand, *, console: Console) -> DemoFolder:
-    """Run the steps that are not done yet. Raises `typer.Exit` if a command failed or was stopped by a signal."""
+    """Run the steps that are not done yet. Raises CommandFailedError, or Interrupted after a signal."""
     folder = DemoFolder(out)
     resume = command("demo", *size.options, "--out", out)
     if not folder.state.exists():
@@ -58,11 +56,15 @@ def run_demo(size: Size, out: Path, run_command: RunCommand, *, console: Console
     if result.error is not None:
         console.print(f"When that is fixed, continue with: {resume}", markup=False, soft_wrap=True)
         raise result.error
-    if result.code < 128:  # after a signal, the command itself said so
-        text = f"The command ended with exit code {result.code}; its output is in {failed.log}."
-        console.print(text, markup=False, soft_wrap=True)
-    console.print(f"Finished steps are kept. To continue: {resume}", markup=False, soft_wrap=True)
-    raise typer.Exit(result.code or 1)
+    hint = f"Finished steps are kept. To continue: {resume}"
+    if result.code > 128:
+        console.print(hint, markup=False, soft_wrap=True)
+        raise Interrupted(result.code - 128)
+    raise CommandFailedError(
+        f"The command ended with exit code {result.code}; its output is in {failed.log}.",
+        hint=hint,
+        exit_code=result.code or 1,
+    )
 
 
 def _run_in_this_process(run_command: RunCommand, step: Step, _: Callable[[], int | None]) -> int:
@@ -70,8 +72,6 @@ def _run_in_this_process(run_command: RunCommand, step: Step, _: Callable[[], in
     with step.log.open("w", encoding="utf-8") as output, contextlib.redirect_stdout(output):
         try:
             return run_command(step.words)
-        except click.Abort:
-            return STOPPED_CODE
         except SystemExit as stop:  # a second signal
             return stop.code if isinstance(stop.code, int) else 1
 

@@ -50,7 +50,7 @@ class DemoOptions:
 
 
 def demo(options: DemoOptions, console: Console, run_command: Callable[[Sequence[str]], int]) -> DemoResults:
-    """Run the demo, or resume it, and return its results. Raises `typer.Exit` where a command failed.
+    """Run the demo, or resume it, and return its results. Raises CommandFailedError where a command failed.
 
     run_command: runs a tapfm command in this process, given its words, and returns the exit code.
     """
