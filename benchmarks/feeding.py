@@ -29,19 +29,19 @@ from reading import positions, write_slide
 
 import tapfm
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.learner import Learner, Optimisation
-from tapfm.adaptation.trainer import Plan, fit
+from tapfm.adaptation.learner import Learner, OptimiserSettings
+from tapfm.adaptation.trainer import TrainingPlan, fit
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.contracts import Targets
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
-from tapfm.encoders.precision import can_compile, lower
+from tapfm.encoders.precision import can_compile, cast_weights
 from tapfm.encoders.vit import VitEncoder
 from tapfm.evaluation.predictions import LabelledSlide
 from tapfm.inference.bags import Bag, PixelBags, SlideTiles
 from tapfm.runs.model import SlideModel
-from tapfm.runs.progress import Progress
+from tapfm.runs.progress import RunProgress
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tiles.augment import Augmentation, AugmentedTiles
 from tapfm.tiles.store import TileSet
@@ -61,13 +61,13 @@ class Row:
 class Nowhere:
     """Keeps nothing, and tells nobody."""
 
-    def save_last(self, learner: Learner, progress: Progress) -> None: ...
+    def save_last(self, learner: Learner, progress: RunProgress) -> None: ...
 
-    def save_best(self, learner: Learner, progress: Progress) -> None: ...
+    def save_best(self, learner: Learner, progress: RunProgress) -> None: ...
 
     def began(self, phase: str, epoch: int, slides: int, done: int) -> None: ...
 
-    def visited(self, progress: Progress) -> None: ...
+    def visited(self, progress: RunProgress) -> None: ...
 
     def finished_epoch(self, row: Any, *, best: bool) -> None: ...
 
@@ -82,10 +82,12 @@ def make_learner(key: str, device: torch.device) -> Learner:
     encoder = VitEncoder(build_vit(card), mean=card.mean, std=card.std, feature=card.feature).to(device)
     aggregator = ClsAttention(encoder.feature_size).to(device)
     if device.type == "cuda":
-        lower(encoder, torch.bfloat16)
+        cast_weights(encoder, torch.bfloat16)
     encoder.compile_blocks(can_compile(device))
     model = SlideModel(encoder, aggregator, BinaryTask.from_training_labels("target", [0, 1]))
-    return Learner(model, Adaptation(chunking=Chunking(tiles=64, keep=2)), Optimisation(compiled=can_compile(device)))
+    return Learner(
+        model, Adaptation(chunking=Chunking(tiles=64, keep=2)), OptimiserSettings(compiled=can_compile(device))
+    )
 
 
 def augmenting(device: torch.device, tile_px: int, *, compiled: bool, chunk: int = 64) -> float:
@@ -137,7 +139,7 @@ def training(learner: Learner, paths: list[Path], tiles: int, epochs: int, worke
     )
     labelled = [LabelledSlide(name, name, {"target": i % 2}, "train") for i, name in enumerate(slides)]
     nowhere = Nowhere()
-    plan = Plan(epochs=epochs + 1, tiles_per_slide=tiles)
+    plan = TrainingPlan(epochs=epochs + 1, tiles_per_slide=tiles)
     history = fit(learner, bags, labelled, [], plan, nowhere, nowhere).history[1:]
     seconds = sum(row["seconds"] for row in history)
     waited = sum(row["waiting_share"] * row["seconds"] for row in history)

@@ -23,7 +23,7 @@ from real_tiles import ENCODED_AT_ONCE, WEIGHT_DECAY, Bags, Rows, Tissue, mean_a
 from torch import Tensor
 
 import tapfm
-from tapfm.adaptation.optimisers import Schedule, make_optimiser, set_rate, update
+from tapfm.adaptation.optimisers import LearningRateSchedule, make_optimiser, set_rate, step_optimiser
 from tapfm.adaptation.two_graph import aggregator_graph
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.contracts import EncodedTiles, Targets
@@ -66,13 +66,13 @@ def trained(head: str, stored: EncodedTiles, bags: Bags, epochs: int) -> Any:
     aggregator = build_aggregator(head, stored.z_KD.shape[1], 1).to(stored.z_KD.device).train()
     optimiser = make_optimiser(aggregator.named_parameters(), weight_decay=WEIGHT_DECAY, decay_all=True)
     for epoch in range(epochs):
-        set_rate(optimiser, Schedule(first_cycle=epochs).rate(epoch, RATE))
+        set_rate(optimiser, LearningRateSchedule(first_cycle=epochs).rate(epoch, RATE))
         for number in rng_for(0, "order", epoch).permutation(len(bags.rows)).tolist():
             rows = torch.from_numpy(bags.rows[number]).to(stored.z_KD.device)
             z_KD, r_K = (part[rows].requires_grad_() for part in stored)
             known = Targets.of(bags.labels[number].tolist(), device=z_KD.device)
             aggregator_graph(aggregator, task, z_KD, r_K, known).add_to_aggregator()
-            update(optimiser, slides=1, clip_norm=0.0)
+            step_optimiser(optimiser, slides=1, clip_norm=0.0)
     return aggregator.eval()
 
 

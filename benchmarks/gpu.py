@@ -32,8 +32,8 @@ from torch import Tensor, nn
 import tapfm
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.encoder_shape import EncoderShape
-from tapfm.adaptation.learner import Learner, Optimisation
-from tapfm.adaptation.plan_text import optimiser_in_words, recompute_in_words
+from tapfm.adaptation.learner import Learner, OptimiserSettings
+from tapfm.adaptation.plan_text import describe_optimiser, describe_recompute
 from tapfm.adaptation.planner import StepPlan, plan_step
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention, tile_weights
@@ -208,7 +208,7 @@ class Bench:
 
         speed, peak, held = run_steps(step, tiles, warm_up=len(few.rows))
         way = f"{plan.way}, chunks of {plan.chunk}, {plan.kept} kept; " if plan.way != "one-pass" else "one pass; "
-        way += f"recomputed: {recompute_in_words(plan.recompute, shape)}; {optimiser_in_words(plan)}"
+        way += f"recomputed: {describe_recompute(plan.recompute, shape)}; {describe_optimiser(plan)}"
         what = f"{key}: {'full step' if scope == 'full' else scope}"
         ratio = speed / base if speed and base else None
         return Row(what, way, tiles, cap_gib, speed, peak, held, plan.peak_bytes / GIB, ratio)
@@ -217,23 +217,27 @@ class Bench:
         """Gradients and a loss curve, against plain float32."""
         print("gradient against plain float32, K = 24, UNI's architecture:", flush=True)
         exact = gradient_of(plain_learner(), self.pixels[:24])
-        ways: dict[str, tuple[Chunking, Optimisation, dict[str, Any]]] = {
-            "float32, compiled, chunks of 7": (Chunking(7, keep=1), Optimisation(compiled=True), {"compiled": True}),
+        ways: dict[str, tuple[Chunking, OptimiserSettings, dict[str, Any]]] = {
+            "float32, compiled, chunks of 7": (
+                Chunking(7, keep=1),
+                OptimiserSettings(compiled=True),
+                {"compiled": True},
+            ),
             **{
                 f"bfloat16, compiled, recompute {level}": (
                     Chunking(),
-                    Optimisation(weights_dtype=torch.bfloat16, compiled=True, wide_gradients=False),
+                    OptimiserSettings(weights_dtype=torch.bfloat16, compiled=True, wide_gradients=False),
                     {"compiled": True, "recompute": level},
                 )
                 for level in ("nothing", "pointwise", "mlp", "block")
             },
             "bfloat16, compiled, chunks of 7": (
                 Chunking(7, keep=0),
-                Optimisation(weights_dtype=torch.bfloat16, compiled=True),
+                OptimiserSettings(weights_dtype=torch.bfloat16, compiled=True),
                 {"compiled": True, "recompute": "pointwise"},
             ),
-            "bfloat16 autocast, eager": (Chunking(), Optimisation(), {"compute_dtype": torch.bfloat16}),
-            "float16 autocast, loss scale": (Chunking(), Optimisation(), {"compute_dtype": torch.float16}),
+            "bfloat16 autocast, eager": (Chunking(), OptimiserSettings(), {"compute_dtype": torch.bfloat16}),
+            "float16 autocast, loss scale": (Chunking(), OptimiserSettings(), {"compute_dtype": torch.float16}),
         }
         for name, (chunking, optimisation, more) in ways.items():
             ours = gradient_of(plain_learner(chunking, optimisation, **more), self.pixels[:24])
@@ -325,7 +329,7 @@ def planned_learner(
     encoder.recompute = plan.recompute
     encoder.compile_blocks()
     model = SlideModel(encoder, ClsAttention(encoder.feature_size).to(DEVICE), TASK)
-    optimisation = Optimisation(
+    optimisation = OptimiserSettings(
         weights_dtype=torch.bfloat16,
         wide_gradients=plan.wide_gradients,
         moments=plan.moments,
@@ -343,7 +347,7 @@ def planned_learner(
 
 def plain_learner(
     chunking: Chunking = Chunking(),  # noqa: B008 - frozen
-    optimisation: Optimisation = Optimisation(),  # noqa: B008 - frozen
+    optimisation: OptimiserSettings = OptimiserSettings(),  # noqa: B008 - frozen
     *,
     compute_dtype: torch.dtype | None = None,
     compiled: bool = False,
@@ -358,7 +362,7 @@ def plain_learner(
     aggregator = ClsAttention(encoder.feature_size).to(DEVICE)
     values = asdict(optimisation) | {"encoder_lr": rate, "aggregator_lr": 100 * rate, "schedule": optimisation.schedule}
     model = SlideModel(encoder, aggregator, TASK, compute_dtype)
-    return Learner(model, Adaptation(chunking=chunking, compute_dtype=compute_dtype), Optimisation(**values))
+    return Learner(model, Adaptation(chunking=chunking, compute_dtype=compute_dtype), OptimiserSettings(**values))
 
 
 def gradient_of(learner: Learner, pixels: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 import tapfm
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.encoder_shape import EncoderShape
-from tapfm.adaptation.learner import Learner, Optimisation
-from tapfm.adaptation.moments import Moments
+from tapfm.adaptation.learner import Learner, OptimiserSettings
+from tapfm.adaptation.moments import MomentFormat
 from tapfm.adaptation.planner import StepPlan, predict_step
 from tapfm.adaptation.step_costs import COMPILED, GIB, PLAIN, Coefficients
 from tapfm.adaptation.two_graph import Adaptation
@@ -59,7 +59,7 @@ class Configuration:
     chunk: int | None = None
     kept: int = 1
     recompute: tuple[tuple[Recompute, int], ...] = (("nothing", 0),)
-    moments: Moments = "float32"
+    moments: MomentFormat = "float32"
     offload: bool = False
     backward_tiles: int | None = None
 
@@ -141,7 +141,7 @@ def build(
     adaptation = Adaptation(
         chunking=Chunking(configuration.chunk, configuration.kept), backward_tiles=configuration.backward_tiles
     )
-    optimisation = Optimisation(
+    optimisation = OptimiserSettings(
         weights_dtype=torch.bfloat16,
         wide_gradients=prediction(configuration, shape, compiled, None).wide_gradients,
         moments=configuration.moments,

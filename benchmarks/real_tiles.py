@@ -36,14 +36,14 @@ from PIL import Image
 from torch import Tensor
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.optimisers import Schedule, make_optimiser, set_rate, update
+from tapfm.adaptation.optimisers import LearningRateSchedule, make_optimiser, set_rate, step_optimiser
 from tapfm.adaptation.two_graph import Adaptation, aggregator_graph, two_graph_step
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.contracts import EncodedTiles, Targets
 from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
-from tapfm.evaluation.comparing import compare
+from tapfm.evaluation.comparing import compare_methods
 from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics import logistic
 from tapfm.metrics.estimate import Estimate
@@ -220,12 +220,12 @@ class Trainer:
             make_optimiser(module.named_parameters(), weight_decay=WEIGHT_DECAY, decay_all=True) for module in learning
         ]
         rates = (job.aggregator_rate, job.encoder_rate)
-        schedule = Schedule(first_cycle=epochs)
+        schedule = LearningRateSchedule(first_cycle=epochs)
         lambda_ = 1.0 if job.regime == "tapfm" else 0.0
         adaptation = Adaptation(lambda_=lambda_, chunking=Chunking(), compute_dtype=self.dtype)
 
         def updates(number: int) -> Any:
-            return lambda finite=None: update(optimisers[number], finite, slides=1, clip_norm=0.0)
+            return lambda finite=None: step_optimiser(optimisers[number], finite, slides=1, clip_norm=0.0)
 
         before = self.look(encoder, aggregator, test, targets)
         best: dict[str, Any] = {"validation_auc": -1.0}
@@ -481,11 +481,11 @@ def table_of(rows: Sequence[dict[str, Any]], tissue: Tissue, sizes: Sizes) -> li
     logits["colour statistics"] = [colour_logits(tissue, task, tiles, sizes, seed, test) for seed in seeds]
     methods = {name: [predictions_of(each, test, targets) for each in seeds_of] for name, seeds_of in logits.items()}
     shown = targets[0] if len(targets) == 1 else "macro"
-    aucs = compare(methods, targets, "patient", against=next(iter(methods))).aucs
+    aucs = compare_methods(methods, targets, "patient", against=next(iter(methods))).aucs
     best = max(of_method, key=lambda name: aucs[name, shown].value or 0.0)
     against = {
         pair.second if pair.first == best else pair.first: pair
-        for pair in compare(methods, targets, "patient", against=best).pairs
+        for pair in compare_methods(methods, targets, "patient", against=best).pairs
         if pair.target == shown
     }
     lines = [

@@ -55,7 +55,7 @@ from tapfm.prediction import cohort_prediction as predicting
 from tapfm.prediction.cohort_prediction import write_slide as write_prediction
 from tapfm.prediction.inputs import find_or_make_tiles
 from tapfm.runs.checkpoint import save_checkpoint
-from tapfm.runs.model_folder import look_at
+from tapfm.runs.model_folder import open_model_folder
 from tapfm.runs.saved_model import AGGREGATOR, DESCRIPTION
 
 SECTION_PX0 = 8_000  # of level 0 for each copy of the section and the glass around it
@@ -89,7 +89,7 @@ class Watch:
         cuda, encode = torch.cuda.is_available(), InferenceEncoder.encode
         with (
             patch.object(predicting, "find_or_make_tiles", self.timed("laying_s", find_or_make_tiles)),
-            patch.object(predicting, "look_at", self.timed("loading_s", look_at)),
+            patch.object(predicting, "look_at", self.timed("loading_s", open_model_folder)),
             patch.object(predicting, "prepare_models", self.timed("loading_s", prepare_models, self.forget)),
             patch.object(Predictor, "encode_slide", self.timed("encoding_s", Predictor.encode_slide, synchronise)),
             patch.object(PixelBags, "close", self.noting_waits(PixelBags.close)),

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from tapfm.prediction.folder import PredictedSlide, Said
+from tapfm.prediction.folder import PredictedSlide, TargetPrediction
 from tapfm.prediction.layers import Layer
 from tapfm.prediction.tile_table import NAME, TileTable, write_tile_table
 from tapfm.slides.opening import open_slide
 from tapfm.slides.slide import Box
-from tapfm.tiles.grid import TileSpec, lay_grid
+from tapfm.tiles.grid import TileSpec, tile_grid
 
 TARGET = "FGFR3"
 CONTRIBUTION = Layer(f"contribution.{TARGET}", "contribution", TARGET)
 ATTENTION = Layer("attention", "attention")
-SAID = Said(logit=0.5, probability=0.6225, threshold=0.5, call=1, label=None, constant=-0.5)
+SAID = TargetPrediction(logit=0.5, probability=0.6225, threshold=0.5, call=1, label=None, constant=-0.5)
 
 
 def predicted_slide(path="gone.svs", *, bounds=None, size_px0=(2240, 1792), mpp=0.5, tile_px=224, targets=(TARGET,)):
@@ -52,7 +52,7 @@ def predicted_file(path, *, mpp=0.5, tile_px=224, targets=(TARGET,)):
 
 def grid_of(predicted, *, overlap_px=0):
     """Lay all tiles over the bounds of a slide."""
-    return lay_grid(predicted.bounds, TileSpec(tile_px=predicted.tile_px, overlap_px=overlap_px), predicted.mpp)
+    return tile_grid(predicted.bounds, TileSpec(tile_px=predicted.tile_px, overlap_px=overlap_px), predicted.mpp)
 
 
 def table_of(predicted, positions, values=None):

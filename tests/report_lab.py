@@ -11,16 +11,16 @@ from rich.console import Console
 from slide_files import section, write_slide
 
 from tapfm.config.study import resolve_study
-from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds, measure
-from tapfm.evaluation.metric_tables import MODEL, Results, Row, metrics_json
+from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds, compute_metrics
+from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow, metrics_json
 from tapfm.evaluation.predictions import Prediction, write_predictions
 from tapfm.metrics.arrays import sigmoid
-from tapfm.prediction.folder import ABOUT, PredictionFolder, Said
-from tapfm.report.making import Asked, make_report
+from tapfm.prediction.folder import ABOUT, PredictionFolder, TargetPrediction
+from tapfm.report.making import PageOptions, make_report
 from tapfm.study.folder import StudyFolder
 from tapfm.study.results import MethodResult, StudyResults
 from tapfm.study.runs import PlannedRun, methods_of
-from tapfm.study.table_text import csv_of
+from tapfm.study.table_text import table_csv
 from tapfm.study.tables import make_table
 
 TODAY = date(2026, 3, 9)
@@ -146,11 +146,11 @@ def make_evaluation(
         "resamples": 50,
         "seed": 0,
     }
-    measured = measure(slides, targets, "patient", chosen.thresholds, resamples=50)
-    rows = [Row(MODEL, "", each) for each in measured]
-    rows += [Row(MODEL, subgroup, each) for each in measured] if subgroup else []
-    rows += [Row("colour baseline", "", each) for each in measured]
-    results = Results(about, rows, chosen, "A baseline.", slides=len(slides), patients=len(slides))
+    measured = compute_metrics(slides, targets, "patient", chosen.thresholds, resamples=50)
+    rows = [MetricRow(MODEL, "", each) for each in measured]
+    rows += [MetricRow(MODEL, subgroup, each) for each in measured] if subgroup else []
+    rows += [MetricRow("colour baseline", "", each) for each in measured]
+    results = EvaluationResults(about, rows, chosen, "A baseline.", slides=len(slides), patients=len(slides))
     (folder / "evaluation.json").write_text(json.dumps(about))
     (folder / "metrics.json").write_bytes(metrics_json(results))
     write_predictions(folder / "predictions.csv", slides)
@@ -177,7 +177,7 @@ def make_prediction(folder, run, slides, *, targets=TARGETS, digest=None, with_r
     (folder / "failures.csv").write_text("slide_id,reason,what_to_do\nZ1,it is empty,Scan it again.\n")
     for number, (slide_id, path, probability, label) in enumerate(slides):
         logit = float(np.log(probability / (1 - probability)))
-        said = Said(logit, sigmoid(logit), 0.5, int(probability >= 0.5), label, 0.0)
+        said = TargetPrediction(logit, sigmoid(logit), 0.5, int(probability >= 0.5), label, 0.0)
         made = predicted_slide(targets=targets) if path is None else predicted_file(path, targets=targets)
         made = replace(made, slide_id=slide_id, patient_id=f"P-{slide_id}", targets=dict.fromkeys(targets, said))
         table = table_of(made, [[0, 0], [224, 0], [0, 224], [224, 224]], np.array([-1.0, 0.5, 2.0, 0.1]) * (number + 1))
@@ -213,7 +213,7 @@ def make_study(folder, *, finished=("finetune", "tapfm")):
         make_run(StudyFolder(folder).run(run), method=method.regime, strength=strength)
         results.append(MethodResult(method, {run.name: history(3)}, {"test": [predictions(20, strength=strength)]}))
     table = make_table(StudyResults(study, StudyFolder(folder), results, {}))
-    (folder / "table_binary.csv").write_text(csv_of(table))
+    (folder / "table_binary.csv").write_text(table_csv(table))
     (folder / "costs.md").write_text("| Model | runs |\n|---|--:|\n| a \\| b | **1** |\n\nMeans over runs.\n")
     (folder / "status.csv").write_text(
         "run,step,state,reason,command,log\nsome/run,train,failed,no <memory>,tapfm train x.toml,l.log\n"
@@ -225,6 +225,6 @@ def make_study(folder, *, finished=("finetune", "tapfm")):
 def page_of(source, out, **asked):
     """Make a report; gives what was made and the page."""
     sources = source if isinstance(source, list) else [source]
-    asked = Asked(**{"resamples": 50} | asked)
+    asked = PageOptions(**{"resamples": 50} | asked)
     made = make_report(sources, out, asked, console=Console(quiet=True), today=TODAY)
     return made, out.read_text("utf-8")

@@ -7,8 +7,8 @@ from slide_files import EOSIN, write_slide
 from support import small_encoder
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.learner import Learner, Optimisation
-from tapfm.adaptation.trainer import Plan, fit
+from tapfm.adaptation.learner import Learner, OptimiserSettings
+from tapfm.adaptation.trainer import TrainingPlan, fit
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.evaluation.predictions import LabelledSlide
@@ -68,7 +68,7 @@ def make_learner(seed=0, rate=1e-3, device="cpu", compute_dtype=None, **optimisa
     model = SlideModel(encoder, aggregator, BinaryTask.from_training_labels("target", [0, 1]), compute_dtype)
     settings = {"encoder_lr": rate, "aggregator_lr": 10 * rate} | optimisation
     adaptation = Adaptation(chunking=Chunking(tiles=16), compute_dtype=compute_dtype)
-    return Learner(model, adaptation, Optimisation(**settings))
+    return Learner(model, adaptation, OptimiserSettings(**settings))
 
 
 def make_bags(slides, *, workers=0, ahead_bytes=2**30, device="cpu"):
@@ -108,7 +108,7 @@ class Memory:
 def run(learner, slides, *, training, validation=(), memory=None, workers=0, **arguments):
     """Fit, with what is not said left at its default."""
     keywords = {name: arguments.pop(name) for name in ("progress", "asked_to_stop") if name in arguments}
-    plan = Plan(**({"epochs": 2, "tiles_per_slide": 8} | arguments))
+    plan = TrainingPlan(**({"epochs": 2, "tiles_per_slide": 8} | arguments))
     memory = memory or Memory()
     bags = make_bags(slides, workers=workers, device=learner.model.device)
     return fit(learner, bags, training, list(validation), plan, memory, memory, **keywords)

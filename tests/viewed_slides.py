@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from tapfm.prediction.folder import ABOUT
 from tapfm.slides.opening import PER_SLIDE
 from tapfm.viewer.assets import Asset
-from tapfm.viewer.collection import collect
+from tapfm.viewer.collection import collect_viewed_slides
 from tapfm.viewer.server import make_server
 
 PAGE = {"index.html": Asset(b"<!doctype html><title>page</title>", "text/html; charset=utf-8", '"page"')}
@@ -48,7 +48,7 @@ def two_predictions(folder):
 @contextmanager
 def served(*sources, slides=None, admission=None, base_url="http://127.0.0.1:8000", assets=PAGE):
     """Ask a server of these sources, without a socket."""
-    application = make_server(collect(sources, slides), assets, admission)
+    application = make_server(collect_viewed_slides(sources, slides), assets, admission)
     with TestClient(application, base_url=base_url, raise_server_exceptions=False) as client:
         yield client
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tapfm.metrics.ranking import auc
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder
-from tapfm.prediction.layers import ColourScale, Layer, layers_of, shown
+from tapfm.prediction.layers import ColourScale, Layer, layer_values, layers_of
 from tapfm.slides.opening import open_slide
 from tapfm.slides.scaling import make_thumbnail
 from tapfm.slides.slide import Thumbnail
@@ -62,7 +62,7 @@ def draw_slide(row: Any, predictions: PredictionFolder, slide: PredictedSlide, t
     layers = {layer.kind: layer for layer in layers_of(list(tiles.values), [target])}
     ways = [(layers["contribution"], False), (layers["attention"], False), (layers["attention"], True)]
     for axis, (layer, percentile) in zip(row[1:], ways, strict=True):
-        values, scale = shown(tiles.values[layer.column], layer.kind, percentile=percentile)
+        values, scale = layer_values(tiles.values[layer.column], layer.kind, percentile=percentile)
         draw_map(axis, thumbnail, positions, slide.side_px0, values, scale)
         outline(axis, truth, target, thumbnail)
         axis.set_title(title_of(layer, scale, percentile=percentile), fontsize=9)

@@ -22,7 +22,7 @@ STUDY_TABLES: dict[str, Callable[[], str]] = {
     "costs.csv": lambda: costs.costs_csv([]),
     "forgetting.csv": lambda: forgetting.forgetting_csv([]),
     "stability.csv": lambda: fits.stability_csv([]),
-    "table_binary.csv": lambda: table_text.csv_of(ResultTable("slide", {}, [])),
+    "table_binary.csv": lambda: table_text.table_csv(ResultTable("slide", {}, [])),
 }
 
 

@@ -10,7 +10,7 @@ from reference_text import any_of, code
 
 from tapfm.evaluation.measures import NAMES as METRICS
 from tapfm.runtime.steps import State
-from tapfm.slides.scale import Source
+from tapfm.slides.scale import ScaleSource
 from tapfm.study.fits import MEASURES as STABILITY
 
 Meanings = Mapping[str, str]
@@ -92,7 +92,7 @@ COMMON: Meanings = {
 MADE_BY = "what files of stored features say of their maker, where another tool wrote them"
 
 OUTCOME_OF_TILES: Meanings = {
-    "mpp_source": f"who says so, of {any_of(get_args(Source))}; the manifest is the table",
+    "mpp_source": f"who says so, of {any_of(get_args(ScaleSource))}; the manifest is the table",
     "tissue": "how tissue was found: a method, or drawn",
     "achieved_mpp": "microns per pixel at which tiles come out, after rounding to whole level-0 pixels",
     "tiles": "tiles that were kept",

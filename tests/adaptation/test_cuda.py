@@ -14,7 +14,7 @@ from tapfm.contracts import Targets
 from tapfm.encoders.blocks import Recompute
 from tapfm.errors import Interrupted
 from tapfm.inference.bags import Bag
-from tapfm.runs.progress import Progress
+from tapfm.runs.progress import RunProgress
 from tapfm.runtime.device_memory import free_memory
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -175,7 +175,7 @@ def test_a_run_learns_stops_and_goes_on_as_on_the_cpu(tmp_path):
         run(learner, slides, memory=memory, asked_to_stop=signals.pop, **arguments)
     learner = make_learner(seed=1, device="cuda")
     learner.restore(memory.last[0])
-    on_gpu = run(learner, slides, progress=Progress.from_json(memory.last[1]), **arguments).history
+    on_gpu = run(learner, slides, progress=RunProgress.from_json(memory.last[1]), **arguments).history
     for cpu_row, gpu_row in zip(on_cpu, on_gpu, strict=True):
         assert gpu_row["loss_agg"] == pytest.approx(cpu_row["loss_agg"], rel=2e-2)
         assert gpu_row["val_loss"] == pytest.approx(cpu_row["val_loss"], rel=2e-2)

@@ -10,7 +10,7 @@ from training_slides import make_learner
 
 from tapfm.adaptation import loss_scale
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.learner import Learner, Optimisation
+from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.loss_scale import LossScale
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.contracts import Targets
@@ -302,7 +302,7 @@ def test_a_scale_that_nothing_stops_does_not_become_infinite(monkeypatch):
 def test_stored_features_need_no_loss_scale():
     model = make_learner().model
     model.encoder = None
-    learner = Learner(model, Adaptation(compute_dtype=torch.float16), Optimisation())
+    learner = Learner(model, Adaptation(compute_dtype=torch.float16), OptimiserSettings())
     assert not any("loss_scale" in name for name in learner.state())
 
 

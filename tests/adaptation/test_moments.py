@@ -10,11 +10,11 @@ from tapfm.adaptation.moments import (
     element_numbers,
     first_of_codes,
     moment_bytes,
-    moments_to_keep,
     no_moments,
     read_moments,
     scrambled,
     second_of_codes,
+    store_moments,
     to_bfloat16,
 )
 
@@ -95,7 +95,7 @@ def test_the_error_of_8_bits_is_small_beside_the_blocks_largest():
     torch.manual_seed(0)
     first = torch.randn(64, BLOCK) * torch.logspace(-12, 3, 64)[:, None]
     second = first.square() * torch.rand(64, BLOCK)
-    kept = moments_to_keep(first, second, "int8", torch.tensor(5, dtype=torch.int32))
+    kept = store_moments(first, second, "int8", torch.tensor(5, dtype=torch.int32))
     first_back, second_back = read_moments(kept, "int8", torch.float32)
     first_error = (first_back - first).abs() / first.abs().amax(dim=1, keepdim=True)
     root_error = (second_back.sqrt() - second.sqrt()).abs() / second.sqrt().amax(dim=1, keepdim=True)
@@ -110,13 +110,13 @@ def test_a_mean_over_a_thousand_steps_forgets_a_large_beginning(form):
     kept = no_moments(form, 8, torch.float32, torch.device("cpu"))
     exact = spread.square().clone()
     zero = torch.zeros_like(spread)
-    kept = moments_to_keep(zero, exact, form, torch.tensor(0, dtype=torch.int32))
+    kept = store_moments(zero, exact, form, torch.tensor(0, dtype=torch.int32))
     gradient = 0.1 * spread.flip(1)
     for step in range(1, 2001):
         exact = exact * 0.999 + gradient.square() * 0.001
         _, second = read_moments(kept, form, torch.float32)
         second = second * 0.999 + gradient.square() * 0.001
-        kept = moments_to_keep(zero, second, form, scrambled(torch.tensor(step, dtype=torch.int32)))
+        kept = store_moments(zero, second, form, scrambled(torch.tensor(step, dtype=torch.int32)))
     _, second = read_moments(kept, form, torch.float32)
     ratio = (second / exact).sqrt()
     assert ratio.mean().item() == pytest.approx(1.0, abs=0.03)

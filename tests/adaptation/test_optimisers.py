@@ -12,11 +12,11 @@ from torch import nn
 from tapfm.adaptation import optimisers, shards
 from tapfm.adaptation.optimisers import (
     AdamW,
-    Schedule,
+    LearningRateSchedule,
     bytes_by_part,
     make_optimiser,
     set_rate,
-    update,
+    step_optimiser,
     update_shard,
 )
 from tapfm.adaptation.shards import flat_gradient
@@ -35,7 +35,7 @@ ALL_FORMS = tuple(itertools.product(FORMS, (None, torch.bfloat16), (False, True)
 def test_the_schedule_is_torchs_cosine_annealing_with_warm_restarts(first, factor, highest, lowest):
     optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=highest)
     theirs = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimiser, first, factor, eta_min=lowest)
-    ours = Schedule(first, factor)
+    ours = LearningRateSchedule(first, factor)
     for epoch in range(40):
         assert ours.rate(epoch, highest, lowest) == pytest.approx(optimiser.param_groups[0]["lr"], rel=1e-9, abs=1e-15)
         optimiser.step()
@@ -43,7 +43,7 @@ def test_the_schedule_is_torchs_cosine_annealing_with_warm_restarts(first, facto
 
 
 def test_the_papers_schedule_restarts_after_10_epochs_and_then_after_20():
-    rates = [Schedule(10, 2).rate(epoch, 1.0) for epoch in range(31)]
+    rates = [LearningRateSchedule(10, 2).rate(epoch, 1.0) for epoch in range(31)]
     assert [epoch for epoch, rate in enumerate(rates) if rate == 1.0] == [0, 10, 30]
 
 
@@ -92,7 +92,7 @@ def test_it_is_torchs_adamw(dtype, rtol, decay_all, offload):
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     their_optimiser = torch.optim.AdamW([group for group in groups if group["params"]])
     for seed in range(50):
-        rate = Schedule(10, 2).rate(seed, 1e-2)
+        rate = LearningRateSchedule(10, 2).rate(seed, 1e-2)
         our_optimiser.set_rate(rate)
         for group in their_optimiser.param_groups:
             group["lr"] = rate
@@ -169,7 +169,7 @@ def test_what_is_frozen_has_no_optimiser_and_what_is_half_frozen_has_one_of_the_
     net = small_net().requires_grad_(False)
     settings = {"weight_decay": 0.0, "decay_all": True}
     assert make_optimiser(net.named_parameters(), **settings) is None
-    update(None, YES, slides=1, clip_norm=0.0)
+    step_optimiser(None, YES, slides=1, clip_norm=0.0)
     set_rate(None, 1.0)
     net[3].requires_grad_(True)
     optimiser = make_optimiser(net.named_parameters(), **settings)
@@ -284,7 +284,7 @@ def test_where_the_gradient_is_not_finite_nothing_changes(moments, compute_dtype
         add_gradients(net, 7)
         net[0].weight.grad[1, 1] = torch.nan
         net[3].weight.grad[:] = torch.inf
-        update(optimiser, torch.tensor(False), slides=2, clip_norm=1.0, loss_scale=torch.tensor(8.0))
+        step_optimiser(optimiser, torch.tensor(False), slides=2, clip_norm=1.0, loss_scale=torch.tensor(8.0))
         after = optimiser.masters(), optimiser.state(), net.state_dict()
         assert all(same(a, b) for a, b in zip(after, before, strict=True))
         assert all(parameter.grad is None for parameter in net.parameters())
@@ -302,7 +302,7 @@ def test_gradients_are_averaged_unscaled_clipped_and_forgotten():
             add_gradients(net, seed, size=factor)
             if clip is not None:
                 nn.utils.clip_grad_norm_(net.parameters(), clip)
-            update(optimiser, **{"finite": YES, "slides": 1, "clip_norm": 0.0} | arguments)
+            step_optimiser(optimiser, **{"finite": YES, "slides": 1, "clip_norm": 0.0} | arguments)
             assert all(parameter.grad is None for parameter in net.parameters())
         return optimiser.masters()
 
@@ -447,7 +447,7 @@ def test_one_graph_serves_every_shard_rate_and_step(moments, monkeypatch):
         for net, optimiser in zip(nets, (compiled, plain), strict=True):
             optimiser.set_rate(1e-3 * seed)
             add_gradients(net, seed)
-            update(optimiser, torch.tensor(seed != 2), slides=seed + 1, clip_norm=1.0)
+            step_optimiser(optimiser, torch.tensor(seed != 2), slides=seed + 1, clip_norm=1.0)
     assert len(graphs) == 1
     for mine, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-2, atol=1e-4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tapfm.adaptation.optimisers import AdamW, bytes_by_part, update
+from tapfm.adaptation.optimisers import AdamW, bytes_by_part, step_optimiser
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -50,7 +50,7 @@ def learned(device=GPU, steps=5, **form):
     for seed in range(steps):
         add_gradients(parameters, seed)
         finite = torch.tensor(seed != 2, device=device)
-        update(optimiser, finite, slides=2, clip_norm=1.0, loss_scale=torch.tensor(4.0, device=device))
+        step_optimiser(optimiser, finite, slides=2, clip_norm=1.0, loss_scale=torch.tensor(4.0, device=device))
     return optimiser, parameters
 
 
@@ -125,7 +125,7 @@ def test_a_step_never_waits_for_the_gpu(moments, offload, compiled, waiting_is_a
         add_gradients(parameters, 0)
         waiting_is_an_error(mode)
         optimiser.set_rate(1e-3)
-        update(optimiser, finite, slides=3, clip_norm=1.0, loss_scale=loss_scale)
+        step_optimiser(optimiser, finite, slides=3, clip_norm=1.0, loss_scale=loss_scale)
     waiting_is_an_error("default")
     assert optimiser.state()["step"].item() == 2
 

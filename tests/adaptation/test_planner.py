@@ -14,15 +14,15 @@ from torch.utils._pytree import tree_leaves
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.encoder_shape import EncoderShape
-from tapfm.adaptation.plan_text import describe
+from tapfm.adaptation.plan_text import describe_plan
 from tapfm.adaptation.planner import evaluate, plan_step, predict_step, usable_bytes
-from tapfm.adaptation.step_costs import GIB, LEVELS, PLAIN, Form, Question, candidate, graph_of
+from tapfm.adaptation.step_costs import GIB, LEVELS, PLAIN, OptimiserFormat, PlannerInput, chunk_cost, graph_of
 from tapfm.adaptation.two_graph import Adaptation, two_graph_step
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
-from tapfm.encoders.precision import lower
+from tapfm.encoders.precision import cast_weights
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import SettingError
 
@@ -67,7 +67,7 @@ def small_encoder(key, scope="full", recompute="nothing", dtype=torch.float32):
     apply_scope(encoder, Scope.parse(scope))
     encoder.recompute = (recompute,) * 4 if isinstance(recompute, str) else recompute
     if dtype != torch.float32:
-        lower(encoder, dtype)
+        cast_weights(encoder, dtype)
     return encoder
 
 
@@ -76,7 +76,7 @@ def tiles_for(encoder, count):
 
 
 def question_of(encoder, tiles, precision="float32", **changes):
-    question = Question(EncoderShape.of(encoder), tiles, precision, 1, None, PLAIN)
+    question = PlannerInput(EncoderShape.of(encoder), tiles, precision, 1, None, PLAIN)
     return dataclasses.replace(question, **changes)
 
 
@@ -151,7 +151,7 @@ def test_going_back_takes_what_is_predicted(key, dtype, recompute):
     with LiveBytes(tiles, *encoder.parameters(), *encoder.buffers()) as live:
         encoded = encoder(tiles)
         torch.autograd.backward(encoded.z_KD.sum() + encoded.r_K.sum())
-    predicted = candidate(question, graph_of(question, encoder.recompute), 6).graph_bytes(kept=1)
+    predicted = chunk_cost(question, graph_of(question, encoder.recompute), 6).graph_bytes(kept=1)
     assert live.peak == pytest.approx(predicted, rel=0.1)
 
 
@@ -164,7 +164,7 @@ def test_a_whole_step_takes_what_is_predicted(chunk, kept, backward_tiles, recom
     aggregator, tiles = ClsAttention(encoder.feature_size), tiles_for(encoder, 12)
     question = question_of(encoder, 12, backward_tiles=backward_tiles, coefficients=WITHOUT_UPDATE)
     graph = graph_of(question, encoder.recompute)
-    plan = evaluate(question, Form(), candidate(question, graph, chunk), kept)
+    plan = evaluate(question, OptimiserFormat(), chunk_cost(question, graph, chunk), kept)
     adaptation = Adaptation(chunking=Chunking(chunk, keep=kept), backward_tiles=backward_tiles)
     with LiveBytes(tiles, *encoder.parameters(), *encoder.buffers(), *aggregator.parameters()) as live:
         two_graph_step(encoder, aggregator, TASK, tiles, POSITIVE, adaptation=adaptation)
@@ -357,13 +357,13 @@ def shape_of_uni(_known=[]):  # noqa: B006 - counted once
 
 
 def test_a_plan_is_told_in_a_few_lines(giant):
-    lines = describe(planned(giant, 24), giant)
+    lines = describe_plan(planned(giant, 24), giant)
     assert lines[0] == "One pass: all 75 tiles at once, each encoded once."
     assert any(line.startswith("Recomputed: block (blocks 1-") for line in lines)
     assert any("float32 moments on the GPU" in line for line in lines)
     assert any(line.startswith("Memory at its peak: 2") and "weights 2.1" in line for line in lines)
-    chunked = describe(planned(giant, 24, tiles=4096), giant)
+    chunked = describe_plan(planned(giant, 24, tiles=4096), giant)
     assert "all but the first are encoded twice" in chunked[0]
-    hybrid = describe(planned(giant, 80, tiles=150, recompute="nothing", chunk=50), giant)
+    hybrid = describe_plan(planned(giant, 80, tiles=150, recompute="nothing", chunk=50), giant)
     assert "1 of 3" not in hybrid[0]
     assert hybrid[0].startswith("Hybrid: 150 tiles in chunks of 50, 2 of 3 with their graph kept")

@@ -11,17 +11,17 @@ from slide_files import damage
 from training_slides import NO_AUGMENTATION, Memory, labelled, make_bags, make_learner, run, write_slides
 
 from tapfm.adaptation.epoch_summary import TIMED, targets_of
-from tapfm.adaptation.learner import Learner, Optimisation
-from tapfm.adaptation.optimisers import Schedule
-from tapfm.adaptation.trainer import Plan, fit
+from tapfm.adaptation.learner import Learner, OptimiserSettings
+from tapfm.adaptation.optimisers import LearningRateSchedule
+from tapfm.adaptation.trainer import TrainingPlan, fit
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.abmil import Abmil
 from tapfm.encoders.features import FeatureSet, write_features
 from tapfm.encoders.inference import InferenceEncoder
 from tapfm.errors import Interrupted, NonFiniteError, SlidesFailedError
-from tapfm.inference.bags import FeatureBags, Visit
+from tapfm.inference.bags import BagRequest, FeatureBags
 from tapfm.runs.model import SlideModel
-from tapfm.runs.progress import Progress
+from tapfm.runs.progress import RunProgress
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tiles.augment import Augmentation, augment
 
@@ -55,7 +55,7 @@ def same(a, b):
 def test_validation_auc_rises_from_chance_to_above_09(many_slides):
     train, validation = parts(many_slides, 20, 16)
     progress = run(
-        make_learner(rate=3e-4, schedule=Schedule(20, 1)),
+        make_learner(rate=3e-4, schedule=LearningRateSchedule(20, 1)),
         many_slides,
         training=labelled(train),
         validation=labelled(validation, "val"),
@@ -74,7 +74,7 @@ def test_and_does_not_when_labels_are_shuffled(many_slides):
     train, validation = parts(many_slides, 20, 16)
     labels = [0, 0, 1, 1] * 5  # half of them right, as by chance
     progress = run(
-        make_learner(rate=3e-4, schedule=Schedule(20, 1)),
+        make_learner(rate=3e-4, schedule=LearningRateSchedule(20, 1)),
         many_slides,
         training=labelled(train, labels=labels),
         validation=labelled(validation, "val"),
@@ -100,7 +100,7 @@ def test_any_number_of_workers_gives_the_same_run(slides, workers):
 def test_a_bag_holds_the_tiles_that_its_address_names(slides):
     for workers in (0, 1, 3):
         bags = make_bags(slides, workers=workers)
-        visits = [Visit("train", name, 8, (7, epoch, name)) for epoch in (0, 1) for name in slides]
+        visits = [BagRequest("train", name, 8, (7, epoch, name)) for epoch in (0, 1) for name in slides]
         bags.start(iter(visits))
         found = [bags.read(visit).content for visit in visits]
         bags.close()
@@ -145,7 +145,7 @@ def test_a_run_stopped_at_any_step_goes_on_as_if_it_had_not(slides, together):
             assert stopped.value.signal_number == 15
             learner = make_learner(seed=9, slides_per_step=together)  # whatever it starts from is replaced
             learner.restore(memory.last[0])
-            progress = Progress.from_json(json.loads(json.dumps(memory.last[1])))
+            progress = RunProgress.from_json(json.loads(json.dumps(memory.last[1])))
         progress = run(learner, slides, memory=memory, progress=progress, **arguments)
         assert same(whole.state(), learner.state())
         assert untimed(progress.history) == untimed(expected.history)
@@ -165,7 +165,7 @@ def test_a_run_that_draws_tiles_to_go_back_through_draws_the_same_after_a_stop(s
     torch.manual_seed(99)
     again = make(seed=9)
     again.restore(memory.last[0])
-    run(again, slides, progress=Progress.from_json(memory.last[1]), **arguments)
+    run(again, slides, progress=RunProgress.from_json(memory.last[1]), **arguments)
     assert same(whole.state(), again.state())
 
 
@@ -197,11 +197,11 @@ def test_training_tiles_are_augmented_by_their_address_and_validation_tiles_are_
     arguments = {"augmentation": everything, "seed": seed, "epochs": 1, "validation_tiles": 5}
     run(learner, slides, training=labelled(train), validation=labelled(validation, "val"), **arguments)
     for slide_id, tiles in seen.items():
-        plain = read_bag(slides, Visit("train", slide_id, 8, (seed, 0, slide_id)))
+        plain = read_bag(slides, BagRequest("train", slide_id, 8, (seed, 0, slide_id)))
         assert torch.equal(tiles, augment(plain, everything, seed, 0, slide_id))
         assert not torch.equal(tiles, plain)
     (slide_id,) = validation
-    assert torch.equal(encoded[0], read_bag(slides, Visit("train", slide_id, 5, (seed, "validation", slide_id))))
+    assert torch.equal(encoded[0], read_bag(slides, BagRequest("train", slide_id, 5, (seed, "validation", slide_id))))
 
 
 def read_bag(slides, visit):
@@ -216,7 +216,7 @@ def test_accumulated_slides_are_one_update_with_their_mean_gradient(slides):
     run(batch, slides, training=labelled(train), epochs=epochs, augmentation=NO_AUGMENTATION, tiles_per_slide=None)
     by_hand = make_learner()
     bags = make_bags(slides)
-    visits = [Visit("train", name, None, ()) for name in train]
+    visits = [BagRequest("train", name, None, ()) for name in train]
     bags.start(iter(visits))
     by_hand.begin_epoch(0)
     for visit, slide in zip(visits, labelled(train), strict=True):
@@ -228,7 +228,7 @@ def test_accumulated_slides_are_one_update_with_their_mean_gradient(slides):
 
 
 def test_learning_rates_follow_the_schedule_by_epoch(slides):
-    learner = make_learner(rate=1e-3, schedule=Schedule(2, 2), encoder_lr_min=1e-5)
+    learner = make_learner(rate=1e-3, schedule=LearningRateSchedule(2, 2), encoder_lr_min=1e-5)
     history = run(learner, slides, training=labelled(slides), epochs=4).history
     assert [row["encoder_lr"] for row in history] == pytest.approx([1e-3, 5.05e-4, 1e-3, 8.5502e-4], rel=1e-4)
     assert [row["aggregator_lr"] for row in history] == pytest.approx([1e-2, 5e-3, 1e-2, 8.5355e-3], rel=1e-4)
@@ -396,7 +396,7 @@ def test_what_failed_before_a_stop_is_still_failed_after_it(tmp_path):
             run(make_learner(), slides, memory=memory, asked_to_stop=signals.pop, **arguments)
         learner = make_learner(seed=4)
         learner.restore(memory.last[0])
-        again = run(learner, slides, progress=Progress.from_json(memory.last[1]), **arguments)
+        again = run(learner, slides, progress=RunProgress.from_json(memory.last[1]), **arguments)
         assert again.failed == whole.failed
         assert untimed(again.history) == untimed(whole.history)
 
@@ -413,7 +413,7 @@ def test_a_look_that_was_stopped_is_not_counted_twice(tmp_path):
     assert memory.last[1]["position"] == 2
     learner = make_learner(seed=4)
     learner.restore(memory.last[0])
-    again = run(learner, slides, progress=Progress.from_json(memory.last[1]), **arguments)
+    again = run(learner, slides, progress=RunProgress.from_json(memory.last[1]), **arguments)
     assert untimed(again.history) == untimed(whole.history)
     assert whole.history[0]["tiles_failed"] == 1
 
@@ -488,11 +488,11 @@ def test_stored_features_train_an_aggregator_alone(tmp_path, slides):
         write_features(files[name], FeatureSet(name, features), slide.tiles, about={})
     torch.manual_seed(0)
     model = SlideModel(None, Abmil(6, hidden=8, attention=4), BinaryTask.from_training_labels("target", [0, 1]))
-    learner = Learner(model, Adaptation(), Optimisation(aggregator_lr=1e-2))
+    learner = Learner(model, Adaptation(), OptimiserSettings(aggregator_lr=1e-2))
     bags = FeatureBags(files, device=torch.device("cpu"), ahead_bytes=2**30)
     memory = Memory()
     train, validation = parts(slides, 4, 2)
-    progress = fit(learner, bags, labelled(train), labelled(validation, "val"), Plan(epochs=15), memory, memory)
+    progress = fit(learner, bags, labelled(train), labelled(validation, "val"), TrainingPlan(epochs=15), memory, memory)
     assert progress.history[-1]["loss_agg"] < 0.7 * progress.history[0]["loss_agg"]
     assert progress.history[-1]["val_macro_auc"] == 1.0
     assert progress.history[0]["encoder_lr"] == 0.0

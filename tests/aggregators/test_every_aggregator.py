@@ -14,7 +14,7 @@ from support import (
 )
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.learner import Learner, Optimisation
+from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import AGGREGATORS, build_aggregator
 from tapfm.contracts import EncodedTiles, Targets
@@ -140,7 +140,7 @@ def test_both_regimes_learn_a_slide(kind, regime):
     tiles = some_tiles(encoder)
     aggregator = built(kind, encoder.feature_size)
     model = SlideModel(None if regime == "fixed" else encoder, aggregator, THREE_TARGETS)
-    optimisation = Optimisation(encoder_lr=1e-4, aggregator_lr=1e-3)
+    optimisation = OptimiserSettings(encoder_lr=1e-4, aggregator_lr=1e-3)
     learner = Learner(model, Adaptation(lambda_=0.0, chunking=Chunking(2, keep=0)), optimisation)
     learner.begin_epoch(0)
     content = EncodedTiles(*(each.detach() for each in encoder(tiles))) if regime == "fixed" else tiles

@@ -10,7 +10,7 @@ import torch
 from support import POSITIVE, TASK, relative_difference, small_encoder, some_tiles, whole_loss
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.learner import Learner, Optimisation
+from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import aggregator_card, build_aggregator
 from tapfm.aggregators.torchmil_catalog import TORCHMIL_MODELS
@@ -145,7 +145,7 @@ def test_it_learns_with_the_encoder_in_chunks_as_in_one_pass(model):
     for chunking in (Chunking(), Chunking(2, keep=0)):
         encoder = small_encoder(dtype=torch.float32)
         slide = SlideModel(encoder, built(model, encoder.feature_size), TASK)
-        learner = Learner(slide, Adaptation(lambda_=0.0, chunking=chunking), Optimisation(aggregator_lr=1e-3))
+        learner = Learner(slide, Adaptation(lambda_=0.0, chunking=chunking), OptimiserSettings(aggregator_lr=1e-3))
         learner.begin_epoch(0)
         tiles = some_tiles(encoder)
         bag_of_tiles = Bag(tiles, np.arange(5), coordinates=bag(5)[2])

@@ -11,9 +11,9 @@ from training_lab import POSITIONS, make_lab
 
 from tapfm.bench import computing
 from tapfm.bench.computing import EncodingSpeed, StepSpeed, chunk_of, encoding_speed, step_speed, tiles_of_step
-from tapfm.bench.expectations import Speeds, Work, expect
+from tapfm.bench.expectations import Speeds, TileCounts, expect
 from tapfm.bench.measure import speeds_of
-from tapfm.bench.models import Subject, forward_gflop, settings_for
+from tapfm.bench.models import BenchSubject, forward_gflop, settings_for
 from tapfm.bench.peak import copy_speed, matrix_peak
 from tapfm.bench.reading import LEAST, REQUEST, ReadingSpeed, painted_file, reading_speed
 from tapfm.bench.slides import (
@@ -33,12 +33,12 @@ from tapfm.slides.opening import open_slide
 from tapfm.tiles.store import TileSet
 
 CPU = torch.device("cpu")
-WORK = Work(training_tiles=1000, validation_tiles=200, held_out_tiles=600, epochs=3, slide_tiles=50)
+WORK = TileCounts(training_tiles=1000, validation_tiles=200, held_out_tiles=600, epochs=3, slide_tiles=50)
 
 
 def pocket(**changes):
     config = settings_for("tapfm-pocket", "auto")
-    return Subject(config.model_copy(update={"adaptation": config.adaptation.model_copy(update=changes)}), CPU)
+    return BenchSubject(config.model_copy(update={"adaptation": config.adaptation.model_copy(update=changes)}), CPU)
 
 
 # --- expectations
@@ -72,7 +72,7 @@ def test_what_was_not_measured_is_not_expected():
 
 
 def test_without_validation_slides_nothing_is_waited_for():
-    work = Work(training_tiles=1000, validation_tiles=0, held_out_tiles=0, epochs=2, slide_tiles=50)
+    work = TileCounts(training_tiles=1000, validation_tiles=0, held_out_tiles=0, epochs=2, slide_tiles=50)
     _, validation, held_out, whole, _ = expect(work, Speeds(100, 50, 20), shared_cores=False)
     assert validation.seconds == held_out.seconds == 0
     assert whole.seconds == 100
@@ -134,7 +134,7 @@ def test_the_papers_cohort_is_counted_by_the_recipe():
     slides = slides_of_paper()
     assert (slides.count, slides.files) == (2030, ())
     work = work_of(slides, settings_for("uni", "auto"))
-    assert work == Work(
+    assert work == TileCounts(
         training_tiles=1624 * 300,
         validation_tiles=203 * 10_000,
         held_out_tiles=406 * 10_000,
@@ -149,7 +149,7 @@ def test_a_runs_slides_are_counted_by_its_settings(bench_lab):
     slides = slides_of_run(config)
     assert slides.source == "run"
     assert len(slides.files) == 3
-    assert work_of(slides, config) == Work(
+    assert work_of(slides, config) == TileCounts(
         training_tiles=4 * 3, validation_tiles=2 * 4, held_out_tiles=6 * 4, epochs=7, slide_tiles=4
     )
 
@@ -266,7 +266,7 @@ def test_encoding_is_compared_with_the_matrix_product(one_thread):  # noqa: ARG0
 def test_a_step_is_taken_both_ways(one_thread, way, chunk, aggregator):  # noqa: ARG001
     subject = pocket()
     section_of = subject.config.aggregator.model_copy(update={"name": aggregator, "options": {}})
-    subject = Subject(subject.config.model_copy(update={"aggregator": section_of}), CPU)
+    subject = BenchSubject(subject.config.model_copy(update={"aggregator": section_of}), CPU)
     row = step_speed(subject, way, "last:1", 4, budget_s=0.0)
     assert (row.way, row.scope, row.tiles, row.chunk, row.problem) == (way, "last:1", 4, chunk, None)
     assert row.seconds > 0
@@ -295,7 +295,7 @@ def test_tiles_of_a_step_are_the_recipes_where_there_is_time():
     assert tiles_of_step(pocket(tiles_per_slide="all"), 40_000, fast, step_s=2.0) == 4096
     assert tiles_of_step(pocket(), 4000, slow, step_s=80.0) == 20  # a tile a second, a step costs four
     assert tiles_of_step(pocket(), 4000, slow, step_s=2.0) == 4
-    on_gpu = Subject(pocket().config, torch.device("cuda"))
+    on_gpu = BenchSubject(pocket().config, torch.device("cuda"))
     assert tiles_of_step(on_gpu, 4000, slow, step_s=2.0) == 300
 
 

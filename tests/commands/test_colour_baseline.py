@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tapfm.baselines.colour_baseline import BaselineSlides, make_baseline
-from tapfm.baselines.slide_colours import key_of
+from tapfm.baselines.slide_colours import colours_key
 from tapfm.cohort.manifest import SlideRow
 from tapfm.metrics.ranking import auc
-from tapfm.runs.data import SlideOfRun
+from tapfm.runs.data import RunSlide
 from tapfm.tiles.colours import COLOUR_STATISTICS
 from tapfm.tiles.store import TileSet
 
@@ -21,7 +21,7 @@ def slides(count, split, first=0, tiles=lambda _: 10, targets=("FGFR3",)):
         row = SlideRow(f"s{number}", Path(f"{number}.svs"), f"p{number}")
         positions = np.zeros((tiles(number), 2), np.int64)
         labels = {target: (number >> place) % 2 for place, target in enumerate(targets)}
-        found.append(SlideOfRun(row, split, labels, TileSet(row.slide_id, positions, 224, 224)))
+        found.append(RunSlide(row, split, labels, TileSet(row.slide_id, positions, 224, 224)))
     return tuple(found)
 
 
@@ -30,7 +30,7 @@ def colours(of_slides, shift):
     found = {}
     for slide in of_slides:
         noise = np.random.default_rng(int(slide.row.slide_id[1:]))
-        found[key_of(slide)] = noise.normal(shift * slide.labels["FGFR3"], 1, len(COLOUR_STATISTICS)).tolist()
+        found[colours_key(slide)] = noise.normal(shift * slide.labels["FGFR3"], 1, len(COLOUR_STATISTICS)).tolist()
     return found
 
 
@@ -60,7 +60,7 @@ def test_so_does_the_number_of_tiles():
 def test_labels_of_what_is_evaluated_are_not_looked_at():
     training, asked = slides(30, "train"), slides(20, "test", first=30)
     known = colours(training + asked, 1.0)
-    flipped = tuple(SlideOfRun(each.row, each.split, {"FGFR3": 1 - each.labels["FGFR3"]}, each.tiles) for each in asked)
+    flipped = tuple(RunSlide(each.row, each.split, {"FGFR3": 1 - each.labels["FGFR3"]}, each.tiles) for each in asked)
     first = make_baseline(BaselineSlides(training, (), asked), ["FGFR3"], known)
     second = make_baseline(BaselineSlides(training, (), flipped), ["FGFR3"], known)
     assert [each.logits for each in first.predictions] == [each.logits for each in second.predictions]
@@ -78,7 +78,7 @@ def test_another_cohort_may_have_the_slide_ids_of_the_training_slides():
         )
         for place, each in enumerate(asked)
     )
-    again = known | {key_of(new): known[key_of(old)] for new, old in zip(renamed, asked, strict=True)}
+    again = known | {colours_key(new): known[colours_key(old)] for new, old in zip(renamed, asked, strict=True)}
     first = make_baseline(made, ["FGFR3"], known)
     second = make_baseline(BaselineSlides(training, (), renamed), ["FGFR3"], again)
     assert [each.logits for each in first.predictions] == [each.logits for each in second.predictions]
@@ -87,7 +87,7 @@ def test_another_cohort_may_have_the_slide_ids_of_the_training_slides():
 def test_a_slide_whose_colours_could_not_be_read_is_left_out_and_told():
     training, asked = slides(10, "train"), slides(4, "test", first=10)
     known = colours(training + asked, 0.0)
-    del known[key_of(asked[2])]
+    del known[colours_key(asked[2])]
     baseline = make_baseline(BaselineSlides(training, (), asked), ["FGFR3"], known)
     assert [each.slide_id for each in baseline.predictions] == ["s10", "s11", "s13"]
     assert "1 slide could not be read for it" in baseline.note

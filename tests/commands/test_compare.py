@@ -11,7 +11,7 @@ from command_line import tapfm
 from PIL import Image
 
 import tapfm as tapfm_package
-from tapfm.evaluation.predictions import Prediction, scores, write_predictions
+from tapfm.evaluation.predictions import Prediction, compute_scores, write_predictions
 
 FEW = ("--resamples", 100)
 
@@ -51,7 +51,7 @@ def test_the_folder_has_tables_and_a_picture(tables):
         *("comparison.json", "comparison.csv", "comparison.md", "differences.png", "left_out.csv"),
     }
     found = found_in(tables)
-    good = scores(predictions(0, skill=2.0), ["FGFR3"], "slide").auc["FGFR3"]
+    good = compute_scores(predictions(0, skill=2.0), ["FGFR3"], "slide").auc["FGFR3"]
     assert found["auc"]["good"]["FGFR3"]["value"] == good
     (pair,) = found["pairs"]
     assert pair["difference"]["value"] == pytest.approx(good - found["auc"]["poor"]["FGFR3"]["value"])

@@ -14,7 +14,7 @@ from tapfm.aggregators.catalog import AGGREGATORS
 from tapfm.cli.main import main
 from tapfm.config.loading import all_settings, load_config, put_change, resolve
 from tapfm.config.settings import AggregatorSection
-from tapfm.config.text import resolved, starting_file, toml_value
+from tapfm.config.text import config_text, starting_file, toml_value
 from tapfm.errors import InputError, SettingError
 
 RECIPES, METHODS = ("paper", "reference"), ("tapfm", "finetune", "fixed")
@@ -181,9 +181,9 @@ def test_the_resolved_file_resolves_to_itself(tmp_path, recipe, method, encoder)
     config = loaded(tmp_path, begun(recipe, method, encoder))
     assert (config.recipe, config.adaptation.method, config.encoder.name) == (recipe, method, encoder)
     (tmp_path / "elsewhere").mkdir()
-    again = loaded(tmp_path / "elsewhere", resolved(config))
+    again = loaded(tmp_path / "elsewhere", config_text(config))
     assert again == config
-    assert resolved(again) == resolved(config)
+    assert config_text(again) == config_text(config)
 
 
 @pytest.mark.parametrize(("recipe", "method", "encoder"), CASES)
@@ -246,7 +246,7 @@ def test_whatever_stands_in_a_file_is_taken_or_refused(given_settings):
             tables[section] = value
     with contextlib.suppress(InputError):
         config = resolve(tables)
-        assert resolve(tomllib.loads(resolved(config))) == config
+        assert resolve(tomllib.loads(config_text(config))) == config
 
 
 # What is refused

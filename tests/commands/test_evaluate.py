@@ -14,7 +14,7 @@ from training_lab import edit, slide_id, train_in
 import tapfm as tapfm_package
 from tapfm.baselines import slide_colours
 from tapfm.evaluation.measures import choose_thresholds
-from tapfm.evaluation.predictions import read_predictions, scores
+from tapfm.evaluation.predictions import compute_scores, read_predictions
 from tapfm.runs.folder import RunFolder
 from tapfm.runtime.files import sha256_of
 from tapfm.workflows import evaluation_run as evaluate_model
@@ -73,7 +73,7 @@ def test_figures_are_those_of_the_predictions(run, evaluated):
     predictions = read_predictions(evaluated / "predictions.csv")
     assert predictions == read_predictions(run / "predictions-test.csv")
     found = metrics_of(evaluated)["models"]["model"]["all"]["FGFR3"]["auc"]
-    assert found["value"] == scores(predictions, ["FGFR3"], "slide").auc["FGFR3"]
+    assert found["value"] == compute_scores(predictions, ["FGFR3"], "slide").auc["FGFR3"]
     assert (found["units"], found["positives"]) == (4, 2)
     assert f"{found['value']:.3f}" in (evaluated / "metrics.md").read_text()
 

@@ -23,7 +23,7 @@ import tapfm as tapfm_package
 from tapfm.encoders import float8
 from tapfm.encoders.inference import InferenceEncoder
 from tapfm.errors import WeightsError
-from tapfm.evaluation.predictions import mean_of, read_predictions
+from tapfm.evaluation.predictions import average_predictions, read_predictions
 from tapfm.inference import float8_check
 from tapfm.inference import loading as load_models
 from tapfm.inference.predictor import Predictor
@@ -116,7 +116,7 @@ def test_an_ensemble_is_the_mean_of_its_members(run, train, lab, of_cohort, tmp_
     folder = done(tmp_path / "both", tmp_path / "predicted", lab / "cohort.csv", "--tiles", lab / "tiles")
     alone = done(other, tmp_path / "alone", lab / "cohort.csv", "--tiles", lab / "tiles")
     tables = [read_predictions(each.path / "predictions.csv") for each in (of_cohort, alone)]
-    assert read_predictions(folder.path / "predictions.csv") == mean_of(tables)
+    assert read_predictions(folder.path / "predictions.csv") == average_predictions(tables)
     first, second, both = (each.tiles(TEST[0]).values["weight"] for each in (of_cohort, alone, folder))
     np.testing.assert_array_equal(both, (first + second) / 2)
 

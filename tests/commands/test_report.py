@@ -24,11 +24,11 @@ from slide_files import section, write_slide
 
 import tapfm as tapfm_package
 from tapfm.errors import InputError, RunError
-from tapfm.evaluation.measures import choose_thresholds, measure
+from tapfm.evaluation.measures import choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.layers import palette
-from tapfm.report.slide_pictures import Budget, Settings, choose_slides
+from tapfm.report.slide_pictures import PictureBudget, PictureSettings, choose_slides
 from tapfm.report.tables import NAMES
 
 
@@ -68,7 +68,7 @@ def test_figures_are_those_of_the_evaluation_package(tmp_path):
     _, html = page_of(run, tmp_path / "report.html")
     test, validation = predictions(10, start=0), predictions(8, split="val", start=200)
     chosen = choose_thresholds(validation, ["FGFR3"], "patient")
-    for each in measure(test, ["FGFR3"], "patient", chosen, resamples=50):
+    for each in compute_metrics(test, ["FGFR3"], "patient", chosen, resamples=50):
         name, estimate = NAMES[each.metric.removesuffix("_at_chosen")], each.estimate
         note = r"( \d)?" if estimate.why else ""
         within = f" {estimate.low:.3f} to {estimate.high:.3f}" if estimate.low is not None else ""
@@ -327,7 +327,7 @@ def test_maps_and_tiles_of_predictions_by_the_same_weights_are_shown(tmp_path, p
 
 def test_the_tiles_are_the_loudest_ones_in_order(tmp_path, predicted):
     run, _ = predicted
-    _, html = page_of(run, tmp_path / "report.html", pictures=Settings(heatmaps=0, tiles=3))
+    _, html = page_of(run, tmp_path / "report.html", pictures=PictureSettings(heatmaps=0, tiles=3))
     shown = re.findall(r"<figcaption>([^<]*)<span>([^<]*)</span>", html)
     # contributions are (-1, 0.5, 2, 0.1) times 1 to 4; slides a<b and d are called positive
     assert shown[:3] == [("+6.00", "d"), ("+2.00", "a&lt;b"), ("+1.50", "d")]
@@ -345,7 +345,7 @@ def test_tiles_of_a_slide_that_is_damaged_or_was_replaced_are_left_out(tmp_path,
         file.write_bytes(b"torn")
     else:
         write_slide(file, section(500, 448))
-    _, html = page_of(run, tmp_path / "report.html", pictures=Settings(heatmaps=0, tiles=3))
+    _, html = page_of(run, tmp_path / "report.html", pictures=PictureSettings(heatmaps=0, tiles=3))
     assert re.findall(r"<figcaption>([^<]*)<span>([^<]*)</span>", html)[0] == ("+2.00", "a&lt;b")
     assert "2 tiles left out: a slide is damaged, or another one than was predicted." in text_of(html)
 
@@ -374,12 +374,12 @@ def test_slides_that_moved_are_looked_for(tmp_path, predicted):
     _, without = page_of(run, tmp_path / "report.html")
     assert not pictures_in(without, "")
     assert "Tiles that said most" in titles(without)
-    _, html = page_of(run, tmp_path / "report.html", pictures=Settings(slides=tmp_path / "moved"))
+    _, html = page_of(run, tmp_path / "report.html", pictures=PictureSettings(slides=tmp_path / "moved"))
     assert len(pictures_in(html, "Slide ")) == 8
     with pytest.raises(InputError, match="There is no folder"):
-        page_of(run, tmp_path / "report.html", pictures=Settings(slides=folder / "absent"))
+        page_of(run, tmp_path / "report.html", pictures=PictureSettings(slides=folder / "absent"))
     shutil.copy(moved / "1.svs", tmp_path / "moved" / "1.svs")  # which of the two was it?
-    _, html = page_of(run, tmp_path / "report.html", pictures=Settings(slides=tmp_path / "moved"))
+    _, html = page_of(run, tmp_path / "report.html", pictures=PictureSettings(slides=tmp_path / "moved"))
     assert len(pictures_in(html, "Slide ")) == 6
     assert "No picture: There are several files for" in text_of(html)
 
@@ -397,7 +397,7 @@ def test_pictures_have_a_limit_and_what_is_left_out_is_told(tmp_path, predicted)
     made, html = page_of(run, tmp_path / "report.html", most_bytes=20_000)
     assert sum(len(data) for data, *_ in pictures_in(html, "")) <= 20_000
     assert any("left out: the page holds 20 kB of them at most" in note for note in made.notes)
-    few, _ = page_of(run, tmp_path / "few.html", pictures=Settings(heatmaps=2, tiles=0))
+    few, _ = page_of(run, tmp_path / "few.html", pictures=PictureSettings(heatmaps=2, tiles=0))
     assert "3 slides of this folder are not shown." in text_of((tmp_path / "few.html").read_text())
     assert few.notes == []
 
@@ -447,7 +447,7 @@ def test_few_maps_of_many_targets_are_of_every_target(tmp_path):
 
 
 def test_a_budget_counts_what_it_leaves_out():
-    budget = Budget(400)
+    budget = PictureBudget(400)
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     assert budget.embed(Image.new("RGB", (8, 8)), "small") is not None
     assert budget.embed(noise, "large") is None
@@ -497,7 +497,7 @@ def test_damaged_runs_and_impossible_wishes_are_refused(tmp_path):
     with pytest.raises(InputError, match="--run is for studies"):
         page_of(run, tmp_path / "report.html", runs=("first",))
     with pytest.raises(InputError, match="--heatmaps is -1"):
-        page_of(run, tmp_path / "report.html", pictures=Settings(heatmaps=-1))
+        page_of(run, tmp_path / "report.html", pictures=PictureSettings(heatmaps=-1))
     with pytest.raises(InputError, match="--most-mb is -1"):
         page_of(run, tmp_path / "report.html", most_bytes=-1_000_000)
     evaluation = make_evaluation(run / "evaluation", run)

@@ -25,12 +25,12 @@ from tapfm.study.fits import (
     verdict,
 )
 from tapfm.study.folder import StudyFolder
-from tapfm.study.forgetting import drawn, forgetting_csv, forgetting_markdown, forgotten_of
+from tapfm.study.forgetting import drawn, forgetting_csv, forgetting_markdown, summarise_probes
 from tapfm.study.probe import cosine_distance, fit_multinomial, linear_cka, probe, softmax, with_one
 from tapfm.study.probe_pictures import find_pictures
 from tapfm.study.results import MethodResult, StudyResults, together
 from tapfm.study.runs import PlannedRun, methods_of
-from tapfm.study.table_text import csv_of, markdown_of, tex, tex_of
+from tapfm.study.table_text import table_csv, table_latex, table_markdown, tex
 from tapfm.study.tables import make_table
 
 SLIDES = {"cohort": {"table": "c.csv", "tiles": "tiles"}, "external": {"table": "x.csv", "tiles": "x"}}
@@ -95,7 +95,7 @@ def rows_of(text):
 def test_the_best_is_bold_the_second_underlined_and_tests_are_against_the_best():
     study = a_study(aggregators=["abmil", "mean"])
     table = make_table(results_of(study, (0.5, 1.0, 2.0)))
-    text = markdown_of(table, multilabel=False)
+    text = table_markdown(table, multilabel=False)
     lines = {line.split(" | ")[0].strip("| "): line for line in text.splitlines()}
     assert lines["tapfm-pocket (TAPFM)"].count("**") == 4  # test and external
     assert lines["tapfm-pocket + mean (FT)"].count("<u>") == 2
@@ -103,7 +103,7 @@ def test_the_best_is_bold_the_second_underlined_and_tests_are_against_the_best()
     assert "p " in lines["tapfm-pocket + ABMIL (FT)"]
     assert "*Fine-tuned (FT) encoder with MIL aggregators*" in lines
     assert "FGFR3, test (N = 30)" in text
-    rows = rows_of(csv_of(table))
+    rows = rows_of(table_csv(table))
     best = next(row for row in rows if row["model"] == "tapfm-pocket (TAPFM)" and row["cohort"] == "test")
     worst = next(row for row in rows if row["model"] == "tapfm-pocket + ABMIL (FT)" and row["cohort"] == "test")
     assert (best["rank"], worst["rank"]) == ("1", "3")
@@ -118,7 +118,7 @@ def test_equal_methods_share_a_rank():
     table = make_table(results_of(a_study(aggregators=["abmil", "mean"]), (1.0, 1.0, 0.2)))
     ranks = [row.cells["test", "FGFR3"].rank for row in table.rows]
     assert ranks == [1, 1, 3]
-    assert "<u>" not in markdown_of(table, multilabel=False)
+    assert "<u>" not in table_markdown(table, multilabel=False)
 
 
 def test_seeds_are_averaged_and_their_spread_is_told():
@@ -127,7 +127,7 @@ def test_seeds_are_averaged_and_their_spread_is_told():
     assert cell.seeds == 3
     assert cell.seed_sd > 0
     assert cell.auc.low < cell.auc.value < cell.auc.high
-    assert "Mean over 3 seeds" in markdown_of(table, multilabel=False)
+    assert "Mean over 3 seeds" in table_markdown(table, multilabel=False)
 
 
 def test_the_colour_baseline_has_a_row_and_may_be_the_best():
@@ -135,7 +135,7 @@ def test_the_colour_baseline_has_a_row_and_may_be_the_best():
     assert table.rows[-1].title == "colours and tile count"
     assert table.rows[-1].cells["test", "FGFR3"].rank == 1
     assert ("external", "FGFR3") not in table.rows[-1].cells
-    assert "| *Without an encoder* |" in markdown_of(table, multilabel=False)
+    assert "| *Without an encoder* |" in table_markdown(table, multilabel=False)
 
 
 def test_several_targets_of_one_model_have_their_mean_and_a_part_for_each_cohort():
@@ -145,10 +145,10 @@ def test_several_targets_of_one_model_have_their_mean_and_a_part_for_each_cohort
     row = table.rows[0]
     mean = (row.cells["test", "EGFR"].auc.value + row.cells["test", "KRAS"].auc.value) / 2
     assert row.cells["test", "macro"].auc.value == pytest.approx(mean)
-    text = markdown_of(table, multilabel=True)
+    text = table_markdown(table, multilabel=True)
     assert text.count("| Model | EGFR | KRAS | Macro average |") == 2
     assert "**External** (N = 30 patients)" in text
-    written = tex_of(table, multilabel=True, caption="c", label="l")
+    written = table_latex(table, multilabel=True, caption="c", label="l")
     assert r"\multicolumn{2}{c}{\textbf{Test $(N = 30)$}}" in written
     assert r"\multicolumn{4}{c}{\textbf{External $(N = 30)$}}" in written
 
@@ -173,10 +173,10 @@ def test_an_auc_that_is_undefined_is_a_dash_and_says_why():
         study, StudyFolder(None), [MethodResult(method, {"r": history([1.0])}, {"test": [one_class]})], {}
     )
     table = make_table(results)
-    text = markdown_of(table, multilabel=False)
+    text = table_markdown(table, multilabel=False)
     assert "| tapfm-pocket (TAPFM) | - |" in text
     assert "no negative" in text
-    assert "--" in tex_of(table, multilabel=False, caption="c", label="l")
+    assert "--" in table_latex(table, multilabel=False, caption="c", label="l")
 
 
 def test_a_reason_names_those_it_is_of():
@@ -188,15 +188,15 @@ def test_a_reason_names_those_it_is_of():
 def test_nothing_finished_makes_tables_that_say_so():
     results = StudyResults(a_study(), StudyFolder(None), [], {})
     table = make_table(results)
-    assert markdown_of(table, multilabel=False) == "No run is finished yet.\n"
+    assert table_markdown(table, multilabel=False) == "No run is finished yet.\n"
     assert costs_markdown(costs_of(results)) == "No run is finished yet.\n"
     assert ablation_markdown([]) == "No run is finished yet.\n"
-    assert len(rows_of(csv_of(table))) == 0
+    assert len(rows_of(table_csv(table))) == 0
 
 
 def test_latex_is_balanced_and_escaped(tmp_path):
     table = make_table(results_of(a_study(aggregators=["abmil", "mean"]), (0.5, 1.0, 2.0), baseline=0.1))
-    text = tex_of(table, multilabel=False, caption="A_study: 95% & more", label="comparison")
+    text = table_latex(table, multilabel=False, caption="A_study: 95% & more", label="comparison")
     body = text.replace(r"\{", "").replace(r"\}", "")
     assert body.count("{") == body.count("}")
     assert r"A\_study: 95\% \& more" in text
@@ -341,7 +341,7 @@ def test_forgetting_is_measured_and_compared(tmp_path):
     finetune, tapfm = (PlannedRun(method, 0, None) for method in methods_of(study))
     probe_file(StudyFolder(tmp_path).probe(finetune), after_right=8)
     probe_file(StudyFolder(tmp_path).probe(tapfm), after_right=20)
-    found = forgotten_of(results)
+    found = summarise_probes(results)
     assert found[0].found["accuracy", "change"].value == pytest.approx(-0.6)
     assert found[1].found["accuracy", "change"].value == 0
     text = forgetting_markdown(found)

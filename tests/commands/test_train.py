@@ -17,9 +17,9 @@ from rich.console import Console
 from slide_files import damage
 from training_lab import SPLITS, edit, history_of, same_weights, slide_id, tile_set, train_in, untimed
 
-from tapfm.adaptation.display import Board
+from tapfm.adaptation.display import TensorBoardWriter
 from tapfm.config.loading import load_config
-from tapfm.evaluation.predictions import read_predictions, scores
+from tapfm.evaluation.predictions import compute_scores, read_predictions
 from tapfm.runs.checkpoint import read_description
 from tapfm.tiles.store import write_tiles
 
@@ -62,7 +62,7 @@ def test_the_best_epoch_is_kept_and_its_figures_are_on_all_tiles(first):
     assert best["epoch"] == scored.index(max(scored)) + 1
     predictions = read_predictions(first / "predictions-test.csv")
     assert [each.tiles for each in predictions] == [4] * 4
-    auc = scores(predictions, ["FGFR3"], "slide").auc["FGFR3"]
+    auc = compute_scores(predictions, ["FGFR3"], "slide").auc["FGFR3"]
     summary = (first / "summary.md").read_text()
     assert f"| test | 4 | {auc:.3f} |" in summary
     assert f"Epoch {best['epoch']} of 3 was kept" in summary
@@ -73,7 +73,7 @@ def test_events_that_cannot_be_written_do_not_cost_the_run(tmp_path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", full)
-    board = Board(tmp_path, Console(width=200))
+    board = TensorBoardWriter(tmp_path, Console(width=200))
     board.add({"epoch": 1, "loss_agg": 0.5})
     board.add({"epoch": 2, "loss_agg": 0.4})
     board.close()

@@ -217,15 +217,15 @@ def test_copied_features_are_the_same_features(own_lab):
 def test_the_best_weights_are_those_that_the_last_checkpoint_names(tmp_path):
     from training_slides import make_learner
 
-    from tapfm.runs.progress import Progress
+    from tapfm.runs.progress import RunProgress
 
     learner, folder = make_learner(), begun(tmp_path)
-    progress = Progress(best_epoch=0, best_score=0.7, history=[{"epoch": 1}])
+    progress = RunProgress(best_epoch=0, best_score=0.7, history=[{"epoch": 1}])
     folder.save_best(learner, progress)
     assert not folder.best.exists(), "not before the last checkpoint is there"
     folder.save_last(learner, progress)
     assert read_description(folder.best)["epoch"] == 1
-    orphan = Progress(best_epoch=1, best_score=0.8, history=[{"epoch": 1}, {"epoch": 2}])
+    orphan = RunProgress(best_epoch=1, best_score=0.8, history=[{"epoch": 1}, {"epoch": 2}])
     folder.save_best(learner, orphan)  # and killed before the last one is saved
     found = RunFolder(tmp_path).load_progress(learner)
     assert found.best_epoch == 0

@@ -14,7 +14,7 @@ from tapfm.adaptation.chunked import Chunking
 from tapfm.encoders import precision, vit
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.blocks import Recompute
-from tapfm.encoders.precision import can_compile, lower
+from tapfm.encoders.precision import can_compile, cast_weights
 
 LEVELS = get_args(Recompute)
 
@@ -110,7 +110,7 @@ def test_lowered_weights_compute_without_autocast_and_speak_in_float32():
     encoder = small_encoder(dtype=torch.float32)
     tiles = some_tiles(encoder)
     parameters, exact = list(encoder.parameters()), encoder(tiles)
-    lower(encoder, torch.bfloat16)
+    cast_weights(encoder, torch.bfloat16)
     assert list(map(id, encoder.parameters())) == list(map(id, parameters))
     assert all(parameter.dtype == torch.bfloat16 for parameter in encoder.vit.parameters())
     assert encoder.mean.dtype == torch.float32
@@ -123,7 +123,7 @@ def test_lowered_weights_compute_without_autocast_and_speak_in_float32():
 
 def test_the_mean_of_patch_tokens_is_not_rounded_to_the_precision_of_the_weights():
     encoder = small_encoder("CLS + mean", dtype=torch.float32)
-    lower(encoder, torch.bfloat16)
+    cast_weights(encoder, torch.bfloat16)
     cls, mean = encoder(some_tiles(encoder)).z_KD.chunk(2, dim=1)
     assert torch.equal(cls, cls.bfloat16().float())
     assert (mean != mean.bfloat16().float()).float().mean() > 0.5
@@ -131,7 +131,7 @@ def test_the_mean_of_patch_tokens_is_not_rounded_to_the_precision_of_the_weights
 
 def test_rotary_positions_stay_in_float32():
     encoder = small_encoder("RoPE", dtype=torch.float32)
-    lower(encoder, torch.bfloat16)
+    cast_weights(encoder, torch.bfloat16)
     assert {buffer.dtype for buffer in encoder.vit.buffers() if buffer.is_floating_point()} <= {torch.float32}
     assert encoder(some_tiles(encoder)).z_KD.isfinite().all()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tapfm.encoders.features import FeatureSet, feature_file, read_features, recall, write_features
+from tapfm.encoders.features import FeatureSet, feature_file, read_features, stored_fingerprint, write_features
 from tapfm.errors import FeatureStoreError
 from tapfm.runtime.seeding import rng_for
 from tapfm.tiles.store import TileSet, read_tiles
@@ -85,7 +85,7 @@ def test_what_is_not_known_is_read_back_as_none(tmp_path):
     bare = FeatureSet("case-17", matrix())
     path = written(tmp_path / "a.h5", bare)
     again = read_features(path)
-    assert (again.attention, again.encoder, again.fingerprint, recall(path)) == (None, None, None, None)
+    assert (again.attention, again.encoder, again.fingerprint, stored_fingerprint(path)) == (None, None, None, None)
     np.testing.assert_array_equal(again.positions, TILES.positions)
 
 
@@ -141,12 +141,12 @@ def test_the_same_features_are_the_same_bytes(tmp_path):
 
 def test_a_file_is_recalled_by_its_fingerprint_only_if_it_is_ours_and_whole(tmp_path):
     ours = written(tmp_path / "a.h5")
-    assert recall(ours) == "f00"
-    assert recall(tmp_path / "none.h5") is None
-    assert recall(hdf5(tmp_path / "clam.h5", {"features": matrix()})) is None
+    assert stored_fingerprint(ours) == "f00"
+    assert stored_fingerprint(tmp_path / "none.h5") is None
+    assert stored_fingerprint(hdf5(tmp_path / "clam.h5", {"features": matrix()})) is None
     cut = tmp_path / "cut.h5"
     cut.write_bytes(ours.read_bytes()[:-200])
-    assert recall(cut) is None
+    assert stored_fingerprint(cut) is None
 
 
 def test_a_file_that_trident_wrote(tmp_path):

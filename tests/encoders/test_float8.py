@@ -8,7 +8,7 @@ from support import FAMILIES, small_encoder, some_tiles
 from torch import nn
 
 from tapfm.encoders.float8 import LARGEST, Float8Linear, refuse_without_float8, rounded, use_float8
-from tapfm.encoders.precision import lower
+from tapfm.encoders.precision import cast_weights
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import InputError
 
@@ -76,7 +76,7 @@ def test_features_of_a_trained_encoder_hold():
     tiles = nn.functional.interpolate(coarse, size=(224, 224), mode="bilinear").to(torch.uint8)
     low, least = copy.deepcopy(plain), copy.deepcopy(plain)
     for each in (low, least):
-        lower(each, torch.bfloat16)
+        cast_weights(each, torch.bfloat16)
     assert use_float8(least) > 0
     with torch.no_grad():
         exact, in_bfloat16, in_float8 = (each(tiles) for each in (plain, low, least))

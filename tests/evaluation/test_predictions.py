@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tapfm.errors import InputError, LabelError, SettingError
 from tapfm.evaluation.predictions import (
     Prediction,
-    mean_of,
+    average_predictions,
+    compute_scores,
     pool_by_patient,
     read_predictions,
-    scores,
     write_predictions,
 )
 from tapfm.metrics.arrays import sigmoid
@@ -156,11 +156,11 @@ def test_a_table_that_cannot_be_used_is_refused_with_the_place(tmp_path, content
 def test_an_ensemble_is_the_mean_of_probabilities_slide_by_slide():
     first = [two_targets("1", (1, None), (2.0, 0.0)), two_targets("2", (0, 1), (-1.0, 3.0))]
     second = [two_targets("2", (0, 1), (1.0, 3.0), tiles=7), two_targets("1", (1, None), (-2.0, 1.0))]
-    one, two = mean_of([first, second])
+    one, two = average_predictions([first, second])
     assert (one.slide_id, two.slide_id, two.tiles, one.labels) == ("1", "2", 120, {"EGFR": 1, "KRAS": None})
     assert one.probabilities == {"EGFR": pytest.approx(0.5), "KRAS": pytest.approx((0.5 + sigmoid(1.0)) / 2)}
     assert two.logits["KRAS"] == 3.0  # agreement is kept to the last digit
-    assert mean_of([first]) == first
+    assert average_predictions([first]) == first
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_an_ensemble_is_the_mean_of_probabilities_slide_by_slide():
 )
 def test_members_that_do_not_fit_make_no_ensemble(members, problem):
     with pytest.raises(InputError, match=problem):
-        mean_of(members)
+        average_predictions(members)
 
 
 def test_probabilities_are_sigmoids_also_far_out():
@@ -226,7 +226,7 @@ def test_scores_of_slides_and_of_patients():
         prediction("4", patient_id="cal", label=0, logit=-1.0),
         prediction("5", patient_id="dan", label=None, logit=9.0),
     ]
-    by_slide, by_patient = (scores(slides, ["FGFR3"], unit) for unit in ("slide", "patient"))
+    by_slide, by_patient = (compute_scores(slides, ["FGFR3"], unit) for unit in ("slide", "patient"))
     assert (by_slide.unit, by_slide.count, by_slide.auc) == ("slide", 5, {"FGFR3": 0.75})
     assert (by_patient.unit, by_patient.count, by_patient.auc) == ("patient", 4, {"FGFR3": 1.0})
     assert by_patient.why_undefined == {}
@@ -235,7 +235,7 @@ def test_scores_of_slides_and_of_patients():
 def test_logits_whose_probabilities_are_equal_in_floats_still_have_an_order():
     slides = [prediction("1", label=0, logit=50.0), prediction("2", label=1, logit=51.0)]
     assert slides[0].probabilities == slides[1].probabilities
-    assert scores(slides, ["FGFR3"], "slide").auc == {"FGFR3": 1.0}
+    assert compute_scores(slides, ["FGFR3"], "slide").auc == {"FGFR3": 1.0}
 
 
 def test_the_macro_mean_is_over_targets_that_have_an_auc_and_the_others_say_why_not():
@@ -244,24 +244,24 @@ def test_the_macro_mean_is_over_targets_that_have_an_auc_and_the_others_say_why_
         two_targets("2", (0, 0), (2.0, 1.0)),
         two_targets("3", (0, None), (0.0, 2.0)),
     ]
-    result = scores(slides, ["EGFR", "KRAS"], "slide")
+    result = compute_scores(slides, ["EGFR", "KRAS"], "slide")
     assert result.auc == {"EGFR": 0.5, "KRAS": None}
     assert result.macro == 0.5
     assert result.why_undefined == {"KRAS": "no positive slide among 2"}
     with_kras = [replace(slides[0], labels={"EGFR": 1, "KRAS": 1}), *slides[1:]]
-    assert scores(with_kras, ["EGFR", "KRAS"], "slide").macro == 0.25
+    assert compute_scores(with_kras, ["EGFR", "KRAS"], "slide").macro == 0.25
 
 
 def test_nothing_to_score_has_no_macro_mean():
-    result = scores([prediction(label=0)], ["FGFR3"], "patient")
+    result = compute_scores([prediction(label=0)], ["FGFR3"], "patient")
     assert result.macro is None
     assert result.why_undefined == {"FGFR3": "no positive patient among 1"}
-    assert scores([], ["FGFR3"], "slide").why_undefined == {"FGFR3": "no labelled slide among 0"}
+    assert compute_scores([], ["FGFR3"], "slide").why_undefined == {"FGFR3": "no labelled slide among 0"}
 
 
 def test_a_target_without_predictions_and_an_unknown_unit_are_refused():
     with pytest.raises(LabelError, match="no prediction of MET") as refusal:
-        scores([prediction()], ["MET"], "slide")
+        compute_scores([prediction()], ["MET"], "slide")
     assert "FGFR3" in refusal.value.hint
     with pytest.raises(SettingError, match="'slide' or 'patient'"):
-        scores([prediction()], ["FGFR3"], "biopsy")
+        compute_scores([prediction()], ["FGFR3"], "biopsy")

@@ -6,7 +6,7 @@ import torch
 from training_slides import make_bags, make_learner, write_slides
 
 from tapfm.inference import bags as module
-from tapfm.inference.bags import Visit, _as_tensor, _pinned_memory
+from tapfm.inference.bags import BagRequest, _as_tensor, _pinned_memory
 from tapfm.inference.predictor import Predictor
 
 CUDA = torch.cuda.is_available()
@@ -28,9 +28,9 @@ def read(slides, visit, device="cpu", workers=0):
 def test_whole_bags_and_parts_have_the_same_pixels(slides, monkeypatch):
     monkeypatch.setattr(module, "PART_TILES", 3)
     address = (7, 0, "s01")
-    whole = read(slides, Visit("train", "s01", 8, address))
+    whole = read(slides, BagRequest("train", "s01", 8, address))
     assert whole.content.shape == (8, 3, 42, 42)
-    bags, visit = make_bags(slides), Visit("inference", "s01", 8, address)
+    bags, visit = make_bags(slides), BagRequest("inference", "s01", 8, address)
     bags.start(iter([visit]))
     parts = list(bags.read_parts(visit))
     assert [part.tiles for part in parts] == [3, 3, 2]
@@ -60,7 +60,7 @@ def test_where_no_memory_can_be_pinned_any_other_will_do(monkeypatch):
 @pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_gpus_tiles_are_read_into_pinned_memory(slides, workers):
-    visit = Visit("train", "s01", 8, (7, 0, "s01"))
+    visit = BagRequest("train", "s01", 8, (7, 0, "s01"))
     on_gpu = read(slides, visit, "cuda", workers)
     assert on_gpu.content.is_pinned()
     assert torch.equal(on_gpu.content, read(slides, visit).content)
@@ -68,7 +68,7 @@ def test_a_gpus_tiles_are_read_into_pinned_memory(slides, workers):
 
 @pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")
 def test_a_gpu_encodes_what_the_cpu_encodes(slides):
-    visit = Visit("inference", "s01")
+    visit = BagRequest("inference", "s01")
     found = []
     for device in ("cpu", "cuda"):
         bags, model = make_bags(slides, device=device, workers=1), make_learner(device=device).model

@@ -14,7 +14,7 @@ from tapfm.aggregators.catalog import build_aggregator
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.errors import DeviceMemoryError, InputError, Interrupted, NonFiniteError, TileStoreError
 from tapfm.inference import bags as bags_module
-from tapfm.inference.bags import Bag, SlideFailed, Visit
+from tapfm.inference.bags import Bag, BagRequest, SlideFailed
 from tapfm.inference.predictor import InferenceModel, Predictor, share
 from tapfm.metrics.arrays import sigmoid
 from tapfm.runs.model import SlideModel
@@ -66,7 +66,7 @@ def prepared(one):
 def predicted(*models, tiles=9, batch=4):
     predictor = Predictor([prepared(each) for each in models], batch=batch)
     bags = TilesInMemory({"S1": some_tiles(models[0].encoder, tiles)}, part=4)
-    slide = predictor.encode_slide(bags, Visit("inference", "S1"))
+    slide = predictor.encode_slide(bags, BagRequest("inference", "S1"))
     return predictor.predict("S1", slide), slide, predictor
 
 
@@ -139,7 +139,7 @@ def test_without_a_model_the_features_are_the_result():
     one = model()
     predictor = Predictor([InferenceModel(prepare_encoder(one.encoder), None)], batch=4)
     bags = TilesInMemory({"S1": some_tiles(one.encoder, 9)})
-    [encoded] = predictor.encode_slide(bags, Visit("inference", "S1")).by_model
+    [encoded] = predictor.encode_slide(bags, BagRequest("inference", "S1")).by_model
     assert torch.equal(encoded.z_KD, predicted(one)[1].by_model[0].z_KD)
 
 
@@ -156,12 +156,12 @@ def test_the_batch_is_halved_until_it_fits(monkeypatch):
     monkeypatch.setattr(one.encoder, "encode", with_little_memory)
     predictor = Predictor([one], batch=16, on_retry=messages.append)
     bags = TilesInMemory({"S1": some_tiles(one.encoder.encoder, 9)}, part=9)
-    found = predictor.encode_slide(bags, Visit("inference", "S1"))
+    found = predictor.encode_slide(bags, BagRequest("inference", "S1"))
     assert torch.equal(found.by_model[0].r_K, encode(bags.slides["S1"], 2).r_K)
     assert tried == [16, 8, 4, 2]
     assert len(messages) == 3
     assert "16 tiles per batch; retrying with 8" in messages[0]
-    predictor.encode_slide(bags, Visit("inference", "S1"))
+    predictor.encode_slide(bags, BagRequest("inference", "S1"))
     assert tried[4:] == [2]  # the smaller batch is kept
 
 
@@ -174,7 +174,7 @@ def test_memory_that_runs_out_in_a_library_is_retried_too_also_in_validation(mon
     one, seen = model(), []
     one.train(False)
     bags = TilesInMemory({"S1": some_tiles(one.encoder, 9)}, part=9)
-    expected = Predictor.of_training(one).encode_slide(bags, Visit("inference", "S1")).by_model[0]
+    expected = Predictor.of_training(one).encode_slide(bags, BagRequest("inference", "S1")).by_model[0]
     forward = one.encoder.forward
 
     def small(tiles):
@@ -184,7 +184,7 @@ def test_memory_that_runs_out_in_a_library_is_retried_too_also_in_validation(mon
         return forward(tiles)
 
     monkeypatch.setattr(one.encoder, "forward", small)
-    found = Predictor.of_training(one).encode_slide(bags, Visit("inference", "S1")).by_model[0]
+    found = Predictor.of_training(one).encode_slide(bags, BagRequest("inference", "S1")).by_model[0]
     torch.testing.assert_close(found.z_KD, expected.z_KD)
     assert seen == [9, 9, 9, 8, 4, 2, 2, 2, 2, 1]  # 64, 32, 16, 8, 4, then 2 tiles per batch
 

@@ -10,7 +10,7 @@ from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.vit import VitEncoder
-from tapfm.inference.bags import Bag, Visit
+from tapfm.inference.bags import Bag, BagRequest
 from tapfm.inference.predictor import InferenceModel, Predictor
 from tapfm.runs.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
@@ -41,7 +41,7 @@ class OneBag:
 def predicted(one, batch, **settings):
     one.train(False)
     predictor = Predictor([InferenceModel(wrap_encoder(one.encoder, one.compute_dtype), one)], batch=batch, **settings)
-    return predictor.predict("S1", predictor.encode_slide(OneBag(), Visit("inference", "S1")))
+    return predictor.predict("S1", predictor.encode_slide(OneBag(), BagRequest("inference", "S1")))
 
 
 def test_a_batch_that_does_not_fit_is_halved_until_it_does():

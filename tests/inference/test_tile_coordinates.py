@@ -8,8 +8,8 @@ import pytest
 import torch
 from training_slides import ACROSS, make_bags, make_learner, write_slides
 
-from tapfm.encoders.features import FeatureSet, look_at_features, write_features
-from tapfm.inference.bags import FeatureBags, Visit, tile_coordinates
+from tapfm.encoders.features import FeatureSet, read_feature_facts, write_features
+from tapfm.inference.bags import BagRequest, FeatureBags, tile_coordinates
 from tapfm.inference.predictor import Predictor
 from tapfm.tiles.store import TileSet
 
@@ -17,7 +17,7 @@ POSITIONS = np.array([[448, 0], [0, 448], [896, 1344]])
 
 
 def visit(tiles, purpose="train"):
-    return Visit(purpose, "s00", tiles, (0, 1, "s00"))
+    return BagRequest(purpose, "s00", tiles, (0, 1, "s00"))
 
 
 def feature_bags(path):
@@ -40,7 +40,7 @@ def test_stored_features_come_with_their_coordinates_and_a_draw_keeps_them_toget
     tiles = TileSet("s00", POSITIONS, 448, 224, 0.5, 0.25, 0, (4000, 4000), fingerprint="t", summary={})
     features = FeatureSet("s00", np.eye(3, 8, dtype=np.float32), np.zeros(3, np.float32), POSITIONS, fingerprint="f")
     write_features(tmp_path / "s00.h5", features, tiles, about={})
-    assert look_at_features(tmp_path / "s00.h5").has_positions
+    assert read_feature_facts(tmp_path / "s00.h5").has_positions
     for _ in range(2):  # read, and kept
         bag = feature_bags(tmp_path / "s00.h5").read(visit(2))
         assert bag.coordinates.tolist() == (POSITIONS[bag.rows] / 448).tolist()
@@ -62,7 +62,7 @@ def test_files_without_positions_give_none(tmp_path, tool):
             file["feats"], file["coords"] = np.ones((3, 8), np.float16), POSITIONS / 7
     else:
         torch.save(torch.ones(3, 8), path)
-    assert not look_at_features(path).has_positions
+    assert not read_feature_facts(path).has_positions
     assert feature_bags(path).read(visit(None)).coordinates is None
 
 

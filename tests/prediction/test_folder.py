@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tapfm.errors import InputError
-from tapfm.prediction.folder import PredictedSlide, PredictionFolder, Said
+from tapfm.prediction.folder import PredictedSlide, PredictionFolder, TargetPrediction
 from tapfm.prediction.tile_table import TileTable, read_tile_table, write_tile_table
 from tapfm.slides.slide import Box
 
@@ -25,7 +25,10 @@ def predicted(tmp_path, slide_id="S1"):
         side_px0=443,
         tile_px=224,
         columns=("attention", "weight", "contribution.A", "contribution.B"),
-        targets={"A": Said(0.1, 0.525, 0.5, 1, None, -0.3), "B": Said(-1.0, 0.27, None, None, 0, -0.3)},
+        targets={
+            "A": TargetPrediction(0.1, 0.525, 0.5, 1, None, -0.3),
+            "B": TargetPrediction(-1.0, 0.27, None, None, 0, -0.3),
+        },
         tiles=3,
         tiles_failed=1,
         seconds=1.25,

@@ -12,7 +12,7 @@ from slide_files import damage, section, write_slide
 
 from tapfm.errors import TileReadError
 from tapfm.prediction.gallery import FRAME_PX, GAP_PX, MARGIN_PX, both_ends, crossed_box, draw_gallery, tile_picture
-from tapfm.prediction.layers import shown
+from tapfm.prediction.layers import layer_values
 from tapfm.slides.opening import open_slide
 from tapfm.slides.readers.openslide import OpenSlideSlide
 
@@ -51,7 +51,7 @@ def test_tiles_are_in_the_order_of_their_values_in_frames_of_their_colours(slide
     with Image.open(io.BytesIO(draw_gallery(slide, predicted, table, CONTRIBUTION, count=4))) as image:
         sheet = np.asarray(image)
     cell = 224 + 2 * FRAME_PX
-    _, scale = shown(values, "contribution")
+    _, scale = layer_values(values, "contribution")
     colours = scale.colours(values)
     tops = []
     for chosen in both_ends(values, 4):

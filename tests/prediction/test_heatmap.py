@@ -11,10 +11,10 @@ from PIL import Image
 from predicted_slides import ATTENTION, CONTRIBUTION, SAID, TARGET, grid_of, predicted_file, predicted_slide, table_of
 from slide_files import REAL, needs_real_slides, section, write_slide
 
-from tapfm.prediction.heatmap import LONGEST_PX, NARROWEST_PX, OPACITY, draw_heatmap, heated
-from tapfm.prediction.layers import UNITS, ColourScale, Layer, shown
+from tapfm.prediction.heatmap import LONGEST_PX, NARROWEST_PX, OPACITY, draw_heatmap, draw_tiles_over
+from tapfm.prediction.layers import UNITS, ColourScale, Layer, layer_values
 from tapfm.prediction.placing import place
-from tapfm.prediction.wording import beyond_line, heading, number, said_lines, sum_line, tick_texts
+from tapfm.prediction.wording import beyond_line, format_value, heading, prediction_lines, sum_line, tick_texts
 from tapfm.slides.opening import open_slide
 from tapfm.slides.slide import Box, Thumbnail
 
@@ -90,8 +90,8 @@ def test_tiles_have_the_colours_of_their_layer_over_grey_tissue_and_the_rest_is_
     positions = grid_of(predicted)[:40]
     table = table_of(predicted, positions)
     tissue = section(560, 448, tissue=(0, 0, 1, 1))
-    picture = heated(Thumbnail(tissue, predicted.bounds), predicted, table, CONTRIBUTION, percentile=False)
-    values, scale = shown(table.values[CONTRIBUTION.column], "contribution")
+    picture = draw_tiles_over(Thumbnail(tissue, predicted.bounds), predicted, table, CONTRIBUTION, percentile=False)
+    values, scale = layer_values(table.values[CONTRIBUTION.column], "contribution")
     colours = scale.colours(values)
     for (x, y), colour in zip(positions // 4, colours, strict=True):
         below = tissue[y : y + 56, x : x + 56] @ np.array([0.299, 0.587, 0.114])
@@ -106,7 +106,7 @@ def test_percentiles_are_another_picture_of_the_same_tiles(tmp_path):
     table = table_of(predicted, grid_of(predicted))
     slide = open_slide(path)
     raw, ranks = (
-        heated(slide.thumbnail(280), predicted, table, CONTRIBUTION, percentile=percentile)
+        draw_tiles_over(slide.thumbnail(280), predicted, table, CONTRIBUTION, percentile=percentile)
         for percentile in (False, True)
     )
     assert raw.shape == ranks.shape == (224, 280, 3)
@@ -170,17 +170,17 @@ def test_a_real_slide():
 
 def test_the_title_says_probability_threshold_and_call_of_the_layers_targets():
     predicted = predicted_slide(targets=("A", "B"))
-    assert said_lines(predicted, Layer("contribution.B", "contribution", "B")) == [
+    assert prediction_lines(predicted, Layer("contribution.B", "contribution", "B")) == [
         "B: probability 0.623, threshold 0.500, called positive"
     ]
     unsure = replace(SAID, threshold=None, call=None)
     predicted = replace(predicted, targets={"A": replace(SAID, call=0), "B": unsure})
-    assert said_lines(predicted, ATTENTION) == [
+    assert prediction_lines(predicted, ATTENTION) == [
         "A: probability 0.623, threshold 0.500, called negative",
         "B: probability 0.623",
     ]
     many = predicted_slide(targets=[f"T{number}" for number in range(20)])
-    assert said_lines(many, ATTENTION)[-1] == "and 14 more targets"
+    assert prediction_lines(many, ATTENTION)[-1] == "and 14 more targets"
 
 
 def test_the_heading_says_whether_values_or_percentiles_are_shown():
@@ -211,7 +211,7 @@ def test_ends_that_are_cut_are_told():
 
 
 def test_numbers_are_as_long_as_they_have_to_be():
-    numbers = [number(each) for each in (0.0, 0.02, -0.012345, 123.456, 1234.5, 1e-6)]
+    numbers = [format_value(each) for each in (0.0, 0.02, -0.012345, 123.456, 1234.5, 1e-6)]
     assert numbers == ["0", "0.0200", "−0.0123", "123", "1.23e+03", "1.00e−06"]
     assert tick_texts([-0.02, -0.01, 0.0, 0.01]) == ["−0.02", "−0.01", "0.00", "0.01"]
     assert tick_texts([0, 0.25, 0.5]) == ["0.00", "0.25", "0.50"]

@@ -9,7 +9,7 @@ import tifffile
 from predicted_slides import ATTENTION, CONTRIBUTION, grid_of, predicted_slide, table_of
 
 from tapfm.prediction.heatmap_tiff import LARGEST_LAST_PX, blocks_of, level_sizes, write_heatmap_tiff
-from tapfm.prediction.layers import shown
+from tapfm.prediction.layers import layer_values
 from tapfm.prediction.placing import place
 from tapfm.runtime.files import UNFINISHED
 from tapfm.slides.opening import open_slide
@@ -46,7 +46,7 @@ def test_openslide_finds_the_levels_and_the_scale(tmp_path, predicted, table):
 def test_every_level_has_every_tile_in_its_colour_and_white_elsewhere(tmp_path, predicted, table):
     path = tmp_path / "map.tif"
     write_heatmap_tiff(path, predicted, table, CONTRIBUTION)
-    values, scale = shown(table.values[CONTRIBUTION.column], "contribution")
+    values, scale = layer_values(table.values[CONTRIBUTION.column], "contribution")
     colours = scale.colours(values)
     with openslide.OpenSlide(path) as opened:
         for level, size in enumerate(opened.level_dimensions):
@@ -101,7 +101,7 @@ def test_a_very_large_slide_is_painted_a_row_of_blocks_at_a_time():
     predicted = predicted_slide(size_px0=(100_000, 100_000))
     positions = np.array([[0, 0], [99_680, 99_680]])
     squares = place(predicted, positions, (7.0, 7.0), 14_286, 14_286)
-    values, scale = shown(np.array([-1.0, 1.0]), "contribution")
+    values, scale = layer_values(np.array([-1.0, 1.0]), "contribution")
     blocks = blocks_of(squares, values, scale)
     first = next(blocks)
     assert first.shape == (256, 256, 3)

@@ -11,18 +11,18 @@ from tapfm.prediction.layers import (
     UNITS,
     ColourScale,
     Layer,
+    layer_values,
     layers_of,
     main_layers,
     palette,
     percentiles,
-    shown,
     slug,
 )
 
 
 def test_contributions_are_centred_on_nothing_whatever_their_values():
     for values in ([-1.0, 3.0], [2.0, 3.0], [-3.0, -2.0], [0.0, 0.0]):
-        _, scale = shown(np.array(values), "contribution")
+        _, scale = layer_values(np.array(values), "contribution")
         assert scale.diverging
         assert scale.low == -scale.high
         assert scale.unit == UNITS["contribution"]
@@ -31,7 +31,7 @@ def test_contributions_are_centred_on_nothing_whatever_their_values():
 
 def test_few_outliers_do_not_take_all_colours():
     values = np.concatenate([np.linspace(0, 1, 999), [1000.0]])
-    _, scale = shown(values, "attention")
+    _, scale = layer_values(values, "attention")
     assert scale.high < 1.01
     np.testing.assert_array_equal(scale.colours(np.array([1000.0])), [SEQUENTIAL[-1]])
 
@@ -39,10 +39,10 @@ def test_few_outliers_do_not_take_all_colours():
 @pytest.mark.parametrize("values", [[], [0.25], [0.25, 0.25], [0.0]])
 def test_no_tiles_and_equal_tiles_have_a_scale(values):
     for kind in UNITS:
-        numbers, scale = shown(np.array(values), kind)
+        numbers, scale = layer_values(np.array(values), kind)
         assert scale.low < scale.high
         assert scale.colours(numbers).shape == (len(values), 3)
-        numbers, scale = shown(np.array(values), kind, percentile=True)
+        numbers, scale = layer_values(np.array(values), kind, percentile=True)
         assert (scale.low, scale.high, scale.unit) == (0, 100, PERCENTILE_UNIT)
         assert (numbers == 50).all()
 

@@ -2,21 +2,21 @@
 
 from report_lab import history, predictions
 
-from tapfm.evaluation.measures import choose_thresholds, measure
+from tapfm.evaluation.measures import choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction
 from tapfm.report.figures import methods_figures, result_figures, training_figures
-from tapfm.report.numbers import duration, percent, written
-from tapfm.report.result import Result
+from tapfm.report.numbers import duration, format_number, percent
+from tapfm.report.result import SplitResult
 from tapfm.report.tables import headline, metric_blocks
 
 
 def a_result(slides, targets=("FGFR3",), validation=None, **more):
     chosen = choose_thresholds(validation, targets, "patient") if validation else None
-    found = measure(slides, targets, "patient", chosen, resamples=50)
+    found = compute_metrics(slides, targets, "patient", chosen, resamples=50)
     thresholds = {"youden": chosen.youden, "at_sensitivity": chosen.chosen} if chosen else {}
     measured = {(each.target, each.metric): each for each in found}
     given = {"chosen_on": "8 slides", "resamples": 50} | thresholds | more
-    return Result("test", "ten slides", targets, "patient", slides, measured, **given)
+    return SplitResult("test", "ten slides", targets, "patient", slides, measured, **given)
 
 
 def test_four_charts_with_the_numbers_of_the_evaluation():
@@ -26,7 +26,7 @@ def test_four_charts_with_the_numbers_of_the_evaluation():
     estimate = result.measured["FGFR3", "auc"].estimate
     assert (
         figures[0].keys[0].name
-        == f"AUC {written(estimate.value)} ({written(estimate.low)} to {written(estimate.high)})"
+        == f"AUC {format_number(estimate.value)} ({format_number(estimate.low)} to {format_number(estimate.high)})"
     )
     assert figures[0].svg.count('class="line') == 3  # chance, baseline, model
     assert "band model" in figures[0].svg

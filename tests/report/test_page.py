@@ -9,22 +9,22 @@ from tapfm.metrics.estimate import Estimate
 from tapfm.report.content import (
     Cell,
     Code,
+    Collapsible,
     Column,
     Figure,
     Figures,
-    Fold,
-    Gallery,
-    Heat,
-    Heats,
-    Key,
+    HeatmapGallery,
+    LegendEntry,
     Note,
     Page,
     Picture,
     Row,
     Section,
+    SlideHeatmaps,
     SlideLine,
-    Slides,
+    SlidesBlock,
     Table,
+    TileGallery,
     TilePicture,
 )
 from tapfm.report.numbers import estimate_cell
@@ -81,12 +81,21 @@ def a_page(**changes):
         table,
         Note(EVIL),
         Code(EVIL),
-        Fold(
-            EVIL, [Figures([Figure(EVIL, keys=[Key("line", EVIL)], caption=EVIL), Figure("b", why=EVIL)], EVIL)], EVIL
+        Collapsible(
+            EVIL,
+            [Figures([Figure(EVIL, keys=[LegendEntry("line", EVIL)], caption=EVIL), Figure("b", why=EVIL)], EVIL)],
+            EVIL,
         ),
-        Slides([line, SlideLine("b", "p", "test", "T", 0.2, None, None, 3, "other")]),
-        Heats([Heat(EVIL, EVIL, "false positive", [EVIL], [picture]), Heat("gone", "T", "", [], [], EVIL)], [], EVIL),
-        Gallery(EVIL, [TilePicture(picture, EVIL, EVIL)], EVIL),
+        SlidesBlock([line, SlideLine("b", "p", "test", "T", 0.2, None, None, 3, "other")]),
+        HeatmapGallery(
+            [
+                SlideHeatmaps(EVIL, EVIL, "false positive", [EVIL], [picture]),
+                SlideHeatmaps("gone", "T", "", [], [], EVIL),
+            ],
+            [],
+            EVIL,
+        ),
+        TileGallery(EVIL, [TilePicture(picture, EVIL, EVIL)], EVIL),
     ]
     sections = [Section(EVIL, blocks, EVIL), Section("Twice", [Note("a")]), Section("Twice", [Note("b")])]
     given = {"kicker": EVIL, "title": EVIL, "summary": [EVIL], "headline": table, "warnings": [EVIL], "made": EVIL}
@@ -133,7 +142,7 @@ def test_names_of_files_that_are_no_text_do_not_stop_the_page():
 
 def test_columns_in_which_every_line_is_the_same_are_left_out():
     def heads(*lines):
-        html = render(replace(a_page(), sections=[Section("Slides", [Slides(lines)])])).decode()
+        html = render(replace(a_page(), sections=[Section("Slides", [SlidesBlock(lines)])])).decode()
         return re.findall(r'data-by="\w+"[^>]*>(Model|Set|Target)</th>', html), html.count("<select")
 
     line = SlideLine("a", "p", "test", "T", 0.2, None, None, 3, "m")

@@ -7,7 +7,7 @@ from browser import watched_page
 from playwright.sync_api import expect
 from report_lab import make_evaluation, make_prediction, make_run, page_of, predictions, write_section
 
-from tapfm.report.content import Cell, Column, Page, Row, Section, SlideLine, Slides, Table
+from tapfm.report.content import Cell, Column, Page, Row, Section, SlideLine, SlidesBlock, Table
 from tapfm.report.page import render
 
 FIRST_ROWS = "#slide-table tbody tr:not([hidden])"
@@ -66,7 +66,7 @@ def test_the_table_of_slides_fits_a_desk(page, tmp_path, slide_id):
         for where in ("validation", "external.csv")
         for target in ("EGFR", "FGFR3")
     ]
-    made = Page("k", "t", [], None, [], [Section("Slides", [Slides(lines)])], "m")
+    made = Page("k", "t", [], None, [], [Section("Slides", [SlidesBlock(lines)])], "m")
     (tmp_path / "report.html").write_bytes(render(made))
     page.goto((tmp_path / "report.html").as_uri())
     assert page.locator(".scroll.tall").evaluate("each => each.scrollWidth - each.clientWidth") <= 0
@@ -180,7 +180,7 @@ def test_pictures_are_decoded_and_the_contents_follow(page, address):
 def test_names_that_are_html_do_nothing(page, tmp_path):
     evil = "<img src=x onerror=\"console.error('in')\"><script>console.error('in')</script>"
     lines = [SlideLine(evil, evil, where, evil, 0.5, 0.4, 0, 3, model) for model, where in (("a", "b"), (evil, evil))]
-    made = Page(evil, evil, [evil], None, [evil], [Section("Slides", [Slides(lines)], evil)], evil)
+    made = Page(evil, evil, [evil], None, [evil], [Section("Slides", [SlidesBlock(lines)], evil)], evil)
     (tmp_path / "report.html").write_bytes(render(made))
     page.goto((tmp_path / "report.html").as_uri())
     assert page.locator("h1").inner_text() == evil
@@ -195,14 +195,14 @@ def test_five_thousand_slides_are_sorted_and_filtered(page, tmp_path):
         SlideLine(each.slide_id, each.patient_id, "test", "FGFR3", each.probabilities["FGFR3"], 0.5, 1, each.tiles)
         for each in predictions(5000)
     ]
-    made = Page("k", "t", [], None, [], [Section("Slides", [Slides(lines)])], "m")
+    made = Page("k", "t", [], None, [], [Section("Slides", [SlidesBlock(lines)])], "m")
     (tmp_path / "report.html").write_bytes(render(made))
     page.goto((tmp_path / "report.html").as_uri())
     seen = page.locator("#slide-table tbody tr").locator("visible=true")
-    assert seen.count() == Slides.few  # the others are there, and on paper
+    assert seen.count() == SlidesBlock.few  # the others are there, and on paper
     assert page.locator("#slide-count").inner_text() == "5,000 of 5,000, the first 300 shown"
     page.get_by_role("columnheader", name="Tiles").get_by_role("button").click()
-    assert seen.count() == Slides.few
+    assert seen.count() == SlidesBlock.few
     assert seen.first.inner_text().startswith("S4999")
     page.emulate_media(media="print")
     assert seen.count() == 5000

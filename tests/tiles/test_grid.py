@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tapfm.errors import SettingError
 from tapfm.slides.slide import Box, Thumbnail
-from tapfm.tiles.grid import TileSpec, covered, lay_grid
+from tapfm.tiles.grid import TileSpec, covered, tile_grid
 
 MPPS = [0.23, 0.25, 0.2645, 0.33, 0.499, 0.5]
 
@@ -31,7 +31,7 @@ def test_every_tile_comes_out_at_the_target_to_within_half_a_pixel(mpp, tile_px,
 @pytest.mark.parametrize("overlap_px", [0, 64])
 def test_the_grid_does_not_drift(mpp, overlap_px):
     spec = TileSpec(overlap_px=overlap_px)
-    grid = lay_grid(Box(0, 0, 100_000, 2_000), spec, mpp)
+    grid = tile_grid(Box(0, 0, 100_000, 2_000), spec, mpp)
     x = np.unique(grid[:, 0])
     exact = np.arange(len(x)) * (224 - overlap_px) * 0.5 / mpp
     assert len(x) > 190
@@ -39,11 +39,11 @@ def test_the_grid_does_not_drift(mpp, overlap_px):
 
 
 def test_counts_and_places_at_20x_and_40x_are_the_papers():
-    at_20x = lay_grid(Box(0, 0, 2220, 2967), TileSpec(), 0.5)
+    at_20x = tile_grid(Box(0, 0, 2220, 2967), TileSpec(), 0.5)
     assert len(at_20x) == 9 * 13
     np.testing.assert_array_equal(at_20x[:3], [[0, 0], [224, 0], [448, 0]])
     np.testing.assert_array_equal(at_20x[-1], [8 * 224, 12 * 224])
-    at_40x = lay_grid(Box(0, 0, 4440, 5934), TileSpec(), 0.25)
+    at_40x = tile_grid(Box(0, 0, 4440, 5934), TileSpec(), 0.25)
     np.testing.assert_array_equal(at_40x, 2 * at_20x)
 
 
@@ -51,7 +51,7 @@ def test_counts_and_places_at_20x_and_40x_are_the_papers():
 def test_tiles_stay_inside_and_touch_to_within_a_pixel(mpp):
     spec = TileSpec()
     side_px0 = spec.side_px0(mpp)
-    grid = lay_grid(Box(1000, 700, 9_999, 8_888), spec, mpp)
+    grid = tile_grid(Box(1000, 700, 9_999, 8_888), spec, mpp)
     assert grid.min(axis=0).tolist() == [1000, 700]
     assert (grid.max(axis=0) + side_px0 <= [1000 + 9_999, 700 + 8_888]).all()
     assert (grid.max(axis=0) + 2 * side_px0 + 1 > [1000 + 9_999, 700 + 8_888]).all()  # no room was left
@@ -60,7 +60,7 @@ def test_tiles_stay_inside_and_touch_to_within_a_pixel(mpp):
 
 
 def test_a_slide_smaller_than_a_tile_has_none():
-    assert lay_grid(Box(0, 0, 223, 5000), TileSpec(), 0.5).shape == (0, 2)
+    assert tile_grid(Box(0, 0, 223, 5000), TileSpec(), 0.5).shape == (0, 2)
 
 
 @given(data=st.data())

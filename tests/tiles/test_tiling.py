@@ -10,7 +10,7 @@ from tapfm.errors import ScaleError, TileReadError
 from tapfm.slides.opening import open_slide
 from tapfm.slides.quality import FOCUS_MPP, out_of_focus, sharpness
 from tapfm.slides.scale import Scale, resolve_scale
-from tapfm.tiles.grid import TileSpec, Verdict
+from tapfm.tiles.grid import TileSpec, TileVerdict
 from tapfm.tiles.tiling import in_blocks, read_block, tile_slide, why_empty
 
 SPEC = TileSpec()
@@ -34,7 +34,7 @@ def test_tissue_of_a_known_place_has_exactly_its_tiles(tmp_path, mpp):
     expected = [[round(c * stride_px0), round(r * stride_px0)] for r in range(1, 4) for c in range(2, 6)]
     assert result.side_px0 == side_px0
     assert result.kept.tolist() == expected
-    assert result.counts[Verdict.BACKGROUND] == len(result.positions) - 12
+    assert result.counts[TileVerdict.BACKGROUND] == len(result.positions) - 12
     area_mm2 = (right - left) * (bottom - top) * mpp**2 / 1e6
     assert result.tissue_mm2 == pytest.approx(area_mm2, rel=0.1)
 
@@ -73,7 +73,7 @@ def test_bounds_and_gaps_of_a_leica_slide(tmp_path):
     for x, y in result.kept.tolist():
         assert (slide.read(x, y, 224, 224) != 255).any(axis=2).mean() > 0.25  # none lies in the gap
     gap = result.verdicts[(result.positions[:, 0] >= 1632) & (result.positions[:, 0] + 224 <= 2304)]
-    assert set(gap.tolist()) == {Verdict.BACKGROUND}
+    assert set(gap.tolist()) == {TileVerdict.BACKGROUND}
 
 
 def test_ink_is_counted_and_left_out(tmp_path):
@@ -82,12 +82,12 @@ def test_ink_is_counted_and_left_out(tmp_path):
     path = write_slide(tmp_path / "s.svs", pixels)
     _, clean = tiled(path)
     # the ink's own 8 tiles, and those around that its fringe reaches into
-    inked = {tuple(p) for p in clean.positions[clean.verdicts == Verdict.PEN].tolist()}
+    inked = {tuple(p) for p in clean.positions[clean.verdicts == TileVerdict.PEN].tolist()}
     assert {(448 + 224 * c, 448 + 224 * r) for r in range(2) for c in range(4)} <= inked
     assert len(inked) <= 24
-    assert clean.counts[Verdict.KEPT] == 100 - len(inked)
+    assert clean.counts[TileVerdict.KEPT] == 100 - len(inked)
     _, kept = tiled(path, TileSpec(drop_pen=False))
-    assert kept.counts[Verdict.KEPT] == 100
+    assert kept.counts[TileVerdict.KEPT] == 100
 
 
 def test_blur_is_counted_and_left_out(tmp_path):
@@ -95,11 +95,11 @@ def test_blur_is_counted_and_left_out(tmp_path):
     pixels[:, 1120:] = cv2.GaussianBlur(pixels, (0, 0), 10)[:, 1120:]  # 5 um
     path = write_slide(tmp_path / "s.svs", pixels)
     _, result = tiled(path)
-    assert result.counts[Verdict.BLUR] == 25
-    assert (result.positions[result.verdicts == Verdict.BLUR][:, 0] >= 1120).all()
+    assert result.counts[TileVerdict.BLUR] == 25
+    assert (result.positions[result.verdicts == TileVerdict.BLUR][:, 0] >= 1120).all()
     assert result.warnings == ()
     _, kept = tiled(path, TileSpec(drop_blur=False))
-    assert kept.counts[Verdict.KEPT] == 50
+    assert kept.counts[TileVerdict.KEPT] == 50
 
 
 def half_blurred(width_px, height_px, mpp):
@@ -117,12 +117,12 @@ def half_blurred(width_px, height_px, mpp):
 def test_focus_is_judged_in_blocks_as_tile_by_tile(tmp_path, mpp, overlap_px, exact):
     path = write_slide(tmp_path / "s.svs", half_blurred(2600, 1900, mpp), mpp=mpp, objective=20 if mpp > 0.3 else 40)
     slide, result = tiled(path, TileSpec(overlap_px=overlap_px))
-    looked_at = np.flatnonzero(np.isin(result.verdicts, (Verdict.KEPT, Verdict.BLUR)))
+    looked_at = np.flatnonzero(np.isin(result.verdicts, (TileVerdict.KEPT, TileVerdict.BLUR)))
     focus_px = round(result.side_px0 * mpp / FOCUS_MPP)
     alone = np.stack([slide.read(x, y, result.side_px0, focus_px) for x, y in result.positions[looked_at].tolist()])
-    verdicts = [Verdict.BLUR if out_of_focus(tile) else Verdict.KEPT for tile in alone]
+    verdicts = [TileVerdict.BLUR if out_of_focus(tile) else TileVerdict.KEPT for tile in alone]
     assert result.verdicts[looked_at].tolist() == verdicts
-    assert 0 < verdicts.count(Verdict.BLUR) < len(verdicts)
+    assert 0 < verdicts.count(TileVerdict.BLUR) < len(verdicts)
     in_order = np.concatenate(in_blocks(slide.facts, result.positions, looked_at, result.side_px0, focus_px))
     assert sorted(in_order.tolist()) == looked_at.tolist()
     block = read_block(slide, result.positions[looked_at], result.side_px0, focus_px)
@@ -152,8 +152,8 @@ def test_threads_judge_as_one_does(tmp_path):
     slide = open_slide(write_slide(tmp_path / "s.svs", pixels))
     scale = resolve_scale(slide.facts, None)
     one, several = (tile_slide(slide, scale, SPEC, threads=threads) for threads in (1, 7))
-    assert one.counts[Verdict.BLUR] > 0
-    assert one.counts[Verdict.KEPT] > 0
+    assert one.counts[TileVerdict.BLUR] > 0
+    assert one.counts[TileVerdict.KEPT] > 0
     np.testing.assert_array_equal(one.verdicts, several.verdicts)
 
 
@@ -168,8 +168,8 @@ def test_scanner_padding_is_named(tmp_path):
     pixels = section(1120, 1120, tissue=(0, 0, 1, 1))
     pixels[:, :448] = 0
     _, result = tiled(write_slide(tmp_path / "s.svs", pixels))
-    assert result.counts[Verdict.PADDING] == 10
-    assert result.counts[Verdict.KEPT] == 15
+    assert result.counts[TileVerdict.PADDING] == 10
+    assert result.counts[TileVerdict.KEPT] == 15
 
 
 def test_glass_has_no_tile_and_says_so(tmp_path):
@@ -225,9 +225,13 @@ def slide_for_damage(tmp_path):
 
 def test_a_few_unreadable_tiles_are_left_out_and_counted(tmp_path):
     _, result = tiled(damage(slide_for_damage(tmp_path), [5, 17, 99]))
-    assert result.counts[Verdict.UNREADABLE] == 3
-    assert result.counts[Verdict.KEPT] == 97
-    assert result.positions[result.verdicts == Verdict.UNREADABLE].tolist() == [[1120, 0], [1568, 224], [2016, 2016]]
+    assert result.counts[TileVerdict.UNREADABLE] == 3
+    assert result.counts[TileVerdict.KEPT] == 97
+    assert result.positions[result.verdicts == TileVerdict.UNREADABLE].tolist() == [
+        [1120, 0],
+        [1568, 224],
+        [2016, 2016],
+    ]
 
 
 def test_many_unreadable_tiles_fail_the_slide(tmp_path):
@@ -262,8 +266,8 @@ def test_what_is_unreadable_is_counted_over_what_was_looked_at(tmp_path):
     pixels[:, 224:] = cv2.GaussianBlur(pixels, (0, 0), 10)[:, 224:]
     path = write_slide(tmp_path / "s.svs", pixels, tile_px=224, downsamples=(1, 16))
     _, result = tiled(damage(path, [0, 10]))  # 2 of 100, though of 10 that are sharp
-    assert result.counts[Verdict.UNREADABLE] == 2
-    assert result.counts[Verdict.KEPT] == 8
+    assert result.counts[TileVerdict.UNREADABLE] == 2
+    assert result.counts[TileVerdict.KEPT] == 8
 
 
 def test_drawn_tissue_replaces_what_would_be_found(tmp_path):
@@ -283,4 +287,4 @@ def test_the_same_real_tissue_has_the_same_tiles_in_every_format(name):
     assert len(result.positions) == 117
     assert len(reference.kept) == 61
     assert abs(len(result.kept) - len(reference.kept)) <= 1  # each was compressed once more
-    assert result.counts[Verdict.PEN] == result.counts[Verdict.BLUR] == 0
+    assert result.counts[TileVerdict.PEN] == result.counts[TileVerdict.BLUR] == 0

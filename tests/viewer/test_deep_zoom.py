@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tapfm.slides.slide import Box
-from tapfm.viewer.deep_zoom import DeepZoom, Picture
+from tapfm.viewer.deep_zoom import DeepZoom, ZoomTile
 
 
 @given(some.integers(1, 200_000), some.integers(1, 200_000), some.integers(0, 999), some.integers(0, 20))
@@ -32,8 +32,8 @@ def test_the_pictures_of_a_level_cover_the_bounds_once(width, height, corner, le
 def test_the_first_level_is_one_picture_and_the_last_has_the_pixels_of_the_slide():
     zoom = DeepZoom(Box(512, 256, 2304, 1280))
     assert zoom.last_level == 3
-    assert zoom.picture(0, 0, 0) == Picture(Box(512, 256, 2304, 1280), 288, 160)
-    assert zoom.picture(3, 1, 2) == Picture(Box(1024, 1280, 512, 256), 512, 256)
+    assert zoom.picture(0, 0, 0) == ZoomTile(Box(512, 256, 2304, 1280), 288, 160)
+    assert zoom.picture(3, 1, 2) == ZoomTile(Box(1024, 1280, 512, 256), 512, 256)
 
 
 @pytest.mark.parametrize("where", [(-1, 0, 0), (4, 0, 0), (3, -1, 0), (3, 0, -1), (3, 5, 0), (3, 0, 3), (0, 1, 0)])

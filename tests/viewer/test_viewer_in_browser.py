@@ -13,7 +13,7 @@ from slide_files import GLASS, section, write_scn, write_slide
 from viewed_slides import predict, two_predictions
 
 from tapfm.viewer.assets import FOLDER, read_assets
-from tapfm.viewer.collection import collect
+from tapfm.viewer.collection import collect_viewed_slides
 from tapfm.viewer.gate import Admission
 from tapfm.viewer.server import make_server
 from tapfm.viewer.serving import address_of, open_socket
@@ -31,7 +31,7 @@ class Served:
         port = self.listener.getsockname()[1]
         admission = Admission.of(host, port)
         self.address = address_of(host, port, admission)
-        application = make_server(collect(sources), read_assets(), admission)
+        application = make_server(collect_viewed_slides(sources), read_assets(), admission)
         self.server = uvicorn.Server(uvicorn.Config(application, log_level="error", ws="none"))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
 

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from tapfm.viewer.pictures import Kept, Reading
+from tapfm.viewer.pictures import PictureCache, SlideReaders
 
 
 def test_the_least_recently_used_pictures_are_let_go():
-    kept = Kept(most_bytes=10)
+    kept = PictureCache(most_bytes=10)
     kept.put("a", b"1234")
     kept.put("b", b"1234")
     assert kept.get("a") == b"1234"
@@ -26,7 +26,7 @@ def test_the_least_recently_used_pictures_are_let_go():
 
 @pytest.fixture
 def reading():
-    reading = Reading(threads=4)
+    reading = SlideReaders(threads=4)
     yield reading
     reading.close()
 
@@ -65,7 +65,7 @@ def test_what_failed_is_tried_again(reading):
 
 
 def test_eight_pictures_are_made_side_by_side():
-    reading = Reading(threads=8)
+    reading = SlideReaders(threads=8)
     together = threading.Barrier(8, timeout=20)
 
     async def ask():

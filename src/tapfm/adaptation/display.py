@@ -27,7 +27,7 @@ class TrainingDisplay:
         self._progress.start()
         self._said_at = time.monotonic()
         self._phase, self._epoch, self._done, self._total = "train", 0, 0, 0
-        self._board = Board(folder / "tensorboard", console)
+        self._board = TensorBoardWriter(folder / "tensorboard", console)
 
     def close(self) -> None:
         """Take the bars off, and finish the event file."""
@@ -47,7 +47,7 @@ class TrainingDisplay:
             visible=True,
         )
 
-    def visited(self, progress: progress_of_run.Progress) -> None:
+    def visited(self, progress: progress_of_run.RunProgress) -> None:
         """Show one more slide."""
         self._done += 1
         sums = progress.sums
@@ -63,7 +63,7 @@ class TrainingDisplay:
 
     def finished_epoch(self, row: Mapping[str, Any], *, best: bool) -> None:
         """Tell what an epoch came to; a line that stays."""
-        auc = f"AUC {told(row['train_macro_auc'])} training, {told(row['val_macro_auc'])} validation"
+        auc = f"AUC {format_auc(row['train_macro_auc'])} training, {format_auc(row['val_macro_auc'])} validation"
         self._say(
             f"epoch {row['epoch']}/{self._epochs}: L_agg {row['loss_agg']:.4f}, {auc}{' (best)' if best else ''}, "
             f"{row['tiles_per_second']:,.0f} tiles/s, waiting {row['waiting_share']:.0%}, {row['seconds']:,.0f} s"
@@ -83,7 +83,7 @@ class TrainingDisplay:
         self._said_at = time.monotonic()
 
 
-class Board:
+class TensorBoardWriter:
     """Event files for TensorBoard; without the package there are none, and the run goes on."""
 
     def __init__(self, folder: Path, console: Console) -> None:
@@ -101,7 +101,7 @@ class Board:
 
                 # events of epochs that a resumed run repeats are dropped
                 self._writer = SummaryWriter(str(self._folder), purge_step=row["epoch"])
-            for name, value in numbers_of(row):
+            for name, value in scalars_of(row):
                 self._writer.add_scalar(name, value, row["epoch"])
             self._writer.flush()
         except ImportError:
@@ -118,7 +118,7 @@ class Board:
                 self._writer.close()
 
 
-def numbers_of(row: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
+def scalars_of(row: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
     """Name the numbers of an epoch as TensorBoard groups them."""
     numbers: list[tuple[str, float]] = []
     for name, value in row.items():
@@ -129,14 +129,14 @@ def numbers_of(row: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
     return numbers
 
 
-def best_so_far(progress: progress_of_run.Progress) -> str:
+def best_so_far(progress: progress_of_run.RunProgress) -> str:
     """Say which epoch leads."""
     if progress.best_epoch is None:
         return ""
     row = progress.history[progress.best_epoch]
-    return f"best: epoch {row['epoch']}, AUC {told(row['val_macro_auc'])}"
+    return f"best: epoch {row['epoch']}, AUC {format_auc(row['val_macro_auc'])}"
 
 
-def told(value: float | None) -> str:
+def format_auc(value: float | None) -> str:
     """Write an AUC, or that there is none."""
     return "-" if value is None else f"{value:.4f}"

@@ -9,15 +9,15 @@ import torch
 
 from tapfm.adaptation.learner import Learner
 from tapfm.contracts import Targets
-from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit, scores
-from tapfm.runs.progress import SUMMED, Progress
+from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit, compute_scores
+from tapfm.runs.progress import SUMMED, RunProgress
 
 TIMED = ("seconds", "tiles_per_second", "waiting_share", "peak_memory_gib")  # what two equal runs may differ in
 
 
 def epoch_row(
     learner: Learner,
-    progress: Progress,
+    progress: RunProgress,
     training: Sequence[LabelledSlide],
     predictions: Sequence[Prediction],
     unit: Unit,
@@ -28,7 +28,7 @@ def epoch_row(
     seen = [
         slide.prediction(targets, sums.logits[slide.slide_id], 0) for slide in training if slide.slide_id in sums.logits
     ]
-    train, val = scores(seen, targets, unit), scores(predictions, targets, unit)
+    train, val = compute_scores(seen, targets, unit), compute_scores(predictions, targets, unit)
     loss = mean_loss(learner, predictions)
     return {
         "epoch": progress.epoch + 1,

@@ -8,11 +8,11 @@ import torch
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.encoder_shape import EncoderShape
-from tapfm.adaptation.learner import Learner, Optimisation
-from tapfm.adaptation.optimisers import Schedule
+from tapfm.adaptation.learner import Learner, OptimiserSettings
+from tapfm.adaptation.optimisers import LearningRateSchedule
 from tapfm.adaptation.planner import StepPlan, plan_step
 from tapfm.adaptation.step_costs import Precision
-from tapfm.adaptation.trainer import Plan
+from tapfm.adaptation.trainer import TrainingPlan
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.catalog import aggregator_card
 from tapfm.config.settings import RunConfig
@@ -21,10 +21,10 @@ from tapfm.encoders.features import FeatureFacts
 from tapfm.encoders.precision import can_compile
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError
-from tapfm.runs.build import aggregator_of, ready_encoder
-from tapfm.runs.data import RunData, SlideOfRun
+from tapfm.runs.build import aggregator_of, load_trainable_encoder
+from tapfm.runs.data import RunData, RunSlide
 from tapfm.runs.model import SlideModel
-from tapfm.runtime.devices import choose_float32_products, choose_precision
+from tapfm.runtime.devices import choose_precision, set_float32_precision
 from tapfm.tasks.catalog import build_task
 from tapfm.tiles.augment import Augmentation
 
@@ -32,7 +32,7 @@ GRAPH_BYTES = 2 * 2**30  # of a chunk, where memory cannot be asked for
 GRAPH_FLOATS = 24  # that a block keeps for each number of its input
 
 
-class Built(NamedTuple):
+class BuiltLearner(NamedTuple):
     """A learner; the SHA-256 of its encoder's weights, where it is known; and the plan it follows on a GPU."""
 
     learner: Learner
@@ -40,9 +40,9 @@ class Built(NamedTuple):
     plan: StepPlan | None
 
 
-def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Built:
+def build_learner(config: RunConfig, data: RunData, device: torch.device) -> BuiltLearner:
     """Build the model and its optimisers. The same seed gives the same first weights."""
-    choose_float32_products(tf32=config.machine.tf32)
+    set_float32_precision(tf32=config.machine.tf32)
     limit_memory(config, device)
     (weights_dtype, compute_dtype), compiled = dtypes_of(config, device), is_compiled(config, device)
     plan = None
@@ -51,7 +51,7 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Bui
         encoder, feature_size, sha256 = None, facts.size, facts.weights_sha256
     else:
         # the learner moves it, once it is small enough
-        encoder, provenance = ready_encoder(config, torch.device("cpu"))
+        encoder, provenance = load_trainable_encoder(config, torch.device("cpu"))
         feature_size, sha256 = encoder.feature_size, provenance.sha256
         plan = plan_of_step(config, data, encoder, device) if device.type == "cuda" else None
         encoder.compile_blocks(compiled)
@@ -66,7 +66,7 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Bui
     adaptation = adaptation_of(config, chunking, compute_dtype)
     optimisation = optimisation_of(config, plan, weights_dtype=weights_dtype, compiled=compiled)
     model = SlideModel(encoder, aggregator, task, compute_dtype)
-    return Built(Learner(model, adaptation, optimisation), sha256, plan)
+    return BuiltLearner(Learner(model, adaptation, optimisation), sha256, plan)
 
 
 def limit_memory(config: RunConfig, device: torch.device) -> None:
@@ -108,11 +108,11 @@ def plan_of_step(config: RunConfig, data: RunData, encoder: VitEncoder, device: 
         free_bytes=free_bytes,
         precision=training_precision(config, device),
         compiled=is_compiled(config, device),
-        **asked_of_the_plan(config),
+        **planner_arguments(config),
     )
 
 
-def asked_of_the_plan(config: RunConfig) -> dict[str, Any]:
+def planner_arguments(config: RunConfig) -> dict[str, Any]:
     """Unpack what the planner has to keep to, whatever the card."""
     return {
         "chunk": config.adaptation.chunk,
@@ -126,7 +126,7 @@ def asked_of_the_plan(config: RunConfig) -> dict[str, Any]:
 
 def stored_features(config: RunConfig, data: RunData) -> FeatureFacts:
     """Say what the features are; all have to be of one encoder, and with attention where the aggregator asks for it."""
-    found: dict[tuple[object, ...], list[SlideOfRun]] = {}
+    found: dict[tuple[object, ...], list[RunSlide]] = {}
     aggregator = aggregator_card(config.aggregator.name)
     for slide in data.slides:
         assert slide.features is not None
@@ -209,10 +209,10 @@ def optimisation_of(
     *,
     weights_dtype: torch.dtype | None = None,
     compiled: bool = False,
-) -> Optimisation:
+) -> OptimiserSettings:
     """Unpack the optimisers' settings; what they leave open, the plan has chosen."""
     moments, offload = config.optimiser.moments, config.machine.offload_optimiser
-    return Optimisation(
+    return OptimiserSettings(
         encoder_lr=config.optimiser.encoder_lr,
         aggregator_lr=config.optimiser.aggregator_lr,
         encoder_lr_min=config.schedule.encoder_lr_min,
@@ -221,7 +221,7 @@ def optimisation_of(
         decay_all=config.optimiser.decay_all,
         clip_norm=config.optimiser.clip_norm,
         slides_per_step=config.optimiser.slides_per_step,
-        schedule=Schedule(config.schedule.first_cycle, config.schedule.cycle_factor),
+        schedule=LearningRateSchedule(config.schedule.first_cycle, config.schedule.cycle_factor),
         weights_dtype=weights_dtype,
         wide_gradients=plan is None or plan.wide_gradients,
         moments=plan.moments if plan is not None else "float32" if moments == "auto" else moments,
@@ -230,9 +230,9 @@ def optimisation_of(
     )
 
 
-def plan_of(config: RunConfig) -> Plan:
+def training_plan_of(config: RunConfig) -> TrainingPlan:
     """Unpack the plan's settings."""
-    return Plan(
+    return TrainingPlan(
         epochs=config.schedule.epochs,
         augmentation=augmentation_of(config),
         seed=config.seed,

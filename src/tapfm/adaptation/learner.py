@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tapfm.adaptation.chunked import Chunking, RandomState
 from tapfm.adaptation.loss_scale import LossScale
-from tapfm.adaptation.moments import Moments
-from tapfm.adaptation.optimisers import AdamW, Schedule, make_optimiser, set_rate, update
+from tapfm.adaptation.moments import MomentFormat
+from tapfm.adaptation.optimisers import AdamW, LearningRateSchedule, make_optimiser, set_rate, step_optimiser
 from tapfm.adaptation.two_graph import (
     Adaptation,
     StepReport,
@@ -26,15 +26,15 @@ from tapfm.adaptation.two_graph import (
 )
 from tapfm.contracts import Aggregator, EncodedTiles, Targets
 from tapfm.encoders.adapters import trained_parameters
-from tapfm.encoders.precision import lower
+from tapfm.encoders.precision import cast_weights
 from tapfm.errors import TapfmError
 from tapfm.inference.bags import Bag
 from tapfm.runs.model import SlideModel, refuse_misfit
-from tapfm.runtime.device_memory import free_memory, one_memory_error
+from tapfm.runtime.device_memory import free_memory, unify_memory_errors
 
 
 @dataclass(frozen=True)
-class Optimisation:
+class OptimiserSettings:
     """How the two optimisers go about it.
 
     weights_dtype: of the encoder's weights in the device's memory; the optimiser then keeps float32 ones beside them.
@@ -51,16 +51,16 @@ class Optimisation:
     decay_all: bool = True
     clip_norm: float = 0.0
     slides_per_step: int = 1
-    schedule: Schedule = Schedule()  # noqa: RUF009 - frozen
+    schedule: LearningRateSchedule = LearningRateSchedule()  # noqa: RUF009 - frozen
     weights_dtype: torch.dtype | None = None
     wide_gradients: bool = True
-    moments: Moments = "float32"
+    moments: MomentFormat = "float32"
     offload: bool = False
     compiled: bool = False
 
 
 @dataclass(frozen=True)
-class Lesson:
+class PendingSlide:
     """A slide to learn from."""
 
     bag: Bag
@@ -75,7 +75,7 @@ class Learner:
         self,
         model: SlideModel,
         adaptation: Adaptation,
-        optimisation: Optimisation,
+        optimisation: OptimiserSettings,
         *,
         shrunk: Callable[[int], object] = lambda _: None,
     ) -> None:
@@ -96,14 +96,14 @@ class Learner:
                 compiled=optimisation.compiled,
             )
             if optimisation.weights_dtype is not None:
-                lower(model.encoder, optimisation.weights_dtype)  # what does not learn
+                cast_weights(model.encoder, optimisation.weights_dtype)  # what does not learn
             model.encoder.to(model.device)
             if optimisation.wide_gradients:
                 self._widen_gradients()
         self._aggregator_optimiser = make(model.aggregator.named_parameters())
         scaled = model.encoder is not None and adaptation.compute_dtype == torch.float16
         self._loss_scale = LossScale(model.device) if scaled else None
-        self._lessons: list[Lesson] = []  # since the last update
+        self._lessons: list[PendingSlide] = []  # since the last update
         self._all_finite: Tensor | None = None
         self._encoder_changes = False
 
@@ -139,13 +139,13 @@ class Learner:
         half as many tiles at once.
         """
         if not self._lessons:
-            self._begun = Begun(self)
-        self._lessons.append(Lesson(bag, targets, slide_id))
+            self._begun = StepSnapshot(self)
+        self._lessons.append(PendingSlide(bag, targets, slide_id))
         self._encoder_changes = False
         todo = self._lessons[-1:]
         while True:
             try:
-                with one_memory_error():
+                with unify_memory_errors():
                     for lesson in todo[:-1]:
                         self._take(lesson, now=False)
                     report = self._take(todo[-1], now=now)
@@ -175,7 +175,7 @@ class Learner:
                 self._update_encoder(finite & norms.isfinite().all())
             self._lessons, self._all_finite = [], None
 
-    def _smaller_chunks(self, lessons: list[Lesson], error: torch.OutOfMemoryError) -> Chunking:
+    def _smaller_chunks(self, lessons: list[PendingSlide], error: torch.OutOfMemoryError) -> Chunking:
         """Half as many tiles at once, where that can help and nothing would be applied twice."""
         slide_id, device = lessons[-1].slide_id, self.model.device
         if self._encoder_changes:
@@ -194,7 +194,7 @@ class Learner:
             ) from error
         return smaller
 
-    def _take(self, lesson: Lesson, *, now: bool) -> StepReport:
+    def _take(self, lesson: PendingSlide, *, now: bool) -> StepReport:
         aggregator = self.model.aggregator_for(lesson.bag.coordinates)
         if isinstance(lesson.bag.content, EncodedTiles):
             report = aggregator_step(aggregator, self.model, lesson.bag.content, lesson.targets)
@@ -239,7 +239,7 @@ class Learner:
     def _update(self, optimiser: AdamW | None, finite: Tensor, *, loss_scale: Tensor | None = None) -> None:
         finite = finite if self._all_finite is None else finite & self._all_finite
         clip_norm = self.optimisation.clip_norm
-        update(optimiser, finite, slides=len(self._lessons), clip_norm=clip_norm, loss_scale=loss_scale)
+        step_optimiser(optimiser, finite, slides=len(self._lessons), clip_norm=clip_norm, loss_scale=loss_scale)
 
     def _widen_gradients(self) -> None:
         """Sum the encoder's gradients up in float32."""
@@ -297,7 +297,7 @@ class Learner:
         return {name: part for name, part in parts.items() if part is not None}
 
 
-class Begun:
+class StepSnapshot:
     """How things were before a step that may have to start over: the encoder is not changed before its end."""
 
     def __init__(self, learner: Learner) -> None:

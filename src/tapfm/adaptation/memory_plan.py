@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tapfm.adaptation.encoder_shape import EncoderShape
-from tapfm.adaptation.from_config import asked_of_the_plan
+from tapfm.adaptation.from_config import planner_arguments
 from tapfm.adaptation.planner import StepPlan, plan_step
 from tapfm.adaptation.step_costs import GIB, Precision
 from tapfm.config.settings import RunConfig
@@ -147,7 +147,7 @@ def _plan_for(config: RunConfig, shape: EncoderShape, tiles: int, card: Card, la
 def settings_for(config: RunConfig, card: Card) -> dict[str, Any]:
     """Return the arguments of the planner for this card."""
     precision, compiled = config.adaptation.precision, config.machine.compile
-    return asked_of_the_plan(config) | {
+    return planner_arguments(config) | {
         "precision": card.precision if precision == "auto" else precision,
         "compiled": card.compiles if compiled == "auto" else compiled,
     }

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Moments = Literal["float32", "bfloat16", "int8"]
+MomentFormat = Literal["float32", "bfloat16", "int8"]
 
 BLOCK = 256
 ZERO = 128  # the code of a first moment of 0
@@ -33,13 +33,13 @@ LOW_16_BITS = 0xFFFF
 LATTICE = 2**16  # random numbers are that many, evenly spaced
 
 
-def moment_bytes(form: Moments) -> float:
+def moment_bytes(form: MomentFormat) -> float:
     """Say what the two moments of one float32 parameter take."""
     return {"float32": 8.0, "bfloat16": 4.0, "int8": 2 * (1 + 4 / BLOCK)}[form]
 
 
 def no_moments(
-    form: Moments, blocks: int, dtype: torch.dtype, device: torch.device, *, pinned: bool = False
+    form: MomentFormat, blocks: int, dtype: torch.dtype, device: torch.device, *, pinned: bool = False
 ) -> dict[str, Tensor]:
     """Make both moments of so many blocks, all 0, under the names they have in a checkpoint."""
 
@@ -57,7 +57,7 @@ def no_moments(
     }
 
 
-def read_moments(kept: Mapping[str, Tensor], form: Moments, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def read_moments(kept: Mapping[str, Tensor], form: MomentFormat, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Give both moments in the precision to compute in."""
     if form != "int8":
         return kept["first"].to(dtype), kept["second"].to(dtype)
@@ -66,7 +66,7 @@ def read_moments(kept: Mapping[str, Tensor], form: Moments, dtype: torch.dtype) 
     return first.to(dtype), second.to(dtype)
 
 
-def moments_to_keep(first: Tensor, second: Tensor, form: Moments, seed: Tensor) -> dict[str, Tensor]:
+def store_moments(first: Tensor, second: Tensor, form: MomentFormat, seed: Tensor) -> dict[str, Tensor]:
     """Give what `read_moments` reads; `seed` (0-dim, int32) decides what is rounded up and what down."""
     if form == "float32":
         return {"first": first, "second": second}

@@ -14,14 +14,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tapfm.adaptation.moments import BLOCK, Moments, moment_bytes, moments_to_keep, no_moments, read_moments, scrambled
-from tapfm.adaptation.shards import Place, Shard, flat_gradient, layout_of, master_dtype, shard_places
+from tapfm.adaptation.moments import (
+    BLOCK,
+    MomentFormat,
+    moment_bytes,
+    no_moments,
+    read_moments,
+    scrambled,
+    store_moments,
+)
+from tapfm.adaptation.shards import ParameterSlice, Shard, flat_gradient, layout_of, master_dtype, shard_places
 from tapfm.errors import CheckpointError
 
 CPU_PIECE_ELEMENTS = 2**16
 FIRST_DECAY, SECOND_DECAY, EPSILON = 0.9, 0.999, 1e-8
 STEP, LAYOUT = "step", "layout"  # in a checkpoint, beside the moments of each shard
-FORMS: dict[torch.dtype, Moments] = {
+FORMS: dict[torch.dtype, MomentFormat] = {
     torch.float64: "float32",
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
@@ -31,7 +39,7 @@ STRIDE = 0x9E3779B1 - 2**32  # far apart in int32, so that steps and shards do n
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LearningRateSchedule:
     """Cosine annealing with warm restarts: the first cycle has `first_cycle` epochs, each next one `factor` times."""
 
     first_cycle: int = 10
@@ -60,7 +68,7 @@ class AdamW:
         weight_decay: float,
         decay_all: bool,
         compute_dtype: torch.dtype | None = None,
-        moments: Moments = "float32",
+        moments: MomentFormat = "float32",
         offload: bool = False,
         compiled: bool = False,
     ) -> None:
@@ -81,7 +89,7 @@ class AdamW:
         self._numbers = torch.arange(len(self.shards), dtype=torch.int32, device=device)
         self._layout = layout_of(self.shards)
 
-    def _lay(self, places: tuple[Place, ...], *, decayed: bool, compute_dtype: torch.dtype | None) -> Shard:
+    def _lay(self, places: tuple[ParameterSlice, ...], *, decayed: bool, compute_dtype: torch.dtype | None) -> Shard:
         """Copy parameters into a shard, and let them be views of it."""
         blocks = -(-(places[-1].start + places[-1].parameter.numel()) // BLOCK)
         own = places[0].parameter.dtype
@@ -241,7 +249,7 @@ def update_shard(
     working: Tensor,
     master: Tensor | None,
     moments: dict[str, Tensor],
-    form: Moments,
+    form: MomentFormat,
     scalars: tuple[Tensor, ...],
     finite: Tensor | None,
     seed: Tensor,
@@ -258,7 +266,7 @@ def update_shard(
     second = (second * SECOND_DECAY).addcmul(gradient, gradient, value=1 - SECOND_DECAY)
     new = old * keep - step_size * first / (second.sqrt() * per_root_of_bias + EPSILON)
     new = new if finite is None else torch.where(finite, new, old)
-    for name, kept in moments_to_keep(first, second, form, seed).items():
+    for name, kept in store_moments(first, second, form, seed).items():
         moments[name].copy_(kept if finite is None else torch.where(finite, kept, moments[name]))
     if master is not None:
         master.copy_(new)
@@ -272,7 +280,7 @@ def make_optimiser(
     decay_all: bool,
     device: torch.device | None = None,
     compute_dtype: torch.dtype | None = None,
-    moments: Moments = "float32",
+    moments: MomentFormat = "float32",
     offload: bool = False,
     compiled: bool = False,
 ) -> AdamW | None:
@@ -299,7 +307,7 @@ def set_rate(optimiser: AdamW | None, rate: float) -> None:
 
 
 @torch.no_grad()
-def update(
+def step_optimiser(
     optimiser: AdamW | None,
     finite: Tensor | None = None,
     *,
@@ -328,7 +336,7 @@ def total_norm(gradients: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)).norm()
 
 
-def bytes_by_part(*, lowered: bool, moments: Moments, offload: bool) -> dict[str, float]:
+def bytes_by_part(*, lowered: bool, moments: MomentFormat, offload: bool) -> dict[str, float]:
     """Say what a trainable parameter takes on the device all the time; its gradient takes as much as it, or 4."""
     return {
         "weights": 2.0 if lowered else 4.0,
@@ -337,7 +345,7 @@ def bytes_by_part(*, lowered: bool, moments: Moments, offload: bool) -> dict[str
     }
 
 
-def form_of(state: Mapping[str, Tensor]) -> Moments | None:
+def form_of(state: Mapping[str, Tensor]) -> MomentFormat | None:
     """Tell which form the moments of a checkpoint have."""
     first = state.get("0000/first")
     return None if first is None else FORMS.get(first.dtype)

@@ -10,12 +10,12 @@ from tapfm.adaptation.step_costs import GIB
 from tapfm.encoders.blocks import Recompute
 
 
-def describe(plan: StepPlan, shape: EncoderShape) -> list[str]:
+def describe_plan(plan: StepPlan, shape: EncoderShape) -> list[str]:
     """Put a plan into a few lines."""
-    lines = [tiles_in_words(plan)]
-    lines.append(f"Recomputed: {recompute_in_words(plan.recompute[shape.depth - shape.learning_blocks :], shape)}.")
+    lines = [describe_chunks(plan)]
+    lines.append(f"Recomputed: {describe_recompute(plan.recompute[shape.depth - shape.learning_blocks :], shape)}.")
     if shape.trainable:
-        lines.append(f"Optimiser: {optimiser_in_words(plan)}.")
+        lines.append(f"Optimiser: {describe_optimiser(plan)}.")
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in plan.parts.items() if size >= 0.05 * GIB)
     lines.append(f"Memory at its peak: {plan.peak_bytes / GIB:.1f} GiB ({parts}).")
     lines.append(f"Work: {plan.passes:.1f} forward passes a tile, {plan.passes / least_passes(shape):.2f} x the least.")
@@ -27,7 +27,7 @@ def least_passes(shape: EncoderShape) -> float:
     return 1 + shape.backward_passes
 
 
-def tiles_in_words(plan: StepPlan) -> str:
+def describe_chunks(plan: StepPlan) -> str:
     """Say how the tiles go through the encoder."""
     if plan.way == "one-pass":
         return f"One pass: all {plan.tiles:,} tiles at once, each encoded once."
@@ -41,7 +41,7 @@ def tiles_in_words(plan: StepPlan) -> str:
     return f"Chunked: {chunks}; all but the first are encoded twice."
 
 
-def recompute_in_words(levels: tuple[Recompute, ...], shape: EncoderShape) -> str:
+def describe_recompute(levels: tuple[Recompute, ...], shape: EncoderShape) -> str:
     """Say what is computed again, from which block to which."""
     if not levels or set(levels) == {"nothing"}:
         return "nothing"
@@ -55,7 +55,7 @@ def recompute_in_words(levels: tuple[Recompute, ...], shape: EncoderShape) -> st
     return ", ".join(said)
 
 
-def optimiser_in_words(plan: StepPlan) -> str:
+def describe_optimiser(plan: StepPlan) -> str:
     """Say in which form moments are, and where."""
     where = "in the machine's memory" if plan.offload else "on the GPU"
     gradients = ", gradients summed in float32" if plan.wide_gradients else ""

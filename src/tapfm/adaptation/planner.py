@@ -10,18 +10,18 @@ from itertools import pairwise
 from typing import Literal
 
 from tapfm.adaptation.encoder_shape import EncoderShape
-from tapfm.adaptation.moments import Moments
+from tapfm.adaptation.moments import MomentFormat
 from tapfm.adaptation.step_costs import (
     COMPILED,
     GIB,
     LEVELS,
     PLAIN,
-    Candidate,
+    ChunkCost,
     Coefficients,
-    Form,
+    OptimiserFormat,
+    PlannerInput,
     Precision,
-    Question,
-    candidate,
+    chunk_cost,
     cost_of,
     graph_of,
     is_wide,
@@ -34,7 +34,7 @@ from tapfm.adaptation.step_costs import (
 from tapfm.encoders.blocks import Recompute
 from tapfm.errors import SettingError
 
-Way = Literal["one-pass", "hybrid", "chunked"]
+ChunkingMethod = Literal["one-pass", "hybrid", "chunked"]
 # A form that rounds the moments is taken where exact ones do not fit, or make the step so many times as long.
 WORTH_EXACTNESS = 1.5
 
@@ -43,12 +43,12 @@ WORTH_EXACTNESS = 1.5
 class StepPlan:
     """How a bag goes through the encoder, and what that takes."""
 
-    way: Way
+    way: ChunkingMethod
     tiles: int
     chunk: int  # tiles in the encoder at once
     kept: int  # chunks that keep their graph and so are encoded once
     recompute: tuple[Recompute, ...]  # one per block
-    moments: Moments
+    moments: MomentFormat
     offload: bool
     wide_gradients: bool  # summed in float32, where several backward passes make one update
     parts: Mapping[str, int]  # bytes at the moment of the peak
@@ -68,7 +68,14 @@ class StepPlan:
 
 
 # In the order of preference: first what gives the numbers of plain AdamW.
-FORMS = (Form(), Form(offload=True), Form("bfloat16"), Form("int8"), Form("bfloat16", True), Form("int8", True))
+FORMS = (
+    OptimiserFormat(),
+    OptimiserFormat(offload=True),
+    OptimiserFormat("bfloat16"),
+    OptimiserFormat("int8"),
+    OptimiserFormat("bfloat16", True),
+    OptimiserFormat("int8", True),
+)
 
 
 def plan_step(
@@ -80,7 +87,7 @@ def plan_step(
     compiled: bool,
     chunk: int | Literal["auto", "all"] = "auto",
     recompute: Recompute | Literal["auto"] = "auto",
-    moments: Moments | Literal["auto"] = "auto",
+    moments: MomentFormat | Literal["auto"] = "auto",
     offload: bool | Literal["auto"] = "auto",
     slides_per_step: int = 1,
     backward_tiles: int | None = None,
@@ -96,7 +103,7 @@ def plan_step(
         raise SettingError(f"A step needs at least one tile; got {tiles}.")
     chosen = coefficients or (COMPILED if compiled else PLAIN)
     subset = None if backward_tiles is None or backward_tiles >= tiles else backward_tiles
-    question = Question(shape, tiles, precision, slides_per_step, subset, chosen)
+    question = PlannerInput(shape, tiles, precision, slides_per_step, subset, chosen)
     room = usable_bytes(free_bytes, chosen)
     forms = [f for f in FORMS if moments in ("auto", f.moments) and offload in ("auto", f.offload)]
     if moments == "auto":  # rounded moments that are offloaded besides: only who asks for them gets them
@@ -125,7 +132,7 @@ def predict_step(
     chunk: int | None = None,
     kept: int = 1,
     recompute: tuple[Recompute, ...] | Recompute = "nothing",
-    moments: Moments = "float32",
+    moments: MomentFormat = "float32",
     offload: bool = False,
     slides_per_step: int = 1,
     backward_tiles: int | None = None,
@@ -134,28 +141,28 @@ def predict_step(
     """Say what a way that is settled already takes."""
     chosen = coefficients or (COMPILED if compiled else PLAIN)
     subset = None if backward_tiles is None or backward_tiles >= tiles else backward_tiles
-    question = Question(shape, tiles, precision, slides_per_step, subset, chosen)
+    question = PlannerInput(shape, tiles, precision, slides_per_step, subset, chosen)
     levels = (recompute,) * shape.depth if isinstance(recompute, str) else recompute
     size = evened(tiles, chunk or tiles)
-    way = candidate(question, graph_of(question, levels), size)
-    return evaluate(question, Form(moments, offload), way, min(kept, math.ceil(tiles / size)))
+    way = chunk_cost(question, graph_of(question, levels), size)
+    return evaluate(question, OptimiserFormat(moments, offload), way, min(kept, math.ceil(tiles / size)))
 
 
 @lru_cache(maxsize=16)  # cards of several sizes are asked about
 def ways_of(
-    question: Question, chunk: int | Literal["auto", "all"], recompute: Recompute | Literal["auto"]
-) -> list[Candidate]:
+    question: PlannerInput, chunk: int | Literal["auto", "all"], recompute: Recompute | Literal["auto"]
+) -> list[ChunkCost]:
     """Give all chunk sizes with all that may be recomputed."""
     tiles = question.tiles
     sizes = [tiles] if chunk == "all" else chunk_sizes(question) if chunk == "auto" else [evened(tiles, chunk)]
     graphs = [graph_of(question, mixture) for mixture in recompute_mixtures(question.shape, recompute)]
-    return [candidate(question, graph, size) for size in sizes for graph in graphs]
+    return [chunk_cost(question, graph, size) for size in sizes for graph in graphs]
 
 
-def best_plan(question: Question, form: Form, ways: list[Candidate], room: float) -> StepPlan | None:
+def best_plan(question: PlannerInput, form: OptimiserFormat, ways: list[ChunkCost], room: float) -> StepPlan | None:
     """Choose chunk, graphs kept and what is recomputed, for one form of the optimiser."""
     always = sum(resident_bytes(question, form).values()) + question.coefficients.overhead_bytes
-    best: tuple[float, float, Candidate, int] | None = None
+    best: tuple[float, float, ChunkCost, int] | None = None
     for way in ways:
         kept = most_kept(question, form, way, room - always)
         if kept:
@@ -165,7 +172,7 @@ def best_plan(question: Question, form: Form, ways: list[Candidate], room: float
     return None if best is None else evaluate(question, form, best[2], best[3])
 
 
-def most_kept(question: Question, form: Form, way: Candidate, room: float) -> int:
+def most_kept(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, room: float) -> int:
     """Say how many chunks can keep their graph; 0 where not even one at a time fits."""
     room -= tile_bytes(question, way.size)
     if room < max(way.graph_bytes(1), update_bytes(question, form, way.size)):
@@ -177,7 +184,7 @@ def most_kept(question: Question, form: Form, way: Candidate, room: float) -> in
     return min(math.ceil(question.tiles / way.size), first, later)
 
 
-def evaluate(question: Question, form: Form, way: Candidate, kept: int) -> StepPlan:
+def evaluate(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, kept: int) -> StepPlan:
     """Say what one way takes."""
     chunks, subset = math.ceil(question.tiles / way.size), question.backward_tiles is not None
     parts = parts_at_peak(question, form, way, kept)
@@ -197,7 +204,7 @@ def evaluate(question: Question, form: Form, way: Candidate, kept: int) -> StepP
     )
 
 
-def chunk_sizes(question: Question) -> list[int]:
+def chunk_sizes(question: PlannerInput) -> list[int]:
     """Give all tiles at once, and chunks of nearly equal size up to where a larger one is no faster."""
     shape, tiles = question.shape, question.backward_tiles or question.tiles
     enough = 5 * question.coefficients.filling / (shape.tokens * shape.width**2)
@@ -235,7 +242,9 @@ def usable_bytes(free_bytes: int, coefficients: Coefficients) -> float:
     return free_bytes * (1 - coefficients.margin) - coefficients.margin_bytes
 
 
-def nothing_fits(question: Question, smallest: StepPlan, free_bytes: int, given: Mapping[str, object]) -> SettingError:
+def nothing_fits(
+    question: PlannerInput, smallest: StepPlan, free_bytes: int, given: Mapping[str, object]
+) -> SettingError:
     """Say what is missing, and what takes less."""
     coefficients = question.coefficients
     needed = (smallest.peak_bytes + coefficients.margin_bytes) / (1 - coefficients.margin)

@@ -23,7 +23,7 @@ ALONE_FROM_ELEMENTS = 2**20  # a parameter's gradient is then taken as it lies; 
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterSlice:
     """Where in a shard a parameter lies."""
 
     name: str
@@ -39,7 +39,7 @@ class Place:
 class Shard:
     """Parameters that are updated together: tensors of shape (blocks, 256)."""
 
-    places: tuple[Place, ...]
+    places: tuple[ParameterSlice, ...]
     decayed: bool
     working: Tensor
     master: Tensor | None  # None where it is `working`
@@ -56,19 +56,19 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def shard_places(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[Place, ...]]:
+def shard_places(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[ParameterSlice, ...]]:
     """Fill shards in order, one type in each; a parameter starts at a whole block, and is never cut."""
     large = {name: parameter for name, parameter in parameters.items() if parameter.numel() >= ALONE_FROM_ELEMENTS}
     for name, parameter in large.items():
-        yield (Place(name, parameter, 0),)
+        yield (ParameterSlice(name, parameter, 0),)
     small = ((name, parameter) for name, parameter in parameters.items() if name not in large)
-    places: list[Place] = []
+    places: list[ParameterSlice] = []
     end = 0
     for name, parameter in sorted(small, key=lambda item: str(item[1].dtype)):
         if places and (end + parameter.numel() > SHARD_ELEMENTS or parameter.dtype != places[0].parameter.dtype):
             yield tuple(places)
             places, end = [], 0
-        places.append(Place(name, parameter, end))
+        places.append(ParameterSlice(name, parameter, end))
         end += -(-parameter.numel() // BLOCK) * BLOCK
     if places:
         yield tuple(places)

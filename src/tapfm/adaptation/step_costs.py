@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapfm.adaptation.encoder_shape import EncoderShape
-from tapfm.adaptation.moments import Moments, moment_bytes
+from tapfm.adaptation.moments import MomentFormat, moment_bytes
 from tapfm.adaptation.optimisers import bytes_by_part
 from tapfm.adaptation.shards import SHARD_ELEMENTS
 from tapfm.encoders.blocks import Recompute
@@ -97,7 +97,7 @@ COMPILED = Coefficients(
 
 
 @dataclass(frozen=True)
-class Question:
+class PlannerInput:
     """What does not change while plans are compared."""
 
     shape: EncoderShape
@@ -119,10 +119,10 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Form:
+class OptimiserFormat:
     """How the optimiser keeps what it has."""
 
-    moments: Moments = "float32"
+    moments: MomentFormat = "float32"
     offload: bool = False
 
     @property
@@ -132,7 +132,7 @@ class Form:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class TileGraphCost:
     """What one tile takes: bytes kept up to each block, bytes in use while backward is there, passes computed again."""
 
     mixture: tuple[Recompute, ...]
@@ -147,11 +147,11 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ChunkCost:
     """A size of chunks, what is recomputed, and the bytes while the first graph, and a later one, is gone through."""
 
     size: int
-    graph: Graph
+    graph: TileGraphCost
     first_bytes: float
     later_bytes: float  # all gradients are there by then; 0 where there is one graph only
 
@@ -161,12 +161,12 @@ class Candidate:
         return max(self.first_bytes + (kept - 1) * one, self.later_bytes + max(0, kept - 2) * one)
 
 
-def graph_of(question: Question, mixture: tuple[Recompute, ...]) -> Graph:
+def graph_of(question: PlannerInput, mixture: tuple[Recompute, ...]) -> TileGraphCost:
     """Count what one tile keeps, block by block, and what is in use besides while backward goes through each."""
     shape = question.shape
     pixels = 3.0 * shape.tile_px**2 * question.element_bytes if shape.embedding_learns else 0.0
     learning = mixture[shape.depth - shape.learning_blocks :]
-    return Graph(
+    return TileGraphCost(
         mixture,
         until=pixels + np.cumsum(kept_by_block(question, mixture)),
         inner=np.array(inner_by_block(question, mixture)),
@@ -174,7 +174,7 @@ def graph_of(question: Question, mixture: tuple[Recompute, ...]) -> Graph:
     )
 
 
-class Station(NamedTuple):
+class MemoryAtMoment(NamedTuple):
     """What is there at a moment of a step, in bytes."""
 
     graph: float
@@ -187,30 +187,30 @@ class Station(NamedTuple):
         return self.graph + self.gradients + self.working
 
 
-def candidate(question: Question, graph: Graph, size: int) -> Candidate:
+def chunk_cost(question: PlannerInput, graph: TileGraphCost, size: int) -> ChunkCost:
     """Follow the graph of one chunk, without gradients of others, and with them."""
     first = highest(question, graph, size, later=False).together
     later = highest(question, graph, size, later=True).together if is_accumulated(question, size) else 0.0
-    return Candidate(size, graph, first, later)
+    return ChunkCost(size, graph, first, later)
 
 
-def highest(question: Question, graph: Graph, size: int, *, later: bool) -> Station:
+def highest(question: PlannerInput, graph: TileGraphCost, size: int, *, later: bool) -> MemoryAtMoment:
     """Find the moment of one graph when most is there: pixels first, then from the last block back to the first."""
     shape, of_parameter = question.shape, gradient_bytes(question, size)
     size = with_graph(question, size)
     there = of_parameter * gradients_there(question, later=later)
-    begins = Station(0.0, float(there[0]), size * 8.0 * 3 * shape.tile_px**2)  # pixels twice in float32
+    begins = MemoryAtMoment(0.0, float(there[0]), size * 8.0 * 3 * shape.tile_px**2)  # pixels twice in float32
     if not shape.learning_blocks:
         return begins
     first = shape.depth - shape.learning_blocks
     until, inner, there = size * graph.until[first:][::-1], size * graph.inner[first:][::-1], there[1:]
     moment = int(np.argmax(until + there + inner))
-    most = Station(float(until[moment]), float(there[moment]), float(inner[moment]))
+    most = MemoryAtMoment(float(until[moment]), float(there[moment]), float(inner[moment]))
     return max(begins, most, key=lambda station: station.together)
 
 
 @lru_cache(maxsize=64)
-def gradients_there(question: Question, *, later: bool) -> NDArray[np.float64]:
+def gradients_there(question: PlannerInput, *, later: bool) -> NDArray[np.float64]:
     """Count the parameters that have gradients: before backward, and when it is in each block from the last one on."""
     shape = question.shape
     before = shape.trainable if later or question.slides_per_step > 1 else 0  # those of other chunks, or slides
@@ -219,20 +219,20 @@ def gradients_there(question: Question, *, later: bool) -> NDArray[np.float64]:
     return counts
 
 
-def update_station(question: Question, form: Form, size: int) -> Station:
+def update_station(question: PlannerInput, form: OptimiserFormat, size: int) -> MemoryAtMoment:
     """Give what is there while the optimiser steps, shard by shard: no graph any more, all gradients."""
     shape = question.shape
     visiting = 4 + moment_bytes(form.moments) if form.offload else 0.0
     working = min(SHARD_ELEMENTS, shape.trainable) * (question.coefficients.update + visiting)
-    return Station(0.0, shape.trainable * gradient_bytes(question, size), working)
+    return MemoryAtMoment(0.0, shape.trainable * gradient_bytes(question, size), working)
 
 
-def update_bytes(question: Question, form: Form, size: int) -> float:
+def update_bytes(question: PlannerInput, form: OptimiserFormat, size: int) -> float:
     """Give all of that together."""
     return update_station(question, form, size).together
 
 
-def parts_at_peak(question: Question, form: Form, way: Candidate, kept: int) -> dict[str, float]:
+def parts_at_peak(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, kept: int) -> dict[str, float]:
     """Give what is there at the moment when most is there, by what it is."""
     one = way.size * way.graph.tile_bytes
     moments, held = [highest(question, way.graph, way.size, later=False)], [(kept - 1) * one]
@@ -249,7 +249,7 @@ def parts_at_peak(question: Question, form: Form, way: Candidate, kept: int) -> 
     }
 
 
-def resident_bytes(question: Question, form: Form) -> dict[str, float]:
+def resident_bytes(question: PlannerInput, form: OptimiserFormat) -> dict[str, float]:
     """Give what weights and optimiser take all the time."""
     shape = question.shape
     each = bytes_by_part(lowered=question.lowered, moments=form.moments, offload=form.offload)
@@ -263,32 +263,32 @@ def resident_bytes(question: Question, form: Form) -> dict[str, float]:
     return {name: size for name, size in parts.items() if size}
 
 
-def gradient_bytes(question: Question, size: int) -> float:
+def gradient_bytes(question: PlannerInput, size: int) -> float:
     """Give the bytes of a parameter's gradient."""
     return 2.0 if question.lowered and not is_wide(question, size) else 4.0
 
 
-def is_accumulated(question: Question, size: int) -> bool:
+def is_accumulated(question: PlannerInput, size: int) -> bool:
     """Whether an update sums up several backward passes."""
     return question.slides_per_step > 1 or (question.backward_tiles or question.tiles) > size
 
 
-def with_graph(question: Question, size: int) -> int:
+def with_graph(question: PlannerInput, size: int) -> int:
     """Give the tiles of a chunk that are gone back through."""
     return min(size, question.backward_tiles or size)
 
 
-def is_wide(question: Question, size: int) -> bool:
+def is_wide(question: PlannerInput, size: int) -> bool:
     """Whether gradients are summed up in float32: bfloat16 would lose the small ones of many."""
     return question.lowered and is_accumulated(question, size)
 
 
-def tile_bytes(question: Question, size: int) -> float:
+def tile_bytes(question: PlannerInput, size: int) -> float:
     """Give the pixels of a chunk, and features of all tiles with their gradients."""
     return 4.0 * 4 * question.tiles * question.shape.feature_size + size * 3 * question.shape.tile_px**2
 
 
-def kept_by_block(question: Question, mixture: tuple[Recompute, ...]) -> list[float]:
+def kept_by_block(question: PlannerInput, mixture: tuple[Recompute, ...]) -> list[float]:
     """Give the bytes that each block keeps of one tile until backward has gone through it."""
     shape = question.shape
     frozen = shape.depth - shape.learning_blocks
@@ -300,7 +300,7 @@ def kept_by_block(question: Question, mixture: tuple[Recompute, ...]) -> list[fl
     return blocks
 
 
-def token_bytes(question: Question, level: Recompute) -> float:
+def token_bytes(question: PlannerInput, level: Recompute) -> float:
     """Give the bytes that a block keeps of one token."""
     shape, c = question.shape, question.coefficients
     # what is added up from block to block is in float32 under autocast: twice what the other values take
@@ -320,7 +320,7 @@ def token_bytes(question: Question, level: Recompute) -> float:
     return elements * question.element_bytes + sums + 2 * wide
 
 
-def last_block_bytes(question: Question, level: Recompute) -> float:
+def last_block_bytes(question: PlannerInput, level: Recompute) -> float:
     """Give the bytes that the last block keeps of one tile: where the CLS token alone goes on, no MLP's."""
     shape = question.shape
     output = 0.0 if shape.cls_only else shape.tokens * token_bytes(question, "block")  # all of it, for the final norm
@@ -331,7 +331,7 @@ def last_block_bytes(question: Question, level: Recompute) -> float:
     return shape.tokens * (keys + (attention if shape.cls_only else token_bytes(question, "nothing"))) + output
 
 
-def inner_by_block(question: Question, mixture: tuple[Recompute, ...]) -> list[float]:
+def inner_by_block(question: PlannerInput, mixture: tuple[Recompute, ...]) -> list[float]:
     """Give the bytes of one tile in use while backward goes through a block: what is recomputed, and gradients."""
     shape, c = question.shape, question.coefficients
     everything = shape.tokens * token_bytes(question, "nothing")
@@ -350,7 +350,7 @@ def inner_by_block(question: Question, mixture: tuple[Recompute, ...]) -> list[f
     return [*blocks[:-1], of_last + backward * gradients]
 
 
-def passes_of(question: Question, way: Candidate, kept: int) -> float:
+def passes_of(question: PlannerInput, way: ChunkCost, kept: int) -> float:
     """Give the work per tile, in forward passes."""
     back = question.shape.backward_passes + way.graph.again
     if question.backward_tiles is not None:
@@ -359,13 +359,13 @@ def passes_of(question: Question, way: Candidate, kept: int) -> float:
     return 1 + back + (encoded_twice if question.shape.trainable else 0.0)
 
 
-def cost_of(question: Question, form: Form, way: Candidate, kept: int) -> float:
+def cost_of(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, kept: int) -> float:
     """Give the time per tile, in forward passes: with what small chunks and an offloaded optimiser lose."""
     lost = offload_passes(question) if form.offload else 0.0
     return passes_of(question, way, kept) * (1 + loss_of_small_chunks(question, way.size)) + lost
 
 
-def recompute_cost(question: Question, level: Recompute) -> float:
+def recompute_cost(question: PlannerInput, level: Recompute) -> float:
     """Give what computing a block's inner values again takes, against its forward."""
     shape = question.shape
     attention = 4 * shape.width**2 + 2 * shape.tokens * shape.width
@@ -375,7 +375,7 @@ def recompute_cost(question: Question, level: Recompute) -> float:
     return products / whole + (0 if level == "nothing" else question.coefficients.pointwise_cost)
 
 
-def loss_of_small_chunks(question: Question, size: int) -> float:
+def loss_of_small_chunks(question: PlannerInput, size: int) -> float:
     """Give the part by which a chunk takes longer than its share of a large one.
 
     The host launches a block's kernels in the same time, however many tiles there are; the card waits for that where it
@@ -386,7 +386,7 @@ def loss_of_small_chunks(question: Question, size: int) -> float:
     return max(0.0, launching - 1) + 0.05 * launching
 
 
-def offload_passes(question: Question) -> float:
+def offload_passes(question: PlannerInput) -> float:
     """Give the time in which masters and moments go to the card and back, in forward passes per tile."""
     copying_s = 2 * 12 * question.shape.trainable / HOST_BYTES_PER_S / question.slides_per_step
     return copying_s * FLOP_PER_S / (question.tiles * question.shape.tile_flop)

@@ -21,16 +21,16 @@ from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.two_graph import StepReport
 from tapfm.errors import Interrupted, SlidesFailedError
 from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit
-from tapfm.inference.bags import Bag, Bags, SlideFailed, Visit, refuse_too_many_missing
+from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, refuse_too_many_missing
 from tapfm.inference.predictor import Predictor
-from tapfm.runs.progress import SUMMED, EpochSums, Progress
+from tapfm.runs.progress import SUMMED, EpochSums, RunProgress
 from tapfm.runtime.seeding import rng_for
 from tapfm.tiles.augment import Augmentation, AugmentedTiles
 from tapfm.tiles.reading import SkippedTiles
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How long, from which draws, and what counts as better."""
 
     epochs: int
@@ -44,26 +44,26 @@ class Plan:
     allow_failures: int = 0
 
 
-class Keeper(Protocol):
+class CheckpointWriter(Protocol):
     """Where a run is kept."""
 
-    def save_last(self, learner: Learner, progress: Progress) -> None:
+    def save_last(self, learner: Learner, progress: RunProgress) -> None:
         """Save all that is needed to go on."""
         ...
 
-    def save_best(self, learner: Learner, progress: Progress) -> None:
+    def save_best(self, learner: Learner, progress: RunProgress) -> None:
         """Save the weights of the best epoch so far."""
         ...
 
 
-class Watcher(Protocol):
+class TrainingListener(Protocol):
     """Who is told how it goes."""
 
     def began(self, phase: Literal["train", "validate"], epoch: int, slides: int, done: int) -> None:
         """Hear of a pass over slides."""
         ...
 
-    def visited(self, progress: Progress) -> None:
+    def visited(self, progress: RunProgress) -> None:
         """Hear of one more slide."""
         ...
 
@@ -85,15 +85,17 @@ def fit(
     bags: Bags,
     training: Sequence[LabelledSlide],
     validation: Sequence[LabelledSlide],
-    plan: Plan,
-    keeper: Keeper,
-    watcher: Watcher,
+    plan: TrainingPlan,
+    keeper: CheckpointWriter,
+    watcher: TrainingListener,
     *,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
     asked_to_stop: Callable[[], int | None] = lambda: None,
-) -> Progress:
+) -> RunProgress:
     """Train from where `progress` is to the end; `asked_to_stop` gives the number of a signal, or None."""
-    run = Run(learner, bags, training, validation, plan, keeper, watcher, progress or Progress(), asked_to_stop)
+    run = TrainingLoop(
+        learner, bags, training, validation, plan, keeper, watcher, progress or RunProgress(), asked_to_stop
+    )
     bags.start(run.visits())
     try:
         while not run.progress.finished:
@@ -104,7 +106,7 @@ def fit(
     return run.progress
 
 
-class Learnt(NamedTuple):
+class PendingReport(NamedTuple):
     """A step whose report is still on the device."""
 
     slide_id: str
@@ -114,41 +116,41 @@ class Learnt(NamedTuple):
 
 
 @dataclass
-class Run:
+class TrainingLoop:
     """One call of `fit`."""
 
     learner: Learner
     bags: Bags
     training: Sequence[LabelledSlide]
     validation: Sequence[LabelledSlide]
-    plan: Plan
-    keeper: Keeper
-    watcher: Watcher
-    progress: Progress
+    plan: TrainingPlan
+    keeper: CheckpointWriter
+    watcher: TrainingListener
+    progress: RunProgress
     asked_to_stop: Callable[[], int | None]
 
     def __post_init__(self) -> None:
         # by id: the order of the table must not decide the order of an epoch
         self.training, self.validation = (sorted(each, key=by_id) for each in (self.training, self.validation))
-        self.clock = Clock(self.learner.model.device, self.bags)
+        self.clock = EpochTimer(self.learner.model.device, self.bags)
         self.saved_at = time.monotonic()
         self.predictor = Predictor.of_training(self.learner.model, on_retry=self.watcher.warn)
-        self.unread: list[Learnt] = []
+        self.unread: list[PendingReport] = []
 
     def order(self, epoch: int) -> list[LabelledSlide]:
         """Shuffle the training slides, by an address of the epoch."""
         return [self.training[i] for i in rng_for(self.plan.seed, epoch, "order").permutation(len(self.training))]
 
-    def training_visit(self, epoch: int, slide: LabelledSlide) -> Visit:
+    def training_visit(self, epoch: int, slide: LabelledSlide) -> BagRequest:
         """Draw tiles anew each epoch."""
-        return Visit("train", slide.slide_id, self.plan.tiles_per_slide, (self.plan.seed, epoch, slide.slide_id))
+        return BagRequest("train", slide.slide_id, self.plan.tiles_per_slide, (self.plan.seed, epoch, slide.slide_id))
 
-    def validation_visit(self, slide: LabelledSlide) -> Visit:
+    def validation_visit(self, slide: LabelledSlide) -> BagRequest:
         """Draw the same tiles each epoch."""
         address = (self.plan.seed, "validation", slide.slide_id)
-        return Visit("inference", slide.slide_id, self.plan.validation_tiles, address)
+        return BagRequest("inference", slide.slide_id, self.plan.validation_tiles, address)
 
-    def visits(self) -> Iterator[Visit]:
+    def visits(self) -> Iterator[BagRequest]:
         """Foretell the rest of the run; it is read ahead, so it cannot depend on what happens."""
         start = self.progress.position
         for epoch in range(self.progress.epoch, self.plan.epochs):
@@ -192,10 +194,10 @@ class Run:
         report = self.learner.learn(bag, targets_of(slide.labels), now=now, slide_id=slide.slide_id)
         # the report before this one: while the device is busy with this step, the host goes on to the next
         self.read_reports()
-        self.unread.append(Learnt(slide.slide_id, self.progress.step, bag.tiles, report))
+        self.unread.append(PendingReport(slide.slide_id, self.progress.step, bag.tiles, report))
         self.progress.step += 1
 
-    def augmented(self, bag: Bag, visit: Visit) -> Bag:
+    def augmented(self, bag: Bag, visit: BagRequest) -> Bag:
         """Return the bag with its pixels augmented on the device; features stay as they are."""
         if not isinstance(bag.content, torch.Tensor):
             return bag
@@ -320,7 +322,7 @@ def give_back_memory() -> None:
             ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-class Clock:
+class EpochTimer:
     """Time, waiting and memory since it was last asked."""
 
     def __init__(self, device: torch.device, bags: Bags) -> None:

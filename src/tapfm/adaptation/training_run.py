@@ -12,23 +12,23 @@ from rich.console import Console
 
 from tapfm.adaptation.display import TrainingDisplay
 from tapfm.adaptation.encoder_shape import EncoderShape
-from tapfm.adaptation.from_config import build_learner, plan_of
+from tapfm.adaptation.from_config import build_learner, training_plan_of
 from tapfm.adaptation.learner import Learner
-from tapfm.adaptation.plan_text import describe
+from tapfm.adaptation.plan_text import describe_plan
 from tapfm.adaptation.trainer import fit
 from tapfm.cohort.splits import TEST, TRAIN, VALIDATION
 from tapfm.config.settings import RunConfig
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import Interrupted, NonFiniteError, RunError, SlidesFailedError
-from tapfm.evaluation.predictions import LabelledSlide, Scores, scores, write_predictions
+from tapfm.evaluation.predictions import AucScores, LabelledSlide, compute_scores, write_predictions
 from tapfm.inference.bags import Bags
 from tapfm.inference.cohort import FinishedSlides, count_slide, predict_cohort
 from tapfm.inference.predictor import Predictor
 from tapfm.inference.slide_bags import make_bags
 from tapfm.runs.curves import draw_curves
-from tapfm.runs.data import RunData, labelled
+from tapfm.runs.data import RunData, labelled_slides
 from tapfm.runs.folder import RunFolder, environment_of
-from tapfm.runs.progress import Progress
+from tapfm.runs.progress import RunProgress
 from tapfm.runs.summary import write_summary
 from tapfm.runtime.devices import choose_device
 from tapfm.runtime.files import sha256_of
@@ -44,7 +44,7 @@ class TrainingResult:
 
     folder: Path
     best_epoch: int  # counted from 1
-    scores: dict[str, Scores]  # by split, on all tiles
+    scores: dict[str, AucScores]  # by split, on all tiles
     failed: dict[str, str]  # why each slide failed
     allowed_failures: int
 
@@ -66,7 +66,7 @@ def run_training(
         learner.shrunk = partial(_report_out_of_memory, console)
         if run_folder.begun:
             run_folder.refuse_other_weights(weights_sha256)
-        progress = run_folder.load_progress(learner) or Progress()
+        progress = run_folder.load_progress(learner) or RunProgress()
         if not progress.finished and len(progress.failed) > config.machine.allow_failures:
             progress.forget_failures()  # resumed without --allow-failures: they were fixed, or will fail again
         progress.failed |= data.failed
@@ -81,13 +81,13 @@ def run_training(
             run_folder.begin(config, data, environment)
         _print_start(config, data, device, learner, console)
         if plan is not None and learner.model.encoder is not None:
-            for line in describe(plan, EncoderShape.of(learner.model.encoder)):
+            for line in describe_plan(plan, EncoderShape.of(learner.model.encoder)):
                 console.print(f"  {line}", markup=False, soft_wrap=True)
         if progress.finished:
             console.print("The run is finished; its predictions are written again.")
         elif progress.step:
             console.print(f"Resuming in epoch {progress.epoch + 1}, after {counted(progress.step, 'step')}.")
-        training, validation, test = (labelled(data.of(split)) for split in (TRAIN, VALIDATION, TEST))
+        training, validation, test = (labelled_slides(data.of(split)) for split in (TRAIN, VALIDATION, TEST))
         try:
             if not progress.finished:
                 bags = _make_bags(config, data, learner, workers)
@@ -98,7 +98,7 @@ def run_training(
                         bags,
                         training,
                         validation,
-                        plan_of(config),
+                        training_plan_of(config),
                         run_folder,
                         seen,
                         progress=progress,
@@ -170,7 +170,7 @@ def _predict_held_out(
     data: RunData,
     learner: Learner,
     run_folder: RunFolder,
-    progress: Progress,
+    progress: RunProgress,
     slides: dict[str, list[LabelledSlide]],
     workers: int,
     stop: StopRequests,
@@ -182,7 +182,7 @@ def _predict_held_out(
     digest = sha256_of(run_folder.best)
     learner.model.train(False)
     predictor = Predictor.of_training(learner.model, on_retry=console.print)
-    result: dict[str, Scores] = {}
+    result: dict[str, AucScores] = {}
     for split, of_split in slides.items():
         wanted = [slide for slide in of_split if slide.slide_id not in progress.failed]
         if not wanted:
@@ -200,7 +200,7 @@ def _predict_held_out(
         progress.failed |= final.failed
         progress.skipped |= final.skipped
         write_predictions(run_folder.folder / f"predictions-{split}.csv", final.predictions)
-        result[split] = scores(final.predictions, data.targets, config.selection.unit)
+        result[split] = compute_scores(final.predictions, data.targets, config.selection.unit)
     run_folder.write_tables(progress)
     write_summary(run_folder, config, data, progress, result)
     return TrainingResult(
@@ -219,7 +219,7 @@ def _make_bags(config: RunConfig, data: RunData, learner: Learner, workers: int)
     )
 
 
-def _draw_curves(run_folder: RunFolder, config: RunConfig, progress: Progress) -> None:
+def _draw_curves(run_folder: RunFolder, config: RunConfig, progress: RunProgress) -> None:
     if progress.history:
         best = None if progress.best_epoch is None else progress.best_epoch + 1
         made_of = f"{config.encoder.name}, {config.adaptation.method}, {config.aggregator.name}"
@@ -282,6 +282,6 @@ def _foreign_feature_warnings(config: RunConfig, data: RunData) -> list[str]:
     return [line]
 
 
-def _print_kept_epoch(progress: Progress, config: RunConfig, console: Console) -> None:
+def _print_kept_epoch(progress: RunProgress, config: RunConfig, console: Console) -> None:
     early = f" (early stopping: none better in {config.selection.patience} epochs)" if progress.stopped_early else ""
     console.print(f"Kept: epoch {(progress.best_epoch or 0) + 1} of {len(progress.history)}{early}.", markup=False)

@@ -95,7 +95,7 @@ def neighbours(places_K2: Tensor) -> Tensor:
     return scale[:, None] * joined * scale
 
 
-class Asked(NamedTuple):
+class TorchmilOutput(NamedTuple):
     """What a model said: its logit (1,), a score for each tile, and the rest of its loss."""
 
     logit: Tensor
@@ -103,22 +103,24 @@ class Asked(NamedTuple):
     extra_loss: Loss | None = None
 
 
-def ask_for_attention(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> Asked:
+def ask_for_attention(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> TorchmilOutput:
     """Ask a model that can give its attention and has no loss but the bag's."""
     logit, attention = model(tiles, **graph, return_att=True)
-    return Asked(logit, attention[0])
+    return TorchmilOutput(logit, attention[0])
 
 
-def ask_dsmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> Asked:
+def ask_dsmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> TorchmilOutput:
     """Also learn the logit of the critical tile."""
     logit, attention, of_tiles = model(tiles, **graph, return_att=True, return_inst_pred=True)
-    return Asked(logit, attention[0, :, 0], lambda task, targets: task.loss(of_tiles.amax(1), targets))
+    return TorchmilOutput(logit, attention[0, :, 0], lambda task, targets: task.loss(of_tiles.amax(1), targets))
 
 
-def ask_clam(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> Asked:
+def ask_clam(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> TorchmilOutput:
     """Also tell tiles of high and of low attention apart."""
     logit, attention, embedded = model(tiles, **graph, return_att=True, return_emb=True)
-    return Asked(logit, attention[0], lambda _, targets: model.compute_inst_loss(attention, embedded, targets.labels_C))
+    return TorchmilOutput(
+        logit, attention[0], lambda _, targets: model.compute_inst_loss(attention, embedded, targets.labels_C)
+    )
 
 
 class SmoothSvm(nn.Module):
@@ -134,7 +136,7 @@ class SmoothSvm(nn.Module):
         return F.cross_entropy(logits + (1 - F.one_hot(labels, 2)), labels)
 
 
-def ask_dtfd(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> Asked:
+def ask_dtfd(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> TorchmilOutput:
     """Also learn the logits of the pseudo-bags that the tiles are dealt out to."""
     with dealt_by_torch(model):
         everything = torch.ones(tiles.shape[:2], device=tiles.device)  # its way to distil needs a mask
@@ -143,7 +145,7 @@ def ask_dtfd(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> Asked:
     def extra_loss(task: Task, targets: Targets) -> Tensor:
         return torch.stack([task.loss(bag, targets) for bag in of_bags[0].split(1)]).mean()
 
-    return Asked(logit, of_tiles[0], extra_loss)
+    return TorchmilOutput(logit, of_tiles[0], extra_loss)
 
 
 @contextmanager
@@ -157,7 +159,7 @@ def dealt_by_torch(model: nn.Module) -> Iterator[None]:
         np.random.set_state(before)
 
 
-def ask_transmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> Asked:
+def ask_transmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> TorchmilOutput:
     """Take what CLS attends to in the last layer from its own row: torchmil would make the whole K x K matrix."""
     attention, seen = model.layers[-1].att_module, list[Tensor]()
     hook = attention.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
@@ -166,7 +168,7 @@ def ask_transmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> Asked:
     finally:
         hook.remove()
     with torch.no_grad():
-        return Asked(logit, cls_row(attention, seen[0])[1 : 1 + tiles.shape[1]])
+        return TorchmilOutput(logit, cls_row(attention, seen[0])[1 : 1 + tiles.shape[1]])
 
 
 def cls_row(attention: Any, tokens: Tensor) -> Tensor:
@@ -186,17 +188,17 @@ def cls_row(attention: Any, tokens: Tensor) -> Tensor:
     return row[:, 0, padding:].mean(0)
 
 
-def ask_gtp(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> Asked:
+def ask_gtp(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> TorchmilOutput:
     """Also learn the clusters. Its map is found by going back through the model, so not while it learns."""
     heat = None
     if not model.training:
         with torch.enable_grad():
             heat = model(tiles.detach(), **graph, return_cam=True)[1][0].detach()
     logit, terms = model(tiles, **graph, return_loss=True)
-    return Asked(logit, heat, lambda *_: torch.stack(list(terms.values())).sum())
+    return TorchmilOutput(logit, heat, lambda *_: torch.stack(list(terms.values())).sum())
 
 
-ASK: dict[str, Callable[[Any, Tensor, dict[str, Tensor]], Asked]] = {
+ASK: dict[str, Callable[[Any, Tensor, dict[str, Tensor]], TorchmilOutput]] = {
     "CLAM_SB": ask_clam,
     "DSMIL": ask_dsmil,
     "DTFDMIL": ask_dtfd,

@@ -10,38 +10,38 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tapfm.baselines.slide_colours import Colours, key_of
+from tapfm.baselines.slide_colours import Colours, colours_key
 from tapfm.cohort.splits import TRAIN, VALIDATION
 from tapfm.encoders.features import read_hdf5, read_tensor
 from tapfm.evaluation.predictions import Prediction
 from tapfm.evaluation.results import BASELINE, BaselinePredictions
 from tapfm.metrics.logistic import LogisticFit, fit
-from tapfm.runs.data import SlideOfRun
+from tapfm.runs.data import RunSlide
 from tapfm.runs.evaluation_data import EvaluatedSlides, slides_of_run, with_any_tiles
-from tapfm.runs.model_folder import Evaluated
+from tapfm.runs.model_folder import ModelFolder
 from tapfm.runtime.messages import counted
 
-Known = tuple[SlideOfRun, list[float]]  # a slide, and what the baseline knows of it
+SlideFeatures = tuple[RunSlide, list[float]]  # a slide, and what the baseline knows of it
 
 
 @dataclass(frozen=True)
 class BaselineSlides:
     """What the baseline learns from, chooses thresholds on, and is asked about; `why` there is none."""
 
-    training: tuple[SlideOfRun, ...]
-    validation: tuple[SlideOfRun, ...]
-    evaluated: tuple[SlideOfRun, ...]
+    training: tuple[RunSlide, ...]
+    validation: tuple[RunSlide, ...]
+    evaluated: tuple[RunSlide, ...]
     why: str = ""
 
     @property
-    def all(self) -> list[SlideOfRun]:
+    def all(self) -> list[RunSlide]:
         """All slides; another cohort may have slide_ids of the training slides for slides of its own."""
         return [*self.training, *self.validation, *self.evaluated]
 
 
-def baseline_slides(evaluated: Evaluated, data: EvaluatedSlides) -> BaselineSlides:
+def baseline_slides(evaluated: ModelFolder, data: EvaluatedSlides) -> BaselineSlides:
     """Find the training slides of all members; of folds, those that any of them learnt from."""
-    found: dict[str, SlideOfRun] = {}
+    found: dict[str, RunSlide] = {}
     for member in evaluated.members:
         for slide in slides_of_run(member):
             if slide.row.slide_id not in found or slide.split == TRAIN:
@@ -84,22 +84,22 @@ def make_baseline(slides: BaselineSlides, targets: Sequence[str], colours: Colou
     return BaselinePredictions(tuple(scored(asked, fits)), tuple(scored(held_out, fits)), said)
 
 
-def with_numbers(slides: Sequence[SlideOfRun], colours: Colours | None) -> list[Known]:
+def with_numbers(slides: Sequence[RunSlide], colours: Colours | None) -> list[SlideFeatures]:
     """Put what the baseline knows beside each slide; leaves out those that cannot be read."""
     return [(slide, numbers) for slide in slides if (numbers := numbers_of(slide, colours)) is not None]
 
 
-def numbers_of(slide: SlideOfRun, colours: Colours | None) -> list[float] | None:
+def numbers_of(slide: RunSlide, colours: Colours | None) -> list[float] | None:
     """Give what the baseline knows of a slide, or None where that cannot be read."""
     if (count := tiles_of(slide)) == 0:
         return None
     if colours is None:
         return [math.log(count)]
-    statistics = None if slide.tiles is None else colours.get(key_of(slide))
+    statistics = None if slide.tiles is None else colours.get(colours_key(slide))
     return None if statistics is None else [*statistics, math.log(count)]
 
 
-def tiles_of(slide: SlideOfRun) -> int:
+def tiles_of(slide: RunSlide) -> int:
     """Count the tiles of a slide, by its tiles or by its features."""
     if slide.tiles is not None:
         return len(slide.tiles)
@@ -110,7 +110,7 @@ def tiles_of(slide: SlideOfRun) -> int:
     return int(stored.features.shape[-2])
 
 
-def fitted(known: Sequence[Known], target: str) -> LogisticFit | None:
+def fitted(known: Sequence[SlideFeatures], target: str) -> LogisticFit | None:
     """Fit one target, if both classes are there."""
     labelled = [(numbers, label) for slide, numbers in known if (label := slide.labels[target]) is not None]
     if len({label for _, label in labelled}) < 2:
@@ -118,7 +118,7 @@ def fitted(known: Sequence[Known], target: str) -> LogisticFit | None:
     return fit([numbers for numbers, _ in labelled], [label for _, label in labelled])
 
 
-def scored(known: Sequence[Known], fits: Mapping[str, LogisticFit]) -> list[Prediction]:
+def scored(known: Sequence[SlideFeatures], fits: Mapping[str, LogisticFit]) -> list[Prediction]:
     """Predict slides as a model does."""
     return [
         Prediction(

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tapfm.encoders.features import FEATURES_VERSION
 from tapfm.errors import InputError, Interrupted
-from tapfm.runs.data import SlideOfRun
+from tapfm.runs.data import RunSlide
 from tapfm.runtime.csv_files import csv_line
 from tapfm.runtime.files import fingerprint, refuse_full_disk
 from tapfm.runtime.progress import SlideProgress
@@ -27,7 +27,7 @@ Colours = Mapping[str, Sequence[float]]  # by `key_of` a slide
 
 
 def read_colours(
-    slides: Sequence[SlideOfRun],
+    slides: Sequence[RunSlide],
     table: Path,
     *,
     workers: int,
@@ -35,8 +35,8 @@ def read_colours(
     asked_to_stop: Callable[[], int | None],
 ) -> dict[str, Sequence[float]]:
     """Give the colour statistics of slides with tiles, by their keys; one that cannot be read has none."""
-    known = begin(table)
-    by_key = {key_of(slide): slide for slide in slides if slide.tiles is not None}
+    known = open_colour_table(table)
+    by_key = {colours_key(slide): slide for slide in slides if slide.tiles is not None}
     todo = {key: slide for key, slide in by_key.items() if key not in known}
     if todo:
         with (
@@ -54,7 +54,7 @@ def read_colours(
     return {key: known[key] for key in by_key if key in known}
 
 
-def key_of(slide: SlideOfRun) -> str:
+def colours_key(slide: RunSlide) -> str:
     """Return the key of a slide's colours: it covers everything that decides them."""
     assert slide.tiles is not None
     # the files: another cohort may have a slide of this name
@@ -62,7 +62,7 @@ def key_of(slide: SlideOfRun) -> str:
     return fingerprint(*made_of, COLOURS_VERSION, FEATURES_VERSION)[:16]
 
 
-def request_of(key: str, slide: SlideOfRun) -> TileRequest:
+def request_of(key: str, slide: RunSlide) -> TileRequest:
     """Draw the tiles whose colours count, the same ones in every evaluation; two cohorts may share a slide_id."""
     assert slide.tiles is not None
     drawn = draw_tiles(len(slide.tiles), TILES, "colours", slide.row.slide_id)
@@ -89,7 +89,7 @@ def remembered(table: Path) -> dict[str, Sequence[float]]:
     return {key: statistics for key, statistics in known.items() if statistics}
 
 
-def begin(table: Path) -> dict[str, Sequence[float]]:
+def open_colour_table(table: Path) -> dict[str, Sequence[float]]:
     """Recall what was read before, or write the names of the columns where there is no table yet."""
     known = remembered(table)
     if not table.exists() or not table.stat().st_size:

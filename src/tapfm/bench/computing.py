@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.bench.models import Subject, build_inference_encoder, build_learner, forward_gflop, learn_once
+from tapfm.bench.models import BenchSubject, build_inference_encoder, build_learner, forward_gflop, learn_once
 from tapfm.bench.timing import forget_peak, peak_gib, time_repeated, within_memory
 from tapfm.encoders.inference import default_batch
 
@@ -61,7 +61,7 @@ class StepSpeed:
         return self.tiles / self.seconds if self.seconds else None
 
 
-def encoding_speed(subject: Subject, matrix_tflops: float, *, budget_s: float) -> EncodingSpeed:
+def encoding_speed(subject: BenchSubject, matrix_tflops: float, *, budget_s: float) -> EncodingSpeed:
     """Encode as many tiles as take about a second, but no more than a few chunks."""
     gflop = forward_gflop(subject.card)
     in_a_second = int(EFFICIENCY * matrix_tflops * 1e3 / gflop)
@@ -79,7 +79,7 @@ def encoding_speed(subject: Subject, matrix_tflops: float, *, budget_s: float) -
     return EncodingSpeed(tiles, done.seconds, gflop, share, done.peak_gib, done.compiling_s)
 
 
-def step_speed(subject: Subject, way: Way, scope: str, tiles: int, *, budget_s: float) -> StepSpeed:
+def step_speed(subject: BenchSubject, way: Way, scope: str, tiles: int, *, budget_s: float) -> StepSpeed:
     """Take steps with tiles of random pixels: copied, augmented, encoded, learnt from."""
     chunk = chunk_of(subject, tiles) if way == "chunked" else None
 
@@ -103,14 +103,14 @@ class Timed:
     compiling_s: float | None
 
 
-def timed(work: Callable[[], object], subject: Subject, *, budget_s: float) -> Timed:
+def timed(work: Callable[[], object], subject: BenchSubject, *, budget_s: float) -> Timed:
     """Time work on the device; its peak of memory is that of the repeats."""
     device = subject.device
     timing = time_repeated(work, device, budget_s=budget_s, least=2, before_repeats=lambda: forget_peak(device))
     return Timed(timing.seconds, peak_gib(device), timing.began_s if subject.compiled else None)
 
 
-def tiles_of_step(subject: Subject, mean_tiles: int, encoding: EncodingSpeed, *, step_s: float) -> int:
+def tiles_of_step(subject: BenchSubject, mean_tiles: int, encoding: EncodingSpeed, *, step_s: float) -> int:
     """Take as many tiles as the recipe does; on a CPU no more than a step of `step_s` has time for."""
     asked = subject.config.adaptation.tiles_per_slide
     tiles = asked if isinstance(asked, int) else min(mean_tiles, MOST_TILES)
@@ -119,13 +119,13 @@ def tiles_of_step(subject: Subject, mean_tiles: int, encoding: EncodingSpeed, *,
     return max(tiles, FEWEST_TILES)
 
 
-def chunk_of(subject: Subject, tiles: int) -> int:
+def chunk_of(subject: BenchSubject, tiles: int) -> int:
     """Take the configuration's chunk; else the usual one, or what makes a small bag several chunks."""
     asked = subject.config.adaptation.chunk
     return asked if isinstance(asked, int) else max(1, min(CHUNK, tiles // 2))
 
 
-def random_tiles(tiles: int, subject: Subject) -> Tensor:
+def random_tiles(tiles: int, subject: BenchSubject) -> Tensor:
     """Make tiles of random pixels, in the host's memory, as they are read."""
     generator, side = torch.Generator().manual_seed(0), subject.card.tile_px
     pixels = torch.randint(0, 256, (tiles, 3, side, side), dtype=torch.uint8, generator=generator)

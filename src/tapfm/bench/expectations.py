@@ -11,7 +11,7 @@ Bound = Literal["reading", "computing"]
 
 
 @dataclass(frozen=True)
-class Work:
+class TileCounts:
     """What there is to do, in tiles."""
 
     training_tiles: int  # of one epoch
@@ -31,7 +31,7 @@ class Speeds:
 
 
 @dataclass(frozen=True)
-class Expectation:
+class TimeEstimate:
     """How long something will take; None where a speed is missing that it takes."""
 
     what: str
@@ -40,21 +40,21 @@ class Expectation:
     bound: Bound | None  # what takes longer; None where nothing is compared
 
 
-def expect(work: Work, speeds: Speeds, *, shared_cores: bool) -> list[Expectation]:
+def expect(work: TileCounts, speeds: Speeds, *, shared_cores: bool) -> list[TimeEstimate]:
     """Say how long an epoch, its validation, a whole training and a slide's prediction take.
 
     A GPU computes while the cores read, and the slower of the two decides. Where the same cores do both
     (`shared_cores`), their times add up.
     """
 
-    def part(what: str, tiles: int, computing: float | None) -> Expectation:
+    def part(what: str, tiles: int, computing: float | None) -> TimeEstimate:
         if not tiles:
-            return Expectation(what, 0, 0.0, None)
+            return TimeEstimate(what, 0, 0.0, None)
         if not computing or not speeds.reading:
-            return Expectation(what, tiles, None, None)
+            return TimeEstimate(what, tiles, None, None)
         reading_s, computing_s = tiles / speeds.reading, tiles / computing
         seconds = reading_s + computing_s if shared_cores else max(reading_s, computing_s)
-        return Expectation(what, tiles, seconds, "reading" if reading_s > computing_s else "computing")
+        return TimeEstimate(what, tiles, seconds, "reading" if reading_s > computing_s else "computing")
 
     epoch = part("training, an epoch", work.training_tiles, speeds.step)
     validation = part("validation, an epoch", work.validation_tiles, speeds.encoding)
@@ -64,5 +64,5 @@ def expect(work: Work, speeds: Speeds, *, shared_cores: bool) -> list[Expectatio
     seconds = None
     if epoch.seconds is not None and validation.seconds is not None and held_out.seconds is not None:
         seconds = work.epochs * (epoch.seconds + validation.seconds) + held_out.seconds
-    whole = Expectation(f"the whole training, {counted(work.epochs, 'epoch')}", tiles, seconds, None)
+    whole = TimeEstimate(f"the whole training, {counted(work.epochs, 'epoch')}", tiles, seconds, None)
     return [epoch, validation, held_out, whole, slide]

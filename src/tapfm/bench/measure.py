@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 
 from tapfm.bench.computing import EncodingSpeed, StepSpeed, Way, encoding_speed, step_speed, tiles_of_step
-from tapfm.bench.expectations import Expectation, Speeds, Work, expect
-from tapfm.bench.models import Subject, check_scopes
+from tapfm.bench.expectations import Speeds, TileCounts, TimeEstimate, expect
+from tapfm.bench.models import BenchSubject, check_scopes
 from tapfm.bench.peak import MatrixPeak, copy_speed, matrix_peak
 from tapfm.bench.reading import ReadingSpeed, painted_file, reading_speed
 from tapfm.bench.slides import BenchSlides, in_splits, work_of
@@ -34,7 +34,7 @@ PACKAGES = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecode
 
 
 @dataclass(frozen=True)
-class Effort:
+class MeasuringTime:
     """How long to measure, in seconds; each measurement warms up besides."""
 
     peak_s: float = 1.0
@@ -44,7 +44,7 @@ class Effort:
     step_s: float = 2.0  # of one step on a CPU, about: it decides its number of tiles
 
 
-QUICK = Effort(peak_s=0.2, reading_s=0.5, encoding_s=0.5, steps_s=0.5, step_s=0.4)
+QUICK = MeasuringTime(peak_s=0.2, reading_s=0.5, encoding_s=0.5, steps_s=0.5, step_s=0.4)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Bench:
+class BenchResult:
     """All that was measured."""
 
     made_on: str
@@ -76,8 +76,8 @@ class Bench:
     encoding: EncodingSpeed
     steps: list[StepSpeed]
     slides: BenchSlides
-    work: Work
-    expected: list[Expectation]
+    work: TileCounts
+    expected: list[TimeEstimate]
 
     def as_json(self) -> dict[str, Any]:
         """Give all figures, without paths and names."""
@@ -105,7 +105,7 @@ class Bench:
         }
 
 
-class Stages:
+class StageProgress:
     """A bar that says what is being measured; lines where no terminal shows it."""
 
     def __init__(self, console: Console, total: int) -> None:
@@ -127,32 +127,32 @@ class Stages:
 
 
 def measure(
-    subject: Subject,
+    subject: BenchSubject,
     slides: BenchSlides,
     scopes: Sequence[str],
     *,
     workers: int,
     quick: bool,
     console: Console,
-) -> Bench:
+) -> BenchResult:
     """Measure everything, saying what is being measured. What memory does not suffice for is told in its place."""
     check_scopes(subject, scopes)
     total = 2 + (not slides.files) + len({1, workers}) + len(WAYS) * len(scopes)
-    with closing(Stages(console, total)) as stages:
+    with closing(StageProgress(console, total)) as stages:
         return measure_all(subject, slides, scopes, workers=workers, quick=quick, begins=stages.begin)
 
 
 def measure_all(
-    subject: Subject,
+    subject: BenchSubject,
     slides: BenchSlides,
     scopes: Sequence[str],
     *,
     workers: int,
     quick: bool,
     begins: Callable[[str], None],
-) -> Bench:
+) -> BenchResult:
     """Measure one thing after the other; `begins` is told which."""
-    effort, device, tile_px = QUICK if quick else Effort(), subject.device, subject.card.tile_px
+    effort, device, tile_px = QUICK if quick else MeasuringTime(), subject.device, subject.card.tile_px
     begins("matrix product")
     peaks = within_memory(
         lambda: (
@@ -185,7 +185,7 @@ def measure_all(
             begins(f"step, {way}, {scope}")
             steps.append(step_speed(subject, way, scope, tiles, budget_s=effort.steps_s))
     work = work_of(slides, subject.config)
-    return Bench(
+    return BenchResult(
         made_on=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         encoder=subject.card.key,
         precision=matrix.precision,
@@ -240,7 +240,7 @@ def with_speed(row: ReadingSpeed | EncodingSpeed | StepSpeed) -> dict[str, Any]:
     return {**asdict(row), "tiles_per_second": row.tiles_per_second}
 
 
-def write(bench: Bench, path: Path) -> None:
+def write(bench: BenchResult, path: Path) -> None:
     """Write all figures, whole or not at all."""
     try:
         write_atomically(path, (json.dumps(bench.as_json(), indent=1) + "\n").encode())

@@ -31,7 +31,7 @@ from tapfm.tiles.augment import AugmentedTiles
 
 
 @dataclass(frozen=True)
-class Subject:
+class BenchSubject:
     """What is measured, and where."""
 
     config: RunConfig
@@ -67,7 +67,7 @@ def settings_for(encoder: str, precision: str) -> RunConfig:
     )
 
 
-def build_encoder(subject: Subject) -> VitEncoder:
+def build_encoder(subject: BenchSubject) -> VitEncoder:
     """Build the architecture, with random weights, on the device."""
     card = subject.card
     torch.manual_seed(subject.config.seed)
@@ -76,7 +76,7 @@ def build_encoder(subject: Subject) -> VitEncoder:
     return VitEncoder(vit, mean=card.mean, std=card.std, feature=card.feature).to(subject.device)
 
 
-def check_scopes(subject: Subject, scopes: Sequence[str]) -> None:
+def check_scopes(subject: BenchSubject, scopes: Sequence[str]) -> None:
     """Refuse what this encoder cannot be adapted by, before anything is measured."""
     card = subject.card
     for scope in scopes:
@@ -85,12 +85,12 @@ def check_scopes(subject: Subject, scopes: Sequence[str]) -> None:
         apply_scope(encoder, Scope.parse(scope))
 
 
-def build_inference_encoder(subject: Subject) -> InferenceEncoder:
+def build_inference_encoder(subject: BenchSubject) -> InferenceEncoder:
     """Build an encoder for inference, as `tapfm predict` does."""
     return prepare_encoder(build_encoder(subject), precision_name(subject.dtype), compiled=subject.compiled)
 
 
-def build_learner(subject: Subject, scope: str, chunking: Chunking) -> Learner:
+def build_learner(subject: BenchSubject, scope: str, chunking: Chunking) -> Learner:
     """Build a model that learns, a bag at a time; one that does not fit is not made to, as it would be in training."""
     config, device, encoder = subject.config, subject.device, build_encoder(subject)
     apply_scope(encoder, Scope.parse(scope), seed=config.seed)
@@ -115,7 +115,7 @@ def did_not_fit(_tiles: int) -> None:
     raise torch.OutOfMemoryError("the step does not fit")
 
 
-def learn_once(learner: Learner, pixels: Tensor, subject: Subject) -> None:
+def learn_once(learner: Learner, pixels: Tensor, subject: BenchSubject) -> None:
     """Take one slide's step with pixels as they were read, augmented as in training."""
     augmentation = augmentation_of(subject.config)
     content = AugmentedTiles(pixels, augmentation, 0, device=subject.device, compiled=subject.compiled)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tapfm.bench.expectations import Work
+from tapfm.bench.expectations import TileCounts
 from tapfm.cohort.manifest import read_cohort
 from tapfm.cohort.splits import TEST, TRAIN, VALIDATION, split_of_rows
 from tapfm.config.settings import RunConfig
@@ -16,7 +16,7 @@ from tapfm.runs.data import read_data
 from tapfm.runtime.messages import command
 from tapfm.tiles.store import TileSet, find_tiles
 
-Source = Literal["run", "cohort", "paper"]
+SlideSource = Literal["run", "cohort", "paper"]
 PAPER_SLIDES = {TRAIN: 1624, VALIDATION: 203, TEST: 203}  # BLCA: 2,030 patients, a slide of each, 80/10/10
 PAPER_TILES = 10_000  # of a slide; the paper does not say how many it has
 SHARES = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}  # where a table has no splits
@@ -35,7 +35,7 @@ class SlideFile:
 class BenchSlides:
     """How many tiles the slides of each split have, and a few of the slides to read from."""
 
-    source: Source
+    source: SlideSource
     tiles_of: Mapping[str, Sequence[int]]  # by split: of each slide
     files: tuple[SlideFile, ...]
     without_tiles: int = 0
@@ -111,14 +111,14 @@ def spread(files: Sequence[SlideFile]) -> tuple[SlideFile, ...]:
     return tuple(files[round(i * (len(files) - 1) / (READ_FROM - 1))] for i in range(READ_FROM))
 
 
-def work_of(slides: BenchSlides, config: RunConfig) -> Work:
+def work_of(slides: BenchSlides, config: RunConfig) -> TileCounts:
     """Count the tiles that a training goes through, as its configuration says."""
 
     def tiles(split: str, most: int | str) -> int:
         limit = most if isinstance(most, int) else None
         return sum(each if limit is None else min(each, limit) for each in slides.tiles_of[split])
 
-    return Work(
+    return TileCounts(
         training_tiles=tiles(TRAIN, config.adaptation.tiles_per_slide),
         validation_tiles=tiles(VALIDATION, config.selection.validation_tiles),
         held_out_tiles=tiles(VALIDATION, "all") + tiles(TEST, "all"),

@@ -14,7 +14,7 @@ from tapfm.workflows import bench as workflow
 
 if TYPE_CHECKING:
     from tapfm.bench.computing import StepSpeed
-    from tapfm.bench.measure import Bench
+    from tapfm.bench.measure import BenchResult
     from tapfm.bench.reading import ReadingSpeed
 
 
@@ -39,7 +39,7 @@ def bench(options: workflow.BenchOptions) -> None:
         print_line(messages(), f"Written: {options.out}")
 
 
-def _print_bench(bench: Bench, console: Console) -> None:
+def _print_bench(bench: BenchResult, console: Console) -> None:
     machine = bench.machine
     memory = "" if machine.memory_gib is None else f", {machine.memory_gib:.0f} GiB"
     compiled = ", compiled blocks" if bench.compiled else ""
@@ -56,7 +56,7 @@ def _print_bench(bench: Bench, console: Console) -> None:
         console.print(line, markup=False)
 
 
-def _measurements_table(bench: Bench) -> Table:
+def _measurements_table(bench: BenchResult) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("measured", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
@@ -103,7 +103,7 @@ def _describe_cost(peak_gib: float | None, compiling_s: float | None) -> list[st
     return memory + ([] if compiling_s is None else [f"first time {duration(compiling_s)} longer"])
 
 
-def _title(bench: Bench) -> str:
+def _title(bench: BenchResult) -> str:
     slides, train = bench.slides, len(bench.slides.tiles_of["train"])
     whose = {
         "run": "your run",
@@ -113,7 +113,7 @@ def _title(bench: Bench) -> str:
     return f"Expected for {whose}: {slides.count:,} slides ({train:,} to train on) of {slides.mean_tiles:,} tiles each"
 
 
-def _expected_table(bench: Bench) -> Table:
+def _expected_table(bench: BenchResult) -> Table:
     from tapfm.report.numbers import duration
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -128,7 +128,7 @@ def _expected_table(bench: Bench) -> Table:
     return table
 
 
-def _remarks(bench: Bench) -> list[str]:
+def _remarks(bench: BenchResult) -> list[str]:
     from tapfm.bench.slides import PAPER_TILES
 
     lines = [f"Nothing can be read: {row.reason}" for row in bench.reading[-1:] if row.reason]

@@ -43,23 +43,25 @@ def compare(options: workflow.CompareOptions) -> None:
 
 def _print_comparison(compared: Comparison, folder: Path, console: Console, messages: Console) -> None:
     from tapfm.evaluation.comparison_tables import shown_targets
-    from tapfm.evaluation.estimate_text import p_value, written
+    from tapfm.evaluation.estimate_text import format_estimate, format_p_value
     from tapfm.evaluation.measures import target_title
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("AUC", *map(target_title, shown_targets(compared))):
         table.add_column(escape(name))
     for name in compared.methods:
-        table.add_row(escape(name), *(written(compared.aucs[name, target]) for target in shown_targets(compared)))
+        table.add_row(
+            escape(name), *(format_estimate(compared.aucs[name, target]) for target in shown_targets(compared))
+        )
     console.print(table)
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("difference of AUC", "target", "", "p (DeLong)", "p (bootstrap)", "p (Holm)"):
         table.add_column(name, justify="right" if name.startswith("p ") else "left")
     for pair in compared.pairs:
-        p_values = map(p_value, (pair.p_delong, pair.p_bootstrap, pair.p_holm))
+        p_values = map(format_p_value, (pair.p_delong, pair.p_bootstrap, pair.p_holm))
         names = escape(f"{pair.first} - {pair.second}")
-        table.add_row(names, escape(target_title(pair.target)), written(pair.difference, sign=True), *p_values)
+        table.add_row(names, escape(target_title(pair.target)), format_estimate(pair.difference, sign=True), *p_values)
     console.print(table)
     print_line(messages, f"On {counted(compared.patients, 'patient')} that all of them have.")
     if count := sum(len(patients) for patients in compared.left_out.values()):

@@ -17,8 +17,8 @@ from tapfm.runtime.messages import counted
 from tapfm.workflows import evaluate as workflow
 
 if TYPE_CHECKING:
-    from tapfm.evaluation.comparing import Pair
-    from tapfm.evaluation.measures import Measured
+    from tapfm.evaluation.comparing import PairedComparison
+    from tapfm.evaluation.measures import MetricValue
     from tapfm.workflows.evaluation_run import Evaluation
 
 _WIDE = 150  # columns of a terminal that hold all metrics of a target on a line
@@ -55,7 +55,7 @@ def evaluate(options: workflow.EvaluateOptions) -> None:
 
 
 def _print_evaluation(evaluation: Evaluation, console: Console, messages: Console) -> None:
-    from tapfm.evaluation.estimate_text import written
+    from tapfm.evaluation.estimate_text import format_estimate
     from tapfm.evaluation.measures import NAMES, target_title
     from tapfm.evaluation.metric_tables import MODEL
     from tapfm.evaluation.results import BASELINE
@@ -78,8 +78,8 @@ def _print_evaluation(evaluation: Evaluation, console: Console, messages: Consol
             escape(target_title(target)),
             f"{each.units:,}",
             "" if each.positives is None else f"{each.positives:,}",
-            *(written(found[target, metric].estimate) for metric in metrics),
-            written(baseline[target, "auc"].estimate) if baseline else "-",
+            *(format_estimate(found[target, metric].estimate) for metric in metrics),
+            format_estimate(baseline[target, "auc"].estimate) if baseline else "-",
             "-" if pair is None else _difference_text(pair),
         )
     console.print(table)
@@ -94,14 +94,14 @@ def _print_evaluation(evaluation: Evaluation, console: Console, messages: Consol
     print_line(messages, f"Next, compare it with another: {following}")
 
 
-def _difference_text(pair: Pair) -> str:
-    from tapfm.evaluation.estimate_text import p_value, written
+def _difference_text(pair: PairedComparison) -> str:
+    from tapfm.evaluation.estimate_text import format_estimate, format_p_value
 
     p = pair.p_delong if pair.p_delong is not None else pair.p_bootstrap
-    return written(pair.difference, sign=True) + ("" if p is None else f", p {p_value(p)}")
+    return format_estimate(pair.difference, sign=True) + ("" if p is None else f", p {format_p_value(p)}")
 
 
-def _print_missing(measured: Iterable[Measured], messages: Console) -> None:
+def _print_missing(measured: Iterable[MetricValue], messages: Console) -> None:
     reasons = dict.fromkeys(
         f"{each.target}: {each.estimate.why}" for each in measured if each.estimate.value is None and each.estimate.why
     )

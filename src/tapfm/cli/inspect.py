@@ -18,7 +18,7 @@ from tapfm.runtime.messages import grouped_advice
 from tapfm.workflows import inspect as workflow
 
 if TYPE_CHECKING:
-    from tapfm.cohort.inspection import Inspection
+    from tapfm.cohort.inspection import InspectedSlide
 
 
 @command(workflow.InspectOptions)
@@ -47,7 +47,7 @@ def inspect(
         raise typer.Exit(3)
 
 
-def _print_inspections(inspections: Sequence[Inspection], console: Console) -> None:
+def _print_inspections(inspections: Sequence[InspectedSlide], console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("slide", overflow="fold")
     table.add_column("format", no_wrap=True)

@@ -98,14 +98,14 @@ def _plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 
 def _plan_table(plan: StepPlan, shape: EncoderShape, settings: dict[str, Any]) -> Table:
-    from tapfm.adaptation.plan_text import optimiser_in_words, recompute_in_words, tiles_in_words
+    from tapfm.adaptation.plan_text import describe_chunks, describe_optimiser, describe_recompute
 
     table = _plain_table("", "")
     compiled = ", compiled" if settings["compiled"] else ""
-    table.add_row("tiles", tiles_in_words(plan))
+    table.add_row("tiles", describe_chunks(plan))
     table.add_row("precision", f"{settings['precision']}{compiled}")
-    table.add_row("recomputed", recompute_in_words(plan.recompute[shape.depth - shape.learning_blocks :], shape))
-    table.add_row("optimiser", optimiser_in_words(plan))
+    table.add_row("recomputed", describe_recompute(plan.recompute[shape.depth - shape.learning_blocks :], shape))
+    table.add_row("optimiser", describe_optimiser(plan))
     table.add_row("work", _describe_work(plan, shape))
     return table
 
@@ -132,7 +132,7 @@ def _parts_table(plan: StepPlan, card: Card) -> Table:
 
 
 def _cards_table(planned: MemoryPlan) -> Table:
-    from tapfm.adaptation.plan_text import least_passes, recompute_in_words
+    from tapfm.adaptation.plan_text import describe_recompute, least_passes
 
     figures = ("peak GiB", "passes", "time")
     columns = ("card", "way", "chunk", "graphs kept", "recomputed", "moments", "optimiser on", *figures)
@@ -148,7 +148,7 @@ def _cards_table(planned: MemoryPlan) -> Table:
             plan.way,
             f"{plan.chunk:,}",
             f"{plan.kept} of {plan.chunks}",
-            recompute_in_words(plan.recompute[shape.depth - shape.learning_blocks :], shape),
+            describe_recompute(plan.recompute[shape.depth - shape.learning_blocks :], shape),
             plan.moments,
             "CPU" if plan.offload else "GPU",
             f"{plan.peak_bytes / _GIB:.1f}",

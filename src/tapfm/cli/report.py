@@ -25,11 +25,11 @@ def report(options: workflow.ReportOptions) -> None:
     predictions/. The page names slides and patients: think before you send it.
     """
     made = workflow.make_report.run(options, messages())
-    from tapfm.report.numbers import size
+    from tapfm.report.numbers import format_bytes
 
     for note in made.notes:
         print_line(messages(), note, "yellow")
     console = terminal()
-    print_line(console, f"Written: {made.path} ({size(made.bytes)})")
+    print_line(console, f"Written: {made.path} ({format_bytes(made.bytes)})")
     for line in made.found:
         print_line(console, f"  {line}")

@@ -21,7 +21,7 @@ from tapfm.slides.slide import COPY_AGAIN, Slide
 
 
 @dataclass(frozen=True)
-class Inspection:
+class InspectedSlide:
     """What is known of a slide; `problem` would stop it from being tiled, `warnings` would not."""
 
     slide_id: str
@@ -43,7 +43,7 @@ class Inspection:
     what_to_do: str = ""
 
 
-def collect(sources: Sequence[Path], slides_folder: Path | None) -> list[SlideRow]:
+def collect_slides(sources: Sequence[Path], slides_folder: Path | None) -> list[SlideRow]:
     """Gather the slides of tables, folders and files; missing ones too, as they are what is looked for."""
     rows: list[SlideRow] = []
     for source in sources:
@@ -54,9 +54,9 @@ def collect(sources: Sequence[Path], slides_folder: Path | None) -> list[SlideRo
     return rows
 
 
-def inspect_slide(row: SlideRow) -> Inspection:
+def inspect_slide(row: SlideRow) -> InspectedSlide:
     """Open a slide and read what it says."""
-    unknown = Inspection(row.slide_id, str(row.path))
+    unknown = InspectedSlide(row.slide_id, str(row.path))
     try:
         slide = open_slide(row.path)
     except SlideError as error:
@@ -91,15 +91,17 @@ def read_somewhere(slide: Slide) -> None:
         slide.read_level(index, level.width_px // 2, level.height_px // 2, 8, 8)
 
 
-def inspect_all(rows: Sequence[SlideRow], workers: int, console: Console) -> list[Inspection]:
+def inspect_all(rows: Sequence[SlideRow], workers: int, console: Console) -> list[InspectedSlide]:
     """Inspect slides in worker processes: a damaged header can crash the library that reads it."""
     jobs = {str(index): row for index, row in enumerate(rows)}  # by number: ids may repeat
-    found: dict[str, Inspection] = {}
+    found: dict[str, InspectedSlide] = {}
     with SlideProgress(console, "inspecting", slides=len(rows)) as progress:
         for index, result in run_slides(inspect_slide, jobs, workers=workers, after_crash=lambda _: COPY_AGAIN):
             if isinstance(result, Failure):
                 row = jobs[index]
-                result = Inspection(row.slide_id, str(row.path), problem=result.reason, what_to_do=result.what_to_do)
+                result = InspectedSlide(
+                    row.slide_id, str(row.path), problem=result.reason, what_to_do=result.what_to_do
+                )
             found[index] = result
             progress.finish_slide(result.slide_id)
     return [found[index] for index in jobs]

@@ -155,7 +155,7 @@ def row_of_file(path: Path) -> SlideRow:
 
 def read_table(source: Path, finder: SlideFinder, *, must_exist: bool) -> Cohort:
     """Read a CSV or TSV."""
-    header, records = parse(source)
+    header, records = parse_table(source)
     columns = roles_of(source, header)
     label_names = tuple(name for name in header if name not in columns.values() and is_label(name))
     problems: list[str] = []
@@ -187,7 +187,7 @@ def read_table(source: Path, finder: SlideFinder, *, must_exist: bool) -> Cohort
     return Cohort(tuple(rows), layout_of(header), label_names, source)
 
 
-def parse(source: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+def parse_table(source: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Split a table into its header and its records with their line numbers."""
     hint = "A cohort is a CSV in UTF-8 whose first line names its columns: slide_id,path,..."
     if source.suffix.lower() == ".xlsx":

@@ -56,7 +56,7 @@ def split_of_rows(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
             unknown[text].append(row.slide_id)
             hint = error.hint
     if unknown:
-        listed = [f"'{text}': {some(slide_ids, 3)}" for text, slide_ids in unknown.items()]
+        listed = [f"'{text}': {list_some(slide_ids, 3)}" for text, slide_ids in unknown.items()]
         raise CohortError(f"The column {column} has values that are no splits:\n  " + "\n  ".join(listed), hint=hint)
     anew = split_command(cohort) if fold is None else split_command(cohort, "--folds", "5")
     if not placed:
@@ -95,7 +95,7 @@ def check_splits(
     if not torn:
         return
     lines = [
-        f"{patient}: " + "; ".join(f"{split} has {some(by_split[split])}" for split in SPLITS if split in by_split)
+        f"{patient}: " + "; ".join(f"{split} has {list_some(by_split[split])}" for split in SPLITS if split in by_split)
         for patient, by_split in list(torn.items())[:SHOWN]
     ]
     if len(torn) > SHOWN:
@@ -107,7 +107,7 @@ def check_splits(
     )
 
 
-def some(names: Sequence[str], count: int = SHOWN) -> str:
+def list_some(names: Sequence[str], count: int = SHOWN) -> str:
     """List names, the first few of many."""
     more = f" and {len(names) - count:,} more" if len(names) > count else ""
     return ", ".join(names[:count]) + more

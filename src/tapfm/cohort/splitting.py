@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tapfm.cohort.labels import binary_columns, has_both, problem_of, read_labels
-from tapfm.cohort.manifest import TABLE_SUFFIXES, Cohort, SlideRow, fold_of, mpp_of, parse, read_cohort, roles_of
+from tapfm.cohort.manifest import TABLE_SUFFIXES, Cohort, SlideRow, fold_of, mpp_of, parse_table, read_cohort, roles_of
 from tapfm.cohort.splits import (
     SPLITS,
     Patient,
@@ -29,6 +27,7 @@ from tapfm.cohort.splits import (
 )
 from tapfm.errors import InputError, TapfmError
 from tapfm.runtime.cohort_job import run_slides
+from tapfm.runtime.csv_files import csv_text
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import open_slide
@@ -176,7 +175,7 @@ def _table_with_splits(
     cohort: Cohort, splits: Mapping[str, Mapping[str, str]], source: Path, out: Path, *, moved: bool
 ) -> bytes:
     """Return the table with its splits as CSV; paths are rewritten where the table or its slides moved."""
-    header, records = parse(source)
+    header, records = parse_table(source)
     columns = roles_of(source, header)
     table = [record + [""] * (len(header) - len(record)) for _, record in records]
     folder = out.absolute().parent
@@ -196,9 +195,7 @@ def _table_with_splits(
     for column, of_slide in splits.items():
         name = columns.get("split", column) if column == "split" else column
         _set_column(header, table, name, [of_slide[row.slide_id] for row in cohort.rows])
-    buffer = io.StringIO(newline="")
-    csv.writer(buffer, lineterminator="\n").writerows([header, *table])
-    return buffer.getvalue().encode()
+    return csv_text(header, table).encode()
 
 
 def _read_column(header: Sequence[str], table: Sequence[Sequence[str]], name: str) -> list[str]:

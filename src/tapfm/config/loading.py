@@ -53,7 +53,7 @@ def apply_changes(tables: dict[str, Any], changes: Sequence[str]) -> None:
     for change in changes:
         put_change(changed, change)
     resolve_paths(changed, Path())
-    merge(tables, changed)
+    merge_tables(tables, changed)
 
 
 def resolve(tables: Mapping[str, Any], where: str = "The configuration") -> RunConfig:
@@ -63,7 +63,7 @@ def resolve(tables: Mapping[str, Any], where: str = "The configuration") -> RunC
         card, problems = find_encoder(tables)
         filled = fill_in(tables, card)
         if not problems and isinstance(filled.get("encoder", {}).get("name"), str):
-            merge(filled, {"encoder": {"name": card.key}})  # however it was spelled
+            merge_tables(filled, {"encoder": {"name": card.key}})  # however it was spelled
         try:
             # as JSON, strictly: "5" is no number and 1 is not true, yet text does for a path and a list for a pair
             config = RunConfig.model_validate_json(json.dumps(filled, default=str), strict=True)
@@ -122,7 +122,7 @@ def fill_in(tables: Mapping[str, Any], card: EncoderCard) -> dict[str, Any]:
     aggregator = tables.get("aggregator", {}).get("name", filled["aggregator"]["name"])
     if isinstance(aggregator, str) and aggregator in AGGREGATORS:
         filled["aggregator"]["options"] = AGGREGATORS[aggregator].settings({})
-    merge(filled, tables)
+    merge_tables(filled, tables)
     return filled
 
 
@@ -140,15 +140,15 @@ def put_change(tables: dict[str, Any], change: str) -> None:
         value = text
     for part in reversed(parts):
         value = {part: value}
-    merge(tables, value)
+    merge_tables(tables, value)
 
 
-def merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+def merge_tables(below: dict[str, Any], above: Mapping[str, Any]) -> None:
     """Lay tables over tables, in place."""
     for name, value in above.items():
         if isinstance(value, Mapping) and isinstance(below.get(name), Mapping):
             below[name] = dict(below[name])
-            merge(below[name], value)
+            merge_tables(below[name], value)
         else:
             below[name] = value
 

@@ -27,7 +27,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def says(text: str, **arguments: Any) -> Any:
+def setting(text: str, **arguments: Any) -> Any:
     """Make a field with its comment in `tapfm config`."""
     return Field(description=text, **arguments)
 
@@ -35,27 +35,27 @@ def says(text: str, **arguments: Any) -> Any:
 class CohortSection(Section):
     """Which slides."""
 
-    table: Path = says("slides, patients, splits and labels; `tapfm split` makes the splits")
-    slides: Path | None = says(
+    table: Path = setting("slides, patients, splits and labels; `tapfm split` makes the splits")
+    slides: Path | None = setting(
         "where to look for slides that the table names without their path", default=None, examples=["slides"]
     )
-    fold: int | None = says("use the column fold_N of the table instead of split", default=None, ge=0, examples=[0])
+    fold: int | None = setting("use the column fold_N of the table instead of split", default=None, ge=0, examples=[0])
 
 
 class TilesSection(Section):
     """Their tiles."""
 
-    folder: Path | None = says(
+    folder: Path | None = setting(
         "what `tapfm tile` wrote (TRIDENT's and CLAM's folders will do)", default=None, examples=["tiles"]
     )
-    features: Path | None = says("what `tapfm embed` wrote, for method fixed", default=None, examples=["features"])
+    features: Path | None = setting("what `tapfm embed` wrote, for method fixed", default=None, examples=["features"])
 
 
 class EncoderSection(Section):
     """The foundation model."""
 
-    name: str = says("one of `tapfm encoders`, or timm:<architecture>")
-    weights: Path | None = says(
+    name: str = setting("one of `tapfm encoders`, or timm:<architecture>")
+    weights: Path | None = setting(
         "a weights file or folder; without: the hub's cache, then the hub", default=None, examples=["model.safetensors"]
     )
 
@@ -63,17 +63,17 @@ class EncoderSection(Section):
 class AggregatorSection(Section):
     """From tiles to a slide."""
 
-    name: str = says(
+    name: str = setting(
         "cls-attention (the paper's), cls-gated, abmil, dsmil, clam, varmil, mean, max, or torchmil:<Model>"
     )
-    options: dict[str, Any] = says("settings of its own, such as { gated = false }", default_factory=dict)
+    options: dict[str, Any] = setting("settings of its own, such as { gated = false }", default_factory=dict)
 
 
 class TaskSection(Section):
     """What is predicted."""
 
-    targets: list[str] = says("label columns of the table; several make a multi-label task", min_length=1)
-    weighting: Literal["balanced", "reference"] = says(
+    targets: list[str] = setting("label columns of the table; several make a multi-label task", min_length=1)
+    weighting: Literal["balanced", "reference"] = setting(
         "class weights from the training split: balanced (the paper's) or reference"
     )
 
@@ -81,24 +81,24 @@ class TaskSection(Section):
 class AdaptationSection(Section):
     """The step."""
 
-    method: Method = says("tapfm, finetune (lambda 0, any aggregator), or fixed (stored features)", default="tapfm")
-    scope: str = says('what of the encoder learns: "full", "last:4" (blocks) or "lora:16" (rank)', default="full")
-    lambda_: NotNegative = says("weight of the attention loss", alias="lambda")
-    beta: NotNegative = says("weight of the cosine term")
-    cosine: Literal["paper", "descending"] = says("its form: 1 - cos as printed, or 1 + cos", default="paper")
-    tau: Positive = says("temperature of the tile weights")
-    bag_gradient: Literal["before", "after", "joint"] = says(
+    method: Method = setting("tapfm, finetune (lambda 0, any aggregator), or fixed (stored features)", default="tapfm")
+    scope: str = setting('what of the encoder learns: "full", "last:4" (blocks) or "lora:16" (rank)', default="full")
+    lambda_: NotNegative = setting("weight of the attention loss", alias="lambda")
+    beta: NotNegative = setting("weight of the cosine term")
+    cosine: Literal["paper", "descending"] = setting("its form: 1 - cos as printed, or 1 + cos", default="paper")
+    tau: Positive = setting("temperature of the tile weights")
+    bag_gradient: Literal["before", "after", "joint"] = setting(
         "of the aggregator's update; joint: encoder first, which the paper argues against", default="before"
     )
-    tiles_per_slide: Count | Literal["all"] = says("drawn anew each epoch")
-    backward_tiles: Annotated[int, Field(ge=0)] = says(
+    tiles_per_slide: Count | Literal["all"] = setting("drawn anew each epoch")
+    backward_tiles: Annotated[int, Field(ge=0)] = setting(
         "go back through so many drawn tiles only, weighted for all; 0: through all", default=0
     )
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = says(
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto: bfloat16 where the GPU has it, else float16; float32 without a GPU", default="auto"
     )
-    chunk: Count | Literal["auto", "all"] = says("tiles in the encoder at once; changes memory only", default="auto")
-    recompute: Literal["auto", "nothing", "pointwise", "mlp", "block"] = says(
+    chunk: Count | Literal["auto", "all"] = setting("tiles in the encoder at once; changes memory only", default="auto")
+    recompute: Literal["auto", "nothing", "pointwise", "mlp", "block"] = setting(
         "what backward computes again to save memory; auto: `tapfm plan`", default="auto"
     )
 
@@ -106,20 +106,20 @@ class AdaptationSection(Section):
 class HeadSection(Section):
     """The linear head."""
 
-    layer_norm: bool = says("a LayerNorm before it")
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = says("0.1 moves a label of 1 to 0.95")
+    layer_norm: bool = setting("a LayerNorm before it")
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = setting("0.1 moves a label of 1 to 0.95")
 
 
 class OptimiserSection(Section):
     """Two AdamW."""
 
-    encoder_lr: NotNegative = says("learning rate of the encoder")
-    aggregator_lr: NotNegative = says("learning rate of the aggregator")
-    weight_decay: NotNegative = says("of both")
-    decay_all: bool = says("decay biases and norms too")
-    clip_norm: NotNegative = says("largest norm of a gradient; 0: not clipped", default=0.0)
-    slides_per_step: Count = says("slides whose gradients are averaged before an update", default=1)
-    moments: Literal["auto", "float32", "bfloat16", "int8"] = says(
+    encoder_lr: NotNegative = setting("learning rate of the encoder")
+    aggregator_lr: NotNegative = setting("learning rate of the aggregator")
+    weight_decay: NotNegative = setting("of both")
+    decay_all: bool = setting("decay biases and norms too")
+    clip_norm: NotNegative = setting("largest norm of a gradient; 0: not clipped", default=0.0)
+    slides_per_step: Count = setting("slides whose gradients are averaged before an update", default=1)
+    moments: Literal["auto", "float32", "bfloat16", "int8"] = setting(
         "how AdamW remembers; auto: float32 where it fits the GPU", default="auto"
     )
 
@@ -127,52 +127,52 @@ class OptimiserSection(Section):
 class ScheduleSection(Section):
     """Cosine annealing with warm restarts, per epoch."""
 
-    epochs: Count = says("passes over the training slides")
-    first_cycle: Count = says("epochs to the first restart")
-    cycle_factor: Count = says("each cycle is so many times longer than the one before")
-    encoder_lr_min: NotNegative = says("where the encoder's learning rate ends")
-    aggregator_lr_min: NotNegative = says("where the aggregator's ends")
+    epochs: Count = setting("passes over the training slides")
+    first_cycle: Count = setting("epochs to the first restart")
+    cycle_factor: Count = setting("each cycle is so many times longer than the one before")
+    encoder_lr_min: NotNegative = setting("where the encoder's learning rate ends")
+    aggregator_lr_min: NotNegative = setting("where the aggregator's ends")
 
 
 class AugmentationSection(Section):
     """What is done to training tiles."""
 
-    flip: Share = says("probability of a horizontal flip")
-    quarter_turns: bool = says("turn by 0, 90, 180 or 270 degrees")
-    blur: Share = says("probability of a Gaussian blur")
-    blur_radius: tuple[Positive, Positive] = says("its radius, from and to, in pixels")
-    stain_jitter: NotNegative = says("strength of a change of stain; 0: none", default=0.0)
+    flip: Share = setting("probability of a horizontal flip")
+    quarter_turns: bool = setting("turn by 0, 90, 180 or 270 degrees")
+    blur: Share = setting("probability of a Gaussian blur")
+    blur_radius: tuple[Positive, Positive] = setting("its radius, from and to, in pixels")
+    stain_jitter: NotNegative = setting("strength of a change of stain; 0: none", default=0.0)
 
 
 class SelectionSection(Section):
     """Which epoch is kept."""
 
-    validation_tiles: Count | Literal["all"] = says("per slide, the same ones each epoch; final figures are on all")
-    patience: int = says("stop after so many epochs without a better one; 0: never", default=0, ge=0)
-    unit: Literal["slide", "patient"] = says("what an AUC counts; patients average their slides", default="slide")
+    validation_tiles: Count | Literal["all"] = setting("per slide, the same ones each epoch; final figures are on all")
+    patience: int = setting("stop after so many epochs without a better one; 0: never", default=0, ge=0)
+    unit: Literal["slide", "patient"] = setting("what an AUC counts; patients average their slides", default="slide")
 
 
 class MachineSection(Section):
     """What does not change the result: may differ when a run is resumed."""
 
-    device: str = says("auto, cpu, cuda, cuda:1, ...", default="auto")
-    gpu_memory_gib: Positive | None = says("use no more of the GPU's memory", default=None, examples=[24.0])
-    offload_optimiser: bool | Literal["auto"] = says(
+    device: str = setting("auto, cpu, cuda, cuda:1, ...", default="auto")
+    gpu_memory_gib: Positive | None = setting("use no more of the GPU's memory", default=None, examples=[24.0])
+    offload_optimiser: bool | Literal["auto"] = setting(
         "AdamW's memory in the machine's; auto: where the GPU's is too small", default="auto"
     )
-    compile: bool | Literal["auto"] = says("compile the encoder's blocks; auto: on a GPU", default="auto")
-    tf32: bool = says("float32 products in TensorFloat-32: faster, three digits", default=False)
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = says("processes that read tiles", default="auto")
-    read_ahead_gib: Positive = says("memory for tiles read ahead", default=1.0)
-    save_minutes: Positive = says("time between checkpoints within an epoch", default=30.0)
-    allow_failures: int = says("slides that may fail before the run stops", default=0, ge=0)
+    compile: bool | Literal["auto"] = setting("compile the encoder's blocks; auto: on a GPU", default="auto")
+    tf32: bool = setting("float32 products in TensorFloat-32: faster, three digits", default=False)
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = setting("processes that read tiles", default="auto")
+    read_ahead_gib: Positive = setting("memory for tiles read ahead", default=1.0)
+    save_minutes: Positive = setting("time between checkpoints within an epoch", default=30.0)
+    allow_failures: int = setting("slides that may fail before the run stops", default=0, ge=0)
 
 
 class RunConfig(Section):
     """A run, with nothing left open."""
 
-    recipe: Recipe = says("where settings that are not given come from: paper or reference", default="paper")
-    seed: int = says("the same seed gives the same run", default=0, ge=0, lt=2**63)
+    recipe: Recipe = setting("where settings that are not given come from: paper or reference", default="paper")
+    seed: int = setting("the same seed gives the same run", default=0, ge=0, lt=2**63)
     cohort: CohortSection
     tiles: TilesSection
     encoder: EncoderSection

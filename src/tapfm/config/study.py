@@ -16,13 +16,13 @@ from tapfm.aggregators.catalog import aggregator_card
 from tapfm.config.loading import all_settings, resolve_paths
 from tapfm.config.problems import Place, did_you_mean, invalid_values
 from tapfm.config.recipes import Method
-from tapfm.config.settings import Count, Section, says
+from tapfm.config.settings import Count, Section, setting
 from tapfm.config.text import toml_value
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import InputError, SettingError
 
 REGIMES: tuple[Method, ...] = get_args(Method)
-Report = Literal["comparison", "ablation", "stability", "forgetting"]
+ReportKind = Literal["comparison", "ablation", "stability", "forgetting"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant: it becomes part of a path
 
@@ -30,51 +30,55 @@ NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant: it becomes pa
 class SlidesSection(Section):
     """Slides, and their tiles."""
 
-    table: Path = says("slides, patients and labels, as `tapfm split` writes it")
-    slides: Path | None = says("where to look for slides that the table names without their path", default=None)
-    tiles: Path = says("what `tapfm tile` wrote for them")
+    table: Path = setting("slides, patients and labels, as `tapfm split` writes it")
+    slides: Path | None = setting("where to look for slides that the table names without their path", default=None)
+    tiles: Path = setting("what `tapfm tile` wrote for them")
 
 
 class ProbeSection(Section):
     """An unrelated task on tiles, for the forgetting study."""
 
-    tiles: Path = says("a folder with a folder of pictures for each class, or train/ and test/ with such folders")
-    seed: Seed = says("which tiles are tested on, where there is no test/", default=0)
+    tiles: Path = setting("a folder with a folder of pictures for each class, or train/ and test/ with such folders")
+    seed: Seed = setting("which tiles are tested on, where there is no test/", default=0)
 
 
 class Variant(Section):
     """One value of what is varied."""
 
-    name: str = says("as it stands in tables and folders")
-    settings: dict[str, Any] = says("tables of RUN.toml that make it different", default_factory=dict)
+    name: str = setting("as it stands in tables and folders")
+    settings: dict[str, Any] = setting("tables of RUN.toml that make it different", default_factory=dict)
 
 
 class StudyConfig(Section):
     """A study: encoders x regimes x aggregators x variants x folds x seeds."""
 
-    name: str = says("as it stands above the tables")
-    report: Report = says("what is asked besides: comparison, ablation, stability or forgetting", default="comparison")
-    targets: list[str] = says("label columns of the tables", min_length=1)
-    task: Literal["binary", "multilabel"] | None = says(
+    name: str = setting("as it stands above the tables")
+    report: ReportKind = setting(
+        "what is asked besides: comparison, ablation, stability or forgetting", default="comparison"
+    )
+    targets: list[str] = setting("label columns of the tables", min_length=1)
+    task: Literal["binary", "multilabel"] | None = setting(
         "binary: a model for each target; multilabel: one for all", default=None
     )
-    encoders: list[str] = says("of `tapfm encoders`", min_length=1)
-    regimes: list[Method] = says("fixed, finetune, tapfm", default=["fixed", "finetune", "tapfm"], min_length=1)
-    aggregators: list[str] = says("of fixed and finetune", default=["abmil"])
-    tapfm_aggregators: list[str] = says("of tapfm", default=["cls-attention"])
-    seeds: list[Seed] = says("each is a run of its own", default=[0], min_length=1)
-    folds: list[Annotated[int, Field(ge=0)]] = says("columns fold_N of the table; none: the column split", default=[])
-    unit: Literal["slide", "patient"] = says("what an AUC counts", default="patient")
-    resamples: Count = says("of the patients, for intervals", default=2000)
+    encoders: list[str] = setting("of `tapfm encoders`", min_length=1)
+    regimes: list[Method] = setting("fixed, finetune, tapfm", default=["fixed", "finetune", "tapfm"], min_length=1)
+    aggregators: list[str] = setting("of fixed and finetune", default=["abmil"])
+    tapfm_aggregators: list[str] = setting("of tapfm", default=["cls-attention"])
+    seeds: list[Seed] = setting("each is a run of its own", default=[0], min_length=1)
+    folds: list[Annotated[int, Field(ge=0)]] = setting(
+        "columns fold_N of the table; none: the column split", default=[]
+    )
+    unit: Literal["slide", "patient"] = setting("what an AUC counts", default="patient")
+    resamples: Count = setting("of the patients, for intervals", default=2000)
     cohort: SlidesSection
     external: SlidesSection | None = None
-    weights: dict[str, Path] = says("a weights file or folder, by encoder", default_factory=dict)
-    settings: dict[str, Any] = says(
+    weights: dict[str, Path] = setting("a weights file or folder, by encoder", default_factory=dict)
+    settings: dict[str, Any] = setting(
         "tables of RUN.toml for all runs; below fixed, finetune or tapfm for those only", default_factory=dict
     )
-    variants: list[Variant] = says("what is varied: each is run", default_factory=list)
+    variants: list[Variant] = setting("what is varied: each is run", default_factory=list)
     probe: ProbeSection | None = None
-    notes: list[str] = says("what a reader of the tables should know", default_factory=list)
+    notes: list[str] = setting("what a reader of the tables should know", default_factory=list)
 
     @property
     def multilabel(self) -> bool:

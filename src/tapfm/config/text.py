@@ -98,7 +98,7 @@ def section_lines(section: Section, given: Mapping[str, Any], *, only_values: bo
     return lines
 
 
-def resolved(config: RunConfig) -> str:
+def config_text(config: RunConfig) -> str:
     """Write a configuration with nothing left open."""
     return toml_text(config.as_tables())
 

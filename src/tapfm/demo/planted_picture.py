@@ -13,7 +13,7 @@ from PIL import Image
 
 from tapfm.demo.sizes import TARGET
 from tapfm.prediction.folder import PredictedSlide
-from tapfm.prediction.heatmap import heated, png_of
+from tapfm.prediction.heatmap import draw_tiles_over, png_of
 from tapfm.prediction.layers import Layer
 from tapfm.prediction.tile_table import TileTable
 from tapfm.runtime.files import write_atomically
@@ -46,7 +46,7 @@ def draw_planted(
         layer = Layer("value", "attention") if percentile else Layer("value", "contribution", TARGET)
         shown = TileTable(table.positions, {"value": each})
         title = f"{name}, percentiles" if percentile else f"{name}: red speaks for {TARGET}"
-        panels[title] = heated(thumbnail, slide, shown, layer, percentile=percentile)
+        panels[title] = draw_tiles_over(thumbnail, slide, shown, layer, percentile=percentile)
     planted = planted_in(thumbnail, truth)
     pictures = [panel(title, outlined(pixels, planted)) for title, pixels in panels.items()]
     sheet = Image.new("RGB", (sum(each.width for each in pictures), max(each.height for each in pictures)), WHITE)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tapfm.demo.folder import COHORTS, DemoFolder
-from tapfm.evaluation.estimate_text import written
+from tapfm.evaluation.estimate_text import format_estimate
 from tapfm.metrics.estimate import Estimate
+from tapfm.runtime.csv_files import read_csv
 
 REGIMES = {
     "fixed": "fixed encoder + ABMIL",
@@ -39,8 +39,7 @@ class DemoResults:
 
 def read_results(folder: DemoFolder) -> DemoResults:
     """Read the results of a finished demo."""
-    with folder.results.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
+    lines = read_csv(folder.results)
     patients = {line["cohort"]: line["patients"] for line in lines}
     aucs: dict[str, dict[str, str]] = {}
     for line in lines:
@@ -53,7 +52,7 @@ def read_results(folder: DemoFolder) -> DemoResults:
         positive_slides={cohort: found[cohort]["slides"] for cohort in COHORTS},
         planted_share={cohort: found[cohort]["share"] for cohort in COHORTS},
         ranked={
-            title: [written(Estimate(**found[cohort]["found"][score])) for cohort in COHORTS]
+            title: [format_estimate(Estimate(**found[cohort]["found"][score])) for cohort in COHORTS]
             for score, title in RANKED_BY.items()
         },
         seconds=round(sum(json.loads(folder.state.read_text("utf-8"))["seconds"].values())),
@@ -62,4 +61,4 @@ def read_results(folder: DemoFolder) -> DemoResults:
 
 def _auc_text(line: Mapping[str, str]) -> str:
     value, low, high = (float(line[name]) if line[name] else None for name in ("auc", "low", "high"))
-    return written(Estimate(value, low, high)) if value is not None else line["why"] or "-"
+    return format_estimate(Estimate(value, low, high)) if value is not None else line["why"] or "-"

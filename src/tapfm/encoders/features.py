@@ -28,7 +28,7 @@ from tapfm.runtime.files import write_atomically
 from tapfm.tiles.grid import Positions
 from tapfm.tiles.store import TileSet, is_none, own_attributes, trident_attributes
 
-Origin = Literal["tapfm", "TRIDENT", "CLAM", "STAMP", "pt"]
+FeatureFormat = Literal["tapfm", "TRIDENT", "CLAM", "STAMP", "pt"]
 
 # Version of the features. Increase it when the same tiles give other features (readers, resizing, normalisation,
 # encoders); slides embedded by an older version are then embedded again. tests/versions/ fails when the output changes
@@ -50,7 +50,7 @@ class FeatureSet:
     side_px0: int | None = None  # of a tile
     encoder: str | None = None
     fingerprint: str | None = None
-    origin: Origin = "tapfm"
+    origin: FeatureFormat = "tapfm"
 
     def __len__(self) -> int:
         return len(self.features)
@@ -62,7 +62,7 @@ def feature_file(folder: Path, slide_id: str) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def recall(path: Path) -> str | None:
+def stored_fingerprint(path: Path) -> str | None:
     """Read the fingerprint of a finished file of ours, and none of its features."""
     try:
         with h5py.File(path, "r") as file:
@@ -119,14 +119,14 @@ class FeatureFacts(NamedTuple):
     size: int
     has_attention: bool
     has_positions: bool
-    origin: Origin
+    origin: FeatureFormat
     encoder: str | None
     weights_sha256: str | None
     precision: str | None
     fingerprint: str | None
 
 
-def look_at_features(path: Path) -> FeatureFacts:
+def read_feature_facts(path: Path) -> FeatureFacts:
     """Read what a file says of its features; of HDF5 not the features themselves."""
     stored = read_tensor(path, only_look=True) if path.suffix == ".pt" else read_hdf5(path, only_look=True)
     if stored.features.ndim < 2 or not stored.features.shape[-2]:
@@ -169,10 +169,10 @@ def read_features(path: Path) -> FeatureSet:
     )
 
 
-class Stored(NamedTuple):
+class StoredArrays(NamedTuple):
     """What a file holds, as it holds it."""
 
-    origin: Origin
+    origin: FeatureFormat
     features: NDArray[Any]
     coords: NDArray[Any] | None = None
     attention: NDArray[Any] | None = None
@@ -189,7 +189,7 @@ class Stored(NamedTuple):
         return self.origin != "STAMP" or self.said("unit") == "px"
 
 
-def read_hdf5(path: Path, *, only_look: bool = False) -> Stored:
+def read_hdf5(path: Path, *, only_look: bool = False) -> StoredArrays:
     """Read an HDF5 file, and tell whose it is; with `only_look` the arrays have their shapes and nothing in them."""
 
     def array(dataset: h5py.Dataset) -> NDArray[Any]:
@@ -205,12 +205,12 @@ def read_hdf5(path: Path, *, only_look: bool = False) -> Stored:
                 features, attributes = array(file["features"]), dict(file["features"].attrs)
                 if FINGERPRINT in attributes:
                     attention = array(file["attention"]) if "attention" in file else None
-                    return Stored("tapfm", features, coords, attention, attributes, side_px0)
+                    return StoredArrays("tapfm", features, coords, attention, attributes, side_px0)
                 described = attributes or (coords is not None and dict(file["coords"].attrs))
-                origin: Origin = "TRIDENT" if described else "CLAM"
-                return Stored(origin, features, coords, attributes=attributes, side_px0=side_px0)
+                origin: FeatureFormat = "TRIDENT" if described else "CLAM"
+                return StoredArrays(origin, features, coords, attributes=attributes, side_px0=side_px0)
             if "feats" in file:
-                return Stored("STAMP", array(file["feats"]), coords, attributes=dict(file.attrs))
+                return StoredArrays("STAMP", array(file["feats"]), coords, attributes=dict(file.attrs))
             holds = ", ".join(file) or "nothing"
     except Exception as error:  # damage shows in many ways
         raise FeatureStoreError(f"{path} cannot be read as HDF5 ({error}).", hint=AGAIN) from error
@@ -220,7 +220,7 @@ def read_hdf5(path: Path, *, only_look: bool = False) -> Stored:
     )
 
 
-def read_tensor(path: Path, *, only_look: bool = False) -> Stored:
+def read_tensor(path: Path, *, only_look: bool = False) -> StoredArrays:
     """Read a .pt file; as a tensor, never as code. With `only_look` the numbers stay on disk, if they can."""
     import torch
 
@@ -241,8 +241,8 @@ def read_tensor(path: Path, *, only_look: bool = False) -> Stored:
             f"{path} holds a {type(loaded).__name__}, not a tensor.", hint="Save the (tiles, D) features alone."
         )
     if only_look:
-        return Stored("pt", np.broadcast_to(np.float32(0), tuple(loaded.shape)))
-    return Stored("pt", loaded.detach().float().numpy())
+        return StoredArrays("pt", np.broadcast_to(np.float32(0), tuple(loaded.shape)))
+    return StoredArrays("pt", loaded.detach().float().numpy())
 
 
 def refuse_unusable(

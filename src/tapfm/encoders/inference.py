@@ -19,9 +19,9 @@ from torch import Tensor
 
 from tapfm.contracts import EncodedTiles
 from tapfm.encoders.float8 import use_float8
-from tapfm.encoders.precision import can_compile, lower
+from tapfm.encoders.precision import can_compile, cast_weights
 from tapfm.encoders.vit import VitEncoder
-from tapfm.runtime.device_memory import one_memory_error
+from tapfm.runtime.device_memory import unify_memory_errors
 
 Precision = Literal["float32", "bfloat16", "float16", "float8"]
 
@@ -60,7 +60,7 @@ class InferenceEncoder:
             parts.append(self._replay(part, batch) if captured else self._run(part))
         return concatenate(parts)
 
-    @one_memory_error()
+    @unify_memory_errors()
     def _run(self, tiles: Tensor) -> EncodedTiles:
         with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
             encoded: EncodedTiles = self.encoder(tiles)
@@ -134,7 +134,7 @@ def prepare_encoder(
     encoder.eval().requires_grad_(False)
     lowered = precision == "float8" or (precision == "bfloat16" and device.type == "cuda")
     if lowered:
-        lower(encoder, torch.bfloat16)
+        cast_weights(encoder, torch.bfloat16)
     if precision == "float8":
         use_float8(encoder)
     if compiled is None:

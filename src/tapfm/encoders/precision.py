@@ -14,7 +14,7 @@ import torch
 from tapfm.encoders.vit import VitEncoder
 
 
-def lower(encoder: VitEncoder, dtype: torch.dtype) -> None:
+def cast_weights(encoder: VitEncoder, dtype: torch.dtype) -> None:
     """Cast the ViT's weights, in place: it then computes in `dtype`, without autocast.
 
     The parameters stay the same objects. Pixels are still normalised, and rotary positions computed, in float32.

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from tapfm.errors import InputError
 from tapfm.evaluation.patients import PatientKey, patient_of
-from tapfm.evaluation.predictions import Prediction, Unit, key_of, repeated, units_of
+from tapfm.evaluation.predictions import Prediction, Unit, repeated, slide_key, units_of
 
-Method = Sequence[Sequence[Prediction]]  # one list of predictions for each seed
+SeedPredictions = Sequence[Sequence[Prediction]]  # one list of predictions for each seed
 UnitKey = tuple[str, str, str]  # cohort, patient_id, slide_id
 LISTED = 10  # of those that differ, in a message
 
 
 @dataclass(frozen=True)
-class Aligned:
+class AlignedPredictions:
     """The units that all methods have, and each method's predictions of them in the same order."""
 
     units: list[Prediction]
@@ -29,7 +29,7 @@ class Aligned:
         return len({patient_of(each) for each in self.units})
 
 
-def align(methods: Mapping[str, Method], targets: Sequence[str], unit: Unit) -> Aligned:
+def align(methods: Mapping[str, SeedPredictions], targets: Sequence[str], unit: Unit) -> AlignedPredictions:
     """Keep what every seed of every method has; different labels of the same unit are refused."""
     slides = {name: [by_slide(name, each) for each in method] for name, method in methods.items()}
     shared = set.intersection(*(set(each) for method in slides.values() for each in method))
@@ -41,7 +41,7 @@ def align(methods: Mapping[str, Method], targets: Sequence[str], unit: Unit) -> 
         raise nothing_in_common(keyed)
     labels = {key: merged_labels([each[key] for each in everyone], targets) for key in common}
     refuse_conflicts(labels, targets)
-    return Aligned(
+    return AlignedPredictions(
         units=[
             replace(everyone[0][key], labels={t: max(labels[key][t], default=None) for t in targets}) for key in common
         ],
@@ -59,7 +59,7 @@ def align(methods: Mapping[str, Method], targets: Sequence[str], unit: Unit) -> 
 def by_slide(name: str, predictions: Sequence[Prediction]) -> dict[UnitKey, Prediction]:
     """Find predictions by cohort, patient and slide; which split a table says they are of does not count."""
     without_split = [replace(each, split=None) for each in predictions]
-    if twice := repeated([key_of(each) for each in without_split]):
+    if twice := repeated([slide_key(each) for each in without_split]):
         raise InputError(
             f"'{name}' has two predictions of slide '{twice[0][-1]}'.",
             hint="Compare tables that have each slide once, for example those of one split.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tapfm.evaluation.columns import column_of
+from tapfm.evaluation.columns import labelled_units
 from tapfm.evaluation.patients import resample_patients
 from tapfm.evaluation.predictions import Prediction, Unit, units_of
 from tapfm.metrics.arrays import Floats
@@ -18,7 +18,7 @@ POINTS = 101
 
 
 @dataclass(frozen=True)
-class Band:
+class RocBand:
     """Where 95% of the resampled curves lie, at each of some false positive rates."""
 
     false_positive_rate: Floats
@@ -28,10 +28,10 @@ class Band:
 
 def roc_band(
     predictions: Sequence[Prediction], target: str, unit: Unit, *, resamples: int = RESAMPLES, seed: int = 0
-) -> Band | None:
+) -> RocBand | None:
     """Find the band of one target's ROC curve; None where there is no curve or a class is a single patient."""
     units = units_of(predictions, [target], unit)
-    column = column_of(units, target, unit)
+    column = labelled_units(units, target, unit)
     if column.why_undefined or column.too_few:
         return None
     grid = np.linspace(0, 1, POINTS)
@@ -45,4 +45,4 @@ def roc_band(
     if not curves:
         return None
     low, high = np.quantile(curves, [0.025, 0.975], axis=0)
-    return Band(grid, low, high)
+    return RocBand(grid, low, high)

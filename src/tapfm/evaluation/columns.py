@@ -17,7 +17,7 @@ SINGLE = "no interval: a single"
 
 
 @dataclass(frozen=True)
-class Column:
+class LabelledUnits:
     """The units that have a label of one target."""
 
     target: str
@@ -35,7 +35,7 @@ class Column:
         return [int(each) for each in self.positive]
 
 
-def column_of(units: Sequence[Prediction], target: str, unit: Unit) -> Column:
+def labelled_units(units: Sequence[Prediction], target: str, unit: Unit) -> LabelledUnits:
     """Take one target of the units."""
     labels = [each.labels.get(target) for each in units]
     known = [each for each, label in zip(units, labels, strict=True) if label is not None]
@@ -45,7 +45,7 @@ def column_of(units: Sequence[Prediction], target: str, unit: Unit) -> Column:
         for label, name in enumerate(("negative", "positive"))
     }
     alone = [name for name, of_class in patients.items() if len(of_class) == 1]
-    return Column(
+    return LabelledUnits(
         target=target,
         place=np.array([place for place, label in enumerate(labels) if label is not None], dtype=np.intp),
         positive=positive,

@@ -9,8 +9,8 @@ from itertools import combinations
 import numpy as np
 
 from tapfm.errors import InputError, UnknownNameError
-from tapfm.evaluation.aligning import Method, align
-from tapfm.evaluation.columns import Column, column_of
+from tapfm.evaluation.aligning import SeedPredictions, align
+from tapfm.evaluation.columns import LabelledUnits, labelled_units
 from tapfm.evaluation.measures import MACRO
 from tapfm.evaluation.patients import resample_patients
 from tapfm.evaluation.predictions import Prediction, Unit
@@ -22,11 +22,9 @@ from tapfm.metrics.estimate import Estimate
 from tapfm.metrics.holm import holm
 from tapfm.metrics.ranking import auc
 
-__all__ = ["Comparison", "Method", "Pair", "compare"]
-
 
 @dataclass(frozen=True)
-class Pair:
+class PairedComparison:
     """Two methods on one target ("macro": the mean over targets); the difference is first - second."""
 
     first: str
@@ -50,11 +48,11 @@ class Comparison:
     left_out: Mapping[str, tuple[str, ...]]  # by method, its patients that others lack
     label_conflicts: tuple[str, ...]  # labelled by some methods only; that label is used
     aucs: Mapping[tuple[str, str], Estimate]  # by method and target, or "macro" with several targets
-    pairs: tuple[Pair, ...]
+    pairs: tuple[PairedComparison, ...]
 
 
 @dataclass(frozen=True)
-class Ranked:
+class MethodAuc:
     """The AUC of one method, the mean over its seeds, and the same in every resample."""
 
     value: float | None
@@ -66,8 +64,8 @@ class Ranked:
         return interval(self.value, self.draws, why=self.why)
 
 
-def compare(
-    methods: Mapping[str, Method],
+def compare_methods(
+    methods: Mapping[str, SeedPredictions],
     targets: Sequence[str],
     unit: Unit,
     *,
@@ -82,19 +80,19 @@ def compare(
     """
     pairs = pairs_of(methods, against)
     aligned = align(methods, targets, unit)
-    columns = {target: column_of(aligned.units, target, unit) for target in targets}
+    columns = {target: labelled_units(aligned.units, target, unit) for target in targets}
     logits = {
         target: {name: [logits_of(each, column) for each in seeds] for name, seeds in aligned.seeds.items()}
         for target, column in columns.items()
     }
 
-    def ranked(target: str, strata: Sequence[str]) -> dict[str, Ranked]:
+    def ranked(target: str, strata: Sequence[str]) -> dict[str, MethodAuc]:
         draws = resample_patients(aligned.units, strata, resamples=resamples, seed=seed)
         return ranked_methods(logits[target], columns[target], draws)
 
     aucs: dict[tuple[str, str], Estimate] = {}
-    tested: list[Pair] = []
-    by_target: dict[str, dict[str, Ranked]] = {}
+    tested: list[PairedComparison] = []
+    by_target: dict[str, dict[str, MethodAuc]] = {}
     for target, column in columns.items():
         by_target[target] = ranked(target, [target])
         of_method = logits[target]
@@ -118,7 +116,7 @@ def compare(
     )
 
 
-def pairs_of(methods: Mapping[str, Method], against: str | None) -> list[tuple[str, str]]:
+def pairs_of(methods: Mapping[str, SeedPredictions], against: str | None) -> list[tuple[str, str]]:
     """List the pairs to test, in the order of the methods."""
     if empty := [name for name, seeds in methods.items() if not seeds]:
         raise InputError(f"Method '{empty[0]}' has no predictions.")
@@ -131,13 +129,15 @@ def pairs_of(methods: Mapping[str, Method], against: str | None) -> list[tuple[s
     return [(name, against) for name in methods if name != against]
 
 
-def logits_of(predictions: Iterable[Prediction], column: Column) -> Floats:
+def logits_of(predictions: Iterable[Prediction], column: LabelledUnits) -> Floats:
     """Take the logits of the units that have a label."""
     logits: Floats = np.array([each.logits[column.target] for each in predictions], dtype=np.float64)
     return logits[column.place]
 
 
-def ranked_methods(logits: Mapping[str, Sequence[Floats]], column: Column, resamples: Resamples) -> dict[str, Ranked]:
+def ranked_methods(
+    logits: Mapping[str, Sequence[Floats]], column: LabelledUnits, resamples: Resamples
+) -> dict[str, MethodAuc]:
     """Rank the units by every method, as they are and in every resample."""
     draws = {name: np.zeros(len(resamples)) for name in logits}
     for rows, of_all_units in resamples.blocks():
@@ -150,26 +150,26 @@ def ranked_methods(logits: Mapping[str, Sequence[Floats]], column: Column, resam
         values = [auc(column.labels, each.tolist()) for each in seeds]
         defined = [value for value in values if value is not None]
         value = sum(defined) / len(defined) if defined else None
-        found[name] = Ranked(value, draws[name], column.why_undefined or column.too_few)
+        found[name] = MethodAuc(value, draws[name], column.why_undefined or column.too_few)
     return found
 
 
-def macro_of(ranked: Mapping[str, Ranked]) -> Ranked:
+def macro_of(ranked: Mapping[str, MethodAuc]) -> MethodAuc:
     """Average over the targets that have an AUC, in every resample too."""
     having = {target: each for target, each in ranked.items() if each.value is not None}
     if not having:
-        return Ranked(None, next(iter(ranked.values())).draws, "no target has an AUC")
+        return MethodAuc(None, next(iter(ranked.values())).draws, "no target has an AUC")
     value = sum(each.value or 0.0 for each in having.values()) / len(having)
     why = "; ".join(f"{target}: {each.why}" for target, each in having.items() if each.why)
-    return Ranked(value, np.mean([each.draws for each in having.values()], axis=0), why)
+    return MethodAuc(value, np.mean([each.draws for each in having.values()], axis=0), why)
 
 
 def tests_of(
     target: str,
     pairs: Sequence[tuple[str, str]],
-    ranked: Mapping[str, Ranked],
+    ranked: Mapping[str, MethodAuc],
     delong: Mapping[tuple[str, str], tuple[float | None, str]],
-) -> list[Pair]:
+) -> list[PairedComparison]:
     """Test every pair on one target, and correct for their number."""
     found = []
     for first, second in pairs:
@@ -179,12 +179,12 @@ def tests_of(
         p_bootstrap = None if a.why or value is None else two_sided_p(draws)
         p_delong, why = delong.get((first, second), (None, "DeLong tests one target at a time"))
         difference = interval(value, draws, why=a.why)
-        found.append(Pair(first, second, target, difference, p_bootstrap, p_delong, None, why))
+        found.append(PairedComparison(first, second, target, difference, p_bootstrap, p_delong, None, why))
     corrected = holm([each.p_bootstrap if each.p_delong is None else each.p_delong for each in found])
     return [replace(each, p_holm=p) for each, p in zip(found, corrected, strict=True)]
 
 
-def delong_p(first: Sequence[Floats], second: Sequence[Floats], column: Column) -> tuple[float | None, str]:
+def delong_p(first: Sequence[Floats], second: Sequence[Floats], column: LabelledUnits) -> tuple[float | None, str]:
     """Test two methods by DeLong, or say why not."""
     if column.why_undefined:
         return None, column.why_undefined

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tapfm.evaluation.comparing import Comparison, Pair
+from tapfm.evaluation.comparing import Comparison, PairedComparison
 from tapfm.evaluation.comparison_figure import draw_differences
-from tapfm.evaluation.estimate_text import cell, p_value, written
+from tapfm.evaluation.estimate_text import escape_cell, format_estimate, format_p_value
 from tapfm.evaluation.measures import MACRO, target_title
 from tapfm.metrics.estimate import Estimate
 from tapfm.runtime.csv_files import write_csv
@@ -41,7 +41,7 @@ def write_comparison(
     write_atomically(folder / "comparison.json", _json(compared, files, resamples, seed, notes))
 
 
-def _csv_cells(pair: Pair, compared: Comparison) -> list[str]:
+def _csv_cells(pair: PairedComparison, compared: Comparison) -> list[str]:
     aucs = [compared.aucs[name, pair.target].value for name in (pair.first, pair.second)]
     numbers = [*aucs, pair.difference.value, pair.difference.low, pair.difference.high]
     numbers += [pair.p_delong, pair.p_bootstrap, pair.p_holm]
@@ -49,7 +49,7 @@ def _csv_cells(pair: Pair, compared: Comparison) -> list[str]:
     return [*names, *("" if number is None else repr(float(number)) for number in numbers)]
 
 
-def _reason(pair: Pair) -> str:
+def _reason(pair: PairedComparison) -> str:
     """Return why values of a pair are missing."""
     return "; ".join(dict.fromkeys(each for each in (pair.difference.why, pair.why) if each))
 
@@ -106,8 +106,8 @@ def _markdown(compared: Comparison, files: Mapping[str, str], resamples: int, no
         "|---|" + "--:|" * len(targets),
     ]
     for name in compared.methods:
-        cells = [written(compared.aucs[name, target]) for target in targets]
-        lines.append(f"| {cell(name)} (`{files[name]}`) | {' | '.join(cells)} |")
+        cells = [format_estimate(compared.aucs[name, target]) for target in targets]
+        lines.append(f"| {escape_cell(name)} (`{files[name]}`) | {' | '.join(cells)} |")
     lines += [
         "",
         "## Differences of AUC",
@@ -116,8 +116,13 @@ def _markdown(compared: Comparison, files: Mapping[str, str], resamples: int, no
         "|---|---|--:|--:|--:|--:|",
     ]
     for pair in compared.pairs:
-        cells = [written(pair.difference, sign=True), *map(p_value, (pair.p_delong, pair.p_bootstrap, pair.p_holm))]
-        lines.append(f"| {cell(f'{pair.first} - {pair.second}')} | {target_title(pair.target)} | {' | '.join(cells)} |")
+        cells = [
+            format_estimate(pair.difference, sign=True),
+            *map(format_p_value, (pair.p_delong, pair.p_bootstrap, pair.p_holm)),
+        ]
+        lines.append(
+            f"| {escape_cell(f'{pair.first} - {pair.second}')} | {target_title(pair.target)} | {' | '.join(cells)} |"
+        )
     lines += [
         "",
         "Paired: the same patients, and the same resamples of them, for all. Holm's correction is over the pairs of a "

@@ -5,15 +5,15 @@ from __future__ import annotations
 from tapfm.metrics.estimate import Estimate
 
 
-def written(estimate: Estimate, *, sign: bool = False) -> str:
+def format_estimate(estimate: Estimate, *, sign: bool = False) -> str:
     """Write a value and its interval, or a dash."""
     if estimate.value is None:
         return "-"
     value = f"{estimate.value:+.3f}" if sign else f"{estimate.value:.3f}"
-    return f"{value} {bracket(estimate, sign=sign)}".strip()
+    return f"{value} {interval_text(estimate, sign=sign)}".strip()
 
 
-def bracket(estimate: Estimate, *, sign: bool = False) -> str:
+def interval_text(estimate: Estimate, *, sign: bool = False) -> str:
     """Write an interval, or nothing."""
     if estimate.low is None or estimate.high is None:
         return ""
@@ -26,13 +26,13 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def p_value(value: float | None) -> str:
+def format_p_value(value: float | None) -> str:
     """Write a p value, or a dash."""
     if value is None:
         return "-"
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def cell(text: str) -> str:
+def escape_cell(text: str) -> str:
     """Keep what a user named from ending a cell of a Markdown table."""
     return text.replace("|", "\\|")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tapfm.evaluation.bands import roc_band
-from tapfm.evaluation.measures import Measured, Thresholds
+from tapfm.evaluation.measures import MetricValue, Thresholds
 from tapfm.evaluation.predictions import Prediction, Unit, pool_by_patient
 from tapfm.metrics.calibration import reliability
 from tapfm.metrics.ranking import precision_recall_curve, roc_curve, why_undefined
@@ -21,7 +21,7 @@ PANEL = 3.9  # inches
 BINS = 20  # of the histogram
 
 
-class Pictures:
+class EvaluationFigures:
     """Draws what was predicted; `baseline` may be nothing."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Pictures:
     def draw(
         self,
         folder: Path,
-        measured: dict[tuple[str, str], Measured],
+        measured: dict[tuple[str, str], MetricValue],
         thresholds: Thresholds | None,
         *,
         resamples: int,
@@ -85,7 +85,7 @@ class Pictures:
         self,
         axes: Any,
         target: str,
-        measured: dict[tuple[str, str], Measured],
+        measured: dict[tuple[str, str], MetricValue],
         *,
         resamples: int,
         seed: int,
@@ -105,7 +105,7 @@ class Pictures:
         axes.set(xlabel="1 - specificity", ylabel="sensitivity", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
         axes.legend(frameon=False, fontsize=8, loc="lower right")
 
-    def _precision_recall(self, axes: Any, target: str, measured: dict[tuple[str, str], Measured]) -> None:
+    def _precision_recall(self, axes: Any, target: str, measured: dict[tuple[str, str], MetricValue]) -> None:
         labels, logits = self._column(target, self._units)
         known = [label for label in labels if label is not None]
         axes.axhline(sum(known) / len(known), color=GREY, lw=1, ls=":", label="prevalence")
@@ -119,7 +119,7 @@ class Pictures:
         axes.set(xlabel="sensitivity (recall)", ylabel="PPV (precision)", xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
         axes.legend(frameon=False, fontsize=8, loc="best")
 
-    def _reliability(self, axes: Any, target: str, measured: dict[tuple[str, str], Measured]) -> None:
+    def _reliability(self, axes: Any, target: str, measured: dict[tuple[str, str], MetricValue]) -> None:
         labels = [each.labels.get(target) for each in self._units]
         bins = [each for each in reliability(labels, [one.probabilities[target] for one in self._units]) if each.count]
         axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":")
@@ -148,7 +148,7 @@ class Pictures:
         axes.legend(fontsize=8, loc="upper right", framealpha=0.9, edgecolor="none")
 
 
-def shown(measured: dict[tuple[str, str], Measured], target: str, metric: str) -> str:
+def shown(measured: dict[tuple[str, str], MetricValue], target: str, metric: str) -> str:
     """Write a metric for a legend."""
     estimate = measured[target, metric].estimate
     if estimate.value is None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from tapfm.evaluation.columns import SINGLE, Column, column_of
+from tapfm.evaluation.columns import SINGLE, LabelledUnits, labelled_units
 from tapfm.evaluation.patients import resample_patients
 from tapfm.evaluation.predictions import Prediction, Unit, units_of
 from tapfm.metrics import weighted
@@ -59,7 +59,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MetricValue:
     """One metric of one target, or the mean over targets ("macro") that have it, with its bootstrap interval."""
 
     target: str
@@ -84,7 +84,7 @@ def choose_thresholds(
     return Thresholds(by_youden, by_sensitivity, sensitivity)
 
 
-def measure(
+def compute_metrics(
     predictions: Sequence[Prediction],
     targets: Sequence[str],
     unit: Unit,
@@ -92,13 +92,13 @@ def measure(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> list[Measured]:
+) -> list[MetricValue]:
     """Measure predictions: every metric of every target, then, with several targets, the macro means.
 
     AUC and average precision rank logits, whose order does not drown in rounding; the rest takes probabilities.
     """
     units = units_of(predictions, targets, unit)
-    columns = [column_of(units, target, unit) for target in targets]
+    columns = [labelled_units(units, target, unit) for target in targets]
     measured = []
     for column in columns:
         # by its own labels: what else is predicted does not change the interval of a target
@@ -109,17 +109,17 @@ def measure(
             delong = delong_of(column, unit) if metric == "auc" else None
             estimate = interval(value[metric], drawn[metric], why=why)
             positives = int(column.positive.sum())
-            measured.append(Measured(column.target, metric, estimate, delong, len(column.place), positives))
+            measured.append(MetricValue(column.target, metric, estimate, delong, len(column.place), positives))
     if len(targets) > 1:
         draws = resample_patients(units, targets, resamples=resamples, seed=seed)
         together = draws_of(columns, thresholds, draws)
         for metric in METRICS:
             estimate = macro([each for each in measured if each.metric == metric], [each[metric] for each in together])
-            measured.append(Measured(MACRO, metric, estimate, None, len(units), None))
+            measured.append(MetricValue(MACRO, metric, estimate, None, len(units), None))
     return measured
 
 
-def values_of(column: Column, thresholds: Thresholds | None) -> dict[str, float | None]:
+def values_of(column: LabelledUnits, thresholds: Thresholds | None) -> dict[str, float | None]:
     """Compute every metric of one target."""
     labels, logits, probabilities = column.labels, column.logits.tolist(), column.probabilities.tolist()
     values: dict[str, float | None] = dict.fromkeys(METRICS)
@@ -134,7 +134,9 @@ def values_of(column: Column, thresholds: Thresholds | None) -> dict[str, float 
     return values
 
 
-def draws_of(columns: Sequence[Column], thresholds: Thresholds | None, resamples: Resamples) -> list[dict[str, Floats]]:
+def draws_of(
+    columns: Sequence[LabelledUnits], thresholds: Thresholds | None, resamples: Resamples
+) -> list[dict[str, Floats]]:
     """Compute every metric of every target in every resample; NaN where there is none."""
     draws = [{metric: np.full(len(resamples), np.nan) for metric in METRICS} for _ in columns]
     for rows, of_all_units in resamples.blocks():
@@ -160,7 +162,7 @@ def thresholds_of(target: str, thresholds: Thresholds | None) -> dict[str, float
     return {"": thresholds.youden.get(target), AT_CHOSEN: thresholds.chosen.get(target)}
 
 
-def why_missing(metric: str, column: Column, thresholds: Thresholds | None, unit: Unit) -> str:
+def why_missing(metric: str, column: LabelledUnits, thresholds: Thresholds | None, unit: Unit) -> str:
     """Say why a metric of a target has no value."""
     if not len(column.place) or metric in THRESHOLD_FREE:
         return column.why_undefined
@@ -174,7 +176,7 @@ def why_missing(metric: str, column: Column, thresholds: Thresholds | None, unit
     return f"no {unit} is called {calls}" if calls else column.why_undefined
 
 
-def delong_of(column: Column, unit: Unit) -> Estimate:
+def delong_of(column: LabelledUnits, unit: Unit) -> Estimate:
     """Estimate the AUC by DeLong's method, which takes units to be independent."""
     if column.clustered:
         value = auc(column.labels, column.logits.tolist())
@@ -183,7 +185,7 @@ def delong_of(column: Column, unit: Unit) -> Estimate:
     return replace(estimate, why=column.why_undefined or estimate.why.replace("unit", unit))
 
 
-def macro(measured: Sequence[Measured], draws: Sequence[Floats]) -> Estimate:
+def macro(measured: Sequence[MetricValue], draws: Sequence[Floats]) -> Estimate:
     """Average a metric over the targets that have it, in each resample too; the others are named."""
     having = [place for place, each in enumerate(measured) if each.estimate.value is not None]
     lacking = [f"{each.target}: {each.estimate.why}" for each in measured if each.estimate.value is None]
@@ -196,7 +198,7 @@ def macro(measured: Sequence[Measured], draws: Sequence[Floats]) -> Estimate:
     return replace(estimate, why="; ".join(notes))
 
 
-def fixed(measured: Measured) -> bool:
+def fixed(measured: MetricValue) -> bool:
     """Tell whether a class of a single patient kept a target from having an interval."""
     return measured.estimate.why.startswith(SINGLE)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tapfm.cohort.splits import ALL, VALIDATION
-from tapfm.evaluation.comparing import Pair
-from tapfm.evaluation.estimate_text import bracket, cell, number, p_value, written
+from tapfm.evaluation.comparing import PairedComparison
+from tapfm.evaluation.estimate_text import escape_cell, format_estimate, format_p_value, interval_text, number
 from tapfm.evaluation.measures import (
     BESIDE,
     BY_CHOSEN,
@@ -18,7 +18,7 @@ from tapfm.evaluation.measures import (
     NAMES,
     THRESHOLD_FREE,
     ChosenThresholds,
-    Measured,
+    MetricValue,
     target_title,
 )
 from tapfm.metrics.estimate import Estimate
@@ -33,23 +33,23 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricRow:
     """A line of metrics.csv."""
 
     model: str  # the model, or the baseline
     subgroup: str  # nothing: all
-    measured: Measured
+    measured: MetricValue
 
 
 @dataclass(frozen=True)
-class Results:
+class EvaluationResults:
     """Everything that an evaluation found."""
 
     about: Mapping[str, Any]  # evaluation.json
-    rows: Sequence[Row]
+    rows: Sequence[MetricRow]
     chosen: ChosenThresholds
     baseline_said: str
-    differences: Sequence[Pair] = ()  # model - baseline
+    differences: Sequence[PairedComparison] = ()  # model - baseline
     notes: Sequence[str] = ()
     absent_targets: Sequence[str] = ()
     without_label: Sequence[str] = ()
@@ -58,7 +58,7 @@ class Results:
     slides: int = 0
     patients: int = 0
 
-    def of(self, model: str, subgroup: str = "") -> dict[tuple[str, str], Measured]:
+    def of(self, model: str, subgroup: str = "") -> dict[tuple[str, str], MetricValue]:
         """Find what was measured of a model, by target and metric."""
         return {
             (row.measured.target, row.measured.metric): row.measured
@@ -77,21 +77,21 @@ class Results:
         return list(dict.fromkeys(row.measured.target for row in self.rows))
 
 
-def metrics_csv(results: Results) -> bytes:
+def metrics_csv(results: EvaluationResults) -> bytes:
     """Return a line for each metric, and for each difference of AUC."""
     units = {target: each.units for (target, _), each in results.of(MODEL).items()}
     differences = [
-        Row(
+        MetricRow(
             f"{pair.first} - {pair.second}",
             "",
-            Measured(pair.target, "auc", pair.difference, None, units[pair.target], None),
+            MetricValue(pair.target, "auc", pair.difference, None, units[pair.target], None),
         )
         for pair in results.differences
     ]
     return csv_text(COLUMNS, [_csv_cells(row) for row in [*results.rows, *differences]]).encode()
 
 
-def _csv_cells(row: Row) -> list[Any]:
+def _csv_cells(row: MetricRow) -> list[Any]:
     each, delong = row.measured, row.measured.delong
     numbers = [each.estimate.value, each.estimate.low, each.estimate.high]
     numbers += [None, None] if delong is None else [delong.low, delong.high]
@@ -99,7 +99,7 @@ def _csv_cells(row: Row) -> list[Any]:
     return [row.model, row.subgroup, each.target, each.metric, *cells, each.units, each.positives, why_of(each)]
 
 
-def why_of(each: Measured) -> str:
+def why_of(each: MetricValue) -> str:
     """Say what is missing of a metric."""
     reasons = [each.estimate.why]
     if each.delong is not None and each.delong.why and each.delong.why not in reasons:
@@ -107,7 +107,7 @@ def why_of(each: Measured) -> str:
     return "; ".join(reason for reason in reasons if reason)
 
 
-def metrics_json(results: Results) -> bytes:
+def metrics_json(results: EvaluationResults) -> bytes:
     """Write all of it, nested by model, subgroup, target and metric."""
     models: dict[str, Any] = {}
     for row in results.rows:
@@ -144,13 +144,13 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
     return numbers | ({"why": estimate.why} if estimate.why else {})
 
 
-def pair_json(pair: Pair) -> dict[str, Any]:
+def pair_json(pair: PairedComparison) -> dict[str, Any]:
     """Write a difference and its tests."""
     tests = {"p_delong": pair.p_delong, "p_bootstrap": pair.p_bootstrap, "p_holm": pair.p_holm}
     return estimate_json(pair.difference) | tests | ({"why_no_delong": pair.why} if pair.why else {})
 
 
-def metrics_md(results: Results) -> bytes:
+def metrics_md(results: EvaluationResults) -> bytes:
     """Write one page."""
     about = results.about
     lines = [
@@ -178,7 +178,7 @@ def metrics_md(results: Results) -> bytes:
     return "\n".join(lines).encode()
 
 
-def what_was_evaluated(results: Results) -> str:
+def what_was_evaluated(results: EvaluationResults) -> str:
     """Say what was evaluated on what, and how the intervals come about."""
     about = results.about
     if about["cohort"] == "own":
@@ -192,13 +192,13 @@ def what_was_evaluated(results: Results) -> str:
     )
 
 
-def figure_lines(results: Results) -> list[str]:
+def figure_lines(results: EvaluationResults) -> list[str]:
     """Write the table of the model: a line for each metric, a column for each target."""
     found = results.of(MODEL)
     lines = heading("", results.columns)
     lines += [metric_line(NAMES[name], found, name, results.columns) for name in THRESHOLD_FREE]
     delong = [
-        "" if (each := found.get((target, "auc"))) is None or each.delong is None else bracket(each.delong)
+        "" if (each := found.get((target, "auc"))) is None or each.delong is None else interval_text(each.delong)
         for target in results.columns
     ]
     lines.insert(3, f"| AUC, interval by DeLong | {' | '.join(delong)} |")
@@ -214,13 +214,15 @@ def heading(first: str, columns: Sequence[str]) -> list[str]:
     return [f"| {first} | {' | '.join(names)} |", "|---|" + "--:|" * len(columns)]
 
 
-def metric_line(name: str, found: Mapping[tuple[str, str], Measured], metric: str, columns: Sequence[str]) -> str:
+def metric_line(name: str, found: Mapping[tuple[str, str], MetricValue], metric: str, columns: Sequence[str]) -> str:
     """Write a metric of all targets."""
-    cells = ["" if (each := found.get((target, metric))) is None else written(each.estimate) for target in columns]
+    cells = [
+        "" if (each := found.get((target, metric))) is None else format_estimate(each.estimate) for target in columns
+    ]
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def threshold_lines(results: Results) -> list[str]:
+def threshold_lines(results: EvaluationResults) -> list[str]:
     """Write what depends on thresholds, and where these come from."""
     thresholds, found = results.chosen.thresholds, results.of(MODEL)
     lines = ["## At a threshold", ""]
@@ -244,7 +246,7 @@ def threshold_lines(results: Results) -> list[str]:
     return lines
 
 
-def reason_lines(results: Results) -> list[str]:
+def reason_lines(results: EvaluationResults) -> list[str]:
     """List what the page lacks, and why, once for all metrics that lack the same; metrics.csv has the baseline's."""
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for row in results.rows:
@@ -261,7 +263,7 @@ def reason_lines(results: Results) -> list[str]:
     return [*lines, ""]
 
 
-def baseline_lines(results: Results) -> list[str]:
+def baseline_lines(results: EvaluationResults) -> list[str]:
     """Put the model beside the baseline."""
     lines = ["## Beside colours and tile count", "", results.baseline_said, ""]
     others = [model for model in results.models if model != MODEL]
@@ -272,23 +274,23 @@ def baseline_lines(results: Results) -> list[str]:
     differences = {pair.target: pair for pair in results.differences}
     for target in results.columns:
         pair = differences.get(target)
-        cells = [written(each[target, "auc"].estimate) for each in (found, baseline)]
-        cells += ["", "", ""] if pair is None else [written(pair.difference, sign=True), *tests(pair)]
+        cells = [format_estimate(each[target, "auc"].estimate) for each in (found, baseline)]
+        cells += ["", "", ""] if pair is None else [format_estimate(pair.difference, sign=True), *tests(pair)]
         lines.append(f"| AUC {target_title(target)} | {' | '.join(cells)} |")
     for name in BESIDE[1:]:
         for target in results.columns:
-            both = [written(each[target, name].estimate) for each in (found, baseline)]
+            both = [format_estimate(each[target, name].estimate) for each in (found, baseline)]
             lines.append(f"| {NAMES[name]} {target_title(target)} | {' | '.join(both)} |  |  |  |")
     lines += ["", "A model that is not clearly above it may have learnt stain, scanner or section size."]
     return [*lines, ""]
 
 
-def tests(pair: Pair) -> list[str]:
+def tests(pair: PairedComparison) -> list[str]:
     """Write the p values of a difference."""
-    return [p_value(pair.p_delong), p_value(pair.p_bootstrap)]
+    return [format_p_value(pair.p_delong), format_p_value(pair.p_bootstrap)]
 
 
-def subgroup_lines(results: Results) -> list[str]:
+def subgroup_lines(results: EvaluationResults) -> list[str]:
     """Write a line for each subgroup and target."""
     rows = [row for row in results.rows if row.subgroup]
     if not rows:
@@ -300,16 +302,16 @@ def subgroup_lines(results: Results) -> list[str]:
         found = results.of(MODEL, name)
         for target in dict.fromkeys(target for target, _ in found):
             each = found[target, "auc"]
-            cells = [written(found[target, metric].estimate) for metric in BESIDE]
+            cells = [format_estimate(found[target, metric].estimate) for metric in BESIDE]
             positives = "" if each.positives is None else f"{each.positives:,}"
             lines.append(
-                f"| {cell(name)} | {target_title(target)} | {each.units:,} | {positives} | {' | '.join(cells)} | "
-                f"{cell(each.estimate.why)} |"
+                f"| {escape_cell(name)} | {target_title(target)} | {each.units:,} | {positives} | "
+                f"{' | '.join(cells)} | {escape_cell(each.estimate.why)} |"
             )
     return [*lines, ""]
 
 
-def failure_lines(results: Results) -> list[str]:
+def failure_lines(results: EvaluationResults) -> list[str]:
     """List what could not be evaluated."""
     lines = [f"- {slide_id}: {' '.join(reason.split())}" for slide_id, reason in results.failed.items()]
     if results.without_label:

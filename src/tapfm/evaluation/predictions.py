@@ -85,7 +85,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Scores:
+class AucScores:
     """AUC of each target, and their mean over the targets that have one."""
 
     unit: Unit
@@ -104,7 +104,7 @@ def logit_of(probability: float) -> float:
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     """Write a table with a line for each slide and target; numbers come back as they were."""
     targets = all_targets(predictions)
-    if twice := repeated([key_of(each) for each in predictions]):
+    if twice := repeated([slide_key(each) for each in predictions]):
         raise InputError(f"Slide '{twice[0][-1]}' has two predictions; a table keeps one of each slide.")
     write_csv(path, COLUMNS, [_csv_cells(each, target) for each in predictions for target in targets])
 
@@ -148,7 +148,7 @@ def add_line(
 ) -> None:
     """Add one line of a table to the slides read so far; a ValueError says what is wrong with it."""
     said = prediction_of(line)
-    key, target = key_of(said), line["target"]
+    key, target = slide_key(said), line["target"]
     if (key, target) in first_lines:
         raise ValueError(
             f"slide '{said.slide_id}' has a prediction of {target} already, on line {first_lines[key, target]}"
@@ -204,7 +204,7 @@ def in_order_of_targets(path: Path, slides: Sequence[Prediction], targets: Seque
     ]
 
 
-def key_of(prediction: Prediction) -> SlideKey:
+def slide_key(prediction: Prediction) -> SlideKey:
     """Tell a slide from all others: the same slide_id in another cohort or split is another slide."""
     return prediction.cohort, prediction.split, prediction.slide_id
 
@@ -214,23 +214,23 @@ def repeated(keys: Sequence[SlideKey]) -> list[SlideKey]:
     return [key for key, count in Counter(keys).items() if count > 1]
 
 
-def mean_of(members: Sequence[Sequence[Prediction]]) -> list[Prediction]:
+def average_predictions(members: Sequence[Sequence[Prediction]]) -> list[Prediction]:
     """Make one prediction of several models: the mean of their probabilities of each slide.
 
     All must have the same slides with the same labels; their order, tiles and targets are those of the first.
     """
     if not members:
         raise InputError("An ensemble needs at least one member.")
-    by_key = [{key_of(each): each for each in member} for member in members]
+    by_key = [{slide_key(each): each for each in member} for member in members]
     for number, (member, of_member) in enumerate(zip(members, by_key, strict=True), start=1):
-        if twice := repeated([key_of(each) for each in member]):
+        if twice := repeated([slide_key(each) for each in member]):
             raise InputError(f"Member {number} has two predictions of slide '{twice[0][-1]}'.")
         if differing := [key[-1] for key in of_member.keys() ^ by_key[0].keys()]:
             raise InputError(
                 f"Member {number} has other slides than the first: {', '.join(sorted(differing)[:5])}.",
                 hint="An ensemble is the mean over the same slides: predict them with every member.",
             )
-    return [averaged([of_member[key_of(each)] for of_member in by_key]) for each in members[0]]
+    return [averaged([of_member[slide_key(each)] for of_member in by_key]) for each in members[0]]
 
 
 def averaged(same_slide: Sequence[Prediction]) -> Prediction:
@@ -283,7 +283,7 @@ def logit_of_mean(logits: Sequence[float]) -> float:
     return float(log_positive - log_negative)
 
 
-def scores(predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit) -> Scores:
+def compute_scores(predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit) -> AucScores:
     """Score predictions, slide by slide or patient by patient."""
     units = units_of(predictions, targets, unit)
     by_target: dict[str, float | None] = {}
@@ -295,7 +295,7 @@ def scores(predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit
         if by_target[target] is None:
             reasons[target] = why_undefined(labels, unit)
     defined = [value for value in by_target.values() if value is not None]
-    return Scores(unit, len(units), by_target, reasons, sum(defined) / len(defined) if defined else None)
+    return AucScores(unit, len(units), by_target, reasons, sum(defined) / len(defined) if defined else None)
 
 
 def units_of(predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit) -> Sequence[Prediction]:

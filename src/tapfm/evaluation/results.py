@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from tapfm.errors import SettingError
-from tapfm.evaluation.comparing import Pair, compare
-from tapfm.evaluation.measures import AT_CHOSEN, THRESHOLD_FREE, ChosenThresholds, choose_thresholds, measure
-from tapfm.evaluation.metric_tables import MODEL, Results, Row
+from tapfm.evaluation.comparing import PairedComparison, compare_methods
+from tapfm.evaluation.measures import AT_CHOSEN, THRESHOLD_FREE, ChosenThresholds, choose_thresholds, compute_metrics
+from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow
 from tapfm.evaluation.predictions import Prediction, Unit
 from tapfm.evaluation.subgroups import Subgroup, measure_subgroup
 
@@ -17,7 +17,7 @@ BASELINE = "colour baseline"  # name in tables and figures
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """How figures are made of predictions."""
 
     unit: Unit | None = None  # None: as the run was selected by
@@ -33,12 +33,14 @@ class Settings:
             raise SettingError(f"--resamples must be at least 1; got {self.resamples}.")
 
 
-def settings_of(unit: str | None, sensitivity: float, by: Sequence[str], resamples: int) -> Settings:
+def parse_evaluation_settings(
+    unit: str | None, sensitivity: float, by: Sequence[str], resamples: int
+) -> EvaluationSettings:
     """Read settings as they are typed."""
     known: Unit | None = next((each for each in get_args(Unit) if each == unit), None)
     if unit is not None and known is None:
         raise SettingError(f"--unit must be slide or patient; got '{unit}'.")
-    return Settings(known, sensitivity, tuple(by), resamples)
+    return EvaluationSettings(known, sensitivity, tuple(by), resamples)
 
 
 @dataclass(frozen=True)
@@ -62,37 +64,44 @@ class EvaluatedTable:
 def measure_results(
     predictions: Sequence[Prediction],
     targets: Sequence[str],
-    settings: Settings,
+    settings: EvaluationSettings,
     *,
     thresholds: ChosenThresholds,
     groups: Sequence[Subgroup],
     baseline: BaselinePredictions,
     table: EvaluatedTable,
     about: dict[str, Any],
-) -> Results:
+) -> EvaluationResults:
     """Measure the model, its subgroups, the baseline, and the difference between the two."""
     unit = settings.unit
     assert unit is not None
     drawn = {"resamples": settings.resamples, "seed": settings.seed}
-    rows = [Row(MODEL, "", each) for each in measure(predictions, targets, unit, thresholds.thresholds, **drawn)]
+    rows = [
+        MetricRow(MODEL, "", each)
+        for each in compute_metrics(predictions, targets, unit, thresholds.thresholds, **drawn)
+    ]
     for group in groups:
-        rows += [Row(MODEL, group.name, each) for each in measure_subgroup(group, predictions, targets, unit, **drawn)]
+        rows += [
+            MetricRow(MODEL, group.name, each) for each in measure_subgroup(group, predictions, targets, unit, **drawn)
+        ]
     evaluated_slides = {each.slide_id for each in predictions}
     of_baseline = [each for each in baseline.predictions if each.slide_id in evaluated_slides]
-    differences: tuple[Pair, ...] = ()
+    differences: tuple[PairedComparison, ...] = ()
     if of_baseline:
         its_own = (
             choose_thresholds(baseline.validation, targets, unit, settings.sensitivity) if baseline.validation else None
         )
-        rows += [Row(BASELINE, "", each) for each in measure(of_baseline, targets, unit, its_own, **drawn)]
-        differences = compare(
+        rows += [
+            MetricRow(BASELINE, "", each) for each in compute_metrics(of_baseline, targets, unit, its_own, **drawn)
+        ]
+        differences = compare_methods(
             {MODEL: [predictions], BASELINE: [of_baseline]},
             targets,
             unit,
             resamples=settings.resamples,
             seed=settings.seed,
         ).pairs
-    return Results(
+    return EvaluationResults(
         about,
         [with_reason(row, table, thresholds) for row in rows],
         thresholds,
@@ -105,7 +114,7 @@ def measure_results(
     )
 
 
-def with_reason(row: Row, table: EvaluatedTable, chosen: ChosenThresholds) -> Row:
+def with_reason(row: MetricRow, table: EvaluatedTable, chosen: ChosenThresholds) -> MetricRow:
     """Say why a metric is missing where only this evaluation knows."""
     each = row.measured
     if each.target in table.absent_targets:

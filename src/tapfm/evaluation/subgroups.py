@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tapfm.evaluation.measures import MACRO, Measured, measure
+from tapfm.evaluation.measures import MACRO, MetricValue, compute_metrics
 from tapfm.evaluation.predictions import Prediction, Unit, pool_by_patient
 from tapfm.metrics.estimate import Estimate
 
@@ -90,7 +90,7 @@ def between(low: float, high: float) -> str:
 
 def measure_subgroup(
     group: Subgroup, predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit, *, resamples: int, seed: int
-) -> list[Measured]:
+) -> list[MetricValue]:
     """Measure what can be measured without a threshold; too few of a class give nothing but the reason."""
     chosen = [each for each in predictions if each.slide_id in group.slide_ids]
     units = pool_by_patient(chosen) if unit == "patient" else chosen
@@ -100,7 +100,7 @@ def measure_subgroup(
     few[MACRO] = "; ".join(f"{target}: {why}" for target, why in few.items() if why and target in labelled)
     return [
         replace(each, estimate=Estimate(None, why=few[each.target]), delong=None) if few[each.target] else each
-        for each in measure(chosen, targets, unit, None, resamples=resamples, seed=seed)
+        for each in compute_metrics(chosen, targets, unit, None, resamples=resamples, seed=seed)
         if each.metric in METRICS
     ]
 

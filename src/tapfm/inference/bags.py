@@ -33,7 +33,7 @@ MAX_MISSING = 0.05  # fraction of a slide's tiles that may be unreadable before 
 
 
 @dataclass(frozen=True)
-class Visit:
+class BagRequest:
     """A request for `tiles` tiles of a slide, or all of them (None)."""
 
     purpose: Literal["train", "inference"]
@@ -73,15 +73,15 @@ class Bags(Protocol):
         """Seconds that the caller has waited for tiles."""
         ...
 
-    def start(self, plan: Iterator[Visit]) -> None:
+    def start(self, plan: Iterator[BagRequest]) -> None:
         """Start reading ahead."""
         ...
 
-    def read(self, visit: Visit) -> Bag:
+    def read(self, visit: BagRequest) -> Bag:
         """Return the next bag, whole. Raises SlideFailed when none of its tiles can be read."""
         ...
 
-    def read_parts(self, visit: Visit) -> Iterator[Bag]:
+    def read_parts(self, visit: BagRequest) -> Iterator[Bag]:
         """Yield the next bag in parts of bounded size; parts may be empty."""
         ...
 
@@ -133,7 +133,7 @@ class PixelBags:
         """Seconds that the caller has waited for tiles."""
         return self._stream.waited_s if self._stream is not None else 0.0
 
-    def start(self, plan: Iterator[Visit]) -> None:
+    def start(self, plan: Iterator[BagRequest]) -> None:
         """Start reading ahead."""
         self._stream = TileStream(
             self._requests(plan),
@@ -143,7 +143,7 @@ class PixelBags:
             pool=self._pool,
         )
 
-    def read(self, visit: Visit) -> Bag:
+    def read(self, visit: BagRequest) -> Bag:
         """Return the next bag, whole."""
         drawn = self._drawn(visit)
         bag = self._next(visit, drawn)
@@ -151,7 +151,7 @@ class PixelBags:
             raise no_tile_readable(tuple(bag.missing.values()))
         return bag
 
-    def read_parts(self, visit: Visit) -> Iterator[Bag]:
+    def read_parts(self, visit: BagRequest) -> Iterator[Bag]:
         """Yield the next bag in parts: the pixels of a whole slide may not fit into memory."""
         drawn = self._drawn(visit)
         starts = range(0, len(drawn), PART_TILES)
@@ -176,10 +176,10 @@ class PixelBags:
         if self._stream is not None:
             self._stream.close()
 
-    def _drawn(self, visit: Visit) -> NDArray[np.int64]:
+    def _drawn(self, visit: BagRequest) -> NDArray[np.int64]:
         return draw_tiles(len(self._slides[visit.slide_id].tiles), visit.tiles, *visit.address)
 
-    def _requests(self, plan: Iterable[Visit]) -> Iterator[TileRequest]:
+    def _requests(self, plan: Iterable[BagRequest]) -> Iterator[TileRequest]:
         for visit in plan:
             slide = self._slides[visit.slide_id]
             positions = slide.tiles.positions[self._drawn(visit)]
@@ -190,7 +190,7 @@ class PixelBags:
                 starts = range(0, len(positions), PART_TILES)
                 yield from (request.part(start, start + PART_TILES) for start in starts)
 
-    def _next(self, visit: Visit, drawn: NDArray[np.int64]) -> Bag:
+    def _next(self, visit: BagRequest, drawn: NDArray[np.int64]) -> Bag:
         assert self._stream is not None
         read = next(self._stream)
         if read.request.slide_id != visit.slide_id:
@@ -209,10 +209,10 @@ class FeatureBags:
         self._kept: dict[str, Bag] = {}
         self.waited_s = 0.0
 
-    def start(self, plan: Iterator[Visit]) -> None:
+    def start(self, plan: Iterator[BagRequest]) -> None:
         """Nothing to start."""
 
-    def read(self, visit: Visit) -> Bag:
+    def read(self, visit: BagRequest) -> Bag:
         """Return the features of the drawn tiles, on the device."""
         whole = self._read_slide(visit.slide_id)
         assert isinstance(whole.content, EncodedTiles)
@@ -221,7 +221,7 @@ class FeatureBags:
         drawn = EncodedTiles(*(part[index].to(self._device) for part in whole.content))
         return Bag(drawn, rows, coordinates=None if whole.coordinates is None else whole.coordinates[index])
 
-    def read_parts(self, visit: Visit) -> Iterator[Bag]:
+    def read_parts(self, visit: BagRequest) -> Iterator[Bag]:
         """Yield the whole bag: features of a slide fit into memory."""
         yield self.read(visit)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tapfm.cohort.manifest import SlideRow
-from tapfm.encoders.features import FeatureSet, recall, write_features
+from tapfm.encoders.features import FeatureSet, stored_fingerprint, write_features
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.inference.bags import AHEAD_BYTES, PixelBags, SlideFailed, SlideTiles
 from tapfm.inference.embedding_jobs import (
@@ -18,7 +18,7 @@ from tapfm.inference.embedding_jobs import (
     EmbeddingSettings,
     EmbedRecord,
     make_job,
-    record_before,
+    recall_record,
     refuse_foreign_files,
 )
 from tapfm.inference.predictor import EncodedSlide, InferenceModel, Predictor
@@ -49,13 +49,13 @@ def embed_cohort(
         remove_unfinished(folder)
         jobs = {row.slide_id: make_job(row, tiles_folder, folder, settings, tile_command) for row in rows}
         table = SlideTable(folder, list(jobs), EmbedRecord, ("not embedded", "no features with these settings"))
-        todo = table.plan(jobs, only=only, force=force, recall=record_before)
+        todo = table.plan(jobs, only=only, force=force, recall=recall_record)
         for slide_id, job in jobs.items():
             if isinstance(job, Failure) and (only is None or slide_id in only):
                 print_failure(console, slide_id, job.reason)
         if table.finished:
             console.print(f"{len(table.finished):,} of {len(rows):,} slides are already embedded with these settings.")
-        for line in rescaled(list(todo.values()), settings.loaded.encoder.tile_px):
+        for line in describe_rescaling(list(todo.values()), settings.loaded.encoder.tile_px):
             console.print(line)
         with table.saved():
             if todo:
@@ -100,7 +100,7 @@ def _embed_slides(
             seconds, slide_start = round(now - slide_start, 2), now
             job = jobs[slide_id]
             if isinstance(result, SlideFailed):
-                if recall(job.path) != job.key:
+                if stored_fingerprint(job.path) != job.key:
                     job.path.unlink(missing_ok=True)  # features of other settings
                 table.fail(slide_id, Failure(result.reason, result.hint or _advice(job), seconds))
             else:
@@ -113,7 +113,7 @@ def _embed_slides(
         predictor.run(
             claims.take_each(jobs),
             bags,
-            lambda slide_id, slide: write(jobs[slide_id], slide, settings),
+            lambda slide_id, slide: write_slide_features(jobs[slide_id], slide, settings),
             on_slide=after_slide,
         )
 
@@ -122,7 +122,7 @@ def _advice(job: EmbeddingJob) -> str:
     return f"Copy it again from where it was scanned. See: tapfm inspect {shlex.quote(str(job.row.path))}"
 
 
-def write(job: EmbeddingJob, slide: EncodedSlide, settings: EmbeddingSettings) -> None:
+def write_slide_features(job: EmbeddingJob, slide: EncodedSlide, settings: EmbeddingSettings) -> None:
     """Write the features of a slide, with the positions of the tiles that were read."""
     [encoded] = slide.by_model
     card, encoder = settings.loaded.card, settings.loaded.encoder
@@ -144,7 +144,7 @@ def write(job: EmbeddingJob, slide: EncodedSlide, settings: EmbeddingSettings) -
     write_features(job.path, features, job.tiles, about=about)
 
 
-def rescaled(jobs: Sequence[EmbeddingJob], encoder_px: int) -> list[str]:
+def describe_rescaling(jobs: Sequence[EmbeddingJob], encoder_px: int) -> list[str]:
     """Return a note for each kind of tiles that the encoder gets at another size."""
     kinds = sorted({(job.tiles.tile_px, job.tiles.target_mpp or 0.0) for job in jobs})
     lines = []

@@ -10,12 +10,12 @@ from pathlib import Path
 import h5py
 
 from tapfm.cohort.manifest import SlideRow
-from tapfm.encoders.features import FEATURES_VERSION, FINGERPRINT, recall
+from tapfm.encoders.features import FEATURES_VERSION, FINGERPRINT, stored_fingerprint
 from tapfm.encoders.inference import Precision
 from tapfm.encoders.weights import LoadedEncoder
 from tapfm.errors import InputError, TileStoreError
 from tapfm.runtime.cohort_job import Failure
-from tapfm.runtime.files import fingerprint, identity_of
+from tapfm.runtime.files import file_identity, fingerprint
 from tapfm.slides.opening import files_of
 from tapfm.tiles.store import TileSet, find_tiles
 
@@ -61,7 +61,7 @@ def make_job(
     """Return the job of a slide, keyed by everything that its features depend on; a Failure if it has no tiles."""
     try:
         tiles = find_tiles(tiles_folder, row.slide_id)
-        files = [identity_of(file) for file in files_of(row.path)]
+        files = [file_identity(file) for file in files_of(row.path)]
     except TileStoreError as error:
         return Failure(error.message, f"{tile_command} --only {shlex.quote(row.slide_id)}")
     except OSError as error:
@@ -77,9 +77,9 @@ def made_with(settings: EmbeddingSettings) -> tuple[object, ...]:
     return card, loaded.provenance.sha256, loaded.encoder.tile_px, loaded.encoder.feature, settings.precision
 
 
-def record_before(job: EmbeddingJob) -> EmbedRecord | None:
+def recall_record(job: EmbeddingJob) -> EmbedRecord | None:
     """Return the record of a slide that is embedded already, if everything it depends on is unchanged."""
-    if recall(job.path) != job.key:
+    if stored_fingerprint(job.path) != job.key:
         return None
     with h5py.File(job.path, "r") as file:
         tiles = len(file["features"])

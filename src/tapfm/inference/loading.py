@@ -18,10 +18,10 @@ from tapfm.inference.float8_check import COMPARED_TILES, use_float8
 from tapfm.inference.precision import choose_inference_precision
 from tapfm.inference.predictor import InferenceModel
 from tapfm.inference.slide_bags import slide_tiles
-from tapfm.runs.data import SlideOfRun
+from tapfm.runs.data import RunSlide
 from tapfm.runs.ensemble import load_member
 from tapfm.runs.model import SlideModel
-from tapfm.runs.model_folder import Evaluated, Member
+from tapfm.runs.model_folder import ModelFolder, ModelMember
 from tapfm.runs.saved_model import SavedModel
 from tapfm.runtime.device_memory import memory_for_loading
 
@@ -37,7 +37,7 @@ class InferenceOptions:
     compiled: bool | None = None
 
 
-def load_with_encoder(member: Member, device: torch.device) -> SlideModel:
+def load_with_encoder(member: ModelMember, device: torch.device) -> SlideModel:
     """Load a model for tiles; one that was trained on stored features gets the encoder that made them."""
     with memory_for_loading(device):
         saved = load_member(member.folder, device)
@@ -46,7 +46,7 @@ def load_with_encoder(member: Member, device: torch.device) -> SlideModel:
         return SlideModel(_base_encoder(member, saved, device), saved.model.aggregator, saved.model.task)
 
 
-def load_for_features(member: Member, slides: Sequence[SlideOfRun], device: torch.device) -> InferenceModel:
+def load_for_features(member: ModelMember, slides: Sequence[RunSlide], device: torch.device) -> InferenceModel:
     """Load a model for the stored features of these slides."""
     with memory_for_loading(device):
         saved = load_member(member.folder, device)
@@ -55,7 +55,7 @@ def load_for_features(member: Member, slides: Sequence[SlideOfRun], device: torc
 
 
 def prepare_model(
-    member: Member, model: SlideModel, precision: str = "auto", *, tiles: int, compiled: bool | None = None
+    member: ModelMember, model: SlideModel, precision: str = "auto", *, tiles: int, compiled: bool | None = None
 ) -> InferenceModel:
     """Prepare a model for inference on `tiles` tiles in total; auto is the precision that it was trained in."""
     assert model.encoder is not None
@@ -68,8 +68,8 @@ def prepare_model(
 
 
 def prepare_models(
-    evaluated: Evaluated,
-    slides: Sequence[SlideOfRun],
+    evaluated: ModelFolder,
+    slides: Sequence[RunSlide],
     options: InferenceOptions,
     console: Console,
     loading: Future[list[SlideModel]] | None = None,
@@ -98,7 +98,7 @@ def prepare_models(
     return prepared
 
 
-def _base_encoder(member: Member, saved: SavedModel, device: torch.device) -> VitEncoder:
+def _base_encoder(member: ModelMember, saved: SavedModel, device: torch.device) -> VitEncoder:
     """Load the encoder whose features a run was trained on; refuse other weights."""
     assert member.config is not None  # an export contains its encoder
     loaded = load_encoder(saved.card, weights=member.config.encoder.weights)
@@ -119,7 +119,7 @@ def _base_encoder(member: Member, saved: SavedModel, device: torch.device) -> Vi
     return loaded.encoder.to(device)
 
 
-def _refuse_other_features(saved: SavedModel, slides: Sequence[SlideOfRun]) -> None:
+def _refuse_other_features(saved: SavedModel, slides: Sequence[RunSlide]) -> None:
     """Refuse features that were not made like those the model was trained on."""
     aggregator, encoder = saved.description["aggregator"], saved.description["encoder"]
     card = aggregator_card(aggregator["name"])

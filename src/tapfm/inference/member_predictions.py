@@ -20,15 +20,15 @@ from tapfm.inference.cohort import (
 from tapfm.inference.loading import load_for_features, load_with_encoder, prepare_model
 from tapfm.inference.predictor import Predictor
 from tapfm.inference.slide_bags import make_bags
-from tapfm.runs.data import labelled
+from tapfm.runs.data import labelled_slides
 from tapfm.runs.evaluation_data import EvaluatedSlides
-from tapfm.runs.model_folder import Member
+from tapfm.runs.model_folder import ModelMember
 from tapfm.runtime.devices import choose_device
 from tapfm.runtime.progress import SlideProgress
 
 
 def predict_member(
-    member: Member,
+    member: ModelMember,
     data: EvaluatedSlides,
     finished_path: Path,
     *,
@@ -42,7 +42,7 @@ def predict_member(
 
     Finished slides are saved in `finished_path`.
     """
-    slides = labelled(data.slides)
+    slides = labelled_slides(data.slides)
     finished = FinishedSlides(finished_path, member.digest, data.contents())
     known = finished.read()
     for slide_id, slide in predicted_in_training(member, data, slides).items():
@@ -67,7 +67,7 @@ def predict_member(
 
 
 def predicted_in_training(
-    member: Member, data: EvaluatedSlides, slides: Sequence[LabelledSlide]
+    member: ModelMember, data: EvaluatedSlides, slides: Sequence[LabelledSlide]
 ) -> dict[str, FinishedSlide]:
     """Return the slides that the run predicted with its best epoch's weights.
 

@@ -30,10 +30,10 @@ from tapfm.contracts import BagOutput, EncodedTiles
 from tapfm.encoders.inference import SMALLEST_BATCH, InferenceEncoder, concatenate, default_batch, wrap_encoder
 from tapfm.errors import DeviceMemoryError, DiskFullError, InputError, Interrupted, NonFiniteError, TapfmError
 from tapfm.evaluation.predictions import logit_of_mean
-from tapfm.inference.bags import Bag, Bags, SlideFailed, Visit, no_tile_readable, refuse_too_many_missing
+from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, no_tile_readable, refuse_too_many_missing
 from tapfm.inference.tile_columns import TileColumn, column_name
 from tapfm.runs.model import SlideModel
-from tapfm.runtime.device_memory import free_memory, one_memory_error
+from tapfm.runtime.device_memory import free_memory, unify_memory_errors
 from tapfm.tiles.reading import SkippedTiles
 
 Item = TypeVar("Item")
@@ -129,7 +129,7 @@ class Predictor:
         `stop_signal` returns the number of a signal; OSError, where `finish` cannot write, ends the run.
         """
         failed: dict[str, SlideFailed] = {}
-        visits, planned = share(Visit("inference", slide_id) for slide_id in slide_ids)
+        visits, planned = share(BagRequest("inference", slide_id) for slide_id in slide_ids)
         bags.start(planned)
         try:
             for visit in visits:
@@ -146,7 +146,7 @@ class Predictor:
         return failed
 
     def _finish_slide(
-        self, bags: Bags, visit: Visit, finish: Callable[[str, EncodedSlide], object]
+        self, bags: Bags, visit: BagRequest, finish: Callable[[str, EncodedSlide], object]
     ) -> EncodedSlide | SlideFailed:
         try:
             slide = self.encode_slide(bags, visit)
@@ -158,7 +158,7 @@ class Predictor:
             return SlideFailed(failure.reason, failure.hint, failure.stage)
         return slide
 
-    def encode_slide(self, bags: Bags, visit: Visit) -> EncodedSlide:
+    def encode_slide(self, bags: Bags, visit: BagRequest) -> EncodedSlide:
         """Read and encode the tiles of a visit, part by part. Raises SlideFailed when none of them can be read."""
         rows: list[NDArray[np.int64]] = []
         missing: dict[int, str] = {}
@@ -289,7 +289,7 @@ def share(items: Iterable[Item]) -> tuple[Iterator[Item], Iterator[Item]]:
 def failures_of_one_slide() -> Iterator[None]:
     """Turn an error of one slide into SlideFailed; errors that every slide would run into pass through."""
     try:
-        with one_memory_error():
+        with unify_memory_errors():
             yield
     except (SlideFailed, Interrupted, OSError, DiskFullError, DeviceMemoryError, torch.AcceleratorError):
         raise

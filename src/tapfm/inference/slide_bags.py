@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from tapfm.inference.bags import AHEAD_BYTES, Bags, FeatureBags, PixelBags, SlideTiles
-from tapfm.runs.data import SlideOfRun
+from tapfm.runs.data import RunSlide
 from tapfm.runtime.workers import WorkerPool
 from tapfm.tiles.stream import PIECE
 
 
 def make_bags(
-    slides: Sequence[SlideOfRun],
+    slides: Sequence[RunSlide],
     *,
     tile_px: int | None,
     device: torch.device,
@@ -32,6 +32,6 @@ def make_bags(
     )
 
 
-def slide_tiles(slides: Sequence[SlideOfRun]) -> dict[str, SlideTiles]:
+def slide_tiles(slides: Sequence[RunSlide]) -> dict[str, SlideTiles]:
     """Return the files and tiles of slides, by id."""
     return {slide.row.slide_id: SlideTiles(slide.row.path, slide.tiles) for slide in slides if slide.tiles is not None}

@@ -8,42 +8,42 @@ from dataclasses import dataclass
 from tapfm.errors import InputError
 from tapfm.inference.predictor import SlideOutput
 from tapfm.metrics.arrays import sigmoid
-from tapfm.prediction.folder import Said
-from tapfm.runs.model_folder import Evaluated
+from tapfm.prediction.folder import TargetPrediction
+from tapfm.runs.model_folder import ModelFolder
 from tapfm.runs.thresholds import EXPORTED_SENSITIVITY, thresholds_of
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallThresholds:
     """The threshold of each target, None where validation gave none, and where they come from."""
 
     thresholds: Mapping[str, float | None]
     where: str
 
-    def predictions(self, output: SlideOutput, labels: Mapping[str, int | None]) -> dict[str, Said]:
+    def predictions(self, output: SlideOutput, labels: Mapping[str, int | None]) -> dict[str, TargetPrediction]:
         """Return the probability and the call of each target of a slide."""
         return {
             target: self.call(target, logit, output.constants[target], labels.get(target))
             for target, logit in output.logits.items()
         }
 
-    def call(self, target: str, logit: float, constant: float | None, label: int | None) -> Said:
+    def call(self, target: str, logit: float, constant: float | None, label: int | None) -> TargetPrediction:
         """Return the probability and the call of one target."""
         threshold, probability = self.thresholds.get(target), sigmoid(logit)
         call = None if threshold is None else int(probability >= threshold)
-        return Said(logit, probability, threshold, call, label, constant)
+        return TargetPrediction(logit, probability, threshold, call, label, constant)
 
 
-def choose_calls(evaluated: Evaluated, sensitivity: float | None) -> Calls:
+def choose_calls(evaluated: ModelFolder, sensitivity: float | None) -> CallThresholds:
     """Choose thresholds on the validation slides: Youden's, or those that reach a sensitivity."""
     chosen = thresholds_of(evaluated, "slide", EXPORTED_SENSITIVITY if sensitivity is None else sensitivity)
     if chosen.thresholds is None:
-        return Calls({}, f"no calls, as {chosen.where}")
+        return CallThresholds({}, f"no calls, as {chosen.where}")
     if sensitivity is None:
-        return Calls(dict(chosen.thresholds.youden), f"Youden's thresholds of {chosen.where}")
+        return CallThresholds(dict(chosen.thresholds.youden), f"Youden's thresholds of {chosen.where}")
     if chosen.why_none_at_sensitivity:
         raise InputError(
             f"There is no threshold for a sensitivity of {sensitivity:g}: {chosen.why_none_at_sensitivity}.",
             hint="Leave --sensitivity out, or predict with the run itself.",
         )
-    return Calls(dict(chosen.thresholds.chosen), f"a sensitivity of {sensitivity:g} on {chosen.where}")
+    return CallThresholds(dict(chosen.thresholds.chosen), f"a sensitivity of {sensitivity:g} on {chosen.where}")

@@ -21,7 +21,7 @@ from tapfm.inference.loading import InferenceOptions, load_with_encoder, prepare
 from tapfm.inference.precision import choose_inference_precision
 from tapfm.inference.predictor import EncodedSlide, Predictor, SlideOutput
 from tapfm.inference.slide_bags import make_bags
-from tapfm.prediction.calls import Calls, choose_calls
+from tapfm.prediction.calls import CallThresholds, choose_calls
 from tapfm.prediction.drawing import PictureOptions, draw_slides
 from tapfm.prediction.folder import ABOUT, SLIDE, PredictedSlide, PredictionFolder
 from tapfm.prediction.inputs import RequestedSlides, TiledSlides, find_or_make_tiles, read_sources
@@ -29,9 +29,9 @@ from tapfm.prediction.tables import read_failures, write_failures, write_predict
 from tapfm.prediction.tile_table import NAME as TILES
 from tapfm.prediction.tile_table import TileTable, write_tile_table
 from tapfm.prediction.validity import is_predicted, prediction_key
-from tapfm.runs.data import SlideOfRun
+from tapfm.runs.data import RunSlide
 from tapfm.runs.model import SlideModel
-from tapfm.runs.model_folder import Evaluated, Member, description_of, finished, look_at
+from tapfm.runs.model_folder import ModelFolder, ModelMember, description_of, is_finished, open_model_folder
 from tapfm.runtime.claims import SlideClaims
 from tapfm.runtime.cohort_job import FAILURES, Failure, attempt
 from tapfm.runtime.devices import choose_device
@@ -44,7 +44,7 @@ from tapfm.runtime.workers import WorkerPool, serve_function
 from tapfm.slides.opening import PER_SLIDE, open_slide
 from tapfm.slides.scale import resolve_scale
 from tapfm.slides.slide import SlideFacts
-from tapfm.tiles.cohort_tiling import tile_one
+from tapfm.tiles.cohort_tiling import run_tiling_job
 from tapfm.tiles.stream import serve_pieces
 
 _TILES = "tiles"  # folder of the tiles that are made here
@@ -84,11 +84,13 @@ def predict_slides(
     # Workers start, and weights are loaded, while slides are tiled; not for --resume, which may have nothing to do.
     early = 0 if resume else workers
     with (
-        closing(WorkerPool(min(1, early) if tiles is None else 0, serve_function, attempt(tile_one))) as tiling_workers,
+        closing(
+            WorkerPool(min(1, early) if tiles is None else 0, serve_function, attempt(run_tiling_job))
+        ) as tiling_workers,
         closing(WorkerPool(early, serve_pieces)) as reading_workers,
         ThreadPoolExecutor(1, "weights") as thread,
     ):
-        evaluated = look_at(path)
+        evaluated = open_model_folder(path)
         requested = read_sources(sources, slides, evaluated.targets, split)
         calls = choose_calls(evaluated, sensitivity)
         options = InferenceOptions(choose_device(device), workers, batch, precision, compiled)
@@ -124,10 +126,10 @@ def predict_slides(
 class _PredictionJob:
     """The prediction of tiled slides; `failed` gets each failure when it happens."""
 
-    evaluated: Evaluated
+    evaluated: ModelFolder
     tiled: TiledSlides
     folder: PredictionFolder
-    calls: Calls
+    calls: CallThresholds
     options: InferenceOptions
     claims: SlideClaims
     console: Console
@@ -194,7 +196,9 @@ class _PredictionJob:
                 ) from error
 
 
-def _describe(evaluated: Evaluated, calls: Calls, sensitivity: float | None, precision: str) -> dict[str, Any]:
+def _describe(
+    evaluated: ModelFolder, calls: CallThresholds, sensitivity: float | None, precision: str
+) -> dict[str, Any]:
     """Return what predicts; the same for the same model. Only float8 differs by more than rounding, so it is noted."""
     aggregators = sorted({_aggregator_name(member) for member in evaluated.members})
     return {
@@ -206,7 +210,7 @@ def _describe(evaluated: Evaluated, calls: Calls, sensitivity: float | None, pre
     }
 
 
-def _aggregator_name(member: Member) -> str:
+def _aggregator_name(member: ModelMember) -> str:
     if member.config is not None:
         return member.config.aggregator.name
     return str(description_of(member.folder)["aggregator"]["name"])
@@ -241,20 +245,20 @@ def _identity(about: Mapping[str, Any]) -> dict[str, Any]:
     return {name: about.get(name) for name in _IDENTITY} | {"calls": calls}
 
 
-def _print_start(evaluated: Evaluated, requested: RequestedSlides, calls: Calls, console: Console) -> None:
+def _print_start(evaluated: ModelFolder, requested: RequestedSlides, calls: CallThresholds, console: Console) -> None:
     members = f" ({counted(len(evaluated.members), 'member')})" if evaluated.ensemble else ""
     said = f"{', '.join(evaluated.targets)} of {counted(len(requested.slides), 'slide')} by the {evaluated.kind} "
     console.print(f"{said}{evaluated.path}{members}. Calls: {calls.where}.", markup=False, soft_wrap=True)
     unfinished = [
         f"{member.folder} is not finished: this is the best of its epochs so far."
         for member in evaluated.members
-        if not finished(member)
+        if not is_finished(member)
     ]
     for note in (*unfinished, *requested.notes):
         console.print(note, style="bold yellow", markup=False, soft_wrap=True)
 
 
-def _load_members(evaluated: Evaluated, device: torch.device) -> list[SlideModel]:
+def _load_members(evaluated: ModelFolder, device: torch.device) -> list[SlideModel]:
     return [load_with_encoder(member, device) for member in evaluated.members]
 
 
@@ -278,12 +282,12 @@ def _none_left(folder: PredictionFolder, failed: Mapping[str, Failure]) -> Slide
 
 
 def write_slide(
-    slide: SlideOfRun,
+    slide: RunSlide,
     encoded: EncodedSlide,
     output: SlideOutput,
     tile_px: int,
     folder: Path,
-    calls: Calls,
+    calls: CallThresholds,
     key: str,
     start: float,
 ) -> None:
@@ -319,7 +323,7 @@ def write_slide(
     ).write(folder)
 
 
-def _refuse_tiles_of_another(slide: SlideOfRun, facts: SlideFacts) -> None:
+def _refuse_tiles_of_another(slide: RunSlide, facts: SlideFacts) -> None:
     """Refuse tiles of another slide: beyond the edge of this one there is nothing to read."""
     assert slide.tiles is not None
     found, tiled_size = (facts.width_px0, facts.height_px0), slide.tiles.size_px0

@@ -64,7 +64,7 @@ def draw_slides(
     if not jobs:
         return failed
     with SlideProgress(console, "drawing", slides=len(jobs)) as progress:
-        for slide_id, result in run_slides(draw_one, jobs, workers=workers, claims=claims):
+        for slide_id, result in run_slides(run_drawing_job, jobs, workers=workers, claims=claims):
             if isinstance(result, Failure):
                 failed[slide_id] = replace(result, stage="draw")
             progress.finish_slide(slide_id, failure=result.reason if isinstance(result, Failure) else "")
@@ -75,12 +75,12 @@ def make_job(folder: Path, pictures: PictureOptions) -> DrawingJob | None:
     """Return what is left to draw of a slide; None where everything exists."""
     slide = PredictedSlide.read(folder)
     about = fingerprint(DRAWING_VERSION, slide.key, {target: asdict(said) for target, said in slide.targets.items()})
-    before = drawn_before(folder, about)
+    before = recall_pictures(folder, about)
     missing = tuple(name for name, wanted in asdict(pictures).items() if wanted and name not in before)
     return DrawingJob(folder, missing, about, before) if missing else None
 
 
-def drawn_before(folder: Path, about: str) -> Files:
+def recall_pictures(folder: Path, about: str) -> Files:
     """Return the pictures of a slide that exist, complete and up to date, by kind."""
     try:
         noted = json.loads((folder / DRAWN).read_text("utf-8"))
@@ -90,7 +90,7 @@ def drawn_before(folder: Path, about: str) -> Files:
     return {name: each for name, each in files.items() if all((folder / file).is_file() for file in each)}
 
 
-def draw_one(job: DrawingJob) -> None:
+def run_drawing_job(job: DrawingJob) -> None:
     """Draw one slide. Runs in a worker."""
     from tapfm.prediction.pictures import draw_slide
 

@@ -30,7 +30,7 @@ SLIDE = "slide.json"
 
 
 @dataclass(frozen=True)
-class Said:
+class TargetPrediction:
     """What the model says of one target of a slide."""
 
     logit: float
@@ -57,7 +57,7 @@ class PredictedSlide:
     side_px0: int  # of a tile
     tile_px: int
     columns: tuple[str, ...]  # of tiles.parquet, besides x and y
-    targets: Mapping[str, Said]
+    targets: Mapping[str, TargetPrediction]
     tiles: int
     tiles_failed: int
     seconds: float
@@ -79,7 +79,7 @@ class PredictedSlide:
         path = folder / SLIDE
         try:
             found = json.loads(path.read_text("utf-8"))
-            said = {target: Said(**each) for target, each in found.pop("targets").items()}
+            said = {target: TargetPrediction(**each) for target, each in found.pop("targets").items()}
             bounds, file, columns = Box(**found.pop("bounds")), Path(found.pop("path")), tuple(found.pop("columns"))
             return cls(**found, bounds=bounds, path=file, columns=columns, targets=said)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

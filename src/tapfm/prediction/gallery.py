@@ -10,9 +10,9 @@ from PIL import Image, ImageDraw
 
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.heatmap import FAINT, LINE, png_of
-from tapfm.prediction.layers import Layer, Values, shown
+from tapfm.prediction.layers import Layer, Values, layer_values
 from tapfm.prediction.tile_table import TileTable
-from tapfm.prediction.wording import heading, number, said_lines, tiles
+from tapfm.prediction.wording import format_value, heading, prediction_lines, tiles
 from tapfm.slides.slide import Slide
 from tapfm.tiles.lettering import INK, Column, ScaleBar, font, lines_of
 from tapfm.tiles.reading import reason_of
@@ -80,7 +80,7 @@ def draw_gallery(
 
     sheet.y_px += SIZE_PX
     sheet.write(predicted.slide_id, font(22, bold=True), 22)
-    for line in said_lines(predicted, layer):
+    for line in prediction_lines(predicted, layer):
         sheet.write(line, font(SIZE_PX), SIZE_PX)
     sheet.write(heading(layer, percentile=False), font(SIZE_PX), SIZE_PX)
     for name, chosen, first in (("Highest", highest, 1), ("Lowest", lowest, len(table))):
@@ -105,7 +105,7 @@ def draw_tiles(
     across: int,
 ) -> None:
     """Draw some tiles, row by row, each in a frame of its colour on the map."""
-    values, scale = shown(table.values[layer.column], layer.kind)
+    values, scale = layer_values(table.values[layer.column], layer.kind)
     side_px = predicted.tile_px * enlargement_of(predicted)
     cell_px = side_px + 2 * FRAME_PX
     for place, (row, rank) in enumerate(zip(rows, ranks, strict=True)):
@@ -119,7 +119,7 @@ def draw_tiles(
         picture = tile_picture(slide, predicted, x, y).resize((side_px, side_px), Image.Resampling.BICUBIC)
         sheet.picture.paste(picture, (left + FRAME_PX, top + FRAME_PX))
         caption = top + cell_px + SIZE_PX + 4
-        value = number(float(values[row]), signed=scale.diverging)
+        value = format_value(float(values[row]), signed=scale.diverging)
         sheet.draw.text((left, caption), f"{rank:,}", INK, font(SIZE_PX, bold=True), anchor="ls")
         sheet.draw.text((left + cell_px, caption), value, INK, font(SIZE_PX), anchor="rs")
         sheet.draw.text((left, caption + 19), f"x {x:,}   y {y:,}", FAINT, font(12), anchor="ls")
@@ -128,7 +128,7 @@ def draw_tiles(
 
 def draw_foot(sheet: Column, predicted: PredictedSlide, table: TileTable, layer: Layer) -> None:
     """Say what the numbers are, and how large the tiles."""
-    _, scale = shown(table.values[layer.column], layer.kind)
+    _, scale = layer_values(table.values[layer.column], layer.kind)
     sheet.y_px += SIZE_PX
     side_px = predicted.tile_px * enlargement_of(predicted)
     bar = ScaleBar.of(predicted.side_px0 * predicted.mpp / side_px, side_px / 2)

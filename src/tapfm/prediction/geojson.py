@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tapfm.prediction.folder import PredictedSlide
-from tapfm.prediction.layers import Layer, main_layers, palette, percentiles, shown
+from tapfm.prediction.layers import Layer, layer_values, main_layers, palette, percentiles
 from tapfm.prediction.tile_table import TileTable
-from tapfm.runtime.files import replaced
+from tapfm.runtime.files import open_replacement
 
 TENTH = 10.0  # percent of tiles at either end that get a class of their own
 Classification = dict[str, Any]
@@ -20,7 +20,7 @@ Classification = dict[str, Any]
 
 def write_geojson(path: Path, predicted: PredictedSlide, table: TileTable) -> None:
     """Write the tiles, one to a line; the same prediction gives the same bytes."""
-    with replaced(path) as file:
+    with open_replacement(path) as file:
         file.write(b'{"type":"FeatureCollection","features":[')
         for number, feature in enumerate(features_of(predicted, table)):
             file.write(b",\n" if number else b"\n")
@@ -64,7 +64,7 @@ def square(x: int, y: int, side: int) -> list[list[int]]:
 def classes_of(table: TileTable, layer: Layer) -> dict[int, Classification]:
     """Give the tenth of the tiles at either end a class, in the colours of the map, to find them in QuPath."""
     values = table.values[layer.column]
-    colours = palette(diverging=shown(values, layer.kind)[1].diverging)
+    colours = palette(diverging=layer_values(values, layer.kind)[1].diverging)
     high = {"name": f"{layer.title}: highest tenth", "color": colours[-1].tolist()}
     low = {"name": f"{layer.title}: lowest tenth", "color": colours[0].tolist()}
     places = percentiles(values)

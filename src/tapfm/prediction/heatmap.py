@@ -11,10 +11,10 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from tapfm.prediction.folder import PredictedSlide
-from tapfm.prediction.layers import ColourScale, Layer, palette, shown
+from tapfm.prediction.layers import ColourScale, Layer, layer_values, palette
 from tapfm.prediction.placing import place
 from tapfm.prediction.tile_table import TileTable
-from tapfm.prediction.wording import beyond_line, end_words, heading, said_lines, sum_line, tick_texts, tiles
+from tapfm.prediction.wording import beyond_line, end_words, heading, prediction_lines, sum_line, tick_texts, tiles
 from tapfm.slides.slide import WHITE, Colour, Pixels, Thumbnail
 from tapfm.tiles.lettering import INK, Column, ScaleBar, font
 
@@ -26,11 +26,11 @@ LINE: Colour = (150, 154, 164)
 ABOUT = "tapfm"  # the PNG's text that says what the picture shows, and where on the sheet the slide is
 
 
-def heated(
+def draw_tiles_over(
     thumbnail: Thumbnail, predicted: PredictedSlide, table: TileTable, layer: Layer, *, percentile: bool = False
 ) -> Pixels:
     """Lay the tiles' colours over a picture of the slide."""
-    values, scale = shown(table.values[layer.column], layer.kind, percentile=percentile)
+    values, scale = layer_values(table.values[layer.column], layer.kind, percentile=percentile)
     pixels = thumbnail.pixels.copy()
     height_px, width_px = pixels.shape[:2]
     squares = place(predicted, table.positions, thumbnail.downsample, width_px, height_px)
@@ -50,8 +50,8 @@ def draw_heatmap(
     thumbnail: Thumbnail, predicted: PredictedSlide, table: TileTable, layer: Layer, *, percentile: bool = False
 ) -> bytes:
     """Draw a sheet with the map between its title and its scale and colour bars, as a PNG."""
-    values, scale = shown(table.values[layer.column], layer.kind, percentile=percentile)
-    picture = Image.fromarray(heated(thumbnail, predicted, table, layer, percentile=percentile))
+    values, scale = layer_values(table.values[layer.column], layer.kind, percentile=percentile)
+    picture = Image.fromarray(draw_tiles_over(thumbnail, predicted, table, layer, percentile=percentile))
     size_px = max(13, round(min(picture.width, LONGEST_PX) / 76))
     margin_px = 2 * size_px
     width_px = max(picture.width + 2 * margin_px, NARROWEST_PX)
@@ -62,7 +62,7 @@ def draw_heatmap(
     if font(title_px, bold=True).getlength(predicted.slide_id) > head.inner_px:
         title_px = size_px
     head.write(predicted.slide_id, font(title_px, bold=True), title_px)
-    for line in said_lines(predicted, layer):
+    for line in prediction_lines(predicted, layer):
         head.write(line, font(size_px), size_px)
     head.y_px += size_px
 

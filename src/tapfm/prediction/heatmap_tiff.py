@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from tapfm.prediction.folder import PredictedSlide
-from tapfm.prediction.layers import ColourScale, Layer, Values, shown
-from tapfm.prediction.placing import Squares, place
+from tapfm.prediction.layers import ColourScale, Layer, Values, layer_values
+from tapfm.prediction.placing import TileSquares, place
 from tapfm.prediction.tile_table import TileTable
-from tapfm.runtime.files import replaced
+from tapfm.runtime.files import open_replacement
 from tapfm.slides.slide import WHITE, Pixels
 
 TILE_ON_MAP_PX = 32  # about: enough to tell tiles from each other, and a large slide stays small
@@ -26,7 +26,7 @@ def write_heatmap_tiff(
     """Write the map of the slide's bounds; white where there is no tile. Memory is that of a row of blocks."""
     import tifffile
 
-    values, scale = shown(table.values[layer.column], layer.kind, percentile=percentile)
+    values, scale = layer_values(table.values[layer.column], layer.kind, percentile=percentile)
     downsample = downsample_of(predicted)
     bounds = predicted.bounds
     width_px, height_px = (-(-length // downsample) for length in (bounds.width_px0, bounds.height_px0))
@@ -42,7 +42,7 @@ def write_heatmap_tiff(
         "downsample": downsample,
         "bounds_corner_px0": [bounds.x_px0, bounds.y_px0],
     }
-    with replaced(path) as file, tifffile.TiffWriter(file) as writer:
+    with open_replacement(path) as file, tifffile.TiffWriter(file) as writer:
         for number, (columns, rows) in enumerate(level_sizes(width_px, height_px)):
             shrink = downsample * 2**number
             squares = place(predicted, table.positions, (shrink, shrink), columns, rows)
@@ -76,7 +76,7 @@ def level_sizes(width_px: int, height_px: int) -> list[tuple[int, int]]:
     return sizes
 
 
-def blocks_of(squares: Squares, values: Values, scale: ColourScale) -> Iterator[Pixels]:
+def blocks_of(squares: TileSquares, values: Values, scale: ColourScale) -> Iterator[Pixels]:
     """Paint the map, block by block from the top left."""
     for top_px in range(0, squares.height_px, BLOCK_PX):
         means, painted = squares.paint(values, top_px, BLOCK_PX)

@@ -14,9 +14,9 @@ from tapfm.cohort.manifest import TABLE_SUFFIXES, Cohort, read_cohort
 from tapfm.cohort.splits import SPLITS
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import CohortError, InputError, LabelError, TapfmError
-from tapfm.runs.data import SlideOfRun
+from tapfm.runs.data import RunSlide
 from tapfm.runs.folder import RunFolder
-from tapfm.runs.model_folder import Evaluated, Member, description_of
+from tapfm.runs.model_folder import ModelFolder, ModelMember, description_of
 from tapfm.runtime.cohort_job import Failure
 from tapfm.runtime.messages import counted
 from tapfm.runtime.workers import WorkerPool
@@ -24,15 +24,15 @@ from tapfm.tiles.cohort_tiling import tile_cohort
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import find_tiles
 
-SAME_SCALE = 0.05  # parts by which tiles may be wider, as scanners differ
-USUAL_MPP = 0.5  # taken where an encoder was made for several scales, or does not say, and neither does the run
+SCALE_TOLERANCE = 0.05  # parts by which tiles may be wider, as scanners differ
+DEFAULT_MPP = 0.5  # taken where an encoder was made for several scales, or does not say, and neither does the run
 
 
 @dataclass(frozen=True)
 class RequestedSlides:
     """Slides to predict, and notes on them."""
 
-    slides: tuple[SlideOfRun, ...]  # without tiles yet
+    slides: tuple[RunSlide, ...]  # without tiles yet
     notes: tuple[str, ...] = ()
 
 
@@ -40,7 +40,7 @@ class RequestedSlides:
 class TiledSlides:
     """Slides with their tiles, and slides that have none."""
 
-    slides: tuple[SlideOfRun, ...]
+    slides: tuple[RunSlide, ...]
     failed: Mapping[str, Failure]
 
 
@@ -56,13 +56,13 @@ def read_sources(
         raise InputError(
             "--split chooses slides of a table, and none was given.", hint="Such as: split.csv --split test"
         )
-    found: dict[str, SlideOfRun] = {}
+    found: dict[str, RunSlide] = {}
     says: dict[str, tuple[bool, bool]] = {}
     notes: list[str] = []
     for source in sources:
         cohort = read_cohort(source, slides_folder, must_exist=False)  # a slide that is gone costs that slide
         if split is not None and cohort.source is not None:
-            cohort = only_split(cohort, split, source)
+            cohort = select_split(cohort, split, source)
         labels, note = labels_of(cohort, targets)
         notes += note
         for row, known in zip(cohort.rows, labels, strict=True):
@@ -74,11 +74,11 @@ def read_sources(
                 )
             much = any(label is not None for label in known.values()), cohort.source is not None
             if before is None or much > says[row.slide_id]:
-                found[row.slide_id], says[row.slide_id] = SlideOfRun(row, row.split or "", known), much
+                found[row.slide_id], says[row.slide_id] = RunSlide(row, row.split or "", known), much
     return RequestedSlides(tuple(found.values()), tuple(notes))
 
 
-def only_split(cohort: Cohort, split: str, source: Path) -> Cohort:
+def select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
     """Keep the slides that a table puts into one split."""
     if split not in SPLITS:
         raise InputError(f"--split is {split}.", hint=f"It is {', '.join(SPLITS)}.")
@@ -104,9 +104,9 @@ def labels_of(cohort: Cohort, targets: Sequence[str]) -> tuple[list[dict[str, in
     ], []
 
 
-def tile_spec(evaluated: Evaluated) -> tuple[TileSpec, str]:
+def tile_spec(evaluated: ModelFolder) -> tuple[TileSpec, str]:
     """Say how tiles are laid: as those the model learnt from, or else as its encoder was made for; and which it is."""
-    laid = [laid_by(member) for member in evaluated.members]
+    laid = [tiling_spec_of(member) for member in evaluated.members]
     known = [each for each in laid if each is not None]
     if any(each != known[0] for each in known):
         lines = [f"{member.folder}: {each}" for member, each in zip(evaluated.members, laid, strict=True)]
@@ -118,11 +118,11 @@ def tile_spec(evaluated: Evaluated) -> tuple[TileSpec, str]:
         names = {field.name for field in fields(TileSpec)}
         return TileSpec(**{name: value for name, value in known[0].items() if name in names}), "as it learnt from"
     card = encoder_card(evaluated.members[0].encoder)
-    mpp = card.mpp[0] if card.mpp and USUAL_MPP not in card.mpp else USUAL_MPP
+    mpp = card.mpp[0] if card.mpp and DEFAULT_MPP not in card.mpp else DEFAULT_MPP
     return TileSpec(tile_px=card.tile_px, mpp=mpp), f"as {card.name} was made for; the run does not say how it had them"
 
 
-def laid_by(member: Member) -> Mapping[str, Any] | None:
+def tiling_spec_of(member: ModelMember) -> Mapping[str, Any] | None:
     """Find how the tiles that a member learnt from were laid."""
     if member.config is None:
         return description_of(member.folder).get("tiles")
@@ -142,7 +142,7 @@ def laid_by(member: Member) -> Mapping[str, Any] | None:
 
 def find_or_make_tiles(
     requested: RequestedSlides,
-    evaluated: Evaluated,
+    evaluated: ModelFolder,
     tiles: Path | None,
     out: Path,
     *,
@@ -153,7 +153,7 @@ def find_or_make_tiles(
     """Return the tiles in a folder, or tile the slides."""
     if tiles is not None:
         laid = stored_tiles(requested, tiles, {})
-        if note := other_scale(laid, evaluated):
+        if note := describe_scale_difference(laid, evaluated):
             console.print(note, style="bold yellow", markup=False, soft_wrap=True)
         return laid
     spec, why = tile_spec(evaluated)
@@ -171,24 +171,29 @@ def find_or_make_tiles(
         console=console,
         pool=pool,
     )
-    failed = {each.slide_id: Failure(each.reason, by_tiling(each.what_to_do), stage="tiles") for each in table.failed}
+    failed = {
+        each.slide_id: Failure(each.reason, name_tiling_command(each.what_to_do), stage="tiles")
+        for each in table.failed
+    }
     return stored_tiles(requested, out, failed)
 
 
-def by_tiling(advice: str) -> str:
+def name_tiling_command(advice: str) -> str:
     """Say whose options advice about tiles is of, where it names any."""
     return f"{advice} These are options of tapfm tile: then predict with --tiles." if "--" in advice else advice
 
 
-def other_scale(laid: TiledSlides, evaluated: Evaluated) -> str:
+def describe_scale_difference(laid: TiledSlides, evaluated: ModelFolder) -> str:
     """Tell of tiles that show another width of tissue than those the model learnt from; nothing where none do."""
-    learnt = [each["tile_px"] * each["mpp"] for member in evaluated.members if (each := laid_by(member)) is not None]
+    learnt = [
+        each["tile_px"] * each["mpp"] for member in evaluated.members if (each := tiling_spec_of(member)) is not None
+    ]
     for slide in laid.slides:
         tiles = slide.tiles
         if tiles is None or tiles.target_mpp is None:
             continue  # nobody knows
         side_um = tiles.tile_px * tiles.target_mpp
-        if other := [each for each in learnt if abs(side_um / each - 1) > SAME_SCALE]:
+        if other := [each for each in learnt if abs(side_um / each - 1) > SCALE_TOLERANCE]:
             return (
                 f"Tiles of {slide.row.slide_id} are {side_um:g} um wide, and the model learnt from tiles of "
                 f"{other[0]:g} um: what it says of another scale means little. Without --tiles they are laid anew."

@@ -86,7 +86,7 @@ class ColourScale:
         return [place * step for place in places]
 
 
-def shown(values: Values, kind: TileColumn, *, percentile: bool = False) -> tuple[Values, ColourScale]:
+def layer_values(values: Values, kind: TileColumn, *, percentile: bool = False) -> tuple[Values, ColourScale]:
     """Give the numbers that a map shows and their colour scale: the values themselves, or their percentiles."""
     if percentile:
         return percentiles(values), ColourScale(0, 100, PERCENTILE_UNIT)

@@ -17,7 +17,7 @@ from tapfm.prediction.geojson import write_geojson
 from tapfm.prediction.heatmap import LONGEST_PX, draw_heatmap
 from tapfm.prediction.heatmap_tiff import write_heatmap_tiff
 from tapfm.prediction.layers import Layer, Values, main_layers
-from tapfm.prediction.placing import refuse_another
+from tapfm.prediction.placing import refuse_other_slide
 from tapfm.prediction.tile_table import NAME as TILES
 from tapfm.prediction.tile_table import TileTable, read_tile_table
 from tapfm.runtime.files import write_atomically
@@ -28,7 +28,7 @@ FEW = 6  # main layers; of more than these no map of percentiles is drawn: three
 
 
 @dataclass(frozen=True)
-class Map:
+class HeatmapRequest:
     """A layer to draw, by its values or by their percentiles."""
 
     layer: Layer
@@ -49,7 +49,7 @@ def draw_slide(predicted: PredictedSlide, folder: Path, *, heatmaps: bool, geojs
         written.append(folder / f"heatmap-{name}.tif")
         write_heatmap_tiff(written[-1], predicted, table, each.layer, percentile=each.percentile)
     with closing(open_slide(predicted.path)) as slide:
-        refuse_another(slide.facts, predicted)
+        refuse_other_slide(slide.facts, predicted)
         thumbnail = slide.thumbnail(LONGEST_PX)
         for each, name in names.items():
             written.append(folder / f"heatmap-{name}.png")
@@ -61,14 +61,18 @@ def draw_slide(predicted: PredictedSlide, folder: Path, *, heatmaps: bool, geojs
     return written
 
 
-def maps_of(layers: Sequence[Layer]) -> list[Map]:
+def maps_of(layers: Sequence[Layer]) -> list[HeatmapRequest]:
     """Choose what is drawn: the kind that says most, for each target, and where the model looked."""
     if not layers:
         return []
     main = main_layers(layers)
     looked = [layer for layer in layers if layer.kind in ("weight", "attention") and layer.target is None]
     chosen = [*main, *(layer for layer in looked if layer not in main)]
-    return [Map(layer, percentile) for layer in chosen for percentile in (False, True)[: 1 if len(main) > FEW else 2]]
+    return [
+        HeatmapRequest(layer, percentile)
+        for layer in chosen
+        for percentile in (False, True)[: 1 if len(main) > FEW else 2]
+    ]
 
 
 def telling(layers: Sequence[Layer], table: TileTable) -> list[Layer]:
@@ -82,7 +86,7 @@ def follows(weights: Values, attention: Values) -> bool:
     return bool(np.all(np.diff(weights[np.argsort(attention)]) >= -1e-6 * weights.max(initial=0)))
 
 
-def names_of(maps: Sequence[Map]) -> dict[Map, str]:
+def names_of(maps: Sequence[HeatmapRequest]) -> dict[HeatmapRequest, str]:
     """Name the files of each map; targets that would share a name, in capitals or not, get a digest of their own."""
     plain = {each: f"{each.layer.file_name}{suffix(each)}" for each in maps}
     uses = Counter(name.casefold() for name in plain.values())
@@ -92,7 +96,7 @@ def names_of(maps: Sequence[Map]) -> dict[Map, str]:
     }
 
 
-def suffix(each: Map) -> str:
+def suffix(each: HeatmapRequest) -> str:
     """Tell maps of percentiles from maps of values."""
     return "-percentile" if each.percentile else ""
 

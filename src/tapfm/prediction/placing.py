@@ -18,7 +18,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Squares:
+class TileSquares:
     """Tiles in pixels of a picture: from `left` to before `right`, from `top` to before `bottom`."""
 
     left: Whole
@@ -41,7 +41,7 @@ class Squares:
 
 def place(
     predicted: PredictedSlide, positions: Positions, px0_per_px: tuple[float, float], width_px: int, height_px: int
-) -> Squares:
+) -> TileSquares:
     """Place tiles on a picture of the bounds; a pixel is `px0_per_px` level-0 pixels wide and high."""
     bounds = predicted.bounds
     spans = []
@@ -53,7 +53,7 @@ def place(
         start = np.clip(start, 0, length_px - 1)
         spans.append((start, np.clip(end, start + 1, length_px)))
     (left, right), (top, bottom) = spans
-    return Squares(left, top, right, bottom, width_px, height_px)
+    return TileSquares(left, top, right, bottom, width_px, height_px)
 
 
 def ends_of(starts_px0: Whole, side_px0: int) -> Whole:
@@ -80,7 +80,7 @@ def is_same_slide(facts: SlideFacts, predicted: PredictedSlide) -> bool:
     return same_size and facts.bounds == predicted.bounds
 
 
-def refuse_another(facts: SlideFacts, predicted: PredictedSlide) -> None:
+def refuse_other_slide(facts: SlideFacts, predicted: PredictedSlide) -> None:
     """Stop where the file is not the slide that was predicted."""
     if not is_same_slide(facts, predicted):
         found, expected = (facts.width_px0, facts.height_px0), (predicted.width_px0, predicted.height_px0)

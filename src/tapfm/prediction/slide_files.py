@@ -16,7 +16,7 @@ def finder_of(folder: Path | None) -> SlideFinder | None:
     return None if folder is None else SlideFinder(folder, asked_for=True)
 
 
-def file_of(predicted: PredictedSlide, finder: SlideFinder | None) -> Path | None:
+def find_slide_file(predicted: PredictedSlide, finder: SlideFinder | None) -> Path | None:
     """Find a slide's file: where it was, or the only one of its name where the user says they are now."""
     if predicted.path.exists():
         return predicted.path

@@ -6,21 +6,21 @@ from dataclasses import replace
 
 from tapfm.encoders.features import FEATURES_VERSION
 from tapfm.errors import InputError
-from tapfm.prediction.calls import Calls
+from tapfm.prediction.calls import CallThresholds
 from tapfm.prediction.folder import SLIDE, PredictedSlide, PredictionFolder
 from tapfm.prediction.tile_table import NAME as TILES
-from tapfm.runs.data import SlideOfRun
-from tapfm.runs.model_folder import Evaluated
+from tapfm.runs.data import RunSlide
+from tapfm.runs.model_folder import ModelFolder
 from tapfm.runtime.files import fingerprint
 
 
-def prediction_key(evaluated: Evaluated, slide: SlideOfRun) -> str:
+def prediction_key(evaluated: ModelFolder, slide: RunSlide) -> str:
     """Return the key of a prediction: a digest of weights, tiles and code, then of the slide's files if they exist."""
     weights = [member.digest for member in evaluated.members]
     return fingerprint(weights, slide.content_digest, FEATURES_VERSION)[:16] + (slide.files_digest or "")
 
 
-def is_predicted(folder: PredictionFolder, slide: SlideOfRun, key: str, calls: Calls) -> bool:
+def is_predicted(folder: PredictionFolder, slide: RunSlide, key: str, calls: CallThresholds) -> bool:
     """Return whether a slide is predicted with these weights and tiles; what its table says of it is updated.
 
     A slide whose files are gone keeps its prediction.

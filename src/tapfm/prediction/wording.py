@@ -12,7 +12,7 @@ from tapfm.prediction.layers import ColourScale, Layer, Values
 MOST_TARGETS = 6  # of which a title tells
 
 
-def number(value: float, *, signed: bool = False) -> str:
+def format_value(value: float, *, signed: bool = False) -> str:
     """Write a number with three digits that count."""
     if value == 0:
         return "0"
@@ -36,7 +36,7 @@ def heading(layer: Layer, *, percentile: bool) -> str:
     return layer.title[:1].upper() + layer.title[1:] + (", as percentile" if percentile else "")
 
 
-def said_lines(predicted: PredictedSlide, layer: Layer) -> list[str]:
+def prediction_lines(predicted: PredictedSlide, layer: Layer) -> list[str]:
     """Say probability, threshold and call: of the layer's target, or of all that share the layer."""
     targets = [layer.target] if layer.target is not None else list(predicted.targets)
     parts = []
@@ -57,12 +57,12 @@ def sum_line(predicted: PredictedSlide, layer: Layer, values: Values) -> str:
     said = predicted.targets.get(layer.target) if layer.target is not None else None
     if layer.kind != "contribution" or said is None:
         return ""
-    total = number(math.fsum(values.tolist()), signed=True)
+    total = format_value(math.fsum(values.tolist()), signed=True)
     if said.constant is None:  # of an ensemble: its logit is that of the mean probability
         return f"The tiles add up to {total}: the mean of the members' logits, less their constants."
     return (
-        f"The tiles add up to {total}; with the constant {number(said.constant, signed=True)} "
-        f"this is the logit {number(said.logit, signed=True)}."
+        f"The tiles add up to {total}; with the constant {format_value(said.constant, signed=True)} "
+        f"this is the logit {format_value(said.logit, signed=True)}."
     )
 
 
@@ -71,9 +71,9 @@ def beyond_line(values: Values, scale: ColourScale) -> str:
     parts = []
     below, above = values[values < scale.low], values[values > scale.high]
     if len(below):
-        parts.append(f"{tiles(len(below))} below {number(scale.low)} (down to {number(below.min())})")
+        parts.append(f"{tiles(len(below))} below {format_value(scale.low)} (down to {format_value(below.min())})")
     if len(above):
-        parts.append(f"{tiles(len(above))} above {number(scale.high)} (up to {number(above.max())})")
+        parts.append(f"{tiles(len(above))} above {format_value(scale.high)} (up to {format_value(above.max())})")
     if not parts:
         return ""
     text = " and ".join(parts)

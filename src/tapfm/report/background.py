@@ -9,9 +9,9 @@ from typing import Any
 from tapfm.encoders.card import TIMM_PREFIX, EncoderCard
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import InputError, TapfmError
-from tapfm.report.content import Block, Cell, Code, Column, Fold, Note, Row, Table
-from tapfm.report.finding import Found
-from tapfm.report.runs import ReportedRun, table_of
+from tapfm.report.content import Block, Cell, Code, Collapsible, Column, Note, Row, Table
+from tapfm.report.finding import ResultFolder
+from tapfm.report.runs import ReportedRun, read_table
 from tapfm.runs.hub import forbids_derivatives
 
 WORDS = Column("", words=True)
@@ -30,7 +30,7 @@ def failure_rows(where: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:
 
 
 def failures_table(
-    runs: Sequence[ReportedRun], folders: Sequence[Found], steps: Sequence[Mapping[str, str]]
+    runs: Sequence[ReportedRun], folders: Sequence[ResultFolder], steps: Sequence[Mapping[str, str]]
 ) -> Table | None:
     """List all that failed: slides of runs, evaluations and predictions, and steps of a study."""
     rows = [
@@ -49,7 +49,7 @@ def failures_table(
 def failures_of(path: Path) -> list[dict[str, str]]:
     """Read a failures.csv."""
     try:
-        return table_of(path)
+        return read_table(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}).", hint="Make it again.") from error
 
@@ -59,10 +59,10 @@ def made_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     blocks: list[Block] = []
     for run in runs:
         of = f", {run.name}" if len(runs) > 1 else ""
-        blocks.append(Fold(f"Configuration{of}", [Code(run.configuration)], "config.toml, every setting"))
+        blocks.append(Collapsible(f"Configuration{of}", [Code(run.configuration)], "config.toml, every setting"))
         if run.environments:
             summary = "environment.json" + (", resumed elsewhere" if len(run.environments) > 1 else "")
-            blocks.append(Fold(f"Environment{of}", [environment_table(run.environments)], summary))
+            blocks.append(Collapsible(f"Environment{of}", [environment_table(run.environments)], summary))
     return blocks
 
 

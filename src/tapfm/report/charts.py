@@ -86,7 +86,7 @@ class Rule:
     text: str = ""
 
 
-Mark = Line | Band | Dot | Bar | Rule
+ChartMark = Line | Band | Dot | Bar | Rule
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Chart:
     said: str  # for those who do not see it
     x: Axis
     y: Axis
-    marks: Sequence[Mark] = field(default_factory=list)
+    marks: Sequence[ChartMark] = field(default_factory=list)
 
 
 def share_axis(title: str) -> Axis:
@@ -164,7 +164,7 @@ def frame(chart: Chart) -> Markup:
     return Markup("").join(parts)
 
 
-def mark_of(chart: Chart, mark: Mark) -> Markup:
+def mark_of(chart: Chart, mark: ChartMark) -> Markup:
     """Draw one mark."""
     if isinstance(mark, Line):
         return line_of(chart, mark)

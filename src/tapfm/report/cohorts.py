@@ -12,7 +12,7 @@ from tapfm.errors import TapfmError
 from tapfm.evaluation.predictions import Prediction
 from tapfm.report.content import Block, Cell, Column, Note, Row, Table
 from tapfm.report.numbers import percent
-from tapfm.report.result import Result
+from tapfm.report.result import SplitResult
 from tapfm.report.runs import ReportedRun
 
 # columns of a cohort's table that say where a slide comes from
@@ -20,7 +20,7 @@ ORIGINS = ("site", "centre", "center", "hospital", "scanner", "vendor", "objecti
 MOST_VALUES = 6
 
 
-def cohort_blocks(run: ReportedRun, results: Sequence[Result]) -> list[Block]:
+def cohort_blocks(run: ReportedRun, results: Sequence[SplitResult]) -> list[Block]:
     """Count slides, patients and labels of each split, and of each other set that was evaluated."""
     targets = run.targets
     rows = [split_row(name_of_split(split), run.of_split(split), targets) for split in SPLITS if run.of_split(split)]

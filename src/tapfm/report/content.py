@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from markupsafe import Markup
 
 Tone = Literal["quiet", "warning"]
-Mark = Literal["", "best", "second"]  # of a number in its column
+RankMark = Literal["", "best", "second"]  # of a number in its column
 SHORT = 6  # letters of a percentage
 
 
@@ -20,7 +20,7 @@ class Cell:
     text: str
     detail: str = ""
     why: str = ""
-    mark: Mark = ""
+    mark: RankMark = ""
     picture: Markup = field(default_factory=Markup)  # an SVG of ours, in front of the text
 
 
@@ -75,7 +75,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Key:
+class LegendEntry:
     """A line of a chart's legend: the class that its mark has in the style sheet, and what it is."""
 
     style: str
@@ -88,7 +88,7 @@ class Figure:
 
     title: str
     svg: Markup = field(default_factory=Markup)
-    keys: Sequence[Key] = ()
+    keys: Sequence[LegendEntry] = ()
     caption: str = ""
     why: str = ""
 
@@ -120,7 +120,7 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Fold:
+class Collapsible:
     """Blocks that a reader may open and shut."""
 
     kind: ClassVar[str] = "fold"
@@ -160,7 +160,7 @@ class SlideLine:
 
 
 @dataclass(frozen=True)
-class Slides:
+class SlidesBlock:
     """The table of slides, to sort and to filter."""
 
     kind: ClassVar[str] = "slides"
@@ -194,7 +194,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Heat:
+class SlideHeatmaps:
     """A slide as it is, and with what the model saw in it."""
 
     slide_id: str
@@ -216,11 +216,11 @@ class ColourBar:
 
 
 @dataclass(frozen=True)
-class Heats:
+class HeatmapGallery:
     """Slides with their maps."""
 
     kind: ClassVar[str] = "heats"
-    heats: Sequence[Heat]
+    heats: Sequence[SlideHeatmaps]
     bars: Sequence[ColourBar]
     title: str = ""
 
@@ -235,7 +235,7 @@ class TilePicture:
 
 
 @dataclass(frozen=True)
-class Gallery:
+class TileGallery:
     """Tiles that said most, of one target and one side."""
 
     kind: ClassVar[str] = "gallery"
@@ -244,7 +244,7 @@ class Gallery:
     note: str = ""
 
 
-Block = Table | Figures | Note | Code | Fold | Slides | Heats | Gallery
+Block = Table | Figures | Note | Code | Collapsible | SlidesBlock | HeatmapGallery | TileGallery
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,17 @@ from tapfm.evaluation.bands import roc_band
 from tapfm.evaluation.predictions import Prediction, units_of
 from tapfm.metrics.calibration import reliability
 from tapfm.metrics.ranking import precision_recall_curve, roc_curve, why_undefined
-from tapfm.report.charts import Axis, Band, Bar, Chart, Dot, Line, Mark, Point, Rule, axis_of, draw, share_axis
-from tapfm.report.content import Figure, Figures, Key
-from tapfm.report.numbers import interval, written
-from tapfm.report.result import Result
+from tapfm.report.charts import Axis, Band, Bar, Chart, ChartMark, Dot, Line, Point, Rule, axis_of, draw, share_axis
+from tapfm.report.content import Figure, Figures, LegendEntry
+from tapfm.report.numbers import format_interval, format_number
+from tapfm.report.result import SplitResult
 
 BINS = 20  # of the histogram
 CHANCE = Line("chance", [(0.0, 0.0), (1.0, 1.0)])
 History = Sequence[Mapping[str, Any]]
 
 
-def result_figures(result: Result, target: str) -> Figures:
+def result_figures(result: SplitResult, target: str) -> Figures:
     """Draw ROC, precision and recall, calibration and scores of one target."""
     units = units_of(result.predictions, [target], result.unit)
     if why := why_undefined([each.labels.get(target) for each in units], result.unit):
@@ -38,18 +38,18 @@ def result_figures(result: Result, target: str) -> Figures:
     return Figures(drawn, title=target if len(result.targets) > 1 else "")
 
 
-def roc(result: Result, target: str, units: Sequence[Prediction], baseline: Sequence[Prediction]) -> Figure:
+def roc(result: SplitResult, target: str, units: Sequence[Prediction], baseline: Sequence[Prediction]) -> Figure:
     """Draw sensitivity against 1 - specificity, with the band of resampled patients."""
-    marks: list[Mark] = []
-    keys = [Key("line model", f"AUC {measure_text(result, target, 'auc')}")]
+    marks: list[ChartMark] = []
+    keys = [LegendEntry("line model", f"AUC {measure_text(result, target, 'auc')}")]
     band = roc_band(result.predictions, target, result.unit, resamples=result.resamples, seed=result.seed)
     if band is not None:
         marks.append(Band("model", list(band.false_positive_rate), list(band.low), list(band.high)))
-        keys.append(Key("band model", "95% of resampled patients"))
+        keys.append(LegendEntry("band model", "95% of resampled patients"))
     marks.append(CHANCE)
     if baseline and (curve := roc_curve(*column(baseline, target))) is not None:
         marks.append(Line("baseline", pairs(curve[0], curve[1])))
-        keys.append(Key("line baseline", "colours and tile count"))
+        keys.append(LegendEntry("line baseline", "colours and tile count"))
     curve = roc_curve(*column(units, target))
     assert curve is not None
     marks.append(Line("model", pairs(curve[0], curve[1])))
@@ -59,17 +59,17 @@ def roc(result: Result, target: str, units: Sequence[Prediction], baseline: Sequ
 
 
 def precision_recall(
-    result: Result, target: str, units: Sequence[Prediction], baseline: Sequence[Prediction]
+    result: SplitResult, target: str, units: Sequence[Prediction], baseline: Sequence[Prediction]
 ) -> Figure:
     """Draw PPV against sensitivity, and the prevalence, which chance would give."""
     known = [label for each in units if (label := each.labels.get(target)) is not None]
     prevalence = sum(known) / len(known)
-    marks: list[Mark] = [Line("chance", [(0.0, prevalence), (1.0, prevalence)])]
-    keys = [Key("line model", f"average precision {measure_text(result, target, 'average_precision')}")]
-    keys.append(Key("line chance", f"prevalence {prevalence:.0%}"))
+    marks: list[ChartMark] = [Line("chance", [(0.0, prevalence), (1.0, prevalence)])]
+    keys = [LegendEntry("line model", f"average precision {measure_text(result, target, 'average_precision')}")]
+    keys.append(LegendEntry("line chance", f"prevalence {prevalence:.0%}"))
     if baseline and (curve := precision_recall_curve(*column(baseline, target))) is not None:
         marks.append(Line("baseline", pairs(curve[1], curve[0])[::-1], steps=True))
-        keys.append(Key("line baseline", "colours and tile count"))
+        keys.append(LegendEntry("line baseline", "colours and tile count"))
     curve = precision_recall_curve(*column(units, target))
     assert curve is not None
     marks.append(Line("model", pairs(curve[1], curve[0])[::-1], steps=True))
@@ -77,33 +77,33 @@ def precision_recall(
     return Figure("Precision and recall", draw(chart), keys)
 
 
-def calibration(result: Result, target: str, units: Sequence[Prediction]) -> Figure:
+def calibration(result: SplitResult, target: str, units: Sequence[Prediction]) -> Figure:
     """Draw observed rates against mean probabilities, with the number in each bin."""
     labels, _ = column(units, target)
     bins = [each for each in reliability(labels, [one.probabilities[target] for one in units]) if each.count]
     most = max(each.count for each in bins)
     points = [(each.mean_probability or 0.0, each.positive_rate or 0.0) for each in bins]
-    marks: list[Mark] = [CHANCE, Line("model faint", points)]
+    marks: list[ChartMark] = [CHANCE, Line("model faint", points)]
     marks += [
         Dot("model", x, y, 2.5 + 4 * (each.count / most) ** 0.5, f"{each.count:,}")
         for (x, y), each in zip(points, bins, strict=True)
     ]
-    keys = [Key("line model", f"calibration error {measure_text(result, target, 'ece')}")]
+    keys = [LegendEntry("line model", f"calibration error {measure_text(result, target, 'ece')}")]
     chart = Chart(
         f"Calibration of {target}", share_axis("mean probability"), share_axis("observed rate of positives"), marks
     )
     return Figure("Calibration", draw(chart), keys, f"Numbers are {result.unit}s in a bin of equal width.")
 
 
-def scores(result: Result, target: str, units: Sequence[Prediction]) -> Figure:
+def scores(result: SplitResult, target: str, units: Sequence[Prediction]) -> Figure:
     """Draw how many positives and negatives have which probability."""
     edges = np.linspace(0, 1, BINS + 1)
     counts, keys = {}, []
     for label, style, name in ((0, "negative", "negative"), (1, "positive", "positive")):
         values = [each.probabilities[target] for each in units if each.labels.get(target) == label]
         counts[style] = np.histogram(values, edges)[0]
-        keys.append(Key(f"bar {style}", f"{name} ({len(values):,})"))
-    marks: list[Mark] = []
+        keys.append(LegendEntry(f"bar {style}", f"{name} ({len(values):,})"))
+    marks: list[ChartMark] = []
     for place, (low, high) in enumerate(itertools.pairwise(edges)):  # one on the other: neither hides
         below, above = (float(counts[style][place]) for style in ("negative", "positive"))
         if below:
@@ -111,8 +111,8 @@ def scores(result: Result, target: str, units: Sequence[Prediction]) -> Figure:
         if above:
             marks.append(Bar("positive", low, high, below + above, below))
     if (threshold := result.youden.get(target)) is not None:
-        marks.append(Rule("threshold", threshold, written(threshold)))
-        keys.append(Key("rule threshold", "threshold, chosen on validation"))
+        marks.append(Rule("threshold", threshold, format_number(threshold)))
+        keys.append(LegendEntry("rule threshold", "threshold, chosen on validation"))
     top = float(max(counts["negative"] + counts["positive"]))
     y = axis_of(f"{result.unit}s", [0.0, top * 1.15], whole=True)
     chart = Chart(f"Probabilities of positive and negative {result.unit}s", share_axis("probability"), y, marks)
@@ -129,19 +129,19 @@ def pairs(x: Any, y: Any) -> list[Point]:
     return [(float(a), float(b)) for a, b in zip(x, y, strict=True)]
 
 
-def measure_text(result: Result, target: str, metric: str) -> str:
+def measure_text(result: SplitResult, target: str, metric: str) -> str:
     """Write a metric and its interval for a legend."""
     found = result.measured.get((target, metric))
     if found is None:
         return ""
     estimate = found.estimate
-    within = f" ({interval(estimate)})" if interval(estimate) else ""
-    return written(estimate.value) + within
+    within = f" ({format_interval(estimate)})" if format_interval(estimate) else ""
+    return format_number(estimate.value) + within
 
 
 def training_figures(history: History, best_epoch: int | None) -> Figures:
     """Draw losses and AUCs by epoch; the epoch that was kept is marked."""
-    kept: list[Mark] = [] if best_epoch is None else [Rule("kept", best_epoch, f"epoch {best_epoch} kept")]
+    kept: list[ChartMark] = [] if best_epoch is None else [Rule("kept", best_epoch, f"epoch {best_epoch} kept")]
     figures = [
         epochs_figure(
             "Loss of the aggregator", "loss", history, {"training": by("loss_agg"), "validation": by("val_loss")}, kept
@@ -169,7 +169,7 @@ def epochs_figure(
     unit: str,
     history: History,
     series: Mapping[str, Callable[[Mapping[str, Any]], float | None]],
-    below: Sequence[Mark],
+    below: Sequence[ChartMark],
     y: Axis | None = None,
 ) -> Figure | None:
     """Draw numbers by epoch; nothing where no epoch has any."""
@@ -184,7 +184,7 @@ def epochs_figure(
     epochs = axis_of("epoch", [float(row["epoch"]) for row in history], whole=True)
     marks = [*below, *(Line(name, points) for name, points in lines.items())]
     chart = Chart(f"{title} by epoch", epochs, y or axis_of(unit, values), marks)
-    return Figure(title, draw(chart), [Key(f"line {name}", name) for name in lines])
+    return Figure(title, draw(chart), [LegendEntry(f"line {name}", name) for name in lines])
 
 
 def methods_figures(methods: Sequence[tuple[str, str, Sequence[History]]]) -> Figures:
@@ -198,7 +198,7 @@ def methods_figures(methods: Sequence[tuple[str, str, Sequence[History]]]) -> Fi
         epochs = axis_of("epoch", [epoch for _, points in lines for epoch, _ in points], whole=True)
         y = share_axis(unit) if name == "val_macro_auc" else axis_of(unit, values)
         marks = [Line(f"regime-{regime}", points) for regime, points in lines if points]
-        keys = [Key(f"line regime-{regime}", regime) for regime in dict.fromkeys(regime for regime, _ in lines)]
+        keys = [LegendEntry(f"line regime-{regime}", regime) for regime in dict.fromkeys(regime for regime, _ in lines)]
         figures.append(Figure(title, draw(Chart(f"{title} of all methods by epoch", epochs, y, marks)), keys))
     return Figures(figures)
 

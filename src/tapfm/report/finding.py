@@ -23,7 +23,7 @@ NOT_LOOKED_INTO = (PER_SLIDE, "checkpoints", "tensorboard")
 
 
 @dataclass(frozen=True)
-class Found:
+class ResultFolder:
     """A folder with what its JSON file says."""
 
     path: Path
@@ -70,22 +70,22 @@ def asked(option: str, path: Path) -> str:
     return command("report", "runs/NAME", option, path, "--out", "report.html")
 
 
-def named_evaluation(path: Path) -> Found:
+def named_evaluation(path: Path) -> ResultFolder:
     """Read an evaluation that was asked for; it has to be finished."""
     make = command("evaluate", "runs/NAME", "--out", path)
     if not (path / EVALUATED).is_file():
         raise InputError(f"{path} is no folder of an evaluation.", hint=f"Make one: {make}")
     if not (path / "metrics.json").is_file():
         raise InputError(f"The evaluation {path} is not finished.", hint=f"Go on with it: {make} --resume")
-    return Found(path, read_json(path / EVALUATED))
+    return ResultFolder(path, read_json(path / EVALUATED))
 
 
-def named_predictions(path: Path) -> Found:
+def named_predictions(path: Path) -> ResultFolder:
     """Read a folder of predictions that was asked for."""
-    return Found(path, PredictionFolder(path).about())
+    return ResultFolder(path, PredictionFolder(path).about())
 
 
-def evaluations_of(run: Path, digest: str | None) -> list[Found]:
+def evaluations_of(run: Path, digest: str | None) -> list[ResultFolder]:
     """Find finished evaluations of these weights: inside the run, and in `evaluations` beside `runs`."""
     return [
         found
@@ -94,12 +94,12 @@ def evaluations_of(run: Path, digest: str | None) -> list[Found]:
     ]
 
 
-def predictions_of(run: Path, digest: str | None) -> list[Found]:
+def predictions_of(run: Path, digest: str | None) -> list[ResultFolder]:
     """Find predictions by these weights: inside the run, and in `predictions` beside `runs`."""
     return [found for found in beside(run, "predictions", PREDICTED) if found.made_by(digest)]
 
 
-def beside(run: Path, name: str, mark: str) -> list[Found]:
+def beside(run: Path, name: str, mark: str) -> list[ResultFolder]:
     """Look for marked folders inside a run, beside the folder `runs` it lies in, and in the one of this name there."""
     place = run.resolve()
     paths = list(marked(place, mark))
@@ -109,7 +109,7 @@ def beside(run: Path, name: str, mark: str) -> list[Found]:
     found = []
     for path in dict.fromkeys(paths):
         try:
-            found.append(Found(path, read_json(path / mark)))
+            found.append(ResultFolder(path, read_json(path / mark)))
         except InputError:
             continue  # not asked for: a damaged one is as if it were not there
     return found
@@ -135,6 +135,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} cannot be read ({error}).", hint="Make it again.") from error
 
 
-def once(found: Sequence[Found]) -> list[Found]:
+def once(found: Sequence[ResultFolder]) -> list[ResultFolder]:
     """Leave out what was found twice."""
     return list({each.path.resolve(): each for each in found}.values())

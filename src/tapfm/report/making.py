@@ -13,10 +13,10 @@ from tapfm.errors import InputError
 from tapfm.report import background, finding, tables
 from tapfm.report import run_comparison as several
 from tapfm.report import study as studies
-from tapfm.report.content import Fold, Page, Section, Table
-from tapfm.report.numbers import size, written
+from tapfm.report.content import Collapsible, Page, Section, Table
+from tapfm.report.numbers import format_bytes, format_number
 from tapfm.report.page import is_ours, render
-from tapfm.report.runs import learnt_from
+from tapfm.report.runs import count_training_slides
 from tapfm.report.sections import (
     cohort_blocks,
     failures_section,
@@ -26,22 +26,22 @@ from tapfm.report.sections import (
     slides_section,
     training_blocks,
 )
-from tapfm.report.slide_pictures import Budget, Settings
-from tapfm.report.sources import Gathered, found_lines, gather
+from tapfm.report.slide_pictures import PictureBudget, PictureSettings
+from tapfm.report.sources import ReportSources, describe_sources, read_report_sources
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import command, counted
 from tapfm.version import __version__
 
 
 @dataclass(frozen=True)
-class Asked:
+class PageOptions:
     """What the page is to show besides the runs themselves."""
 
     evaluations: tuple[Path, ...] = ()
     predictions: tuple[Path, ...] = ()
     runs: tuple[str, ...] = ()  # of a study, those shown in full
     title: str | None = None
-    pictures: Settings = field(default_factory=Settings)
+    pictures: PictureSettings = field(default_factory=PictureSettings)
     most_bytes: int = 20_000_000  # of pictures
     resamples: int = 2000
     force: bool = False
@@ -58,7 +58,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Made:
+class WrittenReport:
     """A page that was written, and what is in it."""
 
     path: Path
@@ -67,26 +67,28 @@ class Made:
     notes: Sequence[str]  # what it lacks
 
 
-def make_report(sources: Sequence[Path], out: Path, asked: Asked, *, console: Console, today: date) -> Made:
+def make_report(
+    sources: Sequence[Path], out: Path, asked: PageOptions, *, console: Console, today: date
+) -> WrittenReport:
     """Write the page of one study, or of one or several runs."""
     _refuse_out(out, force=asked.force)
     for source in sources:
         finding.refuse_what_is_no_source(source)
-    gathered = gather(
+    gathered = read_report_sources(
         sources,
         evaluations=asked.evaluations,
         predictions=asked.predictions,
         run_names=asked.runs,
         resamples=asked.resamples,
     )
-    budget = Budget(asked.most_bytes)
+    budget = PictureBudget(asked.most_bytes)
     page = _page_of(gathered, asked, budget, console, today)
     written_page = render(page)
     try:
         write_atomically(out, written_page)
     except OSError as error:
         raise InputError(f"{out} cannot be written ({error}).", hint="Give another file to --out.") from error
-    return Made(out, len(written_page), found_lines(gathered), list(page.warnings))
+    return WrittenReport(out, len(written_page), describe_sources(gathered), list(page.warnings))
 
 
 def _refuse_out(out: Path, *, force: bool) -> None:
@@ -99,7 +101,7 @@ def _refuse_out(out: Path, *, force: bool) -> None:
         )
 
 
-def _page_of(gathered: Gathered, asked: Asked, budget: Budget, console: Console, today: date) -> Page:
+def _page_of(gathered: ReportSources, asked: PageOptions, budget: PictureBudget, console: Console, today: date) -> Page:
     """Put the sections in order; each is there only where there is something in it."""
     runs, study = gathered.runs, gathered.study
     sections: list[Section] = []
@@ -119,7 +121,7 @@ def _page_of(gathered: Gathered, asked: Asked, budget: Budget, console: Console,
         Section("Licence of the encoder", background.licence_blocks(runs)),
         Section(
             "How it was made",
-            [*background.made_blocks(runs), Fold("What this page is made from", [_sources_table(gathered)])],
+            [*background.made_blocks(runs), Collapsible("What this page is made from", [_sources_table(gathered)])],
         ),
     ]
     return Page(
@@ -133,7 +135,7 @@ def _page_of(gathered: Gathered, asked: Asked, budget: Budget, console: Console,
     )
 
 
-def _kicker(gathered: Gathered) -> str:
+def _kicker(gathered: ReportSources) -> str:
     """Say what is reported."""
     if gathered.study is not None:
         return f"Report of the study {gathered.study.config.name}"
@@ -141,14 +143,14 @@ def _kicker(gathered: Gathered) -> str:
     return f"Report of {runs} {', '.join(run.name for run in gathered.runs)}"
 
 
-def _title_of(gathered: Gathered) -> str:
+def _title_of(gathered: ReportSources) -> str:
     """Name the page by what was learnt."""
     if gathered.study is not None:
         return ", ".join(gathered.study.config.targets)
     return ", ".join(dict.fromkeys(target for run in gathered.runs for target in run.targets)) or "A run"
 
 
-def _summary(gathered: Gathered) -> list[str]:
+def _summary(gathered: ReportSources) -> list[str]:
     """Say in a sentence or two what was learnt, from what, and how."""
     lines = []
     if gathered.study is not None:
@@ -158,7 +160,7 @@ def _summary(gathered: Gathered) -> list[str]:
         lines.append(f"{done} of {planned} finished. In full below: {names}{chosen}.")
     for run in gathered.runs:
         of = f"{run.name}: " if len(gathered.runs) > 1 else ""
-        slides, patients = learnt_from(run)
+        slides, patients = count_training_slides(run)
         how = (
             f"the aggregator {run.aggregator} on features of {run.encoder} as published"
             if run.method == "fixed"
@@ -169,12 +171,14 @@ def _summary(gathered: Gathered) -> list[str]:
         if run.best is not None:
             kept = f"Epoch {run.best['epoch']} of {len(run.history)} was kept"
             reached = run.validation_auc
-            text += f" {kept}" + (f", with an AUC of {written(reached)} on validation." if reached is not None else ".")
+            text += f" {kept}" + (
+                f", with an AUC of {format_number(reached)} on validation." if reached is not None else "."
+            )
         lines.append(text)
     return lines
 
 
-def _headline(gathered: Gathered) -> Table | None:
+def _headline(gathered: ReportSources) -> Table | None:
     """Show what matters most: AUCs on slides that nothing was chosen on."""
     if gathered.study is not None and (found := studies.study_headline(gathered.study)) is not None:
         return found
@@ -183,7 +187,7 @@ def _headline(gathered: Gathered) -> Table | None:
     return tables.headline(held_out or every) if every else None
 
 
-def _warnings(gathered: Gathered, budget: Budget) -> list[str]:
+def _warnings(gathered: ReportSources, budget: PictureBudget) -> list[str]:
     """Say what a reader must know before anything else."""
     said = []
     for run in gathered.runs:
@@ -206,12 +210,12 @@ def _warnings(gathered: Gathered, budget: Budget) -> list[str]:
         said.append("There are no figures of held-out slides: " + every[0][1].warning)
     if budget.left_out:
         said.append(
-            f"{counted(budget.left_out, 'picture')} left out: the page holds {size(budget.most)} of them at most."
+            f"{counted(budget.left_out, 'picture')} left out: the page holds {format_bytes(budget.most)} at most."
         )
     return said
 
 
-def _sources_table(gathered: Gathered) -> Table:
+def _sources_table(gathered: ReportSources) -> Table:
     """List the folders that the page is made from."""
     lines = [] if gathered.study is None else [("study", gathered.study.folder, "")]
     lines += [("run", run.folder, f"weights {(run.weights_sha256 or '-')[:16]}") for run in gathered.runs]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
-from tapfm.report.content import Block, Cell, Column, Mark, Note, Row, Table
+from tapfm.report.content import Block, Cell, Column, Note, RankMark, Row, Table
 
 MARKS = (
     (re.compile(r"\*\*(.+?)\*\*"), r"<strong>\1</strong>"),
@@ -57,5 +57,5 @@ def cells_of(line: str) -> list[str]:
 
 def cell_of(text: str) -> Cell:
     """Read one cell: **best**, <u>second</u>."""
-    mark: Mark = "best" if text.startswith("**") else "second" if text.startswith("<u>") else ""
+    mark: RankMark = "best" if text.startswith("**") else "second" if text.startswith("<u>") else ""
     return Cell(re.sub(r"\*\*|</?u>", "", text), mark=mark)

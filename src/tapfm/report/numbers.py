@@ -8,7 +8,7 @@ from tapfm.report.content import Cell
 ABSENT = "–"
 
 
-def written(value: float | None, digits: int = 3) -> str:
+def format_number(value: float | None, digits: int = 3) -> str:
     """Write a number, or a dash."""
     return ABSENT if value is None else minus(f"{value:.{digits}f}")
 
@@ -31,18 +31,18 @@ def percent(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if few else f"{part / whole:.0%}"
 
 
-def interval(estimate: Estimate) -> str:
+def format_interval(estimate: Estimate) -> str:
     """Write an interval, or nothing."""
     if estimate.low is None or estimate.high is None:
         return ""
-    return f"{written(estimate.low)} to {written(estimate.high)}"
+    return f"{format_number(estimate.low)} to {format_number(estimate.high)}"
 
 
 def estimate_cell(estimate: Estimate | None) -> Cell:
     """Write a value, its interval, and why one of them is missing."""
     if estimate is None:
         return Cell("")
-    return Cell(written(estimate.value), interval(estimate), estimate.why)
+    return Cell(format_number(estimate.value), format_interval(estimate), estimate.why)
 
 
 def called(flag: int | None) -> str:
@@ -57,6 +57,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds <= 5400 else f"{seconds / 3600:.1f} h"
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Write a number of bytes."""
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{max(1, round(count / 1e3))} kB"

@@ -28,7 +28,7 @@ def render(page: Page) -> bytes:
         lstrip_blocks=True,
     )
     environment.globals["absent"] = numbers.ABSENT
-    environment.filters |= {"number": numbers.written, "called": numbers.called}
+    environment.filters |= {"number": numbers.format_number, "called": numbers.called}
     style, script = (Markup((TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js"))
     html = environment.get_template("report.html").render(
         page=page,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tapfm.evaluation.measures import MACRO, Measured
+from tapfm.evaluation.measures import MACRO, MetricValue
 from tapfm.evaluation.predictions import Prediction, Unit
 
-Measures = Mapping[tuple[str, str], Measured]  # by target and metric
+MetricsByTarget = Mapping[tuple[str, str], MetricValue]  # by target and metric
 
 
 @dataclass(frozen=True)
-class Result:
+class SplitResult:
     """Predictions of a set of slides, and what was measured of them."""
 
     title: str  # test, validation, external.csv; two of the same name have their folders in it
@@ -20,15 +20,15 @@ class Result:
     targets: Sequence[str]
     unit: Unit
     predictions: Sequence[Prediction]
-    measured: Measures
+    measured: MetricsByTarget
     youden: Mapping[str, float | None] = field(default_factory=dict)  # thresholds by target
     at_sensitivity: Mapping[str, float | None] = field(default_factory=dict)
     sensitivity: float = 0.9
     chosen_on: str = ""  # where thresholds come from, or why there are none
     warning: str = ""  # the slides were used to choose something
     baseline: Sequence[Prediction] = ()
-    baseline_measured: Measures = field(default_factory=dict)
-    subgroups: Mapping[str, Measures] = field(default_factory=dict)
+    baseline_measured: MetricsByTarget = field(default_factory=dict)
+    subgroups: Mapping[str, MetricsByTarget] = field(default_factory=dict)
     notes: Sequence[str] = ()
     resamples: int = 2000
     seed: int = 0

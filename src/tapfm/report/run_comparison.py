@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tapfm.evaluation.comparing import Pair, compare
-from tapfm.evaluation.estimate_text import p_value
+from tapfm.evaluation.comparing import PairedComparison, compare_methods
+from tapfm.evaluation.estimate_text import format_p_value
 from tapfm.evaluation.measures import target_title
-from tapfm.evaluation.predictions import Prediction, key_of
+from tapfm.evaluation.predictions import Prediction, slide_key
 from tapfm.report.content import Block, Cell, Column, Note, Row, Table
-from tapfm.report.numbers import ABSENT, estimate_cell, interval, signed
-from tapfm.report.result import Result
+from tapfm.report.numbers import ABSENT, estimate_cell, format_interval, signed
+from tapfm.report.result import SplitResult
 from tapfm.report.runs import ReportedRun
 
-Results = Mapping[str, Sequence[Result]]  # by run
+ResultsByRun = Mapping[str, Sequence[SplitResult]]  # by run
 
 
-def side_by_side(runs: Sequence[ReportedRun], results: Results) -> list[Block]:
+def side_by_side(runs: Sequence[ReportedRun], results: ResultsByRun) -> list[Block]:
     """Compare the AUCs of runs on the sets that they share."""
     blocks: list[Block] = []
     every = [result for run in runs for result in results[run.name]]
@@ -34,12 +34,12 @@ def side_by_side(runs: Sequence[ReportedRun], results: Results) -> list[Block]:
     return blocks or [Note("The runs have no set of slides in common.")]
 
 
-def group_of(result: Result) -> str:
+def group_of(result: SplitResult) -> str:
     """Name the set of slides, which runs may share."""
     return result.group or result.title
 
 
-def auc_table(title: str, having: Mapping[str, Result]) -> Table:
+def auc_table(title: str, having: Mapping[str, SplitResult]) -> Table:
     """Write a line for each run, a column for each target."""
     columns = list(dict.fromkeys(column for result in having.values() for column in result.columns))
     rows = []
@@ -49,7 +49,7 @@ def auc_table(title: str, having: Mapping[str, Result]) -> Table:
     return Table([Column("", words=True), *(Column(target_title(each)) for each in columns)], rows, f"AUC, {title}")
 
 
-def differences(title: str, having: Mapping[str, Result]) -> list[Block]:
+def differences(title: str, having: Mapping[str, SplitResult]) -> list[Block]:
     """Test pairs of runs, where all of them have the same slides, labels and targets."""
     first, *others = having.values()
     same = all(
@@ -62,7 +62,7 @@ def differences(title: str, having: Mapping[str, Result]) -> list[Block]:
         said = f"The runs have other slides or labels in {title}: their AUCs are not to be compared one by one."
         return [Note(f"{said} `tapfm compare` takes the patients that all of them have.")]
     methods = {name: [list(result.predictions)] for name, result in having.items()}
-    compared = compare(methods, first.targets, first.unit, resamples=first.resamples, seed=first.seed)
+    compared = compare_methods(methods, first.targets, first.unit, resamples=first.resamples, seed=first.seed)
     rows = [
         Row([Cell(f"{pair.first} − {pair.second}"), Cell(target_title(pair.target)), *cells(pair)])
         for pair in compared.pairs
@@ -72,13 +72,13 @@ def differences(title: str, having: Mapping[str, Result]) -> list[Block]:
     return [Table(columns, rows, notes=[note])]
 
 
-def cells(pair: Pair) -> list[Cell]:
+def cells(pair: PairedComparison) -> list[Cell]:
     """Write a difference and its test."""
     found = pair.difference
-    p = ABSENT if pair.p_holm is None else p_value(pair.p_holm)
-    return [Cell(ABSENT if found.value is None else signed(found.value), interval(found), found.why), Cell(p)]
+    p = ABSENT if pair.p_holm is None else format_p_value(pair.p_holm)
+    return [Cell(ABSENT if found.value is None else signed(found.value), format_interval(found), found.why), Cell(p)]
 
 
 def labels_of(predictions: Sequence[Prediction]) -> dict[object, dict[str, int | None]]:
     """Give the labels of each slide."""
-    return {key_of(each): dict(each.labels) for each in predictions}
+    return {slide_key(each): dict(each.labels) for each in predictions}

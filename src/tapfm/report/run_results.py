@@ -9,11 +9,11 @@ from typing import Any
 
 from tapfm.cohort.splits import TEST, TRAIN, VALIDATION
 from tapfm.errors import InputError
-from tapfm.evaluation.measures import Measured, choose_thresholds, measure
+from tapfm.evaluation.measures import MetricValue, choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction, read_predictions
 from tapfm.metrics.estimate import Estimate
-from tapfm.report.finding import Found, read_json
-from tapfm.report.result import Measures, Result
+from tapfm.report.finding import ResultFolder, read_json
+from tapfm.report.result import MetricsByTarget, SplitResult
 from tapfm.report.runs import ReportedRun
 from tapfm.runtime.messages import counted
 
@@ -29,13 +29,13 @@ FLATTERED = {  # splits of a run's own cohort
 }
 
 
-def result_of_split(run: ReportedRun, split: str, resamples: int) -> Result:
+def result_of_split(run: ReportedRun, split: str, resamples: int) -> SplitResult:
     """Measure what a finished run predicted of one of its splits."""
     predictions, validation = run.predictions[split], run.predictions.get(VALIDATION, ())
     chosen = choose_thresholds(validation, run.targets, run.unit) if validation else None
-    measured = measure(predictions, run.targets, run.unit, chosen, resamples=resamples)
+    measured = compute_metrics(predictions, run.targets, run.unit, chosen, resamples=resamples)
     where = f"{counted(len(validation), 'validation slide')} of the run" if validation else ""
-    return Result(
+    return SplitResult(
         title=TITLES.get(split, split),
         about=f"{size(predictions)} of the run's own cohort, all tiles of each, measured for this page from "
         f"predictions-{split}.csv. {counting(run.unit, resamples)}",
@@ -51,7 +51,7 @@ def result_of_split(run: ReportedRun, split: str, resamples: int) -> Result:
     )
 
 
-def result_of_evaluation(found: Found, run: ReportedRun) -> Result:
+def result_of_evaluation(found: ResultFolder, run: ReportedRun) -> SplitResult:
     """Take over what `tapfm evaluate` measured; of another model it says so."""
     metrics = read_json(found.path / "metrics.json")
     try:
@@ -64,7 +64,7 @@ def result_of_evaluation(found: Found, run: ReportedRun) -> Result:
         said = f"{size(predictions)} of {of}, all tiles of each, by tapfm evaluate ({found.path.name})."
         model = "" if found.made_by(run.weights_sha256) else Path(found.model).name
         another = [f"By {found.maker}, not by the run {run.name}."] if model else []
-        return Result(
+        return SplitResult(
             title=f"{title}, by {model}" if model else title,
             about=f"{said} {counting(about['unit'], about['resamples'])}",
             targets=tuple(about["targets"]),
@@ -98,10 +98,10 @@ def baseline_of(folder: Path) -> list[Prediction]:
     return read_predictions(path) if path.is_file() else []
 
 
-def measures(written: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Measures:
+def measures(written: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> MetricsByTarget:
     """Read one group of metrics.json."""
     return {
-        (target, metric): Measured(
+        (target, metric): MetricValue(
             target,
             metric,
             estimate(found),
@@ -130,7 +130,7 @@ def counting(unit: str, resamples: int) -> str:
     return f"Figures count each {unit} once; 95% intervals by {resamples:,} resamples of patients."
 
 
-def results_of(run: ReportedRun, evaluations: list[Found], resamples: int) -> list[Result]:
+def read_run_results(run: ReportedRun, evaluations: list[ResultFolder], resamples: int) -> list[SplitResult]:
     """Gather the results of a run: test first, then other cohorts, what something was chosen on last.
 
     A split that was evaluated is not measured again.
@@ -143,7 +143,7 @@ def results_of(run: ReportedRun, evaluations: list[Found], resamples: int) -> li
     )
 
 
-def told_apart(named: Sequence[tuple[str, Result]]) -> list[Result]:
+def told_apart(named: Sequence[tuple[str, SplitResult]]) -> list[SplitResult]:
     """Add their folders to the titles that several results have, as where a split was evaluated twice."""
     titles = [result.title for _, result in named]
     return [

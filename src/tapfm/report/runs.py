@@ -98,7 +98,7 @@ def read_run(folder: Path, name: str | None = None) -> ReportedRun:
             raise ValueError(f"{CONFIGURATION} names no targets")
         history = [json.loads(line) for line in text_of(folder / "history.jsonl").splitlines()]
         environments = json.loads(text_of(folder / "environment.json") or "[]")
-        slides, failures = table_of(folder / "split.csv"), table_of(folder / "failures.csv")
+        slides, failures = read_table(folder / "split.csv"), read_table(folder / "failures.csv")
     except (OSError, ValueError) as error:  # TOML's and JSON's errors are ValueErrors
         raise RunError(
             f"The folder of the run {folder} cannot be read ({error}).", hint="Copy the whole folder of the run again."
@@ -127,7 +127,7 @@ def text_of(path: Path) -> str:
     return path.read_text("utf-8") if path.is_file() else ""
 
 
-def table_of(path: Path) -> list[dict[str, str]]:
+def read_table(path: Path) -> list[dict[str, str]]:
     """Read a CSV file; nothing where there is none."""
     return read_csv(path) if path.is_file() else []
 
@@ -139,7 +139,7 @@ def name_of(folder: Path) -> str:
     return "/".join(parts[below[-1] + 1 :]) if below else parts[-1]
 
 
-def learnt_from(run: ReportedRun) -> tuple[int, int]:
+def count_training_slides(run: ReportedRun) -> tuple[int, int]:
     """Count slides and patients of the training split."""
     rows = run.of_split(TRAIN)
     return len(rows), len({(row.get("cohort"), row.get("patient_id")) for row in rows})

@@ -10,14 +10,14 @@ from rich.console import Console
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.slide_files import finder_of
 from tapfm.report import background, cohorts, tables
-from tapfm.report.content import Block, Fold, Note, Section, SlideLine, Slides
+from tapfm.report.content import Block, Collapsible, Note, Section, SlideLine, SlidesBlock
 from tapfm.report.figures import result_figures, training_figures
-from tapfm.report.finding import Found
-from tapfm.report.numbers import duration, written
-from tapfm.report.result import Result
+from tapfm.report.finding import ResultFolder
+from tapfm.report.numbers import duration, format_number
+from tapfm.report.result import SplitResult
 from tapfm.report.runs import ReportedRun
-from tapfm.report.slide_pictures import Budget, Settings, gallery_blocks, heat_blocks
-from tapfm.report.sources import Gathered
+from tapfm.report.slide_pictures import PictureBudget, PictureSettings, gallery_blocks, heatmap_blocks
+from tapfm.report.sources import ReportSources
 from tapfm.runtime.messages import counted
 from tapfm.runtime.progress import SlideProgress
 
@@ -26,7 +26,7 @@ SAME_PROBABILITY = 1e-3
 MOST_LINES = 20_000  # of the table of slides; a browser sorts them still
 
 
-def cohort_blocks(gathered: Gathered) -> list[Block]:
+def cohort_blocks(gathered: ReportSources) -> list[Block]:
     """Count the slides of each run; runs of the same slides once."""
     blocks: list[Block] = []
     seen: list[object] = []
@@ -34,7 +34,7 @@ def cohort_blocks(gathered: Gathered) -> list[Block]:
         found = cohorts.cohort_blocks(run, gathered.results[run.name])
         if run.slides and found not in seen:
             seen.append(found)
-            blocks += [Fold(run.name, found, open=True)] if len(seen) > 1 else found
+            blocks += [Collapsible(run.name, found, open=True)] if len(seen) > 1 else found
     return blocks
 
 
@@ -47,18 +47,18 @@ def training_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
             figures = training_figures(run.history, best)
             seconds = sum(float(row.get("seconds", 0.0)) for row in run.history)
             note = Note(f"{counted(len(run.history), 'epoch')} in {duration(seconds)}, validation included.")
-            blocks += [Fold(run.name, [figures, note], open=number == 0)] if len(runs) > 1 else [figures, note]
+            blocks += [Collapsible(run.name, [figures, note], open=number == 0)] if len(runs) > 1 else [figures, note]
     return blocks
 
 
-def results_intro(gathered: Gathered) -> str:
+def results_intro(gathered: ReportSources) -> str:
     """Say what the figures are of."""
     if not any(gathered.results.values()):
         return ""
     return "By set of slides. What cannot be computed is empty and says why."
 
 
-def result_blocks(gathered: Gathered) -> list[Block]:
+def result_blocks(gathered: ReportSources) -> list[Block]:
     """Show each set of slides: figures, then pictures of each target."""
     blocks: list[Block] = []
     for number, (name, result) in enumerate(gathered.every_result):
@@ -69,20 +69,20 @@ def result_blocks(gathered: Gathered) -> list[Block]:
         inner += tables.metric_blocks(result)
         of = SETS.get(result.title, result.title)
         title = f"{of}, {name}" if name else of
-        blocks.append(Fold(title, inner, _auc_text(result), open=number == 0))
+        blocks.append(Collapsible(title, inner, _auc_text(result), open=number == 0))
     return blocks
 
 
-def _auc_text(result: Result) -> str:
+def _auc_text(result: SplitResult) -> str:
     """Write the AUC for the line that is seen while a part is shut."""
     found = result.measured.get((result.columns[-1], "auc"))
     if found is None or found.estimate.value is None:
         return ""
     mean = "mean " if len(result.targets) > 1 else ""
-    return f"{mean}AUC {written(found.estimate.value)}"
+    return f"{mean}AUC {format_number(found.estimate.value)}"
 
 
-def slides_section(gathered: Gathered) -> Section:
+def slides_section(gathered: ReportSources) -> Section:
     """List what is said of each slide: of results, and of predictions that are in none of them."""
     lines = [line for run in gathered.runs for result in gathered.results[run.name] for line in _lines_of(run, result)]
     seen = {(line.model, line.slide_id, line.target): line.probability for line in lines}
@@ -95,7 +95,7 @@ def slides_section(gathered: Gathered) -> Section:
     if not lines:
         return Section("Slides", [])
     intro = "Every slide and target. The mark in a bar is the threshold, chosen on validation slides."
-    blocks: list[Block] = [shown := Slides(lines[:MOST_LINES])]
+    blocks: list[Block] = [shown := SlidesBlock(lines[:MOST_LINES])]
     if len(shown.places) == 1:  # the table has no column of it
         intro += f" All of them: {shown.places[0]}."
     if len(lines) > MOST_LINES:
@@ -104,7 +104,7 @@ def slides_section(gathered: Gathered) -> Section:
     return Section("Slides", blocks, intro)
 
 
-def _lines_of(run: ReportedRun, result: Result) -> list[SlideLine]:
+def _lines_of(run: ReportedRun, result: SplitResult) -> list[SlideLine]:
     """List the slides of a result."""
     return [
         SlideLine(
@@ -123,7 +123,7 @@ def _lines_of(run: ReportedRun, result: Result) -> list[SlideLine]:
     ]
 
 
-def _predicted_lines(runs: Sequence[ReportedRun], found: Found) -> list[SlideLine]:
+def _predicted_lines(runs: Sequence[ReportedRun], found: ResultFolder) -> list[SlideLine]:
     """List the slides of a folder of predictions."""
     model = next((run.name for run in runs if found.made_by(run.weights_sha256)), Path(found.model).name)
     return [
@@ -143,7 +143,9 @@ def _predicted_lines(runs: Sequence[ReportedRun], found: Found) -> list[SlideLin
     ]
 
 
-def picture_sections(gathered: Gathered, settings: Settings, budget: Budget, console: Console) -> list[Section]:
+def picture_sections(
+    gathered: ReportSources, settings: PictureSettings, budget: PictureBudget, console: Console
+) -> list[Section]:
     """Draw maps and galleries of each folder of predictions."""
     finder = finder_of(settings.slides)
     maps: list[Block] = []
@@ -156,7 +158,7 @@ def picture_sections(gathered: Gathered, settings: Settings, budget: Budget, con
             maps_possible = sum(len(slide.targets) for slide in slides)
             most = min(settings.heatmaps, maps_possible)
             with SlideProgress(console, "drawing heatmaps", slides=most) as progress:
-                if drawn := heat_blocks(folder, slides, settings, finder, budget, progress):
+                if drawn := heatmap_blocks(folder, slides, settings, finder, budget, progress):
                     maps += [*of, *drawn]
         if settings.tiles and (shown := gallery_blocks(folder, slides, settings, finder, budget)):
             galleries += [*of, *shown]
@@ -168,7 +170,7 @@ def picture_sections(gathered: Gathered, settings: Settings, budget: Budget, con
     return [Section("Maps of slides", maps, intro), Section("Tiles that said most", galleries, tiles)]
 
 
-def failures_section(gathered: Gathered) -> Section:
+def failures_section(gathered: ReportSources) -> Section:
     """List what failed."""
     steps = [] if gathered.study is None else gathered.study.failed
     table = background.failures_table(gathered.runs, [*gathered.evaluations, *gathered.predictions], steps)

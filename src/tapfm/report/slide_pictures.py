@@ -19,16 +19,25 @@ from PIL import Image
 
 from tapfm.cohort.manifest import SlideFinder
 from tapfm.errors import InputError
-from tapfm.prediction.folder import PredictedSlide, PredictionFolder, Said
+from tapfm.prediction.folder import PredictedSlide, PredictionFolder, TargetPrediction
 from tapfm.prediction.gallery import tile_picture
-from tapfm.prediction.heatmap import heated
-from tapfm.prediction.layers import UNITS, ColourScale, Layer, palette, shown
-from tapfm.prediction.placing import is_same_slide, refuse_another
-from tapfm.prediction.slide_files import file_of
+from tapfm.prediction.heatmap import draw_tiles_over
+from tapfm.prediction.layers import UNITS, ColourScale, Layer, layer_values, palette
+from tapfm.prediction.placing import is_same_slide, refuse_other_slide
+from tapfm.prediction.slide_files import find_slide_file
 from tapfm.prediction.tile_table import TileTable
-from tapfm.prediction.wording import end_words, heading, number
-from tapfm.report.content import Block, ColourBar, Gallery, Heat, Heats, Note, Picture, TilePicture
-from tapfm.report.numbers import called, size, written
+from tapfm.prediction.wording import end_words, format_value, heading
+from tapfm.report.content import (
+    Block,
+    ColourBar,
+    HeatmapGallery,
+    Note,
+    Picture,
+    SlideHeatmaps,
+    TileGallery,
+    TilePicture,
+)
+from tapfm.report.numbers import called, format_bytes, format_number
 from tapfm.runtime.messages import counted
 from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import open_slide
@@ -48,7 +57,7 @@ OUTCOMES = (
 
 
 @dataclass
-class Budget:
+class PictureBudget:
     """How many bytes of pictures a page may have; what does not fit is counted."""
 
     most: int
@@ -68,7 +77,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Settings:
+class PictureSettings:
     """How many pictures, and where to look for slides that moved."""
 
     heatmaps: int = 12
@@ -85,7 +94,7 @@ class ChosenSlide:
     outcome: str
 
 
-def outcome_of(said: Said) -> str:
+def outcome_of(said: TargetPrediction) -> str:
     """Say how right a call is; of slides without a label only the call."""
     if said.call is None:
         return ""
@@ -129,17 +138,17 @@ def layer_of(predicted: PredictedSlide, target: str) -> Layer | None:
     return of_target[0] if of_target else None
 
 
-def heat_blocks(
+def heatmap_blocks(
     folder: PredictionFolder,
     slides: Sequence[PredictedSlide],
-    settings: Settings,
+    settings: PictureSettings,
     finder: SlideFinder | None,
-    budget: Budget,
+    budget: PictureBudget,
     progress: SlideProgress,
 ) -> list[Block]:
     """Draw the maps of some slides of a folder."""
     chosen = choose_slides(slides, targets_of(folder), settings.heatmaps)
-    heats: list[Heat] = []
+    heats: list[SlideHeatmaps] = []
     bars: dict[ColourBar, None] = {}  # each once, in their order
     left_out = 0
     for each in chosen:
@@ -155,47 +164,49 @@ def heat_blocks(
             if scale is not None:
                 bars[bar_of(layer, scale)] = None
         progress.finish_slide(each.predicted.slide_id)
-    blocks: list[Block] = [Heats(heats, list(bars))] if heats else []
+    blocks: list[Block] = [HeatmapGallery(heats, list(bars))] if heats else []
     others = len({slide.slide_id for slide in slides}) - len({each.predicted.slide_id for each in chosen})
     notes = []
     if others:
         notes.append(f"{counted(others, 'slide')} of this folder {'is' if others == 1 else 'are'} not shown")
     if left_out:
-        notes.append(f"{counted(left_out, 'map')} left out: the pictures of this page have {size(budget.most)} at most")
+        notes.append(
+            f"{counted(left_out, 'map')} left out: the pictures of this page have {format_bytes(budget.most)} at most"
+        )
     return [*blocks, *(Note(f"{note}.") for note in notes)]
 
 
 def heat_of(
-    folder: PredictionFolder, chosen: ChosenSlide, layer: Layer, finder: SlideFinder | None, budget: Budget
-) -> tuple[Heat, ColourScale | None] | None:
+    folder: PredictionFolder, chosen: ChosenSlide, layer: Layer, finder: SlideFinder | None, budget: PictureBudget
+) -> tuple[SlideHeatmaps, ColourScale | None] | None:
     """Draw one slide as it is and with its map, in the colours of a scale; None where there is no room for it."""
     predicted, said = chosen.predicted, chosen.predicted.targets[chosen.target]
-    words = f"probability {written(said.probability)}"
-    words += "" if said.threshold is None else f", threshold {written(said.threshold)}"
+    words = f"probability {format_number(said.probability)}"
+    words += "" if said.threshold is None else f", threshold {format_number(said.threshold)}"
     words += "" if said.label is None else f", label {called(said.label)}"
     facts = [words]
     pictures: list[Picture] = []
     try:
         table = folder.tiles(predicted.slide_id)
-        _, scale = shown(table.values[layer.column], layer.kind)
-        low, high = (number(end, signed=scale.diverging) for end in (scale.low, scale.high))
+        _, scale = layer_values(table.values[layer.column], layer.kind)
+        low, high = (format_value(end, signed=scale.diverging) for end in (scale.low, scale.high))
         facts.append(f"colours from {low} to {high}, {counted(len(table), 'tile')}")
         with closing(open_slide(there(finder, predicted))) as slide:
             drawn = pictures_of(slide, predicted, table, layer)
     except Exception as error:  # also what libraries raise over damage
         why = f"No picture: {reason_of(error)}"
-        return Heat(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures, why), None
+        return SlideHeatmaps(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures, why), None
     for picture, what in zip(drawn, ("as it is", layer.title), strict=True):
         embedded = budget.embed(picture, f"Slide {predicted.slide_id}, {what}")
         if embedded is None:
             return None
         pictures.append(embedded)
-    return Heat(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures), scale
+    return SlideHeatmaps(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures), scale
 
 
 def there(finder: SlideFinder | None, predicted: PredictedSlide) -> Path:
     """Find the file of a slide, or say that it is gone."""
-    path = file_of(predicted, finder)
+    path = find_slide_file(predicted, finder)
     if path is None:
         raise InputError(f"{predicted.path.name} is gone; --slides says where to look for slides that moved.")
     return path
@@ -203,9 +214,11 @@ def there(finder: SlideFinder | None, predicted: PredictedSlide) -> Path:
 
 def pictures_of(slide: Slide, predicted: PredictedSlide, table: TileTable, layer: Layer) -> list[Image.Image]:
     """Draw the slide as it is, and with its map."""
-    refuse_another(slide.facts, predicted)
+    refuse_other_slide(slide.facts, predicted)
     thumbnail = slide.thumbnail(LONGEST_PX)
-    return [Image.fromarray(pixels) for pixels in (thumbnail.pixels, heated(thumbnail, predicted, table, layer))]
+    return [
+        Image.fromarray(pixels) for pixels in (thumbnail.pixels, draw_tiles_over(thumbnail, predicted, table, layer))
+    ]
 
 
 def bar_of(layer: Layer, scale: ColourScale) -> ColourBar:
@@ -222,7 +235,7 @@ def bar_of(layer: Layer, scale: ColourScale) -> ColourBar:
 
 
 @dataclass(frozen=True, order=True)
-class Candidate:
+class GalleryTile:
     """A tile for a gallery; larger keys are shown first."""
 
     key: float
@@ -234,14 +247,14 @@ class Candidate:
 def gallery_blocks(
     folder: PredictionFolder,
     slides: Sequence[PredictedSlide],
-    settings: Settings,
+    settings: PictureSettings,
     finder: SlideFinder | None,
-    budget: Budget,
+    budget: PictureBudget,
 ) -> list[Block]:
     """Show the tiles that spoke loudest for each target in slides called positive, and against it in the others."""
     targets = targets_of(folder)
     usable: dict[str, PredictedSlide] = {}
-    best: dict[tuple[str, int], list[Candidate]] = {}
+    best: dict[tuple[str, int], list[GalleryTile]] = {}
     most = {target: most_of_a_slide(slides, target, settings.tiles) for target in targets}
     for slide in slides:
         try:
@@ -270,7 +283,7 @@ def most_of_a_slide(slides: Sequence[PredictedSlide], target: str, count: int) -
 
 
 def add_candidates(
-    best: dict[tuple[str, int], list[Candidate]],
+    best: dict[tuple[str, int], list[GalleryTile]],
     slide: PredictedSlide,
     table: TileTable,
     target: str,
@@ -286,11 +299,11 @@ def add_candidates(
     values = table.values[layer.column]
     loudest = np.argsort(-sign * values, kind="stable")[: most[side]]
     kept = best.setdefault((target, side), [])
-    kept += [Candidate(sign * float(values[i]), slide.slide_id, int(i), float(values[i])) for i in loudest]
+    kept += [GalleryTile(sign * float(values[i]), slide.slide_id, int(i), float(values[i])) for i in loudest]
     kept[:] = heapq.nlargest(count, kept)
 
 
-def side_of(said: Said) -> int:
+def side_of(said: TargetPrediction) -> int:
     """Say on which side a slide counts: as it is called, or without a threshold by its probability."""
     return said.call if said.call is not None else int(said.probability >= 0.5)
 
@@ -304,11 +317,11 @@ def gallery_of(
     folder: PredictionFolder,
     target: str,
     side: int,
-    found: Sequence[Candidate],
+    found: Sequence[GalleryTile],
     slides: dict[str, PredictedSlide],
-    budget: Budget,
+    budget: PictureBudget,
     most_of_one: int,
-) -> Gallery:
+) -> TileGallery:
     """Read and embed the tiles of one side."""
     layer = layer_of(slides[found[0].slide_id], target)
     assert layer is not None
@@ -320,7 +333,7 @@ def gallery_of(
             continue
         embedded = budget.embed(picture, f"Tile of slide {each.slide_id}")
         if embedded is not None:
-            value = number(each.value, signed=signed_layer(layer))
+            value = format_value(each.value, signed=signed_layer(layer))
             tiles.append(TilePicture(embedded, each.slide_id, value))
     most = "highest" if side or not signed_layer(layer) else "lowest"
     kind = Layer(layer.column, layer.kind).title
@@ -330,11 +343,11 @@ def gallery_of(
         note += f" {counted(budget.left_out - left_out, 'tile')} left out: no room."
     if torn:
         note += f" {counted(torn, 'tile')} left out: a slide is damaged, or another one than was predicted."
-    return Gallery(title, tiles, note)
+    return TileGallery(title, tiles, note)
 
 
 def read_tiles(
-    folder: PredictionFolder, found: Sequence[Candidate], slides: dict[str, PredictedSlide]
+    folder: PredictionFolder, found: Sequence[GalleryTile], slides: dict[str, PredictedSlide]
 ) -> Iterator[tuple[tuple[str, int], Image.Image]]:
     """Read tiles slide by slide, each opened once; those of a slide that is none, or another one now, are left out."""
     by_slide: dict[str, list[int]] = {}

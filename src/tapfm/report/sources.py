@@ -9,38 +9,38 @@ from pathlib import Path
 from tapfm.errors import InputError
 from tapfm.report import finding
 from tapfm.report import study as studies
-from tapfm.report.finding import Found
-from tapfm.report.result import Result
-from tapfm.report.run_results import results_of
+from tapfm.report.finding import ResultFolder
+from tapfm.report.result import SplitResult
+from tapfm.report.run_results import read_run_results
 from tapfm.report.runs import ReportedRun, read_run
 
 
 @dataclass(frozen=True)
-class Gathered:
+class ReportSources:
     """Everything that a page is made of."""
 
     runs: Sequence[ReportedRun]  # shown in full
     study: studies.ReportedStudy | None
-    results: Mapping[str, Sequence[Result]]  # by run
-    evaluations: Sequence[Found]
-    predictions: Sequence[Found]
+    results: Mapping[str, Sequence[SplitResult]]  # by run
+    evaluations: Sequence[ResultFolder]
+    predictions: Sequence[ResultFolder]
     why_these_runs: str = ""  # of a study
 
     @property
-    def every_result(self) -> list[tuple[str, Result]]:
+    def every_result(self) -> list[tuple[str, SplitResult]]:
         """List the results with the names of their runs, which are empty where there is one run only."""
         several_runs = len(self.runs) > 1
         return [(run.name if several_runs else "", result) for run in self.runs for result in self.results[run.name]]
 
 
-def gather(
+def read_report_sources(
     sources: Sequence[Path],
     *,
     evaluations: Sequence[Path],
     predictions: Sequence[Path],
     run_names: Sequence[str],
     resamples: int,
-) -> Gathered:
+) -> ReportSources:
     """Read runs or a study, and find what belongs to them.
 
     run_names: of a study, the runs that are shown in full; where there are none, `runs_in_full` chooses.
@@ -67,11 +67,11 @@ def gather(
         of_run = finding.once([*of_run, *finding.evaluations_of(run.folder, run.weights_sha256)])
         of_evaluations += of_run
         of_predictions += finding.predictions_of(run.folder, run.weights_sha256)
-        results[run.name] = results_of(run, of_run, resamples)
-    return Gathered(runs, study, results, finding.once(of_evaluations), finding.once(of_predictions), why)
+        results[run.name] = read_run_results(run, of_run, resamples)
+    return ReportSources(runs, study, results, finding.once(of_evaluations), finding.once(of_predictions), why)
 
 
-def _belongs(found: Found, run: ReportedRun, runs: Sequence[ReportedRun], *, first: bool) -> bool:
+def _belongs(found: ResultFolder, run: ReportedRun, runs: Sequence[ReportedRun], *, first: bool) -> bool:
     """Give an evaluation that was named to the run that made it; one of none of them (an ensemble) to the first."""
     if found.made_by(run.weights_sha256):
         return True
@@ -84,7 +84,7 @@ def _distinct(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     return [run if names.count(run.name) == 1 else replace(run, name=str(run.folder)) for run in runs]
 
 
-def found_lines(gathered: Gathered) -> list[str]:
+def describe_sources(gathered: ReportSources) -> list[str]:
     """Say what was found, for the one who typed the command."""
     lines = [] if gathered.study is None else [f"study {gathered.study.folder}"]
     lines += [f"run {run.folder}" for run in gathered.runs]

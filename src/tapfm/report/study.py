@@ -8,23 +8,23 @@ from pathlib import Path
 
 from tapfm.config.study import StudyConfig, load_study
 from tapfm.errors import InputError
-from tapfm.evaluation.estimate_text import p_value
+from tapfm.evaluation.estimate_text import format_p_value
 from tapfm.evaluation.measures import target_title
 from tapfm.metrics.estimate import Estimate
 from tapfm.report.charts import whisker, whisker_scale
-from tapfm.report.content import Block, Cell, Column, Mark, Note, Row, Section, Table
+from tapfm.report.content import Block, Cell, Column, Note, RankMark, Row, Section, Table
 from tapfm.report.figures import methods_figures
 from tapfm.report.finding import STUDY
 from tapfm.report.markdown import blocks_of, inline
-from tapfm.report.numbers import interval, written
-from tapfm.report.runs import ReportedRun, read_run, table_of
+from tapfm.report.numbers import format_interval, format_number
+from tapfm.report.runs import ReportedRun, read_run, read_table
 from tapfm.runs.ensemble import is_run
 from tapfm.runtime.messages import counted
 from tapfm.study.results import BASELINE
 from tapfm.study.runs import PlannedRun, runs_of
 from tapfm.study.tables import BLOCKS, COHORT_TITLES, MACRO
 
-MARKS: dict[str, Mark] = {"1": "best", "2": "second"}  # by rank
+MARKS: dict[str, RankMark] = {"1": "best", "2": "second"}  # by rank
 TABLES = ("table_binary", "table_multilabel")
 # parts that only some studies have, and what they are called
 PARTS = {
@@ -68,8 +68,8 @@ def read_study(folder: Path) -> ReportedStudy:
     planned = runs_of(config)
     places = {run.name: folder / "runs" / run.name for run in planned}
     try:
-        lines = [line for name in TABLES for line in table_of(folder / f"{name}.csv")]
-        status = table_of(folder / "status.csv")
+        lines = [line for name in TABLES for line in read_table(folder / f"{name}.csv")]
+        status = read_table(folder / "status.csv")
     except (OSError, ValueError) as error:
         raise InputError(f"A table of {folder} cannot be read ({error}).", hint="Make the tables again.") from error
     runs = {name: read_run(place, name) for name, place in places.items() if is_run(place)}
@@ -116,9 +116,9 @@ def study_headline(study: ReportedStudy) -> Table | None:
             Row(
                 [
                     Cell(column_title(cohort, target), f"N = {best[0]['patients']}"),
-                    Cell(written(found.value), mark="best"),
-                    Cell("", picture=whisker(found.value, found.low, found.high, f"AUC {written(found.value)}")),
-                    Cell("", interval(found), found.why),
+                    Cell(format_number(found.value), mark="best"),
+                    Cell("", picture=whisker(found.value, found.low, found.high, f"AUC {format_number(found.value)}")),
+                    Cell("", format_interval(found), found.why),
                     Cell(f"{best[0]['model']}{others}", f"highest of {len(of_column)}"),
                 ]
             )
@@ -189,11 +189,11 @@ def comparison_cell(line: Line | None) -> Cell:
     if line is None or not line["auc"]:
         return Cell("", why="" if line is None else line["why"])
     found = estimate_of(line)
-    test = f"p {p_value(float(line['p_holm']))}" if line["p_holm"] else ""
-    detail = ", ".join(part for part in (interval(found), test) if part)
+    test = f"p {format_p_value(float(line['p_holm']))}" if line["p_holm"] else ""
+    detail = ", ".join(part for part in (format_interval(found), test) if part)
     mark = MARKS.get(line["rank"], "")
-    picture = whisker(found.value, found.low, found.high, f"AUC {written(found.value)}")
-    return Cell(written(found.value), detail, line["why"], mark, picture)
+    picture = whisker(found.value, found.low, found.high, f"AUC {format_number(found.value)}")
+    return Cell(format_number(found.value), detail, line["why"], mark, picture)
 
 
 def estimate_of(line: Line) -> Estimate:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from tapfm.evaluation.measures import BESIDE, BY_CHOSEN, BY_YOUDEN, MACRO, NAMES, THRESHOLD_FREE, target_title
 from tapfm.report.charts import whisker, whisker_scale
 from tapfm.report.content import Cell, Column, Note, Row, Table
-from tapfm.report.numbers import estimate_cell, interval, written
-from tapfm.report.result import Measures, Result
+from tapfm.report.numbers import estimate_cell, format_interval, format_number
+from tapfm.report.result import MetricsByTarget, SplitResult
 
 
-def headline(results: Sequence[tuple[str, Result]]) -> Table:
+def headline(results: Sequence[tuple[str, SplitResult]]) -> Table:
     """Show the AUC of each target on each set; results come with the name of their model, where there are several."""
     rows: list[Row] = []
     for model, result in results:
@@ -24,16 +24,16 @@ def headline(results: Sequence[tuple[str, Result]]) -> Table:
             if found is None:
                 continue
             estimate, line = found.estimate, target_title(target) if several else name
-            said = f"AUC {written(estimate.value)}" + (
-                f", 95% interval {interval(estimate)}" if interval(estimate) else ""
+            said = f"AUC {format_number(estimate.value)}" + (
+                f", 95% interval {format_interval(estimate)}" if format_interval(estimate) else ""
             )
             rows.append(
                 Row(
                     [
                         Cell(line),
-                        Cell(written(estimate.value), mark="best"),
+                        Cell(format_number(estimate.value), mark="best"),
                         Cell("", picture=whisker(estimate.value, estimate.low, estimate.high, said)),
-                        Cell("", interval(estimate), estimate.why),
+                        Cell("", format_interval(estimate), estimate.why),
                         Cell("" if found.positives is None else f"{found.positives:,} of {found.units:,}"),
                     ]
                 )
@@ -44,7 +44,7 @@ def headline(results: Sequence[tuple[str, Result]]) -> Table:
     return Table([*columns, Column("95% interval", words=True), Column(positive)], rows)
 
 
-def metric_blocks(result: Result) -> list[Table | Note]:
+def metric_blocks(result: SplitResult) -> list[Table | Note]:
     """Show everything that was measured of a set: whatever the threshold, then at thresholds."""
     counts = [result.measured.get((target, "auc")) for target in result.columns]
     cells = [
@@ -71,7 +71,7 @@ def metric_blocks(result: Result) -> list[Table | Note]:
     return blocks
 
 
-def metric_rows(result: Result, metrics: Sequence[str]) -> list[Row]:
+def metric_rows(result: SplitResult, metrics: Sequence[str]) -> list[Row]:
     """Write a line for each metric, a cell for each target."""
     rows = []
     for metric in metrics:
@@ -80,18 +80,18 @@ def metric_rows(result: Result, metrics: Sequence[str]) -> list[Row]:
         rows.append(Row([Cell(NAMES[metric]), *cells]))
         if any(each is not None and each.delong is not None for each in found):
             by_delong = [None if each is None else each.delong for each in found]
-            cells = [Cell("") if each is None else Cell("", interval(each), each.why) for each in by_delong]
+            cells = [Cell("") if each is None else Cell("", format_interval(each), each.why) for each in by_delong]
             rows.append(Row([Cell(f"{NAMES[metric]}, interval by DeLong"), *cells]))
     return rows
 
 
-def threshold_row(result: Result, thresholds: Mapping[str, float | None]) -> Row:
+def threshold_row(result: SplitResult, thresholds: Mapping[str, float | None]) -> Row:
     """Write the thresholds themselves."""
-    cells = [Cell("" if target == MACRO else written(thresholds.get(target))) for target in result.columns]
+    cells = [Cell("" if target == MACRO else format_number(thresholds.get(target))) for target in result.columns]
     return Row([Cell("threshold"), *cells])
 
 
-def baseline_table(result: Result) -> Table:
+def baseline_table(result: SplitResult) -> Table:
     """Put the model beside colours and tile count."""
     rows = []
     for metric in BESIDE:
@@ -104,7 +104,7 @@ def baseline_table(result: Result) -> Table:
     return Table(columns, rows, "Beside colours and tile count", [note])
 
 
-def subgroup_table(result: Result) -> Table:
+def subgroup_table(result: SplitResult) -> Table:
     """Write a line for each subgroup and target."""
     rows = []
     for name, of_group in result.subgroups.items():
@@ -118,7 +118,7 @@ def subgroup_table(result: Result) -> Table:
     return Table([*columns, *(Column(NAMES[metric]) for metric in BESIDE)], rows, "Subgroups")
 
 
-def subgroup_cell(of_group: Measures, target: str, metric: str) -> Cell:
+def subgroup_cell(of_group: MetricsByTarget, target: str, metric: str) -> Cell:
     """Write one metric of a subgroup."""
     found = of_group.get((target, metric))
     return estimate_cell(None if found is None else found.estimate)

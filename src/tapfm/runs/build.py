@@ -13,7 +13,7 @@ from tapfm.encoders.weights import Provenance, load_encoder
 from tapfm.errors import WeightsError
 
 
-def ready_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, Provenance]:
+def load_trainable_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, Provenance]:
     """Load the encoder, and open to learning what the scope says."""
     try:
         loaded = load_encoder(config.encoder.name, weights=config.encoder.weights)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tapfm.errors import CheckpointError, DiskFullError
-from tapfm.runtime.files import replaced
+from tapfm.runtime.files import open_replacement
 
 DESCRIPTION = "tapfm"  # key of the JSON text in the header
 DTYPES = {
@@ -70,7 +70,7 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], description: Mapp
         offset += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the format wants tensors aligned
-    with replaced(path) as file:
+    with open_replacement(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():
             file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

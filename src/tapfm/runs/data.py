@@ -10,10 +10,10 @@ from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
 from tapfm.cohort.splits import SPLITS, TRAIN, check_training_labels, split_of_rows
 from tapfm.config.settings import RunConfig
-from tapfm.encoders.features import FeatureFacts, feature_file, look_at_features
+from tapfm.encoders.features import FeatureFacts, feature_file, read_feature_facts
 from tapfm.errors import CohortError, LabelError, TapfmError, UnknownNameError
 from tapfm.evaluation.predictions import LabelledSlide
-from tapfm.runtime.files import fingerprint, identity_of, sha256_of
+from tapfm.runtime.files import file_identity, fingerprint, sha256_of
 from tapfm.runtime.messages import command
 from tapfm.slides.opening import files_of
 from tapfm.tiles.store import TileSet, find_tiles
@@ -31,7 +31,7 @@ class StoredFeatures:
 
 
 @dataclass(frozen=True)
-class SlideOfRun:
+class RunSlide:
     """A slide with its labels, and what is learnt from."""
 
     row: SlideRow
@@ -53,7 +53,7 @@ class SlideOfRun:
     def files_digest(self) -> str | None:
         """Digest of size and modification time of the slide's files, whatever their names; None where they are gone."""
         try:
-            files = [identity_of(file)[1:] for file in files_of(self.row.path)]
+            files = [file_identity(file)[1:] for file in files_of(self.row.path)]
         except OSError:
             return None
         return fingerprint(files)[:16] if files else None
@@ -75,12 +75,12 @@ class SlideOfRun:
 class RunData:
     """The slides of a run."""
 
-    slides: tuple[SlideOfRun, ...]
+    slides: tuple[RunSlide, ...]
     targets: tuple[str, ...]
     without_label: tuple[str, ...]  # no label of any target: not used
     failed: Mapping[str, str]  # no tiles, and why
 
-    def of(self, split: str) -> list[SlideOfRun]:
+    def of(self, split: str) -> list[RunSlide]:
         """List the slides of a split."""
         return [slide for slide in self.slides if slide.split == split]
 
@@ -125,7 +125,7 @@ def read_data(config: RunConfig) -> RunData:
         except TapfmError as error:
             failed[row.slide_id] = error.message
         else:
-            slides.append(SlideOfRun(row, splits[row.slide_id], of_row[row.slide_id], tiles, features))
+            slides.append(RunSlide(row, splits[row.slide_id], of_row[row.slide_id], tiles, features))
     data = RunData(tuple(slides), targets, tuple(sorted(unlabelled)), failed)
     refuse_too_many_without_tiles(config, data)
     refuse_one_class(config, data, column)
@@ -153,7 +153,7 @@ def features_of(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]
     path = feature_file(config.tiles.features, row.slide_id)
     if path is None:
         raise CohortError(f"no file of features in {config.tiles.features}")
-    return None, StoredFeatures(path, look_at_features(path))
+    return None, StoredFeatures(path, read_feature_facts(path))
 
 
 def refuse_too_many_without_tiles(config: RunConfig, data: RunData) -> None:
@@ -197,7 +197,7 @@ def refuse_one_class(config: RunConfig, data: RunData, column: str) -> None:
             )
 
 
-def labelled(slides: Sequence[SlideOfRun]) -> list[LabelledSlide]:
+def labelled_slides(slides: Sequence[RunSlide]) -> list[LabelledSlide]:
     """Return the slides with their labels, without tiles."""
     return [
         LabelledSlide(slide.row.slide_id, slide.row.patient_id, slide.labels, slide.split, slide.row.cohort)
@@ -205,7 +205,7 @@ def labelled(slides: Sequence[SlideOfRun]) -> list[LabelledSlide]:
     ]
 
 
-def difference(before: Sequence[Mapping[str, str]], data: RunData) -> list[str]:
+def describe_changes(before: Sequence[Mapping[str, str]], data: RunData) -> list[str]:
     """Describe how the rows of a split.csv differ from the slides of a run, slide by slide."""
     old = {row["slide_id"]: row for row in before}
     new = {row[0]: dict(zip(data.columns, row, strict=True)) for row in data.rows()}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ENSEMBLE = "ensemble.json"
 EXPORTED = "tapfm.json"  # marks an export, as config.toml marks a run
-Kind = Literal["folds", "seeds"]
+EnsembleKind = Literal["folds", "seeds"]
 HINT = 'It holds {"kind": "folds" or "seeds", "members": [folders of runs or exports, relative to it]}.'
 
 
@@ -28,10 +28,10 @@ class Ensemble:
     """Folders of the members, and how they differ."""
 
     members: tuple[Path, ...]
-    kind: Kind  # folds: each member was tested on what others learnt from
+    kind: EnsembleKind  # folds: each member was tested on what others learnt from
 
 
-def write_ensemble(folder: Path, members: Sequence[Path], kind: Kind) -> None:
+def write_ensemble(folder: Path, members: Sequence[Path], kind: EnsembleKind) -> None:
     """Write ensemble.json; members are named relative to it, so that all of it can be moved together."""
     if not members:
         raise RunError(f"{folder} would be an ensemble of nothing.", hint=HINT)
@@ -53,7 +53,11 @@ def ensemble_of(folder: Path) -> Ensemble:
         kind, names = written["kind"], written["members"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(f"{path} cannot be read ({error}).", hint=HINT) from error
-    if kind not in get_args(Kind) or not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+    if (
+        kind not in get_args(EnsembleKind)
+        or not isinstance(names, list)
+        or not all(isinstance(each, str) for each in names)
+    ):
         raise RunError(f"{path} is no ensemble: its kind is {kind!r}.", hint=HINT)
     if not names:
         raise RunError(f"{path} names no members.", hint=HINT)
@@ -66,7 +70,7 @@ def ensemble_of(folder: Path) -> Ensemble:
     return Ensemble(members, kind)
 
 
-def member_folders(path: Path) -> tuple[tuple[Path, ...], Kind | None]:
+def member_folders(path: Path) -> tuple[tuple[Path, ...], EnsembleKind | None]:
     """List the members of an ensemble and its kind; a run, or an export, is one by itself."""
     if (path / ENSEMBLE).is_file():
         ensemble = ensemble_of(path)

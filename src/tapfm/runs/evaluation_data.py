@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
-from tapfm.cohort.splits import ALL, SPLITS, TEST, TRAIN, VALIDATION, canonical_split, some, split_of_rows
-from tapfm.encoders.features import feature_file, look_at_features
+from tapfm.cohort.splits import ALL, SPLITS, TEST, TRAIN, VALIDATION, canonical_split, list_some, split_of_rows
+from tapfm.encoders.features import feature_file, read_feature_facts
 from tapfm.errors import CohortError, InputError, RunError, TapfmError
-from tapfm.runs.data import SlideOfRun, StoredFeatures
-from tapfm.runs.model_folder import Evaluated, Member
+from tapfm.runs.data import RunSlide, StoredFeatures
+from tapfm.runs.model_folder import ModelFolder, ModelMember
 from tapfm.runtime.messages import command, counted
 from tapfm.tiles.store import TileSet, find_tiles
 
@@ -20,7 +20,7 @@ SHOWN = 10  # slides, or patients, named in a message
 
 
 @dataclass(frozen=True)
-class Choice:
+class EvaluationChoice:
     """What is asked for; what is None is as the run has it."""
 
     cohort: Path | None = None
@@ -35,7 +35,7 @@ class Choice:
 class EvaluatedSlides:
     """The slides, and what is to be said of them."""
 
-    slides: tuple[SlideOfRun, ...]
+    slides: tuple[RunSlide, ...]
     table: Path
     split: str | None  # None: every labelled row of another cohort
     own: bool  # the run's own cohort
@@ -54,7 +54,7 @@ class EvaluatedSlides:
         }
 
 
-def read_slides(evaluated: Evaluated, choice: Choice) -> EvaluatedSlides:
+def read_slides(evaluated: ModelFolder, choice: EvaluationChoice) -> EvaluatedSlides:
     """Find the slides; everything that can be refused without opening one is refused here."""
     split = None if choice.split is None else choice.split.lower()
     if split not in (None, ALL):
@@ -76,7 +76,7 @@ def read_slides(evaluated: Evaluated, choice: Choice) -> EvaluatedSlides:
             without_label.append(row.slide_id)
             continue
         try:
-            slide = SlideOfRun(row, splits[row.slide_id], known, *inputs_of(row, tiles, features))
+            slide = RunSlide(row, splits[row.slide_id], known, *inputs_of(row, tiles, features))
         except TapfmError as error:
             failed[row.slide_id] = error.message
         else:
@@ -110,7 +110,7 @@ def not_held_out(split: str) -> str:
     return f"NOT HELD OUT: the model {how}, so these figures do not say how well it does on others."
 
 
-def sources_of(evaluated: Evaluated, choice: Choice) -> tuple[Path, Path | None, Path | None, Path | None]:
+def sources_of(evaluated: ModelFolder, choice: EvaluationChoice) -> tuple[Path, Path | None, Path | None, Path | None]:
     """Say where table, slides, tiles and features are; features are only taken by models whose encoder is fixed."""
     config = evaluated.config
     if choice.features is not None and evaluated.adapted:
@@ -143,7 +143,7 @@ def sources_of(evaluated: Evaluated, choice: Choice) -> tuple[Path, Path | None,
     return config.cohort.table, choice.slides or config.cohort.slides, tiles, choice.features or stored
 
 
-def splits_of(evaluated: Evaluated, cohort: Cohort, split: str) -> dict[str, str]:
+def splits_of(evaluated: ModelFolder, cohort: Cohort, split: str) -> dict[str, str]:
     """Take the slides of a split of the run's own cohort."""
     config = evaluated.config
     assert config is not None
@@ -168,12 +168,12 @@ def inputs_of(row: SlideRow, tiles: Path | None, features: Path | None) -> tuple
     path = feature_file(features, row.slide_id)
     if path is None:
         raise CohortError(f"no file of features in {features}")
-    return None, StoredFeatures(path, look_at_features(path))
+    return None, StoredFeatures(path, read_feature_facts(path))
 
 
 def refuse_none(
     cohort: Cohort,
-    chosen: Sequence[SlideOfRun],
+    chosen: Sequence[RunSlide],
     failed: Mapping[str, str],
     tiles: Path | None,
     features: Path | None,
@@ -208,7 +208,7 @@ def refuse_no_files(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
         )
 
 
-def refuse_changed(evaluated: Evaluated, slides: Sequence[SlideOfRun]) -> None:
+def refuse_changed(evaluated: ModelFolder, slides: Sequence[RunSlide]) -> None:
     """Refuse slides whose split, labels or tiles are not those of the run any more."""
     lines = []
     for member in evaluated.members:
@@ -224,7 +224,7 @@ def refuse_changed(evaluated: Evaluated, slides: Sequence[SlideOfRun]) -> None:
         )
 
 
-def changes_of(slide: SlideOfRun, row: Mapping[str, str], member: Member) -> list[str]:
+def changes_of(slide: RunSlide, row: Mapping[str, str], member: ModelMember) -> list[str]:
     """Say how a slide differs from what the run noted of it."""
     found = []
     if row["split"] != slide.split:
@@ -240,7 +240,7 @@ def changes_of(slide: SlideOfRun, row: Mapping[str, str], member: Member) -> lis
     return found
 
 
-def refuse_overlap(evaluated: Evaluated, slides: Sequence[SlideOfRun], *, own: bool, allow: bool) -> list[str]:
+def refuse_overlap(evaluated: ModelFolder, slides: Sequence[RunSlide], *, own: bool, allow: bool) -> list[str]:
     """Refuse patients that were learnt from; gives what is to be said where that is allowed or cannot be known."""
     learnt = evaluated.learnt_from()
     unknown = any(member.config is None for member in evaluated.members)
@@ -258,13 +258,13 @@ def refuse_overlap(evaluated: Evaluated, slides: Sequence[SlideOfRun], *, own: b
     if not allow:
         raise CohortError(
             f"{evaluated.path} has seen {counted(len(shared), 'patient')} of this cohort in training or validation: "
-            f"{some(named, SHOWN)}.",
+            f"{list_some(named, SHOWN)}.",
             hint="Figures on them would flatter it. If these are other people with the same ids: --allow-overlap",
         )
     return [*notes, f"OVERLAP allowed: {counted(len(shared), 'patient')} were in training or validation too."]
 
 
-def slides_of_run(member: Member) -> list[SlideOfRun]:
+def slides_of_run(member: ModelMember) -> list[RunSlide]:
     """List the slides that a run was made with, as it noted them, with files and tiles where these are still there."""
     config = member.config
     if config is None:
@@ -279,12 +279,12 @@ def slides_of_run(member: Member) -> list[SlideOfRun]:
         row = rows.get(noted["slide_id"])
         if row is not None:
             labels = {target: int(noted[target]) if noted[target] else None for target in member.targets}
-            slide = SlideOfRun(row, noted["split"], labels)
+            slide = RunSlide(row, noted["split"], labels)
             found.append(with_any_tiles(slide, config.tiles.folder, config.tiles.features))
     return found
 
 
-def with_any_tiles(slide: SlideOfRun, tiles: Path | None, features: Path | None) -> SlideOfRun:
+def with_any_tiles(slide: RunSlide, tiles: Path | None, features: Path | None) -> RunSlide:
     """Find tiles and features of a slide, each where there are any."""
     found = slide
     for folder, kind in ((tiles, "tiles"), (features, "features")):

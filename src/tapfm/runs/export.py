@@ -23,7 +23,7 @@ from tapfm.encoders.timm_folder import (
     write_timm_folder,
 )
 from tapfm.errors import InputError, WeightsMismatchError
-from tapfm.evaluation.predictions import Scores, Unit, read_predictions, scores
+from tapfm.evaluation.predictions import AucScores, Unit, compute_scores, read_predictions
 from tapfm.runs.checkpoint import save_checkpoint
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.hub import push_folder, refuse_bad_repository, refuse_no_derivatives, refuse_without_token
@@ -126,7 +126,7 @@ def _write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
     write_atomically(out / DESCRIPTION, json.dumps(description, indent=2).encode())
 
 
-def _final_scores(run_folder: RunFolder) -> Mapping[str, Scores]:
+def _final_scores(run_folder: RunFolder) -> Mapping[str, AucScores]:
     """Score the predictions of a run, split by split; there are none before it is finished."""
     unit: Unit = run_folder.settings()["selection"]["unit"]
     found = {}
@@ -134,7 +134,7 @@ def _final_scores(run_folder: RunFolder) -> Mapping[str, Scores]:
         path = run_folder.folder / f"predictions-{split}.csv"
         if path.exists():
             predictions = read_predictions(path)
-            found[split] = scores(predictions, run_folder.settings()["task"]["targets"], unit)
+            found[split] = compute_scores(predictions, run_folder.settings()["task"]["targets"], unit)
     return found
 
 

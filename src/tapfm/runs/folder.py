@@ -28,11 +28,11 @@ from torch import Tensor
 
 from tapfm.config.changes import changed_settings
 from tapfm.config.settings import RunConfig
-from tapfm.config.text import resolved
+from tapfm.config.text import config_text
 from tapfm.errors import CheckpointError, RunError
 from tapfm.runs.checkpoint import check_space, load_checkpoint, nbytes, read_description, save_checkpoint
-from tapfm.runs.data import RunData, difference
-from tapfm.runs.progress import Progress
+from tapfm.runs.data import RunData, describe_changes
+from tapfm.runs.progress import RunProgress
 from tapfm.runtime.csv_files import csv_text, read_csv, write_csv
 from tapfm.runtime.files import fingerprint, write_atomically
 from tapfm.tiles.reading import SkippedTiles
@@ -80,7 +80,7 @@ class RunFolder:
         (self.folder / "environment.json").unlink(missing_ok=True)  # of a start that came to nothing
         self.note_environment(environment)
         write_csv(self.folder / "split.csv", data.columns, data.rows())
-        write_atomically(self.folder / "config.toml", resolved(config).encode())
+        write_atomically(self.folder / "config.toml", config_text(config).encode())
 
     def note_environment(self, environment: Mapping[str, Any]) -> None:
         """Add to environment.json: a run that was resumed has seen several."""
@@ -107,7 +107,7 @@ class RunFolder:
     def refuse_changes(self, config: RunConfig, data: RunData, go_on: str) -> None:
         """Refuse to go on with another configuration or cohort, saying how it differs."""
         lines = changed_settings(self.settings(), config.as_tables())
-        lines += difference(self.slides(), data)
+        lines += describe_changes(self.slides(), data)
         if lines:
             shown = lines[:SHOWN] + ([f"... and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else [])
             raise RunError(
@@ -125,7 +125,7 @@ class RunFolder:
                 hint="Give the file that it began with (encoder.weights), or begin anew with another --out.",
             )
 
-    def load_progress(self, learner: TrainingState) -> Progress | None:
+    def load_progress(self, learner: TrainingState) -> RunProgress | None:
         """Put the last checkpoint into the learner; None where there is none yet."""
         if not self.last.exists():
             return None
@@ -136,7 +136,7 @@ class RunFolder:
                 hint="Put the files of the run back, or begin anew with another --out.",
             )
         learner.restore(tensors)
-        progress = Progress.from_json(description["progress"])
+        progress = RunProgress.from_json(description["progress"])
         self.settle_best(progress)
         return progress
 
@@ -157,7 +157,7 @@ class RunFolder:
         have = sum(path.stat().st_size for path in (self.last, self.best) if path.exists())
         check_space(self.folder, max(0, 2 * (weights + moments) + 2 * weights - have), "The checkpoints of this run")
 
-    def save_last(self, learner: TrainingState, progress: Progress) -> None:
+    def save_last(self, learner: TrainingState, progress: RunProgress) -> None:
         """Save all that is needed to go on, and the tables that go with it."""
         description = {
             "tapfm": __version__,
@@ -171,13 +171,13 @@ class RunFolder:
         self.settle_best(progress)
         self.write_tables(progress)
 
-    def write_tables(self, progress: Progress) -> None:
+    def write_tables(self, progress: RunProgress) -> None:
         """Write what people read of a checkpoint."""
         lines = "".join(json.dumps(row) + "\n" for row in progress.history)
         write_atomically(self.folder / "history.jsonl", lines.encode())
         write_atomically(self.folder / "failures.csv", failures_table(progress.failed, progress.skipped))
 
-    def save_best(self, learner: TrainingState, progress: Progress) -> None:
+    def save_best(self, learner: TrainingState, progress: RunProgress) -> None:
         """Save the weights of the best epoch so far."""
         description = {
             "tapfm": __version__,
@@ -188,7 +188,7 @@ class RunFolder:
         }
         save_checkpoint(self.next_best, learner.weights(), description)
 
-    def settle_best(self, progress: Progress) -> None:
+    def settle_best(self, progress: RunProgress) -> None:
         """Let the next best replace the best, now that the last checkpoint names it; or drop it.
 
         A run that is stopped between the two repeats the epoch, and on a GPU may find it worse.

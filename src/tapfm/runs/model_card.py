@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tapfm.cohort.splits import SPLITS, VALIDATION
 from tapfm.encoders.timm_folder import timm_arguments
-from tapfm.evaluation.predictions import Scores
+from tapfm.evaluation.predictions import AucScores
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.hub import forbids_derivatives
 from tapfm.runs.saved_model import SavedModel
@@ -15,7 +15,7 @@ from tapfm.runs.saved_model import SavedModel
 KNOWN_TO_THE_HUB = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-4.0")
 
 
-def model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, Scores]) -> str:
+def model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, AucScores]) -> str:
     """Write README.md; it names no slide and no patient."""
     card, facts = saved.card, saved.description
     targets = ", ".join(facts["targets"])
@@ -147,7 +147,7 @@ def data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
     return lines
 
 
-def figure_lines(result: Mapping[str, Scores]) -> list[str]:
+def figure_lines(result: Mapping[str, AucScores]) -> list[str]:
     """Write AUCs by split, or why there are none."""
     if not result:
         return ["None: the run was not finished when this was exported, or no slide was held out."]

@@ -12,7 +12,7 @@ from tapfm.config.loading import load_config
 from tapfm.config.settings import RunConfig
 from tapfm.encoders.timm_folder import WEIGHTS
 from tapfm.errors import RunError
-from tapfm.runs.ensemble import Kind, is_export, member_folders, refuse_other_targets
+from tapfm.runs.ensemble import EnsembleKind, is_export, member_folders, refuse_other_targets
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.saved_model import AGGREGATOR, DESCRIPTION
 from tapfm.runtime.files import fingerprint, sha256_of
@@ -21,7 +21,7 @@ from tapfm.version import __version__
 
 
 @dataclass(frozen=True)
-class Member:
+class ModelMember:
     """A run, or an export, which has no configuration."""
 
     folder: Path
@@ -38,13 +38,13 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class ModelFolder:
     """One member, or those of an ensemble."""
 
     path: Path
     kind: str  # run, export, or ensemble of folds or seeds
-    members: tuple[Member, ...]
-    ensemble: Kind | None = None
+    members: tuple[ModelMember, ...]
+    ensemble: EnsembleKind | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -81,16 +81,16 @@ class Evaluated:
         return patients
 
 
-def look_at(path: Path) -> Evaluated:
+def open_model_folder(path: Path) -> ModelFolder:
     """Say what a folder holds; what cannot be evaluated is refused."""
     folders, ensemble = member_folders(path)
     members = [look_at_export(folder) if is_export(folder) else look_at_run(folder) for folder in folders]
     refuse_other_targets(path, folders, [member.targets for member in members])
     kind = f"ensemble of {ensemble}" if ensemble else "export" if is_export(path) else "run"
-    return Evaluated(path, kind, tuple(members), ensemble)
+    return ModelFolder(path, kind, tuple(members), ensemble)
 
 
-def look_at_run(folder: Path) -> Member:
+def look_at_run(folder: Path) -> ModelMember:
     """Look at a run, which must have a best epoch."""
     run_folder, config = RunFolder(folder), load_config(folder / "config.toml")
     if not run_folder.best.exists():
@@ -100,7 +100,7 @@ def look_at_run(folder: Path) -> Member:
         )
     if not (folder / "split.csv").exists():
         raise RunError(f"{folder} has no split.csv.", hint="Copy the whole folder of the run again.")
-    return Member(
+    return ModelMember(
         folder,
         tuple(config.task.targets),
         config.encoder.name,
@@ -111,20 +111,20 @@ def look_at_run(folder: Path) -> Member:
     )
 
 
-def finished(member: Member) -> bool:
+def is_finished(member: ModelMember) -> bool:
     """Say whether training is over; exports do not say."""
     run_folder = RunFolder(member.folder)
     return member.config is None or not run_folder.last.exists() or run_folder.finished()
 
 
-def look_at_export(folder: Path) -> Member:
+def look_at_export(folder: Path) -> ModelMember:
     """Look at an exported folder."""
     description = description_of(folder)
     try:
         targets, encoder = tuple(description["targets"]), description["encoder"]
         files = [AGGREGATOR, WEIGHTS] if encoder["adapted"] else [AGGREGATOR]
         digest = fingerprint([sha256_of(folder / name) for name in files])
-        return Member(folder, targets, encoder["name"], encoder["adapted"], str(description.get("run")), digest)
+        return ModelMember(folder, targets, encoder["name"], encoder["adapted"], str(description.get("run")), digest)
     except (OSError, LookupError, TypeError) as error:
         raise RunError(
             f"{folder} is no exported model ({error}).", hint="Make one: tapfm export runs/NAME --out DIR"

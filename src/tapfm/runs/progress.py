@@ -46,7 +46,7 @@ class EpochSums:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """Where a run is. Epochs count from 0; `position` is the number of training slides of this epoch that are done."""
 
     epoch: int = 0
@@ -73,7 +73,7 @@ class Progress:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Progress:
+    def from_json(cls, values: dict[str, Any]) -> RunProgress:
         """Read it back."""
         known = {each.name for each in fields(cls)}
         values = {name: value for name, value in values.items() if name in known}

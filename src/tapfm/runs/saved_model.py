@@ -21,7 +21,7 @@ from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.timm_folder import WEIGHTS
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import CheckpointError, RunError, SettingError, WeightsDigestError
-from tapfm.runs.build import ready_encoder
+from tapfm.runs.build import load_trainable_encoder
 from tapfm.runs.checkpoint import load_checkpoint
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.model import SlideModel, load_parameters
@@ -86,7 +86,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
     }
     encoder = None
     if config.adaptation.method != "fixed":
-        encoder, provenance = ready_encoder(config, device)
+        encoder, provenance = load_trainable_encoder(config, device)
         refuse_other_base(run_folder, provenance.sha256, config)
     model = SlideModel(encoder, build(description, device), build_task(labels))
     load_parameters(model.trained_parameters(), tensors)

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tapfm.config.settings import RunConfig
-from tapfm.evaluation.predictions import Scores
+from tapfm.evaluation.predictions import AucScores
 from tapfm.runs.data import RunData, count_by_split
 from tapfm.runs.folder import RunFolder
-from tapfm.runs.progress import Progress
+from tapfm.runs.progress import RunProgress
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import command, counted
 
 
 def write_summary(
-    run_folder: RunFolder, config: RunConfig, data: RunData, progress: Progress, result: Mapping[str, Scores]
+    run_folder: RunFolder, config: RunConfig, data: RunData, progress: RunProgress, result: Mapping[str, AucScores]
 ) -> None:
     """Write what was learnt from what, how well, and what went wrong."""
     lines = [
@@ -47,7 +47,7 @@ def write_summary(
     write_atomically(run_folder.folder / "summary.md", "\n".join(lines).encode())
 
 
-def outcome_lines(config: RunConfig, progress: Progress, result: Mapping[str, Scores]) -> list[str]:
+def outcome_lines(config: RunConfig, progress: RunProgress, result: Mapping[str, AucScores]) -> list[str]:
     """Say which epoch was kept and what it is worth."""
     kept = f"Epoch {(progress.best_epoch or 0) + 1} of {len(progress.history)} was kept"
     lines = [
@@ -69,7 +69,7 @@ def outcome_lines(config: RunConfig, progress: Progress, result: Mapping[str, Sc
     return [*lines, "", *reasons, note]
 
 
-def rule(config: RunConfig, progress: Progress) -> str:
+def rule(config: RunConfig, progress: RunProgress) -> str:
     """Say what the epoch was chosen by."""
     row = progress.history[progress.best_epoch or 0]
     if progress.selected_by == "auc":
@@ -79,7 +79,7 @@ def rule(config: RunConfig, progress: Progress) -> str:
     return "validation loss, as there is no validation AUC" if progress.selected_by == "loss" else "being the last one"
 
 
-def split_lines(data: RunData, progress: Progress) -> list[str]:
+def split_lines(data: RunData, progress: RunProgress) -> list[str]:
     """Count slides by split."""
     lines = [
         "| split | patients | slides | " + " | ".join(f"{target} positive" for target in data.targets) + " |",
@@ -95,7 +95,7 @@ def split_lines(data: RunData, progress: Progress) -> list[str]:
     return lines
 
 
-def training_lines(config: RunConfig, progress: Progress) -> list[str]:
+def training_lines(config: RunConfig, progress: RunProgress) -> list[str]:
     """Say how long it took, and what it took."""
     history = progress.history
     seconds = sum(row["seconds"] for row in history)
@@ -117,7 +117,7 @@ def training_lines(config: RunConfig, progress: Progress) -> list[str]:
     ]
 
 
-def failure_lines(progress: Progress) -> list[str]:
+def failure_lines(progress: RunProgress) -> list[str]:
     """List what failed."""
     if not progress.failed and not progress.skipped:
         return []

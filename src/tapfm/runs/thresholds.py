@@ -8,13 +8,13 @@ from typing import Any, get_args
 
 from tapfm.cohort.splits import VALIDATION
 from tapfm.evaluation.measures import ChosenThresholds, Thresholds, choose_thresholds
-from tapfm.evaluation.predictions import Prediction, Unit, mean_of, read_predictions
-from tapfm.runs.model_folder import Evaluated, Member, description_of
+from tapfm.evaluation.predictions import Prediction, Unit, average_predictions, read_predictions
+from tapfm.runs.model_folder import ModelFolder, ModelMember, description_of
 
 EXPORTED_SENSITIVITY = 0.9
 
 
-def thresholds_of(evaluated: Evaluated, unit: Unit, sensitivity: float) -> ChosenThresholds:
+def thresholds_of(evaluated: ModelFolder, unit: Unit, sensitivity: float) -> ChosenThresholds:
     """Choose thresholds on the validation slides of a run, or of the members of an ensemble."""
     if evaluated.ensemble is None and evaluated.members[0].config is None:
         return exported(evaluated.members[0], unit, sensitivity)
@@ -39,11 +39,11 @@ def pooled(of_members: Sequence[Sequence[Prediction]]) -> list[Prediction]:
     """Put members' predictions together: averaged where they are of the same slides, as seeds are, else one by one."""
     slides = [[each.slide_id for each in predictions] for predictions in of_members]
     if all(each == slides[0] for each in slides):
-        return mean_of(of_members)
+        return average_predictions(of_members)
     return [each for predictions in of_members for each in predictions]
 
 
-def exported(member: Member, unit: Unit, sensitivity: float) -> ChosenThresholds:
+def exported(member: ModelMember, unit: Unit, sensitivity: float) -> ChosenThresholds:
     """Take the thresholds that an export brings along."""
     try:
         written = description_of(member.folder)["thresholds"][unit]

@@ -12,7 +12,7 @@ from tapfm.errors import DeviceMemoryError
 
 # cuBLAS, cuDNN (since version 9) and what loads kernels take memory of their own, and tell otherwise than torch that
 # there is none
-OTHER_WORDS = (
+OUT_OF_MEMORY_MESSAGES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUDA error: out of memory",
@@ -21,14 +21,14 @@ OTHER_WORDS = (
 
 
 @contextmanager
-def one_memory_error() -> Iterator[None]:
+def unify_memory_errors() -> Iterator[None]:
     """Let memory that ends in a library be told as torch tells it."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        if any(words in str(error) for words in OTHER_WORDS):
+        if any(words in str(error) for words in OUT_OF_MEMORY_MESSAGES):
             raise torch.OutOfMemoryError(str(error)) from error
         raise
 
@@ -37,7 +37,7 @@ def one_memory_error() -> Iterator[None]:
 def memory_for_loading(device: torch.device) -> Iterator[None]:
     """Turn running out of memory while a model is loaded into an error with a hint."""
     try:
-        with one_memory_error():
+        with unify_memory_errors():
             yield
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(

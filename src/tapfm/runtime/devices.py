@@ -59,7 +59,7 @@ def choose_precision(text: str, device: torch.device) -> torch.dtype | None:
     return torch.bfloat16
 
 
-def choose_float32_products(*, tf32: bool) -> None:
+def set_float32_precision(*, tf32: bool) -> None:
     """Say how a GPU multiplies float32 matrices: exactly, or in TensorFloat-32, which keeps three digits."""
     import torch
 

@@ -26,12 +26,12 @@ def cache_folder() -> Path:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old or the new content, whenever the writer is stopped."""
-    with replaced(path) as file:
+    with open_replacement(path) as file:
         file.write(data)
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
+def open_replacement(path: Path) -> Iterator[BinaryIO]:
     """Open a file to write that takes the place of `path` when all of it is on disk; on failure nothing has changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
@@ -64,7 +64,7 @@ def fingerprint(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def identity_of(file: Path) -> tuple[str, int, int]:
+def file_identity(file: Path) -> tuple[str, int, int]:
     """Say which content a file has without reading it: name, size and time of change."""
     status = file.stat()
     return file.name, status.st_size, status.st_mtime_ns

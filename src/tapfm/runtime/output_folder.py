@@ -10,7 +10,6 @@ from tapfm.errors import InputError, RunError
 from tapfm.runtime.files import UNFINISHED
 
 OUTPUT_MARK = ".tapfm-output"  # a file in folders that tapfm writes to
-GOES_ON = "What was finished is kept; the same command goes on from there."
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from tapfm.runtime.output_folder import OUTPUT_MARK
 from tapfm.slides.readers import image
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import TiffSlide
-from tapfm.slides.readers.tiff_structure import NotOursError, has_ome_metadata, is_tiff
+from tapfm.slides.readers.tiff_structure import UnsupportedTiffError, has_ome_metadata, is_tiff
 from tapfm.slides.slide import CACHE_BYTES, Slide
 
 # Vendors whose files are plain tiled TIFF; what others hide in a TIFF (Leica, Ventana, Philips, NDPI) OpenSlide knows.
@@ -47,7 +47,7 @@ def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
     if ome or (tiff and vendor in PLAIN_TIFF):
         try:
             return TiffSlide(file, cache_bytes)
-        except NotOursError as reason:
+        except UnsupportedTiffError as reason:
             refusal = f"a TIFF with {reason}"
     if vendor is not None and not ome:  # OpenSlide takes the first plane of an OME-TIFF for the whole
         return OpenSlideSlide(file, cache_bytes)

@@ -16,7 +16,7 @@ PLAUSIBLE = (0.1, 1.2)  # um per pixel, of slides that are scanned for reading: 
 CONTRADICTED = 1.7  # times the nominal value, or one part in it
 IMPRECISE = 0.15  # off the nominal value: seen on real scanners, worth a look
 
-Source = Literal["manifest", "file", "objective"]
+ScaleSource = Literal["manifest", "file", "objective"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Scale:
     """Microns per level-0 pixel, who said so, and what is odd about it."""
 
     mpp: float
-    source: Source
+    source: ScaleSource
     warnings: tuple[str, ...] = ()
 
 

@@ -14,7 +14,7 @@ from tapfm.metrics.loglinear import LogLinearFit, fit
 from tapfm.runtime.csv_files import csv_text
 from tapfm.study.results import MethodResult, StudyResults, best_row, mean_of
 from tapfm.study.table_text import exact
-from tapfm.study.tables import MACRO, ResultTable, key_of
+from tapfm.study.tables import MACRO, ResultTable, row_key
 
 FIRST, LAST = 2, 20  # the paper's epochs
 ORDERS = ("before", "after", "joint")
@@ -47,7 +47,7 @@ def fits_of(results: StudyResults, table: ResultTable) -> list[FittedMethod]:
     """Fit the loss of each method."""
     column = MACRO if results.study.multilabel else None
     tests = {
-        (key_of((row.encoder, row.regime, row.aggregator, row.variant)), place): cell.auc
+        (row_key((row.encoder, row.regime, row.aggregator, row.variant)), place): cell.auc
         for row in table.rows
         for place, cell in row.cells.items()
     }
@@ -64,7 +64,7 @@ def fits_of(results: StudyResults, table: ResultTable) -> list[FittedMethod]:
                 fit=fit(losses, FIRST, LAST),
                 best_epoch=fmean(best_row(history)["epoch"] for history in histories),
                 val_auc=mean_of([best_row(history)["val_macro_auc"] for history in histories]),
-                test=tests.get((key_of(each.method.row), ("test", target)), Estimate(None, why="not evaluated")),
+                test=tests.get((row_key(each.method.row), ("test", target)), Estimate(None, why="not evaluated")),
             )
         )
     return fitted

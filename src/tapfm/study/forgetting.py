@@ -26,7 +26,7 @@ Draws = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Forgotten:
+class ForgettingResult:
     """What the encoders of a method know, mean over its runs."""
 
     title: str
@@ -39,7 +39,7 @@ class Forgotten:
     linear_cka: float
 
 
-def forgotten_of(results: StudyResults) -> list[Forgotten]:
+def summarise_probes(results: StudyResults) -> list[ForgettingResult]:
     """Sum up the probes of each method."""
     study = results.study
     made = []
@@ -52,7 +52,7 @@ def forgotten_of(results: StudyResults) -> list[Forgotten]:
     return made
 
 
-def summed_up(method: Method, probes: Sequence[Mapping[str, Any]], resamples: int) -> Forgotten:
+def summed_up(method: Method, probes: Sequence[Mapping[str, Any]], resamples: int) -> ForgettingResult:
     """Average over runs, with intervals by resampling the test tiles within their classes."""
     truth = np.array(probes[0]["truth"])
     weights = np.vstack([np.ones(len(truth)), drawn(truth, resamples)])  # the first row: every tile once
@@ -63,7 +63,7 @@ def summed_up(method: Method, probes: Sequence[Mapping[str, Any]], resamples: in
         rows["auc", side] = np.mean([macro_aucs(weights, table, truth) for table in tables], axis=0)
     for measure in MEASURES:
         rows[measure, "change"] = rows[measure, "after"] - rows[measure, "before"]
-    return Forgotten(
+    return ForgettingResult(
         title=method.title,
         regime=method.regime,
         runs=len(probes),
@@ -97,7 +97,7 @@ def macro_aucs(weights: Draws, probabilities: Draws, truth: npt.NDArray[np.int64
     return np.asarray(np.mean([aucs(weights, truth == label, probabilities[:, label]) for label in labels], axis=0))
 
 
-def forgetting_csv(found: Sequence[Forgotten]) -> str:
+def forgetting_csv(found: Sequence[ForgettingResult]) -> str:
     """Return a line for each method."""
     names = [f"{measure}_{side}{part}" for measure in MEASURES for side in SIDES for part in ("", "_low", "_high")]
     rows = []
@@ -113,7 +113,7 @@ def forgetting_csv(found: Sequence[Forgotten]) -> str:
     return csv_text(["model", "runs", "tiles", *names, "cosine_distance", "linear_cka"], rows)
 
 
-def forgetting_markdown(found: Sequence[Forgotten]) -> str:
+def forgetting_markdown(found: Sequence[ForgettingResult]) -> str:
     """Write it to be read, with what it says of the claim."""
     if not found:
         return "No run is probed yet.\n"
@@ -145,7 +145,7 @@ def with_interval(estimate: Estimate, side: str) -> str:
     return f"{estimate.value:{form}}{edges}"
 
 
-def verdict(found: Sequence[Forgotten]) -> list[str]:
+def verdict(found: Sequence[ForgettingResult]) -> list[str]:
     """Say what the numbers say: does adaptation forget, and does TAPFM forget less?"""
     lines = []
     for each in found:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tapfm.config.loading import merge
+from tapfm.config.loading import merge_tables
 from tapfm.config.study import REGIMES, StudyConfig, place_paths, resolve_study, study_text
 from tapfm.errors import InputError
 from tapfm.study import mini as study_mini
@@ -95,7 +95,7 @@ def mini_study(name: str, folder: Path, seeds: Sequence[int] = ()) -> StudyConfi
     chosen = preset(name)
     tables = copy.deepcopy(dict(chosen.study))
     for above in (MINI, chosen.mini):
-        merge(tables, copy.deepcopy(dict(above)))
+        merge_tables(tables, copy.deepcopy(dict(above)))
     task = chosen.painted
     made = study_mini.painted(folder, task)
     for cohort, section in (("test", "cohort"), ("external", "external")):

@@ -26,7 +26,7 @@ BATCH = 64
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeScores:
     """How well a linear probe tells the classes of the test tiles."""
 
     probabilities: Features  # (test tiles, classes)
@@ -102,12 +102,12 @@ def read_tile(path: Path, side_px: int) -> npt.NDArray[np.uint8]:
 
 def probe(
     train: Features, truth: npt.NDArray[np.int64], test: Features, test_truth: npt.NDArray[np.int64], classes: int
-) -> Probed:
+) -> ProbeScores:
     """Fit a linear probe on frozen features and ask it about the test tiles."""
     centre, scale = train.mean(0), train.std(0)
     scale = np.where(scale > 0, scale, 1.0)
     weights = fit_multinomial((train - centre) / scale, truth, classes)
-    return Probed(softmax(with_one((test - centre) / scale) @ weights), test_truth)
+    return ProbeScores(softmax(with_one((test - centre) / scale) @ weights), test_truth)
 
 
 def fit_multinomial(x: Features, truth: npt.NDArray[np.int64], classes: int, l2: float = 1.0) -> Features:

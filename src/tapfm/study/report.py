@@ -25,10 +25,10 @@ from tapfm.study.fits import (
     trajectories_of,
 )
 from tapfm.study.folder import StudyFolder
-from tapfm.study.forgetting import forgetting_csv, forgetting_markdown, forgotten_of
-from tapfm.study.results import StudyResults, collect
+from tapfm.study.forgetting import forgetting_csv, forgetting_markdown, summarise_probes
+from tapfm.study.results import StudyResults, collect_results
 from tapfm.study.runs import REGIMES_IN_TABLE, run_config, runs_of
-from tapfm.study.table_text import csv_of, markdown_of, tex_of
+from tapfm.study.table_text import table_csv, table_latex, table_markdown
 from tapfm.study.tables import ResultTable, make_table
 
 
@@ -43,7 +43,7 @@ class Part:
 
 def write_report(study: StudyConfig, folder: StudyFolder, status: Sequence[Sequence[str]]) -> ResultTable:
     """Write all tables and figures; `status` are the lines of status.csv."""
-    results = collect(study, folder)
+    results = collect_results(study, folder)
     table = make_table(results)
     parts = [comparison_part(results, table), costs_part(results)]
     if study.report in ("ablation", "stability"):
@@ -54,7 +54,7 @@ def write_report(study: StudyConfig, folder: StudyFolder, status: Sequence[Seque
         parts.append(Part("Stability", stability_markdown(trajectories)))
         put(folder, "stability.md", parts[-1].text)
     if study.report == "forgetting":
-        found = forgotten_of(results)
+        found = summarise_probes(results)
         put(folder, "forgetting.csv", forgetting_csv(found))
         parts.append(Part("Forgetting", forgetting_markdown(found)))
         put(folder, "forgetting.md", parts[-1].text)
@@ -71,15 +71,15 @@ def comparison_part(results: StudyResults, table: ResultTable) -> Part:
     """Write table 1, or 2 where one model predicts several targets."""
     study, folder = results.study, results.folder
     name = "table_multilabel" if study.multilabel else "table_binary"
-    text = markdown_of(table, multilabel=study.multilabel)
+    text = table_markdown(table, multilabel=study.multilabel)
     caption = (
         f"{study.name}: AUC of encoders and aggregators, with 95% intervals by resampling patients and p of a paired "
         "test against the best of each column (Holm-corrected). N: patients. Best bold, second underlined."
     )
     label = "multi_label" if study.multilabel else "comparison"
     put(folder, f"{name}.md", text)
-    put(folder, f"{name}.csv", csv_of(table))
-    put(folder, f"{name}.tex", tex_of(table, multilabel=study.multilabel, caption=caption, label=label))
+    put(folder, f"{name}.csv", table_csv(table))
+    put(folder, f"{name}.tex", table_latex(table, multilabel=study.multilabel, caption=caption, label=label))
     return Part("AUC", text)
 
 

@@ -46,7 +46,7 @@ class StudyResults:
         return [best_row(history)["epoch"] for history in result.histories.values()]
 
 
-def collect(study: StudyConfig, folder: StudyFolder) -> StudyResults:
+def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
     """Read all that is finished."""
     found = [result for method in methods_of(study) if (result := collect_method(study, folder, method)).histories]
     baseline = {}

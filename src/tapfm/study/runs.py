@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tapfm.config.loading import merge, resolve
+from tapfm.config.loading import merge_tables, resolve
 from tapfm.config.recipes import Method as Regime
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import REGIMES, StudyConfig
@@ -140,11 +140,11 @@ def run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dict[str,
         tables["tiles"]["features"] = str(features)
     if method.encoder in study.weights:
         tables["encoder"]["weights"] = str(study.weights[method.encoder])
-    merge(tables, {name: each for name, each in study.settings.items() if name not in REGIMES})
-    merge(tables, study.settings.get(method.regime, {}))
+    merge_tables(tables, {name: each for name, each in study.settings.items() if name not in REGIMES})
+    merge_tables(tables, study.settings.get(method.regime, {}))
     for variant in study.variants:
         if variant.name == method.variant:
-            merge(tables, variant.settings)
+            merge_tables(tables, variant.settings)
     return tables
 
 

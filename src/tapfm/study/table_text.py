@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tapfm.metrics.estimate import Estimate
 from tapfm.runtime.csv_files import csv_text
-from tapfm.study.tables import COHORT_TITLES, MACRO, Cell, Place, ResultTable
+from tapfm.study.tables import COHORT_TITLES, MACRO, Cell, ResultTable, TableColumn
 
 COLUMNS = (
     *("model", "encoder", "regime", "aggregator", "variant", "cohort", "target", "patients"),
@@ -15,7 +15,7 @@ COLUMNS = (
 )
 
 
-def csv_of(table: ResultTable) -> str:
+def table_csv(table: ResultTable) -> str:
     """Return a line for each cell, with all that is known of it."""
     rows = []
     for row in table.rows:
@@ -38,7 +38,7 @@ def exact(number: float | None) -> str:
     return "" if number is None else repr(float(number))
 
 
-def markdown_of(table: ResultTable, *, multilabel: bool) -> str:
+def table_markdown(table: ResultTable, *, multilabel: bool) -> str:
     """Write it to be read: of several targets of one model a part for each cohort, as in the paper."""
     if not table.rows:
         return "No run is finished yet.\n"
@@ -82,7 +82,7 @@ def target_title(target: str) -> str:
     return "Macro average" if target == MACRO else target
 
 
-def column_title(table: ResultTable, place: Place) -> str:
+def column_title(table: ResultTable, place: TableColumn) -> str:
     """Name a column of one target and cohort."""
     return f"{target_title(place[1])}, {COHORT_TITLES[place[0]].lower()} (N = {table.patients[place]:,})"
 
@@ -103,7 +103,7 @@ def p_text(p: float | None) -> str:
     return "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def tex_of(table: ResultTable, *, multilabel: bool, caption: str, label: str) -> str:
+def table_latex(table: ResultTable, *, multilabel: bool, caption: str, label: str) -> str:
     """Write it for an article: needs the packages booktabs, multirow and graphicx."""
     return tex_multilabel(table, caption, label) if multilabel else tex_binary(table, caption, label)
 
@@ -149,7 +149,7 @@ def tex_multilabel(table: ResultTable, caption: str, label: str) -> str:
     return tex_table(lines, len(targets), caption, label)
 
 
-def tex_rows(table: ResultTable, places: Sequence[Place]) -> list[str]:
+def tex_rows(table: ResultTable, places: Sequence[TableColumn]) -> list[str]:
     """Write the blocks of regimes, a rule between encoders."""
     lines: list[str] = []
     block = encoder = ""

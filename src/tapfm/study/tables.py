@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
-from tapfm.evaluation.comparing import Comparison, Pair, compare
-from tapfm.evaluation.predictions import Unit, scores
+from tapfm.evaluation.comparing import Comparison, PairedComparison, compare_methods
+from tapfm.evaluation.predictions import Unit, compute_scores
 from tapfm.metrics.estimate import Estimate
 from tapfm.study.results import BASELINE, COHORTS, Seeds, StudyResults
 from tapfm.study.runs import REGIMES_IN_TABLE
@@ -22,7 +22,7 @@ BLOCKS = {
 COHORT_TITLES = {"test": "Test", "external": "External"}
 SAME = 5e-5  # values that look the same with four digits share their rank
 
-Place = tuple[str, str]  # cohort and target of a column
+TableColumn = tuple[str, str]  # cohort and target of a column
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Cell:
     auc: Estimate
     seeds: int
     seed_sd: float | None
-    against_best: Pair | None  # of this method minus the best; None for the best itself
+    against_best: PairedComparison | None  # of this method minus the best; None for the best itself
     rank: int | None  # 1 and 2 are marked
 
 
@@ -46,7 +46,7 @@ class Row:
     aggregator: str
     variant: str
     title: str
-    cells: Mapping[Place, Cell]
+    cells: Mapping[TableColumn, Cell]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ResultTable:
     """All that a table of AUCs shows."""
 
     unit: Unit
-    patients: Mapping[Place, int]  # the columns, in order
+    patients: Mapping[TableColumn, int]  # the columns, in order
     rows: Sequence[Row]
     notes: Sequence[str] = field(default_factory=list)
 
@@ -77,8 +77,8 @@ def make_table(results: StudyResults) -> ResultTable:
         for cohort in COHORTS
         if seeds_in(results, cohort, target)
     ]
-    patients: dict[Place, int] = {}
-    cells: dict[tuple[str, ...], dict[Place, Cell]] = {key: {} for key in rows}
+    patients: dict[TableColumn, int] = {}
+    cells: dict[tuple[str, ...], dict[TableColumn, Cell]] = {key: {} for key in rows}
     notes: list[str] = []
     for cohort, target in columns:
         found = seeds_in(results, cohort, target)
@@ -99,11 +99,11 @@ def make_table(results: StudyResults) -> ResultTable:
 def row_titles(results: StudyResults) -> dict[tuple[str, ...], str]:
     """List the rows: methods in the order of the blocks, then the baseline."""
     ordered = sorted(results.methods, key=lambda each: REGIMES_IN_TABLE.index(each.method.regime))
-    rows = {key_of(each.method.row): each.method.title for each in ordered}
+    rows = {row_key(each.method.row): each.method.title for each in ordered}
     return rows | ({(BASELINE,): "colours and tile count"} if results.baseline else {})
 
 
-def key_of(row: tuple[str, str, str, str | None]) -> tuple[str, ...]:
+def row_key(row: tuple[str, str, str, str | None]) -> tuple[str, ...]:
     """Name a row."""
     return tuple(part or "" for part in row)
 
@@ -126,7 +126,7 @@ def seeds_in(results: StudyResults, cohort: str, target: str) -> dict[tuple[str,
     found: dict[tuple[str, ...], Seeds] = {}
     for each in results.methods:
         if cohort in each.predictions and each.method.target in (None, target):
-            found[key_of(each.method.row)] = each.predictions[cohort]
+            found[row_key(each.method.row)] = each.predictions[cohort]
     for (of_cohort, of_target), seeds in results.baseline.items():
         if of_cohort == cohort and of_target in (None, target) and found:
             found[(BASELINE,)] = seeds
@@ -134,7 +134,7 @@ def seeds_in(results: StudyResults, cohort: str, target: str) -> dict[tuple[str,
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedColumn:
     """One column: everything against its best."""
 
     keys: Mapping[str, tuple[str, ...]]
@@ -179,7 +179,7 @@ class Compared:
 
 def compare_column(
     found: Mapping[tuple[str, ...], Seeds], targets: Sequence[str], target: str, unit: Unit, resamples: int
-) -> Compared:
+) -> ComparedColumn:
     """Compare the methods of a column with the best of them."""
     keys = {"/".join(part for part in key if part): key for key in found}
     seeds = {name: found[key] for name, key in keys.items()}
@@ -188,16 +188,16 @@ def compare_column(
     best = max(known, key=lambda name: known[name]) if known else None  # of equal ones the first
     if len(seeds) == 1:  # nothing to compare with; its interval comes about in the same way
         both = seeds | {f"{name} again": each for name, each in seeds.items()}
-        return Compared(keys, seeds, compare(both, targets, unit, resamples=resamples), target, best)
-    comparison = compare(seeds, targets, unit, resamples=resamples, against=best)
+        return ComparedColumn(keys, seeds, compare_methods(both, targets, unit, resamples=resamples), target, best)
+    comparison = compare_methods(seeds, targets, unit, resamples=resamples, against=best)
     if best is not None and comparison.left_out:
         # on the patients that all have, another one may be the best
         again = {name: comparison.aucs[name, target].value for name in seeds}
         leading = {name: value for name, value in again.items() if value is not None}
         if leading and leading.get(best, -1.0) < max(leading.values()):
             best = max(leading, key=lambda name: leading[name])
-            comparison = compare(seeds, targets, unit, resamples=resamples, against=best)
-    return Compared(keys, seeds, comparison, target, best)
+            comparison = compare_methods(seeds, targets, unit, resamples=resamples, against=best)
+    return ComparedColumn(keys, seeds, comparison, target, best)
 
 
 def mean_auc(seeds: Seeds, targets: Sequence[str], target: str, unit: Unit) -> float | None:
@@ -208,7 +208,7 @@ def mean_auc(seeds: Seeds, targets: Sequence[str], target: str, unit: Unit) -> f
 
 def aucs_of(seeds: Seeds, targets: Sequence[str], target: str, unit: Unit) -> list[float]:
     """Find the AUC of each seed, where there is one."""
-    of_seeds = [scores(each, targets, unit) for each in seeds]
+    of_seeds = [compute_scores(each, targets, unit) for each in seeds]
     found = [each.macro if target == MACRO else each.auc[target] for each in of_seeds]
     return [value for value in found if value is not None]
 
@@ -219,7 +219,7 @@ def spread(seeds: Seeds, target: str, comparison: Comparison) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
-def pair_with(pairs: Iterable[Pair], name: str, best: str | None, target: str) -> Pair | None:
+def pair_with(pairs: Iterable[PairedComparison], name: str, best: str | None, target: str) -> PairedComparison | None:
     """Find the test of a method against the best, as this method minus the best."""
     return next((pair for pair in pairs if (pair.first, pair.second, pair.target) == (name, best, target)), None)
 

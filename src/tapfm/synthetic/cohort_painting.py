@@ -135,7 +135,7 @@ def is_whole(job: PaintingJob) -> bool:
 
 def fitting_workers(jobs: Sequence[PaintingJob], workers: int, console: Console) -> int:
     """Lower the number of processes where memory would not do for the largest slides side by side."""
-    if not jobs or not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
+    if not workers or not jobs or not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return workers
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     largest_um2 = max(job.planned.section.width_um * job.planned.section.height_um for job in jobs)

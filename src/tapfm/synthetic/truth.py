@@ -18,7 +18,7 @@ from tapfm.slides.regions import features_of
 from tapfm.slides.slide import Box, Thumbnail
 from tapfm.slides.tissue import Mask
 from tapfm.synthetic.section import Compartment
-from tapfm.tiles.grid import Positions, TileSpec, covered, lay_grid
+from tapfm.tiles.grid import Positions, TileSpec, covered, tile_grid
 
 CARRIES = 0.1  # part of a tile that a target's epithelium has to cover for the tile to carry its signal
 FIRST_FOCUS = 16  # in the truth's picture: value of the slide's first focus; compartments lie below
@@ -59,7 +59,7 @@ class SlideTruth:
         """Lay the usual grid, 224 px at 0.5 um per pixel: corners and side, in level-0 pixels."""
         spec = TileSpec()
         whole = Box(0, 0, self.width_px0, self.height_px0)
-        return lay_grid(whole, spec, self.mpp), spec.side_px0(self.mpp)
+        return tile_grid(whole, spec, self.mpp), spec.side_px0(self.mpp)
 
     def share(self, mask: Mask, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
         """Say which part of each tile a mask of this slide covers; positions are level-0 corners."""

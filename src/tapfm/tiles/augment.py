@@ -66,7 +66,7 @@ class Augmentation:
             )
 
 
-class Draws(NamedTuple):
+class AugmentationDraws(NamedTuple):
     """What happens to each of K tiles."""
 
     flip: NDArray[np.bool_]
@@ -153,12 +153,12 @@ def augment(tiles: Tensor, augmentation: Augmentation, *address: int | str) -> T
     return AugmentedTiles(tiles, augmentation, *address)[:]
 
 
-def draw(count: int, augmentation: Augmentation, *address: int | str) -> Draws:
+def draw(count: int, augmentation: Augmentation, *address: int | str) -> AugmentationDraws:
     """Draw what happens to each tile; a setting never changes what is drawn for the others."""
     numbers = rng_for(*address, "augment").random((count, 10))  # a row for each tile, whatever is switched off
     lowest, highest = augmentation.blur_radius
     jitter = augmentation.stain_jitter * (2 * numbers[:, 4:] - 1)
-    return Draws(
+    return AugmentationDraws(
         flip=numbers[:, 0] < augmentation.flip,
         turns=(4 * numbers[:, 1]).astype(np.int64) * augmentation.quarter_turns,
         blur=numbers[:, 2] < augmentation.blur,
@@ -175,7 +175,7 @@ def reach_of(augmentation: Augmentation, side_px: int) -> int:
     return min(math.ceil(BLUR_REACH * augmentation.blur_radius[1]), side_px - 1)
 
 
-def numbers_of(draws: Draws, reach_px: int, *, restain: bool) -> NDArray[np.float32]:
+def numbers_of(draws: AugmentationDraws, reach_px: int, *, restain: bool) -> NDArray[np.float32]:
     """Put all that `change` has to know into one table, a row for each tile: it goes to the device in one copy.
 
     Columns: mirrored and turned (3), weights of the pixels around (2 reach + 1), mixing of the colours (9) and what is
@@ -194,7 +194,7 @@ def numbers_of(draws: Draws, reach_px: int, *, restain: bool) -> NDArray[np.floa
     return np.concatenate(columns, axis=1, dtype=np.float32, casting="same_kind")
 
 
-def blur_weights(draws: Draws, reach_px: int) -> Numbers:
+def blur_weights(draws: AugmentationDraws, reach_px: int) -> Numbers:
     """Give each tile its Gaussian; to one that is not blurred, the weight 1 of its own pixel."""
     offsets = np.arange(-reach_px, reach_px + 1)
     weights = np.exp(-0.5 * (offsets / draws.blur_px[:, None]) ** 2)

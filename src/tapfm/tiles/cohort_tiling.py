@@ -16,7 +16,7 @@ from tapfm.cohort.manifest import SlideRow
 from tapfm.errors import InputError, TileStoreError
 from tapfm.runtime.claims import SlideClaims
 from tapfm.runtime.cohort_job import Failure, SlideTable, run_slides
-from tapfm.runtime.files import fingerprint, identity_of, write_atomically
+from tapfm.runtime.files import file_identity, fingerprint, write_atomically
 from tapfm.runtime.messages import command
 from tapfm.runtime.output_folder import locked, remove_unfinished
 from tapfm.runtime.progress import SlideProgress
@@ -25,7 +25,7 @@ from tapfm.slides.opening import OUTPUT_FOLDERS, files_of, open_slide
 from tapfm.slides.regions import GEOJSON_SUFFIXES, MASK_SUFFIXES, geojson_of
 from tapfm.slides.scale import resolve_scale
 from tapfm.tiles.contact_sheet import contact_sheet
-from tapfm.tiles.grid import TileSpec, Verdict
+from tapfm.tiles.grid import TileSpec, TileVerdict
 from tapfm.tiles.overlay import draw_overlay
 from tapfm.tiles.records import TileRecord
 from tapfm.tiles.store import LAYOUTS, Layout, TileSet, read_tiles, store_path, write_tiles
@@ -64,7 +64,7 @@ def tile_cohort(
 
     tissue: tissue that a person drew. pool: workers of `attempt(tile_one)`, started before.
     """
-    drawn = drawn_files(rows, tissue, folder, only)
+    drawn = find_drawn_tissue(rows, tissue, folder, only)
     jobs = {row.slide_id: make_job(row, folder, spec, layout, drawn.get(row.slide_id)) for row in rows}
     if tissue is not None:
         console.print(f"Tissue drawn by hand: {len(drawn):,} of {len(rows):,} slides; the others by {spec.tissue}.")
@@ -78,14 +78,14 @@ def tile_cohort(
             left_out=("not tiled", "no tiles with these settings"),
             also_save=partial(_write_sheet, folder),
         )
-        todo = table.plan(jobs, only=only, force=force, recall=record_before)
+        todo = table.plan(jobs, only=only, force=force, recall=recall_record)
         if table.finished:
             console.print(f"{len(table.finished):,} of {len(jobs):,} slides are already tiled with these settings.")
         threads = max(1, workers // max(1, len(todo)))
         todo = {slide_id: replace(job, threads=threads) for slide_id, job in todo.items()}
         with table.saved(), SlideProgress(console, "tiling", slides=len(todo)) as progress:
             for slide_id, result in run_slides(
-                tile_one, todo, workers=workers, claims=claims, pool=pool, after_crash=_after_crash
+                run_tiling_job, todo, workers=workers, claims=claims, pool=pool, after_crash=_after_crash
             ):
                 if isinstance(result, Failure):
                     remove_results(todo[slide_id])
@@ -116,7 +116,7 @@ def other_files(table: SlideTable[TileRecord]) -> list[str]:
 def make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None) -> TilingJob:
     """Make the job of a slide; its key covers everything that its files depend on."""
     try:
-        files = [identity_of(file) for file in [*files_of(row.path), *([tissue_path] if tissue_path else [])]]
+        files = [file_identity(file) for file in [*files_of(row.path), *([tissue_path] if tissue_path else [])]]
     except OSError:
         files = []  # it will fail by itself, and say how
     key = fingerprint(TILING_VERSION, asdict(spec), layout, row.slide_id, row.mpp, files)
@@ -134,7 +134,7 @@ def refuse_foreign_files(jobs: Sequence[TilingJob]) -> None:
         )
 
 
-def drawn_files(
+def find_drawn_tissue(
     rows: Sequence[SlideRow], given: Path | None, folder: Path, only: Collection[str] | None
 ) -> dict[str, Path]:
     """Find the tissue that a person drew: a file for each id in a folder, or one file for a single slide."""
@@ -171,7 +171,7 @@ def drawn_files(
     return found
 
 
-def record_before(job: TilingJob) -> TileRecord | None:
+def recall_record(job: TilingJob) -> TileRecord | None:
     """Return the record of a slide that is tiled already, if everything it depends on is unchanged."""
     path = store_path(job.folder, job.row.slide_id, job.layout)
     if not (path.exists() and overlay_path(job).exists()):
@@ -198,7 +198,7 @@ def outline_path(job: TilingJob) -> Path:
     return job.folder / OUTLINES / f"{job.row.slide_id}.geojson"
 
 
-def tile_one(job: TilingJob) -> TileRecord:
+def run_tiling_job(job: TilingJob) -> TileRecord:
     """Tile one slide and write its files. Runs in a worker."""
     cv2.setNumThreads(job.threads)  # slides run side by side
     start = time.monotonic()
@@ -224,13 +224,13 @@ def tile_and_write(job: TilingJob) -> TileRecord:
         mpp_source=scale.source,
         tissue=job.spec.tissue if job.tissue_path is None else "drawn",
         achieved_mpp=job.spec.achieved_mpp(scale.mpp),
-        tiles=counts[Verdict.KEPT],
+        tiles=counts[TileVerdict.KEPT],
         tissue_mm2=tiled.tissue_mm2,
-        removed_background=counts[Verdict.BACKGROUND],
-        removed_padding=counts[Verdict.PADDING],
-        removed_pen=counts[Verdict.PEN],
-        removed_blur=counts[Verdict.BLUR],
-        removed_unreadable=counts[Verdict.UNREADABLE],
+        removed_background=counts[TileVerdict.BACKGROUND],
+        removed_padding=counts[TileVerdict.PADDING],
+        removed_pen=counts[TileVerdict.PEN],
+        removed_blur=counts[TileVerdict.BLUR],
+        removed_unreadable=counts[TileVerdict.UNREADABLE],
         warnings="; ".join(tiled.warnings),
     )
     if not len(tiled.kept):

@@ -54,7 +54,7 @@ class TileSpec:
         return self.side_px0(slide_mpp) * slide_mpp / self.tile_px
 
 
-class Verdict(IntEnum):
+class TileVerdict(IntEnum):
     """What became of a place of the grid."""
 
     KEPT = 0
@@ -65,7 +65,7 @@ class Verdict(IntEnum):
     UNREADABLE = 5
 
 
-def lay_grid(bounds: Box, spec: TileSpec, slide_mpp: float) -> Positions:
+def tile_grid(bounds: Box, spec: TileSpec, slide_mpp: float) -> Positions:
     """Lay whole tiles over a slide's bounds, row by row."""
     side_px0, stride_px0 = spec.side_px0(slide_mpp), spec.stride_px0(slide_mpp)
     x = bounds.x_px0 + starts(bounds.width_px0, side_px0, stride_px0)

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from tapfm.slides.regions import outlines
 from tapfm.slides.scale import Scale
 from tapfm.slides.slide import Colour, Pixels, Slide
-from tapfm.tiles.grid import Verdict
+from tapfm.tiles.grid import TileVerdict
 from tapfm.tiles.lettering import INK, ScaleBar, font
 from tapfm.tiles.tiling import TiledSlide
 
@@ -19,19 +19,19 @@ LONGEST_PX, ENOUGH_PX = 1200, 600
 MARGIN_PX, LINE_PX = 12, 22
 OUTLINE = (16, 122, 87)
 # told apart by people who see colours differently, and from pink and purple
-COLOURS: dict[Verdict, Colour] = {
-    Verdict.KEPT: (16, 122, 87),
-    Verdict.PEN: (0, 114, 189),
-    Verdict.BLUR: (230, 159, 0),
-    Verdict.UNREADABLE: (200, 30, 30),
-    Verdict.PADDING: (120, 120, 120),
+COLOURS: dict[TileVerdict, Colour] = {
+    TileVerdict.KEPT: (16, 122, 87),
+    TileVerdict.PEN: (0, 114, 189),
+    TileVerdict.BLUR: (230, 159, 0),
+    TileVerdict.UNREADABLE: (200, 30, 30),
+    TileVerdict.PADDING: (120, 120, 120),
 }
 MEANING = {
-    Verdict.KEPT: "tiles",
-    Verdict.PEN: "pen",
-    Verdict.BLUR: "out of focus",
-    Verdict.UNREADABLE: "unreadable",
-    Verdict.PADDING: "scanner padding",
+    TileVerdict.KEPT: "tiles",
+    TileVerdict.PEN: "pen",
+    TileVerdict.BLUR: "out of focus",
+    TileVerdict.UNREADABLE: "unreadable",
+    TileVerdict.PADDING: "scanner padding",
 }
 
 
@@ -49,7 +49,7 @@ def draw_overlay(slide: Slide, tiled: TiledSlide, scale: Scale, title: str) -> b
     for verdict, colour in COLOURS.items():
         layer = canvas.copy()
         for left, top, right, bottom in squares[tiled.verdicts == verdict].tolist():
-            thickness = 1 if verdict == Verdict.KEPT else cv2.FILLED
+            thickness = 1 if verdict == TileVerdict.KEPT else cv2.FILLED
             cv2.rectangle(layer, (left, top), (right, bottom), colour, thickness)
         canvas = cv2.addWeighted(layer, 0.55, canvas, 0.45, 0)
     mask = cv2.resize(tiled.tissue.astype(np.uint8), (width_px, height_px), interpolation=cv2.INTER_NEAREST)
@@ -83,7 +83,7 @@ def caption_of(tiled: TiledSlide, scale: Scale) -> str:
 def legend_of(tiled: TiledSlide) -> list[tuple[Colour, str]]:
     """Name each colour that is on the picture, with its count."""
     counts = tiled.counts
-    shown = [verdict for verdict in COLOURS if counts[verdict] or verdict == Verdict.KEPT]
+    shown = [verdict for verdict in COLOURS if counts[verdict] or verdict == TileVerdict.KEPT]
     return [(COLOURS[verdict], f"{counts[verdict]:,} {MEANING[verdict]}") for verdict in shown]
 
 

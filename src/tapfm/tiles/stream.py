@@ -29,7 +29,7 @@ OPEN_SLIDES, CACHE_BYTES = 3, 16 * 2**20  # of each worker
 
 
 @dataclass
-class Piece:
+class PartialRequest:
     """Some tiles of a request, in one worker's hands."""
 
     pending: PendingRequest
@@ -56,7 +56,7 @@ class PendingRequest:
     def __init__(self, request: TileRequest, pixels: TilePixels) -> None:
         self.request, self.pixels = request, pixels
         count = len(request.positions)
-        self.pieces = [Piece(self, start, min(start + PIECE, count)) for start in range(0, count, PIECE)]
+        self.pieces = [PartialRequest(self, start, min(start + PIECE, count)) for start in range(0, count, PIECE)]
         self.missing = len(self.pieces)
 
     def result(self) -> TilesRead:
@@ -130,13 +130,13 @@ class ReadAhead:
     ) -> None:
         self._requests, self._ahead_bytes, self._allocate = requests, ahead_bytes, allocate
         self._pending: deque[PendingRequest] = deque()  # in order; some ready, some being read
-        self._waiting: deque[Piece] = deque()
+        self._waiting: deque[PartialRequest] = deque()
         self._exhausted = self._closed = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._wakeup_receiver, self._wakeup_sender = Pipe(duplex=False)  # wakes the thread
         self._idle = workers
-        self._busy: dict[Connection, tuple[Worker, Piece]] = {}
+        self._busy: dict[Connection, tuple[Worker, PartialRequest]] = {}
         self._thread = threading.Thread(target=self._run, name="tile reader", daemon=True)
         self._thread.start()
 
@@ -234,7 +234,7 @@ class ReadAhead:
             if piece.given_at < late:
                 self._retire_worker(worker, piece, f"nothing came in {PATIENCE_S / 60:.0f} minutes")
 
-    def _retire_worker(self, worker: Worker, piece: Piece, reason: str) -> None:
+    def _retire_worker(self, worker: Worker, piece: PartialRequest, reason: str) -> None:
         del self._busy[worker.connection]
         exit_code = worker.stop()
         self._idle.append(start_worker(serve_pieces))
@@ -249,7 +249,7 @@ class ReadAhead:
             each.fail(reason or describe_exit(exit_code))
             self._finished(each)
 
-    def _finished(self, piece: Piece) -> None:
+    def _finished(self, piece: PartialRequest) -> None:
         with self._changed:
             piece.pending.missing -= 1
             self._changed.notify_all()

@@ -18,7 +18,7 @@ from tapfm.slides.scale import Scale
 from tapfm.slides.scaling import BLOCK_PX, MOST_UNREADABLE, best_level, make_thumbnail, read_scaled
 from tapfm.slides.slide import COPY_AGAIN, Pixels, Slide, SlideFacts, Thumbnail
 from tapfm.slides.tissue import Mask, mask_side_px, padding_mask, tissue_mask
-from tapfm.tiles.grid import Positions, TileSpec, Verdict, covered, lay_grid
+from tapfm.tiles.grid import Positions, TileSpec, TileVerdict, covered, tile_grid
 
 # Version of the tiles. Increase it when the same settings give other tiles on any slide (readers, scale, tissue, grid,
 # filters); slides tiled by an older version are then tiled again. tests/versions/ fails when the output changes and
@@ -50,13 +50,13 @@ class TiledSlide:
     @property
     def kept(self) -> Positions:
         """The tiles."""
-        return self.positions[self.verdicts == Verdict.KEPT]
+        return self.positions[self.verdicts == TileVerdict.KEPT]
 
     @property
-    def counts(self) -> dict[Verdict, int]:
+    def counts(self) -> dict[TileVerdict, int]:
         """How many places got each verdict."""
         found = Counter(self.verdicts.tolist())
-        return {verdict: found[verdict] for verdict in Verdict}
+        return {verdict: found[verdict] for verdict in TileVerdict}
 
 
 def tile_slide(
@@ -85,7 +85,7 @@ def tile_slide(
         tissue = drawn_tissue(tissue_path, facts, thumbnail)
     pen = pen_mask(thumbnail.pixels, thumbnail_mpp) if spec.drop_pen else np.zeros_like(tissue)
 
-    positions = lay_grid(facts.bounds, spec, mpp)
+    positions = tile_grid(facts.bounds, spec, mpp)
 
     def share(mask: Mask) -> NDArray[np.float64]:
         return covered(mask, thumbnail, positions, side_px0)
@@ -93,13 +93,13 @@ def tile_slide(
     enough = spec.min_tissue - 1e-9  # sums of many small shares round
     on_tissue = share(tissue) >= enough
     inked = on_tissue & ((share(pen) > MOST_PEN) | (share(tissue & ~pen) < enough))
-    verdicts = np.full(len(positions), Verdict.KEPT, np.uint8)
-    verdicts[~on_tissue] = Verdict.BACKGROUND
-    verdicts[~on_tissue & (share(padding_mask(thumbnail.pixels)) > MOST_PADDING)] = Verdict.PADDING
-    verdicts[inked] = Verdict.PEN
+    verdicts = np.full(len(positions), TileVerdict.KEPT, np.uint8)
+    verdicts[~on_tissue] = TileVerdict.BACKGROUND
+    verdicts[~on_tissue & (share(padding_mask(thumbnail.pixels)) > MOST_PADDING)] = TileVerdict.PADDING
+    verdicts[inked] = TileVerdict.PEN
     warnings = list(scale.warnings)
     with strict_reader(slide) as reader, ThreadPoolExecutor(1) as beside:
-        kept = np.flatnonzero(verdicts == Verdict.KEPT)
+        kept = np.flatnonzero(verdicts == TileVerdict.KEPT)
         probes = kept[:: max(1, len(kept) // PROBES)]
         probing = beside.submit(unreadable, reader, positions, probes, side_px0, spec.tile_px)
         if reader is slide:
@@ -119,17 +119,17 @@ def judge_focus(
 ) -> None:
     """Look at each tile that is still kept, small, and mark those that are blurred or cannot be read."""
     focus_px = max(8, round(side_px0 * mpp / FOCUS_MPP))
-    kept = np.flatnonzero(verdicts == Verdict.KEPT)
+    kept = np.flatnonzero(verdicts == TileVerdict.KEPT)
 
     def judge(some: NDArray[np.intp]) -> None:
         tiles = read_block(slide, positions[some], side_px0, focus_px)
         if tiles is None:
             one_by_one = [read_or_none(slide, x, y, side_px0, focus_px) for x, y in positions[some].tolist()]
             lost = np.array([tile is None for tile in one_by_one])
-            verdicts[some[lost]] = Verdict.UNREADABLE
+            verdicts[some[lost]] = TileVerdict.UNREADABLE
             some, tiles = some[~lost], np.array([tile for tile in one_by_one if tile is not None])
         if len(some):
-            verdicts[some[blurred(tiles)]] = Verdict.BLUR
+            verdicts[some[blurred(tiles)]] = TileVerdict.BLUR
 
     with ThreadPoolExecutor(threads) as pool:  # decoding and resizing do not hold Python's lock
         list(pool.map(judge, in_blocks(slide.facts, positions, kept, side_px0, focus_px)))
@@ -181,10 +181,10 @@ def judge_readable(
     Tissue and focus are judged on coarse levels, and damage may be in the fine one only. Reading every tile of every
     slide would take longer than all the rest.
     """
-    kept = np.flatnonzero(verdicts == Verdict.KEPT)
+    kept = np.flatnonzero(verdicts == TileVerdict.KEPT)
     if len(lost):
         others = unreadable(slide, positions, np.setdiff1d(kept, probes), side_px0, tile_px)
-        verdicts[np.intersect1d(kept, np.concatenate([lost, others]))] = Verdict.UNREADABLE
+        verdicts[np.intersect1d(kept, np.concatenate([lost, others]))] = TileVerdict.UNREADABLE
     refuse_damaged(slide, verdicts[kept])
 
 
@@ -198,7 +198,7 @@ def unreadable(
 
 def refuse_damaged(slide: Slide, looked_at: NDArray[np.uint8]) -> None:
     """Give a slide up if too much of what was looked at cannot be decoded."""
-    unreadable = int((looked_at == Verdict.UNREADABLE).sum())
+    unreadable = int((looked_at == TileVerdict.UNREADABLE).sum())
     if unreadable > MOST_UNREADABLE * len(looked_at):
         raise TileReadError(
             f"{slide.facts.path.name}: {unreadable:,} of {len(looked_at):,} tiles cannot be decoded.",
@@ -218,10 +218,10 @@ def read_or_none(slide: Slide, x_px0: int, y_px0: int, side_px0: int, tile_px: i
 
 def suspicious_removals(verdicts: NDArray[np.uint8]) -> list[str]:
     """Warn of a filter that took much of the tissue."""
-    tissue = int((verdicts != Verdict.BACKGROUND).sum() - (verdicts == Verdict.PADDING).sum())
+    tissue = int((verdicts != TileVerdict.BACKGROUND).sum() - (verdicts == TileVerdict.PADDING).sum())
     return [
         f"{verdict.name.lower()} removed {removed:,} of {tissue:,} tissue tiles: look at the overlay"
-        for verdict in (Verdict.PEN, Verdict.BLUR)
+        for verdict in (TileVerdict.PEN, TileVerdict.BLUR)
         if tissue and (removed := int((verdicts == verdict).sum())) > SUSPICIOUS_REMOVAL * tissue
     ]
 
@@ -235,7 +235,9 @@ def why_empty(tiled: TiledSlide, slide_name: str, spec: TileSpec) -> NoTissueErr
             f"{tiled.side_px0} x {tiled.side_px0}.",
             hint="A smaller --size, or a finer --mpp, has room on it.",
         )
-    taken = {v: n for v, n in tiled.counts.items() if v in (Verdict.PEN, Verdict.BLUR, Verdict.UNREADABLE) and n}
+    taken = {
+        v: n for v, n in tiled.counts.items() if v in (TileVerdict.PEN, TileVerdict.BLUR, TileVerdict.UNREADABLE) and n
+    }
     if taken:
         reasons = ", ".join(f"{count:,} by {verdict.name.lower()}" for verdict, count in taken.items())
         return NoTissueError(

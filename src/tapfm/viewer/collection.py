@@ -11,9 +11,9 @@ from pathlib import Path
 from tapfm.cohort.manifest import SlideFinder, read_cohort
 from tapfm.errors import CohortError, InputError
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder
-from tapfm.prediction.slide_files import file_of, finder_of
+from tapfm.prediction.slide_files import find_slide_file, finder_of
 from tapfm.prediction.tile_table import TileTable
-from tapfm.runtime.files import fingerprint, identity_of
+from tapfm.runtime.files import file_identity, fingerprint
 from tapfm.slides.opening import files_of
 
 KEY_LENGTH = 16  # hexadecimal digits
@@ -53,7 +53,7 @@ class Collection:
         return [slide.slide_id for slide in self.slides if slide.path is None]
 
 
-def collect(sources: Sequence[Path], slides_folder: Path | None = None) -> Collection:
+def collect_viewed_slides(sources: Sequence[Path], slides_folder: Path | None = None) -> Collection:
     """Gather the slides of folders of predictions, of folders and tables of slides, and of files."""
     finder = finder_of(slides_folder)
     found: list[ViewedSlide] = []
@@ -74,7 +74,7 @@ def predicted_slides(folder: PredictionFolder, finder: SlideFinder | None) -> li
     folder.about()  # what cannot be read is told now
     slides = []
     for prediction in folder.slides():
-        path = file_of(prediction, finder)
+        path = find_slide_file(prediction, finder)
         key = key_of(prediction.slide_id, path, prediction.key, str(folder.path.resolve()))
         slides.append(ViewedSlide(key, prediction.slide_id, path, prediction.mpp, prediction, folder))
     return slides
@@ -114,5 +114,5 @@ def key_of(slide_id: str, path: Path | None, *more: str) -> str:
     files: list[tuple[str, int, int]] = []
     if path is not None:
         with contextlib.suppress(OSError):  # a link that leads nowhere: told when the slide is opened
-            files = [identity_of(file) for file in files_of(path)]
+            files = [file_identity(file) for file in files_of(path)]
     return fingerprint(slide_id, str(path and path.resolve()), files, more)[:KEY_LENGTH]

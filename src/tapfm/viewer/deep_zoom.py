@@ -16,7 +16,7 @@ from tapfm.slides.slide import Box
 PICTURE_PX = 512
 
 
-class Picture(NamedTuple):
+class ZoomTile(NamedTuple):
     """A part of the slide and the size it is shown at."""
 
     box: Box
@@ -37,7 +37,7 @@ class DeepZoom:
         longest = max(self.bounds.width_px0, self.bounds.height_px0)
         return max(0, math.ceil(math.log2(longest / self.picture_px)))
 
-    def picture(self, level: int, column: int, row: int) -> Picture | None:
+    def picture(self, level: int, column: int, row: int) -> ZoomTile | None:
         """Say what a picture shows; None where there is none."""
         if not 0 <= level <= self.last_level or column < 0 or row < 0:
             return None
@@ -49,4 +49,4 @@ class DeepZoom:
         if width_px0 <= 0 or height_px0 <= 0:
             return None
         box = Box(self.bounds.x_px0 + x, self.bounds.y_px0 + y, width_px0, height_px0)
-        return Picture(box, math.ceil(width_px0 / downsample), math.ceil(height_px0 / downsample))
+        return ZoomTile(box, math.ceil(width_px0 / downsample), math.ceil(height_px0 / downsample))

@@ -18,7 +18,7 @@ from tapfm.runtime.workers import available_cores
 from tapfm.slides.pool import SlidePool
 from tapfm.slides.scaling import read_blockwise
 from tapfm.slides.slide import Pixels, SlideFacts
-from tapfm.viewer.deep_zoom import Picture
+from tapfm.viewer.deep_zoom import ZoomTile
 
 KEPT_BYTES = 256 * 2**20
 MOST_OPEN = 16  # slides
@@ -29,7 +29,7 @@ TILE_QUALITY = 95  # a tile that is looked at closely
 Made = TypeVar("Made")
 
 
-class Kept:
+class PictureCache:
     """Encoded pictures, the least recently used ones let go beyond `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -52,12 +52,12 @@ class Kept:
             self.bytes -= len(oldest)
 
 
-class Reading:
+class SlideReaders:
     """Reads slides in threads for an event loop; whatever several clients ask for at once is made once."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES, most_open: int = MOST_OPEN, threads: int | None = None) -> None:
         self.pool = SlidePool(most_open)
-        self.kept = Kept(kept_bytes)
+        self.kept = PictureCache(kept_bytes)
         self._threads = ThreadPoolExecutor(threads or available_cores() + 2, thread_name_prefix="slides")
         self._being_made: dict[Hashable, asyncio.Future[bytes]] = {}
 
@@ -84,7 +84,7 @@ class Reading:
         """Open a slide and say what it is."""
         return self.pool.get(path).facts
 
-    def part(self, path: Path, picture: Picture) -> bytes:
+    def part(self, path: Path, picture: ZoomTile) -> bytes:
         """Read a part of a slide; blocks that cannot be decoded are background."""
         slide = self.pool.get(path)
         return jpeg(read_blockwise(slide, picture.box, picture.width_px, picture.height_px), VIEW_QUALITY)

@@ -37,7 +37,7 @@ from tapfm.viewer.assets import PAGE, Asset
 from tapfm.viewer.collection import Collection, ViewedSlide
 from tapfm.viewer.deep_zoom import DeepZoom
 from tapfm.viewer.gate import Admission, Gate
-from tapfm.viewer.pictures import Reading
+from tapfm.viewer.pictures import SlideReaders
 from tapfm.viewer.tile_numbers import describe, pack, palettes
 
 KEEP = "private, max-age=31536000, immutable"
@@ -55,10 +55,10 @@ def make_server(
     collection: Collection,
     assets: Mapping[str, Asset],
     admission: Admission | None = None,
-    reading: Reading | None = None,
+    reading: SlideReaders | None = None,
 ) -> ASGIApp:
     """Make the application that serves these slides, and nothing else."""
-    desk = Desk(collection, reading or Reading())
+    desk = SlideService(collection, reading or SlideReaders())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -130,7 +130,7 @@ def make_server(
 
 async def kept(
     request: Request,
-    desk: Desk,
+    desk: SlideService,
     what: tuple[str | int, ...],
     make: Callable[[], bytes],
     media_type: str = "image/jpeg",
@@ -157,10 +157,10 @@ def has_already(request: Request, etag: str) -> bool:
     return etag in (each.strip().removeprefix("W/") for each in asked.split(","))
 
 
-class Desk:
+class SlideService:
     """What can be asked about the slides of a collection."""
 
-    def __init__(self, collection: Collection, reading: Reading) -> None:
+    def __init__(self, collection: Collection, reading: SlideReaders) -> None:
         self.collection, self.reading = collection, reading
         self._by_key = {slide.key: slide for slide in collection.slides}
         self.table_of = lru_cache(TABLES_KEPT)(lambda key: self._by_key[key].tiles())

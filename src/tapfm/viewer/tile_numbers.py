@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tapfm.prediction.layers import ColourScale, Layer, palette, percentiles, shown
+from tapfm.prediction.layers import ColourScale, Layer, layer_values, palette, percentiles
 from tapfm.prediction.tile_table import TileTable
 
 
 def describe(layer: Layer, table: TileTable) -> dict[str, Any]:
     """Say what a layer is and how both of its maps are coloured."""
     values = table.values[layer.column]
-    _, scale = shown(values, layer.kind)
-    _, percentile_scale = shown(values, layer.kind, percentile=True)
+    _, scale = layer_values(values, layer.kind)
+    _, percentile_scale = layer_values(values, layer.kind, percentile=True)
     return {
         "column": layer.column,
         "kind": layer.kind,

@@ -16,7 +16,7 @@ from tapfm.workflows.run_file import read_run_config
 from tapfm.workflows.shared_options import SlidesFolder
 
 if TYPE_CHECKING:
-    from tapfm.bench.measure import Bench
+    from tapfm.bench.measure import BenchResult
 
 WITH_GPU, WITHOUT_GPU = "uni", "tapfm-pocket"  # encoders
 
@@ -81,7 +81,7 @@ def _is_writable(file: Path) -> bool:
 
 
 @verb(BenchOptions)
-def bench(options: BenchOptions, console: Console) -> Bench:
+def bench(options: BenchOptions, console: Console) -> BenchResult:
     """Measure this machine, and estimate the times of an epoch, a training and a prediction."""
     from tapfm.bench.slides import slides_of_cohort, slides_of_paper, slides_of_run
     from tapfm.encoders.adapters import Scope
@@ -102,7 +102,7 @@ def bench(options: BenchOptions, console: Console) -> Bench:
         slides = slides_of_paper()
 
     from tapfm.bench.measure import measure, write
-    from tapfm.bench.models import Subject, settings_for
+    from tapfm.bench.models import BenchSubject, settings_for
 
     device = choose_device(config.machine.device if config is not None else options.device or "auto")
     if config is None:
@@ -112,7 +112,7 @@ def bench(options: BenchOptions, console: Console) -> Bench:
     if workers is None and config.machine.workers != "auto":
         workers = config.machine.workers
     measured = measure(
-        Subject(config, device),
+        BenchSubject(config, device),
         slides,
         list(dict.fromkeys([config.adaptation.scope, *options.scope])),
         workers=count_workers(workers),

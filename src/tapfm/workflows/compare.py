@@ -48,7 +48,7 @@ class CompareOptions:
 @verb(CompareOptions)
 def compare(options: CompareOptions, console: Console) -> Comparison:
     """Compare runs, evaluations or tables of predictions; write tables and a plot."""
-    from tapfm.evaluation.comparing import compare as compare_predictions
+    from tapfm.evaluation.comparing import compare_methods as compare_predictions
     from tapfm.evaluation.comparison_tables import FILES, write_comparison
     from tapfm.runs.compared_predictions import read_compared
     from tapfm.runtime.output_folder import locked, refuse_other_files, remove_unfinished

@@ -58,7 +58,7 @@ def config(options: ConfigOptions, console: Console) -> str:  # noqa: ARG001 - e
     from tapfm.runtime.files import write_atomically
 
     if options.run is not None:
-        return config_text.resolved(load_config(options.run, options.set))
+        return config_text.config_text(load_config(options.run, options.set))
     text = config_text.starting_file(
         recipe=options.recipe or "paper",
         encoder=options.encoder or "uni",
@@ -81,15 +81,15 @@ def config(options: ConfigOptions, console: Console) -> str:  # noqa: ARG001 - e
 
 def configure(*files: str | Path, **settings: Any) -> RunConfig:
     """Make a configuration, from RUN.toml or from nothing, with settings such as `schedule={"epochs": 5}`."""
-    from tapfm.config.loading import load_config, merge, resolve, resolve_paths
+    from tapfm.config.loading import load_config, merge_tables, resolve, resolve_paths
 
     tables: dict[str, Any] = {}
     for file in files:
-        merge(tables, load_config(Path(file)).as_tables())
+        merge_tables(tables, load_config(Path(file)).as_tables())
     given = {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
     for section in given.values():
         if isinstance(section, dict):
             section.update({key: str(value) for key, value in section.items() if isinstance(value, Path)})
     resolve_paths(given, Path())
-    merge(tables, given)
+    merge_tables(tables, given)
     return resolve(tables)

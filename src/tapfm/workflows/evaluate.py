@@ -57,16 +57,16 @@ class EvaluateOptions:
 @verb(EvaluateOptions)
 def evaluate(options: EvaluateOptions, console: Console) -> Evaluation:
     """Evaluate a run, an export or an ensemble. Slides that failed are in `.failed` of the result."""
-    from tapfm.evaluation.results import settings_of
+    from tapfm.evaluation.results import parse_evaluation_settings
     from tapfm.runs.ensemble import member_folders
 
     member_folders(options.model)
-    settings = settings_of(options.unit, options.sensitivity, options.by, options.resamples)
+    settings = parse_evaluation_settings(options.unit, options.sensitivity, options.by, options.resamples)
 
-    from tapfm.runs.evaluation_data import Choice
+    from tapfm.runs.evaluation_data import EvaluationChoice
     from tapfm.workflows.evaluation_run import run_evaluation
 
-    choice = Choice(
+    choice = EvaluationChoice(
         options.cohort, options.slides, options.tiles, options.features, options.split, options.allow_overlap
     )
     return run_evaluation(

@@ -11,25 +11,25 @@ from typing import Any
 from rich.console import Console
 
 from tapfm.baselines.colour_baseline import baseline_slides, colours_can_be_read, make_baseline
-from tapfm.baselines.slide_colours import begin as begin_colours
+from tapfm.baselines.slide_colours import open_colour_table as begin_colours
 from tapfm.baselines.slide_colours import read_colours
 from tapfm.errors import Interrupted, RunError, SlidesFailedError
-from tapfm.evaluation.figures import Pictures
+from tapfm.evaluation.figures import EvaluationFigures
 from tapfm.evaluation.metric_tables import (
     MODEL,
-    Results,
+    EvaluationResults,
     metrics_csv,
     metrics_json,
     metrics_md,
 )
-from tapfm.evaluation.predictions import Prediction, mean_of, write_predictions
-from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, Settings, measure_results
+from tapfm.evaluation.predictions import Prediction, average_predictions, write_predictions
+from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, measure_results
 from tapfm.evaluation.subgroups import make_subgroups
 from tapfm.inference.member_predictions import predict_member
 from tapfm.metrics.estimate import Estimate
-from tapfm.runs.evaluation_data import Choice, EvaluatedSlides, read_slides
+from tapfm.runs.evaluation_data import EvaluatedSlides, EvaluationChoice, read_slides
 from tapfm.runs.folder import failures_table
-from tapfm.runs.model_folder import Evaluated, finished, look_at
+from tapfm.runs.model_folder import ModelFolder, is_finished, open_model_folder
 from tapfm.runs.thresholds import thresholds_of
 from tapfm.runtime.files import sha256_of, write_atomically
 from tapfm.runtime.interrupts import StopRequests
@@ -47,7 +47,7 @@ class Evaluation:
     """Result of an evaluation."""
 
     folder: Path
-    results: Results
+    results: EvaluationResults
     predictions: tuple[Prediction, ...]
 
     @property
@@ -63,8 +63,8 @@ class Evaluation:
 
 def run_evaluation(
     path: Path,
-    choice: Choice,
-    settings: Settings,
+    choice: EvaluationChoice,
+    settings: EvaluationSettings,
     folder: Path,
     *,
     device: str,
@@ -74,12 +74,12 @@ def run_evaluation(
     console: Console,
 ) -> Evaluation:
     """Evaluate a run, an export or an ensemble. Raises `Interrupted` after a signal."""
-    evaluated = look_at(path)
+    evaluated = open_model_folder(path)
     data = read_slides(evaluated, choice)
     unfinished = [
         f"{member.folder} is not finished: this is the best of its epochs so far."
         for member in evaluated.members
-        if not finished(member)
+        if not is_finished(member)
     ]
     config = evaluated.config
     settings = replace(settings, unit=settings.unit or ("slide" if config is None else config.selection.unit))
@@ -127,7 +127,7 @@ def run_evaluation(
     return Evaluation(folder, results, tuple(predictions))
 
 
-def _describe_evaluation(evaluated: Evaluated, data: EvaluatedSlides, settings: Settings) -> dict[str, Any]:
+def _describe_evaluation(evaluated: ModelFolder, data: EvaluatedSlides, settings: EvaluationSettings) -> dict[str, Any]:
     """Describe what is evaluated on what; the same inputs give the same description."""
     return {
         **evaluated.described(),
@@ -185,7 +185,7 @@ def _identity_text(name: str, about: Mapping[str, Any]) -> str:
     return "every slide" if name == "split" and value is None else str(value)
 
 
-def _print_start(evaluated: Evaluated, data: EvaluatedSlides, warnings: Sequence[str], console: Console) -> None:
+def _print_start(evaluated: ModelFolder, data: EvaluatedSlides, warnings: Sequence[str], console: Console) -> None:
     """Print what is about to be evaluated, and what to know about it."""
     of = f"its own cohort, {data.split}" if data.own else data.table.name
     members = f" ({counted(len(evaluated.members), 'member')})" if evaluated.ensemble else ""
@@ -205,7 +205,7 @@ def _print_start(evaluated: Evaluated, data: EvaluatedSlides, warnings: Sequence
 
 
 def _predict(
-    evaluated: Evaluated,
+    evaluated: ModelFolder,
     data: EvaluatedSlides,
     folder: Path,
     device: str,
@@ -232,7 +232,7 @@ def _predict(
         skipped |= final.skipped
         of_members.append(final.predictions)
     readable = [[each for each in predictions if each.slide_id not in failed] for predictions in of_members]
-    return mean_of(readable) if len(readable) > 1 else readable[0], failed, skipped
+    return average_predictions(readable) if len(readable) > 1 else readable[0], failed, skipped
 
 
 def _all_failed(folder: Path, failed: dict[str, str]) -> SlidesFailedError:
@@ -245,7 +245,7 @@ def _all_failed(folder: Path, failed: dict[str, str]) -> SlidesFailedError:
 
 
 def _predict_baseline(
-    evaluated: Evaluated,
+    evaluated: ModelFolder,
     data: EvaluatedSlides,
     table: Path,
     workers: int,
@@ -261,14 +261,18 @@ def _predict_baseline(
 
 
 def _write_results(
-    folder: Path, results: Results, predictions: Sequence[Prediction], baseline: BaselinePredictions, settings: Settings
+    folder: Path,
+    results: EvaluationResults,
+    predictions: Sequence[Prediction],
+    baseline: BaselinePredictions,
+    settings: EvaluationSettings,
 ) -> None:
     """Write plots and tables; metrics.json last, as it marks the evaluation as complete."""
     about = results.about
     title = f"{Path(about['model']).resolve().name}, {about['split'] if about['cohort'] == 'own' else about['table']}"
     evaluated = {each.slide_id for each in predictions}
     asked = [each for each in baseline.predictions if each.slide_id in evaluated]
-    Pictures(predictions, asked, about["targets"], about["unit"], title).draw(
+    EvaluationFigures(predictions, asked, about["targets"], about["unit"], title).draw(
         folder, results.of(MODEL), results.chosen.thresholds, resamples=settings.resamples, seed=settings.seed
     )
     of_baseline = folder / "predictions-baseline.csv"

@@ -14,7 +14,7 @@ from tapfm.runtime.workers import count_workers
 from tapfm.workflows.shared_options import SlidesFolder
 
 if TYPE_CHECKING:
-    from tapfm.cohort.inspection import Inspection
+    from tapfm.cohort.inspection import InspectedSlide
 
 
 @options
@@ -44,9 +44,9 @@ class InspectOptions:
 
 
 @verb(InspectOptions)
-def inspect(options: InspectOptions, console: Console) -> list[Inspection]:
+def inspect(options: InspectOptions, console: Console) -> list[InspectedSlide]:
     """Inspect slides: format, size, microns per pixel, problems."""
-    from tapfm.cohort.inspection import collect, inspect_all, write_cohort
+    from tapfm.cohort.inspection import collect_slides, inspect_all, write_cohort
     from tapfm.cohort.manifest import TABLE_SUFFIXES
 
     table = options.write_cohort
@@ -54,7 +54,7 @@ def inspect(options: InspectOptions, console: Console) -> list[Inspection]:
         raise InputError(
             f"{given[0]} is already a table.", hint="--write-cohort makes a table of slides and folders of slides."
         )
-    rows = collect(options.sources, options.slides)
+    rows = collect_slides(options.sources, options.slides)
     inspections = inspect_all(rows, count_workers(None), console)
     if table is not None:
         write_cohort(rows, table)

@@ -15,7 +15,7 @@ from tapfm.runtime.options import Argument, Option, options, verb
 from tapfm.workflows.shared_options import Resamples, SlidesFolder
 
 if TYPE_CHECKING:
-    from tapfm.report.making import Made
+    from tapfm.report.making import WrittenReport
 
 
 @options
@@ -50,17 +50,17 @@ class ReportOptions:
 
 
 @verb(ReportOptions)
-def make_report(options: ReportOptions, console: Console) -> Made:
+def make_report(options: ReportOptions, console: Console) -> WrittenReport:
     """Write an HTML page about runs or a study. Warnings are in `.notes` of the result."""
     from tapfm.report import making
-    from tapfm.report.slide_pictures import Settings
+    from tapfm.report.slide_pictures import PictureSettings
 
-    asked = making.Asked(
+    asked = making.PageOptions(
         evaluations=options.evaluation,
         predictions=options.predictions,
         runs=options.run,
         title=options.title,
-        pictures=Settings(options.heatmaps, options.tiles, options.slides),
+        pictures=PictureSettings(options.heatmaps, options.tiles, options.slides),
         most_bytes=round(options.most_mb * 1e6),
         resamples=options.resamples,
         force=options.force,

@@ -64,10 +64,10 @@ class Viewer:
 def view(options: ViewOptions, console: Console) -> Viewer:  # noqa: ARG001 - every verb has a console
     """Prepare a viewer of slides and predictions: open its `address` while its `serve()` runs."""
     from tapfm.viewer.assets import read_assets
-    from tapfm.viewer.collection import collect
+    from tapfm.viewer.collection import collect_viewed_slides
 
     assets = read_assets()
-    collection = collect(options.sources, options.slides)
+    collection = collect_viewed_slides(options.sources, options.slides)
 
     from tapfm.viewer.gate import Admission, is_loopback
     from tapfm.viewer.server import make_server

@@ -17,8 +17,8 @@ from tapfm.slides.readers.jpeg import check_whole, decode_jpeg
 from tapfm.slides.readers.tiff_structure import (
     APERIO_JPEG2000_YCBCR,
     JPEG,
-    NotOursError,
-    Segments,
+    LevelSegments,
+    UnsupportedTiffError,
     read_structure,
 )
 from tapfm.slides.scaling import make_thumbnail, read_tile
@@ -93,7 +93,7 @@ class TiffSlide:
         try:
             self._decode(self._segments[0], 0, None)
         except TileReadError as error:
-            raise NotOursError(error.message) from error
+            raise UnsupportedTiffError(error.message) from error
 
     def _segment(self, level: int, index: int, rows: int, scattered: bool) -> Pixels:
         """Give one decoded segment with at least its upper `rows`, from the cache or the file."""
@@ -113,7 +113,7 @@ class TiffSlide:
                 self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return pixels
 
-    def _decode(self, segments: Segments, index: int, rows: int | None) -> Pixels:
+    def _decode(self, segments: LevelSegments, index: int, rows: int | None) -> Pixels:
         try:
             if segments.jpeg_colours is not None:
                 pixels = decode_jpeg(self._bytes(segments, index), segments.tables, segments.jpeg_colours, rows)
@@ -137,7 +137,7 @@ class TiffSlide:
             pixels = rgb_of_ycbcr(pixels)
         return pixels
 
-    def _plane(self, segments: Segments, index: int) -> Pixels:
+    def _plane(self, segments: LevelSegments, index: int) -> Pixels:
         data = self._bytes(segments, index)
         decoded = segments.decode(data, index, jpegtables=segments.tables)[0]
         if decoded is None:
@@ -145,7 +145,7 @@ class TiffSlide:
         pixels: Pixels = decoded[0]
         return pixels
 
-    def _bytes(self, segments: Segments, index: int) -> bytes:
+    def _bytes(self, segments: LevelSegments, index: int) -> bytes:
         length = segments.lengths[index]
         with self._lock:
             self._file.seek(segments.offsets[index])

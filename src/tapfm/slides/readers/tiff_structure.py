@@ -32,12 +32,12 @@ ASPECT_TOLERANCE = 0.02  # between the levels of a pyramid; sizes are rounded
 MICRONS = {"µm": 1.0, "μm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6, "Å": 1e-4}
 
 
-class NotOursError(Exception):
+class UnsupportedTiffError(Exception):
     """A TIFF that this reader leaves to OpenSlide, with the reason."""
 
 
 @dataclass(frozen=True)
-class Segments:
+class LevelSegments:
     """The tiles (or strips) of one level: where each lies in the file and how it is decoded."""
 
     level: Level
@@ -65,7 +65,7 @@ def open_tiff(path: Path) -> Any:
     return tifffile.TiffFile(path)
 
 
-def read_structure(path: Path) -> tuple[SlideFacts, tuple[Segments, ...]]:
+def read_structure(path: Path) -> tuple[SlideFacts, tuple[LevelSegments, ...]]:
     """Read what the file says of itself, without any pixel."""
     try:
         with open_tiff(path) as file:
@@ -81,7 +81,7 @@ def read_structure(path: Path) -> tuple[SlideFacts, tuple[Segments, ...]]:
             ome = file.ome_metadata if file.is_ome else None
             segments = tuple(segments_of(page, first) for page in levels)
             vendor, mpp, objective, note = metadata(description, ome, first)
-    except (NotOursError, UnreadableSlideError):
+    except (UnsupportedTiffError, UnreadableSlideError):
         raise
     except Exception as error:  # whatever a damaged file makes the parser raise
         raise UnreadableSlideError(f"{path.name} is a damaged TIFF file ({error}).", hint=COPY_AGAIN) from error
@@ -119,28 +119,30 @@ def pyramid(first: Any, pages: list[Any]) -> list[Any]:
     return sorted(levels.values(), key=lambda page: -page.imagewidth)
 
 
-def segments_of(page: Any, first: Any) -> Segments:
+def segments_of(page: Any, first: Any) -> LevelSegments:
     """Take what decoding needs out of a page, or refuse it."""
     if page.compression in NOT_DECODED:
-        raise NotOursError(f"compression {int(page.compression)}")
+        raise UnsupportedTiffError(f"compression {int(page.compression)}")
     if page.dtype != np.uint8:
-        raise NotOursError(f"{page.dtype} pixels")
+        raise UnsupportedTiffError(f"{page.dtype} pixels")
     if (int(page.photometric), page.samplesperpixel) not in ((GREY, 1), (RGB, 3), (RGB, 4), (YCBCR, 3)):
-        raise NotOursError(f"{page.samplesperpixel} channels of photometric interpretation {int(page.photometric)}")
+        raise UnsupportedTiffError(
+            f"{page.samplesperpixel} channels of photometric interpretation {int(page.photometric)}"
+        )
     if int(page.photometric) == YCBCR and page.compression not in (JPEG, APERIO_JPEG2000_YCBCR):
-        raise NotOursError("YCbCr pixels outside JPEG")
+        raise UnsupportedTiffError("YCbCr pixels outside JPEG")
     if not all(page.databytecounts):
-        raise NotOursError("empty tiles")  # OpenSlide fills these from other levels
+        raise UnsupportedTiffError("empty tiles")  # OpenSlide fills these from other levels
     tiled = page.is_tiled
     width_px = page.tilewidth if tiled else page.imagewidth
     height_px = page.tilelength if tiled else min(page.rowsperstrip, page.imagelength)
     across, down = -(-page.imagewidth // width_px), -(-page.imagelength // height_px)
     planes = page.samplesperpixel if int(page.planarconfig) == 2 else 1
     if not len(page.dataoffsets) == len(page.databytecounts) == across * down * planes:
-        raise NotOursError(f"{len(page.dataoffsets)} tiles where {across * down * planes} are needed")
+        raise UnsupportedTiffError(f"{len(page.dataoffsets)} tiles where {across * down * planes} are needed")
     if width_px * height_px > LARGEST_SEGMENT_PX:
-        raise NotOursError(f"strips of {width_px:,} x {height_px:,} pixels, too large to decode at once")
-    return Segments(
+        raise UnsupportedTiffError(f"strips of {width_px:,} x {height_px:,} pixels, too large to decode at once")
+    return LevelSegments(
         level=Level.of(page.imagewidth, page.imagelength, first.imagewidth, first.imagelength),
         width_px=width_px,
         height_px=height_px,
@@ -196,7 +198,7 @@ def ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None, str]:
     assert pixels is not None
     planes = {axis: int(pixels.get(f"Size{axis}", "1")) for axis in "CZT"}
     if planes["Z"] > 1 or planes["T"] > 1 or planes["C"] > page.samplesperpixel:
-        raise NotOursError("OME planes " + ", ".join(f"{axis} = {count}" for axis, count in planes.items()))
+        raise UnsupportedTiffError("OME planes " + ", ".join(f"{axis} = {count}" for axis, count in planes.items()))
     sizes = [
         size * unit
         for axis in "XY"
