@@ -56,14 +56,14 @@ class TrainingDisplay:
         if progress.failed:
             said += f", {len(progress.failed)} failed"
         self._progress.update(self._pass, advance=1, note=said)
-        self._progress.update(self._run, advance=1, note=best_so_far(progress))
+        self._progress.update(self._run, advance=1, note=_best_so_far(progress))
         if not self._console.is_terminal and time.monotonic() - self._said_at > PRINT_EVERY_S:
             verb = "training" if self._phase == "train" else "validation"
             self._say(f"epoch {self._epoch + 1}/{self._epochs} {verb}: {self._done} of {self._total} slides, {said}")
 
     def finished_epoch(self, row: Mapping[str, Any], *, best: bool) -> None:
         """Tell what an epoch came to; a line that stays."""
-        auc = f"AUC {format_auc(row['train_macro_auc'])} training, {format_auc(row['val_macro_auc'])} validation"
+        auc = f"AUC {_format_auc(row['train_macro_auc'])} training, {_format_auc(row['val_macro_auc'])} validation"
         self._say(
             f"epoch {row['epoch']}/{self._epochs}: L_agg {row['loss_agg']:.4f}, {auc}{' (best)' if best else ''}, "
             f"{row['tiles_per_second']:,.0f} tiles/s, waiting {row['waiting_share']:.0%}, {row['seconds']:,.0f} s"
@@ -101,7 +101,7 @@ class TensorBoardWriter:
 
                 # events of epochs that a resumed run repeats are dropped
                 self._writer = SummaryWriter(str(self._folder), purge_step=row["epoch"])
-            for name, value in scalars_of(row):
+            for name, value in _scalars_of(row):
                 self._writer.add_scalar(name, value, row["epoch"])
             self._writer.flush()
         except ImportError:
@@ -118,7 +118,7 @@ class TensorBoardWriter:
                 self._writer.close()
 
 
-def scalars_of(row: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
+def _scalars_of(row: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
     """Name the numbers of an epoch as TensorBoard groups them."""
     numbers: list[tuple[str, float]] = []
     for name, value in row.items():
@@ -129,14 +129,14 @@ def scalars_of(row: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
     return numbers
 
 
-def best_so_far(progress: progress_of_run.RunProgress) -> str:
+def _best_so_far(progress: progress_of_run.RunProgress) -> str:
     """Say which epoch leads."""
     if progress.best_epoch is None:
         return ""
     row = progress.history[progress.best_epoch]
-    return f"best: epoch {row['epoch']}, AUC {format_auc(row['val_macro_auc'])}"
+    return f"best: epoch {row['epoch']}, AUC {_format_auc(row['val_macro_auc'])}"
 
 
-def format_auc(value: float | None) -> str:
+def _format_auc(value: float | None) -> str:
     """Write an AUC, or that there is none."""
     return "-" if value is None else f"{value:.4f}"

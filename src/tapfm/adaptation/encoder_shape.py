@@ -42,7 +42,7 @@ class EncoderShape:
         before = [p for p in vit.parameters() if id(p) not in in_blocks | final]
         embedding = any(p.requires_grad for p in before)
         first = 0 if embedding else learning.index(True) if any(learning) else len(blocks)
-        mlp_in, mlp_hidden = mlp_sizes(last.mlp)
+        mlp_in, mlp_hidden = _mlp_sizes(last.mlp)
         return cls(
             depth=len(blocks),
             width=int(vit.embed_dim),
@@ -81,7 +81,7 @@ class EncoderShape:
         return self.learning_blocks / self.depth * (1 + weights)
 
 
-def mlp_sizes(mlp: Any) -> tuple[int, int]:
+def _mlp_sizes(mlp: Any) -> tuple[int, int]:
     """Give the outputs of an MLP's first layer, and the inputs of its last, whichever way timm's class names them."""
     first = [mlp.fc1] if hasattr(mlp, "fc1") else [mlp.fc1_g, mlp.fc1_x]
     return sum(int(layer.out_features) for layer in first), int(mlp.fc2.in_features)

@@ -29,7 +29,7 @@ def epoch_row(
         slide.prediction(targets, sums.logits[slide.slide_id], 0) for slide in training if slide.slide_id in sums.logits
     ]
     train, val = compute_scores(seen, targets, unit), compute_scores(predictions, targets, unit)
-    loss = mean_loss(learner, predictions)
+    loss = _mean_loss(learner, predictions)
     return {
         "epoch": progress.epoch + 1,
         **{name: sums.sums[name] / max(sums.slides, 1) for name in SUMMED},
@@ -76,7 +76,7 @@ def targets_of(labels: Mapping[str, int | None]) -> Targets:
     return Targets.of(list(labels.values()))
 
 
-def mean_loss(learner: Learner, predictions: Sequence[Prediction]) -> float | None:
+def _mean_loss(learner: Learner, predictions: Sequence[Prediction]) -> float | None:
     """Give the mean of L_agg over slides; None where there are none."""
     if not predictions:
         return None

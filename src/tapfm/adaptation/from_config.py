@@ -28,8 +28,8 @@ from tapfm.runtime.devices import choose_precision, set_float32_precision
 from tapfm.tasks.catalog import build_task
 from tapfm.tiles.augment import Augmentation
 
-GRAPH_BYTES = 2 * 2**30  # of a chunk, where memory cannot be asked for
-GRAPH_FLOATS = 24  # that a block keeps for each number of its input
+_GRAPH_BYTES = 2 * 2**30  # of a chunk, where memory cannot be asked for
+_GRAPH_FLOATS = 24  # that a block keeps for each number of its input
 
 
 class BuiltLearner(NamedTuple):
@@ -43,17 +43,17 @@ class BuiltLearner(NamedTuple):
 def build_learner(config: RunConfig, data: RunData, device: torch.device) -> BuiltLearner:
     """Build the model and its optimisers. The same seed gives the same first weights."""
     set_float32_precision(tf32=config.machine.tf32)
-    limit_memory(config, device)
+    _limit_memory(config, device)
     (weights_dtype, compute_dtype), compiled = dtypes_of(config, device), is_compiled(config, device)
     plan = None
     if config.adaptation.method == "fixed":
-        facts = stored_features(config, data)
+        facts = _stored_features(config, data)
         encoder, feature_size, sha256 = None, facts.size, facts.weights_sha256
     else:
         # the learner moves it, once it is small enough
         encoder, provenance = load_trainable_encoder(config, torch.device("cpu"))
         feature_size, sha256 = encoder.feature_size, provenance.sha256
-        plan = plan_of_step(config, data, encoder, device) if device.type == "cuda" else None
+        plan = _plan_of_step(config, data, encoder, device) if device.type == "cuda" else None
         encoder.compile_blocks(compiled)
         if plan is not None:
             encoder.recompute = plan.recompute
@@ -62,14 +62,14 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Bui
     torch.manual_seed(config.seed)
     aggregator = aggregator_of(config, feature_size, len(data.targets)).to(device)
     task = build_task(data.training_labels(), smoothing=config.head.label_smoothing, weighting=config.task.weighting)
-    chunking = Chunking() if encoder is None else chunking_of(config, encoder, plan)
+    chunking = Chunking() if encoder is None else _chunking_of(config, encoder, plan)
     adaptation = adaptation_of(config, chunking, compute_dtype)
     optimisation = optimisation_of(config, plan, weights_dtype=weights_dtype, compiled=compiled)
     model = SlideModel(encoder, aggregator, task, compute_dtype)
     return BuiltLearner(Learner(model, adaptation, optimisation), sha256, plan)
 
 
-def limit_memory(config: RunConfig, device: torch.device) -> None:
+def _limit_memory(config: RunConfig, device: torch.device) -> None:
     """Take no more of the GPU's memory than may be used."""
     if device.type == "cuda" and (most := config.machine.gpu_memory_gib) is not None:
         _, total_bytes = torch.cuda.mem_get_info(device)
@@ -90,13 +90,13 @@ def is_compiled(config: RunConfig, device: torch.device) -> bool:
     return can_compile(device) if config.machine.compile == "auto" else config.machine.compile
 
 
-def training_precision(config: RunConfig, device: torch.device) -> Precision:
+def _training_precision(config: RunConfig, device: torch.device) -> Precision:
     """Name the precision of training."""
     dtype = choose_precision(config.adaptation.precision, device)
     return "bfloat16" if dtype == torch.bfloat16 else "float16" if dtype == torch.float16 else "float32"
 
 
-def plan_of_step(config: RunConfig, data: RunData, encoder: VitEncoder, device: torch.device) -> StepPlan:
+def _plan_of_step(config: RunConfig, data: RunData, encoder: VitEncoder, device: torch.device) -> StepPlan:
     """Choose how a bag goes through the GPU, by what is free of its memory, or by what of it may be used."""
     free_bytes, _ = torch.cuda.mem_get_info(device)
     if (most := config.machine.gpu_memory_gib) is not None:
@@ -104,9 +104,9 @@ def plan_of_step(config: RunConfig, data: RunData, encoder: VitEncoder, device: 
     most_tiles = max((len(slide.tiles) for slide in data.slides if slide.tiles is not None), default=1)
     return plan_step(
         EncoderShape.of(encoder),
-        tiles=min(most_tiles, number_or_all(config.adaptation.tiles_per_slide) or most_tiles),
+        tiles=min(most_tiles, _number_or_all(config.adaptation.tiles_per_slide) or most_tiles),
         free_bytes=free_bytes,
-        precision=training_precision(config, device),
+        precision=_training_precision(config, device),
         compiled=is_compiled(config, device),
         **planner_arguments(config),
     )
@@ -124,7 +124,7 @@ def planner_arguments(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def stored_features(config: RunConfig, data: RunData) -> FeatureFacts:
+def _stored_features(config: RunConfig, data: RunData) -> FeatureFacts:
     """Say what the features are; all have to be of one encoder, and with attention where the aggregator asks for it."""
     found: dict[tuple[object, ...], list[RunSlide]] = {}
     aggregator = aggregator_card(config.aggregator.name)
@@ -165,7 +165,7 @@ def stored_features(config: RunConfig, data: RunData) -> FeatureFacts:
     return facts
 
 
-def chunking_of(config: RunConfig, encoder: VitEncoder, plan: StepPlan | None) -> Chunking:
+def _chunking_of(config: RunConfig, encoder: VitEncoder, plan: StepPlan | None) -> Chunking:
     """Say how a bag goes through the encoder. Without a GPU by a fixed rule: another split would round otherwise."""
     if plan is not None:
         return Chunking() if plan.way == "one-pass" else Chunking(plan.chunk, plan.kept)
@@ -174,8 +174,8 @@ def chunking_of(config: RunConfig, encoder: VitEncoder, plan: StepPlan | None) -
         return Chunking()
     vit = encoder.vit
     tokens = int(vit.patch_embed.num_patches) + int(vit.num_prefix_tokens)
-    tile_bytes = 4 * GRAPH_FLOATS * tokens * int(vit.embed_dim) * len(vit.blocks)
-    return Chunking(tiles=max(1, GRAPH_BYTES // tile_bytes) if chunk == "auto" else chunk)
+    tile_bytes = 4 * _GRAPH_FLOATS * tokens * int(vit.embed_dim) * len(vit.blocks)
+    return Chunking(tiles=max(1, _GRAPH_BYTES // tile_bytes) if chunk == "auto" else chunk)
 
 
 def adaptation_of(config: RunConfig, chunking: Chunking, compute_dtype: torch.dtype | None) -> Adaptation:
@@ -236,8 +236,8 @@ def training_plan_of(config: RunConfig) -> TrainingPlan:
         epochs=config.schedule.epochs,
         augmentation=augmentation_of(config),
         seed=config.seed,
-        tiles_per_slide=number_or_all(config.adaptation.tiles_per_slide),
-        validation_tiles=number_or_all(config.selection.validation_tiles),
+        tiles_per_slide=_number_or_all(config.adaptation.tiles_per_slide),
+        validation_tiles=_number_or_all(config.selection.validation_tiles),
         patience=config.selection.patience,
         unit=config.selection.unit,
         save_every_s=60 * config.machine.save_minutes,
@@ -245,6 +245,6 @@ def training_plan_of(config: RunConfig) -> TrainingPlan:
     )
 
 
-def number_or_all(value: int | str) -> int | None:
+def _number_or_all(value: int | str) -> int | None:
     """Read "all" as no limit."""
     return value if isinstance(value, int) else None

@@ -60,7 +60,7 @@ class OptimiserSettings:
 
 
 @dataclass(frozen=True)
-class PendingSlide:
+class _PendingSlide:
     """A slide to learn from."""
 
     bag: Bag
@@ -103,7 +103,7 @@ class Learner:
         self._aggregator_optimiser = make(model.aggregator.named_parameters())
         scaled = model.encoder is not None and adaptation.compute_dtype == torch.float16
         self._loss_scale = LossScale(model.device) if scaled else None
-        self._lessons: list[PendingSlide] = []  # since the last update
+        self._lessons: list[_PendingSlide] = []  # since the last update
         self._all_finite: Tensor | None = None
         self._encoder_changes = False
 
@@ -139,8 +139,8 @@ class Learner:
         half as many tiles at once.
         """
         if not self._lessons:
-            self._begun = StepSnapshot(self)
-        self._lessons.append(PendingSlide(bag, targets, slide_id))
+            self._begun = _StepSnapshot(self)
+        self._lessons.append(_PendingSlide(bag, targets, slide_id))
         self._encoder_changes = False
         todo = self._lessons[-1:]
         while True:
@@ -175,7 +175,7 @@ class Learner:
                 self._update_encoder(finite & norms.isfinite().all())
             self._lessons, self._all_finite = [], None
 
-    def _smaller_chunks(self, lessons: list[PendingSlide], error: torch.OutOfMemoryError) -> Chunking:
+    def _smaller_chunks(self, lessons: list[_PendingSlide], error: torch.OutOfMemoryError) -> Chunking:
         """Half as many tiles at once, where that can help and nothing would be applied twice."""
         slide_id, device = lessons[-1].slide_id, self.model.device
         if self._encoder_changes:
@@ -194,10 +194,10 @@ class Learner:
             ) from error
         return smaller
 
-    def _take(self, lesson: PendingSlide, *, now: bool) -> StepReport:
+    def _take(self, lesson: _PendingSlide, *, now: bool) -> StepReport:
         aggregator = self.model.aggregator_for(lesson.bag.coordinates)
         if isinstance(lesson.bag.content, EncodedTiles):
-            report = aggregator_step(aggregator, self.model, lesson.bag.content, lesson.targets)
+            report = _aggregator_step(aggregator, self.model, lesson.bag.content, lesson.targets)
             if now:
                 self._update_aggregator(report.checks.all())
         else:
@@ -297,7 +297,7 @@ class Learner:
         return {name: part for name, part in parts.items() if part is not None}
 
 
-class StepSnapshot:
+class _StepSnapshot:
     """How things were before a step that may have to start over: the encoder is not changed before its end."""
 
     def __init__(self, learner: Learner) -> None:
@@ -321,7 +321,7 @@ class StepSnapshot:
         self._random.put_back()
 
 
-def aggregator_step(aggregator: Aggregator, model: SlideModel, encoded: EncodedTiles, targets: Targets) -> StepReport:
+def _aggregator_step(aggregator: Aggregator, model: SlideModel, encoded: EncodedTiles, targets: Targets) -> StepReport:
     """Graph 1 alone: stored features have no encoder behind them."""
     z_KD, r_K = encoded.z_KD.clone().requires_grad_(), encoded.r_K.clone().requires_grad_()
     graph = aggregator_graph(aggregator, model.task, z_KD, r_K, targets.to(z_KD.device))

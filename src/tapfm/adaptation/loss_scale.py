@@ -7,7 +7,7 @@ from torch import Tensor
 
 FIRST = 2.0**16
 PATIENCE = 200  # finite steps after which a scale twice as large is tried
-SMALLEST = 2.0**-8  # below it, it is not the scale that makes gradients infinite
+_SMALLEST = 2.0**-8  # below it, it is not the scale that makes gradients infinite
 
 
 class LossScale:
@@ -28,7 +28,7 @@ class LossScale:
 
     def usable(self) -> Tensor:
         """Say whether a smaller scale can still help."""
-        return self.value >= SMALLEST
+        return self.value >= _SMALLEST
 
     def state(self) -> dict[str, Tensor]:
         """What the next step depends on."""

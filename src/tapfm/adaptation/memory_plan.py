@@ -24,8 +24,8 @@ from tapfm.runs.data import read_data
 
 USUAL_CARDS = (8.0, 12.0, 16.0, 24.0, 48.0, 80.0)
 # Of what is written on a card, CUDA sees about 98%; its context takes some of that before the first tensor.
-SEEN, CONTEXT_BYTES = 0.98, 0.5 * GIB
-OTHER_SCOPES = ("full", "last:4", "lora:16")
+_SEEN, _CONTEXT_BYTES = 0.98, 0.5 * GIB
+_OTHER_SCOPES = ("full", "last:4", "lora:16")
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ def _count_tiles(config: RunConfig) -> int:
 
 def _card_of_size(gb: float) -> Card:
     """Return a card of a nominal size."""
-    free = int(SEEN * gb * GIB - CONTEXT_BYTES)
+    free = int(_SEEN * gb * GIB - _CONTEXT_BYTES)
     if free <= 0:
         raise InputError(f"--gpu-memory {gb:g} leaves nothing for a run.", hint="A usual value is 24, in GB.")
-    how = f"of {gb:g} GB about {SEEN * gb:.1f} GiB are there, of which CUDA takes {CONTEXT_BYTES / GIB:.1f}"
+    how = f"of {gb:g} GB about {_SEEN * gb:.1f} GiB are there, of which CUDA takes {_CONTEXT_BYTES / GIB:.1f}"
     return Card(f"{gb:g} GB", free, how, precision="bfloat16", compiles=True)
 
 
@@ -155,7 +155,7 @@ def settings_for(config: RunConfig, card: Card) -> dict[str, Any]:
 
 def _alternatives(config: RunConfig, tiles: int, card: Card) -> Iterator[tuple[CardPlan, str]]:
     """Plan the run with other scopes, or backward for fewer tiles; yield each with the smallest usual card for it."""
-    for scope in dict.fromkeys((config.adaptation.scope, *OTHER_SCOPES)):
+    for scope in dict.fromkeys((config.adaptation.scope, *_OTHER_SCOPES)):
         try:
             shape = _encoder_shape(config.encoder.name, scope)
         except InputError:  # fewer blocks than that, or peft is missing

@@ -26,11 +26,11 @@ from torch import Tensor
 MomentFormat = Literal["float32", "bfloat16", "int8"]
 
 BLOCK = 256
-ZERO = 128  # the code of a first moment of 0
-FIRST_CODES, SECOND_CODES = 127, 255
-SMALLEST = 1e-30  # divides in place of a scale of 0
-LOW_16_BITS = 0xFFFF
-LATTICE = 2**16  # random numbers are that many, evenly spaced
+_ZERO = 128  # the code of a first moment of 0
+_FIRST_CODES, _SECOND_CODES = 127, 255
+_SMALLEST = 1e-30  # divides in place of a scale of 0
+_LOW_16_BITS = 0xFFFF
+_LATTICE = 2**16  # random numbers are that many, evenly spaced
 
 
 def moment_bytes(form: MomentFormat) -> float:
@@ -50,7 +50,7 @@ def no_moments(
         kept_as = dtype if form == "float32" else torch.bfloat16
         return {"first": zeros(BLOCK, kept_as), "second": zeros(BLOCK, kept_as)}
     return {
-        "first": zeros(BLOCK, torch.uint8).fill_(ZERO),
+        "first": zeros(BLOCK, torch.uint8).fill_(_ZERO),
         "first_scale": zeros(1, torch.float32),
         "second": zeros(BLOCK, torch.uint8),
         "second_scale": zeros(1, torch.float32),
@@ -71,7 +71,7 @@ def store_moments(first: Tensor, second: Tensor, form: MomentFormat, seed: Tenso
     if form == "float32":
         return {"first": first, "second": second}
     random = scrambled(element_numbers(first) + seed)
-    for_first, for_second = random & LOW_16_BITS, (random >> 16) & LOW_16_BITS
+    for_first, for_second = random & _LOW_16_BITS, (random >> 16) & _LOW_16_BITS
     if form == "bfloat16":
         return {"first": to_bfloat16(first, for_first), "second": to_bfloat16(second, for_second)}
     first_codes, first_scale = codes_of_first(first.float(), for_first)
@@ -93,53 +93,53 @@ def element_numbers(blocks: Tensor) -> Tensor:
 
 def scrambled(numbers: Tensor) -> Tensor:
     """Make 32 random-looking bits of every int32: the finaliser of MurmurHash3, products modulo 2^32."""
-    numbers = numbers ^ ((numbers >> 16) & LOW_16_BITS)  # the mask: int32 shifts copies of the sign in from the left
+    numbers = numbers ^ ((numbers >> 16) & _LOW_16_BITS)  # the mask: int32 shifts copies of the sign in from the left
     numbers = numbers * (0x85EBCA6B - 2**32)
     numbers = numbers ^ ((numbers >> 13) & 0x7FFFF)
     numbers = numbers * (0xC2B2AE35 - 2**32)
-    return numbers ^ ((numbers >> 16) & LOW_16_BITS)
+    return numbers ^ ((numbers >> 16) & _LOW_16_BITS)
 
 
 def to_bfloat16(values: Tensor, random: Tensor) -> Tensor:
     """Round at random: bfloat16 is the upper half of a float32, and the lower half says how near the next one is."""
     bits = values.float().view(torch.int32) + random
-    return (bits & ~LOW_16_BITS).view(torch.float32).to(torch.bfloat16)
+    return (bits & ~_LOW_16_BITS).view(torch.float32).to(torch.bfloat16)
 
 
 def codes_of_first(first: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
     """Round first moments to codes at random, such that the expected value is the exact one."""
     size = first.abs()
     scale = size.amax(dim=1, keepdim=True)
-    square = size * (FIRST_CODES**2 / scale.clamp_min(SMALLEST))  # of the code, were codes not whole
+    square = size * (_FIRST_CODES**2 / scale.clamp_min(_SMALLEST))  # of the code, were codes not whole
     below = square.sqrt().floor()
     share = (square - below * below) / (2 * below + 1)  # of the way to the next code's value
-    code = (below + (random < share * LATTICE)).clamp_max(FIRST_CODES)
-    return (ZERO + torch.where(first < 0, -code, code)).to(torch.uint8), scale
+    code = (below + (random < share * _LATTICE)).clamp_max(_FIRST_CODES)
+    return (_ZERO + torch.where(first < 0, -code, code)).to(torch.uint8), scale
 
 
 def first_of_codes(codes: Tensor, scale: Tensor) -> Tensor:
     """Give the first moments that codes stand for."""
-    code = codes.float() - ZERO
-    return code * code.abs() * (scale / FIRST_CODES**2)
+    code = codes.float() - _ZERO
+    return code * code.abs() * (scale / _FIRST_CODES**2)
 
 
 def codes_of_second(second: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
     """Round second moments to codes at random, such that the expected value is the exact one; above 0 stays above."""
     root = second.sqrt()
     scale = root.amax(dim=1, keepdim=True)
-    exact = (root * (SECOND_CODES**2 / scale.clamp_min(SMALLEST))).sqrt()  # the code, were codes not whole
+    exact = (root * (_SECOND_CODES**2 / scale.clamp_min(_SMALLEST))).sqrt()  # the code, were codes not whole
     below = exact.floor()
-    share = (fourth_power(exact) - fourth_power(below)) / (fourth_power(below + 1) - fourth_power(below))
-    code = below + (random < share * LATTICE)
-    return torch.where(root > 0, code.clamp(1, SECOND_CODES), 0.0).to(torch.uint8), scale
+    share = (_fourth_power(exact) - _fourth_power(below)) / (_fourth_power(below + 1) - _fourth_power(below))
+    code = below + (random < share * _LATTICE)
+    return torch.where(root > 0, code.clamp(1, _SECOND_CODES), 0.0).to(torch.uint8), scale
 
 
 def second_of_codes(codes: Tensor, scale: Tensor) -> Tensor:
     """Give the second moments that codes stand for."""
     code = codes.float()
-    return (code * code * (scale / SECOND_CODES**2)).square()
+    return (code * code * (scale / _SECOND_CODES**2)).square()
 
 
-def fourth_power(values: Tensor) -> Tensor:
+def _fourth_power(values: Tensor) -> Tensor:
     """Square twice."""
     return values.square().square()

@@ -27,15 +27,15 @@ from tapfm.adaptation.shards import ParameterSlice, Shard, flat_gradient, layout
 from tapfm.errors import CheckpointError
 
 CPU_PIECE_ELEMENTS = 2**16
-FIRST_DECAY, SECOND_DECAY, EPSILON = 0.9, 0.999, 1e-8
-STEP, LAYOUT = "step", "layout"  # in a checkpoint, beside the moments of each shard
-FORMS: dict[torch.dtype, MomentFormat] = {
+_FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-8
+_STEP, _LAYOUT = "step", "layout"  # in a checkpoint, beside the moments of each shard
+_FORMS: dict[torch.dtype, MomentFormat] = {
     torch.float64: "float32",
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
     torch.uint8: "int8",
 }
-STRIDE = 0x9E3779B1 - 2**32  # far apart in int32, so that steps and shards do not share random numbers
+_STRIDE = 0x9E3779B1 - 2**32  # far apart in int32, so that steps and shards do not share random numbers
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class AdamW:
         """Update with the gradients times `factor`, and forget them; where `finite` is False nothing else changes."""
         finite = self._always if finite is None else finite
         self._step += finite
-        seeds = scrambled(self._step.to(torch.int32) * STRIDE + self._numbers)
+        seeds = scrambled(self._step.to(torch.int32) * _STRIDE + self._numbers)
         scalars = self._scalars(factor)
         for shard, seed in zip(self.shards, seeds, strict=True):
             self._step_shard(shard, scalars[shard.precise.dtype, shard.decayed], finite, seed)
@@ -171,8 +171,8 @@ class AdamW:
     def _scalars(self, factor: Tensor | float) -> dict[tuple[torch.dtype, bool], tuple[Tensor, ...]]:
         """Compute the numbers of a step on the device, in float64: 1 - 0.999 has four digits in float32."""
         step = self._step.to(torch.float64)
-        step_size = self._rate / (1 - FIRST_DECAY**step)
-        per_root_of_bias = (1 - SECOND_DECAY**step).rsqrt()  # a division by it would be one more of each element
+        step_size = self._rate / (1 - _FIRST_DECAY**step)
+        per_root_of_bias = (1 - _SECOND_DECAY**step).rsqrt()  # a division by it would be one more of each element
         scale = torch.ones_like(self._rate) * factor
         exact = {
             decayed: (scale, step_size, per_root_of_bias, 1 - self._rate * (self.weight_decay if decayed else 0.0))
@@ -205,28 +205,28 @@ class AdamW:
     def state(self) -> dict[str, Tensor]:
         """Give the moments and the count of steps as they are kept, no copies: `0007/first`, ..., `step`, `layout`."""
         self._settle()
-        return dict(self._moments()) | {STEP: self._step, LAYOUT: self._layout}
+        return dict(self._moments()) | {_STEP: self._step, _LAYOUT: self._layout}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Put back what `state` gave; refuse another form of moments, or other parameters."""
         self._settle()
-        given = form_of(state)
+        given = _form_of(state)
         if given is not None and given != self.form:
             raise CheckpointError(
                 f"The checkpoint's moments are {given}, and the optimiser's are {self.form}.",
                 hint=f'Go on with optimiser.moments = "{given}", or begin anew.',
             )
         moments = dict(self._moments())
-        misfits = [name for name, kept in moments.items() if not same_kind(state.get(name), kept)]
-        if misfits or STEP not in state or not same_tensor(state.get(LAYOUT), self._layout):
+        misfits = [name for name, kept in moments.items() if not _same_kind(state.get(name), kept)]
+        if misfits or _STEP not in state or not _same_tensor(state.get(_LAYOUT), self._layout):
             raise CheckpointError(
                 "The checkpoint's moments are those of other parameters, or lie otherwise.",
                 hint="Was it made with another encoder, aggregator or scope? By another version of tapfm: begin anew.",
             )
         for name, kept in moments.items():
             kept.copy_(state[name])
-        self._step.copy_(state[STEP])
+        self._step.copy_(state[_STEP])
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
         for number, shard in enumerate(self.shards):
@@ -262,9 +262,9 @@ def update_shard(
     old = working if master is None else master
     gradient = gradient.to(old.dtype) * factor
     first, second = read_moments(moments, form, old.dtype)
-    first = first.lerp(gradient, 1 - FIRST_DECAY)
-    second = (second * SECOND_DECAY).addcmul(gradient, gradient, value=1 - SECOND_DECAY)
-    new = old * keep - step_size * first / (second.sqrt() * per_root_of_bias + EPSILON)
+    first = first.lerp(gradient, 1 - _FIRST_DECAY)
+    second = (second * _SECOND_DECAY).addcmul(gradient, gradient, value=1 - _SECOND_DECAY)
+    new = old * keep - step_size * first / (second.sqrt() * per_root_of_bias + _EPSILON)
     new = new if finite is None else torch.where(finite, new, old)
     for name, kept in store_moments(first, second, form, seed).items():
         moments[name].copy_(kept if finite is None else torch.where(finite, kept, moments[name]))
@@ -325,12 +325,12 @@ def step_optimiser(
     if loss_scale is not None:
         factor = factor / loss_scale
     if clip_norm and (gradients := optimiser.gradients()):
-        norm = total_norm(gradients) * factor
+        norm = _total_norm(gradients) * factor
         factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
     optimiser.step(factor=factor, finite=finite)
 
 
-def total_norm(gradients: list[Tensor]) -> Tensor:
+def _total_norm(gradients: list[Tensor]) -> Tensor:
     """Give the norm of all gradients together, summed up in float32 or better."""
     dtype = max((master_dtype(gradient.dtype) for gradient in gradients), key=lambda each: each.itemsize)
     return torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)).norm()
@@ -345,17 +345,17 @@ def bytes_by_part(*, lowered: bool, moments: MomentFormat, offload: bool) -> dic
     }
 
 
-def form_of(state: Mapping[str, Tensor]) -> MomentFormat | None:
+def _form_of(state: Mapping[str, Tensor]) -> MomentFormat | None:
     """Tell which form the moments of a checkpoint have."""
     first = state.get("0000/first")
-    return None if first is None else FORMS.get(first.dtype)
+    return None if first is None else _FORMS.get(first.dtype)
 
 
-def same_kind(given: Tensor | None, kept: Tensor) -> bool:
+def _same_kind(given: Tensor | None, kept: Tensor) -> bool:
     """Tell whether a tensor can be put in place of another."""
     return given is not None and given.shape == kept.shape and given.dtype == kept.dtype
 
 
-def same_tensor(given: Tensor | None, expected: Tensor) -> bool:
+def _same_tensor(given: Tensor | None, expected: Tensor) -> bool:
     """Tell whether two tensors on whatever device are one."""
     return given is not None and torch.equal(given.cpu(), expected)

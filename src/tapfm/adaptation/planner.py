@@ -36,7 +36,7 @@ from tapfm.errors import SettingError
 
 ChunkingMethod = Literal["one-pass", "hybrid", "chunked"]
 # A form that rounds the moments is taken where exact ones do not fit, or make the step so many times as long.
-WORTH_EXACTNESS = 1.5
+_WORTH_EXACTNESS = 1.5
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class StepPlan:
 
 
 # In the order of preference: first what gives the numbers of plain AdamW.
-FORMS = (
+_FORMS = (
     OptimiserFormat(),
     OptimiserFormat(offload=True),
     OptimiserFormat("bfloat16"),
@@ -105,22 +105,22 @@ def plan_step(
     subset = None if backward_tiles is None or backward_tiles >= tiles else backward_tiles
     question = PlannerInput(shape, tiles, precision, slides_per_step, subset, chosen)
     room = usable_bytes(free_bytes, chosen)
-    forms = [f for f in FORMS if moments in ("auto", f.moments) and offload in ("auto", f.offload)]
+    forms = [f for f in _FORMS if moments in ("auto", f.moments) and offload in ("auto", f.offload)]
     if moments == "auto":  # rounded moments that are offloaded besides: only who asks for them gets them
         forms = [f for f in forms if f.exact or not f.offload] or forms
-    ways = ways_of(question, chunk, recompute)
-    best = [plan for form in forms if (plan := best_plan(question, form, ways, room)) is not None]
+    ways = _ways_of(question, chunk, recompute)
+    best = [plan for form in forms if (plan := _best_plan(question, form, ways, room)) is not None]
     if not best:
         least = min(ways, key=lambda way: way.graph_bytes(1))
         smallest = min((evaluate(question, form, least, 1) for form in forms), key=lambda plan: plan.peak_bytes)
         fixed = {"adaptation.chunk": chunk, "adaptation.recompute": recompute, "optimiser.moments": moments}
-        raise nothing_fits(question, smallest, free_bytes, fixed | {"machine.offload_optimiser": offload})
+        raise _nothing_fits(question, smallest, free_bytes, fixed | {"machine.offload_optimiser": offload})
     fastest = min(plan.cost for plan in best)
     exact = [plan for plan in best if plan.moments == "float32"]
     # the time of copies is a guess, so that they have to be worth it
     in_order = sorted(exact, key=lambda plan: plan.cost * (1.05 if plan.offload else 1))
     in_order += [plan for plan in best if plan not in exact]
-    return next(plan for plan in in_order if plan.cost <= WORTH_EXACTNESS * fastest)
+    return next(plan for plan in in_order if plan.cost <= _WORTH_EXACTNESS * fastest)
 
 
 def predict_step(
@@ -143,28 +143,28 @@ def predict_step(
     subset = None if backward_tiles is None or backward_tiles >= tiles else backward_tiles
     question = PlannerInput(shape, tiles, precision, slides_per_step, subset, chosen)
     levels = (recompute,) * shape.depth if isinstance(recompute, str) else recompute
-    size = evened(tiles, chunk or tiles)
+    size = _evened(tiles, chunk or tiles)
     way = chunk_cost(question, graph_of(question, levels), size)
     return evaluate(question, OptimiserFormat(moments, offload), way, min(kept, math.ceil(tiles / size)))
 
 
 @lru_cache(maxsize=16)  # cards of several sizes are asked about
-def ways_of(
+def _ways_of(
     question: PlannerInput, chunk: int | Literal["auto", "all"], recompute: Recompute | Literal["auto"]
 ) -> list[ChunkCost]:
     """Give all chunk sizes with all that may be recomputed."""
     tiles = question.tiles
-    sizes = [tiles] if chunk == "all" else chunk_sizes(question) if chunk == "auto" else [evened(tiles, chunk)]
-    graphs = [graph_of(question, mixture) for mixture in recompute_mixtures(question.shape, recompute)]
+    sizes = [tiles] if chunk == "all" else _chunk_sizes(question) if chunk == "auto" else [_evened(tiles, chunk)]
+    graphs = [graph_of(question, mixture) for mixture in _recompute_mixtures(question.shape, recompute)]
     return [chunk_cost(question, graph, size) for size in sizes for graph in graphs]
 
 
-def best_plan(question: PlannerInput, form: OptimiserFormat, ways: list[ChunkCost], room: float) -> StepPlan | None:
+def _best_plan(question: PlannerInput, form: OptimiserFormat, ways: list[ChunkCost], room: float) -> StepPlan | None:
     """Choose chunk, graphs kept and what is recomputed, for one form of the optimiser."""
     always = sum(resident_bytes(question, form).values()) + question.coefficients.overhead_bytes
     best: tuple[float, float, ChunkCost, int] | None = None
     for way in ways:
-        kept = most_kept(question, form, way, room - always)
+        kept = _most_kept(question, form, way, room - always)
         if kept:
             cost, needed = cost_of(question, form, way, kept), way.graph_bytes(kept)
             if best is None or (cost, needed) < best[:2]:  # equally fast: the one that needs less
@@ -172,7 +172,7 @@ def best_plan(question: PlannerInput, form: OptimiserFormat, ways: list[ChunkCos
     return None if best is None else evaluate(question, form, best[2], best[3])
 
 
-def most_kept(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, room: float) -> int:
+def _most_kept(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, room: float) -> int:
     """Say how many chunks can keep their graph; 0 where not even one at a time fits."""
     room -= tile_bytes(question, way.size)
     if room < max(way.graph_bytes(1), update_bytes(question, form, way.size)):
@@ -204,23 +204,23 @@ def evaluate(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, kept
     )
 
 
-def chunk_sizes(question: PlannerInput) -> list[int]:
+def _chunk_sizes(question: PlannerInput) -> list[int]:
     """Give all tiles at once, and chunks of nearly equal size up to where a larger one is no faster."""
     shape, tiles = question.shape, question.backward_tiles or question.tiles
     enough = 5 * question.coefficients.filling / (shape.tokens * shape.width**2)
     sizes, size = [tiles], min(tiles, max(1, round(enough)))
     while size >= 1:
-        sizes.append(evened(tiles, size))
+        sizes.append(_evened(tiles, size))
         size = size * 7 // 8
     return list(dict.fromkeys(sizes))
 
 
-def evened(tiles: int, chunk: int) -> int:
+def _evened(tiles: int, chunk: int) -> int:
     """Give the size of as many chunks as there are anyway, without a small one at the end."""
     return math.ceil(tiles / math.ceil(tiles / max(1, chunk)))
 
 
-def recompute_mixtures(shape: EncoderShape, recompute: Recompute | Literal["auto"]) -> Iterator[tuple[Recompute, ...]]:
+def _recompute_mixtures(shape: EncoderShape, recompute: Recompute | Literal["auto"]) -> Iterator[tuple[Recompute, ...]]:
     """Give what blocks may recompute, from least to most: the first ones one level more than the rest.
 
     Backward ends at the first blocks, so that what they keep is in memory longest.
@@ -242,7 +242,7 @@ def usable_bytes(free_bytes: int, coefficients: Coefficients) -> float:
     return free_bytes * (1 - coefficients.margin) - coefficients.margin_bytes
 
 
-def nothing_fits(
+def _nothing_fits(
     question: PlannerInput, smallest: StepPlan, free_bytes: int, given: Mapping[str, object]
 ) -> SettingError:
     """Say what is missing, and what takes less."""

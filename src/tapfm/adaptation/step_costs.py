@@ -23,8 +23,8 @@ from tapfm.encoders.blocks import Recompute
 Precision = Literal["float32", "bfloat16", "float16"]
 GIB = 2**30
 LEVELS: tuple[Recompute, ...] = get_args(Recompute)  # from what keeps most to what keeps least
-HOST_BYTES_PER_S = 20e9  # between the card and the machine's memory
-FLOP_PER_S = 100e12  # of the cards that are too small for their optimiser, about
+_HOST_BYTES_PER_S = 20e9  # between the card and the machine's memory
+_FLOP_PER_S = 100e12  # of the cards that are too small for their optimiser, about
 
 
 @dataclass(frozen=True)
@@ -168,13 +168,13 @@ def graph_of(question: PlannerInput, mixture: tuple[Recompute, ...]) -> TileGrap
     learning = mixture[shape.depth - shape.learning_blocks :]
     return TileGraphCost(
         mixture,
-        until=pixels + np.cumsum(kept_by_block(question, mixture)),
-        inner=np.array(inner_by_block(question, mixture)),
-        again=sum(recompute_cost(question, level) for level in learning) / shape.depth,
+        until=pixels + np.cumsum(_kept_by_block(question, mixture)),
+        inner=np.array(_inner_by_block(question, mixture)),
+        again=sum(_recompute_cost(question, level) for level in learning) / shape.depth,
     )
 
 
-class MemoryAtMoment(NamedTuple):
+class _MemoryAtMoment(NamedTuple):
     """What is there at a moment of a step, in bytes."""
 
     graph: float
@@ -189,28 +189,28 @@ class MemoryAtMoment(NamedTuple):
 
 def chunk_cost(question: PlannerInput, graph: TileGraphCost, size: int) -> ChunkCost:
     """Follow the graph of one chunk, without gradients of others, and with them."""
-    first = highest(question, graph, size, later=False).together
-    later = highest(question, graph, size, later=True).together if is_accumulated(question, size) else 0.0
+    first = _highest(question, graph, size, later=False).together
+    later = _highest(question, graph, size, later=True).together if _is_accumulated(question, size) else 0.0
     return ChunkCost(size, graph, first, later)
 
 
-def highest(question: PlannerInput, graph: TileGraphCost, size: int, *, later: bool) -> MemoryAtMoment:
+def _highest(question: PlannerInput, graph: TileGraphCost, size: int, *, later: bool) -> _MemoryAtMoment:
     """Find the moment of one graph when most is there: pixels first, then from the last block back to the first."""
-    shape, of_parameter = question.shape, gradient_bytes(question, size)
-    size = with_graph(question, size)
-    there = of_parameter * gradients_there(question, later=later)
-    begins = MemoryAtMoment(0.0, float(there[0]), size * 8.0 * 3 * shape.tile_px**2)  # pixels twice in float32
+    shape, of_parameter = question.shape, _gradient_bytes(question, size)
+    size = _with_graph(question, size)
+    there = of_parameter * _gradients_there(question, later=later)
+    begins = _MemoryAtMoment(0.0, float(there[0]), size * 8.0 * 3 * shape.tile_px**2)  # pixels twice in float32
     if not shape.learning_blocks:
         return begins
     first = shape.depth - shape.learning_blocks
     until, inner, there = size * graph.until[first:][::-1], size * graph.inner[first:][::-1], there[1:]
     moment = int(np.argmax(until + there + inner))
-    most = MemoryAtMoment(float(until[moment]), float(there[moment]), float(inner[moment]))
+    most = _MemoryAtMoment(float(until[moment]), float(there[moment]), float(inner[moment]))
     return max(begins, most, key=lambda station: station.together)
 
 
 @lru_cache(maxsize=64)
-def gradients_there(question: PlannerInput, *, later: bool) -> NDArray[np.float64]:
+def _gradients_there(question: PlannerInput, *, later: bool) -> NDArray[np.float64]:
     """Count the parameters that have gradients: before backward, and when it is in each block from the last one on."""
     shape = question.shape
     before = shape.trainable if later or question.slides_per_step > 1 else 0  # those of other chunks, or slides
@@ -219,28 +219,28 @@ def gradients_there(question: PlannerInput, *, later: bool) -> NDArray[np.float6
     return counts
 
 
-def update_station(question: PlannerInput, form: OptimiserFormat, size: int) -> MemoryAtMoment:
+def _update_station(question: PlannerInput, form: OptimiserFormat, size: int) -> _MemoryAtMoment:
     """Give what is there while the optimiser steps, shard by shard: no graph any more, all gradients."""
     shape = question.shape
     visiting = 4 + moment_bytes(form.moments) if form.offload else 0.0
     working = min(SHARD_ELEMENTS, shape.trainable) * (question.coefficients.update + visiting)
-    return MemoryAtMoment(0.0, shape.trainable * gradient_bytes(question, size), working)
+    return _MemoryAtMoment(0.0, shape.trainable * _gradient_bytes(question, size), working)
 
 
 def update_bytes(question: PlannerInput, form: OptimiserFormat, size: int) -> float:
     """Give all of that together."""
-    return update_station(question, form, size).together
+    return _update_station(question, form, size).together
 
 
 def parts_at_peak(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, kept: int) -> dict[str, float]:
     """Give what is there at the moment when most is there, by what it is."""
     one = way.size * way.graph.tile_bytes
-    moments, held = [highest(question, way.graph, way.size, later=False)], [(kept - 1) * one]
-    if is_accumulated(question, way.size):
-        moments.append(highest(question, way.graph, way.size, later=True))
+    moments, held = [_highest(question, way.graph, way.size, later=False)], [(kept - 1) * one]
+    if _is_accumulated(question, way.size):
+        moments.append(_highest(question, way.graph, way.size, later=True))
         held.append(max(0, kept - 2) * one)
     moments = [station._replace(graph=station.graph + more) for station, more in zip(moments, held, strict=True)]
-    peak = max(*moments, update_station(question, form, way.size), key=lambda station: station.together)
+    peak = max(*moments, _update_station(question, form, way.size), key=lambda station: station.together)
     return resident_bytes(question, form) | {
         "gradients": peak.gradients,
         "graph": peak.graph,
@@ -263,24 +263,24 @@ def resident_bytes(question: PlannerInput, form: OptimiserFormat) -> dict[str, f
     return {name: size for name, size in parts.items() if size}
 
 
-def gradient_bytes(question: PlannerInput, size: int) -> float:
+def _gradient_bytes(question: PlannerInput, size: int) -> float:
     """Give the bytes of a parameter's gradient."""
     return 2.0 if question.lowered and not is_wide(question, size) else 4.0
 
 
-def is_accumulated(question: PlannerInput, size: int) -> bool:
+def _is_accumulated(question: PlannerInput, size: int) -> bool:
     """Whether an update sums up several backward passes."""
     return question.slides_per_step > 1 or (question.backward_tiles or question.tiles) > size
 
 
-def with_graph(question: PlannerInput, size: int) -> int:
+def _with_graph(question: PlannerInput, size: int) -> int:
     """Give the tiles of a chunk that are gone back through."""
     return min(size, question.backward_tiles or size)
 
 
 def is_wide(question: PlannerInput, size: int) -> bool:
     """Whether gradients are summed up in float32: bfloat16 would lose the small ones of many."""
-    return question.lowered and is_accumulated(question, size)
+    return question.lowered and _is_accumulated(question, size)
 
 
 def tile_bytes(question: PlannerInput, size: int) -> float:
@@ -288,19 +288,19 @@ def tile_bytes(question: PlannerInput, size: int) -> float:
     return 4.0 * 4 * question.tiles * question.shape.feature_size + size * 3 * question.shape.tile_px**2
 
 
-def kept_by_block(question: PlannerInput, mixture: tuple[Recompute, ...]) -> list[float]:
+def _kept_by_block(question: PlannerInput, mixture: tuple[Recompute, ...]) -> list[float]:
     """Give the bytes that each block keeps of one tile until backward has gone through it."""
     shape = question.shape
     frozen = shape.depth - shape.learning_blocks
     blocks = [
-        0.0 if number < frozen else shape.tokens * token_bytes(question, level) for number, level in enumerate(mixture)
+        0.0 if number < frozen else shape.tokens * _token_bytes(question, level) for number, level in enumerate(mixture)
     ]
     if shape.learning_blocks:
-        blocks[-1] = last_block_bytes(question, mixture[-1])
+        blocks[-1] = _last_block_bytes(question, mixture[-1])
     return blocks
 
 
-def token_bytes(question: PlannerInput, level: Recompute) -> float:
+def _token_bytes(question: PlannerInput, level: Recompute) -> float:
     """Give the bytes that a block keeps of one token."""
     shape, c = question.shape, question.coefficients
     # what is added up from block to block is in float32 under autocast: twice what the other values take
@@ -320,33 +320,33 @@ def token_bytes(question: PlannerInput, level: Recompute) -> float:
     return elements * question.element_bytes + sums + 2 * wide
 
 
-def last_block_bytes(question: PlannerInput, level: Recompute) -> float:
+def _last_block_bytes(question: PlannerInput, level: Recompute) -> float:
     """Give the bytes that the last block keeps of one tile: where the CLS token alone goes on, no MLP's."""
     shape = question.shape
-    output = 0.0 if shape.cls_only else shape.tokens * token_bytes(question, "block")  # all of it, for the final norm
+    output = 0.0 if shape.cls_only else shape.tokens * _token_bytes(question, "block")  # all of it, for the final norm
     if level == "block":
-        return shape.tokens * token_bytes(question, "block") + output
+        return shape.tokens * _token_bytes(question, "block") + output
     keys = 4 * shape.width  # once more in float32, for the raw attention
     attention = 5 * shape.width * question.element_bytes  # its input, the norm's output, queries, keys, values
-    return shape.tokens * (keys + (attention if shape.cls_only else token_bytes(question, "nothing"))) + output
+    return shape.tokens * (keys + (attention if shape.cls_only else _token_bytes(question, "nothing"))) + output
 
 
-def inner_by_block(question: PlannerInput, mixture: tuple[Recompute, ...]) -> list[float]:
+def _inner_by_block(question: PlannerInput, mixture: tuple[Recompute, ...]) -> list[float]:
     """Give the bytes of one tile in use while backward goes through a block: what is recomputed, and gradients."""
     shape, c = question.shape, question.coefficients
-    everything = shape.tokens * token_bytes(question, "nothing")
+    everything = shape.tokens * _token_bytes(question, "nothing")
     of_adapters = c.adapters_again * shape.tokens * question.element_bytes * (c.adapters * shape.width + shape.mlp_in)
     backward = c.adapters_backward if shape.has_adapters else c.backward
     gradients = shape.tokens * question.element_bytes * (2 * shape.width + shape.mlp_in + shape.mlp_hidden)
     again: dict[Recompute, float] = {
-        level: max(0.0, everything - shape.tokens * token_bytes(question, level))
+        level: max(0.0, everything - shape.tokens * _token_bytes(question, level))
         + (of_adapters if shape.has_adapters and level != "nothing" else 0.0)
         for level in LEVELS
     }
     blocks = [again[level] + backward * gradients for level in mixture]
     if shape.cls_only:  # no MLP of the other tokens, nor its gradients
         gradients = shape.tokens * shape.width * (4 * question.element_bytes + 4)
-    of_last = last_block_bytes(question, LEVELS[0]) - last_block_bytes(question, mixture[-1])
+    of_last = _last_block_bytes(question, LEVELS[0]) - _last_block_bytes(question, mixture[-1])
     return [*blocks[:-1], of_last + backward * gradients]
 
 
@@ -361,11 +361,11 @@ def passes_of(question: PlannerInput, way: ChunkCost, kept: int) -> float:
 
 def cost_of(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, kept: int) -> float:
     """Give the time per tile, in forward passes: with what small chunks and an offloaded optimiser lose."""
-    lost = offload_passes(question) if form.offload else 0.0
-    return passes_of(question, way, kept) * (1 + loss_of_small_chunks(question, way.size)) + lost
+    lost = _offload_passes(question) if form.offload else 0.0
+    return passes_of(question, way, kept) * (1 + _loss_of_small_chunks(question, way.size)) + lost
 
 
-def recompute_cost(question: PlannerInput, level: Recompute) -> float:
+def _recompute_cost(question: PlannerInput, level: Recompute) -> float:
     """Give what computing a block's inner values again takes, against its forward."""
     shape = question.shape
     attention = 4 * shape.width**2 + 2 * shape.tokens * shape.width
@@ -375,18 +375,18 @@ def recompute_cost(question: PlannerInput, level: Recompute) -> float:
     return products / whole + (0 if level == "nothing" else question.coefficients.pointwise_cost)
 
 
-def loss_of_small_chunks(question: PlannerInput, size: int) -> float:
+def _loss_of_small_chunks(question: PlannerInput, size: int) -> float:
     """Give the part by which a chunk takes longer than its share of a large one.
 
     The host launches a block's kernels in the same time, however many tiles there are; the card waits for that where it
     has computed before, and fills worse a little earlier.
     """
-    shape, size = question.shape, with_graph(question, size)
+    shape, size = question.shape, _with_graph(question, size)
     launching = question.coefficients.filling / (size * shape.tokens * shape.width**2)
     return max(0.0, launching - 1) + 0.05 * launching
 
 
-def offload_passes(question: PlannerInput) -> float:
+def _offload_passes(question: PlannerInput) -> float:
     """Give the time in which masters and moments go to the card and back, in forward passes per tile."""
-    copying_s = 2 * 12 * question.shape.trainable / HOST_BYTES_PER_S / question.slides_per_step
-    return copying_s * FLOP_PER_S / (question.tiles * question.shape.tile_flop)
+    copying_s = 2 * 12 * question.shape.trainable / _HOST_BYTES_PER_S / question.slides_per_step
+    return copying_s * _FLOP_PER_S / (question.tiles * question.shape.tile_flop)

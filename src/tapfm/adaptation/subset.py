@@ -60,10 +60,10 @@ def sizes_of(encoded: EncodedTiles, g_z_KD: Tensor, g_r_K: Tensor, lambda_: floa
     """
     # in float32 a square can be 0 where the number is not; the largest number is never more than the norm
     norms_K = torch.maximum(g_z_KD.norm(dim=1), g_z_KD.norm(torch.inf, dim=1)).double()
-    return norms_K * spread(encoded.z_KD) + lambda_ * g_r_K.abs().double() * spread(encoded.r_K)
+    return norms_K * _spread(encoded.z_KD) + lambda_ * g_r_K.abs().double() * _spread(encoded.r_K)
 
 
-def spread(values: Tensor) -> Tensor:
+def _spread(values: Tensor) -> Tensor:
     """Give the deviation of a number over the tiles; where there is none 1, so that no gradient is lost."""
     deviation = values.var(dim=0).mean().sqrt().double()
     return torch.where(deviation == 0, torch.ones_like(deviation), deviation)

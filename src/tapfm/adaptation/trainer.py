@@ -93,7 +93,7 @@ def fit(
     asked_to_stop: Callable[[], int | None] = lambda: None,
 ) -> RunProgress:
     """Train from where `progress` is to the end; `asked_to_stop` gives the number of a signal, or None."""
-    run = TrainingLoop(
+    run = _TrainingLoop(
         learner, bags, training, validation, plan, keeper, watcher, progress or RunProgress(), asked_to_stop
     )
     bags.start(run.visits())
@@ -106,7 +106,7 @@ def fit(
     return run.progress
 
 
-class PendingReport(NamedTuple):
+class _PendingReport(NamedTuple):
     """A step whose report is still on the device."""
 
     slide_id: str
@@ -116,7 +116,7 @@ class PendingReport(NamedTuple):
 
 
 @dataclass
-class TrainingLoop:
+class _TrainingLoop:
     """One call of `fit`."""
 
     learner: Learner
@@ -131,11 +131,11 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         # by id: the order of the table must not decide the order of an epoch
-        self.training, self.validation = (sorted(each, key=by_id) for each in (self.training, self.validation))
-        self.clock = EpochTimer(self.learner.model.device, self.bags)
+        self.training, self.validation = (sorted(each, key=_by_id) for each in (self.training, self.validation))
+        self.clock = _EpochTimer(self.learner.model.device, self.bags)
         self.saved_at = time.monotonic()
         self.predictor = Predictor.of_training(self.learner.model, on_retry=self.watcher.warn)
-        self.unread: list[PendingReport] = []
+        self.unread: list[_PendingReport] = []
 
     def order(self, epoch: int) -> list[LabelledSlide]:
         """Shuffle the training slides, by an address of the epoch."""
@@ -194,7 +194,7 @@ class TrainingLoop:
         report = self.learner.learn(bag, targets_of(slide.labels), now=now, slide_id=slide.slide_id)
         # the report before this one: while the device is busy with this step, the host goes on to the next
         self.read_reports()
-        self.unread.append(PendingReport(slide.slide_id, self.progress.step, bag.tiles, report))
+        self.unread.append(_PendingReport(slide.slide_id, self.progress.step, bag.tiles, report))
         self.progress.step += 1
 
     def augmented(self, bag: Bag, visit: BagRequest) -> Bag:
@@ -295,7 +295,7 @@ class TrainingLoop:
         progress.finished = progress.epoch >= self.plan.epochs or progress.stopped_early
         self.save_last()
         self.watcher.finished_epoch(row, best=best)
-        give_back_memory()
+        _give_back_memory()
 
     def save_last(self) -> None:
         """Save, and remember when."""
@@ -310,19 +310,19 @@ class TrainingLoop:
             raise Interrupted(number)
 
 
-def by_id(slide: LabelledSlide) -> str:
+def _by_id(slide: LabelledSlide) -> str:
     """Sort by what does not change."""
     return slide.slide_id
 
 
-def give_back_memory() -> None:
+def _give_back_memory() -> None:
     """Let the system have what was freed: bags of many sizes leave holes, and glibc would keep them all."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-class EpochTimer:
+class _EpochTimer:
     """Time, waiting and memory since it was last asked."""
 
     def __init__(self, device: torch.device, bags: Bags) -> None:

@@ -108,14 +108,14 @@ def run_training(
             held_out = {VALIDATION: validation, TEST: test}
             return _predict_held_out(config, data, learner, run_folder, progress, held_out, workers, stop, console)
         except SlidesFailedError as error:
-            without = f"{resume_command(folder)} --allow-failures {len(progress.failed)}"
+            without = f"{_resume_command(folder)} --allow-failures {len(progress.failed)}"
             raise SlidesFailedError(error.message, hint=f"Fix them, or resume without them: {without}") from error
         except NonFiniteError as error:
             hint = f"{error.hint}\nOther settings make it another run: give a new --out."
             raise NonFiniteError(error.message, hint=hint) from error
         except Interrupted:
             _draw_curves(run_folder, config, progress)
-            console.print(f"Stopped and saved. To resume: {resume_command(folder)}", soft_wrap=True, markup=False)
+            console.print(f"Stopped and saved. To resume: {_resume_command(folder)}", soft_wrap=True, markup=False)
             raise
 
 
@@ -147,20 +147,20 @@ def _refuse_wrong_start(run_folder: RunFolder, config: RunConfig, data: RunData,
         return
     if not resume:
         finished = run_folder.last.exists() and run_folder.finished()
-        resuming = f"Resume it: {resume_command(run_folder.folder)}"
+        resuming = f"Resume it: {_resume_command(run_folder.folder)}"
         raise RunError(
             f"{run_folder.folder} holds {'a finished run' if finished else 'a run'}.",
-            hint=f"{export_command(run_folder.folder) if finished else resuming}\nOr start another with --out.",
+            hint=f"{_export_command(run_folder.folder) if finished else resuming}\nOr start another with --out.",
         )
-    run_folder.refuse_changes(config, data, resume_command(run_folder.folder))
+    run_folder.refuse_changes(config, data, _resume_command(run_folder.folder))
 
 
-def resume_command(folder: Path) -> str:
+def _resume_command(folder: Path) -> str:
     """Return the command that resumes a run; the folder has its own configuration."""
     return command("train", folder / "config.toml", "--out", folder, "--resume")
 
 
-def export_command(folder: Path) -> str:
+def _export_command(folder: Path) -> str:
     """Return the command that exports a run."""
     return command("export", folder, "--out", Path("exported") / folder.name)
 

@@ -37,7 +37,7 @@ class AggregatorCard:
         """Complete the options that are given with the defaults of the others; refuse what is not one."""
         options = self.options
         if self.torchmil is not None and given:  # only then: they are read from the constructor, which takes torch
-            options = dict(options) | torchmil_options(self.torchmil)
+            options = dict(options) | _torchmil_options(self.torchmil)
         for name, value in given.items():
             if name not in options:
                 raise UnknownNameError.of(
@@ -66,7 +66,7 @@ class AggregatorCard:
             )
 
 
-GATED_OPTIONS = {
+_GATED_OPTIONS = {
     "hidden": Option(512, "size of the projected features", at_least=1),
     "attention": Option(256, "size of the layer that the weights are computed from", at_least=1),
     "gated": Option(True, "with the sigmoid gate"),
@@ -97,7 +97,7 @@ AGGREGATORS: dict[str, AggregatorCard] = {
             name="abmil",
             summary="a small network learns the weight of each tile (Ilse et al., 2018)",
             made_by=("tapfm.aggregators.abmil", "Abmil"),
-            options=GATED_OPTIONS,
+            options=_GATED_OPTIONS,
         ),
         AggregatorCard(
             name="dsmil",
@@ -116,7 +116,7 @@ AGGREGATORS: dict[str, AggregatorCard] = {
             summary="abmil with a loss of its tiles' own (Lu et al., 2021)",
             made_by=("tapfm.aggregators.clam", "Clam"),
             options={
-                **GATED_OPTIONS,
+                **_GATED_OPTIONS,
                 "branches": Option("single", "one attention, or one for each target", choices=("single", "multi")),
                 "instances": Option(8, "tiles of highest and of lowest attention that are told apart", at_least=1),
                 "instance_weight": Option(0.3, "part of the loss that is the tiles'", at_least=0, below=1),
@@ -127,7 +127,7 @@ AGGREGATORS: dict[str, AggregatorCard] = {
             name="varmil",
             summary="abmil that also sees how tiles vary (Schirris et al., 2022)",
             made_by=("tapfm.aggregators.varmil", "VarMil"),
-            options=GATED_OPTIONS,
+            options=_GATED_OPTIONS,
         ),
         AggregatorCard(
             name="mean",
@@ -146,14 +146,14 @@ AGGREGATORS: dict[str, AggregatorCard] = {
 def aggregator_card(name: str) -> AggregatorCard:
     """Find a card by its name; "torchmil:TransMIL" is a model of torchmil."""
     if name.startswith(TORCHMIL):
-        return torchmil_card(name.removeprefix(TORCHMIL))
+        return _torchmil_card(name.removeprefix(TORCHMIL))
     if name not in AGGREGATORS:
         see = f"{', '.join(AGGREGATORS)}, {TORCHMIL}MODEL"
         raise UnknownNameError.of("aggregator", name, AGGREGATORS, see=see)
     return AGGREGATORS[name]
 
 
-def torchmil_card(model: str) -> AggregatorCard:
+def _torchmil_card(model: str) -> AggregatorCard:
     """Make the card of a model of torchmil."""
     if model not in TORCHMIL_MODELS:
         raise UnknownNameError.of("model of torchmil", model, TORCHMIL_MODELS, see=", ".join(TORCHMIL_MODELS))
@@ -167,7 +167,7 @@ def torchmil_card(model: str) -> AggregatorCard:
     )
 
 
-def torchmil_options(model: str) -> dict[str, Option]:
+def _torchmil_options(model: str) -> dict[str, Option]:
     """Read the options of a model of torchmil from its constructor."""
     from tapfm.aggregators.torchmil_models import options_of
 

@@ -16,7 +16,7 @@ from tapfm.contracts import BagOutput
 from tapfm.errors import SettingError
 
 # A bag whose raw attentions differ by less than this part of the largest says nothing about which tile matters.
-FLAT_RANGE = 1e-6
+_FLAT_RANGE = 1e-6
 
 
 def scaled_attention(r_K: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def scaled_attention(r_K: Tensor) -> Tensor:
     """
     lowest, highest = r_K.amin(), r_K.amax()
     spread = highest - lowest
-    flat = spread <= FLAT_RANGE * highest
+    flat = spread <= _FLAT_RANGE * highest
     # Both `where` are needed: the inner one keeps the unused branch finite, or its NaN would reach the gradient.
     scaled_K = (r_K - lowest) / torch.where(flat, torch.ones_like(spread), spread)
     return torch.where(flat, torch.zeros_like(scaled_K), scaled_K)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tapfm.contracts import Contributions
 
-ROWS = 8192  # tiles at a time: a copy in float64 of all features of a large slide would take gigabytes
+_ROWS = 8192  # tiles at a time: a copy in float64 of all features of a large slide would take gigabytes
 
 
 def own_logits(classifier: nn.Linear, bags: Iterable[Tensor]) -> Tensor:
@@ -27,22 +27,22 @@ def contributions(classifier: nn.Linear, norm: nn.Module, weights: Tensor, value
     W_CD, b_C = classifier.weight.double(), classifier.bias.double()
     a_CK = weights.double().expand(len(W_CD), -1)
     if not isinstance(norm, nn.LayerNorm):
-        return Contributions(a_CK * projected(values_KD, W_CD), b_C)
-    bags_CD = sum_of(values_KD, a_CK)
+        return Contributions(a_CK * _projected(values_KD, W_CD), b_C)
+    bags_CD = _sum_of(values_KD, a_CK)
     sigma_C = (bags_CD.var(1, correction=0) + norm.eps).sqrt()
     scaled_CD = W_CD * norm.weight.double()
     # <W gamma, v - mean(v)> = <W gamma - mean(W gamma), v>
     centred_CD = scaled_CD - scaled_CD.mean(1, keepdim=True)
-    given_CK = a_CK * projected(values_KD, centred_CD) / sigma_C[:, None]
+    given_CK = a_CK * _projected(values_KD, centred_CD) / sigma_C[:, None]
     return Contributions(given_CK, b_C + W_CD @ norm.bias.double())
 
 
-def projected(values_KD: Tensor, W_CD: Tensor) -> Tensor:
+def _projected(values_KD: Tensor, W_CD: Tensor) -> Tensor:
     """Give <W_c, v_i>, (C, K)."""
-    return torch.cat([W_CD @ part.double().T for part in values_KD.split(ROWS)], 1)
+    return torch.cat([W_CD @ part.double().T for part in values_KD.split(_ROWS)], 1)
 
 
-def sum_of(values_KD: Tensor, a_CK: Tensor) -> Tensor:
+def _sum_of(values_KD: Tensor, a_CK: Tensor) -> Tensor:
     """Give sum_i a_ci v_i, (C, D)."""
-    parts = zip(a_CK.split(ROWS, 1), values_KD.split(ROWS), strict=True)
+    parts = zip(a_CK.split(_ROWS, 1), values_KD.split(_ROWS), strict=True)
     return torch.stack([of_tiles @ part.double() for of_tiles, part in parts]).sum(0)

@@ -23,13 +23,13 @@ from tapfm.aggregators.torchmil_catalog import TORCHMIL, TORCHMIL_MODELS
 from tapfm.contracts import BagOutput, Targets, Task
 from tapfm.errors import InputError, SettingError
 
-LANDMARKS = 256  # of CAMIL, whose own default is none, without which it cannot run
-TOUCHING = 1.01  # tile sides between the corners of neighbours; positions are rounded to pixels
+_LANDMARKS = 256  # of CAMIL, whose own default is none, without which it cannot run
+_TOUCHING = 1.01  # tile sides between the corners of neighbours; positions are rounded to pixels
 
-Loss = Callable[[Task, Targets], Tensor]
+_Loss = Callable[[Task, Targets], Tensor]
 
 
-class TorchmilAggregator(nn.Module):
+class _TorchmilAggregator(nn.Module):
     """A model of torchmil. One that needs a graph gets it from the places of the tiles: those that touch are joined."""
 
     def __init__(
@@ -39,11 +39,11 @@ class TorchmilAggregator(nn.Module):
         assert targets == 1, "the card refuses others"
         assert not layer_norm
         self.uses_places = TORCHMIL_MODELS[model].uses_graph
-        self.ask = ASK.get(model, ask_for_attention)
+        self.ask = _ASK.get(model, _ask_for_attention)
         if model == "CAMIL":
-            options = {"n_landmarks": LANDMARKS} | options
+            options = {"n_landmarks": _LANDMARKS} | options
         try:
-            self.model: nn.Module = class_of(model)(in_shape=(feature_size,), **options)
+            self.model: nn.Module = _class_of(model)(in_shape=(feature_size,), **options)
         except (AssertionError, ValueError, RuntimeError, ZeroDivisionError) as error:
             raise SettingError(
                 f"torchmil cannot build {model} for features of size {feature_size} ({error}).",
@@ -62,7 +62,7 @@ class TorchmilAggregator(nn.Module):
         return BagOutput(asked.logit, None, tile_scores=asked.heat, extra_loss=asked.extra_loss)
 
 
-def class_of(model: str) -> Any:
+def _class_of(model: str) -> Any:
     """Import a model's class."""
     try:
         with torch.device("cpu"):  # it computes with tensors when imported, also where sizes are tried on "meta"
@@ -77,7 +77,7 @@ def class_of(model: str) -> Any:
 
 def options_of(model: str) -> dict[str, Option]:
     """Read the options of a model from its constructor: those that are numbers, texts, true or false."""
-    constructor = class_of(model).__init__
+    constructor = _class_of(model).__init__
     kinds = typing.get_type_hints(constructor)
     return {
         name: Option(parameter.default, kind=kinds[name], at_least=0)
@@ -89,36 +89,36 @@ def options_of(model: str) -> dict[str, Option]:
 def neighbours(places_K2: Tensor) -> Tensor:
     """Join tiles that touch, also at a corner: D^-1/2 A D^-1/2, (K, K). A tile without neighbours is its own."""
     apart = torch.cdist(places_K2, places_K2, p=torch.inf)
-    joined = (apart < TOUCHING).to(places_K2).fill_diagonal_(0)
+    joined = (apart < _TOUCHING).to(places_K2).fill_diagonal_(0)
     joined.diagonal().copy_(joined.sum(1) == 0)
     scale = joined.sum(1).rsqrt()
     return scale[:, None] * joined * scale
 
 
-class TorchmilOutput(NamedTuple):
+class _TorchmilOutput(NamedTuple):
     """What a model said: its logit (1,), a score for each tile, and the rest of its loss."""
 
     logit: Tensor
     heat: Tensor | None
-    extra_loss: Loss | None = None
+    extra_loss: _Loss | None = None
 
 
-def ask_for_attention(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> TorchmilOutput:
+def _ask_for_attention(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
     """Ask a model that can give its attention and has no loss but the bag's."""
     logit, attention = model(tiles, **graph, return_att=True)
-    return TorchmilOutput(logit, attention[0])
+    return _TorchmilOutput(logit, attention[0])
 
 
-def ask_dsmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> TorchmilOutput:
+def _ask_dsmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
     """Also learn the logit of the critical tile."""
     logit, attention, of_tiles = model(tiles, **graph, return_att=True, return_inst_pred=True)
-    return TorchmilOutput(logit, attention[0, :, 0], lambda task, targets: task.loss(of_tiles.amax(1), targets))
+    return _TorchmilOutput(logit, attention[0, :, 0], lambda task, targets: task.loss(of_tiles.amax(1), targets))
 
 
-def ask_clam(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> TorchmilOutput:
+def _ask_clam(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
     """Also tell tiles of high and of low attention apart."""
     logit, attention, embedded = model(tiles, **graph, return_att=True, return_emb=True)
-    return TorchmilOutput(
+    return _TorchmilOutput(
         logit, attention[0], lambda _, targets: model.compute_inst_loss(attention, embedded, targets.labels_C)
     )
 
@@ -136,20 +136,20 @@ class SmoothSvm(nn.Module):
         return F.cross_entropy(logits + (1 - F.one_hot(labels, 2)), labels)
 
 
-def ask_dtfd(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> TorchmilOutput:
+def _ask_dtfd(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
     """Also learn the logits of the pseudo-bags that the tiles are dealt out to."""
-    with dealt_by_torch(model):
+    with _dealt_by_torch(model):
         everything = torch.ones(tiles.shape[:2], device=tiles.device)  # its way to distil needs a mask
         logit, of_bags, of_tiles = model(tiles, everything, **graph, return_pseudo_pred=True, return_inst_cam=True)
 
     def extra_loss(task: Task, targets: Targets) -> Tensor:
         return torch.stack([task.loss(bag, targets) for bag in of_bags[0].split(1)]).mean()
 
-    return TorchmilOutput(logit, of_tiles[0], extra_loss)
+    return _TorchmilOutput(logit, of_tiles[0], extra_loss)
 
 
 @contextmanager
-def dealt_by_torch(model: nn.Module) -> Iterator[None]:
+def _dealt_by_torch(model: nn.Module) -> Iterator[None]:
     """Have numpy's shuffle follow torch's generator, which a resumed run restores; the same each time when looking."""
     before = np.random.get_state()  # the one that torchmil uses
     np.random.seed(int(torch.randint(2**32, ())) if model.training else 0)
@@ -159,7 +159,7 @@ def dealt_by_torch(model: nn.Module) -> Iterator[None]:
         np.random.set_state(before)
 
 
-def ask_transmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> TorchmilOutput:
+def _ask_transmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
     """Take what CLS attends to in the last layer from its own row: torchmil would make the whole K x K matrix."""
     attention, seen = model.layers[-1].att_module, list[Tensor]()
     hook = attention.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
@@ -168,10 +168,10 @@ def ask_transmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> Torchmi
     finally:
         hook.remove()
     with torch.no_grad():
-        return TorchmilOutput(logit, cls_row(attention, seen[0])[1 : 1 + tiles.shape[1]])
+        return _TorchmilOutput(logit, _cls_row(attention, seen[0])[1 : 1 + tiles.shape[1]])
 
 
-def cls_row(attention: Any, tokens: Tensor) -> Tensor:
+def _cls_row(attention: Any, tokens: Tensor) -> Tensor:
     """Compute the first row of a Nystrom attention, mean over heads."""
     from torchmil.nn.attention.nystrom_attention import moore_penrose_iter_pinv
 
@@ -188,20 +188,20 @@ def cls_row(attention: Any, tokens: Tensor) -> Tensor:
     return row[:, 0, padding:].mean(0)
 
 
-def ask_gtp(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> TorchmilOutput:
+def _ask_gtp(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
     """Also learn the clusters. Its map is found by going back through the model, so not while it learns."""
     heat = None
     if not model.training:
         with torch.enable_grad():
             heat = model(tiles.detach(), **graph, return_cam=True)[1][0].detach()
     logit, terms = model(tiles, **graph, return_loss=True)
-    return TorchmilOutput(logit, heat, lambda *_: torch.stack(list(terms.values())).sum())
+    return _TorchmilOutput(logit, heat, lambda *_: torch.stack(list(terms.values())).sum())
 
 
-ASK: dict[str, Callable[[Any, Tensor, dict[str, Tensor]], TorchmilOutput]] = {
-    "CLAM_SB": ask_clam,
-    "DSMIL": ask_dsmil,
-    "DTFDMIL": ask_dtfd,
-    "TransMIL": ask_transmil,
-    "GTP": ask_gtp,
+_ASK: dict[str, Callable[[Any, Tensor, dict[str, Tensor]], _TorchmilOutput]] = {
+    "CLAM_SB": _ask_clam,
+    "DSMIL": _ask_dsmil,
+    "DTFDMIL": _ask_dtfd,
+    "TransMIL": _ask_transmil,
+    "GTP": _ask_gtp,
 }

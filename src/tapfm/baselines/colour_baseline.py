@@ -21,7 +21,7 @@ from tapfm.runs.evaluation_data import EvaluatedSlides, slides_of_run, with_any_
 from tapfm.runs.model_folder import ModelFolder
 from tapfm.runtime.messages import counted
 
-SlideFeatures = tuple[RunSlide, list[float]]  # a slide, and what the baseline knows of it
+_SlideFeatures = tuple[RunSlide, list[float]]  # a slide, and what the baseline knows of it
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def make_baseline(slides: BaselineSlides, targets: Sequence[str], colours: Colou
     if slides.why:
         return BaselinePredictions((), (), f"There is no {BASELINE}: {slides.why}.")
     training, held_out, asked = (
-        with_numbers(each, colours) for each in (slides.training, slides.validation, slides.evaluated)
+        _with_numbers(each, colours) for each in (slides.training, slides.validation, slides.evaluated)
     )
-    fits = {target: each for target in targets if (each := fitted(training, target)) is not None}
+    fits = {target: each for target in targets if (each := _fitted(training, target)) is not None}
     if len(fits) < len(targets):
         lacking = ", ".join(target for target in targets if target not in fits)
         return BaselinePredictions(
@@ -81,17 +81,17 @@ def make_baseline(slides: BaselineSlides, targets: Sequence[str], colours: Colou
     said = f"The {BASELINE} knows {what}; it learnt from {counted(len(training), 'training slide')}."
     if lost := len(slides.evaluated) - len(asked):
         said += f" {counted(lost, 'slide')} could not be read for it."
-    return BaselinePredictions(tuple(scored(asked, fits)), tuple(scored(held_out, fits)), said)
+    return BaselinePredictions(tuple(_scored(asked, fits)), tuple(_scored(held_out, fits)), said)
 
 
-def with_numbers(slides: Sequence[RunSlide], colours: Colours | None) -> list[SlideFeatures]:
+def _with_numbers(slides: Sequence[RunSlide], colours: Colours | None) -> list[_SlideFeatures]:
     """Put what the baseline knows beside each slide; leaves out those that cannot be read."""
-    return [(slide, numbers) for slide in slides if (numbers := numbers_of(slide, colours)) is not None]
+    return [(slide, numbers) for slide in slides if (numbers := _numbers_of(slide, colours)) is not None]
 
 
-def numbers_of(slide: RunSlide, colours: Colours | None) -> list[float] | None:
+def _numbers_of(slide: RunSlide, colours: Colours | None) -> list[float] | None:
     """Give what the baseline knows of a slide, or None where that cannot be read."""
-    if (count := tiles_of(slide)) == 0:
+    if (count := _tiles_of(slide)) == 0:
         return None
     if colours is None:
         return [math.log(count)]
@@ -99,7 +99,7 @@ def numbers_of(slide: RunSlide, colours: Colours | None) -> list[float] | None:
     return None if statistics is None else [*statistics, math.log(count)]
 
 
-def tiles_of(slide: RunSlide) -> int:
+def _tiles_of(slide: RunSlide) -> int:
     """Count the tiles of a slide, by its tiles or by its features."""
     if slide.tiles is not None:
         return len(slide.tiles)
@@ -110,7 +110,7 @@ def tiles_of(slide: RunSlide) -> int:
     return int(stored.features.shape[-2])
 
 
-def fitted(known: Sequence[SlideFeatures], target: str) -> LogisticFit | None:
+def _fitted(known: Sequence[_SlideFeatures], target: str) -> LogisticFit | None:
     """Fit one target, if both classes are there."""
     labelled = [(numbers, label) for slide, numbers in known if (label := slide.labels[target]) is not None]
     if len({label for _, label in labelled}) < 2:
@@ -118,7 +118,7 @@ def fitted(known: Sequence[SlideFeatures], target: str) -> LogisticFit | None:
     return fit([numbers for numbers, _ in labelled], [label for _, label in labelled])
 
 
-def scored(known: Sequence[SlideFeatures], fits: Mapping[str, LogisticFit]) -> list[Prediction]:
+def _scored(known: Sequence[_SlideFeatures], fits: Mapping[str, LogisticFit]) -> list[Prediction]:
     """Predict slides as a model does."""
     return [
         Prediction(
@@ -127,13 +127,13 @@ def scored(known: Sequence[SlideFeatures], fits: Mapping[str, LogisticFit]) -> l
             split=slide.split,
             cohort=slide.row.cohort,
             labels=slide.labels,
-            logits={target: logit_of(each, numbers) for target, each in fits.items()},
-            tiles=tiles_of(slide),
+            logits={target: _logit_of(each, numbers) for target, each in fits.items()},
+            tiles=_tiles_of(slide),
         )
         for slide, numbers in known
     ]
 
 
-def logit_of(fitted_to: LogisticFit, numbers: Sequence[float]) -> float:
+def _logit_of(fitted_to: LogisticFit, numbers: Sequence[float]) -> float:
     """Score one slide."""
     return float(fitted_to.logits([list(numbers)])[0])

@@ -29,12 +29,12 @@ from tapfm.runtime.progress import progress_bars
 from tapfm.runtime.workers import available_cores
 from tapfm.version import __version__
 
-WAYS: tuple[Way, ...] = ("one pass", "chunked")
-PACKAGES = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecodecs")
+_WAYS: tuple[Way, ...] = ("one pass", "chunked")
+_PACKAGES = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecodecs")
 
 
 @dataclass(frozen=True)
-class MeasuringTime:
+class _MeasuringTime:
     """How long to measure, in seconds; each measurement warms up besides."""
 
     peak_s: float = 1.0
@@ -44,7 +44,7 @@ class MeasuringTime:
     step_s: float = 2.0  # of one step on a CPU, about: it decides its number of tiles
 
 
-QUICK = MeasuringTime(peak_s=0.2, reading_s=0.5, encoding_s=0.5, steps_s=0.5, step_s=0.4)
+_QUICK = _MeasuringTime(peak_s=0.2, reading_s=0.5, encoding_s=0.5, steps_s=0.5, step_s=0.4)
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class BenchResult:
             "machine": asdict(self.machine),
             "matrix": asdict(self.matrix),
             "copying": None if self.copying is None else {"gb_per_second": self.copying},
-            "reading": [with_speed(replace(row, reason=None)) for row in self.reading],
-            "encoding": with_speed(self.encoding),
-            "steps": [with_speed(row) for row in self.steps],
+            "reading": [_with_speed(replace(row, reason=None)) for row in self.reading],
+            "encoding": _with_speed(self.encoding),
+            "steps": [_with_speed(row) for row in self.steps],
             "slides": {
                 "source": self.slides.source,
                 "by_split": in_splits(self.slides),
@@ -105,7 +105,7 @@ class BenchResult:
         }
 
 
-class StageProgress:
+class _StageProgress:
     """A bar that says what is being measured; lines where no terminal shows it."""
 
     def __init__(self, console: Console, total: int) -> None:
@@ -137,12 +137,12 @@ def measure(
 ) -> BenchResult:
     """Measure everything, saying what is being measured. What memory does not suffice for is told in its place."""
     check_scopes(subject, scopes)
-    total = 2 + (not slides.files) + len({1, workers}) + len(WAYS) * len(scopes)
-    with closing(StageProgress(console, total)) as stages:
-        return measure_all(subject, slides, scopes, workers=workers, quick=quick, begins=stages.begin)
+    total = 2 + (not slides.files) + len({1, workers}) + len(_WAYS) * len(scopes)
+    with closing(_StageProgress(console, total)) as stages:
+        return _measure_all(subject, slides, scopes, workers=workers, quick=quick, begins=stages.begin)
 
 
-def measure_all(
+def _measure_all(
     subject: BenchSubject,
     slides: BenchSlides,
     scopes: Sequence[str],
@@ -152,7 +152,7 @@ def measure_all(
     begins: Callable[[str], None],
 ) -> BenchResult:
     """Measure one thing after the other; `begins` is told which."""
-    effort, device, tile_px = QUICK if quick else MeasuringTime(), subject.device, subject.card.tile_px
+    effort, device, tile_px = _QUICK if quick else _MeasuringTime(), subject.device, subject.card.tile_px
     begins("matrix product")
     peaks = within_memory(
         lambda: (
@@ -181,7 +181,7 @@ def measure_all(
     tiles = tiles_of_step(subject, slides.mean_tiles, encoding, step_s=effort.step_s)
     steps = []
     for scope in scopes:
-        for way in WAYS:
+        for way in _WAYS:
             begins(f"step, {way}, {scope}")
             steps.append(step_speed(subject, way, scope, tiles, budget_s=effort.steps_s))
     work = work_of(slides, subject.config)
@@ -191,7 +191,7 @@ def measure_all(
         precision=matrix.precision,
         compiled=subject.compiled,
         quick=quick,
-        machine=machine_of(device),
+        machine=_machine_of(device),
         matrix=matrix,
         copying=copying,
         reading=reading,
@@ -211,21 +211,21 @@ def speeds_of(
     return Speeds(reading[-1].tiles_per_second, encoding.tiles_per_second, max(of_scope, default=None))
 
 
-def machine_of(device: torch.device) -> Machine:
+def _machine_of(device: torch.device) -> Machine:
     """Describe the machine."""
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return Machine(
-        device=processor() if gpu is None else gpu.name,
+        device=_processor() if gpu is None else gpu.name,
         memory_gib=None if gpu is None else round(gpu.total_memory / GIB, 1),
         cores=available_cores(),
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         cuda=None if gpu is None else torch.version.cuda,
-        packages={name: version for name in PACKAGES if (version := version_of(name)) is not None},
+        packages={name: version for name in _PACKAGES if (version := version_of(name)) is not None},
     )
 
 
-def processor() -> str:
+def _processor() -> str:
     """Name the processor, as the system does."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -235,7 +235,7 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def with_speed(row: ReadingSpeed | EncodingSpeed | StepSpeed) -> dict[str, Any]:
+def _with_speed(row: ReadingSpeed | EncodingSpeed | StepSpeed) -> dict[str, Any]:
     """Add what is computed from the others."""
     return {**asdict(row), "tiles_per_second": row.tiles_per_second}
 

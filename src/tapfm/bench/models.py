@@ -67,7 +67,7 @@ def settings_for(encoder: str, precision: str) -> RunConfig:
     )
 
 
-def build_encoder(subject: BenchSubject) -> VitEncoder:
+def _build_encoder(subject: BenchSubject) -> VitEncoder:
     """Build the architecture, with random weights, on the device."""
     card = subject.card
     torch.manual_seed(subject.config.seed)
@@ -87,12 +87,12 @@ def check_scopes(subject: BenchSubject, scopes: Sequence[str]) -> None:
 
 def build_inference_encoder(subject: BenchSubject) -> InferenceEncoder:
     """Build an encoder for inference, as `tapfm predict` does."""
-    return prepare_encoder(build_encoder(subject), precision_name(subject.dtype), compiled=subject.compiled)
+    return prepare_encoder(_build_encoder(subject), precision_name(subject.dtype), compiled=subject.compiled)
 
 
 def build_learner(subject: BenchSubject, scope: str, chunking: Chunking) -> Learner:
     """Build a model that learns, a bag at a time; one that does not fit is not made to, as it would be in training."""
-    config, device, encoder = subject.config, subject.device, build_encoder(subject)
+    config, device, encoder = subject.config, subject.device, _build_encoder(subject)
     apply_scope(encoder, Scope.parse(scope), seed=config.seed)
     if config.adaptation.recompute != "auto":
         encoder.recompute = (config.adaptation.recompute,) * len(encoder.recompute)
@@ -105,12 +105,12 @@ def build_learner(subject: BenchSubject, scope: str, chunking: Chunking) -> Lear
         optimisation_of(config, weights_dtype=weights_dtype, compiled=subject.compiled),
         wide_gradients=config.optimiser.slides_per_step > 1 or chunking.tiles is not None,
     )
-    learner = Learner(model, adaptation_of(config, chunking, compute_dtype), optimisation, shrunk=did_not_fit)
+    learner = Learner(model, adaptation_of(config, chunking, compute_dtype), optimisation, shrunk=_did_not_fit)
     learner.begin_epoch(0)
     return learner
 
 
-def did_not_fit(_tiles: int) -> None:
+def _did_not_fit(_tiles: int) -> None:
     """Keep a step from being taken in smaller chunks than were asked for."""
     raise torch.OutOfMemoryError("the step does not fit")
 
@@ -119,7 +119,7 @@ def learn_once(learner: Learner, pixels: Tensor, subject: BenchSubject) -> None:
     """Take one slide's step with pixels as they were read, augmented as in training."""
     augmentation = augmentation_of(subject.config)
     content = AugmentedTiles(pixels, augmentation, 0, device=subject.device, compiled=subject.compiled)
-    bag = Bag(content, np.arange(len(pixels)), coordinates=grid_coordinates(len(pixels)))
+    bag = Bag(content, np.arange(len(pixels)), coordinates=_grid_coordinates(len(pixels)))
     targets = Targets.of([1] * len(learner.model.task.targets))
     report = learner.learn(bag, targets, now=True, slide_id="bench")
     report.loss_agg.item()
@@ -136,7 +136,7 @@ def forward_gflop(card: EncoderCard) -> float:
     return 2 * (patches * int(vit.patch_embed.proj.weight.numel()) + tokens * (linear + attention)) / 1e9
 
 
-def grid_coordinates(tiles: int) -> Tensor:
+def _grid_coordinates(tiles: int) -> Tensor:
     """Return coordinates of tiles in rows, for aggregators that use them."""
     across = max(1, round(tiles**0.5))
     return torch.tensor([(i % across, i // across) for i in range(tiles)], dtype=torch.float32)

@@ -9,8 +9,8 @@ import torch
 from tapfm.bench.timing import time_repeated
 
 SIDE = {"cpu": 1024, "cuda": 8192}
-PRODUCTS = {"cpu": 4, "cuda": 16}  # in a row: launching one must not count
-COPY_BYTES = 256 * 2**20
+_PRODUCTS = {"cpu": 4, "cuda": 16}  # in a row: launching one must not count
+_COPY_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class MatrixPeak:
 
 def matrix_peak(device: torch.device, dtype: torch.dtype, *, budget_s: float) -> MatrixPeak:
     """Multiply matrices; random ones, as a GPU is faster, and cooler, with zeros."""
-    side, products = SIDE[device.type], PRODUCTS[device.type]
+    side, products = SIDE[device.type], _PRODUCTS[device.type]
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(side, side, device=device, generator=generator).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
@@ -42,7 +42,7 @@ def copy_speed(device: torch.device, *, budget_s: float) -> float | None:
     """Measure copies from page-locked memory to the GPU, in GB/s; None without a GPU."""
     if device.type != "cuda":
         return None
-    host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
+    host = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
     timing = time_repeated(lambda: there.copy_(host, non_blocking=True), device, budget_s=budget_s)
-    return COPY_BYTES / timing.seconds / 1e9
+    return _COPY_BYTES / timing.seconds / 1e9

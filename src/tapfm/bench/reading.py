@@ -22,9 +22,9 @@ from tapfm.tiles.stream import TileStream
 
 REQUEST = 64  # tiles
 LEAST = 4  # requests that are timed
-AHEAD_BYTES = 2**28
-PAINTED_TILES, REPEATED = 20, 2  # a painted section, laid so many times across and down
-TISSUE = 0.25  # of a tile
+_AHEAD_BYTES = 2**28
+_PAINTED_TILES, _REPEATED = 20, 2  # a painted section, laid so many times across and down
+_TISSUE = 0.25  # of a tile
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def reading_speed(
     started = 2 * max(workers, 1)
     tiles, empty, reason = 0, 0, ""
     begin = end = clock()
-    with TileStream(endless_requests(files, tile_px), workers=workers, ahead_bytes=AHEAD_BYTES) as stream:
+    with TileStream(_endless_requests(files, tile_px), workers=workers, ahead_bytes=_AHEAD_BYTES) as stream:
         for number, read in enumerate(stream):
             reason = read.reasons[0] if read.reasons else reason
             empty = 0 if len(read.rows) else empty + 1
@@ -77,7 +77,7 @@ def reading_speed(
     return ReadingSpeed(workers, len(files), painted, tiles, end - begin)
 
 
-def endless_requests(files: Sequence[SlideFile], tile_px: int) -> Iterator[TileRequest]:
+def _endless_requests(files: Sequence[SlideFile], tile_px: int) -> Iterator[TileRequest]:
     """Ask for some tiles of one slide after the other, drawn as for an epoch of training."""
     for epoch in itertools.count():
         for number, file in enumerate(files):
@@ -89,19 +89,19 @@ def endless_requests(files: Sequence[SlideFile], tile_px: int) -> Iterator[TileR
 def painted_file(folder: Path, tile_px: int) -> SlideFile:
     """Paint a small 40x slide, several times larger decoded than what readers keep."""
     planned = next(
-        each for each in plan_cohort(CohortSpec(slides=10, external=0, tiles=PAINTED_TILES)) if each.scanner.mpp < 0.3
+        each for each in plan_cohort(CohortSpec(slides=10, external=0, tiles=_PAINTED_TILES)) if each.scanner.mpp < 0.3
     )
     painted = paint_slide(planned)
     path = folder / "painted.svs"
-    path.write_bytes(svs(repeated(painted.scan.pixels), planned.scanner, planned.slide_id))
+    path.write_bytes(svs(_repeated(painted.scan.pixels), planned.scanner, planned.slide_id))
     corners, side_px0 = painted.truth.grid()
-    corners = corners[painted.truth.share(painted.truth.tissue, corners, side_px0) >= TISSUE]
+    corners = corners[painted.truth.share(painted.truth.tissue, corners, side_px0) >= _TISSUE]
     height, width = painted.scan.pixels.shape[:2]
-    shifts = [(x * width, y * height) for y in range(REPEATED) for x in range(REPEATED)]
+    shifts = [(x * width, y * height) for y in range(_REPEATED) for x in range(_REPEATED)]
     positions = np.concatenate([corners + np.array(shift) for shift in shifts])
     return SlideFile(path, TileSet(planned.slide_id, positions, side_px0, tile_px))
 
 
-def repeated(pixels: Pixels) -> Pixels:
+def _repeated(pixels: Pixels) -> Pixels:
     """Lay a section side by side with itself."""
-    return np.tile(pixels, (REPEATED, REPEATED, 1))
+    return np.tile(pixels, (_REPEATED, _REPEATED, 1))

@@ -17,10 +17,10 @@ from tapfm.runtime.messages import command
 from tapfm.tiles.store import TileSet, find_tiles
 
 SlideSource = Literal["run", "cohort", "paper"]
-PAPER_SLIDES = {TRAIN: 1624, VALIDATION: 203, TEST: 203}  # BLCA: 2,030 patients, a slide of each, 80/10/10
+_PAPER_SLIDES = {TRAIN: 1624, VALIDATION: 203, TEST: 203}  # BLCA: 2,030 patients, a slide of each, 80/10/10
 PAPER_TILES = 10_000  # of a slide; the paper does not say how many it has
-SHARES = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}  # where a table has no splits
-READ_FROM = 3  # slides
+_SHARES = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}  # where a table has no splits
+_READ_FROM = 3  # slides
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class BenchSlides:
 
 def slides_of_paper() -> BenchSlides:
     """Take the paper's larger task of one target; there is nothing to read from."""
-    return BenchSlides("paper", {split: [PAPER_TILES] * count for split, count in PAPER_SLIDES.items()}, ())
+    return BenchSlides("paper", {split: [PAPER_TILES] * count for split, count in _PAPER_SLIDES.items()}, ())
 
 
 def slides_of_run(config: RunConfig) -> BenchSlides:
@@ -68,7 +68,7 @@ def slides_of_run(config: RunConfig) -> BenchSlides:
         slide.row.slide_id: SlideFile(slide.row.path, slide.tiles) for slide in data.slides if slide.tiles is not None
     }
     of_slides = [(slide.split, len(files[slide.row.slide_id].tiles)) for slide in data.slides]
-    return BenchSlides("run", by_split(of_slides), spread(list(files.values())), len(data.failed))
+    return BenchSlides("run", _by_split(of_slides), spread(list(files.values())), len(data.failed))
 
 
 def slides_of_cohort(table: Path, tiles: Path, slides_folder: Path | None = None) -> BenchSlides:
@@ -89,26 +89,26 @@ def slides_of_cohort(table: Path, tiles: Path, slides_folder: Path | None = None
         of_slides = [(splits[name], len(file.tiles)) for name, file in files.items() if name in splits]
     else:
         of_slides = share_out([len(file.tiles) for file in files.values()])
-    return BenchSlides("cohort", by_split(of_slides), spread(list(files.values())), len(cohort.rows) - len(files))
+    return BenchSlides("cohort", _by_split(of_slides), spread(list(files.values())), len(cohort.rows) - len(files))
 
 
 def share_out(tiles: Sequence[int]) -> list[tuple[str, int]]:
     """Give each slide a split, as many as the paper's shares say."""
-    validation, test = (round(SHARES[split] * len(tiles)) for split in (VALIDATION, TEST))
+    validation, test = (round(_SHARES[split] * len(tiles)) for split in (VALIDATION, TEST))
     splits = [TRAIN] * (len(tiles) - validation - test) + [VALIDATION] * validation + [TEST] * test
     return list(zip(splits, tiles, strict=True))
 
 
-def by_split(of_slides: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
+def _by_split(of_slides: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
     """Sort numbers of tiles by split."""
-    return {split: [tiles for each, tiles in of_slides if each == split] for split in SHARES}
+    return {split: [tiles for each, tiles in of_slides if each == split] for split in _SHARES}
 
 
 def spread(files: Sequence[SlideFile]) -> tuple[SlideFile, ...]:
     """Choose a few slides from all over the table: neighbours may come from one scanner."""
-    if len(files) <= READ_FROM:
+    if len(files) <= _READ_FROM:
         return tuple(files)
-    return tuple(files[round(i * (len(files) - 1) / (READ_FROM - 1))] for i in range(READ_FROM))
+    return tuple(files[round(i * (len(files) - 1) / (_READ_FROM - 1))] for i in range(_READ_FROM))
 
 
 def work_of(slides: BenchSlides, config: RunConfig) -> TileCounts:

@@ -46,10 +46,10 @@ def time_repeated(
     def once() -> float:
         start = clock()
         work()
-        wait_for(device)
+        _wait_for(device)
         return clock() - start
 
-    wait_for(device)
+    _wait_for(device)
     first_s = once()
     before_repeats()
     taken: list[float] = []
@@ -58,7 +58,7 @@ def time_repeated(
     return Timing(statistics.median(taken), len(taken), first_s)
 
 
-def wait_for(device: torch.device) -> None:
+def _wait_for(device: torch.device) -> None:
     """Wait until the device has done all it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

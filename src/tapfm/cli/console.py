@@ -13,14 +13,14 @@ from rich.text import Text
 
 from tapfm.runtime.messages import grouped_advice
 
-PIPED_WIDTH = 160  # columns of a table that no terminal limits
+_PIPED_WIDTH = 160  # columns of a table that no terminal limits
 _ADVICE_SHOWN = 10  # lines; the rest is in failures.csv
 
 
 def terminal() -> Console:
     """Make the console for results: as wide as the terminal, wide enough for a table when piped."""
     at_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return Console(width=None if at_terminal else PIPED_WIDTH, highlight=False)
+    return Console(width=None if at_terminal else _PIPED_WIDTH, highlight=False)
 
 
 def messages() -> Console:

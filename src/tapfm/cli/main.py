@@ -44,7 +44,7 @@ app = typer.Typer(
 )
 
 
-def show_version(asked: bool) -> None:
+def _show_version(asked: bool) -> None:
     """Print the version and stop."""
     if asked:
         typer.echo(f"tapfm {__version__}")
@@ -52,9 +52,9 @@ def show_version(asked: bool) -> None:
 
 
 @app.callback()
-def root(
+def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
     """Adapt a pathology foundation model to your task from slide labels, on one GPU."""

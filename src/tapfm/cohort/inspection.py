@@ -54,7 +54,7 @@ def collect_slides(sources: Sequence[Path], slides_folder: Path | None) -> list[
     return rows
 
 
-def inspect_slide(row: SlideRow) -> InspectedSlide:
+def _inspect_slide(row: SlideRow) -> InspectedSlide:
     """Open a slide and read what it says."""
     unknown = InspectedSlide(row.slide_id, str(row.path))
     try:
@@ -79,13 +79,13 @@ def inspect_slide(row: SlideRow) -> InspectedSlide:
         try:
             scale = resolve_scale(facts, row.mpp)
             known = replace(known, mpp=scale.mpp, mpp_source=scale.source, warnings=scale.warnings)
-            read_somewhere(slide)  # a file whose header is whole may have no pixels behind it
+            _read_somewhere(slide)  # a file whose header is whole may have no pixels behind it
         except TapfmError as error:
             return replace(known, problem=error.message, what_to_do=error.hint)
     return known
 
 
-def read_somewhere(slide: Slide) -> None:
+def _read_somewhere(slide: Slide) -> None:
     """Read a few pixels of each level, from the middle: cheap also where there is no pyramid."""
     for index, level in enumerate(slide.facts.levels):
         slide.read_level(index, level.width_px // 2, level.height_px // 2, 8, 8)
@@ -96,7 +96,7 @@ def inspect_all(rows: Sequence[SlideRow], workers: int, console: Console) -> lis
     jobs = {str(index): row for index, row in enumerate(rows)}  # by number: ids may repeat
     found: dict[str, InspectedSlide] = {}
     with SlideProgress(console, "inspecting", slides=len(rows)) as progress:
-        for index, result in run_slides(inspect_slide, jobs, workers=workers, after_crash=lambda _: COPY_AGAIN):
+        for index, result in run_slides(_inspect_slide, jobs, workers=workers, after_crash=lambda _: COPY_AGAIN):
             if isinstance(result, Failure):
                 row = jobs[index]
                 result = InspectedSlide(
@@ -107,7 +107,7 @@ def inspect_all(rows: Sequence[SlideRow], workers: int, console: Console) -> lis
     return [found[index] for index in jobs]
 
 
-def names_for(slide_id: str) -> Iterator[str]:
+def _names_for(slide_id: str) -> Iterator[str]:
     """Give an id, then others like it, for slides of the same name."""
     yield slide_id
     for number in itertools.count(2):
@@ -120,7 +120,7 @@ def write_cohort(rows: Sequence[SlideRow], path: Path) -> None:
     taken: set[str] = set()
     table = []
     for row in rows:
-        slide_id = next(name for name in names_for(row.slide_id) if name not in taken)
+        slide_id = next(name for name in _names_for(row.slide_id) if name not in taken)
         taken.add(slide_id)
         absolute = row.path.absolute()  # links keep their names
         where = absolute.relative_to(base) if absolute.is_relative_to(base) else absolute

@@ -18,7 +18,7 @@ from tapfm.errors import CohortError
 from tapfm.slides.opening import SLIDE_SUFFIXES, find_slides, is_slide_name
 
 # What we look for, and what other tools call it, in lower case.
-ROLES: dict[str, tuple[str, ...]] = {
+_ROLES: dict[str, tuple[str, ...]] = {
     "slide_id": ("slide_id",),
     "path": ("path", "slide_path", "slide", "wsi", "filename"),
     "patient_id": ("patient_id", "case_id", "patient"),
@@ -27,7 +27,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "cohort": ("cohort",),
 }
 # Whose table it is: the first whose columns are all there.
-LAYOUTS: dict[str, tuple[str, ...]] = {
+_LAYOUTS: dict[str, tuple[str, ...]] = {
     "tapfm": ("slide_id", "path"),
     "TAPFM reference": ("slide", "slide_id", "set"),
     "TRIDENT": ("wsi",),
@@ -38,10 +38,10 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "list of ids": ("slide_id",),
     "list of paths": ("path",),
 }
-LONGEST_ID = 200
-SHOWN = 20  # problems named
+_LONGEST_ID = 200
+_SHOWN = 20  # problems named
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt")
-FEATURE_SUFFIXES = (".h5", ".pt")  # STAMP's FILENAME and others name the file of features, not the slide
+_FEATURE_SUFFIXES = (".h5", ".pt")  # STAMP's FILENAME and others name the file of features, not the slide
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class SlideFinder:
 def id_of(name: str) -> str:
     """Take a slide's suffix off a file name; other dots belong to the id."""
     stem = Path(name).name
-    for suffix in (*FEATURE_SUFFIXES, ".ome.tiff", ".ome.tif", *SLIDE_SUFFIXES):
+    for suffix in (*_FEATURE_SUFFIXES, ".ome.tiff", ".ome.tif", *SLIDE_SUFFIXES):
         if stem.lower().endswith(suffix) and len(stem) > len(suffix):
             return stem[: -len(suffix)]
     return stem
@@ -113,14 +113,14 @@ def read_cohort(source: Path, slides_folder: Path | None = None, *, must_exist: 
     if not source.exists():
         raise CohortError(f"There is no file {source}.", hint="A cohort is a CSV, a folder of slides, or a slide.")
     if source.is_dir() or source.suffix.lower() not in (*TABLE_SUFFIXES, ".xlsx"):
-        return cohort_of_slides(source)
+        return _cohort_of_slides(source)
     finder = SlideFinder(slides_folder or source.parent, asked_for=slides_folder is not None)
-    return read_table(source, finder, must_exist=must_exist)
+    return _read_table(source, finder, must_exist=must_exist)
 
 
-def cohort_of_slides(source: Path) -> Cohort:
+def _cohort_of_slides(source: Path) -> Cohort:
     """Make a cohort of a folder (or of one slide), with file names as ids."""
-    rows = slides_below(source) if source.is_dir() else [row_of_file(source)]
+    rows = slides_below(source) if source.is_dir() else [_row_of_file(source)]
     by_id: dict[str, list[Path]] = defaultdict(list)
     for row in rows:
         by_id[row.slide_id].append(row.path)
@@ -144,20 +144,20 @@ def slides_below(folder: Path) -> list[SlideRow]:
         raise CohortError(
             f"There is no slide below {folder}.", hint=f"Slides are files with {', '.join(SLIDE_SUFFIXES)}."
         )
-    return [row_of_file(path) for path in paths]
+    return [_row_of_file(path) for path in paths]
 
 
-def row_of_file(path: Path) -> SlideRow:
+def _row_of_file(path: Path) -> SlideRow:
     """Name a slide, and its patient, by its file."""
     slide_id = id_of(path.absolute().name)
     return SlideRow(slide_id, path, slide_id)
 
 
-def read_table(source: Path, finder: SlideFinder, *, must_exist: bool) -> Cohort:
+def _read_table(source: Path, finder: SlideFinder, *, must_exist: bool) -> Cohort:
     """Read a CSV or TSV."""
     header, records = parse_table(source)
     columns = roles_of(source, header)
-    label_names = tuple(name for name in header if name not in columns.values() and is_label(name))
+    label_names = tuple(name for name in header if name not in columns.values() and _is_label(name))
     problems: list[str] = []
     rows: list[SlideRow] = []
     lines: dict[str, int] = {}
@@ -166,7 +166,7 @@ def read_table(source: Path, finder: SlideFinder, *, must_exist: bool) -> Cohort
             problems.append(f"line {line}: {len(record)} fields, but {len(header)} columns")
             continue
         values = dict(zip(header, [*record, *[""] * (len(header) - len(record))], strict=True))
-        row = row_of(line, values, columns, label_names, source.parent, finder, problems, must_exist=must_exist)
+        row = _row_of(line, values, columns, label_names, source.parent, finder, problems, must_exist=must_exist)
         if row is None:
             continue
         if row.slide_id in lines:
@@ -178,13 +178,13 @@ def read_table(source: Path, finder: SlideFinder, *, must_exist: bool) -> Cohort
         problems.append("no slide below the header")
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        if len(problems) > SHOWN:
-            problems = [*problems[:SHOWN], f"... and {len(problems) - SHOWN:,} more"]
+        if len(problems) > _SHOWN:
+            problems = [*problems[:_SHOWN], f"... and {len(problems) - _SHOWN:,} more"]
         raise CohortError(
             f"{source} has {count}:\n  " + "\n  ".join(problems),
             hint="Mend the table; relative paths start at its own folder, and --slides FOLDER says where else to look.",
         )
-    return Cohort(tuple(rows), layout_of(header), label_names, source)
+    return Cohort(tuple(rows), _layout_of(header), label_names, source)
 
 
 def parse_table(source: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -214,11 +214,11 @@ def parse_table(source: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 def roles_of(source: Path, header: list[str]) -> dict[str, str]:
     """Find which column is which."""
     lower = {name.lower(): name for name in header}
-    known = {name for names in ROLES.values() for name in names}
+    known = {name for names in _ROLES.values() for name in names}
     if repeated := sorted(name for name in known if [each.lower() for each in header].count(name) > 1):
         raise CohortError(f"{source} has several columns called {', '.join(repeated)}.", hint="Keep one of each.")
     columns = {}
-    for role, names in ROLES.items():
+    for role, names in _ROLES.items():
         for name in names:
             if name in lower:
                 columns[role] = lower[name]
@@ -231,13 +231,13 @@ def roles_of(source: Path, header: list[str]) -> dict[str, str]:
     return columns
 
 
-def layout_of(header: list[str]) -> str:
+def _layout_of(header: list[str]) -> str:
     """Name the tool whose columns these are."""
     lower = {name.lower() for name in header}
-    return next((name for name, columns in LAYOUTS.items() if lower.issuperset(columns)), "table")
+    return next((name for name, columns in _LAYOUTS.items() if lower.issuperset(columns)), "table")
 
 
-def is_label(name: str) -> bool:
+def _is_label(name: str) -> bool:
     """Tell a label from an index (no name) and from the folds of Patho-Bench."""
     return bool(name) and fold_of(name) is None
 
@@ -247,7 +247,7 @@ def fold_of(name: str) -> str | None:
     return f"fold_{int(name[5:])}" if name.lower().startswith("fold_") and name[5:].isdecimal() else None
 
 
-def row_of(
+def _row_of(
     line: int,
     values: dict[str, str],
     columns: dict[str, str],
@@ -266,11 +266,11 @@ def row_of(
         return None
     # beside a path an id is taken as it is; without one it may be a file name, as in CLAM's process_list_autogen.csv
     slide_id = named if given.get("slide_id") and given.get("path") else id_of(named)
-    if "/" in given.get("slide_id", "") or not is_file_name(slide_id):
-        rule = f"no / or \\, no line ends, no dot in front, {LONGEST_ID} bytes at most"
+    if "/" in given.get("slide_id", "") or not _is_file_name(slide_id):
+        rule = f"no / or \\, no line ends, no dot in front, {_LONGEST_ID} bytes at most"
         problems.append(f"line {line}: slide_id {named!r} cannot be a file name ({rule})")
         return None
-    path = path_of(line, given.get("path", ""), named, base, finder, problems, must_exist=must_exist)
+    path = _path_of(line, given.get("path", ""), named, base, finder, problems, must_exist=must_exist)
     try:
         mpp = mpp_of(given.get("mpp", ""))
     except ValueError:
@@ -290,13 +290,13 @@ def row_of(
     )
 
 
-def is_file_name(slide_id: str) -> bool:
+def _is_file_name(slide_id: str) -> bool:
     """Say whether files can be named by an id."""
-    short = len(slide_id.encode()) <= LONGEST_ID
+    short = len(slide_id.encode()) <= _LONGEST_ID
     return short and slide_id.isprintable() and "\\" not in slide_id and not slide_id.startswith(".")
 
 
-def path_of(
+def _path_of(
     line: int, text: str, named: str, base: Path, finder: SlideFinder, problems: list[str], *, must_exist: bool
 ) -> Path | None:
     """Find a slide's file: where the table says, or by its name below the slides folder.
@@ -305,12 +305,12 @@ def path_of(
     bare name is looked for, or the name of a path when the user says where the slides are.
     """
     stated = base / text if text else None
-    if text and not text.lower().endswith(FEATURE_SUFFIXES):
+    if text and not text.lower().endswith(_FEATURE_SUFFIXES):
         for path in (base / text, finder.folder / text):
             if path.exists():
                 return path
     found: list[Path] = []
-    if not text or finder.asked_for or Path(text).name == text or text.lower().endswith(FEATURE_SUFFIXES):
+    if not text or finder.asked_for or Path(text).name == text or text.lower().endswith(_FEATURE_SUFFIXES):
         found = finder.find(Path(text or named).name)
     if len(found) == 1:
         if (first := finder.given_to.setdefault(found[0], line)) != line:

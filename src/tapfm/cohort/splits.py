@@ -19,24 +19,24 @@ from tapfm.runtime.seeding import rng_for
 TRAIN, VALIDATION, TEST = "train", "val", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
 ALL = "all"
-SPELLINGS: dict[str, tuple[str, ...]] = {
+_SPELLINGS: dict[str, tuple[str, ...]] = {
     TRAIN: ("train", "training"),
     VALIDATION: ("val", "valid", "validation", "tune", "dev"),
     TEST: ("test", "testing", "holdout"),
 }
-FOLDS = (3, 20)  # fewest and most: training, validation and test each need a part of their own
-SHOWN = 20  # patients that a message names
+_FOLDS = (3, 20)  # fewest and most: training, validation and test each need a part of their own
+_SHOWN = 20  # patients that a message names
 
 Facet = tuple[str, str]  # what is to be balanced, and its value: ("label FGFR3", "1")
-ALL_SLIDES: Facet = ("slides", "all")
+_ALL_SLIDES: Facet = ("slides", "all")
 
 
 def canonical_split(text: str) -> str:
     """Name a split as we do; any case and the usual spellings are understood."""
-    for name, spellings in SPELLINGS.items():
+    for name, spellings in _SPELLINGS.items():
         if text.strip().lower() in spellings:
             return name
-    understood = "; ".join(", ".join(spellings) for spellings in SPELLINGS.values())
+    understood = "; ".join(", ".join(spellings) for spellings in _SPELLINGS.values())
     raise CohortError(f"'{text}' is no split.", hint=f"Splits are: {understood}. Empty leaves a slide out.")
 
 
@@ -58,7 +58,7 @@ def split_of_rows(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
     if unknown:
         listed = [f"'{text}': {list_some(slide_ids, 3)}" for text, slide_ids in unknown.items()]
         raise CohortError(f"The column {column} has values that are no splits:\n  " + "\n  ".join(listed), hint=hint)
-    anew = split_command(cohort) if fold is None else split_command(cohort, "--folds", "5")
+    anew = _split_command(cohort) if fold is None else _split_command(cohort, "--folds", "5")
     if not placed:
         found = fold_names(cohort)
         raise CohortError(
@@ -75,7 +75,7 @@ def fold_names(cohort: Cohort) -> list[str]:
     return sorted(found, key=lambda name: int(name.removeprefix("fold_")))
 
 
-def split_command(cohort: Cohort, *options: str) -> str:
+def _split_command(cohort: Cohort, *options: str) -> str:
     """Say what to type for splits of this cohort."""
     source = cohort.source or Path("COHORT.csv")
     out = source.with_name(f"{source.stem}-split.csv")
@@ -96,10 +96,10 @@ def check_splits(
         return
     lines = [
         f"{patient}: " + "; ".join(f"{split} has {list_some(by_split[split])}" for split in SPLITS if split in by_split)
-        for patient, by_split in list(torn.items())[:SHOWN]
+        for patient, by_split in list(torn.items())[:_SHOWN]
     ]
-    if len(torn) > SHOWN:
-        lines.append(f"... and {len(torn) - SHOWN:,} more patients")
+    if len(torn) > _SHOWN:
+        lines.append(f"... and {len(torn) - _SHOWN:,} more patients")
     count = "1 patient is" if len(torn) == 1 else f"{len(torn):,} patients are"
     raise CohortError(
         f"{count} in more than one split (column {column}):\n  " + "\n  ".join(lines),
@@ -107,7 +107,7 @@ def check_splits(
     )
 
 
-def list_some(names: Sequence[str], count: int = SHOWN) -> str:
+def list_some(names: Sequence[str], count: int = _SHOWN) -> str:
     """List names, the first few of many."""
     more = f" and {len(names) - count:,} more" if len(names) > count else ""
     return ", ".join(names[:count]) + more
@@ -154,7 +154,7 @@ class Patient:
     @property
     def amounts(self) -> dict[Facet, int]:
         """How much of what is to be balanced a split gets with this patient."""
-        return dict.fromkeys(self.facets, 1) | {ALL_SLIDES: self.slides}
+        return dict.fromkeys(self.facets, 1) | {_ALL_SLIDES: self.slides}
 
 
 def patients_of(
@@ -191,10 +191,10 @@ def check_fractions(fractions: tuple[float, float, float]) -> None:
 
 def check_folds(folds: int, patients: int) -> None:
     """Refuse a number of folds that cannot be made."""
-    if not FOLDS[0] <= folds <= FOLDS[1]:
+    if not _FOLDS[0] <= folds <= _FOLDS[1]:
         raise SettingError(
             f"{folds} folds cannot be made.",
-            hint=f"From {FOLDS[0]} (training, validation and test need a part each) to {FOLDS[1]}: --folds 5",
+            hint=f"From {_FOLDS[0]} (training, validation and test need a part each) to {_FOLDS[1]}: --folds 5",
         )
     if patients < folds:
         raise SettingError(
@@ -206,19 +206,19 @@ def check_folds(folds: int, patients: int) -> None:
 def assign_splits(patients: Sequence[Patient], fractions: tuple[float, float, float], seed: int) -> dict[str, str]:
     """Give each patient a split: training, validation and test in these fractions."""
     check_fractions(fractions)
-    parts = distribute(patients, fractions, seed, "splits", in_turn=True)
+    parts = _distribute(patients, fractions, seed, "splits", in_turn=True)
     return {patient_id: SPLITS[part] for patient_id, part in parts.items()}
 
 
 def assign_folds(patients: Sequence[Patient], folds: int, seed: int) -> list[dict[str, str]]:
     """Give each patient a split in each fold: part i is fold i's test, the part after it its validation."""
     check_folds(folds, len(patients))
-    parts = distribute(patients, [1 / folds] * folds, seed, "folds", folds, in_turn=False)
+    parts = _distribute(patients, [1 / folds] * folds, seed, "folds", folds, in_turn=False)
     names = {0: TEST, 1: VALIDATION}
     return [{each: names.get((part - fold) % folds, TRAIN) for each, part in parts.items()} for fold in range(folds)]
 
 
-def distribute(
+def _distribute(
     patients: Sequence[Patient], fractions: Sequence[float], *address: int | str, in_turn: bool
 ) -> dict[str, int]:
     """Share patients out to parts of these sizes, alike in all that is balanced; the table's order is no matter.
@@ -230,12 +230,12 @@ def distribute(
     parts: list[list[Patient]] = [[] for _ in fractions]
     used = [part for part, fraction in zip(parts, fractions, strict=True) if fraction > 0]
     for group in [[part] for part in used] if in_turn else [used]:
-        place_both_classes(waiting, group)
-    place_the_rest(waiting, parts, sizes_of(parts, fractions, len(waiting)))
+        _place_both_classes(waiting, group)
+    _place_the_rest(waiting, parts, _sizes_of(parts, fractions, len(waiting)))
     return {patient.patient_id: index for index, part in enumerate(parts) for patient in part}
 
 
-def place_both_classes(waiting: dict[str, Patient], parts: Sequence[list[Patient]]) -> None:
+def _place_both_classes(waiting: dict[str, Patient], parts: Sequence[list[Patient]]) -> None:
     """Give each part a positive and a negative patient of each target, as long as there are any."""
     counts = Counter(facet for patient in waiting.values() for facet in patient.classes)
     for facet in sorted(counts, key=lambda each: (counts[each], each)):
@@ -250,7 +250,7 @@ def place_both_classes(waiting: dict[str, Patient], parts: Sequence[list[Patient
             part.append(waiting.pop(best.patient_id))
 
 
-def sizes_of(parts: Sequence[list[Patient]], fractions: Sequence[float], waiting: int) -> list[int]:
+def _sizes_of(parts: Sequence[list[Patient]], fractions: Sequence[float], waiting: int) -> list[int]:
     """Say how many patients each part gets in all: no fewer than it has, one at least while they last."""
     total = waiting + sum(map(len, parts))
     sizes = [len(part) for part in parts]
@@ -263,7 +263,7 @@ def sizes_of(parts: Sequence[list[Patient]], fractions: Sequence[float], waiting
     return sizes
 
 
-def place_the_rest(waiting: dict[str, Patient], parts: Sequence[list[Patient]], sizes: Sequence[int]) -> None:
+def _place_the_rest(waiting: dict[str, Patient], parts: Sequence[list[Patient]], sizes: Sequence[int]) -> None:
     """Share out the rarest facet first, each patient to the part that lacks it most, then by the other facets."""
     placed = [Counter[Facet]() for _ in parts]
     for counter, part in zip(placed, parts, strict=True):
@@ -277,7 +277,7 @@ def place_the_rest(waiting: dict[str, Patient], parts: Sequence[list[Patient]], 
         left = Counter(facet for patient in waiting.values() for facet in patient.facets)
         rarest = min(left, key=lambda facet: (left[facet], facet))
         for patient in [each for each in waiting.values() if rarest in each.facets]:
-            wanted = [*sorted(patient.facets, key=lambda facet: (left[facet], facet)), ALL_SLIDES]
+            wanted = [*sorted(patient.facets, key=lambda facet: (left[facet], facet)), _ALL_SLIDES]
             lacks = {
                 index: [round(size / total * in_all[facet] - placed[index][facet], 9) for facet in wanted]
                 for index, size in enumerate(sizes)

@@ -20,7 +20,7 @@ from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import InputError, SettingError
 
 PATHS = (("cohort", "table"), ("cohort", "slides"), ("tiles", "folder"), ("tiles", "features"), ("encoder", "weights"))
-DEFAULT_ENCODER = "uni"
+_DEFAULT_ENCODER = "uni"
 
 
 def load_config(file: Path, changes: Sequence[str] = ()) -> RunConfig:
@@ -34,7 +34,7 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> RunConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{file} is not TOML: {error}.", hint="See what it should look like: tapfm config") from error
     resolve_paths(tables, file.parent)
-    apply_changes(tables, changes)
+    _apply_changes(tables, changes)
     return resolve(tables, f"{file}, with what --set changes," if changes else str(file))
 
 
@@ -43,11 +43,11 @@ def change_config(config: RunConfig, changes: Sequence[str]) -> RunConfig:
     if not changes:
         return config
     tables = config.as_tables()
-    apply_changes(tables, changes)
+    _apply_changes(tables, changes)
     return resolve(tables, "The configuration, with what --set changes,")
 
 
-def apply_changes(tables: dict[str, Any], changes: Sequence[str]) -> None:
+def _apply_changes(tables: dict[str, Any], changes: Sequence[str]) -> None:
     """Put `--set` changes on top of tables, in place. Paths in them start in the current folder."""
     changed: dict[str, Any] = {}
     for change in changes:
@@ -58,10 +58,10 @@ def apply_changes(tables: dict[str, Any], changes: Sequence[str]) -> None:
 
 def resolve(tables: Mapping[str, Any], where: str = "The configuration") -> RunConfig:
     """Fill in the recipe and check everything."""
-    problems = shape_problems(tables)
+    problems = _shape_problems(tables)
     if not problems:
-        card, problems = find_encoder(tables)
-        filled = fill_in(tables, card)
+        card, problems = _find_encoder(tables)
+        filled = _fill_in(tables, card)
         if not problems and isinstance(filled.get("encoder", {}).get("name"), str):
             merge_tables(filled, {"encoder": {"name": card.key}})  # however it was spelled
         try:
@@ -87,7 +87,7 @@ def all_settings() -> Iterator[Place]:
             yield from ((section, each.alias or name) for name, each in field.annotation.model_fields.items())
 
 
-def shape_problems(tables: Mapping[str, Any]) -> list[str]:
+def _shape_problems(tables: Mapping[str, Any]) -> list[str]:
     """Find what would make sense of nothing else: a section that is no table."""
     keys: dict[str, list[str]] = {}
     for section, *key in all_settings():
@@ -99,16 +99,16 @@ def shape_problems(tables: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def find_encoder(tables: Mapping[str, Any]) -> tuple[EncoderCard, list[str]]:
+def _find_encoder(tables: Mapping[str, Any]) -> tuple[EncoderCard, list[str]]:
     """Find the encoder's card; where there is none, the default's, so that other problems are found as well."""
     name = tables.get("encoder", {}).get("name")
     try:
-        return encoder_card(name if isinstance(name, str) else DEFAULT_ENCODER), []
+        return encoder_card(name if isinstance(name, str) else _DEFAULT_ENCODER), []
     except InputError as error:
-        return encoder_card(DEFAULT_ENCODER), [f"encoder.name: {error.message} {error.hint}"]
+        return encoder_card(_DEFAULT_ENCODER), [f"encoder.name: {error.message} {error.hint}"]
 
 
-def fill_in(tables: Mapping[str, Any], card: EncoderCard) -> dict[str, Any]:
+def _fill_in(tables: Mapping[str, Any], card: EncoderCard) -> dict[str, Any]:
     """Lay what is given over what the recipe says; what cannot be used is passed by here and refused later."""
     recipe: Any = tables.get("recipe")
     method: Any = tables.get("adaptation", {}).get("method")

@@ -55,7 +55,7 @@ def did_you_mean(place: Place, settings: Sequence[Place]) -> str:
 def contradictions(config: RunConfig) -> Iterator[str]:
     """Find settings that are each valid and do not go together."""
     method, optimiser, schedule = config.adaptation.method, config.optimiser, config.schedule
-    yield from aggregator_problems(config)
+    yield from _aggregator_problems(config)
     if method != "tapfm" and config.adaptation.lambda_ != 0:
         yield f"adaptation.lambda: is 0 with method {method}; got {config.adaptation.lambda_:g}"
     if method == "fixed" and config.tiles.features is None:
@@ -85,7 +85,7 @@ def contradictions(config: RunConfig) -> Iterator[str]:
         yield f"adaptation.scope: {error.message} {error.hint}"
 
 
-def aggregator_problems(config: RunConfig) -> Iterator[str]:
+def _aggregator_problems(config: RunConfig) -> Iterator[str]:
     """Find an aggregator that is none, does not go with the method, or has no such options."""
     try:
         aggregator = aggregator_card(config.aggregator.name)

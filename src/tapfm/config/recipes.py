@@ -12,11 +12,11 @@ Settings = dict[str, dict[str, Any]]
 
 # The paper draws 300 tiles with UNI, 100 with GigaPath, 75 with H-optimus-0: as many as its GPU holds. Other encoders
 # get the number of the one whose cost per tile they do not exceed.
-TILES_BY_GFLOPS = ((165.0, 300), (460.0, 100), (float("inf"), 75))
+_TILES_BY_GFLOPS = ((165.0, 300), (460.0, 100), (float("inf"), 75))
 
 # The paper's rates are for encoders of 300 million parameters and more, trained on thousands of slides. Small ones that
 # come with tapfm, to try it on tens of painted slides, need larger steps.
-POCKET_RATES = {"encoder_lr": 1e-4, "aggregator_lr": 1e-3}
+_POCKET_RATES = {"encoder_lr": 1e-4, "aggregator_lr": 1e-3}
 
 
 def recipe_settings(recipe: Recipe, card: EncoderCard, method: Method, epochs: int | None = None) -> Settings:
@@ -26,7 +26,7 @@ def recipe_settings(recipe: Recipe, card: EncoderCard, method: Method, epochs: i
         for section, values in reference(epochs or settings["schedule"]["epochs"]).items():
             settings[section] |= values
     if card.packaged:
-        settings["optimiser"] |= POCKET_RATES
+        settings["optimiser"] |= _POCKET_RATES
     return settings
 
 
@@ -70,4 +70,4 @@ def reference(epochs: int) -> Settings:
 def tiles_per_slide(card: EncoderCard) -> int:
     """Say how many tiles a step takes, by what one costs."""
     cost = card.gflops if card.gflops is not None else card.parameters * 400 / 1e9  # about 200 tokens, 2 per weight
-    return next(tiles for limit, tiles in TILES_BY_GFLOPS if cost <= limit)
+    return next(tiles for limit, tiles in _TILES_BY_GFLOPS if cost <= limit)

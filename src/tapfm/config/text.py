@@ -16,7 +16,7 @@ from tapfm.config.settings import RunConfig, Section
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import LabelError
 
-WIDTH = 36  # of `key = value`, so that comments stand in a column
+_WIDTH = 36  # of `key = value`, so that comments stand in a column
 
 
 def starting_file(
@@ -31,7 +31,7 @@ def starting_file(
     folder: Path | None,
 ) -> str:
     """Write a file to start from; targets are those of the table, and paths start at `folder` (default: here)."""
-    of_cohort: dict[str, str | int] = {"table": from_folder(cohort or Path("cohort.csv"), folder)}
+    of_cohort: dict[str, str | int] = {"table": _from_folder(cohort or Path("cohort.csv"), folder)}
     if cohort is not None:
         table = read_cohort(cohort, must_exist=False)
         if not any(row.split for row in table.rows) and fold_names(table):
@@ -43,10 +43,10 @@ def starting_file(
                 f"{cohort} has no column with both 0 and 1, so there is nothing to learn.",
                 hint=f"Its label columns are: {', '.join(table.label_names) or 'none'}",
             )
-    of_tiles = {"folder": from_folder(tiles or Path("tiles"), folder)} if method != "fixed" or tiles else {}
+    of_tiles = {"folder": _from_folder(tiles or Path("tiles"), folder)} if method != "fixed" or tiles else {}
     if method == "fixed" or features is not None:
-        of_tiles["features"] = from_folder(features or Path("features"), folder)
-    return commented(
+        of_tiles["features"] = _from_folder(features or Path("features"), folder)
+    return _commented(
         {
             "recipe": recipe,
             "seed": 0,
@@ -59,14 +59,14 @@ def starting_file(
     )
 
 
-def from_folder(path: Path, folder: Path | None) -> str:
+def _from_folder(path: Path, folder: Path | None) -> str:
     """Write a path as seen from a folder."""
     if path.is_absolute() or folder is None:
         return path.as_posix()
     return Path(os.path.relpath(path, folder.resolve())).as_posix()  # .. leads out of where a link points to
 
 
-def commented(tables: Mapping[str, Any]) -> str:
+def _commented(tables: Mapping[str, Any]) -> str:
     """Write a file to start from: what was given as settings, what the recipe adds as comments to change."""
     config = resolve(tables)
     lines = [
@@ -75,15 +75,15 @@ def commented(tables: Mapping[str, Any]) -> str:
         "# Paths start at this file.",
         "",
     ]
-    lines += section_lines(config, tables, only_values=True)
+    lines += _section_lines(config, tables, only_values=True)
     for name, value in config:
         if isinstance(value, Section):
             lines += ["", f"[{name}]  # {one_line(value.__doc__)}"]
-            lines += section_lines(value, tables.get(name, {}))
+            lines += _section_lines(value, tables.get(name, {}))
     return "\n".join(lines) + "\n"
 
 
-def section_lines(section: Section, given: Mapping[str, Any], *, only_values: bool = False) -> list[str]:
+def _section_lines(section: Section, given: Mapping[str, Any], *, only_values: bool = False) -> list[str]:
     """Write the settings of one table; `given` ones count, others are shown."""
     lines = []
     for name, field in type(section).model_fields.items():
@@ -94,7 +94,7 @@ def section_lines(section: Section, given: Mapping[str, Any], *, only_values: bo
         if shown is None and field.examples:
             shown, meaning = field.examples[0], f"not set; {meaning}"
         text = f"{key} = {toml_value(shown)}"
-        lines.append(f"{text if key in given else '# ' + text:<{WIDTH}}  # {meaning}")
+        lines.append(f"{text if key in given else '# ' + text:<{_WIDTH}}  # {meaning}")
     return lines
 
 

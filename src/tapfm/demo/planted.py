@@ -29,7 +29,7 @@ from tapfm.runtime.seeding import rng_for
 from tapfm.study.folder import StudyFolder
 from tapfm.synthetic.truth import CARRIES, read_truth
 
-BEFORE, AFTER, SAID = "attention before", "attention after", "contribution after"
+_BEFORE, _AFTER, _SAID = "attention before", "attention after", "contribution after"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SlideSeen:
 
 def measure_planted(folder: DemoFolder) -> None:
     """Measure it on both cohorts, write the figures, and draw one slide."""
-    seen = {cohort: positives_of(folder, cohort) for cohort in COHORTS}
+    seen = {cohort: _positives_of(folder, cohort) for cohort in COHORTS}
     figures = {cohort: figures_of(cohort, slides) for cohort, slides in seen.items()}
     typical = typical_of(seen["external"] or seen["test"])
     if typical is not None:
@@ -57,7 +57,7 @@ def measure_planted(folder: DemoFolder) -> None:
     write_atomically(folder.planted, f"{json.dumps(figures, indent=2)}\n".encode())
 
 
-def positives_of(folder: DemoFolder, cohort: str) -> list[SlideSeen]:
+def _positives_of(folder: DemoFolder, cohort: str) -> list[SlideSeen]:
     """Read the positive slides of a cohort that have tiles of both kinds."""
     predictions, found = PredictionFolder(folder.predictions(cohort)), []
     features = StudyFolder(folder.study).features(ENCODER, cohort)
@@ -66,13 +66,13 @@ def positives_of(folder: DemoFolder, cohort: str) -> list[SlideSeen]:
         carries = truth.signal(TARGET, table.positions, slide.side_px0) >= CARRIES
         if carries.all() or not carries.any():
             continue
-        before = attention_before(features, slide.slide_id, table)
+        before = _attention_before(features, slide.slide_id, table)
         after, said = table.values["attention"], table.values[f"contribution.{TARGET}"]
-        found.append(SlideSeen(slide, table, carries, {BEFORE: before, AFTER: after, SAID: said}))
+        found.append(SlideSeen(slide, table, carries, {_BEFORE: before, _AFTER: after, _SAID: said}))
     return found
 
 
-def attention_before(features: Path, slide_id: str, table: TileTable) -> NDArray[np.float64]:
+def _attention_before(features: Path, slide_id: str, table: TileTable) -> NDArray[np.float64]:
     """Read what the encoder attended to before it learnt: the features that the fixed regime learns from have it."""
     stored = read_features(features / f"{slide_id}.h5")
     assert stored.attention is not None
@@ -85,7 +85,7 @@ def figures_of(cohort: str, slides: Sequence[SlideSeen]) -> dict[str, object]:
     """Take the mean over slides, with an interval by drawing them again (a painted patient has one)."""
     drawn = rng_for(0, "planted tiles", cohort).integers(max(1, len(slides)), size=(RESAMPLES, len(slides)))
     found: dict[str, object] = {}
-    for by in (BEFORE, AFTER, SAID):
+    for by in (_BEFORE, _AFTER, _SAID):
         values = np.array([slide.found(by) for slide in slides], dtype=np.float64)
         if slides:
             found[by] = asdict(interval(float(values.mean()), values[drawn].mean(axis=1)))
@@ -102,5 +102,5 @@ def figures_of(cohort: str, slides: Sequence[SlideSeen]) -> dict[str, object]:
 
 def typical_of(slides: Sequence[SlideSeen]) -> SlideSeen | None:
     """Choose a slide to show: the one in the middle of those found well and badly, so that it flatters nobody."""
-    ranked = sorted(slides, key=lambda slide: slide.found(AFTER) or 0.0)
+    ranked = sorted(slides, key=lambda slide: slide.found(_AFTER) or 0.0)
     return ranked[(len(ranked) - 1) // 2] if ranked else None

@@ -23,10 +23,10 @@ from tapfm.slides.tissue import Mask
 from tapfm.synthetic.truth import SlideTruth
 from tapfm.tiles.lettering import Column, font
 
-PANEL_PX = 440
-LETTERS_PX = 15
-MARGIN_PX = 12
-BLACK = (0, 0, 0)
+_PANEL_PX = 440
+_LETTERS_PX = 15
+_MARGIN_PX = 12
+_BLACK = (0, 0, 0)
 
 
 def draw_planted(
@@ -38,7 +38,7 @@ def draw_planted(
 ) -> None:
     """Draw the slide, then a map for each of the values."""
     with closing(open_slide(slide.path)) as opened:
-        thumbnail = opened.thumbnail(PANEL_PX)
+        thumbnail = opened.thumbnail(_PANEL_PX)
     panels = {f"{slide.slide_id}, planted nests outlined": thumbnail.pixels}
     for name, each in values.items():
         # attention as percentiles: its values before and after are of different sizes
@@ -48,7 +48,7 @@ def draw_planted(
         title = f"{name}, percentiles" if percentile else f"{name}: red speaks for {TARGET}"
         panels[title] = draw_tiles_over(thumbnail, slide, shown, layer, percentile=percentile)
     planted = planted_in(thumbnail, truth)
-    pictures = [panel(title, outlined(pixels, planted)) for title, pixels in panels.items()]
+    pictures = [_panel(title, outlined(pixels, planted)) for title, pixels in panels.items()]
     sheet = Image.new("RGB", (sum(each.width for each in pictures), max(each.height for each in pictures)), WHITE)
     left = 0
     for picture in pictures:
@@ -73,18 +73,18 @@ def outlined(pixels: Pixels, mask: Mask) -> Pixels:
     """Draw a line around what is in the mask."""
     drawn = pixels.copy()
     lines, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
-    cv2.drawContours(drawn, lines, -1, BLACK, 1, cv2.LINE_AA)
+    cv2.drawContours(drawn, lines, -1, _BLACK, 1, cv2.LINE_AA)
     return drawn
 
 
-def panel(title: str, pixels: Pixels) -> Image.Image:
+def _panel(title: str, pixels: Pixels) -> Image.Image:
     """Put a title above a picture."""
     picture = Image.fromarray(pixels)
-    head = Column(picture.width + 2 * MARGIN_PX, MARGIN_PX)
-    head.y_px += MARGIN_PX
-    head.write(title, font(LETTERS_PX, bold=True), LETTERS_PX)
-    head.y_px += MARGIN_PX // 2
-    sheet = Image.new("RGB", (head.picture.width, head.y_px + picture.height + MARGIN_PX), WHITE)
+    head = Column(picture.width + 2 * _MARGIN_PX, _MARGIN_PX)
+    head.y_px += _MARGIN_PX
+    head.write(title, font(_LETTERS_PX, bold=True), _LETTERS_PX)
+    head.y_px += _MARGIN_PX // 2
+    sheet = Image.new("RGB", (head.picture.width, head.y_px + picture.height + _MARGIN_PX), WHITE)
     sheet.paste(head.paper(), (0, 0))
-    sheet.paste(picture, (MARGIN_PX, head.y_px))
+    sheet.paste(picture, (_MARGIN_PX, head.y_px))
     return sheet

@@ -12,12 +12,12 @@ from tapfm.evaluation.estimate_text import format_estimate
 from tapfm.metrics.estimate import Estimate
 from tapfm.runtime.csv_files import read_csv
 
-REGIMES = {
+_REGIMES = {
     "fixed": "fixed encoder + ABMIL",
     "finetune": "fine-tuned encoder + ABMIL",
     "tapfm": "TAPFM",
 }
-RANKED_BY = {
+_RANKED_BY = {
     "attention before": "attention, pretrained encoder",
     "attention after": "attention, after TAPFM",
     "contribution after": "contribution, after TAPFM",
@@ -43,7 +43,7 @@ def read_results(folder: DemoFolder) -> DemoResults:
     patients = {line["cohort"]: line["patients"] for line in lines}
     aucs: dict[str, dict[str, str]] = {}
     for line in lines:
-        aucs.setdefault(REGIMES.get(line["regime"], line["model"]), {})[line["cohort"]] = _auc_text(line)
+        aucs.setdefault(_REGIMES.get(line["regime"], line["model"]), {})[line["cohort"]] = _auc_text(line)
     found: dict[str, Any] = json.loads(folder.planted.read_text("utf-8"))
     return DemoResults(
         folder,
@@ -53,7 +53,7 @@ def read_results(folder: DemoFolder) -> DemoResults:
         planted_share={cohort: found[cohort]["share"] for cohort in COHORTS},
         ranked={
             title: [format_estimate(Estimate(**found[cohort]["found"][score])) for cohort in COHORTS]
-            for score, title in RANKED_BY.items()
+            for score, title in _RANKED_BY.items()
         },
         seconds=round(sum(json.loads(folder.state.read_text("utf-8"))["seconds"].values())),
     )

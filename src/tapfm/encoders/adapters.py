@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from tapfm.encoders.vit import VitEncoder
 
-VALID = 'Valid: "full", "last:4" (the last 4 blocks and the final norm), "lora:16" (adapters of rank 16).'
-ALPHA_PER_RANK = 2  # the adapters' sum is scaled by alpha / rank
+_VALID = 'Valid: "full", "last:4" (the last 4 blocks and the final norm), "lora:16" (adapters of rank 16).'
+_ALPHA_PER_RANK = 2  # the adapters' sum is scaled by alpha / rank
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Scope:
     def __post_init__(self) -> None:
         valid = self.size is None if self.kind == "full" else self.size is not None and self.size >= 1
         if self.kind not in ("full", "last", "lora") or not valid:
-            raise SettingError(f"There is no scope of adaptation '{self}'.", hint=VALID)
+            raise SettingError(f"There is no scope of adaptation '{self}'.", hint=_VALID)
 
     @classmethod
     def parse(cls, text: str) -> Scope:
         """Read "full", "last:n" or "lora:r"."""
         match = re.fullmatch(r"([a-z]+)(?::([0-9]{1,6}))?", text)
         if match is None:
-            raise SettingError(f"There is no scope of adaptation '{text}'.", hint=VALID)
+            raise SettingError(f"There is no scope of adaptation '{text}'.", hint=_VALID)
         kind, size = match.groups()
         return cls(cast(Any, kind), None if size is None else int(size))  # refuses other kinds itself
 
@@ -51,14 +51,14 @@ def apply_scope(encoder: VitEncoder, scope: Scope, *, seed: int = 0) -> None:
     if adapted_layers(encoder):
         raise SettingError("The encoder has LoRA adapters already.", hint="Merge them first: merge_adapters(encoder).")
     if scope.kind == "lora" and scope.size is not None:
-        add_adapters(encoder, rank=scope.size, seed=seed)
+        _add_adapters(encoder, rank=scope.size, seed=seed)
     elif scope.kind == "last" and scope.size is not None:
-        open_last_blocks(encoder, scope.size)
+        _open_last_blocks(encoder, scope.size)
     else:
         encoder.requires_grad_(True)
 
 
-def open_last_blocks(encoder: VitEncoder, blocks: int) -> None:
+def _open_last_blocks(encoder: VitEncoder, blocks: int) -> None:
     """Freeze all but the last blocks and the final norm."""
     depth = len(encoder.vit.blocks)
     if blocks > depth:
@@ -71,7 +71,7 @@ def open_last_blocks(encoder: VitEncoder, blocks: int) -> None:
     encoder.vit.norm.requires_grad_(True)
 
 
-def add_adapters(encoder: VitEncoder, *, rank: int, seed: int) -> None:
+def _add_adapters(encoder: VitEncoder, *, rank: int, seed: int) -> None:
     """Freeze the encoder and put an adapter on every linear layer of its blocks' attention and MLP."""
     import torch
 
@@ -90,10 +90,10 @@ def add_adapters(encoder: VitEncoder, *, rank: int, seed: int) -> None:
             block.attn.qkv_bias_separate = True
     settings = peft.LoraConfig(
         r=rank,
-        lora_alpha=ALPHA_PER_RANK * rank,
+        lora_alpha=_ALPHA_PER_RANK * rank,
         lora_dropout=0.0,
         bias="none",
-        target_modules=linear_layers(encoder),
+        target_modules=_linear_layers(encoder),
     )
     with torch.random.fork_rng(devices=[]):  # peft draws values of its own, which are not used
         peft.inject_adapter_in_model(settings, encoder.vit)
@@ -125,7 +125,7 @@ def adapted_layers(encoder: VitEncoder) -> dict[str, Any]:
     return {name: module for name, module in encoder.vit.named_modules() if hasattr(module, "lora_A")}
 
 
-def linear_layers(encoder: VitEncoder) -> list[str]:
+def _linear_layers(encoder: VitEncoder) -> list[str]:
     """Name the linear layers inside the attention and the MLP of every block."""
     from torch import nn
 

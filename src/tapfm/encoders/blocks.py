@@ -29,7 +29,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 Recompute = Literal["nothing", "pointwise", "mlp", "block"]
 
 _aten = torch.ops.aten
-PRODUCTS = {
+_PRODUCTS = {
     _aten.mm.default,
     _aten.addmm.default,
     _aten.bmm.default,
@@ -44,50 +44,50 @@ def run_block(block: Any, x_KND: Tensor, rope: Tensor | None, recompute: Recompu
     """One block, keeping for backward what `recompute` says."""
     if recompute in ("nothing", "block"):
         whole = block if rope is None else partial(block, rope=rope)
-        return whole(x_KND) if recompute == "nothing" else again(whole, x_KND)
-    x_KND = again(lambda x: attention_half(block, x, rope), x_KND, keep_products=True)
-    return again(lambda x: mlp_half(block, x), x_KND, keep_products=recompute == "pointwise")
+        return whole(x_KND) if recompute == "nothing" else _again(whole, x_KND)
+    x_KND = _again(lambda x: _attention_half(block, x, rope), x_KND, keep_products=True)
+    return _again(lambda x: _mlp_half(block, x), x_KND, keep_products=recompute == "pointwise")
 
 
-def again(function: Callable[[Tensor], Any], x_KND: Tensor, *, keep_products: bool = False) -> Any:
+def _again(function: Callable[[Tensor], Any], x_KND: Tensor, *, keep_products: bool = False) -> Any:
     """Run a function whose inner values backward computes again, but for its products where those are kept."""
     if not torch.is_grad_enabled():
         return function(x_KND)
     kept: dict[str, Any] = {}
     if keep_products:
-        kept["context_fn"] = partial(create_selective_checkpoint_contexts, products_are_kept)
+        kept["context_fn"] = partial(create_selective_checkpoint_contexts, _products_are_kept)
     # The reentrant form would lose the gradient, without an error, where the first blocks are frozen.
     return checkpoint(function, x_KND, use_reentrant=False, **kept)
 
 
-def products_are_kept(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+def _products_are_kept(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
     """Tell torch what to keep: what costs much to compute."""
-    return CheckpointPolicy.MUST_SAVE if operator in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operator in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def attention_half(block: Any, x_KND: Tensor, rope: Tensor | None) -> Tensor:
+def _attention_half(block: Any, x_KND: Tensor, rope: Tensor | None) -> Tensor:
     """The first half of a block."""
     attn = block.attn
-    if getattr(attn, "gate", None) is None and can_fold(block.norm1, x_KND):
+    if getattr(attn, "gate", None) is None and _can_fold(block.norm1, x_KND):
         inner_KND = x_KND
-        q_KHNd, k_KHNd, v_KHNd = project(attn, x_KND, rope, partial(after_norm, block.norm1))
+        q_KHNd, k_KHNd, v_KHNd = _project(attn, x_KND, rope, partial(_after_norm, block.norm1))
     else:
         inner_KND = block.norm1(x_KND)
-        q_KHNd, k_KHNd, v_KHNd = project(attn, inner_KND, rope)
-    return attended(block, x_KND, inner_KND, q_KHNd, k_KHNd, v_KHNd, fold=True)
+        q_KHNd, k_KHNd, v_KHNd = _project(attn, inner_KND, rope)
+    return _attended(block, x_KND, inner_KND, q_KHNd, k_KHNd, v_KHNd, fold=True)
 
 
-def mlp_half(block: Any, x_KND: Tensor) -> Tensor:
+def _mlp_half(block: Any, x_KND: Tensor) -> Tensor:
     """The second half of a block."""
-    mlp, (_, gamma) = block.mlp, layer_scales(block)
+    mlp, (_, gamma) = block.mlp, _layer_scales(block)
     if type(mlp) not in (Mlp, GluMlp, SwiGLU):  # a class that is not known here
         out_KND = mlp(block.norm2(x_KND)) if gamma is None else gamma * mlp(block.norm2(x_KND))
     else:
-        if can_fold(block.norm2, x_KND):
-            hidden_KNh = hidden_of(mlp, x_KND, partial(after_norm, block.norm2))
+        if _can_fold(block.norm2, x_KND):
+            hidden_KNh = _hidden_of(mlp, x_KND, partial(_after_norm, block.norm2))
         else:
-            hidden_KNh = hidden_of(mlp, block.norm2(x_KND))
-        out_KND = mlp.drop2(scaled(mlp.fc2, gamma, hidden_KNh, fold=True))
+            hidden_KNh = _hidden_of(mlp, block.norm2(x_KND))
+        out_KND = mlp.drop2(_scaled(mlp.fc2, gamma, hidden_KNh, fold=True))
     return x_KND + block.drop_path2(out_KND)
 
 
@@ -98,32 +98,32 @@ def last_block(
 
     def run(x_KND: Tensor) -> tuple[Tensor, Tensor]:
         inner_KND = block.norm1(x_KND)
-        q_KHNd, k_KHNd, v_KHNd = project(block.attn, inner_KND, rope)
-        r_K = raw_attention(q_KHNd[:, :, :1], k_KHNd, scale=block.attn.scale, prefix=prefix)
+        q_KHNd, k_KHNd, v_KHNd = _project(block.attn, inner_KND, rope)
+        r_K = _raw_attention(q_KHNd[:, :, :1], k_KHNd, scale=block.attn.scale, prefix=prefix)
         if cls_only:
             q_KHNd, x_KND, inner_KND = q_KHNd[:, :, :1], x_KND[:, :1], inner_KND[:, :1]
-        x_KND = attended(block, x_KND, inner_KND, q_KHNd, k_KHNd, v_KHNd, fold=False)
-        out_KND, (_, gamma) = block.mlp(block.norm2(x_KND)), layer_scales(block)
+        x_KND = _attended(block, x_KND, inner_KND, q_KHNd, k_KHNd, v_KHNd, fold=False)
+        out_KND, (_, gamma) = block.mlp(block.norm2(x_KND)), _layer_scales(block)
         return x_KND + block.drop_path2(out_KND if gamma is None else gamma * out_KND), r_K
 
-    both: tuple[Tensor, Tensor] = again(run, x_KND) if recompute == "block" else run(x_KND)
+    both: tuple[Tensor, Tensor] = _again(run, x_KND) if recompute == "block" else run(x_KND)
     return both
 
 
-def attended(
+def _attended(
     block: Any, x_KND: Tensor, inner_KND: Tensor, q_KHNd: Tensor, k_KHNd: Tensor, v_KHNd: Tensor, *, fold: bool
 ) -> Tensor:
     """Attention, its output layer, and what it is added to."""
-    attn, (gamma, _) = block.attn, layer_scales(block)
+    attn, (gamma, _) = block.attn, _layer_scales(block)
     dropout = attn.attn_drop.p if attn.training else 0.0
     heads_KHNd = F.scaled_dot_product_attention(q_KHNd, k_KHNd, v_KHNd, dropout_p=dropout, scale=attn.scale)
     out_KND = attn.norm(heads_KHNd.transpose(1, 2).flatten(2))
     if (gate := getattr(attn, "gate", None)) is not None:
         out_KND = out_KND * gate(inner_KND).sigmoid()
-    return x_KND + block.drop_path1(attn.proj_drop(scaled(attn.proj, gamma, out_KND, fold=fold)))
+    return x_KND + block.drop_path1(attn.proj_drop(_scaled(attn.proj, gamma, out_KND, fold=fold)))
 
 
-def raw_attention(q_KH1d: Tensor, k_KHNd: Tensor, *, scale: float, prefix: int) -> Tensor:
+def _raw_attention(q_KH1d: Tensor, k_KHNd: Tensor, *, scale: float, prefix: int) -> Tensor:
     """Eq. 1: the CLS row of the softmax attention, averaged over heads and over patch tokens.
 
     The softmax runs over all tokens, the mean over patches only: over all tokens it would be the constant 1/N. In
@@ -135,13 +135,13 @@ def raw_attention(q_KH1d: Tensor, k_KHNd: Tensor, *, scale: float, prefix: int) 
         return logits_KH1N.softmax(-1)[..., prefix:].mean((1, 2, 3))
 
 
-def applied(layer: Any, x_KND: Tensor) -> Any:
+def _applied(layer: Any, x_KND: Tensor) -> Any:
     """A layer as it is."""
     return layer(x_KND)
 
 
-def project(
-    attn: Any, x_KND: Tensor, rope: Tensor | None, apply: Callable[[Any, Tensor], Any] = applied
+def _project(
+    attn: Any, x_KND: Tensor, rope: Tensor | None, apply: Callable[[Any, Tensor], Any] = _applied
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values as the attention module itself makes them, adapters on its layers included."""
     if attn.qkv is not None:
@@ -167,10 +167,10 @@ def project(
     return q, k, v
 
 
-def hidden_of(mlp: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any] = applied) -> Tensor:
+def _hidden_of(mlp: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any] = _applied) -> Tensor:
     """What comes before the last layer of one of timm's three MLPs."""
     if type(mlp) is GluMlp:
-        first, second = halves_of(mlp.fc1, x_KND, apply)
+        first, second = _halves_of(mlp.fc1, x_KND, apply)
         hidden_KNh = first * mlp.act(second) if mlp.gate_last else mlp.act(first) * second
     elif type(mlp) is SwiGLU:
         hidden_KNh = mlp.act(apply(mlp.fc1_g, x_KND)) * apply(mlp.fc1_x, x_KND)
@@ -180,7 +180,7 @@ def hidden_of(mlp: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any] = app
     return normed_KNh
 
 
-def halves_of(layer: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any]) -> tuple[Tensor, Tensor]:
+def _halves_of(layer: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any]) -> tuple[Tensor, Tensor]:
     """The two halves of a packed layer's output, by two products: joining their gradients would cost a pass."""
     if type(layer) is not nn.Linear:
         first, second = apply(layer, x_KND).chunk(2, dim=-1)
@@ -188,13 +188,13 @@ def halves_of(layer: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any]) ->
     half = layer.out_features // 2
     biases = (None, None) if layer.bias is None else (layer.bias[:half], layer.bias[half:])
     first, second = (
-        apply(Affine(weight, bias), x_KND)
+        apply(_Affine(weight, bias), x_KND)
         for weight, bias in zip((layer.weight[:half], layer.weight[half:]), biases, strict=True)
     )
     return first, second
 
 
-class Affine(NamedTuple):
+class _Affine(NamedTuple):
     """A linear layer made of tensors."""
 
     weight: Tensor
@@ -205,7 +205,7 @@ class Affine(NamedTuple):
         return F.linear(x_KND, self.weight, self.bias)
 
 
-def can_fold(norm: Any, x_KND: Tensor) -> bool:
+def _can_fold(norm: Any, x_KND: Tensor) -> bool:
     """Whether a norm's weights may go into the next layer: not under autocast, which casts both by itself."""
     return (
         torch.is_grad_enabled()
@@ -215,9 +215,9 @@ def can_fold(norm: Any, x_KND: Tensor) -> bool:
     )
 
 
-def after_norm(norm: Any, layer: Any, x_KND: Tensor) -> Tensor:
+def _after_norm(norm: Any, layer: Any, x_KND: Tensor) -> Tensor:
     """A layer of a norm's output, with the norm's weights folded into the layer's."""
-    if type(layer) not in (nn.Linear, Affine):
+    if type(layer) not in (nn.Linear, _Affine):
         return layer(norm(x_KND))
     inner_KND = F.layer_norm(x_KND, norm.normalized_shape, None, None, norm.eps)
     bias = layer.bias
@@ -227,7 +227,7 @@ def after_norm(norm: Any, layer: Any, x_KND: Tensor) -> Tensor:
     return F.linear(inner_KND, layer.weight * norm.weight, bias)
 
 
-def scaled(layer: Any, gamma_D: Tensor | None, x_KND: Tensor, *, fold: bool) -> Tensor:
+def _scaled(layer: Any, gamma_D: Tensor | None, x_KND: Tensor, *, fold: bool) -> Tensor:
     """A layer and its LayerScale; folded into the layer's weights, so that its output is not kept for gamma's sake.
 
     Not under autocast: float16 has no numbers as small as some gammas times a weight.
@@ -240,7 +240,7 @@ def scaled(layer: Any, gamma_D: Tensor | None, x_KND: Tensor, *, fold: bool) -> 
     return layer(x_KND) * gamma_D
 
 
-def layer_scales(block: Any) -> tuple[Tensor | None, Tensor | None]:
+def _layer_scales(block: Any) -> tuple[Tensor | None, Tensor | None]:
     """The two LayerScales of a block, whichever way timm's class stores them."""
     if isinstance(block, Block):
         return getattr(block.ls1, "gamma", None), getattr(block.ls2, "gamma", None)

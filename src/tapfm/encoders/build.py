@@ -27,7 +27,7 @@ def build_vit(card: EncoderCard, *, tile_px: int | None = None, extra: Mapping[s
     if (eps := arguments.pop("layer_norm_eps", None)) is not None:
         arguments["norm_layer"] = partial(nn.LayerNorm, eps=eps)
     vit = timm.create_model(card.architecture, pretrained=False, **arguments)
-    check_tile_side(arguments["img_size"], int(vit.patch_embed.patch_size[0]), card)
+    _check_tile_side(arguments["img_size"], int(vit.patch_embed.patch_size[0]), card)
     for module in vit.modules():
         if isinstance(module, GluMlp) and not isinstance(module.act, nn.SiLU):
             raise UnsupportedEncoderError(
@@ -38,7 +38,7 @@ def build_vit(card: EncoderCard, *, tile_px: int | None = None, extra: Mapping[s
     return cast(nn.Module, vit)
 
 
-def check_tile_side(tile_px: int, patch_px: int, card: EncoderCard) -> None:
+def _check_tile_side(tile_px: int, patch_px: int, card: EncoderCard) -> None:
     """Refuse a tile side that is not a whole number of patches."""
     if tile_px <= 0 or tile_px % patch_px:
         below, above = tile_px // patch_px * patch_px, (tile_px // patch_px + 1) * patch_px

@@ -18,13 +18,13 @@ from tapfm.errors import WeightsMismatchError
 State = dict[str, Tensor]
 
 # Wrappers around the encoder's weights: dictionaries of training scripts, then prefixes of their keys.
-WRAPPERS = ("teacher", "model", "state_dict")
-PREFIXES = ("module.", "backbone.", "vit.", "dinov2.", "dinov2_with_registers.", "encoder.")
+_WRAPPERS = ("teacher", "model", "state_dict")
+_PREFIXES = ("module.", "backbone.", "vit.", "dinov2.", "dinov2_with_registers.", "encoder.")
 
 # Only pretraining or classification needs these.
-NOT_OF_THE_ENCODER = re.compile(r"(mask_token$|head\.|head_dist\.|dino_head\.|ibot_head\.|pooler\.|classifier\.)")
+_NOT_OF_THE_ENCODER = re.compile(r"(mask_token$|head\.|head_dist\.|dino_head\.|ibot_head\.|pooler\.|classifier\.)")
 
-TRANSFORMERS = {
+_TRANSFORMERS = {
     r"^embeddings\.cls_token$": "cls_token",
     r"^embeddings\.mask_token$": "mask_token",
     r"^embeddings\.register_tokens$": "register_tokens",
@@ -46,45 +46,45 @@ TRANSFORMERS = {
 
 def to_timm(checkpoint: Mapping[str, Any]) -> State:
     """Rewrite a loaded checkpoint, wrapped or not, in any of the known dialects, to timm's keys."""
-    state = without_prefixes(unwrapped(checkpoint))
+    state = _without_prefixes(_unwrapped(checkpoint))
     if "embeddings.cls_token" in state:
-        state = from_transformers(state)
-    state = from_native_dinov2(state)
-    return {name: value for name, value in state.items() if not NOT_OF_THE_ENCODER.match(name)}
+        state = _from_transformers(state)
+    state = _from_native_dinov2(state)
+    return {name: value for name, value in state.items() if not _NOT_OF_THE_ENCODER.match(name)}
 
 
-def unwrapped(checkpoint: Mapping[str, Any]) -> State:
+def _unwrapped(checkpoint: Mapping[str, Any]) -> State:
     """Take the tensors out of the dictionaries that training scripts put around them."""
-    for wrapper in WRAPPERS:
+    for wrapper in _WRAPPERS:
         inner = checkpoint.get(wrapper)
         if isinstance(inner, Mapping):
-            return unwrapped(inner)
+            return _unwrapped(inner)
     other = [
         str(name) for name, value in checkpoint.items() if not (isinstance(name, str) and isinstance(value, Tensor))
     ]
     if other or not checkpoint:
         raise WeightsMismatchError(
             f"The checkpoint is not a plain table of tensors: {other[:3] or 'it is empty'}.",
-            hint=f"Known wrappers: {', '.join(WRAPPERS)}. Save the encoder's state_dict() alone.",
+            hint=f"Known wrappers: {', '.join(_WRAPPERS)}. Save the encoder's state_dict() alone.",
         )
     return dict(checkpoint)
 
 
-def without_prefixes(state: State) -> State:
+def _without_prefixes(state: State) -> State:
     """Strip what wrappers put before every key ('module.', 'backbone.', ...)."""
     while True:
-        inside = [n for n in state if not NOT_OF_THE_ENCODER.match(n)]
-        prefix = next((p for p in PREFIXES if inside and all(n.startswith(p) for n in inside)), None)
+        inside = [n for n in state if not _NOT_OF_THE_ENCODER.match(n)]
+        prefix = next((p for p in _PREFIXES if inside and all(n.startswith(p) for n in inside)), None)
         if prefix is None:
             return state
         state = {n.removeprefix(prefix): v for n, v in state.items()}
 
 
-def from_transformers(state: State) -> State:
+def _from_transformers(state: State) -> State:
     """Keys of the transformers library's ViT, Dinov2 and Dinov2WithRegisters, as `save_pretrained` writes them."""
     renamed: State = {}
     for name, value in state.items():
-        for pattern, replacement in TRANSFORMERS.items():
+        for pattern, replacement in _TRANSFORMERS.items():
             name = re.sub(pattern, replacement, name)
         renamed[name] = value
     for name in [n for n in renamed if ".attn.query." in n]:  # timm keeps the three in one matrix
@@ -94,7 +94,7 @@ def from_transformers(state: State) -> State:
     return renamed
 
 
-def from_native_dinov2(state: State) -> State:
+def _from_native_dinov2(state: State) -> State:
     """Meta's own DINOv2 keys; timm adds CLS's position to the token itself where there are registers."""
     renamed: State = {}
     for name, value in state.items():

@@ -36,7 +36,7 @@ FeatureFormat = Literal["tapfm", "TRIDENT", "CLAM", "STAMP", "pt"]
 FEATURES_VERSION = 1
 
 FINGERPRINT = "tapfm_fingerprint"  # the attribute that tells our files
-AGAIN = "Make it again: tapfm embed"
+_AGAIN = "Make it again: tapfm embed"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def stored_fingerprint(path: Path) -> str | None:
     """Read the fingerprint of a finished file of ours, and none of its features."""
     try:
         with h5py.File(path, "r") as file:
-            return text(file["features"].attrs[FINGERPRINT])
+            return _text(file["features"].attrs[FINGERPRINT])
     except Exception:  # missing, damaged, or another tool's
         return None
 
@@ -77,7 +77,7 @@ def write_features(path: Path, features: FeatureSet, tiles: TileSet, *, about: M
     The positions are those of the features: some tiles may have been unreadable. Without any, all tiles were encoded.
     """
     positions = tiles.positions if features.positions is None else features.positions
-    refuse_unusable(f"Slide '{features.slide_id}'", features.features, positions, features.attention)
+    _refuse_unusable(f"Slide '{features.slide_id}'", features.features, positions, features.attention)
     own = {
         "name": features.slide_id,
         "savetodir": "features",
@@ -86,21 +86,21 @@ def write_features(path: Path, features: FeatureSet, tiles: TileSet, *, about: M
     }
     buffer = io.BytesIO()
     with h5py.File(buffer, "w") as file:
-        put(file, "features", features.features.astype(np.float32, copy=False), dict(about) | own)
-        put(file, "coords", positions.astype(np.int64, copy=False), known_attributes(tiles))
+        _put(file, "features", features.features.astype(np.float32, copy=False), dict(about) | own)
+        _put(file, "coords", positions.astype(np.int64, copy=False), _known_attributes(tiles))
         if features.attention is not None:
-            put(file, "attention", features.attention.astype(np.float32, copy=False), {})
+            _put(file, "attention", features.attention.astype(np.float32, copy=False), {})
     write_atomically(path, buffer.getvalue())
 
 
-def put(file: h5py.File, name: str, data: NDArray[Any], attributes: Mapping[str, Any]) -> None:
+def _put(file: h5py.File, name: str, data: NDArray[Any], attributes: Mapping[str, Any]) -> None:
     """Add a dataset and its attributes."""
     dataset = file.create_dataset(name, data=data)
     for key, value in attributes.items():
         dataset.attrs[key] = value
 
 
-def known_attributes(tiles: TileSet) -> dict[str, Any]:
+def _known_attributes(tiles: TileSet) -> dict[str, Any]:
     """Describe the tiles as their own file does, less what another tool's file left open."""
     if tiles.target_mpp is not None and tiles.slide_mpp is not None and tiles.size_px0 is not None:
         return trident_attributes(tiles) | own_attributes(tiles)
@@ -131,7 +131,7 @@ def read_feature_facts(path: Path) -> FeatureFacts:
     stored = read_tensor(path, only_look=True) if path.suffix == ".pt" else read_hdf5(path, only_look=True)
     if stored.features.ndim < 2 or not stored.features.shape[-2]:
         raise FeatureStoreError(
-            f"{path} has no tiles: its features have the shape {stored.features.shape}.", hint=AGAIN
+            f"{path} has no tiles: its features have the shape {stored.features.shape}.", hint=_AGAIN
         )
     return FeatureFacts(
         size=int(stored.features.shape[-1]),
@@ -150,18 +150,18 @@ def read_features(path: Path) -> FeatureSet:
     stored = read_tensor(path) if path.suffix == ".pt" else read_hdf5(path)
     for name, array in (("features", stored.features), ("coords", stored.coords), ("attention", stored.attention)):
         if array is not None and array.dtype.kind not in "fiu":
-            raise FeatureStoreError(f"{path}: `{name}` holds {array.dtype}, not numbers.", hint=AGAIN)
-    features, coords, attention = without_batch(stored.features), stored.coords, stored.attention
+            raise FeatureStoreError(f"{path}: `{name}` holds {array.dtype}, not numbers.", hint=_AGAIN)
+    features, coords, attention = _without_batch(stored.features), stored.coords, stored.attention
     if coords is not None:
-        coords = without_batch(coords) if coords.size else np.empty((0, 2), np.int64)
+        coords = _without_batch(coords) if coords.size else np.empty((0, 2), np.int64)
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as such
         features = features.astype(np.float32, copy=False)
-    refuse_unusable(str(path), features, coords, attention)
+    _refuse_unusable(str(path), features, coords, attention)
     return FeatureSet(
         slide_id=stored.said("name") or path.stem,
         features=features,
         attention=None if attention is None else attention.astype(np.float32, copy=False),
-        positions=whole_pixels(coords) if coords is not None and stored.in_pixels else None,
+        positions=_whole_pixels(coords) if coords is not None and stored.in_pixels else None,
         side_px0=stored.side_px0,
         encoder=stored.said("extractor" if stored.origin == "STAMP" else "encoder"),
         fingerprint=stored.said(FINGERPRINT),
@@ -181,7 +181,7 @@ class StoredArrays(NamedTuple):
 
     def said(self, name: str) -> str | None:
         """Read an attribute that is a text."""
-        return text(self.attributes.get(name))
+        return _text(self.attributes.get(name))
 
     @property
     def in_pixels(self) -> bool:
@@ -213,7 +213,7 @@ def read_hdf5(path: Path, *, only_look: bool = False) -> StoredArrays:
                 return StoredArrays("STAMP", array(file["feats"]), coords, attributes=dict(file.attrs))
             holds = ", ".join(file) or "nothing"
     except Exception as error:  # damage shows in many ways
-        raise FeatureStoreError(f"{path} cannot be read as HDF5 ({error}).", hint=AGAIN) from error
+        raise FeatureStoreError(f"{path} cannot be read as HDF5 ({error}).", hint=_AGAIN) from error
     raise FeatureStoreError(
         f"{path} has no dataset `features` (or `feats`), only: {holds}.",
         hint="Features are made from slides and their tiles: tapfm embed --help",
@@ -235,7 +235,7 @@ def read_tensor(path: Path, *, only_look: bool = False) -> StoredArrays:
         ) from error
     except Exception as error:  # damage shows in many ways
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise FeatureStoreError(f"{path} cannot be read as a tensor ({reason}).", hint=AGAIN) from error
+        raise FeatureStoreError(f"{path} cannot be read as a tensor ({reason}).", hint=_AGAIN) from error
     if not isinstance(loaded, torch.Tensor):
         raise FeatureStoreError(
             f"{path} holds a {type(loaded).__name__}, not a tensor.", hint="Save the (tiles, D) features alone."
@@ -245,7 +245,7 @@ def read_tensor(path: Path, *, only_look: bool = False) -> StoredArrays:
     return StoredArrays("pt", loaded.detach().float().numpy())
 
 
-def refuse_unusable(
+def _refuse_unusable(
     where: str, features: NDArray[Any], coords: NDArray[Any] | None, attention: NDArray[Any] | None
 ) -> None:
     """Refuse arrays that do not fit together, and numbers that are none."""
@@ -258,7 +258,7 @@ def refuse_unusable(
     for name, array, shape in (("coords", coords, (tiles, 2)), ("attention", attention, (tiles,))):
         if array is not None and array.shape != shape:
             raise FeatureStoreError(
-                f"{where}: `{name}` has the shape {array.shape}, but {tiles:,} tiles have features.", hint=AGAIN
+                f"{where}: `{name}` has the shape {array.shape}, but {tiles:,} tiles have features.", hint=_AGAIN
             )
     finite = np.isfinite(features).all(axis=1)
     if attention is not None:
@@ -266,23 +266,23 @@ def refuse_unusable(
     if not finite.all():
         raise FeatureStoreError(
             f"{where}: {tiles - finite.sum():,} of {tiles:,} tiles have a NaN or an infinity.",
-            hint=f"float16 overflows where bfloat16 and float32 do not. {AGAIN}",
+            hint=f"float16 overflows where bfloat16 and float32 do not. {_AGAIN}",
         )
 
 
-def without_batch(array: NDArray[Any]) -> NDArray[Any]:
+def _without_batch(array: NDArray[Any]) -> NDArray[Any]:
     """Take a batch of one slide for the slide."""
     return array[0] if array.ndim == 3 and len(array) == 1 else array
 
 
-def whole_pixels(coords: NDArray[Any]) -> Positions | None:
+def _whole_pixels(coords: NDArray[Any]) -> Positions | None:
     """Take whole numbers as pixels; others are in a unit nobody states."""
     with np.errstate(invalid="ignore"):
         pixels = coords.astype(np.int64)
     return pixels if np.array_equal(pixels, coords) else None
 
 
-def text(value: Any) -> str | None:
+def _text(value: Any) -> str | None:
     """Read an attribute's text; nothing where it is absent, or None as TRIDENT stores it."""
     if value is None or is_none(value):
         return None

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError
 
-FLOAT8 = torch.float8_e4m3fn
-LARGEST = torch.finfo(FLOAT8).max
-MULTIPLE = 16  # sizes that a GPU's float8 products take
-CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
+_FLOAT8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(_FLOAT8).max
+_MULTIPLE = 16  # sizes that a GPU's float8 products take
+_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 
 
 class Float8Linear(nn.Module):
@@ -52,7 +52,7 @@ def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
     # a row of zeros has no largest value; nor may its scale be too small to divide by
     scale = wide.abs().amax(1, keepdim=True).clamp(min=1e-12) / LARGEST
     # clamped, as what rounds beyond the largest value would be no number
-    return (wide / scale).clamp(-LARGEST, LARGEST).to(FLOAT8), scale
+    return (wide / scale).clamp(-LARGEST, LARGEST).to(_FLOAT8), scale
 
 
 def use_float8(encoder: VitEncoder) -> int:
@@ -66,7 +66,7 @@ def use_float8(encoder: VitEncoder) -> int:
         for half in (block.attn, block.mlp)
         for module in half.modules()
         for name, layer in module.named_children()
-        if type(layer) is nn.Linear and layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0
+        if type(layer) is nn.Linear and layer.in_features % _MULTIPLE == 0 and layer.out_features % _MULTIPLE == 0
     ]
     for module, name, layer in found:
         setattr(module, name, Float8Linear(layer))
@@ -75,10 +75,10 @@ def use_float8(encoder: VitEncoder) -> int:
 
 def refuse_without_float8(device: torch.device) -> None:
     """Refuse a device that does not multiply float8."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= _CAPABILITY:
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "A CPU"
-    least = ".".join(map(str, CAPABILITY))
+    least = ".".join(map(str, _CAPABILITY))
     raise InputError(
         f"{name} does not compute in float8.",
         hint=f"That takes a GPU of compute capability {least} or later (Ada, Hopper). Leave --precision out, or give "

@@ -30,8 +30,8 @@ Precision = Literal["float32", "bfloat16", "float16", "float8"]
 COMPILE_FROM_FLOP = 6e16
 # One batch: below this, launching kernels takes longer than a large GPU computes; a batch of a ViT-B is still below.
 CAPTURE_UP_TO_FLOP = 1e13
-BATCH_FLOP = 6e13  # one batch: enough to fill a large GPU, little enough for the memory of a small one
-SMALLEST_BATCH, LARGEST_BATCH = 64, 256  # tiles
+_BATCH_FLOP = 6e13  # one batch: enough to fill a large GPU, little enough for the memory of a small one
+SMALLEST_BATCH, _LARGEST_BATCH = 64, 256  # tiles
 
 
 class InferenceEncoder:
@@ -143,7 +143,7 @@ def prepare_encoder(
         compiled = can_compile(device) and (precision == "float8" or large)
     if compiled:
         encoder.compile_blocks()
-    autocast = None if lowered or precision == "float32" else precision_dtype(precision)
+    autocast = None if lowered or precision == "float32" else _precision_dtype(precision)
     return InferenceEncoder(encoder, precision, autocast=autocast, capture=True)
 
 
@@ -153,7 +153,7 @@ def wrap_encoder(encoder: VitEncoder, autocast: torch.dtype | None = None) -> In
     return InferenceEncoder(encoder, precision_name(dtype), autocast=autocast, capture=False)
 
 
-def precision_dtype(precision: Precision) -> torch.dtype:
+def _precision_dtype(precision: Precision) -> torch.dtype:
     """Return the dtype of most of the arithmetic."""
     return torch.bfloat16 if precision == "float8" else cast(torch.dtype, getattr(torch, precision))
 
@@ -179,7 +179,7 @@ def default_batch(encoder: VitEncoder) -> int:
     """Return how many tiles to encode at a time: on a GPU by their arithmetic, as a power of two."""
     if encoder.mean.device.type == "cpu":
         return SMALLEST_BATCH
-    return min(max(2 ** round(math.log2(BATCH_FLOP / flop_per_tile(encoder))), SMALLEST_BATCH), LARGEST_BATCH)
+    return min(max(2 ** round(math.log2(_BATCH_FLOP / flop_per_tile(encoder))), SMALLEST_BATCH), _LARGEST_BATCH)
 
 
 def flop_per_tile(encoder: VitEncoder) -> int:

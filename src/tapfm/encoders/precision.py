@@ -28,10 +28,10 @@ def can_compile(device: torch.device) -> bool:
     """Say whether compiled blocks are faster there: on a GPU that torch's compiler knows, where all it needs is."""
     if device.type != "cuda" or not torch.cuda.is_available() or torch.cuda.get_device_capability(device) < (7, 0):
         return False
-    return importlib.util.find_spec("triton") is not None and can_build_extensions()
+    return importlib.util.find_spec("triton") is not None and _can_build_extensions()
 
 
-def can_build_extensions() -> bool:
+def _can_build_extensions() -> bool:
     """Say whether there is a C compiler, and Python's headers: triton makes its launchers with them."""
     if sys.platform == "win32":  # there it brings its own
         return True

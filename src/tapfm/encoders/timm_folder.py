@@ -29,9 +29,9 @@ from tapfm.runtime.files import UNFINISHED, write_atomically
 from tapfm.runtime.seeding import rng_for
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-OURS = "tapfm"  # the part of config.json that timm does not read; also marks the weights as written here
-SWIGLU_ARCHITECTURE = "vit_giant_patch14_dinov2"  # has timm's SwiGLU built in; every size of it can be set
-CHECKED_TILES = 3
+_OURS = "tapfm"  # the part of config.json that timm does not read; also marks the weights as written here
+_SWIGLU_ARCHITECTURE = "vit_giant_patch14_dinov2"  # has timm's SwiGLU built in; every size of it can be set
+_CHECKED_TILES = 3
 
 
 def write_timm_folder(
@@ -51,7 +51,7 @@ def write_timm_folder(
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f".{WEIGHTS}.{uuid.uuid4().hex[:8]}{UNFINISHED}"
     try:
-        save_file(state, unfinished, metadata={"format": "pt", OURS: card.key})
+        save_file(state, unfinished, metadata={"format": "pt", _OURS: card.key})
         unfinished.chmod(0o644)  # safetensors leaves it to its owner alone
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
@@ -68,24 +68,24 @@ def refuse_foreign(folder: Path) -> None:
     """Refuse to write over a model that was not written here, or over a file."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, not a folder.", hint="Give another folder.")
-    if not written_here(folder):
+    if not _written_here(folder):
         raise InputError(f"{folder} holds a model that tapfm did not write.", hint="Give another folder.")
 
 
-def written_here(folder: Path) -> bool:
+def _written_here(folder: Path) -> bool:
     """Say whether the model in the folder, if any, is one that this module wrote, perhaps not to its end."""
     if (folder / CONFIG).exists():
-        return OURS in read_config(folder / CONFIG)
+        return _OURS in _read_config(folder / CONFIG)
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as file:
-            return OURS in (file.metadata() or {})
+            return _OURS in (file.metadata() or {})
     except FileNotFoundError:
         return True
     except SafetensorError:
         return False
 
 
-def read_config(config: Path) -> dict[str, Any]:
+def _read_config(config: Path) -> dict[str, Any]:
     """Read a config.json; one that is no table of values counts as empty."""
     try:
         facts = json.loads(config.read_text("utf-8"))
@@ -107,13 +107,14 @@ def timm_config(encoder: VitEncoder, card: EncoderCard, about: Mapping[str, Any]
         "layer_norm_eps": card.arguments.get("layer_norm_eps"),  # timm's own where it is null
     }
     return {
-        "architecture": SWIGLU_ARCHITECTURE if swiglu else card.architecture,
+        "architecture": _SWIGLU_ARCHITECTURE if swiglu else card.architecture,
         "num_classes": 0,
         "num_features": int(vit.num_features),
         "global_pool": "token",
-        "model_args": (arguments | sizes_of(vit) if swiglu else arguments) | {"img_size": side, "global_pool": "token"},
+        "model_args": (arguments | _sizes_of(vit) if swiglu else arguments)
+        | {"img_size": side, "global_pool": "token"},
         "pretrained_cfg": {
-            "tag": OURS,
+            "tag": _OURS,
             "custom_load": False,
             "input_size": [3, side, side],
             "fixed_input_size": not getattr(vit, "dynamic_img_size", False),
@@ -128,11 +129,11 @@ def timm_config(encoder: VitEncoder, card: EncoderCard, about: Mapping[str, Any]
             "classifier": "head",
             "license": card.licence,
         },
-        OURS: ours | dict(about),
+        _OURS: ours | dict(about),
     }
 
 
-def sizes_of(vit: Any) -> dict[str, Any]:
+def _sizes_of(vit: Any) -> dict[str, Any]:
     """Every size of a ViT with a SwiGLU, so that nothing of the architecture that stands in for it is left."""
     block = vit.blocks[0]
     return {
@@ -156,7 +157,7 @@ def timm_arguments(card: EncoderCard) -> str:
 
 def check_timm_folder(folder: Path, encoder: VitEncoder) -> None:
     """Load the folder with timm and compare what it says of a few random tiles with what the encoder says."""
-    eps = read_config(folder / CONFIG).get(OURS, {}).get("layer_norm_eps")
+    eps = _read_config(folder / CONFIG).get(_OURS, {}).get("layer_norm_eps")
     classes = {} if eps is None else {"norm_layer": partial(nn.LayerNorm, eps=eps)}
     try:
         loaded: Any = timm.create_model(f"local-dir:{folder}", pretrained=True, **classes)
@@ -167,13 +168,13 @@ def check_timm_folder(folder: Path, encoder: VitEncoder) -> None:
     weight = encoder.vit.patch_embed.proj.weight
     loaded = loaded.to(weight.device, weight.dtype).eval()
     side = encoder.tile_px
-    pixels = rng_for("timm folder").integers(0, 256, size=(CHECKED_TILES, 3, side, side), dtype="uint8")
+    pixels = rng_for("timm folder").integers(0, 256, size=(_CHECKED_TILES, 3, side, side), dtype="uint8")
     tiles = torch.from_numpy(pixels).to(weight.device)
     was_training = encoder.training
     try:
         with torch.no_grad():
             expected = encoder.eval()(tiles).z_KD
-            found = timm_features(loaded, tiles, feature=encoder.feature)
+            found = _timm_features(loaded, tiles, feature=encoder.feature)
     finally:
         encoder.train(was_training)
     tolerance = 1e-4 if at_least_float32(weight) == weight.dtype else 5e-2
@@ -185,7 +186,7 @@ def check_timm_folder(folder: Path, encoder: VitEncoder) -> None:
         )
 
 
-def timm_features(loaded: Any, tiles: Tensor, *, feature: str) -> Tensor:
+def _timm_features(loaded: Any, tiles: Tensor, *, feature: str) -> Tensor:
     """Features as somebody without tapfm computes them: timm's forward pass and the folder's own pixel statistics."""
     facts = timm.data.resolve_model_data_config(loaded)
     mean, std = (torch.tensor(facts[name], device=tiles.device).view(1, 3, 1, 1) for name in ("mean", "std"))

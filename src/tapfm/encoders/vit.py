@@ -65,9 +65,9 @@ class VitEncoder(nn.Module):
         """Encode K uint8 tiles, from any device."""
         self._check(tiles_K3hw)
         # torch would compile anew for a single tile
-        run = compiled if self._compiled and len(tiles_K3hw) > 1 else plainly
+        run = compiled if self._compiled and len(tiles_K3hw) > 1 else _run_plain
         tiles_K3hw = tiles_K3hw.to(self.mean.device, non_blocking=True)
-        x_KND, rope = run(embed)(self.vit, tiles_K3hw, self.mean, self.std)
+        x_KND, rope = run(_embed)(self.vit, tiles_K3hw, self.mean, self.std)
         depth = len(self.vit.blocks)
         ropes = rope if getattr(self.vit, "rope_mixed", False) else [rope] * depth
         for block, block_rope, recompute in zip(self.vit.blocks[:-1], ropes[:-1], self.recompute[:-1], strict=True):
@@ -86,7 +86,7 @@ class VitEncoder(nn.Module):
         self._compiled = enabled
         if enabled:
             keep_compiled_code()
-            let_the_compiler_be_quiet()
+            _silence_compiler_warnings()
             # precisions, with and without a graph, each way to recompute, members of an ensemble
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
 
@@ -119,14 +119,14 @@ def keep_compiled_code() -> None:
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
-def let_the_compiler_be_quiet() -> None:
+def _silence_compiler_warnings() -> None:
     """Keep torch from telling users what is known: there is no in-place operation, and TF32 is a setting of ours."""
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
     for message in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):
         warnings.filterwarnings("ignore", message=message, category=UserWarning)
 
 
-def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+def _run_plain(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run a function as it is written."""
     return function
 
@@ -143,16 +143,16 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return marked
 
 
-def embed(vit: Any, tiles_K3hw: Tensor, mean: Tensor, std: Tensor) -> tuple[Tensor, Any]:
+def _embed(vit: Any, tiles_K3hw: Tensor, mean: Tensor, std: Tensor) -> tuple[Tensor, Any]:
     """Patches, CLS and registers with their positions; and the rotary embedding where the ViT has one."""
     pixels_K3hw = ((tiles_K3hw.to(mean.dtype) - mean) / std).to(vit.patch_embed.proj.weight.dtype)
-    x = vit._pos_embed(patches_of(vit.patch_embed, pixels_K3hw))
+    x = vit._pos_embed(_patches_of(vit.patch_embed, pixels_K3hw))
     if isinstance(x, tuple):  # Eva: patch dropout, if any, has already been applied
         return vit.norm_pre(x[0]), x[1]
     return vit.norm_pre(vit.patch_drop(x)), None
 
 
-def patches_of(patch_embed: Any, pixels_K3hw: Tensor) -> Tensor:
+def _patches_of(patch_embed: Any, pixels_K3hw: Tensor) -> Tensor:
     """Patches as the module makes them; compiled, by a product instead of a convolution, which is slower at this."""
     patches_KND: Tensor
     as_usual = type(patch_embed) is PatchEmbed and patch_embed.flatten and not patch_embed.dynamic_img_pad

@@ -43,8 +43,8 @@ from tapfm.errors import (
 )
 from tapfm.runtime.files import sha256_of
 
-SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
-SHOWN = 5  # mismatches named in an error
+_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
+_SHOWN = 5  # mismatches named in an error
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def load_encoder(
     the card's; another tile size resamples the position table. `extra` goes to timm (for example drop_path_rate).
     """
     card = encoder_card(encoder) if isinstance(encoder, str) else encoder
-    found = local_weights(card, Path(weights).expanduser()) if weights is not None else hub_weights(card)
+    found = _local_weights(card, Path(weights).expanduser()) if weights is not None else _hub_weights(card)
     digest = sha256_of(found.file)
     published = None if card.sha256 is None else digest == card.sha256
     if found.claims_to_be_published and published is False:
@@ -90,16 +90,16 @@ def load_encoder(
             f"Weights of your own: name the file itself, --weights {found.file}",
         )
     if found.config is not None:
-        check_config(found.config, card)
-    vit = empty_vit(card, tile_px, extra)
-    state = to_timm(read_checkpoint(found.file))
-    positions = fit_positions(state, vit, card)
-    put(state, into=vit, file=found.file, card=card)
+        _check_config(found.config, card)
+    vit = _empty_vit(card, tile_px, extra)
+    state = to_timm(_read_checkpoint(found.file))
+    positions = _fit_positions(state, vit, card)
+    _put(state, into=vit, file=found.file, card=card)
     ready = VitEncoder(vit, mean=card.mean, std=card.std, feature=feature or card.feature)
     return LoadedEncoder(ready, card, Provenance(found.file, digest, published, positions))
 
 
-class FoundWeights(NamedTuple):
+class _FoundWeights(NamedTuple):
     """A weights file, whether it stands for the published one, and the config.json beside it, if any."""
 
     file: Path
@@ -107,12 +107,12 @@ class FoundWeights(NamedTuple):
     config: Path | None = None
 
 
-def local_weights(card: EncoderCard, path: Path) -> FoundWeights:
+def _local_weights(card: EncoderCard, path: Path) -> _FoundWeights:
     """Take a file as it is; in a folder look for the published name, then for the usual ones."""
     if path.is_file():
-        if path.suffix not in SUFFIXES:
-            raise WeightsError(f"{path} is not a weights file.", hint=f"Weights end in {', '.join(SUFFIXES)}.")
-        return FoundWeights(path, claims_to_be_published=False, config=beside(path))
+        if path.suffix not in _SUFFIXES:
+            raise WeightsError(f"{path} is not a weights file.", hint=f"Weights end in {', '.join(_SUFFIXES)}.")
+        return _FoundWeights(path, claims_to_be_published=False, config=_beside(path))
     if not path.is_dir():
         raise WeightsNotFoundError(
             f"There is no file or folder {path}.",
@@ -126,15 +126,15 @@ def local_weights(card: EncoderCard, path: Path) -> FoundWeights:
     for folder in folders:
         for name in names:
             if (folder / name).is_file():
-                config = beside(folder / name)
-                return FoundWeights(folder / name, name == card.file and not is_exported(config), config)
+                config = _beside(folder / name)
+                return _FoundWeights(folder / name, name == card.file and not _is_exported(config), config)
     raise WeightsNotFoundError(
         f"The folder {path} holds no weights of {card.name}: looked for {', '.join(names)}.",
         hint=f"It should look like a copy of {card.page or 'its download page'}.",
     )
 
 
-def is_exported(config: Path | None) -> bool:
+def _is_exported(config: Path | None) -> bool:
     """Recognise a folder that `tapfm export` wrote: adapted weights, under the published name."""
     try:
         return config is not None and "tapfm" in json.loads(config.read_text())
@@ -142,13 +142,13 @@ def is_exported(config: Path | None) -> bool:
         return False
 
 
-def beside(file: Path) -> Path | None:
+def _beside(file: Path) -> Path | None:
     """Find the config.json that lies with a weights file."""
     config = file.parent / "config.json"
     return config if config.is_file() else None
 
 
-def hub_weights(card: EncoderCard) -> FoundWeights:
+def _hub_weights(card: EncoderCard) -> _FoundWeights:
     """Take the file from the hub's cache, or else from the hub; or from tapfm itself, where it comes with it."""
     if card.packaged:
         if not (card.package_folder / card.file).is_file():
@@ -156,7 +156,7 @@ def hub_weights(card: EncoderCard) -> FoundWeights:
                 f"{card.file} of {card.name}, which comes with tapfm, is gone from {card.package_folder}.",
                 hint=f"Install tapfm again: {card.fetch_again_command}",
             )
-        return local_weights(card, card.package_folder)
+        return _local_weights(card, card.package_folder)
     if not card.repository:
         raise WeightsNotFoundError(
             f"{card.name} is not on the hub.",
@@ -164,14 +164,14 @@ def hub_weights(card: EncoderCard) -> FoundWeights:
         )
     cached = try_to_load_from_cache(card.repository, card.file, revision=card.revision)
     if isinstance(cached, str):
-        return FoundWeights(Path(cached), claims_to_be_published=True)
+        return _FoundWeights(Path(cached), claims_to_be_published=True)
     try:
         file = hf_hub_download(card.repository, card.file, revision=card.revision)
     except GatedRepoError as error:
-        raise gated(card) from error
+        raise _gated(card) from error
     except RepositoryNotFoundError as error:
         if card.gate != "none":  # to strangers the hub says of a gated model that it does not exist
-            raise gated(card) from error
+            raise _gated(card) from error
         raise WeightsNotFoundError(
             f"The hub has no repository {card.repository}.", hint="Give the weights with --weights FILE."
         ) from error
@@ -185,10 +185,10 @@ def hub_weights(card: EncoderCard) -> FoundWeights:
             f"The hub did not give {card.file} of {card.repository}: {str(error).splitlines()[0]}",
             hint="Try again later, or give the weights with --weights FILE.",
         ) from error
-    return FoundWeights(Path(file), claims_to_be_published=True)
+    return _FoundWeights(Path(file), claims_to_be_published=True)
 
 
-def gated(card: EncoderCard) -> GatedWeightsError:
+def _gated(card: EncoderCard) -> GatedWeightsError:
     """Build the error that says how to get access."""
     wait = " and wait for approval" if card.gate == "manual" else ""
     return GatedWeightsError(
@@ -197,7 +197,7 @@ def gated(card: EncoderCard) -> GatedWeightsError:
     )
 
 
-def empty_vit(card: EncoderCard, tile_px: int | None, extra: Mapping[str, Any] | None) -> nn.Module:
+def _empty_vit(card: EncoderCard, tile_px: int | None, extra: Mapping[str, Any] | None) -> nn.Module:
     """Build the architecture without allocating it, so that a parameter the file lacks cannot be left random."""
     with torch.device("meta"):
         vit = build_vit(card, tile_px=tile_px, extra=extra)
@@ -206,7 +206,7 @@ def empty_vit(card: EncoderCard, tile_px: int | None, extra: Mapping[str, Any] |
     return build_vit(card, tile_px=tile_px, extra=extra) if computed else vit
 
 
-def read_checkpoint(file: Path) -> Mapping[str, Any]:
+def _read_checkpoint(file: Path) -> Mapping[str, Any]:
     """Read a weights file; pickles only as tensors, never as code."""
     with file.open("rb") as opened:
         start = opened.read(64)
@@ -235,7 +235,7 @@ def read_checkpoint(file: Path) -> Mapping[str, Any]:
     return loaded
 
 
-def put(state: State, *, into: nn.Module, file: Path, card: EncoderCard) -> None:
+def _put(state: State, *, into: nn.Module, file: Path, card: EncoderCard) -> None:
     """Fill every parameter from the checkpoint, or refuse naming the first that do not fit."""
     wanted = into.state_dict()
     missing = [f"  missing     {name} {list(wanted[name].shape)}" for name in wanted if name not in state]
@@ -246,7 +246,7 @@ def put(state: State, *, into: nn.Module, file: Path, card: EncoderCard) -> None
         if name in state and state[name].shape != tensor.shape
     ]
     if missing or unexpected or reshaped:
-        shown = [line for kind in (reshaped, missing, unexpected) for line in kind[:SHOWN]]
+        shown = [line for kind in (reshaped, missing, unexpected) for line in kind[:_SHOWN]]
         raise WeightsMismatchError(
             f"{file} does not fit {card.name} ({len(missing)} tensors missing, {len(unexpected)} unexpected, "
             f"{len(reshaped)} of the wrong shape):\n" + "\n".join(shown),
@@ -255,7 +255,7 @@ def put(state: State, *, into: nn.Module, file: Path, card: EncoderCard) -> None
     bad = [name for name, tensor in state.items() if not tensor.is_floating_point() or not tensor.isfinite().all()]
     if bad:
         raise WeightsMismatchError(
-            f"{file} holds values that are no weights (integers, NaN or infinity): {', '.join(bad[:SHOWN])}.",
+            f"{file} holds values that are no weights (integers, NaN or infinity): {', '.join(bad[:_SHOWN])}.",
             hint="Save the encoder in float32, float16 or bfloat16.",
         )
     # Copies: tensors that share memory in the file would stay tied in training.
@@ -263,7 +263,7 @@ def put(state: State, *, into: nn.Module, file: Path, card: EncoderCard) -> None
     into.load_state_dict(own, strict=True, assign=True)
 
 
-def fit_positions(state: State, vit: Any, card: EncoderCard) -> str:
+def _fit_positions(state: State, vit: Any, card: EncoderCard) -> str:
     """Bring the position table to the encoder's tile size, if the card or the caller asked for another one.
 
     A table of another size than the card's is left alone, so that it is refused unless it fits as it is.
@@ -294,7 +294,7 @@ def resample_positions(table: Tensor, old: int, new: int, prefix: int, method: R
     return torch.cat([table[:, :prefix], grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
 
 
-def check_config(config: Path, card: EncoderCard) -> None:
+def _check_config(config: Path, card: EncoderCard) -> None:
     """Compare what shapes cannot tell (heads, epsilon, activation) with a config.json of transformers or timm."""
     try:
         facts = json.loads(config.read_text())

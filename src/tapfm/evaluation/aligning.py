@@ -10,8 +10,8 @@ from tapfm.evaluation.patients import PatientKey, patient_of
 from tapfm.evaluation.predictions import Prediction, Unit, repeated, slide_key, units_of
 
 SeedPredictions = Sequence[Sequence[Prediction]]  # one list of predictions for each seed
-UnitKey = tuple[str, str, str]  # cohort, patient_id, slide_id
-LISTED = 10  # of those that differ, in a message
+_UnitKey = tuple[str, str, str]  # cohort, patient_id, slide_id
+_LISTED = 10  # of those that differ, in a message
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,24 @@ class AlignedPredictions:
 
 def align(methods: Mapping[str, SeedPredictions], targets: Sequence[str], unit: Unit) -> AlignedPredictions:
     """Keep what every seed of every method has; different labels of the same unit are refused."""
-    slides = {name: [by_slide(name, each) for each in method] for name, method in methods.items()}
+    slides = {name: [_by_slide(name, each) for each in method] for name, method in methods.items()}
     shared = set.intersection(*(set(each) for method in slides.values() for each in method))
-    used = {name: [same_slides(each, shared) for each in method] for name, method in slides.items()}
-    keyed = {name: [by_key(each, targets, unit) for each in method] for name, method in used.items()}
+    used = {name: [_same_slides(each, shared) for each in method] for name, method in slides.items()}
+    keyed = {name: [_by_key(each, targets, unit) for each in method] for name, method in used.items()}
     everyone = [each for method in keyed.values() for each in method]
     common = sorted(set.intersection(*(set(each) for each in everyone)))
     if not common:
-        raise nothing_in_common(keyed)
-    labels = {key: merged_labels([each[key] for each in everyone], targets) for key in common}
-    refuse_conflicts(labels, targets)
+        raise _nothing_in_common(keyed)
+    labels = {key: _merged_labels([each[key] for each in everyone], targets) for key in common}
+    _refuse_conflicts(labels, targets)
     return AlignedPredictions(
         units=[
             replace(everyone[0][key], labels={t: max(labels[key][t], default=None) for t in targets}) for key in common
         ],
         seeds={name: [[each[key] for key in common] for each in method] for name, method in keyed.items()},
-        left_out={name: left_out_of(method, used[name], common) for name, method in slides.items()},
+        left_out={name: _left_out_of(method, used[name], common) for name, method in slides.items()},
         label_conflicts=tuple(
-            f"{named(key)}: {target}"
+            f"{_named(key)}: {target}"
             for key in common
             for target in targets
             if len({each[key].labels.get(target) for each in everyone}) > 1
@@ -56,7 +56,7 @@ def align(methods: Mapping[str, SeedPredictions], targets: Sequence[str], unit: 
     )
 
 
-def by_slide(name: str, predictions: Sequence[Prediction]) -> dict[UnitKey, Prediction]:
+def _by_slide(name: str, predictions: Sequence[Prediction]) -> dict[_UnitKey, Prediction]:
     """Find predictions by cohort, patient and slide; which split a table says they are of does not count."""
     without_split = [replace(each, split=None) for each in predictions]
     if twice := repeated([slide_key(each) for each in without_split]):
@@ -67,7 +67,7 @@ def by_slide(name: str, predictions: Sequence[Prediction]) -> dict[UnitKey, Pred
     return {(*patient_of(each), each.slide_id): each for each in without_split}
 
 
-def same_slides(slides: Mapping[UnitKey, Prediction], shared: Set[UnitKey]) -> list[Prediction]:
+def _same_slides(slides: Mapping[_UnitKey, Prediction], shared: Set[_UnitKey]) -> list[Prediction]:
     """Leave out a patient's slides that some method lacks; one of whom no slide is shared keeps all of them.
 
     Else a patient would be pooled from other slides in one method than in another, and might even have another label.
@@ -76,12 +76,12 @@ def same_slides(slides: Mapping[UnitKey, Prediction], shared: Set[UnitKey]) -> l
     return [each for key, each in slides.items() if key in shared or key[:2] not in of_shared]
 
 
-def by_key(slides: Sequence[Prediction], targets: Sequence[str], unit: Unit) -> dict[UnitKey, Prediction]:
+def _by_key(slides: Sequence[Prediction], targets: Sequence[str], unit: Unit) -> dict[_UnitKey, Prediction]:
     """Find what is counted as one, slides or patients, in the same way."""
     return {(*patient_of(each), each.slide_id): each for each in units_of(slides, targets, unit)}
 
 
-def merged_labels(same: Iterable[Prediction], targets: Sequence[str]) -> dict[str, set[int]]:
+def _merged_labels(same: Iterable[Prediction], targets: Sequence[str]) -> dict[str, set[int]]:
     """Collect the labels that are known of one unit."""
     known: dict[str, set[int]] = {target: set() for target in targets}
     for each in same:
@@ -91,20 +91,20 @@ def merged_labels(same: Iterable[Prediction], targets: Sequence[str]) -> dict[st
     return known
 
 
-def refuse_conflicts(labels: Mapping[UnitKey, Mapping[str, set[int]]], targets: Sequence[str]) -> None:
+def _refuse_conflicts(labels: Mapping[_UnitKey, Mapping[str, set[int]]], targets: Sequence[str]) -> None:
     """Refuse units that are positive in one method's table and negative in another's."""
     conflicts = [
-        f"{named(key)} ({target})" for key, known in labels.items() for target in targets if len(known[target]) > 1
+        f"{_named(key)} ({target})" for key, known in labels.items() for target in targets if len(known[target]) > 1
     ]
     if conflicts:
         raise InputError(
-            f"The methods do not agree on the labels of {listed(conflicts)}.",
+            f"The methods do not agree on the labels of {_listed(conflicts)}.",
             hint="Methods can be compared on the same truth only: predict with the same table of labels.",
         )
 
 
-def left_out_of(
-    method: Sequence[Mapping[UnitKey, Prediction]], used: Sequence[Sequence[Prediction]], common: Sequence[UnitKey]
+def _left_out_of(
+    method: Sequence[Mapping[_UnitKey, Prediction]], used: Sequence[Sequence[Prediction]], common: Sequence[_UnitKey]
 ) -> tuple[str, ...]:
     """Name the patients of a method that others lack, and single slides of the patients that are compared."""
     kept_patients = {key[:2] for key in common}
@@ -114,10 +114,10 @@ def left_out_of(
     lost = {key for each in method for key in each if key not in kept}
     patients = sorted({key[:2] for key in lost if key[:2] not in kept_patients})
     slides = sorted(key for key in lost if key[:2] in kept_patients)
-    return (*(patient for _, patient in patients), *(named(key) for key in slides))
+    return (*(patient for _, patient in patients), *(_named(key) for key in slides))
 
 
-def nothing_in_common(keyed: Mapping[str, Sequence[Mapping[UnitKey, Prediction]]]) -> InputError:
+def _nothing_in_common(keyed: Mapping[str, Sequence[Mapping[_UnitKey, Prediction]]]) -> InputError:
     """Say that no patient is in all methods, with an example of each."""
     examples = []
     for name, seeds in keyed.items():
@@ -129,13 +129,13 @@ def nothing_in_common(keyed: Mapping[str, Sequence[Mapping[UnitKey, Prediction]]
     )
 
 
-def named(key: UnitKey) -> str:
+def _named(key: _UnitKey) -> str:
     """Name a unit for a reader."""
     _, patient, slide = key
     return patient if patient == slide else f"{patient} (slide {slide})"
 
 
-def listed(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     """List the first of many."""
-    more = len(names) - LISTED
-    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -14,7 +14,7 @@ from tapfm.metrics.arrays import Floats
 from tapfm.metrics.bootstrap import RESAMPLES
 from tapfm.metrics.weighted import by_distinct_score
 
-POINTS = 101
+_POINTS = 101
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def roc_band(
     column = labelled_units(units, target, unit)
     if column.why_undefined or column.too_few:
         return None
-    grid = np.linspace(0, 1, POINTS)
+    grid = np.linspace(0, 1, _POINTS)
     curves = []
     for _, weights in resample_patients(units, [target], resamples=resamples, seed=seed).blocks():
         positives, negatives = by_distinct_score(weights[:, column.place], column.positive, -column.logits)

@@ -52,7 +52,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class MethodAuc:
+class _MethodAuc:
     """The AUC of one method, the mean over its seeds, and the same in every resample."""
 
     value: float | None
@@ -78,30 +78,30 @@ def compare_methods(
     With several seeds the AUC of a method is the mean of its seeds' AUCs; patients are resampled, seeds are not.
     `against` keeps the pairs with that method only, and makes it the second of each.
     """
-    pairs = pairs_of(methods, against)
+    pairs = _pairs_of(methods, against)
     aligned = align(methods, targets, unit)
     columns = {target: labelled_units(aligned.units, target, unit) for target in targets}
     logits = {
-        target: {name: [logits_of(each, column) for each in seeds] for name, seeds in aligned.seeds.items()}
+        target: {name: [_logits_of(each, column) for each in seeds] for name, seeds in aligned.seeds.items()}
         for target, column in columns.items()
     }
 
-    def ranked(target: str, strata: Sequence[str]) -> dict[str, MethodAuc]:
+    def ranked(target: str, strata: Sequence[str]) -> dict[str, _MethodAuc]:
         draws = resample_patients(aligned.units, strata, resamples=resamples, seed=seed)
-        return ranked_methods(logits[target], columns[target], draws)
+        return _ranked_methods(logits[target], columns[target], draws)
 
     aucs: dict[tuple[str, str], Estimate] = {}
     tested: list[PairedComparison] = []
-    by_target: dict[str, dict[str, MethodAuc]] = {}
+    by_target: dict[str, dict[str, _MethodAuc]] = {}
     for target, column in columns.items():
         by_target[target] = ranked(target, [target])
         of_method = logits[target]
-        delong = {(first, second): delong_p(of_method[first], of_method[second], column) for first, second in pairs}
-        tested += tests_of(target, pairs, by_target[target], delong)
+        delong = {(first, second): _delong_p(of_method[first], of_method[second], column) for first, second in pairs}
+        tested += _tests_of(target, pairs, by_target[target], delong)
     if len(targets) > 1:
         together = {target: ranked(target, targets) for target in targets}
-        by_target[MACRO] = {name: macro_of({t: together[t][name] for t in targets}) for name in methods}
-        tested += tests_of(MACRO, pairs, by_target[MACRO], {})
+        by_target[MACRO] = {name: _macro_of({t: together[t][name] for t in targets}) for name in methods}
+        tested += _tests_of(MACRO, pairs, by_target[MACRO], {})
     for target, of_target in by_target.items():
         aucs |= {(name, target): each.estimate() for name, each in of_target.items()}
     return Comparison(
@@ -116,7 +116,7 @@ def compare_methods(
     )
 
 
-def pairs_of(methods: Mapping[str, SeedPredictions], against: str | None) -> list[tuple[str, str]]:
+def _pairs_of(methods: Mapping[str, SeedPredictions], against: str | None) -> list[tuple[str, str]]:
     """List the pairs to test, in the order of the methods."""
     if empty := [name for name, seeds in methods.items() if not seeds]:
         raise InputError(f"Method '{empty[0]}' has no predictions.")
@@ -129,15 +129,15 @@ def pairs_of(methods: Mapping[str, SeedPredictions], against: str | None) -> lis
     return [(name, against) for name in methods if name != against]
 
 
-def logits_of(predictions: Iterable[Prediction], column: LabelledUnits) -> Floats:
+def _logits_of(predictions: Iterable[Prediction], column: LabelledUnits) -> Floats:
     """Take the logits of the units that have a label."""
     logits: Floats = np.array([each.logits[column.target] for each in predictions], dtype=np.float64)
     return logits[column.place]
 
 
-def ranked_methods(
+def _ranked_methods(
     logits: Mapping[str, Sequence[Floats]], column: LabelledUnits, resamples: Resamples
-) -> dict[str, MethodAuc]:
+) -> dict[str, _MethodAuc]:
     """Rank the units by every method, as they are and in every resample."""
     draws = {name: np.zeros(len(resamples)) for name in logits}
     for rows, of_all_units in resamples.blocks():
@@ -150,24 +150,24 @@ def ranked_methods(
         values = [auc(column.labels, each.tolist()) for each in seeds]
         defined = [value for value in values if value is not None]
         value = sum(defined) / len(defined) if defined else None
-        found[name] = MethodAuc(value, draws[name], column.why_undefined or column.too_few)
+        found[name] = _MethodAuc(value, draws[name], column.why_undefined or column.too_few)
     return found
 
 
-def macro_of(ranked: Mapping[str, MethodAuc]) -> MethodAuc:
+def _macro_of(ranked: Mapping[str, _MethodAuc]) -> _MethodAuc:
     """Average over the targets that have an AUC, in every resample too."""
     having = {target: each for target, each in ranked.items() if each.value is not None}
     if not having:
-        return MethodAuc(None, next(iter(ranked.values())).draws, "no target has an AUC")
+        return _MethodAuc(None, next(iter(ranked.values())).draws, "no target has an AUC")
     value = sum(each.value or 0.0 for each in having.values()) / len(having)
     why = "; ".join(f"{target}: {each.why}" for target, each in having.items() if each.why)
-    return MethodAuc(value, np.mean([each.draws for each in having.values()], axis=0), why)
+    return _MethodAuc(value, np.mean([each.draws for each in having.values()], axis=0), why)
 
 
-def tests_of(
+def _tests_of(
     target: str,
     pairs: Sequence[tuple[str, str]],
-    ranked: Mapping[str, MethodAuc],
+    ranked: Mapping[str, _MethodAuc],
     delong: Mapping[tuple[str, str], tuple[float | None, str]],
 ) -> list[PairedComparison]:
     """Test every pair on one target, and correct for their number."""
@@ -184,7 +184,7 @@ def tests_of(
     return [replace(each, p_holm=p) for each, p in zip(found, corrected, strict=True)]
 
 
-def delong_p(first: Sequence[Floats], second: Sequence[Floats], column: LabelledUnits) -> tuple[float | None, str]:
+def _delong_p(first: Sequence[Floats], second: Sequence[Floats], column: LabelledUnits) -> tuple[float | None, str]:
     """Test two methods by DeLong, or say why not."""
     if column.why_undefined:
         return None, column.why_undefined

@@ -9,7 +9,7 @@ from tapfm.evaluation.comparing import Comparison
 from tapfm.evaluation.measures import target_title
 from tapfm.runtime.files import write_atomically
 
-CLEAR, UNCLEAR = "#c8553d", "0.45"
+_CLEAR, _UNCLEAR = "#c8553d", "0.45"
 
 
 def draw_differences(path: Path, compared: Comparison) -> None:
@@ -31,7 +31,7 @@ def draw_differences(path: Path, compared: Comparison) -> None:
             place = names.index(f"{pair.first} - {pair.second}")
             low, high = pair.difference.low, pair.difference.high
             clear = low is not None and high is not None and not low <= 0 <= high
-            colour = CLEAR if clear else UNCLEAR
+            colour = _CLEAR if clear else _UNCLEAR
             if low is not None and high is not None:
                 axes.plot([low, high], [place, place], color=colour, lw=2)
             axes.plot(pair.difference.value, place, marker="o", ms=6, color=colour)

@@ -16,9 +16,9 @@ from tapfm.runtime.csv_files import write_csv
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import counted
 
-SHOWN = 10  # patients that the page names; left_out.csv has all
+_SHOWN = 10  # patients that the page names; left_out.csv has all
 FILES = ("comparison.json", "comparison.csv", "comparison.md", "differences.png", "left_out.csv")
-COLUMNS = (
+_COLUMNS = (
     *("first", "second", "target", "auc_first", "auc_second", "difference", "low", "high"),
     *("p_delong", "p_bootstrap", "p_holm", "why"),
 )
@@ -33,7 +33,7 @@ def write_comparison(
     notes: warnings to repeat on the page.
     """
     pairs = ([*_csv_cells(pair, compared), _reason(pair)] for pair in compared.pairs)
-    write_csv(folder / "comparison.csv", COLUMNS, pairs)
+    write_csv(folder / "comparison.csv", _COLUMNS, pairs)
     left_out = ([name, patient] for name, patients in compared.left_out.items() for patient in patients)
     write_csv(folder / "left_out.csv", ("method", "patient"), left_out)
     draw_differences(folder / "differences.png", compared)
@@ -141,11 +141,11 @@ def _left_out_lines(compared: Comparison) -> list[str]:
     lines = []
     for name, patients in compared.left_out.items():
         if patients:
-            more = f" and {len(patients) - SHOWN:,} more (`left_out.csv`)" if len(patients) > SHOWN else ""
-            names = ", ".join(patients[:SHOWN]) + more
+            more = f" and {len(patients) - _SHOWN:,} more (`left_out.csv`)" if len(patients) > _SHOWN else ""
+            names = ", ".join(patients[:_SHOWN]) + more
             lines.append(f"- {name}: {counted(len(patients), 'patient')} that others lack: {names}")
     if compared.label_conflicts:
-        names = ", ".join(compared.label_conflicts[:SHOWN])
+        names = ", ".join(compared.label_conflicts[:_SHOWN])
         lines.append(f"- labelled in some of them only, and that label counts: {names}")
     return ["## Left out", "", *lines, ""] if lines else []
 

@@ -16,9 +16,9 @@ from tapfm.metrics.calibration import reliability
 from tapfm.metrics.ranking import precision_recall_curve, roc_curve, why_undefined
 from tapfm.runtime.files import write_atomically
 
-MODEL, BASELINE, NEGATIVE, GREY = "#c8553d", "#8a8a8a", "#4a6fa5", "0.7"
-PANEL = 3.9  # inches
-BINS = 20  # of the histogram
+_MODEL, _BASELINE, _NEGATIVE, _GREY = "#c8553d", "#8a8a8a", "#4a6fa5", "0.7"
+_PANEL = 3.9  # inches
+_BINS = 20  # of the histogram
 
 
 class EvaluationFigures:
@@ -60,7 +60,7 @@ class EvaluationFigures:
 
         across = min(len(self._targets), 4)
         down = -(-len(self._targets) // across)
-        figure = Figure(figsize=(max(PANEL * across, 4.6), PANEL * down + 0.3), layout="constrained")
+        figure = Figure(figsize=(max(_PANEL * across, 4.6), _PANEL * down + 0.3), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(down, across, squeeze=False).ravel()
         for axes, target in zip(panels, self._targets, strict=False):
@@ -93,41 +93,41 @@ class EvaluationFigures:
         band = roc_band(self._slides, target, self._unit, resamples=resamples, seed=seed)
         if band is not None:
             axes.fill_between(
-                band.false_positive_rate, band.low, band.high, color=MODEL, alpha=0.18, lw=0, label="95% of resamples"
+                band.false_positive_rate, band.low, band.high, color=_MODEL, alpha=0.18, lw=0, label="95% of resamples"
             )
-        axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":")
+        axes.plot([0, 1], [0, 1], color=_GREY, lw=1, ls=":")
         baseline = roc_curve(*self._column(target, self._baseline)) if self._baseline else None
         if baseline is not None:
-            axes.plot(baseline[0], baseline[1], color=BASELINE, lw=1.2, ls="--", label="colour baseline")
+            axes.plot(baseline[0], baseline[1], color=_BASELINE, lw=1.2, ls="--", label="colour baseline")
         curve = roc_curve(*self._column(target, self._units))
         assert curve is not None
-        axes.plot(curve[0], curve[1], color=MODEL, lw=1.8, label=f"AUC {shown(measured, target, 'auc')}")
+        axes.plot(curve[0], curve[1], color=_MODEL, lw=1.8, label=f"AUC {_shown(measured, target, 'auc')}")
         axes.set(xlabel="1 - specificity", ylabel="sensitivity", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
         axes.legend(frameon=False, fontsize=8, loc="lower right")
 
     def _precision_recall(self, axes: Any, target: str, measured: dict[tuple[str, str], MetricValue]) -> None:
         labels, logits = self._column(target, self._units)
         known = [label for label in labels if label is not None]
-        axes.axhline(sum(known) / len(known), color=GREY, lw=1, ls=":", label="prevalence")
+        axes.axhline(sum(known) / len(known), color=_GREY, lw=1, ls=":", label="prevalence")
         baseline = precision_recall_curve(*self._column(target, self._baseline)) if self._baseline else None
         if baseline is not None:
-            axes.step(baseline[1], baseline[0], color=BASELINE, lw=1.2, ls="--", where="post", label="colour baseline")
+            axes.step(baseline[1], baseline[0], color=_BASELINE, lw=1.2, ls="--", where="post", label="colour baseline")
         curve = precision_recall_curve(labels, logits)
         assert curve is not None
-        name = f"average precision {shown(measured, target, 'average_precision')}"
-        axes.step(curve[1], curve[0], color=MODEL, lw=1.8, where="post", label=name)
+        name = f"average precision {_shown(measured, target, 'average_precision')}"
+        axes.step(curve[1], curve[0], color=_MODEL, lw=1.8, where="post", label=name)
         axes.set(xlabel="sensitivity (recall)", ylabel="PPV (precision)", xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
         axes.legend(frameon=False, fontsize=8, loc="best")
 
     def _reliability(self, axes: Any, target: str, measured: dict[tuple[str, str], MetricValue]) -> None:
         labels = [each.labels.get(target) for each in self._units]
         bins = [each for each in reliability(labels, [one.probabilities[target] for one in self._units]) if each.count]
-        axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":")
+        axes.plot([0, 1], [0, 1], color=_GREY, lw=1, ls=":")
         points = [each.mean_probability for each in bins], [each.positive_rate for each in bins]
-        axes.plot(*points, color=MODEL, lw=1.2, alpha=0.6)
+        axes.plot(*points, color=_MODEL, lw=1.2, alpha=0.6)
         most = max(each.count for each in bins)
         sizes = [20 + 130 * each.count / most for each in bins]
-        axes.scatter(*points, s=sizes, color=MODEL, zorder=3, label=f"ECE {shown(measured, target, 'ece')}")
+        axes.scatter(*points, s=sizes, color=_MODEL, zorder=3, label=f"ECE {_shown(measured, target, 'ece')}")
         for x, y, each in zip(*points, bins, strict=True):
             axes.annotate(str(each.count), (x, y), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=7)
         axes.set(xlabel="mean probability", ylabel="rate of positives", xlim=(-0.03, 1.03), ylim=(-0.05, 1.25))
@@ -135,8 +135,8 @@ class EvaluationFigures:
         axes.legend(frameon=False, fontsize=8, loc="upper left")
 
     def _scores(self, axes: Any, target: str, thresholds: Thresholds | None) -> None:
-        edges = np.linspace(0, 1, BINS + 1)
-        for label, colour, name in ((0, NEGATIVE, "negative"), (1, MODEL, "positive")):
+        edges = np.linspace(0, 1, _BINS + 1)
+        for label, colour, name in ((0, _NEGATIVE, "negative"), (1, _MODEL, "positive")):
             values = [each.probabilities[target] for each in self._units if each.labels.get(target) == label]
             axes.hist(values, bins=edges, color=colour, alpha=0.55, label=f"{name} ({len(values):,})")
         threshold = None if thresholds is None else thresholds.youden.get(target)
@@ -148,7 +148,7 @@ class EvaluationFigures:
         axes.legend(fontsize=8, loc="upper right", framealpha=0.9, edgecolor="none")
 
 
-def shown(measured: dict[tuple[str, str], MetricValue], target: str, metric: str) -> str:
+def _shown(measured: dict[tuple[str, str], MetricValue], target: str, metric: str) -> str:
     """Write a metric for a legend."""
     estimate = measured[target, metric].estimate
     if estimate.value is None:

@@ -103,23 +103,23 @@ def compute_metrics(
     for column in columns:
         # by its own labels: what else is predicted does not change the interval of a target
         draws = resample_patients(units, [column.target], resamples=resamples, seed=seed)
-        value, drawn = values_of(column, thresholds), draws_of([column], thresholds, draws)[0]
+        value, drawn = _values_of(column, thresholds), _draws_of([column], thresholds, draws)[0]
         for metric in METRICS:
-            why = column.too_few if value[metric] is not None else why_missing(metric, column, thresholds, unit)
-            delong = delong_of(column, unit) if metric == "auc" else None
+            why = column.too_few if value[metric] is not None else _why_missing(metric, column, thresholds, unit)
+            delong = _delong_of(column, unit) if metric == "auc" else None
             estimate = interval(value[metric], drawn[metric], why=why)
             positives = int(column.positive.sum())
             measured.append(MetricValue(column.target, metric, estimate, delong, len(column.place), positives))
     if len(targets) > 1:
         draws = resample_patients(units, targets, resamples=resamples, seed=seed)
-        together = draws_of(columns, thresholds, draws)
+        together = _draws_of(columns, thresholds, draws)
         for metric in METRICS:
             estimate = macro([each for each in measured if each.metric == metric], [each[metric] for each in together])
             measured.append(MetricValue(MACRO, metric, estimate, None, len(units), None))
     return measured
 
 
-def values_of(column: LabelledUnits, thresholds: Thresholds | None) -> dict[str, float | None]:
+def _values_of(column: LabelledUnits, thresholds: Thresholds | None) -> dict[str, float | None]:
     """Compute every metric of one target."""
     labels, logits, probabilities = column.labels, column.logits.tolist(), column.probabilities.tolist()
     values: dict[str, float | None] = dict.fromkeys(METRICS)
@@ -127,14 +127,14 @@ def values_of(column: LabelledUnits, thresholds: Thresholds | None) -> dict[str,
     values["average_precision"] = average_precision(labels, logits)
     values["brier"] = brier(labels, probabilities)
     values["ece"] = expected_calibration_error(labels, probabilities)
-    for ending, threshold in thresholds_of(column.target, thresholds).items():
+    for ending, threshold in _thresholds_of(column.target, thresholds).items():
         if threshold is not None:
             found = asdict(rates(labels, probabilities, threshold))
             values |= {name + ending: rate for name, rate in found.items() if name + ending in METRICS}
     return values
 
 
-def draws_of(
+def _draws_of(
     columns: Sequence[LabelledUnits], thresholds: Thresholds | None, resamples: Resamples
 ) -> list[dict[str, Floats]]:
     """Compute every metric of every target in every resample; NaN where there is none."""
@@ -146,7 +146,7 @@ def draws_of(
             drawn["average_precision"][rows] = weighted.average_precisions(weights, positive, column.logits)
             drawn["brier"][rows] = weighted.briers(weights, positive, column.probabilities)
             drawn["ece"][rows] = weighted.calibration_errors(weights, positive, column.probabilities)
-            for ending, threshold in thresholds_of(column.target, thresholds).items():
+            for ending, threshold in _thresholds_of(column.target, thresholds).items():
                 if threshold is not None:
                     found = weighted.rates(weights, positive, column.probabilities, threshold)
                     for name in found:
@@ -155,28 +155,28 @@ def draws_of(
     return draws
 
 
-def thresholds_of(target: str, thresholds: Thresholds | None) -> dict[str, float | None]:
+def _thresholds_of(target: str, thresholds: Thresholds | None) -> dict[str, float | None]:
     """Give the thresholds of a target, by the ending of the metrics that are measured there."""
     if thresholds is None:
         return {"": None, AT_CHOSEN: None}
     return {"": thresholds.youden.get(target), AT_CHOSEN: thresholds.chosen.get(target)}
 
 
-def why_missing(metric: str, column: LabelledUnits, thresholds: Thresholds | None, unit: Unit) -> str:
+def _why_missing(metric: str, column: LabelledUnits, thresholds: Thresholds | None, unit: Unit) -> str:
     """Say why a metric of a target has no value."""
     if not len(column.place) or metric in THRESHOLD_FREE:
         return column.why_undefined
     if thresholds is None:
         return "no threshold: no validation predictions"
     ending = AT_CHOSEN if metric.endswith(AT_CHOSEN) else ""
-    if thresholds_of(column.target, thresholds)[ending] is None:
+    if _thresholds_of(column.target, thresholds)[ending] is None:
         absent = "no positive" if ending else "not both classes"
         return f"no threshold: {absent} of {column.target} in validation"
     calls = {"ppv": "positive", "npv": "negative"}.get(metric.removesuffix(AT_CHOSEN))
     return f"no {unit} is called {calls}" if calls else column.why_undefined
 
 
-def delong_of(column: LabelledUnits, unit: Unit) -> Estimate:
+def _delong_of(column: LabelledUnits, unit: Unit) -> Estimate:
     """Estimate the AUC by DeLong's method, which takes units to be independent."""
     if column.clustered:
         value = auc(column.labels, column.logits.tolist())
@@ -192,13 +192,13 @@ def macro(measured: Sequence[MetricValue], draws: Sequence[Floats]) -> Estimate:
     if not having:
         return Estimate(None, why="; ".join(lacking))
     value = sum(measured[place].estimate.value or 0.0 for place in having) / len(having)
-    alone = [f"{measured[place].target}: {measured[place].estimate.why}" for place in having if fixed(measured[place])]
+    alone = [f"{measured[place].target}: {measured[place].estimate.why}" for place in having if _fixed(measured[place])]
     estimate = interval(value, np.mean([draws[place] for place in having], axis=0), why="; ".join(alone))
     notes = [f"without {each}" for each in lacking] + [estimate.why] * bool(estimate.why)
     return replace(estimate, why="; ".join(notes))
 
 
-def fixed(measured: MetricValue) -> bool:
+def _fixed(measured: MetricValue) -> bool:
     """Tell whether a class of a single patient kept a target from having an interval."""
     return measured.estimate.why.startswith(SINGLE)
 

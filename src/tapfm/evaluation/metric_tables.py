@@ -26,7 +26,7 @@ from tapfm.runtime.csv_files import csv_text
 from tapfm.runtime.messages import counted
 
 MODEL = "model"
-COLUMNS = (
+_COLUMNS = (
     *("model", "subgroup", "target", "metric", "value", "low", "high"),
     *("delong_low", "delong_high", "units", "positives", "why"),
 )
@@ -88,7 +88,7 @@ def metrics_csv(results: EvaluationResults) -> bytes:
         )
         for pair in results.differences
     ]
-    return csv_text(COLUMNS, [_csv_cells(row) for row in [*results.rows, *differences]]).encode()
+    return csv_text(_COLUMNS, [_csv_cells(row) for row in [*results.rows, *differences]]).encode()
 
 
 def _csv_cells(row: MetricRow) -> list[Any]:
@@ -96,10 +96,10 @@ def _csv_cells(row: MetricRow) -> list[Any]:
     numbers = [each.estimate.value, each.estimate.low, each.estimate.high]
     numbers += [None, None] if delong is None else [delong.low, delong.high]
     cells = ["" if number is None else repr(float(number)) for number in numbers]
-    return [row.model, row.subgroup, each.target, each.metric, *cells, each.units, each.positives, why_of(each)]
+    return [row.model, row.subgroup, each.target, each.metric, *cells, each.units, each.positives, _why_of(each)]
 
 
-def why_of(each: MetricValue) -> str:
+def _why_of(each: MetricValue) -> str:
     """Say what is missing of a metric."""
     reasons = [each.estimate.why]
     if each.delong is not None and each.delong.why and each.delong.why not in reasons:
@@ -113,9 +113,9 @@ def metrics_json(results: EvaluationResults) -> bytes:
     for row in results.rows:
         each = row.measured
         of_group = models.setdefault(row.model, {}).setdefault(row.subgroup or "all", {})
-        entry = estimate_json(each.estimate) | {"units": each.units, "positives": each.positives}
+        entry = _estimate_json(each.estimate) | {"units": each.units, "positives": each.positives}
         if each.delong is not None:
-            entry["delong"] = estimate_json(each.delong)
+            entry["delong"] = _estimate_json(each.delong)
         of_group.setdefault(each.target, {})[each.metric] = entry
     thresholds = results.chosen.thresholds
     written = {
@@ -133,21 +133,21 @@ def metrics_json(results: EvaluationResults) -> bytes:
         },
         "models": models,
         "baseline": results.baseline_said,
-        "model_minus_baseline": {pair.target: pair_json(pair) for pair in results.differences},
+        "model_minus_baseline": {pair.target: _pair_json(pair) for pair in results.differences},
     }
     return (json.dumps(written, indent=2, allow_nan=False) + "\n").encode()
 
 
-def estimate_json(estimate: Estimate) -> dict[str, Any]:
+def _estimate_json(estimate: Estimate) -> dict[str, Any]:
     """Write an estimate; the reason only where there is one."""
     numbers = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
     return numbers | ({"why": estimate.why} if estimate.why else {})
 
 
-def pair_json(pair: PairedComparison) -> dict[str, Any]:
+def _pair_json(pair: PairedComparison) -> dict[str, Any]:
     """Write a difference and its tests."""
     tests = {"p_delong": pair.p_delong, "p_bootstrap": pair.p_bootstrap, "p_holm": pair.p_holm}
-    return estimate_json(pair.difference) | tests | ({"why_no_delong": pair.why} if pair.why else {})
+    return _estimate_json(pair.difference) | tests | ({"why_no_delong": pair.why} if pair.why else {})
 
 
 def metrics_md(results: EvaluationResults) -> bytes:
@@ -156,17 +156,17 @@ def metrics_md(results: EvaluationResults) -> bytes:
     lines = [
         f"# {', '.join(about['targets'])}: {about['model']}",
         "",
-        what_was_evaluated(results),
+        _what_was_evaluated(results),
         "",
         *(line for note in results.notes for line in (f"**{note}**", "")),
         "## Figures",
         "",
-        *figure_lines(results),
-        *threshold_lines(results),
-        *reason_lines(results),
-        *baseline_lines(results),
-        *subgroup_lines(results),
-        *failure_lines(results),
+        *_figure_lines(results),
+        *_threshold_lines(results),
+        *_reason_lines(results),
+        *_baseline_lines(results),
+        *_subgroup_lines(results),
+        *_failure_lines(results),
         "## Pictures",
         "",
         "![ROC](roc.png)",
@@ -178,7 +178,7 @@ def metrics_md(results: EvaluationResults) -> bytes:
     return "\n".join(lines).encode()
 
 
-def what_was_evaluated(results: EvaluationResults) -> str:
+def _what_was_evaluated(results: EvaluationResults) -> str:
     """Say what was evaluated on what, and how the intervals come about."""
     about = results.about
     if about["cohort"] == "own":
@@ -192,11 +192,11 @@ def what_was_evaluated(results: EvaluationResults) -> str:
     )
 
 
-def figure_lines(results: EvaluationResults) -> list[str]:
+def _figure_lines(results: EvaluationResults) -> list[str]:
     """Write the table of the model: a line for each metric, a column for each target."""
     found = results.of(MODEL)
-    lines = heading("", results.columns)
-    lines += [metric_line(NAMES[name], found, name, results.columns) for name in THRESHOLD_FREE]
+    lines = _heading("", results.columns)
+    lines += [_metric_line(NAMES[name], found, name, results.columns) for name in THRESHOLD_FREE]
     delong = [
         "" if (each := found.get((target, "auc"))) is None or each.delong is None else interval_text(each.delong)
         for target in results.columns
@@ -208,13 +208,13 @@ def figure_lines(results: EvaluationResults) -> list[str]:
     return [*lines, ""]
 
 
-def heading(first: str, columns: Sequence[str]) -> list[str]:
+def _heading(first: str, columns: Sequence[str]) -> list[str]:
     """Begin a table."""
     names = map(target_title, columns)
     return [f"| {first} | {' | '.join(names)} |", "|---|" + "--:|" * len(columns)]
 
 
-def metric_line(name: str, found: Mapping[tuple[str, str], MetricValue], metric: str, columns: Sequence[str]) -> str:
+def _metric_line(name: str, found: Mapping[tuple[str, str], MetricValue], metric: str, columns: Sequence[str]) -> str:
     """Write a metric of all targets."""
     cells = [
         "" if (each := found.get((target, metric))) is None else format_estimate(each.estimate) for target in columns
@@ -222,7 +222,7 @@ def metric_line(name: str, found: Mapping[tuple[str, str], MetricValue], metric:
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def threshold_lines(results: EvaluationResults) -> list[str]:
+def _threshold_lines(results: EvaluationResults) -> list[str]:
     """Write what depends on thresholds, and where these come from."""
     thresholds, found = results.chosen.thresholds, results.of(MODEL)
     lines = ["## At a threshold", ""]
@@ -240,19 +240,19 @@ def threshold_lines(results: EvaluationResults) -> list[str]:
     ):
         shown = [number(values.get(target)) for target in targets]
         shown += [""] * (MACRO in results.columns)
-        lines += [*heading(said, results.columns), f"| threshold | {' | '.join(shown)} |"]
-        lines += [metric_line(NAMES[name], found, name, results.columns) for name in metrics]
+        lines += [*_heading(said, results.columns), f"| threshold | {' | '.join(shown)} |"]
+        lines += [_metric_line(NAMES[name], found, name, results.columns) for name in metrics]
         lines.append("")
     return lines
 
 
-def reason_lines(results: EvaluationResults) -> list[str]:
+def _reason_lines(results: EvaluationResults) -> list[str]:
     """List what the page lacks, and why, once for all metrics that lack the same; metrics.csv has the baseline's."""
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for row in results.rows:
         each = row.measured
         on_page = row.model == MODEL or each.metric in BESIDE
-        if on_page and not row.subgroup and (why := why_of(each)):
+        if on_page and not row.subgroup and (why := _why_of(each)):
             reasons.setdefault((row.model, each.target, why), []).append(each.metric)
     if not reasons:
         return []
@@ -263,7 +263,7 @@ def reason_lines(results: EvaluationResults) -> list[str]:
     return [*lines, ""]
 
 
-def baseline_lines(results: EvaluationResults) -> list[str]:
+def _baseline_lines(results: EvaluationResults) -> list[str]:
     """Put the model beside the baseline."""
     lines = ["## Beside colours and tile count", "", results.baseline_said, ""]
     others = [model for model in results.models if model != MODEL]
@@ -275,7 +275,7 @@ def baseline_lines(results: EvaluationResults) -> list[str]:
     for target in results.columns:
         pair = differences.get(target)
         cells = [format_estimate(each[target, "auc"].estimate) for each in (found, baseline)]
-        cells += ["", "", ""] if pair is None else [format_estimate(pair.difference, sign=True), *tests(pair)]
+        cells += ["", "", ""] if pair is None else [format_estimate(pair.difference, sign=True), *_tests(pair)]
         lines.append(f"| AUC {target_title(target)} | {' | '.join(cells)} |")
     for name in BESIDE[1:]:
         for target in results.columns:
@@ -285,12 +285,12 @@ def baseline_lines(results: EvaluationResults) -> list[str]:
     return [*lines, ""]
 
 
-def tests(pair: PairedComparison) -> list[str]:
+def _tests(pair: PairedComparison) -> list[str]:
     """Write the p values of a difference."""
     return [format_p_value(pair.p_delong), format_p_value(pair.p_bootstrap)]
 
 
-def subgroup_lines(results: EvaluationResults) -> list[str]:
+def _subgroup_lines(results: EvaluationResults) -> list[str]:
     """Write a line for each subgroup and target."""
     rows = [row for row in results.rows if row.subgroup]
     if not rows:
@@ -311,7 +311,7 @@ def subgroup_lines(results: EvaluationResults) -> list[str]:
     return [*lines, ""]
 
 
-def failure_lines(results: EvaluationResults) -> list[str]:
+def _failure_lines(results: EvaluationResults) -> list[str]:
     """List what could not be evaluated."""
     lines = [f"- {slide_id}: {' '.join(reason.split())}" for slide_id, reason in results.failed.items()]
     if results.without_label:

@@ -34,9 +34,9 @@ COLUMNS = (
     "tiles",
     "tiles_failed",
 )
-NEEDED = ("patient_id", "slide_id", "target", "label", "probability")  # the tables of other tools have no more
-LABELS = {"": None, "0": 0, "1": 1, "0.0": 0, "1.0": 1}  # the last two: tables that passed through data frames
-AGREEMENT = 1e-3  # of a probability and the sigmoid of its logit; others round to a few digits
+_NEEDED = ("patient_id", "slide_id", "target", "label", "probability")  # the tables of other tools have no more
+_LABELS = {"": None, "0": 0, "1": 1, "0.0": 0, "1.0": 1}  # the last two: tables that passed through data frames
+_AGREEMENT = 1e-3  # of a probability and the sigmoid of its logit; others round to a few digits
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class AucScores:
     macro: float | None
 
 
-def logit_of(probability: float) -> float:
+def _logit_of(probability: float) -> float:
     """Turn a probability into a logit; 0 and 1 count as the float beside them, so that they stay the ends."""
     inside = min(max(probability, math.nextafter(0, 1)), math.nextafter(1, 0))
     return math.log(inside) - math.log1p(-inside)
@@ -122,32 +122,32 @@ def read_predictions(path: Path) -> list[Prediction]:
     """Read a table of predictions; the logits count, and follow from the probabilities where a table has none."""
     hint = (
         f"It has to be a CSV with a line for each slide and target: {','.join(COLUMNS)}. "
-        f"Needed are {', '.join(NEEDED)}."
+        f"Needed are {', '.join(_NEEDED)}."
     )
     slides: dict[SlideKey, Prediction] = {}
     first_lines: dict[tuple[SlideKey, str], int] = {}
     try:
         lines = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True)
-        if missing := [name for name in NEEDED if name not in (lines.fieldnames or [])]:
+        if missing := [name for name in _NEEDED if name not in (lines.fieldnames or [])]:
             raise InputError(f"{path} lacks the columns {', '.join(missing)}.", hint=hint)
         for line in lines:
             try:
-                add_line(line, lines.line_num, slides, first_lines)
+                _add_line(line, lines.line_num, slides, first_lines)
             except ValueError as error:
                 raise InputError(f"{path}, line {lines.line_num}: {error}.", hint=hint) from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read ({error}).", hint=hint) from error
-    return in_order_of_targets(path, list(slides.values()), list(dict.fromkeys(target for _, target in first_lines)))
+    return _in_order_of_targets(path, list(slides.values()), list(dict.fromkeys(target for _, target in first_lines)))
 
 
-def add_line(
+def _add_line(
     line: Mapping[str, str],
     number: int,
     slides: dict[SlideKey, Prediction],
     first_lines: dict[tuple[SlideKey, str], int],
 ) -> None:
     """Add one line of a table to the slides read so far; a ValueError says what is wrong with it."""
-    said = prediction_of(line)
+    said = _prediction_of(line)
     key, target = slide_key(said), line["target"]
     if (key, target) in first_lines:
         raise ValueError(
@@ -160,33 +160,33 @@ def add_line(
     slides[key] = replace(before, labels={**before.labels, **said.labels}, logits={**before.logits, **said.logits})
 
 
-def prediction_of(line: Mapping[str, str]) -> Prediction:
+def _prediction_of(line: Mapping[str, str]) -> Prediction:
     """Read one line of a table, one target of a slide; a ValueError says what is wrong with it."""
     if None in line or None in line.values():
         raise ValueError("as many fields as columns are needed")
     if empty := [name for name in ("patient_id", "slide_id", "target") if not line[name]]:
         raise ValueError(f"{empty[0]} is empty")
-    if line["label"] not in LABELS:
+    if line["label"] not in _LABELS:
         raise ValueError(f"a label must be 0, 1 or empty, got {line['label']!r}")
     probability = float(line["probability"])
     if not 0 <= probability <= 1:
         raise ValueError(f"a probability must be from 0 to 1, got {line['probability']}")
-    logit = float(line["logit"]) if line.get("logit") else logit_of(probability)
-    if not abs(sigmoid(logit) - probability) < AGREEMENT:
+    logit = float(line["logit"]) if line.get("logit") else _logit_of(probability)
+    if not abs(sigmoid(logit) - probability) < _AGREEMENT:
         raise ValueError(f"a logit of {logit} is a probability of {sigmoid(logit):.6g}, not of {probability:.6g}")
     return Prediction(
         slide_id=line["slide_id"],
         patient_id=line["patient_id"],
         split=line.get("split") or None,
         cohort=line.get("cohort") or None,
-        labels={line["target"]: LABELS[line["label"]]},
+        labels={line["target"]: _LABELS[line["label"]]},
         logits={line["target"]: logit},
         tiles=int(line.get("tiles") or 0),
         tiles_failed=int(line.get("tiles_failed") or 0),
     )
 
 
-def in_order_of_targets(path: Path, slides: Sequence[Prediction], targets: Sequence[str]) -> list[Prediction]:
+def _in_order_of_targets(path: Path, slides: Sequence[Prediction], targets: Sequence[str]) -> list[Prediction]:
     """Order every slide's targets as the table first names them; a slide that lacks one is refused."""
     for each in slides:
         if missing := [target for target in targets if target not in each.logits]:
@@ -230,14 +230,14 @@ def average_predictions(members: Sequence[Sequence[Prediction]]) -> list[Predict
                 f"Member {number} has other slides than the first: {', '.join(sorted(differing)[:5])}.",
                 hint="An ensemble is the mean over the same slides: predict them with every member.",
             )
-    return [averaged([of_member[slide_key(each)] for of_member in by_key]) for each in members[0]]
+    return [_averaged([of_member[slide_key(each)] for of_member in by_key]) for each in members[0]]
 
 
-def averaged(same_slide: Sequence[Prediction]) -> Prediction:
+def _averaged(same_slide: Sequence[Prediction]) -> Prediction:
     """Average what several models say of one slide."""
     first = same_slide[0]
     for each in same_slide:
-        check_targets(each, list(first.logits))
+        _check_targets(each, list(first.logits))
         if any(each.labels.get(target) != first.labels.get(target) for target in first.logits):
             raise LabelError(f"Slide '{first.slide_id}' has different labels in the members of the ensemble.")
     logits = {target: logit_of_mean([each.logits[target] for each in same_slide]) for target in first.logits}
@@ -252,10 +252,10 @@ def pool_by_patient(predictions: Sequence[Prediction]) -> list[Prediction]:
     slides: dict[tuple[str | None, str | None, str], list[Prediction]] = {}
     for each in predictions:
         slides.setdefault((each.cohort, each.split, each.patient_id), []).append(each)
-    return [pooled(of_patient) for of_patient in slides.values()]
+    return [_pooled(of_patient) for of_patient in slides.values()]
 
 
-def pooled(slides: Sequence[Prediction]) -> Prediction:
+def _pooled(slides: Sequence[Prediction]) -> Prediction:
     """Pool the slides of one patient."""
     targets = all_targets(slides)
     return replace(
@@ -303,7 +303,7 @@ def units_of(predictions: Sequence[Prediction], targets: Sequence[str], unit: Un
     if unit not in get_args(Unit):
         raise SettingError(f"unit must be 'slide' or 'patient'; got {unit!r}.")
     for each in predictions:
-        check_targets(each, targets)
+        _check_targets(each, targets)
     return pool_by_patient(predictions) if unit == "patient" else predictions
 
 
@@ -311,11 +311,11 @@ def all_targets(predictions: Sequence[Prediction]) -> list[str]:
     """List the targets, which all predictions must have."""
     targets = list(dict.fromkeys(target for each in predictions for target in each.logits))
     for each in predictions:
-        check_targets(each, targets)
+        _check_targets(each, targets)
     return targets
 
 
-def check_targets(prediction: Prediction, targets: Sequence[str]) -> None:
+def _check_targets(prediction: Prediction, targets: Sequence[str]) -> None:
     """Refuse a prediction that says nothing of a target."""
     if missing := [target for target in targets if target not in prediction.logits]:
         raise LabelError(

@@ -103,7 +103,7 @@ def measure_results(
         ).pairs
     return EvaluationResults(
         about,
-        [with_reason(row, table, thresholds) for row in rows],
+        [_with_reason(row, table, thresholds) for row in rows],
         thresholds,
         baseline.note,
         differences,
@@ -114,12 +114,12 @@ def measure_results(
     )
 
 
-def with_reason(row: MetricRow, table: EvaluatedTable, chosen: ChosenThresholds) -> MetricRow:
+def _with_reason(row: MetricRow, table: EvaluatedTable, chosen: ChosenThresholds) -> MetricRow:
     """Say why a metric is missing where only this evaluation knows."""
     each = row.measured
     if each.target in table.absent_targets:
         why = f"{table.name} has no column {each.target}"
-    elif row.model == MODEL and each.estimate.value is None and (lacking := why_no_threshold(each.metric, chosen)):
+    elif row.model == MODEL and each.estimate.value is None and (lacking := _why_no_threshold(each.metric, chosen)):
         why = f"no threshold: {lacking}"
     else:
         return row
@@ -127,7 +127,7 @@ def with_reason(row: MetricRow, table: EvaluatedTable, chosen: ChosenThresholds)
     return replace(row, measured=replace(each, estimate=replace(each.estimate, why=why), delong=delong))
 
 
-def why_no_threshold(metric: str, chosen: ChosenThresholds) -> str:
+def _why_no_threshold(metric: str, chosen: ChosenThresholds) -> str:
     """Say why no target has the threshold that a metric is measured at; nothing where that is not the reason."""
     if metric in THRESHOLD_FREE:
         return ""

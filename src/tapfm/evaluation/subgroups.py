@@ -13,10 +13,10 @@ from tapfm.evaluation.measures import MACRO, MetricValue, compute_metrics
 from tapfm.evaluation.predictions import Prediction, Unit, pool_by_patient
 from tapfm.metrics.estimate import Estimate
 
-METRICS = ("auc", "average_precision", "brier")
-MOST_VALUES = 8  # of a column of numbers; one with more is cut at its quartiles
-LEAST = 2  # of each class
-EMPTY = "(empty)"
+_METRICS = ("auc", "average_precision", "brier")
+_MOST_VALUES = 8  # of a column of numbers; one with more is cut at its quartiles
+_LEAST = 2  # of each class
+_EMPTY = "(empty)"
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ def make_subgroups(columns: Mapping[str, Mapping[str, str]]) -> tuple[list[Subgr
     groups: list[Subgroup] = []
     notes: list[str] = []
     for column, values in columns.items():
-        numbers = numbers_of(values.values())
-        if numbers is not None and len(set(numbers)) > MOST_VALUES:
-            edges = quartiles(numbers)
-            values = {slide_id: part_of(text, edges) for slide_id, text in values.items()}
+        numbers = _numbers_of(values.values())
+        if numbers is not None and len(set(numbers)) > _MOST_VALUES:
+            edges = _quartiles(numbers)
+            values = {slide_id: _part_of(text, edges) for slide_id, text in values.items()}
             notes.append(f"{column} has {len(set(numbers)):,} values, so it is cut at its quartiles.")
-            order = [*(between(low, high) for low, high in pairwise(edges)), EMPTY]
+            order = [*(_between(low, high) for low, high in pairwise(edges)), _EMPTY]
         elif numbers is not None:
-            order = [*(text for _, text in sorted({(float(each), each) for each in values.values() if each})), EMPTY]
+            order = [*(text for _, text in sorted({(float(each), each) for each in values.values() if each})), _EMPTY]
         else:
-            order = sorted({each or EMPTY for each in values.values()})
+            order = sorted({each or _EMPTY for each in values.values()})
         for value in order:
-            if members := frozenset(slide_id for slide_id, each in values.items() if (each or EMPTY) == value):
+            if members := frozenset(slide_id for slide_id, each in values.items() if (each or _EMPTY) == value):
                 groups.append(Subgroup(column, value, members))
     return groups, notes
 
 
-def numbers_of(values: Iterable[str]) -> list[float] | None:
+def _numbers_of(values: Iterable[str]) -> list[float] | None:
     """Read a column as numbers; None where some of it is none."""
     found = []
     for text in values:
@@ -70,20 +70,20 @@ def numbers_of(values: Iterable[str]) -> list[float] | None:
     return found or None
 
 
-def quartiles(numbers: Sequence[float]) -> list[float]:
+def _quartiles(numbers: Sequence[float]) -> list[float]:
     """Find the edges of four parts, fewer where they fall together."""
     return sorted({float(edge) for edge in np.quantile(numbers, [0, 0.25, 0.5, 0.75, 1])})
 
 
-def part_of(text: str, edges: Sequence[float]) -> str:
+def _part_of(text: str, edges: Sequence[float]) -> str:
     """Name the part that a value is in; one on an edge is in the lower part."""
     if not text:
-        return EMPTY
+        return _EMPTY
     number = max(1, int(np.searchsorted(edges, float(text), side="left")))
-    return between(edges[number - 1], edges[number])
+    return _between(edges[number - 1], edges[number])
 
 
-def between(low: float, high: float) -> str:
+def _between(low: float, high: float) -> str:
     """Name a range."""
     return f"{low:.4g} to {high:.4g}"
 
@@ -94,20 +94,20 @@ def measure_subgroup(
     """Measure what can be measured without a threshold; too few of a class give nothing but the reason."""
     chosen = [each for each in predictions if each.slide_id in group.slide_ids]
     units = pool_by_patient(chosen) if unit == "patient" else chosen
-    few = {target: too_few([one.labels.get(target) for one in units], unit) for target in targets}
+    few = {target: _too_few([one.labels.get(target) for one in units], unit) for target in targets}
     labelled = {target for each in predictions for target, known in each.labels.items() if known is not None}
     # a mean over other targets than that of all slides could not be compared with it
     few[MACRO] = "; ".join(f"{target}: {why}" for target, why in few.items() if why and target in labelled)
     return [
         replace(each, estimate=Estimate(None, why=few[each.target]), delong=None) if few[each.target] else each
         for each in compute_metrics(chosen, targets, unit, None, resamples=resamples, seed=seed)
-        if each.metric in METRICS
+        if each.metric in _METRICS
     ]
 
 
-def too_few(labels: Sequence[int | None], unit: Unit) -> str:
+def _too_few(labels: Sequence[int | None], unit: Unit) -> str:
     """Say that a class has hardly anyone; nothing where both have enough."""
     positive, negative = labels.count(1), labels.count(0)
-    if min(positive, negative) >= LEAST:
+    if min(positive, negative) >= _LEAST:
         return ""
-    return f"{positive} positive and {negative} negative {unit}s: fewer than {LEAST} of a class"
+    return f"{positive} positive and {negative} negative {unit}s: fewer than {_LEAST} of a class"

@@ -29,7 +29,7 @@ from tapfm.tiles.stream import TileStream
 
 PART_TILES = 256  # tiles of a slide that are in memory at a time during inference
 AHEAD_BYTES = 2**30  # pixels read ahead
-MAX_MISSING = 0.05  # fraction of a slide's tiles that may be unreadable before the slide fails
+_MAX_MISSING = 0.05  # fraction of a slide's tiles that may be unreadable before the slide fails
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ def no_tile_readable(reasons: Sequence[str]) -> SlideFailed:
 
 def refuse_too_many_missing(missing: int, tiles: int, reason: str) -> None:
     """Fail a slide that has more unreadable tiles than `MAX_MISSING`."""
-    if missing > MAX_MISSING * tiles:
+    if missing > _MAX_MISSING * tiles:
         raise SlideFailed(f"{missing:,} of its {tiles:,} tiles cannot be read, such as: {reason}")
 
 

@@ -55,7 +55,7 @@ def embed_cohort(
                 print_failure(console, slide_id, job.reason)
         if table.finished:
             console.print(f"{len(table.finished):,} of {len(rows):,} slides are already embedded with these settings.")
-        for line in describe_rescaling(list(todo.values()), settings.loaded.encoder.tile_px):
+        for line in _describe_rescaling(list(todo.values()), settings.loaded.encoder.tile_px):
             console.print(line)
         with table.saved():
             if todo:
@@ -113,7 +113,7 @@ def _embed_slides(
         predictor.run(
             claims.take_each(jobs),
             bags,
-            lambda slide_id, slide: write_slide_features(jobs[slide_id], slide, settings),
+            lambda slide_id, slide: _write_slide_features(jobs[slide_id], slide, settings),
             on_slide=after_slide,
         )
 
@@ -122,7 +122,7 @@ def _advice(job: EmbeddingJob) -> str:
     return f"Copy it again from where it was scanned. See: tapfm inspect {shlex.quote(str(job.row.path))}"
 
 
-def write_slide_features(job: EmbeddingJob, slide: EncodedSlide, settings: EmbeddingSettings) -> None:
+def _write_slide_features(job: EmbeddingJob, slide: EncodedSlide, settings: EmbeddingSettings) -> None:
     """Write the features of a slide, with the positions of the tiles that were read."""
     [encoded] = slide.by_model
     card, encoder = settings.loaded.card, settings.loaded.encoder
@@ -144,7 +144,7 @@ def write_slide_features(job: EmbeddingJob, slide: EncodedSlide, settings: Embed
     write_features(job.path, features, job.tiles, about=about)
 
 
-def describe_rescaling(jobs: Sequence[EmbeddingJob], encoder_px: int) -> list[str]:
+def _describe_rescaling(jobs: Sequence[EmbeddingJob], encoder_px: int) -> list[str]:
     """Return a note for each kind of tiles that the encoder gets at another size."""
     kinds = sorted({(job.tiles.tile_px, job.tiles.target_mpp or 0.0) for job in jobs})
     lines = []

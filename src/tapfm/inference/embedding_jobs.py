@@ -19,7 +19,7 @@ from tapfm.runtime.files import file_identity, fingerprint
 from tapfm.slides.opening import files_of
 from tapfm.tiles.store import TileSet, find_tiles
 
-NOT_IN_KEY = ("name", "licence", "gate", "notes")  # words of a card that change no feature
+_NOT_IN_KEY = ("name", "licence", "gate", "notes")  # words of a card that change no feature
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ def make_job(
         return Failure(error.message, f"{tile_command} --only {shlex.quote(row.slide_id)}")
     except OSError as error:
         return Failure(f"{row.path} cannot be read ({error})", "Check who may read it.")
-    key = fingerprint(FEATURES_VERSION, made_with(settings), row.slide_id, tiles.content_digest, files)
+    key = fingerprint(FEATURES_VERSION, _made_with(settings), row.slide_id, tiles.content_digest, files)
     return EmbeddingJob(row, tiles, folder / f"{row.slide_id}.h5", key)
 
 
-def made_with(settings: EmbeddingSettings) -> tuple[object, ...]:
+def _made_with(settings: EmbeddingSettings) -> tuple[object, ...]:
     """List what decides features besides the slide; how many tiles are encoded at once does not."""
     loaded = settings.loaded
-    card = {name: value for name, value in asdict(loaded.card).items() if name not in NOT_IN_KEY}
+    card = {name: value for name, value in asdict(loaded.card).items() if name not in _NOT_IN_KEY}
     return card, loaded.provenance.sha256, loaded.encoder.tile_px, loaded.encoder.feature, settings.precision
 
 
@@ -89,7 +89,7 @@ def recall_record(job: EmbeddingJob) -> EmbedRecord | None:
 def refuse_foreign_files(folder: Path, rows: Sequence[SlideRow]) -> None:
     """Stop before features that another tool wrote would be written over."""
     names = [f"{row.slide_id}.h5" for row in rows]
-    foreign = [name for name in names if (folder / name).exists() and not may_replace(folder / name)]
+    foreign = [name for name in names if (folder / name).exists() and not _may_replace(folder / name)]
     if foreign:
         raise InputError(
             f"{folder} has {len(foreign):,} files that tapfm embed did not write, such as {foreign[0]}.",
@@ -97,7 +97,7 @@ def refuse_foreign_files(folder: Path, rows: Sequence[SlideRow]) -> None:
         )
 
 
-def may_replace(path: Path) -> bool:
+def _may_replace(path: Path) -> bool:
     """Say whether a file is ours, or nobody's as it cannot be read."""
     try:
         with h5py.File(path, "r") as file:

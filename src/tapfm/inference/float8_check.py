@@ -16,7 +16,7 @@ from tapfm.metrics.arrays import sigmoid
 
 COMPARED_TILES = 1024  # of a slide, evenly spaced
 MAX_CHANGE = 0.01  # of a probability
-OTHER_PRECISION = "Use --precision bfloat16, or leave --precision out."
+_OTHER_PRECISION = "Use --precision bfloat16, or leave --precision out."
 
 
 def use_float8(
@@ -46,7 +46,7 @@ def use_float8(
         change, count = compared
         message = f"float8 changes probabilities of {slide_id} ({count:,} tiles) by at most {change:.4f}"
         if change > MAX_CHANGE:
-            raise RunError(f"{message}; {MAX_CHANGE:g} is allowed.", hint=OTHER_PRECISION)
+            raise RunError(f"{message}; {MAX_CHANGE:g} is allowed.", hint=_OTHER_PRECISION)
         return fast, f"{message}."
     return fast, ""
 
@@ -73,5 +73,5 @@ def _largest_change(predictor: Predictor, slide_id: str, slide: SlideTiles, work
 
     failed = predictor.run([slide_id], bags, compare).get(slide_id)
     if failed is not None and failed.stage == "predict":
-        raise RunError(f"float8 cannot be checked on {slide_id}: {failed.reason}.", hint=OTHER_PRECISION)
+        raise RunError(f"float8 cannot be checked on {slide_id}: {failed.reason}.", hint=_OTHER_PRECISION)
     return changes[0] if changes else None

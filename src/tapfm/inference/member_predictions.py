@@ -45,7 +45,7 @@ def predict_member(
     slides = labelled_slides(data.slides)
     finished = FinishedSlides(finished_path, member.digest, data.contents())
     known = finished.read()
-    for slide_id, slide in predicted_in_training(member, data, slides).items():
+    for slide_id, slide in _predicted_in_training(member, data, slides).items():
         if slide_id not in known:
             finished.add(slide_id, slide)
             known[slide_id] = slide
@@ -66,7 +66,7 @@ def predict_member(
         )
 
 
-def predicted_in_training(
+def _predicted_in_training(
     member: ModelMember, data: EvaluatedSlides, slides: Sequence[LabelledSlide]
 ) -> dict[str, FinishedSlide]:
     """Return the slides that the run predicted with its best epoch's weights.

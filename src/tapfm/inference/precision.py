@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
     from tapfm.encoders.inference import Precision
 
-INFERENCE_PRECISIONS = (*PRECISIONS, "float8")
+_INFERENCE_PRECISIONS = (*PRECISIONS, "float8")
 
 
 def check_inference_precision(text: str) -> None:
     """Refuse an unknown precision."""
-    if text not in INFERENCE_PRECISIONS:
-        raise UnknownNameError.of("precision", text, INFERENCE_PRECISIONS, see=", ".join(INFERENCE_PRECISIONS))
+    if text not in _INFERENCE_PRECISIONS:
+        raise UnknownNameError.of("precision", text, _INFERENCE_PRECISIONS, see=", ".join(_INFERENCE_PRECISIONS))
 
 
 def choose_inference_precision(text: str, device: torch.device) -> Precision:

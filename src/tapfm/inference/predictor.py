@@ -151,7 +151,7 @@ class Predictor:
         try:
             slide = self.encode_slide(bags, visit)
             refuse_too_many_missing(len(slide.missing), slide.tiles + len(slide.missing), slide.skipped.reason)
-            with failures_of_one_slide():
+            with _failures_of_one_slide():
                 finish(visit.slide_id, slide)
         except SlideFailed as failure:
             # a new object: the traceback of this one refers to the features of the slide
@@ -286,7 +286,7 @@ def share(items: Iterable[Item]) -> tuple[Iterator[Item], Iterator[Item]]:
 
 
 @contextmanager
-def failures_of_one_slide() -> Iterator[None]:
+def _failures_of_one_slide() -> Iterator[None]:
     """Turn an error of one slide into SlideFailed; errors that every slide would run into pass through."""
     try:
         with unify_memory_errors():

@@ -19,8 +19,8 @@ from tapfm.metrics.estimate import Estimate
 from tapfm.runtime.seeding import rng_for
 
 RESAMPLES = 2000
-SMALL_STRATUM = 5  # patients; a pattern of labels with fewer is merged
-SHARE_NEEDED = 0.9  # of resamples with a value; with fewer their spread says little of it
+_SMALL_STRATUM = 5  # patients; a pattern of labels with fewer is merged
+_SHARE_NEEDED = 0.9  # of resamples with a value; with fewer their spread says little of it
 BLOCK = 2_000_000  # numbers at a time: 16 MB for each array of weights
 
 Pattern = tuple[int | None, ...]  # the labels of a patient, in the order of the targets
@@ -77,12 +77,12 @@ def strata(patterns: Sequence[Pattern]) -> dict[str, list[int]]:
         for pattern in patterns
     }
     sizes = Counter(patterns)
-    merged = {rarest[pattern] for pattern, size in sizes.items() if size < SMALL_STRATUM}
+    merged = {rarest[pattern] for pattern, size in sizes.items() if size < _SMALL_STRATUM}
     groups: dict[str, list[int]] = {}
     for number, pattern in enumerate(patterns):
         name = f"rarest {rarest[pattern]}" if rarest[pattern] in merged else f"all {pattern}"
         groups.setdefault(name, []).append(number)
-    small = [name for name, members in groups.items() if len(members) < SMALL_STRATUM]
+    small = [name for name, members in groups.items() if len(members) < _SMALL_STRATUM]
     if len(small) > 1 and len(patterns[0]) > 1:
         groups["rest"] = sorted(number for name in small for number in groups.pop(name))
     return groups
@@ -99,7 +99,7 @@ def interval(value: float | None, draws: Floats, level: float = 0.95, why: str =
     defined = draws[~np.isnan(draws)]
     left_out = len(draws) - len(defined)
     note = f"{left_out} of {len(draws)} resamples without a value left out" if left_out else ""
-    if len(defined) < SHARE_NEEDED * len(draws):
+    if len(defined) < _SHARE_NEEDED * len(draws):
         return Estimate(value, why=f"no interval: {left_out} of {len(draws)} resamples have no value")
     if np.ptp(defined) <= 1e-12:
         return Estimate(value, why="no interval: all resamples give the same value")
@@ -110,7 +110,7 @@ def interval(value: float | None, draws: Floats, level: float = 0.95, why: str =
 def two_sided_p(draws: Floats) -> float | None:
     """Test a difference against 0: twice the smaller share of resamples on either side, counting one more on each."""
     defined = draws[~np.isnan(draws)]
-    if len(defined) < SHARE_NEEDED * len(draws):
+    if len(defined) < _SHARE_NEEDED * len(draws):
         return None
     # what rounding leaves of equal means is no difference
     below, above = int((defined <= 1e-12).sum()), int((defined >= -1e-12).sum())

@@ -34,7 +34,7 @@ def auc_interval(labels: Sequence[int | None], scores: Sequence[float], level: f
     if value is None:
         return Estimate(None, why=why_undefined(labels, "unit"))
     positive, values = known_of(labels, scores)
-    if why := too_few(positive):
+    if why := _too_few(positive):
         return Estimate(value, why=why)
     deviation = math.sqrt(covariance(positive, [values])[0, 0])
     if value in (0.0, 1.0):
@@ -42,7 +42,7 @@ def auc_interval(labels: Sequence[int | None], scores: Sequence[float], level: f
     if not deviation:
         return Estimate(value, why="the estimated variance is 0")
     middle = math.log(value / (1 - value))
-    reach = quantile(level) * deviation / (value * (1 - value))
+    reach = _quantile(level) * deviation / (value * (1 - value))
     return Estimate(value, sigmoid(middle - reach), sigmoid(middle + reach))
 
 
@@ -56,7 +56,7 @@ def auc_difference(
     difference = of_a - of_b
     positive, values_a = known_of(labels, a)
     _, values_b = known_of(labels, b)
-    if why := too_few(positive):
+    if why := _too_few(positive):
         return PairedTest(Estimate(difference, why=why), None)
     covariances = covariance(positive, [values_a, values_b])
     variance = covariances[0, 0] + covariances[1, 1] - 2 * covariances[0, 1]
@@ -66,7 +66,7 @@ def auc_difference(
         why = "the two rank all pairs alike" if same else "the estimated variance of the difference is 0"
         return PairedTest(Estimate(0.0 if same else difference, why=why), 1.0 if same else None)
     deviation = math.sqrt(variance)
-    reach = quantile(level) * deviation
+    reach = _quantile(level) * deviation
     p = math.erfc(abs(difference) / deviation / math.sqrt(2))
     return PairedTest(Estimate(difference, max(-1.0, difference - reach), min(1.0, difference + reach)), p)
 
@@ -84,7 +84,7 @@ def covariance(positive: Flags, scores: Sequence[Floats]) -> Floats:
     return np.atleast_2d(spread)
 
 
-def too_few(positive: Flags) -> str:
+def _too_few(positive: Flags) -> str:
     """Say which class has a single unit: its spread cannot be estimated."""
     for name, count in (("positive", int(positive.sum())), ("negative", int((~positive).sum()))):
         if count < 2:
@@ -92,6 +92,6 @@ def too_few(positive: Flags) -> str:
     return ""
 
 
-def quantile(level: float) -> float:
+def _quantile(level: float) -> float:
     """Find the normal quantile of a two-sided interval."""
     return NormalDist().inv_cdf((1 + level) / 2)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from tapfm.errors import LabelError, NonFiniteError, SettingError
 from tapfm.metrics.arrays import Floats
 
-STEPS = 100  # Newton needs about 10
+_STEPS = 100  # Newton needs about 10
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def fit(X: ArrayLike, y: ArrayLike, l2: float = 1.0, *, balanced: bool = False) 
 
     `balanced` weighs each class as half of all rows.
     """
-    rows, labels = checked(X, y, l2)
+    rows, labels = _checked(X, y, l2)
     means, deviations = rows.mean(axis=0), rows.std(axis=0)
     constant = deviations <= 1e-12 * np.abs(means)  # up to rounding
     deviations[constant] = 1.0
@@ -42,11 +42,11 @@ def fit(X: ArrayLike, y: ArrayLike, l2: float = 1.0, *, balanced: bool = False) 
     standardised = np.where(constant, 0.0, (rows - means) / deviations)  # so that its coefficient is 0
     design = np.column_stack([np.ones(len(rows)), standardised])
     penalty = np.array([0.0] + [l2] * rows.shape[1])
-    solution = newton(design, labels, weights, penalty)
+    solution = _newton(design, labels, weights, penalty)
     return LogisticFit(means, deviations, solution[1:], float(solution[0]))
 
 
-def newton(design: Floats, labels: Floats, weights: Floats, penalty: Floats) -> Floats:
+def _newton(design: Floats, labels: Floats, weights: Floats, penalty: Floats) -> Floats:
     """Take Newton steps, halved where one would go up, until they no longer lower the loss."""
 
     def loss(solution: Floats) -> float:
@@ -55,7 +55,7 @@ def newton(design: Floats, labels: Floats, weights: Floats, penalty: Floats) -> 
 
     solution = np.zeros(design.shape[1])
     lowest = loss(solution)
-    for _ in range(STEPS):
+    for _ in range(_STEPS):
         chances = 0.5 * (1 + np.tanh(design @ solution / 2))
         gradient = design.T @ (weights * (chances - labels)) + penalty * solution
         curvature = (design.T * (weights * chances * (1 - chances))) @ design + np.diag(penalty)
@@ -71,7 +71,7 @@ def newton(design: Floats, labels: Floats, weights: Floats, penalty: Floats) -> 
     return solution
 
 
-def checked(X: ArrayLike, y: ArrayLike, l2: float) -> tuple[Floats, Floats]:
+def _checked(X: ArrayLike, y: ArrayLike, l2: float) -> tuple[Floats, Floats]:
     """Refuse what cannot be fitted."""
     rows, labels = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if rows.ndim != 2 or labels.shape != rows.shape[:1]:

@@ -26,9 +26,9 @@ def fit(losses: Mapping[int, float], first: int = 2, last: int = 20, level: floa
     """Fit the losses of epochs first..last, as many of them as there are, by least squares."""
     epochs = tuple(sorted(epoch for epoch in losses if first <= epoch <= last))
     if len(epochs) < 3:
-        return missing(epochs, f"{len(epochs)} of epochs {first} to {last}; a fit needs 3")
+        return _missing(epochs, f"{len(epochs)} of epochs {first} to {last}; a fit needs 3")
     if unusable := [epoch for epoch in epochs if not (math.isfinite(losses[epoch]) and losses[epoch] > 0)]:
-        return missing(epochs, f"no logarithm of the loss of epoch {unusable[0]} ({losses[unusable[0]]:g})")
+        return _missing(epochs, f"no logarithm of the loss of epoch {unusable[0]} ({losses[unusable[0]]:g})")
     k = np.array(epochs, dtype=np.float64)
     logs = np.log([losses[epoch] for epoch in epochs])
     centred = k - k.mean()
@@ -42,7 +42,7 @@ def fit(losses: Mapping[int, float], first: int = 2, last: int = 20, level: floa
     return LogLinearFit(a, b, b - reach, b + reach, 1 - residual / total, epochs)
 
 
-def missing(epochs: tuple[int, ...], why: str) -> LogLinearFit:
+def _missing(epochs: tuple[int, ...], why: str) -> LogLinearFit:
     """Make the fit that there is not."""
     return LogLinearFit(None, None, None, None, None, epochs, why)
 
@@ -51,14 +51,14 @@ def t_quantile(level: float, freedom: int) -> float:
     """Find t with P(|T| <= t) = level for Student's distribution."""
     low, high = 0.0, math.pi / 2
     while (middle := (low + high) / 2) not in (low, high):
-        if t_within(middle, freedom) < level:
+        if _t_within(middle, freedom) < level:
             low = middle
         else:
             high = middle
     return math.tan(high) * math.sqrt(freedom)
 
 
-def t_within(angle: float, freedom: int) -> float:
+def _t_within(angle: float, freedom: int) -> float:
     """Compute P(|T| <= t) at angle = atan(t / sqrt(freedom)), a finite sum for whole degrees of freedom."""
     cosine, sine = math.cos(angle), math.sin(angle)
     odd = freedom % 2

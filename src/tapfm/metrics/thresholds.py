@@ -60,22 +60,22 @@ def rates(labels: Sequence[int | None], probabilities: Sequence[float], threshol
     called = values >= threshold
     true_positives, false_positives = int((called & positive).sum()), int((called & ~positive).sum())
     false_negatives, true_negatives = int((~called & positive).sum()), int((~called & ~positive).sum())
-    sensitivity = share(true_positives, true_positives + false_negatives)
-    specificity = share(true_negatives, true_negatives + false_positives)
+    sensitivity = _share(true_positives, true_positives + false_negatives)
+    specificity = _share(true_negatives, true_negatives + false_positives)
     both = sensitivity is not None and specificity is not None
     return Rates(
         sensitivity=sensitivity,
         specificity=specificity,
-        ppv=share(true_positives, true_positives + false_positives),
-        npv=share(true_negatives, true_negatives + false_negatives),
+        ppv=_share(true_positives, true_positives + false_positives),
+        npv=_share(true_negatives, true_negatives + false_negatives),
         balanced_accuracy=((sensitivity or 0.0) + (specificity or 0.0)) / 2 if both else None,
         # without positives it would be 0 whatever is called
-        f1=share(2 * true_positives, 2 * true_positives + false_positives + false_negatives)
+        f1=_share(2 * true_positives, 2 * true_positives + false_positives + false_negatives)
         if sensitivity is not None
         else None,
     )
 
 
-def share(part: int, whole: int) -> float | None:
+def _share(part: int, whole: int) -> float | None:
     """Divide, where there is something to divide by."""
     return part / whole if whole else None

@@ -17,7 +17,7 @@ def aucs(weights: Floats, positive: Flags, scores: Floats) -> Floats:
     """Compute the AUC of every row."""
     positives, negatives = by_distinct_score(weights, positive, scores)
     below = np.cumsum(negatives, axis=1) - negatives / 2  # a tie counts half
-    return ratio(np.einsum("ij,ij->i", positives, below), positives.sum(axis=1) * negatives.sum(axis=1))
+    return _ratio(np.einsum("ij,ij->i", positives, below), positives.sum(axis=1) * negatives.sum(axis=1))
 
 
 def average_precisions(weights: Floats, positive: Flags, scores: Floats) -> Floats:
@@ -28,19 +28,19 @@ def average_precisions(weights: Floats, positive: Flags, scores: Floats) -> Floa
     total = positives.sum(axis=1)
     precision = np.divide(found, called, out=np.zeros_like(found), where=called > 0)
     both = total * (negatives.sum(axis=1) > 0)
-    return ratio(np.einsum("ij,ij->i", positives, precision), both)
+    return _ratio(np.einsum("ij,ij->i", positives, precision), both)
 
 
 def briers(weights: Floats, positive: Flags, probabilities: Floats) -> Floats:
     """Compute the Brier score of every row."""
-    return ratio(weights @ (probabilities - positive) ** 2, weights.sum(axis=1))
+    return _ratio(weights @ (probabilities - positive) ** 2, weights.sum(axis=1))
 
 
 def calibration_errors(weights: Floats, positive: Flags, probabilities: Floats, bins: int = 10) -> Floats:
     """Compute the expected calibration error of every row: |sum of (p - label)| of each bin, over all units."""
     members = np.eye(bins)[bin_of(probabilities, bins)]
     gaps = np.abs(weights @ (members * (probabilities - positive)[:, None]))
-    return ratio(gaps.sum(axis=1), weights.sum(axis=1))
+    return _ratio(gaps.sum(axis=1), weights.sum(axis=1))
 
 
 def rates(weights: Floats, positive: Flags, probabilities: Floats, threshold: float) -> Mapping[str, Floats]:
@@ -49,15 +49,15 @@ def rates(weights: Floats, positive: Flags, probabilities: Floats, threshold: fl
     true_positives, false_positives = weights @ (called & positive), weights @ (called & ~positive)
     false_negatives, true_negatives = weights @ (~called & positive), weights @ (~called & ~positive)
     positives = true_positives + false_negatives
-    sensitivity = ratio(true_positives, positives)
-    specificity = ratio(true_negatives, true_negatives + false_positives)
+    sensitivity = _ratio(true_positives, positives)
+    specificity = _ratio(true_negatives, true_negatives + false_positives)
     return {
         "sensitivity": sensitivity,
         "specificity": specificity,
-        "ppv": ratio(true_positives, true_positives + false_positives),
-        "npv": ratio(true_negatives, true_negatives + false_negatives),
+        "ppv": _ratio(true_positives, true_positives + false_positives),
+        "npv": _ratio(true_negatives, true_negatives + false_negatives),
         "balanced_accuracy": (sensitivity + specificity) / 2,
-        "f1": ratio(2 * true_positives, (positives > 0) * (positives + true_positives + false_positives)),
+        "f1": _ratio(2 * true_positives, (positives > 0) * (positives + true_positives + false_positives)),
     }
 
 
@@ -72,6 +72,6 @@ def by_distinct_score(weights: Floats, positive: Flags, scores: Floats) -> tuple
     return np.add.reduceat(positives, starts, axis=1), np.add.reduceat(negatives, starts, axis=1)
 
 
-def ratio(part: Floats, whole: Floats) -> Floats:
+def _ratio(part: Floats, whole: Floats) -> Floats:
     """Divide row by row; NaN where there is nothing to divide by."""
     return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)

@@ -17,8 +17,8 @@ from tapfm.runtime.files import fingerprint, write_atomically
 from tapfm.runtime.output_folder import remove_unfinished
 from tapfm.runtime.progress import SlideProgress
 
-DRAWN = ".drawn.json"  # in a slide's folder: what its pictures were made of, and their files by kind
-Files = dict[str, list[str]]  # names, by kind of picture
+_DRAWN = ".drawn.json"  # in a slide's folder: what its pictures were made of, and their files by kind
+_Files = dict[str, list[str]]  # names, by kind of picture
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class PictureOptions:
 
 
 @dataclass(frozen=True)
-class DrawingJob:
+class _DrawingJob:
     """One slide to draw; is sent to a worker."""
 
     folder: Path
     missing: tuple[str, ...]  # kinds of pictures
     about: str  # fingerprint of everything that decides the pictures
-    before: Files  # pictures that exist
+    before: _Files  # pictures that exist
 
 
 def draw_slides(
@@ -57,40 +57,40 @@ def draw_slides(
     jobs = {}
     if pictures.any:
         for slide_id in slide_ids:
-            job = make_job(folder.folder_of(slide_id), pictures)
+            job = _make_job(folder.folder_of(slide_id), pictures)
             if job is not None:
                 jobs[slide_id] = job
     failed: dict[str, Failure] = {}
     if not jobs:
         return failed
     with SlideProgress(console, "drawing", slides=len(jobs)) as progress:
-        for slide_id, result in run_slides(run_drawing_job, jobs, workers=workers, claims=claims):
+        for slide_id, result in run_slides(_run_drawing_job, jobs, workers=workers, claims=claims):
             if isinstance(result, Failure):
                 failed[slide_id] = replace(result, stage="draw")
             progress.finish_slide(slide_id, failure=result.reason if isinstance(result, Failure) else "")
     return failed
 
 
-def make_job(folder: Path, pictures: PictureOptions) -> DrawingJob | None:
+def _make_job(folder: Path, pictures: PictureOptions) -> _DrawingJob | None:
     """Return what is left to draw of a slide; None where everything exists."""
     slide = PredictedSlide.read(folder)
     about = fingerprint(DRAWING_VERSION, slide.key, {target: asdict(said) for target, said in slide.targets.items()})
-    before = recall_pictures(folder, about)
+    before = _recall_pictures(folder, about)
     missing = tuple(name for name, wanted in asdict(pictures).items() if wanted and name not in before)
-    return DrawingJob(folder, missing, about, before) if missing else None
+    return _DrawingJob(folder, missing, about, before) if missing else None
 
 
-def recall_pictures(folder: Path, about: str) -> Files:
+def _recall_pictures(folder: Path, about: str) -> _Files:
     """Return the pictures of a slide that exist, complete and up to date, by kind."""
     try:
-        noted = json.loads((folder / DRAWN).read_text("utf-8"))
+        noted = json.loads((folder / _DRAWN).read_text("utf-8"))
         files = dict(noted["files"]) if noted["about"] == about else {}
     except (OSError, ValueError, LookupError, TypeError):
         return {}
     return {name: each for name, each in files.items() if all((folder / file).is_file() for file in each)}
 
 
-def run_drawing_job(job: DrawingJob) -> None:
+def _run_drawing_job(job: _DrawingJob) -> None:
     """Draw one slide. Runs in a worker."""
     from tapfm.prediction.pictures import draw_slide
 
@@ -99,4 +99,4 @@ def run_drawing_job(job: DrawingJob) -> None:
     files = dict(job.before)
     for name in job.missing:
         files[name] = [path.name for path in draw_slide(slide, job.folder, **asdict(PictureOptions(**{name: True})))]
-    write_atomically(job.folder / DRAWN, json.dumps({"about": job.about, "files": files}, sort_keys=True).encode())
+    write_atomically(job.folder / _DRAWN, json.dumps({"about": job.about, "files": files}, sort_keys=True).encode())

@@ -23,7 +23,7 @@ NARROWEST_PX = 640  # of a sheet, so that words have room beside a small slide
 OPACITY = 0.6
 FAINT: Colour = (98, 102, 114)
 LINE: Colour = (150, 154, 164)
-ABOUT = "tapfm"  # the PNG's text that says what the picture shows, and where on the sheet the slide is
+_ABOUT = "tapfm"  # the PNG's text that says what the picture shows, and where on the sheet the slide is
 
 
 def draw_tiles_over(
@@ -37,11 +37,11 @@ def draw_tiles_over(
     means, painted = squares.paint(values, 0, height_px)
     # grey tissue shines through: pink and purple would turn the colours into others than those of the colour bar
     grey = pixels[painted] @ np.array([0.299, 0.587, 0.114])
-    pixels[painted] = np.rint(mixed(scale.colours(means[painted]), grey[:, None])).astype(np.uint8)
+    pixels[painted] = np.rint(_mixed(scale.colours(means[painted]), grey[:, None])).astype(np.uint8)
     return pixels
 
 
-def mixed(colours: NDArray[np.uint8], grey: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mixed(colours: NDArray[np.uint8], grey: NDArray[np.float64]) -> NDArray[np.float64]:
     """Let grey shine through colours."""
     return np.asarray(OPACITY * colours + (1 - OPACITY) * grey)
 
@@ -73,7 +73,7 @@ def draw_heatmap(
     foot.y_px += size_px // 2
     foot.write(heading(layer, percentile=percentile), font(size_px, bold=True), size_px)
     foot.y_px += round(0.4 * size_px)
-    draw_colour_bar(foot, scale, end_words(layer, percentile=percentile), size_px)
+    _draw_colour_bar(foot, scale, end_words(layer, percentile=percentile), size_px)
     smaller = max(12, round(0.85 * size_px))
     side_um = predicted.side_px0 * predicted.mpp
     notes = [
@@ -105,7 +105,7 @@ def draw_heatmap(
     return png_of(sheet, about)
 
 
-def draw_colour_bar(column: Column, scale: ColourScale, ends: tuple[str, str], size_px: int) -> None:
+def _draw_colour_bar(column: Column, scale: ColourScale, ends: tuple[str, str], size_px: int) -> None:
     """Draw the colours from low to high, with round values below and what the ends mean beside them."""
     letters = font(size_px)
     left_end, right_end = (round(letters.getlength(each)) for each in ends)
@@ -115,7 +115,7 @@ def draw_colour_bar(column: Column, scale: ColourScale, ends: tuple[str, str], s
     top, height = column.y_px, round(1.1 * size_px)
     # from top to bottom as each colour looks over bright and over dark tissue
     tissue = np.linspace(245, 90, height)[:, None, None].repeat(256, axis=1)
-    colours = np.rint(mixed(palette(diverging=scale.diverging)[None], tissue)).astype(np.uint8)
+    colours = np.rint(_mixed(palette(diverging=scale.diverging)[None], tissue)).astype(np.uint8)
     strip = Image.fromarray(colours).resize((length, height), Image.Resampling.NEAREST)
     column.picture.paste(strip, (left, top))
     middle = top + height // 2
@@ -133,7 +133,7 @@ def png_of(picture: Image.Image, about: dict[str, object] | None = None) -> byte
     """Write a PNG; the same picture gives the same bytes."""
     texts = PngInfo()
     if about is not None:
-        texts.add_text(ABOUT, json.dumps(about))
+        texts.add_text(_ABOUT, json.dumps(about))
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", pnginfo=texts, compress_level=3)  # more takes much longer for a few percent
     return buffer.getvalue()

@@ -15,8 +15,8 @@ from tapfm.prediction.tile_table import TileTable
 from tapfm.runtime.files import open_replacement
 from tapfm.slides.slide import WHITE, Pixels
 
-TILE_ON_MAP_PX = 32  # about: enough to tell tiles from each other, and a large slide stays small
-BLOCK_PX = 256
+_TILE_ON_MAP_PX = 32  # about: enough to tell tiles from each other, and a large slide stays small
+_BLOCK_PX = 256
 LARGEST_LAST_PX = 1024  # no level is smaller than it has to be
 
 
@@ -27,7 +27,7 @@ def write_heatmap_tiff(
     import tifffile
 
     values, scale = layer_values(table.values[layer.column], layer.kind, percentile=percentile)
-    downsample = downsample_of(predicted)
+    downsample = _downsample_of(predicted)
     bounds = predicted.bounds
     width_px, height_px = (-(-length // downsample) for length in (bounds.width_px0, bounds.height_px0))
     about = {
@@ -51,7 +51,7 @@ def write_heatmap_tiff(
                 blocks_of(squares, values, scale),
                 shape=(rows, columns, 3),
                 dtype=np.uint8,
-                tile=(BLOCK_PX, BLOCK_PX),
+                tile=(_BLOCK_PX, _BLOCK_PX),
                 photometric="rgb",
                 compression="zlib",
                 resolution=(pixels_per_cm, pixels_per_cm),
@@ -63,9 +63,9 @@ def write_heatmap_tiff(
             )
 
 
-def downsample_of(predicted: PredictedSlide) -> int:
+def _downsample_of(predicted: PredictedSlide) -> int:
     """Say how many level-0 pixels a pixel of the map is wide."""
-    return max(1, round(predicted.side_px0 / TILE_ON_MAP_PX))
+    return max(1, round(predicted.side_px0 / _TILE_ON_MAP_PX))
 
 
 def level_sizes(width_px: int, height_px: int) -> list[tuple[int, int]]:
@@ -78,10 +78,10 @@ def level_sizes(width_px: int, height_px: int) -> list[tuple[int, int]]:
 
 def blocks_of(squares: TileSquares, values: Values, scale: ColourScale) -> Iterator[Pixels]:
     """Paint the map, block by block from the top left."""
-    for top_px in range(0, squares.height_px, BLOCK_PX):
-        means, painted = squares.paint(values, top_px, BLOCK_PX)
-        across = -(-squares.width_px // BLOCK_PX) * BLOCK_PX
-        row = np.full((BLOCK_PX, across, 3), WHITE, np.uint8)
+    for top_px in range(0, squares.height_px, _BLOCK_PX):
+        means, painted = squares.paint(values, top_px, _BLOCK_PX)
+        across = -(-squares.width_px // _BLOCK_PX) * _BLOCK_PX
+        row = np.full((_BLOCK_PX, across, 3), WHITE, np.uint8)
         row[:, : squares.width_px][painted] = scale.colours(means[painted])
-        for left_px in range(0, across, BLOCK_PX):
-            yield row[:, left_px : left_px + BLOCK_PX]
+        for left_px in range(0, across, _BLOCK_PX):
+            yield row[:, left_px : left_px + _BLOCK_PX]

@@ -24,8 +24,8 @@ from tapfm.tiles.cohort_tiling import tile_cohort
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import find_tiles
 
-SCALE_TOLERANCE = 0.05  # parts by which tiles may be wider, as scanners differ
-DEFAULT_MPP = 0.5  # taken where an encoder was made for several scales, or does not say, and neither does the run
+_SCALE_TOLERANCE = 0.05  # parts by which tiles may be wider, as scanners differ
+_DEFAULT_MPP = 0.5  # taken where an encoder was made for several scales, or does not say, and neither does the run
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def read_sources(
     for source in sources:
         cohort = read_cohort(source, slides_folder, must_exist=False)  # a slide that is gone costs that slide
         if split is not None and cohort.source is not None:
-            cohort = select_split(cohort, split, source)
-        labels, note = labels_of(cohort, targets)
+            cohort = _select_split(cohort, split, source)
+        labels, note = _labels_of(cohort, targets)
         notes += note
         for row, known in zip(cohort.rows, labels, strict=True):
             before = found.get(row.slide_id)
@@ -78,7 +78,7 @@ def read_sources(
     return RequestedSlides(tuple(found.values()), tuple(notes))
 
 
-def select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
+def _select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
     """Keep the slides that a table puts into one split."""
     if split not in SPLITS:
         raise InputError(f"--split is {split}.", hint=f"It is {', '.join(SPLITS)}.")
@@ -92,7 +92,7 @@ def select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
     return replace(cohort, rows=kept)
 
 
-def labels_of(cohort: Cohort, targets: Sequence[str]) -> tuple[list[dict[str, int | None]], list[str]]:
+def _labels_of(cohort: Cohort, targets: Sequence[str]) -> tuple[list[dict[str, int | None]], list[str]]:
     """Read the labels that a table has of the targets: they are shown beside what is predicted, never used."""
     there = [target for target in targets if target in cohort.label_names]
     try:
@@ -104,9 +104,9 @@ def labels_of(cohort: Cohort, targets: Sequence[str]) -> tuple[list[dict[str, in
     ], []
 
 
-def tile_spec(evaluated: ModelFolder) -> tuple[TileSpec, str]:
+def _tile_spec(evaluated: ModelFolder) -> tuple[TileSpec, str]:
     """Say how tiles are laid: as those the model learnt from, or else as its encoder was made for; and which it is."""
-    laid = [tiling_spec_of(member) for member in evaluated.members]
+    laid = [_tiling_spec_of(member) for member in evaluated.members]
     known = [each for each in laid if each is not None]
     if any(each != known[0] for each in known):
         lines = [f"{member.folder}: {each}" for member, each in zip(evaluated.members, laid, strict=True)]
@@ -118,11 +118,11 @@ def tile_spec(evaluated: ModelFolder) -> tuple[TileSpec, str]:
         names = {field.name for field in fields(TileSpec)}
         return TileSpec(**{name: value for name, value in known[0].items() if name in names}), "as it learnt from"
     card = encoder_card(evaluated.members[0].encoder)
-    mpp = card.mpp[0] if card.mpp and DEFAULT_MPP not in card.mpp else DEFAULT_MPP
+    mpp = card.mpp[0] if card.mpp and _DEFAULT_MPP not in card.mpp else _DEFAULT_MPP
     return TileSpec(tile_px=card.tile_px, mpp=mpp), f"as {card.name} was made for; the run does not say how it had them"
 
 
-def tiling_spec_of(member: ModelMember) -> Mapping[str, Any] | None:
+def _tiling_spec_of(member: ModelMember) -> Mapping[str, Any] | None:
     """Find how the tiles that a member learnt from were laid."""
     if member.config is None:
         return description_of(member.folder).get("tiles")
@@ -152,11 +152,11 @@ def find_or_make_tiles(
 ) -> TiledSlides:
     """Return the tiles in a folder, or tile the slides."""
     if tiles is not None:
-        laid = stored_tiles(requested, tiles, {})
-        if note := describe_scale_difference(laid, evaluated):
+        laid = _stored_tiles(requested, tiles, {})
+        if note := _describe_scale_difference(laid, evaluated):
             console.print(note, style="bold yellow", markup=False, soft_wrap=True)
         return laid
-    spec, why = tile_spec(evaluated)
+    spec, why = _tile_spec(evaluated)
     console.print(f"Tiles of {spec.tile_px} px at {spec.mpp:g} um per pixel, {why}.", markup=False, soft_wrap=True)
     rows = [slide.row for slide in requested.slides]
     table = tile_cohort(
@@ -172,28 +172,28 @@ def find_or_make_tiles(
         pool=pool,
     )
     failed = {
-        each.slide_id: Failure(each.reason, name_tiling_command(each.what_to_do), stage="tiles")
+        each.slide_id: Failure(each.reason, _name_tiling_command(each.what_to_do), stage="tiles")
         for each in table.failed
     }
-    return stored_tiles(requested, out, failed)
+    return _stored_tiles(requested, out, failed)
 
 
-def name_tiling_command(advice: str) -> str:
+def _name_tiling_command(advice: str) -> str:
     """Say whose options advice about tiles is of, where it names any."""
     return f"{advice} These are options of tapfm tile: then predict with --tiles." if "--" in advice else advice
 
 
-def describe_scale_difference(laid: TiledSlides, evaluated: ModelFolder) -> str:
+def _describe_scale_difference(laid: TiledSlides, evaluated: ModelFolder) -> str:
     """Tell of tiles that show another width of tissue than those the model learnt from; nothing where none do."""
     learnt = [
-        each["tile_px"] * each["mpp"] for member in evaluated.members if (each := tiling_spec_of(member)) is not None
+        each["tile_px"] * each["mpp"] for member in evaluated.members if (each := _tiling_spec_of(member)) is not None
     ]
     for slide in laid.slides:
         tiles = slide.tiles
         if tiles is None or tiles.target_mpp is None:
             continue  # nobody knows
         side_um = tiles.tile_px * tiles.target_mpp
-        if other := [each for each in learnt if abs(side_um / each - 1) > SCALE_TOLERANCE]:
+        if other := [each for each in learnt if abs(side_um / each - 1) > _SCALE_TOLERANCE]:
             return (
                 f"Tiles of {slide.row.slide_id} are {side_um:g} um wide, and the model learnt from tiles of "
                 f"{other[0]:g} um: what it says of another scale means little. Without --tiles they are laid anew."
@@ -201,7 +201,7 @@ def describe_scale_difference(laid: TiledSlides, evaluated: ModelFolder) -> str:
     return ""
 
 
-def stored_tiles(requested: RequestedSlides, folder: Path, failed: Mapping[str, Failure]) -> TiledSlides:
+def _stored_tiles(requested: RequestedSlides, folder: Path, failed: Mapping[str, Failure]) -> TiledSlides:
     """Find the tiles of each slide."""
     found, lost = [], dict(failed)
     for slide in requested.slides:

@@ -22,7 +22,7 @@ Values = NDArray[np.float64]  # one for each tile
 # older version are then drawn again. tests/versions/ fails when the output changes and this number does not.
 DRAWING_VERSION = 1
 
-TITLES: dict[TileColumn, str] = {
+_TITLES: dict[TileColumn, str] = {
     "attention": "raw attention of the encoder",
     "weight": "weight in the slide",
     "contribution": "contribution to the logit",
@@ -36,7 +36,7 @@ UNITS: dict[TileColumn, str] = {
 }
 PERCENTILE_UNIT = "percentile among the slide's tiles"
 # A few tiles far from all others would leave one colour to the rest: values beyond these share the end's colour.
-ENDS = (1.0, 99.0)
+_ENDS = (1.0, 99.0)
 # blue to red through a light grey, equally dark at both ends; dark violet to yellow. Both are told apart by people who
 # see colours differently.
 DIVERGING = ((33, 72, 158), (106, 152, 208), (228, 228, 228), (224, 130, 100), (160, 24, 40))
@@ -54,7 +54,7 @@ class Layer:
     @property
     def title(self) -> str:
         """Say what it is."""
-        return TITLES[self.kind] + (f" of {self.target}" if self.target is not None else "")
+        return _TITLES[self.kind] + (f" of {self.target}" if self.target is not None else "")
 
     @property
     def file_name(self) -> str:
@@ -81,7 +81,7 @@ class ColourScale:
 
     def ticks(self) -> list[float]:
         """Give round values between the ends for the colour bar, four to nine of them."""
-        step = round_step((self.high - self.low) / 4)
+        step = _round_step((self.high - self.low) / 4)
         places = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
         return [place * step for place in places]
 
@@ -92,7 +92,7 @@ def layer_values(values: Values, kind: TileColumn, *, percentile: bool = False) 
         return percentiles(values), ColourScale(0, 100, PERCENTILE_UNIT)
     if not len(values):
         return values, ColourScale(0, 1, UNITS[kind])
-    low, high = np.percentile(values, ENDS)
+    low, high = np.percentile(values, _ENDS)
     if kind == "contribution" or (kind == "score" and low < 0 < high):
         end = max(abs(float(low)), abs(float(high))) or 1.0
         return values, ColourScale(-end, end, UNITS[kind], diverging=True)
@@ -108,7 +108,7 @@ def percentiles(values: Values) -> Values:
     return np.asarray((below + up_to) / 2 / len(values) * 100)
 
 
-def round_step(about: float) -> float:
+def _round_step(about: float) -> float:
     """Find the next of 1, 2, 2.5, 5 times a power of ten, not above `about`, to step from tick to tick."""
     power = 10.0 ** math.floor(math.log10(about))
     return max(each for each in (1, 2, 2.5, 5, 10) if each * power <= about * (1 + 1e-9)) * power

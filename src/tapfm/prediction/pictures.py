@@ -23,7 +23,7 @@ from tapfm.prediction.tile_table import TileTable, read_tile_table
 from tapfm.runtime.files import write_atomically
 from tapfm.slides.opening import open_slide
 
-GEOJSON = "tiles.geojson"
+_GEOJSON = "tiles.geojson"
 FEW = 6  # main layers; of more than these no map of percentiles is drawn: three files for each target are enough
 
 
@@ -40,7 +40,7 @@ def draw_slide(predicted: PredictedSlide, folder: Path, *, heatmaps: bool, geojs
     table = read_tile_table(folder / TILES)
     written: list[Path] = []
     if geojson:
-        written.append(folder / GEOJSON)
+        written.append(folder / _GEOJSON)
         write_geojson(written[-1], predicted, table)
     if not heatmaps:
         return written
@@ -77,30 +77,32 @@ def maps_of(layers: Sequence[Layer]) -> list[HeatmapRequest]:
 
 def telling(layers: Sequence[Layer], table: TileTable) -> list[Layer]:
     """Leave the weights out where they say what the encoder's attention says; most aggregators make their own."""
-    same = {"attention", "weight"} <= table.values.keys() and follows(table.values["weight"], table.values["attention"])
+    same = {"attention", "weight"} <= table.values.keys() and _follows(
+        table.values["weight"], table.values["attention"]
+    )
     return [layer for layer in layers if not (same and layer.column == "weight")]
 
 
-def follows(weights: Values, attention: Values) -> bool:
+def _follows(weights: Values, attention: Values) -> bool:
     """Say whether a tile of more attention has more weight; what float32 rounds off does not count."""
     return bool(np.all(np.diff(weights[np.argsort(attention)]) >= -1e-6 * weights.max(initial=0)))
 
 
 def names_of(maps: Sequence[HeatmapRequest]) -> dict[HeatmapRequest, str]:
     """Name the files of each map; targets that would share a name, in capitals or not, get a digest of their own."""
-    plain = {each: f"{each.layer.file_name}{suffix(each)}" for each in maps}
+    plain = {each: f"{each.layer.file_name}{_suffix(each)}" for each in maps}
     uses = Counter(name.casefold() for name in plain.values())
     return {
-        each: name if uses[name.casefold()] == 1 else f"{each.layer.file_name}-{digest(each.layer)}{suffix(each)}"
+        each: name if uses[name.casefold()] == 1 else f"{each.layer.file_name}-{_digest(each.layer)}{_suffix(each)}"
         for each, name in plain.items()
     }
 
 
-def suffix(each: HeatmapRequest) -> str:
+def _suffix(each: HeatmapRequest) -> str:
     """Tell maps of percentiles from maps of values."""
     return "-percentile" if each.percentile else ""
 
 
-def digest(layer: Layer) -> str:
+def _digest(layer: Layer) -> str:
     """Digest the name of a column."""
     return hashlib.sha256(layer.column.encode()).hexdigest()[:8]

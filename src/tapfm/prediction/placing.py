@@ -47,8 +47,8 @@ def place(
     spans = []
     for axis, (corner_px0, length_px) in enumerate([(bounds.x_px0, width_px), (bounds.y_px0, height_px)]):
         starts = positions[:, axis] - corner_px0
-        ends = ends_of(starts, predicted.side_px0)
-        start, end = (first_centre(edges / px0_per_px[axis]) for edges in (starts, ends))
+        ends = _ends_of(starts, predicted.side_px0)
+        start, end = (_first_centre(edges / px0_per_px[axis]) for edges in (starts, ends))
         # a tile smaller than a pixel still has one
         start = np.clip(start, 0, length_px - 1)
         spans.append((start, np.clip(end, start + 1, length_px)))
@@ -56,7 +56,7 @@ def place(
     return TileSquares(left, top, right, bottom, width_px, height_px)
 
 
-def ends_of(starts_px0: Whole, side_px0: int) -> Whole:
+def _ends_of(starts_px0: Whole, side_px0: int) -> Whole:
     """Say where tiles end: where the next one starts, if it does so within a pixel of level 0.
 
     Starts are rounded each by itself (tiles/grid.py), so neighbours on a grid whose stride is no whole number are up to
@@ -69,7 +69,7 @@ def ends_of(starts_px0: Whole, side_px0: int) -> Whole:
     return met
 
 
-def first_centre(edges_px: NDArray[np.float64]) -> Whole:
+def _first_centre(edges_px: NDArray[np.float64]) -> Whole:
     """Find the first pixel whose centre is at an edge or after it."""
     return np.ceil(edges_px - 0.5).astype(np.int64)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.layers import ColourScale, Layer, Values
 
-MOST_TARGETS = 6  # of which a title tells
+_MOST_TARGETS = 6  # of which a title tells
 
 
 def format_value(value: float, *, signed: bool = False) -> str:
@@ -40,7 +40,7 @@ def prediction_lines(predicted: PredictedSlide, layer: Layer) -> list[str]:
     """Say probability, threshold and call: of the layer's target, or of all that share the layer."""
     targets = [layer.target] if layer.target is not None else list(predicted.targets)
     parts = []
-    for target in targets[:MOST_TARGETS]:
+    for target in targets[:_MOST_TARGETS]:
         said = predicted.targets[target]
         part = f"{target}: probability {said.probability:.3f}"
         if said.threshold is not None:

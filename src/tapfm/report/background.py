@@ -14,10 +14,10 @@ from tapfm.report.finding import ResultFolder
 from tapfm.report.runs import ReportedRun, read_table
 from tapfm.runs.hub import forbids_derivatives
 
-WORDS = Column("", words=True)
+_WORDS = Column("", words=True)
 
 
-def failure_rows(where: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:
+def _failure_rows(where: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:
     """Write the lines of a failures.csv, whichever command wrote it."""
     written = []
     for row in rows:
@@ -37,16 +37,16 @@ def failures_table(
         Row([Cell(each.get(name) or "") for name in ("run", "step", "state", "reason", "command")]) for each in steps
     ]
     for run in runs:
-        rows += failure_rows(f"training, {run.name}", run.failures)
+        rows += _failure_rows(f"training, {run.name}", run.failures)
     for found in folders:
-        rows += failure_rows(found.path.name, failures_of(found.path / "failures.csv"))
+        rows += _failure_rows(found.path.name, _failures_of(found.path / "failures.csv"))
     if not rows:
         return None
     titles = ("slide or run", "where", "what", "why", "what to do")
     return Table([Column(title, words=True) for title in titles], rows)
 
 
-def failures_of(path: Path) -> list[dict[str, str]]:
+def _failures_of(path: Path) -> list[dict[str, str]]:
     """Read a failures.csv."""
     try:
         return read_table(path)
@@ -62,20 +62,20 @@ def made_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
         blocks.append(Collapsible(f"Configuration{of}", [Code(run.configuration)], "config.toml, every setting"))
         if run.environments:
             summary = "environment.json" + (", resumed elsewhere" if len(run.environments) > 1 else "")
-            blocks.append(Collapsible(f"Environment{of}", [environment_table(run.environments)], summary))
+            blocks.append(Collapsible(f"Environment{of}", [_environment_table(run.environments)], summary))
     return blocks
 
 
-def environment_table(environments: Sequence[Mapping[str, Any]]) -> Table:
+def _environment_table(environments: Sequence[Mapping[str, Any]]) -> Table:
     """Write a line for each fact, a column for each time the run was begun or resumed."""
-    flat = [flattened(each) for each in environments]
+    flat = [_flattened(each) for each in environments]
     names = list(dict.fromkeys(name for each in flat for name in each))
     rows = [Row([Cell(name), *(Cell(each.get(name, "")) for each in flat)]) for name in names]
     times = ["begun", *(f"resumed, {number}" for number in range(1, len(flat)))]
-    return Table([WORDS, *(Column(time, words=True) for time in times)], rows)
+    return Table([_WORDS, *(Column(time, words=True) for time in times)], rows)
 
 
-def flattened(environment: Mapping[str, Any]) -> dict[str, str]:
+def _flattened(environment: Mapping[str, Any]) -> dict[str, str]:
     """Put versions of packages, and how tiles were laid, beside the other facts; what is not known is left out."""
     flat: dict[str, str] = {}
     for name, value in environment.items():
@@ -92,11 +92,11 @@ def licence_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     blocks: list[Block] = []
     for name in dict.fromkeys(run.encoder for run in runs if run.encoder):
         adapted = any(run.encoder == name and run.method != "fixed" for run in runs)
-        blocks += encoder_blocks(name, adapted=adapted)
+        blocks += _encoder_blocks(name, adapted=adapted)
     return blocks
 
 
-def encoder_blocks(name: str, *, adapted: bool) -> list[Block]:
+def _encoder_blocks(name: str, *, adapted: bool) -> list[Block]:
     """Write the facts of one encoder."""
     if name.lower().startswith(TIMM_PREFIX):  # its card would have to be made with torch, and says nothing of licences
         return [Note(f"{name} is not in the catalogue: its licence is that of the weights that were given.")]
@@ -107,17 +107,17 @@ def encoder_blocks(name: str, *, adapted: bool) -> list[Block]:
     rows = [
         Row([Cell("encoder"), Cell(card.name)]),
         Row([Cell("licence"), Cell(card.licence)]),
-        Row([Cell("cite"), Cell(citation(card))]),
+        Row([Cell("cite"), Cell(_citation(card))]),
         *([Row([Cell("weights"), Cell(f"SHA-256 {card.sha256}")])] if card.sha256 else []),
     ]
-    blocks: list[Block] = [Table([WORDS, Column("", words=True)], rows)]
+    blocks: list[Block] = [Table([_WORDS, Column("", words=True)], rows)]
     if forbids_derivatives(card.licence):
         said = f"The licence of {card.name} forbids sharing derivatives"
         blocks.append(Note(f"{said}, and the adapted encoder is one." if adapted else f"{said}.", "warning"))
     return blocks
 
 
-def citation(card: EncoderCard) -> str:
+def _citation(card: EncoderCard) -> str:
     """Name the model as precisely as its card can; how its authors want to be cited stands on its page."""
     if not card.repository:
         return f"{card.name}, which comes with tapfm" if card.packaged else card.name
@@ -128,4 +128,4 @@ def citation(card: EncoderCard) -> str:
 def sources_table(lines: Sequence[tuple[str, Path, str]]) -> Table:
     """List what the page was made from."""
     rows = [Row([Cell(kind), Cell(str(path)), Cell(note)]) for kind, path, note in lines]
-    return Table([WORDS, Column("folder", words=True), Column("", words=True)], rows)
+    return Table([_WORDS, Column("folder", words=True), Column("", words=True)], rows)

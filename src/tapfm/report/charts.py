@@ -14,10 +14,10 @@ from markupsafe import Markup, escape
 
 from tapfm.prediction.wording import tick_texts
 
-WIDTH, HEIGHT = 280.0, 226.0
-LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 16.0, 38.0
-STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-CLOSE = 0.5  # to the last point of a line, in its units: nobody sees one that is closer
+_WIDTH, _HEIGHT = 280.0, 226.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 12.0, 16.0, 38.0
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_CLOSE = 0.5  # to the last point of a line, in its units: nobody sees one that is closer
 
 Point = tuple[float, float]
 
@@ -110,7 +110,7 @@ def axis_of(title: str, values: Sequence[float], *, whole: bool = False, floor: 
     low = low if floor is None else min(low, floor)
     if not high > low:
         low, high = (low - 0.5, high + 0.5) if whole else (low - 0.1 * (abs(low) or 1), high + 0.1 * (abs(high) or 1))
-    step = round_step((high - low) / 4)
+    step = _round_step((high - low) / 4)
     step = max(1.0, math.ceil(step)) if whole else step
     if whole:  # counts and epochs: the data's own ends
         first = math.ceil(low / step) * step
@@ -119,85 +119,85 @@ def axis_of(title: str, values: Sequence[float], *, whole: bool = False, floor: 
     return Axis(title, low, high, [low + step * number for number in range(round((high - low) / step) + 1)])
 
 
-def round_step(step: float) -> float:
+def _round_step(step: float) -> float:
     """Find a round number that is no smaller."""
     scale = 10.0 ** math.floor(math.log10(step))
-    return next(scale * each for each in STEPS if scale * each >= step * (1 - 1e-9))
+    return next(scale * each for each in _STEPS if scale * each >= step * (1 - 1e-9))
 
 
 def draw(chart: Chart) -> Markup:
     """Draw it."""
-    parts = [frame(chart)]
-    parts += [mark_of(chart, mark) for mark in chart.marks]
+    parts = [_frame(chart)]
+    parts += [_mark_of(chart, mark) for mark in chart.marks]
     return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        number(WIDTH), number(HEIGHT), chart.said, Markup("").join(parts)
+        _number(_WIDTH), _number(_HEIGHT), chart.said, Markup("").join(parts)
     )
 
 
-def across(chart: Chart, value: float) -> float:
+def _across(chart: Chart, value: float) -> float:
     """Find the place of a value from the left, inside the frame."""
-    return LEFT + min(max(chart.x.place(value), -0.05), 1.05) * (WIDTH - LEFT - RIGHT)
+    return _LEFT + min(max(chart.x.place(value), -0.05), 1.05) * (_WIDTH - _LEFT - _RIGHT)
 
 
-def down(chart: Chart, value: float) -> float:
+def _down(chart: Chart, value: float) -> float:
     """Find the place of a value from above, inside the frame."""
-    return HEIGHT - BOTTOM - min(max(chart.y.place(value), -0.05), 1.05) * (HEIGHT - TOP - BOTTOM)
+    return _HEIGHT - _BOTTOM - min(max(chart.y.place(value), -0.05), 1.05) * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def frame(chart: Chart) -> Markup:
+def _frame(chart: Chart) -> Markup:
     """Draw axes, ticks and titles."""
-    floor, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    parts = [Markup('<path class="axis" d="M{} {}H{}"/>').format(number(LEFT), number(floor), number(right))]
+    floor, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    parts = [Markup('<path class="axis" d="M{} {}H{}"/>').format(_number(_LEFT), _number(floor), _number(right))]
     for tick, words in zip(chart.y.ticks, tick_texts(chart.y.ticks), strict=True):
-        y = down(chart, tick)
-        parts.append(Markup('<path class="grid" d="M{} {}H{}"/>').format(number(LEFT), number(y), number(right)))
-        parts.append(text_at(LEFT - 7, y + 3.5, words, "tick end"))
+        y = _down(chart, tick)
+        parts.append(Markup('<path class="grid" d="M{} {}H{}"/>').format(_number(_LEFT), _number(y), _number(right)))
+        parts.append(_text_at(_LEFT - 7, y + 3.5, words, "tick end"))
     for tick, words in zip(chart.x.ticks, tick_texts(chart.x.ticks), strict=True):
-        parts.append(text_at(across(chart, tick), floor + 15, words, "tick middle"))
-    parts.append(text_at((LEFT + right) / 2, HEIGHT - 6, chart.x.title, "title middle"))
-    middle = (TOP + floor) / 2
+        parts.append(_text_at(_across(chart, tick), floor + 15, words, "tick middle"))
+    parts.append(_text_at((_LEFT + right) / 2, _HEIGHT - 6, chart.x.title, "title middle"))
+    middle = (_TOP + floor) / 2
     parts.append(
         Markup('<text class="title middle" transform="translate(10 {}) rotate(-90)">{}</text>').format(
-            number(middle), chart.y.title
+            _number(middle), chart.y.title
         )
     )
     return Markup("").join(parts)
 
 
-def mark_of(chart: Chart, mark: ChartMark) -> Markup:
+def _mark_of(chart: Chart, mark: ChartMark) -> Markup:
     """Draw one mark."""
     if isinstance(mark, Line):
-        return line_of(chart, mark)
+        return _line_of(chart, mark)
     if isinstance(mark, Band):
         upper = [(x, y) for x, y in zip(mark.x, mark.high, strict=True)]
         lower = [(x, y) for x, y in zip(mark.x, mark.low, strict=True)]
         outline = [*upper, *reversed(lower)]
         return Markup('<path class="band {}" d="{}Z"/>').format(mark.style, path_of(chart, outline))
     if isinstance(mark, Bar):
-        left, right = across(chart, mark.low), across(chart, mark.high)
-        top, floor = down(chart, mark.top), down(chart, mark.floor)
+        left, right = _across(chart, mark.low), _across(chart, mark.high)
+        top, floor = _down(chart, mark.top), _down(chart, mark.floor)
         return Markup('<rect class="bar {}" x="{}" y="{}" width="{}" height="{}"/>').format(
-            mark.style, number(left), number(top), number(max(0.0, right - left)), number(max(0.0, floor - top))
+            mark.style, _number(left), _number(top), _number(max(0.0, right - left)), _number(max(0.0, floor - top))
         )
     if isinstance(mark, Rule):
-        x = across(chart, mark.x)
+        x = _across(chart, mark.x)
         line = Markup('<path class="rule {}" d="M{} {}V{}"/>').format(
-            mark.style, number(x), number(TOP), number(HEIGHT - BOTTOM)
+            mark.style, _number(x), _number(_TOP), _number(_HEIGHT - _BOTTOM)
         )
         place = chart.x.place(mark.x)
         anchor = "tick end" if place > 0.8 else "tick" if place < 0.2 else "tick middle"
-        return line + text_at(x, TOP - 4, mark.text, anchor)  # above the frame, where no line is
+        return line + _text_at(x, _TOP - 4, mark.text, anchor)  # above the frame, where no line is
     dot = Markup('<circle class="dot {}" cx="{}" cy="{}" r="{}"/>').format(
-        mark.style, number(across(chart, mark.x)), number(down(chart, mark.y)), number(mark.radius)
+        mark.style, _number(_across(chart, mark.x)), _number(_down(chart, mark.y)), _number(mark.radius)
     )
-    above = down(chart, mark.y) - mark.radius - 4
-    return dot + text_at(across(chart, mark.x), above, mark.text, "tick middle")
+    above = _down(chart, mark.y) - mark.radius - 4
+    return dot + _text_at(_across(chart, mark.x), above, mark.text, "tick middle")
 
 
-def line_of(chart: Chart, line: Line) -> Markup:
+def _line_of(chart: Chart, line: Line) -> Markup:
     """Draw a line; one of a single point is a dot."""
     if len(line.points) == 1:
-        return mark_of(chart, Dot(line.style, *line.points[0]))
+        return _mark_of(chart, Dot(line.style, *line.points[0]))
     points = list(line.points)
     if line.steps:
         points = [
@@ -211,25 +211,25 @@ def thinned(places: Sequence[Point]) -> list[Point]:
     """Leave out what no screen shows; the ends stay, and so do steep steps between many points."""
     kept = list(places[:1])
     for x, y in places[1:-1]:
-        if max(abs(x - kept[-1][0]), abs(y - kept[-1][1])) >= CLOSE:
+        if max(abs(x - kept[-1][0]), abs(y - kept[-1][1])) >= _CLOSE:
             kept.append((x, y))
     return [*kept, *places[1:][-1:]]
 
 
 def path_of(chart: Chart, points: Sequence[Point]) -> str:
     """Write a path."""
-    places = thinned([(across(chart, x), down(chart, y)) for x, y in points])
-    return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in places)
+    places = thinned([(_across(chart, x), _down(chart, y)) for x, y in points])
+    return "M" + "L".join(f"{_number(x)} {_number(y)}" for x, y in places)
 
 
-def text_at(x: float, y: float, text: str, style: str) -> Markup:
+def _text_at(x: float, y: float, text: str, style: str) -> Markup:
     """Write a text; nothing where there is none."""
     if not text:
         return Markup("")
-    return Markup('<text class="{}" x="{}" y="{}">{}</text>').format(style, number(x), number(y), text)
+    return Markup('<text class="{}" x="{}" y="{}">{}</text>').format(style, _number(x), _number(y), text)
 
 
-def number(value: float) -> str:
+def _number(value: float) -> str:
     """Write a place: a tenth of a pixel is enough."""
     return f"{value:.1f}".removesuffix(".0")
 
@@ -250,9 +250,9 @@ def whisker(value: float | None, low: float | None, high: float | None, said: st
     parts = [Markup('<path class="grid" d="M10 12H150"/><path class="chance" d="M80 3V21"/>')]
     if low is not None and high is not None:
         parts.append(
-            Markup('<path class="span" d="M{} 12H{}"/>').format(number(10 + 140 * low), number(10 + 140 * high))
+            Markup('<path class="span" d="M{} 12H{}"/>').format(_number(10 + 140 * low), _number(10 + 140 * high))
         )
-    parts.append(Markup('<circle class="dot model" cx="{}" cy="12" r="4.5"/>').format(number(10 + 140 * value)))
+    parts.append(Markup('<circle class="dot model" cx="{}" cy="12" r="4.5"/>').format(_number(10 + 140 * value)))
     return Markup('<svg class="whisker" viewBox="0 0 160 24" role="img" aria-label="{}">{}</svg>').format(
         escape(said), Markup("").join(parts)
     )

@@ -16,45 +16,45 @@ from tapfm.report.result import SplitResult
 from tapfm.report.runs import ReportedRun
 
 # columns of a cohort's table that say where a slide comes from
-ORIGINS = ("site", "centre", "center", "hospital", "scanner", "vendor", "objective", "magnification", "mpp", "stain")
-MOST_VALUES = 6
+_ORIGINS = ("site", "centre", "center", "hospital", "scanner", "vendor", "objective", "magnification", "mpp", "stain")
+_MOST_VALUES = 6
 
 
 def cohort_blocks(run: ReportedRun, results: Sequence[SplitResult]) -> list[Block]:
     """Count slides, patients and labels of each split, and of each other set that was evaluated."""
     targets = run.targets
-    rows = [split_row(name_of_split(split), run.of_split(split), targets) for split in SPLITS if run.of_split(split)]
+    rows = [_split_row(_name_of_split(split), run.of_split(split), targets) for split in SPLITS if run.of_split(split)]
     own = {row.get("slide_id") for row in run.slides}
     for result in results:
         if not result.own or not {each.slide_id for each in result.predictions} <= own:
-            rows.append(prediction_row(result.title, result.predictions, targets))
+            rows.append(_prediction_row(result.title, result.predictions, targets))
     titles = [f"{target} positive" for target in targets]
     columns = [Column("", words=True), Column("patients"), Column("slides"), Column("tiles"), *map(Column, titles)]
     blocks: list[Block] = [Table(columns, rows)]
-    origins = origins_of(run)
+    origins = _origins_of(run)
     if origins:
         columns = [Column("", words=True), *(Column(name, words=True) for name in origins)]
         table = [
-            Row([Cell(name_of_split(split)), *(Cell(values[split]) for values in origins.values())])
+            Row([Cell(_name_of_split(split)), *(Cell(values[split]) for values in origins.values())])
             for split in SPLITS
             if run.of_split(split)
         ]
         blocks.append(Table(columns, table, "Where the slides come from"))
-    return [*blocks, *lost(run)]
+    return [*blocks, *_lost(run)]
 
 
-def name_of_split(split: str) -> str:
+def _name_of_split(split: str) -> str:
     """Write a split as a word."""
     return {"train": "training", VALIDATION: "validation"}.get(split, split)
 
 
-def split_row(title: str, rows: Sequence[Mapping[str, str]], targets: Sequence[str]) -> Row:
+def _split_row(title: str, rows: Sequence[Mapping[str, str]], targets: Sequence[str]) -> Row:
     """Count one split of a run."""
     patients = len({(row.get("cohort"), row.get("patient_id")) for row in rows})
     tiles = sum(int(row["tiles"]) for row in rows if row.get("tiles"))
     labels = {target: [row.get(target, "") for row in rows] for target in targets}
     cells = [
-        labels_cell(sum(label == "1" for label in found), sum(label != "" for label in found))
+        _labels_cell(sum(label == "1" for label in found), sum(label != "" for label in found))
         for found in labels.values()
     ]
     return Row(
@@ -62,24 +62,24 @@ def split_row(title: str, rows: Sequence[Mapping[str, str]], targets: Sequence[s
     )
 
 
-def prediction_row(title: str, predictions: Sequence[Prediction], targets: Sequence[str]) -> Row:
+def _prediction_row(title: str, predictions: Sequence[Prediction], targets: Sequence[str]) -> Row:
     """Count a set that was evaluated."""
     patients = len({(each.cohort, each.patient_id) for each in predictions})
     cells = []
     for target in targets:
         known = [label for each in predictions if (label := each.labels.get(target)) is not None]
-        cells.append(labels_cell(sum(known), len(known)))
+        cells.append(_labels_cell(sum(known), len(known)))
     tiles = sum(each.tiles for each in predictions)
     counts = [Cell(f"{patients:,}"), Cell(f"{len(predictions):,}"), Cell(f"{tiles:,}" if tiles else "")]
     return Row([Cell(title), *counts, *cells])
 
 
-def labels_cell(positive: int, known: int) -> Cell:
+def _labels_cell(positive: int, known: int) -> Cell:
     """Write positives of labelled slides, and the prevalence."""
     return Cell(f"{positive:,} of {known:,}", percent(positive, known) if known else "", "" if known else "no labels")
 
 
-def origins_of(run: ReportedRun) -> dict[str, dict[str, str]]:
+def _origins_of(run: ReportedRun) -> dict[str, dict[str, str]]:
     """Say, by column and split, where the slides come from, as far as the cohort's table tells and is still there."""
     table = Path(str(run.settings.get("cohort", {}).get("table", "")))
     found: dict[str, dict[str, str]] = {}  # column -> slide -> value
@@ -93,26 +93,26 @@ def origins_of(run: ReportedRun) -> dict[str, dict[str, str]]:
         for row in rows:
             values = {"mpp": "" if row.mpp is None else f"{row.mpp:g}"} | dict(row.labels)
             for name, value in values.items():
-                if name.lower() in ORIGINS:
+                if name.lower() in _ORIGINS:
                     found.setdefault(name, {})[row.slide_id] = value
     return {
-        name: {split: counts(of_slide.get(row["slide_id"], "") for row in run.of_split(split)) for split in SPLITS}
+        name: {split: _counts(of_slide.get(row["slide_id"], "") for row in run.of_split(split)) for split in SPLITS}
         for name, of_slide in found.items()
         if any(of_slide.values())
     }
 
 
-def counts(values: Iterable[str]) -> str:
+def _counts(values: Iterable[str]) -> str:
     """Write how many slides have which value."""
     counted = Counter(value or "not said" for value in values)
-    if len(counted) > MOST_VALUES:
-        most = counted.most_common(MOST_VALUES - 1)
+    if len(counted) > _MOST_VALUES:
+        most = counted.most_common(_MOST_VALUES - 1)
         rest = len(counted) - len(most)
         return ", ".join(f"{name} {count:,}" for name, count in most) + f", and {rest:,} others"
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counted.items()))
 
 
-def lost(run: ReportedRun) -> list[Block]:
+def _lost(run: ReportedRun) -> list[Block]:
     """Say how many slides failed in training."""
     failed = sum(row.get("what") == "failed" for row in run.failures)
     return [Note(f"Of these, {failed:,} failed (below).")] if failed else []

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 Tone = Literal["quiet", "warning"]
 RankMark = Literal["", "best", "second"]  # of a number in its column
-SHORT = 6  # letters of a percentage
+_SHORT = 6  # letters of a percentage
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Table:
             for place in range(len(self.columns))
         ]
         return [
-            "" if column.words or not length else "room short" if length <= SHORT else "room"
+            "" if column.words or not length else "room short" if length <= _SHORT else "room"
             for column, length in zip(self.columns, longest, strict=True)
         ]
 

@@ -18,8 +18,8 @@ from tapfm.report.content import Figure, Figures, LegendEntry
 from tapfm.report.numbers import format_interval, format_number
 from tapfm.report.result import SplitResult
 
-BINS = 20  # of the histogram
-CHANCE = Line("chance", [(0.0, 0.0), (1.0, 1.0)])
+_BINS = 20  # of the histogram
+_CHANCE = Line("chance", [(0.0, 0.0), (1.0, 1.0)])
 History = Sequence[Mapping[str, Any]]
 
 
@@ -30,74 +30,74 @@ def result_figures(result: SplitResult, target: str) -> Figures:
         return Figures([Figure(name, why=why) for name in ("ROC", "Precision and recall", "Calibration")], title=target)
     baseline = units_of(result.baseline, [target], result.unit) if result.baseline else []
     drawn = (
-        roc(result, target, units, baseline),
-        precision_recall(result, target, units, baseline),
-        calibration(result, target, units),
-        scores(result, target, units),
+        _roc(result, target, units, baseline),
+        _precision_recall(result, target, units, baseline),
+        _calibration(result, target, units),
+        _scores(result, target, units),
     )
     return Figures(drawn, title=target if len(result.targets) > 1 else "")
 
 
-def roc(result: SplitResult, target: str, units: Sequence[Prediction], baseline: Sequence[Prediction]) -> Figure:
+def _roc(result: SplitResult, target: str, units: Sequence[Prediction], baseline: Sequence[Prediction]) -> Figure:
     """Draw sensitivity against 1 - specificity, with the band of resampled patients."""
     marks: list[ChartMark] = []
-    keys = [LegendEntry("line model", f"AUC {measure_text(result, target, 'auc')}")]
+    keys = [LegendEntry("line model", f"AUC {_measure_text(result, target, 'auc')}")]
     band = roc_band(result.predictions, target, result.unit, resamples=result.resamples, seed=result.seed)
     if band is not None:
         marks.append(Band("model", list(band.false_positive_rate), list(band.low), list(band.high)))
         keys.append(LegendEntry("band model", "95% of resampled patients"))
-    marks.append(CHANCE)
-    if baseline and (curve := roc_curve(*column(baseline, target))) is not None:
-        marks.append(Line("baseline", pairs(curve[0], curve[1])))
+    marks.append(_CHANCE)
+    if baseline and (curve := roc_curve(*_column(baseline, target))) is not None:
+        marks.append(Line("baseline", _pairs(curve[0], curve[1])))
         keys.append(LegendEntry("line baseline", "colours and tile count"))
-    curve = roc_curve(*column(units, target))
+    curve = roc_curve(*_column(units, target))
     assert curve is not None
-    marks.append(Line("model", pairs(curve[0], curve[1])))
+    marks.append(Line("model", _pairs(curve[0], curve[1])))
     said = f"ROC curve of {target}: {keys[0].name}"
     chart = Chart(said, share_axis("1 − specificity"), share_axis("sensitivity"), marks)
     return Figure("ROC", draw(chart), keys)
 
 
-def precision_recall(
+def _precision_recall(
     result: SplitResult, target: str, units: Sequence[Prediction], baseline: Sequence[Prediction]
 ) -> Figure:
     """Draw PPV against sensitivity, and the prevalence, which chance would give."""
     known = [label for each in units if (label := each.labels.get(target)) is not None]
     prevalence = sum(known) / len(known)
     marks: list[ChartMark] = [Line("chance", [(0.0, prevalence), (1.0, prevalence)])]
-    keys = [LegendEntry("line model", f"average precision {measure_text(result, target, 'average_precision')}")]
+    keys = [LegendEntry("line model", f"average precision {_measure_text(result, target, 'average_precision')}")]
     keys.append(LegendEntry("line chance", f"prevalence {prevalence:.0%}"))
-    if baseline and (curve := precision_recall_curve(*column(baseline, target))) is not None:
-        marks.append(Line("baseline", pairs(curve[1], curve[0])[::-1], steps=True))
+    if baseline and (curve := precision_recall_curve(*_column(baseline, target))) is not None:
+        marks.append(Line("baseline", _pairs(curve[1], curve[0])[::-1], steps=True))
         keys.append(LegendEntry("line baseline", "colours and tile count"))
-    curve = precision_recall_curve(*column(units, target))
+    curve = precision_recall_curve(*_column(units, target))
     assert curve is not None
-    marks.append(Line("model", pairs(curve[1], curve[0])[::-1], steps=True))
+    marks.append(Line("model", _pairs(curve[1], curve[0])[::-1], steps=True))
     chart = Chart(f"Precision and recall of {target}", share_axis("sensitivity"), share_axis("PPV"), marks)
     return Figure("Precision and recall", draw(chart), keys)
 
 
-def calibration(result: SplitResult, target: str, units: Sequence[Prediction]) -> Figure:
+def _calibration(result: SplitResult, target: str, units: Sequence[Prediction]) -> Figure:
     """Draw observed rates against mean probabilities, with the number in each bin."""
-    labels, _ = column(units, target)
+    labels, _ = _column(units, target)
     bins = [each for each in reliability(labels, [one.probabilities[target] for one in units]) if each.count]
     most = max(each.count for each in bins)
     points = [(each.mean_probability or 0.0, each.positive_rate or 0.0) for each in bins]
-    marks: list[ChartMark] = [CHANCE, Line("model faint", points)]
+    marks: list[ChartMark] = [_CHANCE, Line("model faint", points)]
     marks += [
         Dot("model", x, y, 2.5 + 4 * (each.count / most) ** 0.5, f"{each.count:,}")
         for (x, y), each in zip(points, bins, strict=True)
     ]
-    keys = [LegendEntry("line model", f"calibration error {measure_text(result, target, 'ece')}")]
+    keys = [LegendEntry("line model", f"calibration error {_measure_text(result, target, 'ece')}")]
     chart = Chart(
         f"Calibration of {target}", share_axis("mean probability"), share_axis("observed rate of positives"), marks
     )
     return Figure("Calibration", draw(chart), keys, f"Numbers are {result.unit}s in a bin of equal width.")
 
 
-def scores(result: SplitResult, target: str, units: Sequence[Prediction]) -> Figure:
+def _scores(result: SplitResult, target: str, units: Sequence[Prediction]) -> Figure:
     """Draw how many positives and negatives have which probability."""
-    edges = np.linspace(0, 1, BINS + 1)
+    edges = np.linspace(0, 1, _BINS + 1)
     counts, keys = {}, []
     for label, style, name in ((0, "negative", "negative"), (1, "positive", "positive")):
         values = [each.probabilities[target] for each in units if each.labels.get(target) == label]
@@ -119,17 +119,17 @@ def scores(result: SplitResult, target: str, units: Sequence[Prediction]) -> Fig
     return Figure("Probabilities", draw(chart), keys)
 
 
-def column(units: Sequence[Prediction], target: str) -> tuple[list[int | None], list[float]]:
+def _column(units: Sequence[Prediction], target: str) -> tuple[list[int | None], list[float]]:
     """Take the labels and logits of one target."""
     return [each.labels.get(target) for each in units], [each.logits[target] for each in units]
 
 
-def pairs(x: Any, y: Any) -> list[Point]:
+def _pairs(x: Any, y: Any) -> list[Point]:
     """Make points of two arrays."""
     return [(float(a), float(b)) for a, b in zip(x, y, strict=True)]
 
 
-def measure_text(result: SplitResult, target: str, metric: str) -> str:
+def _measure_text(result: SplitResult, target: str, metric: str) -> str:
     """Write a metric and its interval for a legend."""
     found = result.measured.get((target, metric))
     if found is None:
@@ -143,28 +143,32 @@ def training_figures(history: History, best_epoch: int | None) -> Figures:
     """Draw losses and AUCs by epoch; the epoch that was kept is marked."""
     kept: list[ChartMark] = [] if best_epoch is None else [Rule("kept", best_epoch, f"epoch {best_epoch} kept")]
     figures = [
-        epochs_figure(
-            "Loss of the aggregator", "loss", history, {"training": by("loss_agg"), "validation": by("val_loss")}, kept
+        _epochs_figure(
+            "Loss of the aggregator",
+            "loss",
+            history,
+            {"training": _by("loss_agg"), "validation": _by("val_loss")},
+            kept,
         ),
-        epochs_figure(
+        _epochs_figure(
             "AUC",
             "AUC",
             history,
-            {"training": by("train_macro_auc"), "validation": by("val_macro_auc")},
+            {"training": _by("train_macro_auc"), "validation": _by("val_macro_auc")},
             kept,
             y=share_axis("AUC"),
         ),
-        epochs_figure("Loss of the encoder", "loss", history, {"training": by("loss_pfm")}, kept),
+        _epochs_figure("Loss of the encoder", "loss", history, {"training": _by("loss_pfm")}, kept),
     ]
     return Figures([figure for figure in figures if figure is not None])
 
 
-def by(name: str) -> Callable[[Mapping[str, Any]], float | None]:
+def _by(name: str) -> Callable[[Mapping[str, Any]], float | None]:
     """Take a number of an epoch; None where it has none."""
     return lambda row: None if row.get(name) is None or not math.isfinite(row[name]) else float(row[name])
 
 
-def epochs_figure(
+def _epochs_figure(
     title: str,
     unit: str,
     history: History,
@@ -191,7 +195,7 @@ def methods_figures(methods: Sequence[tuple[str, str, Sequence[History]]]) -> Fi
     """Draw validation AUC and training loss of methods: (title, regime, histories of its runs), means over runs."""
     figures = []
     for title, unit, name in (("Validation AUC", "AUC", "val_macro_auc"), ("Training loss", "loss", "loss_agg")):
-        lines = [(regime, means_by_epoch(histories, name)) for _, regime, histories in methods]
+        lines = [(regime, _means_by_epoch(histories, name)) for _, regime, histories in methods]
         values = [value for _, points in lines for _, value in points]
         if not values:
             continue
@@ -203,11 +207,11 @@ def methods_figures(methods: Sequence[tuple[str, str, Sequence[History]]]) -> Fi
     return Figures(figures)
 
 
-def means_by_epoch(histories: Sequence[History], name: str) -> list[Point]:
+def _means_by_epoch(histories: Sequence[History], name: str) -> list[Point]:
     """Average a number of each epoch over the runs that have it."""
     of_epoch: dict[float, list[float]] = {}
     for history in histories:
         for row in history:
-            if (value := by(name)(row)) is not None:
+            if (value := _by(name)(row)) is not None:
                 of_epoch.setdefault(float(row["epoch"]), []).append(value)
     return [(epoch, sum(values) / len(values)) for epoch, values in sorted(of_epoch.items())]

@@ -16,10 +16,10 @@ from tapfm.runs.ensemble import is_run
 from tapfm.runtime.messages import command
 from tapfm.slides.opening import PER_SLIDE
 
-EVALUATED = "evaluation.json"
+_EVALUATED = "evaluation.json"
 STUDY = "study.toml"
-DEEPEST = 8  # folders below `evaluations`: a study has six
-NOT_LOOKED_INTO = (PER_SLIDE, "checkpoints", "tensorboard")
+_DEEPEST = 8  # folders below `evaluations`: a study has six
+_NOT_LOOKED_INTO = (PER_SLIDE, "checkpoints", "tensorboard")
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ def refuse_what_is_no_source(path: Path) -> None:
         return
     if not path.exists():
         raise InputError(f"There is no {path}.", hint="Give the folder of a run (runs/NAME) or of a study.")
-    if (path / EVALUATED).is_file():
-        hint = "It is an evaluation. Give its run: " + asked("--evaluation", path)
+    if (path / _EVALUATED).is_file():
+        hint = "It is an evaluation. Give its run: " + _asked("--evaluation", path)
     elif (path / PREDICTED).is_file():
-        hint = "It holds predictions. Give their run: " + asked("--predictions", path)
+        hint = "It holds predictions. Give their run: " + _asked("--predictions", path)
     else:
         hint = "Give a folder that `tapfm train` or `tapfm study` wrote, such as runs/NAME."
     raise InputError(f"{path} is neither a run nor a study.", hint=hint)
 
 
-def asked(option: str, path: Path) -> str:
+def _asked(option: str, path: Path) -> str:
     """Write the command that takes a folder along."""
     return command("report", "runs/NAME", option, path, "--out", "report.html")
 
@@ -73,11 +73,11 @@ def asked(option: str, path: Path) -> str:
 def named_evaluation(path: Path) -> ResultFolder:
     """Read an evaluation that was asked for; it has to be finished."""
     make = command("evaluate", "runs/NAME", "--out", path)
-    if not (path / EVALUATED).is_file():
+    if not (path / _EVALUATED).is_file():
         raise InputError(f"{path} is no folder of an evaluation.", hint=f"Make one: {make}")
     if not (path / "metrics.json").is_file():
         raise InputError(f"The evaluation {path} is not finished.", hint=f"Go on with it: {make} --resume")
-    return ResultFolder(path, read_json(path / EVALUATED))
+    return ResultFolder(path, read_json(path / _EVALUATED))
 
 
 def named_predictions(path: Path) -> ResultFolder:
@@ -89,23 +89,23 @@ def evaluations_of(run: Path, digest: str | None) -> list[ResultFolder]:
     """Find finished evaluations of these weights: inside the run, and in `evaluations` beside `runs`."""
     return [
         found
-        for found in beside(run, "evaluations", EVALUATED)
+        for found in _beside(run, "evaluations", _EVALUATED)
         if found.made_by(digest) and found.about.get("kind") == "run" and (found.path / "metrics.json").is_file()
     ]
 
 
 def predictions_of(run: Path, digest: str | None) -> list[ResultFolder]:
     """Find predictions by these weights: inside the run, and in `predictions` beside `runs`."""
-    return [found for found in beside(run, "predictions", PREDICTED) if found.made_by(digest)]
+    return [found for found in _beside(run, "predictions", PREDICTED) if found.made_by(digest)]
 
 
-def beside(run: Path, name: str, mark: str) -> list[ResultFolder]:
+def _beside(run: Path, name: str, mark: str) -> list[ResultFolder]:
     """Look for marked folders inside a run, beside the folder `runs` it lies in, and in the one of this name there."""
     place = run.resolve()
-    paths = list(marked(place, mark))
+    paths = list(_marked(place, mark))
     if (runs := next((parent for parent in place.parents if parent.name == "runs"), None)) is not None:
         paths += sorted(path.parent for path in runs.parent.glob(f"*/{mark}"))
-        paths += marked(runs.parent / name, mark)
+        paths += _marked(runs.parent / name, mark)
     found = []
     for path in dict.fromkeys(paths):
         try:
@@ -115,7 +115,7 @@ def beside(run: Path, name: str, mark: str) -> list[ResultFolder]:
     return found
 
 
-def marked(folder: Path, mark: str) -> Iterator[Path]:
+def _marked(folder: Path, mark: str) -> Iterator[Path]:
     """Walk through folders down to those that hold a file of this name, in order."""
     depth = len(folder.parts)
     for parent, folders, files in os.walk(folder):
@@ -123,8 +123,8 @@ def marked(folder: Path, mark: str) -> Iterator[Path]:
             folders.clear()
             yield Path(parent)
             continue
-        deep = len(Path(parent).parts) - depth >= DEEPEST
-        folders[:] = [] if deep else sorted(each for each in folders if each not in NOT_LOOKED_INTO)
+        deep = len(Path(parent).parts) - depth >= _DEEPEST
+        folders[:] = [] if deep else sorted(each for each in folders if each not in _NOT_LOOKED_INTO)
 
 
 def read_json(path: Path) -> dict[str, Any]:

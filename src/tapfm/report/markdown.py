@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 from tapfm.report.content import Block, Cell, Column, Note, RankMark, Row, Table
 
-MARKS = (
+_MARKS = (
     (re.compile(r"\*\*(.+?)\*\*"), r"<strong>\1</strong>"),
     (re.compile(r"`(.+?)`"), r"<code>\1</code>"),
 )
@@ -18,7 +18,7 @@ MARKS = (
 def inline(text: str) -> Markup:
     """Escape a text, and show its **bold** and `code`."""
     escaped = str(escape(text))
-    for pattern, shown in MARKS:
+    for pattern, shown in _MARKS:
         escaped = pattern.sub(shown, escaped)
     return Markup(escaped)  # what came in is escaped; only our own marks were added
 
@@ -30,14 +30,14 @@ def blocks_of(text: str) -> list[Block]:
         lines = [line for line in part.splitlines() if line.strip() and not line.startswith("![")]
         table = [line for line in lines if line.startswith("|")]
         if len(table) >= 2:
-            blocks.append(table_of(table))
+            blocks.append(_table_of(table))
         blocks += [Note(inline(line.removeprefix("- "))) for line in lines if not line.startswith("|")]
     return blocks
 
 
-def table_of(lines: Sequence[str]) -> Table:
+def _table_of(lines: Sequence[str]) -> Table:
     """Read a table of pipes."""
-    head, alignment, *rest = [cells_of(line) for line in lines]
+    head, alignment, *rest = [_cells_of(line) for line in lines]
     words = [not mark.strip().endswith(":") for mark in alignment]
     columns = [Column(title, words=each) for title, each in zip(head, words, strict=False)]
     rows = []
@@ -45,17 +45,17 @@ def table_of(lines: Sequence[str]) -> Table:
         if len(cells) > 1 and not any(cells[1:]) and cells[0].startswith("*"):
             rows.append(Row(heading=cells[0].strip("*")))
         else:
-            rows.append(Row([cell_of(cell) for cell in cells]))
+            rows.append(Row([_cell_of(cell) for cell in cells]))
     return Table(columns, rows)
 
 
-def cells_of(line: str) -> list[str]:
+def _cells_of(line: str) -> list[str]:
     """Part a line at its pipes; those of data are written with a backslash."""
     parts = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
     return [part.strip().replace("\\|", "|") for part in parts]
 
 
-def cell_of(text: str) -> Cell:
+def _cell_of(text: str) -> Cell:
     """Read one cell: **best**, <u>second</u>."""
     mark: RankMark = "best" if text.startswith("**") else "second" if text.startswith("<u>") else ""
     return Cell(re.sub(r"\*\*|</?u>", "", text), mark=mark)

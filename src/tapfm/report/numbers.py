@@ -10,15 +10,15 @@ ABSENT = "–"
 
 def format_number(value: float | None, digits: int = 3) -> str:
     """Write a number, or a dash."""
-    return ABSENT if value is None else minus(f"{value:.{digits}f}")
+    return ABSENT if value is None else _minus(f"{value:.{digits}f}")
 
 
 def signed(value: float) -> str:
     """Write a difference."""
-    return minus(f"{value:+.3f}")
+    return _minus(f"{value:+.3f}")
 
 
-def minus(text: str) -> str:
+def _minus(text: str) -> str:
     """Put the sign that is as wide as a plus."""
     return text.replace("-", "\N{MINUS SIGN}")
 

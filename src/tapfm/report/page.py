@@ -14,14 +14,14 @@ from markupsafe import Markup
 from tapfm.report import numbers
 from tapfm.report.content import Page
 
-TEMPLATES = Path(__file__).parent / "templates"
-GENERATOR = "tapfm report"  # marks a page of ours, which may be written over
+_TEMPLATES = Path(__file__).parent / "templates"
+_GENERATOR = "tapfm report"  # marks a page of ours, which may be written over
 
 
 def render(page: Page) -> bytes:
     """Write the page."""
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -29,19 +29,19 @@ def render(page: Page) -> bytes:
     )
     environment.globals["absent"] = numbers.ABSENT
     environment.filters |= {"number": numbers.format_number, "called": numbers.called}
-    style, script = (Markup((TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js"))
+    style, script = (Markup((_TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js"))
     html = environment.get_template("report.html").render(
         page=page,
         sections=list(zip(keys_of([section.title for section in page.sections]), page.sections, strict=True)),
         style=style,
         script=script,
-        policy=policy(style, script),
-        generator=GENERATOR,
+        policy=_policy(style, script),
+        generator=_GENERATOR,
     )
     return html.encode(errors="replace")  # names of files may hold what is no text
 
 
-def policy(style: str, script: str) -> str:
+def _policy(style: str, script: str) -> str:
     """Forbid the browser everything but this style, this script and pictures that are in the page."""
     allowed = [f"style-src '{digest(style)}'", f"script-src '{digest(script)}'", "img-src data:"]
     return "; ".join(["default-src 'none'", *allowed, "base-uri 'none'", "form-action 'none'"])
@@ -65,4 +65,4 @@ def keys_of(titles: list[str]) -> list[str]:
 def is_ours(path: Path) -> bool:
     """Say whether a file is a page that `tapfm report` wrote."""
     with path.open("rb") as file:
-        return f'<meta name="generator" content="{GENERATOR}'.encode() in file.read(4096)
+        return f'<meta name="generator" content="{_GENERATOR}'.encode() in file.read(4096)

@@ -21,25 +21,25 @@ def side_by_side(runs: Sequence[ReportedRun], results: ResultsByRun) -> list[Blo
     blocks: list[Block] = []
     every = [result for run in runs for result in results[run.name]]
     held_out = [result for result in every if not result.warning]  # nothing was chosen on them
-    titles = dict.fromkeys(group_of(result) for result in held_out or every)
+    titles = dict.fromkeys(_group_of(result) for result in held_out or every)
     for title in titles:
-        of_runs = {run.name: [each for each in results[run.name] if group_of(each) == title] for run in runs}
+        of_runs = {run.name: [each for each in results[run.name] if _group_of(each) == title] for run in runs}
         having = {name: found[0] for name, found in of_runs.items() if found}
         if len(having) < 2:
             continue
-        blocks.append(auc_table(title, having))
-        blocks += differences(title, having)
+        blocks.append(_auc_table(title, having))
+        blocks += _differences(title, having)
         if any(len(found) > 1 for found in of_runs.values()):
             blocks.append(Note(f"Of a run with several evaluations of {title} the first is compared."))
     return blocks or [Note("The runs have no set of slides in common.")]
 
 
-def group_of(result: SplitResult) -> str:
+def _group_of(result: SplitResult) -> str:
     """Name the set of slides, which runs may share."""
     return result.group or result.title
 
 
-def auc_table(title: str, having: Mapping[str, SplitResult]) -> Table:
+def _auc_table(title: str, having: Mapping[str, SplitResult]) -> Table:
     """Write a line for each run, a column for each target."""
     columns = list(dict.fromkeys(column for result in having.values() for column in result.columns))
     rows = []
@@ -49,11 +49,11 @@ def auc_table(title: str, having: Mapping[str, SplitResult]) -> Table:
     return Table([Column("", words=True), *(Column(target_title(each)) for each in columns)], rows, f"AUC, {title}")
 
 
-def differences(title: str, having: Mapping[str, SplitResult]) -> list[Block]:
+def _differences(title: str, having: Mapping[str, SplitResult]) -> list[Block]:
     """Test pairs of runs, where all of them have the same slides, labels and targets."""
     first, *others = having.values()
     same = all(
-        labels_of(each.predictions) == labels_of(first.predictions)
+        _labels_of(each.predictions) == _labels_of(first.predictions)
         and each.targets == first.targets
         and each.unit == first.unit
         for each in others
@@ -64,7 +64,7 @@ def differences(title: str, having: Mapping[str, SplitResult]) -> list[Block]:
     methods = {name: [list(result.predictions)] for name, result in having.items()}
     compared = compare_methods(methods, first.targets, first.unit, resamples=first.resamples, seed=first.seed)
     rows = [
-        Row([Cell(f"{pair.first} − {pair.second}"), Cell(target_title(pair.target)), *cells(pair)])
+        Row([Cell(f"{pair.first} − {pair.second}"), Cell(target_title(pair.target)), *_cells(pair)])
         for pair in compared.pairs
     ]
     columns = [Column("", words=True), Column("target", words=True), Column("difference of AUC"), Column("p")]
@@ -72,13 +72,13 @@ def differences(title: str, having: Mapping[str, SplitResult]) -> list[Block]:
     return [Table(columns, rows, notes=[note])]
 
 
-def cells(pair: PairedComparison) -> list[Cell]:
+def _cells(pair: PairedComparison) -> list[Cell]:
     """Write a difference and its test."""
     found = pair.difference
     p = ABSENT if pair.p_holm is None else format_p_value(pair.p_holm)
     return [Cell(ABSENT if found.value is None else signed(found.value), format_interval(found), found.why), Cell(p)]
 
 
-def labels_of(predictions: Sequence[Prediction]) -> dict[object, dict[str, int | None]]:
+def _labels_of(predictions: Sequence[Prediction]) -> dict[object, dict[str, int | None]]:
     """Give the labels of each slide."""
     return {slide_key(each): dict(each.labels) for each in predictions}

@@ -16,8 +16,8 @@ from tapfm.evaluation.predictions import Prediction, Unit, read_predictions
 from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.files import sha256_of
 
-CONFIGURATION = "config.toml"  # marks a run
-BEST = Path("checkpoints") / "best.safetensors"
+_CONFIGURATION = "config.toml"  # marks a run
+_BEST = Path("checkpoints") / "best.safetensors"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ReportedRun:
     @cached_property
     def weights_sha256(self) -> str | None:
         """Fingerprint the weights of the best epoch; when it is asked for: a study has many runs of gigabytes."""
-        return sha256_of(self.folder / BEST) if (self.folder / BEST).is_file() else None
+        return sha256_of(self.folder / _BEST) if (self.folder / _BEST).is_file() else None
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -92,12 +92,12 @@ class ReportedRun:
 def read_run(folder: Path, name: str | None = None) -> ReportedRun:
     """Read all small files of a run; what is not there yet is left out."""
     try:
-        text = (folder / CONFIGURATION).read_text("utf-8")
+        text = (folder / _CONFIGURATION).read_text("utf-8")
         settings = tomllib.loads(text)
         if not settings.get("task", {}).get("targets"):
-            raise ValueError(f"{CONFIGURATION} names no targets")
-        history = [json.loads(line) for line in text_of(folder / "history.jsonl").splitlines()]
-        environments = json.loads(text_of(folder / "environment.json") or "[]")
+            raise ValueError(f"{_CONFIGURATION} names no targets")
+        history = [json.loads(line) for line in _text_of(folder / "history.jsonl").splitlines()]
+        environments = json.loads(_text_of(folder / "environment.json") or "[]")
         slides, failures = read_table(folder / "split.csv"), read_table(folder / "failures.csv")
     except (OSError, ValueError) as error:  # TOML's and JSON's errors are ValueErrors
         raise RunError(
@@ -109,7 +109,7 @@ def read_run(folder: Path, name: str | None = None) -> ReportedRun:
         if (path := folder / f"predictions-{split}.csv").is_file()
     }
     return ReportedRun(
-        name=name or name_of(folder),
+        name=name or _name_of(folder),
         folder=folder,
         settings=settings,
         configuration=text,
@@ -122,7 +122,7 @@ def read_run(folder: Path, name: str | None = None) -> ReportedRun:
     )
 
 
-def text_of(path: Path) -> str:
+def _text_of(path: Path) -> str:
     """Read a file; nothing where there is none."""
     return path.read_text("utf-8") if path.is_file() else ""
 
@@ -132,7 +132,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
     return read_csv(path) if path.is_file() else []
 
 
-def name_of(folder: Path) -> str:
+def _name_of(folder: Path) -> str:
     """Name a run by its place below `runs`, or by its folder."""
     parts = folder.resolve().parts
     below = [place for place, part in enumerate(parts[:-1]) if part == "runs"]

@@ -21,9 +21,9 @@ from tapfm.report.sources import ReportSources
 from tapfm.runtime.messages import counted
 from tapfm.runtime.progress import SlideProgress
 
-SETS = {"test": "Test slides", "validation": "Validation slides"}
-SAME_PROBABILITY = 1e-3
-MOST_LINES = 20_000  # of the table of slides; a browser sorts them still
+_SETS = {"test": "Test slides", "validation": "Validation slides"}
+_SAME_PROBABILITY = 1e-3
+_MOST_LINES = 20_000  # of the table of slides; a browser sorts them still
 
 
 def cohort_blocks(gathered: ReportSources) -> list[Block]:
@@ -67,7 +67,7 @@ def result_blocks(gathered: ReportSources) -> list[Block]:
         inner += [Note(note, "warning") for note in result.notes]
         inner += [result_figures(result, target) for target in result.targets]
         inner += tables.metric_blocks(result)
-        of = SETS.get(result.title, result.title)
+        of = _SETS.get(result.title, result.title)
         title = f"{of}, {name}" if name else of
         blocks.append(Collapsible(title, inner, _auc_text(result), open=number == 0))
     return blocks
@@ -90,16 +90,16 @@ def slides_section(gathered: ReportSources) -> Section:
         for line in _predicted_lines(gathered.runs, found):
             evaluated = seen.get((line.model, line.slide_id, line.target))
             # another probability by the same weights is another slide of the same name, or other tiles
-            if evaluated is None or abs(evaluated - line.probability) > SAME_PROBABILITY:
+            if evaluated is None or abs(evaluated - line.probability) > _SAME_PROBABILITY:
                 lines.append(line)
     if not lines:
         return Section("Slides", [])
     intro = "Every slide and target. The mark in a bar is the threshold, chosen on validation slides."
-    blocks: list[Block] = [shown := SlidesBlock(lines[:MOST_LINES])]
+    blocks: list[Block] = [shown := SlidesBlock(lines[:_MOST_LINES])]
     if len(shown.places) == 1:  # the table has no column of it
         intro += f" All of them: {shown.places[0]}."
-    if len(lines) > MOST_LINES:
-        left = len(lines) - MOST_LINES
+    if len(lines) > _MOST_LINES:
+        left = len(lines) - _MOST_LINES
         blocks.append(Note(f"{left:,} lines are left out: the tables predictions.csv have all of them.", "warning"))
     return Section("Slides", blocks, intro)
 

@@ -44,13 +44,13 @@ from tapfm.slides.opening import open_slide
 from tapfm.slides.slide import Slide
 from tapfm.tiles.reading import reason_of
 
-LONGEST_PX = 480
-TILE_PX = 224  # at most
-QUALITY = 80
-COLOURS = 32  # of a colour bar
-TILES_OF_A_SLIDE = 3  # in a gallery: one slide must not fill it
+_LONGEST_PX = 480
+_TILE_PX = 224  # at most
+_QUALITY = 80
+_COLOURS = 32  # of a colour bar
+_TILES_OF_A_SLIDE = 3  # in a gallery: one slide must not fill it
 # whose maps are shown first: of many targets and few maps, each target has its wrong calls
-OUTCOMES = (
+_OUTCOMES = (
     *("false negative", "false positive", "right, positive", "right, negative"),
     *("called positive", "called negative", ""),
 )
@@ -67,7 +67,7 @@ class PictureBudget:
     def embed(self, picture: Image.Image, said: str) -> Picture | None:
         """Make a picture of the page; None where there is no room left."""
         buffer = io.BytesIO()
-        picture.convert("RGB").save(buffer, "WEBP", quality=QUALITY)
+        picture.convert("RGB").save(buffer, "WEBP", quality=_QUALITY)
         data = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
         if self.used + len(data) > self.most:
             self.left_out += 1
@@ -94,7 +94,7 @@ class ChosenSlide:
     outcome: str
 
 
-def outcome_of(said: TargetPrediction) -> str:
+def _outcome_of(said: TargetPrediction) -> str:
     """Say how right a call is; of slides without a label only the call."""
     if said.call is None:
         return ""
@@ -112,7 +112,7 @@ def choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], coun
         for target in targets:
             if (said := slide.targets.get(target)) is None:
                 continue
-            outcome = outcome_of(said)
+            outcome = _outcome_of(said)
             certainty = abs(said.probability - (0.5 if said.threshold is None else said.threshold))
             queues.setdefault((outcome, target), []).append((certainty, slide))
     for queue in queues.values():
@@ -120,19 +120,19 @@ def choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], coun
     chosen: list[ChosenSlide] = []
     for place in range(max(map(len, queues.values()), default=0)):
         for (outcome, target), queue in sorted(
-            queues.items(), key=lambda each: (OUTCOMES.index(each[0][0]), targets.index(each[0][1]))
+            queues.items(), key=lambda each: (_OUTCOMES.index(each[0][0]), targets.index(each[0][1]))
         ):
             if place < len(queue) and len(chosen) < count:
                 chosen.append(ChosenSlide(queue[place][1], target, outcome))
     return sorted(chosen, key=lambda each: targets.index(each.target))  # as they came, target by target
 
 
-def targets_of(folder: PredictionFolder) -> list[str]:
+def _targets_of(folder: PredictionFolder) -> list[str]:
     """Name the targets of a folder, in their order."""
     return [str(each) for each in folder.about().get("targets", [])]
 
 
-def layer_of(predicted: PredictedSlide, target: str) -> Layer | None:
+def _layer_of(predicted: PredictedSlide, target: str) -> Layer | None:
     """Take the layer that says most of a target."""
     of_target = [layer for layer in predicted.layers if layer.target in (target, None)]
     return of_target[0] if of_target else None
@@ -147,22 +147,22 @@ def heatmap_blocks(
     progress: SlideProgress,
 ) -> list[Block]:
     """Draw the maps of some slides of a folder."""
-    chosen = choose_slides(slides, targets_of(folder), settings.heatmaps)
+    chosen = choose_slides(slides, _targets_of(folder), settings.heatmaps)
     heats: list[SlideHeatmaps] = []
     bars: dict[ColourBar, None] = {}  # each once, in their order
     left_out = 0
     for each in chosen:
-        layer = layer_of(each.predicted, each.target)
+        layer = _layer_of(each.predicted, each.target)
         if layer is None:
             continue
-        drawn = heat_of(folder, each, layer, finder, budget)
+        drawn = _heat_of(folder, each, layer, finder, budget)
         if drawn is None:
             left_out += 1
         else:
             heat, scale = drawn
             heats.append(heat)
             if scale is not None:
-                bars[bar_of(layer, scale)] = None
+                bars[_bar_of(layer, scale)] = None
         progress.finish_slide(each.predicted.slide_id)
     blocks: list[Block] = [HeatmapGallery(heats, list(bars))] if heats else []
     others = len({slide.slide_id for slide in slides}) - len({each.predicted.slide_id for each in chosen})
@@ -176,7 +176,7 @@ def heatmap_blocks(
     return [*blocks, *(Note(f"{note}.") for note in notes)]
 
 
-def heat_of(
+def _heat_of(
     folder: PredictionFolder, chosen: ChosenSlide, layer: Layer, finder: SlideFinder | None, budget: PictureBudget
 ) -> tuple[SlideHeatmaps, ColourScale | None] | None:
     """Draw one slide as it is and with its map, in the colours of a scale; None where there is no room for it."""
@@ -191,8 +191,8 @@ def heat_of(
         _, scale = layer_values(table.values[layer.column], layer.kind)
         low, high = (format_value(end, signed=scale.diverging) for end in (scale.low, scale.high))
         facts.append(f"colours from {low} to {high}, {counted(len(table), 'tile')}")
-        with closing(open_slide(there(finder, predicted))) as slide:
-            drawn = pictures_of(slide, predicted, table, layer)
+        with closing(open_slide(_there(finder, predicted))) as slide:
+            drawn = _pictures_of(slide, predicted, table, layer)
     except Exception as error:  # also what libraries raise over damage
         why = f"No picture: {reason_of(error)}"
         return SlideHeatmaps(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures, why), None
@@ -204,7 +204,7 @@ def heat_of(
     return SlideHeatmaps(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures), scale
 
 
-def there(finder: SlideFinder | None, predicted: PredictedSlide) -> Path:
+def _there(finder: SlideFinder | None, predicted: PredictedSlide) -> Path:
     """Find the file of a slide, or say that it is gone."""
     path = find_slide_file(predicted, finder)
     if path is None:
@@ -212,19 +212,19 @@ def there(finder: SlideFinder | None, predicted: PredictedSlide) -> Path:
     return path
 
 
-def pictures_of(slide: Slide, predicted: PredictedSlide, table: TileTable, layer: Layer) -> list[Image.Image]:
+def _pictures_of(slide: Slide, predicted: PredictedSlide, table: TileTable, layer: Layer) -> list[Image.Image]:
     """Draw the slide as it is, and with its map."""
     refuse_other_slide(slide.facts, predicted)
-    thumbnail = slide.thumbnail(LONGEST_PX)
+    thumbnail = slide.thumbnail(_LONGEST_PX)
     return [
         Image.fromarray(pixels) for pixels in (thumbnail.pixels, draw_tiles_over(thumbnail, predicted, table, layer))
     ]
 
 
-def bar_of(layer: Layer, scale: ColourScale) -> ColourBar:
+def _bar_of(layer: Layer, scale: ColourScale) -> ColourBar:
     """Say what the colours of a layer mean; every slide has ends of its own."""
     colours = palette(diverging=scale.diverging)
-    steps = [colours[round(place * 255 / (COLOURS - 1))] for place in range(COLOURS)]
+    steps = [colours[round(place * 255 / (_COLOURS - 1))] for place in range(_COLOURS)]
     low, high = end_words(layer, percentile=False)
     kind = Layer(layer.column, layer.kind)
     # of contributions the words at the ends tell that
@@ -235,7 +235,7 @@ def bar_of(layer: Layer, scale: ColourScale) -> ColourBar:
 
 
 @dataclass(frozen=True, order=True)
-class GalleryTile:
+class _GalleryTile:
     """A tile for a gallery; larger keys are shown first."""
 
     key: float
@@ -252,18 +252,18 @@ def gallery_blocks(
     budget: PictureBudget,
 ) -> list[Block]:
     """Show the tiles that spoke loudest for each target in slides called positive, and against it in the others."""
-    targets = targets_of(folder)
+    targets = _targets_of(folder)
     usable: dict[str, PredictedSlide] = {}
-    best: dict[tuple[str, int], list[GalleryTile]] = {}
-    most = {target: most_of_a_slide(slides, target, settings.tiles) for target in targets}
+    best: dict[tuple[str, int], list[_GalleryTile]] = {}
+    most = {target: _most_of_a_slide(slides, target, settings.tiles) for target in targets}
     for slide in slides:
         try:
-            path, table = there(finder, slide), folder.tiles(slide.slide_id)
+            path, table = _there(finder, slide), folder.tiles(slide.slide_id)
         except InputError:
             continue  # counted below
         usable[slide.slide_id] = replace(slide, path=path)
         for target in targets:
-            add_candidates(best, slide, table, target, settings.tiles, most[target])
+            _add_candidates(best, slide, table, target, settings.tiles, most[target])
     blocks: list[Block] = []
     if gone := len(slides) - len(usable):
         blocks.append(Note(f"Without {counted(gone, 'slide')} whose file or table of tiles is gone."))
@@ -271,19 +271,19 @@ def gallery_blocks(
         for side in (1, 0):
             found = heapq.nlargest(settings.tiles, best.get((target, side), []))
             if found:
-                blocks.append(gallery_of(folder, target, side, found, usable, budget, most[target][side]))
+                blocks.append(_gallery_of(folder, target, side, found, usable, budget, most[target][side]))
     return blocks
 
 
-def most_of_a_slide(slides: Sequence[PredictedSlide], target: str, count: int) -> tuple[int, int]:
+def _most_of_a_slide(slides: Sequence[PredictedSlide], target: str, count: int) -> tuple[int, int]:
     """Say how many tiles of one slide a gallery takes, of negative and positive calls: more where slides are few."""
-    sides = [side_of(slide.targets[target]) for slide in slides if target in slide.targets]
-    negative, positive = (max(TILES_OF_A_SLIDE, -(-count // max(1, sides.count(side)))) for side in (0, 1))
+    sides = [_side_of(slide.targets[target]) for slide in slides if target in slide.targets]
+    negative, positive = (max(_TILES_OF_A_SLIDE, -(-count // max(1, sides.count(side)))) for side in (0, 1))
     return negative, positive
 
 
-def add_candidates(
-    best: dict[tuple[str, int], list[GalleryTile]],
+def _add_candidates(
+    best: dict[tuple[str, int], list[_GalleryTile]],
     slide: PredictedSlide,
     table: TileTable,
     target: str,
@@ -291,51 +291,51 @@ def add_candidates(
     most: tuple[int, int],
 ) -> None:
     """Offer the loudest tiles of one slide."""
-    said, layer = slide.targets.get(target), layer_of(slide, target)
+    said, layer = slide.targets.get(target), _layer_of(slide, target)
     if said is None or layer is None or layer.column not in table.values:
         return
-    side = side_of(said)
-    sign = -1.0 if side == 0 and signed_layer(layer) else 1.0
+    side = _side_of(said)
+    sign = -1.0 if side == 0 and _signed_layer(layer) else 1.0
     values = table.values[layer.column]
     loudest = np.argsort(-sign * values, kind="stable")[: most[side]]
     kept = best.setdefault((target, side), [])
-    kept += [GalleryTile(sign * float(values[i]), slide.slide_id, int(i), float(values[i])) for i in loudest]
+    kept += [_GalleryTile(sign * float(values[i]), slide.slide_id, int(i), float(values[i])) for i in loudest]
     kept[:] = heapq.nlargest(count, kept)
 
 
-def side_of(said: TargetPrediction) -> int:
+def _side_of(said: TargetPrediction) -> int:
     """Say on which side a slide counts: as it is called, or without a threshold by its probability."""
     return said.call if said.call is not None else int(said.probability >= 0.5)
 
 
-def signed_layer(layer: Layer) -> bool:
+def _signed_layer(layer: Layer) -> bool:
     """Say whether a low value speaks against a target; low attention speaks for nothing."""
     return layer.kind in ("contribution", "score")
 
 
-def gallery_of(
+def _gallery_of(
     folder: PredictionFolder,
     target: str,
     side: int,
-    found: Sequence[GalleryTile],
+    found: Sequence[_GalleryTile],
     slides: dict[str, PredictedSlide],
     budget: PictureBudget,
     most_of_one: int,
 ) -> TileGallery:
     """Read and embed the tiles of one side."""
-    layer = layer_of(slides[found[0].slide_id], target)
+    layer = _layer_of(slides[found[0].slide_id], target)
     assert layer is not None
     tiles, left_out, torn = [], budget.left_out, 0
-    pictures = dict(read_tiles(folder, found, slides))
+    pictures = dict(_read_tiles(folder, found, slides))
     for each in found:
         if (picture := pictures.get((each.slide_id, each.place))) is None:
             torn += 1
             continue
         embedded = budget.embed(picture, f"Tile of slide {each.slide_id}")
         if embedded is not None:
-            value = format_value(each.value, signed=signed_layer(layer))
+            value = format_value(each.value, signed=_signed_layer(layer))
             tiles.append(TilePicture(embedded, each.slide_id, value))
-    most = "highest" if side or not signed_layer(layer) else "lowest"
+    most = "highest" if side or not _signed_layer(layer) else "lowest"
     kind = Layer(layer.column, layer.kind).title
     title = f"{target}: {most} in slides called {called(side)}"
     note = f"By {kind} ({UNITS[layer.kind]}); of a slide at most {most_of_one} tiles."
@@ -346,8 +346,8 @@ def gallery_of(
     return TileGallery(title, tiles, note)
 
 
-def read_tiles(
-    folder: PredictionFolder, found: Sequence[GalleryTile], slides: dict[str, PredictedSlide]
+def _read_tiles(
+    folder: PredictionFolder, found: Sequence[_GalleryTile], slides: dict[str, PredictedSlide]
 ) -> Iterator[tuple[tuple[str, int], Image.Image]]:
     """Read tiles slide by slide, each opened once; those of a slide that is none, or another one now, are left out."""
     by_slide: dict[str, list[int]] = {}
@@ -363,5 +363,5 @@ def read_tiles(
             for place in places if is_same_slide(slide.facts, predicted) else ():
                 x, y = (int(value) for value in table.positions[place])
                 picture = tile_picture(slide, predicted, x, y)
-                picture.thumbnail((TILE_PX, TILE_PX), Image.Resampling.LANCZOS)
+                picture.thumbnail((_TILE_PX, _TILE_PX), Image.Resampling.LANCZOS)
                 yield (slide_id, place), picture

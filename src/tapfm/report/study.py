@@ -24,10 +24,10 @@ from tapfm.study.results import BASELINE
 from tapfm.study.runs import PlannedRun, runs_of
 from tapfm.study.tables import BLOCKS, COHORT_TITLES, MACRO
 
-MARKS: dict[str, RankMark] = {"1": "best", "2": "second"}  # by rank
-TABLES = ("table_binary", "table_multilabel")
+_MARKS: dict[str, RankMark] = {"1": "best", "2": "second"}  # by rank
+_TABLES = ("table_binary", "table_multilabel")
 # parts that only some studies have, and what they are called
-PARTS = {
+_PARTS = {
     "ablation": "Log-linear fit of the training loss",
     "stability": "Stability",
     "forgetting": "Forgetting",
@@ -68,7 +68,7 @@ def read_study(folder: Path) -> ReportedStudy:
     planned = runs_of(config)
     places = {run.name: folder / "runs" / run.name for run in planned}
     try:
-        lines = [line for name in TABLES for line in read_table(folder / f"{name}.csv")]
+        lines = [line for name in _TABLES for line in read_table(folder / f"{name}.csv")]
         status = read_table(folder / "status.csv")
     except (OSError, ValueError) as error:
         raise InputError(f"A table of {folder} cannot be read ({error}).", hint="Make the tables again.") from error
@@ -102,7 +102,7 @@ def runs_in_full(study: ReportedStudy, asked: Sequence[str], digests: Collection
 def study_headline(study: ReportedStudy) -> Table | None:
     """Show the highest AUC of each column of the table."""
     rows = []
-    columns_shown = columns_of(study)
+    columns_shown = _columns_of(study)
     if any(target == MACRO for _, target in columns_shown):  # of many targets their mean is what is seen first
         columns_shown = [(cohort, target) for cohort, target in columns_shown if target == MACRO]
     for cohort, target in columns_shown:
@@ -110,12 +110,12 @@ def study_headline(study: ReportedStudy) -> Table | None:
         best = [line for line in of_column if line["rank"] == "1"]
         if not best:
             continue
-        found = estimate_of(best[0])
+        found = _estimate_of(best[0])
         others = f" and {counted(len(best) - 1, 'other')}" if len(best) > 1 else ""
         rows.append(
             Row(
                 [
-                    Cell(column_title(cohort, target), f"N = {best[0]['patients']}"),
+                    Cell(_column_title(cohort, target), f"N = {best[0]['patients']}"),
                     Cell(format_number(found.value), mark="best"),
                     Cell("", picture=whisker(found.value, found.low, found.high, f"AUC {format_number(found.value)}")),
                     Cell("", format_interval(found), found.why),
@@ -136,36 +136,36 @@ def comparison_sections(study: ReportedStudy) -> list[Section]:
             f"AUC, each {study.config.unit} counted once; best bold, second underlined. 95% intervals by resampling "
             "patients. p: paired test against the best of the column, Holm-corrected."
         )
-        sections.append(Section("Comparison", comparison_tables(study), intro))
-    for name, title in PARTS.items():
-        if blocks := part_of(study.folder / f"{name}.md"):
+        sections.append(Section("Comparison", _comparison_tables(study), intro))
+    for name, title in _PARTS.items():
+        if blocks := _part_of(study.folder / f"{name}.md"):
             sections.append(Section(title, blocks))
-    if convergence := convergence_blocks(study):
+    if convergence := _convergence_blocks(study):
         sections.append(Section("Convergence, time and memory", convergence))
     return sections
 
 
-def columns_of(study: ReportedStudy) -> list[tuple[str, str]]:
+def _columns_of(study: ReportedStudy) -> list[tuple[str, str]]:
     """List the columns: cohorts within targets."""
     return list(dict.fromkeys((line["cohort"], line["target"]) for line in study.lines))
 
 
-def column_title(cohort: str, target: str) -> str:
+def _column_title(cohort: str, target: str) -> str:
     """Name a column."""
     return f"{target_title(target)}, {COHORT_TITLES.get(cohort, cohort).lower()}"
 
 
-def comparison_tables(study: ReportedStudy) -> list[Table]:
+def _comparison_tables(study: ReportedStudy) -> list[Table]:
     """Write a table for each target, the mean of targets first: a line for each method, a column for each cohort."""
     targets = list(dict.fromkeys(line["target"] for line in study.lines))
     targets.sort(key=lambda target: target != MACRO)
     return [
-        comparison_table([line for line in study.lines if line["target"] == target], titled=len(targets) > 1)
+        _comparison_table([line for line in study.lines if line["target"] == target], titled=len(targets) > 1)
         for target in targets
     ]
 
 
-def comparison_table(lines: Sequence[Line], *, titled: bool) -> Table:
+def _comparison_table(lines: Sequence[Line], *, titled: bool) -> Table:
     """Write the lines of one target, with a whisker in every cell."""
     patients = {line["cohort"]: line["patients"] for line in lines}
     methods: dict[tuple[str, ...], dict[str, Line]] = {}
@@ -178,31 +178,31 @@ def comparison_table(lines: Sequence[Line], *, titled: bool) -> Table:
         if of_block != block:
             block = of_block
             rows.append(Row(heading=block))
-        rows.append(Row([Cell(model), *(comparison_cell(cells.get(cohort)) for cohort in patients)]))
+        rows.append(Row([Cell(model), *(_comparison_cell(cells.get(cohort)) for cohort in patients)]))
     titles = [f"{COHORT_TITLES.get(cohort, cohort)} (N = {count})" for cohort, count in patients.items()]
     columns = [Column("", words=True), *(Column(title, words=True) for title in titles)]
     return Table(columns, rows, target_title(lines[0]["target"]) if titled else "")
 
 
-def comparison_cell(line: Line | None) -> Cell:
+def _comparison_cell(line: Line | None) -> Cell:
     """Write one AUC with its interval and test."""
     if line is None or not line["auc"]:
         return Cell("", why="" if line is None else line["why"])
-    found = estimate_of(line)
+    found = _estimate_of(line)
     test = f"p {format_p_value(float(line['p_holm']))}" if line["p_holm"] else ""
     detail = ", ".join(part for part in (format_interval(found), test) if part)
-    mark = MARKS.get(line["rank"], "")
+    mark = _MARKS.get(line["rank"], "")
     picture = whisker(found.value, found.low, found.high, f"AUC {format_number(found.value)}")
     return Cell(format_number(found.value), detail, line["why"], mark, picture)
 
 
-def estimate_of(line: Line) -> Estimate:
+def _estimate_of(line: Line) -> Estimate:
     """Read an AUC of a line."""
     value, low, high = (float(line[name]) if line[name] else None for name in ("auc", "low", "high"))
     return Estimate(value, low, high, line["why"])
 
 
-def convergence_blocks(study: ReportedStudy) -> list[Block]:
+def _convergence_blocks(study: ReportedStudy) -> list[Block]:
     """Draw validation AUC and loss of all methods, and show what they cost."""
     by_method: dict[str, list[ReportedRun]] = {}
     for planned in study.planned:
@@ -210,10 +210,10 @@ def convergence_blocks(study: ReportedStudy) -> list[Block]:
             by_method.setdefault(planned.method.name, []).append(run)
     methods = [(name, runs[0].method, [run.history for run in runs]) for name, runs in by_method.items()]
     figures = methods_figures(methods)
-    return [*([figures] if figures.figures else []), *part_of(study.folder / "costs.md")]
+    return [*([figures] if figures.figures else []), *_part_of(study.folder / "costs.md")]
 
 
-def part_of(path: Path) -> list[Block]:
+def _part_of(path: Path) -> list[Block]:
     """Read a part of a study that was written as Markdown; nothing where it has none."""
     return blocks_of(path.read_text("utf-8", errors="replace")) if path.is_file() else []
 

@@ -51,27 +51,27 @@ def metric_blocks(result: SplitResult) -> list[Table | Note]:
         Cell("" if each is None or each.positives is None else f"{each.positives:,} of {each.units:,}")
         for each in counts
     ]
-    rows = [Row([Cell(f"positive {result.unit}s"), *cells]), *metric_rows(result, THRESHOLD_FREE)]
+    rows = [Row([Cell(f"positive {result.unit}s"), *cells]), *_metric_rows(result, THRESHOLD_FREE)]
     chosen = any(value is not None for value in [*result.youden.values(), *result.at_sensitivity.values()])
     if chosen:
         rows.append(Row(heading="At Youden's threshold, where sensitivity + specificity was highest on validation"))
-        rows += [threshold_row(result, result.youden), *metric_rows(result, BY_YOUDEN)]
+        rows += [_threshold_row(result, result.youden), *_metric_rows(result, BY_YOUDEN)]
         rows.append(
             Row(heading=f"At the threshold that had a sensitivity of {result.sensitivity:g} or more on validation")
         )
-        rows += [threshold_row(result, result.at_sensitivity), *metric_rows(result, BY_CHOSEN)]
+        rows += [_threshold_row(result, result.at_sensitivity), *_metric_rows(result, BY_CHOSEN)]
     where = f"Thresholds were chosen on {result.chosen_on}." if chosen else f"No threshold: {result.chosen_on}."
     several = len(result.columns) > 1
     columns = [Column("", words=True), *(Column(target_title(target) if several else "") for target in result.columns)]
     blocks: list[Table | Note] = [Table(columns, rows, notes=[where])]
     if result.baseline_measured:
-        blocks.append(baseline_table(result))
+        blocks.append(_baseline_table(result))
     if result.subgroups:
-        blocks.append(subgroup_table(result))
+        blocks.append(_subgroup_table(result))
     return blocks
 
 
-def metric_rows(result: SplitResult, metrics: Sequence[str]) -> list[Row]:
+def _metric_rows(result: SplitResult, metrics: Sequence[str]) -> list[Row]:
     """Write a line for each metric, a cell for each target."""
     rows = []
     for metric in metrics:
@@ -85,13 +85,13 @@ def metric_rows(result: SplitResult, metrics: Sequence[str]) -> list[Row]:
     return rows
 
 
-def threshold_row(result: SplitResult, thresholds: Mapping[str, float | None]) -> Row:
+def _threshold_row(result: SplitResult, thresholds: Mapping[str, float | None]) -> Row:
     """Write the thresholds themselves."""
     cells = [Cell("" if target == MACRO else format_number(thresholds.get(target))) for target in result.columns]
     return Row([Cell("threshold"), *cells])
 
 
-def baseline_table(result: SplitResult) -> Table:
+def _baseline_table(result: SplitResult) -> Table:
     """Put the model beside colours and tile count."""
     rows = []
     for metric in BESIDE:
@@ -104,21 +104,21 @@ def baseline_table(result: SplitResult) -> Table:
     return Table(columns, rows, "Beside colours and tile count", [note])
 
 
-def subgroup_table(result: SplitResult) -> Table:
+def _subgroup_table(result: SplitResult) -> Table:
     """Write a line for each subgroup and target."""
     rows = []
     for name, of_group in result.subgroups.items():
         for target in result.columns:
             if (auc := of_group.get((target, "auc"))) is None:
                 continue
-            cells = [subgroup_cell(of_group, target, metric) for metric in BESIDE]
+            cells = [_subgroup_cell(of_group, target, metric) for metric in BESIDE]
             positives = "" if auc.positives is None else f"{auc.positives:,}"
             rows.append(Row([Cell(name), Cell(target_title(target)), Cell(f"{auc.units:,}"), Cell(positives), *cells]))
     columns = [Column("", words=True), Column("target", words=True), Column(f"{result.unit}s"), Column("positive")]
     return Table([*columns, *(Column(NAMES[metric]) for metric in BESIDE)], rows, "Subgroups")
 
 
-def subgroup_cell(of_group: MetricsByTarget, target: str, metric: str) -> Cell:
+def _subgroup_cell(of_group: MetricsByTarget, target: str, metric: str) -> Cell:
     """Write one metric of a subgroup."""
     found = of_group.get((target, metric))
     return estimate_cell(None if found is None else found.estimate)

@@ -22,7 +22,7 @@ from tapfm.errors import CheckpointError, DiskFullError
 from tapfm.runtime.files import open_replacement
 
 DESCRIPTION = "tapfm"  # key of the JSON text in the header
-DTYPES = {
+_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -31,7 +31,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-SPARE_BYTES = 64 * 2**20  # left for tables and logs
+_SPARE_BYTES = 64 * 2**20  # left for tables and logs
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:
@@ -42,15 +42,15 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
 def check_space(folder: Path, wanted_bytes: int, what: str) -> None:
     """Refuse to begin what the disk has no room for."""
     free = shutil.disk_usage(folder).free
-    if free < wanted_bytes + SPARE_BYTES:
+    if free < wanted_bytes + _SPARE_BYTES:
         raise DiskFullError(
-            f"{what} and some room for tables: that is {gigabytes(wanted_bytes + SPARE_BYTES)}, and {folder} has "
-            f"{gigabytes(free)} left.",
+            f"{what} and some room for tables: that is {_gigabytes(wanted_bytes + _SPARE_BYTES)}, and {folder} has "
+            f"{_gigabytes(free)} left.",
             hint="Free some space, or give a folder on another disk with --out.",
         )
 
 
-def gigabytes(count: float) -> str:
+def _gigabytes(count: float) -> str:
     """Write a number of bytes for people."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
@@ -63,7 +63,7 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], description: Mapp
     offset = 0
     for name, tensor in tensors.items():
         header[name] = {
-            "dtype": DTYPES[tensor.dtype],
+            "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [offset, offset + tensor.nbytes],
         }
@@ -78,23 +78,23 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], description: Mapp
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a checkpoint of ours: its tensors and its description."""
-    with opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, description_of(file)  # noqa: SIM118 - no mapping
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, _description_of(file)  # noqa: SIM118 - no mapping
 
 
 def read_description(path: Path) -> dict[str, Any]:
     """Read what a checkpoint says of itself, without its tensors."""
-    with opened(path) as file:
-        return description_of(file)
+    with _opened(path) as file:
+        return _description_of(file)
 
 
-def description_of(file: Any) -> dict[str, Any]:
+def _description_of(file: Any) -> dict[str, Any]:
     """Read the JSON text of the header."""
     return dict(json.loads(file.metadata()[DESCRIPTION]))
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path) -> Iterator[Any]:
     """Open a checkpoint; whatever is wrong with it is told as one thing."""
     hint = "Copy the folder of the run again, or train anew."
     if not path.exists():

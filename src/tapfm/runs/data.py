@@ -18,8 +18,8 @@ from tapfm.runtime.messages import command
 from tapfm.slides.opening import files_of
 from tapfm.tiles.store import TileSet, find_tiles
 
-OWN_COLUMNS = ("mpp", "cohort", "split")  # that every cohort table may have
-SHOWN = 5  # slides named in a message
+_OWN_COLUMNS = ("mpp", "cohort", "split")  # that every cohort table may have
+_SHOWN = 5  # slides named in a message
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class RunSlide:
         if name == "mpp":
             known = self.row.mpp or (self.tiles.slide_mpp if self.tiles is not None else None)
             return "" if known is None else f"{known:.2f}"  # scanners differ in the third digit
-        if name in OWN_COLUMNS:
+        if name in _OWN_COLUMNS:
             return str(getattr(self.row, name) or "")
-        columns = [*OWN_COLUMNS, *self.row.labels]
+        columns = [*_OWN_COLUMNS, *self.row.labels]
         raise UnknownNameError.of("column", name, columns, see=", ".join(columns))
 
 
@@ -107,7 +107,7 @@ class RunData:
 
 def read_data(config: RunConfig) -> RunData:
     """Read and check everything that can be checked without opening a slide."""
-    cohort = read_table(config)
+    cohort = _read_table(config)
     targets = tuple(config.task.targets)
     labels = read_labels(cohort, targets)
     splits = split_of_rows(cohort, config.cohort.fold)
@@ -117,7 +117,7 @@ def read_data(config: RunConfig) -> RunData:
     rows = [row for row in cohort.rows if row.slide_id in splits]
     labelled = [row for row in rows if any(label is not None for label in of_row[row.slide_id].values())]
     unlabelled = {row.slide_id for row in rows} - {row.slide_id for row in labelled}
-    find = features_of if config.adaptation.method == "fixed" else tiles_of
+    find = _features_of if config.adaptation.method == "fixed" else _tiles_of
     slides, failed = [], {}
     for row in labelled:
         try:
@@ -127,12 +127,12 @@ def read_data(config: RunConfig) -> RunData:
         else:
             slides.append(RunSlide(row, splits[row.slide_id], of_row[row.slide_id], tiles, features))
     data = RunData(tuple(slides), targets, tuple(sorted(unlabelled)), failed)
-    refuse_too_many_without_tiles(config, data)
-    refuse_one_class(config, data, column)
+    _refuse_too_many_without_tiles(config, data)
+    _refuse_one_class(config, data, column)
     return data
 
 
-def read_table(config: RunConfig) -> Cohort:
+def _read_table(config: RunConfig) -> Cohort:
     """Read the cohort; advice about options is put as RUN.toml has it."""
     try:
         return read_cohort(config.cohort.table, config.cohort.slides, must_exist=config.adaptation.method != "fixed")
@@ -141,13 +141,13 @@ def read_table(config: RunConfig) -> Cohort:
         raise CohortError(error.message, hint=hint) from error
 
 
-def tiles_of(config: RunConfig, row: SlideRow) -> tuple[TileSet, None]:
+def _tiles_of(config: RunConfig, row: SlideRow) -> tuple[TileSet, None]:
     """Find the tiles of a slide, in whichever layout."""
     assert config.tiles.folder is not None
     return find_tiles(config.tiles.folder, row.slide_id), None
 
 
-def features_of(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]:
+def _features_of(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]:
     """Find the stored features of a slide."""
     assert config.tiles.features is not None
     path = feature_file(config.tiles.features, row.slide_id)
@@ -156,29 +156,29 @@ def features_of(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]
     return None, StoredFeatures(path, read_feature_facts(path))
 
 
-def refuse_too_many_without_tiles(config: RunConfig, data: RunData) -> None:
+def _refuse_too_many_without_tiles(config: RunConfig, data: RunData) -> None:
     """Stop before any work when more slides lack tiles than may fail."""
     if len(data.failed) <= config.machine.allow_failures and data.slides:
         return
     fixed = config.adaptation.method == "fixed"
     what, folder = ("features", config.tiles.features) if fixed else ("tiles", config.tiles.folder)
     of_slides = len(data.failed) + len(data.slides)
-    listed = [f"{slide_id}: {reason}" for slide_id, reason in list(data.failed.items())[:SHOWN]]
-    if len(data.failed) > SHOWN:
-        listed.append(f"... and {len(data.failed) - SHOWN:,} more")
-    hint = f"Make them: {making_of(config)}"
+    listed = [f"{slide_id}: {reason}" for slide_id, reason in list(data.failed.items())[:_SHOWN]]
+    if len(data.failed) > _SHOWN:
+        listed.append(f"... and {len(data.failed) - _SHOWN:,} more")
+    hint = f"Make them: {_making_of(config)}"
     if data.slides:
         hint += f"\nOr go on without them: --allow-failures {len(data.failed)}"
     else:
         listed = [f"{folder} is no folder of {what} of this cohort"]
         setting = "tiles.features" if fixed else "tiles.folder"
-        hint = f"Say which one is: --set {setting}=DIR\nOr make them: {making_of(config)}"
+        hint = f"Say which one is: --set {setting}=DIR\nOr make them: {_making_of(config)}"
     raise CohortError(
         f"{len(data.failed):,} of {of_slides:,} slides have no {what}:\n  " + "\n  ".join(listed), hint=hint
     )
 
 
-def making_of(config: RunConfig) -> str:
+def _making_of(config: RunConfig) -> str:
     """Say what to type for what is missing."""
     table = config.cohort.table
     if config.adaptation.method == "fixed":
@@ -186,14 +186,14 @@ def making_of(config: RunConfig) -> str:
     return command("tile", table, "--out", config.tiles.folder or "tiles")
 
 
-def refuse_one_class(config: RunConfig, data: RunData, column: str) -> None:
+def _refuse_one_class(config: RunConfig, data: RunData, column: str) -> None:
     """Check again what can be learnt, now that slides without tiles are out."""
     for target, labels in data.training_labels().items():
         if not {0, 1} <= set(labels):
             raise LabelError(
                 f"Without the slides that have no tiles, the training split (column {column}) does not have both "
                 f"classes of {target}.",
-                hint=f"Make their tiles: {making_of(config)}",
+                hint=f"Make their tiles: {_making_of(config)}",
             )
 
 
@@ -211,9 +211,9 @@ def describe_changes(before: Sequence[Mapping[str, str]], data: RunData) -> list
     new = {row[0]: dict(zip(data.columns, row, strict=True)) for row in data.rows()}
     lines = []
     if gone := [slide_id for slide_id in old if slide_id not in new]:
-        lines.append(f"{len(gone):,} slides are gone: {some(gone)}")
+        lines.append(f"{len(gone):,} slides are gone: {_some(gone)}")
     if added := [slide_id for slide_id in new if slide_id not in old]:
-        lines.append(f"{len(added):,} slides are new: {some(added)}")
+        lines.append(f"{len(added):,} slides are new: {_some(added)}")
     for slide_id in [slide_id for slide_id in old if slide_id in new]:
         for name in dict.fromkeys([*old[slide_id], *new[slide_id]]):
             was, is_now = old[slide_id].get(name), new[slide_id].get(name)
@@ -223,9 +223,9 @@ def describe_changes(before: Sequence[Mapping[str, str]], data: RunData) -> list
     return lines
 
 
-def some(names: Sequence[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     """List the first few of many names."""
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 def count_by_split(data: RunData) -> list[tuple[str, int, int, dict[str, tuple[int, int]]]]:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from tapfm.runs.saved_model import SavedModel
 
-ENSEMBLE = "ensemble.json"
-EXPORTED = "tapfm.json"  # marks an export, as config.toml marks a run
+_ENSEMBLE = "ensemble.json"
+_EXPORTED = "tapfm.json"  # marks an export, as config.toml marks a run
 EnsembleKind = Literal["folds", "seeds"]
-HINT = 'It holds {"kind": "folds" or "seeds", "members": [folders of runs or exports, relative to it]}.'
+_HINT = 'It holds {"kind": "folds" or "seeds", "members": [folders of runs or exports, relative to it]}.'
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class _Ensemble:
     """Folders of the members, and how they differ."""
 
     members: tuple[Path, ...]
@@ -34,50 +34,52 @@ class Ensemble:
 def write_ensemble(folder: Path, members: Sequence[Path], kind: EnsembleKind) -> None:
     """Write ensemble.json; members are named relative to it, so that all of it can be moved together."""
     if not members:
-        raise RunError(f"{folder} would be an ensemble of nothing.", hint=HINT)
+        raise RunError(f"{folder} would be an ensemble of nothing.", hint=_HINT)
     names = [Path(os.path.relpath(member.absolute(), folder.absolute())).as_posix() for member in members]
     text = json.dumps({"kind": kind, "members": names}, indent=2)
-    write_atomically(folder / ENSEMBLE, f"{text}\n".encode())
+    write_atomically(folder / _ENSEMBLE, f"{text}\n".encode())
 
 
 def read_ensemble(folder: Path) -> list[Path]:
     """List the folders of the members."""
-    return list(ensemble_of(folder).members)
+    return list(_ensemble_of(folder).members)
 
 
-def ensemble_of(folder: Path) -> Ensemble:
+def _ensemble_of(folder: Path) -> _Ensemble:
     """Read ensemble.json, and look whether its members are there."""
-    path = folder / ENSEMBLE
+    path = folder / _ENSEMBLE
     try:
         written = json.loads(path.read_text("utf-8"))
         kind, names = written["kind"], written["members"]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{path} cannot be read ({error}).", hint=HINT) from error
+        raise RunError(f"{path} cannot be read ({error}).", hint=_HINT) from error
     if (
         kind not in get_args(EnsembleKind)
         or not isinstance(names, list)
         or not all(isinstance(each, str) for each in names)
     ):
-        raise RunError(f"{path} is no ensemble: its kind is {kind!r}.", hint=HINT)
+        raise RunError(f"{path} is no ensemble: its kind is {kind!r}.", hint=_HINT)
     if not names:
-        raise RunError(f"{path} names no members.", hint=HINT)
+        raise RunError(f"{path} names no members.", hint=_HINT)
     members = tuple(folder / name for name in names)
     if missing := [str(member) for member in members if not is_run(member) and not is_export(member)]:
         raise RunError(
             f"{path} names folders that are neither runs nor exports:\n  " + "\n  ".join(missing),
             hint="Paths in it start at its own folder: move the members along with it.",
         )
-    return Ensemble(members, kind)
+    return _Ensemble(members, kind)
 
 
 def member_folders(path: Path) -> tuple[tuple[Path, ...], EnsembleKind | None]:
     """List the members of an ensemble and its kind; a run, or an export, is one by itself."""
-    if (path / ENSEMBLE).is_file():
-        ensemble = ensemble_of(path)
+    if (path / _ENSEMBLE).is_file():
+        ensemble = _ensemble_of(path)
         return ensemble.members, ensemble.kind
     if is_run(path) or is_export(path):
         return (path,), None
-    missing = "there is no such folder" if not path.exists() else f"no config.toml, no {EXPORTED}, no {ENSEMBLE} in it"
+    missing = (
+        "there is no such folder" if not path.exists() else f"no config.toml, no {_EXPORTED}, no {_ENSEMBLE} in it"
+    )
     raise RunError(
         f"{path} is no run, no export and no ensemble: {missing}.",
         hint="Runs are what tapfm train writes to --out, exports what tapfm export does.",
@@ -91,7 +93,7 @@ def is_run(path: Path) -> bool:
 
 def is_export(path: Path) -> bool:
     """Say whether a folder holds an exported model."""
-    return (path / EXPORTED).is_file()
+    return (path / _EXPORTED).is_file()
 
 
 def load_members(path: Path, device: torch.device | None = None) -> list[SavedModel]:

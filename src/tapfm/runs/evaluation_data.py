@@ -16,7 +16,7 @@ from tapfm.runs.model_folder import ModelFolder, ModelMember
 from tapfm.runtime.messages import command, counted
 from tapfm.tiles.store import TileSet, find_tiles
 
-SHOWN = 10  # slides, or patients, named in a message
+_SHOWN = 10  # slides, or patients, named in a message
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ def read_slides(evaluated: ModelFolder, choice: EvaluationChoice) -> EvaluatedSl
     if split not in (None, ALL):
         split = canonical_split(split)
     own = choice.cohort is None
-    table, slides_folder, tiles, features = sources_of(evaluated, choice)
+    table, slides_folder, tiles, features = _sources_of(evaluated, choice)
     cohort = read_cohort(table, slides_folder, must_exist=False)  # a slide that is gone costs that slide
     absent = () if own else tuple(each for each in evaluated.targets if each not in cohort.label_names)
     if len(absent) == len(evaluated.targets):
         read_labels(cohort, absent)  # says which columns there are
     labels = read_labels(cohort, [target for target in evaluated.targets if target not in absent])
-    splits = splits_of(evaluated, cohort, split or TEST) if own else splits_of_another(cohort, split)
+    splits = _splits_of(evaluated, cohort, split or TEST) if own else _splits_of_another(cohort, split)
     chosen, without_label, failed = [], [], {}
     for i, row in enumerate(cohort.rows):
         if row.slide_id not in splits:
@@ -76,19 +76,19 @@ def read_slides(evaluated: ModelFolder, choice: EvaluationChoice) -> EvaluatedSl
             without_label.append(row.slide_id)
             continue
         try:
-            slide = RunSlide(row, splits[row.slide_id], known, *inputs_of(row, tiles, features))
+            slide = RunSlide(row, splits[row.slide_id], known, *_inputs_of(row, tiles, features))
         except TapfmError as error:
             failed[row.slide_id] = error.message
         else:
             chosen.append(slide)
-    refuse_none(cohort, chosen, failed, tiles, features, split)
+    _refuse_none(cohort, chosen, failed, tiles, features, split)
     if features is None:
-        refuse_no_files(cohort, [slide.row for slide in chosen])
+        _refuse_no_files(cohort, [slide.row for slide in chosen])
     if own:
-        refuse_changed(evaluated, chosen)
-    notes = refuse_overlap(evaluated, chosen, own=own, allow=choice.allow_overlap)
+        _refuse_changed(evaluated, chosen)
+    notes = _refuse_overlap(evaluated, chosen, own=own, allow=choice.allow_overlap)
     if own and (split or TEST) != TEST:
-        notes.insert(0, not_held_out(split or TEST))
+        notes.insert(0, _not_held_out(split or TEST))
     return EvaluatedSlides(
         tuple(chosen),
         table,
@@ -103,14 +103,14 @@ def read_slides(evaluated: ModelFolder, choice: EvaluationChoice) -> EvaluatedSl
     )
 
 
-def not_held_out(split: str) -> str:
+def _not_held_out(split: str) -> str:
     """Warn of figures on slides that were learnt from."""
     seen = {TRAIN: "learnt from these slides", VALIDATION: "was chosen by these slides"}
     how = seen.get(split, "learnt from some of these slides")
     return f"NOT HELD OUT: the model {how}, so these figures do not say how well it does on others."
 
 
-def sources_of(evaluated: ModelFolder, choice: EvaluationChoice) -> tuple[Path, Path | None, Path | None, Path | None]:
+def _sources_of(evaluated: ModelFolder, choice: EvaluationChoice) -> tuple[Path, Path | None, Path | None, Path | None]:
     """Say where table, slides, tiles and features are; features are only taken by models whose encoder is fixed."""
     config = evaluated.config
     if choice.features is not None and evaluated.adapted:
@@ -143,7 +143,7 @@ def sources_of(evaluated: ModelFolder, choice: EvaluationChoice) -> tuple[Path, 
     return config.cohort.table, choice.slides or config.cohort.slides, tiles, choice.features or stored
 
 
-def splits_of(evaluated: ModelFolder, cohort: Cohort, split: str) -> dict[str, str]:
+def _splits_of(evaluated: ModelFolder, cohort: Cohort, split: str) -> dict[str, str]:
     """Take the slides of a split of the run's own cohort."""
     config = evaluated.config
     assert config is not None
@@ -151,7 +151,7 @@ def splits_of(evaluated: ModelFolder, cohort: Cohort, split: str) -> dict[str, s
     return {slide_id: each for slide_id, each in splits.items() if split in (ALL, each)}
 
 
-def splits_of_another(cohort: Cohort, split: str | None) -> dict[str, str]:
+def _splits_of_another(cohort: Cohort, split: str | None) -> dict[str, str]:
     """Take all slides of another cohort, or those of a split that it has."""
     if split is None or split == ALL:
         return {row.slide_id: row.split or "" for row in cohort.rows}
@@ -160,7 +160,9 @@ def splits_of_another(cohort: Cohort, split: str | None) -> dict[str, str]:
     return {row.slide_id: split for row in cohort.rows if row.split and canonical_split(row.split) == split}
 
 
-def inputs_of(row: SlideRow, tiles: Path | None, features: Path | None) -> tuple[TileSet | None, StoredFeatures | None]:
+def _inputs_of(
+    row: SlideRow, tiles: Path | None, features: Path | None
+) -> tuple[TileSet | None, StoredFeatures | None]:
     """Find the features of a slide, or its tiles."""
     if features is None:
         assert tiles is not None
@@ -171,7 +173,7 @@ def inputs_of(row: SlideRow, tiles: Path | None, features: Path | None) -> tuple
     return None, StoredFeatures(path, read_feature_facts(path))
 
 
-def refuse_none(
+def _refuse_none(
     cohort: Cohort,
     chosen: Sequence[RunSlide],
     failed: Mapping[str, str],
@@ -199,7 +201,7 @@ def refuse_none(
     raise CohortError(f"{source} has no labelled slide{of_split}.", hint=hint)
 
 
-def refuse_no_files(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
+def _refuse_no_files(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
     """Refuse a cohort none of whose slides is where the table says."""
     if not any(row.path.exists() for row in rows):
         raise CohortError(
@@ -208,23 +210,23 @@ def refuse_no_files(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
         )
 
 
-def refuse_changed(evaluated: ModelFolder, slides: Sequence[RunSlide]) -> None:
+def _refuse_changed(evaluated: ModelFolder, slides: Sequence[RunSlide]) -> None:
     """Refuse slides whose split, labels or tiles are not those of the run any more."""
     lines = []
     for member in evaluated.members:
         recorded = {row["slide_id"]: row for row in member.slides()}
         for slide in slides:
             if (row := recorded.get(slide.row.slide_id)) is not None:
-                lines += [f"{slide.row.slide_id}: {each}" for each in changes_of(slide, row, member)]
+                lines += [f"{slide.row.slide_id}: {each}" for each in _changes_of(slide, row, member)]
     if lines:
-        shown = lines[:SHOWN] + ([f"... and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else [])
+        shown = lines[:_SHOWN] + ([f"... and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else [])
         raise RunError(
             f"The cohort is not what {evaluated.path} was trained on any more:\n  " + "\n  ".join(shown),
             hint="Put it back as it was. To evaluate it as another cohort: --cohort COHORT.csv --tiles DIR",
         )
 
 
-def changes_of(slide: RunSlide, row: Mapping[str, str], member: ModelMember) -> list[str]:
+def _changes_of(slide: RunSlide, row: Mapping[str, str], member: ModelMember) -> list[str]:
     """Say how a slide differs from what the run noted of it."""
     found = []
     if row["split"] != slide.split:
@@ -240,7 +242,7 @@ def changes_of(slide: RunSlide, row: Mapping[str, str], member: ModelMember) -> 
     return found
 
 
-def refuse_overlap(evaluated: ModelFolder, slides: Sequence[RunSlide], *, own: bool, allow: bool) -> list[str]:
+def _refuse_overlap(evaluated: ModelFolder, slides: Sequence[RunSlide], *, own: bool, allow: bool) -> list[str]:
     """Refuse patients that were learnt from; gives what is to be said where that is allowed or cannot be known."""
     learnt = evaluated.learnt_from()
     unknown = any(member.config is None for member in evaluated.members)
@@ -258,7 +260,7 @@ def refuse_overlap(evaluated: ModelFolder, slides: Sequence[RunSlide], *, own: b
     if not allow:
         raise CohortError(
             f"{evaluated.path} has seen {counted(len(shared), 'patient')} of this cohort in training or validation: "
-            f"{list_some(named, SHOWN)}.",
+            f"{list_some(named, _SHOWN)}.",
             hint="Figures on them would flatter it. If these are other people with the same ids: --allow-overlap",
         )
     return [*notes, f"OVERLAP allowed: {counted(len(shared), 'patient')} were in training or validation too."]
@@ -294,7 +296,7 @@ def with_any_tiles(slide: RunSlide, tiles: Path | None, features: Path | None) -
             if kind == "tiles":
                 found = replace(found, tiles=find_tiles(folder, slide.row.slide_id))
             else:
-                found = replace(found, features=inputs_of(slide.row, None, folder)[1])
+                found = replace(found, features=_inputs_of(slide.row, None, folder)[1])
         except TapfmError:
             continue
     return found

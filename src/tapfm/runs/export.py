@@ -36,7 +36,7 @@ from tapfm.runtime.output_folder import locked, refuse_other_files, remove_unfin
 from tapfm.runtime.seeding import rng_for
 from tapfm.version import __version__
 
-TILES = 4  # of the slide that the check uses
+_TILES = 4  # of the slide that the check uses
 
 
 def export_run(
@@ -142,10 +142,10 @@ def _final_scores(run_folder: RunFolder) -> Mapping[str, AucScores]:
 def _check_export(saved: SavedModel, out: Path) -> None:
     """Load the folder as users will, and compare its logits of a slide of noise with those of the run's model."""
     model, noise = saved.model, rng_for("export")
-    places = torch.arange(float(TILES))[:, None].expand(-1, 2)  # one beside the other
+    places = torch.arange(float(_TILES))[:, None].expand(-1, 2)  # one beside the other
     if model.encoder is None:
         feature_size = saved.description["aggregator"]["feature_size"]
-        features, attention = noise.normal(size=(TILES, feature_size)), noise.random(TILES)
+        features, attention = noise.normal(size=(_TILES, feature_size)), noise.random(_TILES)
         encoded = EncodedTiles(
             torch.tensor(features, dtype=torch.float32), torch.tensor(attention, dtype=torch.float32)
         )
@@ -154,7 +154,7 @@ def _check_export(saved: SavedModel, out: Path) -> None:
     else:
         check_timm_folder(out, model.encoder)
         side = model.encoder.tile_px
-        tiles = torch.from_numpy(noise.integers(0, 256, (TILES, 3, side, side), "uint8"))
+        tiles = torch.from_numpy(noise.integers(0, 256, (_TILES, 3, side, side), "uint8"))
         again = load_export(out).model
         ours, theirs = (logits_of_tiles(each, tiles, places) for each in (model, again))
     if not torch.allclose(ours, theirs, atol=1e-5):

@@ -38,7 +38,7 @@ from tapfm.runtime.files import fingerprint, write_atomically
 from tapfm.tiles.reading import SkippedTiles
 from tapfm.version import __version__
 
-SHOWN = 10  # differences named
+_SHOWN = 10  # differences named
 
 
 class TrainingState(Protocol):
@@ -109,7 +109,7 @@ class RunFolder:
         lines = changed_settings(self.settings(), config.as_tables())
         lines += describe_changes(self.slides(), data)
         if lines:
-            shown = lines[:SHOWN] + ([f"... and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else [])
+            shown = lines[:_SHOWN] + ([f"... and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else [])
             raise RunError(
                 f"{self.folder} was begun with something else:\n  " + "\n  ".join(shown),
                 hint=f"Go on with what it was begun with: {go_on}\nOr begin anew with another --out.",

@@ -9,10 +9,10 @@ from tapfm.encoders.card import EncoderCard
 from tapfm.errors import InputError, TapfmError
 from tapfm.runtime.files import UNFINISHED
 
-FLAG = "--despite-no-derivatives"
-LOG_IN = "Log in with a token that may write: hf auth login (or set HF_TOKEN)."
-NEEDED = ("config.json", "model.safetensors")
-NOT_PUSHED = [".*", "*/.*", f"*{UNFINISHED}"]
+_FLAG = "--despite-no-derivatives"
+_LOG_IN = "Log in with a token that may write: hf auth login (or set HF_TOKEN)."
+_NEEDED = ("config.json", "model.safetensors")
+_NOT_PUSHED = [".*", "*/.*", f"*{UNFINISHED}"]
 
 
 def push_folder(
@@ -21,7 +21,7 @@ def push_folder(
     """Make the repository, if it is not there, upload the folder to it, and return its address."""
     refuse_bad_repository(repository)
     refuse_no_derivatives(card, despite_no_derivatives=despite_no_derivatives)
-    missing = [name for name in NEEDED if not (folder / name).is_file()]
+    missing = [name for name in _NEEDED if not (folder / name).is_file()]
     if missing:
         raise InputError(
             f"{folder} is not an exported encoder: it has no {' and no '.join(missing)}.",
@@ -42,12 +42,12 @@ def push_folder(
             repo_id=repository,
             folder_path=folder,
             commit_message=f"{card.name}, adapted with tapfm",
-            ignore_patterns=NOT_PUSHED,
+            ignore_patterns=_NOT_PUSHED,
         )
     except TapfmError:
         raise
     except Exception as error:  # its client has errors of two HTTP libraries, by version
-        raise refused(repository, error) from error
+        raise _refused(repository, error) from error
     return address
 
 
@@ -56,7 +56,7 @@ def refuse_without_token() -> None:
     from huggingface_hub import get_token
 
     if get_token() is None:
-        raise InputError("Nobody is logged in to the hub on this machine.", hint=LOG_IN)
+        raise InputError("Nobody is logged in to the hub on this machine.", hint=_LOG_IN)
 
 
 def refuse_bad_repository(repository: str) -> None:
@@ -80,11 +80,11 @@ def refuse_no_derivatives(card: EncoderCard, *, despite_no_derivatives: bool) ->
     if forbids_derivatives(card.licence) and not despite_no_derivatives:
         raise InputError(
             f"The licence of {card.name} ({card.licence}) does not let you share adapted versions of it.",
-            hint=f"Keep the folder to yourself; or, if its owners have allowed it: {FLAG}",
+            hint=f"Keep the folder to yourself; or, if its owners have allowed it: {_FLAG}",
         )
 
 
-def refused(repository: str, error: Exception) -> InputError:
+def _refused(repository: str, error: Exception) -> InputError:
     """Say why the hub, or the way to it, did not take the folder."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__) is not None:
@@ -93,11 +93,11 @@ def refused(repository: str, error: Exception) -> InputError:
     status = next((answer.status_code for answer in answers if answer is not None), None)
     owner = repository.partition("/")[0]
     if status == 401:
-        return InputError("The hub does not know the token of this machine.", hint=LOG_IN)
+        return InputError("The hub does not know the token of this machine.", hint=_LOG_IN)
     if status in (403, 404):
         return InputError(
             f"The hub does not let you write to {repository}.",
-            hint=f"Is {owner} you, or an organisation whose models you may write? {LOG_IN}",
+            hint=f"Is {owner} you, or an organisation whose models you may write? {_LOG_IN}",
         )
     reason = (str(causes[-1]) or type(causes[-1]).__name__).splitlines()[0]
     if status is None:

@@ -12,7 +12,7 @@ from tapfm.runs.folder import RunFolder
 from tapfm.runs.hub import forbids_derivatives
 from tapfm.runs.saved_model import SavedModel
 
-KNOWN_TO_THE_HUB = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-4.0")
+_KNOWN_TO_THE_HUB = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-4.0")
 
 
 def model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, AucScores]) -> str:
@@ -24,27 +24,27 @@ def model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, Au
     lines = [
         "---",
         *(["library_name: timm"] if adapted else []),
-        *licence_keys(card.licence),
+        *_licence_keys(card.licence),
         *([f"base_model: {card.repository}"] if card.repository else []),
         "tags: [pathology, whole-slide-image, tapfm]",
         "---",
         "",
         f"# {title}",
         "",
-        made_line(saved),
+        _made_line(saved),
         "",
-        *(use_lines(saved) if adapted else use_of_features(saved)),
+        *(_use_lines(saved) if adapted else _use_of_features(saved)),
         "## Data",
         "",
-        *data_lines(run_folder, facts["targets"]),
+        *_data_lines(run_folder, facts["targets"]),
         "",
         "## Figures",
         "",
-        *figure_lines(result),
+        *_figure_lines(result),
         "",
         "## Licence",
         "",
-        *licence_lines(saved),
+        *_licence_lines(saved),
         "",
         "## Limits",
         "",
@@ -55,14 +55,14 @@ def model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, Au
     return "\n".join(lines)
 
 
-def licence_keys(licence: str) -> list[str]:
+def _licence_keys(licence: str) -> list[str]:
     """Name the licence as the hub does, or make an identifier of its name, which YAML could misread as it is."""
-    if licence.lower() in KNOWN_TO_THE_HUB:
+    if licence.lower() in _KNOWN_TO_THE_HUB:
         return [f"license: {licence.lower()}"]
     return ["license: other", f"license_name: {re.sub('[^a-z0-9.]+', '-', licence.lower()).strip('-')}"]
 
 
-def made_line(saved: SavedModel) -> str:
+def _made_line(saved: SavedModel) -> str:
     """Say how it was made."""
     facts, name = saved.description, saved.card.name
     aggregator = f"aggregator `{facts['aggregator']['name']}`"
@@ -81,7 +81,7 @@ def made_line(saved: SavedModel) -> str:
     )
 
 
-def licence_lines(saved: SavedModel) -> list[str]:
+def _licence_lines(saved: SavedModel) -> list[str]:
     """Say under which licence the base model is."""
     card = saved.card
     page = f" ([its page]({card.page}))" if card.page else ""
@@ -91,7 +91,7 @@ def licence_lines(saved: SavedModel) -> list[str]:
     return lines
 
 
-def use_lines(saved: SavedModel) -> list[str]:
+def _use_lines(saved: SavedModel) -> list[str]:
     """Show how to load the encoder."""
     card = saved.card
     arguments = f", {needed}" if (needed := timm_arguments(card)) else ""
@@ -113,7 +113,7 @@ def use_lines(saved: SavedModel) -> list[str]:
     ]
 
 
-def use_of_features(saved: SavedModel) -> list[str]:
+def _use_of_features(saved: SavedModel) -> list[str]:
     """Show how to use an aggregator without an encoder of its own."""
     size = saved.description["aggregator"]["feature_size"]
     return [
@@ -129,7 +129,7 @@ def use_of_features(saved: SavedModel) -> list[str]:
     ]
 
 
-def data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
+def _data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
     """Count slides, patients and labels by split."""
     rows = run_folder.slides()
     lines = [
@@ -147,7 +147,7 @@ def data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
     return lines
 
 
-def figure_lines(result: Mapping[str, AucScores]) -> list[str]:
+def _figure_lines(result: Mapping[str, AucScores]) -> list[str]:
     """Write AUCs by split, or why there are none."""
     if not result:
         return ["None: the run was not finished when this was exported, or no slide was held out."]

@@ -84,13 +84,13 @@ class ModelFolder:
 def open_model_folder(path: Path) -> ModelFolder:
     """Say what a folder holds; what cannot be evaluated is refused."""
     folders, ensemble = member_folders(path)
-    members = [look_at_export(folder) if is_export(folder) else look_at_run(folder) for folder in folders]
+    members = [_look_at_export(folder) if is_export(folder) else _look_at_run(folder) for folder in folders]
     refuse_other_targets(path, folders, [member.targets for member in members])
     kind = f"ensemble of {ensemble}" if ensemble else "export" if is_export(path) else "run"
     return ModelFolder(path, kind, tuple(members), ensemble)
 
 
-def look_at_run(folder: Path) -> ModelMember:
+def _look_at_run(folder: Path) -> ModelMember:
     """Look at a run, which must have a best epoch."""
     run_folder, config = RunFolder(folder), load_config(folder / "config.toml")
     if not run_folder.best.exists():
@@ -117,7 +117,7 @@ def is_finished(member: ModelMember) -> bool:
     return member.config is None or not run_folder.last.exists() or run_folder.finished()
 
 
-def look_at_export(folder: Path) -> ModelMember:
+def _look_at_export(folder: Path) -> ModelMember:
     """Look at an exported folder."""
     description = description_of(folder)
     try:

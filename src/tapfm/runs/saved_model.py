@@ -87,8 +87,8 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
     encoder = None
     if config.adaptation.method != "fixed":
         encoder, provenance = load_trainable_encoder(config, device)
-        refuse_other_base(run_folder, provenance.sha256, config)
-    model = SlideModel(encoder, build(description, device), build_task(labels))
+        _refuse_other_base(run_folder, provenance.sha256, config)
+    model = SlideModel(encoder, _build(description, device), build_task(labels))
     load_parameters(model.trained_parameters(), tensors)
     if encoder is not None:
         merge_adapters(encoder)
@@ -132,13 +132,13 @@ def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
 
 def load_aggregator(folder: Path, description: dict[str, Any], device: torch.device) -> torch.nn.Module:
     """Load the aggregator of an exported folder."""
-    aggregator = build(description, device)
+    aggregator = _build(description, device)
     tensors, _ = load_checkpoint(folder / AGGREGATOR)
     load_parameters({f"aggregator/{name}": each for name, each in aggregator.named_parameters()}, tensors)
     return aggregator
 
 
-def build(description: dict[str, Any], device: torch.device) -> torch.nn.Module:
+def _build(description: dict[str, Any], device: torch.device) -> torch.nn.Module:
     """Build the aggregator that a description names."""
     facts = description["aggregator"]
     return build_aggregator(
@@ -180,7 +180,7 @@ def training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str, list[
     return {target: [int(row[target]) if row[target] else None for row in rows] for target in config.task.targets}
 
 
-def refuse_other_base(run_folder: RunFolder, sha256: str, config: RunConfig) -> None:
+def _refuse_other_base(run_folder: RunFolder, sha256: str, config: RunConfig) -> None:
     """Refuse weights that are not those the run began with, where the checkpoint holds only a part."""
     began_with = run_folder.environments()[0]["weights_sha256"]
     if config.adaptation.scope != "full" and sha256 != began_with:

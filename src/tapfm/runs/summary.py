@@ -21,19 +21,19 @@ def write_summary(
     lines = [
         f"# {', '.join(data.targets)}: {config.encoder.name}, {config.adaptation.method}, {config.aggregator.name}",
         "",
-        *outcome_lines(config, progress, result),
+        *_outcome_lines(config, progress, result),
         "",
         "![loss and AUC by epoch](curves.png)",
         "",
         "## Slides",
         "",
-        *split_lines(data, progress),
+        *_split_lines(data, progress),
         "",
         "## Training",
         "",
-        *training_lines(config, progress),
+        *_training_lines(config, progress),
         "",
-        *failure_lines(progress),
+        *_failure_lines(progress),
         "## Files",
         "",
         "`config.toml` every setting, `environment.json` versions and machine, `split.csv` slides and labels, "
@@ -47,11 +47,11 @@ def write_summary(
     write_atomically(run_folder.folder / "summary.md", "\n".join(lines).encode())
 
 
-def outcome_lines(config: RunConfig, progress: RunProgress, result: Mapping[str, AucScores]) -> list[str]:
+def _outcome_lines(config: RunConfig, progress: RunProgress, result: Mapping[str, AucScores]) -> list[str]:
     """Say which epoch was kept and what it is worth."""
     kept = f"Epoch {(progress.best_epoch or 0) + 1} of {len(progress.history)} was kept"
     lines = [
-        f"{kept}, by {rule(config, progress)}. Figures are of that epoch, on all tiles of each slide.",
+        f"{kept}, by {_rule(config, progress)}. Figures are of that epoch, on all tiles of each slide.",
         "",
         f"| split | {config.selection.unit}s | "
         + " | ".join(f"AUC {target}" for target in config.task.targets)
@@ -60,26 +60,26 @@ def outcome_lines(config: RunConfig, progress: RunProgress, result: Mapping[str,
     ]
     reasons = []
     for split, of_split in result.items():
-        cells = [number(of_split.auc[target]) for target in config.task.targets]
+        cells = [_number(of_split.auc[target]) for target in config.task.targets]
         if len(config.task.targets) > 1:
-            cells.append(number(of_split.macro))
+            cells.append(_number(of_split.macro))
         lines.append(f"| {split} | {of_split.count:,} | " + " | ".join(cells) + " |")
         reasons += [f"No AUC of {target} on {split}: {why}." for target, why in of_split.why_undefined.items()]
     note = "No interval is given here: with few slides an AUC is uncertain by 0.1 and more."
     return [*lines, "", *reasons, note]
 
 
-def rule(config: RunConfig, progress: RunProgress) -> str:
+def _rule(config: RunConfig, progress: RunProgress) -> str:
     """Say what the epoch was chosen by."""
     row = progress.history[progress.best_epoch or 0]
     if progress.selected_by == "auc":
         tiles = config.selection.validation_tiles
         on = "all tiles" if tiles == "all" else f"{tiles:,} tiles of each slide"
-        return f"validation AUC ({number(row['val_macro_auc'])} on {on})"
+        return f"validation AUC ({_number(row['val_macro_auc'])} on {on})"
     return "validation loss, as there is no validation AUC" if progress.selected_by == "loss" else "being the last one"
 
 
-def split_lines(data: RunData, progress: RunProgress) -> list[str]:
+def _split_lines(data: RunData, progress: RunProgress) -> list[str]:
     """Count slides by split."""
     lines = [
         "| split | patients | slides | " + " | ".join(f"{target} positive" for target in data.targets) + " |",
@@ -95,7 +95,7 @@ def split_lines(data: RunData, progress: RunProgress) -> list[str]:
     return lines
 
 
-def training_lines(config: RunConfig, progress: RunProgress) -> list[str]:
+def _training_lines(config: RunConfig, progress: RunProgress) -> list[str]:
     """Say how long it took, and what it took."""
     history = progress.history
     seconds = sum(row["seconds"] for row in history)
@@ -117,7 +117,7 @@ def training_lines(config: RunConfig, progress: RunProgress) -> list[str]:
     ]
 
 
-def failure_lines(progress: RunProgress) -> list[str]:
+def _failure_lines(progress: RunProgress) -> list[str]:
     """List what failed."""
     if not progress.failed and not progress.skipped:
         return []
@@ -130,6 +130,6 @@ def failure_lines(progress: RunProgress) -> list[str]:
     return [*lines, ""]
 
 
-def number(value: float | None) -> str:
+def _number(value: float | None) -> str:
     """Write an AUC, or nothing."""
     return "" if value is None else f"{value:.3f}"

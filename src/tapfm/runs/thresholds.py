@@ -17,25 +17,25 @@ EXPORTED_SENSITIVITY = 0.9
 def thresholds_of(evaluated: ModelFolder, unit: Unit, sensitivity: float) -> ChosenThresholds:
     """Choose thresholds on the validation slides of a run, or of the members of an ensemble."""
     if evaluated.ensemble is None and evaluated.members[0].config is None:
-        return exported(evaluated.members[0], unit, sensitivity)
-    found = [each for member in evaluated.members if (each := validation_of(member.folder))]
+        return _exported(evaluated.members[0], unit, sensitivity)
+    found = [each for member in evaluated.members if (each := _validation_of(member.folder))]
     if not found:
         return ChosenThresholds(None, f"{evaluated.path} has no predictions of validation slides")
     if len(found) < len(evaluated.members):
         return ChosenThresholds(None, "some members have no predictions of validation slides")
-    predictions = pooled(found)
+    predictions = _pooled(found)
     slides = f"{len(predictions):,} validation slides"
     of_members = " of its members" if evaluated.ensemble is not None else " of the run"
     return ChosenThresholds(choose_thresholds(predictions, evaluated.targets, unit, sensitivity), slides + of_members)
 
 
-def validation_of(run: Path) -> list[Prediction]:
+def _validation_of(run: Path) -> list[Prediction]:
     """Read what a finished run says of its validation slides; nothing where there are none."""
     path = run / f"predictions-{VALIDATION}.csv"
     return read_predictions(path) if path.exists() else []
 
 
-def pooled(of_members: Sequence[Sequence[Prediction]]) -> list[Prediction]:
+def _pooled(of_members: Sequence[Sequence[Prediction]]) -> list[Prediction]:
     """Put members' predictions together: averaged where they are of the same slides, as seeds are, else one by one."""
     slides = [[each.slide_id for each in predictions] for predictions in of_members]
     if all(each == slides[0] for each in slides):
@@ -43,7 +43,7 @@ def pooled(of_members: Sequence[Sequence[Prediction]]) -> list[Prediction]:
     return [each for predictions in of_members for each in predictions]
 
 
-def exported(member: ModelMember, unit: Unit, sensitivity: float) -> ChosenThresholds:
+def _exported(member: ModelMember, unit: Unit, sensitivity: float) -> ChosenThresholds:
     """Take the thresholds that an export brings along."""
     try:
         written = description_of(member.folder)["thresholds"][unit]
@@ -61,7 +61,7 @@ def exported(member: ModelMember, unit: Unit, sensitivity: float) -> ChosenThres
 
 def thresholds_to_export(run: Path, targets: Sequence[str]) -> dict[str, Any] | None:
     """Choose the thresholds that an export takes along, for slides and for patients; None before the run is done."""
-    if not (predictions := validation_of(run)):
+    if not (predictions := _validation_of(run)):
         return None
     written = {}
     for unit in get_args(Unit):

@@ -27,7 +27,7 @@ from tapfm.runtime.csv_files import recall_csv, write_csv
 from tapfm.runtime.workers import WorkerDied, WorkerPool, map_isolated
 
 SUMMARY, FAILURES = "summary.csv", "failures.csv"
-FAILURE_COLUMNS = ("slide_id", "reason", "what_to_do")
+_FAILURE_COLUMNS = ("slide_id", "reason", "what_to_do")
 RESUME = "Finished slides are kept; run the same command again to resume."
 _SAVE_EVERY_S = 5.0  # a command that is killed loses that much of the tables, and no slide
 _DIGITS = 4  # of numbers in tables
@@ -170,7 +170,7 @@ class SlideTable(Generic[Record]):
         recorded as it is. Records of slides that `only` leaves out are kept.
         """
         seconds = {row["slide_id"]: _number(row["seconds"]) for row in recall_csv(self.folder / SUMMARY, "seconds")}
-        before = {row["slide_id"]: row for row in recall_csv(self.folder / FAILURES, *FAILURE_COLUMNS)}
+        before = {row["slide_id"]: row for row in recall_csv(self.folder / FAILURES, *_FAILURE_COLUMNS)}
         todo: dict[str, Job] = {}
         for slide_id in self.slide_ids:
             job, chosen = jobs[slide_id], only is None or slide_id in only
@@ -203,7 +203,7 @@ class SlideTable(Generic[Record]):
         """Write summary.csv and failures.csv."""
         columns = [each.name for each in fields(self.record) if each.name != "what_to_do"]  # type: ignore[arg-type]
         write_csv(self.folder / SUMMARY, columns, map(_cells, self.ordered))
-        write_csv(self.folder / FAILURES, FAILURE_COLUMNS, map(_cells, self.failed))
+        write_csv(self.folder / FAILURES, _FAILURE_COLUMNS, map(_cells, self.failed))
         self.also_save(self.ordered)
         self._saved_at = time.monotonic()
 

@@ -16,10 +16,10 @@ from types import MappingProxyType
 from tapfm.runtime.messages import command
 from tapfm.runtime.workers import describe_exit
 
-PARENT = "TAPFM_PARENT_PROCESS"
+_PARENT = "TAPFM_PARENT_PROCESS"
 POLL_EVERY_S = 0.3
-TERMINATE_TIMEOUT_S = 10.0
-REASON_CHARACTERS = 500
+_TERMINATE_TIMEOUT_S = 10.0
+_REASON_CHARACTERS = 500
 
 
 def run_child(
@@ -42,7 +42,7 @@ def run_child(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**environment, **os.environ, PARENT: str(os.getpid())},  # what the user has set stays
+            env={**environment, **os.environ, _PARENT: str(os.getpid())},  # what the user has set stays
             start_new_session=True,
         )
         signalled = False
@@ -58,7 +58,7 @@ def run_child(
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(TERMINATE_TIMEOUT_S)
+                    process.wait(_TERMINATE_TIMEOUT_S)
                 process.kill()
                 process.wait()
 
@@ -70,14 +70,14 @@ def failure_reason(code: int, log: Path, since_bytes: int) -> str:
         lines = [line.rstrip() for line in file.read().decode(errors="replace").splitlines()]
     found = [index for index, line in enumerate(lines) if line.startswith("error:")]
     if found:
-        return " ".join(line.strip() for line in lines[found[-1] :]).removeprefix("error:").strip()[:REASON_CHARACTERS]
+        return " ".join(line.strip() for line in lines[found[-1] :]).removeprefix("error:").strip()[:_REASON_CHARACTERS]
     last = next((line.strip() for line in reversed(lines) if line and not line.startswith("$ ")), "")
-    return f"{describe_exit(code)}{f': {last}' if last else ''}"[:REASON_CHARACTERS]
+    return f"{describe_exit(code)}{f': {last}' if last else ''}"[:_REASON_CHARACTERS]
 
 
 def follow_parent() -> None:
     """In a command that `run_child` started: when the parent process is gone, stop and save."""
-    parent = os.environ.pop(PARENT, None)
+    parent = os.environ.pop(_PARENT, None)
     if parent is not None:
         threading.Thread(target=_stop_with, args=(int(parent),), daemon=True).start()
 

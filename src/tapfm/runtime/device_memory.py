@@ -12,7 +12,7 @@ from tapfm.errors import DeviceMemoryError
 
 # cuBLAS, cuDNN (since version 9) and what loads kernels take memory of their own, and tell otherwise than torch that
 # there is none
-OUT_OF_MEMORY_MESSAGES = (
+_OUT_OF_MEMORY_MESSAGES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUDA error: out of memory",
@@ -28,7 +28,7 @@ def unify_memory_errors() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        if any(words in str(error) for words in OUT_OF_MEMORY_MESSAGES):
+        if any(words in str(error) for words in _OUT_OF_MEMORY_MESSAGES):
             raise torch.OutOfMemoryError(str(error)) from error
         raise
 

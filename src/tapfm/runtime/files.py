@@ -18,7 +18,7 @@ from tapfm.errors import DiskFullError
 UNFINISHED = ".unfinished"  # suffix of a file that is being written; one that a killed process left may be removed
 
 
-def cache_folder() -> Path:
+def _cache_folder() -> Path:
     """Where tapfm keeps what it can make again; `TAPFM_CACHE` moves it."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("TAPFM_CACHE") or Path(base) / "tapfm")
@@ -75,7 +75,7 @@ def sha256_of(path: Path) -> str:
     real = path.resolve()
     status = real.stat()
     identity = f"{real}|{status.st_size}|{status.st_mtime_ns}"
-    note = cache_folder() / "sha256" / f"{hashlib.sha256(identity.encode()).hexdigest()}.json"
+    note = _cache_folder() / "sha256" / f"{hashlib.sha256(identity.encode()).hexdigest()}.json"
     try:
         remembered = json.loads(note.read_text())
         if remembered["file"] == identity:

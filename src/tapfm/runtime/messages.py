@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-NAMES_SHOWN = 5
+_NAMES_SHOWN = 5
 
 
 def grouped_advice(advice_of: Iterable[tuple[str, str]]) -> list[str]:
@@ -17,8 +17,8 @@ def grouped_advice(advice_of: Iterable[tuple[str, str]]) -> list[str]:
             slides.setdefault(advice, []).append(slide_id)
     lines = []
     for advice, names in slides.items():
-        others = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
-        lines.append(f"{', '.join(names[:NAMES_SHOWN])}{others}: {advice}")
+        others = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
+        lines.append(f"{', '.join(names[:_NAMES_SHOWN])}{others}: {advice}")
     return lines
 
 

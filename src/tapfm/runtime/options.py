@@ -62,7 +62,7 @@ def options(cls: type[Class]) -> type[Class]:
         hints = typing.get_type_hints(type(self))
         for each in fields(self):
             value = getattr(self, each.name)
-            object.__setattr__(self, each.name, convert_value(value, hints[each.name]))
+            object.__setattr__(self, each.name, _convert_value(value, hints[each.name]))
         if checked is not None:
             checked(self)
 
@@ -70,7 +70,7 @@ def options(cls: type[Class]) -> type[Class]:
     return dataclass(frozen=True)(cls)
 
 
-def convert_value(value: Any, hint: Any) -> Any:
+def _convert_value(value: Any, hint: Any) -> Any:
     """Return a value as the type of its field: text as a path, a list or a single value as a tuple.
 
     Where the type is `Path | Any`, a value that is neither text nor a path stays as it is.
@@ -82,7 +82,7 @@ def convert_value(value: Any, hint: Any) -> Any:
     item = item_type(hint)
     if item is not None:
         single = isinstance(value, str | Path) or not isinstance(value, Iterable)
-        return tuple(convert_value(each, item) for each in ((value,) if single else value))
+        return tuple(_convert_value(each, item) for each in ((value,) if single else value))
     if typing.get_origin(hint) is tuple:
         return tuple(value)
     return Path(value) if hint is Path else value

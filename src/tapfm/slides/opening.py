@@ -19,7 +19,7 @@ from tapfm.slides.readers.tiff_structure import UnsupportedTiffError, has_ome_me
 from tapfm.slides.slide import CACHE_BYTES, Slide
 
 # Vendors whose files are plain tiled TIFF; what others hide in a TIFF (Leica, Ventana, Philips, NDPI) OpenSlide knows.
-PLAIN_TIFF = (None, "aperio", "generic-tiff")
+_PLAIN_TIFF = (None, "aperio", "generic-tiff")
 SLIDE_SUFFIXES = (
     *(".svs", ".tif", ".tiff", ".qptiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm"),
     *image.SUFFIXES,
@@ -34,7 +34,7 @@ def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
     """Open a slide with the fastest reader that is sure of it; a DICOM slide may be given as its folder."""
     if not path.exists():
         raise UnreadableSlideError(f"There is no file {path}.", hint="Check the path; relative ones start at the CSV.")
-    file = dicom_file(path) if path.is_dir() else path
+    file = _dicom_file(path) if path.is_dir() else path
     if file.suffix.lower() in image.SUFFIXES:
         return image.ImageSlide(file)
     refusal = ""
@@ -44,7 +44,7 @@ def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
     except OSError as error:
         raise UnreadableSlideError(f"{path.name} cannot be read ({error}).", hint="Check who may read it.") from error
     ome = tiff and has_ome_metadata(file)
-    if ome or (tiff and vendor in PLAIN_TIFF):
+    if ome or (tiff and vendor in _PLAIN_TIFF):
         try:
             return TiffSlide(file, cache_bytes)
         except UnsupportedTiffError as reason:
@@ -57,9 +57,9 @@ def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
     )
 
 
-def dicom_file(folder: Path) -> Path:
+def _dicom_file(folder: Path) -> Path:
     """Pick a file of a DICOM slide; OpenSlide finds the others of its series beside it."""
-    files = dicom_files(folder)
+    files = _dicom_files(folder)
     if not files:
         raise UnreadableSlideError(
             f"{folder} is a folder without .dcm files, so not a DICOM slide.", hint=f"Try: tapfm inspect {folder}"
@@ -73,7 +73,7 @@ def dicom_file(folder: Path) -> Path:
     return files[0]
 
 
-def dicom_files(folder: Path) -> list[Path]:
+def _dicom_files(folder: Path) -> list[Path]:
     """List the DICOM files of a folder."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() == ".dcm" and path.is_file())
 
@@ -103,7 +103,7 @@ def find_slides(folder: Path) -> list[Path]:
     """Find all slides below a folder; a folder of DICOM files is one slide. Our own results are left out."""
     found: set[Path] = set()
     entered: set[str] = set()
-    for parent, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=_refuse):
         real = os.path.realpath(parent)
         if real in entered:  # a link may lead back up
             folders.clear()
@@ -114,12 +114,12 @@ def find_slides(folder: Path) -> list[Path]:
         slides = [Path(parent, name) for name in names if is_slide_name(name) and name not in ours]
         if any(path.suffix.lower() == ".dcm" for path in slides):
             found.add(Path(parent))
-        parts = parts_of_slides(Path(parent))
+        parts = _parts_of_slides(Path(parent))
         found.update(path for path in slides if path.suffix.lower() != ".dcm" and not parts(path))
     return sorted(found)
 
 
-def refuse(error: OSError) -> None:
+def _refuse(error: OSError) -> None:
     """Say that a folder cannot be looked into: slides in it would be missed without a word."""
     raise InputError(f"{error.filename} cannot be read ({error.strerror}).", hint="Check who may read it.") from error
 
@@ -129,7 +129,7 @@ def is_slide_name(name: str) -> bool:
     return not name.startswith(".") and Path(name).suffix.lower() in SLIDE_SUFFIXES
 
 
-def parts_of_slides(folder: Path) -> Callable[[Path], bool]:
+def _parts_of_slides(folder: Path) -> Callable[[Path], bool]:
     """Say which pictures of a folder are parts of a slide: of an MRXS beside the folder, of a Hamamatsu VMS in it."""
     here = folder.resolve()
     if here.with_name(here.name + ".mrxs").exists():
@@ -142,9 +142,9 @@ def files_of(slide: Path) -> list[Path]:
     """List the files that a slide consists of."""
     suffix = slide.suffix.lower()
     if slide.is_dir():
-        return dicom_files(slide)
+        return _dicom_files(slide)
     if suffix == ".dcm":
-        return dicom_files(slide.parent)
+        return _dicom_files(slide.parent)
     if suffix == ".mrxs":
         return [slide, *sorted(path for path in slide.with_suffix("").rglob("*") if path.is_file())]
     if suffix in (".vms", ".vmu"):

@@ -10,14 +10,14 @@ from tapfm.slides.slide import Pixels
 from tapfm.slides.tissue import Mask, padding_mask, small_pieces
 
 # A pen mark is larger than this; single cells and pigment have such colours too.
-SMALLEST_PEN_UM2 = 10_000.0
-PEN_FRINGE_UM = 40.0  # ink thins out at its edge: that much around it is left out as well
+_SMALLEST_PEN_UM2 = 10_000.0
+_PEN_FRINGE_UM = 40.0  # ink thins out at its edge: that much around it is left out as well
 
 FOCUS_MPP = 2.0  # um per pixel at which sharpness is judged: nuclei are 3 to 5 pixels there
 # Squared differences of pixels 1 apart over those 4 apart: 1/16 on a smooth slope, 1 in noise. Sharp skin and colon lie
 # above this limit, and below it when blurred by a Gaussian of 3 um or more (tests/slides/test_quality.py).
-SHARP = 0.135
-LEAST_CONTRAST = 8.0  # of grey level squared; flatter tiles have nothing to judge
+_SHARP = 0.135
+_LEAST_CONTRAST = 8.0  # of grey level squared; flatter tiles have nothing to judge
 
 
 def pen_mask(pixels: Pixels, mpp: float) -> Mask:
@@ -38,8 +38,8 @@ def pen_mask(pixels: Pixels, mpp: float) -> Mask:
     # where padding meets tissue, both mix to something that looks like ink
     padding = cv2.dilate(padding_mask(pixels).astype(np.uint8), np.ones((7, 7), np.uint8)).astype(bool)
     ink = (blue | green | red | black) & ~padding
-    ink &= ~small_pieces(ink, SMALLEST_PEN_UM2 / mpp**2)
-    fringe_px = max(1, round(PEN_FRINGE_UM / mpp))
+    ink &= ~small_pieces(ink, _SMALLEST_PEN_UM2 / mpp**2)
+    fringe_px = max(1, round(_PEN_FRINGE_UM / mpp))
     disc = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * fringe_px + 1, 2 * fringe_px + 1))
     return np.asarray(cv2.dilate(ink.astype(np.uint8), disc).astype(bool))
 
@@ -49,11 +49,11 @@ def sharpness(tiles: Pixels) -> NDArray[np.float64]:
     count, height_px, width_px, _ = tiles.shape
     grey = cv2.cvtColor(tiles.reshape(count * height_px, width_px, 3), cv2.COLOR_RGB2GRAY)
     planes = grey.reshape(count, height_px, width_px).astype(np.float32)
-    near, far = difference(planes, 1), difference(planes, 4)
-    return np.divide(near, far, out=np.full(count, np.nan), where=far >= LEAST_CONTRAST)
+    near, far = _difference(planes, 1), _difference(planes, 4)
+    return np.divide(near, far, out=np.full(count, np.nan), where=far >= _LEAST_CONTRAST)
 
 
-def difference(planes: NDArray[np.float32], apart_px: int) -> NDArray[np.float64]:
+def _difference(planes: NDArray[np.float32], apart_px: int) -> NDArray[np.float64]:
     """Mean squared difference of pixels `apart_px` apart, down and across, of each plane."""
     down = planes[:, apart_px:] - planes[:, :-apart_px]
     across = planes[:, :, apart_px:] - planes[:, :, :-apart_px]
@@ -64,7 +64,7 @@ def difference(planes: NDArray[np.float32], apart_px: int) -> NDArray[np.float64
 
 def blurred(tiles: Pixels) -> Mask:
     """Say which of (n, height, width, 3) tiles of FOCUS_MPP are blurred beyond use."""
-    return np.asarray(sharpness(tiles) < SHARP)
+    return np.asarray(sharpness(tiles) < _SHARP)
 
 
 def out_of_focus(tile: Pixels) -> bool:

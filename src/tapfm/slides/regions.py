@@ -24,16 +24,16 @@ from tapfm.slides.tissue import Mask
 Ring = NDArray[np.float64]  # (points, 2), level-0 pixels
 GEOJSON_SUFFIXES = (".geojson", ".json")
 MASK_SUFFIXES = (".png", ".tif", ".tiff")
-SUBPIXEL_BITS = 4
-FAR_PX = 1e6  # farther than any picture; cv2 counts in 32 bits
-ASPECT_TOLERANCE = 0.02
+_SUBPIXEL_BITS = 4
+_FAR_PX = 1e6  # farther than any picture; cv2 counts in 32 bits
+_ASPECT_TOLERANCE = 0.02
 
 
 def drawn_tissue(path: Path, facts: SlideFacts, thumbnail: Thumbnail) -> Mask:
     """Read tissue that a person gave, on the grid of the thumbnail."""
     if path.suffix.lower() in GEOJSON_SUFFIXES:
         return rasterise(read_polygons(path, facts.bounds), thumbnail)
-    return read_mask(path, facts, thumbnail)
+    return _read_mask(path, facts, thumbnail)
 
 
 def read_polygons(path: Path, bounds: Box) -> list[list[Ring]]:
@@ -75,10 +75,10 @@ def polygons_of(node: Any, bounds: Box) -> Iterator[list[Ring]]:
             yield [ring + np.array(corner, float) for ring in rings]
     elif kind in ("Polygon", "MultiPolygon"):
         for rings in [node["coordinates"]] if kind == "Polygon" else node["coordinates"]:
-            yield [ring_of(ring) for ring in rings]
+            yield [_ring_of(ring) for ring in rings]
 
 
-def ring_of(points: Any) -> Ring:
+def _ring_of(points: Any) -> Ring:
     """Check a ring: three points or more, all of them somewhere."""
     ring = np.array([point[:2] for point in points], float)
     if len(ring) < 3 or not np.isfinite(ring).all():
@@ -93,14 +93,14 @@ def rasterise(polygons: list[list[Ring]], thumbnail: Thumbnail) -> Mask:
     for rings in polygons:
         # cv2 counts from the centre of a pixel
         in_px = [(ring - corner) / thumbnail.downsample - 0.5 for ring in rings]
-        points = [np.rint(np.clip(ring, -FAR_PX, FAR_PX) * 2**SUBPIXEL_BITS).astype(np.int32) for ring in in_px]
+        points = [np.rint(np.clip(ring, -_FAR_PX, _FAR_PX) * 2**_SUBPIXEL_BITS).astype(np.int32) for ring in in_px]
         one = np.zeros_like(canvas)
-        cv2.fillPoly(one, points, 1, shift=SUBPIXEL_BITS)  # even-odd: holes stay empty
+        cv2.fillPoly(one, points, 1, shift=_SUBPIXEL_BITS)  # even-odd: holes stay empty
         canvas |= one
     return canvas.astype(bool)
 
 
-def read_mask(path: Path, facts: SlideFacts, thumbnail: Thumbnail) -> Mask:
+def _read_mask(path: Path, facts: SlideFacts, thumbnail: Thumbnail) -> Mask:
     """Read a picture of the whole slide in which tissue is not black."""
     with open_picture(path) as image:
         # what is transparent is not painted
@@ -108,7 +108,7 @@ def read_mask(path: Path, facts: SlideFacts, thumbnail: Thumbnail) -> Mask:
     grey = np.where(painted[..., 3] > 0, painted[..., :3].max(axis=2), 0)
     height_px, width_px = grey.shape
     aspect = (width_px / height_px) / (facts.width_px0 / facts.height_px0)
-    if abs(aspect - 1) > ASPECT_TOLERANCE:
+    if abs(aspect - 1) > _ASPECT_TOLERANCE:
         raise SlideError(
             f"{path} has {width_px} x {height_px} pixels, another shape than the slide's "
             f"{facts.width_px0:,} x {facts.height_px0:,}.",

@@ -15,8 +15,8 @@ from tapfm.errors import TileReadError
 from tapfm.slides.slide import Box, Level, Pixels, SlideFacts, Thumbnail
 
 # A level may be this much coarser than what is asked for: pyramids are made with rounded sizes (4.0003 for 4).
-LEVEL_TOLERANCE = 0.005
-UNREADABLE_PX = 8  # of a thumbnail: blocks with pixels that cannot be decoded are split down to this
+_LEVEL_TOLERANCE = 0.005
+_UNREADABLE_PX = 8  # of a thumbnail: blocks with pixels that cannot be decoded are split down to this
 MOST_UNREADABLE = 0.05  # of a slide, above which it is no longer what was scanned
 BLOCK_PX = 4096  # of a level, read at once for a thumbnail: bounds the memory of slides without a pyramid
 
@@ -36,7 +36,7 @@ class LevelReader(Protocol):
 
 def best_level(levels: Sequence[Level], downsample: float) -> int:
     """Find the coarsest level that is still at least as fine as `downsample`; level 0 where none is."""
-    fine_enough = [i for i, level in enumerate(levels) if level.downsample <= downsample * (1 + LEVEL_TOLERANCE)]
+    fine_enough = [i for i, level in enumerate(levels) if level.downsample <= downsample * (1 + _LEVEL_TOLERANCE)]
     return max(fine_enough, key=lambda i: levels[i].downsample, default=0)
 
 
@@ -56,15 +56,15 @@ def read_scaled(
     left, top = x_px0 / level.downsample_x, y_px0 / level.downsample_y
     right, bottom = left + width_px0 / level.downsample_x, top + height_px0 / level.downsample_y
     if x_px0 + width_px0 <= slide.facts.width_px0:
-        left, right = on_level(left, right, level.width_px)
+        left, right = _on_level(left, right, level.width_px)
     if y_px0 + height_px0 <= slide.facts.height_px0:
-        top, bottom = on_level(top, bottom, level.height_px)
+        top, bottom = _on_level(top, bottom, level.height_px)
     x_px, y_px = math.floor(left + 1e-6), math.floor(top + 1e-6)
     region = slide.read_level(index, x_px, y_px, math.ceil(right - 1e-6) - x_px, math.ceil(bottom - 1e-6) - y_px)
     return resize(region, (left - x_px, top - y_px, right - x_px, bottom - y_px), width_px, height_px)
 
 
-def on_level(start: float, end: float, length_px: int) -> tuple[float, float]:
+def _on_level(start: float, end: float, length_px: int) -> tuple[float, float]:
     """Keep a span that is on the slide on its level: one that was rounded down ends a little before the slide does."""
     return (min(start, length_px - 1), length_px) if end > length_px else (start, end)
 
@@ -116,8 +116,8 @@ def read_blockwise(slide: LevelReader, box: Box, width_px: int, height_px: int, 
         try:
             pixels = read_scaled(slide, x_px0, y_px0, columns * scale_x, rows * scale_y, columns, rows)
         except TileReadError:
-            if max(columns, rows) > UNREADABLE_PX:
-                for quarter in quarters(left, top, columns, rows):
+            if max(columns, rows) > _UNREADABLE_PX:
+                for quarter in _quarters(left, top, columns, rows):
                     read(*quarter)
                 return
             unreadable_px.append(columns * rows)  # left as background
@@ -131,7 +131,7 @@ def read_blockwise(slide: LevelReader, box: Box, width_px: int, height_px: int, 
     return picture
 
 
-def quarters(left: int, top: int, columns: int, rows: int) -> list[tuple[int, int, int, int]]:
+def _quarters(left: int, top: int, columns: int, rows: int) -> list[tuple[int, int, int, int]]:
     """Split a block, so that what cannot be decoded costs little around it."""
     half_columns, half_rows = (columns + 1) // 2, (rows + 1) // 2
     return [

@@ -10,7 +10,7 @@ from typing import Any
 from tapfm.runtime.csv_files import csv_text
 from tapfm.study.results import MethodResult, StudyResults, best_row
 
-COLUMNS = ("runs", "epochs", "best_epoch", "seconds_per_epoch", "seconds", "peak_memory_gib", "tiles_per_second")
+_COLUMNS = ("runs", "epochs", "best_epoch", "seconds_per_epoch", "seconds", "peak_memory_gib", "tiles_per_second")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Cost:
 
 def costs_of(results: StudyResults) -> list[Cost]:
     """Add up what each method took."""
-    return [Cost(title_of(results, each), numbers_of(list(each.histories.values()))) for each in results.methods]
+    return [Cost(title_of(results, each), _numbers_of(list(each.histories.values()))) for each in results.methods]
 
 
 def title_of(results: StudyResults, result: MethodResult) -> str:
@@ -34,7 +34,7 @@ def title_of(results: StudyResults, result: MethodResult) -> str:
     )
 
 
-def numbers_of(histories: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+def _numbers_of(histories: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
     """Sum up the epochs of runs."""
     rows = [row for history in histories for row in history]
     return {
@@ -50,8 +50,8 @@ def numbers_of(histories: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, fl
 
 def costs_csv(costs: Sequence[Cost]) -> str:
     """Return a line for each method."""
-    rows = [[cost.title, *(repr(cost.numbers[name]) for name in COLUMNS)] for cost in costs]
-    return csv_text(["model", *COLUMNS], rows)
+    rows = [[cost.title, *(repr(cost.numbers[name]) for name in _COLUMNS)] for cost in costs]
+    return csv_text(["model", *_COLUMNS], rows)
 
 
 def costs_markdown(costs: Sequence[Cost]) -> str:

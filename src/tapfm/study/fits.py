@@ -16,9 +16,9 @@ from tapfm.study.results import MethodResult, StudyResults, best_row, mean_of
 from tapfm.study.table_text import exact
 from tapfm.study.tables import MACRO, ResultTable, row_key
 
-FIRST, LAST = 2, 20  # the paper's epochs
-ORDERS = ("before", "after", "joint")
-ABLATION_COLUMNS = (
+_FIRST, _LAST = 2, 20  # the paper's epochs
+_ORDERS = ("before", "after", "joint")
+_ABLATION_COLUMNS = (
     *("model", "variant", "a", "b", "b_low", "b_high", "r_squared", "first_epoch", "last_epoch", "best_epoch"),
     *("val_auc", "test_auc", "test_low", "test_high", "why"),
 )
@@ -55,13 +55,13 @@ def fits_of(results: StudyResults, table: ResultTable) -> list[FittedMethod]:
     for each in results.methods:
         histories = list(each.histories.values())
         target = column or each.method.target or results.study.targets[0]
-        losses = mean_losses(histories)
+        losses = _mean_losses(histories)
         fitted.append(
             FittedMethod(
                 title=each.method.title,
                 variant=each.method.variant or each.method.title,
                 losses=losses,
-                fit=fit(losses, FIRST, LAST),
+                fit=fit(losses, _FIRST, _LAST),
                 best_epoch=fmean(best_row(history)["epoch"] for history in histories),
                 val_auc=mean_of([best_row(history)["val_macro_auc"] for history in histories]),
                 test=tests.get((row_key(each.method.row), ("test", target)), Estimate(None, why="not evaluated")),
@@ -70,7 +70,7 @@ def fits_of(results: StudyResults, table: ResultTable) -> list[FittedMethod]:
     return fitted
 
 
-def mean_losses(histories: Sequence[Sequence[Mapping[str, Any]]]) -> dict[int, float]:
+def _mean_losses(histories: Sequence[Sequence[Mapping[str, Any]]]) -> dict[int, float]:
     """Average L_agg of each epoch over the runs that had it."""
     by_epoch: dict[int, list[float]] = {}
     for history in histories:
@@ -92,7 +92,7 @@ def ablation_csv(fitted: Sequence[FittedMethod]) -> str:
             + [exact(value) for value in (each.test.value, each.test.low, each.test.high)]
             + [of_fit.why or each.test.why]
         )
-    return csv_text(ABLATION_COLUMNS, rows)
+    return csv_text(_ABLATION_COLUMNS, rows)
 
 
 def ablation_markdown(fitted: Sequence[FittedMethod]) -> str:
@@ -105,15 +105,15 @@ def ablation_markdown(fitted: Sequence[FittedMethod]) -> str:
     ]
     for each in fitted:
         of_fit = each.fit
-        numbers = [signed(of_fit.b), between(of_fit.b_low, of_fit.b_high, "+.4f"), plain(of_fit.r_squared)]
-        test = plain(each.test.value) + (
-            f" ({between(each.test.low, each.test.high, '.3f')})" if each.test.low is not None else ""
+        numbers = [_signed(of_fit.b), _between(of_fit.b_low, of_fit.b_high, "+.4f"), _plain(of_fit.r_squared)]
+        test = _plain(each.test.value) + (
+            f" ({_between(each.test.low, each.test.high, '.3f')})" if each.test.low is not None else ""
         )
         lines.append(
-            f"| {each.title} | {' | '.join(numbers)} | {each.best_epoch:.3g} | {plain(each.val_auc)} | {test} |"
+            f"| {each.title} | {' | '.join(numbers)} | {each.best_epoch:.3g} | {_plain(each.val_auc)} | {test} |"
         )
-    last = max((each.fit.epochs_used[-1] for each in fitted if each.fit.epochs_used), default=LAST)
-    lines += ["", f"log L_k = a + b k, L_k the mean of L_agg in epoch k, fitted over epochs {FIRST} to {last}."]
+    last = max((each.fit.epochs_used[-1] for each in fitted if each.fit.epochs_used), default=_LAST)
+    lines += ["", f"log L_k = a + b k, L_k the mean of L_agg in epoch k, fitted over epochs {_FIRST} to {last}."]
     lines += [f"- {each.title}: no fit: {each.fit.why}" for each in fitted if each.fit.b is None]
     return "\n".join(lines) + "\n"
 
@@ -132,13 +132,13 @@ def trajectories_of(results: StudyResults) -> list[Trajectory]:
     """Measure every run of a stability study."""
     orders = {each.name: each.settings.get("adaptation", {}).get("bag_gradient") for each in results.study.variants}
     return [
-        Trajectory(str(orders[each.method.variant or ""]), name, partner(each, name), measures_of(history))
+        Trajectory(str(orders[each.method.variant or ""]), name, _partner(each, name), measures_of(history))
         for each in results.methods
         for name, history in each.histories.items()
     ]
 
 
-def partner(result: MethodResult, run: str) -> tuple[object, ...]:
+def _partner(result: MethodResult, run: str) -> tuple[object, ...]:
     """Name what runs of the three orders have in common."""
     method = result.method
     return method.encoder, method.regime, method.aggregator, method.target, run.removeprefix(method.name)
@@ -146,9 +146,9 @@ def partner(result: MethodResult, run: str) -> tuple[object, ...]:
 
 def measures_of(history: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Measure one run, from its second epoch on: the first is a leap whatever the method."""
-    losses = {row["epoch"]: row["loss_agg"] for row in history if row["epoch"] >= FIRST}
-    norms = [row["norm_encoder"] for row in history if row["epoch"] >= FIRST]
-    of_fit = fit(losses, FIRST, max(losses, default=FIRST))
+    losses = {row["epoch"]: row["loss_agg"] for row in history if row["epoch"] >= _FIRST}
+    norms = [row["norm_encoder"] for row in history if row["epoch"] >= _FIRST]
+    of_fit = fit(losses, _FIRST, max(losses, default=_FIRST))
     if of_fit.a is None or of_fit.b is None:
         return dict.fromkeys(MEASURES)
     logs = [math.log(loss) for loss in losses.values()]
@@ -176,13 +176,13 @@ def stability_markdown(trajectories: Sequence[Trajectory]) -> str:
         order: {
             name: mean_of([each.numbers[name] for each in trajectories if each.order == order]) for name in MEASURES
         }
-        for order in ORDERS
+        for order in _ORDERS
     }
-    lines = [f"| | {' | '.join(ORDERS)} |", "|---|" + "--:|" * len(ORDERS)]
+    lines = [f"| | {' | '.join(_ORDERS)} |", "|---|" + "--:|" * len(_ORDERS)]
     for name, meaning in MEASURES.items():
-        lines.append(f"| {meaning} | {' | '.join(plain(means[order][name]) for order in ORDERS)} |")
-    counts = {order: sum(each.order == order for each in trajectories) for order in ORDERS}
-    lines.append(f"| runs | {' | '.join(str(counts[order]) for order in ORDERS)} |")
+        lines.append(f"| {meaning} | {' | '.join(_plain(means[order][name]) for order in _ORDERS)} |")
+    counts = {order: sum(each.order == order for each in trajectories) for order in _ORDERS}
+    lines.append(f"| runs | {' | '.join(str(counts[order]) for order in _ORDERS)} |")
     return "\n".join([*lines, "", *verdict(trajectories)]) + "\n"
 
 
@@ -191,13 +191,13 @@ def verdict(trajectories: Sequence[Trajectory]) -> list[str]:
     groups: dict[tuple[object, ...], dict[str, Mapping[str, float | None]]] = {}
     for each in trajectories:
         groups.setdefault(each.pair, {})[each.order] = each.numbers
-    whole = [group for group in groups.values() if set(group) == set(ORDERS)]
+    whole = [group for group in groups.values() if set(group) == set(_ORDERS)]
     claim = "The paper's proposition says that updating both at once (joint) is less steady than its own order."
     if not whole:
         return [f"{claim} No seed has runs of all three orders yet."]
     lines, worse, better = [claim], 0, 0
     for name, meaning in MEASURES.items():
-        signs = [sign for group in whole if (sign := compared(group, name)) is not None]
+        signs = [sign for group in whole if (sign := _compared(group, name)) is not None]
         if not signs:
             continue
         higher, lower = signs.count(1), signs.count(-1)
@@ -222,7 +222,7 @@ def verdict(trajectories: Sequence[Trajectory]) -> list[str]:
     return [*lines, "", said + few]
 
 
-def compared(group: Mapping[str, Mapping[str, float | None]], name: str) -> int | None:
+def _compared(group: Mapping[str, Mapping[str, float | None]], name: str) -> int | None:
     """Say where joint lies: 1 above both others, -1 below both, 0 between; None where a number is missing."""
     joint, before, after = (group[order][name] for order in ("joint", "before", "after"))
     if joint is None or before is None or after is None:
@@ -230,16 +230,16 @@ def compared(group: Mapping[str, Mapping[str, float | None]], name: str) -> int 
     return 1 if joint > max(before, after) else -1 if joint < min(before, after) else 0
 
 
-def signed(value: float | None) -> str:
+def _signed(value: float | None) -> str:
     """Write a slope."""
     return "-" if value is None else f"{value:+.4f}"
 
 
-def plain(value: float | None) -> str:
+def _plain(value: float | None) -> str:
     """Write a number."""
     return "-" if value is None else f"{value:.4f}"
 
 
-def between(low: float | None, high: float | None, form: str) -> str:
+def _between(low: float | None, high: float | None, form: str) -> str:
     """Write an interval."""
     return "-" if low is None or high is None else f"{low:{form}} to {high:{form}}"

@@ -20,8 +20,8 @@ from tapfm.study.results import StudyResults
 from tapfm.study.runs import Method, PlannedRun
 from tapfm.study.table_text import exact
 
-MEASURES = ("accuracy", "auc")
-SIDES = ("before", "after", "change")
+_MEASURES = ("accuracy", "auc")
+_SIDES = ("before", "after", "change")
 Draws = npt.NDArray[np.float64]
 
 
@@ -48,20 +48,20 @@ def summarise_probes(results: StudyResults) -> list[ForgettingResult]:
         files = [results.folder.probe(run) for run in runs]
         probes = [json.loads(file.read_text("utf-8")) for file in files if file.is_file()]
         if probes:
-            made.append(summed_up(each.method, probes, study.resamples))
+            made.append(_summed_up(each.method, probes, study.resamples))
     return made
 
 
-def summed_up(method: Method, probes: Sequence[Mapping[str, Any]], resamples: int) -> ForgettingResult:
+def _summed_up(method: Method, probes: Sequence[Mapping[str, Any]], resamples: int) -> ForgettingResult:
     """Average over runs, with intervals by resampling the test tiles within their classes."""
     truth = np.array(probes[0]["truth"])
     weights = np.vstack([np.ones(len(truth)), drawn(truth, resamples)])  # the first row: every tile once
     rows: dict[tuple[str, str], Draws] = {}
     for side in ("before", "after"):
         tables = [np.array(each[side]) for each in probes]
-        rows["accuracy", side] = np.mean([accuracies(weights, table, truth) for table in tables], axis=0)
-        rows["auc", side] = np.mean([macro_aucs(weights, table, truth) for table in tables], axis=0)
-    for measure in MEASURES:
+        rows["accuracy", side] = np.mean([_accuracies(weights, table, truth) for table in tables], axis=0)
+        rows["auc", side] = np.mean([_macro_aucs(weights, table, truth) for table in tables], axis=0)
+    for measure in _MEASURES:
         rows[measure, "change"] = rows[measure, "after"] - rows[measure, "before"]
     return ForgettingResult(
         title=method.title,
@@ -69,7 +69,7 @@ def summed_up(method: Method, probes: Sequence[Mapping[str, Any]], resamples: in
         runs=len(probes),
         tiles=len(truth),
         found={key: interval(float(row[0]), row[1:]) for key, row in rows.items()},
-        draws={measure: rows[measure, "change"] for measure in MEASURES},
+        draws={measure: rows[measure, "change"] for measure in _MEASURES},
         cosine_distance=fmean(each["cosine_distance"] for each in probes),
         linear_cka=fmean(each["linear_cka"] for each in probes),
     )
@@ -86,12 +86,12 @@ def drawn(truth: npt.NDArray[np.int64], resamples: int) -> Draws:
     return counts
 
 
-def accuracies(weights: Draws, probabilities: Draws, truth: npt.NDArray[np.int64]) -> Draws:
+def _accuracies(weights: Draws, probabilities: Draws, truth: npt.NDArray[np.int64]) -> Draws:
     """Compute the accuracy of every row of weights."""
     return np.asarray(weights @ (probabilities.argmax(1) == truth) / weights.sum(1))
 
 
-def macro_aucs(weights: Draws, probabilities: Draws, truth: npt.NDArray[np.int64]) -> Draws:
+def _macro_aucs(weights: Draws, probabilities: Draws, truth: npt.NDArray[np.int64]) -> Draws:
     """Compute the mean AUC of each class against the others, for every row of weights."""
     labels = np.unique(truth)
     return np.asarray(np.mean([aucs(weights, truth == label, probabilities[:, label]) for label in labels], axis=0))
@@ -99,13 +99,13 @@ def macro_aucs(weights: Draws, probabilities: Draws, truth: npt.NDArray[np.int64
 
 def forgetting_csv(found: Sequence[ForgettingResult]) -> str:
     """Return a line for each method."""
-    names = [f"{measure}_{side}{part}" for measure in MEASURES for side in SIDES for part in ("", "_low", "_high")]
+    names = [f"{measure}_{side}{part}" for measure in _MEASURES for side in _SIDES for part in ("", "_low", "_high")]
     rows = []
     for each in found:
         numbers = [
             exact(value)
-            for measure in MEASURES
-            for side in SIDES
+            for measure in _MEASURES
+            for side in _SIDES
             for estimate in [each.found[measure, side]]
             for value in (estimate.value, estimate.low, estimate.high)
         ]
@@ -122,19 +122,19 @@ def forgetting_markdown(found: Sequence[ForgettingResult]) -> str:
         "|---|---|---|---|---|---|---|--:|--:|",
     ]
     for each in found:
-        cells = [with_interval(each.found[measure, side], side) for measure in MEASURES for side in SIDES]
+        cells = [_with_interval(each.found[measure, side], side) for measure in _MEASURES for side in _SIDES]
         lines.append(f"| {each.title} | {' | '.join(cells)} | {each.cosine_distance:.4f} | {each.linear_cka:.4f} |")
     lines += [
         "",
         f"A linear probe on frozen features of another task, {found[0].tiles:,} test tiles; intervals by resampling "
         "tiles. Drift of the features of the same tiles: mean 1 - cos, and linear CKA (1: the same up to rotation).",
         "",
-        *verdict(found),
+        *_verdict(found),
     ]
     return "\n".join(lines) + "\n"
 
 
-def with_interval(estimate: Estimate, side: str) -> str:
+def _with_interval(estimate: Estimate, side: str) -> str:
     """Write a number with its interval."""
     if estimate.value is None:
         return "-"
@@ -145,12 +145,12 @@ def with_interval(estimate: Estimate, side: str) -> str:
     return f"{estimate.value:{form}}{edges}"
 
 
-def verdict(found: Sequence[ForgettingResult]) -> list[str]:
+def _verdict(found: Sequence[ForgettingResult]) -> list[str]:
     """Say what the numbers say: does adaptation forget, and does TAPFM forget less?"""
     lines = []
     for each in found:
         change = each.found["accuracy", "change"]
-        lines.append(f"- {each.title}: {fate(change)}.")
+        lines.append(f"- {each.title}: {_fate(change)}.")
     others = [each for each in found if each.regime != "tapfm"]
     for ours in (each for each in found if each.regime == "tapfm"):
         for other in others:
@@ -163,14 +163,14 @@ def verdict(found: Sequence[ForgettingResult]) -> list[str]:
                 said = "keeps less"
             else:
                 said = "cannot be told from it"
-            lines.append(f"- {ours.title} against {other.title}: {said} ({with_interval(kept, 'change')} accuracy).")
+            lines.append(f"- {ours.title} against {other.title}: {said} ({_with_interval(kept, 'change')} accuracy).")
     return lines
 
 
-def fate(change: Estimate) -> str:
+def _fate(change: Estimate) -> str:
     """Say whether knowledge was lost."""
     if change.low is not None and change.high is not None and change.high < 0:
-        return f"forgot, {with_interval(change, 'change')} accuracy"
+        return f"forgot, {_with_interval(change, 'change')} accuracy"
     if change.low is not None and change.low > 0:
-        return f"learnt, {with_interval(change, 'change')} accuracy"
-    return f"no change that could be told, {with_interval(change, 'change')} accuracy"
+        return f"learnt, {_with_interval(change, 'change')} accuracy"
+    return f"no change that could be told, {_with_interval(change, 'change')} accuracy"

@@ -15,7 +15,7 @@ from tapfm.errors import InputError
 from tapfm.study import mini as study_mini
 from tapfm.study.presets import ALL, MINI, MINI_NOTE, PRESETS, preset
 
-HEADING = """# A study of tapfm: tapfm study {file} --out studies/first
+_HEADING = """# A study of tapfm: tapfm study {file} --out studies/first
 # {summary}
 # Paths are relative to this file. [settings] takes tables of RUN.toml for all runs (tapfm config shows them), and below
 # [settings.fixed], [settings.finetune] and [settings.tapfm] for those of one regime.
@@ -157,4 +157,4 @@ def preset_text(name: str, options: PresetOptions, file: Path) -> str:
     ordered |= {key: value for key, value in defaults.items() if key not in shown}
     ordered |= {"notes": tables.get("notes", [])}
     ordered |= {key: value for key, value in shown.items() if isinstance(value, Mapping)}
-    return HEADING.format(file=file.name, summary=preset(name).summary) + study_text(ordered, comments)
+    return _HEADING.format(file=file.name, summary=preset(name).summary) + study_text(ordered, comments)

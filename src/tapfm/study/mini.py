@@ -26,15 +26,15 @@ from tapfm.synthetic.section import Compartment
 from tapfm.synthetic.truth import read_truth
 from tapfm.tiles.grid import TileSpec
 
-SLIDES, EXTERNAL, TILES, PREVALENCE = 40, 12, 40, 0.4
-SYNTH = (
-    *("--slides", str(SLIDES), "--external", str(EXTERNAL), "--tiles", str(TILES), "--prevalence", str(PREVALENCE)),
+SLIDES, EXTERNAL, TILES, _PREVALENCE = 40, 12, 40, 0.4
+_SYNTH = (
+    *("--slides", str(SLIDES), "--external", str(EXTERNAL), "--tiles", str(TILES), "--prevalence", str(_PREVALENCE)),
     *("--fractions", "0.6", "0.2", "0.2", "--difficulty", "easy"),
 )
 TABLES = {"test": "cohort.csv", "external": "external.csv"}
-PROBE_CLASSES = {"stroma": Compartment.STROMA, "epithelium": Compartment.EPITHELIUM, "lymphoid": Compartment.LYMPHOID}
+_PROBE_CLASSES = {"stroma": Compartment.STROMA, "epithelium": Compartment.EPITHELIUM, "lymphoid": Compartment.LYMPHOID}
 PROBE_TILES = 60  # of each class, on either side
-MIN_SHARE = 0.6  # of a tile's area that is of its class
+_MIN_SHARE = 0.6  # of a tile's area that is of its class
 MIN_TILES = 8  # of a class that is used
 
 
@@ -63,7 +63,7 @@ def _task_steps(folder: Path, task: str) -> list[Step]:
     slides, group, log = painted(folder, task), f"painted {task}", StudyFolder(folder).log
     paint = Step(
         "synth",
-        ("synth", str(slides), "--task", task, *SYNTH),
+        ("synth", str(slides), "--task", task, *_SYNTH),
         log(f"painted-{task}"),
         group,
         files=(slides / "README.md",),  # written last
@@ -104,14 +104,14 @@ def cut_probe_tiles(folder: Path, task: str) -> Path:
     for number, row in enumerate(rows):
         truth = read_truth(made / "truth", row.slide_id)
         positions, side_px0 = truth.grid()
-        for name, compartment in PROBE_CLASSES.items():
+        for name, compartment in _PROBE_CLASSES.items():
             share = truth.share(np.asarray(truth.compartments == compartment), positions, side_px0)
             side = sides[number % 2]
-            for index in np.flatnonzero(share >= MIN_SHARE):
+            for index in np.flatnonzero(share >= _MIN_SHARE):
                 x, y = positions[index].tolist()
                 found.setdefault((side, name), []).append((row.slide_id, x, y, side_px0))
     paths = {row.slide_id: row.path for row in rows}
-    classes = [name for name in PROBE_CLASSES if all(len(found.get((side, name), [])) >= MIN_TILES for side in sides)]
+    classes = [name for name in _PROBE_CLASSES if all(len(found.get((side, name), [])) >= MIN_TILES for side in sides)]
     for side in sides:
         for name in classes:
             places = found[side, name]

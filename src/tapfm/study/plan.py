@@ -15,8 +15,8 @@ from tapfm.runtime.output_folder import refuse_other_files
 from tapfm.study.folder import StudyFolder
 from tapfm.study.runs import PlannedRun, chosen, run_config, runs_of
 
-SHOWN = 10  # runs that a message names
-PREPARED = {"painted", "tiles", "probe-tiles", "logs", "status.csv"}  # made by --scale mini before the study starts
+_SHOWN = 10  # runs that a message names
+_PREPARED = {"painted", "tiles", "probe-tiles", "logs", "status.csv"}  # made by --scale mini before the study starts
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def check_folder(study: StudyConfig, folder: StudyFolder, plan: StudyPlan, *, re
     """Raise RunError if the folder has other files, a study that is not resumed, or runs with different settings."""
     if not folder.study.exists():
         hint = "Give a new folder with --out, for example studies/first."
-        refuse_other_files(folder.path, ours=PREPARED, hint=hint)
+        refuse_other_files(folder.path, ours=_PREPARED, hint=hint)
     elif not resume:
         raise RunError(
             f"{folder.path} has a study already.", hint=f"Resume it: {resume_hint}\nOr start another with --out."
@@ -86,9 +86,9 @@ def check_folder(study: StudyConfig, folder: StudyFolder, plan: StudyPlan, *, re
         if run.name in plan.configs and (changes := folder.changes(run, plan.configs[run.name]))
     }
     if changed:
-        lines = [f"{name}: {'; '.join(changes)}" for name, changes in list(changed.items())[:SHOWN]]
-        if len(changed) > SHOWN:
-            lines.append(f"... and {counted(len(changed) - SHOWN, 'run')} more")
+        lines = [f"{name}: {'; '.join(changes)}" for name, changes in list(changed.items())[:_SHOWN]]
+        if len(changed) > _SHOWN:
+            lines.append(f"... and {counted(len(changed) - _SHOWN, 'run')} more")
         raise RunError(
             f"{study.name} has changed for runs that were started before:\n  " + "\n  ".join(lines),
             hint="Restore the settings, add another variant, or start again with another --out.",

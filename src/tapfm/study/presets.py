@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tapfm.errors import UnknownNameError
 
-Scale = Literal["full", "mini"]
+_Scale = Literal["full", "mini"]
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Preset:
     painted: str = "fgfr3"  # the task of `tapfm synth`
 
 
-def varied(key: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
+def _varied(key: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
     """Vary one setting of [adaptation]."""
     return [{"name": name, "settings": {"adaptation": {key: value}}} for name, value in values.items()]
 
 
-MIL = ["dsmil", "clam", "varmil", "abmil"]  # in the order of the paper's table
-MINI_FIT = {"schedule": {"epochs": 20}, "selection": {"validation_tiles": 8}}  # epochs enough for the paper's fit
-ONLY_TAPFM = {"encoders": ["h-optimus-0"], "regimes": ["tapfm"], "tapfm_aggregators": ["cls-attention"]}
+_MIL = ["dsmil", "clam", "varmil", "abmil"]  # in the order of the paper's table
+_MINI_FIT = {"schedule": {"epochs": 20}, "selection": {"validation_tiles": 8}}  # epochs enough for the paper's fit
+_ONLY_TAPFM = {"encoders": ["h-optimus-0"], "regimes": ["tapfm"], "tapfm_aggregators": ["cls-attention"]}
 
 PRESETS: dict[str, Preset] = {
     "paper-table1": Preset(
@@ -39,7 +39,7 @@ PRESETS: dict[str, Preset] = {
             "task": "binary",
             "encoders": ["uni", "gigapath", "h-optimus-0"],
             "regimes": ["fixed", "finetune", "tapfm"],
-            "aggregators": MIL,
+            "aggregators": _MIL,
             "tapfm_aggregators": ["cls-attention", "cls-gated"],
             "notes": [
                 "The paper (FGFR3, 194 test patients, 260 of TCGA): best fixed 0.8412 and 0.8786, best fine-tuned "
@@ -70,14 +70,14 @@ PRESETS: dict[str, Preset] = {
             "name": "Weight of the attention loss",
             "report": "ablation",
             "targets": ["FGFR3"],
-            **ONLY_TAPFM,
-            "variants": varied("lambda", {f"lambda {value:g}": value for value in (0.25, 0.5, 0.75, 1.0)}),
+            **_ONLY_TAPFM,
+            "variants": _varied("lambda", {f"lambda {value:g}": value for value in (0.25, 0.5, 0.75, 1.0)}),
             "notes": [
                 "The paper (H-optimus-0, FGFR3): b = -0.0701, -0.0718, -0.0706, -0.0810; R² = 0.9737, 0.9808, 0.9765, "
                 "0.9693."
             ],
         },
-        {"settings": {**MINI_FIT, "adaptation": {"tiles_per_slide": 8}}},
+        {"settings": {**_MINI_FIT, "adaptation": {"tiles_per_slide": 8}}},
     ),
     "ablation-tiles": Preset(
         "tiles of a slide in a step: 25, 50, 75",
@@ -85,16 +85,16 @@ PRESETS: dict[str, Preset] = {
             "name": "Tiles of a slide in a step",
             "report": "ablation",
             "targets": ["FGFR3"],
-            **ONLY_TAPFM,
-            "variants": varied("tiles_per_slide", {f"{count} tiles": count for count in (25, 50, 75)}),
+            **_ONLY_TAPFM,
+            "variants": _varied("tiles_per_slide", {f"{count} tiles": count for count in (25, 50, 75)}),
             "notes": [
                 "The paper (H-optimus-0, FGFR3): b = -0.0532, -0.0569, -0.0725; R² = 0.9731, 0.9811, 0.9752; "
                 "validation AUC 0.8527, 0.8764, 0.8960."
             ],
         },
         {
-            "settings": MINI_FIT,
-            "variants": varied("tiles_per_slide", {f"{count} tiles": count for count in (8, 16, 24)}),
+            "settings": _MINI_FIT,
+            "variants": _varied("tiles_per_slide", {f"{count} tiles": count for count in (8, 16, 24)}),
         },
     ),
     "ablation-cosine": Preset(
@@ -103,11 +103,11 @@ PRESETS: dict[str, Preset] = {
             "name": "Weight of the cosine term",
             "report": "ablation",
             "targets": ["FGFR3"],
-            **ONLY_TAPFM,
-            "variants": varied("beta", {f"beta {value:g}": value for value in (0.0, 0.01, 0.1, 1.0)}),
+            **_ONLY_TAPFM,
+            "variants": _varied("beta", {f"beta {value:g}": value for value in (0.0, 0.01, 0.1, 1.0)}),
             "notes": ["The paper names no value of beta, and says that the term made no significant difference."],
         },
-        {"settings": {**MINI_FIT, "adaptation": {"tiles_per_slide": 8}}},
+        {"settings": {**_MINI_FIT, "adaptation": {"tiles_per_slide": 8}}},
     ),
     "stability": Preset(
         "gradients before, after, or updates at once: the paper's proposition",
@@ -115,9 +115,9 @@ PRESETS: dict[str, Preset] = {
             "name": "Order of updates",
             "report": "stability",
             "targets": ["FGFR3"],
-            **ONLY_TAPFM,
+            **_ONLY_TAPFM,
             "seeds": [0, 1, 2, 3, 4],
-            "variants": varied("bag_gradient", {order: order for order in ("before", "after", "joint")}),
+            "variants": _varied("bag_gradient", {order: order for order in ("before", "after", "joint")}),
         },
         {"seeds": [0, 1], "settings": {"schedule": {"epochs": 12}, "adaptation": {"tiles_per_slide": 8}}},
     ),
@@ -126,8 +126,8 @@ PRESETS: dict[str, Preset] = {
         {
             "name": "What of the encoder learns",
             "targets": ["FGFR3"],
-            **ONLY_TAPFM,
-            "variants": varied(
+            **_ONLY_TAPFM,
+            "variants": _varied(
                 "scope",
                 {
                     "all": "full",
@@ -140,7 +140,7 @@ PRESETS: dict[str, Preset] = {
             "notes": ["The paper leaves open which layers gain most from adaptation."],
         },
         {
-            "variants": varied(
+            "variants": _varied(
                 "scope", {"all": "full", "last block": "last:1", "last 2 blocks": "last:2", "LoRA, rank 4": "lora:4"}
             )
         },

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tapfm.encoders.vit import VitEncoder
 
 Features = npt.NDArray[np.float64]  # (tiles, D)
-BATCH = 64
+_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def probe_run(run: Path, pictures: Pictures, device: torch.device) -> dict[str, 
     base = load_encoder(config.encoder.name, weights=config.encoder.weights).encoder.to(device)
     base.train(False)
     names = [*pictures.train, *pictures.test]
-    before, after = features_of(base, names), features_of(saved.model.encoder, names)
+    before, after = _features_of(base, names), _features_of(saved.model.encoder, names)
     count = len(pictures.train)
     truth = np.array([pictures.classes.index(each.label) for each in names])
     probes = {
@@ -74,21 +74,21 @@ def write_probe(path: Path, found: Mapping[str, Any]) -> None:
     write_atomically(path, (json.dumps(found) + "\n").encode())
 
 
-def features_of(encoder: VitEncoder, pictures: Sequence[Picture]) -> Features:
+def _features_of(encoder: VitEncoder, pictures: Sequence[Picture]) -> Features:
     """Encode pictures as tiles, some at a time."""
     import torch
 
     from tapfm.encoders.inference import wrap_encoder
 
     parts = []
-    for start in range(0, len(pictures), BATCH):
-        pixels = [read_tile(each.path, encoder.tile_px) for each in pictures[start : start + BATCH]]
+    for start in range(0, len(pictures), _BATCH):
+        pixels = [_read_tile(each.path, encoder.tile_px) for each in pictures[start : start + _BATCH]]
         tiles = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).to(encoder.mean.device)
-        parts.append(wrap_encoder(encoder).encode(tiles, BATCH).z_KD.double().cpu().numpy())
+        parts.append(wrap_encoder(encoder).encode(tiles, _BATCH).z_KD.double().cpu().numpy())
     return np.concatenate(parts)
 
 
-def read_tile(path: Path, side_px: int) -> npt.NDArray[np.uint8]:
+def _read_tile(path: Path, side_px: int) -> npt.NDArray[np.uint8]:
     """Read a picture in the size the encoder takes."""
     try:
         with Image.open(path) as image:

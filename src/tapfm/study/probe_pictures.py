@@ -8,8 +8,8 @@ from pathlib import Path
 from tapfm.errors import InputError
 from tapfm.runtime.seeding import rng_for
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp"}
-LEAST = 2  # pictures of a class, on either side
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp"}
+_LEAST = 2  # pictures of a class, on either side
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ def find_pictures(folder: Path, seed: int = 0) -> Pictures:
     if not folder.is_dir():
         raise InputError(f"There is no folder {folder}.", hint=hint)
     if (folder / "train").is_dir() and (folder / "test").is_dir():
-        train, test = pictures_below(folder / "train"), pictures_below(folder / "test")
+        train, test = _pictures_below(folder / "train"), _pictures_below(folder / "test")
     else:
         train, test = [], []
-        found = pictures_below(folder)
+        found = _pictures_below(folder)
         for label in dict.fromkeys(each.label for each in found):
             of_class = [each for each in found if each.label == label]
             order = rng_for(seed, "probe", label).permutation(len(of_class))
@@ -49,17 +49,17 @@ def find_pictures(folder: Path, seed: int = 0) -> Pictures:
         raise InputError(f"{folder} has pictures of {len(classes)} classes.", hint=hint)
     for label in classes:
         for side, pictures in (("train", train), ("test", test)):
-            if (count := sum(each.label == label for each in pictures)) < LEAST:
+            if (count := sum(each.label == label for each in pictures)) < _LEAST:
                 raise InputError(f"Class {label} of {folder} has {count} pictures to {side} on.", hint=hint)
     return Pictures(tuple(classes), tuple(train), tuple(test))
 
 
-def pictures_below(folder: Path) -> list[Picture]:
+def _pictures_below(folder: Path) -> list[Picture]:
     """List the pictures of each class, in the order of their names."""
     return [
         Picture(path, of_class.name)
         for of_class in sorted(folder.iterdir())
         if of_class.is_dir() and not of_class.name.startswith(".")
         for path in sorted(of_class.iterdir())
-        if path.suffix.lower() in SUFFIXES
+        if path.suffix.lower() in _SUFFIXES
     ]

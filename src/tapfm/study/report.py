@@ -33,7 +33,7 @@ from tapfm.study.tables import ResultTable, make_table
 
 
 @dataclass(frozen=True)
-class Part:
+class _Part:
     """A part of the report: its name, which is that of its files, and what it says."""
 
     title: str
@@ -45,29 +45,29 @@ def write_report(study: StudyConfig, folder: StudyFolder, status: Sequence[Seque
     """Write all tables and figures; `status` are the lines of status.csv."""
     results = collect_results(study, folder)
     table = make_table(results)
-    parts = [comparison_part(results, table), costs_part(results)]
+    parts = [_comparison_part(results, table), _costs_part(results)]
     if study.report in ("ablation", "stability"):
-        parts.append(ablation_part(results, table))
+        parts.append(_ablation_part(results, table))
     if study.report == "stability":
         trajectories = trajectories_of(results)
-        put(folder, "stability.csv", stability_csv(trajectories))
-        parts.append(Part("Stability", stability_markdown(trajectories)))
-        put(folder, "stability.md", parts[-1].text)
+        _put(folder, "stability.csv", stability_csv(trajectories))
+        parts.append(_Part("Stability", stability_markdown(trajectories)))
+        _put(folder, "stability.md", parts[-1].text)
     if study.report == "forgetting":
         found = summarise_probes(results)
-        put(folder, "forgetting.csv", forgetting_csv(found))
-        parts.append(Part("Forgetting", forgetting_markdown(found)))
-        put(folder, "forgetting.md", parts[-1].text)
-    put(folder, "study.md", page(results, parts, status))
+        _put(folder, "forgetting.csv", forgetting_csv(found))
+        parts.append(_Part("Forgetting", forgetting_markdown(found)))
+        _put(folder, "forgetting.md", parts[-1].text)
+    _put(folder, "study.md", _page(results, parts, status))
     return table
 
 
-def put(folder: StudyFolder, name: str, text: str) -> None:
+def _put(folder: StudyFolder, name: str, text: str) -> None:
     """Write a file of the report."""
     write_atomically(folder.path / name, text.encode())
 
 
-def comparison_part(results: StudyResults, table: ResultTable) -> Part:
+def _comparison_part(results: StudyResults, table: ResultTable) -> _Part:
     """Write table 1, or 2 where one model predicts several targets."""
     study, folder = results.study, results.folder
     name = "table_multilabel" if study.multilabel else "table_binary"
@@ -77,58 +77,58 @@ def comparison_part(results: StudyResults, table: ResultTable) -> Part:
         "test against the best of each column (Holm-corrected). N: patients. Best bold, second underlined."
     )
     label = "multi_label" if study.multilabel else "comparison"
-    put(folder, f"{name}.md", text)
-    put(folder, f"{name}.csv", table_csv(table))
-    put(folder, f"{name}.tex", table_latex(table, multilabel=study.multilabel, caption=caption, label=label))
-    return Part("AUC", text)
+    _put(folder, f"{name}.md", text)
+    _put(folder, f"{name}.csv", table_csv(table))
+    _put(folder, f"{name}.tex", table_latex(table, multilabel=study.multilabel, caption=caption, label=label))
+    return _Part("AUC", text)
 
 
-def costs_part(results: StudyResults) -> Part:
+def _costs_part(results: StudyResults) -> _Part:
     """Write what methods cost, and their curves."""
     from tapfm.study.figures import draw_methods
 
     costs = costs_of(results)
-    put(results.folder, "costs.csv", costs_csv(costs))
-    put(results.folder, "costs.md", costs_markdown(costs))
+    _put(results.folder, "costs.csv", costs_csv(costs))
+    _put(results.folder, "costs.md", costs_markdown(costs))
     if not results.methods:
-        return Part("Convergence, time and memory", costs_markdown(costs))
+        return _Part("Convergence, time and memory", costs_markdown(costs))
     draw_methods(results.folder.path / "curves.png", results)
-    return Part("Convergence, time and memory", costs_markdown(costs), ("curves.png",))
+    return _Part("Convergence, time and memory", costs_markdown(costs), ("curves.png",))
 
 
-def ablation_part(results: StudyResults, table: ResultTable) -> Part:
+def _ablation_part(results: StudyResults, table: ResultTable) -> _Part:
     """Write the fits, and draw the losses raw and as logarithms."""
     from tapfm.study.figures import draw_losses
 
     fitted = fits_of(results, table)
-    put(results.folder, "ablation.csv", ablation_csv(fitted))
+    _put(results.folder, "ablation.csv", ablation_csv(fitted))
     text = ablation_markdown(fitted)
-    put(results.folder, "ablation.md", text)
+    _put(results.folder, "ablation.md", text)
     if not fitted:
-        return Part("Log-linear fit of the training loss", text)
+        return _Part("Log-linear fit of the training loss", text)
     for name, logarithms in (("ablation-raw.png", False), ("ablation-log.png", True)):
         draw_losses(results.folder.path / name, fitted, results.study.name, logarithms=logarithms)
-    return Part("Log-linear fit of the training loss", text, ("ablation-raw.png", "ablation-log.png"))
+    return _Part("Log-linear fit of the training loss", text, ("ablation-raw.png", "ablation-log.png"))
 
 
-def page(results: StudyResults, parts: Sequence[Part], status: Sequence[Sequence[str]]) -> str:
+def _page(results: StudyResults, parts: Sequence[_Part], status: Sequence[Sequence[str]]) -> str:
     """Put it all on a page."""
     study = results.study
     planned = runs_of(study)
     finished = sum(len(each.histories) for each in results.methods)
-    lines = [f"# {study.name}", "", f"{finished} of {counted(len(planned), 'run')} finished: {what_was_run(study)}."]
+    lines = [f"# {study.name}", "", f"{finished} of {counted(len(planned), 'run')} finished: {_what_was_run(study)}."]
     lines += [line for note in study.notes for line in ("", note)]
-    lines += ["", *settings_lines(study, results.folder), "", *size_lines(results)]
+    lines += ["", *_settings_lines(study, results.folder), "", *_size_lines(results)]
     for part in parts:
         lines += ["", f"## {part.title}", "", part.text.rstrip()]
         lines += [line for figure in part.figures for line in ("", f"![{figure.partition('.')[0]}]({figure})")]
     names = {run.name for run in planned} | {f"{run.method.name}/ensemble-seed{run.seed}" for run in planned}
     # of variants that were taken out again nothing is told
-    lines += ["", *failure_lines([row for row in status if row[0] in names or row[0].startswith("features of ")])]
+    lines += ["", *_failure_lines([row for row in status if row[0] in names or row[0].startswith("features of ")])]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def what_was_run(study: StudyConfig) -> str:
+def _what_was_run(study: StudyConfig) -> str:
     """Say what is crossed with what."""
     parts = [", ".join(study.encoders), ", ".join(study.regimes)]
     aggregators = [*(study.aggregators if set(study.regimes) - {"tapfm"} else [])]
@@ -140,7 +140,7 @@ def what_was_run(study: StudyConfig) -> str:
     return " × ".join(parts) + f"; {', '.join(study.targets)}"
 
 
-def settings_lines(study: StudyConfig, folder: StudyFolder) -> list[str]:
+def _settings_lines(study: StudyConfig, folder: StudyFolder) -> list[str]:
     """Say how much each regime saw: tiles, epochs, learning rates."""
     lines = [
         "| regime | tiles of a slide in a step | epochs | encoder's rate | aggregator's rate |",
@@ -156,21 +156,21 @@ def settings_lines(study: StudyConfig, folder: StudyFolder) -> list[str]:
     for regime in REGIMES_IN_TABLE:
         if of_regime := configs.get(regime):
             cells = [
-                several([each.adaptation.tiles_per_slide for each in of_regime]),
-                several([each.schedule.epochs for each in of_regime]),
-                "-" if regime == "fixed" else several([each.optimiser.encoder_lr for each in of_regime]),
-                several([each.optimiser.aggregator_lr for each in of_regime]),
+                _several([each.adaptation.tiles_per_slide for each in of_regime]),
+                _several([each.schedule.epochs for each in of_regime]),
+                "-" if regime == "fixed" else _several([each.optimiser.encoder_lr for each in of_regime]),
+                _several([each.optimiser.aggregator_lr for each in of_regime]),
             ]
             lines.append(f"| {regime} | {' | '.join(cells)} |")
     return lines
 
 
-def several(values: Sequence[object]) -> str:
+def _several(values: Sequence[object]) -> str:
     """List different values."""
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in dict.fromkeys(values))
 
 
-def size_lines(results: StudyResults) -> list[str]:
+def _size_lines(results: StudyResults) -> list[str]:
     """Count slides, patients and positives of each split."""
     study, finished = results.study, [run for each in results.methods for run in each.histories]
     if not finished:
@@ -209,7 +209,7 @@ def size_lines(results: StudyResults) -> list[str]:
     return lines
 
 
-def failure_lines(status: Sequence[Sequence[str]]) -> list[str]:
+def _failure_lines(status: Sequence[Sequence[str]]) -> list[str]:
     """List what failed, why, and how to repeat it."""
     failed = [row for row in status if row[2] == "failed"]
     if not failed:

@@ -17,8 +17,8 @@ from tapfm.study.steps import EVALUATED, is_evaluated
 
 COHORTS = ("test", "external")
 BASELINE = "colour baseline"
-PREDICTIONS = "predictions.csv"
-BASELINE_PREDICTIONS = "predictions-baseline.csv"
+_PREDICTIONS = "predictions.csv"
+_BASELINE_PREDICTIONS = "predictions-baseline.csv"
 
 Seeds = Sequence[Sequence[Prediction]]  # the predictions of each seed
 
@@ -48,18 +48,18 @@ class StudyResults:
 
 def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
     """Read all that is finished."""
-    found = [result for method in methods_of(study) if (result := collect_method(study, folder, method)).histories]
+    found = [result for method in methods_of(study) if (result := _collect_method(study, folder, method)).histories]
     baseline = {}
     for target in dict.fromkeys(each.method.target for each in found):
         for cohort in COHORTS:
-            if seeds := baseline_of(
+            if seeds := _baseline_of(
                 study, folder, [each.method for each in found if each.method.target == target], cohort
             ):
                 baseline[cohort, target] = seeds
     return StudyResults(study, folder, found, baseline)
 
 
-def collect_method(study: StudyConfig, folder: StudyFolder, method: Method) -> MethodResult:
+def _collect_method(study: StudyConfig, folder: StudyFolder, method: Method) -> MethodResult:
     """Read the finished runs of one method."""
     histories: dict[str, list[dict[str, Any]]] = {}
     predictions: dict[str, list[list[Prediction]]] = {cohort: [] for cohort in COHORTS}
@@ -68,16 +68,16 @@ def collect_method(study: StudyConfig, folder: StudyFolder, method: Method) -> M
         for member in members:
             if folder.finished(member, study.allow_failures):
                 histories[member.name] = folder.history(member)
-        for cohort, places in evaluations(study, folder, method, seed, members).items():
+        for cohort, places in _evaluations(study, folder, method, seed, members).items():
             slides = study.cohort if cohort == "test" else study.external
             assert slides is not None
             # a part of the folds is no cohort
             if all(is_evaluated(place, study, slides) for place in places):
-                predictions[cohort].append(together([place / PREDICTIONS for place in places]))
+                predictions[cohort].append(together([place / _PREDICTIONS for place in places]))
     return MethodResult(method, histories, {cohort: seeds for cohort, seeds in predictions.items() if seeds})
 
 
-def evaluations(
+def _evaluations(
     study: StudyConfig, folder: StudyFolder, method: Method, seed: int, members: Sequence[PlannedRun]
 ) -> dict[str, list[Path]]:
     """Name the evaluations that make up a cohort: of folds all of them, on external slides their ensemble."""
@@ -105,13 +105,13 @@ def together(files: Sequence[Path]) -> list[Prediction]:
     return pooled
 
 
-def baseline_of(study: StudyConfig, folder: StudyFolder, methods: Sequence[Method], cohort: str) -> Seeds:
+def _baseline_of(study: StudyConfig, folder: StudyFolder, methods: Sequence[Method], cohort: str) -> Seeds:
     """Find the colour baseline, which is the same whatever it stands beside: it learns from the training slides."""
     for method in methods:
         for seed in study.seeds:
             members = [PlannedRun(method, seed, fold) for fold in study.each_fold]
-            places = evaluations(study, folder, method, seed, members).get(cohort, [])
-            files = [place / BASELINE_PREDICTIONS for place in places]
+            places = _evaluations(study, folder, method, seed, members).get(cohort, [])
+            files = [place / _BASELINE_PREDICTIONS for place in places]
             if files and all((place / EVALUATED).is_file() for place in places) and all(map(Path.is_file, files)):
                 return [together(files)]
     return []

@@ -26,7 +26,7 @@ from tapfm.study.runs import run_tables
 from tapfm.study.status import write_status
 from tapfm.study.steps import finished_steps, study_steps, write_ensembles
 
-MAX_THREADS = 4  # for encoders that come with tapfm
+_MAX_THREADS = 4  # for encoders that come with tapfm
 RunCommand = Callable[[Sequence[str], Path, Callable[[], int | None]], int]  # as `run_child`
 
 
@@ -104,7 +104,7 @@ def thread_settings(study: StudyConfig, jobs: int = 1) -> dict[str, str]:
     With more threads they mostly wait for each other, and threads that wait by spinning slow down other processes.
     """
     small = all(encoder_card(name).packaged for name in study.encoders)
-    threads = str(max(1, min(MAX_THREADS, available_cores() // jobs)))
+    threads = str(max(1, min(_MAX_THREADS, available_cores() // jobs)))
     return {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"} if small else {}
 
 

@@ -16,8 +16,8 @@ from tapfm.config.study import REGIMES, StudyConfig
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import InputError, SettingError
 
-TITLES = {"abmil": "ABMIL", "dsmil": "DSMIL", "clam": "CLAM", "varmil": "VarMIL"}  # as the paper writes them
-SHOWN = 20  # runs that a message names
+_TITLES = {"abmil": "ABMIL", "dsmil": "DSMIL", "clam": "CLAM", "varmil": "VarMIL"}  # as the paper writes them
+_SHOWN = 20  # runs that a message names
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Method:
     @property
     def title(self) -> str:
         """Write it as the paper does."""
-        encoder, aggregator = encoder_card(self.encoder).name, TITLES.get(self.aggregator, self.aggregator)
+        encoder, aggregator = encoder_card(self.encoder).name, _TITLES.get(self.aggregator, self.aggregator)
         if self.regime == "tapfm":
             ours = "" if self.aggregator == "cls-attention" else f", {aggregator}"
             title = f"{encoder} (TAPFM{ours})"
@@ -107,13 +107,13 @@ def runs_of(study: StudyConfig) -> list[PlannedRun]:
 def chosen(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
     """Take the runs whose name a pattern fits; all where there is none. A pattern may be the beginning of a name."""
     for pattern in only:
-        if not any(fits(run.name, pattern) for run in runs):
-            names = [run.name for run in runs[:SHOWN]] + (["..."] if len(runs) > SHOWN else [])
+        if not any(_fits(run.name, pattern) for run in runs):
+            names = [run.name for run in runs[:_SHOWN]] + (["..."] if len(runs) > _SHOWN else [])
             raise InputError(f"--only {pattern} fits no run.", hint="Runs are: " + ", ".join(names))
-    return [run for run in runs if not only or any(fits(run.name, pattern) for pattern in only)]
+    return [run for run in runs if not only or any(_fits(run.name, pattern) for pattern in only)]
 
 
-def fits(name: str, pattern: str) -> bool:
+def _fits(name: str, pattern: str) -> bool:
     """Say whether a pattern fits a name, or a folder above it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern.rstrip('/')}/*")
 

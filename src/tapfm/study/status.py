@@ -9,7 +9,7 @@ from tapfm.runtime.messages import command
 from tapfm.runtime.steps import Step, StepResult
 from tapfm.study.folder import StudyFolder
 
-COLUMNS = ("run", "step", "state", "reason", "command", "log")
+_COLUMNS = ("run", "step", "state", "reason", "command", "log")
 
 
 def write_status(folder: StudyFolder, steps: Sequence[Step], results: Mapping[str, StepResult]) -> None:
@@ -19,10 +19,10 @@ def write_status(folder: StudyFolder, steps: Sequence[Step], results: Mapping[st
         result, log = results[step.key], step.log.relative_to(folder.path).as_posix()
         row = [step.group, step.name, result.state, result.reason, command(*step.words), log]
         rows[step.group, step.name] = row
-    write_csv(folder.status, COLUMNS, rows.values())
+    write_csv(folder.status, _COLUMNS, rows.values())
 
 
 def read_status(folder: StudyFolder) -> dict[tuple[str, str], list[str]]:
     """Return the rows of status.csv by run and step; none if there is no such file."""
     rows = read_csv(folder.status) if folder.status.exists() else []
-    return {(row["run"], row["step"]): [row[name] for name in COLUMNS] for row in rows}
+    return {(row["run"], row["step"]): [row[name] for name in _COLUMNS] for row in rows}

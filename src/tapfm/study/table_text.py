@@ -8,7 +8,7 @@ from tapfm.metrics.estimate import Estimate
 from tapfm.runtime.csv_files import csv_text
 from tapfm.study.tables import COHORT_TITLES, MACRO, Cell, ResultTable, TableColumn
 
-COLUMNS = (
+_COLUMNS = (
     *("model", "encoder", "regime", "aggregator", "variant", "cohort", "target", "patients"),
     *("auc", "low", "high", "seeds", "seed_sd", "minus_best", "minus_best_low", "minus_best_high"),
     *("p_bootstrap", "p_delong", "p_holm", "rank", "why"),
@@ -30,7 +30,7 @@ def table_csv(table: ResultTable) -> str:
                 + [exact(number) for number in numbers]
                 + [cell.seeds, *(exact(number) for number in numbers_after), cell.rank or "", cell.auc.why]
             )
-    return csv_text(COLUMNS, rows)
+    return csv_text(_COLUMNS, rows)
 
 
 def exact(number: float | None) -> str:
@@ -49,7 +49,7 @@ def table_markdown(table: ResultTable, *, multilabel: bool) -> str:
         if multilabel:
             lines += [f"**{COHORT_TITLES[cohorts[0]]}** (N = {table.patients[places[0]]:,} patients)", ""]
         heads = [
-            target_title(target) if multilabel else column_title(table, (cohort, target)) for cohort, target in places
+            _target_title(target) if multilabel else column_title(table, (cohort, target)) for cohort, target in places
         ]
         lines += [f"| Model | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
         block = ""
@@ -62,11 +62,11 @@ def table_markdown(table: ResultTable, *, multilabel: bool) -> str:
             cells = [markdown_cell(row.cells.get(place)) for place in places]
             lines.append(f"| {row.title} | {' | '.join(cells)} |")
         lines.append("")
-    lines += legend(table)
+    lines += _legend(table)
     return "\n".join(lines) + "\n"
 
 
-def legend(table: ResultTable) -> list[str]:
+def _legend(table: ResultTable) -> list[str]:
     """Say how to read it."""
     seeds = max((cell.seeds for row in table.rows for cell in row.cells.values()), default=1)
     averaged = f" Mean over {seeds} seeds; the interval is that of this mean." if seeds > 1 else ""
@@ -77,14 +77,14 @@ def legend(table: ResultTable) -> list[str]:
     return [*lines, *(f"- {note}" for note in table.notes)]
 
 
-def target_title(target: str) -> str:
+def _target_title(target: str) -> str:
     """Name a column."""
     return "Macro average" if target == MACRO else target
 
 
 def column_title(table: ResultTable, place: TableColumn) -> str:
     """Name a column of one target and cohort."""
-    return f"{target_title(place[1])}, {COHORT_TITLES[place[0]].lower()} (N = {table.patients[place]:,})"
+    return f"{_target_title(place[1])}, {COHORT_TITLES[place[0]].lower()} (N = {table.patients[place]:,})"
 
 
 def markdown_cell(cell: Cell | None) -> str:
@@ -95,25 +95,25 @@ def markdown_cell(cell: Cell | None) -> str:
     value = {1: f"**{value}**", 2: f"<u>{value}</u>"}.get(cell.rank or 0, value)
     if cell.auc.low is not None and cell.auc.high is not None:
         value += f" ({cell.auc.low:.3f} to {cell.auc.high:.3f})"
-    return value if cell.against_best is None else f"{value}, p {p_text(cell.against_best.p_holm)}"
+    return value if cell.against_best is None else f"{value}, p {_p_text(cell.against_best.p_holm)}"
 
 
-def p_text(p: float | None) -> str:
+def _p_text(p: float | None) -> str:
     """Write a p."""
     return "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def table_latex(table: ResultTable, *, multilabel: bool, caption: str, label: str) -> str:
     """Write it for an article: needs the packages booktabs, multirow and graphicx."""
-    return tex_multilabel(table, caption, label) if multilabel else tex_binary(table, caption, label)
+    return _tex_multilabel(table, caption, label) if multilabel else _tex_binary(table, caption, label)
 
 
-def tex_binary(table: ResultTable, caption: str, label: str) -> str:
+def _tex_binary(table: ResultTable, caption: str, label: str) -> str:
     """Write the layout of the paper's table 1: a group of columns for each target, a block for each regime."""
     places = list(table.patients)
     groups = [(target, [place for place in places if place[1] == target]) for target in table.targets()]
     heads = [
-        rf"\multicolumn{{{len(of_target)}}}{{c}}{{\textbf{{{tex(target_title(target))}}}}}"
+        rf"\multicolumn{{{len(of_target)}}}{{c}}{{\textbf{{{tex(_target_title(target))}}}}}"
         for target, of_target in groups
     ]
     rules, column = [], 2
@@ -126,11 +126,11 @@ def tex_binary(table: ResultTable, caption: str, label: str) -> str:
         "& " + " & ".join(rf"\textbf{{{COHORT_TITLES[cohort]}}}" for cohort, _ in places) + r" \\",
         "& " + " & ".join(f"$(N = {table.patients[place]})$" for place in places) + r" \\",
     ]
-    lines += tex_rows(table, places)
-    return tex_table(lines, len(places), caption, label)
+    lines += _tex_rows(table, places)
+    return _tex_table(lines, len(places), caption, label)
 
 
-def tex_multilabel(table: ResultTable, caption: str, label: str) -> str:
+def _tex_multilabel(table: ResultTable, caption: str, label: str) -> str:
     """Write the layout of the paper's table 2: targets and their mean, one cohort below the other."""
     targets = table.targets()
     named = [target for target in targets if target != MACRO]
@@ -145,11 +145,11 @@ def tex_multilabel(table: ResultTable, caption: str, label: str) -> str:
             lines.append(head + r" & \multirow{2}{*}{\textbf{Macro average}} \\")
             lines.append(rf"\cmidrule(lr){{2-{len(named) + 1}}}")
             lines.append("& " + " & ".join(rf"\textbf{{{tex(target)}}}" for target in named) + r" & \\")
-        lines += tex_rows(table, places)
-    return tex_table(lines, len(targets), caption, label)
+        lines += _tex_rows(table, places)
+    return _tex_table(lines, len(targets), caption, label)
 
 
-def tex_rows(table: ResultTable, places: Sequence[TableColumn]) -> list[str]:
+def _tex_rows(table: ResultTable, places: Sequence[TableColumn]) -> list[str]:
     """Write the blocks of regimes, a rule between encoders."""
     lines: list[str] = []
     block = encoder = ""
@@ -162,12 +162,12 @@ def tex_rows(table: ResultTable, places: Sequence[TableColumn]) -> list[str]:
         elif row.encoder != encoder:
             lines.append(r"\midrule")
         block, encoder = row.block, row.encoder
-        cells = [tex_cell(row.cells.get(place)) for place in places]
+        cells = [_tex_cell(row.cells.get(place)) for place in places]
         lines.append(rf"{tex(row.title)} & {' & '.join(cells)} \\")
     return lines
 
 
-def tex_cell(cell: Cell | None) -> str:
+def _tex_cell(cell: Cell | None) -> str:
     """Write a cell."""
     if cell is None or cell.auc.value is None:
         return "--"
@@ -181,7 +181,7 @@ def tex_cell(cell: Cell | None) -> str:
     return rf"{value} {{\scriptsize ({', '.join(beside)})}}" if beside else value
 
 
-def tex_table(lines: Sequence[str], columns: int, caption: str, label: str) -> str:
+def _tex_table(lines: Sequence[str], columns: int, caption: str, label: str) -> str:
     """Put a table around lines."""
     return "\n".join(
         [
@@ -203,7 +203,7 @@ def tex_table(lines: Sequence[str], columns: int, caption: str, label: str) -> s
     )
 
 
-TEX = {
+_TEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
     "%": r"\%",
@@ -221,4 +221,4 @@ TEX = {
 
 def tex(text: str) -> str:
     """Write plain text for LaTeX."""
-    return "".join(TEX.get(character, character) for character in text)
+    return "".join(_TEX.get(character, character) for character in text)

@@ -20,7 +20,7 @@ BLOCKS = {
     BASELINE: "Without an encoder",
 }
 COHORT_TITLES = {"test": "Test", "external": "External"}
-SAME = 5e-5  # values that look the same with four digits share their rank
+_SAME = 5e-5  # values that look the same with four digits share their rank
 
 TableColumn = tuple[str, str]  # cohort and target of a column
 
@@ -70,33 +70,33 @@ class ResultTable:
 def make_table(results: StudyResults) -> ResultTable:
     """Compare all methods in each column; what a method lacks is left empty."""
     study = results.study
-    rows = row_titles(results)
+    rows = _row_titles(results)
     columns = [
         (cohort, target)
-        for target in column_targets(results)
+        for target in _column_targets(results)
         for cohort in COHORTS
-        if seeds_in(results, cohort, target)
+        if _seeds_in(results, cohort, target)
     ]
     patients: dict[TableColumn, int] = {}
     cells: dict[tuple[str, ...], dict[TableColumn, Cell]] = {key: {} for key in rows}
     notes: list[str] = []
     for cohort, target in columns:
-        found = seeds_in(results, cohort, target)
+        found = _seeds_in(results, cohort, target)
         targets = study.targets if study.multilabel else [target]
-        compared = compare_column(found, targets, target, study.unit, study.resamples)
+        compared = _compare_column(found, targets, target, study.unit, study.resamples)
         patients[cohort, target] = compared.comparison.patients
         notes += [note for note in compared.notes(cohort) if note not in notes]
         for name, cell in compared.cells().items():
             cells[compared.keys[name]][cohort, target] = cell
     made = [
-        Row(BLOCKS[key[1] if len(key) > 1 else BASELINE], *parts_of(key), title, cells[key])
+        Row(BLOCKS[key[1] if len(key) > 1 else BASELINE], *_parts_of(key), title, cells[key])
         for key, title in rows.items()
         if cells[key]
     ]
     return ResultTable(study.unit, patients, made, notes)
 
 
-def row_titles(results: StudyResults) -> dict[tuple[str, ...], str]:
+def _row_titles(results: StudyResults) -> dict[tuple[str, ...], str]:
     """List the rows: methods in the order of the blocks, then the baseline."""
     ordered = sorted(results.methods, key=lambda each: REGIMES_IN_TABLE.index(each.method.regime))
     rows = {row_key(each.method.row): each.method.title for each in ordered}
@@ -108,7 +108,7 @@ def row_key(row: tuple[str, str, str, str | None]) -> tuple[str, ...]:
     return tuple(part or "" for part in row)
 
 
-def parts_of(key: tuple[str, ...]) -> tuple[str, str, str, str]:
+def _parts_of(key: tuple[str, ...]) -> tuple[str, str, str, str]:
     """Say what a row is made of: encoder, regime, aggregator, variant."""
     if len(key) == 1:
         return "", key[0], "", ""
@@ -116,12 +116,12 @@ def parts_of(key: tuple[str, ...]) -> tuple[str, str, str, str]:
     return encoder, regime, aggregator, variant
 
 
-def column_targets(results: StudyResults) -> list[str]:
+def _column_targets(results: StudyResults) -> list[str]:
     """List targets; of one model for several targets their mean as well."""
     return [*results.study.targets, *([MACRO] if results.study.multilabel else [])]
 
 
-def seeds_in(results: StudyResults, cohort: str, target: str) -> dict[tuple[str, ...], Seeds]:
+def _seeds_in(results: StudyResults, cohort: str, target: str) -> dict[tuple[str, ...], Seeds]:
     """Find the predictions of each row in a column."""
     found: dict[tuple[str, ...], Seeds] = {}
     for each in results.methods:
@@ -134,7 +134,7 @@ def seeds_in(results: StudyResults, cohort: str, target: str) -> dict[tuple[str,
 
 
 @dataclass(frozen=True)
-class ComparedColumn:
+class _ComparedColumn:
     """One column: everything against its best."""
 
     keys: Mapping[str, tuple[str, ...]]
@@ -151,9 +151,9 @@ class ComparedColumn:
             name: Cell(
                 auc=self.comparison.aucs[name, self.target],
                 seeds=len(self.seeds[name]),
-                seed_sd=spread(self.seeds[name], self.target, self.comparison),
-                against_best=pair_with(self.comparison.pairs, name, self.best, self.target),
-                rank=rank_of(values[name], [value for value in values.values() if value is not None]),
+                seed_sd=_spread(self.seeds[name], self.target, self.comparison),
+                against_best=_pair_with(self.comparison.pairs, name, self.best, self.target),
+                rank=_rank_of(values[name], [value for value in values.values() if value is not None]),
             )
             for name in self.keys
         }
@@ -177,18 +177,18 @@ class ComparedColumn:
         return lines
 
 
-def compare_column(
+def _compare_column(
     found: Mapping[tuple[str, ...], Seeds], targets: Sequence[str], target: str, unit: Unit, resamples: int
-) -> ComparedColumn:
+) -> _ComparedColumn:
     """Compare the methods of a column with the best of them."""
     keys = {"/".join(part for part in key if part): key for key in found}
     seeds = {name: found[key] for name, key in keys.items()}
-    values = {name: mean_auc(each, targets, target, unit) for name, each in seeds.items()}
+    values = {name: _mean_auc(each, targets, target, unit) for name, each in seeds.items()}
     known = {name: value for name, value in values.items() if value is not None}
     best = max(known, key=lambda name: known[name]) if known else None  # of equal ones the first
     if len(seeds) == 1:  # nothing to compare with; its interval comes about in the same way
         both = seeds | {f"{name} again": each for name, each in seeds.items()}
-        return ComparedColumn(keys, seeds, compare_methods(both, targets, unit, resamples=resamples), target, best)
+        return _ComparedColumn(keys, seeds, compare_methods(both, targets, unit, resamples=resamples), target, best)
     comparison = compare_methods(seeds, targets, unit, resamples=resamples, against=best)
     if best is not None and comparison.left_out:
         # on the patients that all have, another one may be the best
@@ -197,35 +197,35 @@ def compare_column(
         if leading and leading.get(best, -1.0) < max(leading.values()):
             best = max(leading, key=lambda name: leading[name])
             comparison = compare_methods(seeds, targets, unit, resamples=resamples, against=best)
-    return ComparedColumn(keys, seeds, comparison, target, best)
+    return _ComparedColumn(keys, seeds, comparison, target, best)
 
 
-def mean_auc(seeds: Seeds, targets: Sequence[str], target: str, unit: Unit) -> float | None:
+def _mean_auc(seeds: Seeds, targets: Sequence[str], target: str, unit: Unit) -> float | None:
     """Average the AUC of a method over its seeds."""
-    values = aucs_of(seeds, targets, target, unit)
+    values = _aucs_of(seeds, targets, target, unit)
     return fmean(values) if values else None
 
 
-def aucs_of(seeds: Seeds, targets: Sequence[str], target: str, unit: Unit) -> list[float]:
+def _aucs_of(seeds: Seeds, targets: Sequence[str], target: str, unit: Unit) -> list[float]:
     """Find the AUC of each seed, where there is one."""
     of_seeds = [compute_scores(each, targets, unit) for each in seeds]
     found = [each.macro if target == MACRO else each.auc[target] for each in of_seeds]
     return [value for value in found if value is not None]
 
 
-def spread(seeds: Seeds, target: str, comparison: Comparison) -> float | None:
+def _spread(seeds: Seeds, target: str, comparison: Comparison) -> float | None:
     """Say how much seeds differ."""
-    values = aucs_of(seeds, comparison.targets, target, comparison.unit)
+    values = _aucs_of(seeds, comparison.targets, target, comparison.unit)
     return stdev(values) if len(values) > 1 else None
 
 
-def pair_with(pairs: Iterable[PairedComparison], name: str, best: str | None, target: str) -> PairedComparison | None:
+def _pair_with(pairs: Iterable[PairedComparison], name: str, best: str | None, target: str) -> PairedComparison | None:
     """Find the test of a method against the best, as this method minus the best."""
     return next((pair for pair in pairs if (pair.first, pair.second, pair.target) == (name, best, target)), None)
 
 
-def rank_of(value: float | None, values: Sequence[float]) -> int | None:
+def _rank_of(value: float | None, values: Sequence[float]) -> int | None:
     """Rank a value; those that look the same share a rank."""
     if value is None:
         return None
-    return 1 + sum(other > value + SAME for other in values)
+    return 1 + sum(other > value + _SAME for other in values)

@@ -23,10 +23,10 @@ CohortName: TypeAlias = Literal["development", "external"]
 # older version are then painted again. tests/versions/ fails when the output changes and this number does not.
 PAINTING_VERSION = 1
 
-SHARE_AT_40X = 0.3
+_SHARE_AT_40X = 0.3
 LEAST = 2  # positives, and negatives, of each target in each split that is large enough
-TILE_UM = 112.0  # side of a tile of 224 px at 0.5 um per pixel
-USUAL_TISSUE_SHARE = 0.5
+_TILE_UM = 112.0  # side of a tile of 224 px at 0.5 um per pixel
+_USUAL_TISSUE_SHARE = 0.5
 ASPECT = 1.28  # width of a slide over its height
 
 
@@ -40,7 +40,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Difficulty:
+class _Difficulty:
     """How much of a positive slide's nests show it, how clearly, and how much in any slide resembles it."""
 
     share: float  # of the epithelium
@@ -63,10 +63,10 @@ TASKS: dict[str, tuple[Target, ...]] = {
         target("ALK", 0.03, 0.01, "paired"),
     ),
 }
-DIFFICULTIES: dict[str, Difficulty] = {
-    "easy": Difficulty(share=0.30, strength=1.0, lookalikes=0.0),
-    "medium": Difficulty(share=0.18, strength=0.85, lookalikes=0.10),
-    "hard": Difficulty(share=0.10, strength=0.6, lookalikes=0.20),
+DIFFICULTIES: dict[str, _Difficulty] = {
+    "easy": _Difficulty(share=0.30, strength=1.0, lookalikes=0.0),
+    "medium": _Difficulty(share=0.18, strength=0.85, lookalikes=0.10),
+    "hard": _Difficulty(share=0.10, strength=0.6, lookalikes=0.20),
 }
 
 SITES: dict[CohortName, dict[str, Staining]] = {
@@ -80,7 +80,7 @@ SITES: dict[CohortName, dict[str, Staining]] = {
         "site-y": Staining((0.52, 0.76, 0.39), (0.06, 0.88, 0.53), haematoxylin_strength=1.15, eosin_strength=1.28),
     },
 }
-SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # each at 20x and at 40x
+_SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # each at 20x and at 40x
     "development": (
         (Scanner("alpha", 0.4990, 20), Scanner("alpha", 0.2495, 40)),
         (
@@ -188,11 +188,11 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
             each.name: plant(splits, each.prevalence[cohort], LEAST, spec.seed, cohort, "label", each.name)
             for each in spec.targets
         }
-        at_40x = plant(splits, SHARE_AT_40X, 0, spec.seed, cohort, "resolution")
+        at_40x = plant(splits, _SHARE_AT_40X, 0, spec.seed, cohort, "resolution")
         for index in range(count):
             number = f"{index + 1:0{max(3, len(str(count)))}d}"
             planned.append(
-                plan_slide(
+                _plan_slide(
                     spec,
                     f"{slide_letter}{number}",
                     f"{patient_letter}{number}",
@@ -246,7 +246,7 @@ def plant(splits: Sequence[str], share: float, least: int, *address: int | str) 
     return chosen
 
 
-def plan_slide(
+def _plan_slide(
     spec: CohortSpec,
     slide_id: str,
     patient_id: str,
@@ -257,7 +257,7 @@ def plan_slide(
 ) -> PlannedSlide:
     """Draw a slide's tissue, stain, scanner and accidents; of all these only the foci look at the labels."""
     site = str(rng_for(spec.seed, slide_id, "site").choice(list(SITES[cohort])))
-    scanners = SCANNERS[cohort]
+    scanners = _SCANNERS[cohort]
     scanner = scanners[int(rng_for(spec.seed, slide_id, "scanner").integers(len(scanners)))][at_40x]
     return PlannedSlide(
         slide_id,
@@ -267,9 +267,9 @@ def plan_slide(
         labels,
         site,
         draw_section(spec, slide_id, cohort, labels),
-        draw_staining(SITES[cohort][site], spec.seed, slide_id),
+        _draw_staining(SITES[cohort][site], spec.seed, slide_id),
         scanner,
-        draw_accidents(spec.seed, slide_id),
+        _draw_accidents(spec.seed, slide_id),
         spec.seed,
     )
 
@@ -277,7 +277,7 @@ def plan_slide(
 def draw_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels: Mapping[str, int]) -> SectionSpec:
     """Draw how much tissue there is and of what, and put the foci of positive targets and of lookalikes into it."""
     rng = rng_for(spec.seed, slide_id, "section")
-    height_um = TILE_UM * np.sqrt(spec.tiles / USUAL_TISSUE_SHARE / ASPECT)
+    height_um = _TILE_UM * np.sqrt(spec.tiles / _USUAL_TISSUE_SHARE / ASPECT)
     lowest, highest = (0.40, 0.62) if cohort == "development" else (0.28, 0.50)
     drawn = SectionSpec(
         width_um=round(ASPECT * height_um),
@@ -305,7 +305,7 @@ def draw_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels: Ma
     return replace(drawn, foci=tuple(foci))
 
 
-def draw_staining(site: Staining, seed: int, slide_id: str) -> Staining:
+def _draw_staining(site: Staining, seed: int, slide_id: str) -> Staining:
     """Vary the site's stain from slide to slide."""
     rng = rng_for(seed, slide_id, "staining")
     return replace(
@@ -317,7 +317,7 @@ def draw_staining(site: Staining, seed: int, slide_id: str) -> Staining:
     )
 
 
-def draw_accidents(seed: int, slide_id: str) -> Accidents:
+def _draw_accidents(seed: int, slide_id: str) -> Accidents:
     """Draw what went wrong with a slide; mostly a little."""
     rng = rng_for(seed, slide_id, "what goes wrong")
     return Accidents(

@@ -41,19 +41,19 @@ from tapfm.synthetic.truth import (
 from tapfm.tiles.grid import TileSpec
 from tapfm.version import __version__
 
-SETTINGS = "synth.json"
-SLIDES: dict[CohortName, str] = {"development": "slides", "external": "external"}  # folders
+_SETTINGS = "synth.json"
+_SLIDES: dict[CohortName, str] = {"development": "slides", "external": "external"}  # folders
 TABLES: dict[CohortName, str] = {"development": "cohort.csv", "external": "external.csv"}
-TRUTH = "truth"
-SLIDE_NAME = re.compile(r"(slides/S|external/X)\d{3,}\.svs")
+_TRUTH = "truth"
+_SLIDE_NAME = re.compile(r"(slides/S|external/X)\d{3,}\.svs")
 ABOUT = "README.md"
-MOST_SHOWN = 40  # slides on the contact sheet
-BYTES_PER_PIXEL = 55  # of a slide that is being painted: a little more than the peak of 20x and 40x slides
-ADVICE = f"{RESUME} If memory was short: --workers 1, or fewer --tiles."
+_MOST_SHOWN = 40  # slides on the contact sheet
+_BYTES_PER_PIXEL = 55  # of a slide that is being painted: a little more than the peak of 20x and 40x slides
+_ADVICE = f"{RESUME} If memory was short: --workers 1, or fewer --tiles."
 
 
 @dataclass(frozen=True)
-class PaintingJob:
+class _PaintingJob:
     """One slide to paint; travels to a worker."""
 
     planned: PlannedSlide
@@ -62,7 +62,7 @@ class PaintingJob:
     @property
     def name(self) -> str:
         """Its slide as the tables name it, from the cohort's folder on."""
-        return f"{SLIDES[self.planned.cohort]}/{self.planned.slide_id}.svs"
+        return f"{_SLIDES[self.planned.cohort]}/{self.planned.slide_id}.svs"
 
     @property
     def slide_path(self) -> Path:
@@ -100,32 +100,32 @@ def cohort_spec(
 def paint_cohort(spec: CohortSpec, folder: Path, *, workers: int, force: bool, console: Console) -> list[PlannedSlide]:
     """Paint all slides that do not exist yet, then write the tables."""
     planned = plan_cohort(spec)
-    jobs = [PaintingJob(each, folder) for each in planned]
+    jobs = [_PaintingJob(each, folder) for each in planned]
     key = fingerprint(PAINTING_VERSION, asdict(spec))
-    earlier = check_folder(folder, key, force=force)
+    earlier = _check_folder(folder, key, force=force)
     with locked(folder, "tapfm synth", "give another folder"), SlideClaims(folder) as claims:
         try:
-            remove_unfinished(folder, *(folder / name for name in (*SLIDES.values(), TRUTH)))
-            remove_painted(folder, earlier)
+            remove_unfinished(folder, *(folder / name for name in (*_SLIDES.values(), _TRUTH)))
+            _remove_painted(folder, earlier)
             about_itself = {"key": key, "settings": asdict(spec), "slides": [job.name for job in jobs]}
-            write_atomically(folder / SETTINGS, json.dumps(about_itself, indent=1).encode())
-            todo = [job for job in jobs if force or not is_whole(job)]
+            write_atomically(folder / _SETTINGS, json.dumps(about_itself, indent=1).encode())
+            todo = [job for job in jobs if force or not _is_whole(job)]
             if len(todo) < len(jobs):
                 console.print(f"{len(jobs) - len(todo):,} of {len(jobs):,} slides are already painted.")
-            paint_slides(todo, fitting_workers(todo, workers, console), claims, console)
-            write_tables(spec, planned, folder)
+            _paint_slides(todo, _fitting_workers(todo, workers, console), claims, console)
+            _write_tables(spec, planned, folder)
         except OSError as error:
-            raise TapfmError(f"The cohort could not be written ({error}).", hint=ADVICE) from error
+            raise TapfmError(f"The cohort could not be written ({error}).", hint=_ADVICE) from error
     return planned
 
 
-def is_whole(job: PaintingJob) -> bool:
+def _is_whole(job: _PaintingJob) -> bool:
     """Say whether a slide and its truth are there and can be read."""
-    files = truth_files(job.folder, job.planned.slide_id).values()
+    files = _truth_files(job.folder, job.planned.slide_id).values()
     if not all(path.is_file() for path in (job.slide_path, *files)):
         return False
     try:
-        read_truth(job.folder / TRUTH, job.planned.slide_id)
+        read_truth(job.folder / _TRUTH, job.planned.slide_id)
         with closing(open_slide(job.slide_path)) as slide:
             slide.thumbnail(64)
     except TapfmError:
@@ -133,27 +133,27 @@ def is_whole(job: PaintingJob) -> bool:
     return True
 
 
-def fitting_workers(jobs: Sequence[PaintingJob], workers: int, console: Console) -> int:
+def _fitting_workers(jobs: Sequence[_PaintingJob], workers: int, console: Console) -> int:
     """Lower the number of processes where memory would not do for the largest slides side by side."""
     if not workers or not jobs or not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return workers
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     largest_um2 = max(job.planned.section.width_um * job.planned.section.height_um for job in jobs)
     pixels = largest_um2 / min(job.planned.scanner.mpp for job in jobs) ** 2
-    fitting = max(1, min(workers, int(free / (BYTES_PER_PIXEL * pixels))))
+    fitting = max(1, min(workers, int(free / (_BYTES_PER_PIXEL * pixels))))
     if fitting < workers:
         console.print(f"Free memory is enough for {fitting} of {workers} processes side by side.")
     return fitting
 
 
-def check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
+def _check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
     """Refuse a folder that holds something else; list the slides of an earlier cohort that has to go."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file.", hint="Give a folder that is new, or that tapfm synth painted.")
     try:
         if not folder.exists() or not any(not path.name.startswith(".") for path in folder.iterdir()):
             return []
-        text = (folder / SETTINGS).read_text(encoding="utf-8")
+        text = (folder / _SETTINGS).read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise InputError(
             f"{folder} is not empty, and was not painted by tapfm synth.", hint="Give a new folder."
@@ -163,11 +163,12 @@ def check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
     try:
         before = json.loads(text)
         key_before, names = str(before["key"]), [str(name) for name in before["slides"]]
-        if not all(SLIDE_NAME.fullmatch(name) for name in names):
+        if not all(_SLIDE_NAME.fullmatch(name) for name in names):
             raise ValueError("a name that tapfm synth never gave")
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{folder / SETTINGS} is damaged: {error}.", hint="Give a new folder, or remove this one and paint it anew."
+            f"{folder / _SETTINGS} is damaged: {error}.",
+            hint="Give a new folder, or remove this one and paint it anew.",
         ) from error
     if key_before == key:
         return []
@@ -179,38 +180,38 @@ def check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
     return names
 
 
-def remove_painted(folder: Path, names: Sequence[str]) -> None:
+def _remove_painted(folder: Path, names: Sequence[str]) -> None:
     """Remove an earlier cohort's slides, truth and tables, and nothing else."""
     for name in names:
-        for path in (folder / name, *truth_files(folder, Path(name).stem).values()):
+        for path in (folder / name, *_truth_files(folder, Path(name).stem).values()):
             if not path.parent.is_symlink():
                 path.unlink(missing_ok=True)
     if names:
-        for name in (*TABLES.values(), CONTACT_SHEET, ABOUT, f"{TRUTH}/tiles.csv"):
+        for name in (*TABLES.values(), CONTACT_SHEET, ABOUT, f"{_TRUTH}/tiles.csv"):
             (folder / name).unlink(missing_ok=True)
 
 
-def truth_files(folder: Path, slide_id: str) -> dict[str, Path]:
+def _truth_files(folder: Path, slide_id: str) -> dict[str, Path]:
     """Name the files of a slide's truth."""
-    return {suffix: folder / TRUTH / f"{slide_id}.{suffix}" for suffix in ("png", "json", "geojson")}
+    return {suffix: folder / _TRUTH / f"{slide_id}.{suffix}" for suffix in ("png", "json", "geojson")}
 
 
-def paint_slides(jobs: Sequence[PaintingJob], workers: int, claims: SlideClaims, console: Console) -> None:
+def _paint_slides(jobs: Sequence[_PaintingJob], workers: int, claims: SlideClaims, console: Console) -> None:
     """Paint slides in worker processes. A slide that fails ends the command: the cohort would lack it."""
     by_id = {job.planned.slide_id: job for job in jobs}
     with SlideProgress(console, "painting", slides=len(jobs)) as progress:
-        for slide_id, result in run_slides(paint_and_write, by_id, workers=workers, claims=claims):
+        for slide_id, result in run_slides(_paint_and_write, by_id, workers=workers, claims=claims):
             if isinstance(result, Failure):
-                raise TapfmError(f"Slide {slide_id} could not be painted: {result.reason}.", hint=ADVICE)
+                raise TapfmError(f"Slide {slide_id} could not be painted: {result.reason}.", hint=_ADVICE)
             progress.finish_slide(slide_id)
 
 
-def paint_and_write(job: PaintingJob) -> None:
+def _paint_and_write(job: _PaintingJob) -> None:
     """Paint one slide and write its files, the slide last: one that exists is complete. Runs in a worker."""
     cv2.setNumThreads(1)  # slides are what runs side by side
     planned = job.planned
     painted = paint_slide(planned)
-    files = truth_files(job.folder, planned.slide_id)
+    files = _truth_files(job.folder, planned.slide_id)
     accidents = {"Fold": painted.scan.fold, "Out of focus": painted.scan.blurred, "Pen": painted.scan.pen}
     write_atomically(files["png"], truth_picture(painted.truth))
     write_atomically(files["json"], json.dumps(facts_of(painted.truth)).encode())
@@ -218,39 +219,39 @@ def paint_and_write(job: PaintingJob) -> None:
     write_atomically(job.slide_path, svs(painted.scan.pixels, planned.scanner, planned.slide_id))
 
 
-def write_tables(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path) -> None:
+def _write_tables(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path) -> None:
     """Write the tables of slides, the table of tiles, a sheet of thumbnails, and what all this is."""
     targets = [each.name for each in spec.targets]
     for cohort, name in TABLES.items():
         rows = [each for each in planned if each.cohort == cohort]
         if rows:
-            write_atomically(folder / name, cohort_table(rows, targets, folder))
-    truths = {each.slide_id: read_truth(folder / TRUTH, each.slide_id) for each in planned}
+            write_atomically(folder / name, _cohort_table(rows, targets, folder))
+    truths = {each.slide_id: read_truth(folder / _TRUTH, each.slide_id) for each in planned}
     rows_of_tiles = [row for each in planned for row in tile_rows(each.slide_id, truths[each.slide_id], targets)]
-    write_atomically(folder / TRUTH / "tiles.csv", tile_table(rows_of_tiles, targets))
-    write_atomically(folder / CONTACT_SHEET, contact_sheet([PaintingJob(each, folder) for each in planned], truths))
-    write_atomically(folder / ABOUT, about(spec, targets).encode())
+    write_atomically(folder / _TRUTH / "tiles.csv", tile_table(rows_of_tiles, targets))
+    write_atomically(folder / CONTACT_SHEET, _contact_sheet([_PaintingJob(each, folder) for each in planned], truths))
+    write_atomically(folder / ABOUT, _about(spec, targets).encode())
 
 
-def cohort_table(slides: Sequence[PlannedSlide], targets: Sequence[str], folder: Path) -> bytes:
+def _cohort_table(slides: Sequence[PlannedSlide], targets: Sequence[str], folder: Path) -> bytes:
     """Return a cohort table as `tapfm tile` and `tapfm train` read it."""
     columns = ["slide_id", "path", "patient_id", "cohort", "split", *targets, "site", "scanner", "objective"]
     rows = []
     for each in slides:
-        about = [each.slide_id, PaintingJob(each, folder).name, each.patient_id, each.cohort, each.split]
+        about = [each.slide_id, _PaintingJob(each, folder).name, each.patient_id, each.cohort, each.split]
         labels = [each.labels[name] for name in targets]
         rows.append([*about, *labels, each.site, each.scanner.name, f"{each.scanner.objective}x"])
     return csv_text(columns, rows).encode()
 
 
-def contact_sheet(jobs: Sequence[PaintingJob], truths: Mapping[str, SlideTruth]) -> bytes:
+def _contact_sheet(jobs: Sequence[_PaintingJob], truths: Mapping[str, SlideTruth]) -> bytes:
     """Put slides on one picture, each with a tile at full size; of a large cohort some of them."""
-    shown = [jobs[i] for i in np.unique(np.linspace(0, len(jobs) - 1, MOST_SHOWN).astype(int))]
+    shown = [jobs[i] for i in np.unique(np.linspace(0, len(jobs) - 1, _MOST_SHOWN).astype(int))]
     columns, words_px, gap_px, side_px = 4, 18, 8, TileSpec().tile_px
     cells = []
     for job in shown:
         truth = truths[job.planned.slide_id]
-        x, y, side_px0 = telling_tile(truth, job.planned.positive)
+        x, y, side_px0 = _telling_tile(truth, job.planned.positive)
         with closing(open_slide(job.slide_path)) as slide:
             cells.append((slide.thumbnail(round(side_px * ASPECT)).pixels, slide.read(x, y, side_px0, side_px)))
     width_px = max(thumbnail.shape[1] for thumbnail, _ in cells) + side_px + 2 * gap_px
@@ -269,7 +270,7 @@ def contact_sheet(jobs: Sequence[PaintingJob], truths: Mapping[str, SlideTruth])
     return file.getvalue()
 
 
-def telling_tile(truth: SlideTruth, positive: Sequence[str]) -> tuple[int, int, int]:
+def _telling_tile(truth: SlideTruth, positive: Sequence[str]) -> tuple[int, int, int]:
     """Find the tile that shows most of what is planted, or else of nests: its corner and side."""
     positions, side_px0 = truth.grid()
     planted = [truth.signal(name, positions, side_px0) for name in positive]
@@ -278,7 +279,7 @@ def telling_tile(truth: SlideTruth, positive: Sequence[str]) -> tuple[int, int, 
     return int(positions[best, 0]), int(positions[best, 1]), side_px0
 
 
-def about(spec: CohortSpec, targets: Sequence[str]) -> str:
+def _about(spec: CohortSpec, targets: Sequence[str]) -> str:
     """Say in the folder itself what is in it."""
     settings = [f"--slides {spec.slides} --external {spec.external} --task {spec.task} --difficulty {spec.difficulty}"]
     settings += [f"--seed {spec.seed} --tiles {spec.tiles} --fractions {' '.join(map(str, spec.fractions))}"]

@@ -111,15 +111,15 @@ def draw_stamps(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple[F
     mean_radius_um = (np.sqrt(nuclei.length_um * nuclei.width_um) / 2)[:, None, None]
     edge_um = np.float32(max(0.9, mpp))
     cover = np.clip((1 - radius) * mean_radius_um / edge_um + 0.5, 0, 1)
-    return cover, chromatin(rng, kind, radius, cover, mpp)
+    return cover, _chromatin(rng, kind, radius, cover, mpp)
 
 
-def chromatin(rng: np.random.Generator, kind: NucleusKind, radius: Field, cover: Field, mpp: float) -> Field:
+def _chromatin(rng: np.random.Generator, kind: NucleusKind, radius: Field, cover: Field, mpp: float) -> Field:
     """Give the optical density inside nuclei, with the mean light of a nucleus without texture."""
     count, side = len(radius), radius.shape[1]
     # some are darker than others; drawn first, so that it does not depend on the scale
     wanted = (kind.haematoxylin * np.clip(rng.normal(1, 0.17, count), 0.55, 1.6)).astype(np.float32)
-    fine, coarse = texture(rng, 0.9 / mpp), texture(rng, 2.8 / mpp)
+    fine, coarse = _texture(rng, 0.9 / mpp), _texture(rng, 2.8 / mpp)
     rows = rng.integers(0, fine.shape[0] - side, count)[:, None, None] + np.arange(side)[None, :, None]
     columns = rng.integers(0, fine.shape[1] - side, count)[:, None, None] + np.arange(side)[None, None, :]
     speckle = fine[rows, columns]
@@ -149,7 +149,7 @@ def chromatin(rng: np.random.Generator, kind: NucleusKind, radius: Field, cover:
     return density * scale
 
 
-def texture(rng: np.random.Generator, wavelength_px: float) -> Field:
+def _texture(rng: np.random.Generator, wavelength_px: float) -> Field:
     """Make a sheet of noise to cut chromatin from."""
     return smooth_noise(rng, (384, 384), max(2.0, 2 * wavelength_px))
 

@@ -27,10 +27,10 @@ from tapfm.synthetic.nuclei import draw_stamps, stamp
 from tapfm.synthetic.section import MAP_MPP, Compartment, Section, borders_between
 
 Here: TypeAlias = Callable[[Field], Field]  # draws the rows at hand of a field of the plan
-TEXTURE_MPP = 0.5  # the finest texture is drawn at this scale, so that a section looks the same at 20x and 40x
-ENLARGED = MAP_MPP / TEXTURE_MPP
-STRIP_PX = 128  # rows painted at once: what they need stays in the processor's cache
-DRAWN_AT_ONCE = 256  # nuclei, for the same reason
+_TEXTURE_MPP = 0.5  # the finest texture is drawn at this scale, so that a section looks the same at 20x and 40x
+_ENLARGED = MAP_MPP / _TEXTURE_MPP
+_STRIP_PX = 128  # rows painted at once: what they need stays in the processor's cache
+_DRAWN_AT_ONCE = 256  # nuclei, for the same reason
 
 
 class Stains(NamedTuple):
@@ -62,28 +62,28 @@ class Textures:
 def paint(section: Section, mpp: float, *address: int | str) -> Stains:
     """Paint a section at a scale; the same address gives the same picture."""
     spec = section.spec
-    ground_hw = round(spec.height_um / TEXTURE_MPP), round(spec.width_um / TEXTURE_MPP)
+    ground_hw = round(spec.height_um / _TEXTURE_MPP), round(spec.width_um / _TEXTURE_MPP)
     shape_hw = round(spec.height_um / mpp), round(spec.width_um / mpp)
-    textures = make_textures(rng_for(*address, "texture"), section, ground_hw)
+    textures = _make_textures(rng_for(*address, "texture"), section, ground_hw)
     haematoxylin, eosin = np.empty(ground_hw, np.float32), np.empty(ground_hw, np.float32)
-    for top in range(0, ground_hw[0], STRIP_PX):
-        rows = np.s_[top : min(top + STRIP_PX, ground_hw[0])]
-        haematoxylin[rows], eosin[rows] = ground(section, textures, rows, ground_hw[1])
-    blood = red_cells(rng_for(*address, "blood"), section)
+    for top in range(0, ground_hw[0], _STRIP_PX):
+        rows = np.s_[top : min(top + _STRIP_PX, ground_hw[0])]
+        haematoxylin[rows], eosin[rows] = _ground(section, textures, rows, ground_hw[1])
+    blood = _red_cells(rng_for(*address, "blood"), section)
     stains = Stains(resized(haematoxylin, shape_hw), resized(eosin, shape_hw), resized(blood, shape_hw))
     for nuclei in section.nuclei:
-        for start in range(0, len(nuclei), DRAWN_AT_ONCE):
-            some = nuclei[start : start + DRAWN_AT_ONCE]
+        for start in range(0, len(nuclei), _DRAWN_AT_ONCE):
+            some = nuclei[start : start + _DRAWN_AT_ONCE]
             cover, density = draw_stamps(rng_for(*address, "nuclei", nuclei.name, start), some, mpp)
             stamp(stains.haematoxylin, stains.eosin, some, cover, density, mpp, other_share=0.7)
     return stains
 
 
-def make_textures(rng: np.random.Generator, section: Section, ground_hw: Shape) -> Textures:
+def _make_textures(rng: np.random.Generator, section: Section, ground_hw: Shape) -> Textures:
     """Draw all noise that the ground needs."""
     map_hw = section.compartments.shape
     return Textures(
-        grain=noise(rng, ground_hw, 1.9 / TEXTURE_MPP),
+        grain=noise(rng, ground_hw, 1.9 / _TEXTURE_MPP),
         clouds=rough_noise(rng, map_hw, 24, 3),
         thick_fibres=smooth_noise(rng, (512, 512), 4.0),
         fine_fibres=smooth_noise(rng, (512, 512), 4.0),
@@ -91,21 +91,21 @@ def make_textures(rng: np.random.Generator, section: Section, ground_hw: Shape) 
         ripple=2.6 * smooth_noise(rng, map_hw, 26) + 1.3 * smooth_noise(rng, map_hw, 9),
         secretion=soft_step(rough_noise(rng, map_hw, 90, 4, 0.6) - 1.1, 1.8),
         thickness=1 + 0.07 * smooth_noise(rng, map_hw, 350),
-        cell_borders=softened(epithelial_borders(section), 0.7),
-        fat_walls=softened(section.fat_walls, 0.9),
-        near_lumen=softened(section.compartments == Compartment.LUMEN, 2.0),
+        cell_borders=_softened(_epithelial_borders(section), 0.7),
+        fat_walls=_softened(section.fat_walls, 0.9),
+        near_lumen=_softened(section.compartments == Compartment.LUMEN, 2.0),
         cover={
-            each: softened(section.compartments == each, 0.9) for each in Compartment if each is not Compartment.GLASS
+            each: _softened(section.compartments == each, 0.9) for each in Compartment if each is not Compartment.GLASS
         },
     )
 
 
-def softened(mask: Mask, blur_px: float) -> Field:
+def _softened(mask: Mask, blur_px: float) -> Field:
     """Give a mask a soft edge."""
     return np.asarray(cv2.GaussianBlur(mask.astype(np.float32), (0, 0), blur_px), np.float32)
 
 
-def epithelial_borders(section: Section) -> Mask:
+def _epithelial_borders(section: Section) -> Mask:
     """Draw the borders between the cells of the epithelium."""
     nests = {"epithelium", *(focus.name for focus in section.spec.foci)}
     cells = [each for each in section.nuclei if each.name in nests]
@@ -115,16 +115,16 @@ def epithelial_borders(section: Section) -> Mask:
     return borders_between(x_um, y_um, section.compartments.shape)
 
 
-def ground(section: Section, textures: Textures, rows: slice, width: int) -> tuple[Field, Field]:
+def _ground(section: Section, textures: Textures, rows: slice, width: int) -> tuple[Field, Field]:
     """Paint some rows of everything but nuclei and blood: haematoxylin and eosin."""
 
     def here(field: Field) -> Field:
-        return enlarged(field, ENLARGED, rows.start, rows.stop, width)
+        return enlarged(field, _ENLARGED, rows.start, rows.stop, width)
 
     haematoxylin = np.zeros((rows.stop - rows.start, width), np.float32)
     eosin = np.zeros_like(haematoxylin)
     grain = textures.grain.rows(rows.start, rows.stop, width)
-    for compartment, painter in PAINTERS.items():
+    for compartment, painter in _PAINTERS.items():
         cover = here(textures.cover[compartment])
         if cover.any():
             h, e = painter(section, textures, grain, here)
@@ -134,7 +134,7 @@ def ground(section: Section, textures: Textures, rows: slice, width: int) -> tup
     return haematoxylin * thickness, eosin * thickness
 
 
-def stroma(section: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+def _stroma(section: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
     """Collagen: bundles of wavy fibres with clefts between them, looser here and denser there."""
     along, across = here(section.along), here(section.across + textures.ripple)
     thick = bundles(textures.thick_fibres, along, across, 46, 7.5)
@@ -151,43 +151,43 @@ def epithelium(_: Section, textures: Textures, grain: Field, here: Here) -> tupl
     return 0.27 + 0.05 * clouds + 0.04 * grain, eosin
 
 
-def lumen(_: Section, textures: Textures, __: Field, here: Here) -> tuple[Field, Field]:
+def _lumen(_: Section, textures: Textures, __: Field, here: Here) -> tuple[Field, Field]:
     """Mostly empty, with some secretion."""
     secretion = here(textures.secretion)
     return 0.01 + 0.06 * secretion, (0.24 + 0.07 * here(textures.clouds)) * secretion
 
 
-def fat(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+def _fat(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
     """Empty cells with thin walls."""
     walls = here(textures.fat_walls)
     return 0.1 * walls, np.clip(1.5 * walls, 0, 0.6) * (1 + 0.2 * grain)
 
 
-def lymphoid(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+def _lymphoid(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
     """Little but cells: a thin ground between them."""
     clouds = here(textures.clouds)
     return 0.10 + 0.03 * clouds, 0.34 + 0.09 * clouds + 0.06 * grain
 
 
-def vessel(section: Section, _: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+def _vessel(section: Section, _: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
     """A thin wall around a clear lumen."""
     wall = soft_step(3.2 - here(section.vessel_edge_um), 1.2)
     return 0.08 * wall, (0.5 + 0.1 * grain) * wall
 
 
-PAINTERS: Mapping[Compartment, Callable[[Section, Textures, Field, Here], tuple[Field, Field]]] = {
-    Compartment.STROMA: stroma,
+_PAINTERS: Mapping[Compartment, Callable[[Section, Textures, Field, Here], tuple[Field, Field]]] = {
+    Compartment.STROMA: _stroma,
     Compartment.EPITHELIUM: epithelium,
-    Compartment.LUMEN: lumen,
-    Compartment.FAT: fat,
-    Compartment.LYMPHOID: lymphoid,
-    Compartment.VESSEL: vessel,
+    Compartment.LUMEN: _lumen,
+    Compartment.FAT: _fat,
+    Compartment.LYMPHOID: _lymphoid,
+    Compartment.VESSEL: _vessel,
 }
 
 
-def red_cells(rng: np.random.Generator, section: Section) -> Field:
+def _red_cells(rng: np.random.Generator, section: Section) -> Field:
     """Red cells: discs of 6 um that fill vessels more or less."""
-    plane = np.zeros([round(side * MAP_MPP / TEXTURE_MPP) for side in section.compartments.shape], np.uint8)
+    plane = np.zeros([round(side * MAP_MPP / _TEXTURE_MPP) for side in section.compartments.shape], np.uint8)
     rows, columns = np.nonzero(
         (section.vessel_edge_um > 3.5) & (smooth_noise(rng, section.compartments.shape, 150) > 0)
     )
@@ -201,6 +201,6 @@ def red_cells(rng: np.random.Generator, section: Section) -> Field:
             rng.integers(110, 190, len(chosen)),
             strict=True,
         ):
-            centre = [int(place * MAP_MPP / TEXTURE_MPP * 2**shift) for place in (column, row)]
-            cv2.circle(plane, centre, int(radius_um / TEXTURE_MPP * 2**shift), int(level), -1, cv2.LINE_AA, shift)
+            centre = [int(place * MAP_MPP / _TEXTURE_MPP * 2**shift) for place in (column, row)]
+            cv2.circle(plane, centre, int(radius_um / _TEXTURE_MPP * 2**shift), int(level), -1, cv2.LINE_AA, shift)
     return cv2.GaussianBlur(plane.astype(np.float32) / 255, (0, 0), 0.8)

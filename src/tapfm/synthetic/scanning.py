@@ -19,8 +19,8 @@ from tapfm.synthetic.section import MAP_MPP
 Vector: TypeAlias = tuple[float, float, float]  # red, green, blue
 Pen: TypeAlias = Literal["blue", "green", "black"]
 
-INK: dict[str, Vector] = {"blue": (0.16, 0.27, 0.72), "green": (0.12, 0.55, 0.30), "black": (0.09, 0.09, 0.10)}
-STRIP_PX = 128  # rows rendered at once
+_INK: dict[str, Vector] = {"blue": (0.16, 0.27, 0.72), "green": (0.12, 0.55, 0.30), "black": (0.09, 0.09, 0.10)}
+_STRIP_PX = 128  # rows rendered at once
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,17 @@ def scan(
 ) -> Scan:
     """Scan a painted section; the same address gives the same picture."""
     rng = rng_for(*address, "accidents")
-    fold, shift_um = draw_folds(rng, tissue, accidents.folds)
+    fold, shift_um = _draw_folds(rng, tissue, accidents.folds)
     if fold.any():
-        stains = fold_over(stains, fold, (round(shift_um[0] / scanner.mpp), round(shift_um[1] / scanner.mpp)))
+        stains = _fold_over(stains, fold, (round(shift_um[0] / scanner.mpp), round(shift_um[1] / scanner.mpp)))
     pixels = develop(stains, staining, scanner, rng_for(*address, "noise"))
     blurred = np.zeros_like(tissue)
     if accidents.blurred_um > 0 and tissue.any():
-        blurred = put_out_of_focus(rng, pixels, tissue, accidents.blurred_um, scanner.mpp)
+        blurred = _put_out_of_focus(rng, pixels, tissue, accidents.blurred_um, scanner.mpp)
     pen = np.zeros_like(tissue)
     if accidents.pen is not None and tissue.any():
-        pen = draw_pen(rng, pixels, tissue, accidents.pen)
-    drop_dust(rng, pixels, accidents.dust, scanner.mpp)
+        pen = _draw_pen(rng, pixels, tissue, accidents.pen)
+    _drop_dust(rng, pixels, accidents.dust, scanner.mpp)
     return Scan(pixels, fold, blurred, pen)
 
 
@@ -108,11 +108,11 @@ def develop(stains: Stains, staining: Staining, scanner: Scanner, rng: np.random
     ]
     # uneven light, as every slide has it
     light = 1 + 0.006 * smooth_noise(rng, (height // 16 + 2, width // 16 + 2), 60)
-    sheet = rng.normal(0, scanner.noise, (STRIP_PX, 512, 3)).astype(np.float32)
+    sheet = rng.normal(0, scanner.noise, (_STRIP_PX, 512, 3)).astype(np.float32)
     noise = np.tile(sheet, (1, -(-width // 512), 1))[:, :width]
     sigma_px, margin = scanner.blur_um / scanner.mpp, 8
-    for top in range(0, height, STRIP_PX):
-        bottom = min(top + STRIP_PX, height)
+    for top in range(0, height, _STRIP_PX):
+        bottom = min(top + _STRIP_PX, height)
         first, last = max(top - margin, 0), min(bottom + margin, height)
         rows = np.s_[first:last]
         strip = np.empty((last - first, width, 3), np.float32)
@@ -132,18 +132,18 @@ def develop(stains: Stains, staining: Staining, scanner: Scanner, rng: np.random
     return pixels
 
 
-def draw_folds(rng: np.random.Generator, tissue: Mask, count: int) -> tuple[Mask, tuple[float, float]]:
+def _draw_folds(rng: np.random.Generator, tissue: Mask, count: int) -> tuple[Mask, tuple[float, float]]:
     """Draw bands along which the tissue lies double, and how far the upper layer is shifted (um)."""
     canvas = np.zeros(tissue.shape, np.uint8)
     rows, columns = np.nonzero(tissue)
     for _ in range(count if len(rows) else 0):
         at = int(rng.integers(len(rows)))
-        points = curve(rng, columns[at], rows[at], length=rng.uniform(150, 420), bend=0.6)
+        points = _curve(rng, columns[at], rows[at], length=rng.uniform(150, 420), bend=0.6)
         cv2.polylines(canvas, [points], False, 1, int(rng.uniform(12, 26)))
     return np.asarray(canvas.astype(bool) & tissue), (rng.uniform(30, 70), rng.uniform(30, 70))
 
 
-def curve(rng: np.random.Generator, x: float, y: float, length: float, bend: float) -> npt.NDArray[np.int32]:
+def _curve(rng: np.random.Generator, x: float, y: float, length: float, bend: float) -> npt.NDArray[np.int32]:
     """Walk a bent line through a point."""
     angle, turn = rng.uniform(0, 2 * np.pi), rng.normal(0, bend)
     steps = np.linspace(-0.5, 0.5, 24)
@@ -152,7 +152,7 @@ def curve(rng: np.random.Generator, x: float, y: float, length: float, bend: flo
     return np.rint(points - points[12] + (x, y)).astype(np.int32)
 
 
-def fold_over(stains: Stains, fold: Mask, shift_px: tuple[int, int]) -> Stains:
+def _fold_over(stains: Stains, fold: Mask, shift_px: tuple[int, int]) -> Stains:
     """Lay the tissue from a little further over itself."""
     height, width = stains.eosin.shape
     weight = resized(cv2.GaussianBlur(fold.astype(np.float32), (0, 0), 1.0), (height, width))
@@ -167,7 +167,7 @@ def fold_over(stains: Stains, fold: Mask, shift_px: tuple[int, int]) -> Stains:
     return Stains(*planes)
 
 
-def put_out_of_focus(rng: np.random.Generator, pixels: Pixels, tissue: Mask, radius_um: float, mpp: float) -> Mask:
+def _put_out_of_focus(rng: np.random.Generator, pixels: Pixels, tissue: Mask, radius_um: float, mpp: float) -> Mask:
     """Blur a round part of the picture; gives the part that is blurred in full."""
     rows, columns = np.nonzero(tissue)
     at = int(rng.integers(len(rows)))
@@ -184,7 +184,7 @@ def put_out_of_focus(rng: np.random.Generator, pixels: Pixels, tissue: Mask, rad
     return np.asarray((weight >= 1) & tissue)
 
 
-def draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: Pen) -> Mask:
+def _draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: Pen) -> Mask:
     """Draw a stroke of a marker pen beside the tissue, and partly over it."""
     edge = tissue & ~cv2.erode(tissue.astype(np.uint8), np.ones((5, 5), np.uint8)).astype(bool)
     rows, columns = np.nonzero(edge)
@@ -192,7 +192,7 @@ def draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: Pen) -
     canvas = np.zeros(tissue.shape, np.uint8)
     cv2.polylines(
         canvas,
-        [curve(rng, columns[at], rows[at], length=rng.uniform(350, 800), bend=1.6)],
+        [_curve(rng, columns[at], rows[at], length=rng.uniform(350, 800), bend=1.6)],
         False,
         255,
         int(rng.uniform(70, 130)),
@@ -206,11 +206,11 @@ def draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: Pen) -
     alpha = resized(amount, pixels.shape[:2])
     for channel in range(3):
         plane = pixels[..., channel]
-        plane[:] = (plane * (1 - alpha * np.float32(1 - INK[pen][channel]))).astype(np.uint8)
+        plane[:] = (plane * (1 - alpha * np.float32(1 - _INK[pen][channel]))).astype(np.uint8)
     return canvas > 127
 
 
-def drop_dust(rng: np.random.Generator, pixels: Pixels, count: int, mpp: float) -> None:
+def _drop_dust(rng: np.random.Generator, pixels: Pixels, count: int, mpp: float) -> None:
     """Drop specks and fibres of dust on the slide, out of focus as they lie on the glass."""
     height, width = pixels.shape[:2]
     for _ in range(count):
@@ -221,7 +221,7 @@ def drop_dust(rng: np.random.Generator, pixels: Pixels, count: int, mpp: float) 
         canvas = np.zeros(part.shape[:2], np.uint8)
         centre = x - left, y - top
         if rng.random() < 0.3:
-            points = curve(rng, *centre, length=rng.uniform(25, 75) / mpp, bend=2.5)
+            points = _curve(rng, *centre, length=rng.uniform(25, 75) / mpp, bend=2.5)
             cv2.polylines(canvas, [points], False, 255, max(1, round(1.6 / mpp)), cv2.LINE_AA)
         else:
             axes = rng.uniform(1.5, 7, 2) / mpp

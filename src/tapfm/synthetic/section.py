@@ -23,9 +23,9 @@ from tapfm.synthetic.nuclei import ENDOTHELIAL, EPITHELIAL, LYMPHOCYTE, STROMAL,
 Outline: TypeAlias = Literal["resection", "chips", "cores"]
 
 MAP_MPP = 1.0  # um per pixel of the plan's maps
-MOST_IN_FOCI = 0.9  # of the epithelium
-SMALLEST_LUMEN_UM2, LARGEST_LUMEN_UM2 = 180, 30_000
-MARGIN = 0.06  # part of the shorter side that stays glass along the edges
+_MOST_IN_FOCI = 0.9  # of the epithelium
+_SMALLEST_LUMEN_UM2, _LARGEST_LUMEN_UM2 = 180, 30_000
+_MARGIN = 0.06  # part of the shorter side that stays glass along the edges
 
 
 class Compartment(IntEnum):
@@ -95,16 +95,16 @@ def plan_section(spec: SectionSpec, *address: int | str) -> Section:
 
     rng = rng_for(*address, "compartments")
     inner = distance_inside(tissue)
-    fat = highest(rough_noise(rng, shape_hw, 420, 3), tissue & (inner > 30), spec.fat_share * area)
+    fat = _highest(rough_noise(rng, shape_hw, 420, 3), tissue & (inner > 30), spec.fat_share * area)
     nests = 0.9 * smooth_noise(rng, shape_hw, 420) + rough_noise(rng, shape_hw, 125, 3, 0.42)
-    epithelium = without_crumbs(highest(nests, tissue & ~fat, spec.epithelium_share * area), 900)
+    epithelium = _without_crumbs(_highest(nests, tissue & ~fat, spec.epithelium_share * area), 900)
     # a lumen keeps its distance from the stroma: what remains is an epithelium of even thickness
     depth = distance_inside(epithelium)
     thickness = 22 + 4 * smooth_noise(rng, shape_hw, 200) + 3.5 * rough_noise(rng, shape_hw, 40, 2)
-    lumen = open_lumens(rng, depth > thickness, spec.gland_share)
+    lumen = _open_lumens(rng, depth > thickness, spec.gland_share)
     stroma = tissue & ~fat & ~epithelium
-    lymphoid = highest(rough_noise(rng, shape_hw, 230, 2), stroma & (inner > 15), spec.lymphoid_share * area)
-    vessels = draw_vessels(rng_for(*address, "vessels"), stroma & ~lymphoid & (inner > 40), area)
+    lymphoid = _highest(rough_noise(rng, shape_hw, 230, 2), stroma & (inner > 15), spec.lymphoid_share * area)
+    vessels = _draw_vessels(rng_for(*address, "vessels"), stroma & ~lymphoid & (inner > 40), area)
     for mask, compartment in (
         (fat, Compartment.FAT),
         (epithelium, Compartment.EPITHELIUM),
@@ -115,8 +115,8 @@ def plan_section(spec: SectionSpec, *address: int | str) -> Section:
         compartments[mask] = compartment
 
     along, across = wavy_coordinates(rng_for(*address, "fibres"), shape_hw, bend_px=38, wavelength_px=260)
-    focus = choose_foci(rng_for(*address, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
-    nuclei = place_nuclei(compartments, focus, across, spec, *address, "nuclei")
+    focus = _choose_foci(rng_for(*address, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
+    nuclei = _place_nuclei(compartments, focus, across, spec, *address, "nuclei")
     return Section(
         spec,
         compartments,
@@ -124,12 +124,12 @@ def plan_section(spec: SectionSpec, *address: int | str) -> Section:
         along,
         across,
         distance_inside(vessels),
-        fat_walls(rng_for(*address, "fat"), fat),
+        _fat_walls(rng_for(*address, "fat"), fat),
         nuclei,
     )
 
 
-def highest(field: Field, within: Mask, area: float) -> Mask:
+def _highest(field: Field, within: Mask, area: float) -> Mask:
     """Take the highest places of a field, `area` pixels of them, within a mask."""
     values = field[within]
     wanted = min(int(area), len(values))
@@ -139,16 +139,16 @@ def highest(field: Field, within: Mask, area: float) -> Mask:
     return np.asarray(within & (field >= threshold))
 
 
-def open_lumens(rng: np.random.Generator, cavities: Mask, share: float) -> Mask:
+def _open_lumens(rng: np.random.Generator, cavities: Mask, share: float) -> Mask:
     """Open a share of the places where a lumen could be, each as a whole; large ones stay solid nests."""
     _, labels, statistics, _ = cv2.connectedComponentsWithStats(cavities.astype(np.uint8), connectivity=4)
     area = statistics[:, cv2.CC_STAT_AREA]
-    opened = (area >= SMALLEST_LUMEN_UM2) & (area <= LARGEST_LUMEN_UM2) & (rng.random(len(area)) < share)
+    opened = (area >= _SMALLEST_LUMEN_UM2) & (area <= _LARGEST_LUMEN_UM2) & (rng.random(len(area)) < share)
     opened[0] = False
     return np.asarray(opened[labels])
 
 
-def without_crumbs(mask: Mask, smallest_px: int) -> Mask:
+def _without_crumbs(mask: Mask, smallest_px: int) -> Mask:
     """Drop pieces smaller than that."""
     return mask & ~small_pieces(mask, smallest_px, connectivity=4)
 
@@ -188,12 +188,12 @@ def outline(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mas
     field += 0.16 * rough_noise(rng, shape_hw, 520, 3) + 0.016 * rough_noise(rng, shape_hw, 55, 3, 0.6)
     edge_um = MAP_MPP * np.minimum(np.minimum(x, width - 1 - x), np.minimum(y, height - 1 - y))
     uneven = np.clip(1 + 0.4 * smooth_noise(rng, shape_hw, 160), 0.4, None)
-    allowed = edge_um > MARGIN * min(spec.width_um, spec.height_um) * uneven
-    tissue = without_crumbs(highest(field, allowed, spec.tissue_share * height * width), 6000)
-    return ~without_crumbs(~tissue, 400)  # pinholes of the noise are no lumens
+    allowed = edge_um > _MARGIN * min(spec.width_um, spec.height_um) * uneven
+    tissue = _without_crumbs(_highest(field, allowed, spec.tissue_share * height * width), 6000)
+    return ~_without_crumbs(~tissue, 400)  # pinholes of the noise are no lumens
 
 
-def draw_vessels(rng: np.random.Generator, stroma: Mask, area: int) -> Mask:
+def _draw_vessels(rng: np.random.Generator, stroma: Mask, area: int) -> Mask:
     """Scatter small vessels in the stroma, cut along or across."""
     drawn = np.zeros(stroma.shape, np.uint8)
     rows, columns = np.nonzero(stroma)
@@ -207,10 +207,10 @@ def draw_vessels(rng: np.random.Generator, stroma: Mask, area: int) -> Mask:
     return np.asarray(drawn.astype(bool) & stroma)
 
 
-def choose_foci(rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focus]) -> npt.NDArray[np.uint8]:
+def _choose_foci(rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focus]) -> npt.NDArray[np.uint8]:
     """Give each focus its share of the epithelium, in one or two places; where they want too much, each gets less."""
     chosen = np.zeros(epithelium.shape, np.uint8)
-    area = epithelium.sum() * min(1, MOST_IN_FOCI / max(sum(focus.share for focus in foci), 1e-9))
+    area = epithelium.sum() * min(1, _MOST_IN_FOCI / max(sum(focus.share for focus in foci), 1e-9))
     y, x = np.mgrid[0 : epithelium.shape[0], 0 : epithelium.shape[1]].astype(np.float32)
     for index, focus in enumerate(foci):
         free = epithelium & (chosen == 0)
@@ -220,11 +220,11 @@ def choose_foci(rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focus
             at = int(rng.integers(len(rows)))
             np.maximum(nearness, -np.hypot(x - columns[at], y - rows[at]), out=nearness)
         nearness += 35 * smooth_noise(rng, epithelium.shape, 150)
-        chosen[highest(nearness, free, max(focus.share * area, 1))] = index + 1
+        chosen[_highest(nearness, free, max(focus.share * area, 1))] = index + 1
     return chosen
 
 
-def hexagonal(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> tuple[Field, Field]:
+def _hexagonal(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> tuple[Field, Field]:
     """Scatter points over the section at about an even distance from each other, in microns."""
     height_um, width_um = shape_hw[0] * MAP_MPP, shape_hw[1] * MAP_MPP
     row_um = spacing_um * np.sqrt(3) / 2
@@ -236,9 +236,9 @@ def hexagonal(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> t
     return x[inside], y[inside]
 
 
-def fat_walls(rng: np.random.Generator, fat: Mask, spacing_um: float = 62.0) -> Mask:
+def _fat_walls(rng: np.random.Generator, fat: Mask, spacing_um: float = 62.0) -> Mask:
     """Draw the walls of fat cells: thin, and thicker where three meet, so that the cells are round."""
-    x, y = hexagonal(rng, fat.shape, spacing_um)
+    x, y = _hexagonal(rng, fat.shape, spacing_um)
     from_border = distance_inside(~borders_between(x, y, fat.shape))
     return fat & (cv2.GaussianBlur(from_border, (0, 0), 4.0) < 3.32)
 
@@ -256,7 +256,7 @@ def borders_between(x_um: Field, y_um: Field, shape_hw: Shape) -> Mask:
     return borders
 
 
-def place_nuclei(
+def _place_nuclei(
     compartments: npt.NDArray[np.uint8],
     focus: npt.NDArray[np.uint8],
     across: Field,
@@ -269,15 +269,15 @@ def place_nuclei(
     lymphoid, vessel = compartments == Compartment.LYMPHOID, compartments == Compartment.VESSEL
     depth = distance_inside(epithelium | (compartments == Compartment.LUMEN))
     from_lumen = distance_inside(compartments != Compartment.LUMEN)
-    towards_middle = direction_of(cv2.GaussianBlur(depth, (0, 0), 3.0))
-    fibres = direction_of(across) + np.float32(np.pi / 2)
+    towards_middle = _direction_of(cv2.GaussianBlur(depth, (0, 0), 3.0))
+    fibres = _direction_of(across) + np.float32(np.pi / 2)
     from_wall = distance_inside(vessel)
-    round_the_wall = direction_of(from_wall) + np.float32(np.pi / 2)
+    round_the_wall = _direction_of(from_wall) + np.float32(np.pi / 2)
     # cells of a gland stand on the stroma with their nucleus low: what is near the lumen is cytoplasm
     room = inner & epithelium & (depth > 3.5) & (from_lumen > 8)
     # lymphocytes come one by one and in swarms
     swarming = rough_noise(rng_for(*address, "swarms"), stroma.shape, 120, 2)
-    swarms = highest(swarming, stroma, spec.inflammation * stroma.sum())
+    swarms = _highest(swarming, stroma, spec.inflammation * stroma.sum())
 
     def placed(name: str, kind: NucleusKind, where: Mask, direction: Field, keep: float) -> Nuclei:
         return fill(rng_for(*address, name), name, kind, where, direction, keep)
@@ -285,7 +285,7 @@ def place_nuclei(
     nests = [("epithelium", EPITHELIAL), *((each.name, each.kind) for each in spec.foci)]
     nuclei = []
     for number, (name, kind) in enumerate(nests):
-        sized = scale_kind(kind, spec.nuclear_scale, spec.spacing_scale)
+        sized = _scale_kind(kind, spec.nuclear_scale, spec.spacing_scale)
         direction = fibres if kind.length_um > 2 * kind.width_um else towards_middle
         nuclei.append(placed(name, sized, room & (focus == number), direction, 0.94))
     nuclei += [
@@ -298,7 +298,7 @@ def place_nuclei(
     return tuple(each for each in nuclei if len(each))
 
 
-def scale_kind(kind: NucleusKind, scale: float, spacing: float) -> NucleusKind:
+def _scale_kind(kind: NucleusKind, scale: float, spacing: float) -> NucleusKind:
     """Make nuclei larger or smaller, with what they cover left as it is, and then bring them closer or apart."""
     return replace(
         kind,
@@ -308,7 +308,7 @@ def scale_kind(kind: NucleusKind, scale: float, spacing: float) -> NucleusKind:
     )
 
 
-def direction_of(field: Field) -> Field:
+def _direction_of(field: Field) -> Field:
     """Give the angle in which a field rises."""
     smooth = cv2.GaussianBlur(field, (0, 0), 2.0)
     return np.arctan2(cv2.Sobel(smooth, cv2.CV_32F, 0, 1), cv2.Sobel(smooth, cv2.CV_32F, 1, 0)).astype(np.float32)
@@ -318,7 +318,7 @@ def fill(
     rng: np.random.Generator, name: str, kind: NucleusKind, room: Mask, direction: Field, keep: float = 1.0
 ) -> Nuclei:
     """Fill a part of the section with nuclei of a kind."""
-    x, y = hexagonal(rng, room.shape, kind.spacing_um)
+    x, y = _hexagonal(rng, room.shape, kind.spacing_um)
     count, spread = len(x), kind.size_spread
     # drawn for all places before any is left out: what room there is changes nothing elsewhere
     chance, turn = rng.random(count), rng.uniform(-np.pi / 2, np.pi / 2, count)

@@ -21,8 +21,8 @@ from tapfm.synthetic.section import Compartment
 from tapfm.tiles.grid import Positions, TileSpec, covered, tile_grid
 
 CARRIES = 0.1  # part of a tile that a target's epithelium has to cover for the tile to carry its signal
-FIRST_FOCUS = 16  # in the truth's picture: value of the slide's first focus; compartments lie below
-COLOURS: dict[str, tuple[int, int, int]] = {
+_FIRST_FOCUS = 16  # in the truth's picture: value of the slide's first focus; compartments lie below
+_COLOURS: dict[str, tuple[int, int, int]] = {
     "glass": (255, 255, 255),
     "stroma": (244, 187, 204),
     "epithelium": (150, 110, 190),
@@ -31,7 +31,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "lymphoid": (60, 70, 150),
     "vessel": (220, 70, 60),
 }
-FOCUS_COLOURS = [(0, 140, 60), (240, 130, 0), (0, 130, 200), (200, 0, 120), (120, 120, 120), (70, 70, 70)]
+_FOCUS_COLOURS = [(0, 140, 60), (240, 130, 0), (0, 130, 200), (200, 0, 120), (120, 120, 120), (70, 70, 70)]
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class SlideTruth:
 
 def truth_picture(truth: SlideTruth) -> bytes:
     """Write compartments and foci as a picture with a palette: to look at, and to read back."""
-    values = np.where(truth.focus > 0, truth.focus + np.uint8(FIRST_FOCUS - 1), truth.compartments).astype(np.uint8)
+    values = np.where(truth.focus > 0, truth.focus + np.uint8(_FIRST_FOCUS - 1), truth.compartments).astype(np.uint8)
     image = Image.fromarray(values, mode="P")
     palette = np.full((256, 3), 255, np.uint8)
-    palette[: len(COLOURS)] = list(COLOURS.values())
-    palette[FIRST_FOCUS : FIRST_FOCUS + len(FOCUS_COLOURS)] = FOCUS_COLOURS
+    palette[: len(_COLOURS)] = list(_COLOURS.values())
+    palette[_FIRST_FOCUS : _FIRST_FOCUS + len(_FOCUS_COLOURS)] = _FOCUS_COLOURS
     image.putpalette(palette.tobytes())
     file = io.BytesIO()
     image.save(file, "PNG")
@@ -96,8 +96,8 @@ def facts_of(truth: SlideTruth) -> dict[str, object]:
         "height_px0": truth.height_px0,
         "mpp": truth.mpp,
         "foci": list(truth.foci),
-        "values": {name: index for index, name in enumerate(COLOURS)}
-        | {name: FIRST_FOCUS + index for index, name in enumerate(truth.foci)},
+        "values": {name: index for index, name in enumerate(_COLOURS)}
+        | {name: _FIRST_FOCUS + index for index, name in enumerate(truth.foci)},
     }
 
 
@@ -120,7 +120,7 @@ def read_truth(folder: Path, slide_id: str) -> SlideTruth:
             f"The truth of slide {slide_id} in {folder} is damaged ({type(error).__name__}: {error}).",
             hint="Run the tapfm synth that painted it once more: it mends what is damaged.",
         ) from error
-    focus = np.where(values >= FIRST_FOCUS, values - FIRST_FOCUS + 1, 0).astype(np.uint8)
+    focus = np.where(values >= _FIRST_FOCUS, values - _FIRST_FOCUS + 1, 0).astype(np.uint8)
     compartments = np.where(focus > 0, np.uint8(Compartment.EPITHELIUM), values).astype(np.uint8)
     return SlideTruth(compartments, focus, foci, *sizes)
 
@@ -130,7 +130,7 @@ def truth_geojson(truth: SlideTruth, accidents: Mapping[str, Mask], slide_id: st
     features = []
     for index, name in enumerate(truth.foci):
         mask = np.asarray(truth.focus == index + 1)
-        features += features_of(mask, truth.frame(mask), (0, 0), slide_id, name, FOCUS_COLOURS[index])
+        features += features_of(mask, truth.frame(mask), (0, 0), slide_id, name, _FOCUS_COLOURS[index])
     for name, mask in accidents.items():
         features += features_of(mask, truth.frame(mask), (0, 0), slide_id, name, (90, 90, 90))
     return json.dumps({"type": "FeatureCollection", "features": features}).encode()

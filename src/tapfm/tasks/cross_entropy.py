@@ -19,13 +19,13 @@ def weighted_cross_entropy(
     The weight is that of the label as it is; smoothing moves only what the probability is compared with.
     """
     labels_C = targets.labels_C.to(logits_C)
-    positive_C, negative_C = (numbers_like(logits_C, weights) for weights in (positive, negative))
+    positive_C, negative_C = (_numbers_like(logits_C, weights) for weights in (positive, negative))
     weight_C = labels_C * positive_C + (1 - labels_C) * negative_C
     smoothed_C = labels_C * (1 - smoothing) + smoothing / 2
     loss_C = F.binary_cross_entropy_with_logits(logits_C, smoothed_C, weight_C, reduction="none")
     return loss_C.masked_fill(~targets.known_C.to(logits_C.device), 0.0).sum()
 
 
-def numbers_like(tensor: Tensor, numbers: Sequence[float]) -> Tensor:
+def _numbers_like(tensor: Tensor, numbers: Sequence[float]) -> Tensor:
     """Bring numbers to a tensor's device without waiting for it, as `new_tensor` would."""
     return torch.tensor(numbers, dtype=tensor.dtype).to(tensor.device, non_blocking=True)

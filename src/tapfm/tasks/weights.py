@@ -23,7 +23,7 @@ class ClassWeights:
     @classmethod
     def of(cls, target: str, training_labels: Labels) -> ClassWeights:
         """As in the paper, P positives among M labelled slides: w_1 = M / 2P, w_0 = M / 2(M - P), alpha = M / P."""
-        slides, positives = count_labels(target, training_labels)
+        slides, positives = _count_labels(target, training_labels)
         return cls(slides / (2 * positives), slides / (2 * (slides - positives)), slides / positives)
 
 
@@ -46,7 +46,7 @@ def reference_weights(training_labels: Mapping[str, Labels], smoothing: float) -
     """
     shares = {}
     for target, labels in training_labels.items():
-        slides, positives = count_labels(target, labels)
+        slides, positives = _count_labels(target, labels)
         shares[target] = positives / slides
     mean_inverse = sum(1 / share for share in shares.values()) / len(shares)
     kept = 1 - smoothing / 2  # the smoothed label of a positive slide; that of a negative one is 1 - kept
@@ -69,7 +69,7 @@ def check_smoothing(smoothing: float) -> None:
         )
 
 
-def count_labels(target: str, training_labels: Labels) -> tuple[int, int]:
+def _count_labels(target: str, training_labels: Labels) -> tuple[int, int]:
     """Count one target's labelled slides and its positives; missing labels (None) do not count."""
     labelled = [label for label in training_labels if label is not None]
     bad = [label for label in labelled if label not in (0, 1)]

@@ -27,7 +27,7 @@ Change = Callable[[Tensor, Tensor, int, bool], Tensor]
 
 # Pixels that are changed at once, in float32 and a few times over: as many as keep a device busy, or fit a CPU's cache.
 PIXELS_AT_ONCE, PIXELS_AT_ONCE_ON_CPU = 2**22, 2**18
-BLUR_REACH = 3  # deviations from a pixel beyond which its neighbours no longer count
+_BLUR_REACH = 3  # deviations from a pixel beyond which its neighbours no longer count
 # Optical density of a unit of stain in red, green and blue: Ruifrok and Johnston, 2001.
 HAEMATOXYLIN = (0.650, 0.704, 0.286)
 EOSIN = (0.072, 0.990, 0.105)
@@ -101,12 +101,12 @@ class AugmentedTiles:
                 hint="They have to be uint8 (tiles, 3, side, side).",
             )
         self._pixels, self._device = pixels, device or pixels.device
-        self._reach_px = reach_of(augmentation, side)
+        self._reach_px = _reach_of(augmentation, side)
         self._restain = augmentation.stain_jitter > 0
-        numbers = numbers_of(draw(len(pixels), augmentation, *address), self._reach_px, restain=self._restain)
-        self._numbers = brought(torch.from_numpy(numbers), self._device)
-        self._change = change_compiled if compiled else change
-        self._at_once = tiles_at_once(side, self._device)
+        numbers = _numbers_of(draw(len(pixels), augmentation, *address), self._reach_px, restain=self._restain)
+        self._numbers = _brought(torch.from_numpy(numbers), self._device)
+        self._change = _change_compiled if compiled else change
+        self._at_once = _tiles_at_once(side, self._device)
 
     def __len__(self) -> int:
         return len(self._pixels)
@@ -123,11 +123,11 @@ class AugmentedTiles:
     @torch.no_grad()
     def _changed(self, rows: range | Tensor) -> Tensor:
         with torch.autocast(self._device.type, enabled=False):
-            pixels, numbers = brought(taken(self._pixels, rows), self._device), taken(self._numbers, rows)
+            pixels, numbers = _brought(_taken(self._pixels, rows), self._device), _taken(self._numbers, rows)
             return self._change(pixels, numbers, self._reach_px, self._restain)
 
 
-def brought(values: Tensor, device: torch.device) -> Tensor:
+def _brought(values: Tensor, device: torch.device) -> Tensor:
     """Copy to a device without waiting for it."""
     if device.type == "cuda" and values.device.type == "cpu" and not values.is_pinned():
         # from other memory the copy waits for the device; so be it where the system has no more memory to lock
@@ -136,14 +136,14 @@ def brought(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device, non_blocking=True)
 
 
-def taken(values: Tensor, rows: range | Tensor) -> Tensor:
+def _taken(values: Tensor, rows: range | Tensor) -> Tensor:
     """Give rows, wherever the values are, without waiting for the device."""
     if isinstance(rows, range):
         return values[rows.start : rows.stop : rows.step]
-    return values.index_select(0, brought(rows, values.device))
+    return values.index_select(0, _brought(rows, values.device))
 
 
-def tiles_at_once(side_px: int, device: torch.device) -> int:
+def _tiles_at_once(side_px: int, device: torch.device) -> int:
     """Say how many tiles to change at once."""
     return max((PIXELS_AT_ONCE_ON_CPU if device.type == "cpu" else PIXELS_AT_ONCE) // side_px**2, 1)
 
@@ -168,14 +168,14 @@ def draw(count: int, augmentation: Augmentation, *address: int | str) -> Augment
     )
 
 
-def reach_of(augmentation: Augmentation, side_px: int) -> int:
+def _reach_of(augmentation: Augmentation, side_px: int) -> int:
     """Say how many pixels on either side count when a tile is blurred; 0: none is."""
     if augmentation.blur == 0:
         return 0
-    return min(math.ceil(BLUR_REACH * augmentation.blur_radius[1]), side_px - 1)
+    return min(math.ceil(_BLUR_REACH * augmentation.blur_radius[1]), side_px - 1)
 
 
-def numbers_of(draws: AugmentationDraws, reach_px: int, *, restain: bool) -> NDArray[np.float32]:
+def _numbers_of(draws: AugmentationDraws, reach_px: int, *, restain: bool) -> NDArray[np.float32]:
     """Put all that `change` has to know into one table, a row for each tile: it goes to the device in one copy.
 
     Columns: mirrored and turned (3), weights of the pixels around (2 reach + 1), mixing of the colours (9) and what is
@@ -184,7 +184,7 @@ def numbers_of(draws: AugmentationDraws, reach_px: int, *, restain: bool) -> NDA
     # A turn is an exchange of rows and columns, and mirrorings of the tile before.
     exchanged, upside_down = draws.turns % 2 == 1, draws.turns >= 2
     mirrored = np.isin(draws.turns, (1, 2)) ^ draws.flip
-    columns = [np.stack([exchanged, upside_down, mirrored], axis=1), blur_weights(draws, reach_px)]
+    columns = [np.stack([exchanged, upside_down, mirrored], axis=1), _blur_weights(draws, reach_px)]
     if restain:
         stains = np.array([HAEMATOXYLIN, EOSIN, np.cross(HAEMATOXYLIN, EOSIN)])
         stains /= np.linalg.norm(stains, axis=1, keepdims=True)
@@ -194,7 +194,7 @@ def numbers_of(draws: AugmentationDraws, reach_px: int, *, restain: bool) -> NDA
     return np.concatenate(columns, axis=1, dtype=np.float32, casting="same_kind")
 
 
-def blur_weights(draws: AugmentationDraws, reach_px: int) -> Numbers:
+def _blur_weights(draws: AugmentationDraws, reach_px: int) -> Numbers:
     """Give each tile its Gaussian; to one that is not blurred, the weight 1 of its own pixel."""
     offsets = np.arange(-reach_px, reach_px + 1)
     weights = np.exp(-0.5 * (offsets / draws.blur_px[:, None]) ** 2)
@@ -208,7 +208,7 @@ def compiled() -> Change:
     return torch.compile(change)
 
 
-def change_compiled(tiles: Tensor, numbers: Tensor, reach_px: int, restain: bool) -> Tensor:
+def _change_compiled(tiles: Tensor, numbers: Tensor, reach_px: int, restain: bool) -> Tensor:
     """Change tiles as `change` does; once compiled, for any number of them."""
     if len(tiles) == 1:  # the compiler would make a form of its own for it
         return change(tiles, numbers, reach_px, restain)
@@ -223,18 +223,18 @@ def change(tiles: Tensor, numbers: Tensor, reach_px: int, restain: bool) -> Tens
 
     The same operations whatever was drawn: nothing has to be known on the host, and they can be compiled.
     """
-    tiles = turned(tiles, numbers[:, :3])
+    tiles = _turned(tiles, numbers[:, :3])
     if not (reach_px or restain):
         return tiles
     pixels = tiles.float()
     if reach_px:
-        pixels = blurred(pixels, numbers[:, 3 : 4 + 2 * reach_px], reach_px)
+        pixels = _blurred(pixels, numbers[:, 3 : 4 + 2 * reach_px], reach_px)
     if restain:
-        pixels = restained(pixels, numbers[:, -12:-3].unflatten(1, (3, 3)), numbers[:, -3:])
+        pixels = _restained(pixels, numbers[:, -12:-3].unflatten(1, (3, 3)), numbers[:, -3:])
     return pixels.to(torch.uint8)
 
 
-def turned(tiles: Tensor, ways: Tensor) -> Tensor:
+def _turned(tiles: Tensor, ways: Tensor) -> Tensor:
     """Take each pixel from where it was before the tile was flipped and turned."""
     exchanged, upside_down, mirrored = (ways > 0.5)[:, :, None, None].unbind(1)
     side = tiles.shape[-1]
@@ -245,7 +245,7 @@ def turned(tiles: Tensor, ways: Tensor) -> Tensor:
     return tiles.flatten(2).gather(2, source[:, None].expand(-1, 3, -1)).view(tiles.shape)
 
 
-def blurred(pixels: Tensor, weights: Tensor, reach_px: int) -> Tensor:
+def _blurred(pixels: Tensor, weights: Tensor, reach_px: int) -> Tensor:
     """Blur each tile by its own weights, one axis after the other, mirrored at the edges.
 
     A sum of shifted copies: a convolution would run in low precision under a caller's autocast, or in TF32.
@@ -259,7 +259,7 @@ def blurred(pixels: Tensor, weights: Tensor, reach_px: int) -> Tensor:
     return pixels.round_()
 
 
-def restained(pixels: Tensor, mixing: Tensor, added: Tensor) -> Tensor:
+def _restained(pixels: Tensor, mixing: Tensor, added: Tensor) -> Tensor:
     """Scale and shift the amount of haematoxylin, of eosin and of what is left over in each tile.
 
     The shift grows with the light that a pixel has lost, so that glass stays white.

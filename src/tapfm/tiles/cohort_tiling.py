@@ -31,7 +31,7 @@ from tapfm.tiles.records import TileRecord
 from tapfm.tiles.store import LAYOUTS, Layout, TileSet, read_tiles, store_path, write_tiles
 from tapfm.tiles.tiling import TILING_VERSION, tile_slide, why_empty
 
-OUTLINES = "tissue"  # folder of our own GeoJSON
+_OUTLINES = "tissue"  # folder of our own GeoJSON
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ def tile_cohort(
 
     tissue: tissue that a person drew. pool: workers of `attempt(tile_one)`, started before.
     """
-    drawn = find_drawn_tissue(rows, tissue, folder, only)
+    drawn = _find_drawn_tissue(rows, tissue, folder, only)
     jobs = {row.slide_id: make_job(row, folder, spec, layout, drawn.get(row.slide_id)) for row in rows}
     if tissue is not None:
         console.print(f"Tissue drawn by hand: {len(drawn):,} of {len(rows):,} slides; the others by {spec.tissue}.")
-    refuse_foreign_files(list(jobs.values()))
+    _refuse_foreign_files(list(jobs.values()))
     with locked(folder, "tapfm tile"), SlideClaims(folder) as claims:
         remove_unfinished(folder, *(folder / name for name in OUTPUT_FOLDERS))
         table = SlideTable(
@@ -78,7 +78,7 @@ def tile_cohort(
             left_out=("not tiled", "no tiles with these settings"),
             also_save=partial(_write_sheet, folder),
         )
-        todo = table.plan(jobs, only=only, force=force, recall=recall_record)
+        todo = table.plan(jobs, only=only, force=force, recall=_recall_record)
         if table.finished:
             console.print(f"{len(table.finished):,} of {len(jobs):,} slides are already tiled with these settings.")
         threads = max(1, workers // max(1, len(todo)))
@@ -88,7 +88,7 @@ def tile_cohort(
                 run_tiling_job, todo, workers=workers, claims=claims, pool=pool, after_crash=_after_crash
             ):
                 if isinstance(result, Failure):
-                    remove_results(todo[slide_id])
+                    _remove_results(todo[slide_id])
                     table.fail(slide_id, result)
                 else:
                     table.add(result)
@@ -123,10 +123,10 @@ def make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue
     return TilingJob(row, spec, layout, folder, tissue_path, key)
 
 
-def refuse_foreign_files(jobs: Sequence[TilingJob]) -> None:
+def _refuse_foreign_files(jobs: Sequence[TilingJob]) -> None:
     """Stop before tiles that another tool wrote would be written over."""
     paths = [(store_path(job.folder, job.row.slide_id, job.layout), job.row.slide_id) for job in jobs]
-    foreign = [path.name for path, slide_id in paths if path.exists() and not may_replace(path, slide_id)]
+    foreign = [path.name for path, slide_id in paths if path.exists() and not _may_replace(path, slide_id)]
     if foreign:
         raise InputError(
             f"{jobs[0].folder}/patches has {len(foreign):,} files that tapfm did not write, such as {foreign[0]}.",
@@ -134,17 +134,17 @@ def refuse_foreign_files(jobs: Sequence[TilingJob]) -> None:
         )
 
 
-def find_drawn_tissue(
+def _find_drawn_tissue(
     rows: Sequence[SlideRow], given: Path | None, folder: Path, only: Collection[str] | None
 ) -> dict[str, Path]:
     """Find the tissue that a person drew: a file for each id in a folder, or one file for a single slide."""
     if given is None:
         return {}
-    ours = (folder / OUTLINES).resolve()
+    ours = (folder / _OUTLINES).resolve()
     if ours in (given.resolve(), given.resolve().parent):
         raise InputError(
             f"{given} is where tapfm writes its own outlines: yours would be overwritten.",
-            hint=f"Copy what you corrected to another folder, and give that: cp -r {folder / OUTLINES} edited",
+            hint=f"Copy what you corrected to another folder, and give that: cp -r {folder / _OUTLINES} edited",
         )
     slide_ids = [row.slide_id for row in rows if only is None or row.slide_id in only]
     if given.is_file():
@@ -171,10 +171,10 @@ def find_drawn_tissue(
     return found
 
 
-def recall_record(job: TilingJob) -> TileRecord | None:
+def _recall_record(job: TilingJob) -> TileRecord | None:
     """Return the record of a slide that is tiled already, if everything it depends on is unchanged."""
     path = store_path(job.folder, job.row.slide_id, job.layout)
-    if not (path.exists() and overlay_path(job).exists()):
+    if not (path.exists() and _overlay_path(job).exists()):
         return None
     try:
         tiles = read_tiles(path)
@@ -188,34 +188,34 @@ def recall_record(job: TilingJob) -> TileRecord | None:
         return None  # a version that knew other columns
 
 
-def overlay_path(job: TilingJob) -> Path:
+def _overlay_path(job: TilingJob) -> Path:
     """Say where a slide's picture is."""
     return job.folder / "overlays" / f"{job.row.slide_id}.png"
 
 
-def outline_path(job: TilingJob) -> Path:
+def _outline_path(job: TilingJob) -> Path:
     """Say where a slide's outline is."""
-    return job.folder / OUTLINES / f"{job.row.slide_id}.geojson"
+    return job.folder / _OUTLINES / f"{job.row.slide_id}.geojson"
 
 
 def run_tiling_job(job: TilingJob) -> TileRecord:
     """Tile one slide and write its files. Runs in a worker."""
     cv2.setNumThreads(job.threads)  # slides run side by side
     start = time.monotonic()
-    remove_results(job)
-    record = tile_and_write(job)
+    _remove_results(job)
+    record = _tile_and_write(job)
     return replace(record, seconds=round(time.monotonic() - start, 2))
 
 
-def tile_and_write(job: TilingJob) -> TileRecord:
+def _tile_and_write(job: TilingJob) -> TileRecord:
     """Do the work of `tile_one`."""
     slide_id = job.row.slide_id
     with closing(open_slide(job.row.path)) as slide:
         facts = slide.facts
         scale = resolve_scale(facts, job.row.mpp)
         tiled = tile_slide(slide, scale, job.spec, job.tissue_path, job.threads)
-        write_atomically(overlay_path(job), draw_overlay(slide, tiled, scale, slide_id))
-    write_atomically(outline_path(job), geojson_of(tiled.tissue, tiled.thumbnail, facts, slide_id))
+        write_atomically(_overlay_path(job), draw_overlay(slide, tiled, scale, slide_id))
+    write_atomically(_outline_path(job), geojson_of(tiled.tissue, tiled.thumbnail, facts, slide_id))
     counts = tiled.counts
     record = TileRecord(
         slide_id=slide_id,
@@ -253,17 +253,17 @@ def tile_and_write(job: TilingJob) -> TileRecord:
     return record
 
 
-def remove_results(job: TilingJob) -> None:
+def _remove_results(job: TilingJob) -> None:
     """Remove what other settings made of a slide, so that it is never taken for the result of these."""
-    overlay_path(job).unlink(missing_ok=True)
-    outline_path(job).unlink(missing_ok=True)
+    _overlay_path(job).unlink(missing_ok=True)
+    _outline_path(job).unlink(missing_ok=True)
     for layout in LAYOUTS:
         path = store_path(job.folder, job.row.slide_id, layout)
-        if path.exists() and may_replace(path, job.row.slide_id):
+        if path.exists() and _may_replace(path, job.row.slide_id):
             path.unlink()
 
 
-def may_replace(path: Path, slide_id: str) -> bool:
+def _may_replace(path: Path, slide_id: str) -> bool:
     """Say whether a file is ours and of that slide, or nobody's as it cannot be read.
 
     x_patches.h5 is of the slide x in one layout, of x_patches in the other.

@@ -11,10 +11,10 @@ from tapfm.tiles.reading import TilePixels
 # changes and this number does not.
 COLOURS_VERSION = 1
 
-CHANNELS = ("red", "green", "blue")
+_CHANNELS = ("red", "green", "blue")
 PERCENTILES = (5, 25, 75, 95)
 STATISTICS = ("mean", "sd", "skewness", *(f"percentile_{percent}" for percent in PERCENTILES))
-COLOUR_STATISTICS = tuple(f"{channel}_{statistic}" for channel in CHANNELS for statistic in STATISTICS)
+COLOUR_STATISTICS = tuple(f"{channel}_{statistic}" for channel in _CHANNELS for statistic in STATISTICS)
 
 Histograms = NDArray[np.int64]  # (3, 256): how many pixels have each value
 
@@ -26,10 +26,10 @@ def histograms_of(pixels: TilePixels) -> Histograms:
 
 def colour_statistics(histograms: Histograms) -> list[float]:
     """Compute the statistics of all pixels together, channel by channel, in the order of COLOUR_STATISTICS."""
-    return [value for counts in histograms for value in channel_statistics(counts)]
+    return [value for counts in histograms for value in _channel_statistics(counts)]
 
 
-def channel_statistics(counts: NDArray[np.int64]) -> list[float]:
+def _channel_statistics(counts: NDArray[np.int64]) -> list[float]:
     """Compute mean, standard deviation, skewness and percentiles of one channel; one value alone has no skewness."""
     values, weights = np.arange(256, dtype=np.float64), counts / counts.sum()
     mean = float(weights @ values)

@@ -21,10 +21,10 @@ def contact_sheet(entries: Sequence[TileRecord]) -> str:
             '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
             f"<title>Tiles: {count}</title><style>{static('contact_sheet.css')}</style></head><body>",
             f"<h1>Tiles</h1><p>{count}. Green outline: tissue; green squares: tiles; filled squares: left out.</p>",
-            *failures_table(failed),
+            *_failures_table(failed),
             '<input type="search" placeholder="filter by name, warning, scale" aria-label="filter">',
             '<div class="sheet">',
-            *map(figure, [*failed, *tiled]),
+            *map(_figure, [*failed, *tiled]),
             f"</div><script>{static('contact_sheet.js')}</script></body></html>",
         ]
     )
@@ -35,7 +35,7 @@ def static(name: str) -> str:
     return (files("tapfm.tiles") / "static" / name).read_text(encoding="utf-8")
 
 
-def failures_table(failed: Sequence[TileRecord]) -> list[str]:
+def _failures_table(failed: Sequence[TileRecord]) -> list[str]:
     """List what failed, or nothing."""
     if not failed:
         return []
@@ -52,7 +52,7 @@ def failures_table(failed: Sequence[TileRecord]) -> list[str]:
     ]
 
 
-def figure(entry: TileRecord) -> str:
+def _figure(entry: TileRecord) -> str:
     """Show one slide; a failed one may have no picture."""
     name = html.escape(entry.slide_id)
     picture = f"overlays/{quote(entry.slide_id)}.png"
@@ -63,13 +63,13 @@ def figure(entry: TileRecord) -> str:
     if entry.status == "failed":
         caption = f'<span class="bad">failed</span><small>{html.escape(entry.reason)}</small>'
     else:
-        caption = f"<small>{html.escape(facts_line(entry))}</small>"
+        caption = f"<small>{html.escape(_facts_line(entry))}</small>"
         if entry.warnings:
             caption += f'<small class="warning">{html.escape(entry.warnings)}</small>'
     return f"<figure>{image}<figcaption><strong>{name}</strong> {caption}</figcaption></figure>"
 
 
-def facts_line(entry: TileRecord) -> str:
+def _facts_line(entry: TileRecord) -> str:
     """Say amounts and scale in a line."""
     parts = [
         f"{entry.tiles:,} tiles",

@@ -68,12 +68,12 @@ class TileVerdict(IntEnum):
 def tile_grid(bounds: Box, spec: TileSpec, slide_mpp: float) -> Positions:
     """Lay whole tiles over a slide's bounds, row by row."""
     side_px0, stride_px0 = spec.side_px0(slide_mpp), spec.stride_px0(slide_mpp)
-    x = bounds.x_px0 + starts(bounds.width_px0, side_px0, stride_px0)
-    y = bounds.y_px0 + starts(bounds.height_px0, side_px0, stride_px0)
+    x = bounds.x_px0 + _starts(bounds.width_px0, side_px0, stride_px0)
+    y = bounds.y_px0 + _starts(bounds.height_px0, side_px0, stride_px0)
     return np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
 
 
-def starts(length_px0: int, side_px0: int, stride_px0: float) -> NDArray[np.int64]:
+def _starts(length_px0: int, side_px0: int, stride_px0: float) -> NDArray[np.int64]:
     """Place tiles along one side; each start is rounded by itself, so that no error adds up."""
     if length_px0 < side_px0:
         return np.empty(0, np.int64)
@@ -90,15 +90,15 @@ def covered(mask: Mask, thumbnail: Thumbnail, positions: Positions, side_px0: in
     step = np.array(thumbnail.downsample)
     start, end = (positions - corner) / step, (positions + side_px0 - corner) / step
     area = (
-        area_before(sums, end[:, 0], end[:, 1])
-        - area_before(sums, start[:, 0], end[:, 1])
-        - area_before(sums, end[:, 0], start[:, 1])
-        + area_before(sums, start[:, 0], start[:, 1])
+        _area_before(sums, end[:, 0], end[:, 1])
+        - _area_before(sums, start[:, 0], end[:, 1])
+        - _area_before(sums, end[:, 0], start[:, 1])
+        + _area_before(sums, start[:, 0], start[:, 1])
     )
     return np.asarray(np.clip(area * step[0] * step[1] / side_px0**2, 0, 1))
 
 
-def area_before(sums: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+def _area_before(sums: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
     """Look up summed areas between their grid points."""
     height, width = sums.shape
     x, y = np.clip(x, 0, width - 1), np.clip(y, 0, height - 1)

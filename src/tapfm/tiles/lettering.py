@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tapfm.slides.slide import WHITE, Colour
 
 INK: Colour = (28, 30, 38)
-SCALE_BARS_UM = (20_000, 10_000, 5_000, 2_000, 1_000, 500, 200, 100, 50, 20, 10, 5)
+_SCALE_BARS_UM = (20_000, 10_000, 5_000, 2_000, 1_000, 500, 200, 100, 50, 20, 10, 5)
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
@@ -56,7 +56,7 @@ class ScaleBar:
     @classmethod
     def of(cls, mpp: float, most_px: float) -> ScaleBar:
         """Find the longest one that has at most `most_px` on a picture with `mpp` microns per pixel."""
-        length_um = next((um for um in SCALE_BARS_UM if um / mpp <= most_px), SCALE_BARS_UM[-1])
+        length_um = next((um for um in _SCALE_BARS_UM if um / mpp <= most_px), _SCALE_BARS_UM[-1])
         text = f"{length_um / 1000:g} mm" if length_um >= 1000 else f"{length_um} µm"
         return cls(max(1, round(length_um / mpp)), text)
 

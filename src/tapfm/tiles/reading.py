@@ -70,7 +70,7 @@ def read_request(pool: SlidePool, request: TileRequest, allocate: Allocate = pla
     reasons: list[str] = []
     for row, (x_px0, y_px0) in enumerate(request.positions.tolist()):
         try:
-            tile = with_second_chance(pool, request, x_px0, y_px0)
+            tile = _with_second_chance(pool, request, x_px0, y_px0)
         except SlideError as error:  # it cannot even be opened: no other tile will do better
             reasons += [reason_of(error)] * (len(request.positions) - row)
             break
@@ -82,7 +82,7 @@ def read_request(pool: SlidePool, request: TileRequest, allocate: Allocate = pla
     return TilesRead(request, pixels[: len(rows)], np.array(rows, np.int64), tuple(reasons))
 
 
-def with_second_chance(pool: SlidePool, request: TileRequest, x_px0: int, y_px0: int) -> Pixels:
+def _with_second_chance(pool: SlidePool, request: TileRequest, x_px0: int, y_px0: int) -> Pixels:
     """Read a tile, if need be from the slide opened afresh: drives fail for a moment, and handles for good."""
     try:
         return pool.get(request.path).read(x_px0, y_px0, request.side_px0, request.tile_px)

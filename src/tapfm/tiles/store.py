@@ -29,7 +29,7 @@ from tapfm.tiles.grid import Positions
 
 Layout = Literal["trident", "clam"]
 LAYOUTS: tuple[Layout, ...] = ("trident", "clam")
-SUFFIXES: dict[Layout, str] = {"trident": "_patches.h5", "clam": ".h5"}
+_SUFFIXES: dict[Layout, str] = {"trident": "_patches.h5", "clam": ".h5"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class TileSet:
 
 def store_path(folder: Path, slide_id: str, layout: Layout) -> Path:
     """Say where a slide's file is, under the name that the layout's own tool gives it."""
-    return folder / "patches" / f"{slide_id}{SUFFIXES[layout]}"
+    return folder / "patches" / f"{slide_id}{_SUFFIXES[layout]}"
 
 
 def find_tiles(folder: Path, slide_id: str) -> TileSet:
@@ -97,7 +97,7 @@ def write_tiles(folder: Path, tiles: TileSet, layout: Layout) -> Path:
     buffer = io.BytesIO()
     with h5py.File(buffer, "w") as file:
         dataset = file.create_dataset("coords", data=tiles.positions.astype(np.int64))
-        attributes = trident_attributes(tiles) if layout == "trident" else clam_attributes(tiles)
+        attributes = trident_attributes(tiles) if layout == "trident" else _clam_attributes(tiles)
         for name, value in (attributes | own_attributes(tiles)).items():
             dataset.attrs[name] = value
     write_atomically(path, buffer.getvalue())
@@ -112,8 +112,8 @@ def trident_attributes(tiles: TileSet) -> dict[str, Any]:
     return {
         "patch_size": tiles.tile_px,
         "patch_size_level0": tiles.side_px0,
-        "level0_magnification": whole(magnification * tiles.side_px0 / tiles.tile_px),
-        "target_magnification": whole(magnification),
+        "level0_magnification": _whole(magnification * tiles.side_px0 / tiles.tile_px),
+        "target_magnification": _whole(magnification),
         "overlap": tiles.overlap_px,
         "name": tiles.slide_id,
         "savetodir": "patches",
@@ -122,7 +122,7 @@ def trident_attributes(tiles: TileSet) -> dict[str, Any]:
     }
 
 
-def clam_attributes(tiles: TileSet) -> dict[str, Any]:
+def _clam_attributes(tiles: TileSet) -> dict[str, Any]:
     """Name things as CLAM does: always at level 0, where every side is possible."""
     assert tiles.size_px0 is not None
     return {
@@ -154,7 +154,7 @@ def own_attributes(tiles: TileSet) -> dict[str, Any]:
     }
 
 
-def whole(value: float) -> int | float:
+def _whole(value: float) -> int | float:
     """Write 40.0 as 40, as the other tools do."""
     return round(value) if abs(value - round(value)) < 1e-9 else value
 
@@ -181,22 +181,22 @@ def read_tiles(path: Path) -> TileSet:
             f"{path}: `coords` has the shape {positions.shape}, not (tiles, 2).", hint="Use another file."
         )
     try:
-        return tiles_of(path, positions.astype(np.int64), attributes)
+        return _tiles_of(path, positions.astype(np.int64), attributes)
     except (KeyError, ValueError, TypeError) as error:
         raise TileStoreError(
             f"{path} has a damaged attribute ({type(error).__name__}: {error}).", hint="Make it again: tapfm tile"
         ) from error
 
 
-def tiles_of(path: Path, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
+def _tiles_of(path: Path, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
     """Tell whose file it is."""
     slide_id = str(attributes.get("name") or path.name.removesuffix(".h5").removesuffix("_patches"))
     if "tapfm_fingerprint" in attributes:
-        return own_tiles(slide_id, positions, attributes)
+        return _own_tiles(slide_id, positions, attributes)
     if "patch_size_level0" in attributes:
-        return trident_tiles(slide_id, positions, attributes)
+        return _trident_tiles(slide_id, positions, attributes)
     if "patch_level" in attributes and "patch_size" in attributes:
-        return clam_tiles(path, slide_id, positions, attributes)
+        return _clam_tiles(path, slide_id, positions, attributes)
     raise TileStoreError(
         f"{path}: `coords` does not say how large its tiles are (attributes: {', '.join(attributes) or 'none'}).",
         hint="Files of features do not either: give the files of a folder `patches`.",
@@ -208,7 +208,7 @@ def is_none(value: Any) -> bool:
     return isinstance(value, str | bytes) and str(value) in ("None", "b'None'")
 
 
-def own_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
+def _own_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
     """Read a file of ours, in either layout."""
     return TileSet(
         slide_id,
@@ -225,7 +225,7 @@ def own_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]
     )
 
 
-def trident_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
+def _trident_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
     """Read a file that TRIDENT wrote."""
     magnification = attributes.get("target_magnification")
     width_px0, height_px0 = attributes.get("level0_width"), attributes.get("level0_height")
@@ -240,7 +240,7 @@ def trident_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, 
     )
 
 
-def clam_tiles(path: Path, slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
+def _clam_tiles(path: Path, slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
     """Read a file that CLAM wrote: its size is that of `patch_level`, and older files shrink it once more."""
     patch_px, level = int(attributes["patch_size"]), int(attributes["patch_level"])
     if level > 0 and "downsample" not in attributes:

@@ -23,16 +23,16 @@ from tapfm.slides.pool import SlidePool
 from tapfm.tiles.reading import Allocate, TilePixels, TileRequest, TilesRead, plain_memory, read_request
 
 PIECE = 32  # tiles a worker reads at a time: opening the slide is a small part of it, and a lost piece a small loss
-CHANCES = 2  # for a piece whose process died
-PATIENCE_S = 300.0  # for a piece that does not come: a network drive that hangs must not hold up the run for ever
-OPEN_SLIDES, CACHE_BYTES = 3, 16 * 2**20  # of each worker
+_CHANCES = 2  # for a piece whose process died
+_PATIENCE_S = 300.0  # for a piece that does not come: a network drive that hangs must not hold up the run for ever
+_OPEN_SLIDES, _CACHE_BYTES = 3, 16 * 2**20  # of each worker
 
 
 @dataclass
-class PartialRequest:
+class _PartialRequest:
     """Some tiles of a request, in one worker's hands."""
 
-    pending: PendingRequest
+    pending: _PendingRequest
     start: int
     end: int
     crashes: int = 0
@@ -50,13 +50,13 @@ class PartialRequest:
         self.reasons = (reason,) * (self.end - self.start)
 
 
-class PendingRequest:
+class _PendingRequest:
     """A request that is being read."""
 
     def __init__(self, request: TileRequest, pixels: TilePixels) -> None:
         self.request, self.pixels = request, pixels
         count = len(request.positions)
-        self.pieces = [PartialRequest(self, start, min(start + PIECE, count)) for start in range(0, count, PIECE)]
+        self.pieces = [_PartialRequest(self, start, min(start + PIECE, count)) for start in range(0, count, PIECE)]
         self.missing = len(self.pieces)
 
     def result(self) -> TilesRead:
@@ -90,10 +90,10 @@ class TileStream:
     ) -> None:
         self.waited_s = 0.0
         self._requests, self._allocate = iter(requests), allocate
-        self._pool = SlidePool(OPEN_SLIDES, CACHE_BYTES)
+        self._pool = SlidePool(_OPEN_SLIDES, _CACHE_BYTES)
         started = pool.take(workers) if pool is not None else []
         started += [start_worker(serve_pieces) for _ in range(workers - len(started))]
-        self._reader = ReadAhead(self._requests, started, ahead_bytes, allocate) if started else None
+        self._reader = _ReadAhead(self._requests, started, ahead_bytes, allocate) if started else None
 
     def __iter__(self) -> Iterator[TilesRead]:
         return self
@@ -122,21 +122,21 @@ class TileStream:
         self.close()
 
 
-class ReadAhead:
+class _ReadAhead:
     """A thread that hands pieces to workers and puts their answers together."""
 
     def __init__(
         self, requests: Iterator[TileRequest], workers: list[Worker], ahead_bytes: int, allocate: Allocate
     ) -> None:
         self._requests, self._ahead_bytes, self._allocate = requests, ahead_bytes, allocate
-        self._pending: deque[PendingRequest] = deque()  # in order; some ready, some being read
-        self._waiting: deque[PartialRequest] = deque()
+        self._pending: deque[_PendingRequest] = deque()  # in order; some ready, some being read
+        self._waiting: deque[_PartialRequest] = deque()
         self._exhausted = self._closed = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._wakeup_receiver, self._wakeup_sender = Pipe(duplex=False)  # wakes the thread
         self._idle = workers
-        self._busy: dict[Connection, tuple[Worker, PartialRequest]] = {}
+        self._busy: dict[Connection, tuple[Worker, _PartialRequest]] = {}
         self._thread = threading.Thread(target=self._run, name="tile reader", daemon=True)
         self._thread.start()
 
@@ -191,7 +191,7 @@ class ReadAhead:
                 if self._pending and held >= self._ahead_bytes:
                     return
             request = next(self._requests, None)
-            pending = PendingRequest(request, self._allocate(request.shape)) if request is not None else None
+            pending = _PendingRequest(request, self._allocate(request.shape)) if request is not None else None
             with self._changed:
                 if pending is None:
                     self._exhausted = True
@@ -211,7 +211,7 @@ class ReadAhead:
                 self._retire_worker(worker, piece, "")
 
     def _collect(self) -> None:
-        for line in wait([self._wakeup_receiver, *self._busy], timeout=PATIENCE_S / 10):
+        for line in wait([self._wakeup_receiver, *self._busy], timeout=_PATIENCE_S / 10):
             assert isinstance(line, Connection)
             if line is self._wakeup_receiver:
                 self._wakeup_receiver.recv_bytes()
@@ -229,17 +229,17 @@ class ReadAhead:
             del self._busy[line]
             self._idle.append(worker)
             self._finished(piece)
-        late = time.monotonic() - PATIENCE_S
+        late = time.monotonic() - _PATIENCE_S
         for worker, piece in [*self._busy.values()]:
             if piece.given_at < late:
-                self._retire_worker(worker, piece, f"nothing came in {PATIENCE_S / 60:.0f} minutes")
+                self._retire_worker(worker, piece, f"nothing came in {_PATIENCE_S / 60:.0f} minutes")
 
-    def _retire_worker(self, worker: Worker, piece: PartialRequest, reason: str) -> None:
+    def _retire_worker(self, worker: Worker, piece: _PartialRequest, reason: str) -> None:
         del self._busy[worker.connection]
         exit_code = worker.stop()
         self._idle.append(start_worker(serve_pieces))
         piece.crashes += 1
-        if piece.crashes < CHANCES and not reason:
+        if piece.crashes < _CHANCES and not reason:
             self._waiting.appendleft(piece)
             return
         # the rest of the slide would do the same to the next worker
@@ -249,7 +249,7 @@ class ReadAhead:
             each.fail(reason or describe_exit(exit_code))
             self._finished(each)
 
-    def _finished(self, piece: PartialRequest) -> None:
+    def _finished(self, piece: _PartialRequest) -> None:
         with self._changed:
             piece.pending.missing -= 1
             self._changed.notify_all()
@@ -260,7 +260,7 @@ def serve_pieces(line: Connection) -> None:
     import cv2
 
     cv2.setNumThreads(1)  # workers run side by side
-    pool = SlidePool(OPEN_SLIDES, CACHE_BYTES)
+    pool = SlidePool(_OPEN_SLIDES, _CACHE_BYTES)
     while True:
         read = read_request(pool, line.recv())
         line.send((read.rows.tolist(), read.reasons))

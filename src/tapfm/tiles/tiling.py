@@ -25,14 +25,14 @@ from tapfm.tiles.grid import Positions, TileSpec, TileVerdict, covered, tile_gri
 # this number does not.
 TILING_VERSION = 1
 
-MOST_PEN = 0.05  # of a tile; above it the ink would be learned
-MOST_PADDING = 0.5
-MOST_ENLARGED = 4  # times; more than that is a mistake in the scale
-PROBES = 64  # tiles that are read in full before a slide is believed to be readable
-FOCUS_BLOCK = 8  # tiles on a side that are read as one picture, to judge how sharp each is
-LEAST_FILLED = 0.25  # of such a picture by tiles; below it they are read one by one
-MOST_THREADS = 4  # that read: more of them wait for Python's lock
-SUSPICIOUS_REMOVAL = 0.5  # of the tissue by one filter: worth a look whether the filter errs
+_MOST_PEN = 0.05  # of a tile; above it the ink would be learned
+_MOST_PADDING = 0.5
+_MOST_ENLARGED = 4  # times; more than that is a mistake in the scale
+_PROBES = 64  # tiles that are read in full before a slide is believed to be readable
+_FOCUS_BLOCK = 8  # tiles on a side that are read as one picture, to judge how sharp each is
+_LEAST_FILLED = 0.25  # of such a picture by tiles; below it they are read one by one
+_MOST_THREADS = 4  # that read: more of them wait for Python's lock
+_SUSPICIOUS_REMOVAL = 0.5  # of the tissue by one filter: worth a look whether the filter errs
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def tile_slide(
     """Decide a slide's tiles; `tissue_path` is a mask or GeoJSON that says where the tissue is."""
     facts, mpp = slide.facts, scale.mpp
     side_px0 = spec.side_px0(mpp)
-    if side_px0 * MOST_ENLARGED < spec.tile_px:
+    if side_px0 * _MOST_ENLARGED < spec.tile_px:
         raise ScaleError(
             f"{facts.path.name} has {mpp:g} um per pixel: a tile of {spec.tile_px} px at {spec.mpp:g} would be "
             f"{side_px0} of its pixels, enlarged.",
@@ -73,7 +73,7 @@ def tile_slide(
             f"coarser one: --mpp {mpp:g}",
         )
     # after an error OpenSlide answers nobody: a damaged tile would cost those of other threads
-    threads = min(threads, MOST_THREADS) if facts.reader == "tiff" else 1
+    threads = min(threads, _MOST_THREADS) if facts.reader == "tiff" else 1
     longest_px = mask_side_px(max(facts.bounds.width_px0, facts.bounds.height_px0), mpp)
     thumbnail = make_thumbnail(slide, longest_px, threads)
     thumbnail_mpp = mpp * sum(thumbnail.downsample) / 2
@@ -92,29 +92,29 @@ def tile_slide(
 
     enough = spec.min_tissue - 1e-9  # sums of many small shares round
     on_tissue = share(tissue) >= enough
-    inked = on_tissue & ((share(pen) > MOST_PEN) | (share(tissue & ~pen) < enough))
+    inked = on_tissue & ((share(pen) > _MOST_PEN) | (share(tissue & ~pen) < enough))
     verdicts = np.full(len(positions), TileVerdict.KEPT, np.uint8)
     verdicts[~on_tissue] = TileVerdict.BACKGROUND
-    verdicts[~on_tissue & (share(padding_mask(thumbnail.pixels)) > MOST_PADDING)] = TileVerdict.PADDING
+    verdicts[~on_tissue & (share(padding_mask(thumbnail.pixels)) > _MOST_PADDING)] = TileVerdict.PADDING
     verdicts[inked] = TileVerdict.PEN
     warnings = list(scale.warnings)
     with strict_reader(slide) as reader, ThreadPoolExecutor(1) as beside:
         kept = np.flatnonzero(verdicts == TileVerdict.KEPT)
-        probes = kept[:: max(1, len(kept) // PROBES)]
-        probing = beside.submit(unreadable, reader, positions, probes, side_px0, spec.tile_px)
+        probes = kept[:: max(1, len(kept) // _PROBES)]
+        probing = beside.submit(_unreadable, reader, positions, probes, side_px0, spec.tile_px)
         if reader is slide:
             probing.result()  # one after the other, as after an error OpenSlide answers nobody
         if spec.drop_blur and mpp <= FOCUS_MPP:
-            judge_focus(slide, positions, verdicts, side_px0, mpp, threads)
-        judge_readable(reader, positions, verdicts, side_px0, spec.tile_px, probes, probing.result())
+            _judge_focus(slide, positions, verdicts, side_px0, mpp, threads)
+        _judge_readable(reader, positions, verdicts, side_px0, spec.tile_px, probes, probing.result())
     if side_px0 < spec.tile_px:
         warnings.append(f"{mpp:.4g} um per pixel is coarser than the {spec.mpp:g} asked for: tiles are enlarged")
-    warnings += suspicious_removals(verdicts)
+    warnings += _suspicious_removals(verdicts)
     tissue_um2 = float((tissue & ~pen).sum()) * thumbnail_mpp**2
     return TiledSlide(positions, verdicts, side_px0, tissue & ~pen, thumbnail, tissue_um2 / 1e6, tuple(warnings))
 
 
-def judge_focus(
+def _judge_focus(
     slide: Slide, positions: Positions, verdicts: NDArray[np.uint8], side_px0: int, mpp: float, threads: int = 1
 ) -> None:
     """Look at each tile that is still kept, small, and mark those that are blurred or cannot be read."""
@@ -124,7 +124,7 @@ def judge_focus(
     def judge(some: NDArray[np.intp]) -> None:
         tiles = read_block(slide, positions[some], side_px0, focus_px)
         if tiles is None:
-            one_by_one = [read_or_none(slide, x, y, side_px0, focus_px) for x, y in positions[some].tolist()]
+            one_by_one = [_read_or_none(slide, x, y, side_px0, focus_px) for x, y in positions[some].tolist()]
             lost = np.array([tile is None for tile in one_by_one])
             verdicts[some[lost]] = TileVerdict.UNREADABLE
             some, tiles = some[~lost], np.array([tile for tile in one_by_one if tile is not None])
@@ -133,7 +133,7 @@ def judge_focus(
 
     with ThreadPoolExecutor(threads) as pool:  # decoding and resizing do not hold Python's lock
         list(pool.map(judge, in_blocks(slide.facts, positions, kept, side_px0, focus_px)))
-    refuse_damaged(slide, verdicts[kept])
+    _refuse_damaged(slide, verdicts[kept])
 
 
 def in_blocks(
@@ -141,7 +141,7 @@ def in_blocks(
 ) -> list[NDArray[np.intp]]:
     """Put tiles that lie together into blocks: what the file stores together is decoded and resized once."""
     level = facts.levels[best_level(facts.levels, side_px0 / tile_px)]
-    across = min(FOCUS_BLOCK, int(BLOCK_PX * level.downsample / side_px0))
+    across = min(_FOCUS_BLOCK, int(BLOCK_PX * level.downsample / side_px0))
     block_x, block_y = (positions[chosen] // (max(1, across) * side_px0)).T
     order = np.lexsort((block_x, block_y))
     ends = np.flatnonzero(np.diff(block_x[order]) | np.diff(block_y[order])) + 1
@@ -156,7 +156,7 @@ def read_block(slide: Slide, positions: Positions, side_px0: int, tile_px: int) 
     """
     corner, step = positions.min(axis=0), side_px0 / tile_px
     span = positions.max(axis=0) + side_px0 - corner
-    if len(positions) * side_px0**2 < LEAST_FILLED * span.prod():
+    if len(positions) * side_px0**2 < _LEAST_FILLED * span.prod():
         return None
     size_px = (span / step + 1e-6).astype(int)
     try:
@@ -167,7 +167,7 @@ def read_block(slide: Slide, positions: Positions, side_px0: int, tile_px: int) 
     return np.stack([picture[top : top + tile_px, left : left + tile_px] for left, top in starts.tolist()])
 
 
-def judge_readable(
+def _judge_readable(
     slide: Slide,
     positions: Positions,
     verdicts: NDArray[np.uint8],
@@ -183,20 +183,20 @@ def judge_readable(
     """
     kept = np.flatnonzero(verdicts == TileVerdict.KEPT)
     if len(lost):
-        others = unreadable(slide, positions, np.setdiff1d(kept, probes), side_px0, tile_px)
+        others = _unreadable(slide, positions, np.setdiff1d(kept, probes), side_px0, tile_px)
         verdicts[np.intersect1d(kept, np.concatenate([lost, others]))] = TileVerdict.UNREADABLE
-    refuse_damaged(slide, verdicts[kept])
+    _refuse_damaged(slide, verdicts[kept])
 
 
-def unreadable(
+def _unreadable(
     slide: Slide, positions: Positions, chosen: NDArray[np.intp], side_px0: int, tile_px: int
 ) -> NDArray[np.intp]:
     """Find those of the chosen tiles that cannot be decoded."""
-    found = [read_or_none(slide, x, y, side_px0, tile_px) is None for x, y in positions[chosen].tolist()]
+    found = [_read_or_none(slide, x, y, side_px0, tile_px) is None for x, y in positions[chosen].tolist()]
     return chosen[np.array(found, bool)]
 
 
-def refuse_damaged(slide: Slide, looked_at: NDArray[np.uint8]) -> None:
+def _refuse_damaged(slide: Slide, looked_at: NDArray[np.uint8]) -> None:
     """Give a slide up if too much of what was looked at cannot be decoded."""
     unreadable = int((looked_at == TileVerdict.UNREADABLE).sum())
     if unreadable > MOST_UNREADABLE * len(looked_at):
@@ -206,7 +206,7 @@ def refuse_damaged(slide: Slide, looked_at: NDArray[np.uint8]) -> None:
         )
 
 
-def read_or_none(slide: Slide, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels | None:
+def _read_or_none(slide: Slide, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels | None:
     """Read a tile, once more after a failure (a network drive may hiccup); None where it cannot be decoded."""
     for _ in range(2):
         try:
@@ -216,13 +216,13 @@ def read_or_none(slide: Slide, x_px0: int, y_px0: int, side_px0: int, tile_px: i
     return None
 
 
-def suspicious_removals(verdicts: NDArray[np.uint8]) -> list[str]:
+def _suspicious_removals(verdicts: NDArray[np.uint8]) -> list[str]:
     """Warn of a filter that took much of the tissue."""
     tissue = int((verdicts != TileVerdict.BACKGROUND).sum() - (verdicts == TileVerdict.PADDING).sum())
     return [
         f"{verdict.name.lower()} removed {removed:,} of {tissue:,} tissue tiles: look at the overlay"
         for verdict in (TileVerdict.PEN, TileVerdict.BLUR)
-        if tissue and (removed := int((verdicts == verdict).sum())) > SUSPICIOUS_REMOVAL * tissue
+        if tissue and (removed := int((verdicts == verdict).sum())) > _SUSPICIOUS_REMOVAL * tissue
     ]
 
 

@@ -11,7 +11,7 @@ from tapfm.runtime.files import fingerprint
 
 FOLDER = Path(__file__).with_name("static")
 PAGE = "index.html"
-TYPES = {
+_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -31,7 +31,7 @@ class Asset:
 
 def read_assets(folder: Path = FOLDER) -> Mapping[str, Asset]:
     """Read the built pages, or say how to build them."""
-    files = sorted(path for path in folder.glob("*") if path.suffix in TYPES) if folder.is_dir() else []
+    files = sorted(path for path in folder.glob("*") if path.suffix in _TYPES) if folder.is_dir() else []
     if PAGE not in {path.name for path in files}:
         raise InputError(
             "The pages of the viewer are not built.",
@@ -40,5 +40,5 @@ def read_assets(folder: Path = FOLDER) -> Mapping[str, Asset]:
     assets = {}
     for path in files:
         data = path.read_bytes()
-        assets[path.name] = Asset(data, TYPES[path.suffix], f'"{fingerprint(data.hex())[:16]}"')
+        assets[path.name] = Asset(data, _TYPES[path.suffix], f'"{fingerprint(data.hex())[:16]}"')
     return assets

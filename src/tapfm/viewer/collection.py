@@ -16,7 +16,7 @@ from tapfm.prediction.tile_table import TileTable
 from tapfm.runtime.files import file_identity, fingerprint
 from tapfm.slides.opening import files_of
 
-KEY_LENGTH = 16  # hexadecimal digits
+_KEY_LENGTH = 16  # hexadecimal digits
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def collect_viewed_slides(sources: Sequence[Path], slides_folder: Path | None = 
     found: list[ViewedSlide] = []
     for source in sources:
         folder = PredictionFolder(source)
-        found += predicted_slides(folder, finder) if folder.begun else plain_slides(source, slides_folder)
-    unique = without_repetition(found)
+        found += _predicted_slides(folder, finder) if folder.begun else _plain_slides(source, slides_folder)
+    unique = _without_repetition(found)
     if not unique:
         raise InputError(
             f"There is no slide in {', '.join(map(str, sources))} yet.",
@@ -69,29 +69,29 @@ def collect_viewed_slides(sources: Sequence[Path], slides_folder: Path | None = 
     return Collection(tuple(unique))
 
 
-def predicted_slides(folder: PredictionFolder, finder: SlideFinder | None) -> list[ViewedSlide]:
+def _predicted_slides(folder: PredictionFolder, finder: SlideFinder | None) -> list[ViewedSlide]:
     """List the slides of a prediction; a file that moved is looked for where the user says."""
     folder.about()  # what cannot be read is told now
     slides = []
     for prediction in folder.slides():
         path = find_slide_file(prediction, finder)
-        key = key_of(prediction.slide_id, path, prediction.key, str(folder.path.resolve()))
+        key = _key_of(prediction.slide_id, path, prediction.key, str(folder.path.resolve()))
         slides.append(ViewedSlide(key, prediction.slide_id, path, prediction.mpp, prediction, folder))
     return slides
 
 
-def plain_slides(source: Path, slides_folder: Path | None) -> list[ViewedSlide]:
+def _plain_slides(source: Path, slides_folder: Path | None) -> list[ViewedSlide]:
     """List slides without a prediction."""
     rows = read_cohort(source, slides_folder).rows
-    return [ViewedSlide(key_of(row.slide_id, row.path), row.slide_id, row.path, row.mpp) for row in rows]
+    return [ViewedSlide(_key_of(row.slide_id, row.path), row.slide_id, row.path, row.mpp) for row in rows]
 
 
-def without_repetition(slides: Iterable[ViewedSlide]) -> list[ViewedSlide]:
+def _without_repetition(slides: Iterable[ViewedSlide]) -> list[ViewedSlide]:
     """Keep each slide once, with its prediction where one has it; two slides with one id are refused."""
     by_id: dict[str, list[ViewedSlide]] = defaultdict(list)
     for slide in slides:
         same = by_id[slide.slide_id]
-        twin = next((each for each in same if is_same_file(each.path, slide.path)), None)
+        twin = next((each for each in same if _is_same_file(each.path, slide.path)), None)
         if twin is None or (twin.prediction is not None and slide.prediction is not None):
             same.append(slide)
         elif slide.prediction is not None:
@@ -104,15 +104,15 @@ def without_repetition(slides: Iterable[ViewedSlide]) -> list[ViewedSlide]:
     return [slide for same in by_id.values() for slide in same]
 
 
-def is_same_file(one: Path | None, other: Path | None) -> bool:
+def _is_same_file(one: Path | None, other: Path | None) -> bool:
     """Say whether two paths lead to one file."""
     return one is not None and other is not None and one.resolve() == other.resolve()
 
 
-def key_of(slide_id: str, path: Path | None, *more: str) -> str:
+def _key_of(slide_id: str, path: Path | None, *more: str) -> str:
     """Make a key of a slide: opaque, and another one when its file changes."""
     files: list[tuple[str, int, int]] = []
     if path is not None:
         with contextlib.suppress(OSError):  # a link that leads nowhere: told when the slide is opened
             files = [file_identity(file) for file in files_of(path)]
-    return fingerprint(slide_id, str(path and path.resolve()), files, more)[:KEY_LENGTH]
+    return fingerprint(slide_id, str(path and path.resolve()), files, more)[:_KEY_LENGTH]

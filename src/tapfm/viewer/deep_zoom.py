@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tapfm.slides.slide import Box
 
-PICTURE_PX = 512
+_PICTURE_PX = 512
 
 
 class ZoomTile(NamedTuple):
@@ -29,7 +29,7 @@ class DeepZoom:
     """The pyramid over the bounds of a slide."""
 
     bounds: Box
-    picture_px: int = PICTURE_PX
+    picture_px: int = _PICTURE_PX
 
     @property
     def last_level(self) -> int:

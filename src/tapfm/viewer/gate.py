@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 TOKEN = "token"  # in the address of the first page
 HEADERS = {
     "Content-Security-Policy": (
@@ -38,7 +38,7 @@ HEADERS = {
 class Admission:
     """Which names of the host are answered, and the token that is needed, if one is."""
 
-    hosts: frozenset[str] = LOOPBACK
+    hosts: frozenset[str] = _LOOPBACK
     any_address: bool = False  # numbers cannot be rebound; a machine may have several
     token: str | None = None
     cookie: str = "tapfm-view"
@@ -47,10 +47,10 @@ class Admission:
     def of(cls, host: str, port: int) -> Admission:
         """Decide by the address that is bound: this machine alone, or others too."""
         if is_loopback(host):
-            return cls(LOOPBACK | {host.lower()})
+            return cls(_LOOPBACK | {host.lower()})
         names = {host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
         # the port is in the cookie's name, as cookies are shared between the ports of a host
-        return cls(LOOPBACK | names, True, secrets.token_urlsafe(24), f"tapfm-view-{port}")
+        return cls(_LOOPBACK | names, True, secrets.token_urlsafe(24), f"tapfm-view-{port}")
 
     def knows(self, host: str) -> bool:
         """Say whether a Host header names this machine. The port is not compared: it may be forwarded by ssh."""
@@ -58,7 +58,7 @@ class Admission:
         if numbered is None:
             return False
         name = numbered[1] or numbered[2]
-        return name in self.hosts or (self.any_address and is_address(name))
+        return name in self.hosts or (self.any_address and _is_address(name))
 
     def opens(self, given: str | None) -> bool:
         """Compare a token, in a time that does not tell how much of it is right."""
@@ -67,10 +67,10 @@ class Admission:
 
 def is_loopback(host: str) -> bool:
     """Say whether an address is this machine's own."""
-    return host.lower() == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+    return host.lower() == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
-def is_address(text: str) -> bool:
+def _is_address(text: str) -> bool:
     """Tell an address from a name."""
     try:
         ipaddress.ip_address(text)
@@ -99,13 +99,13 @@ class Gate:
         headers = Headers(scope=scope)
         by_address = self.token_of_address(scope)
         if not self.admission.knows(headers.get("host", "")):
-            await refuse(send, 421, "This server does not answer for that host.")
+            await _refuse(send, 421, "This server does not answer for that host.")
         elif scope["method"] not in ("GET", "HEAD"):
-            await refuse(send, 405, "Only GET is answered.")
-        elif comes_from_elsewhere(headers):
-            await refuse(send, 403, "Requests of other pages are not answered.")
+            await _refuse(send, 405, "Only GET is answered.")
+        elif _comes_from_elsewhere(headers):
+            await _refuse(send, 403, "Requests of other pages are not answered.")
         elif not self.admission.opens(by_address or self.token_of_cookie(headers)):
-            await refuse(send, 401, "A token is needed: open the address that tapfm view has printed.")
+            await _refuse(send, 401, "A token is needed: open the address that tapfm view has printed.")
         else:
             # HEAD is answered as GET; the server leaves the body out
             await self.application({**scope, "method": "GET"}, receive, self.outward(send, by_address))
@@ -137,13 +137,13 @@ class Gate:
         return send_with_headers
 
 
-def comes_from_elsewhere(headers: Headers) -> bool:
+def _comes_from_elsewhere(headers: Headers) -> bool:
     """Say whether another page asks. A link that leads here is none; a browser too old to say so is trusted."""
     origin, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode", "navigate")
     return origin not in ("none", "same-origin") and mode != "navigate"
 
 
-async def refuse(send: Send, status: int, reason: str) -> None:
+async def _refuse(send: Send, status: int, reason: str) -> None:
     """Answer a request that may not come in."""
     body = json.dumps({"error": reason}).encode()
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Cache-Control": "no-store"}

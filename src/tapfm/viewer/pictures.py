@@ -20,11 +20,11 @@ from tapfm.slides.scaling import read_blockwise
 from tapfm.slides.slide import Pixels, SlideFacts
 from tapfm.viewer.deep_zoom import ZoomTile
 
-KEPT_BYTES = 256 * 2**20
-MOST_OPEN = 16  # slides
-THUMBNAIL_PX = 256
-VIEW_QUALITY = 88
-TILE_QUALITY = 95  # a tile that is looked at closely
+_KEPT_BYTES = 256 * 2**20
+_MOST_OPEN = 16  # slides
+_THUMBNAIL_PX = 256
+_VIEW_QUALITY = 88
+_TILE_QUALITY = 95  # a tile that is looked at closely
 
 Made = TypeVar("Made")
 
@@ -55,7 +55,7 @@ class PictureCache:
 class SlideReaders:
     """Reads slides in threads for an event loop; whatever several clients ask for at once is made once."""
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES, most_open: int = MOST_OPEN, threads: int | None = None) -> None:
+    def __init__(self, kept_bytes: int = _KEPT_BYTES, most_open: int = _MOST_OPEN, threads: int | None = None) -> None:
         self.pool = SlidePool(most_open)
         self.kept = PictureCache(kept_bytes)
         self._threads = ThreadPoolExecutor(threads or available_cores() + 2, thread_name_prefix="slides")
@@ -87,15 +87,15 @@ class SlideReaders:
     def part(self, path: Path, picture: ZoomTile) -> bytes:
         """Read a part of a slide; blocks that cannot be decoded are background."""
         slide = self.pool.get(path)
-        return jpeg(read_blockwise(slide, picture.box, picture.width_px, picture.height_px), VIEW_QUALITY)
+        return _jpeg(read_blockwise(slide, picture.box, picture.width_px, picture.height_px), _VIEW_QUALITY)
 
     def tile(self, path: Path, x_px0: int, y_px0: int, side_px0: int) -> bytes:
         """Read a tile at the slide's own resolution."""
-        return jpeg(self.pool.get(path).read(x_px0, y_px0, side_px0, side_px0), TILE_QUALITY)
+        return _jpeg(self.pool.get(path).read(x_px0, y_px0, side_px0, side_px0), _TILE_QUALITY)
 
     def thumbnail(self, path: Path) -> bytes:
         """Make the picture for the list."""
-        return jpeg(self.pool.get(path).thumbnail(THUMBNAIL_PX).pixels, VIEW_QUALITY)
+        return _jpeg(self.pool.get(path).thumbnail(_THUMBNAIL_PX).pixels, _VIEW_QUALITY)
 
     def close(self) -> None:
         """Let go of slides and threads."""
@@ -103,6 +103,6 @@ class SlideReaders:
         self.pool.close()
 
 
-def jpeg(pixels: Pixels, quality: int) -> bytes:
+def _jpeg(pixels: Pixels, quality: int) -> bytes:
     """Encode without thinning colours: chromatin and stain are what is looked at."""
     return bytes(imagecodecs.jpeg8_encode(pixels, level=quality, subsampling="444"))

@@ -40,15 +40,15 @@ from tapfm.viewer.gate import Admission, Gate
 from tapfm.viewer.pictures import SlideReaders
 from tapfm.viewer.tile_numbers import describe, pack, palettes
 
-KEEP = "private, max-age=31536000, immutable"
-ASK_AGAIN = "private, no-cache"  # kept, but only used after asking whether it is still right
-TABLES_KEPT = 16  # of tiles, in memory
-NOT_THERE = "The slide's file is not where it was when it was predicted: tapfm view --slides says where it is now."
-NOT_THE_SAME = (
+_KEEP = "private, max-age=31536000, immutable"
+_ASK_AGAIN = "private, no-cache"  # kept, but only used after asking whether it is still right
+_TABLES_KEPT = 16  # of tiles, in memory
+_NOT_THERE = "The slide's file is not where it was when it was predicted: tapfm view --slides says where it is now."
+_NOT_THE_SAME = (
     "The slide's file has another size, or other bounds, than the one that was predicted: no tiles are shown."
 )
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def make_server(
@@ -58,7 +58,7 @@ def make_server(
     reading: SlideReaders | None = None,
 ) -> ASGIApp:
     """Make the application that serves these slides, and nothing else."""
-    desk = SlideService(collection, reading or SlideReaders())
+    desk = _SlideService(collection, reading or SlideReaders())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -78,8 +78,8 @@ def make_server(
 
     @app.exception_handler(TapfmError)
     async def failed(_: Request, error: TapfmError) -> Response:
-        log.warning("%s", error.message)  # it may name paths: for the terminal, not for the page
-        return JSONResponse({"error": reason_of(error)}, 422)
+        _log.warning("%s", error.message)  # it may name paths: for the terminal, not for the page
+        return JSONResponse({"error": _reason_of(error)}, 422)
 
     @app.exception_handler(Exception)
     async def broken(_: Request, __: Exception) -> Response:
@@ -87,17 +87,17 @@ def make_server(
 
     @app.get("/")
     async def page(request: Request) -> Response:
-        return asset_answer(request, assets[PAGE])
+        return _asset_answer(request, assets[PAGE])
 
     @app.get("/assets/{name}")
     async def asset(request: Request, name: str) -> Response:
         if name not in assets:
             raise HTTPException(404, "There is no such file.")
-        return asset_answer(request, assets[name])
+        return _asset_answer(request, assets[name])
 
     @app.get("/api/collection")
     async def whole_collection() -> Response:
-        return JSONResponse(desk.overview(), headers={"Cache-Control": ASK_AGAIN})
+        return JSONResponse(desk.overview(), headers={"Cache-Control": _ASK_AGAIN})
 
     @app.get("/api/slides/{key}")
     async def slide(key: str) -> Response:
@@ -108,62 +108,62 @@ def make_server(
     async def numbers(request: Request, key: str) -> Response:
         found = desk.slide(key)
         make = partial(desk.numbers, found)
-        return await kept(request, desk, (key, "numbers"), make, "application/octet-stream")
+        return await _kept(request, desk, (key, "numbers"), make, "application/octet-stream")
 
     @app.get("/api/slides/{key}/thumbnail.jpeg")
     async def thumbnail(request: Request, key: str) -> Response:
         make = partial(desk.thumbnail, desk.slide(key))
-        return await kept(request, desk, (key, "thumbnail"), make)
+        return await _kept(request, desk, (key, "thumbnail"), make)
 
     @app.get("/api/slides/{key}/pictures/{level}/{column}_{row}.jpeg")
     async def picture(request: Request, key: str, level: int, column: int, row: int) -> Response:
         make = partial(desk.picture, desk.slide(key), level, column, row)
-        return await kept(request, desk, (key, level, column, row), make)
+        return await _kept(request, desk, (key, level, column, row), make)
 
     @app.get("/api/slides/{key}/tiles/{number}.jpeg")
     async def tile(request: Request, key: str, number: int) -> Response:
         make = partial(desk.tile, desk.slide(key), number)
-        return await kept(request, desk, (key, "tile", number), make)
+        return await _kept(request, desk, (key, "tile", number), make)
 
     return Gate(app, admission or Admission())
 
 
-async def kept(
+async def _kept(
     request: Request,
-    desk: SlideService,
+    desk: _SlideService,
     what: tuple[str | int, ...],
     make: Callable[[], bytes],
     media_type: str = "image/jpeg",
 ) -> Response:
     """Answer with what belongs to a key; a browser that has it already is told so before anything is read."""
     etag = f'"{"-".join(map(str, what))}-{__version__}"'
-    headers = {"ETag": etag, "Cache-Control": KEEP}
-    if has_already(request, etag):
+    headers = {"ETag": etag, "Cache-Control": _KEEP}
+    if _has_already(request, etag):
         return Response(status_code=304, headers=headers)
     return Response(await desk.reading.picture(what, make), media_type=media_type, headers=headers)
 
 
-def asset_answer(request: Request, asset: Asset) -> Response:
+def _asset_answer(request: Request, asset: Asset) -> Response:
     """Answer with a file of the page."""
-    headers = {"ETag": asset.etag, "Cache-Control": ASK_AGAIN}
-    if has_already(request, asset.etag):
+    headers = {"ETag": asset.etag, "Cache-Control": _ASK_AGAIN}
+    if _has_already(request, asset.etag):
         return Response(status_code=304, headers=headers)
     return Response(asset.data, media_type=asset.media_type, headers=headers)
 
 
-def has_already(request: Request, etag: str) -> bool:
+def _has_already(request: Request, etag: str) -> bool:
     """Say whether the browser has this very answer."""
     asked = request.headers.get("if-none-match", "")
     return etag in (each.strip().removeprefix("W/") for each in asked.split(","))
 
 
-class SlideService:
+class _SlideService:
     """What can be asked about the slides of a collection."""
 
     def __init__(self, collection: Collection, reading: SlideReaders) -> None:
         self.collection, self.reading = collection, reading
         self._by_key = {slide.key: slide for slide in collection.slides}
-        self.table_of = lru_cache(TABLES_KEPT)(lambda key: self._by_key[key].tiles())
+        self.table_of = lru_cache(_TABLES_KEPT)(lambda key: self._by_key[key].tiles())
 
     def slide(self, key: str) -> ViewedSlide:
         """Find a slide of the collection."""
@@ -184,14 +184,14 @@ class SlideService:
         """Say what a slide is and what can be drawn on it."""
         facts = None if slide.path is None else self.reading.facts(slide.path)
         prediction = slide.prediction
-        notes = [NOT_THERE] if facts is None else []
+        notes = [_NOT_THERE] if facts is None else []
         layers: list[dict[str, Any]] = []
         if prediction is not None and facts is not None and not is_same_slide(facts, prediction):
-            notes.append(NOT_THE_SAME)
+            notes.append(_NOT_THE_SAME)
         elif prediction is not None and (table := self.table_of(slide.key)) is not None and len(table):
             layers = [describe(layer, table) for layer in prediction.layers]
-        bounds = bounds_of(facts, prediction)
-        mpp = mpp_of(slide, facts)
+        bounds = _bounds_of(facts, prediction)
+        mpp = _mpp_of(slide, facts)
         if mpp is None:
             notes.append("The file does not say its microns per pixel: lengths are in pixels.")
         return {
@@ -219,13 +219,13 @@ class SlideService:
     def thumbnail(self, slide: ViewedSlide) -> bytes:
         """Make the picture for the list."""
         if slide.path is None:
-            raise HTTPException(404, NOT_THERE)
+            raise HTTPException(404, _NOT_THERE)
         return self.reading.thumbnail(slide.path)
 
     def picture(self, slide: ViewedSlide, level: int, column: int, row: int) -> bytes:
         """Make a part of the pyramid."""
         if slide.path is None:
-            raise HTTPException(404, NOT_THERE)
+            raise HTTPException(404, _NOT_THERE)
         picture = DeepZoom(self.reading.facts(slide.path).bounds).picture(level, column, row)
         if picture is None:
             raise HTTPException(404, "There is no such part of the slide.")
@@ -237,12 +237,12 @@ class SlideService:
         if table is None or slide.prediction is None or not 0 <= number < len(table):
             raise HTTPException(404, "There is no such tile.")
         if slide.path is None or not is_same_slide(self.reading.facts(slide.path), slide.prediction):
-            raise HTTPException(404, NOT_THERE if slide.path is None else NOT_THE_SAME)
+            raise HTTPException(404, _NOT_THERE if slide.path is None else _NOT_THE_SAME)
         x_px0, y_px0 = (int(each) for each in table.positions[number])
         return self.reading.tile(slide.path, x_px0, y_px0, slide.prediction.side_px0)
 
 
-def reason_of(error: TapfmError) -> str:
+def _reason_of(error: TapfmError) -> str:
     """Say what is wrong without saying where on this machine."""
     if isinstance(error, UnreadableSlideError):
         return "This slide's file is damaged, or of no format that tapfm reads."
@@ -267,7 +267,7 @@ def line_of(slide: ViewedSlide) -> dict[str, Any]:
     }
 
 
-def bounds_of(facts: SlideFacts | None, prediction: PredictedSlide | None) -> DeepZoom:
+def _bounds_of(facts: SlideFacts | None, prediction: PredictedSlide | None) -> DeepZoom:
     """Find the bounds that are shown: the file's; without it those that were noted when it was predicted."""
     if facts is not None:
         return DeepZoom(facts.bounds)
@@ -275,7 +275,7 @@ def bounds_of(facts: SlideFacts | None, prediction: PredictedSlide | None) -> De
     return DeepZoom(prediction.bounds)
 
 
-def mpp_of(slide: ViewedSlide, facts: SlideFacts | None) -> float | None:
+def _mpp_of(slide: ViewedSlide, facts: SlideFacts | None) -> float | None:
     """Decide the scale as everywhere; None where it cannot be known."""
     if slide.mpp is not None or facts is None:
         return slide.mpp

@@ -11,8 +11,8 @@ from tapfm.errors import InputError
 from tapfm.viewer.gate import TOKEN, Admission
 
 FIRST_PORT = 8000
-PORTS_TRIED = 50
-GRACE_S = 2  # for answers that are under way when the server is stopped
+_PORTS_TRIED = 50
+_GRACE_S = 2  # for answers that are under way when the server is stopped
 
 
 def open_socket(host: str, port: int | None) -> socket.socket:
@@ -23,7 +23,7 @@ def open_socket(host: str, port: int | None) -> socket.socket:
         raise InputError(
             f"{host} is no address of this machine ({error.strerror}).", hint="--host 127.0.0.1 is this machine alone."
         ) from error
-    tried = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + PORTS_TRIED), 0]
+    tried = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + _PORTS_TRIED), 0]
     reason: OSError | None = None
     for each in tried:
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -62,7 +62,7 @@ def serve(application: ASGIApp, listener: socket.socket) -> None:
         access_log=False,
         server_header=False,
         ws="none",
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=_GRACE_S,
     )
     with listener:
         uvicorn.Server(config).run(sockets=[listener])

@@ -28,12 +28,12 @@ def describe(layer: Layer, table: TileTable) -> dict[str, Any]:
         "kind": layer.kind,
         "target": layer.target,
         "title": layer.title,
-        "scale": as_json(scale),
-        "percentile_scale": as_json(percentile_scale),
+        "scale": _as_json(scale),
+        "percentile_scale": _as_json(percentile_scale),
     }
 
 
-def as_json(scale: ColourScale) -> dict[str, Any]:
+def _as_json(scale: ColourScale) -> dict[str, Any]:
     """Write a scale for the page."""
     return {**asdict(scale), "ticks": scale.ticks()}
 

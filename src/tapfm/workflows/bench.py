@@ -18,7 +18,7 @@ from tapfm.workflows.shared_options import SlidesFolder
 if TYPE_CHECKING:
     from tapfm.bench.measure import BenchResult
 
-WITH_GPU, WITHOUT_GPU = "uni", "tapfm-pocket"  # encoders
+_WITH_GPU, _WITHOUT_GPU = "uni", "tapfm-pocket"  # encoders
 
 
 @options
@@ -106,7 +106,7 @@ def bench(options: BenchOptions, console: Console) -> BenchResult:
 
     device = choose_device(config.machine.device if config is not None else options.device or "auto")
     if config is None:
-        encoder = options.encoder or (WITH_GPU if device.type == "cuda" else WITHOUT_GPU)
+        encoder = options.encoder or (_WITH_GPU if device.type == "cuda" else _WITHOUT_GPU)
         config = settings_for(encoder, options.precision or "auto")
     workers = options.workers
     if workers is None and config.machine.workers != "auto":

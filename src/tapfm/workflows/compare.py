@@ -15,7 +15,7 @@ from tapfm.workflows.shared_options import Resamples
 if TYPE_CHECKING:
     from tapfm.evaluation.comparing import Comparison
 
-SEED = 0  # of the bootstrap
+_SEED = 0  # of the bootstrap
 
 
 @options
@@ -61,12 +61,12 @@ def compare(options: CompareOptions, console: Console) -> Comparison:
         read.targets,
         "patient" if options.unit == "patient" else "slide",
         resamples=options.resamples,
-        seed=SEED,
+        seed=_SEED,
         against=options.against,
     )
     with locked(options.out, "tapfm compare"):
         remove_unfinished(options.out)
         refuse_other_files(options.out, ours=FILES, hint="Give a new --out.")
         files = {name: str(path) for name, path in read.files.items()}
-        write_comparison(options.out, compared, files, resamples=options.resamples, seed=SEED, notes=read.warnings)
+        write_comparison(options.out, compared, files, resamples=options.resamples, seed=_SEED, notes=read.warnings)
     return compared

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from tapfm.encoders.card import EncoderCard
 
 Status = Literal["ok", "note", "broken"]
-GIB = 2**30
+_GIB = 2**30
 RUNS_WITH = (
     *("torch", "timm", "safetensors", "huggingface_hub", "typer", "rich", "numpy", "openslide-python", "tifffile"),
     *("imagecodecs", "pillow", "opencv-python-headless", "h5py", "pydantic", "matplotlib", "tensorboard", "pyarrow"),
     *("jinja2", "fastapi", "uvicorn"),
 )
-SMALL_ONLY = "Small encoders only; adapting a large one needs an NVIDIA GPU."
-LARGEST_WEIGHTS = 5 * GIB  # a ViT-g in float32
+_SMALL_ONLY = "Small encoders only; adapting a large one needs an NVIDIA GPU."
+_LARGEST_WEIGHTS = 5 * _GIB  # a ViT-g in float32
 
 
 @options
@@ -53,18 +53,18 @@ def doctor(options: DoctorOptions, console: Console) -> list[Finding]:
     """Check what this machine can do; the findings have the order of the table."""
     from tapfm.encoders.catalog import encoder_cards
 
-    findings = [python_finding(), *package_findings(), torch_finding(), openslide_finding(), viewer_finding()]
+    findings = [_python_finding(), *package_findings(), _torch_finding(), openslide_finding(), viewer_finding()]
     if importlib.util.find_spec("huggingface_hub") is None:
         return findings  # named as missing above
     with console.status("asking the hub which encoders open"):
-        findings += hub_findings(offline=options.offline)
+        findings += _hub_findings(offline=options.offline)
     with console.status("hashing cached weights (remembered for the next time)"):
         findings += list(cached_weights_findings(encoder_cards().values()))
-    findings.append(disk_finding(hub_cache()))
+    findings.append(disk_finding(_hub_cache()))
     return findings
 
 
-def python_finding() -> Finding:
+def _python_finding() -> Finding:
     """Python itself; an older one than pyproject.toml asks for cannot have installed tapfm."""
     return Finding("Python", "ok", f"{platform.python_version()} at {sys.executable}")
 
@@ -99,7 +99,7 @@ def package_findings(requirements: Iterable[str] | None = None) -> Iterator[Find
             yield Finding(requirement.name, "broken" if needed else "note", version, advice)
 
 
-def torch_finding() -> Finding:
+def _torch_finding() -> Finding:
     """The accelerator, as torch sees it."""
     try:
         import torch
@@ -107,7 +107,7 @@ def torch_finding() -> Finding:
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
             precision = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
-            found = f"{torch.cuda.get_device_name()}, {total / GIB:.0f} GiB ({free / GIB:.0f} free), {precision}"
+            found = f"{torch.cuda.get_device_name()}, {total / _GIB:.0f} GiB ({free / _GIB:.0f} free), {precision}"
             from tapfm.encoders.precision import can_compile
 
             if not can_compile(torch.device("cuda")):
@@ -115,10 +115,10 @@ def torch_finding() -> Finding:
                 return Finding("GPU", "note", f"{found}, does not compile", needed)
             return Finding("GPU", "ok", f"{found}, compiles")
         if torch.backends.mps.is_available():
-            return Finding("GPU", "note", "Apple GPU", SMALL_ONLY)
+            return Finding("GPU", "note", "Apple GPU", _SMALL_ONLY)
     except Exception as error:  # whatever a broken install raises is the finding
         return Finding("torch", "broken", f"{type(error).__name__}: {error}", "pip install --force-reinstall torch")
-    return Finding("GPU", "note", "none: torch uses the CPU", SMALL_ONLY)
+    return Finding("GPU", "note", "none: torch uses the CPU", _SMALL_ONLY)
 
 
 def openslide_finding() -> Finding:
@@ -146,7 +146,7 @@ def viewer_finding() -> Finding:
     return Finding("viewer", "ok", "its pages are built")
 
 
-def hub_findings(*, offline: bool) -> list[Finding]:
+def _hub_findings(*, offline: bool) -> list[Finding]:
     """The hub token, and which gated encoders it opens."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -165,7 +165,7 @@ def hub_findings(*, offline: bool) -> list[Finding]:
     try:
         user = api.whoami()["name"]
     except Exception as error:
-        status = answered(error)
+        status = _answered(error)
         if status is None:
             found, advice = "there; the hub cannot be reached", "Cached and local weights still work."
             return [Finding("hub token", "note", found, advice)]
@@ -177,7 +177,7 @@ def hub_findings(*, offline: bool) -> list[Finding]:
         try:
             api.auth_check(card.repository)
         except Exception as error:
-            return False if answered(error) in (401, 403, 404) else None
+            return False if _answered(error) in (401, 403, 404) else None
         return True
 
     with ThreadPoolExecutor(8) as pool:
@@ -193,7 +193,7 @@ def hub_findings(*, offline: bool) -> list[Finding]:
     return findings
 
 
-def answered(error: Exception) -> int | None:
+def _answered(error: Exception) -> int | None:
     """Read the hub's status code from an error, or None where there was no answer.
 
     Each version of the client has its own errors; an answer is what they have in common.
@@ -202,7 +202,7 @@ def answered(error: Exception) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def hub_cache() -> Path:
+def _hub_cache() -> Path:
     """Where the hub's client keeps files."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -227,7 +227,7 @@ def cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
             continue
         none_found = none_found and card.packaged  # what comes with tapfm is no sign of a cache
         digest = sha256_of(found)
-        size = f"{found.stat().st_size / GIB:.2f} GiB" if not card.packaged else "comes with tapfm"
+        size = f"{found.stat().st_size / _GIB:.2f} GiB" if not card.packaged else "comes with tapfm"
         if card.sha256 is None:
             yield Finding(f"weights {card.key}", "ok", f"{size}, SHA-256 {digest} (no published one to compare)")
         elif digest == card.sha256:
@@ -236,7 +236,7 @@ def cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
             advice = f"Damaged; fetch it again: {card.fetch_again_command}"
             yield Finding(f"weights {card.key}", "broken", f"{size}, SHA-256 {digest}, not {card.sha256}", advice)
     if none_found:
-        yield Finding("weights", "note", f"none cached in {hub_cache()}", "tapfm encoders NAME --check fetches them")
+        yield Finding("weights", "note", f"none cached in {_hub_cache()}", "tapfm encoders NAME --check fetches them")
 
 
 def disk_finding(folder: Path) -> Finding:
@@ -244,7 +244,7 @@ def disk_finding(folder: Path) -> Finding:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    if free < LARGEST_WEIGHTS:
+    if free < _LARGEST_WEIGHTS:
         advice = "The largest encoder needs 5 GiB: free some, or set HF_HOME to a folder on another disk."
-        return Finding("disk", "note", f"{free / GIB:.1f} GiB free at {folder}", advice)
-    return Finding("disk", "ok", f"{free / GIB:.0f} GiB free at {folder}")
+        return Finding("disk", "note", f"{free / _GIB:.1f} GiB free at {folder}", advice)
+    return Finding("disk", "ok", f"{free / _GIB:.0f} GiB free at {folder}")

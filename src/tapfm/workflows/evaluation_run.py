@@ -37,9 +37,9 @@ from tapfm.runtime.messages import counted
 from tapfm.runtime.output_folder import locked, refuse_other_files, remove_unfinished
 from tapfm.tiles.reading import SkippedTiles
 
-ABOUT = "evaluation.json"  # marks a folder of an evaluation
-DONE = "metrics.json"  # is written last
-IDENTITY = ("kind", "members", "targets", "cohort", "table", "split", "from")  # how metrics are computed may change
+_ABOUT = "evaluation.json"  # marks a folder of an evaluation
+_DONE = "metrics.json"  # is written last
+_IDENTITY = ("kind", "members", "targets", "cohort", "table", "split", "from")  # how metrics are computed may change
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _describe_evaluation(evaluated: ModelFolder, data: EvaluatedSlides, settings
 
 def _begin(folder: Path, about: dict[str, Any], *, resume: bool) -> None:
     """Mark the folder; refuse to overwrite an evaluation, or to resume that of another model or other slides."""
-    path = folder / ABOUT
+    path = folder / _ABOUT
     if path.exists():
         try:
             before = dict(json.loads(path.read_text("utf-8")))
@@ -154,11 +154,11 @@ def _begin(folder: Path, about: dict[str, Any], *, resume: bool) -> None:
             before = {}
         if not resume:
             raise RunError(
-                f"{folder} holds {'an' if (folder / DONE).exists() else 'an unfinished'} evaluation of "
+                f"{folder} holds {'an' if (folder / _DONE).exists() else 'an unfinished'} evaluation of "
                 f"{before.get('model', 'something')}.",
                 hint="Resume it, or write its tables again: the same command with --resume\nOr give a new --out.",
             )
-        changed = [name for name in IDENTITY if about[name] != before.get(name)]
+        changed = [name for name in _IDENTITY if about[name] != before.get(name)]
         if changed:
             lines = [
                 f"{'model' if name == 'members' else name} was {_identity_text(name, before)}, "
@@ -170,7 +170,7 @@ def _begin(folder: Path, about: dict[str, Any], *, resume: bool) -> None:
             )
     else:
         refuse_other_files(folder, hint="Give a new folder with --out, such as evaluations/first.")
-    (folder / DONE).unlink(missing_ok=True)
+    (folder / _DONE).unlink(missing_ok=True)
     write_atomically(path, (json.dumps(about, indent=2) + "\n").encode())
 
 
@@ -282,4 +282,4 @@ def _write_results(
         of_baseline.unlink(missing_ok=True)
     write_atomically(folder / "metrics.csv", metrics_csv(results))
     write_atomically(folder / "metrics.md", metrics_md(results))
-    write_atomically(folder / DONE, metrics_json(results))
+    write_atomically(folder / _DONE, metrics_json(results))

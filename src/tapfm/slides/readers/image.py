@@ -15,16 +15,16 @@ from tapfm.slides.scaling import make_thumbnail, read_tile
 from tapfm.slides.slide import COPY_AGAIN, WHITE, Box, Level, Pixels, SlideFacts, Thumbnail
 
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WebP"}
-LARGEST_PX = 500_000_000  # 1.5 GB in memory; a larger picture belongs into a pyramid
+_LARGEST_PX = 500_000_000  # 1.5 GB in memory; a larger picture belongs into a pyramid
 
 
-GUARD = threading.Lock()
+_GUARD = threading.Lock()
 
 
 @contextmanager
 def open_picture(path: Path) -> Iterator[Image.Image]:
     """Open a picture of any size we can hold; Pillow's own guard against decompression bombs warns far below that."""
-    with GUARD:
+    with _GUARD:
         before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             image = Image.open(path)
@@ -33,7 +33,7 @@ def open_picture(path: Path) -> Iterator[Image.Image]:
         finally:
             Image.MAX_IMAGE_PIXELS = before
     with image:
-        if image.width * image.height > LARGEST_PX:
+        if image.width * image.height > _LARGEST_PX:
             raise UnreadableSlideError(
                 f"{path.name} has {image.width:,} x {image.height:,} pixels, too many for a plain picture.",
                 hint=f"Convert it to a pyramid: vips tiffsave {path.name} {path.stem}.tiff "

@@ -12,25 +12,25 @@ import imagecodecs
 
 from tapfm.slides.slide import Pixels
 
-BASELINE = (0xC0, 0xC1)  # frames that are coded row by row; progressive ones are not
-END_OF_IMAGE = b"\xff\xd9"  # cannot occur inside coded pixels
-STANDALONE = (0x01, *range(0xD0, 0xD9))  # markers without a length
+_BASELINE = (0xC0, 0xC1)  # frames that are coded row by row; progressive ones are not
+_END_OF_IMAGE = b"\xff\xd9"  # cannot occur inside coded pixels
+_STANDALONE = (0x01, *range(0xD0, 0xD9))  # markers without a length
 
 
 def decode_jpeg(data: bytes, tables: bytes | None, colour_space: str, rows: int | None = None) -> Pixels:
     """Decode a JPEG to RGB; with `rows`, at least so many of its upper rows."""
-    lowered, exact_rows = lower(data, rows) if rows is not None else (data, None)
+    lowered, exact_rows = _lower(data, rows) if rows is not None else (data, None)
     pixels: Pixels = imagecodecs.jpeg8_decode(lowered, tables=tables, colorspace=colour_space, outcolorspace="RGB")
     return pixels if exact_rows is None else pixels[:exact_rows].copy()
 
 
 def check_whole(data: bytes) -> None:
     """Refuse a JPEG that breaks off: libjpeg would paint what is missing grey, and say nothing."""
-    if data.rfind(END_OF_IMAGE) < 0:
+    if data.rfind(_END_OF_IMAGE) < 0:
         raise ValueError("it breaks off")
 
 
-def lower(data: bytes, rows: int) -> tuple[bytes, int | None]:
+def _lower(data: bytes, rows: int) -> tuple[bytes, int | None]:
     """Declare a JPEG to be only as high as `rows` need, and say how many rows come out exact; all where it is None."""
     at = frame_header(data)
     if at is None:
@@ -52,9 +52,9 @@ def frame_header(data: bytes) -> int | None:
     at = 2
     while at + 9 < len(data) and data[at] == 0xFF:
         marker = data[at + 1]
-        if marker in BASELINE:
+        if marker in _BASELINE:
             return at
-        if marker in STANDALONE:
+        if marker in _STANDALONE:
             at += 2
         elif marker == 0xFF:  # a fill byte
             at += 1

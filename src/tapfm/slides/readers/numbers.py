@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SQUARE_TOLERANCE = 0.02  # pixels that differ by more across and down are not square on the glass
+_SQUARE_TOLERANCE = 0.02  # pixels that differ by more across and down are not square on the glass
 
 
 def positive_number(text: str | None) -> float | None:
@@ -20,6 +20,6 @@ def one_mpp(across: float | None, down: float | None) -> tuple[float | None, str
     if not known:
         return None, ""
     mean = sum(known) / len(known)
-    if max(known) / min(known) - 1 <= SQUARE_TOLERANCE:
+    if max(known) / min(known) - 1 <= _SQUARE_TOLERANCE:
         return mean, ""
     return mean, f"pixels are not square: {across:g} um across, {down:g} um down; their mean is used"

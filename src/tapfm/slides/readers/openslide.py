@@ -15,7 +15,7 @@ from tapfm.slides.readers.numbers import one_mpp, positive_number
 from tapfm.slides.scaling import make_thumbnail, read_tile
 from tapfm.slides.slide import CACHE_BYTES, COPY_AGAIN, WHITE, Box, Colour, Level, Pixels, SlideFacts, Thumbnail
 
-FORMATS = {
+_FORMATS = {
     "aperio": "SVS",
     "dicom": "DICOM",
     "generic-tiff": "TIFF",
@@ -37,7 +37,7 @@ class OpenSlideSlide:
         self._path, self._cache_bytes = path, cache_bytes
         self._lock = threading.Lock()
         self._handle = self._open()
-        self.facts = facts_of(path, self._handle)
+        self.facts = _facts_of(path, self._handle)
 
     def read(self, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels:
         """Read a square of level-0 pixels as a tile."""
@@ -84,7 +84,7 @@ class OpenSlideSlide:
         return handle
 
 
-def facts_of(path: Path, handle: openslide.OpenSlide) -> SlideFacts:
+def _facts_of(path: Path, handle: openslide.OpenSlide) -> SlideFacts:
     """Read what OpenSlide says of a slide."""
     properties = handle.properties
     vendor = properties.get(openslide.PROPERTY_NAME_VENDOR, "unknown")
@@ -94,19 +94,19 @@ def facts_of(path: Path, handle: openslide.OpenSlide) -> SlideFacts:
     mpp, note = one_mpp(mpp_x, mpp_y)
     return SlideFacts(
         path=path,
-        format=FORMATS.get(vendor, vendor),
+        format=_FORMATS.get(vendor, vendor),
         vendor=vendor,
         reader="openslide",
         levels=levels,
         mpp_in_file=mpp,
         objective_power=positive_number(properties.get(openslide.PROPERTY_NAME_OBJECTIVE_POWER)),
-        bounds=bounds_of(properties, levels[0]),
-        background=background_of(properties.get(openslide.PROPERTY_NAME_BACKGROUND_COLOR)),
+        bounds=_bounds_of(properties, levels[0]),
+        background=_background_of(properties.get(openslide.PROPERTY_NAME_BACKGROUND_COLOR)),
         note=note,
     )
 
 
-def bounds_of(properties: openslide._PropertyMap, full: Level) -> Box:
+def _bounds_of(properties: openslide._PropertyMap, full: Level) -> Box:
     """Read where the scanner put pixels, cut to the slide."""
     names = (
         openslide.PROPERTY_NAME_BOUNDS_X,
@@ -125,7 +125,7 @@ def bounds_of(properties: openslide._PropertyMap, full: Level) -> Box:
     return Box(x, y, width, height)
 
 
-def background_of(text: str | None) -> Colour:
+def _background_of(text: str | None) -> Colour:
     """Read OpenSlide's RRGGBB; white where the file does not say."""
     if text is None or re.fullmatch(r"[0-9A-Fa-f]{6}", text) is None:
         return WHITE

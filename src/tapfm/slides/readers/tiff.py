@@ -24,7 +24,7 @@ from tapfm.slides.readers.tiff_structure import (
 from tapfm.slides.scaling import make_thumbnail, read_tile
 from tapfm.slides.slide import CACHE_BYTES, COPY_AGAIN, WHITE, Pixels, Thumbnail
 
-PREMULTIPLIED, TRANSPARENCY = 1, 2  # TIFF's numbers for what a fourth channel means
+_PREMULTIPLIED, _TRANSPARENCY = 1, 2  # TIFF's numbers for what a fourth channel means
 
 
 class TiffSlide:
@@ -132,9 +132,9 @@ class TiffSlide:
         if pixels.shape[2] == 1:
             pixels = np.repeat(pixels, 3, axis=2)
         elif pixels.shape[2] == 4:
-            pixels = on_white(pixels, segments.fourth_channel)
+            pixels = _on_white(pixels, segments.fourth_channel)
         if segments.compression == APERIO_JPEG2000_YCBCR:
-            pixels = rgb_of_ycbcr(pixels)
+            pixels = _rgb_of_ycbcr(pixels)
         return pixels
 
     def _plane(self, segments: LevelSegments, index: int) -> Pixels:
@@ -163,17 +163,17 @@ class TiffSlide:
         )
 
 
-def on_white(pixels: Pixels, fourth_channel: int) -> Pixels:
+def _on_white(pixels: Pixels, fourth_channel: int) -> Pixels:
     """Lay four channels on white glass, if the fourth is transparency; otherwise it is nothing to look at."""
     colours, alpha = pixels[..., :3], pixels[..., 3:].astype(np.uint16)
-    if fourth_channel == PREMULTIPLIED:
+    if fourth_channel == _PREMULTIPLIED:
         return np.minimum(colours + (255 - alpha), 255).astype(np.uint8)
-    if fourth_channel == TRANSPARENCY:
+    if fourth_channel == _TRANSPARENCY:
         return ((colours * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
     return colours
 
 
-def rgb_of_ycbcr(pixels: Pixels) -> Pixels:
+def _rgb_of_ycbcr(pixels: Pixels) -> Pixels:
     """Convert the colours of Aperio's JPEG 2000 tiles, which carry no note of their colour space."""
     y, cb, cr = (pixels[..., i].astype(np.float32) for i in range(3))
     cb, cr = cb - 128, cr - 128

@@ -22,14 +22,14 @@ from tapfm.slides.slide import COPY_AGAIN, Box, Level, SlideFacts
 
 JPEG = 7
 APERIO_JPEG2000_YCBCR = 33003
-APERIO = "Aperio"  # how its descriptions begin
-REDUCED = 1  # TIFF's mark of a smaller copy
-GREY, RGB, YCBCR = 1, 2, 6  # TIFF's numbers for what a page's channels mean (grey: 0 is black)
-LARGEST_SEGMENT_PX = 500_000_000  # 1.5 GB decoded at once; a file of such strips belongs into a pyramid
+_APERIO = "Aperio"  # how its descriptions begin
+_REDUCED = 1  # TIFF's mark of a smaller copy
+_GREY, RGB, YCBCR = 1, 2, 6  # TIFF's numbers for what a page's channels mean (grey: 0 is black)
+_LARGEST_SEGMENT_PX = 500_000_000  # 1.5 GB decoded at once; a file of such strips belongs into a pyramid
 # TIFF's own numbers: old-style JPEG needs tables from elsewhere in the file
-NOT_DECODED = {6}
-ASPECT_TOLERANCE = 0.02  # between the levels of a pyramid; sizes are rounded
-MICRONS = {"µm": 1.0, "μm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6, "Å": 1e-4}
+_NOT_DECODED = {6}
+_ASPECT_TOLERANCE = 0.02  # between the levels of a pyramid; sizes are rounded
+_MICRONS = {"µm": 1.0, "μm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6, "Å": 1e-4}
 
 
 class UnsupportedTiffError(Exception):
@@ -59,7 +59,7 @@ class LevelSegments:
         return len(self.offsets) // self.planes
 
 
-def open_tiff(path: Path) -> Any:
+def _open_tiff(path: Path) -> Any:
     """Open a file with tifffile; what it would log of odd metadata is for its developers."""
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     return tifffile.TiffFile(path)
@@ -68,19 +68,19 @@ def open_tiff(path: Path) -> Any:
 def read_structure(path: Path) -> tuple[SlideFacts, tuple[LevelSegments, ...]]:
     """Read what the file says of itself, without any pixel."""
     try:
-        with open_tiff(path) as file:
+        with _open_tiff(path) as file:
             pages = [page for page in file.pages if isinstance(page, tifffile.TiffPage)]
             if not pages:
                 raise UnreadableSlideError(f"{path.name} is a TIFF file without an image.", hint=COPY_AGAIN)
             first = max(pages, key=lambda page: page.imagewidth * page.imagelength)
             description = first.description or pages[0].description or ""
             # Aperio does not mark the smaller copies of its picture; elsewhere an unmarked page is another picture
-            unmarked = description.startswith(APERIO)
-            copies = [page for page in pages if unmarked or page.subfiletype & REDUCED]
-            levels = pyramid(first, [*copies, *(first.pages or [])])
+            unmarked = description.startswith(_APERIO)
+            copies = [page for page in pages if unmarked or page.subfiletype & _REDUCED]
+            levels = _pyramid(first, [*copies, *(first.pages or [])])
             ome = file.ome_metadata if file.is_ome else None
-            segments = tuple(segments_of(page, first) for page in levels)
-            vendor, mpp, objective, note = metadata(description, ome, first)
+            segments = tuple(_segments_of(page, first) for page in levels)
+            vendor, mpp, objective, note = _metadata(description, ome, first)
     except (UnsupportedTiffError, UnreadableSlideError):
         raise
     except Exception as error:  # whatever a damaged file makes the parser raise
@@ -107,25 +107,25 @@ def read_structure(path: Path) -> tuple[SlideFacts, tuple[LevelSegments, ...]]:
     return facts, segments
 
 
-def pyramid(first: Any, pages: list[Any]) -> list[Any]:
+def _pyramid(first: Any, pages: list[Any]) -> list[Any]:
     """Pick the pages that show the same picture as the first one, smaller; the rest are label, macro, thumbnail."""
     levels = {(first.imagewidth, first.imagelength): first}
     for page in pages:
         if not page.is_tiled or page.imagewidth >= first.imagewidth:
             continue
         ratio = (first.imagewidth / page.imagewidth) / (first.imagelength / page.imagelength)
-        if abs(ratio - 1) < max(ASPECT_TOLERANCE, 2 / min(page.imagewidth, page.imagelength)):
+        if abs(ratio - 1) < max(_ASPECT_TOLERANCE, 2 / min(page.imagewidth, page.imagelength)):
             levels.setdefault((page.imagewidth, page.imagelength), page)
     return sorted(levels.values(), key=lambda page: -page.imagewidth)
 
 
-def segments_of(page: Any, first: Any) -> LevelSegments:
+def _segments_of(page: Any, first: Any) -> LevelSegments:
     """Take what decoding needs out of a page, or refuse it."""
-    if page.compression in NOT_DECODED:
+    if page.compression in _NOT_DECODED:
         raise UnsupportedTiffError(f"compression {int(page.compression)}")
     if page.dtype != np.uint8:
         raise UnsupportedTiffError(f"{page.dtype} pixels")
-    if (int(page.photometric), page.samplesperpixel) not in ((GREY, 1), (RGB, 3), (RGB, 4), (YCBCR, 3)):
+    if (int(page.photometric), page.samplesperpixel) not in ((_GREY, 1), (RGB, 3), (RGB, 4), (YCBCR, 3)):
         raise UnsupportedTiffError(
             f"{page.samplesperpixel} channels of photometric interpretation {int(page.photometric)}"
         )
@@ -140,7 +140,7 @@ def segments_of(page: Any, first: Any) -> LevelSegments:
     planes = page.samplesperpixel if int(page.planarconfig) == 2 else 1
     if not len(page.dataoffsets) == len(page.databytecounts) == across * down * planes:
         raise UnsupportedTiffError(f"{len(page.dataoffsets)} tiles where {across * down * planes} are needed")
-    if width_px * height_px > LARGEST_SEGMENT_PX:
+    if width_px * height_px > _LARGEST_SEGMENT_PX:
         raise UnsupportedTiffError(f"strips of {width_px:,} x {height_px:,} pixels, too large to decode at once")
     return LevelSegments(
         level=Level.of(page.imagewidth, page.imagelength, first.imagewidth, first.imagelength),
@@ -152,13 +152,13 @@ def segments_of(page: Any, first: Any) -> LevelSegments:
         lengths=tuple(page.databytecounts),
         compression=int(page.compression),
         fourth_channel=int(page.extrasamples[0]) if page.samplesperpixel == 4 and page.extrasamples else 0,
-        jpeg_colours=jpeg_colours(page) if page.compression == JPEG and planes == 1 else None,
+        jpeg_colours=_jpeg_colours(page) if page.compression == JPEG and planes == 1 else None,
         tables=page.jpegtables,
         decode=page.decode,
     )
 
 
-def jpeg_colours(page: Any) -> str | None:
+def _jpeg_colours(page: Any) -> str | None:
     """Say in which colours a page's JPEG tiles are coded."""
     if page.samplesperpixel != 3:
         return None
@@ -166,18 +166,18 @@ def jpeg_colours(page: Any) -> str | None:
     return "YCBCR" if int(page.photometric) == YCBCR or page.is_jfif else "RGB"
 
 
-def metadata(description: str, ome: str | None, page: Any) -> tuple[str, float | None, float | None, str]:
+def _metadata(description: str, ome: str | None, page: Any) -> tuple[str, float | None, float | None, str]:
     """Read vendor, microns per pixel, objective power, and a note of what is odd, from what the file carries."""
     if ome is not None:
         return ("ome", *ome_metadata(ome, page))
-    if description.startswith(APERIO):
+    if description.startswith(_APERIO):
         fields = dict(re.findall(r"\|\s*([^|=]+?)\s*=\s*([^|]*?)\s*(?=\||$)", description))
         return "aperio", positive_number(fields.get("MPP")), positive_number(fields.get("AppMag")), ""
-    mpp, note = one_mpp(*map(mpp_of_resolution, page.resolution, [int(page.resolutionunit)] * 2))
+    mpp, note = one_mpp(*map(_mpp_of_resolution, page.resolution, [int(page.resolutionunit)] * 2))
     return "generic-tiff", mpp, None, note
 
 
-def mpp_of_resolution(per_unit: float, unit: int) -> float | None:
+def _mpp_of_resolution(per_unit: float, unit: int) -> float | None:
     """Turn TIFF's pixels per centimetre or inch into microns per pixel; 0 and 1 are what writers put for unknown."""
     microns = {2: 25400.0, 3: 10000.0}.get(unit)
     return microns / per_unit if microns is not None and per_unit > 1 else None
@@ -190,7 +190,7 @@ def ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None, str]:
     except ElementTree.ParseError:
         return None, None, ""
     images = [image for image in root.findall(".//{*}Image") if image.find("{*}Pixels") is not None]
-    ours = [image for image in images if size_of(image) == (page.imagewidth, page.imagelength)]
+    ours = [image for image in images if _size_of(image) == (page.imagewidth, page.imagelength)]
     if not ours and len(images) != 1:
         return None, None, ""
     image = ours[0] if ours else images[0]
@@ -203,16 +203,16 @@ def ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None, str]:
         size * unit
         for axis in "XY"
         if (size := positive_number(pixels.get(f"PhysicalSize{axis}"))) is not None
-        and (unit := MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))) is not None
+        and (unit := _MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))) is not None
     ]
     mpp, note = one_mpp(sizes[0], sizes[-1]) if sizes else (None, "")
-    similar = [each for each in images if 2 * math.prod(size_of(each)) > math.prod(size_of(image))]
+    similar = [each for each in images if 2 * math.prod(_size_of(each)) > math.prod(_size_of(image))]
     if len(similar) > 1:
         note = f"the file has {len(similar)} large images; the first of the largest is read"
-    return mpp, ome_objective(root, image), note
+    return mpp, _ome_objective(root, image), note
 
 
-def ome_objective(root: ElementTree.Element, image: ElementTree.Element) -> float | None:
+def _ome_objective(root: ElementTree.Element, image: ElementTree.Element) -> float | None:
     """Read the magnification of the objective that an OME image was taken with; None where that is not said."""
     objectives = root.findall(".//{*}Objective")
     settings = image.find("{*}ObjectiveSettings")
@@ -221,7 +221,7 @@ def ome_objective(root: ElementTree.Element, image: ElementTree.Element) -> floa
     return positive_number(objectives[0].get("NominalMagnification")) if len(objectives) == 1 else None
 
 
-def size_of(image: ElementTree.Element) -> tuple[int, int]:
+def _size_of(image: ElementTree.Element) -> tuple[int, int]:
     """Read the size of an OME image."""
     pixels = image.find("{*}Pixels")
     assert pixels is not None
@@ -237,7 +237,7 @@ def is_tiff(path: Path) -> bool:
 def has_ome_metadata(path: Path) -> bool:
     """Say whether a TIFF carries OME-XML."""
     try:
-        with open_tiff(path) as file:
+        with _open_tiff(path) as file:
             return bool(file.is_ome)
     except Exception:  # a damaged file: reading its structure will say how
         return False
