@@ -29,7 +29,7 @@ _TOUCHING = 1.01  # tile sides between the corners of neighbours; positions are 
 _Loss = Callable[[Task, Targets], Tensor]
 
 
-class _TorchmilAggregator(nn.Module):
+class TorchmilAggregator(nn.Module):
     """A model of torchmil. One that needs a graph gets it from the places of the tiles: those that touch are joined."""
 
     def __init__(

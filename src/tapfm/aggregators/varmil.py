@@ -12,7 +12,7 @@ from tapfm.aggregators.heads import contributions
 from tapfm.contracts import BagOutput, Contributions
 
 
-class _VarMil(nn.Module):
+class VarMil(nn.Module):
     """Tiles weighed as in `Abmil`; logits of their weighted mean and weighted variance, side by side.
 
     The variance is the plain one, sum_i a_i (h_i - mean)^2: weights that are learnt leave no count of tiles to

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from tapfm.errors import UnknownNameError
-
-_Scale = Literal["full", "mini"]
 
 
 @dataclass(frozen=True)

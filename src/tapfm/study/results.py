@@ -41,10 +41,6 @@ class StudyResults:
     methods: Sequence[MethodResult]
     baseline: Mapping[tuple[str, str | None], Seeds]  # by cohort, and by target of one model for each
 
-    def best_epochs(self, result: MethodResult) -> list[int]:
-        """Find the epoch that each run kept."""
-        return [best_row(history)["epoch"] for history in result.histories.values()]
-
 
 def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
     """Read all that is finished."""
