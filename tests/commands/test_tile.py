@@ -112,7 +112,7 @@ def test_only_with_other_settings_does_not_pass_the_others_off_as_done(tmp_path)
     result = tapfm("tile", cohort, "--out", out, "--only", "case-1", "--size", 112)
     assert "Tiled 1 of 3 slides" in result.stdout
     rows = {row["slide_id"]: row for row in rows_of(out / "summary.csv")}
-    assert [rows[f"case-{i}"]["status"] for i in range(3)] == ["left out", "ok", "left out"]
+    assert [rows[f"case-{i}"]["status"] for i in range(3)] == ["not tiled", "ok", "not tiled"]
     again = tapfm("tile", cohort, "--out", out, "--only", "case-1")
     assert "Tiled 3 of 3 slides" in again.stdout  # the other two are still those of these settings
 
