@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+import types
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
@@ -69,8 +70,9 @@ def _parameter(each: Field[Any], hint: Any) -> inspect.Parameter:
         first, *others = typing.get_args(kind)
         kind = first | None if type(None) in others else first  # the other types are for Python
     if item is not None:
-        kind = list[item] if default is inspect.Parameter.empty else list[item] | None  # type: ignore[valid-type]
-        default = default or None if default is not inspect.Parameter.empty else default
+        kind = types.GenericAlias(list, (item,))
+        if default is not inspect.Parameter.empty:
+            kind, default = kind | None, default or None
     if isinstance(shown, Argument):
         info: Any = typer.Argument(metavar=shown.metavar, help=shown.help)
     else:

@@ -16,10 +16,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from tapfm.errors import InputError, TapfmError
 from tapfm.runtime.claims import SlideClaims
@@ -96,6 +96,12 @@ def _attempt(function: Callable[[Job], Result], job: Job) -> Result | Failure:
 class SlideRecord(Protocol):
     """A line of summary.csv: a frozen dataclass with at least these fields, of which all have defaults but two."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __init__(
+        self, slide_id: str, status: str, reason: str = "", *, what_to_do: str = "", seconds: float | None = None
+    ) -> None: ...
+
     @property
     def slide_id(self) -> str:
         """The slide."""
@@ -135,7 +141,7 @@ class SlideTable(Generic[Record]):
 
     folder: Path
     slide_ids: Sequence[str]  # in the order of the cohort
-    record: Callable[..., Record]
+    record: type[Record]
     left_out: tuple[str, str]
     also_save: Callable[[Sequence[Record]], object] = lambda _: None
     records: dict[str, Record] = field(default_factory=dict)
@@ -176,7 +182,7 @@ class SlideTable(Generic[Record]):
             job, chosen = jobs[slide_id], only is None or slide_id in only
             kept = None if isinstance(job, Failure) or (chosen and force) else recall(job)
             if kept is not None:
-                self.records[slide_id] = replace(kept, seconds=seconds.get(slide_id))  # type: ignore[type-var]
+                self.records[slide_id] = replace(kept, seconds=seconds.get(slide_id))
             elif chosen and isinstance(job, Failure):
                 self.fail(slide_id, job)
             elif chosen and not isinstance(job, Failure):
@@ -201,7 +207,7 @@ class SlideTable(Generic[Record]):
 
     def save(self) -> None:
         """Write summary.csv and failures.csv."""
-        columns = [each.name for each in fields(self.record) if each.name != "what_to_do"]  # type: ignore[arg-type]
+        columns = [each.name for each in fields(self.record) if each.name != "what_to_do"]
         write_csv(self.folder / SUMMARY, columns, map(_cells, self.ordered))
         write_csv(self.folder / FAILURES, _FAILURE_COLUMNS, map(_cells, self.failed))
         self.also_save(self.ordered)
@@ -227,7 +233,7 @@ class SlideTable(Generic[Record]):
 
 
 def _cells(record: SlideRecord) -> dict[str, Any]:
-    values = asdict(record)  # type: ignore[call-overload]
+    values = asdict(record)
     return {name: round(value, _DIGITS) if isinstance(value, float) else value for name, value in values.items()}
 
 
