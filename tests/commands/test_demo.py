@@ -148,6 +148,16 @@ def test_an_error_or_a_signal_in_a_command_ends_the_demo_and_its_time_is_kept(ou
     assert state["seconds"]["tile"] > 0
 
 
+def test_results_of_an_earlier_attempt_are_not_shown_for_steps_that_did_not_run(out):
+    run(out, Typist(out))
+    (out / "tiles" / "summary.csv").unlink()
+    said = io.StringIO()
+    with pytest.raises(CommandFailedError):
+        run_demo(TINY, out, Typist(out, fails="tile", code=3), console=Console(width=400, file=said))
+    assert "Tiled by tile" in said.getvalue()
+    assert "Tiled by tile-external" not in said.getvalue()
+
+
 def test_time_is_counted_over_all_attempts(out, monkeypatch):
     clock = iter(range(0, 10_000, 7))
     monkeypatch.setattr("tapfm.runtime.steps.time.monotonic", lambda: next(clock))

@@ -5,7 +5,6 @@ import pytest
 
 from tapfm.errors import InputError, SlideError
 from tapfm.runtime import cohort_job
-from tapfm.runtime.claims import SlideClaims
 from tapfm.runtime.cohort_job import FAILURES, SUMMARY, Failure, SlideTable, attempt, run_slides
 from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.workers import WorkerPool, serve_function
@@ -27,6 +26,8 @@ def work(job):
         raise SlideError("is\n  damaged", hint="Copy it.")
     if job == "defect":
         raise ZeroDivisionError("oh")
+    if job == "locked":
+        raise PermissionError(13, "Permission denied", "x.svs")
     if job == "crash":
         os._exit(9)
     return job.upper()
@@ -38,12 +39,13 @@ def table_of(folder, slide_ids="abc", **options):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_slide_that_fails_costs_itself_only(workers):
-    jobs = {"1": "a", "2": "bad", "3": "defect", "4": "d"}
+    jobs = {"1": "a", "2": "bad", "3": "defect", "4": "d", "5": "locked"}
     results = dict(run_slides(work, jobs, workers=workers))
     assert (results["1"], results["4"]) == ("A", "D")
     assert (results["2"].reason, results["2"].what_to_do) == ("is damaged", "Copy it.")
     assert "ZeroDivisionError: oh" in results["3"].reason
     assert results["3"].seconds is not None
+    assert results["5"].reason == "[Errno 13] Permission denied: 'x.svs'"
 
 
 def test_a_crash_is_a_failure_with_advice():
@@ -58,15 +60,27 @@ def test_workers_that_were_started_before_are_used():
     assert dict(run_slides(work, {"1": "a", "2": "bad"}, workers=1, pool=pool))["1"] == "A"
 
 
-def test_claimed_slides_are_left_out_and_claims_are_kept_until_the_result_is_handled(tmp_path):
-    with SlideClaims(tmp_path) as first, SlideClaims(tmp_path) as second:
-        assert first.take("2")
-        results = run_slides(work, {"1": "a", "2": "b", "3": "c"}, workers=0, claims=second)
-        assert next(results) == ("1", "A")
-        assert not first.take("1")
-        assert next(results) == ("3", "C")
-        assert first.take("1")
-        assert list(results) == []
+class Claims:
+    """Claims of which some are held by another process; notes what is taken and released."""
+
+    def __init__(self, others):
+        self.others, self.events = others, []
+
+    def take_each(self, slide_ids):
+        for slide_id in slide_ids:
+            if slide_id not in self.others:
+                self.events.append(f"take {slide_id}")
+                yield slide_id
+
+    def release(self, slide_id):
+        self.events.append(f"release {slide_id}")
+
+
+def test_claimed_slides_are_left_out_and_claims_are_kept_until_the_result_is_handled():
+    claims = Claims({"2"})
+    for slide_id, _ in run_slides(work, {"1": "a", "2": "b", "3": "c"}, workers=0, claims=claims):
+        claims.events.append(f"handle {slide_id}")
+    assert claims.events == ["take 1", "handle 1", "release 1", "take 3", "handle 3", "release 3"]
 
 
 def test_finished_slides_are_kept_and_the_others_are_left_to_do(tmp_path):
@@ -144,3 +158,22 @@ def test_a_folder_that_cannot_be_written_is_an_input_error(tmp_path):
     table = table_of(tmp_path / "file")
     with pytest.raises(InputError, match="cannot be written"), table.saved():
         pass
+
+
+def test_tables_that_a_spreadsheet_saved_are_read_and_others_are_ignored(tmp_path):
+    table = table_of(tmp_path, "a")
+    with table.saved():
+        table.add(Record("a", "ok", seconds=1.5))
+    summary = tmp_path / SUMMARY
+    summary.write_bytes(b"\xef\xbb\xbf" + summary.read_bytes())
+    again = table_of(tmp_path, "a")
+    assert again.plan({"a": "A"}, only=None, force=False, recall=lambda _: Record("a", "ok")) == {}
+    assert again.records["a"].seconds == 1.5
+    summary.write_text("name;seconds\na;1\n")
+    assert table_of(tmp_path, "a").plan({"a": "A"}, only=None, force=False, recall=lambda _: None) == {"a": "A"}
+
+
+def test_nothing_is_written_while_slides_are_planned(tmp_path, monkeypatch):
+    monkeypatch.setattr(cohort_job, "_SAVE_EVERY_S", -1.0)
+    table_of(tmp_path).plan(dict.fromkeys("abc", Failure("no tiles")), only=None, force=False, recall=lambda _: None)
+    assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,8 @@ class CopyOptions:
     mask: Annotated[Path | None, Option("What to leave out.")] = None
     only: Annotated[tuple[str, ...], Option("Only these.")] = ()
     fractions: Annotated[tuple[float, float] | None, Option("Two shares.")] = None
-    workers: Annotated[int | None, Option("Worker processes.", default="one per core")] = None
+    workers: Annotated[int | None, Option("Worker processes.", default="one per core", at_most=64)] = None
+    seeds: Annotated[tuple[int, ...], Option("Seeds.", at_least=0)] = ()
 
     def check(self):
         if self.workers is not None and self.workers < 0:
@@ -62,6 +63,16 @@ def test_what_is_not_given_has_its_default():
     assert (given.mask, given.only, given.fractions, given.workers) == (None, (), None, None)
 
 
+def test_none_for_several_values_is_none_of_them():
+    assert CopyOptions("a", out=".", only=None).only == ()
+
+
+@pytest.mark.parametrize("given", [{"workers": 65}, {"seeds": [3, -1]}, {"seeds": -1}])
+def test_numbers_outside_their_limits_are_refused(given):
+    with pytest.raises(InputError, match=next(iter(given))):
+        CopyOptions("a", out=".", **given)
+
+
 def test_values_are_checked_and_stay():
     with pytest.raises(InputError, match="negative"):
         CopyOptions("a", out=".", workers=-1)
@@ -82,7 +93,7 @@ def test_a_verb_is_called_with_the_names_of_the_options(capsys):
 def test_a_verb_has_the_signature_and_the_help_of_its_options():
     assert copy.__name__ == "copy"
     parameters = inspect.signature(copy).parameters
-    assert list(parameters) == ["sources", "out", "mask", "only", "fractions", "workers"]
+    assert list(parameters) == ["sources", "out", "mask", "only", "fractions", "workers", "seeds"]
     assert parameters["sources"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     assert parameters["out"].kind is inspect.Parameter.KEYWORD_ONLY
     assert parameters["out"].default is inspect.Parameter.empty

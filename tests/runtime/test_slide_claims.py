@@ -1,18 +1,24 @@
+"""Claims: each slide is granted to one process, and nothing has to be cleaned up."""
+
 import subprocess
 import sys
+from pathlib import Path
 
-from tapfm.runtime.claims import SlideClaims
+import pytest
+
+from tapfm.runtime import claims as claims_module
+from tapfm.runtime.claims import FILE, SlideClaims
 
 OTHER = """
 import sys
 from pathlib import Path
 from tapfm.runtime.claims import SlideClaims
-claims = SlideClaims(Path(sys.argv[1]))
-print(*(int(claims.take(slide_id)) for slide_id in sys.argv[2:]), flush=True)
-if sys.stdin.readline() == "release\\n":
-    claims.release(sys.argv[2])
-    print("released", flush=True)
-    sys.stdin.readline()
+with SlideClaims(Path(sys.argv[1])) as claims:
+    print(*(int(claims.take(slide_id)) for slide_id in sys.argv[2:]), flush=True)
+    if sys.stdin.readline() == "release\\n":
+        claims.release(sys.argv[2])
+        print("released", flush=True)
+        sys.stdin.readline()
 """
 
 
@@ -26,11 +32,14 @@ def start_other(folder, *slide_ids):
 def test_a_slide_is_granted_to_one_process(tmp_path):
     with SlideClaims(tmp_path) as claims:
         other, granted = start_other(tmp_path, "a", "b")
-        with other:
-            assert granted == ["1", "1"]
-            assert list(claims.take_each(["a", "b", "c"])) == ["c"]
-            other.communicate("release\n")
-        assert list(claims.take_each(["a", "b"])) == ["a", "b"]
+        assert granted == ["1", "1"]
+        assert list(claims.take_each(["a", "b", "c"])) == ["c"]
+        other.stdin.write("release\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "released\n"
+        assert list(claims.take_each(["a", "b"])) == ["a"]
+        other.communicate()
+        assert claims.take("b")
 
 
 def test_a_released_slide_can_be_claimed_by_another(tmp_path):
@@ -38,11 +47,11 @@ def test_a_released_slide_can_be_claimed_by_another(tmp_path):
         assert claims.take("a")
         other, granted = start_other(tmp_path, "a")
         assert granted == ["0"]
-        other.communicate("")
+        other.communicate()
         claims.release("a")
         other, granted = start_other(tmp_path, "a")
         assert granted == ["1"]
-        other.communicate("")
+        other.communicate()
 
 
 def test_claims_of_a_process_that_was_killed_are_free(tmp_path):
@@ -54,12 +63,14 @@ def test_claims_of_a_process_that_was_killed_are_free(tmp_path):
         assert claims.take("a")
 
 
-def test_nothing_is_left_behind(tmp_path):
+def test_many_claims_need_one_open_file_and_leave_an_empty_one(tmp_path):
     with SlideClaims(tmp_path) as claims:
-        assert list(claims.take_each([f"slide {i} " + "x" * 300 for i in range(20)]))
-        claims.release("slide 3 " + "x" * 300)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        ids = [f"slide {number} " + "x" * 300 for number in range(2000)]
+        assert list(claims.take_each(ids)) == ids
         claims.release("never claimed")
-    assert list(tmp_path.iterdir()) == []
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [(FILE, 0)]
 
 
 def test_slides_are_claimed_when_they_are_asked_for(tmp_path):
@@ -69,4 +80,15 @@ def test_slides_are_claimed_when_they_are_asked_for(tmp_path):
         other, granted = start_other(tmp_path, "b")
         assert granted == ["1"]
         assert list(ids) == []
-        other.communicate("")
+        other.communicate()
+
+
+@pytest.mark.parametrize("number", ["ENOLCK", "ENOTSUP"])
+def test_where_there_are_no_locks_every_claim_is_granted(tmp_path, monkeypatch, number):
+    def no_locks(*_):
+        raise OSError(getattr(claims_module.errno, number), "no locks here")
+
+    monkeypatch.setattr("fcntl.lockf", no_locks)
+    with SlideClaims(tmp_path) as claims:
+        assert claims.take("a")
+        claims.release("a")

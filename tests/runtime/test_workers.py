@@ -76,8 +76,22 @@ def test_items_are_taken_when_a_worker_is_free_for_them():
     results = map_isolated(behave, items(), 1)
     key, _ = next(results)
     assert key == "a"
-    assert taken == ["a", "b"]  # the next one is at work while the caller handles the first
+    assert taken == ["a"]
     assert [key for key, _ in results] == ["b", "c", "d"]
+
+
+def test_an_error_of_the_items_loses_no_result_and_stops_the_workers():
+    def items():
+        yield 0, "a"
+        raise OSError("no claim")
+
+    before = set(multiprocessing.active_children())
+    results = map_isolated(behave, items(), 1)
+    key, answer = next(results)
+    assert (key, answer.split()[0]) == (0, "a")
+    with pytest.raises(OSError, match="no claim"):
+        next(results)
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_without_workers_everything_runs_in_this_process():

@@ -95,7 +95,7 @@ def inspect_all(rows: Sequence[SlideRow], workers: int, console: Console) -> lis
     """Inspect slides in worker processes: a damaged header can crash the library that reads it."""
     jobs = {str(index): row for index, row in enumerate(rows)}  # by number: ids may repeat
     found: dict[str, InspectedSlide] = {}
-    with SlideProgress(console, "inspecting", slides=len(rows)) as progress:
+    with SlideProgress(console, "inspecting", slides=len(rows), transient=True) as progress:
         for index, result in run_slides(_inspect_slide, jobs, workers=workers, after_crash=lambda _: COPY_AGAIN):
             if isinstance(result, Failure):
                 row = jobs[index]

@@ -90,9 +90,10 @@ class _DemoDisplay:
     def update(self) -> None:
         pass
 
-    def finish(self, step: Step, result: StepResult) -> None:  # noqa: ARG002 - the caller prints why it failed
-        lines = step.log.read_text("utf-8").splitlines() if step.log.exists() and step.shown_lines else []
-        for line in lines:
+    def finish(self, step: Step, result: StepResult) -> None:
+        if result.state == "not run" or not step.shown_lines or not step.log.exists():
+            return  # a log may be of an earlier attempt
+        for line in step.log.read_text("utf-8").splitlines():
             if line.startswith(step.shown_lines):
                 self._console.print(line, markup=False, soft_wrap=True)
 

@@ -273,7 +273,7 @@ def no_tile_readable(reasons: Sequence[str]) -> SlideFailed:
 
 
 def refuse_too_many_missing(missing: int, tiles: int, reason: str) -> None:
-    """Fail a slide that has more unreadable tiles than `MAX_MISSING`."""
+    """Fail a slide that has more unreadable tiles than `_MAX_MISSING`."""
     if missing > _MAX_MISSING * tiles:
         raise SlideFailed(f"{missing:,} of its {tiles:,} tiles cannot be read, such as: {reason}")
 

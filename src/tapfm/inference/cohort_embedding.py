@@ -53,6 +53,7 @@ def embed_cohort(
         for slide_id, job in jobs.items():
             if isinstance(job, Failure) and (only is None or slide_id in only):
                 print_failure(console, slide_id, job.reason)
+        del jobs  # tiles of finished slides need not stay in memory
         if table.finished:
             console.print(f"{len(table.finished):,} of {len(rows):,} slides are already embedded with these settings.")
         for line in _describe_rescaling(list(todo.values()), settings.loaded.encoder.tile_px):

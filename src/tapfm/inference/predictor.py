@@ -6,7 +6,7 @@ batching        tiles are encoded `batch` at a time; the aggregator always gets 
 out of memory   the batch is halved and encoding is retried; one tile that does not fit is an error
 precision       that of the `InferenceEncoder`s
 non-finite      logits that are NaN or infinite fail the slide; in validation they stop the run, as training diverged
-failures        a slide fails alone, with a reason and a hint; unreadable tiles up to `MAX_MISSING` are skipped.
+failures        a slide fails alone, with a reason and a hint; unreadable tiles up to 5% are skipped.
                 An error of the encoder or of the device would hit every slide: it ends the command
 resume          finished slides are left out: by `FinishedSlides`, or by the files that `finish` wrote
 """

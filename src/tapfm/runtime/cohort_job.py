@@ -88,6 +88,8 @@ def _attempt(function: Callable[[Job], Result], job: Job) -> Result | Failure:
         return function(job)
     except TapfmError as error:
         failure = Failure(error.message, error.hint)
+    except OSError as error:
+        failure = Failure(str(error), "Check free space and permissions.")
     except Exception as error:  # a defect of ours must not stop the other slides
         failure = Failure(f"unexpected {type(error).__name__}: {error}", "Please report it.")
     return replace(failure, seconds=round(time.monotonic() - start, 2))
@@ -175,7 +177,9 @@ class SlideTable(Generic[Record]):
         recall: returns the record of a job that is finished, with the same settings. A Failure instead of a job is
         recorded as it is. Records of slides that `only` leaves out are kept.
         """
-        seconds = {row["slide_id"]: _number(row["seconds"]) for row in recall_csv(self.folder / SUMMARY, "seconds")}
+        seconds = {
+            row["slide_id"]: _number(row["seconds"]) for row in recall_csv(self.folder / SUMMARY, "slide_id", "seconds")
+        }
         before = {row["slide_id"]: row for row in recall_csv(self.folder / FAILURES, *_FAILURE_COLUMNS)}
         todo: dict[str, Job] = {}
         for slide_id in self.slide_ids:
@@ -184,11 +188,12 @@ class SlideTable(Generic[Record]):
             if kept is not None:
                 self.records[slide_id] = replace(kept, seconds=seconds.get(slide_id))
             elif chosen and isinstance(job, Failure):
-                self.fail(slide_id, job)
+                self.records[slide_id] = self._failed(slide_id, job)
             elif chosen and not isinstance(job, Failure):
                 todo[slide_id] = job
             elif slide_id in before:
-                self.fail(slide_id, Failure(before[slide_id]["reason"], before[slide_id]["what_to_do"]))
+                failure = Failure(before[slide_id]["reason"], before[slide_id]["what_to_do"])
+                self.records[slide_id] = self._failed(slide_id, failure)
             else:
                 self.records[slide_id] = self.record(slide_id, *self.left_out)
         return todo
@@ -201,9 +206,10 @@ class SlideTable(Generic[Record]):
 
     def fail(self, slide_id: str, failure: Failure) -> None:
         """Record a slide that failed."""
-        self.add(
-            self.record(slide_id, "failed", failure.reason, what_to_do=failure.what_to_do, seconds=failure.seconds)
-        )
+        self.add(self._failed(slide_id, failure))
+
+    def _failed(self, slide_id: str, failure: Failure) -> Record:
+        return self.record(slide_id, "failed", failure.reason, what_to_do=failure.what_to_do, seconds=failure.seconds)
 
     def save(self) -> None:
         """Write summary.csv and failures.csv."""
@@ -224,7 +230,7 @@ class SlideTable(Generic[Record]):
         except OSError as error:
             raise InputError(
                 f"{self.folder} cannot be written ({error}).",
-                hint=f"Free some space, or give another folder with --out. {RESUME}",
+                hint=f"Check free space and permissions, or give another folder with --out. {RESUME}",
             ) from error
 
     def exit_code(self, only: Collection[str] | None, allow_failures: int) -> int:

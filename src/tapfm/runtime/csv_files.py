@@ -33,7 +33,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any] |
 
 def read_csv(path: Path) -> list[dict[str, str]]:
     """Read a table that tapfm wrote. Raises OSError or ValueError."""
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets add a byte order mark
         try:
             return list(csv.DictReader(file))
         except csv.Error as error:

@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar, dataclass_transform
 
 from rich.console import Console
 
-from tapfm.errors import Interrupted
+from tapfm.errors import InputError, Interrupted
 
 Class = TypeVar("Class")
 Chosen = TypeVar("Chosen")
@@ -59,10 +59,12 @@ def options(cls: type[Class]) -> type[Class]:
     checked = cls.__dict__.get("check")
 
     def convert(self: Any) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = typing.get_type_hints(type(self), include_extras=True)
         for each in fields(self):
-            value = getattr(self, each.name)
-            object.__setattr__(self, each.name, _convert_value(value, hints[each.name]))
+            hint, shown = typing.get_args(hints[each.name])
+            value = _convert_value(getattr(self, each.name), hint)
+            _check_limits(each.name, value, shown)
+            object.__setattr__(self, each.name, value)
         if checked is not None:
             checked(self)
 
@@ -81,11 +83,26 @@ def _convert_value(value: Any, hint: Any) -> Any:
             return value
     item = item_type(hint)
     if item is not None:
+        if value is None:
+            return ()
         single = isinstance(value, str | Path) or not isinstance(value, Iterable)
         return tuple(_convert_value(each, item) for each in ((value,) if single else value))
     if typing.get_origin(hint) is tuple:
         return tuple(value)
     return Path(value) if hint is Path else value
+
+
+def _check_limits(name: str, value: Any, shown: Argument | Option) -> None:
+    """Refuse numbers outside the limits of an option; the command line has refused them before."""
+    if isinstance(shown, Argument):
+        return
+    for number in value if isinstance(value, tuple) else (value,):
+        if not isinstance(number, int | float):
+            continue
+        if shown.at_least is not None and number < shown.at_least:
+            raise InputError(f"{name} is {number}.", hint=f"It has to be at least {shown.at_least}.")
+        if shown.at_most is not None and number > shown.at_most:
+            raise InputError(f"{name} is {number}.", hint=f"It has to be at most {shown.at_most}.")
 
 
 def is_union(hint: Any) -> bool:

@@ -12,7 +12,7 @@ from rich.text import Text
 PRINT_EVERY_S = 15.0  # where no terminal shows a bar
 
 
-def progress_bars(console: Console) -> Progress:
+def progress_bars(console: Console, *, transient: bool = False) -> Progress:
     """Return bars with a description, a count, a note, the elapsed and the remaining time; each needs `note`."""
     return Progress(
         TextColumn("{task.description}"),
@@ -23,6 +23,7 @@ def progress_bars(console: Console) -> Progress:
         TextColumn("left"),
         TimeRemainingColumn(),
         console=console,
+        transient=transient,
         disable=not console.is_terminal,
     )
 
@@ -38,6 +39,7 @@ class SlideProgress:
     description: what is done, such as "tiling".
     tiles: tiles of all slides, which the bar counts then; None: it counts slides.
     note: returns what to show besides, such as the time spent waiting.
+    transient: remove the bar at the end.
     """
 
     def __init__(
@@ -48,12 +50,13 @@ class SlideProgress:
         slides: int,
         tiles: int | None = None,
         note: Callable[[], str] = lambda: "",
+        transient: bool = False,
     ) -> None:
         self._console, self._description, self._note = console, description, note
         self._slides, self._tiles = slides, tiles
         self._slides_done = self._failed = self._tiles_done = 0
         self._tiles_over = self._tiles_of_finished = 0  # processed or lost: all, and those of finished slides
-        self._bars = progress_bars(console)
+        self._bars = progress_bars(console, transient=transient)
         self._bar = self._bars.add_task(description, total=slides if tiles is None else tiles, note="")
         self._start = self._printed = time.monotonic()
 
@@ -91,9 +94,10 @@ class SlideProgress:
     def _update(self) -> None:
         now = time.monotonic()
         elapsed = max(now - self._start, 1e-9)
-        parts = [f"{self._tiles_done / elapsed:,.0f} tiles/s"] if self._tiles_done else []
-        if self._slides_done and self._tiles is None:
-            parts.insert(0, _describe_speed(self._slides_done / elapsed))
+        parts = [_describe_speed(self._slides_done / elapsed)] if self._slides_done and self._tiles is None else []
+        if self._tiles_done:
+            parts += [f"{self._tiles_done:,} tiles"] if self._tiles is None else []
+            parts.append(f"{self._tiles_done / elapsed:,.0f} tiles/s")
         parts += [note] if (note := self._note()) else []
         parts += [f"{self._failed:,} failed"] if self._failed else []
         slides = f"{self._slides_done:,} of {self._slides:,} slides"

@@ -115,16 +115,18 @@ def map_isolated(
         while busy:
             for connection in wait(list(busy)):
                 assert isinstance(connection, Connection)
-                worker, key = busy.pop(connection)
+                worker, key = busy[connection]
                 try:
                     result: Result | WorkerDied = connection.recv()
                 except Exception:  # the connection is closed, or half an answer came
-                    result = WorkerDied(describe_exit(worker.stop()))
+                    del busy[connection]
+                    yield key, WorkerDied(describe_exit(worker.stop()))
                     employ()
                 else:
+                    yield key, result
                     if not employ(worker):
+                        del busy[connection]
                         worker.stop()
-                yield key, result
     finally:
         for worker in [*spare, *(worker for worker, _ in busy.values())]:
             worker.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
@@ -62,7 +63,7 @@ def tile_cohort(
 ) -> SlideTable[TileRecord]:
     """Tile all slides (or those in `only`); slides that were tiled with the same settings are kept.
 
-    tissue: tissue that a person drew. pool: workers of `attempt(tile_one)`, started before.
+    tissue: tissue that a person drew. pool: workers of `attempt(run_tiling_job)`, started before.
     """
     drawn = _find_drawn_tissue(rows, tissue, folder, only)
     jobs = {row.slide_id: make_job(row, folder, spec, layout, drawn.get(row.slide_id)) for row in rows}
@@ -88,7 +89,8 @@ def tile_cohort(
                 run_tiling_job, todo, workers=workers, claims=claims, pool=pool, after_crash=_after_crash
             ):
                 if isinstance(result, Failure):
-                    _remove_results(todo[slide_id])
+                    with contextlib.suppress(OSError):  # the reason of the failure, perhaps
+                        _remove_results(todo[slide_id])
                     table.fail(slide_id, result)
                 else:
                     table.add(result)
@@ -208,7 +210,7 @@ def run_tiling_job(job: TilingJob) -> TileRecord:
 
 
 def _tile_and_write(job: TilingJob) -> TileRecord:
-    """Do the work of `tile_one`."""
+    """Tile one slide and write its files."""
     slide_id = job.row.slide_id
     with closing(open_slide(job.row.path)) as slide:
         facts = slide.facts
