@@ -70,6 +70,17 @@ def test_a_configuration_does_instead_of_a_file(tmp_path):
     assert tapfm.plan(configure(tmp_path, adaptation={"method": "fixed"})) is None
 
 
+def test_what_is_no_study_is_refused(tmp_path):
+    with pytest.raises(InputError, match="dict is not a study"):
+        tapfm.run_study({"name": "first"}, out=tmp_path / "study")
+
+
+def test_a_subpackage_that_is_no_function_has_a_hint():
+    code = "import tapfm\ntry: tapfm.study\nexcept AttributeError as error: print(error)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "use tapfm.run_study" in said
+
+
 def test_what_is_no_configuration_is_refused(tmp_path):
     with pytest.raises(InputError, match="dict is not a configuration"):
         tapfm.train({"encoder": "uni"}, out=tmp_path / "run")

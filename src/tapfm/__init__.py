@@ -61,7 +61,9 @@ _MODULES = {"configure": "config", "make_report": "report", "run_study": "study"
 def __getattr__(name: str) -> Any:
     """Import a function when it is first used."""
     if name not in __all__:
-        raise AttributeError(f"module 'tapfm' has no attribute '{name}'")
+        instead = {"config": "configure", "report": "make_report", "study": "run_study"}.get(name)
+        hint = f"; use tapfm.{instead}" if instead else ""
+        raise AttributeError(f"module 'tapfm' has no attribute '{name}'{hint}")
     function = getattr(importlib.import_module(f"tapfm.workflows.{_MODULES.get(name, name)}"), name)
     globals()[name] = function
     return function

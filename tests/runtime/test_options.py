@@ -69,8 +69,45 @@ def test_none_for_several_values_is_none_of_them():
 
 @pytest.mark.parametrize("given", [{"workers": 65}, {"seeds": [3, -1]}, {"seeds": -1}])
 def test_numbers_outside_their_limits_are_refused(given):
-    with pytest.raises(InputError, match=next(iter(given))):
+    with pytest.raises(InputError, match=f"--{next(iter(given))} is "):
         CopyOptions("a", out=".", **given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"workers": "two"},
+        {"workers": 1.5},
+        {"workers": True},
+        {"seeds": ["a"]},
+        {"mask": 3},
+        {"out": None},
+        {"only": [None]},
+        {"fractions": [0.5]},
+        {"fractions": "ab"},
+        {"fractions": ["a", "b"]},
+    ],
+)
+def test_values_of_the_wrong_type_are_refused(given):
+    with pytest.raises(InputError, match=f"--{next(iter(given))} is "):
+        CopyOptions("a", **({"out": "."} | given))
+
+
+def test_numbers_become_text_and_whole_numbers_any_numbers_where_these_are_asked_for():
+    given = CopyOptions("a", out=".", only=0.4, fractions=[1, 0])
+    assert given.only == ("0.4",)
+    assert given.fractions == (1.0, 0.0)
+    assert all(isinstance(each, float) for each in given.fractions)
+
+
+def test_an_argument_without_any_value_is_refused():
+    with pytest.raises(InputError, match="sources"):
+        CopyOptions([], out=".")
+
+
+def test_an_unknown_name_is_told_with_the_nearest_one():
+    with pytest.raises(TypeError, match=r"copy\(\) has no option 'worker'. Did you mean 'workers'"):
+        copy("a", out=".", worker=1)
 
 
 def test_values_are_checked_and_stay():
@@ -100,9 +137,11 @@ def test_a_verb_has_the_signature_and_the_help_of_its_options():
     assert (parameters["only"].annotation, parameters["only"].default) == (tuple[str, ...], ())
     assert (parameters["workers"].annotation, parameters["workers"].default) == (int | None, None)
     lines = pydoc.getdoc(copy).splitlines()
-    assert lines[0] == "Copy files."
-    assert "out: Folder for the copies." in lines
-    assert "workers: Worker processes." in lines
+    assert lines[0].startswith("copy(sources: tuple[pathlib.Path, ...], *, out: pathlib.Path, ")
+    assert lines[2] == "Copy files."
+    assert "    out: Folder for the copies." in lines
+    assert "    workers: Worker processes." in lines
+    assert repr(copy) == "<function tapfm.copy>"
 
 
 def test_a_signal_that_a_command_handled_is_a_keyboard_interrupt_in_python():

@@ -14,7 +14,7 @@ import typer
 
 from tapfm.cli.console import messages
 from tapfm.errors import Interrupted
-from tapfm.runtime.options import Argument, Option, is_union, item_type
+from tapfm.runtime.options import Argument, Option, flag_of, is_union, item_type
 
 
 def command(make: type, *, stopped: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -78,12 +78,10 @@ def _parameter(each: Field[Any], hint: Any) -> inspect.Parameter:
     else:
         assert isinstance(shown, Option)
         info = typer.Option(
-            shown.flags or f"--{each.name.replace('_', '-')}",
+            flag_of(each.name, shown),
             metavar=shown.metavar,
             help=shown.help,
             show_default=True if shown.default is None else shown.default,
-            min=shown.at_least,
-            max=shown.at_most,
         )
     return inspect.Parameter(
         each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]

@@ -31,8 +31,8 @@ def predict(options: workflow.PredictOptions) -> None:
     tapfm predict --model exported cohort.csv --out predicted --geojson
 
     All tiles of each slide, read once, in bounded memory. When a slide cannot be
-    read, the others are predicted. With --resume, what is finished is not
-    done again, also where --heatmaps is added later.
+    read, the others are predicted. After a stop, --resume continues: finished
+    slides are kept, also when --heatmaps is added later.
 
     \b
     predictions.csv                   a line for each slide and target

@@ -21,8 +21,8 @@ def report(options: workflow.ReportOptions) -> None:
     filter, heatmaps and tiles, failures, settings, licence.
 
     Evaluations and predictions by the same weights are found automatically
-    inside the run folder, beside runs/, and there in evaluations/ and
-    predictions/. The page names slides and patients: think before you send it.
+    inside the run folder, next to runs/, and in evaluations/ and predictions/
+    next to it. The page names slides and patients: think before you send it.
     """
     made = workflow.make_report.run(options, messages())
     from tapfm.report.numbers import format_bytes

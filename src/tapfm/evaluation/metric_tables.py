@@ -232,7 +232,7 @@ def _threshold_lines(results: EvaluationResults) -> list[str]:
     warning = (
         "; as these are evaluated here, the figures flatter" if chosen_on_these else ", never on what is evaluated"
     )
-    lines += [f"ChosenThresholds on {results.chosen.where}{warning}.", ""]
+    lines += [f"Chosen on {results.chosen.where}{warning}.", ""]
     targets = results.about["targets"]
     for said, values, metrics in (
         ("Youden's (sensitivity + specificity highest)", thresholds.youden, BY_YOUDEN),

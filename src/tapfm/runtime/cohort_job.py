@@ -132,7 +132,7 @@ class SlideRecord(Protocol):
 Record = TypeVar("Record", bound=SlideRecord)
 
 
-@dataclass
+@dataclass(repr=False)
 class SlideTable(Generic[Record]):
     """The records of all slides of a cohort in one output folder: summary.csv and failures.csv.
 
@@ -148,6 +148,10 @@ class SlideTable(Generic[Record]):
     also_save: Callable[[Sequence[Record]], object] = lambda _: None
     records: dict[str, Record] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.finished):,} finished, {len(self.failed):,} failed of {len(self.slide_ids):,} slides"
+        return f"SlideTable('{self.folder}': {counts})"
 
     @property
     def ordered(self) -> list[Record]:

@@ -41,6 +41,6 @@ class StopRequests:
         now = time.monotonic()
         if self._number is None:
             self._number, self._received_at = number, now
-            self._print("Stopping after this step; press Ctrl-C again to stop immediately.")
+            self._print("Stopping after this step, to save. Press Ctrl-C again to stop immediately.")
         elif now - self._received_at > ECHO_S:
             raise SystemExit(128 + self._number)

@@ -52,7 +52,7 @@ class EmbedOptions:
             at_least=1,
         ),
     ] = None
-    compiled: Compiled = None
+    compile: Compiled = None
     slides: SlidesFolder = None
     only: Only = ()
     workers: Workers = None
@@ -71,7 +71,7 @@ class EmbedOptions:
         """Refuse folders without tiles, and those that cannot take features."""
         if not (self.tiles / "patches").is_dir():
             raise InputError(
-                f"{self.tiles} has no tiles: there is no folder {self.tiles / 'patches'}.",
+                f"The folder {self.tiles} has no tiles: {self.tiles / 'patches'} does not exist.",
                 hint=f"Make them: {self.tile_command}",
             )
         if self.out.is_file():
@@ -118,7 +118,7 @@ def embed(options: EmbedOptions, console: Console) -> EmbedResult:
         cohort.rows,
         options.tiles,
         options.out,
-        EmbeddingSettings(loaded, precision, options.batch, options.compiled),
+        EmbeddingSettings(loaded, precision, options.batch, options.compile),
         tile_command=options.tile_command,
         only=options.only or None,
         workers=count_workers(options.workers),

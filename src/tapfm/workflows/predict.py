@@ -26,7 +26,7 @@ class PredictOptions:
         Argument("Slides, folders of slides, or cohort tables.", metavar="SLIDE|FOLDER|COHORT.csv..."),
     ]
     _: KW_ONLY
-    model: Annotated[Path, Option("Folder of a run, an export or an ensemble.", metavar="RUN|EXPORT|ENSEMBLE")]
+    model: Annotated[Path, Option("Folder of a run, an export or an ensemble.", metavar="MODEL")]
     out: Annotated[Path, Option("Output folder, such as predicted.", metavar="DIR")]
     heatmaps: Annotated[bool, Option("Draw heatmaps of each slide, and its most influential tiles.")] = False
     geojson: Annotated[bool, Option("Write the tiles for QuPath.")] = False
@@ -51,7 +51,7 @@ class PredictOptions:
     )
     device: Device = "auto"
     precision: Annotated[str, Option("auto (as in training), float32, bfloat16, float16, float8.")] = "auto"
-    compiled: Compiled = None
+    compile: Compiled = None
     workers: Workers = None
     allow_failures: AllowFailures = 0
     resume: Annotated[bool, Option("Resume the predictions in the folder; add slides or pictures.")] = False
@@ -104,7 +104,7 @@ def predict(options: PredictOptions, console: Console) -> Predictions:
         sensitivity=options.sensitivity,
         device=options.device,
         precision=options.precision,
-        compiled=options.compiled,
+        compiled=options.compile,
         workers=count_workers(options.workers),
         resume=options.resume,
         console=console,

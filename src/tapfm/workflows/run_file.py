@@ -32,4 +32,7 @@ def read_run_config(run: Path | RunConfig, changes: Sequence[str]) -> RunConfig:
         return load_config(run, changes)
     if isinstance(run, RunConfig):
         return change_config(run, changes)
-    raise InputError(f"A {type(run).__name__} is not a configuration.", hint="Give RUN.toml, or tapfm.configure(...).")
+    raise InputError(
+        f"An object of type {type(run).__name__} is not a configuration.",
+        hint="Give RUN.toml, or tapfm.configure(...).",
+    )

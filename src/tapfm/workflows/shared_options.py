@@ -9,7 +9,8 @@ from tapfm.runtime.options import Option
 
 Device = Annotated[str, Option("auto, cpu, cuda, cuda:1, ...")]
 Workers = Annotated[
-    int | None, Option("Worker processes; 0: none, all work in this process.", default="one per core", at_least=0)
+    int | None,
+    Option("Worker processes; 0: none, all work in this process.", metavar="N", default="one per core", at_least=0),
 ]
 AllowFailures = Annotated[int, Option("Exit with 0 when no more than N slides failed.", metavar="N", at_least=0)]
 Only = Annotated[tuple[str, ...], Option("Only this slide; repeatable.", metavar="ID")]

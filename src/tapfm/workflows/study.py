@@ -70,7 +70,8 @@ class StudyOptions:
         Option("Worker processes; 0: none, all work in one process.", default="as in STUDY.toml", at_least=0),
     ] = None
     allow_failures: Annotated[
-        int | None, Option("Slides that may fail in a run or evaluation.", metavar="N", at_least=0)
+        int | None,
+        Option("Slides that may fail in a run or evaluation.", metavar="N", default="as in STUDY.toml", at_least=0),
     ] = None
     jobs: Annotated[
         int, Option("Runs at the same time: for small encoders without a GPU.", metavar="N", at_least=1)
@@ -91,8 +92,9 @@ class StudyOptions:
             raise InputError("There is no study to run.", hint="Give STUDY.toml, or --preset NAME: tapfm study --help")
         others = slides or methods or self.seed or self.fold or self.preset is not None or self.mini
         if self.study is not None and others:
+            source = self.study if isinstance(self.study, Path) else "The StudyConfig"
             raise InputError(
-                f"{self.study} defines the study; --preset, --scale and options about slides define another one.",
+                f"{source} defines the study; --preset, --scale and options about slides define another one.",
                 hint="Change the file instead.",
             )
         if self.mini and (slides or methods):
@@ -107,7 +109,7 @@ class StudyOptions:
                     f"{self.write} already exists.", hint="Give another name to --write, or remove it first."
                 )
         elif self.out is None and not self.list:
-            raise InputError("The study has no folder.", hint="Give one: --out studies/first")
+            raise InputError("No output folder was given.", hint="Add one: --out studies/first")
         if self.out is not None and self.out.is_file():
             raise InputError(f"{self.out} is a file.", hint="Give a folder to --out.")
 
@@ -182,6 +184,9 @@ def _find_studies(options: StudyOptions, given: PresetOptions) -> dict[Path, Stu
     if isinstance(options.study, StudyConfig):
         studies = {folder: options.study}
     elif options.preset is None:
+        if not isinstance(options.study, Path | None):
+            kind = type(options.study).__name__
+            raise InputError(f"An object of type {kind} is not a study.", hint="Give STUDY.toml, or a StudyConfig.")
         studies = {folder: load_study(options.study or StudyFolder(folder).study)}
     elif options.mini:
         names = find_presets(options.preset, mini=True)

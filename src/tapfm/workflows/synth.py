@@ -38,7 +38,8 @@ class SynthOptions:
         ),
     ] = ()
     fractions: Annotated[
-        tuple[float, float, float], Option("How the development cohort is split.", metavar="TRAIN VAL TEST")
+        tuple[float, float, float],
+        Option("How the development cohort is split.", metavar="TRAIN VAL TEST", default="0.8 0.1 0.1"),
     ] = (0.8, 0.1, 0.1)
     tiles: Annotated[int, Option("Approximate number of tissue tiles on a slide.")] = 80
     seed: Annotated[int, Option("The same seed paints the same cohort.")] = 0

@@ -39,7 +39,8 @@ class TrainOptions:
         str | None, Option("What an AUC counts once: slide or patient.", default="as in RUN.toml: slide")
     ] = None
     allow_failures: Annotated[
-        int | None, Option("Continue while no more than N slides fail.", metavar="N", at_least=0)
+        int | None,
+        Option("Continue while no more than N slides fail.", metavar="N", default="as in RUN.toml: 0", at_least=0),
     ] = None
 
     def check(self) -> None:

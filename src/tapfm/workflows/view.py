@@ -31,7 +31,9 @@ class ViewOptions:
     ] = None
     port: Annotated[
         int | None,
-        Option("0: any.", metavar="N", default="the next free from 8000", at_least=0, at_most=65535),
+        Option(
+            "Port; 0 takes any free one.", metavar="N", default="the next free from 8000", at_least=0, at_most=65535
+        ),
     ] = None
     host: Annotated[str, Option("An address that other machines can reach needs a token.", metavar="ADDRESS")] = (
         "127.0.0.1"

@@ -1,7 +1,7 @@
 """TIFF, SVS and OME-TIFF, decoded tile by tile: several times faster than OpenSlide, with the same pixels.
 
 imagecodecs decodes, and decoded tiles are kept for the neighbours that share them. A file that this reader is not sure
-of it refuses (`NotOursError`), and OpenSlide gets it.
+of it refuses (`UnsupportedTiffError`), and OpenSlide gets it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The structure of a TIFF, SVS or OME-TIFF: levels, where their tiles lie in the file, resolution; without any pixel.
 
-tifffile reads it. What `TiffSlide` is not sure to decode is refused here (`NotOursError`), and OpenSlide gets the file.
+tifffile reads it. What `TiffSlide` may not decode correctly is refused here (`UnsupportedTiffError`): then OpenSlide
+opens the file.
 """
 
 from __future__ import annotations
