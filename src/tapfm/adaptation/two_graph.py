@@ -234,7 +234,7 @@ class AggregatorGraph(NamedTuple):
         gradients = {
             f"gradient of the aggregator's {name}": gradient for name, _, gradient in self.aggregator_gradients
         }
-        return checks_of(
+        return _checks_of(
             {
                 "aggregator loss": self.loss_whole,
                 "gradient at the tile features": self.g_z_KD,
@@ -318,6 +318,6 @@ def gradient_norms(encoder: TileEncoder, loss_scale: Tensor | None) -> GradientN
     return GradientNorms(names, norms if loss_scale is None else norms / loss_scale)
 
 
-def checks_of(tensors: dict[str, Tensor]) -> Checks:
+def _checks_of(tensors: dict[str, Tensor]) -> Checks:
     """Look for a NaN or infinity in each tensor, without waiting for the device."""
     return Checks(tuple(tensors), torch.stack([tensor.isfinite().all() for tensor in tensors.values()]))

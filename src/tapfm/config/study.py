@@ -132,7 +132,7 @@ def resolve_study(tables: Mapping[str, Any], where: str = "The study") -> StudyC
     except ValidationError as error:
         problems = invalid_values(error, list(places()))
     else:
-        config, problems = with_known_encoders(config)
+        config, problems = _with_known_encoders(config)
         problems += contradictions(config)
         if not problems:
             return config
@@ -152,7 +152,7 @@ def places() -> Iterator[Place]:
             yield from ((name, key) for key in sections[name].model_fields)
 
 
-def with_known_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
+def _with_known_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
     """Spell encoders as the catalogue does."""
     problems: list[str] = []
     keys: dict[str, str] = {}
@@ -201,10 +201,10 @@ def contradictions(config: StudyConfig) -> Iterator[str]:
         orders = {each.settings.get("adaptation", {}).get("bag_gradient") for each in config.variants}
         if not {"before", "after", "joint"} <= orders:
             yield "variants: stability compares adaptation.bag_gradient before, after and joint"
-    yield from unknown_tables(config)
+    yield from _unknown_tables(config)
 
 
-def unknown_tables(config: StudyConfig) -> Iterator[str]:
+def _unknown_tables(config: StudyConfig) -> Iterator[str]:
     """Find names in settings that RUN.toml does not have, before any run is begun."""
     known = list(all_settings())
     given = [("settings", {name: each for name, each in config.settings.items() if name not in REGIMES})]
@@ -256,45 +256,45 @@ def study_text(tables: Mapping[str, Any], comments: Mapping[str, str] | None = N
     """Write a study as TOML."""
     comments = comments or {}
     lines = [
-        f"{quoted(key)} = {toml_value(value)}" + (f"  # {comments[key]}" if key in comments else "")
+        f"{_quoted(key)} = {toml_value(value)}" + (f"  # {comments[key]}" if key in comments else "")
         for key, value in tables.items()
-        if not isinstance(value, Mapping) and not is_tables(value)
+        if not isinstance(value, Mapping) and not _is_tables(value)
     ]
     for name, value in tables.items():
         if isinstance(value, Mapping) and value:
-            lines += table_lines(name, value)
-        elif is_tables(value):
+            lines += _table_lines(name, value)
+        elif _is_tables(value):
             for each in value:
-                lines += ["", f"[[{quoted(name)}]]", *pair_lines(each)]
+                lines += ["", f"[[{_quoted(name)}]]", *_pair_lines(each)]
     return "\n".join(lines) + "\n"
 
 
-def table_lines(name: str, table: Mapping[str, Any]) -> list[str]:
+def _table_lines(name: str, table: Mapping[str, Any]) -> list[str]:
     """Write a table, and below it those in it."""
     plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
-    lines = ["", f"[{name}]", *pair_lines(plain)] if plain or not table else []
+    lines = ["", f"[{name}]", *_pair_lines(plain)] if plain or not table else []
     for key, value in table.items():
         if isinstance(value, Mapping):
-            lines += table_lines(f"{name}.{quoted(key)}", value)
+            lines += _table_lines(f"{name}.{_quoted(key)}", value)
     return lines
 
 
-def pair_lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _pair_lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Write keys and values; of tables in it dotted keys."""
     lines: list[str] = []
     for key, value in table.items():
         if isinstance(value, Mapping):
-            lines += pair_lines(value, f"{prefix}{quoted(key)}.")
+            lines += _pair_lines(value, f"{prefix}{_quoted(key)}.")
         else:
-            lines.append(f"{prefix}{quoted(key)} = {toml_value(value)}")
+            lines.append(f"{prefix}{_quoted(key)} = {toml_value(value)}")
     return lines
 
 
-def is_tables(value: object) -> bool:
+def _is_tables(value: object) -> bool:
     """Say whether it is a list of tables."""
     return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
 
 
-def quoted(key: str) -> str:
+def _quoted(key: str) -> str:
     """Write a key, in quotes where it needs them."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
