@@ -89,7 +89,7 @@ class Watch:
         cuda, encode = torch.cuda.is_available(), InferenceEncoder.encode
         with (
             patch.object(predicting, "find_or_make_tiles", self.timed("laying_s", find_or_make_tiles)),
-            patch.object(predicting, "look_at", self.timed("loading_s", open_model_folder)),
+            patch.object(predicting, "open_model_folder", self.timed("loading_s", open_model_folder)),
             patch.object(predicting, "prepare_models", self.timed("loading_s", prepare_models, self.forget)),
             patch.object(Predictor, "encode_slide", self.timed("encoding_s", Predictor.encode_slide, synchronise)),
             patch.object(PixelBags, "close", self.noting_waits(PixelBags.close)),

@@ -23,7 +23,7 @@ def test_every_method_keeps_to_the_memory_it_may_use(monkeypatch, method):
     def reached(*_):
         raise Reached
 
-    for name in ("stored_features", "ready_encoder"):
+    for name in ("_stored_features", "load_trainable_encoder"):
         monkeypatch.setattr(build_run, name, reached)
     config = settings_for("tapfm-pocket", "float32")
     sections = {

@@ -392,8 +392,8 @@ def test_a_folder_that_cannot_be_written_to_is_told(lab, pocket):
         (["--device", "tpu"], "'tpu' is not a device"),
         (["--device", "cuda:99"], "There are: cpu"),
         (["--weights", "absent.bin"], "no file or folder absent.bin"),
-        (["--workers", "-1"], "Invalid value for"),
-        (["--batch", "0"], "Invalid value for"),
+        (["--workers", "-1"], "has to be at least"),
+        (["--batch", "0"], "has to be at least"),
     ],
 )
 def test_wrong_use_is_told_and_nothing_is_written(lab, tapfm, arguments, says):

@@ -287,7 +287,7 @@ def test_a_run_that_has_not_finished_an_epoch_is_sent_back(run, tmp_path):
 
 
 def test_a_run_that_is_not_finished_is_said_to_be_so(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate_model, "finished", lambda _: False)
+    monkeypatch.setattr(evaluate_model, "is_finished", lambda _: False)
     result = evaluate(run, tmp_path / "evaluation")
     assert result.returncode == 0, result.said
     assert "is not finished: this is the best of its epochs so far" in result.said

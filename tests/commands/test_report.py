@@ -396,7 +396,7 @@ def test_pictures_have_a_limit_and_what_is_left_out_is_told(tmp_path, predicted)
     run, _ = predicted
     made, html = page_of(run, tmp_path / "report.html", most_bytes=20_000)
     assert sum(len(data) for data, *_ in pictures_in(html, "")) <= 20_000
-    assert any("left out: the page holds 20 kB of them at most" in note for note in made.notes)
+    assert any("left out: the page holds 20 kB at most" in note for note in made.notes)
     few, _ = page_of(run, tmp_path / "few.html", pictures=PictureSettings(heatmaps=2, tiles=0))
     assert "3 slides of this folder are not shown." in text_of((tmp_path / "few.html").read_text())
     assert few.notes == []

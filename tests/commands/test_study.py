@@ -344,7 +344,7 @@ def test_what_a_command_says_last_is_why_it_failed(tmp_path):
             ["--preset", "layers", "--scale", "mini", "--cohort", "c.csv", "--out", "x"],
             "has its own slides and encoder",
         ),
-        (["study.toml"], "The study has no folder"),
+        (["study.toml"], "No output folder was given"),
         (["study.toml", "--preset", "layers", "--out", "x"], "define another one"),
         (["absent.toml", "--out", "x"], "cannot be read"),
         (["--tables", "--out", "x"], "cannot be read"),

@@ -298,7 +298,7 @@ def test_a_run_that_is_stopped_goes_on(tmp_path, blow):
         (["--fractions", "nan", "0", "1"], "--fractions 0.8 0.1 0.1"),
         (["--slides", "0"], "2 to 9999"),
         (["--tiles", "100000"], "10 to 1000"),
-        (["--workers", "-1"], "Invalid value for"),
+        (["--workers", "-1"], "has to be at least"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_written(tmp_path, arguments, says):

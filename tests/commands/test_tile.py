@@ -265,11 +265,11 @@ def test_any_number_of_workers_makes_the_same_files(tmp_path):
         (["--min-tissue", "2"], "min-tissue is 2"),
         (["--tissue", "magic"], "otsu, darkness, texture"),
         (["--layout", "tridnet"], "Nearest: trident"),
-        (["--workers", "-1"], "Invalid value for"),
+        (["--workers", "-1"], "has to be at least"),
         (["--only", "case-9"], "Ids there are: case-0, case-1"),
         (["--tissue-mask", "absent"], "absent does not exist"),
         (["--slides"], "requires an argument"),
-        (["--allow-failures", "-1"], "Invalid value for"),
+        (["--allow-failures", "-1"], "has to be at least"),
     ],
 )
 def test_wrong_use_is_told_and_nothing_is_written(tmp_path, arguments, says):

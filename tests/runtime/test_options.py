@@ -94,8 +94,8 @@ def test_values_of_the_wrong_type_are_refused(given):
 
 
 def test_numbers_become_text_and_whole_numbers_any_numbers_where_these_are_asked_for():
-    given = CopyOptions("a", out=".", only=0.4, fractions=[1, 0])
-    assert given.only == ("0.4",)
+    given = CopyOptions("a", out=".", only=[0.4, Path("b")], fractions=[1, 0])
+    assert given.only == ("0.4", "b")
     assert given.fractions == (1.0, 0.0)
     assert all(isinstance(each, float) for each in given.fractions)
 

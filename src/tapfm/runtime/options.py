@@ -119,7 +119,7 @@ def _convert_to(flag: str, value: Any, kind: Any) -> Any:
     if kind is bool or isinstance(value, bool):
         return value if kind in (bool, Any) and isinstance(value, bool) else None
     if kind is str:
-        return str(value) if isinstance(value, str | int | float) else None
+        return str(value) if isinstance(value, str | int | float | Path) else None
     if kind is float:
         return float(value) if isinstance(value, int | float) else None
     return value if kind is Any or isinstance(value, kind) else None
