@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import signal
 
@@ -136,6 +137,12 @@ def test_slides_that_are_not_held_out_are_said_to_be_so(run, tmp_path, split, sl
     assert "NOT HELD OUT" in result.said
     assert "**NOT HELD OUT" in (tmp_path / split / "metrics.md").read_text()
     assert metrics_of(tmp_path / split)["slides"] == slides
+
+
+def test_the_page_says_where_thresholds_come_from(evaluated):
+    assert re.search(
+        r"^Chosen on \d+ validation slides of the run", (evaluated / "metrics.md").read_text(), re.MULTILINE
+    )
 
 
 def test_held_out_slides_are_not(evaluated):

@@ -326,3 +326,13 @@ def test_prevalences_by_target(tmp_path):
     assert [sum(row[name] == "1" for row in rows) for name in ("EGFR", "KRAS", "MET", "ALK")] == [7, 3, 3, 3]
     assert rows_of(tmp_path / "p" / "truth" / "tiles.csv")[0].keys() >= {"EGFR", "KRAS", "MET", "ALK"}
     assert not (tmp_path / "p" / "external.csv").exists()
+
+
+def test_without_workers_slides_are_painted_in_this_process(painted, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr("tapfm.runtime.workers.start_worker", refuse)
+    result = tapfm("synth", tmp_path / "painted", *SMALL, "--workers", 0)
+    assert result.returncode == 0, result.stderr
+    assert contents(tmp_path / "painted") == contents(painted[0])

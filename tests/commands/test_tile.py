@@ -379,3 +379,12 @@ def test_the_folder_of_real_slides(tmp_path):
     assert rows["CMU-1-Small-Region"]["tiles"] == "61"
     assert "0.00499 um per pixel" in rows["CMU-1-Small-Region.jpeg"]["reason"]
     assert "column `mpp`" in result.stdout
+
+
+def test_a_slide_whose_old_files_cannot_be_removed_costs_itself_only(tmp_path):
+    out = tmp_path / "tiles"
+    (out / "overlays" / "case-1.png").mkdir(parents=True)  # a folder where a file is to be removed
+    result = tapfm("tile", make_cohort(tmp_path / "c"), "--out", out, "--workers", 1)
+    assert result.returncode == 3, result.stderr
+    assert [row["slide_id"] for row in rows_of(out / "failures.csv")] == ["case-1"]
+    assert [row["status"] for row in rows_of(out / "summary.csv")] == ["ok", "failed", "ok", "ok"]

@@ -1,4 +1,4 @@
-"""CSV files: what is written is read back, and a file that cannot be read is told apart or left out."""
+"""CSV files: what is written is read back; a file that cannot be read is an error, or is ignored."""
 
 import csv
 

@@ -26,7 +26,7 @@ class Option:
 
     @property
     def valid(self) -> str:
-        """What may be given, in words."""
+        """Description of the valid values, for a message."""
         kind = self.kind or type(self.default)
         if kind is bool:
             return "true or false"

@@ -48,7 +48,7 @@ def collect_slides(sources: Sequence[Path], slides_folder: Path | None) -> list[
     rows: list[SlideRow] = []
     for source in sources:
         if source.is_dir():
-            rows += slides_below(source)  # equal names too: they are told apart by their paths
+            rows += slides_below(source)  # slides of the same name too: their paths differ
         else:
             rows += read_cohort(source, slides_folder, must_exist=False).rows
     return rows

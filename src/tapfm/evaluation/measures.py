@@ -205,7 +205,7 @@ def _fixed(measured: MetricValue) -> bool:
 
 @dataclass(frozen=True)
 class ChosenThresholds:
-    """Thresholds, and in words where they come from, or why there are none."""
+    """Thresholds, and a text on where they come from or why there are none."""
 
     thresholds: Thresholds | None
     where: str

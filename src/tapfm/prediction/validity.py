@@ -21,7 +21,7 @@ def prediction_key(evaluated: ModelFolder, slide: RunSlide) -> str:
 
 
 def is_predicted(folder: PredictionFolder, slide: RunSlide, key: str, calls: CallThresholds) -> bool:
-    """Return whether a slide is predicted with these weights and tiles; what its table says of it is updated.
+    """Return whether a slide is predicted with these weights and tiles; its labels, split and path are updated.
 
     A slide whose files are gone keeps its prediction.
     """

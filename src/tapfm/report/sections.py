@@ -83,7 +83,7 @@ def _auc_text(result: SplitResult) -> str:
 
 
 def slides_section(gathered: ReportSources) -> Section:
-    """List what is said of each slide: of results, and of predictions that are in none of them."""
+    """Return a line per slide and target: from the results, then from predictions that no result contains."""
     lines = [line for run in gathered.runs for result in gathered.results[run.name] for line in _lines_of(run, result)]
     seen = {(line.model, line.slide_id, line.target): line.probability for line in lines}
     for found in gathered.predictions:

@@ -67,7 +67,7 @@ def _open_tiff(path: Path) -> Any:
 
 
 def read_structure(path: Path) -> tuple[SlideFacts, tuple[LevelSegments, ...]]:
-    """Read what the file says of itself, without any pixel."""
+    """Read the metadata of the file, without any pixel."""
     try:
         with _open_tiff(path) as file:
             pages = [page for page in file.pages if isinstance(page, tifffile.TiffPage)]
