@@ -46,7 +46,7 @@ from tapfm.encoders.weights import load_encoder
 from tapfm.evaluation.comparing import compare_methods
 from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics import logistic
-from tapfm.metrics.estimate import Estimate
+from tapfm.results.estimate import Estimate
 from tapfm.metrics.ranking import auc
 from tapfm.runtime.seeding import rng_for
 from tapfm.tasks.catalog import build_task

@@ -18,6 +18,7 @@ LAYERS = [
     "errors",
     "contracts",
     "runtime",
+    "results",
     "slides",
     "cohort",
     "tiles",

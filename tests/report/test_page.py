@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from tapfm.metrics.estimate import Estimate
+from tapfm.results.estimate import Estimate
 from tapfm.report.content import (
     Cell,
     Code,

@@ -20,10 +20,10 @@ from tapfm.demo.planted_picture import draw_planted
 from tapfm.demo.sizes import ENCODER, TARGET
 from tapfm.encoders.features import read_features
 from tapfm.metrics.bootstrap import RESAMPLES, interval
-from tapfm.metrics.estimate import Estimate
 from tapfm.metrics.ranking import auc
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder
 from tapfm.prediction.tile_table import TileTable
+from tapfm.results.estimate import Estimate
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.seeding import rng_for
 from tapfm.study.folder import StudyFolder

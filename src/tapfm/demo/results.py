@@ -9,7 +9,7 @@ from typing import Any
 
 from tapfm.demo.folder import COHORTS, DemoFolder
 from tapfm.evaluation.estimate_text import format_estimate
-from tapfm.metrics.estimate import Estimate
+from tapfm.results.estimate import Estimate
 from tapfm.runtime.csv_files import read_csv
 
 _REGIMES = {

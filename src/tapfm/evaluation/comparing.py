@@ -18,9 +18,9 @@ from tapfm.metrics import weighted
 from tapfm.metrics.arrays import Floats
 from tapfm.metrics.bootstrap import RESAMPLES, Resamples, interval, two_sided_p
 from tapfm.metrics.delong import auc_difference
-from tapfm.metrics.estimate import Estimate
 from tapfm.metrics.holm import holm
 from tapfm.metrics.ranking import auc
+from tapfm.results.estimate import Estimate
 
 
 @dataclass(frozen=True)

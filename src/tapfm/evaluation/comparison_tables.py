@@ -11,7 +11,7 @@ from tapfm.evaluation.comparing import Comparison, PairedComparison
 from tapfm.evaluation.comparison_figure import draw_differences
 from tapfm.evaluation.estimate_text import escape_cell, format_estimate, format_p_value
 from tapfm.evaluation.measures import MACRO, target_title
-from tapfm.metrics.estimate import Estimate
+from tapfm.results.estimate import Estimate
 from tapfm.runtime.csv_files import write_csv
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import counted

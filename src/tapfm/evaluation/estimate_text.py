@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tapfm.metrics.estimate import Estimate
+from tapfm.results.estimate import Estimate
 
 
 def format_estimate(estimate: Estimate, *, sign: bool = False) -> str:

@@ -15,9 +15,9 @@ from tapfm.metrics.arrays import Floats, sigmoid
 from tapfm.metrics.bootstrap import RESAMPLES, Resamples, interval
 from tapfm.metrics.calibration import brier, expected_calibration_error
 from tapfm.metrics.delong import auc_interval
-from tapfm.metrics.estimate import Estimate
 from tapfm.metrics.ranking import auc, average_precision
 from tapfm.metrics.thresholds import at_sensitivity, rates, youden
+from tapfm.results.estimate import Estimate
 
 NAMES = {  # of every metric, for tables
     "auc": "AUC",

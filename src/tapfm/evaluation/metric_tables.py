@@ -21,7 +21,7 @@ from tapfm.evaluation.measures import (
     MetricValue,
     target_title,
 )
-from tapfm.metrics.estimate import Estimate
+from tapfm.results.estimate import Estimate
 from tapfm.runtime.csv_files import csv_text
 from tapfm.runtime.messages import counted
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tapfm.evaluation.measures import MACRO, MetricValue, compute_metrics
 from tapfm.evaluation.predictions import Prediction, Unit, pool_by_patient
-from tapfm.metrics.estimate import Estimate
+from tapfm.results.estimate import Estimate
 
 _METRICS = ("auc", "average_precision", "brier")
 _MOST_VALUES = 8  # of a column of numbers; one with more is cut at its quartiles

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tapfm.errors import SettingError
 from tapfm.metrics.arrays import Floats
-from tapfm.metrics.estimate import Estimate
+from tapfm.results.estimate import Estimate
 from tapfm.runtime.seeding import rng_for
 
 RESAMPLES = 2000

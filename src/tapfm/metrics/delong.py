@@ -13,8 +13,8 @@ from statistics import NormalDist
 import numpy as np
 
 from tapfm.metrics.arrays import Flags, Floats, known_of, sigmoid
-from tapfm.metrics.estimate import Estimate
 from tapfm.metrics.ranking import auc, midranks, why_undefined
+from tapfm.results.estimate import Estimate
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tapfm.metrics.estimate import Estimate
 from tapfm.report.content import Cell
+from tapfm.results.estimate import Estimate
 
 ABSENT = "–"
 

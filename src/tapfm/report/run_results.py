@@ -11,10 +11,10 @@ from tapfm.cohort.splits import TEST, TRAIN, VALIDATION
 from tapfm.errors import InputError
 from tapfm.evaluation.measures import MetricValue, choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction, read_predictions
-from tapfm.metrics.estimate import Estimate
 from tapfm.report.finding import ResultFolder, read_json
 from tapfm.report.result import MetricsByTarget, SplitResult
 from tapfm.report.runs import ReportedRun
+from tapfm.results.estimate import Estimate
 from tapfm.runtime.messages import counted
 
 _MODEL = "model"

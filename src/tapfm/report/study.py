@@ -10,7 +10,6 @@ from tapfm.config.study import StudyConfig, load_study
 from tapfm.errors import InputError
 from tapfm.evaluation.estimate_text import format_p_value
 from tapfm.evaluation.measures import target_title
-from tapfm.metrics.estimate import Estimate
 from tapfm.report.charts import whisker, whisker_scale
 from tapfm.report.content import Block, Cell, Column, Note, RankMark, Row, Section, Table
 from tapfm.report.figures import methods_figures
@@ -18,6 +17,7 @@ from tapfm.report.finding import STUDY
 from tapfm.report.markdown import blocks_of, inline
 from tapfm.report.numbers import format_interval, format_number
 from tapfm.report.runs import ReportedRun, read_run, read_table
+from tapfm.results.estimate import Estimate
 from tapfm.runs.ensemble import is_run
 from tapfm.runtime.messages import counted
 from tapfm.study.results import BASELINE

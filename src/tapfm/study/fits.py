@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
-from tapfm.metrics.estimate import Estimate
 from tapfm.metrics.loglinear import LogLinearFit, fit
+from tapfm.results.estimate import Estimate
 from tapfm.runtime.csv_files import csv_text
 from tapfm.study.results import MethodResult, StudyResults, best_row, mean_of
 from tapfm.study.table_text import exact

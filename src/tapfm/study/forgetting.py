@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tapfm.metrics.bootstrap import interval
-from tapfm.metrics.estimate import Estimate
 from tapfm.metrics.weighted import aucs
+from tapfm.results.estimate import Estimate
 from tapfm.runtime.csv_files import csv_text
 from tapfm.runtime.seeding import rng_for
 from tapfm.study.results import StudyResults

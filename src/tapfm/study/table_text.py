@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tapfm.metrics.estimate import Estimate
+from tapfm.results.estimate import Estimate
 from tapfm.runtime.csv_files import csv_text
 from tapfm.study.tables import COHORT_TITLES, MACRO, Cell, ResultTable, TableColumn
 

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from tapfm.evaluation.comparing import Comparison, PairedComparison, compare_methods
 from tapfm.evaluation.predictions import Unit, compute_scores
-from tapfm.metrics.estimate import Estimate
+from tapfm.results.estimate import Estimate
 from tapfm.study.results import BASELINE, COHORTS, Seeds, StudyResults
 from tapfm.study.runs import REGIMES_IN_TABLE
 

@@ -26,7 +26,7 @@ from tapfm.evaluation.predictions import Prediction, average_predictions, write_
 from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, measure_results
 from tapfm.evaluation.subgroups import make_subgroups
 from tapfm.inference.member_predictions import predict_member
-from tapfm.metrics.estimate import Estimate
+from tapfm.results.estimate import Estimate
 from tapfm.runs.evaluation_data import EvaluatedSlides, EvaluationChoice, read_slides
 from tapfm.runs.folder import failures_table
 from tapfm.runs.model_folder import ModelFolder, is_finished, open_model_folder

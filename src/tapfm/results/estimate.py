@@ -1,4 +1,4 @@
-"""A number with its interval, or the reason why there is none."""
+"""A number with its confidence interval, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its interval; what is missing is None, never NaN, and `why` says why."""
+    """A value and its confidence interval; what is missing is None, never NaN, and `why` says why."""
 
     value: float | None
     low: float | None = None

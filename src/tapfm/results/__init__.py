@@ -1,0 +1,1 @@
+"""Tables and figures as values, and the writers that render them."""

@@ -1,0 +1,96 @@
+"""Write tables for LaTeX, in the layout of the paper's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from tapfm.results.table import Cell, Column, Row, Table, cell_detail, cell_text
+
+_RANKS = {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
+
+def latex_table(table: Table, caption: str, label: str) -> str:
+    """Return a table environment; needs the packages booktabs, multirow and graphicx."""
+    shown = table.shown()
+    lines = [
+        "% needs: booktabs, multirow, graphicx",
+        r"\begin{table}[!htb]",
+        rf"\caption{{{escape_latex(caption)}}}",
+        rf"\label{{tab:{label}}}",
+        r"\centering",
+        r"\resizebox{\textwidth}{!}{%",
+        rf"\begin{{tabular}}{{{''.join('l' if column.text else 'c' for column in shown.columns)}}}",
+        r"\toprule",
+        *_header_lines(shown.columns),
+        *_row_lines(shown.rows, shown.columns),
+        r"\bottomrule",
+        r"\end{tabular}%",
+        "}",
+        r"\end{table}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _header_lines(columns: Sequence[Column]) -> list[str]:
+    """Write the titles of columns; groups of columns have a title above them."""
+    titles = [rf"\textbf{{{escape_latex(column.title)}}}" for column in columns]
+    if not any(column.group for column in columns):
+        return [f"{' & '.join(titles)} \\\\", r"\midrule"]
+    above, rules, place = [], [], 0
+    for group, members in groupby(columns, key=lambda column: column.group):
+        width = len(list(members))
+        if group:
+            above.append(rf"\multicolumn{{{width}}}{{c}}{{\textbf{{{escape_latex(group)}}}}}")
+            rules.append(rf"\cmidrule(lr){{{place + 1}-{place + width}}}")
+        else:
+            above += [rf"\multirow{{2}}{{*}}{{{title}}}" for title in titles[place : place + width]]
+            titles[place : place + width] = [""] * width
+        place += width
+    return [f"{' & '.join(above)} \\\\", " ".join(rules), f"{' & '.join(titles)} \\\\", r"\midrule"]
+
+
+def _row_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    lines: list[str] = []
+    for place, row in enumerate(rows):
+        if row.cells:
+            cells = [_cell(cell, column) for cell, column in zip(row.cells, columns, strict=True)]
+            lines.append(f"{' & '.join(cells)} \\\\")
+            continue
+        if place:
+            lines.append(r"\midrule")
+        text = escape_latex(row.heading)
+        text = rf"{{c}}{{\textbf{{{text}}}}}" if row.level == 1 else rf"{{l}}{{\textit{{{text}}}}}"
+        lines.append(rf"\multicolumn{{{len(columns)}}}{text} \\")
+        if row.level == 2 or (place + 1 < len(rows) and rows[place + 1].cells):
+            lines.append(r"\midrule")
+    return lines
+
+
+def _cell(cell: Cell, column: Column) -> str:
+    text = escape_latex(cell_text(cell, column))
+    if not text:
+        return "--"
+    ranked = _RANKS.get(cell.rank, "{}").format(text)
+    detail = escape_latex(cell_detail(cell, column).replace(" to ", "--"))
+    return rf"{ranked} {{\scriptsize ({detail})}}" if detail else ranked
+
+
+def escape_latex(text: str) -> str:
+    """Return plain text with the characters escaped that LaTeX treats as commands."""
+    return "".join(_ESCAPES.get(character, character) for character in text)

@@ -1,0 +1,34 @@
+"""Print tables in a terminal."""
+
+from __future__ import annotations
+
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from tapfm.results.numbers import ABSENT
+from tapfm.results.table import Cell, Column, Table, cell_detail, cell_text
+
+
+def rich_table(table: Table) -> RichTable:
+    """Return a table that rich prints; texts are not interpreted as markup."""
+    shown = table.shown()
+    printed = RichTable(
+        box=None, padding=(0, 2, 0, 0), title=table.title or None, title_justify="left", title_style="bold"
+    )
+    for column in shown.columns:
+        title = f"{column.group}, {column.title}" if column.group else column.title
+        printed.add_column(Text(title), justify="left" if column.text else "right")
+    for row in shown.rows:
+        if row.cells:
+            printed.add_row(*(_cell(cell, column) for cell, column in zip(row.cells, shown.columns, strict=True)))
+        else:
+            printed.add_row(Text(row.heading, style="italic"))
+    return printed
+
+
+def _cell(cell: Cell, column: Column) -> Text:
+    text, detail = cell_text(cell, column), cell_detail(cell, column)
+    value = Text(
+        text or ("" if cell.value is None and not cell.why else ABSENT), style="bold" if cell.rank == 1 else ""
+    )
+    return value.append(f" ({detail})", style="not bold") if detail else value
