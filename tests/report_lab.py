@@ -12,7 +12,8 @@ from slide_files import section, write_slide
 
 from tapfm.config.study import resolve_study
 from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds, compute_metrics
-from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow, metrics_json
+from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow
+from tapfm.evaluation.metrics_json import metrics_json
 from tapfm.evaluation.predictions import Prediction, write_predictions
 from tapfm.metrics.arrays import sigmoid
 from tapfm.prediction.folder import ABOUT, PredictionFolder, TargetPrediction
@@ -78,6 +79,7 @@ def history(epochs):
             "val_loss": 0.65,
             "loss_pfm": 0.1 / epoch,
             "train_macro_auc": 0.6,
+            "val_auc": {},
             "val_macro_auc": 0.8 if epoch == 2 else 0.7,
             "score": 0.8 if epoch == 2 else 0.7,
             "seconds": 30.0,

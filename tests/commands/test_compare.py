@@ -94,7 +94,7 @@ def test_only_patients_that_all_have_count_and_the_others_are_listed(tables):
     assert sum(row["method"] == "good" for row in listed) == 20
     assert sum(row["method"] == "more" for row in listed) == 20
     page = (tables / "comparison" / "comparison.md").read_text()
-    assert "good: 20 patients that others lack" in page
+    assert "good: 20 patients that other methods lack" in page
     assert "and 10 more (`left_out.csv`)" in page
     assert "Left out: 40 patients" in result.said
 

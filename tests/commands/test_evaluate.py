@@ -140,9 +140,8 @@ def test_slides_that_are_not_held_out_are_said_to_be_so(run, tmp_path, split, sl
 
 
 def test_the_page_says_where_thresholds_come_from(evaluated):
-    assert re.search(
-        r"^Chosen on \d+ validation slides of the run", (evaluated / "metrics.md").read_text(), re.MULTILINE
-    )
+    page = (evaluated / "metrics.md").read_text()
+    assert re.search(r"^Thresholds were chosen on \d+ validation slides of the run", page, re.MULTILINE)
 
 
 def test_held_out_slides_are_not(evaluated):
@@ -320,7 +319,7 @@ def test_without_validation_slides_no_threshold_is_made_up(own_lab):
     rows = rows_of(own_lab / "evaluation" / "metrics.csv")
     (f1,) = [row for row in rows if (row["model"], row["metric"]) == ("model", "f1")]
     assert (f1["value"], "no threshold" in f1["why"]) == ("", True)
-    assert "None was chosen" in (own_lab / "evaluation" / "metrics.md").read_text()
+    assert "No threshold was chosen" in (own_lab / "evaluation" / "metrics.md").read_text()
 
 
 # a fixed encoder

@@ -24,12 +24,11 @@ from slide_files import section, write_slide
 
 import tapfm as tapfm_package
 from tapfm.errors import InputError, RunError
-from tapfm.evaluation.measures import choose_thresholds, compute_metrics
+from tapfm.evaluation.measures import NAMES, choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.layers import palette
 from tapfm.report.slide_pictures import PictureBudget, PictureSettings, choose_slides
-from tapfm.report.tables import NAMES
 
 
 def titles(html):
@@ -73,7 +72,7 @@ def test_figures_are_those_of_the_evaluation_package(tmp_path):
         note = r"( \d)?" if estimate.why else ""
         within = f" {estimate.low:.3f} to {estimate.high:.3f}" if estimate.low is not None else ""
         assert re.search(rf"{re.escape(name)} {estimate.value:.3f}{note}{within}", text_of(html)), each
-    assert "The epoch and the thresholds were chosen on these slides, so that the figures flatter." in text_of(html)
+    assert "The epoch and the thresholds were chosen on these slides, so these metrics are optimistic." in text_of(html)
     assert f"{chosen.youden['FGFR3']:.3f}" in text_of(html)
 
 
@@ -109,7 +108,7 @@ def test_evaluations_of_the_same_weights_are_found_beside_runs_and_inside(tmp_pa
     assert "by tapfm evaluate (again)" in said
     assert "measured for this page from predictions-test.csv" not in said  # it was evaluated already
     assert "scanner = &lt;alpha&gt;" in html
-    assert "Beside colours and tile count" in said
+    assert "Colour baseline" in said
     assert "X9 external failed it is torn" in said
     assert said.index("Test slides AUC") < said.index("external.csv AUC") < said.index("Validation slides AUC")
 
@@ -130,8 +129,8 @@ def test_slides_that_were_learnt_from_are_not_held_out(tmp_path):
     _, html = page_of(run, tmp_path / "report.html")
     header = html[html.index('class="headline"') : html.index('class="made"')]
     assert re.findall(r'<th scope="row">([^<]*)', header) == ["test"]
-    assert "The model learnt from these slides, so that the figures flatter." in text_of(html)
-    assert "The model learnt from some of these slides" in text_of(html)
+    assert "The model was trained on these slides, so these metrics are optimistic." in text_of(html)
+    assert "The model was trained on some of these slides" in text_of(html)
 
 
 def test_an_ensemble_is_not_its_member(tmp_path):
@@ -160,8 +159,8 @@ def test_a_split_that_was_evaluated_twice_is_told_apart(tmp_path):
         make_evaluation(tmp_path / "evaluations" / folder, run, cohort="own", slides=predictions(10))
     _, html = page_of(runs, tmp_path / "report.html")
     assert html.count('data-where="test (a)"') == html.count('data-where="test (b)"') == 10
-    assert "first − second FGFR3" in text_of(html)
-    assert "Of a run with several evaluations of test the first is compared." in text_of(html)
+    assert "first - second FGFR3" in text_of(html)
+    assert "A run has several evaluations of test: the first one is compared." in text_of(html)
 
 
 def test_slides_of_another_cohort_may_have_the_same_names(tmp_path):
@@ -246,8 +245,8 @@ def test_two_runs_are_compared_on_the_same_slides(tmp_path):
     _, html = page_of([first, second], tmp_path / "report.html")
     said = text_of(html)
     assert titles(html)[0] == "Comparison"
-    assert "first − second FGFR3" in said
-    assert "Paired, on the same patients" in said
+    assert "first - second FGFR3" in said
+    assert "Paired: all methods on the same patients" in said
     assert 'data-model="second"' in html
 
 
@@ -256,7 +255,7 @@ def test_runs_on_other_slides_are_not_compared_one_by_one(tmp_path):
     text = (second / "predictions-test.csv").read_text().replace("S000", "S999")
     (second / "predictions-test.csv").write_text(text)
     _, html = page_of([first, second], tmp_path / "report.html")
-    assert "first − second" not in text_of(html)
+    assert "first - second" not in text_of(html)
     assert "tapfm compare" in text_of(html)
 
 
@@ -314,7 +313,7 @@ def test_maps_and_tiles_of_predictions_by_the_same_weights_are_shown(tmp_path, p
     run, _ = predicted
     made, html = page_of(run, tmp_path / "report.html")
     assert made.found[-1] == f"predictions {tmp_path / 'predictions' / 'new'}"
-    assert {"Maps of slides", "Tiles that said most"} <= set(titles(html))
+    assert {"Maps of slides", "Most influential tiles"} <= set(titles(html))
     assert len(pictures_in(html, "Slide ")) == 8  # four slides, as they are and with their map
     said = text_of(html)
     assert "No picture: gone.svs is gone; --slides says where to look for slides that moved." in said
@@ -373,7 +372,7 @@ def test_slides_that_moved_are_looked_for(tmp_path, predicted):
         path.rename(moved / path.name)
     _, without = page_of(run, tmp_path / "report.html")
     assert not pictures_in(without, "")
-    assert "Tiles that said most" in titles(without)
+    assert "Most influential tiles" in titles(without)
     _, html = page_of(run, tmp_path / "report.html", pictures=PictureSettings(slides=tmp_path / "moved"))
     assert len(pictures_in(html, "Slide ")) == 8
     with pytest.raises(InputError, match="There is no folder"):
@@ -478,7 +477,7 @@ def test_what_is_no_run_and_no_study_is_refused_with_advice(tmp_path):
         ({"evaluations": "empty"}, "is no folder of an evaluation"),
         ({"predictions": "empty"}, "is no folder of predictions"),
         ({"evaluations": "unfinished"}, "is not finished"),
-        ({"evaluations": "torn"}, "is not as `tapfm evaluate` writes it"),
+        ({"evaluations": "torn"}, "metrics.json cannot be read"),
     ],
 )
 def test_what_was_named_has_to_be_there(tmp_path, asked, message):

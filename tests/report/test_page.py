@@ -5,33 +5,27 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from tapfm.results.estimate import Estimate
 from tapfm.report.content import (
-    Cell,
     Code,
     Collapsible,
-    Column,
-    Figure,
-    Figures,
     HeatmapGallery,
-    LegendEntry,
-    Note,
     Page,
     Picture,
-    Row,
     Section,
     SlideHeatmaps,
     SlideLine,
     SlidesBlock,
-    Table,
     TileGallery,
     TilePicture,
 )
-from tapfm.report.numbers import estimate_cell
 from tapfm.report.page import digest, is_ours, keys_of, render
+from tapfm.results.document import Paragraph
+from tapfm.results.estimate import Estimate
+from tapfm.results.figure import Axis, Figure, Line, Panel, Points
+from tapfm.results.table import Cell, Column, Row, Table, table_row
 
 EVIL = "<script>alert('1')</script>\"><img src=http://evil.example/x onerror=alert(2)>"
-VOID = {"meta", "input", "img", "path", "rect", "circle"}
+VOID = {"meta", "input", "img"}
 
 
 class Reader(HTMLParser):
@@ -77,13 +71,14 @@ def a_page(**changes):
     table = Table(
         [Column(EVIL), Column("b")], [Row(heading=EVIL), Row([Cell(EVIL, EVIL, EVIL), Cell("")])], EVIL, [EVIL]
     )
+    drawn = Panel(EVIL, Axis(EVIL), Axis(EVIL), [Line([0, 1], [0, 1], label=EVIL), Points([1], [1], texts=[EVIL])])
     blocks = [
         table,
-        Note(EVIL),
+        Paragraph(EVIL),
         Code(EVIL),
         Collapsible(
             EVIL,
-            [Figures([Figure(EVIL, keys=[LegendEntry("line", EVIL)], caption=EVIL), Figure("b", why=EVIL)], EVIL)],
+            [Figure(EVIL, [drawn, Panel("b", why_empty=EVIL)], EVIL)],
             EVIL,
         ),
         SlidesBlock([line, SlideLine("b", "p", "test", "T", 0.2, None, None, 3, "other")]),
@@ -97,7 +92,7 @@ def a_page(**changes):
         ),
         TileGallery(EVIL, [TilePicture(picture, EVIL, EVIL)], EVIL),
     ]
-    sections = [Section(EVIL, blocks, EVIL), Section("Twice", [Note("a")]), Section("Twice", [Note("b")])]
+    sections = [Section(EVIL, blocks, EVIL), Section("Twice", [Paragraph("a")]), Section("Twice", [Paragraph("b")])]
     given = {"kicker": EVIL, "title": EVIL, "summary": [EVIL], "headline": table, "warnings": [EVIL], "made": EVIL}
     return Page(sections=sections, **given | changes)
 
@@ -123,7 +118,7 @@ def test_nothing_is_fetched():
     reader = read(render(a_page()).decode())
     assert all(address.startswith(("#", "data:image/")) for _, address in reader.addresses)
     ours = render(a_page()).decode().replace("http://evil.example", "")
-    assert re.findall(r"\w+://|url\(|@import|fetch\(|XMLHttpRequest|import\(", ours) == []
+    assert re.findall(r"\w+://|url\((?!#)|@import|fetch\(|XMLHttpRequest|import\(", ours) == []
 
 
 def test_the_policy_allows_this_style_and_this_script_alone():
@@ -162,11 +157,11 @@ def test_keys_are_made_of_titles_and_differ():
 
 
 def test_why_something_is_missing_is_told_once_below():
-    cells = [estimate_cell(Estimate(None, why="no positive slide among 4")) for _ in range(2)]
-    html = render(a_page(headline=Table([Column("a"), Column("b")], [Row(cells)]))).decode()
+    row = table_row(*(Estimate(None, why="no positive slide among 4") for _ in range(2)))
+    html = render(a_page(headline=Table([Column("a"), Column("b")], [row]))).decode()
     header = html[html.index('class="headline"') : html.index('class="made"')]
     assert header.count("<li>no positive slide among 4</li>") == 1
-    assert header.count('title="no positive slide among 4">1</sup>') == 2
+    assert header.count('<sup class="why">1</sup>') == 2
 
 
 def test_outcomes_of_calls():

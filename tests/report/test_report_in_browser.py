@@ -7,8 +7,9 @@ from browser import watched_page
 from playwright.sync_api import expect
 from report_lab import make_evaluation, make_prediction, make_run, page_of, predictions, write_section
 
-from tapfm.report.content import Cell, Column, Page, Row, Section, SlideLine, SlidesBlock, Table
+from tapfm.report.content import Page, Section, SlideLine, SlidesBlock
 from tapfm.report.page import render
+from tapfm.results.table import Column, Table, table_row
 
 FIRST_ROWS = "#slide-table tbody tr:not([hidden])"
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
@@ -73,8 +74,8 @@ def test_the_table_of_slides_fits_a_desk(page, tmp_path, slide_id):
 
 
 def test_reasons_that_are_long_are_broken_into_lines(page, tmp_path):
-    cells = [Cell("S001"), Cell("the file ends in the middle of a tile " * 8), Cell("/a/long/folder" * 20)]
-    table = Table([Column("slide", words=True), Column("why", words=True), Column("where", words=True)], [Row(cells)])
+    row = table_row("S001", "the file ends in the middle of a tile " * 8, "/a/long/folder" * 20)
+    table = Table([Column(name, text=True) for name in ("slide", "why", "where")], [row])
     made = Page("k", "t", [], None, [], [Section("What failed", [table])], "m")
     (tmp_path / "report.html").write_bytes(render(made))
     page.goto((tmp_path / "report.html").as_uri())

@@ -25,7 +25,8 @@ from tapfm.inference.bags import Bags
 from tapfm.inference.cohort import FinishedSlides, count_slide, predict_cohort
 from tapfm.inference.predictor import Predictor
 from tapfm.inference.slide_bags import make_bags
-from tapfm.runs.curves import draw_curves
+from tapfm.results.drawing import write_png
+from tapfm.runs.curves import training_figure
 from tapfm.runs.data import RunData, labelled_slides
 from tapfm.runs.folder import RunFolder, environment_of
 from tapfm.runs.progress import RunProgress
@@ -224,7 +225,7 @@ def _draw_curves(run_folder: RunFolder, config: RunConfig, progress: RunProgress
         best = None if progress.best_epoch is None else progress.best_epoch + 1
         made_of = f"{config.encoder.name}, {config.adaptation.method}, {config.aggregator.name}"
         title = f"{', '.join(config.task.targets)}: {made_of}"
-        draw_curves(run_folder.folder / "curves.png", progress.history, best, title)
+        write_png(run_folder.folder / "curves.png", training_figure(progress.history, best, title))
 
 
 def _print_start(config: RunConfig, data: RunData, device: torch.device, learner: Learner, console: Console) -> None:

@@ -97,10 +97,10 @@ def _describe_step(step: StepSpeed) -> str:
 
 
 def _describe_cost(peak_gib: float | None, compiling_s: float | None) -> list[str]:
-    from tapfm.report.numbers import duration
+    from tapfm.results.numbers import format_duration
 
     memory = [] if peak_gib is None else [f"peak {peak_gib:.1f} GiB"]
-    return memory + ([] if compiling_s is None else [f"first time {duration(compiling_s)} longer"])
+    return memory + ([] if compiling_s is None else [f"first time {format_duration(compiling_s)} longer"])
 
 
 def _title(bench: BenchResult) -> str:
@@ -114,7 +114,7 @@ def _title(bench: BenchResult) -> str:
 
 
 def _expected_table(bench: BenchResult) -> Table:
-    from tapfm.report.numbers import duration
+    from tapfm.results.numbers import format_duration
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("expected", no_wrap=True)
@@ -123,7 +123,7 @@ def _expected_table(bench: BenchResult) -> Table:
     table.add_column("bound by", no_wrap=True)
     for row in bench.expected:
         seconds = row.seconds
-        time = "-" if seconds is None else "under 1 s" if seconds < 1 else duration(seconds)
+        time = "-" if seconds is None else "under 1 s" if seconds < 1 else format_duration(seconds)
         table.add_row(row.what, f"{row.tiles:,}", time, row.bound or "")
     return table
 

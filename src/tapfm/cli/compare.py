@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from tapfm.cli.command import command
 from tapfm.cli.console import messages, print_line, terminal
@@ -42,27 +40,12 @@ def compare(options: workflow.CompareOptions) -> None:
 
 
 def _print_comparison(compared: Comparison, folder: Path, console: Console, messages: Console) -> None:
-    from tapfm.evaluation.comparison_tables import shown_targets
-    from tapfm.evaluation.estimate_text import format_estimate, format_p_value
-    from tapfm.evaluation.measures import target_title
+    from tapfm.evaluation.comparison_tables import auc_table, differences_table
+    from tapfm.results.terminal import rich_table
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("AUC", *map(target_title, shown_targets(compared))):
-        table.add_column(escape(name))
-    for name in compared.methods:
-        table.add_row(
-            escape(name), *(format_estimate(compared.aucs[name, target]) for target in shown_targets(compared))
-        )
-    console.print(table)
+    console.print(rich_table(auc_table(compared)))
     console.print()
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("difference of AUC", "target", "", "p (DeLong)", "p (bootstrap)", "p (Holm)"):
-        table.add_column(name, justify="right" if name.startswith("p ") else "left")
-    for pair in compared.pairs:
-        p_values = map(format_p_value, (pair.p_delong, pair.p_bootstrap, pair.p_holm))
-        names = escape(f"{pair.first} - {pair.second}")
-        table.add_row(names, escape(target_title(pair.target)), format_estimate(pair.difference, sign=True), *p_values)
-    console.print(table)
+    console.print(rich_table(differences_table(compared)))
     print_line(messages, f"On {counted(compared.patients, 'patient')} that all of them have.")
     if count := sum(len(patients) for patients in compared.left_out.values()):
         print_line(messages, f"Left out: {counted(count, 'patient')} ({folder / 'left_out.csv'})")

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from tapfm.cli.command import command
 from tapfm.cli.console import messages, print_line, terminal
@@ -17,7 +15,6 @@ from tapfm.runtime.messages import counted
 from tapfm.workflows import evaluate as workflow
 
 if TYPE_CHECKING:
-    from tapfm.evaluation.comparing import PairedComparison
     from tapfm.evaluation.measures import MetricValue
     from tapfm.workflows.evaluation_run import Evaluation
 
@@ -55,35 +52,15 @@ def evaluate(options: workflow.EvaluateOptions) -> None:
 
 
 def _print_evaluation(evaluation: Evaluation, console: Console, messages: Console) -> None:
-    from tapfm.evaluation.estimate_text import format_estimate
-    from tapfm.evaluation.measures import NAMES, target_title
-    from tapfm.evaluation.metric_tables import MODEL
+    from tapfm.evaluation.metric_tables import MODEL, overview_table
     from tapfm.evaluation.results import BASELINE
+    from tapfm.results.terminal import rich_table
 
     results, folder = evaluation.results, evaluation.folder
-    found = results.of(MODEL)
-    baseline = results.of(BASELINE) if BASELINE in results.models else {}
-    differences = {pair.target: pair for pair in results.differences}
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("target", f"{results.about['unit']}s", "positive"):
-        table.add_column(name, justify="left" if name == "target" else "right")
-    # metrics.md has the others
+    # metrics.md has the other metrics
     metrics = ("auc", "average_precision", "brier") if console.width >= _WIDE else ("auc",)
-    for name in (*(NAMES[metric] for metric in metrics), "AUC of colours", "difference"):
-        table.add_column(name)
-    for target in results.columns:
-        each = found[target, "auc"]
-        pair = differences.get(target)
-        table.add_row(
-            escape(target_title(target)),
-            f"{each.units:,}",
-            "" if each.positives is None else f"{each.positives:,}",
-            *(format_estimate(found[target, metric].estimate) for metric in metrics),
-            format_estimate(baseline[target, "auc"].estimate) if baseline else "-",
-            "-" if pair is None else _difference_text(pair),
-        )
-    console.print(table)
-    _print_missing(found.values(), messages)
+    console.print(rich_table(overview_table(results, metrics)))
+    _print_missing(results.of(MODEL).values(), messages)
     if BASELINE not in results.models:
         print_line(messages, results.baseline_said)
     if results.failed:
@@ -92,13 +69,6 @@ def _print_evaluation(evaluation: Evaluation, console: Console, messages: Consol
     print_line(messages, f"Results: {folder / 'metrics.md'} and {folder / 'roc.png'}")
     following = command_text("compare", folder, "OTHER", "--out", "comparison")
     print_line(messages, f"Next, compare it with another: {following}")
-
-
-def _difference_text(pair: PairedComparison) -> str:
-    from tapfm.evaluation.estimate_text import format_estimate, format_p_value
-
-    p = pair.p_delong if pair.p_delong is not None else pair.p_bootstrap
-    return format_estimate(pair.difference, sign=True) + ("" if p is None else f", p {format_p_value(p)}")
 
 
 def _print_missing(measured: Iterable[MetricValue], messages: Console) -> None:

@@ -25,7 +25,7 @@ def report(options: workflow.ReportOptions) -> None:
     next to it. The page names slides and patients: think before you send it.
     """
     made = workflow.make_report.run(options, messages())
-    from tapfm.report.numbers import format_bytes
+    from tapfm.results.numbers import format_bytes
 
     for note in made.notes:
         print_line(messages(), note, "yellow")

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from tapfm.evaluation.columns import labelled_units
 from tapfm.evaluation.patients import resample_patients
 from tapfm.evaluation.predictions import Prediction, Unit, units_of
-from tapfm.metrics.arrays import Floats
 from tapfm.metrics.bootstrap import RESAMPLES
 from tapfm.metrics.weighted import by_distinct_score
+from tapfm.tasks.binary_figures import RocBand
 
 _POINTS = 101
-
-
-@dataclass(frozen=True)
-class RocBand:
-    """Where 95% of the resampled curves lie, at each of some false positive rates."""
-
-    false_positive_rate: Floats
-    low: Floats
-    high: Floats
 
 
 def roc_band(

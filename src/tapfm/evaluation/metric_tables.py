@@ -1,15 +1,13 @@
-"""metrics.csv, metrics.json and metrics.md: what was measured, for programs and for people."""
+"""Tables of an evaluation: everything as CSV, and the sections of metrics.md, which a report shows as well."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tapfm.cohort.splits import ALL, VALIDATION
 from tapfm.evaluation.comparing import PairedComparison
-from tapfm.evaluation.estimate_text import escape_cell, format_estimate, format_p_value, interval_text, number
 from tapfm.evaluation.measures import (
     BESIDE,
     BY_CHOSEN,
@@ -21,23 +19,22 @@ from tapfm.evaluation.measures import (
     MetricValue,
     target_title,
 )
-from tapfm.results.estimate import Estimate
-from tapfm.runtime.csv_files import csv_text
+from tapfm.results.document import Block, Paragraph, Section
+from tapfm.results.numbers import ABSENT, format_interval, format_p_value
+from tapfm.results.table import Cell, Column, Row, Table, table_row
 from tapfm.runtime.messages import counted
 
 MODEL = "model"
-_COLUMNS = (
-    *("model", "subgroup", "target", "metric", "value", "low", "high"),
-    *("delong_low", "delong_high", "units", "positives", "why"),
-)
+BASELINE_NOTE = "A model that is not clearly better than this baseline may have learned stain, scanner or section size."
+MetricsByTarget = Mapping[tuple[str, str], MetricValue]  # by target and name of the metric
 
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A line of metrics.csv."""
+    """A metric of the model or of the baseline, on all slides or on a subgroup."""
 
-    model: str  # the model, or the baseline
-    subgroup: str  # nothing: all
+    model: str
+    subgroup: str  # empty: all slides
     measured: MetricValue
 
 
@@ -59,7 +56,7 @@ class EvaluationResults:
     patients: int = 0
 
     def of(self, model: str, subgroup: str = "") -> dict[tuple[str, str], MetricValue]:
-        """Find what was measured of a model, by target and metric."""
+        """Return the metrics of a model by target and name."""
         return {
             (row.measured.target, row.measured.metric): row.measured
             for row in self.rows
@@ -77,245 +74,182 @@ class EvaluationResults:
         return list(dict.fromkeys(row.measured.target for row in self.rows))
 
 
-def metrics_csv(results: EvaluationResults) -> bytes:
-    """Return a line for each metric, and for each difference of AUC."""
+def all_metrics_table(results: EvaluationResults) -> Table:
+    """Return metrics.csv: a row for each metric, and for each difference of AUC."""
+    names = ("model", "subgroup", "target", "metric", "value", "low", "high", "delong_low", "delong_high", "units")
     units = {target: each.units for (target, _), each in results.of(MODEL).items()}
-    differences = [
-        MetricRow(
-            f"{pair.first} - {pair.second}",
-            "",
-            MetricValue(pair.target, "auc", pair.difference, None, units[pair.target], None),
-        )
-        for pair in results.differences
+    rows = [_csv_row(row) for row in results.rows]
+    for pair in results.differences:
+        measured = MetricValue(pair.target, "auc", pair.difference, None, units[pair.target], None)
+        rows.append(_csv_row(MetricRow(f"{pair.first} - {pair.second}", "", measured)))
+    return Table([Column(name) for name in (*names, "positives", "why")], rows)
+
+
+def _csv_row(row: MetricRow) -> Row:
+    each, estimate, delong = row.measured, row.measured.estimate, row.measured.delong
+    reasons = [estimate.why]
+    if delong is not None and delong.why and delong.why not in reasons:
+        reasons.append(f"DeLong: {delong.why.removeprefix('DeLong ')}")
+    return table_row(
+        *(row.model, row.subgroup, each.target, each.metric, estimate.value, estimate.low, estimate.high),
+        *((None, None) if delong is None else (delong.low, delong.high)),
+        *(each.units, each.positives, "; ".join(reason for reason in reasons if reason)),
+    )
+
+
+def evaluation_sections(results: EvaluationResults) -> list[Section]:
+    """Return metrics.md without its title and figures."""
+    first = [Paragraph(_describe_evaluation(results)), *(Paragraph(note, warning=True) for note in results.notes)]
+    baseline: list[Block] = [Paragraph(results.baseline_said)]
+    sections = [
+        Section("", first),
+        Section("Metrics", [metric_table(results)]),
+        Section("Colour baseline", [*baseline, *baseline_tables(results)]),
     ]
-    return csv_text(_COLUMNS, [_csv_cells(row) for row in [*results.rows, *differences]]).encode()
+    if tables := subgroup_tables(results):
+        sections.append(Section("Subgroups", tables))
+    if failures := _failure_lines(results):
+        sections.append(Section("What could not be evaluated", [Paragraph("\n".join(failures))]))
+    return sections
 
 
-def _csv_cells(row: MetricRow) -> list[Any]:
-    each, delong = row.measured, row.measured.delong
-    numbers = [each.estimate.value, each.estimate.low, each.estimate.high]
-    numbers += [None, None] if delong is None else [delong.low, delong.high]
-    cells = ["" if number is None else repr(float(number)) for number in numbers]
-    return [row.model, row.subgroup, each.target, each.metric, *cells, each.units, each.positives, _why_of(each)]
-
-
-def _why_of(each: MetricValue) -> str:
-    """Say what is missing of a metric."""
-    reasons = [each.estimate.why]
-    if each.delong is not None and each.delong.why and each.delong.why not in reasons:
-        reasons.append(f"DeLong: {each.delong.why.removeprefix('DeLong ')}")
-    return "; ".join(reason for reason in reasons if reason)
-
-
-def metrics_json(results: EvaluationResults) -> bytes:
-    """Write all of it, nested by model, subgroup, target and metric."""
-    models: dict[str, Any] = {}
-    for row in results.rows:
-        each = row.measured
-        of_group = models.setdefault(row.model, {}).setdefault(row.subgroup or "all", {})
-        entry = _estimate_json(each.estimate) | {"units": each.units, "positives": each.positives}
-        if each.delong is not None:
-            entry["delong"] = _estimate_json(each.delong)
-        of_group.setdefault(each.target, {})[each.metric] = entry
-    thresholds = results.chosen.thresholds
-    written = {
-        "evaluation": results.about,
-        "slides": results.slides,
-        "patients": results.patients,
-        "notes": list(results.notes),
-        "failed": dict(results.failed),
-        "without_label": list(results.without_label),
-        "thresholds": {
-            "chosen_on": results.chosen.where,
-            "youden": None if thresholds is None else dict(thresholds.youden),
-            "at_sensitivity": None if thresholds is None else dict(thresholds.chosen),
-            "sensitivity": results.about["sensitivity"],
-        },
-        "models": models,
-        "baseline": results.baseline_said,
-        "model_minus_baseline": {pair.target: _pair_json(pair) for pair in results.differences},
-    }
-    return (json.dumps(written, indent=2, allow_nan=False) + "\n").encode()
-
-
-def _estimate_json(estimate: Estimate) -> dict[str, Any]:
-    """Write an estimate; the reason only where there is one."""
-    numbers = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
-    return numbers | ({"why": estimate.why} if estimate.why else {})
-
-
-def _pair_json(pair: PairedComparison) -> dict[str, Any]:
-    """Write a difference and its tests."""
-    tests = {"p_delong": pair.p_delong, "p_bootstrap": pair.p_bootstrap, "p_holm": pair.p_holm}
-    return _estimate_json(pair.difference) | tests | ({"why_no_delong": pair.why} if pair.why else {})
-
-
-def metrics_md(results: EvaluationResults) -> bytes:
-    """Write one page."""
-    about = results.about
-    lines = [
-        f"# {', '.join(about['targets'])}: {about['model']}",
-        "",
-        _what_was_evaluated(results),
-        "",
-        *(line for note in results.notes for line in (f"**{note}**", "")),
-        "## Figures",
-        "",
-        *_figure_lines(results),
-        *_threshold_lines(results),
-        *_reason_lines(results),
-        *_baseline_lines(results),
-        *_subgroup_lines(results),
-        *_failure_lines(results),
-        "## Pictures",
-        "",
-        "![ROC](roc.png)",
-        "![precision and recall](pr.png)",
-        "![reliability](reliability.png)",
-        "![scores](scores.png)",
-        "",
-    ]
-    return "\n".join(lines).encode()
-
-
-def _what_was_evaluated(results: EvaluationResults) -> str:
-    """Say what was evaluated on what, and how the intervals come about."""
+def _describe_evaluation(results: EvaluationResults) -> str:
+    """Describe the model, the slides, and how the confidence intervals were computed."""
     about = results.about
     if about["cohort"] == "own":
-        of = f"the split {about['split']} of its own cohort (`{about['table']}`)"
+        slides = f"the split {about['split']} of its own cohort (`{about['table']}`)"
     else:
-        of = f"another cohort, `{about['table']}`" + (f", split {about['split']}" if about["split"] else "")
+        slides = f"another cohort, `{about['table']}`" + (f", split {about['split']}" if about["split"] else "")
     count = f"{counted(results.slides, 'slide')} of {counted(results.patients, 'patient')}"
+    return f"The {about['kind']} `{about['model']}` on {slides}: {count}, all tiles of each. " + describe_intervals(
+        about["unit"], about["resamples"]
+    )
+
+
+def describe_intervals(unit: str, resamples: int) -> str:
+    """Describe what is counted once, and how confidence intervals are computed."""
     return (
-        f"The {about['kind']} `{about['model']}` on {of}: {count}, all tiles of each. Figures count each "
-        f"{about['unit']} once. In brackets: 95% intervals, by {about['resamples']:,} resamples of patients."
+        f"Each {unit} counts once. Ranges are 95% confidence intervals from {resamples:,} bootstrap resamples of "
+        "patients."
     )
 
 
-def _figure_lines(results: EvaluationResults) -> list[str]:
-    """Write the table of the model: a line for each metric, a column for each target."""
+def metric_table(results: EvaluationResults) -> Table:
+    """Return every metric of the model: a row for each metric, a column for each target."""
+    found, targets = results.of(MODEL), results.columns
+    counts = ["" if target == MACRO else _count(found.get((target, "auc"))) for target in targets]
+    rows = [table_row(f"positive {results.about['unit']}s", *counts)]
+    for name in THRESHOLD_FREE:
+        rows.append(_metric_row(found, name, targets))
+        if name == "auc":
+            rows += _delong_rows(found, targets)
+    chosen = results.chosen
+    if chosen.thresholds is None:
+        notes = [f"No threshold was chosen: {chosen.where}."]
+    else:
+        sensitivity = f"{chosen.thresholds.sensitivity:g}"
+        for heading, thresholds, names in (
+            ("At Youden's threshold (highest sensitivity + specificity)", chosen.thresholds.youden, BY_YOUDEN),
+            (f"At the threshold for a sensitivity of {sensitivity}", chosen.thresholds.chosen, BY_CHOSEN),
+        ):
+            rows.append(Row(heading=heading))
+            rows.append(table_row("threshold", *(None if t == MACRO else thresholds.get(t) for t in targets)))
+            rows += [_metric_row(found, name, targets) for name in names]
+        notes = [f"Thresholds were chosen on {chosen.where}.{_threshold_warning(results)}"]
+    titles = [Column(target_title(target)) for target in targets]
+    return Table([Column("", text=True), *titles], rows, notes=notes)
+
+
+def _threshold_warning(results: EvaluationResults) -> str:
+    own, split = results.about["cohort"] == "own", results.about["split"]
+    return (
+        " These slides are evaluated here, so the metrics are optimistic." if own and split in (VALIDATION, ALL) else ""
+    )
+
+
+def _count(each: MetricValue | None) -> str:
+    return "" if each is None or each.positives is None else f"{each.positives:,} of {each.units:,}"
+
+
+def _metric_row(found: MetricsByTarget, name: str, targets: Sequence[str]) -> Row:
+    values = [None if (each := found.get((target, name))) is None else each.estimate for target in targets]
+    return table_row(NAMES[name], *values)
+
+
+def _delong_rows(found: MetricsByTarget, targets: Sequence[str]) -> list[Row]:
+    """Return a row of DeLong's intervals, if any target has one or a reason why it has none."""
+    cells = []
+    for target in targets:
+        each = found.get((target, "auc"))
+        delong = None if each is None else each.delong
+        cells.append(Cell() if delong is None else Cell("", format_interval(delong), delong.why))
+    return [Row([Cell("AUC, DeLong's interval"), *cells])] if any(each.detail or each.why for each in cells) else []
+
+
+def overview_table(results: EvaluationResults, metrics: Sequence[str]) -> Table:
+    """Return some metrics of each target beside the AUC of the baseline: a row for each target."""
     found = results.of(MODEL)
-    lines = _heading("", results.columns)
-    lines += [_metric_line(NAMES[name], found, name, results.columns) for name in THRESHOLD_FREE]
-    delong = [
-        "" if (each := found.get((target, "auc"))) is None or each.delong is None else interval_text(each.delong)
-        for target in results.columns
-    ]
-    lines.insert(3, f"| AUC, interval by DeLong | {' | '.join(delong)} |")
-    positives = [found[target, "auc"] for target in results.columns if target != MACRO]
-    counts = [f"{each.positives or 0:,} of {each.units:,}" for each in positives]
-    lines.append(f"| positive {results.about['unit']}s | {' | '.join(counts + [''] * (MACRO in results.columns))} |")
-    return [*lines, ""]
+    baseline = next((results.of(model) for model in results.models if model != MODEL), {})
+    differences = {pair.target: pair for pair in results.differences}
+    rows = []
+    for target in results.columns:
+        auc, pair = found[target, "auc"], differences.get(target)
+        p = None if pair is None else pair.p_bootstrap if pair.p_delong is None else pair.p_delong
+        detail = "" if p is None else f"p {format_p_value(p)}"
+        rows.append(
+            table_row(
+                *(target_title(target), auc.units, auc.positives),
+                *(found[target, metric].estimate for metric in metrics),
+                baseline[target, "auc"].estimate if baseline else ABSENT,
+                ABSENT if pair is None else Cell(pair.difference, detail),
+            )
+        )
+    columns = [Column("target", text=True), Column(f"{results.about['unit']}s"), Column("positive")]
+    columns += [Column(NAMES[metric], text=True) for metric in metrics]
+    return Table([*columns, Column("AUC of colours", text=True), Column("difference", form="+.3f", text=True)], rows)
 
 
-def _heading(first: str, columns: Sequence[str]) -> list[str]:
-    """Begin a table."""
-    names = map(target_title, columns)
-    return [f"| {first} | {' | '.join(names)} |", "|---|" + "--:|" * len(columns)]
-
-
-def _metric_line(name: str, found: Mapping[tuple[str, str], MetricValue], metric: str, columns: Sequence[str]) -> str:
-    """Write a metric of all targets."""
-    cells = [
-        "" if (each := found.get((target, metric))) is None else format_estimate(each.estimate) for target in columns
-    ]
-    return f"| {name} | {' | '.join(cells)} |"
-
-
-def _threshold_lines(results: EvaluationResults) -> list[str]:
-    """Write what depends on thresholds, and where these come from."""
-    thresholds, found = results.chosen.thresholds, results.of(MODEL)
-    lines = ["## At a threshold", ""]
-    if thresholds is None:
-        return [*lines, f"None was chosen: {results.chosen.where}. Nothing is chosen on what is evaluated.", ""]
-    chosen_on_these = results.about["cohort"] == "own" and results.about["split"] in (VALIDATION, ALL)
-    warning = (
-        "; as these are evaluated here, the figures flatter" if chosen_on_these else ", never on what is evaluated"
-    )
-    lines += [f"Chosen on {results.chosen.where}{warning}.", ""]
-    targets = results.about["targets"]
-    for said, values, metrics in (
-        ("Youden's (sensitivity + specificity highest)", thresholds.youden, BY_YOUDEN),
-        (f"Sensitivity {thresholds.sensitivity:g} on validation", thresholds.chosen, BY_CHOSEN),
-    ):
-        shown = [number(values.get(target)) for target in targets]
-        shown += [""] * (MACRO in results.columns)
-        lines += [*_heading(said, results.columns), f"| threshold | {' | '.join(shown)} |"]
-        lines += [_metric_line(NAMES[name], found, name, results.columns) for name in metrics]
-        lines.append("")
-    return lines
-
-
-def _reason_lines(results: EvaluationResults) -> list[str]:
-    """List what the page lacks, and why, once for all metrics that lack the same; metrics.csv has the baseline's."""
-    reasons: dict[tuple[str, str, str], list[str]] = {}
-    for row in results.rows:
-        each = row.measured
-        on_page = row.model == MODEL or each.metric in BESIDE
-        if on_page and not row.subgroup and (why := _why_of(each)):
-            reasons.setdefault((row.model, each.target, why), []).append(each.metric)
-    if not reasons:
-        return []
-    lines = ["## What is missing", ""]
-    for (model, target, why), metrics in reasons.items():
-        of = f"{model}, " if model != MODEL else ""
-        lines.append(f"- {of}{target_title(target)}: {', '.join(metrics)}: {why}")
-    return [*lines, ""]
-
-
-def _baseline_lines(results: EvaluationResults) -> list[str]:
-    """Put the model beside the baseline."""
-    lines = ["## Beside colours and tile count", "", results.baseline_said, ""]
+def baseline_tables(results: EvaluationResults) -> list[Table]:
+    """Return the comparison of the model with the baseline; nothing if there is no baseline."""
     others = [model for model in results.models if model != MODEL]
     if not others:
-        return lines
-    found, baseline = results.of(MODEL), results.of(others[0])
-    lines += ["|  | model | baseline | difference | p (DeLong) | p (bootstrap) |", "|---|--:|--:|--:|--:|--:|"]
-    differences = {pair.target: pair for pair in results.differences}
-    for target in results.columns:
-        pair = differences.get(target)
-        cells = [format_estimate(each[target, "auc"].estimate) for each in (found, baseline)]
-        cells += ["", "", ""] if pair is None else [format_estimate(pair.difference, sign=True), *_tests(pair)]
-        lines.append(f"| AUC {target_title(target)} | {' | '.join(cells)} |")
-    for name in BESIDE[1:]:
-        for target in results.columns:
-            both = [format_estimate(each[target, name].estimate) for each in (found, baseline)]
-            lines.append(f"| {NAMES[name]} {target_title(target)} | {' | '.join(both)} |  |  |  |")
-    lines += ["", "A model that is not clearly above it may have learnt stain, scanner or section size."]
-    return [*lines, ""]
-
-
-def _tests(pair: PairedComparison) -> list[str]:
-    """Write the p values of a difference."""
-    return [format_p_value(pair.p_delong), format_p_value(pair.p_bootstrap)]
-
-
-def _subgroup_lines(results: EvaluationResults) -> list[str]:
-    """Write a line for each subgroup and target."""
-    rows = [row for row in results.rows if row.subgroup]
-    if not rows:
         return []
-    lines = ["## Subgroups", ""]
-    lines += [f"| subgroup | target | {results.about['unit']}s | positive | AUC | average precision | Brier score | |"]
-    lines += ["|---|---|--:|--:|--:|--:|--:|---|"]
-    for name in dict.fromkeys(row.subgroup for row in rows):
+    found, baseline = results.of(MODEL), results.of(others[0])
+    differences = {pair.target: pair for pair in results.differences}
+    rows = []
+    for name in BESIDE:
+        for target in results.columns:
+            title = NAMES[name] + (f", {target_title(target)}" if len(results.columns) > 1 else "")
+            both = [None if (each := of.get((target, name))) is None else each.estimate for of in (found, baseline)]
+            pair = differences.get(target) if name == "auc" else None
+            tests = [Cell()] * 3
+            if pair is not None:
+                p_values = pair.p_delong, pair.p_bootstrap
+                tests = [Cell(pair.difference), *(Cell("" if p is None else format_p_value(p)) for p in p_values)]
+            rows.append(table_row(title, *both, *tests))
+    columns = [Column("", text=True), Column("model"), Column("colours and tile count")]
+    columns += [Column("difference", form="+.3f"), Column("p (DeLong)"), Column("p (bootstrap)")]
+    return [Table(columns, rows, notes=[BASELINE_NOTE])]
+
+
+def subgroup_tables(results: EvaluationResults) -> list[Table]:
+    """Return a table with a row for each subgroup and target; nothing if there are no subgroups."""
+    rows = []
+    for name in dict.fromkeys(row.subgroup for row in results.rows if row.subgroup):
         found = results.of(MODEL, name)
         for target in dict.fromkeys(target for target, _ in found):
-            each = found[target, "auc"]
-            cells = [format_estimate(found[target, metric].estimate) for metric in BESIDE]
-            positives = "" if each.positives is None else f"{each.positives:,}"
-            lines.append(
-                f"| {escape_cell(name)} | {target_title(target)} | {each.units:,} | {positives} | "
-                f"{' | '.join(cells)} | {escape_cell(each.estimate.why)} |"
-            )
-    return [*lines, ""]
+            auc = found[target, "auc"]
+            values = [found[target, metric].estimate for metric in BESIDE]
+            rows.append(table_row(name, target_title(target), auc.units, auc.positives, *values))
+    columns = [Column("subgroup", text=True), Column("target", text=True)]
+    columns += [Column(f"{results.about['unit']}s"), Column("positive"), *(Column(NAMES[each]) for each in BESIDE)]
+    return [Table(columns, rows)] if rows else []
 
 
 def _failure_lines(results: EvaluationResults) -> list[str]:
-    """List what could not be evaluated."""
     lines = [f"- {slide_id}: {' '.join(reason.split())}" for slide_id, reason in results.failed.items()]
     if results.without_label:
-        lines.append(f"- without any label, and not used: {counted(len(results.without_label), 'slide')}")
+        lines.append(f"- without any label, not used: {counted(len(results.without_label), 'slide')}")
     if results.tiles_skipped:
         lines.append(f"- skipped: {counted(results.tiles_skipped, 'tile')} (`failures.csv`)")
-    return ["## What could not be evaluated", "", *lines, ""] if lines else []
+    return lines

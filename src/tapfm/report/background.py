@@ -9,12 +9,14 @@ from typing import Any
 from tapfm.encoders.card import TIMM_PREFIX, EncoderCard
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import InputError, TapfmError
-from tapfm.report.content import Block, Cell, Code, Collapsible, Column, Note, Row, Table
+from tapfm.report.content import Block, Code, Collapsible
 from tapfm.report.finding import ResultFolder
 from tapfm.report.runs import ReportedRun, read_table
+from tapfm.results.document import Paragraph
+from tapfm.results.table import Column, Row, Table, table_row
 from tapfm.runs.hub import forbids_derivatives
 
-_WORDS = Column("", words=True)
+_TEXT = Column("", text=True)
 
 
 def _failure_rows(where: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:
@@ -25,7 +27,7 @@ def _failure_rows(where: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:
         if row.get("tiles_skipped"):
             what += f" ({row['tiles_skipped']})"
         cells = [row.get("slide_id"), where, what, row.get("reason"), row.get("what_to_do")]
-        written.append(Row([Cell(cell or "") for cell in cells]))  # a line that was cut has none of the last
+        written.append(table_row(*(cell or "" for cell in cells)))  # a line that was cut has none of the last
     return written
 
 
@@ -34,7 +36,7 @@ def failures_table(
 ) -> Table | None:
     """List all that failed: slides of runs, evaluations and predictions, and steps of a study."""
     rows = [
-        Row([Cell(each.get(name) or "") for name in ("run", "step", "state", "reason", "command")]) for each in steps
+        table_row(*(each.get(name) or "" for name in ("run", "step", "state", "reason", "command"))) for each in steps
     ]
     for run in runs:
         rows += _failure_rows(f"training, {run.name}", run.failures)
@@ -43,7 +45,7 @@ def failures_table(
     if not rows:
         return None
     titles = ("slide or run", "where", "what", "why", "what to do")
-    return Table([Column(title, words=True) for title in titles], rows)
+    return Table([Column(title, text=True) for title in titles], rows)
 
 
 def _failures_of(path: Path) -> list[dict[str, str]]:
@@ -70,9 +72,9 @@ def _environment_table(environments: Sequence[Mapping[str, Any]]) -> Table:
     """Write a line for each fact, a column for each time the run was begun or resumed."""
     flat = [_flattened(each) for each in environments]
     names = list(dict.fromkeys(name for each in flat for name in each))
-    rows = [Row([Cell(name), *(Cell(each.get(name, "")) for each in flat)]) for name in names]
+    rows = [table_row(name, *(each.get(name, "") for each in flat)) for name in names]
     times = ["begun", *(f"resumed, {number}" for number in range(1, len(flat)))]
-    return Table([_WORDS, *(Column(time, words=True) for time in times)], rows)
+    return Table([_TEXT, *(Column(time, text=True) for time in times)], rows)
 
 
 def _flattened(environment: Mapping[str, Any]) -> dict[str, str]:
@@ -99,21 +101,21 @@ def licence_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
 def _encoder_blocks(name: str, *, adapted: bool) -> list[Block]:
     """Write the facts of one encoder."""
     if name.lower().startswith(TIMM_PREFIX):  # its card would have to be made with torch, and says nothing of licences
-        return [Note(f"{name} is not in the catalogue: its licence is that of the weights that were given.")]
+        return [Paragraph(f"{name} is not in the catalogue: its licence is that of the weights that were given.")]
     try:
         card = encoder_card(name)
     except TapfmError as error:
-        return [Note(error.message)]
+        return [Paragraph(error.message)]
     rows = [
-        Row([Cell("encoder"), Cell(card.name)]),
-        Row([Cell("licence"), Cell(card.licence)]),
-        Row([Cell("cite"), Cell(_citation(card))]),
-        *([Row([Cell("weights"), Cell(f"SHA-256 {card.sha256}")])] if card.sha256 else []),
+        table_row("encoder", card.name),
+        table_row("licence", card.licence),
+        table_row("cite", _citation(card)),
+        *([table_row("weights", f"SHA-256 {card.sha256}")] if card.sha256 else []),
     ]
-    blocks: list[Block] = [Table([_WORDS, Column("", words=True)], rows)]
+    blocks: list[Block] = [Table([_TEXT, Column("", text=True)], rows)]
     if forbids_derivatives(card.licence):
         said = f"The licence of {card.name} forbids sharing derivatives"
-        blocks.append(Note(f"{said}, and the adapted encoder is one." if adapted else f"{said}.", "warning"))
+        blocks.append(Paragraph(f"{said}, and the adapted encoder is one." if adapted else f"{said}.", warning=True))
     return blocks
 
 
@@ -127,5 +129,5 @@ def _citation(card: EncoderCard) -> str:
 
 def sources_table(lines: Sequence[tuple[str, Path, str]]) -> Table:
     """List what the page was made from."""
-    rows = [Row([Cell(kind), Cell(str(path)), Cell(note)]) for kind, path, note in lines]
-    return Table([_WORDS, Column("folder", words=True), Column("", words=True)], rows)
+    rows = [table_row(kind, str(path), note) for kind, path, note in lines]
+    return Table([_TEXT, Column("folder", text=True), Column("", text=True)], rows)

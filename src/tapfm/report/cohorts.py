@@ -10,10 +10,12 @@ from tapfm.cohort.manifest import read_cohort
 from tapfm.cohort.splits import SPLITS, VALIDATION
 from tapfm.errors import TapfmError
 from tapfm.evaluation.predictions import Prediction
-from tapfm.report.content import Block, Cell, Column, Note, Row, Table
-from tapfm.report.numbers import percent
+from tapfm.report.content import Block
 from tapfm.report.result import SplitResult
 from tapfm.report.runs import ReportedRun
+from tapfm.results.document import Paragraph
+from tapfm.results.numbers import format_percentage
+from tapfm.results.table import Cell, Column, Row, Table, table_row
 
 # columns of a cohort's table that say where a slide comes from
 _ORIGINS = ("site", "centre", "center", "hospital", "scanner", "vendor", "objective", "magnification", "mpp", "stain")
@@ -29,13 +31,13 @@ def cohort_blocks(run: ReportedRun, results: Sequence[SplitResult]) -> list[Bloc
         if not result.own or not {each.slide_id for each in result.predictions} <= own:
             rows.append(_prediction_row(result.title, result.predictions, targets))
     titles = [f"{target} positive" for target in targets]
-    columns = [Column("", words=True), Column("patients"), Column("slides"), Column("tiles"), *map(Column, titles)]
+    columns = [Column("", text=True), Column("patients"), Column("slides"), Column("tiles"), *map(Column, titles)]
     blocks: list[Block] = [Table(columns, rows)]
     origins = _origins_of(run)
     if origins:
-        columns = [Column("", words=True), *(Column(name, words=True) for name in origins)]
+        columns = [Column("", text=True), *(Column(name, text=True) for name in origins)]
         table = [
-            Row([Cell(_name_of_split(split)), *(Cell(values[split]) for values in origins.values())])
+            table_row(_name_of_split(split), *(values[split] for values in origins.values()))
             for split in SPLITS
             if run.of_split(split)
         ]
@@ -57,9 +59,7 @@ def _split_row(title: str, rows: Sequence[Mapping[str, str]], targets: Sequence[
         _labels_cell(sum(label == "1" for label in found), sum(label != "" for label in found))
         for found in labels.values()
     ]
-    return Row(
-        [Cell(title), Cell(f"{patients:,}"), Cell(f"{len(rows):,}"), Cell(f"{tiles:,}" if tiles else ""), *cells]
-    )
+    return table_row(title, patients, len(rows), tiles or None, *cells)
 
 
 def _prediction_row(title: str, predictions: Sequence[Prediction], targets: Sequence[str]) -> Row:
@@ -70,13 +70,14 @@ def _prediction_row(title: str, predictions: Sequence[Prediction], targets: Sequ
         known = [label for each in predictions if (label := each.labels.get(target)) is not None]
         cells.append(_labels_cell(sum(known), len(known)))
     tiles = sum(each.tiles for each in predictions)
-    counts = [Cell(f"{patients:,}"), Cell(f"{len(predictions):,}"), Cell(f"{tiles:,}" if tiles else "")]
-    return Row([Cell(title), *counts, *cells])
+    return table_row(title, patients, len(predictions), tiles or None, *cells)
 
 
 def _labels_cell(positive: int, known: int) -> Cell:
     """Write positives of labelled slides, and the prevalence."""
-    return Cell(f"{positive:,} of {known:,}", percent(positive, known) if known else "", "" if known else "no labels")
+    if not known:
+        return Cell("0 of 0", why="no labels")
+    return Cell(f"{positive:,} of {known:,}", format_percentage(positive, known))
 
 
 def _origins_of(run: ReportedRun) -> dict[str, dict[str, str]]:
@@ -115,4 +116,4 @@ def _counts(values: Iterable[str]) -> str:
 def _lost(run: ReportedRun) -> list[Block]:
     """Say how many slides failed in training."""
     failed = sum(row.get("what") == "failed" for row in run.failures)
-    return [Note(f"Of these, {failed:,} failed (below).")] if failed else []
+    return [Paragraph(f"Of these, {failed:,} failed (below).")] if failed else []

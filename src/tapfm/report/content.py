@@ -1,114 +1,20 @@
-"""What a report is made of: sections of blocks. Everything is plain text here; `page.py` escapes it."""
+"""What a report is made of besides tables and figures. Everything is plain text; `page.py` escapes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
-from markupsafe import Markup
-
-Tone = Literal["quiet", "warning"]
-RankMark = Literal["", "best", "second"]  # of a number in its column
-_SHORT = 6  # letters of a percentage
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What stands in a table: a text, what is smaller behind it (an interval), and why something is missing."""
-
-    text: str
-    detail: str = ""
-    why: str = ""
-    mark: RankMark = ""
-    picture: Markup = field(default_factory=Markup)  # an SVG of ours, in front of the text
+from tapfm.results.document import Paragraph
+from tapfm.results.figure import Figure
+from tapfm.results.numbers import ABSENT
+from tapfm.results.table import Table
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of a table; or, with a heading and no cells, a line above some of them."""
-
-    cells: Sequence[Cell] = ()
-    heading: str = ""
-
-
-@dataclass(frozen=True)
-class Column:
-    """What stands above; words are set from the left, numbers from the right."""
-
-    title: str
-    words: bool = False
-    picture: Markup = field(default_factory=Markup)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table; its first column names the lines."""
-
-    kind: ClassVar[str] = "table"
-    columns: Sequence[Column]
-    rows: Sequence[Row]
-    title: str = ""
-    notes: Sequence[str] = ()
-
-    @property
-    def reasons(self) -> list[str]:
-        """List, once each, why things are missing; cells name them by number."""
-        return list(dict.fromkeys(cell.why for row in self.rows for cell in row.cells if cell.why))
-
-    @property
-    def has_head(self) -> bool:
-        """Say whether anything stands above the columns."""
-        return any(column.title or column.picture for column in self.columns)
-
-    @property
-    def room(self) -> list[str]:
-        """Say how much room each column leaves for details, which then stand below each other."""
-        longest = [
-            max((len(row.cells[place].detail) for row in self.rows if row.cells and row.cells[place].text), default=0)
-            for place in range(len(self.columns))
-        ]
-        return [
-            "" if column.words or not length else "room short" if length <= _SHORT else "room"
-            for column, length in zip(self.columns, longest, strict=True)
-        ]
-
-
-@dataclass(frozen=True)
-class LegendEntry:
-    """A line of a chart's legend: the class that its mark has in the style sheet, and what it is."""
-
-    style: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A chart, or why there is none."""
-
-    title: str
-    svg: Markup = field(default_factory=Markup)
-    keys: Sequence[LegendEntry] = ()
-    caption: str = ""
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Charts side by side."""
-
-    kind: ClassVar[str] = "figures"
-    figures: Sequence[Figure]
-    title: str = ""
-
-
-@dataclass(frozen=True)
-class Note:
-    """A paragraph; of study.md it may be one with **bold** and `code`."""
-
-    kind: ClassVar[str] = "note"
-    text: str | Markup
-    tone: Tone = "quiet"
+def called(flag: int | None) -> str:
+    """Name a label or a call."""
+    return ABSENT if flag is None else "positive" if flag else "negative"
 
 
 @dataclass(frozen=True)
@@ -244,7 +150,7 @@ class TileGallery:
     note: str = ""
 
 
-Block = Table | Figures | Note | Code | Collapsible | SlidesBlock | HeatmapGallery | TileGallery
+Block = Table | Figure | Paragraph | Code | Collapsible | SlidesBlock | HeatmapGallery | TileGallery
 
 
 @dataclass(frozen=True)

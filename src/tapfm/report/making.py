@@ -10,11 +10,11 @@ from pathlib import Path
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.report import background, finding, tables
+from tapfm.report import background, finding
 from tapfm.report import run_comparison as several
 from tapfm.report import study as studies
-from tapfm.report.content import Collapsible, Page, Section, Table
-from tapfm.report.numbers import format_bytes, format_number
+from tapfm.report.content import Collapsible, Page, Section
+from tapfm.report.headline import headline_table
 from tapfm.report.page import is_ours, render
 from tapfm.report.runs import count_training_slides
 from tapfm.report.sections import (
@@ -28,6 +28,8 @@ from tapfm.report.sections import (
 )
 from tapfm.report.slide_pictures import PictureBudget, PictureSettings
 from tapfm.report.sources import ReportSources, describe_sources, read_report_sources
+from tapfm.results.numbers import format_bytes, format_number
+from tapfm.results.table import Table
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import command, counted
 from tapfm.version import __version__
@@ -106,9 +108,7 @@ def _page_of(gathered: ReportSources, asked: PageOptions, budget: PictureBudget,
     runs, study = gathered.runs, gathered.study
     sections: list[Section] = []
     if study is not None:
-        if notes := studies.notes_of(study):
-            sections.append(Section("About this study", notes))
-        sections += studies.comparison_sections(study)
+        sections += studies.study_sections(study)
     elif len(runs) > 1:
         sections.append(Section("Comparison", several.side_by_side(runs, gathered.results)))
     sections += [
@@ -184,7 +184,7 @@ def _headline(gathered: ReportSources) -> Table | None:
         return found
     every = gathered.every_result
     held_out = [(name, result) for name, result in every if not result.warning]
-    return tables.headline(held_out or every) if every else None
+    return headline_table(held_out or every) if every else None
 
 
 def _warnings(gathered: ReportSources, budget: PictureBudget) -> list[str]:
@@ -207,7 +207,7 @@ def _warnings(gathered: ReportSources, budget: PictureBudget) -> list[str]:
             said.append(f"{found.path} was made by {found.maker}.")
     every = gathered.every_result
     if every and all(result.warning for _, result in every):
-        said.append("There are no figures of held-out slides: " + every[0][1].warning)
+        said.append("There are no metrics of held-out slides: " + every[0][1].warning)
     if budget.left_out:
         said.append(
             f"{counted(budget.left_out, 'picture')} left out: the page holds {format_bytes(budget.most)} at most."

@@ -11,8 +11,9 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from tapfm.report import numbers
-from tapfm.report.content import Page
+from tapfm.report.content import Page, called
+from tapfm.results.html import html_figure, html_table
+from tapfm.results.numbers import ABSENT, format_number
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _GENERATOR = "tapfm report"  # marks a page of ours, which may be written over
@@ -27,8 +28,8 @@ def render(page: Page) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["absent"] = numbers.ABSENT
-    environment.filters |= {"number": numbers.format_number, "called": numbers.called}
+    environment.globals |= {"absent": ABSENT, "html_table": html_table, "html_figure": html_figure}
+    environment.filters |= {"number": format_number, "called": called}
     style, script = (Markup((_TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js"))
     html = environment.get_template("report.html").render(
         page=page,

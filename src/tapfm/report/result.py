@@ -1,42 +1,61 @@
-"""What a model is worth on a set of slides, as a report shows it."""
+"""Results of a model on a set of slides, as a report shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from tapfm.evaluation.measures import MACRO, MetricValue
+from tapfm.evaluation.figures import EvaluatedPredictions
+from tapfm.evaluation.measures import MetricValue
+from tapfm.evaluation.metric_tables import MODEL, EvaluationResults
 from tapfm.evaluation.predictions import Prediction, Unit
-
-MetricsByTarget = Mapping[tuple[str, str], MetricValue]  # by target and metric
 
 
 @dataclass(frozen=True)
 class SplitResult:
     """Predictions of a set of slides, and what was measured of them."""
 
-    title: str  # test, validation, external.csv; two of the same name have their folders in it
-    about: str  # which slides, and where the figures come from
-    targets: Sequence[str]
-    unit: Unit
+    title: str  # test, validation, external.csv; with the folder where two would be the same
+    about: str  # which slides, and where the numbers come from
+    results: EvaluationResults
     predictions: Sequence[Prediction]
-    measured: MetricsByTarget
-    youden: Mapping[str, float | None] = field(default_factory=dict)  # thresholds by target
-    at_sensitivity: Mapping[str, float | None] = field(default_factory=dict)
-    sensitivity: float = 0.9
-    chosen_on: str = ""  # where thresholds come from, or why there are none
-    warning: str = ""  # the slides were used to choose something
     baseline: Sequence[Prediction] = ()
-    baseline_measured: MetricsByTarget = field(default_factory=dict)
-    subgroups: Mapping[str, MetricsByTarget] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    resamples: int = 2000
-    seed: int = 0
+    warning: str = ""  # the slides were used to choose something
     own: bool = True  # slides of the run's own cohort
-    group: str = ""  # its title, where that had to be told from another
+    group: str = ""  # the title before the folder was added
     model: str = ""  # where it is not the run
 
     @property
-    def columns(self) -> list[str]:
-        """List the targets, and their mean where there are several."""
-        return [*self.targets, *([MACRO] if len(self.targets) > 1 else [])]
+    def targets(self) -> tuple[str, ...]:
+        """The targets of the model."""
+        return tuple(self.results.about["targets"])
+
+    @property
+    def unit(self) -> Unit:
+        """What counts once."""
+        unit: Unit = self.results.about["unit"]
+        return unit
+
+    @property
+    def metrics(self) -> dict[tuple[str, str], MetricValue]:
+        """The metrics of the model by target and name."""
+        return self.results.of(MODEL)
+
+    @property
+    def thresholds(self) -> dict[str, float | None]:
+        """Youden's thresholds by target; empty if none were chosen."""
+        chosen = self.results.chosen.thresholds
+        return {} if chosen is None else dict(chosen.youden)
+
+    def evaluated_predictions(self) -> EvaluatedPredictions:
+        """Return what the figures are drawn from."""
+        about = self.results.about
+        return EvaluatedPredictions(
+            self.predictions,
+            self.baseline,
+            self.unit,
+            self.metrics,
+            self.thresholds,
+            int(about["resamples"]),
+            int(about["seed"]),
+        )

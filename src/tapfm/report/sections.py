@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
+from tapfm.evaluation.figures import target_panels
+from tapfm.evaluation.metric_tables import baseline_tables, metric_table, subgroup_tables
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.slide_files import finder_of
-from tapfm.report import background, cohorts, tables
-from tapfm.report.content import Block, Collapsible, Note, Section, SlideLine, SlidesBlock
-from tapfm.report.figures import result_figures, training_figures
+from tapfm.report import background, cohorts
+from tapfm.report.content import Block, Collapsible, Section, SlideLine, SlidesBlock
 from tapfm.report.finding import ResultFolder
-from tapfm.report.numbers import duration, format_number
 from tapfm.report.result import SplitResult
 from tapfm.report.runs import ReportedRun
 from tapfm.report.slide_pictures import PictureBudget, PictureSettings, gallery_blocks, heatmap_blocks
 from tapfm.report.sources import ReportSources
+from tapfm.results.document import Paragraph
+from tapfm.results.figure import Figure
+from tapfm.results.numbers import format_duration, format_number
+from tapfm.runs.curves import training_figure
 from tapfm.runtime.messages import counted
 from tapfm.runtime.progress import SlideProgress
 
@@ -44,10 +49,11 @@ def training_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     for number, run in enumerate(runs):
         if run.history:
             best = None if run.best is None else int(run.best["epoch"])
-            figures = training_figures(run.history, best)
+            figure = training_figure(run.history, best, "")
             seconds = sum(float(row.get("seconds", 0.0)) for row in run.history)
-            note = Note(f"{counted(len(run.history), 'epoch')} in {duration(seconds)}, validation included.")
-            blocks += [Collapsible(run.name, [figures, note], open=number == 0)] if len(runs) > 1 else [figures, note]
+            epochs = counted(len(run.history), "epoch")
+            note = Paragraph(f"{epochs} in {format_duration(seconds)}, including validation.")
+            blocks += [Collapsible(run.name, [figure, note], open=number == 0)] if len(runs) > 1 else [figure, note]
     return blocks
 
 
@@ -62,20 +68,30 @@ def result_blocks(gathered: ReportSources) -> list[Block]:
     """Show each set of slides: figures, then pictures of each target."""
     blocks: list[Block] = []
     for number, (name, result) in enumerate(gathered.every_result):
-        inner: list[Block] = [Note(result.about)]
-        inner += [Note(result.warning, "warning")] if result.warning else []
-        inner += [Note(note, "warning") for note in result.notes]
-        inner += [result_figures(result, target) for target in result.targets]
-        inner += tables.metric_blocks(result)
+        inner: list[Block] = [Paragraph(result.about)]
+        inner += [Paragraph(result.warning, warning=True)] if result.warning else []
+        inner += [Paragraph(note, warning=True) for note in result.results.notes]
+        inner += _result_figures(result)
+        inner.append(metric_table(result.results))
+        inner += [replace(table, title="Colour baseline") for table in baseline_tables(result.results)]
+        inner += [replace(table, title="Subgroups") for table in subgroup_tables(result.results)]
         of = _SETS.get(result.title, result.title)
         title = f"{of}, {name}" if name else of
         blocks.append(Collapsible(title, inner, _auc_text(result), open=number == 0))
     return blocks
 
 
+def _result_figures(result: SplitResult) -> list[Figure]:
+    """Return the figures of each target; with several targets their names are titles."""
+    evaluated, several = result.evaluated_predictions(), len(result.targets) > 1
+    return [
+        Figure(target if several else "", list(target_panels(evaluated, target).values())) for target in result.targets
+    ]
+
+
 def _auc_text(result: SplitResult) -> str:
     """Write the AUC for the line that is seen while a part is shut."""
-    found = result.measured.get((result.columns[-1], "auc"))
+    found = result.metrics.get((result.results.columns[-1], "auc"))
     if found is None or found.estimate.value is None:
         return ""
     mean = "mean " if len(result.targets) > 1 else ""
@@ -100,7 +116,8 @@ def slides_section(gathered: ReportSources) -> Section:
         intro += f" All of them: {shown.places[0]}."
     if len(lines) > _MOST_LINES:
         left = len(lines) - _MOST_LINES
-        blocks.append(Note(f"{left:,} lines are left out: the tables predictions.csv have all of them.", "warning"))
+        note = f"{left:,} lines are left out: the tables predictions.csv have all of them."
+        blocks.append(Paragraph(note, warning=True))
     return Section("Slides", blocks, intro)
 
 
@@ -113,7 +130,7 @@ def _lines_of(run: ReportedRun, result: SplitResult) -> list[SlideLine]:
             where=result.title,
             target=target,
             probability=probability,
-            threshold=result.youden.get(target),
+            threshold=result.thresholds.get(target),
             label=each.labels.get(target),
             tiles=each.tiles,
             model=result.model or run.name,
@@ -153,7 +170,7 @@ def picture_sections(
     for found in gathered.predictions:
         folder = PredictionFolder(found.path)
         slides = folder.slides()
-        of = [Note(f"From {found.path.name}:")] if len(gathered.predictions) > 1 else []
+        of = [Paragraph(f"From {found.path.name}:")] if len(gathered.predictions) > 1 else []
         if settings.heatmaps:
             maps_possible = sum(len(slide.targets) for slide in slides)
             most = min(settings.heatmaps, maps_possible)
@@ -167,7 +184,7 @@ def picture_sections(
         "slides furthest from the threshold, wrong calls first."
     )
     tiles = "The tiles that moved the model most: they are what to look at before believing it."
-    return [Section("Maps of slides", maps, intro), Section("Tiles that said most", galleries, tiles)]
+    return [Section("Maps of slides", maps, intro), Section("Most influential tiles", galleries, tiles)]
 
 
 def failures_section(gathered: ReportSources) -> Section:

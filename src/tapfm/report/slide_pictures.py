@@ -1,4 +1,4 @@
-"""Maps of slides and tiles that said most, from folders of `tapfm predict`, drawn from the slides for the page.
+"""Heatmaps of slides and the most influential tiles, drawn from the slides that `tapfm predict` predicted.
 
 A slide that is gone, or cannot be read, costs its own pictures only. Nothing but pixels of the pyramid is read: labels
 and macro images carry names.
@@ -31,13 +31,14 @@ from tapfm.report.content import (
     Block,
     ColourBar,
     HeatmapGallery,
-    Note,
     Picture,
     SlideHeatmaps,
     TileGallery,
     TilePicture,
+    called,
 )
-from tapfm.report.numbers import called, format_bytes, format_number
+from tapfm.results.document import Paragraph
+from tapfm.results.numbers import format_bytes, format_number
 from tapfm.runtime.messages import counted
 from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import open_slide
@@ -173,7 +174,7 @@ def heatmap_blocks(
         notes.append(
             f"{counted(left_out, 'map')} left out: the pictures of this page have {format_bytes(budget.most)} at most"
         )
-    return [*blocks, *(Note(f"{note}.") for note in notes)]
+    return [*blocks, *(Paragraph(f"{note}.") for note in notes)]
 
 
 def _heat_of(
@@ -266,7 +267,7 @@ def gallery_blocks(
             _add_candidates(best, slide, table, target, settings.tiles, most[target])
     blocks: list[Block] = []
     if gone := len(slides) - len(usable):
-        blocks.append(Note(f"Without {counted(gone, 'slide')} whose file or table of tiles is gone."))
+        blocks.append(Paragraph(f"Without {counted(gone, 'slide')} whose file or table of tiles is gone."))
     for target in targets:
         for side in (1, 0):
             found = heapq.nlargest(settings.tiles, best.get((target, side), []))

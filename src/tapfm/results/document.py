@@ -16,9 +16,10 @@ from tapfm.runtime.files import write_atomically
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of plain text."""
+    """A paragraph of plain text; warnings stand out."""
 
     text: str
+    warning: bool = False
     kind: Literal["paragraph"] = "paragraph"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ _INK, _SOFT, _LINE = "#2b2b2b", "#5c5c5c", "#d9d9d9"
 _CSS_VARIABLES = {_INK: "ink", _SOFT: "soft", _LINE: "line", **{value: name for name, value in COLOURS.items()}}
 _DASHES: Mapping[Dash, Any] = {"solid": "-", "dashed": (0, (4, 2.5)), "dotted": (0, (1.2, 2.2))}
 _MAX_COLUMNS = 4  # panels side by side
+_MAX_TEXT = 60  # characters
 _DPI = 140
-_SVG = "http://www.w3.org/2000/svg"
 _STYLE = {
     "font.size": 9.0,
     "text.color": _INK,
@@ -71,7 +72,9 @@ def _draw(figure: Figure, *, titled: bool, salt: str = "", **saved: Any) -> byte
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": salt or None}):
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": salt or None}), warnings.catch_warnings():
+        # names in a script that the font lacks, or longer than a panel
+        warnings.filterwarnings("ignore", category=UserWarning, module="matplotlib|tapfm")
         across = min(len(figure.panels), _MAX_COLUMNS)
         down = -(-len(figure.panels) // across)
         size = max(figure.panel_width_in * across, 4.2 if titled else 0.0), figure.panel_height_in * down
@@ -81,7 +84,7 @@ def _draw(figure: Figure, *, titled: bool, salt: str = "", **saved: Any) -> byte
         for part, panel in zip(grid, figure.panels, strict=False):
             _draw_panel(part, panel, titled=titled)
         if titled and figure.title:
-            canvas.suptitle(figure.title, fontsize=10)
+            canvas.suptitle(_plain(figure.title), fontsize=10)
         buffer = io.BytesIO()
         canvas.savefig(buffer, **saved)
     return buffer.getvalue()
@@ -90,9 +93,9 @@ def _draw(figure: Figure, *, titled: bool, salt: str = "", **saved: Any) -> byte
 def _draw_panel(part: Any, panel: Panel, *, titled: bool) -> None:
     axes = part.subplots()
     if titled:
-        axes.set_title(panel.title, fontsize=9.5)
+        axes.set_title(_plain(panel.title), fontsize=9.5)
     if panel.why_empty:
-        axes.text(0.5, 0.5, panel.why_empty, ha="center", va="center", transform=axes.transAxes, wrap=True)
+        axes.text(0.5, 0.5, _plain(panel.why_empty), ha="center", va="center", transform=axes.transAxes, wrap=True)
         axes.set_axis_off()
         return
     axes.grid(visible=True, axis="y", lw=0.6)
@@ -109,17 +112,17 @@ def _draw_panel(part: Any, panel: Panel, *, titled: bool) -> None:
 
 def _set_axis(axes: Any, name: str, axis: Axis) -> None:
     of_axis = axes.xaxis if name == "x" else axes.yaxis
-    of_axis.set_label_text(axis.label)
+    of_axis.set_label_text(_plain(axis.label))
     if axis.integer:
         of_axis.get_major_locator().set_params(integer=True)
     if axis.ticks is not None:
-        of_axis.set_ticks(list(axis.ticks), None if axis.tick_labels is None else list(axis.tick_labels))
+        of_axis.set_ticks(list(axis.ticks), None if axis.tick_labels is None else [*map(_plain, axis.tick_labels)])
     if axis.low is not None or axis.high is not None:
         (axes.set_xlim if name == "x" else axes.set_ylim)(axis.low, axis.high)
 
 
 def _draw_mark(axes: Any, mark: Mark) -> None:
-    colour, label = COLOURS[mark.colour], mark.label or None
+    colour, label = COLOURS[mark.colour], _plain(mark.label) or None
     if isinstance(mark, Line):
         look = {"color": colour, "label": label, "ls": _DASHES[mark.dash], "alpha": 0.55 if mark.faint else 1.0}
         look["lw"] = 1.2 if mark.faint or mark.dash != "solid" else 1.8
@@ -135,7 +138,7 @@ def _draw_mark(axes: Any, mark: Mark) -> None:
         sizes = [18 + 110 * size for size in mark.sizes] if mark.sizes else 30
         axes.scatter(mark.x, mark.y, s=sizes, color=colour, zorder=3, lw=0, label=label)
         for x, y, text in zip(mark.x, mark.y, mark.texts, strict=False):
-            axes.annotate(text, (x, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=7)
+            axes.annotate(_plain(text), (x, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=7)
     elif isinstance(mark, Bars):
         widths = [high - low for low, high in zip(mark.edges[:-1], mark.edges[1:], strict=True)]
         floors = mark.floors or [0.0] * len(widths)
@@ -145,32 +148,42 @@ def _draw_mark(axes: Any, mark: Mark) -> None:
         axes.axhline(mark.value, **look) if mark.horizontal else axes.axvline(mark.value, **look)
 
 
+def _plain(text: str) -> str:
+    """Return a text that is not too long, in which $ does not start a formula."""
+    shortened = text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return shortened.replace("$", r"\$")
+
+
 def _adapt_svg(svg: bytes, title: str) -> str:
     """Turn styles into attributes and colours into CSS variables, and name the drawing for screen readers."""
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(svg)
     for parent in list(root.iter()):
         for child in list(parent):
-            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
+            if _local_name(child.tag) in ("metadata", "style"):
                 parent.remove(child)
     for element in root.iter():
-        if element.tag == f"{{{_SVG}}}g":
-            element.attrib.pop("id", None)  # the same in every drawing
-        for declaration in filter(str.strip, element.attrib.pop("style", "").split(";")):
+        element.tag = _local_name(element.tag)  # HTML needs no namespaces
+        attributes = {_local_name(name): value for name, value in element.attrib.items()}
+        for declaration in filter(str.strip, attributes.pop("style", "").split(";")):
             name, value = (part.strip() for part in declaration.split(":", 1))
-            if name == "font":  # of the shorthand the size; the family is the page's
+            if name == "font":  # the shorthand: its size; the family is the page's
                 name, value = "font-size", next(part for part in value.split() if part[0].isdigit())
-            element.set(name, value)
+            attributes[name] = value
+        if element.tag == "g":
+            attributes.pop("id", None)  # the same in every drawing
+        if element.tag == "text":
+            attributes.pop("font-family", None)
+            attributes.setdefault("fill", _INK)
         for name in ("fill", "stroke"):
-            value = element.get(name, "").lower()
-            if value in _CSS_VARIABLES:
-                element.set(name, f"var(--{_CSS_VARIABLES[value]})")
-        if element.tag == f"{{{_SVG}}}text":
-            element.attrib.pop("font-family", None)
-            if "fill" not in element.attrib:
-                element.set("fill", "var(--ink)")
+            if (variable := _CSS_VARIABLES.get(attributes.get(name, "").lower())) is not None:
+                attributes[name] = f"var(--{variable})"
+        element.attrib.clear()
+        element.attrib.update(attributes)
     for name in ("width", "height"):
         root.attrib.pop(name, None)  # the view box keeps the proportions
     root.attrib |= {"class": "chart", "role": "img", "aria-label": title, "stroke-linejoin": "round"}
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _local_name(name: str) -> str:
+    return name.rpartition("}")[2]

@@ -5,44 +5,46 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from tapfm.results.document import Paragraph, Section
+from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Figure
 from tapfm.results.numbers import ABSENT
-from tapfm.results.table import Cell, Column, Row, Table, cell_detail, cell_text, list_reasons
+from tapfm.results.table import Cell, Column, Row, Table, cell_detail, cell_reason, cell_text, list_reasons
 
 _RANKS = {1: "**{}**", 2: "<u>{}</u>"}
 
 
 def markdown_table(table: Table) -> str:
-    """Return a table with its notes, and the reasons for what is missing."""
+    """Return a table with its notes; missing values refer to a numbered list of reasons."""
     shown = table.shown()
+    reasons = list_reasons(shown)
     titles = [f"{column.group}, {column.title}" if column.group else column.title for column in shown.columns]
     lines = [f"**{_escape(table.title)}**", ""] if table.title else []
     lines.append(_line(map(_escape, titles)))
     lines.append(f"|{'|'.join('---' if column.text else '--:' for column in shown.columns)}|")
-    lines += [_row_line(row, shown.columns) for row in shown.rows]
-    reasons = list_reasons(shown)
-    paragraphs = [*table.notes, *([f"Missing: {'; '.join(reasons)}."] if reasons else [])]
-    lines += [line for paragraph in paragraphs for line in ("", paragraph)]
+    lines += [_row_line(row, shown.columns, reasons) for row in shown.rows]
+    footnotes = [f"<sup>{number}</sup> {reason}" for number, reason in enumerate(reasons, start=1)]
+    lines += [line for paragraph in (*footnotes, *table.notes) for line in ("", paragraph)]
     return "\n".join(lines) + "\n"
 
 
-def _row_line(row: Row, columns: Sequence[Column]) -> str:
+def _row_line(row: Row, columns: Sequence[Column], reasons: Sequence[str]) -> str:
     if not row.cells:
         mark = "**" if row.level == 1 else "*"
         return _line([f"{mark}{_escape(row.heading)}{mark}", *[""] * (len(columns) - 1)])
-    return _line(_cell(cell, column) for cell, column in zip(row.cells, columns, strict=True))
+    return _line(_cell(cell, column, reasons) for cell, column in zip(row.cells, columns, strict=True))
 
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(cell: Cell, column: Column) -> str:
-    text, detail = _escape(cell_text(cell, column)), _escape(cell_detail(cell, column))
+def _cell(cell: Cell, column: Column, reasons: Sequence[str]) -> str:
+    text, detail, reason = _escape(cell_text(cell, column)), _escape(cell_detail(cell, column)), cell_reason(cell)
+    mark = f" <sup>{reasons.index(reason) + 1}</sup>" if reason else ""
     if not text:
-        return detail or ("" if cell.value is None and not cell.why else ABSENT)
+        return (detail or (ABSENT if isinstance(cell.value, Estimate) or reason else "")) + mark
     ranked = _RANKS.get(cell.rank, "{}").format(text)
-    return f"{ranked} ({detail})" if detail else ranked
+    return (f"{ranked} ({detail})" if detail else ranked) + mark
 
 
 def _escape(text: str) -> str:
@@ -58,7 +60,7 @@ def markdown_sections(title: str, sections: Sequence[Section], figure_files: Map
             lines += [f"## {section.title}", ""]
         for block in section.blocks:
             if isinstance(block, Paragraph):
-                lines += [block.text, ""]
+                lines += [f"**{block.text}**" if block.warning else block.text, ""]
             elif isinstance(block, Figure):
                 lines += [f"![{block.title}]({figure_files[block.title]})", ""]
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from tapfm.results.estimate import Estimate
 from tapfm.results.numbers import ABSENT
 from tapfm.results.table import Cell, Column, Table, cell_detail, cell_text
 
@@ -28,7 +29,6 @@ def rich_table(table: Table) -> RichTable:
 
 def _cell(cell: Cell, column: Column) -> Text:
     text, detail = cell_text(cell, column), cell_detail(cell, column)
-    value = Text(
-        text or ("" if cell.value is None and not cell.why else ABSENT), style="bold" if cell.rank == 1 else ""
-    )
+    missing = ABSENT if isinstance(cell.value, Estimate) or cell.why else ""
+    value = Text(text or missing, style="bold" if cell.rank == 1 else "")
     return value.append(f" ({detail})", style="not bold") if detail else value

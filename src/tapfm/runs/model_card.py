@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from tapfm.cohort.splits import SPLITS, VALIDATION
 from tapfm.encoders.timm_folder import timm_arguments
 from tapfm.evaluation.predictions import AucScores
+from tapfm.results.markdown import markdown_table
+from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.hub import forbids_derivatives
 from tapfm.runs.saved_model import SavedModel
@@ -131,34 +133,32 @@ def _use_of_features(saved: SavedModel) -> list[str]:
 
 def _data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
     """Count slides, patients and labels by split."""
-    rows = run_folder.slides()
-    lines = [
-        "| split | patients | slides | " + " | ".join(f"{target} positive" for target in targets) + " |",
-        "|---|--:|--:|" + "--:|" * len(targets),
-    ]
+    columns = [Column("split", text=True), Column("patients"), Column("slides")]
+    rows = []
     for split in SPLITS:
-        of_split = [row for row in rows if row["split"] == split]
+        of_split = [row for row in run_folder.slides() if row["split"] == split]
         counts = [
             f"{sum(row[target] == '1' for row in of_split):,} of {sum(row[target] != '' for row in of_split):,}"
             for target in targets
         ]
-        patients = len({row["patient_id"] for row in of_split})
-        lines.append(f"| {split} | {patients:,} | {len(of_split):,} | " + " | ".join(counts) + " |")
-    return lines
+        rows.append(table_row(split, len({row["patient_id"] for row in of_split}), len(of_split), *counts))
+    return [markdown_table(Table([*columns, *(Column(f"{target} positive") for target in targets)], rows)).rstrip()]
 
 
 def _figure_lines(result: Mapping[str, AucScores]) -> list[str]:
     """Write AUCs by split, or why there are none."""
     if not result:
         return ["None: the run was not finished when this was exported, or no slide was held out."]
-    lines = [
+    rows = [
+        table_row(
+            split, target, Cell(value, why=scores.why_undefined.get(target, "")), f"{scores.count:,} {scores.unit}s"
+        )
+        for split, scores in result.items()
+        for target, value in scores.auc.items()
+    ]
+    columns = [Column("split", text=True), Column("target", text=True), Column("AUC"), Column("of")]
+    return [
         "On all tiles of each slide" + (f"; the epoch was chosen on {VALIDATION}." if VALIDATION in result else "."),
         "",
-        "| split | target | AUC | of |",
-        "|---|---|--:|--:|",
+        markdown_table(Table(columns, rows)).rstrip(),
     ]
-    for split, of_split in result.items():
-        for target, value in of_split.auc.items():
-            shown = f"{value:.3f}" if value is not None else of_split.why_undefined[target]
-            lines.append(f"| {split} | {target} | {shown} | {of_split.count:,} {of_split.unit}s |")
-    return lines

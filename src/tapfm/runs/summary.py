@@ -7,6 +7,9 @@ from pathlib import Path
 
 from tapfm.config.settings import RunConfig
 from tapfm.evaluation.predictions import AucScores
+from tapfm.results.markdown import markdown_table
+from tapfm.results.numbers import format_duration, format_number
+from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.runs.data import RunData, count_by_split
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.progress import RunProgress
@@ -50,23 +53,19 @@ def write_summary(
 def _outcome_lines(config: RunConfig, progress: RunProgress, result: Mapping[str, AucScores]) -> list[str]:
     """Say which epoch was kept and what it is worth."""
     kept = f"Epoch {(progress.best_epoch or 0) + 1} of {len(progress.history)} was kept"
-    lines = [
+    targets, several = config.task.targets, len(config.task.targets) > 1
+    columns = [Column("split", text=True), Column(f"{config.selection.unit}s")]
+    columns += [Column(f"AUC {target}") for target in targets] + ([Column("mean AUC")] if several else [])
+    rows = []
+    for split, scores in result.items():
+        aucs = [Cell(scores.auc[target], why=scores.why_undefined.get(target, "")) for target in targets]
+        rows.append(table_row(split, scores.count, *aucs, *([scores.macro] if several else [])))
+    note = "There are no confidence intervals here: with few slides an AUC is uncertain by 0.1 and more."
+    return [
         f"{kept}, by {_rule(config, progress)}. Figures are of that epoch, on all tiles of each slide.",
         "",
-        f"| split | {config.selection.unit}s | "
-        + " | ".join(f"AUC {target}" for target in config.task.targets)
-        + (" | mean AUC |" if len(config.task.targets) > 1 else " |"),
-        "|---|--:|" + "--:|" * (len(config.task.targets) + (len(config.task.targets) > 1)),
+        markdown_table(Table(columns, rows, notes=[note])).rstrip(),
     ]
-    reasons = []
-    for split, of_split in result.items():
-        cells = [_number(of_split.auc[target]) for target in config.task.targets]
-        if len(config.task.targets) > 1:
-            cells.append(_number(of_split.macro))
-        lines.append(f"| {split} | {of_split.count:,} | " + " | ".join(cells) + " |")
-        reasons += [f"No AUC of {target} on {split}: {why}." for target, why in of_split.why_undefined.items()]
-    note = "No interval is given here: with few slides an AUC is uncertain by 0.1 and more."
-    return [*lines, "", *reasons, note]
 
 
 def _rule(config: RunConfig, progress: RunProgress) -> str:
@@ -75,19 +74,19 @@ def _rule(config: RunConfig, progress: RunProgress) -> str:
     if progress.selected_by == "auc":
         tiles = config.selection.validation_tiles
         on = "all tiles" if tiles == "all" else f"{tiles:,} tiles of each slide"
-        return f"validation AUC ({_number(row['val_macro_auc'])} on {on})"
+        return f"validation AUC ({format_number(row['val_macro_auc'])} on {on})"
     return "validation loss, as there is no validation AUC" if progress.selected_by == "loss" else "being the last one"
 
 
 def _split_lines(data: RunData, progress: RunProgress) -> list[str]:
     """Count slides by split."""
-    lines = [
-        "| split | patients | slides | " + " | ".join(f"{target} positive" for target in data.targets) + " |",
-        "|---|--:|--:|" + "--:|" * len(data.targets),
+    columns = [Column("split", text=True), Column("patients"), Column("slides")]
+    rows = [
+        table_row(split, patients, slides, *(f"{positive:,} of {known:,}" for positive, known in counts.values()))
+        for split, patients, slides, counts in count_by_split(data)
     ]
-    for split, patients, slides, counts in count_by_split(data):
-        cells = [f"{positive:,} of {known:,}" for positive, known in counts.values()]
-        lines.append(f"| {split} | {patients:,} | {slides:,} | " + " | ".join(cells) + " |")
+    table = Table([*columns, *(Column(f"{target} positive") for target in data.targets)], rows)
+    lines = [markdown_table(table).rstrip()]
     if data.without_label:
         lines += ["", f"Without any label, and not used: {counted(len(data.without_label), 'slide')}."]
     if lost := [slide for slide in data.slides if slide.row.slide_id in progress.failed]:
@@ -105,13 +104,13 @@ def _training_lines(config: RunConfig, progress: RunProgress) -> list[str]:
     early = (
         f" It ended early: {config.selection.patience} epochs without a better one." if progress.stopped_early else ""
     )
-    time = f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{seconds / 60:.1f} min"
     learnt = f"learning rate {config.optimiser.aggregator_lr:g} (aggregator)"
     if config.adaptation.method != "fixed":
         learnt = f"scope `{config.adaptation.scope}`, learning rate {config.optimiser.encoder_lr:g} (encoder), {learnt}"
     return [
-        f"{counted(len(history), 'epoch')}, {counted(progress.step, 'step')}, {tiles:,} tiles in {time}, validation "
-        f"included; {waited:.0%} of the time was spent waiting for tiles; at most {peak:.1f} GiB of memory.{early}",
+        f"{counted(len(history), 'epoch')}, {counted(progress.step, 'step')}, {tiles:,} tiles in "
+        f"{format_duration(seconds)}, validation included; {waited:.0%} of the time was spent waiting for tiles; at "
+        f"most {peak:.1f} GiB of memory.{early}",
         "",
         f"Recipe `{config.recipe}`, seed {config.seed}, {learnt}.",
     ]
@@ -128,8 +127,3 @@ def _failure_lines(progress: RunProgress) -> list[str]:
         slides = counted(len(progress.skipped), "slide")
         lines.append(f"- skipped: {counted(skipped, 'tile')} of {slides} (`failures.csv`)")
     return [*lines, ""]
-
-
-def _number(value: float | None) -> str:
-    """Write an AUC, or nothing."""
-    return "" if value is None else f"{value:.3f}"

@@ -14,19 +14,18 @@ from tapfm.baselines.colour_baseline import baseline_slides, colours_can_be_read
 from tapfm.baselines.slide_colours import open_colour_table as begin_colours
 from tapfm.baselines.slide_colours import read_colours
 from tapfm.errors import Interrupted, RunError, SlidesFailedError
-from tapfm.evaluation.figures import EvaluationFigures
-from tapfm.evaluation.metric_tables import (
-    MODEL,
-    EvaluationResults,
-    metrics_csv,
-    metrics_json,
-    metrics_md,
-)
+from tapfm.evaluation.figures import EvaluatedPredictions, evaluation_figures
+from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, all_metrics_table, evaluation_sections
+from tapfm.evaluation.metrics_json import metrics_json
 from tapfm.evaluation.predictions import Prediction, average_predictions, write_predictions
 from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, measure_results
 from tapfm.evaluation.subgroups import make_subgroups
 from tapfm.inference.member_predictions import predict_member
+from tapfm.results.document import Section
+from tapfm.results.drawing import write_png
 from tapfm.results.estimate import Estimate
+from tapfm.results.markdown import markdown_sections
+from tapfm.results.table import table_csv
 from tapfm.runs.evaluation_data import EvaluatedSlides, EvaluationChoice, read_slides
 from tapfm.runs.folder import failures_table
 from tapfm.runs.model_folder import ModelFolder, is_finished, open_model_folder
@@ -270,16 +269,29 @@ def _write_results(
     """Write plots and tables; metrics.json last, as it marks the evaluation as complete."""
     about = results.about
     title = f"{Path(about['model']).resolve().name}, {about['split'] if about['cohort'] == 'own' else about['table']}"
-    evaluated = {each.slide_id for each in predictions}
-    asked = [each for each in baseline.predictions if each.slide_id in evaluated]
-    EvaluationFigures(predictions, asked, about["targets"], about["unit"], title).draw(
-        folder, results.of(MODEL), results.chosen.thresholds, resamples=settings.resamples, seed=settings.seed
+    slides = {each.slide_id for each in predictions}
+    of_same_slides = [each for each in baseline.predictions if each.slide_id in slides]
+    thresholds = results.chosen.thresholds
+    evaluated = EvaluatedPredictions(
+        predictions,
+        of_same_slides,
+        about["unit"],
+        results.of(MODEL),
+        {} if thresholds is None else thresholds.youden,
+        settings.resamples,
+        settings.seed,
     )
+    figures = evaluation_figures(evaluated, about["targets"], title)
+    for name, figure in figures.items():
+        write_png(folder / f"{name}.png", figure)
     of_baseline = folder / "predictions-baseline.csv"
-    if asked:
-        write_predictions(of_baseline, asked)
+    if of_same_slides:
+        write_predictions(of_baseline, of_same_slides)
     else:
         of_baseline.unlink(missing_ok=True)
-    write_atomically(folder / "metrics.csv", metrics_csv(results))
-    write_atomically(folder / "metrics.md", metrics_md(results))
+    sections = [*evaluation_sections(results), Section("Figures", list(figures.values()))]
+    heading = f"{', '.join(about['targets'])}: {about['model']}"
+    page = markdown_sections(heading, sections, {figure.title: f"{name}.png" for name, figure in figures.items()})
+    write_atomically(folder / "metrics.csv", table_csv(all_metrics_table(results)).encode())
+    write_atomically(folder / "metrics.md", page.encode())
     write_atomically(folder / _DONE, metrics_json(results))
