@@ -154,7 +154,7 @@ def test_slides_without_a_label_are_left_out_and_counted(run, own_cohort, tmp_pa
     edit(own_cohort / "external.csv", lambda rows: rows[5].update(FGFR3=""))
     assert evaluate(run, tmp_path / "out", *where(own_cohort)).returncode == 0
     assert metrics_of(tmp_path / "out")["without_label"] == ["x-5"]
-    assert "without any label, and not used: 1 slide" in (tmp_path / "out" / "metrics.md").read_text()
+    assert "without any label, not used: 1 slide" in (tmp_path / "out" / "metrics.md").read_text()
 
 
 @pytest.fixture(scope="module")

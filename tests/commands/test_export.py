@@ -184,7 +184,8 @@ def test_the_cards_figures_are_those_of_the_predictions(runs, exported):
     assert f"| test | FGFR3 | {expected:.3f} | 4 slides |" in (exported / "full" / "README.md").read_text()
     several = (exported / "several" / "README.md").read_text()
     assert re.search(r"\| test \| FGFR3 \| [01]\.\d{3} \| 3 patients \|", several)
-    assert "| val | TP53 | no positive patient among 2 | 2 patients |" in several
+    assert "| val | TP53 | - <sup>1</sup> | 2 patients |" in several
+    assert "<sup>1</sup> no positive patient among 2" in several
     assert "the epoch was chosen on val" in several
 
 
