@@ -17,11 +17,11 @@ from tapfm.evaluation.predictions import Prediction, write_predictions
 from tapfm.metrics.arrays import sigmoid
 from tapfm.prediction.folder import ABOUT, PredictionFolder, TargetPrediction
 from tapfm.report.making import PageOptions, make_report
+from tapfm.results.table import table_csv
+from tapfm.study.comparison import compare_study, tidy_table
 from tapfm.study.folder import StudyFolder
 from tapfm.study.results import MethodResult, StudyResults
 from tapfm.study.runs import PlannedRun, methods_of
-from tapfm.study.table_text import table_csv
-from tapfm.study.tables import make_table
 
 TODAY = date(2026, 3, 9)
 TARGETS = ("FGFR3",)
@@ -212,8 +212,8 @@ def make_study(folder, *, finished=("finetune", "tapfm")):
         run = PlannedRun(method, 0, None)
         make_run(StudyFolder(folder).run(run), method=method.regime, strength=strength)
         results.append(MethodResult(method, {run.name: history(3)}, {"test": [predictions(20, strength=strength)]}))
-    table = make_table(StudyResults(study, StudyFolder(folder), results, {}))
-    (folder / "table_binary.csv").write_text(table_csv(table))
+    comparison = compare_study(StudyResults(study, StudyFolder(folder), results, {}))
+    (folder / "table_binary.csv").write_text(table_csv(tidy_table(comparison)))
     (folder / "costs.md").write_text("| Model | runs |\n|---|--:|\n| a \\| b | **1** |\n\nMeans over runs.\n")
     (folder / "status.csv").write_text(
         "run,step,state,reason,command,log\nsome/run,train,failed,no <memory>,tapfm train x.toml,l.log\n"

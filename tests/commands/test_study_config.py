@@ -175,7 +175,7 @@ def test_every_preset_is_whole_in_both_scales_and_as_a_file(name, tmp_path):
         planned = plan_study(config, StudyFolder(tmp_path))
         assert not planned.problems
         assert planned.runs
-    assert "machinery" in mini.notes[0]
+    assert "nothing about tissue" in mini.notes[0]
     assert "K = " in mini.notes[1]
     text = preset_text(name, PresetOptions(), tmp_path / "study.toml")
     (tmp_path / "study.toml").write_text(text)

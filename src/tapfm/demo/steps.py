@@ -112,7 +112,7 @@ def _write_study(path: Path, size: Size) -> None:
         "tapfm_aggregators": ["cls-attention"],
         "resamples": size.resamples,
         "notes": [
-            "**Painted slides**: no tissue of a patient, an encoder of 0.9 million parameters, few tiles and epochs. "
+            "Painted slides: no tissue of a patient, an encoder of 0.9 million parameters, few tiles and epochs. "
             "This shows how tapfm works. It says nothing about tissue, nor which method is better there.",
             f"{PREVALENCE:.0%} of the slides are positive. {train} of all are for training, {validation} for "
             f"validation, {test} for testing. Both are chosen for so few slides: the paper has 16%, and 80, 10, 10%.",

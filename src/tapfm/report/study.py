@@ -9,7 +9,7 @@ from pathlib import Path
 from tapfm.config.study import StudyConfig, load_study
 from tapfm.errors import InputError
 from tapfm.evaluation.estimate_text import format_p_value
-from tapfm.evaluation.measures import target_title
+from tapfm.evaluation.measures import MACRO, target_title
 from tapfm.report.charts import whisker, whisker_scale
 from tapfm.report.content import Block, Cell, Column, Note, RankMark, Row, Section, Table
 from tapfm.report.figures import methods_figures
@@ -20,9 +20,9 @@ from tapfm.report.runs import ReportedRun, read_run, read_table
 from tapfm.results.estimate import Estimate
 from tapfm.runs.ensemble import is_run
 from tapfm.runtime.messages import counted
+from tapfm.study.comparison import BLOCKS, COHORT_TITLES
 from tapfm.study.results import BASELINE
 from tapfm.study.runs import PlannedRun, runs_of
-from tapfm.study.tables import BLOCKS, COHORT_TITLES, MACRO
 
 _MARKS: dict[str, RankMark] = {"1": "best", "2": "second"}  # by rank
 _TABLES = ("table_binary", "table_multilabel")

@@ -7,30 +7,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from tapfm.results.document import Paragraph, Section
 from tapfm.results.figure import Figure
 from tapfm.results.numbers import ABSENT
-from tapfm.results.table import Cell, Column, Row, Table, cell_detail, cell_text, list_reasons
+from tapfm.results.table import Cell, Column, Row, Table, cell_detail, cell_reason, cell_text, list_reasons
 
 _RANKS = {1: "**{}**", 2: "<u>{}</u>"}
 
 
 def markdown_table(table: Table) -> str:
-    """Return a table with its notes, and the reasons for what is missing."""
+    """Return a table with its notes, and the reasons for what is missing, numbered if there are several."""
     shown = table.shown()
     titles = [f"{column.group}, {column.title}" if column.group else column.title for column in shown.columns]
     lines = [f"**{_escape(table.title)}**", ""] if table.title else []
     lines.append(_line(map(_escape, titles)))
     lines.append(f"|{'|'.join('---' if column.text else '--:' for column in shown.columns)}|")
-    lines += [_row_line(row, shown.columns) for row in shown.rows]
     reasons = list_reasons(shown)
-    paragraphs = [*table.notes, *([f"Missing: {'; '.join(reasons)}."] if reasons else [])]
+    numbers = {reason: f"<sup>{number}</sup>" for number, reason in enumerate(reasons, 1)} if len(reasons) > 1 else {}
+    lines += [_row_line(row, shown.columns, numbers) for row in shown.rows]
+    missing = [f"{numbers[reason]} {reason}" if numbers else reason for reason in reasons]
+    paragraphs = [*table.notes, *([f"Missing: {'; '.join(missing)}."] if reasons else [])]
     lines += [line for paragraph in paragraphs for line in ("", paragraph)]
     return "\n".join(lines) + "\n"
 
 
-def _row_line(row: Row, columns: Sequence[Column]) -> str:
+def _row_line(row: Row, columns: Sequence[Column], numbers: Mapping[str, str]) -> str:
     if not row.cells:
         mark = "**" if row.level == 1 else "*"
         return _line([f"{mark}{_escape(row.heading)}{mark}", *[""] * (len(columns) - 1)])
-    return _line(_cell(cell, column) for cell, column in zip(row.cells, columns, strict=True))
+    cells = zip(row.cells, columns, strict=True)
+    return _line(_cell(cell, column) + numbers.get(cell_reason(cell), "") for cell, column in cells)
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -162,8 +162,8 @@ PRESETS: dict[str, Preset] = {
 ALL = ("paper-table1", "paper-table2", "ablation-lambda", "ablation-tiles", "ablation-cosine")
 
 MINI_NOTE = (
-    "**Scaled down**: slides that were painted, an encoder of 0.9 million parameters, few tiles and few epochs "
-    "(below). This shows that the machinery works. It says nothing about tissue, nor which method is better."
+    "Scaled down: painted slides, an encoder of 0.9 million parameters, few tiles and few epochs (below). This shows "
+    "that the commands work. It says nothing about tissue, nor which method is better."
 )
 MINI: Mapping[str, Any] = {
     "encoders": ["tapfm-pocket"],

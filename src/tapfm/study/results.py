@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -40,6 +40,16 @@ class StudyResults:
     folder: StudyFolder
     methods: Sequence[MethodResult]
     baseline: Mapping[tuple[str, str | None], Seeds]  # by cohort, and by target of one model for each
+
+    def predictions(self, cohort: str, target: str) -> dict[str, Seeds]:
+        """Return the predictions of a cohort that have a target, by row of the table; the baseline is the last."""
+        found = {
+            each.method.row: each.predictions[cohort]
+            for each in self.methods
+            if cohort in each.predictions and each.method.target in (None, target)
+        }
+        baseline = self.baseline.get((cohort, None)) or self.baseline.get((cohort, target))
+        return found | {BASELINE: baseline} if found and baseline else found
 
 
 def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
@@ -117,6 +127,16 @@ def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Find the epoch that was kept: the highest score, of equal ones the earlier."""
     scored = [row for row in history if row["score"] is not None]
     return max(scored, key=lambda row: row["score"]) if scored else history[-1]
+
+
+def means_by_epoch(histories: Iterable[Sequence[Mapping[str, Any]]], key: str) -> dict[int, float]:
+    """Average a number of each epoch over the runs that have it."""
+    by_epoch: dict[int, list[float]] = {}
+    for history in histories:
+        for row in history:
+            if row[key] is not None:
+                by_epoch.setdefault(row["epoch"], []).append(row[key])
+    return {epoch: fmean(values) for epoch, values in sorted(by_epoch.items())}
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:

@@ -37,9 +37,9 @@ class Method:
         return "/".join(safe(part) for part in parts if part is not None)
 
     @property
-    def row(self) -> tuple[str, str, str, str | None]:
-        """Tell rows of a table apart, which have a column for each target."""
-        return self.encoder, self.regime, self.aggregator, self.variant
+    def row(self) -> str:
+        """Name of its row in tables, which have a column for each target."""
+        return "/".join(filter(None, (self.encoder, self.regime, self.aggregator, self.variant)))
 
     @property
     def title(self) -> str:
@@ -51,6 +51,11 @@ class Method:
         else:
             title = f"{encoder} + {aggregator}{' (FT)' if self.regime == 'finetune' else ''}"
         return title if self.variant is None else f"{title}, {self.variant}"
+
+    @property
+    def full_title(self) -> str:
+        """The title, with the target if every target has a model of its own."""
+        return self.title if self.target is None else f"{self.target}: {self.title}"
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from tapfm.runtime.options import Argument, Option, options, verb
 
 if TYPE_CHECKING:
     from tapfm.config.study import StudyConfig
+    from tapfm.results.table import Table
     from tapfm.study.from_preset import PresetOptions
-    from tapfm.study.tables import ResultTable
 
 _SLIDES = ("cohort", "slides", "tiles", "external", "external_slides", "external_tiles", "probe_tiles")
 
@@ -128,7 +128,7 @@ class StudyResult:
 
     name: str
     folder: Path
-    table: ResultTable | None = None  # AUCs of the runs that are finished; None if runs are only listed
+    table: Table | None = None  # AUCs of the runs that are finished; None if runs are only listed
     failed: Mapping[str, str] = field(default_factory=dict)  # why each step failed
     runs: tuple[ListedRun, ...] = ()  # with --list
 
@@ -232,9 +232,7 @@ def _run_steps(
 ) -> StudyResult:
     """Run the steps of one study that are not done yet, and write its tables."""
     # what writes the tables is imported first: in the days between, another version may be installed
-    import tapfm.study.figures
-    import tapfm.study.report
-    import tapfm.study.table_text  # noqa: F401
+    import tapfm.study.report  # noqa: F401
     from tapfm.study.runner import resume_command, run_study_steps
     from tapfm.study.runs import chosen, runs_of
 
@@ -281,7 +279,7 @@ def _write_tables(config: StudyConfig, out: Path, console: Console) -> StudyResu
     if not folder.study.exists():
         raise InputError(f"{out} is not the folder of a study.", hint="Start one: tapfm study STUDY.toml --out DIR")
     table = write_report(config, folder, [*read_status(folder).values()])
-    console.print(f"Results: {out / 'study.md'} and {out / 'curves.png'}", markup=False, soft_wrap=True)
+    console.print(f"Results: {out / 'study.md'}", markup=False, soft_wrap=True)
     return StudyResult(config.name, out, table)
 
 

@@ -1,0 +1,44 @@
+"""Writers of tables: alignment, ranks, and reasons for what is missing."""
+
+import io
+
+from rich.console import Console
+
+from tapfm.results.estimate import Estimate
+from tapfm.results.markdown import markdown_table
+from tapfm.results.table import Cell, Column, Table, table_row
+from tapfm.results.terminal import rich_table
+
+
+def printed(table, **options):
+    console = Console(file=io.StringIO(), width=100, **options)
+    console.print(rich_table(table))
+    return console.file.getvalue()
+
+
+def test_values_with_intervals_stand_below_each_other():
+    columns = [Column("", text=True), Column("AUC"), Column("count")]
+    rows = [table_row("a", Estimate(0.5, 0.25, 0.75), 7), table_row("b", Estimate(0.25), 1234)]
+    first, second = printed(Table(columns, rows)).splitlines()[-2:]
+    assert first.index("0.500") == second.index("0.250")
+    assert first.rstrip().endswith("    7")  # plain numbers are right-aligned
+
+
+def test_the_best_is_bold_and_the_second_underlined():
+    table = Table([Column("AUC")], [table_row(Cell(0.9, rank=1)), table_row(Cell(0.8, "p = 0.2", rank=2))])
+    text = printed(table, force_terminal=True, color_system="standard")
+    assert "\x1b[1m0.900\x1b[0m" in text
+    assert "\x1b[4m0.800\x1b[0m (p = 0.2)" in text
+
+
+def test_one_reason_is_told_below_the_table():
+    text = markdown_table(Table([Column("AUC")], [table_row(Estimate(None, why="one class"))]))
+    assert "| - |" in text
+    assert text.endswith("\nMissing: one class.\n")
+
+
+def test_several_reasons_are_numbered():
+    rows = [table_row(Estimate(None, why=why)) for why in ("one class", "no slide", "one class")]
+    text = markdown_table(Table([Column("AUC")], rows))
+    assert text.count("| -<sup>1</sup> |") == 2
+    assert text.endswith("\nMissing: <sup>1</sup> one class; <sup>2</sup> no slide.\n")
