@@ -1,5 +1,7 @@
 """Results of a study, as if its runs were finished, with made-up numbers."""
 
+from pathlib import Path
+
 import numpy as np
 
 from tapfm.config.study import resolve_study
@@ -60,4 +62,4 @@ def results_of(study, strengths, *, folder=None, seeds=1, losses=(1.0, 0.9, 0.8)
         made = [predictions(strength, seed=seed, targets=targets) for seed in range(seeds)]
         methods.append(MethodResult(method, runs, {"test": made, "external": made}))
     found = {("test", None): [predictions(baseline, targets=targets)]} if baseline is not None else {}
-    return StudyResults(study, StudyFolder(folder), methods, found)
+    return StudyResults(study, StudyFolder(folder or Path()), methods, found)

@@ -51,14 +51,14 @@ def make_study(folder: StudyFolder) -> None:
     given: dict[str, object] = {"name": "A study", "targets": [TARGET], "encoders": ["tapfm-pocket"], "unit": "slide"}
     given |= {"regimes": ["tapfm"], "resamples": 20, "cohort": {"table": "split.csv", "tiles": "tiles"}}
     write_status(folder, [], {})
-    write_report(resolve_study(given | {"report": "forgetting", "probe": {"tiles": "tiles"}}), folder, [])
+    write_report(resolve_study(given | {"report": "forgetting", "probe": {"tiles": "tiles"}}), folder)
     orders = ("before", "after", "joint")
     variants = [{"name": order, "settings": {"adaptation": {"bag_gradient": order}}} for order in orders]
     study = resolve_study(given | {"report": "stability", "variants": variants})
     run = runs_of(study)[0]
     shutil.copytree("runs/first", folder.run(run))
     shutil.copytree("evaluated", folder.evaluation(run, "test"))
-    write_report(study, folder, [])
+    write_report(study, folder)
     for name in ("runs", "evaluations"):
         shutil.rmtree(folder.path / name)
 

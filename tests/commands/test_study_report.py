@@ -9,6 +9,7 @@ from tapfm.results.document import Paragraph, read_sections, write_sections
 from tapfm.results.figure import Figure
 from tapfm.results.markdown import markdown_sections
 from tapfm.results.table import Table
+from tapfm.runtime.csv_files import write_csv
 from tapfm.study import report
 from tapfm.study.folder import StudyFolder
 
@@ -27,9 +28,11 @@ def write(folder, strengths):
     for run in (run for each in results.methods for run in each.histories):
         (folder / "runs" / run).mkdir(parents=True)
         (folder / "runs" / run / "split.csv").write_text(SPLIT)
+    failed = [FAILED] if strengths else []
+    write_csv(folder / "status.csv", ("run", "step", "state", "reason", "command", "log"), failed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "collect_results", lambda *_: results)
-        return report.write_report(study, StudyFolder(folder), [FAILED] if strengths else [])
+        return report.write_report(study, StudyFolder(folder))
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def test_the_best_is_that_of_the_patients_that_all_methods_have():
         MethodResult(method, {"r": history([1.0])}, {"test": [slides]})
         for method, slides in zip(methods_of(study), made, strict=True)
     ]
-    comparison = compare_study(StudyResults(study, StudyFolder(None), methods, {}))
+    comparison = compare_study(StudyResults(study, StudyFolder(Path()), methods, {}))
     assert comparison.patients == {("test", "FGFR3"): 10}
     assert [method.aucs["test", "FGFR3"].rank for method in comparison.methods] == [2, 1]
     assert "20 patients of tapfm-pocket/tapfm/cls-attention are not counted" in comparison.notes[0]
@@ -135,7 +136,7 @@ def test_a_model_for_each_target_has_a_column_for_each():
         MethodResult(method, {"r": history([1.0])}, {"test": [predictions(strength, targets=(method.target,))]})
         for method, strength in zip(methods_of(study), (0.5, 2.0), strict=True)
     ]
-    results = StudyResults(study, StudyFolder(None), methods, {})
+    results = StudyResults(study, StudyFolder(Path()), methods, {})
     comparison = compare_study(results)
     assert list(comparison.patients) == [("test", "EGFR"), ("test", "KRAS")]
     (method,) = comparison.methods
@@ -149,7 +150,7 @@ def test_an_auc_that_is_undefined_is_a_dash_and_says_why():
     one_class = [each for each in predictions(1.0) if each.labels["FGFR3"] == 1]
     (method,) = methods_of(study)
     results = StudyResults(
-        study, StudyFolder(None), [MethodResult(method, {"r": history([1.0])}, {"test": [one_class]})], {}
+        study, StudyFolder(Path()), [MethodResult(method, {"r": history([1.0])}, {"test": [one_class]})], {}
     )
     comparison = compare_study(results)
     text = markdown_of(study, comparison)
@@ -169,7 +170,7 @@ def test_an_interval_that_is_missing_says_why():
 
 def test_nothing_finished_makes_tables_without_rows():
     study = a_study()
-    results = StudyResults(study, StudyFolder(None), [], {})
+    results = StudyResults(study, StudyFolder(Path()), [], {})
     comparison = compare_study(results)
     tables = [tidy_table(comparison), wide_table(comparison, study), costs_table(results), ablation_table([])]
     assert not any(table.rows for table in [*tables, means_table([]), runs_table([]), forgetting_table([])])

@@ -89,11 +89,6 @@ class StudyConfig(Section):
         """How many slides may fail in a run, or in an evaluation, for it to count."""
         return int(self.settings.get("machine", {}).get("allow_failures", 0))
 
-    @property
-    def each_fold(self) -> list[int | None]:
-        """List the folds; None stands for the column split."""
-        return [*self.folds] if self.folds else [None]
-
     def as_tables(self) -> dict[str, Any]:
         """Give it back as TOML has it; what is not set is left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

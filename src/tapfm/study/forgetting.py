@@ -18,7 +18,7 @@ from tapfm.results.numbers import format_estimate
 from tapfm.results.table import Column, Table, table_row
 from tapfm.runtime.seeding import rng_for
 from tapfm.study.results import StudyResults
-from tapfm.study.runs import Method, PlannedRun
+from tapfm.study.runs import Method, fold_runs
 
 _MEASURES = {"accuracy": "Accuracy", "auc": "AUC"}
 _SIDES = ("before", "after", "change")
@@ -44,7 +44,7 @@ def summarise_probes(results: StudyResults) -> list[ForgettingResult]:
     """Summarise the probes of each method that has some."""
     study, found = results.study, []
     for each in results.methods:
-        runs = [PlannedRun(each.method, seed, fold) for seed in study.seeds for fold in study.each_fold]
+        runs = [run for seed in study.seeds for run in fold_runs(study, each.method, seed)]
         files = [results.folder.probe(run) for run in runs]
         probes = [json.loads(file.read_text("utf-8")) for file in files if file.is_file()]
         if probes:

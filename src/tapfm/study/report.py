@@ -31,6 +31,7 @@ from tapfm.study.forgetting import conclude_forgetting, forgetting_table, summar
 from tapfm.study.results import StudyResults, collect_results
 from tapfm.study.runs import REGIMES_IN_TABLE, run_config, runs_of
 from tapfm.study.stability import conclude_stability, means_table, measure_trajectories, runs_table
+from tapfm.study.status import read_status
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class _Part:
         return Section(self.title, [self.table, *map(Paragraph, self.sentences), *self.figures.values()])
 
 
-def write_report(study: StudyConfig, folder: StudyFolder, status: Sequence[Sequence[str]]) -> Table:
-    """Write all tables and figures, and return the table of AUCs; `status` are the rows of status.csv."""
+def write_report(study: StudyConfig, folder: StudyFolder) -> Table:
+    """Write all tables and figures of the finished runs, and return the table of AUCs."""
     results = collect_results(study, folder)
     comparison = compare_study(results)
     auc = _auc_part(results, comparison)
@@ -70,7 +71,7 @@ def write_report(study: StudyConfig, folder: StudyFolder, status: Sequence[Seque
         found = summarise_probes(results)
         sentences = conclude_forgetting(found)
         parts.append(_Part("Forgetting", "forgetting", forgetting_table(found), sentences=sentences))
-    sections = [Section("", _overview(results)), *(part.section() for part in parts), *_failures(study, status)]
+    sections = [Section("", _overview(results)), *(part.section() for part in parts), *_failures(study, folder)]
     _write_files(folder.path, study, parts, sections)
     return auc.table
 
@@ -180,11 +181,14 @@ def _size_row(name: str, slides: Sequence[Mapping[str, str]], targets: Sequence[
     return table_row(name, len(slides), patients, *positives)
 
 
-def _failures(study: StudyConfig, status: Sequence[Sequence[str]]) -> list[Section]:
+def _failures(study: StudyConfig, folder: StudyFolder) -> list[Section]:
     """Return a section with the failed steps of the present runs, if any."""
     runs = runs_of(study)
     names = {run.name for run in runs} | {f"{run.method.name}/ensemble-seed{run.seed}" for run in runs}
-    failed = [row for row in status if row[2] == "failed" and (row[0] in names or row[0].startswith("features of "))]
     columns = [Column(title, text=True) for title in ("run", "step", "reason", "command to repeat it", "log")]
-    rows = [table_row(run, step, reason, again, log) for run, step, _, reason, again, log in failed]
+    rows = [
+        table_row(run, step, reason, again, log)
+        for run, step, state, reason, again, log in read_status(folder).values()
+        if state == "failed" and (run in names or run.startswith("features of "))
+    ]
     return [Section("What failed", [Table(columns, rows)])] if rows else []

@@ -12,7 +12,7 @@ from tapfm.config.study import StudyConfig
 from tapfm.errors import InputError
 from tapfm.evaluation.predictions import Prediction, read_predictions
 from tapfm.study.folder import StudyFolder
-from tapfm.study.runs import Method, PlannedRun, methods_of
+from tapfm.study.runs import Method, fold_runs, methods_of
 from tapfm.study.steps import EVALUATED, is_evaluated
 
 COHORTS = ("test", "external")
@@ -55,41 +55,39 @@ class StudyResults:
 def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
     """Read all that is finished."""
     found = [result for method in methods_of(study) if (result := _collect_method(study, folder, method)).histories]
-    baseline = {}
-    for target in dict.fromkeys(each.method.target for each in found):
-        for cohort in COHORTS:
-            if seeds := _baseline_of(
-                study, folder, [each.method for each in found if each.method.target == target], cohort
-            ):
-                baseline[cohort, target] = seeds
+    baseline: dict[tuple[str, str | None], Seeds] = {}
+    for method in (each.method for each in found):
+        for seed in study.seeds:
+            for cohort, places in _evaluations(study, folder, method, seed).items():
+                files = [place / _BASELINE_PREDICTIONS for place in places]
+                needed = [*files, *(place / EVALUATED for place in places)]
+                # the same beside each method of a target: it learns from the training slides
+                if (cohort, method.target) not in baseline and all(map(Path.is_file, needed)):
+                    baseline[cohort, method.target] = [together(files)]
     return StudyResults(study, folder, found, baseline)
 
 
 def _collect_method(study: StudyConfig, folder: StudyFolder, method: Method) -> MethodResult:
-    """Read the finished runs of one method."""
     histories: dict[str, list[dict[str, Any]]] = {}
-    predictions: dict[str, list[list[Prediction]]] = {cohort: [] for cohort in COHORTS}
+    predictions: dict[str, list[list[Prediction]]] = {}
     for seed in study.seeds:
-        members = [PlannedRun(method, seed, fold) for fold in study.each_fold]
-        for member in members:
-            if folder.finished(member, study.allow_failures):
-                histories[member.name] = folder.history(member)
-        for cohort, places in _evaluations(study, folder, method, seed, members).items():
+        for run in fold_runs(study, method, seed):
+            if folder.finished(run, study.allow_failures):
+                histories[run.name] = folder.history(run)
+        for cohort, places in _evaluations(study, folder, method, seed).items():
             slides = study.cohort if cohort == "test" else study.external
             assert slides is not None
-            # a part of the folds is no cohort
-            if all(is_evaluated(place, study, slides) for place in places):
-                predictions[cohort].append(together([place / _PREDICTIONS for place in places]))
-    return MethodResult(method, histories, {cohort: seeds for cohort, seeds in predictions.items() if seeds})
+            if all(is_evaluated(place, study, slides) for place in places):  # all folds or none
+                predictions.setdefault(cohort, []).append(together([place / _PREDICTIONS for place in places]))
+    return MethodResult(method, histories, predictions)
 
 
-def _evaluations(
-    study: StudyConfig, folder: StudyFolder, method: Method, seed: int, members: Sequence[PlannedRun]
-) -> dict[str, list[Path]]:
-    """Name the evaluations that make up a cohort: of folds all of them, on external slides their ensemble."""
-    places = {"test": [folder.evaluation(member, "test") for member in members]}
+def _evaluations(study: StudyConfig, folder: StudyFolder, method: Method, seed: int) -> dict[str, list[Path]]:
+    """Return the evaluations that make up each cohort: those of all folds, and on external slides their ensemble."""
+    runs = fold_runs(study, method, seed)
+    places = {"test": [folder.evaluation(run, "test") for run in runs]}
     if study.external is not None:
-        one = folder.ensemble_evaluation(method, seed) if study.folds else folder.evaluation(members[0], "external")
+        one = folder.ensemble_evaluation(method, seed) if study.folds else folder.evaluation(runs[0], "external")
         places["external"] = [one]
     return places
 
@@ -109,18 +107,6 @@ def together(files: Sequence[Path]) -> list[Prediction]:
                 )
         pooled += predictions
     return pooled
-
-
-def _baseline_of(study: StudyConfig, folder: StudyFolder, methods: Sequence[Method], cohort: str) -> Seeds:
-    """Find the colour baseline, which is the same whatever it stands beside: it learns from the training slides."""
-    for method in methods:
-        for seed in study.seeds:
-            members = [PlannedRun(method, seed, fold) for fold in study.each_fold]
-            places = _evaluations(study, folder, method, seed, members).get(cohort, [])
-            files = [place / _BASELINE_PREDICTIONS for place in places]
-            if files and all((place / EVALUATED).is_file() for place in places) and all(map(Path.is_file, files)):
-                return [together(files)]
-    return []
 
 
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -93,12 +93,7 @@ REGIMES_IN_TABLE: tuple[Regime, ...] = ("fixed", "finetune", "tapfm")
 
 def runs_of(study: StudyConfig) -> list[PlannedRun]:
     """List all runs: first one seed of everything, so that a table is there early."""
-    runs = [
-        PlannedRun(method, seed, fold)
-        for seed in study.seeds
-        for method in methods_of(study)
-        for fold in study.each_fold
-    ]
+    runs = [run for seed in study.seeds for method in methods_of(study) for run in fold_runs(study, method, seed)]
     names: dict[str, PlannedRun] = {}
     for run in runs:
         if (other := names.setdefault(run.name.lower(), run)) is not run:
@@ -107,6 +102,12 @@ def runs_of(study: StudyConfig) -> list[PlannedRun]:
                 hint="Give the variants names that differ in more than signs.",
             )
     return runs
+
+
+def fold_runs(study: StudyConfig, method: Method, seed: int) -> list[PlannedRun]:
+    """Return the runs of a method with one seed: one for each fold, or one."""
+    folds: Sequence[int | None] = study.folds or [None]
+    return [PlannedRun(method, seed, fold) for fold in folds]
 
 
 def chosen(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
