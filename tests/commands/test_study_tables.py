@@ -27,7 +27,7 @@ from tapfm.study.folder import StudyFolder
 from tapfm.study.forgetting import conclude_forgetting, draw_tiles, forgetting_table, summarise_probes
 from tapfm.study.probe import cosine_distance, fit_multinomial, linear_cka, probe, softmax, with_one
 from tapfm.study.probe_pictures import find_pictures
-from tapfm.study.results import MethodResult, StudyResults, together
+from tapfm.study.results import MethodResult, StudyResults, pool_folds
 from tapfm.study.runs import PlannedRun, methods_of
 from tapfm.study.stability import (
     Trajectory,
@@ -206,7 +206,7 @@ def test_csv_markdown_and_latex_have_the_same_numbers():
     for row in rows:
         for text in texts:
             lines = [line for line in text.splitlines() if row["model"] in line]
-            wanted = [f"{float(row[name]):.4f}" for name in ("auc", "low", "high")]
+            wanted = [f"{float(row['auc']):.4f}", *(f"{float(row[name]):.3f}" for name in ("low", "high"))]
             assert any(all(number in line for number in wanted) for line in lines)
 
 
@@ -247,10 +247,10 @@ def test_predictions_of_folds_are_pooled_and_a_patient_in_two_is_refused(tmp_pat
     made = predictions(1.0, count=6)
     write_predictions(tmp_path / "a.csv", made[:3])
     write_predictions(tmp_path / "b.csv", made[3:])
-    assert len(together([tmp_path / "a.csv", tmp_path / "b.csv"])) == 6
+    assert len(pool_folds([tmp_path / "a.csv", tmp_path / "b.csv"])) == 6
     write_predictions(tmp_path / "b.csv", made[2:])
     with pytest.raises(InputError, match="Patient p2 is tested in two folds"):
-        together([tmp_path / "a.csv", tmp_path / "b.csv"])
+        pool_folds([tmp_path / "a.csv", tmp_path / "b.csv"])
 
 
 def test_the_fit_of_an_ablation_finds_the_slope():

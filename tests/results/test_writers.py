@@ -42,3 +42,8 @@ def test_several_reasons_are_numbered():
     text = markdown_table(Table([Column("AUC")], rows))
     assert text.count("| -<sup>1</sup> |") == 2
     assert text.endswith("\nMissing: <sup>1</sup> one class; <sup>2</sup> no slide.\n")
+
+
+def test_intervals_may_have_fewer_digits_than_values():
+    column = Column("AUC", form=".4f", interval_form=".2f")
+    assert "| 0.5000 (0.25 to 0.75) |" in markdown_table(Table([column], [table_row(Estimate(0.5, 0.25, 0.75))]))

@@ -1,4 +1,4 @@
-"""STUDY.toml: which methods are compared, on which slides. As strict as RUN.toml: all problems are told at once."""
+"""STUDY.toml: which methods are compared, on which slides. As strict as RUN.toml: all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class StudyConfig(Section):
 
     @property
     def multilabel(self) -> bool:
-        """Say whether one model predicts all targets."""
+        """Whether one model predicts all targets."""
         return len(self.targets) > 1 if self.task is None else self.task == "multilabel"
 
     @property
@@ -90,7 +90,7 @@ class StudyConfig(Section):
         return int(self.settings.get("machine", {}).get("allow_failures", 0))
 
     def as_tables(self) -> dict[str, Any]:
-        """Give it back as TOML has it; what is not set is left out."""
+        """Return the settings as tables of TOML, without those that are not set."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
@@ -144,7 +144,7 @@ def _with_known_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
 
 
 def _contradictions(config: StudyConfig) -> Iterator[str]:
-    """Find what is unknown, twice there, or does not go together."""
+    """Yield what is unknown, listed twice, or contradictory."""
     listed: dict[str, list[Any]] = {
         "targets": config.targets,
         "encoders": config.encoders,
@@ -157,7 +157,7 @@ def _contradictions(config: StudyConfig) -> Iterator[str]:
     }
     for name, values in listed.items():
         if twice := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
-            yield f"{name}: {twice[0]!r} stands there twice"
+            yield f"{name}: {twice[0]!r} is listed twice"
     for key in ("aggregators", "tapfm_aggregators"):
         for name in listed[key]:
             try:

@@ -26,7 +26,7 @@ def rich_table(table: Table) -> RichTable:
         if row.cells:
             printed.add_row(*(_cell(cell, column) for cell, column in zip(row.cells, shown.columns, strict=True)))
         else:
-            printed.add_row(Text(row.heading, style="italic"))
+            printed.add_row(Text(row.heading, style="bold" if row.level == 1 else "italic"))
     return printed
 
 

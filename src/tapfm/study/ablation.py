@@ -24,7 +24,7 @@ _COLUMNS = (
     Column("last epoch", "last_epoch", shown=False),
     Column("best epoch", "best_epoch", form=".3g"),
     Column("validation AUC", "val_auc", form=".4f"),
-    Column("test AUC (95% CI)", "test_auc", form=".4f", interval=True),
+    Column("test AUC (95% CI)", "test_auc", form=".4f", interval=True, interval_form=".3f"),
     Column("why", "why", text=True, shown=False),
 )
 

@@ -161,12 +161,12 @@ def wide_table(comparison: StudyComparison, study: StudyConfig) -> Table:
     titles = {(cohort, target): _cohort_title(comparison, cohort, target) for cohort, target in places}
     if study.multilabel:
         targets = list(dict.fromkeys(target for _, target in places))
-        columns = [Column("Macro average" if target == MACRO else target, form=".4f") for target in targets]
+        columns = [_auc_column("Macro average" if target == MACRO else target) for target in targets]
         for cohort in dict.fromkeys(cohort for cohort, _ in places):
             of_cohort = [(cohort, target) for target in targets]
             rows += [Row(heading=titles[of_cohort[0]], level=1), *_method_rows(comparison, of_cohort)]
     else:
-        columns = [Column(titles[place], group=place[1], form=".4f") for place in places]
+        columns = [_auc_column(titles[place], group=place[1]) for place in places]
         rows += _method_rows(comparison, places)
     seeds = max((cell.seeds for method in comparison.methods for cell in method.aucs.values()), default=1)
     note = (
@@ -177,6 +177,10 @@ def wide_table(comparison: StudyComparison, study: StudyConfig) -> Table:
     if seeds > 1:
         note += f" AUCs are means over {seeds} seeds, and the intervals are those of the means."
     return Table([Column("Model", text=True), *columns], rows, notes=[note, *comparison.notes])
+
+
+def _auc_column(title: str, group: str = "") -> Column:
+    return Column(title, group=group, form=".4f", interval_form=".3f")
 
 
 def _cohort_title(comparison: StudyComparison, cohort: str, target: str) -> str:

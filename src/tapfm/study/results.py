@@ -1,4 +1,4 @@
-"""What finished runs of a study came to: predictions by method and cohort, and histories. Nothing else is looked at."""
+"""Predictions and histories of the finished runs of a study, read from their files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Seeds = Sequence[Sequence[Prediction]]  # the predictions of each seed
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What the finished runs of a method came to."""
+    """Histories and predictions of the finished runs of a method."""
 
     method: Method
     histories: Mapping[str, Sequence[Mapping[str, Any]]]  # by name of run
@@ -34,7 +34,7 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """What there is to make tables of."""
+    """All that tables and figures are made from."""
 
     study: StudyConfig
     folder: StudyFolder
@@ -63,7 +63,7 @@ def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
                 needed = [*files, *(place / EVALUATED for place in places)]
                 # the same beside each method of a target: it learns from the training slides
                 if (cohort, method.target) not in baseline and all(map(Path.is_file, needed)):
-                    baseline[cohort, method.target] = [together(files)]
+                    baseline[cohort, method.target] = [pool_folds(files)]
     return StudyResults(study, folder, found, baseline)
 
 
@@ -78,7 +78,7 @@ def _collect_method(study: StudyConfig, folder: StudyFolder, method: Method) -> 
             slides = study.cohort if cohort == "test" else study.external
             assert slides is not None
             if all(is_evaluated(place, study, slides) for place in places):  # all folds or none
-                predictions.setdefault(cohort, []).append(together([place / _PREDICTIONS for place in places]))
+                predictions.setdefault(cohort, []).append(pool_folds([place / _PREDICTIONS for place in places]))
     return MethodResult(method, histories, predictions)
 
 
@@ -92,7 +92,7 @@ def _evaluations(study: StudyConfig, folder: StudyFolder, method: Method, seed: 
     return places
 
 
-def together(files: Sequence[Path]) -> list[Prediction]:
+def pool_folds(files: Sequence[Path]) -> list[Prediction]:
     """Pool the predictions of folds: each slide, and each patient, is in the test part of one of them."""
     pooled: list[Prediction] = []
     seen: dict[tuple[str | None, str], Path] = {}
@@ -110,7 +110,7 @@ def together(files: Sequence[Path]) -> list[Prediction]:
 
 
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Find the epoch that was kept: the highest score, of equal ones the earlier."""
+    """Return the epoch that was kept: the one with the highest score, of equal ones the first."""
     scored = [row for row in history if row["score"] is not None]
     return max(scored, key=lambda row: row["score"]) if scored else history[-1]
 
@@ -126,6 +126,6 @@ def means_by_epoch(histories: Iterable[Sequence[Mapping[str, Any]]], key: str) -
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Average what is known."""
+    """Return the mean of the values that are not None, or None if there are none."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None

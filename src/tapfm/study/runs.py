@@ -110,8 +110,8 @@ def fold_runs(study: StudyConfig, method: Method, seed: int) -> list[PlannedRun]
     return [PlannedRun(method, seed, fold) for fold in folds]
 
 
-def chosen(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
-    """Take the runs whose name a pattern fits; all where there is none. A pattern may be the beginning of a name."""
+def select_runs(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
+    """Return the runs that match a pattern, or all without patterns. A pattern may be a folder above runs."""
     for pattern in only:
         if not any(_fits(run.name, pattern) for run in runs):
             names = [run.name for run in runs[:_SHOWN]] + (["..."] if len(runs) > _SHOWN else [])
@@ -120,12 +120,12 @@ def chosen(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Say whether a pattern fits a name, or a folder above it."""
+    """Return whether a pattern matches a name, or a folder above it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern.rstrip('/')}/*")
 
 
 def run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dict[str, Any]:
-    """Write RUN.toml of one run: what the study says, with the regime's and the variant's settings on top."""
+    """Return RUN.toml of one run: the settings of the study, then of the regime, then of the variant."""
     method = run.method
     tables: dict[str, Any] = {
         "seed": run.seed,
@@ -155,10 +155,10 @@ def run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dict[str,
 
 
 def run_config(study: StudyConfig, run: PlannedRun, features: Path) -> RunConfig:
-    """Resolve the configuration of one run; what is impossible is told with its name."""
+    """Resolve the configuration of one run. Raises InputError with the name of the run."""
     return resolve(run_tables(study, run, features), f"The run {run.name}")
 
 
 def safe(part: str) -> str:
-    """Make a name that can be a folder anywhere."""
+    """Return a name that can be a folder on any file system."""
     return re.sub(r"[^\w.+=-]+", "-", part).strip("-.") or "-"

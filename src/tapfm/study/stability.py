@@ -97,10 +97,8 @@ def conclude_stability(trajectories: Sequence[Trajectory]) -> list[str]:
         signs = [sign for orders in complete if (sign := _place_of_joint(orders, name)) is not None]
         if signs:
             above, below = signs.count(1), signs.count(-1)
-            sentences.append(
-                f"{meaning.capitalize()}: joint is above both others in {above} of {len(signs)} seeds, and below both "
-                f"in {below}."
-            )
+            place = f"above both others in {above} of {len(signs)} seeds, and below both in {below}"
+            sentences.append(f"{meaning[0].upper()}{meaning[1:]}: joint is {place}.")
             least += above == len(signs)
             most += below == len(signs)
     measured = len(sentences) - 1

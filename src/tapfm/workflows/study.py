@@ -232,9 +232,9 @@ def _run_steps(
     # what writes the tables is imported first: in the days between, another version may be installed
     import tapfm.study.report  # noqa: F401
     from tapfm.study.runner import resume_command, run_study_steps
-    from tapfm.study.runs import chosen, runs_of
+    from tapfm.study.runs import runs_of, select_runs
 
-    runs = chosen(runs_of(config), options.only)
+    runs = select_runs(runs_of(config), options.only)
     resuming = resume_hint or resume_command(out)
     console.print(f"{config.name}: {counted(len(runs), 'run')}, into {out}", markup=False, soft_wrap=True)
     results = run_study_steps(
