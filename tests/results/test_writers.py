@@ -5,6 +5,7 @@ import io
 from rich.console import Console
 
 from tapfm.results.estimate import Estimate
+from tapfm.results.latex import escape_latex
 from tapfm.results.markdown import markdown_table
 from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.results.terminal import rich_table
@@ -47,3 +48,7 @@ def test_several_reasons_are_numbered():
 def test_intervals_may_have_fewer_digits_than_values():
     column = Column("AUC", form=".4f", interval_form=".2f")
     assert "| 0.5000 (0.25 to 0.75) |" in markdown_table(Table([column], [table_row(Estimate(0.5, 0.25, 0.75))]))
+
+
+def test_latex_commands_in_texts_are_escaped():
+    assert escape_latex(r"a_b\c^d") == r"a\_b\textbackslash{}c\textasciicircum{}d"
