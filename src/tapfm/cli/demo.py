@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tapfm.cli.command import command
 from tapfm.cli.console import messages, print_line, terminal
-from tapfm.demo.sizes import FRACTIONS, PREVALENCE, TARGET, Size
+from tapfm.demo.sizes import COHORT_NOTE, TARGET, Size
 from tapfm.runtime.messages import command as command_text
 from tapfm.runtime.steps import STOPPED_CODE
 from tapfm.workflows import demo as workflow
@@ -63,12 +63,10 @@ def demo(options: workflow.DemoOptions, context: typer.Context) -> None:
 
 
 def _print_plan(size: Size, console: Console) -> None:
-    train, validation, test = (f"{fraction:.0%}" for fraction in FRACTIONS)
     lines = [
         f"{size.slides} painted slides and {size.external} of other sites, three ways to learn {TARGET} from their "
         f"labels, with an encoder of 0.9 million parameters: {size.takes}.",
-        f"{PREVALENCE:.0%} of the slides are positive; {train} of all are for training, {validation} for validation, "
-        f"{test} for testing. Both are chosen for so few slides: the paper has 16%, and 80, 10, 10%.",
+        COHORT_NOTE,
         *([size.note] if size.note else []),
     ]
     for line in lines:
