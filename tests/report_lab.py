@@ -18,11 +18,14 @@ from tapfm.evaluation.predictions import Prediction, write_predictions
 from tapfm.metrics.arrays import sigmoid
 from tapfm.prediction.folder import ABOUT, PredictionFolder, TargetPrediction
 from tapfm.report.making import PageOptions, make_report
+from tapfm.results.document import Paragraph, Section, write_sections
+from tapfm.results.table import table_csv
+from tapfm.study.comparison import compare_study, tidy_table, wide_table
+from tapfm.study.costs import costs_table
+from tapfm.study.figures import curves_figure
 from tapfm.study.folder import StudyFolder
 from tapfm.study.results import MethodResult, StudyResults
 from tapfm.study.runs import PlannedRun, methods_of
-from tapfm.study.table_text import table_csv
-from tapfm.study.tables import make_table
 
 TODAY = date(2026, 3, 9)
 TARGETS = ("FGFR3",)
@@ -83,6 +86,8 @@ def history(epochs):
             "val_macro_auc": 0.8 if epoch == 2 else 0.7,
             "score": 0.8 if epoch == 2 else 0.7,
             "seconds": 30.0,
+            "peak_memory_gib": 1.5,
+            "tiles_per_second": 100.0,
         }
         for epoch in range(1, epochs + 1)
     ]
@@ -201,7 +206,7 @@ def make_study(folder, *, finished=("finetune", "tapfm")):
         "encoders": ["tapfm-pocket"],
         "resamples": 20,
         "regimes": ["finetune", "tapfm"],
-        "notes": ["**Painted** slides, `not` <real> ones."],
+        "notes": ["Painted slides, not <real> ones."],
         "cohort": {"table": "c.csv", "tiles": "tiles"},
     }
     study = resolve_study(given)
@@ -214,9 +219,15 @@ def make_study(folder, *, finished=("finetune", "tapfm")):
         run = PlannedRun(method, 0, None)
         make_run(StudyFolder(folder).run(run), method=method.regime, strength=strength)
         results.append(MethodResult(method, {run.name: history(3)}, {"test": [predictions(20, strength=strength)]}))
-    table = make_table(StudyResults(study, StudyFolder(folder), results, {}))
-    (folder / "table_binary.csv").write_text(table_csv(table))
-    (folder / "costs.md").write_text("| Model | runs |\n|---|--:|\n| a \\| b | **1** |\n\nMeans over runs.\n")
+    found = StudyResults(study, StudyFolder(folder), results, {})
+    comparison = compare_study(found)
+    (folder / "table_binary.csv").write_text(table_csv(tidy_table(comparison)))
+    sections = [
+        Section("Overview", [Paragraph(note) for note in study.notes]),
+        Section("AUC", [wide_table(comparison, study)]),
+        Section("Convergence, time and memory", [curves_figure(found), costs_table(found)]),
+    ]
+    write_sections(folder / "study.json", sections)
     (folder / "status.csv").write_text(
         "run,step,state,reason,command,log\nsome/run,train,failed,no <memory>,tapfm train x.toml,l.log\n"
         "cut/run,train,failed\n"

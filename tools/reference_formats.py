@@ -129,5 +129,5 @@ def name_in(lab: Path, path: Path) -> str:
 
 def shown_name(name: str) -> str:
     """Take off the folder of the lab, which may have any name."""
-    folders = ("runs/first/", "evaluated/", "compared/", "predicted/", "exported/", "painted/", "tiles*/", "tiles/")
-    return next((name.removeprefix(each) for each in folders if name.startswith(each)), name)
+    folders = ("runs/first", "evaluated", "compared", "predicted", "exported", "painted", "tiles*", "tiles", "study")
+    return next((name.removeprefix(f"{each}/") for each in folders if name.startswith(f"{each}/")), name)

@@ -5,25 +5,20 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from tapfm.cli.main import app
+from tapfm.config.study import resolve_study
 from tapfm.runs.ensemble import write_ensemble
-from tapfm.runtime.files import write_atomically
-from tapfm.study import costs, fits, forgetting, status, table_text
 from tapfm.study.folder import StudyFolder
-from tapfm.study.tables import ResultTable
+from tapfm.study.report import write_report
+from tapfm.study.runs import runs_of
+from tapfm.study.status import write_status
 
 TARGET = "FGFR3"  # the one that is painted; on the page it stands for any
 SLIDE = "S001"  # the first that is painted; on the page ID
-STUDY_TABLES: dict[str, Callable[[], str]] = {
-    "ablation.csv": lambda: fits.ablation_csv([]),
-    "costs.csv": lambda: costs.costs_csv([]),
-    "forgetting.csv": lambda: forgetting.forgetting_csv([]),
-    "stability.csv": lambda: fits.stability_csv([]),
-    "table_binary.csv": lambda: table_text.table_csv(ResultTable("slide", {}, [])),
-}
 
 
 def make_lab(folder: Path) -> None:
@@ -48,10 +43,24 @@ def make_lab(folder: Path) -> None:
         tapfm("export", "runs/first", "--out", "exported")
         tapfm("report", "runs/first", "--out", "report.html")
         write_ensemble(Path("ensemble"), [Path("runs/first")], "seeds")
-        study = StudyFolder(Path("study"))  # of a study, whose runs would take minutes, its tables without lines
-        status.write_status(study, [], {})
-        for name, header in STUDY_TABLES.items():
-            write_atomically(study.path / name, header().encode())
+        make_study(StudyFolder(Path("study")))
+
+
+def make_study(folder: StudyFolder) -> None:
+    """Write the results of studies; the run and the evaluation of the lab stand for theirs, which take minutes."""
+    given: dict[str, object] = {"name": "A study", "targets": [TARGET], "encoders": ["tapfm-pocket"], "unit": "slide"}
+    given |= {"regimes": ["tapfm"], "resamples": 20, "cohort": {"table": "split.csv", "tiles": "tiles"}}
+    write_status(folder, [], {})
+    write_report(resolve_study(given | {"report": "forgetting", "probe": {"tiles": "tiles"}}), folder)
+    orders = ("before", "after", "joint")
+    variants = [{"name": order, "settings": {"adaptation": {"bag_gradient": order}}} for order in orders]
+    study = resolve_study(given | {"report": "stability", "variants": variants})
+    run = runs_of(study)[0]
+    shutil.copytree("runs/first", folder.run(run))
+    shutil.copytree("evaluated", folder.evaluation(run, "test"))
+    write_report(study, folder)
+    for name in ("runs", "evaluations"):
+        shutil.rmtree(folder.path / name)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from reference_text import any_of, code
 from tapfm.evaluation.measures import NAMES as METRICS
 from tapfm.runtime.steps import State
 from tapfm.slides.scale import ScaleSource
-from tapfm.study.fits import MEASURES as STABILITY
+from tapfm.study.stability import MEASURES as STABILITY
 
 Meanings = Mapping[str, str]
 
@@ -546,6 +546,15 @@ FORMATS: dict[str, list[Format]] = {
     ],
     "A study": [
         Format(
+            "study/study.json",
+            "study.json",
+            "All results of a study as data, from which `tapfm report` makes its page: a list of sections.",
+            {
+                "[].title": "title of a section; the first has none",
+                "[].blocks[]": "its paragraphs, tables and figures; `kind` says which of them it is",
+            },
+        ),
+        Format(
             "study/table_binary.csv",
             "table_binary.csv, table_multilabel.csv",
             "A line for each method, cohort and target.",
@@ -586,8 +595,8 @@ FORMATS: dict[str, list[Format]] = {
                 "last_epoch": "last epoch of the fit",
                 "val_auc": "AUC on validation slides",
                 "test_auc": "AUC on test slides",
-                "test_low": "its 95% interval, lower end",
-                "test_high": "its 95% interval, upper end",
+                "test_auc_low": "its 95% interval, lower end",
+                "test_auc_high": "its 95% interval, upper end",
             },
         ),
         Format(
@@ -692,6 +701,11 @@ OTHERS: Meanings = {
     "predicted/per-slide/ID/heatmap-*.tif": "of a prediction: the same as pyramids that OpenSlide and QuPath open",
     "predicted/per-slide/ID/gallery-*.png": "of a prediction: the tiles at both ends",
     "exported/README.md": "of an export: the model card",
+    "study/*.md": "of a study: `study.md` has all results on a page, and the others have one table each",
+    "study/table_*.tex": "of a study: the table of AUCs for LaTeX",
+    "study/roc.png": "of a study: ROC curves of all methods, for each cohort and target",
+    "study/curves.png": "of a study: validation AUC and training loss of all methods by epoch",
+    "study/ablation-*.png": "of an ablation: training losses, and their logarithms with the fitted lines",
     "painted/README.md": "of a painted cohort: what it is",
     "painted/contact-sheet.jpg": "of a painted cohort: slides at a glance",
     "painted/slides/ID.svs": "of a painted cohort: the slides",

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from tapfm.config.study import load_study
 from tapfm.demo.folder import DemoFolder
-from tapfm.demo.planted import figures_of, typical_of
-from tapfm.demo.planted_picture import outlined, planted_in
+from tapfm.demo.planted import choose_typical, measure_cohort
+from tapfm.demo.planted_picture import draw_outlines, planted_mask
 from tapfm.demo.run import run_demo
 from tapfm.demo.sizes import SIZES
 from tapfm.demo.steps import demo_steps
@@ -223,13 +223,13 @@ def test_the_tutorial_shows_the_commands_that_are_typed():
 
 
 def test_of_slides_found_well_and_badly_the_middle_is_shown():
-    slides = [SimpleNamespace(found=lambda _, value=value: value) for value in (0.9, 0.2, 0.6, 0.4)]
-    assert typical_of(slides) is slides[3]
-    assert typical_of([]) is None
+    slides = [SimpleNamespace(rank_auc=lambda _, value=value: value) for value in (0.9, 0.2, 0.6, 0.4)]
+    assert choose_typical(slides) is slides[3]
+    assert choose_typical([]) is None
 
 
 def test_without_positive_slides_there_is_a_reason_instead_of_a_figure():
-    found = figures_of("test", [])
+    found = measure_cohort("test", [])
     assert found["slides"] == 0
     assert found["found"]["attention after"]["why"] == "no positive slide"
 
@@ -251,10 +251,10 @@ def test_planted_nests_are_outlined_where_they_are():
     focus[20:60, 100:160] = 1
     truth = SlideTruth(np.ones_like(focus), focus, ("FGFR3",), width_px0=800, height_px0=400, mpp=0.25)
     thumbnail = Thumbnail(np.full((50, 100, 3), 255, np.uint8), Box(0, 0, 800, 400))
-    mask = planted_in(thumbnail, truth)
+    mask = planted_mask(thumbnail, truth)
     assert mask[10:30, 50:80].all()
     assert mask.sum() == 20 * 30
-    drawn = outlined(thumbnail.pixels, mask)
+    drawn = draw_outlines(thumbnail.pixels, mask)
     assert (drawn[20, 50] < 128).all()  # its left edge
     assert (drawn[20, 65] == 255).all()  # within
     assert (drawn[40, 65] == 255).all()  # below

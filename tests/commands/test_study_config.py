@@ -12,7 +12,7 @@ from tapfm.study.folder import StudyFolder
 from tapfm.study.from_preset import PresetOptions, find_presets, mini_study, preset_study, preset_tables, preset_text
 from tapfm.study.plan import plan_study
 from tapfm.study.presets import PRESETS
-from tapfm.study.runs import chosen, methods_of, run_config, runs_of
+from tapfm.study.runs import methods_of, run_config, runs_of, select_runs
 
 SLIDES = {"cohort": {"table": "c.csv", "tiles": "tiles"}}
 SMALL = {"name": "small", "targets": ["FGFR3"], "encoders": ["tapfm-pocket"], **SLIDES}
@@ -88,7 +88,7 @@ def test_settings_are_laid_over_each_other_and_the_variant_is_on_top():
             "settings.adaptation.lamda: there is no such setting; did you mean",
         ),
         ({"settings": {"tapfm": {"sched": {}}}}, "settings.tapfm.sched: there is no such setting"),
-        ({"seeds": [1, 1]}, "seeds: 1 stands there twice"),
+        ({"seeds": [1, 1]}, "seeds: 1 is listed twice"),
         ({"task": "multilabel"}, "multilabel needs several targets"),
         ({"report": "forgetting"}, "probe: is missing"),
         ({"report": "ablation"}, "variants: is missing"),
@@ -147,12 +147,12 @@ def test_a_study_comes_back_from_its_text_as_it_was():
 def test_only_takes_patterns_and_beginnings():
     config = study(regimes=["fixed", "tapfm"], aggregators=["abmil", "mean"], seeds=[0, 1])
     runs = runs_of(config)
-    assert len(chosen(runs, [])) == 6
-    assert {run.method.regime for run in chosen(runs, ["*/tapfm/*"])} == {"tapfm"}
-    assert len(chosen(runs, ["tapfm-pocket/fixed"])) == 4
-    assert [run.seed for run in chosen(runs, ["*/mean/seed1"])] == [1]
+    assert len(select_runs(runs, [])) == 6
+    assert {run.method.regime for run in select_runs(runs, ["*/tapfm/*"])} == {"tapfm"}
+    assert len(select_runs(runs, ["tapfm-pocket/fixed"])) == 4
+    assert [run.seed for run in select_runs(runs, ["*/mean/seed1"])] == [1]
     with pytest.raises(InputError, match="--only nothing fits no run"):
-        chosen(runs, ["nothing"])
+        select_runs(runs, ["nothing"])
 
 
 def test_an_impossible_run_is_named_and_the_others_are_planned(tmp_path):
@@ -175,7 +175,7 @@ def test_every_preset_is_whole_in_both_scales_and_as_a_file(name, tmp_path):
         planned = plan_study(config, StudyFolder(tmp_path))
         assert not planned.problems
         assert planned.runs
-    assert "machinery" in mini.notes[0]
+    assert "nothing about tissue" in mini.notes[0]
     assert "K = " in mini.notes[1]
     text = preset_text(name, PresetOptions(), tmp_path / "study.toml")
     (tmp_path / "study.toml").write_text(text)

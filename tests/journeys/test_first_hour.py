@@ -65,7 +65,7 @@ def test_it_ends_with_what_was_measured(demo):
 def test_it_says_what_was_chosen_for_its_size(demo):
     _, result = demo
     said = " ".join(result.stderr.split())
-    assert "40% of the slides are positive; 50% of all are for training, 20% for validation, 30% for testing" in said
+    assert "40% of the slides are positive. 50% of all are for training, 20% for validation, 30% for testing" in said
     assert "chosen for so few slides" in said
 
 

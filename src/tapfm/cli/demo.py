@@ -10,20 +10,16 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from tapfm.cli.command import command
 from tapfm.cli.console import messages, print_line, terminal
-from tapfm.demo.sizes import FRACTIONS, PREVALENCE, TARGET, Size
+from tapfm.demo.sizes import COHORT_NOTE, TARGET, Size
 from tapfm.runtime.messages import command as command_text
-from tapfm.runtime.messages import counted
 from tapfm.runtime.steps import STOPPED_CODE
 from tapfm.workflows import demo as workflow
 
 if TYPE_CHECKING:
     from tapfm.demo.results import DemoResults
-
-_TITLES = {"test": "held-out", "external": "external"}
 
 
 @command(workflow.DemoOptions)
@@ -67,12 +63,10 @@ def demo(options: workflow.DemoOptions, context: typer.Context) -> None:
 
 
 def _print_plan(size: Size, console: Console) -> None:
-    train, validation, test = (f"{fraction:.0%}" for fraction in FRACTIONS)
     lines = [
         f"{size.slides} painted slides and {size.external} of other sites, three ways to learn {TARGET} from their "
         f"labels, with an encoder of 0.9 million parameters: {size.takes}.",
-        f"{PREVALENCE:.0%} of the slides are positive; {train} of all are for training, {validation} for validation, "
-        f"{test} for testing. Both are chosen for so few slides: the paper has 16%, and 80, 10, 10%.",
+        COHORT_NOTE,
         *([size.note] if size.note else []),
     ]
     for line in lines:
@@ -80,11 +74,12 @@ def _print_plan(size: Size, console: Console) -> None:
 
 
 def _print_results(size: Size, results: DemoResults, console: Console) -> None:
+    from tapfm.results.terminal import rich_table
+
     folder = results.folder
-    console.print()
-    console.print(_auc_table(results))
-    console.print()
-    console.print(_planted_table(results))
+    for table in (results.aucs, results.planted):
+        console.print()
+        console.print(rich_table(table))
     console.print()
     console.print(
         size.note
@@ -121,31 +116,3 @@ def _print_beside(console: Console, lines: Mapping[str, str]) -> None:
     width = max(map(len, lines))
     for text, meaning in lines.items():
         print_line(console, f"  {text:<{width}}  # {meaning}")
-
-
-def _auc_table(results: DemoResults) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), title=f"AUC, {TARGET}", title_justify="left", title_style="bold")
-    table.add_column("")
-    for cohort, patients in results.patients.items():
-        table.add_column(f"{_TITLES[cohort]} ({patients} patients)")
-    for title, cells in results.aucs.items():
-        table.add_row(title, *(cells.get(cohort, "-") for cohort in results.patients))
-    return table
-
-
-def _planted_table(results: DemoResults) -> Table:
-    table = Table(
-        box=None,
-        padding=(0, 2, 0, 0),
-        title="How often a tile with the planted signal ranks above one without (mean of positive slides; chance: 0.5)",
-        title_justify="left",
-        title_style="bold",
-    )
-    table.add_column("ranked by")
-    for cohort, slides in results.positive_slides.items():
-        share = results.planted_share[cohort]
-        carry = f", {share:.0%} of tiles with it" if share is not None else ""
-        table.add_column(f"{_TITLES[cohort]} ({counted(slides, 'slide')}{carry})")
-    for title, cells in results.ranked.items():
-        table.add_row(title, *cells)
-    return table

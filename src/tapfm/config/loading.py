@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,17 +25,20 @@ _DEFAULT_ENCODER = "uni"
 
 def load_config(file: Path, changes: Sequence[str] = ()) -> RunConfig:
     """Read RUN.toml with `--set` changes on top. Paths in the file start at the file, others where we are."""
-    try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise InputError(
-            f"{file} cannot be read ({error.strerror}).", hint="Write one to start from: tapfm config > run.toml"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} is not TOML: {error}.", hint="See what it should look like: tapfm config") from error
+    tables = read_toml(file, hint="Write one to start from: tapfm config > run.toml")
     resolve_paths(tables, file.parent)
     _apply_changes(tables, changes)
     return resolve(tables, f"{file}, with what --set changes," if changes else str(file))
+
+
+def read_toml(file: Path, hint: str) -> dict[str, Any]:
+    """Read a TOML file. Raises InputError, with this hint, if that is not possible."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror}).", hint=hint) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is not TOML: {error}.", hint=hint) from error
 
 
 def change_config(config: RunConfig, changes: Sequence[str]) -> RunConfig:
@@ -73,10 +76,13 @@ def resolve(tables: Mapping[str, Any], where: str = "The configuration") -> RunC
             problems += contradictions(config)
             if not problems:
                 return config
+    raise problems_error(where, problems, hint="All settings, with what they mean: tapfm config")
+
+
+def problems_error(where: str, problems: Sequence[str], hint: str) -> SettingError:
+    """Return the error that lists all problems of a configuration."""
     count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
-    raise SettingError(
-        f"{where} has {count}:\n  " + "\n  ".join(problems), hint="All settings, with what they mean: tapfm config"
-    )
+    return SettingError(f"{where} has {count}:\n  " + "\n  ".join(problems), hint=hint)
 
 
 def all_settings() -> Iterator[Place]:
@@ -153,9 +159,9 @@ def merge_tables(below: dict[str, Any], above: Mapping[str, Any]) -> None:
             below[name] = value
 
 
-def resolve_paths(tables: dict[str, Any], base: Path) -> None:
-    """Make paths whole, so that they mean the same wherever the run is resumed from."""
-    for section, key in PATHS:
+def resolve_paths(tables: dict[str, Any], base: Path, places: Iterable[tuple[str, str]] = PATHS) -> None:
+    """Make paths absolute, so that they mean the same wherever the run is resumed from."""
+    for section, key in places:
         table = tables.get(section)
         if isinstance(table, dict) and isinstance(table.get(key), str):
             path = Path(table[key])

@@ -1,11 +1,9 @@
-"""STUDY.toml: which methods are compared, on which slides. As strict as RUN.toml: all problems are told at once."""
+"""STUDY.toml: which methods are compared, on which slides. As strict as RUN.toml: all problems are reported at once."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -13,18 +11,19 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationError
 
 from tapfm.aggregators.catalog import aggregator_card
-from tapfm.config.loading import all_settings, resolve_paths
+from tapfm.config.loading import all_settings, problems_error, read_toml, resolve_paths
 from tapfm.config.problems import Place, did_you_mean, invalid_values
 from tapfm.config.recipes import Method
 from tapfm.config.settings import Count, Section, setting
 from tapfm.config.text import toml_value
 from tapfm.encoders.catalog import encoder_card
-from tapfm.errors import InputError, SettingError
+from tapfm.errors import InputError
 
 REGIMES: tuple[Method, ...] = get_args(Method)
 ReportKind = Literal["comparison", "ablation", "stability", "forgetting"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant: it becomes part of a path
+_WRITE_PRESET = "tapfm study --preset paper-table1 --write study.toml"
+_NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant: it becomes part of a path
 
 
 class SlidesSection(Section):
@@ -82,7 +81,7 @@ class StudyConfig(Section):
 
     @property
     def multilabel(self) -> bool:
-        """Say whether one model predicts all targets."""
+        """Whether one model predicts all targets."""
         return len(self.targets) > 1 if self.task is None else self.task == "multilabel"
 
     @property
@@ -90,36 +89,17 @@ class StudyConfig(Section):
         """How many slides may fail in a run, or in an evaluation, for it to count."""
         return int(self.settings.get("machine", {}).get("allow_failures", 0))
 
-    @property
-    def each_fold(self) -> list[int | None]:
-        """List the folds; None stands for the column split."""
-        return [*self.folds] if self.folds else [None]
-
     def as_tables(self) -> dict[str, Any]:
-        """Give it back as TOML has it; what is not set is left out."""
+        """Return the settings as tables of TOML, without those that are not set."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-PATHS = (
-    ("cohort", "table"),
-    ("cohort", "slides"),
-    ("cohort", "tiles"),
-    ("external", "table"),
-    ("external", "slides"),
-    ("external", "tiles"),
-    ("probe", "tiles"),
-)
+_PATHS = [(section, key) for section in ("cohort", "external", "probe") for key in ("table", "slides", "tiles")]
 
 
 def load_study(file: Path) -> StudyConfig:
     """Read STUDY.toml; paths in it start at the file."""
-    start = "Write one to start from: tapfm study --preset paper-table1 --write study.toml"
-    try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise InputError(f"{file} cannot be read ({error.strerror}).", hint=start) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} is not TOML: {error}.", hint=start) from error
+    tables = read_toml(file, hint=f"Write one to start from: {_WRITE_PRESET}")
     place_paths(tables, file.parent)
     return resolve_study(tables, str(file))
 
@@ -130,20 +110,16 @@ def resolve_study(tables: Mapping[str, Any], where: str = "The study") -> StudyC
     try:
         config = StudyConfig.model_validate_json(json.dumps(tables, default=str), strict=True)
     except ValidationError as error:
-        problems = invalid_values(error, list(places()))
+        problems = invalid_values(error, list(_places()))
     else:
         config, problems = _with_known_encoders(config)
-        problems += contradictions(config)
+        problems += _contradictions(config)
         if not problems:
             return config
-    count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
-    raise SettingError(
-        f"{where} has {count}:\n  " + "\n  ".join(problems),
-        hint="What one looks like: tapfm study --preset paper-table1 --write study.toml",
-    )
+    raise problems_error(where, problems, hint=f"What one looks like: {_WRITE_PRESET}")
 
 
-def places() -> Iterator[Place]:
+def _places() -> Iterator[Place]:
     """List all settings of a study, as they are written."""
     sections: dict[str, type[Section]] = {"cohort": SlidesSection, "external": SlidesSection, "probe": ProbeSection}
     for name in StudyConfig.model_fields:
@@ -167,8 +143,8 @@ def _with_known_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
     return config.model_copy(update={"encoders": [keys[name] for name in config.encoders], "weights": weights}), []
 
 
-def contradictions(config: StudyConfig) -> Iterator[str]:
-    """Find what is unknown, twice there, or does not go together."""
+def _contradictions(config: StudyConfig) -> Iterator[str]:
+    """Yield what is unknown, listed twice, or contradictory."""
     listed: dict[str, list[Any]] = {
         "targets": config.targets,
         "encoders": config.encoders,
@@ -181,7 +157,7 @@ def contradictions(config: StudyConfig) -> Iterator[str]:
     }
     for name, values in listed.items():
         if twice := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
-            yield f"{name}: {twice[0]!r} stands there twice"
+            yield f"{name}: {twice[0]!r} is listed twice"
     for key in ("aggregators", "tapfm_aggregators"):
         for name in listed[key]:
             try:
@@ -189,7 +165,7 @@ def contradictions(config: StudyConfig) -> Iterator[str]:
             except InputError as error:
                 yield f"{key}: {error.message} {error.hint}"
     for name in (config.name, *listed["variants"]):
-        if not NAME.fullmatch(name):
+        if not _NAME.fullmatch(name):
             yield f"name: {name!r} cannot be a folder; letters, digits and . , + = : - will do"
     if config.multilabel and len(config.targets) == 1:
         yield "task: multilabel needs several targets"
@@ -223,78 +199,42 @@ def _unknown_tables(config: StudyConfig) -> Iterator[str]:
 
 
 def place_paths(tables: dict[str, Any], base: Path) -> None:
-    """Make paths whole, so that they mean the same wherever the study is gone on with."""
-    for section, key in PATHS:
-        table = tables.get(section)
-        if isinstance(table, dict) and isinstance(table.get(key), str):
-            table[key] = whole(table[key], base)
-    weights = tables.get("weights")
-    if isinstance(weights, dict):
-        for name, value in weights.items():
-            if isinstance(value, str):
-                weights[name] = whole(value, base)
-    settings = tables.get("settings")
+    """Make paths absolute, so that they mean the same wherever the study is resumed from."""
+    weights, settings, variants = (tables.get(name) for name in ("weights", "settings", "variants"))
+    named = weights if isinstance(weights, dict) else {}
+    resolve_paths(tables, base, [*_PATHS, *(("weights", name) for name in named)])
     of_runs = [settings, *(settings.get(regime) for regime in REGIMES)] if isinstance(settings, dict) else []
-    variants = tables.get("variants")
-    of_runs += (
-        [each.get("settings") for each in variants if isinstance(each, dict)] if isinstance(variants, list) else []
-    )
+    if isinstance(variants, list):
+        of_runs += [each.get("settings") for each in variants if isinstance(each, dict)]
     for each in of_runs:
         if isinstance(each, dict):
             resolve_paths(each, base)
 
 
-def whole(text: str, base: Path) -> str:
-    """Make one path whole."""
-    path = Path(text)
-    with contextlib.suppress(RuntimeError):  # ~name where nobody has that name: a file's name like any other
-        path = path.expanduser()
-    return str((base / path).absolute())
-
-
 def study_text(tables: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
-    """Write a study as TOML."""
-    comments = comments or {}
-    lines = [
-        f"{_quoted(key)} = {toml_value(value)}" + (f"  # {comments[key]}" if key in comments else "")
-        for key, value in tables.items()
-        if not isinstance(value, Mapping) and not _is_tables(value)
-    ]
+    """Return a study as TOML; comments stand beside settings that are not in a table."""
+    lines = []
+    for name, value in tables.items():
+        if not isinstance(value, Mapping) and not _is_tables(value):
+            comment = f"  # {comments[name]}" if comments and name in comments else ""
+            lines.append(f"{name} = {toml_value(value)}{comment}")
     for name, value in tables.items():
         if isinstance(value, Mapping) and value:
-            lines += _table_lines(name, value)
+            lines += ["", f"[{name}]", *_dotted_lines(value)]
         elif _is_tables(value):
             for each in value:
-                lines += ["", f"[[{_quoted(name)}]]", *_pair_lines(each)]
+                lines += ["", f"[[{name}]]", *_dotted_lines(each)]
     return "\n".join(lines) + "\n"
 
 
-def _table_lines(name: str, table: Mapping[str, Any]) -> list[str]:
-    """Write a table, and below it those in it."""
-    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
-    lines = ["", f"[{name}]", *_pair_lines(plain)] if plain or not table else []
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            lines += _table_lines(f"{name}.{_quoted(key)}", value)
-    return lines
-
-
-def _pair_lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Write keys and values; of tables in it dotted keys."""
+def _dotted_lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return keys and values, with dotted keys for tables within the table."""
     lines: list[str] = []
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            lines += _pair_lines(value, f"{prefix}{_quoted(key)}.")
-        else:
-            lines.append(f"{prefix}{_quoted(key)} = {toml_value(value)}")
+        name = prefix + (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key))
+        lines += _dotted_lines(value, f"{name}.") if isinstance(value, Mapping) else [f"{name} = {toml_value(value)}"]
     return lines
 
 
 def _is_tables(value: object) -> bool:
-    """Say whether it is a list of tables."""
     return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
-
-
-def _quoted(key: str) -> str:
-    """Write a key, in quotes where it needs them."""
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)

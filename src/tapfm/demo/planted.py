@@ -1,7 +1,7 @@
-"""How well attention finds the tiles that carry the planted signal, before the encoder learnt and after.
+"""How well attention finds the tiles with the planted signal, before and after adaptation.
 
-Of each positive slide: how often a tile with the signal has more than one without (AUC). Only of painted slides is
-it known which tiles those are.
+For each positive slide: how often a tile with the signal ranks above one without (AUC). Which tiles have it is known
+for painted slides only.
 """
 
 from __future__ import annotations
@@ -29,78 +29,76 @@ from tapfm.runtime.seeding import rng_for
 from tapfm.study.folder import StudyFolder
 from tapfm.synthetic.truth import CARRIES, read_truth
 
-_BEFORE, _AFTER, _SAID = "attention before", "attention after", "contribution after"
+_AFTER = "attention after"
+_SCORES = ("attention before", _AFTER, "contribution after")
 
 
 @dataclass(frozen=True)
-class SlideSeen:
-    """A positive slide: which of its tiles carry the signal, and what ranks them."""
+class PositiveSlide:
+    """A slide with the signal in some of its tiles, and the scores that rank its tiles."""
 
     slide: PredictedSlide
-    table: TileTable  # after
-    carries: NDArray[np.bool_]
-    values: Mapping[str, NDArray[np.float64]]
+    table: TileTable
+    carries: NDArray[np.bool_]  # tiles with the signal
+    scores: Mapping[str, NDArray[np.float64]]
 
-    def found(self, by: str) -> float | None:
-        """Say how often a tile with the signal stands above one without."""
-        return auc([int(each) for each in self.carries], self.values[by].tolist())
+    def rank_auc(self, score: str) -> float | None:
+        """Return how often a tile with the signal ranks above one without."""
+        return auc(self.carries.astype(int).tolist(), self.scores[score].tolist())
 
 
 def measure_planted(folder: DemoFolder) -> None:
-    """Measure it on both cohorts, write the figures, and draw one slide."""
-    seen = {cohort: _positives_of(folder, cohort) for cohort in COHORTS}
-    figures = {cohort: figures_of(cohort, slides) for cohort, slides in seen.items()}
-    typical = typical_of(seen["external"] or seen["test"])
-    if typical is not None:
-        truth = read_truth(folder.painted / "truth", typical.slide.slide_id)
-        draw_planted(folder.planted_picture, typical.slide, typical.table, typical.values, truth)
-    write_atomically(folder.planted, f"{json.dumps(figures, indent=2)}\n".encode())
+    """Write planted.json for both cohorts, and draw one slide."""
+    slides = {cohort: _read_positive_slides(folder, cohort) for cohort in COHORTS}
+    shown = choose_typical(slides["external"] or slides["test"])
+    if shown is not None:
+        truth = read_truth(folder.painted / "truth", shown.slide.slide_id)
+        draw_planted(folder.planted_picture, shown.slide, shown.table, shown.scores, truth)
+    measured = {cohort: measure_cohort(cohort, of_cohort) for cohort, of_cohort in slides.items()}
+    write_atomically(folder.planted, f"{json.dumps(measured, indent=2)}\n".encode())
 
 
-def _positives_of(folder: DemoFolder, cohort: str) -> list[SlideSeen]:
-    """Read the positive slides of a cohort that have tiles of both kinds."""
+def _read_positive_slides(folder: DemoFolder, cohort: str) -> list[PositiveSlide]:
+    """Read the slides of a cohort that have tiles with and without the signal."""
     predictions, found = PredictionFolder(folder.predictions(cohort)), []
     features = StudyFolder(folder.study).features(ENCODER, cohort)
     for slide in predictions.slides():
         truth, table = read_truth(folder.painted / "truth", slide.slide_id), predictions.tiles(slide.slide_id)
         carries = truth.signal(TARGET, table.positions, slide.side_px0) >= CARRIES
-        if carries.all() or not carries.any():
-            continue
-        before = _attention_before(features, slide.slide_id, table)
-        after, said = table.values["attention"], table.values[f"contribution.{TARGET}"]
-        found.append(SlideSeen(slide, table, carries, {_BEFORE: before, _AFTER: after, _SAID: said}))
+        if carries.any() and not carries.all():
+            before = _read_attention(features / f"{slide.slide_id}.h5", table)
+            after, contribution = table.values["attention"], table.values[f"contribution.{TARGET}"]
+            scores = dict(zip(_SCORES, (before, after, contribution), strict=True))
+            found.append(PositiveSlide(slide, table, carries, scores))
     return found
 
 
-def _attention_before(features: Path, slide_id: str, table: TileTable) -> NDArray[np.float64]:
-    """Read what the encoder attended to before it learnt: the features that the fixed regime learns from have it."""
-    stored = read_features(features / f"{slide_id}.h5")
+def _read_attention(features: Path, table: TileTable) -> NDArray[np.float64]:
+    """Return the attention of the pretrained encoder, which is stored with its features, in the order of the table."""
+    stored = read_features(features)
     assert stored.attention is not None
     assert stored.positions is not None
-    place = {(int(x), int(y)): index for index, (x, y) in enumerate(stored.positions)}
-    return stored.attention[[place[int(x), int(y)] for x, y in table.positions]].astype(np.float64)
+    index = {(int(x), int(y)): number for number, (x, y) in enumerate(stored.positions)}
+    return stored.attention[[index[int(x), int(y)] for x, y in table.positions]].astype(np.float64)
 
 
-def figures_of(cohort: str, slides: Sequence[SlideSeen]) -> dict[str, object]:
-    """Take the mean over slides, with an interval by drawing them again (a painted patient has one)."""
-    drawn = rng_for(0, "planted tiles", cohort).integers(max(1, len(slides)), size=(RESAMPLES, len(slides)))
-    found: dict[str, object] = {}
-    for by in (_BEFORE, _AFTER, _SAID):
-        values = np.array([slide.found(by) for slide in slides], dtype=np.float64)
-        if slides:
-            found[by] = asdict(interval(float(values.mean()), values[drawn].mean(axis=1)))
-        else:
-            found[by] = asdict(Estimate(None, why="no positive slide"))
-    tiles = sum(len(slide.carries) for slide in slides)
+def measure_cohort(cohort: str, slides: Sequence[PositiveSlide]) -> dict[str, object]:
+    """Return means over slides, with intervals from resampled slides (a painted patient has one slide)."""
+    found = dict.fromkeys(_SCORES, asdict(Estimate(None, why="no positive slide")))
+    if slides:
+        drawn = rng_for(0, "planted tiles", cohort).integers(len(slides), size=(RESAMPLES, len(slides)))
+        for score in _SCORES:
+            values = np.array([slide.rank_auc(score) for slide in slides], dtype=np.float64)
+            found[score] = asdict(interval(float(values.mean()), values[drawn].mean(axis=1)))
     return {
         "slides": len(slides),
-        "tiles": tiles,
+        "tiles": sum(len(slide.carries) for slide in slides),
         "share": fmean(float(slide.carries.mean()) for slide in slides) if slides else None,
         "found": found,
     }
 
 
-def typical_of(slides: Sequence[SlideSeen]) -> SlideSeen | None:
-    """Choose a slide to show: the one in the middle of those found well and badly, so that it flatters nobody."""
-    ranked = sorted(slides, key=lambda slide: slide.found(_AFTER) or 0.0)
+def choose_typical(slides: Sequence[PositiveSlide]) -> PositiveSlide | None:
+    """Choose the slide to show: the one with the median AUC of attention."""
+    ranked = sorted(slides, key=lambda slide: slide.rank_auc(_AFTER) or 0.0)
     return ranked[(len(ranked) - 1) // 2] if ranked else None

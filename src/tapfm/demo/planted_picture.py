@@ -1,4 +1,4 @@
-"""One painted slide four times: as it is, attention before and after, and what tiles said; planted nests outlined."""
+"""One painted slide four times: as it is, attention before and after, and contributions; planted nests outlined."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def draw_planted(
         percentile = name.startswith("attention")
         layer = Layer("value", "attention") if percentile else Layer("value", "contribution", TARGET)
         shown = TileTable(table.positions, {"value": each})
-        title = f"{name}, percentiles" if percentile else f"{name}: red speaks for {TARGET}"
+        title = f"{name}, percentiles" if percentile else f"{name}: red supports {TARGET}"
         panels[title] = draw_tiles_over(thumbnail, slide, shown, layer, percentile=percentile)
-    planted = planted_in(thumbnail, truth)
-    pictures = [_panel(title, outlined(pixels, planted)) for title, pixels in panels.items()]
+    planted = planted_mask(thumbnail, truth)
+    pictures = [_panel(title, draw_outlines(pixels, planted)) for title, pixels in panels.items()]
     sheet = Image.new("RGB", (sum(each.width for each in pictures), max(each.height for each in pictures)), WHITE)
     left = 0
     for picture in pictures:
@@ -57,8 +57,8 @@ def draw_planted(
     write_atomically(path, png_of(sheet))
 
 
-def planted_in(thumbnail: Thumbnail, truth: SlideTruth) -> Mask:
-    """Say which pixels of a picture show nests that carry the signal."""
+def planted_mask(thumbnail: Thumbnail, truth: SlideTruth) -> Mask:
+    """Return the pixels of a thumbnail that show nests with the signal."""
     mask = truth.focus == truth.foci.index(TARGET) + 1
     height_px, width_px = thumbnail.pixels.shape[:2]
     down_x, down_y = thumbnail.downsample
@@ -69,8 +69,8 @@ def planted_in(thumbnail: Thumbnail, truth: SlideTruth) -> Mask:
     return np.asarray(mask[rows[:, None], columns])
 
 
-def outlined(pixels: Pixels, mask: Mask) -> Pixels:
-    """Draw a line around what is in the mask."""
+def draw_outlines(pixels: Pixels, mask: Mask) -> Pixels:
+    """Return a picture with lines around the areas of a mask."""
     drawn = pixels.copy()
     lines, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
     cv2.drawContours(drawn, lines, -1, _BLACK, 1, cv2.LINE_AA)

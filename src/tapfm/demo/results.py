@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tapfm.demo.folder import COHORTS, DemoFolder
-from tapfm.evaluation.estimate_text import format_estimate
+from tapfm.demo.sizes import TARGET
 from tapfm.results.estimate import Estimate
+from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.runtime.csv_files import read_csv
+from tapfm.runtime.messages import counted
+from tapfm.study.comparison import read_auc
 
-_REGIMES = {
-    "fixed": "fixed encoder + ABMIL",
-    "finetune": "fine-tuned encoder + ABMIL",
-    "tapfm": "TAPFM",
-}
-_RANKED_BY = {
+_COHORT_TITLES = {"test": "held-out", "external": "external"}
+_REGIMES = {"fixed": "fixed encoder + ABMIL", "finetune": "fine-tuned encoder + ABMIL", "tapfm": "TAPFM"}
+_SCORES = {
     "attention before": "attention, pretrained encoder",
     "attention after": "attention, after TAPFM",
     "contribution after": "contribution, after TAPFM",
@@ -26,39 +26,47 @@ _RANKED_BY = {
 
 @dataclass(frozen=True)
 class DemoResults:
-    """What a demo ends with; the keys of mappings are cohorts, "test" and "external", where nothing else is said."""
+    """The tables that a demo ends with."""
 
     folder: DemoFolder
-    patients: Mapping[str, str]
-    aucs: Mapping[str, Mapping[str, str]]  # regime -> cohort -> AUC with its interval
-    positive_slides: Mapping[str, int]
-    planted_share: Mapping[str, float | None]  # of tiles with the planted signal
-    ranked: Mapping[str, Sequence[str]]  # score -> how often planted tiles rank above others, in each cohort
-    seconds: int  # all steps, all attempts
+    aucs: Table
+    planted: Table  # how often tiles with the planted signal rank above others
+    seconds: int  # of all steps in all attempts
 
 
 def read_results(folder: DemoFolder) -> DemoResults:
     """Read the results of a finished demo."""
-    lines = read_csv(folder.results)
-    patients = {line["cohort"]: line["patients"] for line in lines}
-    aucs: dict[str, dict[str, str]] = {}
-    for line in lines:
-        aucs.setdefault(_REGIMES.get(line["regime"], line["model"]), {})[line["cohort"]] = _auc_text(line)
-    found: dict[str, Any] = json.loads(folder.planted.read_text("utf-8"))
-    return DemoResults(
-        folder,
-        patients={cohort: patients.get(cohort, "0") for cohort in COHORTS},
-        aucs=aucs,
-        positive_slides={cohort: found[cohort]["slides"] for cohort in COHORTS},
-        planted_share={cohort: found[cohort]["share"] for cohort in COHORTS},
-        ranked={
-            title: [format_estimate(Estimate(**found[cohort]["found"][score])) for cohort in COHORTS]
-            for score, title in _RANKED_BY.items()
-        },
-        seconds=round(sum(json.loads(folder.state.read_text("utf-8"))["seconds"].values())),
-    )
+    planted = json.loads(folder.planted.read_text("utf-8"))
+    seconds = json.loads(folder.state.read_text("utf-8"))["seconds"]
+    return DemoResults(folder, _auc_table(folder), _planted_table(planted), round(sum(seconds.values())))
 
 
-def _auc_text(line: Mapping[str, str]) -> str:
-    value, low, high = (float(line[name]) if line[name] else None for name in ("auc", "low", "high"))
-    return format_estimate(Estimate(value, low, high)) if value is not None else line["why"] or "-"
+def _auc_table(folder: DemoFolder) -> Table:
+    patients, aucs = dict.fromkeys(COHORTS, "0"), dict[str, dict[str, Cell]]()
+    for line in read_csv(folder.results):
+        patients[line["cohort"]] = line["patients"]
+        title = _REGIMES.get(line["regime"], line["model"])
+        aucs.setdefault(title, {})[line["cohort"]] = _cell(read_auc(line))
+    titles = [f"{_COHORT_TITLES[cohort]} ({patients[cohort]} patients)" for cohort in COHORTS]
+    rows = [
+        table_row(title, *(cells.get(cohort, Estimate(None)) for cohort in COHORTS)) for title, cells in aucs.items()
+    ]
+    return Table([Column("", text=True), *map(Column, titles)], rows, f"AUC, {TARGET}")
+
+
+def _planted_table(planted: Mapping[str, Any]) -> Table:
+    columns = [Column("ranked by", text=True)]
+    for cohort in COHORTS:
+        slides, share = planted[cohort]["slides"], planted[cohort]["share"]
+        carry = "" if share is None else f", {share:.0%} of tiles with it"
+        columns.append(Column(f"{_COHORT_TITLES[cohort]} ({counted(slides, 'slide')}{carry})"))
+    rows = [
+        table_row(title, *(_cell(Estimate(**planted[cohort]["found"][score])) for cohort in COHORTS))
+        for score, title in _SCORES.items()
+    ]
+    title = "How often a tile with the planted signal ranks above one without (mean of positive slides; chance: 0.5)"
+    return Table(columns, rows, title)
+
+
+def _cell(estimate: Estimate) -> Cell:
+    return Cell(estimate, estimate.why if estimate.value is None else "")

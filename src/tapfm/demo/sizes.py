@@ -9,6 +9,11 @@ TARGET = "FGFR3"  # the one that `tapfm synth --task fgfr3` plants
 ENCODER = "tapfm-pocket"
 PREVALENCE = 0.4
 FRACTIONS = (0.5, 0.2, 0.3)  # training, validation, test
+COHORT_NOTE = (
+    f"{PREVALENCE:.0%} of the slides are positive. {FRACTIONS[0]:.0%} of all are for training, {FRACTIONS[1]:.0%} for "
+    f"validation, {FRACTIONS[2]:.0%} for testing. Both are chosen for so few slides: the paper has 16%, and 80, 10, "
+    "10%."
+)
 
 Name = Literal["demo", "full", "tiny"]
 

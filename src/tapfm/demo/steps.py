@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tapfm.demo.folder import COHORTS, DemoFolder
-from tapfm.demo.sizes import ENCODER, FRACTIONS, PREVALENCE, TARGET, Size
+from tapfm.demo.sizes import COHORT_NOTE, ENCODER, FRACTIONS, PREVALENCE, TARGET, Size
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.steps import Step
 
@@ -102,7 +102,6 @@ def _write_study(path: Path, size: Size) -> None:
     """Write STUDY.toml: a fixed encoder with ABMIL, a fine-tuned one with ABMIL, TAPFM."""
     from tapfm.config.study import study_text
 
-    train, validation, test = (f"{fraction:.0%}" for fraction in FRACTIONS)
     tables: dict[str, Any] = {
         "name": f"Three ways to learn {TARGET} from painted slides",
         "targets": [TARGET],
@@ -112,10 +111,9 @@ def _write_study(path: Path, size: Size) -> None:
         "tapfm_aggregators": ["cls-attention"],
         "resamples": size.resamples,
         "notes": [
-            "**Painted slides**: no tissue of a patient, an encoder of 0.9 million parameters, few tiles and epochs. "
+            "Painted slides: no tissue of a patient, an encoder of 0.9 million parameters, few tiles and epochs. "
             "This shows how tapfm works. It says nothing about tissue, nor which method is better there.",
-            f"{PREVALENCE:.0%} of the slides are positive. {train} of all are for training, {validation} for "
-            f"validation, {test} for testing. Both are chosen for so few slides: the paper has 16%, and 80, 10, 10%.",
+            COHORT_NOTE,
             f"Where the encoder is fixed, the aggregator sees all tiles of a slide for {size.fixed_epochs} epochs; "
             f"where it learns, a step has {size.tiles_per_slide} tiles of a slide, for {size.epochs} epochs. "
             "One seed each.",

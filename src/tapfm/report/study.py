@@ -8,17 +8,16 @@ from pathlib import Path
 
 from tapfm.config.study import StudyConfig, load_study
 from tapfm.errors import InputError
-from tapfm.evaluation.measures import target_title
+from tapfm.evaluation.measures import MACRO, target_title
 from tapfm.report.content import Section
 from tapfm.report.finding import STUDY
 from tapfm.report.runs import ReportedRun, read_run, read_table
 from tapfm.results.document import read_sections
-from tapfm.results.estimate import Estimate
 from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.runs.ensemble import is_run
 from tapfm.runtime.messages import counted
+from tapfm.study.comparison import COHORT_TITLES, read_auc
 from tapfm.study.runs import PlannedRun, runs_of
-from tapfm.study.tables import COHORT_TITLES, MACRO
 
 _TABLES = ("table_binary", "table_multilabel")
 _SECTIONS = "study.json"
@@ -104,7 +103,7 @@ def study_headline(study: ReportedStudy) -> Table | None:
         rows.append(
             table_row(
                 Cell(_column_title(cohort, target), f"N = {best[0]['patients']}"),
-                Cell(_estimate_of(best[0]), rank=1),
+                Cell(read_auc(best[0]), rank=1),
                 Cell(f"{best[0]['model']}{others}", f"highest of {len(of_column)}"),
             )
         )
@@ -126,9 +125,3 @@ def _columns_of(study: ReportedStudy) -> list[tuple[str, str]]:
 def _column_title(cohort: str, target: str) -> str:
     """Name a column."""
     return f"{target_title(target)}, {COHORT_TITLES.get(cohort, cohort).lower()}"
-
-
-def _estimate_of(line: Line) -> Estimate:
-    """Read an AUC of a line."""
-    value, low, high = (float(line[name]) if line[name] else None for name in ("auc", "low", "high"))
-    return Estimate(value, low, high, line["why"])

@@ -24,6 +24,7 @@ class Column:
     text: bool = False  # left-aligned
     interval: bool = False  # holds estimates: three columns in CSV files
     shown: bool = True  # False: in CSV files only
+    interval_form: str = ""  # format of the ends of intervals; empty: as `form`
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def cell_text(cell: Cell, column: Column) -> str:
 
 def cell_detail(cell: Cell, column: Column) -> str:
     """Return the confidence interval and further details of a cell."""
-    interval = format_interval(cell.value, column.form) if isinstance(cell.value, Estimate) else ""
+    form = column.interval_form or column.form
+    interval = format_interval(cell.value, form) if isinstance(cell.value, Estimate) else ""
     return ", ".join(part for part in (interval, cell.detail) if part)
 
 

@@ -9,6 +9,8 @@ from tapfm.results.estimate import Estimate
 from tapfm.results.numbers import ABSENT
 from tapfm.results.table import Cell, Column, Table, cell_detail, cell_text
 
+_RANKS = {1: "bold", 2: "underline"}
+
 
 def rich_table(table: Table) -> RichTable:
     """Return a table that rich prints; texts are not interpreted as markup."""
@@ -16,19 +18,21 @@ def rich_table(table: Table) -> RichTable:
     printed = RichTable(
         box=None, padding=(0, 2, 0, 0), title=table.title or None, title_justify="left", title_style="bold"
     )
-    for column in shown.columns:
+    for place, column in enumerate(shown.columns):
+        detailed = any(cell_detail(row.cells[place], column) for row in shown.rows if row.cells)
+        left = column.text or detailed  # values stand below each other, whatever follows them
         title = f"{column.group}, {column.title}" if column.group else column.title
-        printed.add_column(Text(title), justify="left" if column.text else "right")
+        printed.add_column(Text(title), justify="left" if left else "right")
     for row in shown.rows:
         if row.cells:
             printed.add_row(*(_cell(cell, column) for cell, column in zip(row.cells, shown.columns, strict=True)))
         else:
-            printed.add_row(Text(row.heading, style="italic"))
+            printed.add_row(Text(row.heading, style="bold" if row.level == 1 else "italic"))
     return printed
 
 
 def _cell(cell: Cell, column: Column) -> Text:
     text, detail = cell_text(cell, column), cell_detail(cell, column)
     missing = ABSENT if isinstance(cell.value, Estimate) or cell.why else ""
-    value = Text(text or missing, style="bold" if cell.rank == 1 else "")
-    return value.append(f" ({detail})", style="not bold") if detail else value
+    printed = Text().append(text or missing, style=_RANKS.get(cell.rank, ""))
+    return printed.append(f" ({detail})") if detail else printed

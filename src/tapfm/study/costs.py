@@ -1,77 +1,43 @@
-"""What methods cost: epochs until the best, seconds, and memory; from the histories of finished runs."""
+"""Epochs, time and memory of each method, from the histories of finished runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-from tapfm.runtime.csv_files import csv_text
+from tapfm.results.table import Column, Row, Table, table_row
 from tapfm.study.results import MethodResult, StudyResults, best_row
 
-_COLUMNS = ("runs", "epochs", "best_epoch", "seconds_per_epoch", "seconds", "peak_memory_gib", "tiles_per_second")
+_COLUMNS = (
+    Column("Model", "model", text=True),
+    Column("runs", "runs"),
+    Column("epochs", "epochs", form=".3g"),
+    Column("best epoch", "best_epoch", form=".3g"),
+    Column("seconds per epoch", "seconds_per_epoch", form=",.1f"),
+    Column("seconds", "seconds", form=",.0f"),
+    Column("peak memory, GiB", "peak_memory_gib", form=".2f"),
+    Column("tiles per second", "tiles_per_second", shown=False),
+)
+_NOTE = (
+    "Means over runs, with the validation of each epoch. Peak memory is the highest of any run: that of the GPU if one "
+    "was used, otherwise that of the process. The time to store the features of fixed encoders is not included."
+)
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Means over the runs of a method; the memory is the most of any."""
-
-    title: str
-    numbers: Mapping[str, float]
+def costs_table(results: StudyResults) -> Table:
+    """Return what the runs of each method needed."""
+    return Table(_COLUMNS, [_method_row(each) for each in results.methods], notes=[_NOTE])
 
 
-def costs_of(results: StudyResults) -> list[Cost]:
-    """Add up what each method took."""
-    return [Cost(title_of(results, each), _numbers_of(list(each.histories.values()))) for each in results.methods]
-
-
-def title_of(results: StudyResults, result: MethodResult) -> str:
-    """Name a method; of one model for each target with its target."""
-    target = result.method.target
-    return (
-        result.method.title if target is None or len(results.study.targets) == 1 else f"{target}: {result.method.title}"
+def _method_row(result: MethodResult) -> Row:
+    histories = list(result.histories.values())
+    epochs = [epoch for history in histories for epoch in history]
+    return table_row(
+        result.method.full_title,
+        len(histories),
+        fmean(map(len, histories)),
+        fmean(best_row(history)["epoch"] for history in histories),
+        fmean(epoch["seconds"] for epoch in epochs),
+        fmean(sum(epoch["seconds"] for epoch in history) for history in histories),
+        max(epoch["peak_memory_gib"] for epoch in epochs),
+        fmean(epoch["tiles_per_second"] for epoch in epochs),
     )
-
-
-def _numbers_of(histories: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """Sum up the epochs of runs."""
-    rows = [row for history in histories for row in history]
-    return {
-        "runs": len(histories),
-        "epochs": fmean(len(history) for history in histories),
-        "best_epoch": fmean(best_row(history)["epoch"] for history in histories),
-        "seconds_per_epoch": fmean(row["seconds"] for row in rows),
-        "seconds": fmean(sum(row["seconds"] for row in history) for history in histories),
-        "peak_memory_gib": max(row["peak_memory_gib"] for row in rows),
-        "tiles_per_second": fmean(row["tiles_per_second"] for row in rows),
-    }
-
-
-def costs_csv(costs: Sequence[Cost]) -> str:
-    """Return a line for each method."""
-    rows = [[cost.title, *(repr(cost.numbers[name]) for name in _COLUMNS)] for cost in costs]
-    return csv_text(["model", *_COLUMNS], rows)
-
-
-def costs_markdown(costs: Sequence[Cost]) -> str:
-    """Write it to be read."""
-    if not costs:
-        return "No run is finished yet.\n"
-    lines = [
-        "| Model | runs | best epoch | of epochs | seconds per epoch | seconds | peak memory, GiB |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for cost in costs:
-        n = cost.numbers
-        best, epochs = f"{n['best_epoch']:.3g}", f"{n['epochs']:.3g}"
-        lines.append(
-            f"| {cost.title} | {n['runs']:.0f} | {best} | {epochs} | {n['seconds_per_epoch']:,.1f} | "
-            f"{n['seconds']:,.0f} | {n['peak_memory_gib']:.2f} |"
-        )
-    lines += [
-        "",
-        "Means over runs, with validation each epoch; memory: the most of any run, of the GPU where one was used, else "
-        "of the process. A fixed encoder's features were stored before, which is not counted.",
-    ]
-    return "\n".join(lines) + "\n"

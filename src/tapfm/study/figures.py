@@ -1,116 +1,120 @@
-"""Figures of a study: curves of all methods, and the losses of an ablation as they are and as logarithms."""
+"""Figures of a study: curves and ROC of all methods, and the losses of an ablation with their fits."""
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from tapfm.runtime.files import write_atomically
-from tapfm.study.costs import title_of
-from tapfm.study.fits import FittedMethod
-from tapfm.study.results import StudyResults
+import numpy as np
 
-_REGIME_COLOURS = {"fixed": "#8a8a8a", "finetune": "#4a6fa5", "tapfm": "#c8553d"}
-_COLOURS = ("#4a6fa5", "#c8553d", "#5b8e4d", "#8a5aa0", "#b8860b", "#3b8686", "#7a7a7a", "#a0522d")
-_MOST_NAMED = 14  # methods that get a line of the legend
+from tapfm.evaluation.predictions import Prediction, Unit, units_of
+from tapfm.metrics.ranking import roc_curve
+from tapfm.results.figure import SERIES, Axis, Colour, Dash, Figure, Line, Mark, Panel, Points, Rule
+from tapfm.study.ablation import FittedMethod
+from tapfm.study.comparison import BASELINE_TITLE, COHORT_TITLES
+from tapfm.study.results import COHORTS, StudyResults, means_by_epoch
 
-
-def draw_methods(path: Path, results: StudyResults) -> None:
-    """Draw validation AUC and training loss of every method, the mean over its runs."""
-    figure, (auc, loss) = _axes_side_by_side(11, 4.5)
-    many = len(results.methods) > _MOST_NAMED
-    drawn: set[str] = set()
-    for number, each in enumerate(results.methods):
-        regime = each.method.regime
-        colour = _REGIME_COLOURS[regime] if many else _COLOURS[number % len(_COLOURS)]
-        name = regime if many else title_of(results, each)
-        look: dict[str, Any] = {
-            "color": colour,
-            "lw": 1.2,
-            "alpha": 0.6 if many else 0.9,
-            "ls": "-" if many or number < len(_COLOURS) else "--",
-        }
-        histories = list(each.histories.values())
-        for axes, key in ((auc, "val_macro_auc"), (loss, "loss_agg")):
-            values = _means_by_epoch(histories, key)
-            axes.plot(list(values), list(values.values()), label=None if name in drawn else name, **look)
-        drawn.add(name)
-    auc.set_ylabel("validation AUC")
-    auc.set_ylim(0, 1.02)
-    auc.axhline(0.5, color="0.7", lw=1, ls=":")
-    loss.set_ylabel("training loss L_agg, mean over slides")
-    loss.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.suptitle(results.study.name, fontsize=11)
-    _save(figure, path)
+_REGIME_COLOURS: dict[str, Colour] = {"fixed": "grey", "finetune": "other", "tapfm": "model"}
+_DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
+_MAX_NAMED = 14  # methods that have a style of their own; if there are more, regimes have
+_LEGEND_LINE_IN = 0.17
+_EPOCHS = Axis("epoch", integer=True)
 
 
-def draw_losses(path: Path, fitted: Sequence[FittedMethod], title: str, *, logarithms: bool) -> None:
-    """Draw the losses of an ablation; as logarithms with the fitted lines."""
-    figure, axes = _one_axes(6.4, 4.4)
+def curves_figure(results: StudyResults) -> Figure:
+    """Return validation AUC and training loss of every method by epoch, means over its runs."""
+    panels = []
+    for key, title, axis in (
+        ("val_macro_auc", "Validation AUC", Axis("AUC", 0, 1.02)),
+        ("loss_agg", "Training loss", Axis("L_agg, mean over slides")),
+    ):
+        lines = []
+        for number, each in enumerate(results.methods):
+            values = means_by_epoch(each.histories.values(), key)
+            line = Line(list(values), list(values.values()), label=each.method.full_title)
+            lines.append(_styled(line, number, each.method.regime, len(results.methods)))
+        chance = [Rule(0.5, dash="dotted", horizontal=True)] if key == "val_macro_auc" else []
+        panels.append(Panel(title, _EPOCHS, axis, [*chance, *_label_once(lines)]))
+    return _figure("Validation AUC and training loss", panels, width_in=5.0)
+
+
+def roc_figure(results: StudyResults) -> Figure | None:
+    """Return the ROC curves of all methods for each cohort and target, from the first seed; None without any."""
+    study, panels = results.study, []
+    methods = {each.method.row: each.method for each in results.methods}
+    for target in study.targets:
+        for cohort in COHORTS:
+            lines = []
+            for row, seeds in results.predictions(cohort, target).items():
+                x, y = _roc_corners(seeds[0], target, study.unit)
+                if row in methods:
+                    line = Line(x, y, label=methods[row].title)
+                    lines.append(_styled(line, list(methods).index(row), methods[row].regime, len(methods)))
+                else:
+                    lines.append(Line(x, y, "grey", BASELINE_TITLE, "dotted"))
+            drawn = [line for line in lines if line.x]
+            if lines:
+                axes = Axis("false positive rate", -0.01, 1.01), Axis("true positive rate", -0.01, 1.01)
+                chance = Line([0, 1], [0, 1], "grey", faint=True)
+                why_empty = "" if drawn else "The AUC is not defined: one class is missing."
+                title = f"{target}, {COHORT_TITLES[cohort]}"
+                panels.append(Panel(title, *axes, [chance, *_label_once(drawn)], square=True, why_empty=why_empty))
+    return _figure("ROC curves", panels, "From the first seed of each method.") if panels else None
+
+
+def losses_figure(fitted: Sequence[FittedMethod]) -> Figure:
+    """Return the training losses of an ablation."""
+    lines = [
+        Line(list(each.losses), list(each.losses.values()), SERIES[number % len(SERIES)], each.variant, markers=True)
+        for number, each in enumerate(fitted)
+    ]
+    panel = Panel("", _EPOCHS, Axis("L_agg, mean over slides"), lines)
+    return _figure("Training loss", [panel], width_in=6.0)
+
+
+def log_losses_figure(fitted: Sequence[FittedMethod]) -> Figure:
+    """Return the logarithms of the training losses, with the fitted lines."""
+    marks: list[Mark] = []
     for number, each in enumerate(fitted):
-        colour = _COLOURS[number % len(_COLOURS)]
-        shown = {epoch: loss for epoch, loss in each.losses.items() if loss > 0 or not logarithms}
-        values = [math.log(loss) if logarithms else loss for loss in shown.values()]
-        name = each.variant
-        of_fit = each.fit
-        if logarithms and of_fit.a is not None and of_fit.b is not None:
-            name += f": b = {of_fit.b:+.4f}"
+        colour, of_fit, label = SERIES[number % len(SERIES)], each.fit, each.variant
+        logs = {epoch: math.log(loss) for epoch, loss in each.losses.items() if loss > 0}
+        if of_fit.a is not None and of_fit.b is not None:
             ends = [of_fit.epochs_used[0], of_fit.epochs_used[-1]]
-            axes.plot(ends, [of_fit.a + of_fit.b * epoch for epoch in ends], color=colour, lw=1.4)
-        style = {"ls": "none", "marker": "o", "ms": 3.5} if logarithms else {"marker": "o", "ms": 3, "lw": 1.2}
-        axes.plot(list(shown), values, color=colour, label=name, **style)
-    axes.set_ylabel("log of L_agg" if logarithms else "L_agg, mean over slides")
-    axes.legend(frameon=False, fontsize=8)
-    figure.suptitle(title, fontsize=11)
-    _save(figure, path)
+            marks.append(Line(ends, [of_fit.a + of_fit.b * epoch for epoch in ends], colour))
+            label += f": b = {of_fit.b:+.4f}"
+        marks.append(Points(list(logs), list(logs.values()), colour, label))
+    panel = Panel("", _EPOCHS, Axis("log of L_agg"), marks)
+    return _figure("Logarithm of the training loss", [panel], "Lines: log L = a + b k.", width_in=6.0)
 
 
-def _means_by_epoch(histories: Sequence[Sequence[Mapping[str, Any]]], key: str) -> dict[int, float]:
-    """Average a number of each epoch over the runs that have it."""
-    by_epoch: dict[int, list[float]] = {}
-    for history in histories:
-        for row in history:
-            if row[key] is not None:
-                by_epoch.setdefault(row["epoch"], []).append(row[key])
-    return {epoch: sum(values) / len(values) for epoch, values in sorted(by_epoch.items())}
+def _roc_corners(predictions: Sequence[Prediction], target: str, unit: Unit) -> tuple[list[float], list[float]]:
+    """Return the points where a ROC curve turns; none if a class is missing."""
+    units = units_of(predictions, [target], unit)
+    curve = roc_curve([each.labels.get(target) for each in units], [each.logits[target] for each in units])
+    if curve is None:
+        return [], []
+    points = np.stack(curve[:2])
+    turns = (np.abs(np.diff(points, 2)) > 1e-9).any(axis=0)
+    x, y = points[:, np.concatenate([[True], turns, [True]])].round(5).tolist()
+    return x, y
 
 
-def _axes_side_by_side(width: float, height: float) -> tuple[Any, tuple[Any, Any]]:
-    """Make a figure with two axes over epochs."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes in (left, right):
-        _dress(axes)
-    return figure, (left, right)
+def _styled(line: Line, number: int, regime: str, count: int) -> Line:
+    """Give the line of a method its colour and dash; of many methods, those of its regime and its name."""
+    if count > _MAX_NAMED:
+        return replace(line, colour=_REGIME_COLOURS[regime], label=regime, faint=True)
+    dash = _DASHES[number // len(SERIES) % len(_DASHES)]
+    return replace(line, colour=SERIES[number % len(SERIES)], dash=dash)
 
 
-def _one_axes(width: float, height: float) -> tuple[Any, Any]:
-    """Make a figure with one pair of axes over epochs."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots()
-    _dress(axes)
-    return figure, axes
+def _label_once(lines: Sequence[Line]) -> list[Line]:
+    """Keep the first of equal labels."""
+    labels = [line.label for line in lines]
+    return [replace(line, label="") if line.label in labels[:i] else line for i, line in enumerate(lines)]
 
 
-def _dress(axes: Any) -> None:
-    """Make axes over epochs look as all of ours do."""
-    axes.set_xlabel("epoch")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _save(figure: Any, path: Path) -> None:
-    """Write a PNG that is the same each time."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(figure)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=140, metadata={"Software": None})
-    write_atomically(path, buffer.getvalue())
+def _figure(title: str, panels: Sequence[Panel], caption: str = "", width_in: float = 3.7) -> Figure:
+    """Return a figure that is high enough for its legends."""
+    entries = max(sum(bool(mark.label) for mark in panel.marks) for panel in panels)
+    return Figure(title, panels, caption, width_in, 3.6 + _LEGEND_LINE_IN * entries)

@@ -1,7 +1,7 @@
 """The folder of a study.
 
 study.toml              the study, with absolute paths
-study.md                report: runs, tables, failures
+study.md, study.json    report: runs, tables, figures, failures
 table_*.md, .csv, .tex  AUC of all methods; costs.*, ablation.*, stability.*, forgetting.*; figures
 status.csv              state of each step of each run, why it failed, and its command
 configs/, runs/         RUN.toml and the folder of each run
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +24,14 @@ from tapfm.runtime.csv_files import read_csv
 from tapfm.study.runs import Method, PlannedRun, safe
 
 
-@dataclass(frozen=True)
 class StudyFolder:
     """Names the files of a study."""
 
-    path: Path
-
-    @property
-    def study(self) -> Path:
-        """STUDY.toml with absolute paths."""
-        return self.path / "study.toml"
-
-    @property
-    def status(self) -> Path:
-        """State of each step."""
-        return self.path / "status.csv"
-
-    @property
-    def colours(self) -> Path:
-        """Colour statistics that all evaluations share."""
-        return self.path / "colours.csv"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.study = path / "study.toml"
+        self.status = path / "status.csv"
+        self.colours = path / "colours.csv"  # colour statistics that all evaluations share
 
     def features(self, encoder: str, cohort: str = "test") -> Path:
         """Stored features of an encoder, for the cohort `test` or `external`."""

@@ -17,8 +17,8 @@ from tapfm.study.presets import ALL, MINI, MINI_NOTE, PRESETS, preset
 
 _HEADING = """# A study of tapfm: tapfm study {file} --out studies/first
 # {summary}
-# Paths are relative to this file. [settings] takes tables of RUN.toml for all runs (tapfm config shows them), and below
-# [settings.fixed], [settings.finetune] and [settings.tapfm] for those of one regime.
+# Paths are relative to this file. [settings] takes tables of RUN.toml for all runs (tapfm config shows them), and
+# [settings.fixed], [settings.finetune] and [settings.tapfm] those for the runs of one regime.
 
 """
 
@@ -47,25 +47,18 @@ class PresetOptions:
 def preset_tables(name: str, options: PresetOptions) -> dict[str, Any]:
     """Return the tables of STUDY.toml, with placeholders for slides that were not given."""
     tables = copy.deepcopy(dict(preset(name).study))
-    for key, values in (("targets", options.targets), ("encoders", options.encoders), ("seeds", options.seeds)):
-        if values:
-            tables[key] = list(values)
-    if options.folds:
-        tables["folds"] = list(options.folds)
-    tables["cohort"] = _slides_table(
-        options.cohort or Path("split.csv"), options.slides, options.tiles or Path("tiles")
-    )
+    given = {"targets": options.targets, "encoders": options.encoders, "seeds": options.seeds, "folds": options.folds}
+    tables |= {key: list(values) for key, values in given.items() if values}
+    tables["cohort"] = _slides_table(options.cohort or "split.csv", options.slides, options.tiles or "tiles")
     if options.external is not None or options.cohort is None:
-        table = options.external or Path("external.csv")
-        tables["external"] = _slides_table(
-            table, options.external_slides, options.external_tiles or Path("tiles-external")
-        )
+        tiles = options.external_tiles or "tiles-external"
+        tables["external"] = _slides_table(options.external or "external.csv", options.external_slides, tiles)
     if tables.get("report") == "forgetting":
-        tables["probe"] = {"tiles": str(options.probe_tiles or Path("probe-tiles"))}
+        tables["probe"] = {"tiles": str(options.probe_tiles or "probe-tiles")}
     return tables
 
 
-def _slides_table(table: Path, slides: Path | None, tiles: Path) -> dict[str, str]:
+def _slides_table(table: Path | str, slides: Path | None, tiles: Path | str) -> dict[str, str]:
     """Return the table [cohort] or [external]."""
     return {"table": str(table), **({} if slides is None else {"slides": str(slides)}), "tiles": str(tiles)}
 
@@ -143,18 +136,12 @@ def preset_text(name: str, options: PresetOptions, file: Path) -> str:
     tables = preset_tables(name, options)
     for section in ("cohort", "external", "probe"):
         for key, value in tables.get(section, {}).items():
-            path = Path(value)
-            start = file.parent.resolve()
-            if options.has_paths() and not path.is_absolute():
-                tables[section][key] = Path(os.path.relpath(path, start)).as_posix()
+            if options.has_paths() and not Path(value).is_absolute():
+                tables[section][key] = Path(os.path.relpath(value, file.parent.resolve())).as_posix()
     checked = copy.deepcopy(tables)
     place_paths(checked, file.parent)
     resolve_study(checked, f"The preset {name}")
+    for key, default in {"seeds": [0], "folds": [], "unit": "patient", "resamples": 2000}.items():
+        tables.setdefault(key, default)
     comments = {"regimes": ", ".join(REGIMES), "aggregators": "of fixed and finetune", "tapfm_aggregators": "of tapfm"}
-    defaults: dict[str, Any] = {"seeds": [0], "folds": [], "unit": "patient", "resamples": 2000}
-    shown = {key: value for key, value in tables.items() if key != "notes"}
-    ordered = {key: value for key, value in shown.items() if not isinstance(value, Mapping)}
-    ordered |= {key: value for key, value in defaults.items() if key not in shown}
-    ordered |= {"notes": tables.get("notes", [])}
-    ordered |= {key: value for key, value in shown.items() if isinstance(value, Mapping)}
-    return _HEADING.format(file=file.name, summary=preset(name).summary) + study_text(ordered, comments)
+    return _HEADING.format(file=file.name, summary=preset(name).summary) + study_text(tables, comments)

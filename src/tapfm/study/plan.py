@@ -13,7 +13,7 @@ from tapfm.errors import InputError, RunError, SettingError
 from tapfm.runtime.messages import command, counted
 from tapfm.runtime.output_folder import refuse_other_files
 from tapfm.study.folder import StudyFolder
-from tapfm.study.runs import PlannedRun, chosen, run_config, runs_of
+from tapfm.study.runs import PlannedRun, run_config, runs_of, select_runs
 
 _SHOWN = 10  # runs that a message names
 _PREPARED = {"painted", "tiles", "probe-tiles", "logs", "status.csv"}  # made by --scale mini before the study starts
@@ -30,7 +30,7 @@ class StudyPlan:
 
 def plan_study(study: StudyConfig, folder: StudyFolder, only: Sequence[str] = ()) -> StudyPlan:
     """Resolve the settings of every run. Raises SettingError if no run is possible."""
-    runs = chosen(runs_of(study), only)
+    runs = select_runs(runs_of(study), only)
     configs: dict[str, RunConfig] = {}
     problems: dict[str, str] = {}
     for run in runs:

@@ -26,7 +26,18 @@ def _varied(key: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
 
 _MIL = ["dsmil", "clam", "varmil", "abmil"]  # in the order of the paper's table
 _MINI_FIT = {"schedule": {"epochs": 20}, "selection": {"validation_tiles": 8}}  # epochs enough for the paper's fit
-_ONLY_TAPFM = {"encoders": ["h-optimus-0"], "regimes": ["tapfm"], "tapfm_aggregators": ["cls-attention"]}
+_MINI_ABLATION = {"settings": {**_MINI_FIT, "adaptation": {"tiles_per_slide": 8}}}
+_ONLY_TAPFM = {
+    "targets": ["FGFR3"],
+    "encoders": ["h-optimus-0"],
+    "regimes": ["tapfm"],
+    "tapfm_aggregators": ["cls-attention"],
+}
+
+
+def _ablation(name: str, variants: list[dict[str, Any]], note: str) -> dict[str, Any]:
+    return {"name": name, "report": "ablation", **_ONLY_TAPFM, "variants": variants, "notes": [note]}
+
 
 PRESETS: dict[str, Preset] = {
     "paper-table1": Preset(
@@ -64,32 +75,22 @@ PRESETS: dict[str, Preset] = {
     ),
     "ablation-lambda": Preset(
         "weight of the attention loss: 0.25, 0.5, 0.75, 1",
-        {
-            "name": "Weight of the attention loss",
-            "report": "ablation",
-            "targets": ["FGFR3"],
-            **_ONLY_TAPFM,
-            "variants": _varied("lambda", {f"lambda {value:g}": value for value in (0.25, 0.5, 0.75, 1.0)}),
-            "notes": [
-                "The paper (H-optimus-0, FGFR3): b = -0.0701, -0.0718, -0.0706, -0.0810; R² = 0.9737, 0.9808, 0.9765, "
-                "0.9693."
-            ],
-        },
-        {"settings": {**_MINI_FIT, "adaptation": {"tiles_per_slide": 8}}},
+        _ablation(
+            "Weight of the attention loss",
+            _varied("lambda", {f"lambda {value:g}": value for value in (0.25, 0.5, 0.75, 1.0)}),
+            "The paper (H-optimus-0, FGFR3): b = -0.0701, -0.0718, -0.0706, -0.0810; R² = 0.9737, 0.9808, 0.9765, "
+            "0.9693.",
+        ),
+        _MINI_ABLATION,
     ),
     "ablation-tiles": Preset(
         "tiles of a slide in a step: 25, 50, 75",
-        {
-            "name": "Tiles of a slide in a step",
-            "report": "ablation",
-            "targets": ["FGFR3"],
-            **_ONLY_TAPFM,
-            "variants": _varied("tiles_per_slide", {f"{count} tiles": count for count in (25, 50, 75)}),
-            "notes": [
-                "The paper (H-optimus-0, FGFR3): b = -0.0532, -0.0569, -0.0725; R² = 0.9731, 0.9811, 0.9752; "
-                "validation AUC 0.8527, 0.8764, 0.8960."
-            ],
-        },
+        _ablation(
+            "Tiles of a slide in a step",
+            _varied("tiles_per_slide", {f"{count} tiles": count for count in (25, 50, 75)}),
+            "The paper (H-optimus-0, FGFR3): b = -0.0532, -0.0569, -0.0725; R² = 0.9731, 0.9811, 0.9752; validation "
+            "AUC 0.8527, 0.8764, 0.8960.",
+        ),
         {
             "settings": _MINI_FIT,
             "variants": _varied("tiles_per_slide", {f"{count} tiles": count for count in (8, 16, 24)}),
@@ -97,22 +98,18 @@ PRESETS: dict[str, Preset] = {
     ),
     "ablation-cosine": Preset(
         "weight of the cosine term: 0, 0.01, 0.1, 1",
-        {
-            "name": "Weight of the cosine term",
-            "report": "ablation",
-            "targets": ["FGFR3"],
-            **_ONLY_TAPFM,
-            "variants": _varied("beta", {f"beta {value:g}": value for value in (0.0, 0.01, 0.1, 1.0)}),
-            "notes": ["The paper names no value of beta, and says that the term made no significant difference."],
-        },
-        {"settings": {**_MINI_FIT, "adaptation": {"tiles_per_slide": 8}}},
+        _ablation(
+            "Weight of the cosine term",
+            _varied("beta", {f"beta {value:g}": value for value in (0.0, 0.01, 0.1, 1.0)}),
+            "The paper names no value of beta, and says that the term made no significant difference.",
+        ),
+        _MINI_ABLATION,
     ),
     "stability": Preset(
         "gradients before, after, or updates at once: the paper's proposition",
         {
             "name": "Order of updates",
             "report": "stability",
-            "targets": ["FGFR3"],
             **_ONLY_TAPFM,
             "seeds": [0, 1, 2, 3, 4],
             "variants": _varied("bag_gradient", {order: order for order in ("before", "after", "joint")}),
@@ -123,7 +120,6 @@ PRESETS: dict[str, Preset] = {
         "what of the encoder learns: all, the last 1, 4 or 12 blocks, LoRA",
         {
             "name": "What of the encoder learns",
-            "targets": ["FGFR3"],
             **_ONLY_TAPFM,
             "variants": _varied(
                 "scope",
@@ -162,8 +158,8 @@ PRESETS: dict[str, Preset] = {
 ALL = ("paper-table1", "paper-table2", "ablation-lambda", "ablation-tiles", "ablation-cosine")
 
 MINI_NOTE = (
-    "**Scaled down**: slides that were painted, an encoder of 0.9 million parameters, few tiles and few epochs "
-    "(below). This shows that the machinery works. It says nothing about tissue, nor which method is better."
+    "Scaled down: painted slides, an encoder of 0.9 million parameters, few tiles and few epochs (below). This shows "
+    "that the commands work. It says nothing about tissue, nor which method is better."
 )
 MINI: Mapping[str, Any] = {
     "encoders": ["tapfm-pocket"],

@@ -1,220 +1,194 @@
-"""Everything that is made of finished runs: tables, figures, and study.md, which has them on one page.
+"""Write the results of finished runs: tables, figures, study.md with all of them, and study.json for `tapfm report`.
 
 The same runs give the same files, byte by byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from tapfm.cohort.splits import SPLITS
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import StudyConfig
 from tapfm.errors import InputError
+from tapfm.results.document import Block, Paragraph, Section, write_sections
+from tapfm.results.drawing import write_png
+from tapfm.results.figure import Figure
+from tapfm.results.latex import latex_table
+from tapfm.results.markdown import markdown_sections
+from tapfm.results.table import Column, Row, Table, table_csv, table_row
 from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import counted
-from tapfm.study.costs import costs_csv, costs_markdown, costs_of
-from tapfm.study.fits import (
-    ablation_csv,
-    ablation_markdown,
-    fits_of,
-    stability_csv,
-    stability_markdown,
-    trajectories_of,
-)
+from tapfm.study.ablation import ablation_table, fit_losses
+from tapfm.study.comparison import StudyComparison, compare_study, tidy_table, wide_table
+from tapfm.study.costs import costs_table
+from tapfm.study.figures import curves_figure, log_losses_figure, losses_figure, roc_figure
 from tapfm.study.folder import StudyFolder
-from tapfm.study.forgetting import forgetting_csv, forgetting_markdown, summarise_probes
+from tapfm.study.forgetting import conclude_forgetting, forgetting_table, summarise_probes
 from tapfm.study.results import StudyResults, collect_results
 from tapfm.study.runs import REGIMES_IN_TABLE, run_config, runs_of
-from tapfm.study.table_text import table_csv, table_latex, table_markdown
-from tapfm.study.tables import ResultTable, make_table
+from tapfm.study.stability import conclude_stability, means_table, measure_trajectories, runs_table
+from tapfm.study.status import read_status
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the report: its name, which is that of its files, and what it says."""
+    """A section that also has files of its own: NAME.csv, NAME.md, and its figures."""
 
     title: str
-    text: str
-    figures: tuple[str, ...] = ()
+    name: str
+    table: Table
+    csv_table: Table | None = None  # if it is another one
+    sentences: Sequence[str] = ()
+    figures: Mapping[str, Figure] = field(default_factory=dict)  # by file
+
+    def section(self) -> Section:
+        if not self.table.rows:
+            return Section(self.title, [Paragraph("There are no results yet.")])
+        return Section(self.title, [self.table, *map(Paragraph, self.sentences), *self.figures.values()])
 
 
-def write_report(study: StudyConfig, folder: StudyFolder, status: Sequence[Sequence[str]]) -> ResultTable:
-    """Write all tables and figures; `status` are the lines of status.csv."""
+def write_report(study: StudyConfig, folder: StudyFolder) -> Table:
+    """Write all tables and figures of the finished runs, and return the table of AUCs."""
     results = collect_results(study, folder)
-    table = make_table(results)
-    parts = [_comparison_part(results, table), _costs_part(results)]
+    comparison = compare_study(results)
+    auc = _auc_part(results, comparison)
+    curves = {"curves.png": curves_figure(results)} if results.methods else {}
+    parts = [auc, _Part("Convergence, time and memory", "costs", costs_table(results), figures=curves)]
     if study.report in ("ablation", "stability"):
-        parts.append(_ablation_part(results, table))
+        fitted = fit_losses(results, comparison)
+        figures = {"ablation-raw.png": losses_figure(fitted), "ablation-log.png": log_losses_figure(fitted)}
+        title = "Log-linear fit of the training loss"
+        parts.append(_Part(title, "ablation", ablation_table(fitted), figures=figures if fitted else {}))
     if study.report == "stability":
-        trajectories = trajectories_of(results)
-        _put(folder, "stability.csv", stability_csv(trajectories))
-        parts.append(_Part("Stability", stability_markdown(trajectories)))
-        _put(folder, "stability.md", parts[-1].text)
+        trajectories = measure_trajectories(results)
+        tables, sentences = (means_table(trajectories), runs_table(trajectories)), conclude_stability(trajectories)
+        parts.append(_Part("Stability", "stability", *tables, sentences))
     if study.report == "forgetting":
         found = summarise_probes(results)
-        _put(folder, "forgetting.csv", forgetting_csv(found))
-        parts.append(_Part("Forgetting", forgetting_markdown(found)))
-        _put(folder, "forgetting.md", parts[-1].text)
-    _put(folder, "study.md", _page(results, parts, status))
-    return table
+        sentences = conclude_forgetting(found)
+        parts.append(_Part("Forgetting", "forgetting", forgetting_table(found), sentences=sentences))
+    sections = [Section("Overview", _overview(results)), *(part.section() for part in parts)]
+    _write_files(folder.path, study, parts, [*sections, *_failures(study, folder)])
+    write_sections(folder.path / "study.json", sections)  # status.csv has the failures
+    return auc.table
 
 
-def _put(folder: StudyFolder, name: str, text: str) -> None:
-    """Write a file of the report."""
-    write_atomically(folder.path / name, text.encode())
-
-
-def _comparison_part(results: StudyResults, table: ResultTable) -> _Part:
-    """Write table 1, or 2 where one model predicts several targets."""
-    study, folder = results.study, results.folder
-    name = "table_multilabel" if study.multilabel else "table_binary"
-    text = table_markdown(table, multilabel=study.multilabel)
+def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_Part], sections: Sequence[Section]) -> None:
+    figures = {file: figure for part in parts for file, figure in part.figures.items()}
+    files = {figure.title: file for file, figure in figures.items()}
+    texts = {"study.md": markdown_sections(study.name, sections, files)}
+    for part in parts:
+        texts[f"{part.name}.csv"] = table_csv(part.csv_table or part.table)
+        texts[f"{part.name}.md"] = markdown_sections(part.title, [Section("", part.section().blocks)], files)
     caption = (
-        f"{study.name}: AUC of encoders and aggregators, with 95% intervals by resampling patients and p of a paired "
-        "test against the best of each column (Holm-corrected). N: patients. Best bold, second underlined."
+        f"{study.name}: AUC of encoders and aggregators, with 95% confidence intervals from resampled patients and p "
+        "of a paired test against the best of each column (Holm-corrected). N: patients. Best bold, second underlined."
     )
     label = "multi_label" if study.multilabel else "comparison"
-    _put(folder, f"{name}.md", text)
-    _put(folder, f"{name}.csv", table_csv(table))
-    _put(folder, f"{name}.tex", table_latex(table, multilabel=study.multilabel, caption=caption, label=label))
-    return _Part("AUC", text)
+    texts[f"{parts[0].name}.tex"] = latex_table(parts[0].table, caption, label)
+    for name, text in texts.items():
+        write_atomically(folder / name, text.encode())
+    for name, figure in figures.items():
+        write_png(folder / name, figure)
 
 
-def _costs_part(results: StudyResults) -> _Part:
-    """Write what methods cost, and their curves."""
-    from tapfm.study.figures import draw_methods
-
-    costs = costs_of(results)
-    _put(results.folder, "costs.csv", costs_csv(costs))
-    _put(results.folder, "costs.md", costs_markdown(costs))
-    if not results.methods:
-        return _Part("Convergence, time and memory", costs_markdown(costs))
-    draw_methods(results.folder.path / "curves.png", results)
-    return _Part("Convergence, time and memory", costs_markdown(costs), ("curves.png",))
+def _auc_part(results: StudyResults, comparison: StudyComparison) -> _Part:
+    name = "table_multilabel" if results.study.multilabel else "table_binary"
+    roc = roc_figure(results)
+    tables = wide_table(comparison, results.study), tidy_table(comparison)
+    return _Part("AUC", name, *tables, figures={} if roc is None else {"roc.png": roc})
 
 
-def _ablation_part(results: StudyResults, table: ResultTable) -> _Part:
-    """Write the fits, and draw the losses raw and as logarithms."""
-    from tapfm.study.figures import draw_losses
-
-    fitted = fits_of(results, table)
-    _put(results.folder, "ablation.csv", ablation_csv(fitted))
-    text = ablation_markdown(fitted)
-    _put(results.folder, "ablation.md", text)
-    if not fitted:
-        return _Part("Log-linear fit of the training loss", text)
-    for name, logarithms in (("ablation-raw.png", False), ("ablation-log.png", True)):
-        draw_losses(results.folder.path / name, fitted, results.study.name, logarithms=logarithms)
-    return _Part("Log-linear fit of the training loss", text, ("ablation-raw.png", "ablation-log.png"))
-
-
-def _page(results: StudyResults, parts: Sequence[_Part], status: Sequence[Sequence[str]]) -> str:
-    """Put it all on a page."""
+def _overview(results: StudyResults) -> list[Block]:
+    """Return what was run, the notes of the study, its settings, and the sizes of its cohorts."""
     study = results.study
-    planned = runs_of(study)
     finished = sum(len(each.histories) for each in results.methods)
-    lines = [f"# {study.name}", "", f"{finished} of {counted(len(planned), 'run')} finished: {_what_was_run(study)}."]
-    lines += [line for note in study.notes for line in ("", note)]
-    lines += ["", *_settings_lines(study, results.folder), "", *_size_lines(results)]
-    for part in parts:
-        lines += ["", f"## {part.title}", "", part.text.rstrip()]
-        lines += [line for figure in part.figures for line in ("", f"![{figure.partition('.')[0]}]({figure})")]
-    names = {run.name for run in planned} | {f"{run.method.name}/ensemble-seed{run.seed}" for run in planned}
-    # of variants that were taken out again nothing is told
-    lines += ["", *_failure_lines([row for row in status if row[0] in names or row[0].startswith("features of ")])]
-    return "\n".join(lines).rstrip() + "\n"
+    summary = f"{finished} of {counted(len(runs_of(study)), 'run')} finished: {_describe_runs(study)}."
+    tables = [_settings_table(study, results.folder), _sizes_table(results)]
+    return [*map(Paragraph, [summary, *study.notes]), *(table for table in tables if table.rows)]
 
 
-def _what_was_run(study: StudyConfig) -> str:
-    """Say what is crossed with what."""
-    parts = [", ".join(study.encoders), ", ".join(study.regimes)]
+def _describe_runs(study: StudyConfig) -> str:
+    """Describe what is combined with what."""
     aggregators = [*(study.aggregators if set(study.regimes) - {"tapfm"} else [])]
     aggregators += study.tapfm_aggregators if "tapfm" in study.regimes else []
-    parts.append(", ".join(dict.fromkeys(aggregators)))
-    parts += [", ".join(each.name for each in study.variants)] if study.variants else []
-    parts += [counted(len(study.folds), "fold")] if study.folds else []
-    parts.append(f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds")
-    return " × ".join(parts) + f"; {', '.join(study.targets)}"
+    combined: list[Iterable[str]] = [study.encoders, study.regimes, dict.fromkeys(aggregators)]
+    combined += [[each.name for each in study.variants]] if study.variants else []
+    combined += [[counted(len(study.folds), "fold")]] if study.folds else []
+    combined += [[f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds"]]
+    return " × ".join(map(", ".join, combined)) + f"; {', '.join(study.targets)}"
 
 
-def _settings_lines(study: StudyConfig, folder: StudyFolder) -> list[str]:
-    """Say how much each regime saw: tiles, epochs, learning rates."""
-    lines = [
-        "| regime | tiles of a slide in a step | epochs | encoder's rate | aggregator's rate |",
-        "|---|---|---|---|---|",
-    ]
+def _settings_table(study: StudyConfig, folder: StudyFolder) -> Table:
+    """Return tiles, epochs and learning rates of each regime."""
     configs: dict[str, list[RunConfig]] = {}
     for run in runs_of(study):
         try:
             config = run_config(study, run, folder.features(run.method.encoder))
         except InputError:
-            continue  # told as failed
+            continue  # listed as failed
         configs.setdefault(run.method.regime, []).append(config)
-    for regime in REGIMES_IN_TABLE:
-        if of_regime := configs.get(regime):
-            cells = [
-                _several([each.adaptation.tiles_per_slide for each in of_regime]),
-                _several([each.schedule.epochs for each in of_regime]),
-                "-" if regime == "fixed" else _several([each.optimiser.encoder_lr for each in of_regime]),
-                _several([each.optimiser.aggregator_lr for each in of_regime]),
-            ]
-            lines.append(f"| {regime} | {' | '.join(cells)} |")
-    return lines
+    titles = ("regime", "tiles per slide and step", "epochs", "learning rate of encoder", "learning rate of aggregator")
+    rows = [
+        table_row(
+            regime,
+            _join_values([each.adaptation.tiles_per_slide for each in configs[regime]]),
+            _join_values([each.schedule.epochs for each in configs[regime]]),
+            "" if regime == "fixed" else _join_values([each.optimiser.encoder_lr for each in configs[regime]]),
+            _join_values([each.optimiser.aggregator_lr for each in configs[regime]]),
+        )
+        for regime in REGIMES_IN_TABLE
+        if regime in configs
+    ]
+    return Table([Column(title, text=True) for title in titles], rows)
 
 
-def _several(values: Sequence[object]) -> str:
-    """List different values."""
+def _join_values(values: Sequence[object]) -> str:
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in dict.fromkeys(values))
 
 
-def _size_lines(results: StudyResults) -> list[str]:
-    """Count slides, patients and positives of each split."""
-    study, finished = results.study, [run for each in results.methods for run in each.histories]
-    if not finished:
-        return []
-    counts = [f"{target} positive" for target in study.targets]
-    lines = [f"| | slides | patients | {' | '.join(counts)} |", "|---|--:|--:|" + "--:|" * len(counts)]
-    named = {run.name: run for run in runs_of(study)}
-    rows: dict[str, list[dict[str, str]]] = {}
-    for name in finished:  # of one model for each target, another column in each
-        for row in read_csv(results.folder.run(named[name]) / "split.csv"):
-            rows.setdefault(row["slide_id"], []).append(row)
-    slides = {
-        slide_id: {key: value for row in of_slide for key, value in row.items()} for slide_id, of_slide in rows.items()
-    }
-    for split in ["all"] if study.folds else SPLITS:
-        of_split = [row for row in slides.values() if split in ("all", row["split"])]
-        patients = len({(row["cohort"], row["patient_id"]) for row in of_split})
-        positives = [str(sum(row.get(target) == "1" for row in of_split)) for target in study.targets]
-        name = f"all, in {len(study.folds)} folds" if split == "all" else split
-        lines.append(f"| {name} | {len(of_split)} | {patients} | {' | '.join(positives)} |")
-    external = {
-        each.slide_id: each
-        for result in results.methods
-        for seed in result.predictions.get("external", [])
-        for each in seed
-    }
-    if external:
-        labels: dict[str, dict[str, int | None]] = {slide_id: {} for slide_id in external}
-        for result in results.methods:
-            for seed in result.predictions.get("external", []):
-                for each in seed:
-                    labels[each.slide_id].update(each.labels)
-        patients = len({(each.cohort, each.patient_id) for each in external.values()})
-        positives = [str(sum(each.get(target) == 1 for each in labels.values())) for target in study.targets]
-        lines.append(f"| external | {len(external)} | {patients} | {' | '.join(positives)} |")
-    return lines
+def _sizes_table(results: StudyResults) -> Table:
+    """Return the numbers of slides, patients and positives of each split."""
+    study = results.study
+    finished = {run for each in results.methods for run in each.histories}
+    slides: dict[str, dict[str, str]] = {}
+    for run in runs_of(study):
+        if run.name in finished:  # the split of a model for one target has the labels of this target only
+            for row in read_csv(results.folder.run(run) / "split.csv"):
+                slides.setdefault(row["slide_id"], {}).update(row)
+    cohorts = {f"all, in {len(study.folds)} folds": list(slides.values())} if study.folds else {}
+    for split in () if study.folds else SPLITS:
+        cohorts[split] = [row for row in slides.values() if row["split"] == split]
+    external: dict[str, dict[str, str]] = {}
+    for each in results.methods:
+        for prediction in (slide for seed in each.predictions.get("external", []) for slide in seed):
+            row = external.setdefault(prediction.slide_id, {"patient_id": prediction.patient_id})
+            row["cohort"] = prediction.cohort or ""
+            row |= {target: str(label) for target, label in prediction.labels.items()}
+    cohorts |= {"external": list(external.values())} if external else {}
+    columns = [Column("split", text=True), Column("slides"), Column("patients")]
+    columns += [Column(f"{target} positive") for target in study.targets]
+    return Table(columns, [_size_row(name, rows, study.targets) for name, rows in cohorts.items() if finished])
 
 
-def _failure_lines(status: Sequence[Sequence[str]]) -> list[str]:
-    """List what failed, why, and how to repeat it."""
-    failed = [row for row in status if row[2] == "failed"]
-    if not failed:
-        return []
-    lines = ["## What failed", ""]
-    for run, step, _, reason, again, log in failed:
-        lines += [f"- {run}, {step}: {reason}", f"  (`{log}`; again: `{again}`)"]
-    return lines
+def _size_row(name: str, slides: Sequence[Mapping[str, str]], targets: Sequence[str]) -> Row:
+    patients = len({(row["cohort"], row["patient_id"]) for row in slides})
+    positives = [sum(row.get(target) == "1" for row in slides) for target in targets]
+    return table_row(name, len(slides), patients, *positives)
+
+
+def _failures(study: StudyConfig, folder: StudyFolder) -> list[Section]:
+    """Return a section with the failed steps of the present runs, if any."""
+    runs = runs_of(study)
+    names = {run.name for run in runs} | {f"{run.method.name}/ensemble-seed{run.seed}" for run in runs}
+    columns = [Column(title, text=True) for title in ("run", "step", "reason", "command to repeat it", "log")]
+    rows = [
+        table_row(run, step, reason, again, log)
+        for run, step, state, reason, again, log in read_status(folder).values()
+        if state == "failed" and (run in names or run.startswith("features of "))
+    ]
+    return [Section("What failed", [Table(columns, rows)])] if rows else []

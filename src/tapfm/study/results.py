@@ -1,8 +1,8 @@
-"""What finished runs of a study came to: predictions by method and cohort, and histories. Nothing else is looked at."""
+"""Predictions and histories of the finished runs of a study, read from their files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,7 @@ from tapfm.config.study import StudyConfig
 from tapfm.errors import InputError
 from tapfm.evaluation.predictions import Prediction, read_predictions
 from tapfm.study.folder import StudyFolder
-from tapfm.study.runs import Method, PlannedRun, methods_of
+from tapfm.study.runs import Method, fold_runs, methods_of
 from tapfm.study.steps import EVALUATED, is_evaluated
 
 COHORTS = ("test", "external")
@@ -25,7 +25,7 @@ Seeds = Sequence[Sequence[Prediction]]  # the predictions of each seed
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What the finished runs of a method came to."""
+    """Histories and predictions of the finished runs of a method."""
 
     method: Method
     histories: Mapping[str, Sequence[Mapping[str, Any]]]  # by name of run
@@ -34,57 +34,65 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """What there is to make tables of."""
+    """All that tables and figures are made from."""
 
     study: StudyConfig
     folder: StudyFolder
     methods: Sequence[MethodResult]
     baseline: Mapping[tuple[str, str | None], Seeds]  # by cohort, and by target of one model for each
 
+    def predictions(self, cohort: str, target: str) -> dict[str, Seeds]:
+        """Return the predictions of a cohort that have a target, by row of the table; the baseline is the last."""
+        found = {
+            each.method.row: each.predictions[cohort]
+            for each in self.methods
+            if cohort in each.predictions and each.method.target in (None, target)
+        }
+        baseline = self.baseline.get((cohort, None)) or self.baseline.get((cohort, target))
+        return found | {BASELINE: baseline} if found and baseline else found
+
 
 def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
     """Read all that is finished."""
     found = [result for method in methods_of(study) if (result := _collect_method(study, folder, method)).histories]
-    baseline = {}
-    for target in dict.fromkeys(each.method.target for each in found):
-        for cohort in COHORTS:
-            if seeds := _baseline_of(
-                study, folder, [each.method for each in found if each.method.target == target], cohort
-            ):
-                baseline[cohort, target] = seeds
+    baseline: dict[tuple[str, str | None], Seeds] = {}
+    for method in (each.method for each in found):
+        for seed in study.seeds:
+            for cohort, places in _evaluations(study, folder, method, seed).items():
+                files = [place / _BASELINE_PREDICTIONS for place in places]
+                needed = [*files, *(place / EVALUATED for place in places)]
+                # the same beside each method of a target: it learns from the training slides
+                if (cohort, method.target) not in baseline and all(map(Path.is_file, needed)):
+                    baseline[cohort, method.target] = [pool_folds(files)]
     return StudyResults(study, folder, found, baseline)
 
 
 def _collect_method(study: StudyConfig, folder: StudyFolder, method: Method) -> MethodResult:
-    """Read the finished runs of one method."""
     histories: dict[str, list[dict[str, Any]]] = {}
-    predictions: dict[str, list[list[Prediction]]] = {cohort: [] for cohort in COHORTS}
+    predictions: dict[str, list[list[Prediction]]] = {}
     for seed in study.seeds:
-        members = [PlannedRun(method, seed, fold) for fold in study.each_fold]
-        for member in members:
-            if folder.finished(member, study.allow_failures):
-                histories[member.name] = folder.history(member)
-        for cohort, places in _evaluations(study, folder, method, seed, members).items():
+        for run in fold_runs(study, method, seed):
+            if folder.finished(run, study.allow_failures):
+                histories[run.name] = folder.history(run)
+        for cohort, places in _evaluations(study, folder, method, seed).items():
             slides = study.cohort if cohort == "test" else study.external
             assert slides is not None
-            # a part of the folds is no cohort
-            if all(is_evaluated(place, study, slides) for place in places):
-                predictions[cohort].append(together([place / _PREDICTIONS for place in places]))
-    return MethodResult(method, histories, {cohort: seeds for cohort, seeds in predictions.items() if seeds})
+            if all(is_evaluated(place, study, slides) for place in places):  # all folds or none
+                predictions.setdefault(cohort, []).append(pool_folds([place / _PREDICTIONS for place in places]))
+    return MethodResult(method, histories, predictions)
 
 
-def _evaluations(
-    study: StudyConfig, folder: StudyFolder, method: Method, seed: int, members: Sequence[PlannedRun]
-) -> dict[str, list[Path]]:
-    """Name the evaluations that make up a cohort: of folds all of them, on external slides their ensemble."""
-    places = {"test": [folder.evaluation(member, "test") for member in members]}
+def _evaluations(study: StudyConfig, folder: StudyFolder, method: Method, seed: int) -> dict[str, list[Path]]:
+    """Return the evaluations that make up each cohort: those of all folds, and on external slides their ensemble."""
+    runs = fold_runs(study, method, seed)
+    places = {"test": [folder.evaluation(run, "test") for run in runs]}
     if study.external is not None:
-        one = folder.ensemble_evaluation(method, seed) if study.folds else folder.evaluation(members[0], "external")
+        one = folder.ensemble_evaluation(method, seed) if study.folds else folder.evaluation(runs[0], "external")
         places["external"] = [one]
     return places
 
 
-def together(files: Sequence[Path]) -> list[Prediction]:
+def pool_folds(files: Sequence[Path]) -> list[Prediction]:
     """Pool the predictions of folds: each slide, and each patient, is in the test part of one of them."""
     pooled: list[Prediction] = []
     seen: dict[tuple[str | None, str], Path] = {}
@@ -101,25 +109,23 @@ def together(files: Sequence[Path]) -> list[Prediction]:
     return pooled
 
 
-def _baseline_of(study: StudyConfig, folder: StudyFolder, methods: Sequence[Method], cohort: str) -> Seeds:
-    """Find the colour baseline, which is the same whatever it stands beside: it learns from the training slides."""
-    for method in methods:
-        for seed in study.seeds:
-            members = [PlannedRun(method, seed, fold) for fold in study.each_fold]
-            places = _evaluations(study, folder, method, seed, members).get(cohort, [])
-            files = [place / _BASELINE_PREDICTIONS for place in places]
-            if files and all((place / EVALUATED).is_file() for place in places) and all(map(Path.is_file, files)):
-                return [together(files)]
-    return []
-
-
 def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Find the epoch that was kept: the highest score, of equal ones the earlier."""
+    """Return the epoch that was kept: the one with the highest score, of equal ones the first."""
     scored = [row for row in history if row["score"] is not None]
     return max(scored, key=lambda row: row["score"]) if scored else history[-1]
 
 
+def means_by_epoch(histories: Iterable[Sequence[Mapping[str, Any]]], key: str) -> dict[int, float]:
+    """Average a number of each epoch over the runs that have it."""
+    by_epoch: dict[int, list[float]] = {}
+    for history in histories:
+        for row in history:
+            if row[key] is not None:
+                by_epoch.setdefault(row["epoch"], []).append(row[key])
+    return {epoch: fmean(values) for epoch, values in sorted(by_epoch.items())}
+
+
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Average what is known."""
+    """Return the mean of the values that are not None, or None if there are none."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None

@@ -47,11 +47,11 @@ class StudyStepResults:
 def run_study_steps(
     study: StudyConfig,
     out: Path,
+    only: Sequence[str],
     *,
     resume: bool,
-    only: Sequence[str] = (),
-    console: Console,
     resume_hint: str,
+    console: Console,
     jobs: int = 1,
 ) -> StudyStepResults:
     """Run the steps of a study that are not done yet. A failure costs only the steps that need the failed one."""

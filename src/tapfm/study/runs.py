@@ -37,9 +37,9 @@ class Method:
         return "/".join(safe(part) for part in parts if part is not None)
 
     @property
-    def row(self) -> tuple[str, str, str, str | None]:
-        """Tell rows of a table apart, which have a column for each target."""
-        return self.encoder, self.regime, self.aggregator, self.variant
+    def row(self) -> str:
+        """Name of its row in tables, which have a column for each target."""
+        return "/".join(filter(None, (self.encoder, self.regime, self.aggregator, self.variant)))
 
     @property
     def title(self) -> str:
@@ -51,6 +51,11 @@ class Method:
         else:
             title = f"{encoder} + {aggregator}{' (FT)' if self.regime == 'finetune' else ''}"
         return title if self.variant is None else f"{title}, {self.variant}"
+
+    @property
+    def full_title(self) -> str:
+        """The title, with the target if every target has a model of its own."""
+        return self.title if self.target is None else f"{self.target}: {self.title}"
 
 
 @dataclass(frozen=True)
@@ -88,12 +93,7 @@ REGIMES_IN_TABLE: tuple[Regime, ...] = ("fixed", "finetune", "tapfm")
 
 def runs_of(study: StudyConfig) -> list[PlannedRun]:
     """List all runs: first one seed of everything, so that a table is there early."""
-    runs = [
-        PlannedRun(method, seed, fold)
-        for seed in study.seeds
-        for method in methods_of(study)
-        for fold in study.each_fold
-    ]
+    runs = [run for seed in study.seeds for method in methods_of(study) for run in fold_runs(study, method, seed)]
     names: dict[str, PlannedRun] = {}
     for run in runs:
         if (other := names.setdefault(run.name.lower(), run)) is not run:
@@ -104,8 +104,14 @@ def runs_of(study: StudyConfig) -> list[PlannedRun]:
     return runs
 
 
-def chosen(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
-    """Take the runs whose name a pattern fits; all where there is none. A pattern may be the beginning of a name."""
+def fold_runs(study: StudyConfig, method: Method, seed: int) -> list[PlannedRun]:
+    """Return the runs of a method with one seed: one for each fold, or one."""
+    folds: Sequence[int | None] = study.folds or [None]
+    return [PlannedRun(method, seed, fold) for fold in folds]
+
+
+def select_runs(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
+    """Return the runs that match a pattern, or all without patterns. A pattern may be a folder above runs."""
     for pattern in only:
         if not any(_fits(run.name, pattern) for run in runs):
             names = [run.name for run in runs[:_SHOWN]] + (["..."] if len(runs) > _SHOWN else [])
@@ -114,12 +120,12 @@ def chosen(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Say whether a pattern fits a name, or a folder above it."""
+    """Return whether a pattern matches a name, or a folder above it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern.rstrip('/')}/*")
 
 
 def run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dict[str, Any]:
-    """Write RUN.toml of one run: what the study says, with the regime's and the variant's settings on top."""
+    """Return RUN.toml of one run: the settings of the study, then of the regime, then of the variant."""
     method = run.method
     tables: dict[str, Any] = {
         "seed": run.seed,
@@ -149,10 +155,10 @@ def run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dict[str,
 
 
 def run_config(study: StudyConfig, run: PlannedRun, features: Path) -> RunConfig:
-    """Resolve the configuration of one run; what is impossible is told with its name."""
+    """Resolve the configuration of one run. Raises InputError with the name of the run."""
     return resolve(run_tables(study, run, features), f"The run {run.name}")
 
 
 def safe(part: str) -> str:
-    """Make a name that can be a folder anywhere."""
+    """Return a name that can be a folder on any file system."""
     return re.sub(r"[^\w.+=-]+", "-", part).strip("-.") or "-"

@@ -1,9 +1,10 @@
-"""The commands of a study, each with what it needs before and how to tell that it is done."""
+"""The commands of a study, each with the steps that it needs and how to tell that it is done."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,38 +17,21 @@ from tapfm.runtime.files import sha256_of
 from tapfm.runtime.steps import Step
 from tapfm.study.folder import StudyFolder
 from tapfm.study.plan import StudyPlan
-from tapfm.study.runs import PlannedRun, methods_of
+from tapfm.study.runs import Method, PlannedRun, fold_runs, methods_of
 
 EVALUATED = "metrics.json"  # the last file that `tapfm evaluate` writes
 
 
 def study_steps(study: StudyConfig, folder: StudyFolder, plan: StudyPlan) -> list[Step]:
     """List the steps of the planned runs, in an order in which they can run."""
-    steps: list[Step] = []
-    cohorts = {"test": study.cohort} | ({"external": study.external} if study.external is not None else {})
-    for run in plan.runs:
-        if run.name in plan.problems:
-            steps.append(_impossible(folder, run, plan.problems[run.name]))
-            continue
-        config = plan.configs[run.name]
-        features: dict[str, tuple[str, ...]] = {}
-        if run.method.regime == "fixed":
-            for cohort, slides in cohorts.items():
-                embedding = _embed(folder, run, config, cohort, slides)
-                features[cohort] = (embedding.key,)
-                if embedding.key not in [step.key for step in steps]:
-                    steps.append(embedding)
-        training = _train(folder, run, config, features.get("test", ()))
-        steps.append(training)
-        for cohort, slides in cohorts.items():
-            if cohort == "test" or run.fold is None:  # the ensemble of all folds is evaluated on external slides
-                needs = (training.key, *features.get(cohort, ()))
-                steps.append(_evaluate(study, folder, run, config, cohort, slides, needs))
-        if study.report == "forgetting" and study.probe is not None and run.method.regime != "fixed":
-            steps.append(_probe(study, folder, run, config, training.key))
+    builder = _StepBuilder(study, folder, plan)
+    steps = [step for run in plan.runs for step in builder.run_steps(run)]
     if study.folds and study.external is not None:
-        steps += _evaluate_ensembles(study, folder, plan.runs, plan.configs, study.external)
-    return steps
+        steps += builder.evaluate_ensembles(study.external)
+    unique: dict[str, Step] = {}  # runs share the features of encoders
+    for step in steps:
+        unique.setdefault(step.key, step)
+    return list(unique.values())
 
 
 def finished_steps(steps: Sequence[Step]) -> set[str]:
@@ -60,76 +44,106 @@ def finished_steps(steps: Sequence[Step]) -> set[str]:
     }
 
 
-def _impossible(folder: StudyFolder, run: PlannedRun, problem: str) -> Step:
-    words = ("config", str(folder.config(run)))
-    return Step("train", words, folder.log(run.name), run.name, is_done=lambda: False, problem=problem)
+@dataclass(frozen=True)
+class _StepBuilder:
+    """Builds the steps of a study."""
 
+    study: StudyConfig
+    folder: StudyFolder
+    plan: StudyPlan
 
-def _train(folder: StudyFolder, run: PlannedRun, config: RunConfig, needs: tuple[str, ...]) -> Step:
-    out = folder.run(run)
-    return Step(
-        "train",
-        ("train", str(folder.config(run)), "--out", str(out), "--resume"),
-        folder.log(run.name),
-        run.name,
-        is_done=lambda: folder.finished(run, config.machine.allow_failures),
-        needs=needs,
-        history=out / "history.jsonl",
-        epochs=config.schedule.epochs,
-    )
-
-
-def _embed(folder: StudyFolder, run: PlannedRun, config: RunConfig, cohort: str, slides: SlidesSection) -> Step:
-    """Store the features of an encoder once for all runs."""
-    out = folder.features(run.method.encoder, cohort)
-    words = ["embed", str(slides.table), "--encoder", run.method.encoder, "--tiles", str(slides.tiles)]
-    words += ["--out", str(out), "--precision", config.adaptation.precision]
-    words += ["--weights", str(config.encoder.weights)] if config.encoder.weights is not None else []
-    words += _slides_option(slides)
-    words += _machine_options(config)
-    return Step(
-        "embed",
-        tuple(words),
-        folder.log(f"features/{out.name}"),
-        _features_group(run.method.encoder, cohort),
-        is_done=lambda: _all_stored(slides, out, config.machine.allow_failures),
-    )
-
-
-def _features_group(encoder: str, cohort: str) -> str:
-    return f"features of {encoder}{', external' if cohort == 'external' else ''}"
-
-
-def _all_stored(slides: SlidesSection, folder: Path, allowed: int) -> bool:
-    """Return whether at most `allowed` slides are without features."""
-    rows = read_cohort(slides.table, slides.slides, must_exist=False).rows
-    return sum(feature_file(folder, row.slide_id) is None for row in rows) <= allowed and folder.is_dir()
-
-
-def _evaluate(
-    study: StudyConfig,
-    folder: StudyFolder,
-    run: PlannedRun,
-    config: RunConfig,
-    cohort: str,
-    slides: SlidesSection,
-    needs: tuple[str, ...],
-) -> Step:
-    out = folder.evaluation(run, cohort)
-    words = ["evaluate", str(folder.run(run)), "--out", str(out)]
-    if cohort == "external":
-        words += _external_options(slides)
+    def run_steps(self, run: PlannedRun) -> Iterator[Step]:
+        """Yield the steps of one run."""
+        study, folder = self.study, self.folder
+        if problem := self.plan.problems.get(run.name):
+            words = ("config", str(folder.config(run)))
+            yield Step("train", words, folder.log(run.name), run.name, is_done=lambda: False, problem=problem)
+            return
+        config = self.plan.configs[run.name]
+        cohorts = {"test": study.cohort} | ({"external": study.external} if study.external is not None else {})
+        features: dict[str, tuple[str, ...]] = {}
         if run.method.regime == "fixed":
-            words += ["--features", str(folder.features(run.method.encoder, cohort))]
-    words += _evaluation_options(study, folder, config)
-    return Step(
-        f"evaluate {cohort}",
-        tuple(words),
-        folder.log(f"{run.name}-{cohort}"),
-        run.name,
-        is_done=lambda: is_evaluated(out, study, slides),
-        needs=needs,
-    )
+            for cohort, slides in cohorts.items():
+                embedding = self._embed(run.method.encoder, config, cohort, slides)
+                features[cohort] = (embedding.key,)
+                yield embedding
+        training = self._train(run, config, features.get("test", ()))
+        yield training
+        for cohort, slides in cohorts.items():
+            if cohort == "test" or run.fold is None:  # the ensemble of all folds is evaluated on external slides
+                yield self._evaluate(run, config, cohort, slides, (training.key, *features.get(cohort, ())))
+        if study.report == "forgetting" and study.probe is not None and run.method.regime != "fixed":
+            out = folder.probe(run)
+            options = ["--tiles", str(study.probe.tiles), "--out", str(out), "--seed", str(study.probe.seed)]
+            probing = ("probe", str(folder.run(run)), *options, "--device", config.machine.device)
+            log = folder.log(f"{run.name}-probe")
+            yield Step("probe", probing, log, run.name, files=(out,), needs=(training.key,))
+
+    def _train(self, run: PlannedRun, config: RunConfig, needs: tuple[str, ...]) -> Step:
+        out = self.folder.run(run)
+        return Step(
+            "train",
+            ("train", str(self.folder.config(run)), "--out", str(out), "--resume"),
+            self.folder.log(run.name),
+            run.name,
+            is_done=lambda: self.folder.finished(run, config.machine.allow_failures),
+            needs=needs,
+            history=out / "history.jsonl",
+            epochs=config.schedule.epochs,
+        )
+
+    def _embed(self, encoder: str, config: RunConfig, cohort: str, slides: SlidesSection) -> Step:
+        """Store the features of an encoder once for all runs."""
+        out = self.folder.features(encoder, cohort)
+        words = ["embed", str(slides.table), "--encoder", encoder, "--tiles", str(slides.tiles), "--out", str(out)]
+        words += ["--precision", config.adaptation.precision]
+        words += ["--weights", str(config.encoder.weights)] if config.encoder.weights is not None else []
+        words += _slides_option(slides) + _machine_options(config)
+        group, log = _features_group(encoder, cohort), self.folder.log(f"features/{out.name}")
+        is_done = partial(_all_stored, slides, out, config.machine.allow_failures)
+        return Step("embed", tuple(words), log, group, is_done=is_done)
+
+    def _evaluate(
+        self, run: PlannedRun, config: RunConfig, cohort: str, slides: SlidesSection, needs: tuple[str, ...]
+    ) -> Step:
+        out = self.folder.evaluation(run, cohort)
+        words = ["evaluate", str(self.folder.run(run)), "--out", str(out)]
+        words += self._external_options(run.method, slides) if cohort == "external" else []
+        words += self._evaluation_options(config)
+        log, is_done = self.folder.log(f"{run.name}-{cohort}"), partial(is_evaluated, out, self.study, slides)
+        return Step(f"evaluate {cohort}", tuple(words), log, run.name, is_done=is_done, needs=needs)
+
+    def evaluate_ensembles(self, external: SlidesSection) -> Iterator[Step]:
+        """Yield the evaluation of the folds of each method together on external slides."""
+        folder, configs = self.folder, self.plan.configs
+        for method, seed in dict.fromkeys((run.method, run.seed) for run in self.plan.runs):
+            members = fold_runs(self.study, method, seed)
+            if any(member.name not in configs for member in members):
+                continue  # listed as a failed run
+            out, ensemble = folder.ensemble_evaluation(method, seed), folder.ensemble(method, seed)
+            words = ["evaluate", str(ensemble), "--out", str(out), *self._external_options(method, external)]
+            words += self._evaluation_options(configs[members[0].name])
+            needs = [f"{member.name}: train" for member in members]
+            needs += [f"{_features_group(method.encoder, 'external')}: embed"] if method.regime == "fixed" else []
+            name = f"{method.name}/ensemble-seed{seed}"
+            yield Step(
+                "evaluate external",
+                tuple(words),
+                folder.log(name),
+                name,
+                is_done=partial(is_evaluated, out, self.study, external),
+                needs=tuple(needs),
+                before=partial(_write_folds, folder, ensemble, members),
+            )
+
+    def _external_options(self, method: Method, slides: SlidesSection) -> list[str]:
+        words = ["--cohort", str(slides.table), "--tiles", str(slides.tiles), *_slides_option(slides)]
+        features = str(self.folder.features(method.encoder, "external"))
+        return [*words, "--features", features] if method.regime == "fixed" else words
+
+    def _evaluation_options(self, config: RunConfig) -> list[str]:
+        words = ["--unit", self.study.unit, "--resamples", str(self.study.resamples)]
+        return [*words, "--colours", str(self.folder.colours), "--resume", *_machine_options(config)]
 
 
 def is_evaluated(folder: Path, study: StudyConfig, slides: SlidesSection) -> bool:
@@ -143,68 +157,27 @@ def is_evaluated(folder: Path, study: StudyConfig, slides: SlidesSection) -> boo
     return failed <= study.allow_failures and all(about.get(name) == value for name, value in expected.items())
 
 
-def _evaluate_ensembles(
-    study: StudyConfig,
-    folder: StudyFolder,
-    runs: Sequence[PlannedRun],
-    configs: Mapping[str, RunConfig],
-    external: SlidesSection,
-) -> list[Step]:
-    """Evaluate the folds of each method together on external slides."""
-    steps = []
-    for method, seed in dict.fromkeys((run.method, run.seed) for run in runs if run.name in configs):
-        members = [PlannedRun(method, seed, fold) for fold in study.folds]
-        if any(member.name not in configs for member in members):
-            continue  # listed as a failed run
-        out, ensemble = folder.ensemble_evaluation(method, seed), folder.ensemble(method, seed)
-        words = ["evaluate", str(ensemble), "--out", str(out), *_external_options(external)]
-        needs = [f"{member.name}: train" for member in members]
-        if method.regime == "fixed":
-            words += ["--features", str(folder.features(method.encoder, "external"))]
-            needs.append(f"{_features_group(method.encoder, 'external')}: embed")
-        words += _evaluation_options(study, folder, configs[members[0].name])
-        steps.append(
-            Step(
-                "evaluate external",
-                tuple(words),
-                folder.log(f"{method.name}/ensemble-seed{seed}"),
-                f"{method.name}/ensemble-seed{seed}",
-                is_done=partial(is_evaluated, out, study, external),
-                needs=tuple(needs),
-                before=partial(_write_folds, folder, ensemble, members),
-            )
-        )
-    return steps
+def write_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
+    """Write the ensembles of all methods whose folds are finished."""
+    for method in methods_of(study) if study.folds else []:
+        for seed in study.seeds:
+            members = fold_runs(study, method, seed)
+            if all(folder.finished(member, study.allow_failures) for member in members):
+                _write_folds(folder, folder.ensemble(method, seed), members)
 
 
 def _write_folds(folder: StudyFolder, ensemble: Path, members: Sequence[PlannedRun]) -> None:
     write_ensemble(ensemble, [folder.run(member) for member in members], "folds")
 
 
-def write_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
-    """Write the ensembles of all methods whose folds are finished."""
-    for method in methods_of(study) if study.folds else []:
-        for seed in study.seeds:
-            members = [PlannedRun(method, seed, fold) for fold in study.folds]
-            if all(folder.finished(member, study.allow_failures) for member in members):
-                _write_folds(folder, folder.ensemble(method, seed), members)
+def _features_group(encoder: str, cohort: str) -> str:
+    return f"features of {encoder}{', external' if cohort == 'external' else ''}"
 
 
-def _probe(study: StudyConfig, folder: StudyFolder, run: PlannedRun, config: RunConfig, needs: str) -> Step:
-    assert study.probe is not None
-    out = folder.probe(run)
-    words = ["probe", str(folder.run(run)), "--tiles", str(study.probe.tiles), "--out", str(out)]
-    words += ["--seed", str(study.probe.seed), "--device", config.machine.device]
-    return Step("probe", tuple(words), folder.log(f"{run.name}-probe"), run.name, files=(out,), needs=(needs,))
-
-
-def _external_options(slides: SlidesSection) -> list[str]:
-    return ["--cohort", str(slides.table), "--tiles", str(slides.tiles), *_slides_option(slides)]
-
-
-def _evaluation_options(study: StudyConfig, folder: StudyFolder, config: RunConfig) -> list[str]:
-    words = ["--unit", study.unit, "--resamples", str(study.resamples), "--colours", str(folder.colours), "--resume"]
-    return words + _machine_options(config)
+def _all_stored(slides: SlidesSection, folder: Path, allowed: int) -> bool:
+    """Return whether at most `allowed` slides are without features."""
+    rows = read_cohort(slides.table, slides.slides, must_exist=False).rows
+    return sum(feature_file(folder, row.slide_id) is None for row in rows) <= allowed and folder.is_dir()
 
 
 def _machine_options(config: RunConfig) -> list[str]:

@@ -15,8 +15,8 @@ from tapfm.runtime.options import Argument, Option, options, verb
 
 if TYPE_CHECKING:
     from tapfm.config.study import StudyConfig
+    from tapfm.results.table import Table
     from tapfm.study.from_preset import PresetOptions
-    from tapfm.study.tables import ResultTable
 
 _SLIDES = ("cohort", "slides", "tiles", "external", "external_slides", "external_tiles", "probe_tiles")
 
@@ -128,7 +128,7 @@ class StudyResult:
 
     name: str
     folder: Path
-    table: ResultTable | None = None  # AUCs of the runs that are finished; None if runs are only listed
+    table: Table | None = None  # AUCs of the runs that are finished; None if runs are only listed
     failed: Mapping[str, str] = field(default_factory=dict)  # why each step failed
     runs: tuple[ListedRun, ...] = ()  # with --list
 
@@ -195,8 +195,6 @@ def _find_studies(options: StudyOptions, given: PresetOptions) -> dict[Path, Stu
     else:
         studies = {folder: preset_study(find_presets(options.preset, mini=False)[0], given)}
     machine = {"device": options.device, "workers": options.workers, "allow_failures": options.allow_failures}
-    if all(value is None for value in machine.values()):
-        return studies
     return {place: with_machine(config, **machine) for place, config in studies.items()}
 
 
@@ -213,7 +211,7 @@ def prepare_mini(
     names = find_presets(preset, mini=True)
     for name, config in zip(names, studies.values(), strict=True):
         console.print(f"{name}: {config.notes[1]}", markup=False, soft_wrap=True)
-    console.print("It shows that the machinery works, not which method is better.", markup=False)
+    console.print("It shows that the commands work, not which method is better.", markup=False)
     tasks = list(dict.fromkeys(PRESETS[name].painted for name in names))
     results = study_mini.prepare(out, tasks, console=console)
     if results.stopped_by is not None:
@@ -232,23 +230,15 @@ def _run_steps(
 ) -> StudyResult:
     """Run the steps of one study that are not done yet, and write its tables."""
     # what writes the tables is imported first: in the days between, another version may be installed
-    import tapfm.study.figures
-    import tapfm.study.report
-    import tapfm.study.table_text  # noqa: F401
+    import tapfm.study.report  # noqa: F401
     from tapfm.study.runner import resume_command, run_study_steps
-    from tapfm.study.runs import chosen, runs_of
+    from tapfm.study.runs import runs_of, select_runs
 
-    runs = chosen(runs_of(config), options.only)
+    runs = select_runs(runs_of(config), options.only)
     resuming = resume_hint or resume_command(out)
     console.print(f"{config.name}: {counted(len(runs), 'run')}, into {out}", markup=False, soft_wrap=True)
     results = run_study_steps(
-        config,
-        out,
-        resume=options.resume,
-        only=options.only,
-        console=console,
-        resume_hint=resuming,
-        jobs=options.jobs,
+        config, out, options.only, resume=options.resume, resume_hint=resuming, console=console, jobs=options.jobs
     )
     if results.stopped_by is not None:
         console.print(f"Stopped. To resume: {resuming}", markup=False, soft_wrap=True)
@@ -264,24 +254,20 @@ def _print_failures(failed: Mapping[str, str], folder: Path, resuming: str, cons
     console.print(f"{counted(len(failed), 'step')} failed:", style="bold red")
     for step, reason in failed.items():
         console.print(f"  {step}: {reason}", markup=False, soft_wrap=True)
-    console.print(
-        f"The command of each step is in {folder / 'status.csv'}. To retry them: {resuming}",
-        markup=False,
-        soft_wrap=True,
-    )
+    status = f"The command of each step is in {folder / 'status.csv'}. To retry them: {resuming}"
+    console.print(status, markup=False, soft_wrap=True)
 
 
 def _write_tables(config: StudyConfig, out: Path, console: Console) -> StudyResult:
     """Write the tables of finished runs."""
     from tapfm.study.folder import StudyFolder
     from tapfm.study.report import write_report
-    from tapfm.study.status import read_status
 
     folder = StudyFolder(out)
     if not folder.study.exists():
         raise InputError(f"{out} is not the folder of a study.", hint="Start one: tapfm study STUDY.toml --out DIR")
-    table = write_report(config, folder, [*read_status(folder).values()])
-    console.print(f"Results: {out / 'study.md'} and {out / 'curves.png'}", markup=False, soft_wrap=True)
+    table = write_report(config, folder)
+    console.print(f"Results: {out / 'study.md'}", markup=False, soft_wrap=True)
     return StudyResult(config.name, out, table)
 
 

@@ -1,0 +1,101 @@
+"""The files of a study's report, from made-up runs."""
+
+import csv
+
+import pytest
+from study_results import a_study, results_of
+
+from tapfm.results.document import Paragraph, read_sections, write_sections
+from tapfm.results.figure import Figure
+from tapfm.results.markdown import markdown_sections
+from tapfm.results.table import Table
+from tapfm.runtime.csv_files import write_csv
+from tapfm.study import report
+from tapfm.study.folder import StudyFolder
+
+FILES = {"ROC curves": "roc.png", "Validation AUC and training loss": "curves.png"}
+FAILED = ["tapfm-pocket/tapfm/cls-attention/seed0", "train", "failed", "no | memory", "tapfm train x.toml", "x.log"]
+
+
+NOTES = ["Painted slides.", "<b>Not</b> tissue."]
+SPLIT = "slide_id,patient_id,cohort,split,FGFR3\ns1,p1,,train,1\ns2,p2,,val,0\ns3,p2,,test,1\ns4,p2,,test,0\n"
+
+
+def write(folder, strengths):
+    """Write the report of a study, as if its runs were in the folder; returns the table of AUCs."""
+    study = a_study(notes=NOTES)
+    results = results_of(study, strengths, folder=folder, baseline=0.3 if strengths else None)
+    for run in (run for each in results.methods for run in each.histories):
+        (folder / "runs" / run).mkdir(parents=True)
+        (folder / "runs" / run / "split.csv").write_text(SPLIT)
+    failed = [FAILED] if strengths else []
+    write_csv(folder / "status.csv", ("run", "step", "state", "reason", "command", "log"), failed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "collect_results", lambda *_: results)
+        return report.write_report(study, StudyFolder(folder))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("study")
+    write(made, (0.5, 1.0))
+    return made
+
+
+def test_sections_are_read_back_as_they_were_written(folder, tmp_path):
+    sections = read_sections(folder / "study.json")
+    assert [section.title for section in sections] == ["Overview", "AUC", "Convergence, time and memory"]
+    assert (folder / "study.md").read_text().startswith(markdown_sections("A_study", sections, FILES).rstrip())
+    write_sections(tmp_path / "again.json", sections)
+    assert read_sections(tmp_path / "again.json") == sections
+
+
+def test_every_figure_has_its_file_and_notes_are_plain_text(folder):
+    blocks = [block for section in read_sections(folder / "study.json") for block in section.blocks]
+    figures = [FILES[block.title] for block in blocks if isinstance(block, Figure)]
+    assert figures == ["roc.png", "curves.png"]
+    assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in figures)
+    texts = [block.text for block in blocks if isinstance(block, Paragraph)]
+    assert texts == [texts[0], *NOTES]
+    assert texts[0].startswith("2 of 2 runs finished: tapfm-pocket × finetune, tapfm × abmil, cls-attention × seed 0")
+
+
+def test_what_failed_is_told_with_its_command(folder):
+    page = (folder / "study.md").read_text()
+    failures = page[page.index("## What failed") :]
+    assert all(text.replace("|", r"\|") in failures for text in (FAILED[0], FAILED[1], *FAILED[3:]))
+
+
+def test_each_table_has_its_own_files_with_the_same_numbers(folder):
+    tables = {
+        section.title: block
+        for section in read_sections(folder / "study.json")
+        for block in section.blocks
+        if isinstance(block, Table)
+    }
+    with (folder / "costs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    shown = tables["Convergence, time and memory"]
+    names = [column.name for column in shown.columns]
+    assert names == list(rows[0])
+    for row, cells in zip(rows, shown.rows, strict=True):
+        assert [row["model"], *(float(row[name]) for name in names[1:])] == [cell.value for cell in cells.cells]
+    page = (folder / "study.md").read_text()
+    for name in ("table_binary.md", "costs.md"):
+        own = (folder / name).read_text().split("\n", 2)[2]
+        assert own.strip() in page
+
+
+def test_slides_and_patients_of_each_split_are_counted(folder):
+    page = (folder / "study.md").read_text()
+    for row in ("| train | 1 | 1 | 1 |", "| val | 1 | 1 | 0 |", "| test | 2 | 1 | 1 |", "| external | 30 | 30 | 15 |"):
+        assert row in page
+
+
+def test_a_study_without_results_says_so(tmp_path):
+    assert not write(tmp_path, ()).rows
+    page = (tmp_path / "study.md").read_text()
+    assert "0 of 2 runs finished" in page
+    assert "There are no results yet." in page
+    assert not (tmp_path / "roc.png").exists()
+    assert len(read_sections(tmp_path / "study.json")) == 3
