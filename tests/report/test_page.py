@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from tapfm.results.estimate import Estimate
 from tapfm.report.content import (
     Cell,
     Code,
@@ -29,6 +28,7 @@ from tapfm.report.content import (
 )
 from tapfm.report.numbers import estimate_cell
 from tapfm.report.page import digest, is_ours, keys_of, render
+from tapfm.results.estimate import Estimate
 
 EVIL = "<script>alert('1')</script>\"><img src=http://evil.example/x onerror=alert(2)>"
 VOID = {"meta", "input", "img", "path", "rect", "circle"}
