@@ -46,8 +46,8 @@ from tapfm.encoders.weights import load_encoder
 from tapfm.evaluation.comparing import compare_methods
 from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics import logistic
-from tapfm.results.estimate import Estimate
 from tapfm.metrics.ranking import auc
+from tapfm.results.estimate import Estimate
 from tapfm.runtime.seeding import rng_for
 from tapfm.tasks.catalog import build_task
 from tapfm.tiles.augment import Augmentation, augment

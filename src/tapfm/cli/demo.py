@@ -74,6 +74,7 @@ def _print_plan(size: Size, console: Console) -> None:
 
 
 def _print_results(size: Size, results: DemoResults, console: Console) -> None:
+    from tapfm.results.numbers import format_duration
     from tapfm.results.terminal import rich_table
 
     folder = results.folder
@@ -88,7 +89,7 @@ def _print_results(size: Size, results: DemoResults, console: Console) -> None:
         "method does on tissue.",
         markup=False,
     )
-    console.print(f"\nThe steps took {results.seconds // 60} min {results.seconds % 60} s. Look at:")
+    console.print(f"\nThe steps took {format_duration(results.seconds)}. Look at:")
     _print_beside(
         console,
         {
