@@ -39,7 +39,7 @@ from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.optimisers import LearningRateSchedule, make_optimiser, set_rate, step_optimiser
 from tapfm.adaptation.two_graph import Adaptation, aggregator_graph, two_graph_step
 from tapfm.aggregators.catalog import build_aggregator
-from tapfm.contracts import EncodedTiles, Targets
+from tapfm.contracts import EncodedTiles
 from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
@@ -49,7 +49,8 @@ from tapfm.metrics import logistic
 from tapfm.metrics.estimate import Estimate
 from tapfm.metrics.ranking import auc
 from tapfm.runtime.seeding import rng_for
-from tapfm.tasks.catalog import build_task
+from tapfm.tasks.catalog import build_task, target_kinds
+from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tiles.augment import Augmentation, augment
 
 CLASSES = ("AC", "H", "S", "T", "V")
@@ -238,7 +239,7 @@ class Trainer:
             losses = []
             for number in rng_for(job.seed, "order", epoch).permutation(len(training.rows)).tolist():
                 rows = torch.from_numpy(training.rows[number]).to(self.device)
-                known = Targets.of(training.labels[number].tolist(), device=self.device)
+                known = encode_labels(training.labels[number].tolist(), device=self.device)
                 if fixed:
                     z_KD, r_K = (part[rows].requires_grad_() for part in self.features())
                     graph = aggregator_graph(aggregator, task, z_KD, r_K, known)
@@ -481,11 +482,11 @@ def table_of(rows: Sequence[dict[str, Any]], tissue: Tissue, sizes: Sizes) -> li
     logits["colour statistics"] = [colour_logits(tissue, task, tiles, sizes, seed, test) for seed in seeds]
     methods = {name: [predictions_of(each, test, targets) for each in seeds_of] for name, seeds_of in logits.items()}
     shown = targets[0] if len(targets) == 1 else "macro"
-    aucs = compare_methods(methods, targets, "patient", against=next(iter(methods))).aucs
+    aucs = compare_methods(methods, target_kinds(targets), "patient", against=next(iter(methods))).aucs
     best = max(of_method, key=lambda name: aucs[name, shown].value or 0.0)
     against = {
         pair.second if pair.first == best else pair.first: pair
-        for pair in compare_methods(methods, targets, "patient", against=best).pairs
+        for pair in compare_methods(methods, target_kinds(targets), "patient", against=best).pairs
         if pair.target == shown
     }
     lines = [

@@ -14,7 +14,6 @@ from tapfm.config.study import resolve_study
 from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds, compute_metrics
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow, metrics_json
 from tapfm.evaluation.predictions import Prediction, write_predictions
-from tapfm.metrics.arrays import sigmoid
 from tapfm.prediction.folder import ABOUT, PredictionFolder, TargetPrediction
 from tapfm.report.making import PageOptions, make_report
 from tapfm.study.folder import StudyFolder
@@ -22,6 +21,8 @@ from tapfm.study.results import MethodResult, StudyResults
 from tapfm.study.runs import PlannedRun, methods_of
 from tapfm.study.table_text import table_csv
 from tapfm.study.tables import make_table
+from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.catalog import target_kinds
 
 TODAY = date(2026, 3, 9)
 TARGETS = ("FGFR3",)
@@ -130,7 +131,8 @@ def make_evaluation(
     folder.mkdir(parents=True)
     slides = slides or predictions(14, seed=5, start=500, targets=targets)
     chosen = ChosenThresholds(
-        choose_thresholds(predictions(8, split="val", start=200, targets=targets), targets, "patient"), "8 slides"
+        choose_thresholds(predictions(8, split="val", start=200, targets=targets), target_kinds(targets), "patient"),
+        "8 slides",
     )
     about = {
         "tapfm": "0.1.0",
@@ -146,7 +148,7 @@ def make_evaluation(
         "resamples": 50,
         "seed": 0,
     }
-    measured = compute_metrics(slides, targets, "patient", chosen.thresholds, resamples=50)
+    measured = compute_metrics(slides, target_kinds(targets), "patient", chosen.thresholds, resamples=50)
     rows = [MetricRow(MODEL, "", each) for each in measured]
     rows += [MetricRow(MODEL, subgroup, each) for each in measured] if subgroup else []
     rows += [MetricRow("colour baseline", "", each) for each in measured]

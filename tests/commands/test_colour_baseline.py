@@ -11,6 +11,7 @@ from tapfm.baselines.slide_colours import colours_key
 from tapfm.cohort.manifest import SlideRow
 from tapfm.metrics.ranking import auc
 from tapfm.runs.data import RunSlide
+from tapfm.tasks.catalog import target_kinds
 from tapfm.tiles.colours import COLOUR_STATISTICS
 from tapfm.tiles.store import TileSet
 
@@ -43,7 +44,7 @@ def auc_of(baseline):
 def test_a_stain_that_gives_the_label_away_shows(shift, low, high):
     training, asked = slides(60, "train"), slides(200, "test", first=60)
     made = BaselineSlides(training, (), asked)
-    found = auc_of(make_baseline(made, ["FGFR3"], colours(made.all, shift)))
+    found = auc_of(make_baseline(made, target_kinds(["FGFR3"]), colours(made.all, shift)))
     assert low <= found <= high
 
 
@@ -52,7 +53,7 @@ def test_so_does_the_number_of_tiles():
         return 50 if number % 2 else 20
 
     made = BaselineSlides(slides(20, "train", tiles=size), (), slides(10, "test", first=20, tiles=size))
-    baseline = make_baseline(made, ["FGFR3"], None)
+    baseline = make_baseline(made, target_kinds(["FGFR3"]), None)
     assert auc_of(baseline) == 1.0
     assert "the number of tiles alone" in baseline.note
 
@@ -79,7 +80,7 @@ def test_another_cohort_may_have_the_slide_ids_of_the_training_slides():
         for place, each in enumerate(asked)
     )
     again = known | {colours_key(new): known[colours_key(old)] for new, old in zip(renamed, asked, strict=True)}
-    first = make_baseline(made, ["FGFR3"], known)
+    first = make_baseline(made, target_kinds(["FGFR3"]), known)
     second = make_baseline(BaselineSlides(training, (), renamed), ["FGFR3"], again)
     assert [each.logits for each in first.predictions] == [each.logits for each in second.predictions]
 
@@ -104,6 +105,6 @@ def test_too_few_training_slides_make_none():
 def test_each_target_has_its_own():
     targets = ("FGFR3", "TP53")
     made = BaselineSlides(slides(40, "train", targets=targets), (), slides(8, "test", first=40, targets=targets))
-    baseline = make_baseline(made, targets, colours(made.all, 2.0))
+    baseline = make_baseline(made, target_kinds(targets), colours(made.all, 2.0))
     assert [list(each.logits) for each in baseline.predictions] == [list(targets)] * 8
     assert auc_of(baseline) == 1.0

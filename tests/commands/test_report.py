@@ -30,6 +30,8 @@ from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.layers import palette
 from tapfm.report.slide_pictures import PictureBudget, PictureSettings, choose_slides
 from tapfm.report.tables import NAMES
+from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.catalog import target_kinds
 
 
 def titles(html):
@@ -67,8 +69,8 @@ def test_figures_are_those_of_the_evaluation_package(tmp_path):
     run = make_run(tmp_path / "runs" / "first")
     _, html = page_of(run, tmp_path / "report.html")
     test, validation = predictions(10, start=0), predictions(8, split="val", start=200)
-    chosen = choose_thresholds(validation, ["FGFR3"], "patient")
-    for each in compute_metrics(test, ["FGFR3"], "patient", chosen, resamples=50):
+    chosen = choose_thresholds(validation, target_kinds(["FGFR3"]), "patient")
+    for each in compute_metrics(test, target_kinds(["FGFR3"]), "patient", chosen, resamples=50):
         name, estimate = NAMES[each.metric.removesuffix("_at_chosen")], each.estimate
         note = r"( \d)?" if estimate.why else ""
         within = f" {estimate.low:.3f} to {estimate.high:.3f}" if estimate.low is not None else ""
@@ -82,10 +84,12 @@ def test_every_slide_is_listed_with_its_call(tmp_path):
     _, html = page_of(run, tmp_path / "report.html")
     rows = re.findall(r'<tr data-where="(\w+)" data-target="FGFR3"( data-wrong)?><th scope="row">(S\d+)</th>', html)
     assert len(rows) == 18
-    threshold = choose_thresholds(predictions(8, split="val", start=200), ["FGFR3"], "patient").youden["FGFR3"]
+    threshold = choose_thresholds(predictions(8, split="val", start=200), target_kinds(["FGFR3"]), "patient").youden[
+        "FGFR3"
+    ]
     slides = [*predictions(10), *predictions(8, split="val", start=200)]
     wrong = {
-        each.slide_id for each in slides if (each.probabilities["FGFR3"] >= threshold) != bool(each.labels["FGFR3"])
+        each.slide_id for each in slides if (sigmoid(each.logits["FGFR3"]) >= threshold) != bool(each.labels["FGFR3"])
     }
     assert {slide_id for _, mark, slide_id in rows if mark} == wrong
     assert wrong

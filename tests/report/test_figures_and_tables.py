@@ -8,11 +8,12 @@ from tapfm.report.figures import methods_figures, result_figures, training_figur
 from tapfm.report.numbers import duration, format_number, percent
 from tapfm.report.result import SplitResult
 from tapfm.report.tables import headline, metric_blocks
+from tapfm.tasks.catalog import target_kinds
 
 
 def a_result(slides, targets=("FGFR3",), validation=None, **more):
-    chosen = choose_thresholds(validation, targets, "patient") if validation else None
-    found = compute_metrics(slides, targets, "patient", chosen, resamples=50)
+    chosen = choose_thresholds(validation, target_kinds(targets), "patient") if validation else None
+    found = compute_metrics(slides, target_kinds(targets), "patient", chosen, resamples=50)
     thresholds = {"youden": chosen.youden, "at_sensitivity": chosen.chosen} if chosen else {}
     measured = {(each.target, each.metric): each for each in found}
     given = {"chosen_on": "8 slides", "resamples": 50} | thresholds | more

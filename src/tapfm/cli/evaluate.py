@@ -56,9 +56,10 @@ def evaluate(options: workflow.EvaluateOptions) -> None:
 
 def _print_evaluation(evaluation: Evaluation, console: Console, messages: Console) -> None:
     from tapfm.evaluation.estimate_text import format_estimate
-    from tapfm.evaluation.measures import NAMES, target_title
+    from tapfm.evaluation.measures import target_title
     from tapfm.evaluation.metric_tables import MODEL
     from tapfm.evaluation.results import BASELINE
+    from tapfm.tasks.catalog import target_kinds
 
     results, folder = evaluation.results, evaluation.folder
     found = results.of(MODEL)
@@ -68,18 +69,20 @@ def _print_evaluation(evaluation: Evaluation, console: Console, messages: Consol
     for name in ("target", f"{results.about['unit']}s", "positive"):
         table.add_column(name, justify="left" if name == "target" else "right")
     # metrics.md has the others
-    metrics = ("auc", "average_precision", "brier") if console.width >= _WIDE else ("auc",)
-    for name in (*(NAMES[metric] for metric in metrics), "AUC of colours", "difference"):
+    kind = next(iter(target_kinds(results.about["targets"]).values()))
+    first = kind.main_metrics[0]
+    metrics = kind.main_metrics if console.width >= _WIDE else (first,)
+    for name in (*(kind.metrics[metric] for metric in metrics), f"{kind.metrics[first]} of colours", "difference"):
         table.add_column(name)
     for target in results.columns:
-        each = found[target, "auc"]
+        each = found[target, first]
         pair = differences.get(target)
         table.add_row(
             escape(target_title(target)),
             f"{each.units:,}",
             "" if each.positives is None else f"{each.positives:,}",
             *(format_estimate(found[target, metric].estimate) for metric in metrics),
-            format_estimate(baseline[target, "auc"].estimate) if baseline else "-",
+            format_estimate(baseline[target, first].estimate) if baseline else "-",
             "-" if pair is None else _difference_text(pair),
         )
     console.print(table)

@@ -43,7 +43,7 @@ class SlideSeen:
 
     def found(self, by: str) -> float | None:
         """Say how often a tile with the signal stands above one without."""
-        return auc([int(each) for each in self.carries], self.values[by].tolist())
+        return auc(self.carries, self.values[by])
 
 
 def measure_planted(folder: DemoFolder) -> None:

@@ -11,10 +11,12 @@ import numpy as np
 
 from tapfm.evaluation.bands import roc_band
 from tapfm.evaluation.measures import MetricValue, Thresholds
-from tapfm.evaluation.predictions import Prediction, Unit, pool_by_patient
+from tapfm.evaluation.predictions import Prediction, Unit, units_of
+from tapfm.metrics.arrays import Floats
 from tapfm.metrics.calibration import reliability
-from tapfm.metrics.ranking import precision_recall_curve, roc_curve, why_undefined
+from tapfm.metrics.ranking import precision_recall_curve, roc_curve
 from tapfm.runtime.files import write_atomically
+from tapfm.tasks.target import TargetKinds, Truth
 
 _MODEL, _BASELINE, _NEGATIVE, _GREY = "#c8553d", "#8a8a8a", "#4a6fa5", "0.7"
 _PANEL = 3.9  # inches
@@ -28,13 +30,12 @@ class EvaluationFigures:
         self,
         predictions: Sequence[Prediction],
         baseline: Sequence[Prediction],
-        targets: Sequence[str],
+        targets: TargetKinds,
         unit: Unit,
         title: str,
     ) -> None:
-        pool = pool_by_patient if unit == "patient" else list
         self._slides = predictions
-        self._units, self._baseline = pool(predictions), pool(baseline)
+        self._units, self._baseline = (units_of(each, targets, unit) for each in (predictions, baseline))
         self._targets, self._unit, self._title = targets, unit, title
 
     def draw(
@@ -66,7 +67,9 @@ class EvaluationFigures:
         for axes, target in zip(panels, self._targets, strict=False):
             axes.set_title(target, fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
-            if why := why_undefined([each.labels.get(target) for each in self._units], self._unit):
+            if why := self._targets[target].why_undefined(
+                [each.labels.get(target) for each in self._units], self._unit
+            ):
                 axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, fontsize=9)
                 axes.set_axis_off()
                 continue
@@ -78,8 +81,13 @@ class EvaluationFigures:
         figure.savefig(buffer, format="png", dpi=140, metadata={"Software": None})  # the same picture, byte for byte
         write_atomically(path, buffer.getvalue())
 
-    def _column(self, target: str, units: Sequence[Prediction]) -> tuple[list[int | None], list[float]]:
-        return [each.labels.get(target) for each in units], [each.logits[target] for each in units]
+    def _column(self, target: str, units: Sequence[Prediction]) -> tuple[Truth, Floats]:
+        labels, logits = [each.labels.get(target) for each in units], [each.logits[target] for each in units]
+        return self._targets[target].known(labels, logits)
+
+    def _probabilities(self, target: str) -> tuple[Truth, Floats]:
+        positive, logits = self._column(target, self._units)
+        return positive, np.array([self._targets[target].activate(logit) for logit in logits.tolist()])
 
     def _roc(
         self,
@@ -90,7 +98,7 @@ class EvaluationFigures:
         resamples: int,
         seed: int,
     ) -> None:
-        band = roc_band(self._slides, target, self._unit, resamples=resamples, seed=seed)
+        band = roc_band(self._slides, target, self._targets[target], self._unit, resamples=resamples, seed=seed)
         if band is not None:
             axes.fill_between(
                 band.false_positive_rate, band.low, band.high, color=_MODEL, alpha=0.18, lw=0, label="95% of resamples"
@@ -106,13 +114,12 @@ class EvaluationFigures:
         axes.legend(frameon=False, fontsize=8, loc="lower right")
 
     def _precision_recall(self, axes: Any, target: str, measured: dict[tuple[str, str], MetricValue]) -> None:
-        labels, logits = self._column(target, self._units)
-        known = [label for label in labels if label is not None]
-        axes.axhline(sum(known) / len(known), color=_GREY, lw=1, ls=":", label="prevalence")
+        positive, logits = self._column(target, self._units)
+        axes.axhline(positive.mean(), color=_GREY, lw=1, ls=":", label="prevalence")
         baseline = precision_recall_curve(*self._column(target, self._baseline)) if self._baseline else None
         if baseline is not None:
             axes.step(baseline[1], baseline[0], color=_BASELINE, lw=1.2, ls="--", where="post", label="colour baseline")
-        curve = precision_recall_curve(labels, logits)
+        curve = precision_recall_curve(positive, logits)
         assert curve is not None
         name = f"average precision {_shown(measured, target, 'average_precision')}"
         axes.step(curve[1], curve[0], color=_MODEL, lw=1.8, where="post", label=name)
@@ -120,8 +127,7 @@ class EvaluationFigures:
         axes.legend(frameon=False, fontsize=8, loc="best")
 
     def _reliability(self, axes: Any, target: str, measured: dict[tuple[str, str], MetricValue]) -> None:
-        labels = [each.labels.get(target) for each in self._units]
-        bins = [each for each in reliability(labels, [one.probabilities[target] for one in self._units]) if each.count]
+        bins = [each for each in reliability(*self._probabilities(target)) if each.count]
         axes.plot([0, 1], [0, 1], color=_GREY, lw=1, ls=":")
         points = [each.mean_probability for each in bins], [each.positive_rate for each in bins]
         axes.plot(*points, color=_MODEL, lw=1.2, alpha=0.6)
@@ -136,8 +142,9 @@ class EvaluationFigures:
 
     def _scores(self, axes: Any, target: str, thresholds: Thresholds | None) -> None:
         edges = np.linspace(0, 1, _BINS + 1)
-        for label, colour, name in ((0, _NEGATIVE, "negative"), (1, _MODEL, "positive")):
-            values = [each.probabilities[target] for each in self._units if each.labels.get(target) == label]
+        positive, probabilities = self._probabilities(target)
+        for flag, colour, name in ((False, _NEGATIVE, "negative"), (True, _MODEL, "positive")):
+            values = probabilities[positive == flag].tolist()
             axes.hist(values, bins=edges, color=colour, alpha=0.55, label=f"{name} ({len(values):,})")
         threshold = None if thresholds is None else thresholds.youden.get(target)
         if threshold is not None:

@@ -10,20 +10,11 @@ from typing import Any
 from tapfm.cohort.splits import ALL, VALIDATION
 from tapfm.evaluation.comparing import PairedComparison
 from tapfm.evaluation.estimate_text import escape_cell, format_estimate, format_p_value, interval_text, number
-from tapfm.evaluation.measures import (
-    BESIDE,
-    BY_CHOSEN,
-    BY_YOUDEN,
-    MACRO,
-    NAMES,
-    THRESHOLD_FREE,
-    ChosenThresholds,
-    MetricValue,
-    target_title,
-)
+from tapfm.evaluation.measures import MACRO, ChosenThresholds, MetricValue, target_title
 from tapfm.metrics.estimate import Estimate
 from tapfm.runtime.csv_files import csv_text
 from tapfm.runtime.messages import counted
+from tapfm.tasks.binary_metrics import BESIDE, BY_CHOSEN, BY_YOUDEN, NAMES, THRESHOLD_FREE
 
 MODEL = "model"
 _COLUMNS = (

@@ -14,6 +14,7 @@ from tapfm.report.content import Block, Cell, Column, Note, Row, Table
 from tapfm.report.numbers import percent
 from tapfm.report.result import SplitResult
 from tapfm.report.runs import ReportedRun
+from tapfm.tasks.catalog import target_kinds
 
 # columns of a cohort's table that say where a slide comes from
 _ORIGINS = ("site", "centre", "center", "hospital", "scanner", "vendor", "objective", "magnification", "mpp", "stain")
@@ -66,9 +67,9 @@ def _prediction_row(title: str, predictions: Sequence[Prediction], targets: Sequ
     """Count a set that was evaluated."""
     patients = len({(each.cohort, each.patient_id) for each in predictions})
     cells = []
-    for target in targets:
-        known = [label for each in predictions if (label := each.labels.get(target)) is not None]
-        cells.append(_labels_cell(sum(known), len(known)))
+    for target, kind in target_kinds(targets).items():
+        positive, known = kind.count_labels([each.labels.get(target) for each in predictions])
+        cells.append(_labels_cell(positive or 0, known))
     tiles = sum(each.tiles for each in predictions)
     counts = [Cell(f"{patients:,}"), Cell(f"{len(predictions):,}"), Cell(f"{tiles:,}" if tiles else "")]
     return Row([Cell(title), *counts, *cells])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -140,7 +140,7 @@ class SlideLine:
     target: str
     probability: float
     threshold: float | None
-    label: int | None
+    label: Hashable
     tiles: int
     model: str = ""
 

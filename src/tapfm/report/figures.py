@@ -11,12 +11,15 @@ import numpy as np
 
 from tapfm.evaluation.bands import roc_band
 from tapfm.evaluation.predictions import Prediction, units_of
+from tapfm.metrics.arrays import Floats
 from tapfm.metrics.calibration import reliability
-from tapfm.metrics.ranking import precision_recall_curve, roc_curve, why_undefined
+from tapfm.metrics.ranking import precision_recall_curve, roc_curve
 from tapfm.report.charts import Axis, Band, Bar, Chart, ChartMark, Dot, Line, Point, Rule, axis_of, draw, share_axis
 from tapfm.report.content import Figure, Figures, LegendEntry
 from tapfm.report.numbers import format_interval, format_number
 from tapfm.report.result import SplitResult
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import Truth
 
 _BINS = 20  # of the histogram
 _CHANCE = Line("chance", [(0.0, 0.0), (1.0, 1.0)])
@@ -25,10 +28,11 @@ History = Sequence[Mapping[str, Any]]
 
 def result_figures(result: SplitResult, target: str) -> Figures:
     """Draw ROC, precision and recall, calibration and scores of one target."""
-    units = units_of(result.predictions, [target], result.unit)
-    if why := why_undefined([each.labels.get(target) for each in units], result.unit):
+    targets = target_kinds([target])
+    units = units_of(result.predictions, targets, result.unit)
+    if why := targets[target].why_undefined([each.labels.get(target) for each in units], result.unit):
         return Figures([Figure(name, why=why) for name in ("ROC", "Precision and recall", "Calibration")], title=target)
-    baseline = units_of(result.baseline, [target], result.unit) if result.baseline else []
+    baseline = units_of(result.baseline, targets, result.unit) if result.baseline else []
     drawn = (
         _roc(result, target, units, baseline),
         _precision_recall(result, target, units, baseline),
@@ -42,7 +46,8 @@ def _roc(result: SplitResult, target: str, units: Sequence[Prediction], baseline
     """Draw sensitivity against 1 - specificity, with the band of resampled patients."""
     marks: list[ChartMark] = []
     keys = [LegendEntry("line model", f"AUC {_measure_text(result, target, 'auc')}")]
-    band = roc_band(result.predictions, target, result.unit, resamples=result.resamples, seed=result.seed)
+    kind = target_kinds([target])[target]
+    band = roc_band(result.predictions, target, kind, result.unit, resamples=result.resamples, seed=result.seed)
     if band is not None:
         marks.append(Band("model", list(band.false_positive_rate), list(band.low), list(band.high)))
         keys.append(LegendEntry("band model", "95% of resampled patients"))
@@ -62,8 +67,7 @@ def _precision_recall(
     result: SplitResult, target: str, units: Sequence[Prediction], baseline: Sequence[Prediction]
 ) -> Figure:
     """Draw PPV against sensitivity, and the prevalence, which chance would give."""
-    known = [label for each in units if (label := each.labels.get(target)) is not None]
-    prevalence = sum(known) / len(known)
+    prevalence = float(_column(units, target)[0].mean())
     marks: list[ChartMark] = [Line("chance", [(0.0, prevalence), (1.0, prevalence)])]
     keys = [LegendEntry("line model", f"average precision {_measure_text(result, target, 'average_precision')}")]
     keys.append(LegendEntry("line chance", f"prevalence {prevalence:.0%}"))
@@ -79,8 +83,7 @@ def _precision_recall(
 
 def _calibration(result: SplitResult, target: str, units: Sequence[Prediction]) -> Figure:
     """Draw observed rates against mean probabilities, with the number in each bin."""
-    labels, _ = _column(units, target)
-    bins = [each for each in reliability(labels, [one.probabilities[target] for one in units]) if each.count]
+    bins = [each for each in reliability(*_probabilities(units, target)) if each.count]
     most = max(each.count for each in bins)
     points = [(each.mean_probability or 0.0, each.positive_rate or 0.0) for each in bins]
     marks: list[ChartMark] = [_CHANCE, Line("model faint", points)]
@@ -99,8 +102,9 @@ def _scores(result: SplitResult, target: str, units: Sequence[Prediction]) -> Fi
     """Draw how many positives and negatives have which probability."""
     edges = np.linspace(0, 1, _BINS + 1)
     counts, keys = {}, []
-    for label, style, name in ((0, "negative", "negative"), (1, "positive", "positive")):
-        values = [each.probabilities[target] for each in units if each.labels.get(target) == label]
+    positive, probabilities = _probabilities(units, target)
+    for flag, style, name in ((False, "negative", "negative"), (True, "positive", "positive")):
+        values = probabilities[positive == flag]
         counts[style] = np.histogram(values, edges)[0]
         keys.append(LegendEntry(f"bar {style}", f"{name} ({len(values):,})"))
     marks: list[ChartMark] = []
@@ -119,9 +123,16 @@ def _scores(result: SplitResult, target: str, units: Sequence[Prediction]) -> Fi
     return Figure("Probabilities", draw(chart), keys)
 
 
-def _column(units: Sequence[Prediction], target: str) -> tuple[list[int | None], list[float]]:
-    """Take the labels and logits of one target."""
-    return [each.labels.get(target) for each in units], [each.logits[target] for each in units]
+def _column(units: Sequence[Prediction], target: str) -> tuple[Truth, Floats]:
+    """Take the known labels and their logits of one target."""
+    labels, logits = [each.labels.get(target) for each in units], [each.logits[target] for each in units]
+    return target_kinds([target])[target].known(labels, logits)
+
+
+def _probabilities(units: Sequence[Prediction], target: str) -> tuple[Truth, Floats]:
+    """Take the known labels and their probabilities of one target."""
+    positive, logits = _column(units, target)
+    return positive, np.array([target_kinds([target])[target].activate(logit) for logit in logits.tolist()])
 
 
 def _pairs(x: Any, y: Any) -> list[Point]:

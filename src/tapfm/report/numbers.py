@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from tapfm.metrics.estimate import Estimate
 from tapfm.report.content import Cell
 
@@ -45,7 +47,7 @@ def estimate_cell(estimate: Estimate | None) -> Cell:
     return Cell(format_number(estimate.value), format_interval(estimate), estimate.why)
 
 
-def called(flag: int | None) -> str:
+def called(flag: Hashable) -> str:
     """Write a label or a call."""
     return ABSENT if flag is None else "positive" if flag else "negative"
 

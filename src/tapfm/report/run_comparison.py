@@ -12,6 +12,8 @@ from tapfm.report.content import Block, Cell, Column, Note, Row, Table
 from tapfm.report.numbers import ABSENT, estimate_cell, format_interval, signed
 from tapfm.report.result import SplitResult
 from tapfm.report.runs import ReportedRun
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import Label
 
 ResultsByRun = Mapping[str, Sequence[SplitResult]]  # by run
 
@@ -62,7 +64,9 @@ def _differences(title: str, having: Mapping[str, SplitResult]) -> list[Block]:
         said = f"The runs have other slides or labels in {title}: their AUCs are not to be compared one by one."
         return [Note(f"{said} `tapfm compare` takes the patients that all of them have.")]
     methods = {name: [list(result.predictions)] for name, result in having.items()}
-    compared = compare_methods(methods, first.targets, first.unit, resamples=first.resamples, seed=first.seed)
+    compared = compare_methods(
+        methods, target_kinds(first.targets), first.unit, resamples=first.resamples, seed=first.seed
+    )
     rows = [
         Row([Cell(f"{pair.first} − {pair.second}"), Cell(target_title(pair.target)), *_cells(pair)])
         for pair in compared.pairs
@@ -79,6 +83,6 @@ def _cells(pair: PairedComparison) -> list[Cell]:
     return [Cell(ABSENT if found.value is None else signed(found.value), format_interval(found), found.why), Cell(p)]
 
 
-def _labels_of(predictions: Sequence[Prediction]) -> dict[object, dict[str, int | None]]:
+def _labels_of(predictions: Sequence[Prediction]) -> dict[object, dict[str, Label]]:
     """Give the labels of each slide."""
     return {slide_key(each): dict(each.labels) for each in predictions}

@@ -16,6 +16,7 @@ from tapfm.report.finding import ResultFolder, read_json
 from tapfm.report.result import MetricsByTarget, SplitResult
 from tapfm.report.runs import ReportedRun
 from tapfm.runtime.messages import counted
+from tapfm.tasks.catalog import target_kinds
 
 _MODEL = "model"
 _ALL = "all"
@@ -32,8 +33,8 @@ _FLATTERED = {  # splits of a run's own cohort
 def _result_of_split(run: ReportedRun, split: str, resamples: int) -> SplitResult:
     """Measure what a finished run predicted of one of its splits."""
     predictions, validation = run.predictions[split], run.predictions.get(VALIDATION, ())
-    chosen = choose_thresholds(validation, run.targets, run.unit) if validation else None
-    measured = compute_metrics(predictions, run.targets, run.unit, chosen, resamples=resamples)
+    chosen = choose_thresholds(validation, target_kinds(run.targets), run.unit) if validation else None
+    measured = compute_metrics(predictions, target_kinds(run.targets), run.unit, chosen, resamples=resamples)
     where = f"{counted(len(validation), 'validation slide')} of the run" if validation else ""
     return SplitResult(
         title=_TITLES.get(split, split),

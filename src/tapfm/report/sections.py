@@ -20,6 +20,7 @@ from tapfm.report.slide_pictures import PictureBudget, PictureSettings, gallery_
 from tapfm.report.sources import ReportSources
 from tapfm.runtime.messages import counted
 from tapfm.runtime.progress import SlideProgress
+from tapfm.tasks.catalog import target_kinds
 
 _SETS = {"test": "Test slides", "validation": "Validation slides"}
 _SAME_PROBABILITY = 1e-3
@@ -112,14 +113,14 @@ def _lines_of(run: ReportedRun, result: SplitResult) -> list[SlideLine]:
             patient_id=each.patient_id,
             where=result.title,
             target=target,
-            probability=probability,
+            probability=target_kinds([target])[target].activate(logit),
             threshold=result.youden.get(target),
             label=each.labels.get(target),
             tiles=each.tiles,
             model=result.model or run.name,
         )
         for each in result.predictions
-        for target, probability in each.probabilities.items()
+        for target, logit in each.logits.items()
     ]
 
 

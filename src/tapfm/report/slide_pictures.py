@@ -305,7 +305,7 @@ def _add_candidates(
 
 def _side_of(said: TargetPrediction) -> int:
     """Say on which side a slide counts: as it is called, or without a threshold by its probability."""
-    return said.call if said.call is not None else int(said.probability >= 0.5)
+    return int(bool(said.call)) if said.call is not None else int(said.probability >= 0.5)
 
 
 def _signed_layer(layer: Layer) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tapfm.evaluation.measures import BESIDE, BY_CHOSEN, BY_YOUDEN, MACRO, NAMES, THRESHOLD_FREE, target_title
+from tapfm.evaluation.measures import MACRO, target_title
 from tapfm.report.charts import whisker, whisker_scale
 from tapfm.report.content import Cell, Column, Note, Row, Table
 from tapfm.report.numbers import estimate_cell, format_interval, format_number
 from tapfm.report.result import MetricsByTarget, SplitResult
+from tapfm.tasks.binary_metrics import BESIDE, BY_CHOSEN, BY_YOUDEN, NAMES, THRESHOLD_FREE
 
 
 def headline(results: Sequence[tuple[str, SplitResult]]) -> Table:

@@ -86,7 +86,7 @@ def _split_lines(data: RunData, progress: RunProgress) -> list[str]:
         "|---|--:|--:|" + "--:|" * len(data.targets),
     ]
     for split, patients, slides, counts in count_by_split(data):
-        cells = [f"{positive:,} of {known:,}" for positive, known in counts.values()]
+        cells = [f"{positive or 0:,} of {known:,}" for positive, known in counts.values()]
         lines.append(f"| {split} | {patients:,} | {slides:,} | " + " | ".join(cells) + " |")
     if data.without_label:
         lines += ["", f"Without any label, and not used: {counted(len(data.without_label), 'slide')}."]

@@ -30,6 +30,8 @@ from tapfm.study.results import StudyResults, collect_results
 from tapfm.study.runs import REGIMES_IN_TABLE, run_config, runs_of
 from tapfm.study.table_text import table_csv, table_latex, table_markdown
 from tapfm.study.tables import ResultTable, make_table
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import Label
 
 
 @dataclass(frozen=True)
@@ -198,13 +200,14 @@ def _size_lines(results: StudyResults) -> list[str]:
         for each in seed
     }
     if external:
-        labels: dict[str, dict[str, int | None]] = {slide_id: {} for slide_id in external}
+        labels: dict[str, dict[str, Label]] = {slide_id: {} for slide_id in external}
         for result in results.methods:
             for seed in result.predictions.get("external", []):
                 for each in seed:
                     labels[each.slide_id].update(each.labels)
         patients = len({(each.cohort, each.patient_id) for each in external.values()})
-        positives = [str(sum(each.get(target) == 1 for each in labels.values())) for target in study.targets]
+        kinds = target_kinds(study.targets).items()
+        positives = [str(kind.count_labels([each.get(name) for each in labels.values()])[0]) for name, kind in kinds]
         lines.append(f"| external | {len(external)} | {patients} | {' | '.join(positives)} |")
     return lines
 

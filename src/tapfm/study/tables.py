@@ -11,6 +11,7 @@ from tapfm.evaluation.predictions import Unit, compute_scores
 from tapfm.metrics.estimate import Estimate
 from tapfm.study.results import BASELINE, COHORTS, Seeds, StudyResults
 from tapfm.study.runs import REGIMES_IN_TABLE
+from tapfm.tasks.catalog import target_kinds
 
 MACRO = "macro"
 BLOCKS = {
@@ -188,15 +189,17 @@ def _compare_column(
     best = max(known, key=lambda name: known[name]) if known else None  # of equal ones the first
     if len(seeds) == 1:  # nothing to compare with; its interval comes about in the same way
         both = seeds | {f"{name} again": each for name, each in seeds.items()}
-        return _ComparedColumn(keys, seeds, compare_methods(both, targets, unit, resamples=resamples), target, best)
-    comparison = compare_methods(seeds, targets, unit, resamples=resamples, against=best)
+        return _ComparedColumn(
+            keys, seeds, compare_methods(both, target_kinds(targets), unit, resamples=resamples), target, best
+        )
+    comparison = compare_methods(seeds, target_kinds(targets), unit, resamples=resamples, against=best)
     if best is not None and comparison.left_out:
         # on the patients that all have, another one may be the best
         again = {name: comparison.aucs[name, target].value for name in seeds}
         leading = {name: value for name, value in again.items() if value is not None}
         if leading and leading.get(best, -1.0) < max(leading.values()):
             best = max(leading, key=lambda name: leading[name])
-            comparison = compare_methods(seeds, targets, unit, resamples=resamples, against=best)
+            comparison = compare_methods(seeds, target_kinds(targets), unit, resamples=resamples, against=best)
     return _ComparedColumn(keys, seeds, comparison, target, best)
 
 
@@ -208,7 +211,7 @@ def _mean_auc(seeds: Seeds, targets: Sequence[str], target: str, unit: Unit) -> 
 
 def _aucs_of(seeds: Seeds, targets: Sequence[str], target: str, unit: Unit) -> list[float]:
     """Find the AUC of each seed, where there is one."""
-    of_seeds = [compute_scores(each, targets, unit) for each in seeds]
+    of_seeds = [compute_scores(each, target_kinds(targets), unit) for each in seeds]
     found = [each.macro if target == MACRO else each.auc[target] for each in of_seeds]
     return [value for value in found if value is not None]
 
