@@ -310,9 +310,10 @@ class Trainer:
                 if label:
                     truth = self.tissue.classes[tiles] == CLASSES.index(target)
                     row = heat[column if len(heat) > 1 else 0]
-                    found.append(auc(truth.astype(int).tolist(), row.tolist()) or 0.0)
+                    found.append(auc(truth, row) or 0.0)
         columns = [
-            auc(bags.labels[:, column].tolist(), [each[column] for each in logits]) for column in range(len(targets))
+            auc(bags.labels[:, column] == 1, np.array([each[column] for each in logits]))
+            for column in range(len(targets))
         ]
         return Looked(float(np.mean([each for each in columns if each is not None])), logits, float(np.mean(found)))
 
@@ -534,7 +535,7 @@ def in_words(estimate: Estimate) -> str:
 def mean_auc(logits: Sequence[Sequence[float]], bags: Bags) -> float:
     """Give the AUC of bags, mean over targets."""
     columns = range(bags.labels.shape[1])
-    return float(np.mean([auc(bags.labels[:, c].tolist(), [each[c] for each in logits]) or 0.0 for c in columns]))
+    return float(np.mean([auc(bags.labels[:, c] == 1, np.array([each[c] for each in logits])) or 0.0 for c in columns]))
 
 
 def predictions_of(logits: Sequence[Sequence[float]], bags: Bags, targets: Sequence[str]) -> list[Prediction]:

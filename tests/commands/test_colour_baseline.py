@@ -36,8 +36,8 @@ def colours(of_slides, shift):
 
 
 def auc_of(baseline):
-    labels = [each.labels["FGFR3"] for each in baseline.predictions]
-    return auc(labels, [each.logits["FGFR3"] for each in baseline.predictions])
+    positive = np.array([each.labels["FGFR3"] == 1 for each in baseline.predictions])
+    return auc(positive, np.array([each.logits["FGFR3"] for each in baseline.predictions]))
 
 
 @pytest.mark.parametrize(("shift", "low", "high"), [(2.0, 0.99, 1.0), (0.0, 0.35, 0.65)])
@@ -62,8 +62,8 @@ def test_labels_of_what_is_evaluated_are_not_looked_at():
     training, asked = slides(30, "train"), slides(20, "test", first=30)
     known = colours(training + asked, 1.0)
     flipped = tuple(RunSlide(each.row, each.split, {"FGFR3": 1 - each.labels["FGFR3"]}, each.tiles) for each in asked)
-    first = make_baseline(BaselineSlides(training, (), asked), ["FGFR3"], known)
-    second = make_baseline(BaselineSlides(training, (), flipped), ["FGFR3"], known)
+    first = make_baseline(BaselineSlides(training, (), asked), target_kinds(["FGFR3"]), known)
+    second = make_baseline(BaselineSlides(training, (), flipped), target_kinds(["FGFR3"]), known)
     assert [each.logits for each in first.predictions] == [each.logits for each in second.predictions]
 
 
@@ -81,7 +81,7 @@ def test_another_cohort_may_have_the_slide_ids_of_the_training_slides():
     )
     again = known | {colours_key(new): known[colours_key(old)] for new, old in zip(renamed, asked, strict=True)}
     first = make_baseline(made, target_kinds(["FGFR3"]), known)
-    second = make_baseline(BaselineSlides(training, (), renamed), ["FGFR3"], again)
+    second = make_baseline(BaselineSlides(training, (), renamed), target_kinds(["FGFR3"]), again)
     assert [each.logits for each in first.predictions] == [each.logits for each in second.predictions]
 
 
@@ -89,7 +89,7 @@ def test_a_slide_whose_colours_could_not_be_read_is_left_out_and_told():
     training, asked = slides(10, "train"), slides(4, "test", first=10)
     known = colours(training + asked, 0.0)
     del known[colours_key(asked[2])]
-    baseline = make_baseline(BaselineSlides(training, (), asked), ["FGFR3"], known)
+    baseline = make_baseline(BaselineSlides(training, (), asked), target_kinds(["FGFR3"]), known)
     assert [each.slide_id for each in baseline.predictions] == ["s10", "s11", "s13"]
     assert "1 slide could not be read for it" in baseline.note
 
@@ -97,7 +97,7 @@ def test_a_slide_whose_colours_could_not_be_read_is_left_out_and_told():
 def test_too_few_training_slides_make_none():
     training, asked = slides(10, "train"), slides(4, "test", first=10)
     known = colours((training[1], *asked), 0.0)
-    baseline = make_baseline(BaselineSlides(training, (), asked), ["FGFR3"], known)
+    baseline = make_baseline(BaselineSlides(training, (), asked), target_kinds(["FGFR3"]), known)
     assert baseline.predictions == ()
     assert "too few training slides could be read for FGFR3" in baseline.note
 

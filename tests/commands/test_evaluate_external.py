@@ -278,7 +278,7 @@ def test_an_ensemble_is_the_mean_of_its_members(members, elsewhere, tmp_path):
     for a, b, mean in zip(first, second, both, strict=True):
         expected = (sigmoid(a.logits["FGFR3"]) + sigmoid(b.logits["FGFR3"])) / 2
         assert sigmoid(mean.logits["FGFR3"]) == pytest.approx(expected)
-        assert a.probabilities != b.probabilities
+        assert a.logits != b.logits
     assert "of its members" in metrics_of(tmp_path / "both")["thresholds"]["chosen_on"]
     about = json.loads((tmp_path / "both" / "evaluation.json").read_text())
     assert (about["kind"], len(about["members"])) == ("ensemble of folds", 2)

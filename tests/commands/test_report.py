@@ -416,7 +416,7 @@ def test_predictions_by_another_model_are_not_mixed_with_the_run(tmp_path):
 
 def test_a_slide_that_was_evaluated_is_listed_once(tmp_path):
     run = make_run(tmp_path / "runs" / "first")
-    probability = predictions(1)[0].probabilities["FGFR3"]
+    probability = sigmoid(predictions(1)[0].logits["FGFR3"])
     make_prediction(run / "predicted", run, [("S000", None, probability, 1), ("new", None, 0.7, None)])
     _, html = page_of(run, tmp_path / "report.html")
     rows = re.findall(r'<tr data-where="(\w+)"[^>]*><th scope="row">(S000|new)</th>', html)

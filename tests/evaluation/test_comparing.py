@@ -30,8 +30,8 @@ def method(noise, *, count=80, targets=("A",), seed=0, start=0, cohort="c"):
 def test_a_difference_is_that_of_the_aucs_and_delong_is_delong():
     a, b = method(0.5), method(2.0)
     found = compare_methods({"good": [a], "poor": [b]}, target_kinds(["A"]), "patient", resamples=500)
-    labels = [each.labels["A"] for each in a]
-    of_a, of_b = ([each.logits["A"] for each in one] for one in (a, b))
+    labels = np.array([each.labels["A"] == 1 for each in a])
+    of_a, of_b = (np.array([each.logits["A"] for each in one]) for one in (a, b))
     (pair,) = found.pairs
     test = auc_difference(labels, of_a, of_b)
     assert (pair.first, pair.second, pair.target, pair.why) == ("good", "poor", "A", "")
@@ -112,11 +112,11 @@ def test_with_several_seeds_the_mean_of_their_aucs_is_compared():
     seeds = [method(0.8, seed=seed) for seed in range(3)]
     other = method(1.5)
     found = compare_methods({"many": seeds, "one": [other]}, target_kinds(["A"]), "patient", resamples=200)
-    labels = [each.labels["A"] for each in other]
-    mean = np.mean([auc(labels, [each.logits["A"] for each in one]) for one in seeds])
+    labels = np.array([each.labels["A"] == 1 for each in other])
+    mean = np.mean([auc(labels, np.array([each.logits["A"] for each in one])) for one in seeds])
     (pair,) = found.pairs
     assert found.aucs["many", "A"].value == pytest.approx(mean)
-    assert pair.difference.value == pytest.approx(mean - auc(labels, [each.logits["A"] for each in other]))
+    assert pair.difference.value == pytest.approx(mean - auc(labels, np.array([each.logits["A"] for each in other])))
     assert (pair.p_delong, pair.p_holm) == (None, pair.p_bootstrap)
     assert "means over seeds" in pair.why
     shuffled = compare_methods({"a": seeds, "b": seeds[::-1]}, target_kinds(["A"]), "patient", resamples=200).pairs[0]

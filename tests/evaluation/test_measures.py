@@ -9,12 +9,13 @@ from sklearn import metrics
 
 from tapfm.errors import LabelError, SettingError
 from tapfm.evaluation.bands import roc_band
-from tapfm.evaluation.measures import METRICS, Thresholds, choose_thresholds, compute_metrics
+from tapfm.evaluation.measures import Thresholds, choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics.delong import auc_interval
 from tapfm.metrics.ranking import roc_curve
 from tapfm.metrics.thresholds import at_sensitivity, youden
-from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.binary_metrics import METRICS
+from tapfm.tasks.binary_target import BinaryTarget, sigmoid
 from tapfm.tasks.catalog import target_kinds
 
 FIXED = Thresholds({"A": 0.7, "B": 0.7}, {"A": 0.6, "B": 0.6}, 0.9)
@@ -62,7 +63,9 @@ def test_values_are_those_of_scikit_learn():
             "f1": metrics.f1_score(labels, calls),
         }.items():
             assert found[target, name].estimate.value == pytest.approx(value), name
-        assert found[target, "auc"].delong == auc_interval(labels, [each.logits[target] for each in slides])
+        assert found[target, "auc"].delong == auc_interval(
+            np.array(labels) == 1, np.array([each.logits[target] for each in slides])
+        )
         assert (found[target, "auc"].units, found[target, "auc"].positives) == (60, sum(labels))
     for metric in METRICS:
         mean = (found["A", metric].estimate.value + found["B", metric].estimate.value) / 2
@@ -208,8 +211,8 @@ def test_thresholds_are_chosen_on_validation_target_by_target():
     for target in "AB":
         labels = [each.labels[target] for each in validation]
         probabilities = [sigmoid(each.logits[target]) for each in validation]
-        assert chosen.youden[target] == youden(labels, probabilities)
-        assert chosen.chosen[target] == at_sensitivity(labels, probabilities, 0.8)
+        assert chosen.youden[target] == youden(np.array(labels) == 1, np.array(probabilities))
+        assert chosen.chosen[target] == at_sensitivity(np.array(labels) == 1, np.array(probabilities), 0.8)
     assert chosen.sensitivity == 0.8
     only_positives = choose_thresholds(of_class(1, [0.5]), target_kinds(["A"]), "slide")
     assert (only_positives.youden, only_positives.chosen) == ({"A": None}, {"A": pytest.approx(0.622, abs=1e-3)})
@@ -225,25 +228,29 @@ def test_wrong_units_and_targets_are_refused():
 
 def test_it_is_fast_enough_for_every_table():
     slides = cohort(500, ("A", "B", "C", "D"))
-    thresholds = choose_thresholds(slides, list("ABCD"), "patient")
+    thresholds = choose_thresholds(slides, target_kinds("ABCD"), "patient")
     start = time.process_time()
-    compute_metrics(slides, list("ABCD"), "patient", thresholds)
+    compute_metrics(slides, target_kinds("ABCD"), "patient", thresholds)
     assert time.process_time() - start < 6  # 0.3 s on an idle core
 
 
 def test_the_band_of_a_curve_holds_the_curve():
     slides = cohort(120, ("A",))
-    band = roc_band(slides, "A", "patient", resamples=300)
-    false_positives, true_positives, _ = roc_curve([e.labels["A"] for e in slides], [e.logits["A"] for e in slides])
+    band = roc_band(slides, "A", BinaryTarget(), "patient", resamples=300)
+    false_positives, true_positives, _ = roc_curve(
+        np.array([e.labels["A"] == 1 for e in slides]), np.array([e.logits["A"] for e in slides])
+    )
     curve = np.interp(band.false_positive_rate, false_positives, true_positives)
     assert (band.low <= band.high).all()
     assert np.mean((band.low <= curve + 1e-9) & (curve <= band.high + 1e-9)) > 0.9
     assert (band.low[-1], band.high[-1]) == (1, 1)
     assert 0.05 < np.mean(band.high - band.low) < 0.5
-    assert roc_band(of_class(0, [1.0, 2.0]), "A", "slide") is None
-    assert roc_band(of_class(0, [1.0, 2.0]) + of_class(1, [1.5], 2), "A", "slide") is None
+    assert roc_band(of_class(0, [1.0, 2.0]), "A", BinaryTarget(), "slide") is None
+    assert roc_band(of_class(0, [1.0, 2.0]) + of_class(1, [1.5], 2), "A", BinaryTarget(), "slide") is None
 
 
 def test_the_interval_of_a_target_does_not_depend_on_what_stands_beside_it():
-    alone, beside = (by_name(compute_metrics(cohort(), names, "slide", None)) for names in (["A"], ["A", "B"]))
+    alone, beside = (
+        by_name(compute_metrics(cohort(), target_kinds(names), "slide", None)) for names in (["A"], ["A", "B"])
+    )
     assert alone["A", "auc"] == beside["A", "auc"]

@@ -9,7 +9,7 @@ from tapfm.errors import SettingError
 from tapfm.evaluation.patients import patterns_of, resample_patients
 from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics import bootstrap, weighted
-from tapfm.metrics.bootstrap import interval, strata, two_sided_p
+from tapfm.metrics.bootstrap import UNLABELLED, interval, strata, two_sided_p
 from tapfm.metrics.calibration import brier, expected_calibration_error
 from tapfm.metrics.ranking import auc, average_precision
 from tapfm.metrics.thresholds import rates
@@ -29,7 +29,7 @@ def units_of(*patterns):
 
 
 def test_every_class_keeps_its_size_and_every_patient_is_drawn_as_often():
-    drawn = resample_patients(units_of(([1], 3), ([0], 9), ([None], 2)), ["T0"], resamples=3000)
+    drawn = resample_patients(units_of(([1], 3), ([0], 9), ([None], 2)), target_kinds(["T0"]), resamples=3000)
     assert drawn.counts.shape == (3000, 14)
     for members, size in ((slice(0, 3), 3), (slice(3, 12), 9), (slice(12, 14), 2)):
         assert (drawn.counts[:, members].sum(axis=1) == size).all()
@@ -40,19 +40,26 @@ def test_patterns_of_all_targets_keep_their_sizes_where_they_are_many():
     units = units_of(([1, 1], 6), ([1, 0], 7), ([0, 1], 8), ([0, 0], 9))
     drawn = resample_patients(units, target_kinds(["T0", "T1"]), resamples=50)
     assert (drawn.counts[:, 6:13].sum(axis=1) == 7).all()
-    assert sorted(len(members) for members in strata(patterns_of(units, [("c", u.patient_id) for u in units],
-                  ["T0", "T1"])).values()) == [6, 7, 8, 9]  # fmt: skip
+    patterns = patterns_of(units, [("c", each.patient_id) for each in units], target_kinds(["T0", "T1"]))
+    assert sorted(len(members) for members in strata(patterns).values()) == [6, 7, 8, 9]
 
 
 def test_positives_of_a_rare_target_are_not_each_a_stratum_of_their_own():
-    patterns = [(1, 1, 0), (1, 0, 1), (1, 0, 0), (1, None, 0)] + [(0, 1, 0)] * 20 + [(0, 0, 1)] * 20 + [(0, 0, 0)] * 30
+    few = [("1", "1", "0"), ("1", "0", "1"), ("1", "0", "0"), ("1", UNLABELLED, "0")]
+    patterns = [*few, *[("0", "1", "0")] * 20, *[("0", "0", "1")] * 20, *[("0", "0", "0")] * 30]
     assert sorted(strata(patterns).values()) == [[0, 1, 2, 3], [*range(4, 24)], [*range(24, 44)], [*range(44, 74)]]
 
 
 def test_few_patients_of_many_patterns_are_drawn_together():
     """With eight patients and four targets nearly everybody would be alone, and the mean over targets hardly vary."""
-    patterns = [(1, 0, 0, 0), (0, 1, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0), (0, 0, 1, 1), (0, 0, 0, 0), (1, 0, 1, 0)]
-    assert sorted(strata([*patterns, (0, 1, 0, 1)]).values()) == [[*range(8)]]
+    patterns = [tuple(each) for each in ("1000", "0110", "0001", "1100", "0011", "0000", "1010", "0101")]
+    assert sorted(strata(patterns).values()) == [[*range(8)]]
+
+
+def test_names_of_strata_are_those_of_all_earlier_versions():
+    # they choose the draws: other names would change every interval
+    assert list(strata([("1",)] * 5 + [("0",)] * 6 + [(UNLABELLED,)] * 2)) == ["all (1,)", "all (0,)", "rarest None"]
+    assert list(strata([("1", "0")] * 2 + [("0", UNLABELLED)] * 9)) == ["rarest (0, 1)", "all (0, None)"]
 
 
 def test_slides_of_a_patient_stay_together():

@@ -7,7 +7,7 @@ import pytest
 from tapfm.cohort.manifest import Cohort, SlideRow
 from tapfm.errors import LabelError, UnknownNameError
 from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.labels import binary_columns, read_labels
+from tapfm.tasks.labels import binary_columns, check_training_labels, patient_strata, read_labels
 
 
 def cohort_of(**columns):
@@ -53,3 +53,27 @@ def test_binary_columns_hold_both_classes_and_nothing_else():
         FGFR3=["1", "", "0"], floats=["1.0", "0.0", ""], ones=["1", "1", ""], empty=["", "", ""], site=["0", "1", "b"]
     )
     assert binary_columns(cohort) == ("FGFR3", "floats")
+
+
+def test_a_patient_has_the_stratum_of_a_positive_slide_if_any_is():
+    rows = [SlideRow(name, Path(f"{name}.svs"), patient) for name, patient in (("a", "P1"), ("b", "P1"), ("c", "P2"))]
+    cohort = Cohort(tuple(rows), "tapfm")
+    labels = {"FGFR3": (0, 1, 0), "KRAS": (None, 0, None)}
+    assert patient_strata(cohort, labels, target_kinds(labels)) == {
+        "FGFR3": ["1", "1", "0"],
+        "KRAS": ["0", "0", None],
+    }
+
+
+def test_training_slides_without_a_class_are_refused_for_all_such_targets():
+    cohort = Cohort(tuple(SlideRow(f"s{i}", Path(f"s{i}.svs"), f"P{i}") for i in range(4)), "tapfm")
+    splits = {"s0": "train", "s1": "train", "s2": "test"}
+    labels = {"both": (0, 1, 0, 0), "never": (0, 0, 1, 1), "unknown": (None, None, 1, 0), "always": (1, 1, 0, 0)}
+    with pytest.raises(LabelError) as error:
+        check_training_labels(cohort, splits, labels, target_kinds(labels))
+    assert error.value.message.splitlines()[1:] == [
+        "  never: 0 positive and 2 negative slides",
+        "  unknown: 0 positive and 0 negative slides",
+        "  always: 2 positive and 0 negative slides",
+    ]
+    check_training_labels(cohort, splits, {"both": labels["both"]}, target_kinds(labels))

@@ -36,8 +36,8 @@ NAMES = {  # of every metric, for tables
 METRICS = tuple(NAMES)
 THRESHOLD_FREE = METRICS[:4]
 BESIDE = THRESHOLD_FREE[:3]  # of subgroups, and of the model beside the baseline
-AT_CHOSEN = "_at_chosen"
-BY_CHOSEN = tuple(name for name in METRICS if name.endswith(AT_CHOSEN))
+_AT_CHOSEN = "_at_chosen"
+BY_CHOSEN = tuple(name for name in METRICS if name.endswith(_AT_CHOSEN))
 BY_YOUDEN = tuple(name for name in METRICS if name not in THRESHOLD_FREE and name not in BY_CHOSEN)
 
 
@@ -71,7 +71,7 @@ def compute_resampled(
 
 def _by_ending(thresholds: TargetThresholds | None) -> dict[str, float]:
     """Return the thresholds by the ending of the metrics that are measured there."""
-    both = {} if thresholds is None else {"": thresholds.youden, AT_CHOSEN: thresholds.chosen}
+    both = {} if thresholds is None else {"": thresholds.youden, _AT_CHOSEN: thresholds.chosen}
     return {ending: threshold for ending, threshold in both.items() if threshold is not None}
 
 
@@ -91,5 +91,5 @@ def why_missing(
     at_chosen = metric in BY_CHOSEN
     if (thresholds.chosen if at_chosen else thresholds.youden) is None:
         return f"no threshold: {'no positive' if at_chosen else 'not both classes'} of {target} in validation"
-    calls = {"ppv": "positive", "npv": "negative"}.get(metric.removesuffix(AT_CHOSEN))
+    calls = {"ppv": "positive", "npv": "negative"}.get(metric.removesuffix(_AT_CHOSEN))
     return f"no {unit} is called {calls}" if calls else why_undefined

@@ -31,7 +31,7 @@ def sigmoid(logit: float) -> float:
     return 1 / (1 + small) if logit >= 0 else small / (1 + small)
 
 
-def logit_of(probability: float) -> float:
+def _logit_of(probability: float) -> float:
     """Turn a probability into a logit; 0 and 1 count as the float beside them, so that they stay the ends."""
     inside = min(max(probability, math.nextafter(0, 1)), math.nextafter(1, 0))
     return math.log(inside) - math.log1p(-inside)
@@ -158,7 +158,7 @@ class BinaryTarget:
         parsed, share = self.parse_label(label), float(probability)
         if not 0 <= share <= 1:
             raise ValueError(f"a probability must be from 0 to 1, got {probability}")
-        score = float(logit) if logit else logit_of(share)
+        score = float(logit) if logit else _logit_of(share)
         if not abs(sigmoid(score) - share) < _AGREEMENT:
             raise ValueError(f"a logit of {score} is a probability of {sigmoid(score):.6g}, not of {share:.6g}")
         return parsed, score
