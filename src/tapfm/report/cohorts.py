@@ -53,11 +53,10 @@ def _split_row(title: str, rows: Sequence[Mapping[str, str]], targets: Sequence[
     """Count one split of a run."""
     patients = len({(row.get("cohort"), row.get("patient_id")) for row in rows})
     tiles = sum(int(row["tiles"]) for row in rows if row.get("tiles"))
-    labels = {target: [row.get(target, "") for row in rows] for target in targets}
-    cells = [
-        _labels_cell(sum(label == "1" for label in found), sum(label != "" for label in found))
-        for found in labels.values()
-    ]
+    cells = []
+    for target, kind in target_kinds(targets).items():
+        positive, known = kind.count_labels([kind.parse_label(row.get(target, "")) for row in rows])
+        cells.append(_labels_cell(positive or 0, known))
     return Row(
         [Cell(title), Cell(f"{patients:,}"), Cell(f"{len(rows):,}"), Cell(f"{tiles:,}" if tiles else ""), *cells]
     )

@@ -190,7 +190,10 @@ def _size_lines(results: StudyResults) -> list[str]:
     for split in ["all"] if study.folds else SPLITS:
         of_split = [row for row in slides.values() if split in ("all", row["split"])]
         patients = len({(row["cohort"], row["patient_id"]) for row in of_split})
-        positives = [str(sum(row.get(target) == "1" for row in of_split)) for target in study.targets]
+        positives = [
+            str(kind.count_labels([kind.parse_label(row.get(target, "")) for row in of_split])[0])
+            for target, kind in target_kinds(study.targets).items()
+        ]
         name = f"all, in {len(study.folds)} folds" if split == "all" else split
         lines.append(f"| {name} | {len(of_split)} | {patients} | {' | '.join(positives)} |")
     external = {
