@@ -34,15 +34,15 @@ import tapfm
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.two_graph import Adaptation, two_graph_step
 from tapfm.aggregators.cls_attention import ClsAttention
-from tapfm.contracts import Targets
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.vit import VitEncoder
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.cross_entropy import encode_labels
 
 KEPT_GRAPHS = 2
 TASK = BinaryTask.from_training_labels("FGFR3", [1] * 16 + [0] * 84)
-TARGETS = Targets.of([1])
+TARGETS = encode_labels([1])
 
 
 @dataclass

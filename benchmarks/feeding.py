@@ -33,7 +33,6 @@ from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.trainer import TrainingPlan, fit
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention
-from tapfm.contracts import Targets
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.precision import can_compile, cast_weights
@@ -43,6 +42,7 @@ from tapfm.inference.bags import Bag, PixelBags, SlideTiles
 from tapfm.runs.model import SlideModel
 from tapfm.runs.progress import RunProgress
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tiles.augment import Augmentation, AugmentedTiles
 from tapfm.tiles.store import TileSet
 
@@ -117,7 +117,7 @@ def step_alone(learner: Learner, tiles: int, steps: int) -> Row:
     seconds = 0.0
     for step in range(steps + 2):
         start = time.perf_counter()
-        report = learner.learn(Bag(pixels, np.arange(tiles)), Targets.of([1]), now=True, slide_id="s")
+        report = learner.learn(Bag(pixels, np.arange(tiles)), encode_labels([1]), now=True, slide_id="s")
         report.loss_agg.item()  # waits for the device
         seconds += time.perf_counter() - start if step >= 2 else 0.0
     return Row(None, steps * tiles / seconds, 0.0)

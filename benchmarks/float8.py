@@ -26,12 +26,13 @@ import tapfm
 from tapfm.adaptation.optimisers import LearningRateSchedule, make_optimiser, set_rate, step_optimiser
 from tapfm.adaptation.two_graph import aggregator_graph
 from tapfm.aggregators.catalog import build_aggregator
-from tapfm.contracts import EncodedTiles, Targets
+from tapfm.contracts import EncodedTiles
 from tapfm.encoders.inference import Precision, prepare_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
 from tapfm.runtime.seeding import rng_for
 from tapfm.tasks.catalog import build_task
+from tapfm.tasks.cross_entropy import encode_labels
 
 HEADS = ("mean", "abmil", "cls-attention", "cls-gated")
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float8")
@@ -70,7 +71,7 @@ def trained(head: str, stored: EncodedTiles, bags: Bags, epochs: int) -> Any:
         for number in rng_for(0, "order", epoch).permutation(len(bags.rows)).tolist():
             rows = torch.from_numpy(bags.rows[number]).to(stored.z_KD.device)
             z_KD, r_K = (part[rows].requires_grad_() for part in stored)
-            known = Targets.of(bags.labels[number].tolist(), device=z_KD.device)
+            known = encode_labels(bags.labels[number].tolist(), device=z_KD.device)
             aggregator_graph(aggregator, task, z_KD, r_K, known).add_to_aggregator()
             step_optimiser(optimiser, slides=1, clip_norm=0.0)
     return aggregator.eval()

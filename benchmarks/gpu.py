@@ -37,7 +37,6 @@ from tapfm.adaptation.plan_text import describe_optimiser, describe_recompute
 from tapfm.adaptation.planner import StepPlan, plan_step
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention, tile_weights
-from tapfm.contracts import Targets
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
@@ -46,11 +45,12 @@ from tapfm.encoders.vit import VitEncoder
 from tapfm.inference.bags import Bag
 from tapfm.runs.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.cross_entropy import encode_labels
 
 GIB = 2**30
 DEVICE = torch.device("cuda")
 TASK = BinaryTask.from_training_labels("FGFR3", [1] * 16 + [0] * 84)
-TARGETS = Targets.of([1])
+TARGETS = encode_labels([1])
 GIANT, LARGE = "h-optimus-0", "uni"
 PARTS = ("peak", "proof", "encode", "step", "large", "lora", "uni", "small", "whole")
 
@@ -261,7 +261,7 @@ class Bench:
         for step in range(30):
             slide = step % 6
             pixels = self.pixels[24 * slide : 24 * (slide + 1)]
-            report = learner.learn(bag_of(pixels), Targets.of([slide % 2]), now=True, slide_id=str(slide))
+            report = learner.learn(bag_of(pixels), encode_labels([slide % 2]), now=True, slide_id=str(slide))
             losses.append(report.loss_agg)
         return torch.stack(losses).tolist()
 

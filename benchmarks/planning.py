@@ -33,7 +33,6 @@ from tapfm.adaptation.planner import StepPlan, predict_step
 from tapfm.adaptation.step_costs import COMPILED, GIB, PLAIN, Coefficients
 from tapfm.adaptation.two_graph import Adaptation
 from tapfm.aggregators.cls_attention import ClsAttention
-from tapfm.contracts import Targets
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.blocks import Recompute
 from tapfm.encoders.build import build_vit
@@ -43,9 +42,10 @@ from tapfm.encoders.vit import VitEncoder
 from tapfm.inference.bags import Bag
 from tapfm.runs.model import SlideModel
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.cross_entropy import encode_labels
 
 TASK = BinaryTask.from_training_labels("FGFR3", [1] * 16 + [0] * 84)
-TARGETS = Targets.of([1])
+TARGETS = encode_labels([1])
 FITTED = ("nothing", "pointwise", "mlp", "backward", "adapters_backward", "overhead_bytes")
 
 

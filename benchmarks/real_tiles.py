@@ -39,7 +39,7 @@ from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.optimisers import LearningRateSchedule, make_optimiser, set_rate, step_optimiser
 from tapfm.adaptation.two_graph import Adaptation, aggregator_graph, two_graph_step
 from tapfm.aggregators.catalog import build_aggregator
-from tapfm.contracts import EncodedTiles, Targets
+from tapfm.contracts import EncodedTiles
 from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
@@ -49,7 +49,8 @@ from tapfm.metrics import logistic
 from tapfm.metrics.ranking import auc
 from tapfm.results.estimate import Estimate
 from tapfm.runtime.seeding import rng_for
-from tapfm.tasks.catalog import build_task
+from tapfm.tasks.catalog import build_task, target_kinds
+from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tiles.augment import Augmentation, augment
 
 CLASSES = ("AC", "H", "S", "T", "V")
@@ -238,7 +239,7 @@ class Trainer:
             losses = []
             for number in rng_for(job.seed, "order", epoch).permutation(len(training.rows)).tolist():
                 rows = torch.from_numpy(training.rows[number]).to(self.device)
-                known = Targets.of(training.labels[number].tolist(), device=self.device)
+                known = encode_labels(training.labels[number].tolist(), device=self.device)
                 if fixed:
                     z_KD, r_K = (part[rows].requires_grad_() for part in self.features())
                     graph = aggregator_graph(aggregator, task, z_KD, r_K, known)
@@ -309,9 +310,10 @@ class Trainer:
                 if label:
                     truth = self.tissue.classes[tiles] == CLASSES.index(target)
                     row = heat[column if len(heat) > 1 else 0]
-                    found.append(auc(truth.astype(int).tolist(), row.tolist()) or 0.0)
+                    found.append(auc(truth, row) or 0.0)
         columns = [
-            auc(bags.labels[:, column].tolist(), [each[column] for each in logits]) for column in range(len(targets))
+            auc(bags.labels[:, column] == 1, np.array([each[column] for each in logits]))
+            for column in range(len(targets))
         ]
         return Looked(float(np.mean([each for each in columns if each is not None])), logits, float(np.mean(found)))
 
@@ -481,11 +483,11 @@ def table_of(rows: Sequence[dict[str, Any]], tissue: Tissue, sizes: Sizes) -> li
     logits["colour statistics"] = [colour_logits(tissue, task, tiles, sizes, seed, test) for seed in seeds]
     methods = {name: [predictions_of(each, test, targets) for each in seeds_of] for name, seeds_of in logits.items()}
     shown = targets[0] if len(targets) == 1 else "macro"
-    aucs = compare_methods(methods, targets, "patient", against=next(iter(methods))).aucs
+    aucs = compare_methods(methods, target_kinds(targets), "patient", against=next(iter(methods))).aucs
     best = max(of_method, key=lambda name: aucs[name, shown].value or 0.0)
     against = {
         pair.second if pair.first == best else pair.first: pair
-        for pair in compare_methods(methods, targets, "patient", against=best).pairs
+        for pair in compare_methods(methods, target_kinds(targets), "patient", against=best).pairs
         if pair.target == shown
     }
     lines = [
@@ -533,7 +535,7 @@ def in_words(estimate: Estimate) -> str:
 def mean_auc(logits: Sequence[Sequence[float]], bags: Bags) -> float:
     """Give the AUC of bags, mean over targets."""
     columns = range(bags.labels.shape[1])
-    return float(np.mean([auc(bags.labels[:, c].tolist(), [each[c] for each in logits]) or 0.0 for c in columns]))
+    return float(np.mean([auc(bags.labels[:, c] == 1, np.array([each[c] for each in logits])) or 0.0 for c in columns]))
 
 
 def predictions_of(logits: Sequence[Sequence[float]], bags: Bags, targets: Sequence[str]) -> list[Prediction]:

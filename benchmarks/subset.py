@@ -37,6 +37,7 @@ from tapfm.runtime.seeding import rng_for
 from tapfm.synthetic.cohort import CohortSpec, PlannedSlide, plan_cohort
 from tapfm.synthetic.slides import paint_slide
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.cross_entropy import encode_labels
 
 TARGET = "FGFR3"
 TASK = BinaryTask.from_training_labels(TARGET, [0, 1])
@@ -84,7 +85,7 @@ def painted(planned: PlannedSlide, encoder: VitEncoder) -> Slide:
     with torch.no_grad():
         encoded = [encoder(some) for some in tiles.split(64)]
     together = EncodedTiles(torch.cat([each.z_KD for each in encoded]), torch.cat([each.r_K for each in encoded]))
-    return Slide(tiles, together, Targets.of([planned.labels[TARGET]]))
+    return Slide(tiles, together, encode_labels([planned.labels[TARGET]]))
 
 
 def trained(make: Callable[[int], nn.Module], slides: list[Slide], steps: int) -> nn.Module:

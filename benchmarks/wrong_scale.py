@@ -24,6 +24,8 @@ from functools import partial
 from operator import mul
 from pathlib import Path
 
+import numpy as np
+
 import tapfm
 from tapfm.metrics.delong import auc_difference, auc_interval
 from tapfm.slides.opening import open_slide
@@ -97,9 +99,9 @@ def predicted(work: Path, run: Path, lines: Sequence[Line], name: str, said: Cal
 
 
 def row_of(scale: str, wrong: int, now: Sequence[Line], true: Sequence[Line]) -> Row:
-    probabilities, at_true = ([float(line["probability"]) for line in lines] for lines in (now, true))
-    labels = [int(line["label"]) for line in now]
-    estimate = auc_interval(labels, probabilities)
+    probabilities, at_true = (np.array([float(line["probability"]) for line in lines]) for lines in (now, true))
+    positive = np.array([line["label"] == "1" for line in now])
+    estimate = auc_interval(positive, probabilities)
     pairs = list(zip(now, true, strict=True))
     return Row(
         scale=scale,
@@ -108,8 +110,8 @@ def row_of(scale: str, wrong: int, now: Sequence[Line], true: Sequence[Line]) ->
         auc=estimate.value,
         low=estimate.low,
         high=estimate.high,
-        p=None if now is true else auc_difference(labels, probabilities, at_true).p,
-        change=sum(abs(a - b) for a, b in zip(probabilities, at_true, strict=True)) / len(now),
+        p=None if now is true else auc_difference(positive, probabilities, at_true).p,
+        change=float(np.abs(probabilities - at_true).mean()),
         calls_changed=sum(a["call"] != b["call"] for a, b in pairs),
     )
 

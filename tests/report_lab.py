@@ -15,7 +15,6 @@ from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds, compu
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow
 from tapfm.evaluation.metrics_json import metrics_json
 from tapfm.evaluation.predictions import Prediction, write_predictions
-from tapfm.metrics.arrays import sigmoid
 from tapfm.prediction.folder import ABOUT, PredictionFolder, TargetPrediction
 from tapfm.report.making import PageOptions, make_report
 from tapfm.results.document import Paragraph, Section, write_sections
@@ -26,6 +25,8 @@ from tapfm.study.figures import curves_figure
 from tapfm.study.folder import StudyFolder
 from tapfm.study.results import MethodResult, StudyResults
 from tapfm.study.runs import PlannedRun, methods_of
+from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.catalog import target_kinds
 
 TODAY = date(2026, 3, 9)
 TARGETS = ("FGFR3",)
@@ -137,7 +138,8 @@ def make_evaluation(
     folder.mkdir(parents=True)
     slides = slides or predictions(14, seed=5, start=500, targets=targets)
     chosen = ChosenThresholds(
-        choose_thresholds(predictions(8, split="val", start=200, targets=targets), targets, "patient"), "8 slides"
+        choose_thresholds(predictions(8, split="val", start=200, targets=targets), target_kinds(targets), "patient"),
+        "8 slides",
     )
     about = {
         "tapfm": "0.1.0",
@@ -153,7 +155,7 @@ def make_evaluation(
         "resamples": 50,
         "seed": 0,
     }
-    measured = compute_metrics(slides, targets, "patient", chosen.thresholds, resamples=50)
+    measured = compute_metrics(slides, target_kinds(targets), "patient", chosen.thresholds, resamples=50)
     rows = [MetricRow(MODEL, "", each) for each in measured]
     rows += [MetricRow(MODEL, subgroup, each) for each in measured] if subgroup else []
     rows += [MetricRow("colour baseline", "", each) for each in measured]

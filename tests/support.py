@@ -16,6 +16,7 @@ from tapfm.encoders.card import EncoderCard, Feature
 from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.vit import VitEncoder
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.cross_entropy import encode_labels
 
 # family -> card, and the size that keeps what is special about it
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -29,7 +30,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 TASK = BinaryTask.from_training_labels("FGFR3", [1, 0, 0, 0, 0])
-POSITIVE = Targets.of([1])
+POSITIVE = encode_labels([1])
 
 
 def randomise(module: nn.Module, seed: int = 0) -> None:

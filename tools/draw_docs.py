@@ -72,7 +72,7 @@ def draw_slide(row: Any, predictions: PredictionFolder, slide: PredictedSlide, t
         f"{slide.slide_id}: probability {said.probability:.3f}, {carries.sum()} of {len(tiles)} tiles carry the signal"
     )
     for layer in layers.values():
-        found = auc([int(each) for each in carries], tiles.values[layer.column].tolist())
+        found = auc(carries, tiles.values[layer.column])
         print(f"  {layer.column}: AUC over tiles {'-' if found is None else f'{found:.3f}'}")
 
 

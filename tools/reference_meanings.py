@@ -8,10 +8,10 @@ from typing import get_args
 
 from reference_text import any_of, code
 
-from tapfm.evaluation.measures import NAMES as METRICS
 from tapfm.runtime.steps import State
 from tapfm.slides.scale import ScaleSource
 from tapfm.study.stability import MEASURES as STABILITY
+from tapfm.tasks.binary_metrics import NAMES as METRICS
 
 Meanings = Mapping[str, str]
 

@@ -1,6 +1,6 @@
 """The page to read first: what the parts promise each other.
 
-    tiles ──> TileEncoder ──> EncodedTiles ──> Aggregator ──> BagOutput ──> Task ──> loss, probabilities
+    tiles ──> TileEncoder ──> EncodedTiles ──> Aggregator ──> BagOutput ──> Task ──> loss
 
 Shape suffixes, here and in `two_graph.py`, `chunked.py`, `cls_attention.py`, `vit.py`:
 
@@ -13,14 +13,12 @@ a class fits by having the methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from tapfm.errors import LabelError
 
 
 class EncodedTiles(NamedTuple):
@@ -60,16 +58,6 @@ class Targets:
 
     labels_C: Tensor
     known_C: Tensor
-
-    @classmethod
-    def of(cls, labels: Sequence[int | float | None], *, device: torch.device | str = "cpu") -> Targets:
-        """From 0, 1 and None (missing)."""
-        bad = [label for label in labels if label is not None and label not in (0, 1)]
-        if bad:
-            raise LabelError(f"A label must be 0, 1 or missing; got {bad[0]!r}.", hint="Code the label column as 0/1.")
-        known = [label is not None for label in labels]
-        values = [float(label) if label is not None else 0.0 for label in labels]
-        return cls(torch.tensor(values, device=device), torch.tensor(known, device=device))
 
     def to(self, device: torch.device) -> Targets:
         """Move them, without waiting."""
@@ -116,17 +104,17 @@ class Aggregator(Protocol):
 
 
 class Task(Protocol):
-    """What is predicted: one logit per target, the loss, and how a logit becomes a probability."""
+    """What is learnt: one logit per target, and the loss. What else depends on a target is in its kind (tasks/)."""
 
     @property
-    def targets(self) -> tuple[str, ...]:
-        """The names of the targets, in the order of the logits."""
+    def targets(self) -> Mapping[str, Any]:
+        """The targets by name, in the order of the logits, each with its kind (`tasks.target.TargetKind`)."""
+        ...
+
+    def encode(self, labels: Sequence[Hashable]) -> Targets:
+        """Turn the labels of a slide, one per target, into tensors; None is a missing label."""
         ...
 
     def loss(self, logits_C: Tensor, targets: Targets) -> Tensor:
         """Compute L_agg (eq. 4) of one slide; missing labels take no part."""
-        ...
-
-    def probabilities(self, logits_C: Tensor) -> Tensor:
-        """Turn logits into what is reported."""
         ...

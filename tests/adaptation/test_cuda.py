@@ -10,12 +10,12 @@ from support import cls_attention, relative_difference, small_encoder, some_tile
 from training_slides import Memory, labelled, make_learner, run, write_slides
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.contracts import Targets
 from tapfm.encoders.blocks import Recompute
 from tapfm.errors import Interrupted
 from tapfm.inference.bags import Bag
 from tapfm.runs.progress import RunProgress
 from tapfm.runtime.device_memory import free_memory
+from tapfm.tasks.cross_entropy import encode_labels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -84,7 +84,7 @@ def test_no_step_waits_for_the_device(weights_dtype, slides_per_step):
 
     def learn(number):
         now = number % slides_per_step == slides_per_step - 1
-        return learner.learn(Bag(tiles, np.arange(40)), Targets.of([1]), now=now, slide_id="s")
+        return learner.learn(Bag(tiles, np.arange(40)), encode_labels([1]), now=now, slide_id="s")
 
     for number in range(2):  # what is made once may wait
         learn(number)
@@ -109,7 +109,7 @@ def test_low_precision_follows_the_loss_of_float32(settings, tolerance):
         for step in range(12):
             tiles = some_tiles(learner.model.encoder, 20, seed=step % 3)
             bag = Bag(tiles, np.arange(20))
-            found.append(learner.learn(bag, Targets.of([step % 2]), now=True, slide_id="s").loss_agg)
+            found.append(learner.learn(bag, encode_labels([step % 2]), now=True, slide_id="s").loss_agg)
         return torch.stack(found)
 
     plain = losses()
@@ -122,14 +122,14 @@ def test_a_step_that_does_not_fit_starts_over_with_half_the_chunk():
     other = make_learner(device="cuda")  # its step makes libraries allocate their memory
     other.begin_epoch(0)
     tiles = some_tiles(other.model.encoder, 512)
-    other.learn(Bag(tiles[:4], np.arange(4)), Targets.of([1]), now=True, slide_id="s")
+    other.learn(Bag(tiles[:4], np.arange(4)), encode_labels([1]), now=True, slide_id="s")
     learner, told = make_learner(device="cuda"), []
     learner.shrunk, learner.adaptation = told.append, replace(learner.adaptation, chunking=Chunking())
     learner.begin_epoch(0)
     free_memory(learner.model.device)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    one_pass = learner.learn(Bag(tiles, np.arange(512)), Targets.of([1]), now=True, slide_id="s")
+    one_pass = learner.learn(Bag(tiles, np.arange(512)), encode_labels([1]), now=True, slide_id="s")
     needed = torch.cuda.max_memory_allocated() - before
     one_pass.checks.refuse("s", 0)
 
@@ -140,7 +140,7 @@ def test_a_step_that_does_not_fit_starts_over_with_half_the_chunk():
     most = torch.cuda.memory_allocated() + 0.6 * needed
     torch.cuda.set_per_process_memory_fraction(most / torch.cuda.mem_get_info()[1])
     try:
-        report = learner.learn(Bag(tiles, np.arange(512)), Targets.of([1]), now=True, slide_id="s")
+        report = learner.learn(Bag(tiles, np.arange(512)), encode_labels([1]), now=True, slide_id="s")
         torch.testing.assert_close(report.loss_agg, one_pass.loss_agg, rtol=1e-3, atol=1e-4)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -13,9 +13,9 @@ from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.loss_scale import LossScale
 from tapfm.adaptation.two_graph import Adaptation
-from tapfm.contracts import Targets
 from tapfm.errors import TapfmError
 from tapfm.inference.bags import Bag
+from tapfm.tasks.cross_entropy import encode_labels
 
 
 def bag_of(learner, seed, tiles=9):
@@ -26,7 +26,7 @@ def learn(learner, *seeds, together=1):
     reports = []
     for number, seed in enumerate(seeds):
         now = (number + 1) % together == 0
-        reports.append(learner.learn(bag_of(learner, seed), Targets.of([seed % 2]), now=now, slide_id=f"s{seed}"))
+        reports.append(learner.learn(bag_of(learner, seed), encode_labels([seed % 2]), now=now, slide_id=f"s{seed}"))
     return reports
 
 
@@ -204,7 +204,7 @@ def test_gradients_of_many_chunks_are_summed_up_in_float32():
     for learner in (wide, narrow):
         learner.begin_epoch(0)
         learner.adaptation = replace(learner.adaptation, chunking=Chunking(1, keep=0))
-        learner.learn(bag_of(learner, 1), Targets.of([1]), now=False, slide_id="s")
+        learner.learn(bag_of(learner, 1), encode_labels([1]), now=False, slide_id="s")
     types = [{p.grad.dtype for p in each.model.encoder.parameters() if p.grad is not None} for each in (wide, narrow)]
     assert types == [{torch.float32}, {torch.bfloat16}]
 
@@ -230,9 +230,9 @@ def test_a_step_that_is_not_finite_changes_nothing_even_when_its_report_is_read_
     learner.begin_epoch(0)
     broken = learner.model.encoder.vit.blocks[0].mlp.fc1.weight.register_hook(lambda grad: grad * float("nan"))
     before = {name: weight.clone() for name, weight in learner.weights().items()}
-    bad = learner.learn(bag_of(learner, 1), Targets.of([1]), now=False, slide_id="s")
+    bad = learner.learn(bag_of(learner, 1), encode_labels([1]), now=False, slide_id="s")
     broken.remove()
-    learner.learn(bag_of(learner, 2), Targets.of([0]), now=True, slide_id="t")
+    learner.learn(bag_of(learner, 2), encode_labels([0]), now=True, slide_id="t")
     assert not bool(bad.checks.all())
     encoder = {name for name in before if name.startswith("encoder/")}
     assert all(torch.equal(learner.weights()[name], before[name]) for name in encoder)
@@ -282,7 +282,7 @@ def test_float16_gradients_that_overflow_are_not_applied_when_the_last_slide_of_
     learner.begin_epoch(0)
     learner._loss_scale.value.fill_(2.0**126)
     before = {name: weight.clone() for name, weight in learner.weights().items()}
-    learner.learn(bag_of(learner, 1), Targets.of([1]), now=False, slide_id="s")
+    learner.learn(bag_of(learner, 1), encode_labels([1]), now=False, slide_id="s")
     learner.flush()
     for name, weight in learner.weights().items():
         assert torch.equal(weight, before[name]) == name.startswith("encoder/"), name

@@ -10,7 +10,7 @@ import torch
 from slide_files import damage
 from training_slides import NO_AUGMENTATION, Memory, labelled, make_bags, make_learner, run, write_slides
 
-from tapfm.adaptation.epoch_summary import TIMED, targets_of
+from tapfm.adaptation.epoch_summary import TIMED
 from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.optimisers import LearningRateSchedule
 from tapfm.adaptation.trainer import TrainingPlan, fit
@@ -23,6 +23,7 @@ from tapfm.inference.bags import BagRequest, FeatureBags
 from tapfm.runs.model import SlideModel
 from tapfm.runs.progress import RunProgress
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tiles.augment import Augmentation, augment
 
 
@@ -220,7 +221,7 @@ def test_accumulated_slides_are_one_update_with_their_mean_gradient(slides):
     bags.start(iter(visits))
     by_hand.begin_epoch(0)
     for visit, slide in zip(visits, labelled(train), strict=True):
-        by_hand.learn(bags.read(visit), targets_of(slide.labels), now=False, slide_id=visit.slide_id)
+        by_hand.learn(bags.read(visit), encode_labels(list(slide.labels.values())), now=False, slide_id=visit.slide_id)
     assert by_hand.slides_waiting == 2
     by_hand.flush()
     for name, weight in by_hand.weights().items():

@@ -8,8 +8,9 @@ from support import POSITIVE, TASK, cls_attention, small_encoder, some_tiles, ta
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.two_graph import Adaptation
-from tapfm.contracts import BagOutput, Targets
+from tapfm.contracts import BagOutput
 from tapfm.errors import LabelError, NonFiniteError, SettingError, TileError, UnknownNameError
+from tapfm.tasks.cross_entropy import encode_labels
 
 
 def test_a_non_finite_loss_stops_before_any_update():
@@ -72,13 +73,13 @@ def test_float16_without_a_loss_scale_is_refused():
 def test_a_slide_without_any_label_is_refused():
     encoder = small_encoder()
     with pytest.raises(LabelError, match="'case-3' has no label"):
-        take_step(encoder, cls_attention(encoder), some_tiles(encoder), targets=Targets.of([None]), slide="case-3")
+        take_step(encoder, cls_attention(encoder), some_tiles(encoder), targets=encode_labels([None]), slide="case-3")
 
 
 def test_an_aggregator_with_another_number_of_targets_is_refused():
     encoder = small_encoder()
     message = r"1 targets \(FGFR3\), the aggregator gives \(3,\) logits and the slide has \({},\) labels"
-    for targets in (POSITIVE, Targets.of([1, 0, 1])):
+    for targets in (POSITIVE, encode_labels([1, 0, 1])):
         with pytest.raises(LabelError, match=message.format(len(targets.labels_C))):
             take_step(encoder, cls_attention(encoder, targets=3), some_tiles(encoder), targets=targets)
 
@@ -182,7 +183,7 @@ def test_a_short_run_learns_and_is_the_same_in_one_pass_and_in_pieces(chunking):
     aggregator = cls_attention(encoder)
     encoder_optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-3)
     aggregator_optimizer = torch.optim.AdamW(aggregator.parameters(), lr=1e-2)
-    slides = [(some_tiles(encoder, 7, seed), Targets.of([seed % 2])) for seed in (1, 2)]
+    slides = [(some_tiles(encoder, 7, seed), encode_labels([seed % 2])) for seed in (1, 2)]
     losses = []
     for step in range(10):
         tiles, targets = slides[step % 2]

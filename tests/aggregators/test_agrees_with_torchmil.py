@@ -12,8 +12,8 @@ from tapfm.aggregators.abmil import Abmil
 from tapfm.aggregators.clam import Clam
 from tapfm.aggregators.dsmil import Dsmil
 from tapfm.aggregators.torchmil_models import SmoothSvm
-from tapfm.contracts import Targets
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tasks.weights import ClassWeights
 
 models = pytest.importorskip("torchmil.models")
@@ -57,7 +57,7 @@ def copied(pairs, ours, theirs):
 def assert_same_gradients(ours, theirs, same, label):
     """Of the whole loss, at the features and at every parameter."""
     z_KD, x = features().requires_grad_(), features().requires_grad_()
-    targets = Targets.of([label])
+    targets = encode_labels([label])
     output = ours(z_KD, torch.zeros(TILES, dtype=torch.float64))
     loss = UNWEIGHTED.loss(output.logits_C, targets)
     if output.extra_loss is not None:
@@ -120,7 +120,7 @@ def test_clam_of_one_branch(label, margin):
     output, (logit, scores) = ours(features(), None), theirs(features()[None], return_att=True)
     torch.testing.assert_close(output.logits_C, logit, **EXACT)
     torch.testing.assert_close(output.tile_weights, scores[0].softmax(0), **EXACT)
-    targets, labels = Targets.of([label]), torch.tensor([float(label)])
+    targets, labels = encode_labels([label]), torch.tensor([float(label)])
     instance_loss = theirs.compute_inst_loss(scores, features()[None], labels)
     torch.testing.assert_close(output.extra_loss(UNWEIGHTED, targets), instance_loss, **EXACT)
     assert_same_gradients(ours, theirs, same, label)

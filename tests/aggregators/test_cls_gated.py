@@ -8,8 +8,8 @@ from support import TASK, end_to_end_gradient, relative_difference, small_encode
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.aggregators.cls_attention import tile_weights
 from tapfm.aggregators.cls_gated import ClsGated
-from tapfm.contracts import Targets
 from tapfm.errors import SettingError
+from tapfm.tasks.cross_entropy import encode_labels
 
 
 def fresh(name, feature_size, targets, *, seed=0, dtype=torch.float64, **settings):
@@ -31,7 +31,7 @@ def test_it_starts_as_cls_attention_bit_for_bit(dtype, tiles, targets, size, set
 @pytest.mark.parametrize("lambda_", [0.0, 1.0])
 def test_the_encoders_first_gradient_is_that_of_cls_attention(lambda_):
     encoder = small_encoder()
-    tiles, case = some_tiles(encoder), {"task": THREE_TARGETS, "targets": Targets.of([1, None, 0])}
+    tiles, case = some_tiles(encoder), {"task": THREE_TARGETS, "targets": encode_labels([1, None, 0])}
     gated, plain = (
         step_gradient(encoder, fresh(name, encoder.feature_size, 3), tiles, lambda_=lambda_, **case)
         for name in ("cls-gated", "cls-attention")
@@ -68,7 +68,7 @@ def test_the_logits_are_sums_over_tiles():
 
 def test_the_gradient_at_the_attention_is_right_by_finite_differences():
     aggregator, (z_KD, r_K) = built("cls-gated"), bag()
-    leaf, targets = r_K.clone().requires_grad_(), Targets.of([1, 0, None])
+    leaf, targets = r_K.clone().requires_grad_(), encode_labels([1, 0, None])
 
     def loss_at(attention):
         return THREE_TARGETS.loss(aggregator(z_KD, attention).logits_C, targets)

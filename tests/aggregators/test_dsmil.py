@@ -6,7 +6,7 @@ import torch
 from bags_of_tiles import THREE_TARGETS, bag, built
 
 from tapfm.aggregators.catalog import build_aggregator
-from tapfm.contracts import Targets
+from tapfm.tasks.cross_entropy import encode_labels
 
 
 def test_each_target_weighs_tiles_by_their_likeness_to_its_own_critical_tile():
@@ -25,7 +25,7 @@ def test_each_target_weighs_tiles_by_their_likeness_to_its_own_critical_tile():
 
 def test_the_critical_tiles_have_a_loss_of_their_own():
     z_KD, r_K = bag()
-    targets = Targets.of([1, 0, None])
+    targets = encode_labels([1, 0, None])
     for weight, share in ((0.5, 1.0), (0.2, 0.25), (0.0, 0.0)):
         torch.manual_seed(0)
         aggregator = build_aggregator("dsmil", 8, 3, options={"instance_weight": weight}).double()

@@ -20,12 +20,13 @@ from tapfm.aggregators.catalog import AGGREGATORS, build_aggregator
 from tapfm.contracts import EncodedTiles, Targets
 from tapfm.inference.bags import Bag
 from tapfm.runs.model import SlideModel
+from tapfm.tasks.cross_entropy import encode_labels
 
 every_aggregator = pytest.mark.parametrize("kind", KINDS)
 without_attention = pytest.mark.parametrize(
     "kind", [kind for kind, (name, _) in KINDS.items() if not AGGREGATORS[name].uses_attention]
 )
-LABELS = Targets.of([1, None, 0])
+LABELS = encode_labels([1, None, 0])
 
 
 @every_aggregator
@@ -60,7 +61,7 @@ def test_gradients_are_finite_and_no_parameter_is_left_out(kind, tiles):
     aggregator, (z_KD, r_K) = built(kind, layer_norm=True), bag(tiles)
     z_KD.requires_grad_()
     for labels in ([1, 0, 1], [0, 1, 0]):
-        whole_loss(aggregator(z_KD, r_K), THREE_TARGETS, Targets.of(labels)).backward()
+        whole_loss(aggregator(z_KD, r_K), THREE_TARGETS, encode_labels(labels)).backward()
     assert z_KD.grad.isfinite().all()
     for name, parameter in aggregator.named_parameters():
         assert parameter.grad.isfinite().all(), name

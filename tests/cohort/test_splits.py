@@ -18,11 +18,10 @@ from tapfm.cohort.splits import (
     assign_splits,
     canonical_split,
     check_splits,
-    check_training_labels,
     patients_of,
     split_of_rows,
 )
-from tapfm.errors import CohortError, LabelError, SettingError
+from tapfm.errors import CohortError, SettingError
 from tapfm.runtime.seeding import rng_for
 
 PAPER = (0.8, 0.1, 0.1)
@@ -43,7 +42,7 @@ def many_patients(count, prevalence, seed=0):
         Patient(
             f"P{i}",
             int(rng.geometric(0.6)),
-            {name: int(rng.random() < share) for name, share in prevalence.items() if rng.random() < 0.9},
+            {name: str(int(rng.random() < share)) for name, share in prevalence.items() if rng.random() < 0.9},
             ("40x" if rng.random() < 0.3 else "20x",),
         )
         for i in range(count)
@@ -132,26 +131,12 @@ def test_leaks_are_found_in_folds_too():
         split_of_rows(cohort, 1)
 
 
-def test_training_slides_without_a_class_are_refused_for_all_such_targets():
-    cohort = cohort_of(*(row(f"s{i}", f"P{i}") for i in range(4)))
-    splits = {"s0": TRAIN, "s1": TRAIN, "s2": TEST}
-    labels = {"both": (0, 1, 0, 0), "never": (0, 0, 1, 1), "unknown": (None, None, 1, 0), "always": (1, 1, 0, 0)}
-    with pytest.raises(LabelError) as error:
-        check_training_labels(cohort, splits, labels)
-    assert error.value.message.splitlines()[1:] == [
-        "  never: 0 positive and 2 negative slides",
-        "  unknown: 0 positive and 0 negative slides",
-        "  always: 2 positive and 0 negative slides",
-    ]
-    check_training_labels(cohort, splits, {"both": labels["both"]})
-
-
-def test_a_patient_is_positive_if_any_slide_is():
+def test_patients_have_the_strata_of_their_rows_where_these_are_known():
     cohort = cohort_of(row("a", "P1"), row("b", "P1"), row("c", "P2"), row("d", "P2"))
-    labels = {"FGFR3": (0, 1, 0, None), "KRAS": (None, None, 0, 0)}
-    assert patients_of(cohort, labels, {"a": "40x", "b": "20x", "c": "20x"}) == [
-        Patient("P1", 2, {"FGFR3": 1}, ("20x", "40x")),
-        Patient("P2", 2, {"FGFR3": 0, "KRAS": 0}, ("20x",)),
+    strata = {"FGFR3": ("1", "1", "0", "0"), "KRAS": (None, None, "0", "0")}
+    assert patients_of(cohort, strata, {"a": "40x", "b": "20x", "c": "20x"}) == [
+        Patient("P1", 2, {"FGFR3": "1"}, ("20x", "40x")),
+        Patient("P2", 2, {"FGFR3": "0", "KRAS": "0"}, ("20x",)),
     ]
 
 
@@ -162,9 +147,9 @@ def test_splits_are_alike_in_labels_scans_and_slides():
     assert {name: len(part) for name, part in parts.items()} == {TRAIN: 400, VALIDATION: 50, TEST: 50}
     for share, part in zip(PAPER, parts.values(), strict=True):
         for target in prevalence:
-            for label in (0, 1):
-                expected = share * sum(each.labels.get(target) == label for each in patients)
-                assert sum(each.labels.get(target) == label for each in part) == pytest.approx(expected, abs=4)
+            for label in ("0", "1"):
+                expected = share * sum(each.strata.get(target) == label for each in patients)
+                assert sum(each.strata.get(target) == label for each in part) == pytest.approx(expected, abs=4)
         at_40x = share * sum("40x" in each.resolutions for each in patients)
         assert sum("40x" in each.resolutions for each in part) == pytest.approx(at_40x, abs=2)
         slides = share * sum(each.slides for each in patients)
@@ -176,25 +161,24 @@ def test_splits_are_alike_in_labels_scans_and_slides():
     [(1, [1, 0, 0]), (2, [1, 1, 0]), (3, [1, 1, 1]), (5, [3, 1, 1]), (10, [8, 1, 1]), (20, [16, 2, 2])],
 )
 def test_few_positives_reach_training_first_then_validation_then_test(positives, expected):
-    patients = [Patient(f"P{i}", 1, {"ALK": int(i < positives)}) for i in range(100)]
+    patients = [Patient(f"P{i}", 1, {"ALK": str(int(i < positives))}) for i in range(100)]
     parts = members(patients, assign_splits(patients, PAPER, 0))
-    assert [sum(each.labels["ALK"] for each in part) for part in parts.values()] == expected
+    assert [sum(each.strata["ALK"] == "1" for each in part) for part in parts.values()] == expected
     assert [len(part) for part in parts.values()] == [80, 10, 10]
 
 
 def test_training_gets_a_class_whose_patients_are_also_wanted_elsewhere():
-    # both patients with "rare" are the second choice of training for the classes that come first by name
-    labels = [{"a": 1, "c": 1, "d": 1}, {"a": 1, "rare": 1}, {"b": 1, "e": 1, "f": 1}, {"b": 1, "rare": 1}]
-    patients = [Patient(f"P{i}", 1, each) for i, each in enumerate(labels)]
+    # both patients with "r" (rare) are the second choice of training for the classes that come first by name
+    patients = [Patient(f"P{i}", 1, dict.fromkeys(each, "1")) for i, each in enumerate(("acd", "ar", "bef", "br"))]
     train = members(patients, assign_splits(patients, (0.5, 0.25, 0.25), 0))[TRAIN]
-    assert any("rare" in each.labels for each in train)
+    assert any("r" in each.strata for each in train)
 
 
 def test_a_small_split_grows_until_it_has_both_classes():
-    patients = [Patient(f"P{i}", 1, {"FGFR3": i % 2}) for i in range(10)]
+    patients = [Patient(f"P{i}", 1, {"FGFR3": str(i % 2)}) for i in range(10)]
     parts = members(patients, assign_splits(patients, PAPER, 0))
-    counts = [Counter(each.labels["FGFR3"] for each in part) for part in parts.values()]
-    assert counts == [{0: 3, 1: 3}, {0: 1, 1: 1}, {0: 1, 1: 1}]
+    counts = [Counter(each.strata["FGFR3"] for each in part) for part in parts.values()]
+    assert counts == [{"0": 3, "1": 3}, {"0": 1, "1": 1}, {"0": 1, "1": 1}]
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(1, [1, 0, 0]), (2, [1, 1, 0]), (3, [1, 1, 1]), (5, [3, 1, 1])])
@@ -219,7 +203,7 @@ PATIENTS = st.lists(
     st.builds(
         lambda slides, labels, scans: (slides, labels, tuple(sorted(scans))),
         st.integers(1, 9),
-        st.dictionaries(st.sampled_from(["EGFR", "KRAS", "ALK"]), st.integers(0, 1)),
+        st.dictionaries(st.sampled_from(["EGFR", "KRAS", "ALK"]), st.sampled_from(["0", "1"])),
         st.sets(st.sampled_from(["20x", "40x"])),
     ),
     min_size=1,
@@ -242,9 +226,9 @@ def test_every_patient_gets_one_split_in_any_order_of_the_table(patients, fracti
 def test_training_has_both_classes_where_the_cohort_has_and_sizes_give_way_to_that_only(patients, fractions, seed):
     parts = members(patients, assign_splits(patients, fractions, seed))
     for target in ("EGFR", "KRAS", "ALK"):
-        for label in (0, 1):
-            assert any(each.labels.get(target) == label for each in parts[TRAIN]) == any(
-                each.labels.get(target) == label for each in patients
+        for label in ("0", "1"):
+            assert any(each.strata.get(target) == label for each in parts[TRAIN]) == any(
+                each.strata.get(target) == label for each in patients
             )
     for fraction, part in zip(fractions, parts.values(), strict=True):
         assert bool(part) <= (fraction > 0)
@@ -272,13 +256,13 @@ def test_every_patient_is_tested_once_and_validates_once():
     tests = [members(patients, fold)[TEST] for fold in folds]
     assert sorted(map(len, tests)) == [12, 12, 12, 12, 13]
     for target in ("EGFR", "ALK"):
-        counts = [sum(each.labels.get(target, 0) for each in part) for part in tests]
+        counts = [sum(each.strata.get(target) == "1" for each in part) for part in tests]
         assert min(counts) >= 1
         assert max(counts) - min(counts) <= 1
 
 
 def test_as_many_folds_as_patients_leave_nobody_out():
-    patients = [Patient(f"P{i}", 1, {"FGFR3": int(i < 3)}) for i in range(6)]
+    patients = [Patient(f"P{i}", 1, {"FGFR3": str(int(i < 3))}) for i in range(6)]
     assert [Counter(fold.values())[TEST] for fold in assign_folds(patients, 6, 0)] == [1] * 6
 
 

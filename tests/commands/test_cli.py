@@ -14,7 +14,7 @@ from tapfm.cli.main import app
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card, encoder_cards
 
-# Prints the help of every command, in one process, and whether torch was imported on the way.
+# Prints the help of every command, in one process, and which slow libraries were imported on the way.
 HELP = """
 import sys
 import typer
@@ -22,7 +22,7 @@ from tapfm.cli.main import app
 root = typer.main.get_command(app)
 for words in ([], *([name] for name in root.commands)):
     assert not root.main([*words, "--help"], prog_name="tapfm", standalone_mode=False)
-print("torch imported:", "torch" in sys.modules)
+print("imported:", *(name for name in ("torch", "scipy", "sklearn") if name in sys.modules))
 """
 # Runs main() and then says whether torch was imported on the way.
 PROGRAM = """
@@ -96,7 +96,7 @@ def test_help_of_every_command_does_not_wait_for_torch():
     assert result.returncode == 0, result.stderr
     shown = set(re.findall(r"Usage: tapfm (\w+)", result.stdout))
     assert shown == {each.callback.__name__ for each in app.registered_commands}
-    assert result.stdout.endswith("torch imported: False\n")
+    assert result.stdout.endswith("imported:\n")
 
 
 def test_version():

@@ -12,6 +12,8 @@ from PIL import Image
 
 import tapfm as tapfm_package
 from tapfm.evaluation.predictions import Prediction, compute_scores, write_predictions
+from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.catalog import target_kinds
 
 FEW = ("--resamples", 100)
 
@@ -51,7 +53,7 @@ def test_the_folder_has_tables_and_a_picture(tables):
         *("comparison.json", "comparison.csv", "comparison.md", "differences.png", "left_out.csv"),
     }
     found = found_in(tables)
-    good = compute_scores(predictions(0, skill=2.0), ["FGFR3"], "slide").auc["FGFR3"]
+    good = compute_scores(predictions(0, skill=2.0), target_kinds(["FGFR3"]), "slide").auc["FGFR3"]
     assert found["auc"]["good"]["FGFR3"]["value"] == good
     (pair,) = found["pairs"]
     assert pair["difference"]["value"] == pytest.approx(good - found["auc"]["poor"]["FGFR3"]["value"])
@@ -131,7 +133,7 @@ def test_a_table_of_another_tool_needs_five_columns(tables, cohort):
         writer = csv.writer(file)
         writer.writerow(["patient_id", "slide_id", "target", "label", "probability"])
         for each in predictions(5):
-            probability = round(each.probabilities["FGFR3"], 3)
+            probability = round(sigmoid(each.logits["FGFR3"]), 3)
             writer.writerow([each.patient_id, each.slide_id, "FGFR3", each.labels["FGFR3"], probability])
     result = compare(tables, tables / "good.csv", tables / "theirs.csv")
     assert result.returncode == 0, result.said

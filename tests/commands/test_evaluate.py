@@ -18,6 +18,7 @@ from tapfm.evaluation.measures import choose_thresholds
 from tapfm.evaluation.predictions import compute_scores, read_predictions
 from tapfm.runs.folder import RunFolder
 from tapfm.runtime.files import sha256_of
+from tapfm.tasks.catalog import target_kinds
 from tapfm.workflows import evaluation_run as evaluate_model
 
 FEW = ("--resamples", 50, "--workers", 0, "--device", "cpu")
@@ -74,7 +75,7 @@ def test_figures_are_those_of_the_predictions(run, evaluated):
     predictions = read_predictions(evaluated / "predictions.csv")
     assert predictions == read_predictions(run / "predictions-test.csv")
     found = metrics_of(evaluated)["models"]["model"]["all"]["FGFR3"]["auc"]
-    assert found["value"] == compute_scores(predictions, ["FGFR3"], "slide").auc["FGFR3"]
+    assert found["value"] == compute_scores(predictions, target_kinds(["FGFR3"]), "slide").auc["FGFR3"]
     assert (found["units"], found["positives"]) == (4, 2)
     assert f"{found['value']:.3f}" in (evaluated / "metrics.md").read_text()
 
@@ -96,7 +97,7 @@ def test_the_table_is_tidy(evaluated):
 
 
 def test_thresholds_are_those_of_validation(run, evaluated):
-    chosen = choose_thresholds(read_predictions(run / "predictions-val.csv"), ["FGFR3"], "slide", 0.9)
+    chosen = choose_thresholds(read_predictions(run / "predictions-val.csv"), target_kinds(["FGFR3"]), "slide", 0.9)
     written = metrics_of(evaluated)["thresholds"]
     assert written["youden"] == chosen.youden
     assert written["at_sensitivity"] == chosen.chosen

@@ -16,6 +16,7 @@ from tapfm.errors import RunError
 from tapfm.evaluation.predictions import read_predictions
 from tapfm.runs.ensemble import load_members, read_ensemble, write_ensemble
 from tapfm.runs.export import logits_of_tiles
+from tapfm.tasks.binary_target import sigmoid
 from tapfm.tiles.store import write_tiles
 
 FEW = ("--resamples", 50, "--workers", 0, "--device", "cpu")
@@ -275,9 +276,9 @@ def test_an_ensemble_is_the_mean_of_its_members(members, elsewhere, tmp_path):
         read_predictions(tmp_path / name / "predictions.csv") for name in ("first", "second", "both")
     )
     for a, b, mean in zip(first, second, both, strict=True):
-        expected = (a.probabilities["FGFR3"] + b.probabilities["FGFR3"]) / 2
-        assert mean.probabilities["FGFR3"] == pytest.approx(expected)
-        assert a.probabilities != b.probabilities
+        expected = (sigmoid(a.logits["FGFR3"]) + sigmoid(b.logits["FGFR3"])) / 2
+        assert sigmoid(mean.logits["FGFR3"]) == pytest.approx(expected)
+        assert a.logits != b.logits
     assert "of its members" in metrics_of(tmp_path / "both")["thresholds"]["chosen_on"]
     about = json.loads((tmp_path / "both" / "evaluation.json").read_text())
     assert (about["kind"], len(about["members"])) == ("ensemble of folds", 2)

@@ -27,13 +27,14 @@ from tapfm.evaluation.predictions import average_predictions, read_predictions
 from tapfm.inference import float8_check
 from tapfm.inference import loading as load_models
 from tapfm.inference.predictor import Predictor
-from tapfm.metrics.arrays import sigmoid
 from tapfm.prediction import cohort_prediction, validity
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.runs.ensemble import write_ensemble
 from tapfm.runtime.interrupts import StopRequests
 from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import find_slides
+from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.catalog import target_kinds
 from tapfm.tiles.store import read_tiles, write_tiles
 
 HERE = ("--workers", 0, "--device", "cpu")
@@ -116,7 +117,7 @@ def test_an_ensemble_is_the_mean_of_its_members(run, train, lab, of_cohort, tmp_
     folder = done(tmp_path / "both", tmp_path / "predicted", lab / "cohort.csv", "--tiles", lab / "tiles")
     alone = done(other, tmp_path / "alone", lab / "cohort.csv", "--tiles", lab / "tiles")
     tables = [read_predictions(each.path / "predictions.csv") for each in (of_cohort, alone)]
-    assert read_predictions(folder.path / "predictions.csv") == average_predictions(tables)
+    assert read_predictions(folder.path / "predictions.csv") == average_predictions(tables, target_kinds(["FGFR3"]))
     first, second, both = (each.tiles(TEST[0]).values["weight"] for each in (of_cohort, alone, folder))
     np.testing.assert_array_equal(both, (first + second) / 2)
 
@@ -131,7 +132,7 @@ def test_the_table_has_calls_and_costs(run, of_cohort):
     assert len(thresholds) == 1
     threshold = float(thresholds.pop())
     validation = read_predictions(run / "predictions-val.csv")
-    assert threshold in [each.probabilities["FGFR3"] for each in validation]
+    assert threshold in [sigmoid(each.logits["FGFR3"]) for each in validation]
     for row in rows:
         assert float(row["probability"]) == pytest.approx(sigmoid(float(row["logit"])), abs=1e-15)
         assert row["call"] == str(int(float(row["probability"]) >= threshold))
@@ -163,7 +164,7 @@ def test_a_slide_knows_where_it_came_from(of_cohort, lab):
 def test_a_sensitivity_chooses_another_threshold(run, lab, tmp_path):
     folder = done(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles", "--sensitivity", 1)
     validation = read_predictions(run / "predictions-val.csv")
-    positive = min(each.probabilities["FGFR3"] for each in validation if each.labels["FGFR3"])
+    positive = min(sigmoid(each.logits["FGFR3"]) for each in validation if each.labels["FGFR3"])
     assert {slide.targets["FGFR3"].threshold for slide in folder.slides()} == {positive}
     again = predict(run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles", "--resume")
     assert again.returncode == 2

@@ -29,6 +29,8 @@ from tapfm.evaluation.predictions import Prediction
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.layers import palette
 from tapfm.report.slide_pictures import PictureBudget, PictureSettings, choose_slides
+from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.catalog import target_kinds
 
 
 def titles(html):
@@ -66,8 +68,8 @@ def test_figures_are_those_of_the_evaluation_package(tmp_path):
     run = make_run(tmp_path / "runs" / "first")
     _, html = page_of(run, tmp_path / "report.html")
     test, validation = predictions(10, start=0), predictions(8, split="val", start=200)
-    chosen = choose_thresholds(validation, ["FGFR3"], "patient")
-    for each in compute_metrics(test, ["FGFR3"], "patient", chosen, resamples=50):
+    chosen = choose_thresholds(validation, target_kinds(["FGFR3"]), "patient")
+    for each in compute_metrics(test, target_kinds(["FGFR3"]), "patient", chosen, resamples=50):
         name, estimate = NAMES[each.metric.removesuffix("_at_chosen")], each.estimate
         note = r"( \d)?" if estimate.why else ""
         within = f" {estimate.low:.3f} to {estimate.high:.3f}" if estimate.low is not None else ""
@@ -81,10 +83,12 @@ def test_every_slide_is_listed_with_its_call(tmp_path):
     _, html = page_of(run, tmp_path / "report.html")
     rows = re.findall(r'<tr data-where="(\w+)" data-target="FGFR3"( data-wrong)?><th scope="row">(S\d+)</th>', html)
     assert len(rows) == 18
-    threshold = choose_thresholds(predictions(8, split="val", start=200), ["FGFR3"], "patient").youden["FGFR3"]
+    threshold = choose_thresholds(predictions(8, split="val", start=200), target_kinds(["FGFR3"]), "patient").youden[
+        "FGFR3"
+    ]
     slides = [*predictions(10), *predictions(8, split="val", start=200)]
     wrong = {
-        each.slide_id for each in slides if (each.probabilities["FGFR3"] >= threshold) != bool(each.labels["FGFR3"])
+        each.slide_id for each in slides if (sigmoid(each.logits["FGFR3"]) >= threshold) != bool(each.labels["FGFR3"])
     }
     assert {slide_id for _, mark, slide_id in rows if mark} == wrong
     assert wrong
@@ -412,7 +416,7 @@ def test_predictions_by_another_model_are_not_mixed_with_the_run(tmp_path):
 
 def test_a_slide_that_was_evaluated_is_listed_once(tmp_path):
     run = make_run(tmp_path / "runs" / "first")
-    probability = predictions(1)[0].probabilities["FGFR3"]
+    probability = sigmoid(predictions(1)[0].logits["FGFR3"])
     make_prediction(run / "predicted", run, [("S000", None, probability, 1), ("new", None, 0.7, None)])
     _, html = page_of(run, tmp_path / "report.html")
     rows = re.findall(r'<tr data-where="(\w+)"[^>]*><th scope="row">(S000|new)</th>', html)

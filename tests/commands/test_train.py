@@ -21,6 +21,7 @@ from tapfm.adaptation.display import TensorBoardWriter
 from tapfm.config.loading import load_config
 from tapfm.evaluation.predictions import compute_scores, read_predictions
 from tapfm.runs.checkpoint import read_description
+from tapfm.tasks.catalog import target_kinds
 from tapfm.tiles.store import write_tiles
 
 
@@ -62,7 +63,7 @@ def test_the_best_epoch_is_kept_and_its_figures_are_on_all_tiles(first):
     assert best["epoch"] == scored.index(max(scored)) + 1
     predictions = read_predictions(first / "predictions-test.csv")
     assert [each.tiles for each in predictions] == [4] * 4
-    auc = compute_scores(predictions, ["FGFR3"], "slide").auc["FGFR3"]
+    auc = compute_scores(predictions, target_kinds(["FGFR3"]), "slide").auc["FGFR3"]
     summary = (first / "summary.md").read_text()
     assert f"| test | 4 | {auc:.3f} |" in summary
     assert f"Epoch {best['epoch']} of 3 was kept" in summary

@@ -13,6 +13,7 @@ from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics.delong import auc_difference
 from tapfm.metrics.holm import holm
 from tapfm.metrics.ranking import auc
+from tapfm.tasks.catalog import target_kinds
 
 
 def method(noise, *, count=80, targets=("A",), seed=0, start=0, cohort="c"):
@@ -28,9 +29,9 @@ def method(noise, *, count=80, targets=("A",), seed=0, start=0, cohort="c"):
 
 def test_a_difference_is_that_of_the_aucs_and_delong_is_delong():
     a, b = method(0.5), method(2.0)
-    found = compare_methods({"good": [a], "poor": [b]}, ["A"], "patient", resamples=500)
-    labels = [each.labels["A"] for each in a]
-    of_a, of_b = ([each.logits["A"] for each in one] for one in (a, b))
+    found = compare_methods({"good": [a], "poor": [b]}, target_kinds(["A"]), "patient", resamples=500)
+    labels = np.array([each.labels["A"] == 1 for each in a])
+    of_a, of_b = (np.array([each.logits["A"] for each in one]) for one in (a, b))
     (pair,) = found.pairs
     test = auc_difference(labels, of_a, of_b)
     assert (pair.first, pair.second, pair.target, pair.why) == ("good", "poor", "A", "")
@@ -49,7 +50,7 @@ def test_a_difference_is_that_of_the_aucs_and_delong_is_delong():
 def test_pairing_makes_a_difference_more_certain_than_the_aucs():
     a = method(0.5)
     b = [replace(each, logits={"A": each.logits["A"] + 0.2 * (number % 3)}) for number, each in enumerate(a)]
-    found = compare_methods({"a": [a], "b": [b]}, ["A"], "patient", resamples=500)
+    found = compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=500)
     (pair,) = found.pairs
     of_a = found.aucs["a", "A"]
     assert pair.difference.high - pair.difference.low < 0.6 * (of_a.high - of_a.low)
@@ -63,8 +64,8 @@ def test_a_method_does_not_differ_from_itself_and_pairs_are_antisymmetric(units)
          for i, each in enumerate(units)]
         for k in (1, 2)
     )  # fmt: skip
-    one = compare_methods({"a": [a], "b": [b], "c": [a]}, ["A"], "slide", resamples=60)
-    other = compare_methods({"b": [b], "a": [a]}, ["A"], "slide", resamples=60).pairs[0]
+    one = compare_methods({"a": [a], "b": [b], "c": [a]}, target_kinds(["A"]), "slide", resamples=60)
+    other = compare_methods({"b": [b], "a": [a]}, target_kinds(["A"]), "slide", resamples=60).pairs[0]
     by_pair = {(pair.first, pair.second): pair for pair in one.pairs}
     forward, itself = by_pair["a", "b"], by_pair["a", "c"]
     if forward.difference.value is None:
@@ -83,11 +84,11 @@ def test_a_method_does_not_differ_from_itself_and_pairs_are_antisymmetric(units)
 
 def test_all_pairs_in_the_order_of_methods_or_those_with_one():
     methods = {name: [method(noise)] for name, noise in (("x", 0.5), ("y", 1.0), ("z", 2.0))}
-    found = compare_methods(methods, ["A"], "patient", resamples=100)
+    found = compare_methods(methods, target_kinds(["A"]), "patient", resamples=100)
     assert [(pair.first, pair.second) for pair in found.pairs] == [("x", "y"), ("x", "z"), ("y", "z")]
     assert [pair.p_holm for pair in found.pairs] == holm([pair.p_delong for pair in found.pairs])
     assert all(pair.p_holm >= pair.p_delong for pair in found.pairs)
-    against = compare_methods(methods, ["A"], "patient", resamples=100, against="y")
+    against = compare_methods(methods, target_kinds(["A"]), "patient", resamples=100, against="y")
     assert [(pair.first, pair.second) for pair in against.pairs] == [("x", "y"), ("z", "y")]
     assert against.pairs[0].difference == found.pairs[0].difference
     assert against.pairs[1].difference.value == -found.pairs[2].difference.value
@@ -95,7 +96,7 @@ def test_all_pairs_in_the_order_of_methods_or_those_with_one():
 
 def test_the_mean_over_targets_is_compared_too_and_corrected_on_its_own():
     methods = {name: [method(noise, targets=("A", "B"))] for name, noise in (("x", 0.5), ("y", 1.0), ("z", 2.0))}
-    found = compare_methods(methods, ["A", "B"], "patient", resamples=300)
+    found = compare_methods(methods, target_kinds(["A", "B"]), "patient", resamples=300)
     assert [pair.target for pair in found.pairs] == ["A"] * 3 + ["B"] * 3 + ["macro"] * 3
     for name in methods:
         mean = (found.aucs[name, "A"].value + found.aucs[name, "B"].value) / 2
@@ -110,34 +111,36 @@ def test_the_mean_over_targets_is_compared_too_and_corrected_on_its_own():
 def test_with_several_seeds_the_mean_of_their_aucs_is_compared():
     seeds = [method(0.8, seed=seed) for seed in range(3)]
     other = method(1.5)
-    found = compare_methods({"many": seeds, "one": [other]}, ["A"], "patient", resamples=200)
-    labels = [each.labels["A"] for each in other]
-    mean = np.mean([auc(labels, [each.logits["A"] for each in one]) for one in seeds])
+    found = compare_methods({"many": seeds, "one": [other]}, target_kinds(["A"]), "patient", resamples=200)
+    labels = np.array([each.labels["A"] == 1 for each in other])
+    mean = np.mean([auc(labels, np.array([each.logits["A"] for each in one])) for one in seeds])
     (pair,) = found.pairs
     assert found.aucs["many", "A"].value == pytest.approx(mean)
-    assert pair.difference.value == pytest.approx(mean - auc(labels, [each.logits["A"] for each in other]))
+    assert pair.difference.value == pytest.approx(mean - auc(labels, np.array([each.logits["A"] for each in other])))
     assert (pair.p_delong, pair.p_holm) == (None, pair.p_bootstrap)
     assert "means over seeds" in pair.why
-    shuffled = compare_methods({"a": seeds, "b": seeds[::-1]}, ["A"], "patient", resamples=200).pairs[0]
+    shuffled = compare_methods({"a": seeds, "b": seeds[::-1]}, target_kinds(["A"]), "patient", resamples=200).pairs[0]
     assert shuffled.difference.value == pytest.approx(0, abs=1e-15)
     assert shuffled.p_bootstrap == 1
 
 
 def test_only_patients_that_all_have_are_compared_and_the_others_are_named():
     a, b = method(0.5), method(1.0)
-    found = compare_methods({"a": [a[3:], a[2:]], "b": [b[:-1]]}, ["A"], "patient", resamples=50)
+    found = compare_methods({"a": [a[3:], a[2:]], "b": [b[:-1]]}, target_kinds(["A"]), "patient", resamples=50)
     assert found.patients == 76
     assert found.left_out == {"a": ("p002", "p079"), "b": ("p000", "p001", "p002")}
-    alone = compare_methods({"a": [a[3:-1], a[3:-1]], "b": [b[3:-1]]}, ["A"], "patient", resamples=50)
+    alone = compare_methods({"a": [a[3:-1], a[3:-1]], "b": [b[3:-1]]}, target_kinds(["A"]), "patient", resamples=50)
     assert alone.pairs == found.pairs
     elsewhere = [replace(each, split="all") for each in b[:-1]]
-    assert compare_methods({"a": [a[3:], a[2:]], "b": [elsewhere]}, ["A"], "patient", resamples=50) == found
+    assert (
+        compare_methods({"a": [a[3:], a[2:]], "b": [elsewhere]}, target_kinds(["A"]), "patient", resamples=50) == found
+    )
 
 
 def test_slides_are_matched_where_slides_count():
     a = [replace(each, slide_id=f"{each.slide_id}-{k}") for each in method(0.5, count=40) for k in range(2)]
     b = [replace(each, slide_id=f"{each.slide_id}-{k}") for each in method(1.0, count=40) for k in range(2)]
-    found = compare_methods({"a": [a], "b": [b[1:]]}, ["A"], "slide", resamples=50)
+    found = compare_methods({"a": [a], "b": [b[1:]]}, target_kinds(["A"]), "slide", resamples=50)
     assert found.patients == 40
     assert found.left_out == {"a": ("p000 (slide s0-0)",), "b": ()}
     assert found.pairs[0].p_delong is None
@@ -157,12 +160,12 @@ def test_a_patient_is_pooled_from_the_same_slides_in_every_method():
     )
     positive = next(number for number, each in enumerate(a) if each.labels["A"])
     del b[positive]
-    found = compare_methods({"a": [a], "b": [b]}, ["A"], "patient", resamples=50)
+    found = compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=50)
     lost = a.pop(positive)
     assert found.left_out == {"a": (f"{lost.patient_id} (slide {lost.slide_id})",), "b": ()}
-    assert found.pairs == compare_methods({"a": [a], "b": [b]}, ["A"], "patient", resamples=50).pairs
+    assert found.pairs == compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=50).pairs
     other_slides = [replace(each, slide_id=f"{each.slide_id} again") for each in b]
-    apart = compare_methods({"a": [a], "b": [other_slides]}, ["A"], "patient", resamples=50)
+    apart = compare_methods({"a": [a], "b": [other_slides]}, target_kinds(["A"]), "patient", resamples=50)
     assert (apart.pairs, apart.left_out) == (found.pairs, {"a": (), "b": ()}), (
         "patients that share no slide are kept whole"
     )
@@ -173,40 +176,40 @@ def test_different_labels_are_refused_and_missing_ones_filled():
     wrong = [replace(each, labels={"A": 1 - each.labels["A"]}) if n < 12 else each for n, each in enumerate(b)]
     said = r"do not agree on the labels of p000 \(slide s0\) \(A\), .* and 2 more"
     with pytest.raises(InputError, match=said) as refusal:
-        compare_methods({"a": [a], "b": [wrong]}, ["A"], "slide")
+        compare_methods({"a": [a], "b": [wrong]}, target_kinds(["A"]), "slide")
     assert "same truth" in refusal.value.hint
     with pytest.raises(InputError, match=r"p000 \(A\)"):
-        compare_methods({"a": [a], "b": [wrong]}, ["A"], "patient")
+        compare_methods({"a": [a], "b": [wrong]}, target_kinds(["A"]), "patient")
     unknown = [replace(each, labels={"A": None}) if n == 5 else each for n, each in enumerate(b)]
-    found = compare_methods({"a": [a], "b": [unknown]}, ["A"], "patient", resamples=50)
+    found = compare_methods({"a": [a], "b": [unknown]}, target_kinds(["A"]), "patient", resamples=50)
     assert found.label_conflicts == ("p005: A",)
-    assert found.pairs == compare_methods({"a": [a], "b": [b]}, ["A"], "patient", resamples=50).pairs
+    assert found.pairs == compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=50).pairs
 
 
 def test_what_cannot_be_compared_is_refused():
     a = method(0.5)
     with pytest.raises(InputError, match="No patient is in all") as refusal:
-        compare_methods({"a": [a], "b": [method(1.0, cohort="tcga")]}, ["A"], "patient")
+        compare_methods({"a": [a], "b": [method(1.0, cohort="tcga")]}, target_kinds(["A"]), "patient")
     assert "b: patient 'p000' of cohort 'tcga'" in refusal.value.hint
     with pytest.raises(InputError, match="No patient") as refusal:
-        compare_methods({"a": [a], "b": [[]]}, ["A"], "patient")
+        compare_methods({"a": [a], "b": [[]]}, target_kinds(["A"]), "patient")
     assert "b: nobody" in refusal.value.hint
     with pytest.raises(InputError, match="two methods or more; got 1"):
-        compare_methods({"a": [a]}, ["A"], "patient")
+        compare_methods({"a": [a]}, target_kinds(["A"]), "patient")
     with pytest.raises(InputError, match="'b' has no predictions"):
-        compare_methods({"a": [a], "b": []}, ["A"], "patient")
+        compare_methods({"a": [a], "b": []}, target_kinds(["A"]), "patient")
     with pytest.raises(InputError, match="'b' has two predictions of slide 's0'"):
-        compare_methods({"a": [a], "b": [[a[0], replace(a[0], split="val")]]}, ["A"], "patient")
+        compare_methods({"a": [a], "b": [[a[0], replace(a[0], split="val")]]}, target_kinds(["A"]), "patient")
     with pytest.raises(UnknownNameError, match="no method called 'c'"):
-        compare_methods({"a": [a], "b": [a]}, ["A"], "patient", against="c")
+        compare_methods({"a": [a], "b": [a]}, target_kinds(["A"]), "patient", against="c")
 
 
 def test_a_target_of_one_class_or_a_single_positive_has_no_test_and_says_why():
     a, b = ([replace(e, labels={"A": 0}) for e in method(noise)] for noise in (0.5, 1.0))
-    found = compare_methods({"a": [a], "b": [b]}, ["A"], "patient", resamples=20)
+    found = compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=20)
     assert found.aucs["a", "A"].why == found.pairs[0].difference.why == "no positive patient among 80"
     a, b = ([replace(e, labels={"A": int(e.slide_id == "s0")}) for e in method(noise)] for noise in (0.5, 1.0))
-    (pair,) = compare_methods({"a": [a], "b": [b]}, ["A"], "patient", resamples=20).pairs
+    (pair,) = compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=20).pairs
     assert pair.difference.value is not None
     assert (pair.difference.low, pair.p_bootstrap, pair.p_delong) == (None, None, None)
     assert pair.difference.why == "no interval: a single positive patient"
@@ -222,6 +225,8 @@ def test_methods_of_equal_worth_are_seldom_told_apart():
              for i, label in enumerate(labels)]
             for _ in "ab"
         )  # fmt: skip
-        p_values.append(compare_methods({"a": [a], "b": [b]}, ["A"], "patient", resamples=200).pairs[0].p_bootstrap)
+        p_values.append(
+            compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=200).pairs[0].p_bootstrap
+        )
     assert np.mean(np.array(p_values) <= 0.05) <= 0.12
     assert 0.3 <= np.mean(p_values) <= 0.7

@@ -17,7 +17,8 @@ from tapfm.evaluation.predictions import (
     read_predictions,
     write_predictions,
 )
-from tapfm.metrics.arrays import sigmoid
+from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.catalog import target_kinds
 
 LOGITS = st.floats(-1e300, 1e300)
 
@@ -67,7 +68,7 @@ def test_probabilities_alone_keep_their_order_also_at_0_and_1(tmp_path_factory, 
     rows = [f"p{i},s{i},A,1,{p!r}" for i, p in enumerate(probabilities)]
     path.write_text("\n".join(["patient_id,slide_id,target,label,probability", *rows]))
     read = read_predictions(path)
-    assert [each.probabilities["A"] for each in read] == pytest.approx(probabilities, rel=1e-9)
+    assert [sigmoid(each.logits["A"]) for each in read] == pytest.approx(probabilities, rel=1e-9)
     assert all(math.isfinite(each.logits["A"]) for each in read)
     ranked = [each.logits["A"] for _, each in sorted(zip(probabilities, read, strict=True), key=lambda both: both[0])]
     assert ranked == sorted(ranked)
@@ -156,11 +157,12 @@ def test_a_table_that_cannot_be_used_is_refused_with_the_place(tmp_path, content
 def test_an_ensemble_is_the_mean_of_probabilities_slide_by_slide():
     first = [two_targets("1", (1, None), (2.0, 0.0)), two_targets("2", (0, 1), (-1.0, 3.0))]
     second = [two_targets("2", (0, 1), (1.0, 3.0), tiles=7), two_targets("1", (1, None), (-2.0, 1.0))]
-    one, two = average_predictions([first, second])
+    one, two = average_predictions([first, second], target_kinds(["EGFR", "KRAS"]))
     assert (one.slide_id, two.slide_id, two.tiles, one.labels) == ("1", "2", 120, {"EGFR": 1, "KRAS": None})
-    assert one.probabilities == {"EGFR": pytest.approx(0.5), "KRAS": pytest.approx((0.5 + sigmoid(1.0)) / 2)}
+    probabilities = [sigmoid(logit) for logit in one.logits.values()]
+    assert probabilities == [pytest.approx(0.5), pytest.approx((0.5 + sigmoid(1.0)) / 2)]
     assert two.logits["KRAS"] == 3.0  # agreement is kept to the last digit
-    assert average_predictions([first]) == first
+    assert average_predictions([first], target_kinds(["EGFR", "KRAS"])) == first
 
 
 @pytest.mark.parametrize(
@@ -175,13 +177,11 @@ def test_an_ensemble_is_the_mean_of_probabilities_slide_by_slide():
 )
 def test_members_that_do_not_fit_make_no_ensemble(members, problem):
     with pytest.raises(InputError, match=problem):
-        average_predictions(members)
+        average_predictions(members, target_kinds(["FGFR3"]))
 
 
 def test_probabilities_are_sigmoids_also_far_out():
-    one = two_targets("1", (1, 0), (2.0, -800.0))
-    assert one.probabilities == {"EGFR": pytest.approx(1 / (1 + math.exp(-2))), "KRAS": 0.0}
-    assert sigmoid(800.0) == 1.0
+    assert [sigmoid(logit) for logit in (2.0, -800.0, 800.0)] == [pytest.approx(1 / (1 + math.exp(-2))), 0.0, 1.0]
 
 
 def test_a_patients_slides_become_one_by_the_mean_of_their_probabilities():
@@ -190,32 +190,33 @@ def test_a_patients_slides_become_one_by_the_mean_of_their_probabilities():
         two_targets("3", (1, 0), (0.3, 0.4), patient_id="bob"),
         two_targets("2", (1, None), (-0.5, -3.0), patient_id="ann", tiles=20, tiles_failed=2),
     ]
-    ann, bob = pool_by_patient(slides)
+    ann, bob = pool_by_patient(slides, target_kinds(["EGFR", "KRAS"]))
     assert (ann.slide_id, ann.patient_id, ann.split, ann.cohort) == ("ann", "ann", "test", "blca")
     assert (ann.tiles, ann.tiles_failed) == (30, 3)
     assert ann.labels == {"EGFR": 1, "KRAS": None}
-    assert ann.probabilities["EGFR"] == pytest.approx((sigmoid(2.0) + sigmoid(-0.5)) / 2)
-    assert ann.probabilities["KRAS"] == pytest.approx((sigmoid(-1.0) + sigmoid(-3.0)) / 2)
+    assert sigmoid(ann.logits["EGFR"]) == pytest.approx((sigmoid(2.0) + sigmoid(-0.5)) / 2)
+    assert sigmoid(ann.logits["KRAS"]) == pytest.approx((sigmoid(-1.0) + sigmoid(-3.0)) / 2)
     assert bob == replace(slides[1], slide_id="bob")  # a single slide keeps its logit to the last digit
 
 
 def test_a_patient_is_negative_where_slides_are_labelled_and_none_is_positive():
     slides = [prediction("1", patient_id="ann", label=None), prediction("2", patient_id="ann", label=0)]
-    assert pool_by_patient(slides)[0].labels == {"FGFR3": 0}
+    assert pool_by_patient(slides, target_kinds(["FGFR3"]))[0].labels == {"FGFR3": 0}
 
 
 @given(st.lists(st.floats(-2000, 2000), min_size=1, max_size=6), st.randoms())
 def test_pooled_logits_are_finite_between_their_ends_and_in_any_order(logits, random):
     slides = [prediction(str(i), patient_id="ann", logit=logit) for i, logit in enumerate(logits)]
-    pooled = pool_by_patient(slides)[0].logits["FGFR3"]
+    pooled = pool_by_patient(slides, target_kinds(["FGFR3"]))[0].logits["FGFR3"]
     assert min(logits) - 1e-9 <= pooled <= max(logits) + 1e-9
     random.shuffle(slides)
-    assert pool_by_patient(slides)[0].logits["FGFR3"] == pooled
+    assert pool_by_patient(slides, target_kinds(["FGFR3"]))[0].logits["FGFR3"] == pooled
 
 
 def test_the_same_patient_id_in_another_cohort_or_split_is_another_patient():
     same = prediction("1", patient_id="1")
-    assert len(pool_by_patient([same, replace(same, cohort="tcga"), replace(same, split="val"), same])) == 3
+    slides = [same, replace(same, cohort="tcga"), replace(same, split="val"), same]
+    assert len(pool_by_patient(slides, target_kinds(["FGFR3"]))) == 3
 
 
 def test_scores_of_slides_and_of_patients():
@@ -226,7 +227,7 @@ def test_scores_of_slides_and_of_patients():
         prediction("4", patient_id="cal", label=0, logit=-1.0),
         prediction("5", patient_id="dan", label=None, logit=9.0),
     ]
-    by_slide, by_patient = (compute_scores(slides, ["FGFR3"], unit) for unit in ("slide", "patient"))
+    by_slide, by_patient = (compute_scores(slides, target_kinds(["FGFR3"]), unit) for unit in ("slide", "patient"))
     assert (by_slide.unit, by_slide.count, by_slide.auc) == ("slide", 5, {"FGFR3": 0.75})
     assert (by_patient.unit, by_patient.count, by_patient.auc) == ("patient", 4, {"FGFR3": 1.0})
     assert by_patient.why_undefined == {}
@@ -234,8 +235,8 @@ def test_scores_of_slides_and_of_patients():
 
 def test_logits_whose_probabilities_are_equal_in_floats_still_have_an_order():
     slides = [prediction("1", label=0, logit=50.0), prediction("2", label=1, logit=51.0)]
-    assert slides[0].probabilities == slides[1].probabilities
-    assert compute_scores(slides, ["FGFR3"], "slide").auc == {"FGFR3": 1.0}
+    assert sigmoid(50.0) == sigmoid(51.0)
+    assert compute_scores(slides, target_kinds(["FGFR3"]), "slide").auc == {"FGFR3": 1.0}
 
 
 def test_the_macro_mean_is_over_targets_that_have_an_auc_and_the_others_say_why_not():
@@ -244,24 +245,24 @@ def test_the_macro_mean_is_over_targets_that_have_an_auc_and_the_others_say_why_
         two_targets("2", (0, 0), (2.0, 1.0)),
         two_targets("3", (0, None), (0.0, 2.0)),
     ]
-    result = compute_scores(slides, ["EGFR", "KRAS"], "slide")
+    result = compute_scores(slides, target_kinds(["EGFR", "KRAS"]), "slide")
     assert result.auc == {"EGFR": 0.5, "KRAS": None}
     assert result.macro == 0.5
     assert result.why_undefined == {"KRAS": "no positive slide among 2"}
     with_kras = [replace(slides[0], labels={"EGFR": 1, "KRAS": 1}), *slides[1:]]
-    assert compute_scores(with_kras, ["EGFR", "KRAS"], "slide").macro == 0.25
+    assert compute_scores(with_kras, target_kinds(["EGFR", "KRAS"]), "slide").macro == 0.25
 
 
 def test_nothing_to_score_has_no_macro_mean():
-    result = compute_scores([prediction(label=0)], ["FGFR3"], "patient")
+    result = compute_scores([prediction(label=0)], target_kinds(["FGFR3"]), "patient")
     assert result.macro is None
     assert result.why_undefined == {"FGFR3": "no positive patient among 1"}
-    assert compute_scores([], ["FGFR3"], "slide").why_undefined == {"FGFR3": "no labelled slide among 0"}
+    assert compute_scores([], target_kinds(["FGFR3"]), "slide").why_undefined == {"FGFR3": "no labelled slide among 0"}
 
 
 def test_a_target_without_predictions_and_an_unknown_unit_are_refused():
     with pytest.raises(LabelError, match="no prediction of MET") as refusal:
-        compute_scores([prediction()], ["MET"], "slide")
+        compute_scores([prediction()], target_kinds(["MET"]), "slide")
     assert "FGFR3" in refusal.value.hint
     with pytest.raises(SettingError, match="'slide' or 'patient'"):
-        compute_scores([prediction()], ["FGFR3"], "biopsy")
+        compute_scores([prediction()], target_kinds(["FGFR3"]), "biopsy")

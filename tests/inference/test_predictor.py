@@ -16,8 +16,8 @@ from tapfm.errors import DeviceMemoryError, InputError, Interrupted, NonFiniteEr
 from tapfm.inference import bags as bags_module
 from tapfm.inference.bags import Bag, BagRequest, SlideFailed
 from tapfm.inference.predictor import InferenceModel, Predictor, share
-from tapfm.metrics.arrays import sigmoid
 from tapfm.runs.model import SlideModel
+from tapfm.tasks.binary_target import sigmoid
 from tapfm.tasks.catalog import build_task
 
 TARGETS = ("EGFR", "KRAS")

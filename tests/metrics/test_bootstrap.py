@@ -9,10 +9,11 @@ from tapfm.errors import SettingError
 from tapfm.evaluation.patients import patterns_of, resample_patients
 from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics import bootstrap, weighted
-from tapfm.metrics.bootstrap import interval, strata, two_sided_p
+from tapfm.metrics.bootstrap import UNLABELLED, interval, strata, two_sided_p
 from tapfm.metrics.calibration import brier, expected_calibration_error
 from tapfm.metrics.ranking import auc, average_precision
 from tapfm.metrics.thresholds import rates
+from tapfm.tasks.catalog import target_kinds
 
 UNITS = st.lists(st.tuples(st.booleans(), st.integers(-5, 5), st.integers(0, 3)), min_size=1, max_size=25)
 
@@ -28,7 +29,7 @@ def units_of(*patterns):
 
 
 def test_every_class_keeps_its_size_and_every_patient_is_drawn_as_often():
-    drawn = resample_patients(units_of(([1], 3), ([0], 9), ([None], 2)), ["T0"], resamples=3000)
+    drawn = resample_patients(units_of(([1], 3), ([0], 9), ([None], 2)), target_kinds(["T0"]), resamples=3000)
     assert drawn.counts.shape == (3000, 14)
     for members, size in ((slice(0, 3), 3), (slice(3, 12), 9), (slice(12, 14), 2)):
         assert (drawn.counts[:, members].sum(axis=1) == size).all()
@@ -37,26 +38,33 @@ def test_every_class_keeps_its_size_and_every_patient_is_drawn_as_often():
 
 def test_patterns_of_all_targets_keep_their_sizes_where_they_are_many():
     units = units_of(([1, 1], 6), ([1, 0], 7), ([0, 1], 8), ([0, 0], 9))
-    drawn = resample_patients(units, ["T0", "T1"], resamples=50)
+    drawn = resample_patients(units, target_kinds(["T0", "T1"]), resamples=50)
     assert (drawn.counts[:, 6:13].sum(axis=1) == 7).all()
-    assert sorted(len(members) for members in strata(patterns_of(units, [("c", u.patient_id) for u in units],
-                  ["T0", "T1"])).values()) == [6, 7, 8, 9]  # fmt: skip
+    patterns = patterns_of(units, [("c", each.patient_id) for each in units], target_kinds(["T0", "T1"]))
+    assert sorted(len(members) for members in strata(patterns).values()) == [6, 7, 8, 9]
 
 
 def test_positives_of_a_rare_target_are_not_each_a_stratum_of_their_own():
-    patterns = [(1, 1, 0), (1, 0, 1), (1, 0, 0), (1, None, 0)] + [(0, 1, 0)] * 20 + [(0, 0, 1)] * 20 + [(0, 0, 0)] * 30
+    few = [("1", "1", "0"), ("1", "0", "1"), ("1", "0", "0"), ("1", UNLABELLED, "0")]
+    patterns = [*few, *[("0", "1", "0")] * 20, *[("0", "0", "1")] * 20, *[("0", "0", "0")] * 30]
     assert sorted(strata(patterns).values()) == [[0, 1, 2, 3], [*range(4, 24)], [*range(24, 44)], [*range(44, 74)]]
 
 
 def test_few_patients_of_many_patterns_are_drawn_together():
     """With eight patients and four targets nearly everybody would be alone, and the mean over targets hardly vary."""
-    patterns = [(1, 0, 0, 0), (0, 1, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0), (0, 0, 1, 1), (0, 0, 0, 0), (1, 0, 1, 0)]
-    assert sorted(strata([*patterns, (0, 1, 0, 1)]).values()) == [[*range(8)]]
+    patterns = [tuple(each) for each in ("1000", "0110", "0001", "1100", "0011", "0000", "1010", "0101")]
+    assert sorted(strata(patterns).values()) == [[*range(8)]]
+
+
+def test_names_of_strata_are_those_of_all_earlier_versions():
+    # they choose the draws: other names would change every interval
+    assert list(strata([("1",)] * 5 + [("0",)] * 6 + [(UNLABELLED,)] * 2)) == ["all (1,)", "all (0,)", "rarest None"]
+    assert list(strata([("1", "0")] * 2 + [("0", UNLABELLED)] * 9)) == ["rarest (0, 1)", "all (0, None)"]
 
 
 def test_slides_of_a_patient_stay_together():
     units = [unit(number, [number % 4 // 2], patient=f"p{number // 2}") for number in range(40)]
-    drawn = resample_patients(units, ["T0"], resamples=20)
+    drawn = resample_patients(units, target_kinds(["T0"]), resamples=20)
     (_, weights), *_ = drawn.blocks()
     np.testing.assert_array_equal(weights[:, ::2], weights[:, 1::2])
     assert (weights.sum(axis=1) == 40).all()
@@ -66,24 +74,26 @@ def test_slides_of_a_patient_stay_together():
 @given(st.permutations(range(12)))
 def test_the_order_of_units_makes_no_difference_to_any_draw(order):
     units = units_of(([1], 4), ([0], 8))
-    (_, plain), *_ = resample_patients(units, ["T0"], resamples=5).blocks()
-    (_, other), *_ = resample_patients([units[place] for place in order], ["T0"], resamples=5).blocks()
+    (_, plain), *_ = resample_patients(units, target_kinds(["T0"]), resamples=5).blocks()
+    (_, other), *_ = resample_patients([units[place] for place in order], target_kinds(["T0"]), resamples=5).blocks()
     np.testing.assert_array_equal(other, plain[:, order])
 
 
 def test_draws_follow_the_seed_and_come_in_blocks(monkeypatch):
     units = units_of(([1], 30), ([0], 70))
-    first, same, other = (resample_patients(units, ["T0"], resamples=9, seed=seed).counts for seed in (1, 1, 2))
+    first, same, other = (
+        resample_patients(units, target_kinds(["T0"]), resamples=9, seed=seed).counts for seed in (1, 1, 2)
+    )
     assert (first == same).all()
     assert (first != other).any()
-    whole = resample_patients(units, ["T0"], resamples=5)
+    whole = resample_patients(units, target_kinds(["T0"]), resamples=5)
     (_, all_weights), *_ = whole.blocks()
     monkeypatch.setattr(bootstrap, "BLOCK", 350)
     blocks = list(whole.blocks())
     assert [(rows.start, weights.shape) for rows, weights in blocks] == [(0, (3, 100)), (3, (2, 100))]
     np.testing.assert_array_equal(np.concatenate([weights for _, weights in blocks]), all_weights)
     with pytest.raises(SettingError, match="at least 1"):
-        resample_patients(units, ["T0"], resamples=0)
+        resample_patients(units, target_kinds(["T0"]), resamples=0)
 
 
 @given(UNITS, st.sampled_from([0.1, 0.5, 0.9]))
@@ -93,7 +103,7 @@ def test_weighted_metrics_are_the_plain_ones_of_repeated_units(units, threshold)
     probabilities = 1 / (1 + np.exp(-scores))
     weights = np.array([[1.0] * len(units), [times for _, _, times in units]])
     for row, times in enumerate(weights.astype(int)):
-        labels, repeated, chances = (np.repeat(each, times).tolist() for each in (positive * 1, scores, probabilities))
+        labels, repeated, chances = (np.repeat(each, times) for each in (positive, scores, probabilities))
         expected = {
             "auc": (auc(labels, repeated), weighted.aucs(weights, positive, scores)),
             "ap": (average_precision(labels, repeated), weighted.average_precisions(weights, positive, scores)),
@@ -149,11 +159,11 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     truth = 0.7602  # P(positive above negative), normal scores 1 apart
     units = units_of(([1], 40), ([0], 60))
     positive = np.repeat([True, False], [40, 60])
-    drawn = resample_patients(units, ["T0"], resamples=300)
+    drawn = resample_patients(units, target_kinds(["T0"]), resamples=300)
     (_, weights), *_ = drawn.blocks()
     held = 0
     for _ in range(200):
         scores = rng.normal(size=100) + positive
-        found = interval(auc(positive.tolist(), scores), weighted.aucs(weights, positive, scores))
+        found = interval(auc(positive, scores), weighted.aucs(weights, positive, scores))
         held += found.low <= truth <= found.high
     assert 0.90 <= held / 200 <= 0.99

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tapfm.metrics.delong import auc_difference, auc_interval, covariance
 from tapfm.metrics.ranking import auc
 
-LABELS = st.lists(st.sampled_from([0, 1, None]), min_size=4, max_size=30)
+LABELS = st.lists(st.booleans(), max_size=30)
 # ratings of CT images, definitely normal to definitely abnormal: Hanley & McNeil, Radiology 1982, table I
 OF_NORMAL, OF_ABNORMAL = (33, 6, 6, 11, 2), (3, 2, 2, 11, 33)
 
@@ -18,7 +18,7 @@ OF_NORMAL, OF_ABNORMAL = (33, 6, 6, 11, 2), (3, 2, 2, 11, 33)
 def ct_ratings():
     counted = [*((0, each) for each in enumerate(OF_NORMAL, 1)), *((1, each) for each in enumerate(OF_ABNORMAL, 1))]
     rated = [(label, float(rating)) for label, (rating, count) in counted for _ in range(count)]
-    return [label for label, _ in rated], [rating for _, rating in rated]
+    return np.array([label == 1 for label, _ in rated]), np.array([rating for _, rating in rated])
 
 
 def by_placements(labels, *scores):
@@ -34,17 +34,16 @@ def by_placements(labels, *scores):
 
 @given(st.data(), LABELS)
 def test_the_fast_form_is_the_definition(data, labels):
-    labels = [label for label in labels if label is not None]
     assume(min(labels.count(0), labels.count(1)) >= 2)
     a, b = (data.draw(st.lists(st.integers(0, 6), min_size=len(labels), max_size=len(labels))) for _ in "ab")
     a, b = np.array(a, dtype=float), np.array(b, dtype=float)
-    np.testing.assert_allclose(covariance(np.array(labels) == 1, [a, b]), by_placements(labels, a, b), atol=1e-14)
+    np.testing.assert_allclose(covariance(np.array(labels), [a, b]), by_placements(labels, a, b), atol=1e-14)
 
 
 def test_a_published_example():
-    labels, ratings = ct_ratings()
-    value = auc_interval(labels, ratings).value
-    deviation = math.sqrt(covariance(np.array(labels) == 1, [np.array(ratings)])[0, 0])
+    positive, ratings = ct_ratings()
+    value = auc_interval(positive, ratings).value
+    deviation = math.sqrt(covariance(positive, [ratings])[0, 0])
     # as other software documents them: area 0.8932, DeLong's standard error 0.0307, plain interval 0.83295 to 0.95339
     assert value == pytest.approx(0.8932, abs=5e-5)
     assert deviation == pytest.approx(0.0307, abs=5e-5)
@@ -55,42 +54,44 @@ def test_a_published_example():
 def test_a_small_example_by_hand():
     # positives 1, 3, 5 and negatives 0, 2, 4: shares of negatives below each positive 1/3, 2/3, 1 (mean 2/3)
     # with variance 1/9, shares of positives above each negative 1, 2/3, 1/3 with variance 1/9: 2 * (1/9) / 3 = 2/27
-    labels, scores = [1, 1, 1, 0, 0, 0], [1.0, 3.0, 5.0, 0.0, 2.0, 4.0]
-    assert covariance(np.array(labels) == 1, [np.array(scores)])[0, 0] == pytest.approx(2 / 27)
-    found = auc_interval(labels, scores)
+    positive, scores = np.repeat([True, False], 3), np.array([1.0, 3.0, 5.0, 0.0, 2.0, 4.0])
+    assert covariance(positive, [scores])[0, 0] == pytest.approx(2 / 27)
+    found = auc_interval(positive, scores)
     reach = 1.959964 * math.sqrt(2 / 27) / (2 / 9)  # on the logit scale, where the middle is log 2
     assert (found.value, found.why) == (pytest.approx(2 / 3), "")
     assert found.low == pytest.approx(1 / (1 + math.exp(reach - math.log(2))), abs=1e-6)
     assert found.high == pytest.approx(1 / (1 + math.exp(-reach - math.log(2))), abs=1e-6)
-    test = auc_difference(labels, scores, [6.0, 7.0, 8.0, 0.0, 2.0, 4.0])
+    test = auc_difference(positive, scores, np.array([6.0, 7.0, 8.0, 0.0, 2.0, 4.0]))
     assert test.difference.value == pytest.approx(-1 / 3)
     assert test.p == pytest.approx(math.erfc((1 / 3) / math.sqrt(2 / 27) / math.sqrt(2)))  # AUC 1 has no variance
 
 
 def test_the_paired_variance_is_that_of_a_bootstrap():
     rng = np.random.default_rng(3)
-    labels = np.repeat([0, 1], [80, 60])
+    labels = np.repeat([False, True], [80, 60])
     shared = rng.normal(size=140) + labels
     a, b = shared + rng.normal(size=140), shared + 1.5 * rng.normal(size=140)
     drawn = []
     for _ in range(800):
         take = np.concatenate([rng.integers(0, 80, 80), rng.integers(80, 140, 60)])
         drawn.append(auc(labels[take], a[take]) - auc(labels[take], b[take]))
-    found = auc_difference(labels.tolist(), a, b)
+    found = auc_difference(labels, a, b)
     width = (found.difference.high - found.difference.low) / 2 / 1.959964
     assert width == pytest.approx(np.std(drawn), rel=0.1)
 
 
 @given(st.data(), LABELS)
 def test_properties_of_interval_and_difference(data, labels):
-    a, b = (data.draw(st.lists(st.integers(-4, 4), min_size=len(labels), max_size=len(labels))) for _ in "ab")
+    drawn = [data.draw(st.lists(st.integers(-4, 4), min_size=len(labels), max_size=len(labels))) for _ in "ab"]
+    a, b = (np.array(each, float) for each in drawn)
+    labels = np.array(labels, bool)
     found = auc_interval(labels, a)
     assert (found.low is None) == (found.high is None) == bool(found.why)
     if found.low is not None:
         assert 0 < found.low < found.value < found.high < 1
-        flipped = auc_interval([None if label is None else 1 - label for label in labels], a)
+        flipped = auc_interval(~labels, a)
         assert (flipped.low, flipped.high) == (pytest.approx(1 - found.high), pytest.approx(1 - found.low))
-        assert auc_interval(labels, [each**3 + 7 for each in a]) == found
+        assert auc_interval(labels, a**3 + 7) == found
     one, other, itself = auc_difference(labels, a, b), auc_difference(labels, b, a), auc_difference(labels, a, a)
     assert one.p == other.p
     if one.difference.value is not None:
@@ -102,7 +103,7 @@ def test_properties_of_interval_and_difference(data, labels):
         assert 0 <= one.p <= 1
     else:
         assert one.difference.why
-    if min(labels.count(0), labels.count(1)) >= 2:
+    if min(labels.sum(), (~labels).sum()) >= 2:
         assert itself.p == 1
 
 
@@ -119,25 +120,25 @@ def test_properties_of_interval_and_difference(data, labels):
     ],
 )
 def test_no_interval_says_why(labels, scores, value, why):
-    found = auc_interval(labels, scores)
+    found = auc_interval(np.array(labels, bool), np.array(scores, float))
     assert (found.value, found.low, found.high) == (value, None, None)
     assert why in found.why
 
 
 def test_a_difference_without_spread_has_no_p_value():
-    labels = [0, 0, 1, 1]
-    test = auc_difference(labels, [1, 2, 3, 4], [4, 3, 2, 1])
+    rising = np.arange(1.0, 5.0)
+    test = auc_difference(np.array([False, False, True, True]), rising, rising[::-1])
     assert (test.difference.value, test.difference.low, test.p) == (1.0, None, None)
     assert "variance of the difference is 0" in test.difference.why
-    assert auc_difference([0, 1, 1], [1, 2, 3], [3, 2, 1]).p is None
-    assert auc_difference([1, 1], [1, 2], [3, 2]).difference.value is None
+    assert auc_difference(np.array([False, True, True]), rising[:3], rising[2::-1]).p is None
+    assert auc_difference(np.array([True, True]), rising[:2], rising[2:]).difference.value is None
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():
     rng = np.random.default_rng(11)
     truth = 0.5 * math.erfc(-1.2 / 2)  # P(positive above negative), normal scores 1.2 apart
-    labels = [0] * 40 + [1] * 25
-    found = [auc_interval(labels, rng.normal(size=65) + 1.2 * np.array(labels)) for _ in range(400)]
+    labels = np.repeat([False, True], [40, 25])
+    found = [auc_interval(labels, rng.normal(size=65) + 1.2 * labels) for _ in range(400)]
     assert 0.92 <= np.mean([each.low <= truth <= each.high for each in found]) <= 0.98
-    tests = [auc_difference(labels, *(rng.normal(size=(2, 65)) + 1.2 * np.array(labels))) for _ in range(400)]
+    tests = [auc_difference(labels, *(rng.normal(size=(2, 65)) + 1.2 * labels)) for _ in range(400)]
     assert 0.02 <= np.mean([each.p <= 0.05 for each in tests]) <= 0.08

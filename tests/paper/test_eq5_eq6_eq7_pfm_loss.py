@@ -19,8 +19,8 @@ from support import (
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.two_graph import Adaptation, cosine_term
-from tapfm.contracts import Targets
 from tapfm.errors import SettingError
+from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tasks.multilabel import MultiLabelTask
 
 EXACT = 1e-9  # relative, in norm, float64
@@ -62,7 +62,7 @@ def test_multi_label_and_missing_labels_follow_the_same_identity():
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder, targets=3, tau=0.3, layer_norm=True), some_tiles(encoder)
     task = MultiLabelTask.from_training_labels({"EGFR": [1, 0, 0], "KRAS": [1, 1, 0], "MET": [1, 0, 0]})
-    case = {"task": task, "targets": Targets.of([1, None, 0])}
+    case = {"task": task, "targets": encode_labels([1, None, 0])}
     expected = end_to_end_gradient(encoder, aggregator, tiles, **case)
     assert relative_difference(step_gradient(encoder, aggregator, tiles, **case), expected) < EXACT
 

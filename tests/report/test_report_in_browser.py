@@ -10,6 +10,7 @@ from report_lab import make_evaluation, make_prediction, make_run, page_of, pred
 from tapfm.report.content import Page, Section, SlideLine, SlidesBlock
 from tapfm.report.page import render
 from tapfm.results.table import Column, Table, table_row
+from tapfm.tasks.binary_target import sigmoid
 
 FIRST_ROWS = "#slide-table tbody tr:not([hidden])"
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
@@ -193,7 +194,7 @@ def test_names_that_are_html_do_nothing(page, tmp_path):
 
 def test_five_thousand_slides_are_sorted_and_filtered(page, tmp_path):
     lines = [
-        SlideLine(each.slide_id, each.patient_id, "test", "FGFR3", each.probabilities["FGFR3"], 0.5, 1, each.tiles)
+        SlideLine(each.slide_id, each.patient_id, "test", "FGFR3", sigmoid(each.logits["FGFR3"]), 0.5, 1, each.tiles)
         for each in predictions(5000)
     ]
     made = Page("k", "t", [], None, [], [Section("Slides", [SlidesBlock(lines)])], "m")

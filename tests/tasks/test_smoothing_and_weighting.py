@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from tapfm.contracts import Targets
 from tapfm.errors import LabelError, SettingError
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tasks.multilabel import MultiLabelTask
 from tapfm.tasks.weights import ClassWeights, reference_weights
 
@@ -27,7 +27,7 @@ def logits(*values):
 @pytest.mark.parametrize(("label", "weight", "smoothed"), [(1, 2.0, 0.95), (0, 2 / 3, 0.05)])
 def test_balanced_weights_stay_those_of_the_label_when_it_is_smoothed(label, weight, smoothed):
     task = BinaryTask.from_training_labels("FGFR3", QUARTER, smoothing=0.1)
-    loss = task.loss(logits(0.7), Targets.of([label]))
+    loss = task.loss(logits(0.7), encode_labels([label]))
     assert loss.item() == pytest.approx(weight * cross_entropy(smoothed, 0.7))
 
 
@@ -38,14 +38,14 @@ def test_balanced_weights_stay_those_of_the_label_when_it_is_smoothed(label, wei
 )
 def test_reference_weights_are_those_of_the_smoothed_label(smoothing, label, weight, smoothed):
     task = BinaryTask.from_training_labels("FGFR3", QUARTER, smoothing=smoothing, weighting="reference")
-    loss = task.loss(logits(0.7), Targets.of([label]))
+    loss = task.loss(logits(0.7), encode_labels([label]))
     assert loss.item() == pytest.approx(weight * cross_entropy(smoothed, 0.7))
 
 
 def test_several_targets_of_the_reference_weigh_by_their_rarity_with_mean_1():
     # 1/p = 4 and 2: c = 4 x 2/6 and 2 x 2/6
     task = MultiLabelTask.from_training_labels({"EGFR": QUARTER, "KRAS": HALF}, smoothing=0.1, weighting="reference")
-    loss = task.loss(logits(0.3, -1.2), Targets.of([1, 0]))
+    loss = task.loss(logits(0.3, -1.2), encode_labels([1, 0]))
     egfr, kras = 4 / 3 * 0.725 * cross_entropy(0.95, 0.3), 2 / 3 * 0.5 * cross_entropy(0.05, -1.2)
     assert loss.item() == pytest.approx(egfr + kras)
 
@@ -56,7 +56,7 @@ def test_a_single_target_of_the_reference_has_alpha_1():
     labels = {"FGFR3": QUARTER}
     one = MultiLabelTask.from_training_labels(labels, smoothing=0.1, weighting="reference")
     binary = BinaryTask.from_training_labels("FGFR3", QUARTER, smoothing=0.1, weighting="reference")
-    assert torch.equal(one.loss(logits(0.7), Targets.of([1])), binary.loss(logits(0.7), Targets.of([1])))
+    assert torch.equal(one.loss(logits(0.7), encode_labels([1])), binary.loss(logits(0.7), encode_labels([1])))
 
 
 @pytest.mark.parametrize("weighting", ["balanced", "reference"])
@@ -64,10 +64,10 @@ def test_the_gradient_is_the_distance_from_the_smoothed_label(weighting):
     task = BinaryTask.from_training_labels("FGFR3", HALF, smoothing=0.2, weighting=weighting)
     for label, smoothed, weight in [(1, 0.9, task.weights.positive), (0, 0.1, task.weights.negative)]:
         logit = logits(0.7)
-        (gradient,) = torch.autograd.grad(task.loss(logit, Targets.of([label])), logit)
+        (gradient,) = torch.autograd.grad(task.loss(logit, encode_labels([label])), logit)
         assert gradient.item() == pytest.approx(weight * (1 / (1 + math.exp(-0.7)) - smoothed))
         resting = logits(math.log(smoothed / (1 - smoothed)))  # sure enough: nothing is left to learn
-        (gradient,) = torch.autograd.grad(task.loss(resting, Targets.of([label])), resting)
+        (gradient,) = torch.autograd.grad(task.loss(resting, encode_labels([label])), resting)
         assert gradient.item() == pytest.approx(0, abs=1e-12)
 
 
@@ -75,7 +75,7 @@ def test_the_gradient_is_the_distance_from_the_smoothed_label(weighting):
 def test_a_missing_label_takes_no_part_though_its_smoothed_value_would(weighting):
     task = MultiLabelTask.from_training_labels({"EGFR": QUARTER, "KRAS": HALF}, smoothing=0.1, weighting=weighting)
     both = logits(0.3, -1.2)
-    loss = task.loss(both, Targets.of([None, 1]))
+    loss = task.loss(both, encode_labels([None, 1]))
     (gradient,) = torch.autograd.grad(loss, both)
     weights = task.weights[1]
     assert loss.item() == pytest.approx(weights.alpha * weights.positive * cross_entropy(0.95, -1.2))

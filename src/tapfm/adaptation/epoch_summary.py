@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from tapfm.adaptation.learner import Learner
-from tapfm.contracts import Targets
 from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit, compute_scores
 from tapfm.runs.progress import SUMMED, RunProgress
 
@@ -71,17 +70,13 @@ def score_of(row: Mapping[str, Any], rule: str, epoch: int) -> float | None:
     return {"auc": row["val_macro_auc"], "last": epoch}[rule]
 
 
-def targets_of(labels: Mapping[str, int | None]) -> Targets:
-    """Return labels as the task takes them."""
-    return Targets.of(list(labels.values()))
-
-
 def _mean_loss(learner: Learner, predictions: Sequence[Prediction]) -> float | None:
     """Give the mean of L_agg over slides; None where there are none."""
     if not predictions:
         return None
-    losses = [
-        learner.model.task.loss(torch.tensor(list(each.logits.values()), dtype=torch.float64), targets_of(each.labels))
-        for each in predictions
-    ]
+    task = learner.model.task
+    losses = []
+    for each in predictions:
+        logits_C = torch.tensor(list(each.logits.values()), dtype=torch.float64)
+        losses.append(task.loss(logits_C, task.encode(list(each.labels.values()))))
     return float(torch.stack(losses).mean())

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from tapfm.adaptation.epoch_summary import epoch_row, is_better, rule_for, score_of, targets_of
+from tapfm.adaptation.epoch_summary import epoch_row, is_better, rule_for, score_of
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.two_graph import StepReport
 from tapfm.errors import Interrupted, SlidesFailedError
@@ -191,7 +191,8 @@ class _TrainingLoop:
             if now:
                 self.learner.flush()
             return
-        report = self.learner.learn(bag, targets_of(slide.labels), now=now, slide_id=slide.slide_id)
+        targets = self.learner.model.task.encode(list(slide.labels.values()))
+        report = self.learner.learn(bag, targets, now=now, slide_id=slide.slide_id)
         # the report before this one: while the device is busy with this step, the host goes on to the next
         self.read_reports()
         self.unread.append(_PendingReport(slide.slide_id, self.progress.step, bag.tiles, report))

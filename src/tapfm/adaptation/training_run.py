@@ -200,7 +200,7 @@ def _predict_held_out(
             )
         progress.failed |= final.failed
         progress.skipped |= final.skipped
-        write_predictions(run_folder.folder / f"predictions-{split}.csv", final.predictions)
+        write_predictions(run_folder.folder / f"predictions-{split}.csv", final.predictions, data.targets)
         result[split] = compute_scores(final.predictions, data.targets, config.selection.unit)
     run_folder.write_tables(progress)
     write_summary(run_folder, config, data, progress, result)
@@ -257,7 +257,7 @@ def _print_start(config: RunConfig, data: RunData, device: torch.device, learner
 
 
 def _has_both_classes(data: RunData, target: str) -> bool:
-    return {0, 1} <= {slide.labels[target] for slide in data.of(VALIDATION)}
+    return not data.targets[target].lacking([slide.labels[target] for slide in data.of(VALIDATION)])
 
 
 def _describe_feature_source(data: RunData) -> str | None:

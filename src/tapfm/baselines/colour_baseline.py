@@ -1,7 +1,8 @@
 """A baseline that sees no tissue: 21 colour statistics and the number of tiles. What it can do, a shortcut could.
 
-It learns from the run's training slides with a small logistic regression, one for each target, and is scored on the
-same slides as the model. A model that is not better may have learnt stain, scanner or the size of a section.
+It learns from the run's training slides with a small linear model, one for each target (of a binary target a logistic
+regression), and is scored on the same slides as the model. A model that is not better may have learnt stain, scanner or
+the size of a section.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from tapfm.cohort.splits import TRAIN, VALIDATION
 from tapfm.encoders.features import read_hdf5, read_tensor
 from tapfm.evaluation.predictions import Prediction
 from tapfm.evaluation.results import BASELINE, BaselinePredictions
-from tapfm.metrics.logistic import LogisticFit, fit
 from tapfm.runs.data import RunSlide
 from tapfm.runs.evaluation_data import EvaluatedSlides, slides_of_run, with_any_tiles
 from tapfm.runs.model_folder import ModelFolder
 from tapfm.runtime.messages import counted
+from tapfm.tasks.target import LinearFit, TargetKinds
 
 _SlideFeatures = tuple[RunSlide, list[float]]  # a slide, and what the baseline knows of it
 
@@ -64,14 +65,19 @@ def colours_can_be_read(slides: BaselineSlides) -> bool:
     )
 
 
-def make_baseline(slides: BaselineSlides, targets: Sequence[str], colours: Colours | None) -> BaselinePredictions:
+def make_baseline(slides: BaselineSlides, targets: TargetKinds, colours: Colours | None) -> BaselinePredictions:
     """Fit on the training slides and score the others; without colours by the number of tiles alone."""
     if slides.why:
         return BaselinePredictions((), (), f"There is no {BASELINE}: {slides.why}.")
     training, held_out, asked = (
         _with_numbers(each, colours) for each in (slides.training, slides.validation, slides.evaluated)
     )
-    fits = {target: each for target in targets if (each := _fitted(training, target)) is not None}
+    rows = [numbers for _, numbers in training]
+    fits = {
+        target: each
+        for target, kind in targets.items()
+        if (each := kind.fit_linear(rows, [slide.labels[target] for slide, _ in training])) is not None
+    }
     if len(fits) < len(targets):
         lacking = ", ".join(target for target in targets if target not in fits)
         return BaselinePredictions(
@@ -110,15 +116,7 @@ def _tiles_of(slide: RunSlide) -> int:
     return int(stored.features.shape[-2])
 
 
-def _fitted(known: Sequence[_SlideFeatures], target: str) -> LogisticFit | None:
-    """Fit one target, if both classes are there."""
-    labelled = [(numbers, label) for slide, numbers in known if (label := slide.labels[target]) is not None]
-    if len({label for _, label in labelled}) < 2:
-        return None
-    return fit([numbers for numbers, _ in labelled], [label for _, label in labelled])
-
-
-def _scored(known: Sequence[_SlideFeatures], fits: Mapping[str, LogisticFit]) -> list[Prediction]:
+def _scored(known: Sequence[_SlideFeatures], fits: Mapping[str, LinearFit]) -> list[Prediction]:
     """Predict slides as a model does."""
     return [
         Prediction(
@@ -134,6 +132,6 @@ def _scored(known: Sequence[_SlideFeatures], fits: Mapping[str, LogisticFit]) ->
     ]
 
 
-def _logit_of(fitted_to: LogisticFit, numbers: Sequence[float]) -> float:
+def _logit_of(fitted_to: LinearFit, numbers: Sequence[float]) -> float:
     """Score one slide."""
     return float(fitted_to.logits([list(numbers)])[0])

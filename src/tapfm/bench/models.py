@@ -120,7 +120,8 @@ def learn_once(learner: Learner, pixels: Tensor, subject: BenchSubject) -> None:
     augmentation = augmentation_of(subject.config)
     content = AugmentedTiles(pixels, augmentation, 0, device=subject.device, compiled=subject.compiled)
     bag = Bag(content, np.arange(len(pixels)), coordinates=_grid_coordinates(len(pixels)))
-    targets = Targets.of([1] * len(learner.model.task.targets))
+    count = len(learner.model.task.targets)
+    targets = Targets(torch.ones(count), torch.ones(count, dtype=torch.bool))
     report = learner.learn(bag, targets, now=True, slide_id="bench")
     report.loss_agg.item()
 

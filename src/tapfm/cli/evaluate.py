@@ -58,7 +58,7 @@ def _print_evaluation(evaluation: Evaluation, console: Console, messages: Consol
 
     results, folder = evaluation.results, evaluation.folder
     # metrics.md has the other metrics
-    metrics = ("auc", "average_precision", "brier") if console.width >= _WIDE else ("auc",)
+    metrics = results.main_metrics if console.width >= _WIDE else results.main_metrics[:1]
     console.print(rich_table(overview_table(results, metrics)))
     _print_missing(results.of(MODEL).values(), messages)
     if BASELINE not in results.models:

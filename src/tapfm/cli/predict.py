@@ -62,7 +62,7 @@ def _print_predictions(predictions: Predictions, console: Console, messages: Con
         table.add_column(name, justify="right" if name in ("probability", "tiles", "seconds") else "left")
     for slide in predictions.slides[:_SHOWN]:
         for number, (target, prediction) in enumerate(slide.targets.items()):
-            call = "-" if prediction.call is None else "positive" if prediction.call else "negative"
+            call = "-" if prediction.call is None else slide.kinds[target].describe_label(prediction.call)
             about = (slide.slide_id, f"{slide.tiles:,}", f"{slide.seconds:.1f}") if number == 0 else ("", "", "")
             table.add_row(Text(about[0]), Text(target), f"{prediction.probability:.3f}", call, about[1], about[2])
     console.print(table)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,9 +10,6 @@ from tapfm.cli.command import command
 from tapfm.cli.console import messages, print_line, terminal
 from tapfm.runtime.messages import command as command_text
 from tapfm.workflows import split as workflow
-
-if TYPE_CHECKING:
-    from tapfm.cohort.splitting import CohortSplit
 
 
 @command(workflow.SplitOptions, stopped="Nothing was written.")
@@ -34,28 +29,30 @@ def split(options: workflow.SplitOptions) -> None:
     _print_split(workflow.split.run(options, messages()), terminal())
 
 
-def _print_split(result: CohortSplit, console: Console) -> None:
-    from tapfm.cohort.splitting import count_classes, split_notes
-
+def _print_split(result: workflow.SplitResult, console: Console) -> None:
+    made = result.split
     table = Table(box=None, pad_edge=False, header_style="bold")
-    has_folds = "split" not in result.splits
+    has_folds = "split" not in made.splits
     fold = ["fold"] if has_folds else []
     for name in (*fold, "split", "patients", "slides", "40x", *(f"{target} positive" for target in result.labels)):
         table.add_column(Text(name), justify="left" if name in ("fold", "split") else "right")
-    for column, of_slide in result.splits.items():
-        for name in result.split_names:
-            rows = [row for row in result.cohort.rows if of_slide[row.slide_id] == name]
-            scans = [result.resolutions[row.slide_id] for row in rows if row.slide_id in result.resolutions]
+    for column, of_slide in made.splits.items():
+        for name in made.split_names:
+            rows = [row for row in made.cohort.rows if of_slide[row.slide_id] == name]
+            scans = [made.resolutions[row.slide_id] for row in rows if row.slide_id in made.resolutions]
             table.add_row(
                 *([column] if has_folds else []),
                 name,
                 f"{len({row.patient_id for row in rows}):,}",
                 f"{len(rows):,}",
                 _share(sum(scan == "40x" for scan in scans), len(scans)),
-                *(_share(*count_classes(result, target, of_slide, name)) for target in result.labels),
+                *(
+                    _share(*kind.count_labels(result.labels_in(target, of_slide, name)))
+                    for target, kind in result.targets.items()
+                ),
             )
     console.print(table)
-    for note in split_notes(result):
+    for note in workflow.split_notes(result):
         print_line(console, note, "yellow")
     following = command_text("config", "--cohort", result.out, "--out", "run.toml")
     print_line(console, f"Written: {result.out}. Next: {following}")
@@ -66,5 +63,7 @@ def _print_split(result: CohortSplit, console: Console) -> None:
         )
 
 
-def _share(part: int, whole: int) -> str:
+def _share(part: int | None, whole: int) -> str:
+    if part is None:
+        return f"{whole:,}"
     return f"{part:,}/{whole:,} ({part / whole:.0%})" if whole else "-"

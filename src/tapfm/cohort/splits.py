@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tapfm.cohort.manifest import Cohort, SlideRow
-from tapfm.errors import CohortError, LabelError, SettingError
+from tapfm.errors import CohortError, SettingError
 from tapfm.runtime.seeding import rng_for
 
 TRAIN, VALIDATION, TEST = "train", "val", "test"
@@ -113,37 +113,19 @@ def list_some(names: Sequence[str], count: int = _SHOWN) -> str:
     return ", ".join(names[:count]) + more
 
 
-def check_training_labels(
-    cohort: Cohort, splits: Mapping[str, str], labels: Mapping[str, Sequence[int | None]], column: str = "split"
-) -> None:
-    """Refuse targets that the training slides show only one class of, or none."""
-    lacking = []
-    for target, values in labels.items():
-        counts = Counter(
-            label for row, label in zip(cohort.rows, values, strict=True) if splits.get(row.slide_id) == TRAIN
-        )
-        if not (counts[0] and counts[1]):
-            lacking.append(f"{target}: {counts[1]:,} positive and {counts[0]:,} negative slides")
-    if lacking:
-        raise LabelError(
-            f"The training split (column {column}) cannot teach:\n  " + "\n  ".join(lacking),
-            hint="A target needs slides of both classes to learn from: label more patients, or leave the target out.",
-        )
-
-
 @dataclass(frozen=True)
 class Patient:
-    """What is to be balanced of a patient: labels (1 if any slide is positive), scan resolutions, number of slides."""
+    """What is to be balanced of a patient: strata of the labels, scan resolutions, number of slides."""
 
     patient_id: str
     slides: int
-    labels: Mapping[str, int]  # of targets that are known
+    strata: Mapping[str, str]  # by target, where the label is known
     resolutions: tuple[str, ...] = ()
 
     @property
     def classes(self) -> tuple[Facet, ...]:
-        """The patient's class for each target; a tuple, as sums over a set would differ from run to run."""
-        return tuple((f"label {target}", str(label)) for target, label in sorted(self.labels.items()))
+        """The patient's stratum for each target; a tuple, as sums over a set would differ from run to run."""
+        return tuple((f"label {target}", stratum) for target, stratum in sorted(self.strata.items()))
 
     @property
     def facets(self) -> tuple[Facet, ...]:
@@ -158,21 +140,25 @@ class Patient:
 
 
 def patients_of(
-    cohort: Cohort, labels: Mapping[str, Sequence[int | None]], resolutions: Mapping[str, str]
+    cohort: Cohort, strata: Mapping[str, Sequence[str | None]], resolutions: Mapping[str, str]
 ) -> list[Patient]:
-    """Gather the slides of each patient; `resolutions` has the scan resolution of the slides where it is known."""
+    """Gather the slides of each patient.
+
+    strata: by target, that of each row's patient; None where the label is unknown.
+    resolutions: the scan resolution of the slides where it is known.
+    """
     rows: dict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(cohort.rows):
         rows[row.patient_id].append(index)
     patients = []
     for patient_id, indices in rows.items():
-        known = {name: [label for i in indices if (label := values[i]) is not None] for name, values in labels.items()}
+        known = {target: stratum for target, of_rows in strata.items() if (stratum := of_rows[indices[0]]) is not None}
         scans = {resolutions[cohort.rows[i].slide_id] for i in indices if cohort.rows[i].slide_id in resolutions}
         patients.append(
             Patient(
                 patient_id,
                 len(indices),
-                {name: max(values) for name, values in known.items() if values},
+                known,
                 tuple(sorted(scans)),
             )
         )
@@ -236,7 +222,7 @@ def _distribute(
 
 
 def _place_both_classes(waiting: dict[str, Patient], parts: Sequence[list[Patient]]) -> None:
-    """Give each part a positive and a negative patient of each target, as long as there are any."""
+    """Give each part a patient of each stratum of each target, as long as there are any."""
     counts = Counter(facet for patient in waiting.values() for facet in patient.classes)
     for facet in sorted(counts, key=lambda each: (counts[each], each)):
         for part in sorted(parts, key=len):

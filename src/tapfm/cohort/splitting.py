@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tapfm.cohort.labels import binary_columns, has_both, problem_of, read_labels
 from tapfm.cohort.manifest import TABLE_SUFFIXES, Cohort, SlideRow, fold_of, mpp_of, parse_table, read_cohort, roles_of
 from tapfm.cohort.splits import (
     SPLITS,
@@ -20,7 +19,6 @@ from tapfm.cohort.splits import (
     assign_splits,
     check_folds,
     check_fractions,
-    check_training_labels,
     fold_names,
     patients_of,
     split_of_rows,
@@ -37,57 +35,61 @@ from tapfm.slides.scale import nominal_mpp, resolve_scale
 _COARSEST = {"40x": 0.35, "20x": 0.75}
 _COARSER = "10x"
 
-Labels = Mapping[str, Sequence[int | None]]
-
 
 @dataclass(frozen=True)
 class CohortSplit:
     """The splits of a cohort, and what they were made from."""
 
-    out: Path  # the table that was written
     cohort: Cohort
-    labels: Labels
     resolutions: Mapping[str, str]  # of the slides where it is known
     splits: Mapping[str, Mapping[str, str]]  # column -> slide -> split
     split_names: tuple[str, ...]  # those with a share above 0
 
 
-def split_cohort(
-    source: Path,
-    out: Path,
-    *,
-    slides_folder: Path | None,
-    targets: Sequence[str] | None,
-    fractions: tuple[float, float, float],
-    folds: int | None,
-    seed: int,
-    force: bool,
-    workers: int,
-    console: Console,
-) -> CohortSplit:
-    """Make splits (or folds) of a table's patients and write the table with them."""
+def read_cohort_to_split(
+    source: Path, out: Path, slides_folder: Path | None, *, folds: int | None, force: bool
+) -> Cohort:
+    """Read a table that is to be split; refuse files and earlier splits that would be overwritten."""
     _check_files(source, out, force=force)
     cohort = read_cohort(source, slides_folder, must_exist=False)
     _check_earlier_splits(cohort, making_folds=folds is not None, force=force)
-    labels = read_labels(cohort, targets or binary_columns(cohort))
+    return cohort
+
+
+def split_cohort(
+    cohort: Cohort,
+    strata: Mapping[str, Sequence[str | None]],
+    *,
+    fractions: tuple[float, float, float],
+    folds: int | None,
+    seed: int,
+    workers: int,
+    console: Console,
+) -> CohortSplit:
+    """Make splits (or folds) of a table's patients, balanced in the strata of each row's patient, by target."""
     if folds is None:
         check_fractions(fractions)
     else:
         check_folds(folds, len({row.patient_id for row in cohort.rows}))
     resolutions = _read_resolutions(cohort.rows, workers, console)
-    columns = _splits_by_patient(patients_of(cohort, labels, resolutions), fractions, folds, seed)
+    columns = _splits_by_patient(patients_of(cohort, strata, resolutions), fractions, folds, seed)
     splits = {
         column: {row.slide_id: of_patient[row.patient_id] for row in cohort.rows}
         for column, of_patient in columns.items()
     }
-    for column, of_slide in splits.items():
-        check_training_labels(cohort, of_slide, labels, column)
+    split_names = SPLITS if folds else tuple(name for name, part in zip(SPLITS, fractions, strict=True) if part > 0)
+    return CohortSplit(cohort, resolutions, splits, split_names)
+
+
+def write_split_table(result: CohortSplit, source: Path, out: Path, *, moved: bool) -> None:
+    """Write the table again with its splits.
+
+    moved: the slides are elsewhere than the table says.
+    """
     try:
-        write_atomically(out, _table_with_splits(cohort, splits, source, out, moved=slides_folder is not None))
+        write_atomically(out, _table_with_splits(result.cohort, result.splits, source, out, moved=moved))
     except OSError as error:
         raise InputError(f"{out} cannot be written ({error}).", hint="Give another file with --out.") from error
-    split_names = SPLITS if folds else tuple(name for name, part in zip(SPLITS, fractions, strict=True) if part > 0)
-    return CohortSplit(out, cohort, labels, resolutions, splits, split_names)
 
 
 def _splits_by_patient(
@@ -229,36 +231,3 @@ def _relative_path(path: Path, folder: Path) -> str:
         return absolute.as_posix()
     same = (folder / relative).resolve() == absolute.resolve()
     return (relative if same else absolute).as_posix()
-
-
-def count_classes(result: CohortSplit, target: str, of_slide: Mapping[str, str], split: str) -> tuple[int, int]:
-    """Count the positive and the labelled slides of a split."""
-    rows_and_labels = zip(result.cohort.rows, result.labels[target], strict=True)
-    labels = [label for row, label in rows_and_labels if label is not None and of_slide[row.slide_id] == split]
-    return sum(labels), len(labels)
-
-
-def split_notes(result: CohortSplit) -> list[str]:
-    """Return warnings: splits with one class, columns that were not balanced, unknown scan resolutions."""
-    lines = []
-    if not result.labels:
-        lines.append("No column holds both 0 and 1, so no label was balanced.")
-    for name in result.cohort.label_names:
-        if name not in result.labels and has_both(result.cohort, name) and (problem := problem_of(result.cohort, name)):
-            lines.append(f"Not balanced, as labels are 0, 1 or empty: {problem}.")
-    if unknown := len(result.cohort) - len(result.resolutions):
-        lines.append(
-            f"The scan resolution of {unknown:,} slides is unknown: missing or unreadable files, or none in the file."
-        )
-    for column, of_slide in result.splits.items():
-        for split in result.split_names:
-            where = split if column == "split" else f"{split} of {column}"
-            if split not in of_slide.values():
-                lines.append(f"{where} is empty: there are too few patients.")
-                continue
-            for target in result.labels:
-                positive, labelled = count_classes(result, target, of_slide, split)
-                if positive in (0, labelled):
-                    lacking = "labelled" if not labelled else "negative" if positive else "positive"
-                    lines.append(f"{where} has no {lacking} slide of {target}: its metric will be empty there.")
-    return lines

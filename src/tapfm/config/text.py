@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tapfm.cohort.labels import binary_columns, read_labels
 from tapfm.cohort.manifest import read_cohort
 from tapfm.cohort.splits import fold_names
 from tapfm.config.loading import resolve
 from tapfm.config.settings import RunConfig, Section
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import LabelError
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.labels import binary_columns, read_labels
 
 _WIDTH = 36  # of `key = value`, so that comments stand in a column
 
@@ -36,7 +37,7 @@ def starting_file(
         table = read_cohort(cohort, must_exist=False)
         if not any(row.split for row in table.rows) and fold_names(table):
             of_cohort["fold"] = int(fold_names(table)[0].removeprefix("fold_"))
-        read_labels(table, targets)
+        read_labels(table, target_kinds(targets))
         targets = targets or binary_columns(table)
         if not targets:
             raise LabelError(

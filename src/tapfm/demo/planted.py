@@ -44,7 +44,7 @@ class PositiveSlide:
 
     def rank_auc(self, score: str) -> float | None:
         """Return how often a tile with the signal ranks above one without."""
-        return auc(self.carries.astype(int).tolist(), self.scores[score].tolist())
+        return auc(self.carries, self.scores[score])
 
 
 def measure_planted(folder: DemoFolder) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tapfm.errors import InputError
 from tapfm.evaluation.patients import PatientKey, patient_of
 from tapfm.evaluation.predictions import Prediction, Unit, repeated, slide_key, units_of
+from tapfm.tasks.target import Label, TargetKinds
 
 SeedPredictions = Sequence[Sequence[Prediction]]  # one list of predictions for each seed
 _UnitKey = tuple[str, str, str]  # cohort, patient_id, slide_id
@@ -29,7 +30,7 @@ class AlignedPredictions:
         return len({patient_of(each) for each in self.units})
 
 
-def align(methods: Mapping[str, SeedPredictions], targets: Sequence[str], unit: Unit) -> AlignedPredictions:
+def align(methods: Mapping[str, SeedPredictions], targets: TargetKinds, unit: Unit) -> AlignedPredictions:
     """Keep what every seed of every method has; different labels of the same unit are refused."""
     slides = {name: [_by_slide(name, each) for each in method] for name, method in methods.items()}
     shared = set.intersection(*(set(each) for method in slides.values() for each in method))
@@ -43,7 +44,7 @@ def align(methods: Mapping[str, SeedPredictions], targets: Sequence[str], unit: 
     _refuse_conflicts(labels, targets)
     return AlignedPredictions(
         units=[
-            replace(everyone[0][key], labels={t: max(labels[key][t], default=None) for t in targets}) for key in common
+            replace(everyone[0][key], labels={t: next(iter(labels[key][t]), None) for t in targets}) for key in common
         ],
         seeds={name: [[each[key] for key in common] for each in method] for name, method in keyed.items()},
         left_out={name: _left_out_of(method, used[name], common) for name, method in slides.items()},
@@ -76,14 +77,14 @@ def _same_slides(slides: Mapping[_UnitKey, Prediction], shared: Set[_UnitKey]) -
     return [each for key, each in slides.items() if key in shared or key[:2] not in of_shared]
 
 
-def _by_key(slides: Sequence[Prediction], targets: Sequence[str], unit: Unit) -> dict[_UnitKey, Prediction]:
+def _by_key(slides: Sequence[Prediction], targets: TargetKinds, unit: Unit) -> dict[_UnitKey, Prediction]:
     """Find what is counted as one, slides or patients, in the same way."""
     return {(*patient_of(each), each.slide_id): each for each in units_of(slides, targets, unit)}
 
 
-def _merged_labels(same: Iterable[Prediction], targets: Sequence[str]) -> dict[str, set[int]]:
+def _merged_labels(same: Iterable[Prediction], targets: Iterable[str]) -> dict[str, set[Label]]:
     """Collect the labels that are known of one unit."""
-    known: dict[str, set[int]] = {target: set() for target in targets}
+    known: dict[str, set[Label]] = {target: set() for target in targets}
     for each in same:
         for target in targets:
             if (label := each.labels.get(target)) is not None:
@@ -91,8 +92,8 @@ def _merged_labels(same: Iterable[Prediction], targets: Sequence[str]) -> dict[s
     return known
 
 
-def _refuse_conflicts(labels: Mapping[_UnitKey, Mapping[str, set[int]]], targets: Sequence[str]) -> None:
-    """Refuse units that are positive in one method's table and negative in another's."""
+def _refuse_conflicts(labels: Mapping[_UnitKey, Mapping[str, set[Label]]], targets: Iterable[str]) -> None:
+    """Refuse units that have one label in one method's table and another in another's."""
     conflicts = [
         f"{_named(key)} ({target})" for key, known in labels.items() for target in targets if len(known[target]) > 1
     ]

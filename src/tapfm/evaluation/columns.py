@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from tapfm.evaluation.patients import patient_of
 from tapfm.evaluation.predictions import Prediction, Unit
-from tapfm.metrics.arrays import Flags, Floats, known_of, sigmoid
-from tapfm.metrics.ranking import why_undefined
-
-SINGLE = "no interval: a single"
+from tapfm.metrics.arrays import Floats
+from tapfm.tasks.target import Label, TargetKind, Truth
 
 
 @dataclass(frozen=True)
@@ -21,37 +19,35 @@ class LabelledUnits:
     """The units that have a label of one target."""
 
     target: str
-    place: NDArray[np.intp]  # among all units
-    positive: Flags
+    kind: TargetKind
+    labels: list[Label]  # of all units
+    place: NDArray[np.intp]  # of those with a label, among all units
+    truth: Truth
     logits: Floats
-    probabilities: Floats
-    why_undefined: str  # the class that is absent
-    too_few: str  # the class of a single patient, which resampling cannot vary
+    why_undefined: str  # what the labels lack
+    too_few: str  # why resampling cannot give an interval
     clustered: bool  # some patient has several units
 
-    @property
-    def labels(self) -> list[int | None]:
-        """The labels, all of them known."""
-        return [int(each) for each in self.positive]
+    def logits_of(self, predictions: Iterable[Prediction]) -> Floats:
+        """Return the logits of other predictions of the same units, of those with a label."""
+        logits: Floats = np.array([each.logits[self.target] for each in predictions], dtype=np.float64)
+        return logits[self.place]
 
 
-def labelled_units(units: Sequence[Prediction], target: str, unit: Unit) -> LabelledUnits:
+def labelled_units(units: Sequence[Prediction], target: str, kind: TargetKind, unit: Unit) -> LabelledUnits:
     """Take one target of the units."""
     labels = [each.labels.get(target) for each in units]
-    known = [each for each, label in zip(units, labels, strict=True) if label is not None]
-    positive, logits = known_of(labels, [each.logits[target] for each in units])
-    patients = {
-        name: {patient_of(each) for each in known if each.labels[target] == label}
-        for label, name in enumerate(("negative", "positive"))
-    }
-    alone = [name for name, of_class in patients.items() if len(of_class) == 1]
+    truth, logits = kind.known(labels, [each.logits[target] for each in units])
+    patients = [patient_of(each) for each in units]
+    known = [place for place, label in enumerate(labels) if label is not None]
     return LabelledUnits(
         target=target,
-        place=np.array([place for place, label in enumerate(labels) if label is not None], dtype=np.intp),
-        positive=positive,
+        kind=kind,
+        labels=labels,
+        place=np.array(known, dtype=np.intp),
+        truth=truth,
         logits=logits,
-        probabilities=np.array([sigmoid(logit) for logit in logits], dtype=np.float64),
-        why_undefined=why_undefined(labels, unit),
-        too_few=f"{SINGLE} {alone[0]} patient" if alone else "",
-        clustered=len({patient_of(each) for each in known}) < len(known),
+        why_undefined=kind.why_undefined(labels, unit),
+        too_few=kind.why_no_interval(labels, patients),
+        clustered=len({patients[place] for place in known}) < len(known),
     )

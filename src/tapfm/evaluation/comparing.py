@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -13,14 +13,12 @@ from tapfm.evaluation.aligning import SeedPredictions, align
 from tapfm.evaluation.columns import LabelledUnits, labelled_units
 from tapfm.evaluation.measures import MACRO
 from tapfm.evaluation.patients import resample_patients
-from tapfm.evaluation.predictions import Prediction, Unit
-from tapfm.metrics import weighted
+from tapfm.evaluation.predictions import Unit
 from tapfm.metrics.arrays import Floats
 from tapfm.metrics.bootstrap import RESAMPLES, Resamples, interval, two_sided_p
-from tapfm.metrics.delong import auc_difference
 from tapfm.metrics.holm import holm
-from tapfm.metrics.ranking import auc
 from tapfm.results.estimate import Estimate
+from tapfm.tasks.target import TargetKinds
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class _MethodAuc:
 
 def compare_methods(
     methods: Mapping[str, SeedPredictions],
-    targets: Sequence[str],
+    targets: TargetKinds,
     unit: Unit,
     *,
     resamples: int = RESAMPLES,
@@ -80,13 +78,13 @@ def compare_methods(
     """
     pairs = _pairs_of(methods, against)
     aligned = align(methods, targets, unit)
-    columns = {target: labelled_units(aligned.units, target, unit) for target in targets}
+    columns = {target: labelled_units(aligned.units, target, kind, unit) for target, kind in targets.items()}
     logits = {
-        target: {name: [_logits_of(each, column) for each in seeds] for name, seeds in aligned.seeds.items()}
+        target: {name: [column.logits_of(each) for each in seeds] for name, seeds in aligned.seeds.items()}
         for target, column in columns.items()
     }
 
-    def ranked(target: str, strata: Sequence[str]) -> dict[str, _MethodAuc]:
+    def ranked(target: str, strata: TargetKinds) -> dict[str, _MethodAuc]:
         draws = resample_patients(aligned.units, strata, resamples=resamples, seed=seed)
         return _ranked_methods(logits[target], columns[target], draws)
 
@@ -94,7 +92,7 @@ def compare_methods(
     tested: list[PairedComparison] = []
     by_target: dict[str, dict[str, _MethodAuc]] = {}
     for target, column in columns.items():
-        by_target[target] = ranked(target, [target])
+        by_target[target] = ranked(target, {target: targets[target]})
         of_method = logits[target]
         delong = {(first, second): _delong_p(of_method[first], of_method[second], column) for first, second in pairs}
         tested += _tests_of(target, pairs, by_target[target], delong)
@@ -129,12 +127,6 @@ def _pairs_of(methods: Mapping[str, SeedPredictions], against: str | None) -> li
     return [(name, against) for name in methods if name != against]
 
 
-def _logits_of(predictions: Iterable[Prediction], column: LabelledUnits) -> Floats:
-    """Take the logits of the units that have a label."""
-    logits: Floats = np.array([each.logits[column.target] for each in predictions], dtype=np.float64)
-    return logits[column.place]
-
-
 def _ranked_methods(
     logits: Mapping[str, Sequence[Floats]], column: LabelledUnits, resamples: Resamples
 ) -> dict[str, _MethodAuc]:
@@ -143,11 +135,11 @@ def _ranked_methods(
     for rows, of_all_units in resamples.blocks():
         weights = of_all_units[:, column.place]
         for name, seeds in logits.items():
-            of_seeds = [weighted.aucs(weights, column.positive, each) for each in seeds]
+            of_seeds = [column.kind.resampled_scores(weights, column.truth, each) for each in seeds]
             draws[name][rows] = np.mean(of_seeds, axis=0)
     found = {}
     for name, seeds in logits.items():
-        values = [auc(column.labels, each.tolist()) for each in seeds]
+        values = [column.kind.score(column.truth, each) for each in seeds]
         defined = [value for value in values if value is not None]
         value = sum(defined) / len(defined) if defined else None
         found[name] = _MethodAuc(value, draws[name], column.why_undefined or column.too_few)
@@ -188,9 +180,6 @@ def _delong_p(first: Sequence[Floats], second: Sequence[Floats], column: Labelle
     """Test two methods by DeLong, or say why not."""
     if column.why_undefined:
         return None, column.why_undefined
-    if column.clustered:
-        return None, "DeLong needs independent units: some patients have several slides"
     if len(first) > 1 or len(second) > 1:
         return None, "DeLong compares single models, not means over seeds"
-    test = auc_difference(column.labels, first[0].tolist(), second[0].tolist())
-    return test.p, "" if test.p is not None else test.difference.why
+    return column.kind.paired_test(column.truth, first[0], second[0], clustered=column.clustered)

@@ -1,29 +1,16 @@
-"""Figures of an evaluation, by file name: roc, pr, reliability and scores, with a panel for each target."""
+"""Figures of an evaluation, with a panel for each target."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tapfm.evaluation.bands import roc_band
 from tapfm.evaluation.columns import labelled_units
 from tapfm.evaluation.measures import MetricValue
+from tapfm.evaluation.patients import resample_patients
 from tapfm.evaluation.predictions import Prediction, Unit, units_of
 from tapfm.results.figure import Figure, Panel
-from tapfm.tasks.binary_figures import (
-    ScoredUnits,
-    calibration_panel,
-    precision_recall_panel,
-    roc_panel,
-    scores_panel,
-)
-
-FIGURE_FILES = {
-    "roc": "ROC curve",
-    "pr": "Precision and recall",
-    "reliability": "Calibration",
-    "scores": "Predicted probabilities",
-}
+from tapfm.tasks.target import FigureData, TargetKind, TargetKinds
 
 
 @dataclass(frozen=True)
@@ -39,31 +26,35 @@ class EvaluatedPredictions:
     seed: int
 
 
-def target_panels(evaluated: EvaluatedPredictions, target: str) -> dict[str, Panel]:
+def target_panels(evaluated: EvaluatedPredictions, target: str, kind: TargetKind) -> dict[str, Panel]:
     """Return the panels of one target, by file name."""
-    unit = evaluated.unit
-    column = labelled_units(units_of(evaluated.predictions, [target], unit), target, unit)
+    kinds, unit = {target: kind}, evaluated.unit
+    units = units_of(evaluated.predictions, kinds, unit)
+    column = labelled_units(units, target, kind, unit)
     if column.why_undefined:
-        return {name: Panel(title, why_empty=column.why_undefined) for name, title in FIGURE_FILES.items()}
-    units = ScoredUnits(column.positive, column.logits, column.probabilities)
+        return {name: Panel(title, why_empty=column.why_undefined) for name, title in kind.figures.items()}
     baseline = None
     if evaluated.baseline:
-        beside = labelled_units(units_of(evaluated.baseline, [target], unit), target, unit)
-        baseline = None if beside.why_undefined else ScoredUnits(beside.positive, beside.logits, beside.probabilities)
-    auc, precision, error = (evaluated.metrics[target, each].estimate for each in ("auc", "average_precision", "ece"))
-    band = roc_band(evaluated.predictions, target, unit, resamples=evaluated.resamples, seed=evaluated.seed)
-    return {
-        "roc": roc_panel(units, baseline, auc, band),
-        "pr": precision_recall_panel(units, baseline, precision),
-        "reliability": calibration_panel(units, error, unit),
-        "scores": scores_panel(units, evaluated.thresholds.get(target), unit),
-    }
+        beside = labelled_units(units_of(evaluated.baseline, kinds, unit), target, kind, unit)
+        baseline = None if beside.why_undefined else (beside.truth, beside.logits)
+    resamples = resample_patients(units, kinds, resamples=evaluated.resamples, seed=evaluated.seed)
+    data = FigureData(
+        truth=column.truth,
+        logits=column.logits,
+        baseline=baseline,
+        estimates={name: evaluated.metrics[target, name].estimate for name in kind.metrics},
+        threshold=evaluated.thresholds.get(target),
+        weights=() if column.too_few else (weights[:, column.place] for _, weights in resamples.blocks()),
+        unit=unit,
+    )
+    return kind.panels(data)
 
 
-def evaluation_figures(evaluated: EvaluatedPredictions, targets: Sequence[str], title: str) -> dict[str, Figure]:
+def evaluation_figures(evaluated: EvaluatedPredictions, targets: TargetKinds, title: str) -> dict[str, Figure]:
     """Return the figures of all targets, by file name."""
-    panels = {target: target_panels(evaluated, target) for target in targets}
-    return {
-        name: Figure(f"{curve}: {title}", [replace(panels[target][name], title=target) for target in targets])
-        for name, curve in FIGURE_FILES.items()
-    }
+    panels: dict[str, list[Panel]] = {}
+    for target, kind in targets.items():
+        for name, panel in target_panels(evaluated, target, kind).items():
+            panels.setdefault(name, []).append(replace(panel, title=target))
+    titles = {name: curve for kind in targets.values() for name, curve in kind.figures.items()}
+    return {name: Figure(f"{titles[name]}: {title}", of_figure) for name, of_figure in panels.items()}

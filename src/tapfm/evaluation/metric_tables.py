@@ -8,21 +8,13 @@ from typing import Any
 
 from tapfm.cohort.splits import ALL, VALIDATION
 from tapfm.evaluation.comparing import PairedComparison
-from tapfm.evaluation.measures import (
-    BESIDE,
-    BY_CHOSEN,
-    BY_YOUDEN,
-    MACRO,
-    NAMES,
-    THRESHOLD_FREE,
-    ChosenThresholds,
-    MetricValue,
-    target_title,
-)
+from tapfm.evaluation.measures import MACRO, ChosenThresholds, MetricValue, target_title
 from tapfm.results.document import Block, Paragraph, Section
 from tapfm.results.numbers import ABSENT, format_interval, format_p_value
 from tapfm.results.table import Cell, Column, Row, Table, table_row
 from tapfm.runtime.messages import counted
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import TargetKind
 
 MODEL = "model"
 BASELINE_NOTE = "A model that is not clearly better than this baseline may have learned stain, scanner or section size."
@@ -62,6 +54,21 @@ class EvaluationResults:
             for row in self.rows
             if (row.model, row.subgroup) == (model, subgroup)
         }
+
+    @property
+    def kinds(self) -> dict[str, TargetKind]:
+        """The kinds of the targets."""
+        return target_kinds(self.about["targets"])
+
+    @property
+    def metric_names(self) -> dict[str, str]:
+        """The names of all metrics in tables."""
+        return {metric: name for kind in self.kinds.values() for metric, name in kind.metrics.items()}
+
+    @property
+    def main_metrics(self) -> list[str]:
+        """The metrics that are shown where there is little room; the first is what models are compared by."""
+        return list(dict.fromkeys(metric for kind in self.kinds.values() for metric in kind.main_metrics))
 
     @property
     def models(self) -> list[str]:
@@ -136,25 +143,29 @@ def describe_intervals(unit: str, resamples: int) -> str:
 
 def metric_table(results: EvaluationResults) -> Table:
     """Return every metric of the model: a row for each metric, a column for each target."""
-    found, targets = results.of(MODEL), results.columns
-    counts = ["" if target == MACRO else _count(found.get((target, "auc"))) for target in targets]
+    found, targets, names = results.of(MODEL), results.columns, results.metric_names
+    by_threshold: dict[str, list[str]] = {"": [], "youden": [], "chosen": []}
+    for kind in results.kinds.values():
+        for metric in kind.metrics:
+            if metric not in by_threshold[kind.threshold_of(metric)]:
+                by_threshold[kind.threshold_of(metric)].append(metric)
+    first = results.main_metrics[0]
+    counts = ["" if target == MACRO else _count(found.get((target, first))) for target in targets]
     rows = [table_row(f"positive {results.about['unit']}s", *counts)]
-    for name in THRESHOLD_FREE:
-        rows.append(_metric_row(found, name, targets))
-        if name == "auc":
-            rows += _delong_rows(found, targets)
+    for metric in by_threshold[""]:
+        rows += [_metric_row(found, metric, names[metric], targets), *_delong_rows(found, metric, targets)]
     chosen = results.chosen
     if chosen.thresholds is None:
         notes = [f"No threshold was chosen: {chosen.where}."]
     else:
         sensitivity = f"{chosen.thresholds.sensitivity:g}"
-        for heading, thresholds, names in (
-            ("At Youden's threshold (highest sensitivity + specificity)", chosen.thresholds.youden, BY_YOUDEN),
-            (f"At the threshold for a sensitivity of {sensitivity}", chosen.thresholds.chosen, BY_CHOSEN),
+        for heading, thresholds, metrics in (
+            ("At Youden's threshold (highest sensitivity + specificity)", chosen.thresholds.youden, "youden"),
+            (f"At the threshold for a sensitivity of {sensitivity}", chosen.thresholds.chosen, "chosen"),
         ):
             rows.append(Row(heading=heading))
             rows.append(table_row("threshold", *(None if t == MACRO else thresholds.get(t) for t in targets)))
-            rows += [_metric_row(found, name, targets) for name in names]
+            rows += [_metric_row(found, metric, names[metric], targets) for metric in by_threshold[metrics]]
         notes = [f"Thresholds were chosen on {chosen.where}.{_threshold_warning(results)}"]
     titles = [Column(target_title(target)) for target in targets]
     return Table([Column("", text=True), *titles], rows, notes=notes)
@@ -171,16 +182,16 @@ def _count(each: MetricValue | None) -> str:
     return "" if each is None or each.positives is None else f"{each.positives:,} of {each.units:,}"
 
 
-def _metric_row(found: MetricsByTarget, name: str, targets: Sequence[str]) -> Row:
-    values = [None if (each := found.get((target, name))) is None else each.estimate for target in targets]
-    return table_row(NAMES[name], *values)
+def _metric_row(found: MetricsByTarget, metric: str, name: str, targets: Sequence[str]) -> Row:
+    values = [None if (each := found.get((target, metric))) is None else each.estimate for target in targets]
+    return table_row(name, *values)
 
 
-def _delong_rows(found: MetricsByTarget, targets: Sequence[str]) -> list[Row]:
+def _delong_rows(found: MetricsByTarget, metric: str, targets: Sequence[str]) -> list[Row]:
     """Return a row of DeLong's intervals, if any target has one or a reason why it has none."""
     cells = []
     for target in targets:
-        each = found.get((target, "auc"))
+        each = found.get((target, metric))
         delong = None if each is None else each.delong
         cells.append(Cell() if delong is None else Cell("", format_interval(delong), delong.why))
     return [Row([Cell("AUC, DeLong's interval"), *cells])] if any(each.detail or each.why for each in cells) else []
@@ -191,22 +202,23 @@ def overview_table(results: EvaluationResults, metrics: Sequence[str]) -> Table:
     found = results.of(MODEL)
     baseline = next((results.of(model) for model in results.models if model != MODEL), {})
     differences = {pair.target: pair for pair in results.differences}
-    rows = []
+    rows, names, first = [], results.metric_names, results.main_metrics[0]
     for target in results.columns:
-        auc, pair = found[target, "auc"], differences.get(target)
+        auc, pair = found[target, first], differences.get(target)
         p = None if pair is None else pair.p_bootstrap if pair.p_delong is None else pair.p_delong
         detail = "" if p is None else f"p {format_p_value(p)}"
         rows.append(
             table_row(
                 *(target_title(target), auc.units, auc.positives),
                 *(found[target, metric].estimate for metric in metrics),
-                baseline[target, "auc"].estimate if baseline else ABSENT,
+                baseline[target, first].estimate if baseline else ABSENT,
                 ABSENT if pair is None else Cell(pair.difference, detail),
             )
         )
     columns = [Column("target", text=True), Column(f"{results.about['unit']}s"), Column("positive")]
-    columns += [Column(NAMES[metric], text=True) for metric in metrics]
-    return Table([*columns, Column("AUC of colours", text=True), Column("difference", form="+.3f", text=True)], rows)
+    columns += [Column(names[metric], text=True) for metric in metrics]
+    columns += [Column(f"{names[first]} of colours", text=True), Column("difference", form="+.3f", text=True)]
+    return Table(columns, rows)
 
 
 def baseline_tables(results: EvaluationResults) -> list[Table]:
@@ -217,11 +229,11 @@ def baseline_tables(results: EvaluationResults) -> list[Table]:
     found, baseline = results.of(MODEL), results.of(others[0])
     differences = {pair.target: pair for pair in results.differences}
     rows = []
-    for name in BESIDE:
+    for metric in results.main_metrics:
         for target in results.columns:
-            title = NAMES[name] + (f", {target_title(target)}" if len(results.columns) > 1 else "")
-            both = [None if (each := of.get((target, name))) is None else each.estimate for of in (found, baseline)]
-            pair = differences.get(target) if name == "auc" else None
+            title = results.metric_names[metric] + (f", {target_title(target)}" if len(results.columns) > 1 else "")
+            both = [None if (each := of.get((target, metric))) is None else each.estimate for of in (found, baseline)]
+            pair = differences.get(target) if metric == results.main_metrics[0] else None
             tests = [Cell()] * 3
             if pair is not None:
                 p_values = pair.p_delong, pair.p_bootstrap
@@ -238,11 +250,12 @@ def subgroup_tables(results: EvaluationResults) -> list[Table]:
     for name in dict.fromkeys(row.subgroup for row in results.rows if row.subgroup):
         found = results.of(MODEL, name)
         for target in dict.fromkeys(target for target, _ in found):
-            auc = found[target, "auc"]
-            values = [found[target, metric].estimate for metric in BESIDE]
-            rows.append(table_row(name, target_title(target), auc.units, auc.positives, *values))
+            first, *_ = values = [found[target, metric] for metric in results.main_metrics]
+            estimates = [each.estimate for each in values]
+            rows.append(table_row(name, target_title(target), first.units, first.positives, *estimates))
     columns = [Column("subgroup", text=True), Column("target", text=True)]
-    columns += [Column(f"{results.about['unit']}s"), Column("positive"), *(Column(NAMES[each]) for each in BESIDE)]
+    columns += [Column(f"{results.about['unit']}s"), Column("positive")]
+    columns += [Column(results.metric_names[metric]) for metric in results.main_metrics]
     return [Table(columns, rows)] if rows else []
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tapfm.evaluation.predictions import Prediction, any_positive
-from tapfm.metrics.bootstrap import RESAMPLES, Pattern, Resamples, draw_resamples
+from tapfm.evaluation.predictions import Prediction
+from tapfm.metrics.bootstrap import RESAMPLES, UNLABELLED, Pattern, Resamples, draw_resamples
+from tapfm.tasks.target import TargetKinds
 
 PatientKey = tuple[str, str]  # cohort, patient_id
 
@@ -18,7 +19,7 @@ def patient_of(prediction: Prediction) -> PatientKey:
 
 
 def resample_patients(
-    units: Sequence[Prediction], targets: Sequence[str], *, resamples: int = RESAMPLES, seed: int = 0
+    units: Sequence[Prediction], targets: TargetKinds, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Resamples:
     """Draw patients within strata of their labels; the order of the units makes no difference to any draw."""
     patients = sorted({patient_of(each) for each in units})
@@ -27,12 +28,15 @@ def resample_patients(
     return draw_resamples(patient_of_unit, patterns_of(units, patients, targets), resamples=resamples, seed=seed)
 
 
-def patterns_of(units: Sequence[Prediction], patients: Sequence[PatientKey], targets: Sequence[str]) -> list[Pattern]:
-    """Return the labels of each patient, 1 where any unit is positive."""
+def patterns_of(units: Sequence[Prediction], patients: Sequence[PatientKey], targets: TargetKinds) -> list[Pattern]:
+    """Return the strata of each patient's labels."""
     of_patient: dict[PatientKey, list[Prediction]] = {patient: [] for patient in patients}
     for each in units:
         of_patient[patient_of(each)].append(each)
     return [
-        tuple(any_positive([each.labels.get(target) for each in of_patient[patient]]) for target in targets)
+        tuple(
+            kind.stratum(kind.patient_label([each.labels.get(target) for each in of_patient[patient]])) or UNLABELLED
+            for target, kind in targets.items()
+        )
         for patient in patients
     ]

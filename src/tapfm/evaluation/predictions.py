@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-import numpy as np
-
 from tapfm.errors import InputError, LabelError, SettingError
-from tapfm.metrics.arrays import sigmoid
-from tapfm.metrics.ranking import auc, why_undefined
 from tapfm.runtime.csv_files import write_csv
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import Label, TargetKinds
 
 Unit = Literal["slide", "patient"]
 
@@ -35,8 +32,6 @@ COLUMNS = (
     "tiles_failed",
 )
 _NEEDED = ("patient_id", "slide_id", "target", "label", "probability")  # the tables of other tools have no more
-_LABELS = {"": None, "0": 0, "1": 1, "0.0": 0, "1.0": 1}  # the last two: tables that passed through data frames
-_AGREEMENT = 1e-3  # of a probability and the sigmoid of its logit; others round to a few digits
 
 
 @dataclass(frozen=True)
@@ -45,12 +40,12 @@ class LabelledSlide:
 
     slide_id: str
     patient_id: str
-    labels: Mapping[str, int | None]
+    labels: Mapping[str, Label]
     split: str
     cohort: str | None = None
 
     def prediction(
-        self, targets: Sequence[str], logits: Sequence[float], tiles: int, tiles_failed: int = 0
+        self, targets: Iterable[str], logits: Sequence[float], tiles: int, tiles_failed: int = 0
     ) -> Prediction:
         """Return the prediction of this slide."""
         return Prediction(
@@ -73,15 +68,10 @@ class Prediction:
     patient_id: str
     split: str | None
     cohort: str | None
-    labels: Mapping[str, int | None]
+    labels: Mapping[str, Label]
     logits: Mapping[str, float]
     tiles: int
     tiles_failed: int = 0
-
-    @property
-    def probabilities(self) -> dict[str, float]:
-        """Sigmoid of the logits."""
-        return {target: sigmoid(logit) for target, logit in self.logits.items()}
 
 
 @dataclass(frozen=True)
@@ -95,31 +85,30 @@ class AucScores:
     macro: float | None
 
 
-def _logit_of(probability: float) -> float:
-    """Turn a probability into a logit; 0 and 1 count as the float beside them, so that they stay the ends."""
-    inside = min(max(probability, math.nextafter(0, 1)), math.nextafter(1, 0))
-    return math.log(inside) - math.log1p(-inside)
+def write_predictions(path: Path, predictions: Sequence[Prediction], targets: TargetKinds | None = None) -> None:
+    """Write a table with a line for each slide and target; numbers come back as they were.
 
-
-def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write a table with a line for each slide and target; numbers come back as they were."""
-    targets = all_targets(predictions)
+    targets: None: those of the predictions, of the usual kind.
+    """
+    targets = targets or target_kinds(all_targets(predictions))
     if twice := repeated([slide_key(each) for each in predictions]):
         raise InputError(f"Slide '{twice[0][-1]}' has two predictions; a table keeps one of each slide.")
-    write_csv(path, COLUMNS, [_csv_cells(each, target) for each in predictions for target in targets])
+    write_csv(path, COLUMNS, [_csv_cells(each, target, targets) for each in predictions for target in targets])
 
 
-def _csv_cells(prediction: Prediction, target: str) -> list[str | int | None]:
-    label, logit = prediction.labels.get(target), float(prediction.logits[target])
+def _csv_cells(prediction: Prediction, target: str, targets: TargetKinds) -> list[str | int | None]:
     return [
         *(prediction.patient_id, prediction.slide_id, prediction.cohort, prediction.split, target),
-        *(None if label is None else int(label), repr(sigmoid(logit)), repr(logit)),
+        *targets[target].format_prediction(prediction.labels.get(target), float(prediction.logits[target])),
         *(prediction.tiles, prediction.tiles_failed),
     ]
 
 
-def read_predictions(path: Path) -> list[Prediction]:
-    """Read a table of predictions; the logits count, and follow from the probabilities where a table has none."""
+def read_predictions(path: Path, targets: TargetKinds | None = None) -> list[Prediction]:
+    """Read a table of predictions; the logits count, and follow from the probabilities where a table has none.
+
+    targets: None: those that the table names, of the usual kind.
+    """
     hint = (
         f"It has to be a CSV with a line for each slide and target: {','.join(COLUMNS)}. "
         f"Needed are {', '.join(_NEEDED)}."
@@ -132,7 +121,7 @@ def read_predictions(path: Path) -> list[Prediction]:
             raise InputError(f"{path} lacks the columns {', '.join(missing)}.", hint=hint)
         for line in lines:
             try:
-                _add_line(line, lines.line_num, slides, first_lines)
+                _add_line(line, lines.line_num, slides, first_lines, targets)
             except ValueError as error:
                 raise InputError(f"{path}, line {lines.line_num}: {error}.", hint=hint) from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -145,9 +134,10 @@ def _add_line(
     number: int,
     slides: dict[SlideKey, Prediction],
     first_lines: dict[tuple[SlideKey, str], int],
+    targets: TargetKinds | None,
 ) -> None:
     """Add one line of a table to the slides read so far; a ValueError says what is wrong with it."""
-    said = _prediction_of(line)
+    said = _prediction_of(line, targets)
     key, target = slide_key(said), line["target"]
     if (key, target) in first_lines:
         raise ValueError(
@@ -160,26 +150,23 @@ def _add_line(
     slides[key] = replace(before, labels={**before.labels, **said.labels}, logits={**before.logits, **said.logits})
 
 
-def _prediction_of(line: Mapping[str, str]) -> Prediction:
+def _prediction_of(line: Mapping[str, str], targets: TargetKinds | None) -> Prediction:
     """Read one line of a table, one target of a slide; a ValueError says what is wrong with it."""
     if None in line or None in line.values():
         raise ValueError("as many fields as columns are needed")
     if empty := [name for name in ("patient_id", "slide_id", "target") if not line[name]]:
         raise ValueError(f"{empty[0]} is empty")
-    if line["label"] not in _LABELS:
-        raise ValueError(f"a label must be 0, 1 or empty, got {line['label']!r}")
-    probability = float(line["probability"])
-    if not 0 <= probability <= 1:
-        raise ValueError(f"a probability must be from 0 to 1, got {line['probability']}")
-    logit = float(line["logit"]) if line.get("logit") else _logit_of(probability)
-    if not abs(sigmoid(logit) - probability) < _AGREEMENT:
-        raise ValueError(f"a logit of {logit} is a probability of {sigmoid(logit):.6g}, not of {probability:.6g}")
+    kinds = target_kinds([line["target"]]) if targets is None else targets
+    if line["target"] not in kinds:
+        raise ValueError(f"{line['target']} is none of the targets {', '.join(kinds)}")
+    kind = kinds[line["target"]]
+    label, logit = kind.parse_prediction(line["label"], line["probability"], line.get("logit") or "")
     return Prediction(
         slide_id=line["slide_id"],
         patient_id=line["patient_id"],
         split=line.get("split") or None,
         cohort=line.get("cohort") or None,
-        labels={line["target"]: _LABELS[line["label"]]},
+        labels={line["target"]: label},
         logits={line["target"]: logit},
         tiles=int(line.get("tiles") or 0),
         tiles_failed=int(line.get("tiles_failed") or 0),
@@ -214,10 +201,10 @@ def repeated(keys: Sequence[SlideKey]) -> list[SlideKey]:
     return [key for key, count in Counter(keys).items() if count > 1]
 
 
-def average_predictions(members: Sequence[Sequence[Prediction]]) -> list[Prediction]:
-    """Make one prediction of several models: the mean of their probabilities of each slide.
+def average_predictions(members: Sequence[Sequence[Prediction]], targets: TargetKinds) -> list[Prediction]:
+    """Make one prediction of several models: the mean of what they say of each slide.
 
-    All must have the same slides with the same labels; their order, tiles and targets are those of the first.
+    All must have the same slides with the same labels; their order and tiles are those of the first.
     """
     if not members:
         raise InputError("An ensemble needs at least one member.")
@@ -230,81 +217,69 @@ def average_predictions(members: Sequence[Sequence[Prediction]]) -> list[Predict
                 f"Member {number} has other slides than the first: {', '.join(sorted(differing)[:5])}.",
                 hint="An ensemble is the mean over the same slides: predict them with every member.",
             )
-    return [_averaged([of_member[slide_key(each)] for of_member in by_key]) for each in members[0]]
+    return [_averaged([of_member[slide_key(each)] for of_member in by_key], targets) for each in members[0]]
 
 
-def _averaged(same_slide: Sequence[Prediction]) -> Prediction:
+def _averaged(same_slide: Sequence[Prediction], targets: TargetKinds) -> Prediction:
     """Average what several models say of one slide."""
     first = same_slide[0]
     for each in same_slide:
-        _check_targets(each, list(first.logits))
-        if any(each.labels.get(target) != first.labels.get(target) for target in first.logits):
+        _check_targets(each, targets)
+        if any(each.labels.get(target) != first.labels.get(target) for target in targets):
             raise LabelError(f"Slide '{first.slide_id}' has different labels in the members of the ensemble.")
-    logits = {target: logit_of_mean([each.logits[target] for each in same_slide]) for target in first.logits}
-    return replace(first, logits=logits)
+    return replace(first, logits=_mean_logits(same_slide, targets))
 
 
-def pool_by_patient(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Make one prediction of a patient's slides: the mean of probabilities, positive where any slide is.
+def _mean_logits(predictions: Sequence[Prediction], targets: TargetKinds) -> dict[str, float]:
+    return {target: kind.mean_logit([each.logits[target] for each in predictions]) for target, kind in targets.items()}
+
+
+def pool_by_patient(predictions: Sequence[Prediction], targets: TargetKinds) -> list[Prediction]:
+    """Make one prediction of a patient's slides, with label and mean as the kinds of the targets define them.
 
     The same patient_id in another cohort or split is another patient.
     """
     slides: dict[tuple[str | None, str | None, str], list[Prediction]] = {}
     for each in predictions:
         slides.setdefault((each.cohort, each.split, each.patient_id), []).append(each)
-    return [_pooled(of_patient) for of_patient in slides.values()]
+    return [_pooled(of_patient, targets) for of_patient in slides.values()]
 
 
-def _pooled(slides: Sequence[Prediction]) -> Prediction:
+def _pooled(slides: Sequence[Prediction], targets: TargetKinds) -> Prediction:
     """Pool the slides of one patient."""
-    targets = all_targets(slides)
     return replace(
         slides[0],
         slide_id=slides[0].patient_id,
-        labels={target: any_positive([each.labels.get(target) for each in slides]) for target in targets},
-        logits={target: logit_of_mean([each.logits[target] for each in slides]) for target in targets},
+        labels={
+            target: kind.patient_label([each.labels.get(target) for each in slides]) for target, kind in targets.items()
+        },
+        logits=_mean_logits(slides, targets),
         tiles=sum(each.tiles for each in slides),
         tiles_failed=sum(each.tiles_failed for each in slides),
     )
 
 
-def any_positive(labels: Sequence[int | None]) -> int | None:
-    """Label a patient: 1 where any slide is, None where none is labelled."""
-    return max((label for label in labels if label is not None), default=None)
-
-
-def logit_of_mean(logits: Sequence[float]) -> float:
-    """Find the logit of the mean of probabilities, in any order and also where those round to 0 or 1."""
-    if len(set(logits)) == 1:
-        return float(logits[0])
-    ordered = np.sort(np.asarray(logits, dtype=np.float64))
-    log_positive = np.logaddexp.reduce(-np.logaddexp(0, -ordered))
-    log_negative = np.logaddexp.reduce(-np.logaddexp(0, ordered))
-    return float(log_positive - log_negative)
-
-
-def compute_scores(predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit) -> AucScores:
+def compute_scores(predictions: Sequence[Prediction], targets: TargetKinds, unit: Unit) -> AucScores:
     """Score predictions, slide by slide or patient by patient."""
     units = units_of(predictions, targets, unit)
     by_target: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
-    for target in targets:
+    for target, kind in targets.items():
         labels = [each.labels.get(target) for each in units]
-        # logits rather than probabilities: those near 0 and 1 are rounded to ties
-        by_target[target] = auc(labels, [each.logits[target] for each in units])
+        by_target[target] = kind.score(*kind.known(labels, [each.logits[target] for each in units]))
         if by_target[target] is None:
-            reasons[target] = why_undefined(labels, unit)
+            reasons[target] = kind.why_undefined(labels, unit)
     defined = [value for value in by_target.values() if value is not None]
     return AucScores(unit, len(units), by_target, reasons, sum(defined) / len(defined) if defined else None)
 
 
-def units_of(predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit) -> Sequence[Prediction]:
+def units_of(predictions: Sequence[Prediction], targets: TargetKinds, unit: Unit) -> Sequence[Prediction]:
     """Give the slides, or their patients, that are counted as one; all must have predictions of the targets."""
     if unit not in get_args(Unit):
         raise SettingError(f"unit must be 'slide' or 'patient'; got {unit!r}.")
     for each in predictions:
         _check_targets(each, targets)
-    return pool_by_patient(predictions) if unit == "patient" else predictions
+    return pool_by_patient(predictions, targets) if unit == "patient" else predictions
 
 
 def all_targets(predictions: Sequence[Prediction]) -> list[str]:
@@ -315,7 +290,7 @@ def all_targets(predictions: Sequence[Prediction]) -> list[str]:
     return targets
 
 
-def _check_targets(prediction: Prediction, targets: Sequence[str]) -> None:
+def _check_targets(prediction: Prediction, targets: Iterable[str]) -> None:
     """Refuse a prediction that says nothing of a target."""
     if missing := [target for target in targets if target not in prediction.logits]:
         raise LabelError(

@@ -8,10 +8,11 @@ from typing import Any, get_args
 
 from tapfm.errors import SettingError
 from tapfm.evaluation.comparing import PairedComparison, compare_methods
-from tapfm.evaluation.measures import AT_CHOSEN, THRESHOLD_FREE, ChosenThresholds, choose_thresholds, compute_metrics
+from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds, compute_metrics
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow
 from tapfm.evaluation.predictions import Prediction, Unit
 from tapfm.evaluation.subgroups import Subgroup, measure_subgroup
+from tapfm.tasks.target import TargetKinds
 
 BASELINE = "colour baseline"  # name in tables and figures
 
@@ -63,7 +64,7 @@ class EvaluatedTable:
 
 def measure_results(
     predictions: Sequence[Prediction],
-    targets: Sequence[str],
+    targets: TargetKinds,
     settings: EvaluationSettings,
     *,
     thresholds: ChosenThresholds,
@@ -103,7 +104,7 @@ def measure_results(
         ).pairs
     return EvaluationResults(
         about,
-        [_with_reason(row, table, thresholds) for row in rows],
+        [_with_reason(row, table, thresholds, targets) for row in rows],
         thresholds,
         baseline.note,
         differences,
@@ -114,12 +115,16 @@ def measure_results(
     )
 
 
-def _with_reason(row: MetricRow, table: EvaluatedTable, chosen: ChosenThresholds) -> MetricRow:
+def _with_reason(row: MetricRow, table: EvaluatedTable, chosen: ChosenThresholds, targets: TargetKinds) -> MetricRow:
     """Say why a metric is missing where only this evaluation knows."""
     each = row.measured
     if each.target in table.absent_targets:
         why = f"{table.name} has no column {each.target}"
-    elif row.model == MODEL and each.estimate.value is None and (lacking := _why_no_threshold(each.metric, chosen)):
+    elif (
+        row.model == MODEL
+        and each.estimate.value is None
+        and (lacking := _why_no_threshold(each.metric, chosen, targets))
+    ):
         why = f"no threshold: {lacking}"
     else:
         return row
@@ -127,10 +132,11 @@ def _with_reason(row: MetricRow, table: EvaluatedTable, chosen: ChosenThresholds
     return replace(row, measured=replace(each, estimate=replace(each.estimate, why=why), delong=delong))
 
 
-def _why_no_threshold(metric: str, chosen: ChosenThresholds) -> str:
+def _why_no_threshold(metric: str, chosen: ChosenThresholds, targets: TargetKinds) -> str:
     """Say why no target has the threshold that a metric is measured at; nothing where that is not the reason."""
-    if metric in THRESHOLD_FREE:
+    threshold = next(kind.threshold_of(metric) for kind in targets.values() if metric in kind.metrics)
+    if not threshold:
         return ""
     if chosen.thresholds is None:
         return chosen.where
-    return chosen.why_none_at_sensitivity if metric.endswith(AT_CHOSEN) else ""
+    return chosen.why_none_at_sensitivity if threshold == "chosen" else ""

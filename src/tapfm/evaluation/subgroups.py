@@ -10,10 +10,10 @@ from itertools import pairwise
 import numpy as np
 
 from tapfm.evaluation.measures import MACRO, MetricValue, compute_metrics
-from tapfm.evaluation.predictions import Prediction, Unit, pool_by_patient
+from tapfm.evaluation.predictions import Prediction, Unit, units_of
 from tapfm.results.estimate import Estimate
+from tapfm.tasks.target import TargetKinds
 
-_METRICS = ("auc", "average_precision", "brier")
 _MOST_VALUES = 8  # of a column of numbers; one with more is cut at its quartiles
 _LEAST = 2  # of each class
 _EMPTY = "(empty)"
@@ -89,25 +89,21 @@ def _between(low: float, high: float) -> str:
 
 
 def measure_subgroup(
-    group: Subgroup, predictions: Sequence[Prediction], targets: Sequence[str], unit: Unit, *, resamples: int, seed: int
+    group: Subgroup, predictions: Sequence[Prediction], targets: TargetKinds, unit: Unit, *, resamples: int, seed: int
 ) -> list[MetricValue]:
     """Measure what can be measured without a threshold; too few of a class give nothing but the reason."""
     chosen = [each for each in predictions if each.slide_id in group.slide_ids]
-    units = pool_by_patient(chosen) if unit == "patient" else chosen
-    few = {target: _too_few([one.labels.get(target) for one in units], unit) for target in targets}
+    units = units_of(chosen, targets, unit)
+    few = {
+        target: kind.why_too_few([one.labels.get(target) for one in units], unit, _LEAST)
+        for target, kind in targets.items()
+    }
+    shown = {metric for kind in targets.values() for metric in kind.main_metrics}
     labelled = {target for each in predictions for target, known in each.labels.items() if known is not None}
     # a mean over other targets than that of all slides could not be compared with it
     few[MACRO] = "; ".join(f"{target}: {why}" for target, why in few.items() if why and target in labelled)
     return [
         replace(each, estimate=Estimate(None, why=few[each.target]), delong=None) if few[each.target] else each
         for each in compute_metrics(chosen, targets, unit, None, resamples=resamples, seed=seed)
-        if each.metric in _METRICS
+        if each.metric in shown
     ]
-
-
-def _too_few(labels: Sequence[int | None], unit: Unit) -> str:
-    """Say that a class has hardly anyone; nothing where both have enough."""
-    positive, negative = labels.count(1), labels.count(0)
-    if min(positive, negative) >= _LEAST:
-        return ""
-    return f"{positive} positive and {negative} negative {unit}s: fewer than {_LEAST} of a class"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -98,7 +98,7 @@ def predict_cohort(
 
 def collect_predictions(
     slides: Sequence[LabelledSlide],
-    targets: Sequence[str],
+    targets: Iterable[str],
     finished: Mapping[str, FinishedSlide],
     failed: dict[str, str],
 ) -> CohortPredictions:

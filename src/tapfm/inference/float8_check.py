@@ -12,7 +12,6 @@ from tapfm.encoders.inference import prepare_encoder
 from tapfm.errors import RunError
 from tapfm.inference.bags import AHEAD_BYTES, PixelBags, SlideTiles
 from tapfm.inference.predictor import EncodedSlide, InferenceModel, Predictor
-from tapfm.metrics.arrays import sigmoid
 
 COMPARED_TILES = 1024  # of a slide, evenly spaced
 MAX_CHANGE = 0.01  # of a probability
@@ -68,7 +67,10 @@ def _largest_change(predictor: Predictor, slide_id: str, slide: SlideTiles, work
 
     def compare(slide_id: str, encoded: EncodedSlide) -> None:
         before, after = predictor.predict_each(slide_id, encoded)
-        largest = max(abs(sigmoid(before.logits[each]) - sigmoid(after.logits[each])) for each in predictor.targets)
+        largest = max(
+            abs(kind.activate(before.logits[target]) - kind.activate(after.logits[target]))
+            for target, kind in predictor.targets.items()
+        )
         changes.append((largest, encoded.tiles))
 
     failed = predictor.run([slide_id], bags, compare).get(slide_id)

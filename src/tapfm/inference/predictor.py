@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -29,11 +29,11 @@ from torch import Tensor
 from tapfm.contracts import BagOutput, EncodedTiles
 from tapfm.encoders.inference import SMALLEST_BATCH, InferenceEncoder, concatenate, default_batch, wrap_encoder
 from tapfm.errors import DeviceMemoryError, DiskFullError, InputError, Interrupted, NonFiniteError, TapfmError
-from tapfm.evaluation.predictions import logit_of_mean
 from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, no_tile_readable, refuse_too_many_missing
 from tapfm.inference.tile_columns import TileColumn, column_name
 from tapfm.runs.model import SlideModel
 from tapfm.runtime.device_memory import free_memory, unify_memory_errors
+from tapfm.tasks.target import TargetKinds
 from tapfm.tiles.reading import SkippedTiles
 
 Item = TypeVar("Item")
@@ -103,7 +103,7 @@ class Predictor:
             )
         self.tile_px = sides[0] if sides else None  # None: stored features
         self.device = self._encoders[0].device if self._encoders else self._models[0].device
-        self.targets = self._models[0].task.targets if self._models else ()
+        self.targets: TargetKinds = self._models[0].task.targets if self._models else {}
         self.batch = batch or min((default_batch(each.encoder) for each in self._encoders), default=1)
         self._on_tiles, self._on_retry = on_tiles, on_retry
 
@@ -253,7 +253,7 @@ class Predictor:
     def _mean_logits(self, by_model: Sequence[Mapping[str, float]]) -> dict[str, float]:
         if len(by_model) == 1:
             return dict(by_model[0])
-        return {target: logit_of_mean([each[target] for each in by_model]) for target in self.targets}
+        return {target: kind.mean_logit([each[target] for each in by_model]) for target, kind in self.targets.items()}
 
 
 def share(items: Iterable[Item]) -> tuple[Iterator[Item], Iterator[Item]]:
@@ -307,7 +307,7 @@ def _failures_of_one_slide() -> Iterator[None]:
         raise SlideFailed(f"unexpected {type(error).__name__}: {error}", "Please report it.", "predict") from error
 
 
-def _tile_columns(output: BagOutput, targets: Sequence[str]) -> dict[str, TileValues]:
+def _tile_columns(output: BagOutput, targets: Collection[str]) -> dict[str, TileValues]:
     """Return the weights and scores of the tiles; values that all targets share are one column."""
     columns: dict[str, TileValues] = {}
     kinds: tuple[tuple[TileColumn, Tensor | None], ...] = (
@@ -322,7 +322,7 @@ def _tile_columns(output: BagOutput, targets: Sequence[str]) -> dict[str, TileVa
     return columns
 
 
-def _columns_by_target(kind: TileColumn, values_CK: Tensor, targets: Sequence[str]) -> dict[str, TileValues]:
+def _columns_by_target(kind: TileColumn, values_CK: Tensor, targets: Collection[str]) -> dict[str, TileValues]:
     return {column_name(kind, target): _as_values(row) for target, row in zip(targets, values_CK, strict=True)}
 
 

@@ -23,7 +23,8 @@ _SMALL_STRATUM = 5  # patients; a pattern of labels with fewer is merged
 _SHARE_NEEDED = 0.9  # of resamples with a value; with fewer their spread says little of it
 BLOCK = 2_000_000  # numbers at a time: 16 MB for each array of weights
 
-Pattern = tuple[int | None, ...]  # the labels of a patient, in the order of the targets
+UNLABELLED = "None"
+Pattern = tuple[str, ...]  # the stratum of a patient's label of each target, or UNLABELLED
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def strata(patterns: Sequence[Pattern]) -> dict[str, list[int]]:
     frequency = Counter(label for pattern in patterns for label in enumerate(pattern))
     rarest = {
         pattern: min(
-            (label for label in enumerate(pattern) if label[1] is not None),
+            (label for label in enumerate(pattern) if label[1] != UNLABELLED),
             key=lambda label: (frequency[label], label[0]),
             default=None,
         )
@@ -80,7 +81,11 @@ def strata(patterns: Sequence[Pattern]) -> dict[str, list[int]]:
     merged = {rarest[pattern] for pattern, size in sizes.items() if size < _SMALL_STRATUM}
     groups: dict[str, list[int]] = {}
     for number, pattern in enumerate(patterns):
-        name = f"rarest {rarest[pattern]}" if rarest[pattern] in merged else f"all {pattern}"
+        label = rarest[pattern]
+        if label in merged:
+            name = "rarest None" if label is None else f"rarest ({label[0]}, {label[1]})"
+        else:
+            name = f"all ({', '.join(pattern)}{',' * (len(pattern) == 1)})"
         groups.setdefault(name, []).append(number)
     small = [name for name, members in groups.items() if len(members) < _SMALL_STRATUM]
     if len(small) > 1 and len(patterns[0]) > 1:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tapfm.errors import SettingError
-from tapfm.metrics.arrays import Floats, known_of
+from tapfm.metrics.arrays import Flags, Floats, check_scores
 
 
 @dataclass(frozen=True)
@@ -23,32 +22,30 @@ class Bin:
     positive_rate: float | None
 
 
-def brier(labels: Sequence[int | None], probabilities: Sequence[float]) -> float | None:
+def brier(positive: Flags, probabilities: Floats) -> float | None:
     """Compute the mean squared distance of probability and label; None where nothing is labelled."""
-    positive, values = known_of(labels, probabilities)
-    return float(((values - positive) ** 2).mean()) if len(values) else None
+    check_scores(positive, probabilities)
+    return float(((probabilities - positive) ** 2).mean()) if len(positive) else None
 
 
-def expected_calibration_error(
-    labels: Sequence[int | None], probabilities: Sequence[float], bins: int = 10
-) -> float | None:
+def expected_calibration_error(positive: Flags, probabilities: Floats, bins: int = 10) -> float | None:
     """Compute |mean probability - rate of positives| over bins of equal width, weighted by what they hold."""
-    filled = [each for each in reliability(labels, probabilities, bins) if each.count]
+    filled = [each for each in reliability(positive, probabilities, bins) if each.count]
     if not filled:
         return None
     gaps = [each.count * abs((each.mean_probability or 0.0) - (each.positive_rate or 0.0)) for each in filled]
     return sum(gaps) / sum(each.count for each in filled)
 
 
-def reliability(labels: Sequence[int | None], probabilities: Sequence[float], bins: int = 10) -> list[Bin]:
+def reliability(positive: Flags, probabilities: Floats, bins: int = 10) -> list[Bin]:
     """Compare mean probability and rate of positives in bins of equal width, empty ones included."""
-    positive, values = known_of(labels, probabilities)
-    place = bin_of(values, bins)
+    check_scores(positive, probabilities)
+    place = bin_of(probabilities, bins)
     found = []
     for number in range(bins):
         here = place == number
         count = int(here.sum())
-        mean = float(values[here].mean()) if count else None
+        mean = float(probabilities[here].mean()) if count else None
         rate = float(positive[here].mean()) if count else None
         found.append(Bin(number / bins, (number + 1) / bins, count, mean, rate))
     return found

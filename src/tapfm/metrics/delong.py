@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
-from tapfm.metrics.arrays import Flags, Floats, known_of, sigmoid
-from tapfm.metrics.ranking import auc, midranks, why_undefined
+from tapfm.metrics.arrays import Flags, Floats
+from tapfm.metrics.ranking import auc, why_undefined
 from tapfm.results.estimate import Estimate
 
 
@@ -25,40 +24,37 @@ class PairedTest:
     p: float | None
 
 
-def auc_interval(labels: Sequence[int | None], scores: Sequence[float], level: float = 0.95) -> Estimate:
+def auc_interval(positive: Flags, scores: Floats, level: float = 0.95) -> Estimate:
     """Estimate an AUC with its interval, which is symmetric on the logit scale.
 
     There it cannot leave 0..1, and near 1, where AUCs of interest are, it covers better than the plain one.
     """
-    value = auc(labels, scores)
+    from scipy.special import expit, logit
+
+    value = auc(positive, scores)
     if value is None:
-        return Estimate(None, why=why_undefined(labels, "unit"))
-    positive, values = known_of(labels, scores)
+        return Estimate(None, why=why_undefined(positive))
     if why := _too_few(positive):
         return Estimate(value, why=why)
-    deviation = math.sqrt(covariance(positive, [values])[0, 0])
+    deviation = math.sqrt(covariance(positive, [scores])[0, 0])
     if value in (0.0, 1.0):
         return Estimate(value, why=f"an AUC of {value:g} has no DeLong interval: its estimated variance is 0")
     if not deviation:
         return Estimate(value, why="the estimated variance is 0")
-    middle = math.log(value / (1 - value))
+    middle = logit(value)
     reach = _quantile(level) * deviation / (value * (1 - value))
-    return Estimate(value, sigmoid(middle - reach), sigmoid(middle + reach))
+    return Estimate(value, float(expit(middle - reach)), float(expit(middle + reach)))
 
 
-def auc_difference(
-    labels: Sequence[int | None], a: Sequence[float], b: Sequence[float], level: float = 0.95
-) -> PairedTest:
+def auc_difference(positive: Flags, a: Floats, b: Floats, level: float = 0.95) -> PairedTest:
     """Test whether two scores of the same units have the same AUC; the difference is that of a minus that of b."""
-    of_a, of_b = auc(labels, a), auc(labels, b)
+    of_a, of_b = auc(positive, a), auc(positive, b)
     if of_a is None or of_b is None:
-        return PairedTest(Estimate(None, why=why_undefined(labels, "unit")), None)
+        return PairedTest(Estimate(None, why=why_undefined(positive)), None)
     difference = of_a - of_b
-    positive, values_a = known_of(labels, a)
-    _, values_b = known_of(labels, b)
     if why := _too_few(positive):
         return PairedTest(Estimate(difference, why=why), None)
-    covariances = covariance(positive, [values_a, values_b])
+    covariances = covariance(positive, [a, b])
     variance = covariances[0, 0] + covariances[1, 1] - 2 * covariances[0, 1]
     # what is left of equal terms by rounding is no variance
     if variance <= 1e-12 * (covariances[0, 0] + covariances[1, 1]):
@@ -73,13 +69,15 @@ def auc_difference(
 
 def covariance(positive: Flags, scores: Sequence[Floats]) -> Floats:
     """Estimate the covariance of the AUCs of several scores of the same units."""
+    from scipy.stats import rankdata
+
     positives, negatives = int(positive.sum()), int((~positive).sum())
     among_positives, among_negatives = [], []
     for values in scores:
-        ranks = midranks(values)
+        ranks = rankdata(values)
         # share of negatives below each positive, and of positives above each negative
-        among_positives.append((ranks[positive] - midranks(values[positive])) / negatives)
-        among_negatives.append(1 - (ranks[~positive] - midranks(values[~positive])) / positives)
+        among_positives.append((ranks[positive] - rankdata(values[positive])) / negatives)
+        among_negatives.append(1 - (ranks[~positive] - rankdata(values[~positive])) / positives)
     spread = np.cov(np.array(among_positives)) / positives + np.cov(np.array(among_negatives)) / negatives
     return np.atleast_2d(spread)
 
@@ -94,4 +92,6 @@ def _too_few(positive: Flags) -> str:
 
 def _quantile(level: float) -> float:
     """Find the normal quantile of a two-sided interval."""
-    return NormalDist().inv_cdf((1 + level) / 2)
+    from scipy.special import ndtri
+
+    return float(ndtri((1 + level) / 2))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tapfm.errors import SettingError
-from tapfm.metrics.arrays import known_of
-from tapfm.metrics.ranking import counts_by_threshold
+from tapfm.metrics.arrays import Flags, Floats, check_scores
+from tapfm.metrics.ranking import why_undefined
 
 
 @dataclass(frozen=True)
@@ -25,15 +24,17 @@ class Rates:
     f1: float | None
 
 
-def youden(labels: Sequence[int | None], probabilities: Sequence[float]) -> float | None:
+def youden(positive: Flags, probabilities: Floats) -> float | None:
     """Find the observed probability with the largest sensitivity + specificity; None where a class is absent.
 
     Among equally good ones that with the smallest |sensitivity - specificity|, then the highest.
     """
-    positive, values = known_of(labels, probabilities)
-    if positive.all() or not positive.any():
+    check_scores(positive, probabilities)
+    if why_undefined(positive):
         return None
-    true_positives, called, thresholds = counts_by_threshold(positive, values)
+    thresholds, place = np.unique(-probabilities, return_inverse=True)
+    thresholds = -thresholds  # from the highest down
+    true_positives, called = np.cumsum(np.bincount(place, weights=positive)), np.cumsum(np.bincount(place))
     positives, negatives = int(positive.sum()), int((~positive).sum())
     # in whole numbers, times positives * negatives: equal sums must not differ in their last digit
     found = true_positives * negatives
@@ -42,22 +43,22 @@ def youden(labels: Sequence[int | None], probabilities: Sequence[float]) -> floa
     return float(thresholds[best])
 
 
-def at_sensitivity(labels: Sequence[int | None], probabilities: Sequence[float], sensitivity: float) -> float | None:
+def at_sensitivity(positive: Flags, probabilities: Floats, sensitivity: float) -> float | None:
     """Find the highest observed probability that calls at least this share of positives; None without positives."""
     if not 0 < sensitivity <= 1:
         raise SettingError(f"sensitivity must be above 0 and at most 1; got {sensitivity}.")
-    positive, values = known_of(labels, probabilities)
+    check_scores(positive, probabilities)
     if not positive.any():
         return None
-    of_positives = np.sort(values[positive])[::-1]
+    of_positives = np.sort(probabilities[positive])[::-1]
     needed = math.ceil(sensitivity * len(of_positives) - 1e-9)  # 0.9 of 10 is 9, however it is rounded
     return float(of_positives[needed - 1])
 
 
-def rates(labels: Sequence[int | None], probabilities: Sequence[float], threshold: float) -> Rates:
+def rates(positive: Flags, probabilities: Floats, threshold: float) -> Rates:
     """Measure the calls at a threshold."""
-    positive, values = known_of(labels, probabilities)
-    called = values >= threshold
+    check_scores(positive, probabilities)
+    called = probabilities >= threshold
     true_positives, false_positives = int((called & positive).sum()), int((called & ~positive).sum())
     false_negatives, true_negatives = int((~called & positive).sum()), int((~called & ~positive).sum())
     sensitivity = _share(true_positives, true_positives + false_negatives)

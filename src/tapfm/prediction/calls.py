@@ -1,4 +1,4 @@
-"""Calls: from the probability of a target to positive or negative, by a threshold from validation slides."""
+"""Calls: what the number of a target stands for, by a threshold from validation slides."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from tapfm.errors import InputError
 from tapfm.inference.predictor import SlideOutput
-from tapfm.metrics.arrays import sigmoid
 from tapfm.prediction.folder import TargetPrediction
 from tapfm.runs.model_folder import ModelFolder
 from tapfm.runs.thresholds import EXPORTED_SENSITIVITY, thresholds_of
+from tapfm.tasks.target import Label, TargetKinds
 
 
 @dataclass(frozen=True)
@@ -19,31 +19,33 @@ class CallThresholds:
 
     thresholds: Mapping[str, float | None]
     where: str
+    targets: TargetKinds
 
-    def predictions(self, output: SlideOutput, labels: Mapping[str, int | None]) -> dict[str, TargetPrediction]:
+    def predictions(self, output: SlideOutput, labels: Mapping[str, Label]) -> dict[str, TargetPrediction]:
         """Return the probability and the call of each target of a slide."""
         return {
             target: self.call(target, logit, output.constants[target], labels.get(target))
             for target, logit in output.logits.items()
         }
 
-    def call(self, target: str, logit: float, constant: float | None, label: int | None) -> TargetPrediction:
+    def call(self, target: str, logit: float, constant: float | None, label: Label) -> TargetPrediction:
         """Return the probability and the call of one target."""
-        threshold, probability = self.thresholds.get(target), sigmoid(logit)
-        call = None if threshold is None else int(probability >= threshold)
-        return TargetPrediction(logit, probability, threshold, call, label, constant)
+        threshold, kind = self.thresholds.get(target), self.targets[target]
+        return TargetPrediction(logit, kind.activate(logit), threshold, kind.call(logit, threshold), label, constant)
 
 
 def choose_calls(evaluated: ModelFolder, sensitivity: float | None) -> CallThresholds:
     """Choose thresholds on the validation slides: Youden's, or those that reach a sensitivity."""
     chosen = thresholds_of(evaluated, "slide", EXPORTED_SENSITIVITY if sensitivity is None else sensitivity)
     if chosen.thresholds is None:
-        return CallThresholds({}, f"no calls, as {chosen.where}")
+        return CallThresholds({}, f"no calls, as {chosen.where}", evaluated.targets)
     if sensitivity is None:
-        return CallThresholds(dict(chosen.thresholds.youden), f"Youden's thresholds of {chosen.where}")
+        where = f"Youden's thresholds of {chosen.where}"
+        return CallThresholds(dict(chosen.thresholds.youden), where, evaluated.targets)
     if chosen.why_none_at_sensitivity:
         raise InputError(
             f"There is no threshold for a sensitivity of {sensitivity:g}: {chosen.why_none_at_sensitivity}.",
             hint="Leave --sensitivity out, or predict with the run itself.",
         )
-    return CallThresholds(dict(chosen.thresholds.chosen), f"a sensitivity of {sensitivity:g} on {chosen.where}")
+    where = f"a sensitivity of {sensitivity:g} on {chosen.where}"
+    return CallThresholds(dict(chosen.thresholds.chosen), where, evaluated.targets)

@@ -23,6 +23,8 @@ from tapfm.prediction.tile_table import TileTable, read_tile_table
 from tapfm.runtime.files import write_atomically
 from tapfm.slides.opening import PER_SLIDE
 from tapfm.slides.slide import Box
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import Label, TargetKinds
 
 ABOUT = "prediction.json"  # marks a folder of predictions
 TABLE = "predictions.csv"
@@ -36,8 +38,8 @@ class TargetPrediction:
     logit: float
     probability: float
     threshold: float | None  # of the probability; None where validation gave none
-    call: int | None  # 1 at or above the threshold
-    label: int | None  # where the table has one
+    call: Label  # what the target is called by the threshold
+    label: Label  # where the table has one
     constant: float | None  # logit = constant + sum of the tiles' contributions; None where there are none
 
 
@@ -62,6 +64,11 @@ class PredictedSlide:
     tiles_failed: int
     seconds: float
     key: str  # fingerprint of the weights, the tiles and the slide's files that made it
+
+    @property
+    def kinds(self) -> TargetKinds:
+        """The kinds of the targets."""
+        return target_kinds(self.targets)
 
     @property
     def layers(self) -> list[Layer]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import TABLE_SUFFIXES, Cohort, read_cohort
 from tapfm.cohort.splits import SPLITS
 from tapfm.encoders.catalog import encoder_card
@@ -20,6 +19,8 @@ from tapfm.runs.model_folder import ModelFolder, ModelMember, description_of
 from tapfm.runtime.cohort_job import Failure
 from tapfm.runtime.messages import counted
 from tapfm.runtime.workers import WorkerPool
+from tapfm.tasks.labels import read_labels
+from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.cohort_tiling import tile_cohort
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import find_tiles
@@ -45,7 +46,7 @@ class TiledSlides:
 
 
 def read_sources(
-    sources: Sequence[Path], slides_folder: Path | None, targets: Sequence[str], split: str | None = None
+    sources: Sequence[Path], slides_folder: Path | None, targets: TargetKinds, split: str | None = None
 ) -> RequestedSlides:
     """Read tables, folders and slides together; a slide that comes twice is refused unless it is the same.
 
@@ -92,9 +93,9 @@ def _select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
     return replace(cohort, rows=kept)
 
 
-def _labels_of(cohort: Cohort, targets: Sequence[str]) -> tuple[list[dict[str, int | None]], list[str]]:
+def _labels_of(cohort: Cohort, targets: TargetKinds) -> tuple[list[dict[str, Label]], list[str]]:
     """Read the labels that a table has of the targets: they are shown beside what is predicted, never used."""
-    there = [target for target in targets if target in cohort.label_names]
+    there = {target: kind for target, kind in targets.items() if target in cohort.label_names}
     try:
         labels = read_labels(cohort, there) if there else {}
     except LabelError as error:

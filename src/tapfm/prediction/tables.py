@@ -21,9 +21,10 @@ def write_predictions_table(folder: Path, slides: Sequence[PredictedSlide]) -> N
     for slide in slides:
         for target, said in slide.targets.items():
             about = [slide.patient_id, slide.slide_id, slide.cohort or "", slide.split or "", target]
-            numbers = [said.label, repr(said.probability), repr(said.logit), slide.tiles, slide.tiles_failed]
-            called = [None if said.threshold is None else repr(said.threshold), said.call, f"{slide.seconds:.2f}"]
-            rows.append([*about, *numbers, *called])
+            kind = slide.kinds[target]
+            numbers = [*kind.format_prediction(said.label, said.logit), slide.tiles, slide.tiles_failed]
+            threshold = None if said.threshold is None else repr(said.threshold)
+            rows.append([*about, *numbers, threshold, kind.format_label(said.call), f"{slide.seconds:.2f}"])
     write_csv(folder / TABLE, [*COLUMNS, "threshold", "call", "seconds"], rows)
 
 

@@ -46,7 +46,7 @@ def prediction_lines(predicted: PredictedSlide, layer: Layer) -> list[str]:
         if said.threshold is not None:
             part += f", threshold {said.threshold:.3f}"
         if said.call is not None:
-            part += f", called {'positive' if said.call else 'negative'}"
+            part += f", called {predicted.kinds[target].describe_label(said.call)}"
         parts.append(part)
     more = len(targets) - len(parts)
     return [*parts, f"and {more} more targets"] if more > 0 else parts

@@ -16,6 +16,7 @@ from tapfm.report.runs import ReportedRun
 from tapfm.results.document import Paragraph
 from tapfm.results.numbers import format_percentage
 from tapfm.results.table import Cell, Column, Row, Table, table_row
+from tapfm.tasks.catalog import target_kinds
 
 # columns of a cohort's table that say where a slide comes from
 _ORIGINS = ("site", "centre", "center", "hospital", "scanner", "vendor", "objective", "magnification", "mpp", "stain")
@@ -54,11 +55,10 @@ def _split_row(title: str, rows: Sequence[Mapping[str, str]], targets: Sequence[
     """Count one split of a run."""
     patients = len({(row.get("cohort"), row.get("patient_id")) for row in rows})
     tiles = sum(int(row["tiles"]) for row in rows if row.get("tiles"))
-    labels = {target: [row.get(target, "") for row in rows] for target in targets}
-    cells = [
-        _labels_cell(sum(label == "1" for label in found), sum(label != "" for label in found))
-        for found in labels.values()
-    ]
+    cells = []
+    for target, kind in target_kinds(targets).items():
+        positive, known = kind.count_labels([kind.parse_label(row.get(target, "")) for row in rows])
+        cells.append(_labels_cell(positive or 0, known))
     return table_row(title, patients, len(rows), tiles or None, *cells)
 
 
@@ -66,9 +66,9 @@ def _prediction_row(title: str, predictions: Sequence[Prediction], targets: Sequ
     """Count a set that was evaluated."""
     patients = len({(each.cohort, each.patient_id) for each in predictions})
     cells = []
-    for target in targets:
-        known = [label for each in predictions if (label := each.labels.get(target)) is not None]
-        cells.append(_labels_cell(sum(known), len(known)))
+    for target, kind in target_kinds(targets).items():
+        positive, known = kind.count_labels([each.labels.get(target) for each in predictions])
+        cells.append(_labels_cell(positive or 0, known))
     tiles = sum(each.tiles for each in predictions)
     return table_row(title, patients, len(predictions), tiles or None, *cells)
 

@@ -8,13 +8,7 @@ from typing import ClassVar
 
 from tapfm.results.document import Paragraph
 from tapfm.results.figure import Figure
-from tapfm.results.numbers import ABSENT
 from tapfm.results.table import Table
-
-
-def called(flag: int | None) -> str:
-    """Name a label or a call."""
-    return ABSENT if flag is None else "positive" if flag else "negative"
 
 
 @dataclass(frozen=True)
@@ -46,23 +40,16 @@ class SlideLine:
     target: str
     probability: float
     threshold: float | None
-    label: int | None
+    call: str  # as words; empty: none
+    label: str
+    outcome: str  # of the call: right, or how it is wrong
     tiles: int
     model: str = ""
 
     @property
-    def call(self) -> int | None:
-        """Say 1 at or above the threshold."""
-        return None if self.threshold is None else int(self.probability >= self.threshold)
-
-    @property
-    def outcome(self) -> str:
-        """Say whether the call is right; nothing where that is not known."""
-        if self.call is None or self.label is None:
-            return ""
-        if self.call == self.label:
-            return "right"
-        return "false positive" if self.call else "false negative"
+    def wrong(self) -> bool:
+        """Whether the call is wrong."""
+        return self.outcome not in ("", "right")
 
 
 @dataclass(frozen=True)
@@ -109,6 +96,7 @@ class SlideHeatmaps:
     facts: Sequence[str]
     pictures: Sequence[Picture]
     why: str = ""  # there are none
+    wrong: bool = False  # the call
 
 
 @dataclass(frozen=True)

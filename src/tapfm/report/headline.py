@@ -13,12 +13,12 @@ def headline_table(results: Sequence[tuple[str, SplitResult]]) -> Table:
     """Return the AUC of each target on each set of slides; results come with the name of their model, or none."""
     rows: list[Row] = []
     for model, result in results:
-        several = len(result.results.columns) > 1
+        several, first = len(result.results.columns) > 1, result.results.main_metrics[0]
         name = f"{model}, {result.title}" if model else result.title
         if several:
             rows.append(Row(heading=name))
         for target in result.results.columns:
-            found = result.metrics.get((target, "auc"))
+            found = result.metrics.get((target, first))
             if found is not None:
                 positives = "" if found.positives is None else f"{found.positives:,} of {found.units:,}"
                 title = target_title(target) if several else name

@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from tapfm.report.content import Page, called
+from tapfm.report.content import Page
 from tapfm.results.html import html_figure, html_table
 from tapfm.results.numbers import ABSENT, format_number
 
@@ -29,7 +29,7 @@ def render(page: Page) -> bytes:
         lstrip_blocks=True,
     )
     environment.globals |= {"absent": ABSENT, "html_table": html_table, "html_figure": html_figure}
-    environment.filters |= {"number": format_number, "called": called}
+    environment.filters |= {"number": format_number}
     style, script = (Markup((_TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js"))
     html = environment.get_template("report.html").render(
         page=page,

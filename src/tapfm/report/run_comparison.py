@@ -13,6 +13,8 @@ from tapfm.report.result import SplitResult
 from tapfm.report.runs import ReportedRun
 from tapfm.results.document import Paragraph
 from tapfm.results.table import Column, Table, table_row
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import Label
 
 ResultsByRun = Mapping[str, Sequence[SplitResult]]  # by name of the run
 
@@ -65,10 +67,12 @@ def _differences(title: str, having: Mapping[str, SplitResult]) -> Block:
     methods = {name: [list(result.predictions)] for name, result in having.items()}
     about = first.results.about
     return differences_table(
-        compare_methods(methods, first.targets, first.unit, resamples=about["resamples"], seed=about["seed"])
+        compare_methods(
+            methods, target_kinds(first.targets), first.unit, resamples=about["resamples"], seed=about["seed"]
+        )
     )
 
 
-def _labels_of(predictions: Sequence[Prediction]) -> dict[object, dict[str, object]]:
+def _labels_of(predictions: Sequence[Prediction]) -> dict[object, dict[str, Label]]:
     """Return the labels of each slide."""
     return {slide_key(each): dict(each.labels) for each in predictions}

@@ -17,6 +17,7 @@ from tapfm.report.finding import ResultFolder
 from tapfm.report.result import SplitResult
 from tapfm.report.runs import ReportedRun
 from tapfm.runtime.messages import counted
+from tapfm.tasks.catalog import target_kinds
 
 _TITLES = {VALIDATION: "validation", TEST: "test"}
 _CHOSEN_HERE = "The epoch and the thresholds were chosen on these slides, so these metrics are optimistic."
@@ -31,12 +32,12 @@ _OPTIMISTIC = {  # splits of a run's own cohort
 def _result_of_split(run: ReportedRun, split: str, resamples: int) -> SplitResult:
     """Measure what a finished run predicted for one of its splits."""
     predictions, validation = run.predictions[split], run.predictions.get(VALIDATION, ())
-    settings = EvaluationSettings(run.unit, resamples=resamples)
-    chosen = choose_thresholds(validation, run.targets, run.unit, settings.sensitivity) if validation else None
+    settings, kinds = EvaluationSettings(run.unit, resamples=resamples), target_kinds(run.targets)
+    chosen = choose_thresholds(validation, kinds, run.unit, settings.sensitivity) if validation else None
     where = f"{counted(len(validation), 'validation slide')} of the run" if validation else ""
     results = measure_results(
         predictions,
-        run.targets,
+        kinds,
         settings,
         thresholds=ChosenThresholds(chosen, where or "the run has no predictions of validation slides"),
         groups=(),

@@ -25,6 +25,8 @@ from tapfm.results.numbers import format_duration, format_number
 from tapfm.runs.curves import training_figure
 from tapfm.runtime.messages import counted
 from tapfm.runtime.progress import SlideProgress
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import Label, TargetKind
 
 _SETS = {"test": "Test slides", "validation": "Validation slides"}
 _SAME_PROBABILITY = 1e-3
@@ -85,17 +87,26 @@ def _result_figures(result: SplitResult) -> list[Figure]:
     """Return the figures of each target; with several targets their names are titles."""
     evaluated, several = result.evaluated_predictions(), len(result.targets) > 1
     return [
-        Figure(target if several else "", list(target_panels(evaluated, target).values())) for target in result.targets
+        Figure(target if several else "", list(target_panels(evaluated, target, kind).values()))
+        for target, kind in target_kinds(result.targets).items()
     ]
 
 
 def _auc_text(result: SplitResult) -> str:
     """Write the AUC for the line that is seen while a part is shut."""
-    found = result.metrics.get((result.results.columns[-1], "auc"))
+    first = result.results.main_metrics[0]
+    found = result.metrics.get((result.results.columns[-1], first))
     if found is None or found.estimate.value is None:
         return ""
     mean = "mean " if len(result.targets) > 1 else ""
-    return f"{mean}AUC {format_number(found.estimate.value)}"
+    return f"{mean}{result.results.metric_names[first]} {format_number(found.estimate.value)}"
+
+
+def _call_texts(kind: TargetKind, call: Label, label: Label) -> dict[str, str]:
+    """Return a call, a label and their agreement as words; empty where there is none."""
+    words = {"call": call, "label": label}
+    texts = {name: "" if value is None else kind.describe_label(value) for name, value in words.items()}
+    return texts | {"outcome": kind.outcome(call, label)}
 
 
 def slides_section(gathered: ReportSources) -> Section:
@@ -123,20 +134,21 @@ def slides_section(gathered: ReportSources) -> Section:
 
 def _lines_of(run: ReportedRun, result: SplitResult) -> list[SlideLine]:
     """List the slides of a result."""
+    kinds, thresholds = target_kinds(result.targets), result.thresholds
     return [
         SlideLine(
             slide_id=each.slide_id,
             patient_id=each.patient_id,
             where=result.title,
             target=target,
-            probability=probability,
-            threshold=result.thresholds.get(target),
-            label=each.labels.get(target),
+            probability=kinds[target].activate(logit),
+            threshold=thresholds.get(target),
+            **_call_texts(kinds[target], kinds[target].call(logit, thresholds.get(target)), each.labels.get(target)),
             tiles=each.tiles,
             model=result.model or run.name,
         )
         for each in result.predictions
-        for target, probability in each.probabilities.items()
+        for target, logit in each.logits.items()
     ]
 
 
@@ -151,7 +163,7 @@ def _predicted_lines(runs: Sequence[ReportedRun], found: ResultFolder) -> list[S
             target=target,
             probability=said.probability,
             threshold=said.threshold,
-            label=said.label,
+            **_call_texts(target_kinds([target])[target], said.call, said.label),
             tiles=slide.tiles,
             model=model,
         )

@@ -35,7 +35,6 @@ from tapfm.report.content import (
     SlideHeatmaps,
     TileGallery,
     TilePicture,
-    called,
 )
 from tapfm.results.document import Paragraph
 from tapfm.results.numbers import format_bytes, format_number
@@ -50,11 +49,6 @@ _TILE_PX = 224  # at most
 _QUALITY = 80
 _COLOURS = 32  # of a colour bar
 _TILES_OF_A_SLIDE = 3  # in a gallery: one slide must not fill it
-# whose maps are shown first: of many targets and few maps, each target has its wrong calls
-_OUTCOMES = (
-    *("false negative", "false positive", "right, positive", "right, negative"),
-    *("called positive", "called negative", ""),
-)
 
 
 @dataclass
@@ -93,27 +87,35 @@ class ChosenSlide:
     predicted: PredictedSlide
     target: str
     outcome: str
+    wrong: bool = False
 
 
-def _outcome_of(said: TargetPrediction) -> str:
-    """Say how right a call is; of slides without a label only the call."""
-    if said.call is None:
-        return ""
-    if said.label is None:
-        return f"called {called(said.call)}"
-    if said.call == said.label:
-        return f"right, {called(said.call)}"
-    return "false positive" if said.call else "false negative"
+@dataclass(frozen=True, order=True)
+class _Outcome:
+    """How right a call is, in the order in which heatmaps are shown: wrong calls first, slides without a call last."""
+
+    priority: int
+    text: str
+
+    @classmethod
+    def of(cls, predicted: PredictedSlide, target: str) -> _Outcome:
+        said, kind = predicted.targets[target], predicted.kinds[target]
+        if said.call is None:
+            return cls(3, "")
+        outcome, call = kind.outcome(said.call, said.label), kind.describe_label(said.call)
+        if not outcome:
+            return cls(2, f"called {call}")
+        return cls(1, f"right, {call}") if outcome == "right" else cls(0, outcome)
 
 
 def choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], count: int) -> list[ChosenSlide]:
     """Take the most certain of each outcome of each target in turn: wrong calls first, since they teach most."""
-    queues: dict[tuple[str, str], list[tuple[float, PredictedSlide]]] = {}
+    queues: dict[tuple[_Outcome, str], list[tuple[float, PredictedSlide]]] = {}
     for slide in slides:
         for target in targets:
             if (said := slide.targets.get(target)) is None:
                 continue
-            outcome = _outcome_of(said)
+            outcome = _Outcome.of(slide, target)
             certainty = abs(said.probability - (0.5 if said.threshold is None else said.threshold))
             queues.setdefault((outcome, target), []).append((certainty, slide))
     for queue in queues.values():
@@ -121,10 +123,10 @@ def choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], coun
     chosen: list[ChosenSlide] = []
     for place in range(max(map(len, queues.values()), default=0)):
         for (outcome, target), queue in sorted(
-            queues.items(), key=lambda each: (_OUTCOMES.index(each[0][0]), targets.index(each[0][1]))
+            queues.items(), key=lambda each: (each[0][0], targets.index(each[0][1]))
         ):
             if place < len(queue) and len(chosen) < count:
-                chosen.append(ChosenSlide(queue[place][1], target, outcome))
+                chosen.append(ChosenSlide(queue[place][1], target, outcome.text, outcome.priority == 0))
     return sorted(chosen, key=lambda each: targets.index(each.target))  # as they came, target by target
 
 
@@ -184,7 +186,7 @@ def _heat_of(
     predicted, said = chosen.predicted, chosen.predicted.targets[chosen.target]
     words = f"probability {format_number(said.probability)}"
     words += "" if said.threshold is None else f", threshold {format_number(said.threshold)}"
-    words += "" if said.label is None else f", label {called(said.label)}"
+    words += "" if said.label is None else f", label {predicted.kinds[chosen.target].describe_label(said.label)}"
     facts = [words]
     pictures: list[Picture] = []
     try:
@@ -196,13 +198,15 @@ def _heat_of(
             drawn = _pictures_of(slide, predicted, table, layer)
     except Exception as error:  # also what libraries raise over damage
         why = f"No picture: {reason_of(error)}"
-        return SlideHeatmaps(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures, why), None
+        return SlideHeatmaps(
+            predicted.slide_id, chosen.target, chosen.outcome, facts, pictures, why, chosen.wrong
+        ), None
     for picture, what in zip(drawn, ("as it is", layer.title), strict=True):
         embedded = budget.embed(picture, f"Slide {predicted.slide_id}, {what}")
         if embedded is None:
             return None
         pictures.append(embedded)
-    return SlideHeatmaps(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures), scale
+    return SlideHeatmaps(predicted.slide_id, chosen.target, chosen.outcome, facts, pictures, wrong=chosen.wrong), scale
 
 
 def _there(finder: SlideFinder | None, predicted: PredictedSlide) -> Path:
@@ -306,7 +310,7 @@ def _add_candidates(
 
 def _side_of(said: TargetPrediction) -> int:
     """Say on which side a slide counts: as it is called, or without a threshold by its probability."""
-    return said.call if said.call is not None else int(said.probability >= 0.5)
+    return int(bool(said.call)) if said.call is not None else int(said.probability >= 0.5)
 
 
 def _signed_layer(layer: Layer) -> bool:
@@ -338,7 +342,7 @@ def _gallery_of(
             tiles.append(TilePicture(embedded, each.slide_id, value))
     most = "highest" if side or not _signed_layer(layer) else "lowest"
     kind = Layer(layer.column, layer.kind).title
-    title = f"{target}: {most} in slides called {called(side)}"
+    title = f"{target}: {most} in slides called {slides[found[0].slide_id].kinds[target].describe_label(side)}"
     note = f"By {kind} ({UNITS[layer.kind]}); of a slide at most {most_of_one} tiles."
     if budget.left_out > left_out:
         note += f" {counted(budget.left_out - left_out, 'tile')} left out: no room."

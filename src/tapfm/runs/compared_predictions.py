@@ -14,6 +14,8 @@ from tapfm.evaluation.patients import patient_of
 from tapfm.evaluation.predictions import Prediction, all_targets, read_predictions
 from tapfm.runs.ensemble import is_run
 from tapfm.runtime.messages import counted
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import TargetKinds
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class ComparedPredictions:
 
     files: dict[str, Path]  # by name of the model
     predictions: dict[str, list[Prediction]]
-    targets: list[str]  # those that all have
+    targets: TargetKinds  # those that all have
     warnings: list[str]
 
 
@@ -38,7 +40,8 @@ def read_compared(sources: Sequence[str], split: str) -> ComparedPredictions:
             f"Several are called {', '.join(repeated)}.", hint=f"Name them: {repeated[0]}-1=PATH {repeated[0]}-2=PATH"
         )
     methods = _match_cohorts({name: read_predictions(path) for name, path in named})
-    return ComparedPredictions(dict(named), methods, _common_targets(methods), _not_held_out(named, methods))
+    targets = target_kinds(_common_targets(methods))
+    return ComparedPredictions(dict(named), methods, targets, _not_held_out(named, methods))
 
 
 def _named_source(source: str, split: str) -> tuple[str, Path]:

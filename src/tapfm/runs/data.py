@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
-from tapfm.cohort.splits import SPLITS, TRAIN, check_training_labels, split_of_rows
+from tapfm.cohort.splits import SPLITS, TRAIN, split_of_rows
 from tapfm.config.settings import RunConfig
 from tapfm.encoders.features import FeatureFacts, feature_file, read_feature_facts
 from tapfm.errors import CohortError, LabelError, TapfmError, UnknownNameError
@@ -16,6 +15,9 @@ from tapfm.evaluation.predictions import LabelledSlide
 from tapfm.runtime.files import file_identity, fingerprint, sha256_of
 from tapfm.runtime.messages import command
 from tapfm.slides.opening import files_of
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.labels import check_training_labels, read_labels
+from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.store import TileSet, find_tiles
 
 _OWN_COLUMNS = ("mpp", "cohort", "split")  # that every cohort table may have
@@ -36,7 +38,7 @@ class RunSlide:
 
     row: SlideRow
     split: str
-    labels: Mapping[str, int | None]
+    labels: Mapping[str, Label]
     tiles: TileSet | None = None
     features: StoredFeatures | None = None
 
@@ -76,7 +78,7 @@ class RunData:
     """The slides of a run."""
 
     slides: tuple[RunSlide, ...]
-    targets: tuple[str, ...]
+    targets: TargetKinds
     without_label: tuple[str, ...]  # no label of any target: not used
     failed: Mapping[str, str]  # no tiles, and why
 
@@ -84,7 +86,7 @@ class RunData:
         """List the slides of a split."""
         return [slide for slide in self.slides if slide.split == split]
 
-    def training_labels(self) -> dict[str, list[int | None]]:
+    def training_labels(self) -> dict[str, list[Label]]:
         """Give the labels that class weights are made of."""
         return {target: [slide.labels[target] for slide in self.of(TRAIN)] for target in self.targets}
 
@@ -98,7 +100,7 @@ class RunData:
         return [
             [
                 *(slide.row.slide_id, slide.row.patient_id, slide.row.cohort or "", slide.split),
-                *("" if (label := slide.labels[target]) is None else str(label) for target in self.targets),
+                *(kind.format_label(slide.labels[target]) for target, kind in self.targets.items()),
                 *("" if slide.tiles is None else str(len(slide.tiles)), slide.content_digest),
             ]
             for slide in self.slides
@@ -108,11 +110,11 @@ class RunData:
 def read_data(config: RunConfig) -> RunData:
     """Read and check everything that can be checked without opening a slide."""
     cohort = _read_table(config)
-    targets = tuple(config.task.targets)
+    targets = target_kinds(config.task.targets)
     labels = read_labels(cohort, targets)
     splits = split_of_rows(cohort, config.cohort.fold)
     column = "split" if config.cohort.fold is None else f"fold_{config.cohort.fold}"
-    check_training_labels(cohort, splits, labels, column)
+    check_training_labels(cohort, splits, labels, targets, column)
     of_row = {row.slide_id: {target: labels[target][i] for target in targets} for i, row in enumerate(cohort.rows)}
     rows = [row for row in cohort.rows if row.slide_id in splits]
     labelled = [row for row in rows if any(label is not None for label in of_row[row.slide_id].values())]
@@ -189,7 +191,7 @@ def _making_of(config: RunConfig) -> str:
 def _refuse_one_class(config: RunConfig, data: RunData, column: str) -> None:
     """Check again what can be learnt, now that slides without tiles are out."""
     for target, labels in data.training_labels().items():
-        if not {0, 1} <= set(labels):
+        if data.targets[target].lacking(labels):
             raise LabelError(
                 f"Without the slides that have no tiles, the training split (column {column}) does not have both "
                 f"classes of {target}.",
@@ -228,14 +230,14 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
-def count_by_split(data: RunData) -> list[tuple[str, int, int, dict[str, tuple[int, int]]]]:
+def count_by_split(data: RunData) -> list[tuple[str, int, int, dict[str, tuple[int | None, int]]]]:
     """Count, for each split: patients, slides, and of each target positives and labelled slides."""
     lines = []
     for split in SPLITS:
         slides = data.of(split)
-        counts = {}
-        for target in data.targets:
-            known = [label for slide in slides if (label := slide.labels[target]) is not None]
-            counts[target] = (sum(known), len(known))
+        counts = {
+            target: kind.count_labels([slide.labels[target] for slide in slides])
+            for target, kind in data.targets.items()
+        }
         lines.append((split, len({slide.row.patient_id for slide in slides}), len(slides), counts))
     return lines

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
 from tapfm.cohort.splits import ALL, SPLITS, TEST, TRAIN, VALIDATION, canonical_split, list_some, split_of_rows
 from tapfm.encoders.features import feature_file, read_feature_facts
@@ -14,6 +13,7 @@ from tapfm.errors import CohortError, InputError, RunError, TapfmError
 from tapfm.runs.data import RunSlide, StoredFeatures
 from tapfm.runs.model_folder import ModelFolder, ModelMember
 from tapfm.runtime.messages import command, counted
+from tapfm.tasks.labels import read_labels
 from tapfm.tiles.store import TileSet, find_tiles
 
 _SHOWN = 10  # slides, or patients, named in a message
@@ -64,8 +64,8 @@ def read_slides(evaluated: ModelFolder, choice: EvaluationChoice) -> EvaluatedSl
     cohort = read_cohort(table, slides_folder, must_exist=False)  # a slide that is gone costs that slide
     absent = () if own else tuple(each for each in evaluated.targets if each not in cohort.label_names)
     if len(absent) == len(evaluated.targets):
-        read_labels(cohort, absent)  # says which columns there are
-    labels = read_labels(cohort, [target for target in evaluated.targets if target not in absent])
+        read_labels(cohort, evaluated.targets)  # says which columns there are
+    labels = read_labels(cohort, {name: kind for name, kind in evaluated.targets.items() if name not in absent})
     splits = _splits_of(evaluated, cohort, split or TEST) if own else _splits_of_another(cohort, split)
     chosen, without_label, failed = [], [], {}
     for i, row in enumerate(cohort.rows):
@@ -231,8 +231,8 @@ def _changes_of(slide: RunSlide, row: Mapping[str, str], member: ModelMember) ->
     found = []
     if row["split"] != slide.split:
         found.append(f"was in {row['split']}, is in {slide.split}")
-    for target in member.targets:
-        label = "" if slide.labels[target] is None else str(slide.labels[target])
+    for target, kind in member.targets.items():
+        label = kind.format_label(slide.labels[target])
         if row[target] != label:
             found.append(f"{target} was '{row[target]}', is '{label}'")
     # tiles of a run with a fixed encoder are encoded anew: what it noted is of the features
@@ -280,7 +280,7 @@ def slides_of_run(member: ModelMember) -> list[RunSlide]:
     for noted in member.slides():
         row = rows.get(noted["slide_id"])
         if row is not None:
-            labels = {target: int(noted[target]) if noted[target] else None for target in member.targets}
+            labels = {target: kind.parse_label(noted[target]) for target, kind in member.targets.items()}
             slide = RunSlide(row, noted["split"], labels)
             found.append(with_any_tiles(slide, config.tiles.folder, config.tiles.features))
     return found

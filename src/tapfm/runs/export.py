@@ -34,6 +34,7 @@ from tapfm.runs.thresholds import thresholds_to_export
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.output_folder import locked, refuse_other_files, remove_unfinished
 from tapfm.runtime.seeding import rng_for
+from tapfm.tasks.catalog import target_kinds
 from tapfm.version import __version__
 
 _TILES = 4  # of the slide that the check uses
@@ -121,7 +122,7 @@ def _write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
     aggregator = {f"aggregator/{name}": each.detach() for name, each in saved.model.aggregator.named_parameters()}
     save_checkpoint(out / AGGREGATOR, aggregator, {"tapfm": __version__, "kind": "aggregator"})
     write_atomically(out / "README.md", model_card(saved, run_folder, _final_scores(run_folder)).encode())
-    thresholds = thresholds_to_export(run_folder.folder, saved.description["targets"])
+    thresholds = thresholds_to_export(run_folder.folder, saved.model.task.targets)
     description = {"tapfm": __version__} | saved.description | {"thresholds": thresholds}
     write_atomically(out / DESCRIPTION, json.dumps(description, indent=2).encode())
 
@@ -129,12 +130,12 @@ def _write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
 def _final_scores(run_folder: RunFolder) -> Mapping[str, AucScores]:
     """Score the predictions of a run, split by split; there are none before it is finished."""
     unit: Unit = run_folder.settings()["selection"]["unit"]
+    targets = target_kinds(run_folder.settings()["task"]["targets"])
     found = {}
     for split in (VALIDATION, TEST):
         path = run_folder.folder / f"predictions-{split}.csv"
         if path.exists():
-            predictions = read_predictions(path)
-            found[split] = compute_scores(predictions, run_folder.settings()["task"]["targets"], unit)
+            found[split] = compute_scores(read_predictions(path, targets), targets, unit)
     return found
 
 

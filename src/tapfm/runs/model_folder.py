@@ -17,6 +17,8 @@ from tapfm.runs.folder import RunFolder
 from tapfm.runs.saved_model import AGGREGATOR, DESCRIPTION
 from tapfm.runtime.files import fingerprint, sha256_of
 from tapfm.runtime.messages import command
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import TargetKinds
 from tapfm.version import __version__
 
 
@@ -25,7 +27,7 @@ class ModelMember:
     """A run, or an export, which has no configuration."""
 
     folder: Path
-    targets: tuple[str, ...]
+    targets: TargetKinds
     encoder: str
     adapted: bool  # or the encoder is as it was published, and only the aggregator has learnt
     identity: str  # of the run
@@ -47,7 +49,7 @@ class ModelFolder:
     ensemble: EnsembleKind | None = None
 
     @property
-    def targets(self) -> tuple[str, ...]:
+    def targets(self) -> TargetKinds:
         """What it predicts."""
         return self.members[0].targets
 
@@ -85,7 +87,7 @@ def open_model_folder(path: Path) -> ModelFolder:
     """Say what a folder holds; what cannot be evaluated is refused."""
     folders, ensemble = member_folders(path)
     members = [_look_at_export(folder) if is_export(folder) else _look_at_run(folder) for folder in folders]
-    refuse_other_targets(path, folders, [member.targets for member in members])
+    refuse_other_targets(path, folders, [tuple(member.targets) for member in members])
     kind = f"ensemble of {ensemble}" if ensemble else "export" if is_export(path) else "run"
     return ModelFolder(path, kind, tuple(members), ensemble)
 
@@ -102,7 +104,7 @@ def _look_at_run(folder: Path) -> ModelMember:
         raise RunError(f"{folder} has no split.csv.", hint="Copy the whole folder of the run again.")
     return ModelMember(
         folder,
-        tuple(config.task.targets),
+        target_kinds(config.task.targets),
         config.encoder.name,
         config.adaptation.method != "fixed",
         run_folder.identity(),
@@ -121,7 +123,7 @@ def _look_at_export(folder: Path) -> ModelMember:
     """Look at an exported folder."""
     description = description_of(folder)
     try:
-        targets, encoder = tuple(description["targets"]), description["encoder"]
+        targets, encoder = target_kinds(description["targets"]), description["encoder"]
         files = [AGGREGATOR, WEIGHTS] if encoder["adapted"] else [AGGREGATOR]
         digest = fingerprint([sha256_of(folder / name) for name in files])
         return ModelMember(folder, targets, encoder["name"], encoder["adapted"], str(description.get("run")), digest)

@@ -26,8 +26,8 @@ from tapfm.runs.checkpoint import load_checkpoint
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.model import SlideModel, load_parameters
 from tapfm.runtime.messages import command
-from tapfm.tasks.catalog import build_task
-from tapfm.tasks.weights import Labels
+from tapfm.tasks.catalog import build_task, target_kinds
+from tapfm.tasks.target import Label
 
 DESCRIPTION = "tapfm.json"  # of an exported folder
 AGGREGATOR = "aggregator.safetensors"
@@ -73,8 +73,8 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
             "feature_size": feature_size_of(tensors, config),
         },
         "training_labels": {
-            target: {"positive": each.count(1), "labelled": len(each) - each.count(None)}
-            for target, each in labels.items()
+            target: kind.summarise_training(labels[target])
+            for target, kind in target_kinds(config.task.targets).items()
         },
         "tiles": run_folder.environments()[0].get("tiles"),
         "run": run_folder.identity(),
@@ -121,10 +121,8 @@ def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
             hint="Train again on features of the published weights: tapfm embed",
         )
     encoder.to(device)
-    labels: dict[str, Labels] = {
-        target: [1] * count["positive"] + [0] * (count["labelled"] - count["positive"])
-        for target, count in description["training_labels"].items()
-    }
+    summaries = description["training_labels"]
+    labels = {target: kind.restore_training(summaries[target]) for target, kind in target_kinds(summaries).items()}
     model = SlideModel(encoder, load_aggregator(folder, description, device), build_task(labels))
     model.train(False)
     return SavedModel(model, card, description)
@@ -174,10 +172,11 @@ def feature_size_of(tensors: dict[str, Tensor], config: RunConfig) -> int:
     )
 
 
-def training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str, list[int | None]]:
+def training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str, list[Label]]:
     """Read the labels that class weights were made of."""
     rows = [row for row in run_folder.slides() if row["split"] == TRAIN]
-    return {target: [int(row[target]) if row[target] else None for row in rows] for target in config.task.targets}
+    kinds = target_kinds(config.task.targets)
+    return {target: [kind.parse_label(row[target]) for row in rows] for target, kind in kinds.items()}
 
 
 def _refuse_other_base(run_folder: RunFolder, sha256: str, config: RunConfig) -> None:

@@ -82,7 +82,7 @@ def _split_lines(data: RunData, progress: RunProgress) -> list[str]:
     """Count slides by split."""
     columns = [Column("split", text=True), Column("patients"), Column("slides")]
     rows = [
-        table_row(split, patients, slides, *(f"{positive:,} of {known:,}" for positive, known in counts.values()))
+        table_row(split, patients, slides, *(f"{positive or 0:,} of {known:,}" for positive, known in counts.values()))
         for split, patients, slides, counts in count_by_split(data)
     ]
     table = Table([*columns, *(Column(f"{target} positive") for target in data.targets)], rows)

@@ -14,6 +14,8 @@ from tapfm.results.estimate import Estimate
 from tapfm.results.numbers import format_p_value
 from tapfm.results.table import Cell, Column, Row, Table, table_row
 from tapfm.study.results import BASELINE, COHORTS, Seeds, StudyResults
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import TargetKinds
 
 BLOCKS = {
     "fixed": "Fixed encoder with trained MIL aggregators",
@@ -71,7 +73,7 @@ def compare_study(results: StudyResults) -> StudyComparison:
         for cohort in COHORTS:
             if not (seeds := results.predictions(cohort, target)):
                 continue
-            targets = study.targets if study.multilabel else [target]
+            targets = target_kinds(study.targets if study.multilabel else [target])
             comparison, best = _compare_with_best(seeds, targets, target, study)
             patients[cohort, target] = comparison.patients
             for name in seeds:
@@ -94,7 +96,7 @@ def compare_study(results: StudyResults) -> StudyComparison:
 
 
 def _compare_with_best(
-    seeds: Mapping[str, Seeds], targets: Sequence[str], target: str, study: StudyConfig
+    seeds: Mapping[str, Seeds], targets: TargetKinds, target: str, study: StudyConfig
 ) -> tuple[Comparison, str | None]:
     """Compare methods with the best of them on the patients that all of them have; of equal ones the first."""
     first = next(iter(seeds))
@@ -112,7 +114,7 @@ def _compared_auc(
     values = [comparison.aucs[each, target].value for each in seeds]
     pairs = {(pair.first, pair.second, pair.target): pair for pair in comparison.pairs}
     auc = comparison.aucs[name, target]
-    scores = [compute_scores(each, comparison.targets, comparison.unit) for each in seeds[name]]
+    scores = [compute_scores(each, target_kinds(comparison.targets), comparison.unit) for each in seeds[name]]
     found = [score.macro if target == MACRO else score.auc[target] for score in scores]
     of_seeds = [value for value in found if value is not None]
     return ComparedAuc(

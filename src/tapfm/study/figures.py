@@ -6,14 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from tapfm.evaluation.predictions import Prediction, Unit, units_of
-from tapfm.metrics.ranking import roc_curve
+from tapfm.evaluation.predictions import units_of
 from tapfm.results.figure import SERIES, Axis, Colour, Dash, Figure, Line, Mark, Panel, Points, Rule
 from tapfm.study.ablation import FittedMethod
 from tapfm.study.comparison import BASELINE_TITLE, COHORT_TITLES
 from tapfm.study.results import COHORTS, StudyResults, means_by_epoch
+from tapfm.tasks.catalog import target_kinds
 
 _REGIME_COLOURS: dict[str, Colour] = {"fixed": "grey", "finetune": "other", "tapfm": "model"}
 _DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
@@ -43,23 +41,23 @@ def roc_figure(results: StudyResults) -> Figure | None:
     """Return the ROC curves of all methods for each cohort and target, from the first seed; None without any."""
     study, panels = results.study, []
     methods = {each.method.row: each.method for each in results.methods}
-    for target in study.targets:
+    for target, kind in target_kinds(study.targets).items():
         for cohort in COHORTS:
-            lines = []
+            lines, why_undefined = [], ""
             for row, seeds in results.predictions(cohort, target).items():
-                x, y = _roc_corners(seeds[0], target, study.unit)
-                if row in methods:
-                    line = Line(x, y, label=methods[row].title)
-                    lines.append(_styled(line, list(methods).index(row), methods[row].regime, len(methods)))
+                units = units_of(seeds[0], {target: kind}, study.unit)
+                labels, logits = [each.labels.get(target) for each in units], [each.logits[target] for each in units]
+                line = kind.curve(*kind.known(labels, logits))
+                if line is None:
+                    why_undefined = kind.why_undefined(labels, study.unit)
+                elif row in methods:
+                    named = replace(line, label=methods[row].title)
+                    lines.append(_styled(named, list(methods).index(row), methods[row].regime, len(methods)))
                 else:
-                    lines.append(Line(x, y, "grey", BASELINE_TITLE, "dotted"))
-            drawn = [line for line in lines if line.x]
-            if lines:
-                axes = Axis("false positive rate", -0.01, 1.01), Axis("true positive rate", -0.01, 1.01)
-                chance = Line([0, 1], [0, 1], "grey", faint=True)
-                why_empty = "" if drawn else "The AUC is not defined: one class is missing."
-                title = f"{target}, {COHORT_TITLES[cohort]}"
-                panels.append(Panel(title, *axes, [chance, *_label_once(drawn)], square=True, why_empty=why_empty))
+                    lines.append(replace(line, colour="grey", label=BASELINE_TITLE, dash="dotted"))
+            if lines or why_undefined:
+                panel = kind.curve_panel(f"{target}, {COHORT_TITLES[cohort]}", _label_once(lines))
+                panels.append(panel if lines else replace(panel, why_empty=why_undefined))
     return _figure("ROC curves", panels, "From the first seed of each method.") if panels else None
 
 
@@ -86,18 +84,6 @@ def log_losses_figure(fitted: Sequence[FittedMethod]) -> Figure:
         marks.append(Points(list(logs), list(logs.values()), colour, label))
     panel = Panel("", _EPOCHS, Axis("log of L_agg"), marks)
     return _figure("Logarithm of the training loss", [panel], "Lines: log L = a + b k.", width_in=6.0)
-
-
-def _roc_corners(predictions: Sequence[Prediction], target: str, unit: Unit) -> tuple[list[float], list[float]]:
-    """Return the points where a ROC curve turns; none if a class is missing."""
-    units = units_of(predictions, [target], unit)
-    curve = roc_curve([each.labels.get(target) for each in units], [each.logits[target] for each in units])
-    if curve is None:
-        return [], []
-    points = np.stack(curve[:2])
-    turns = (np.abs(np.diff(points, 2)) > 1e-9).any(axis=0)
-    x, y = points[:, np.concatenate([[True], turns, [True]])].round(5).tolist()
-    return x, y
 
 
 def _styled(line: Line, number: int, regime: str, count: int) -> Line:

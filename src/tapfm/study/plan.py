@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tapfm.cohort.labels import read_labels
 from tapfm.cohort.manifest import read_cohort
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import SlidesSection, StudyConfig
@@ -14,6 +13,8 @@ from tapfm.runtime.messages import command, counted
 from tapfm.runtime.output_folder import refuse_other_files
 from tapfm.study.folder import StudyFolder
 from tapfm.study.runs import PlannedRun, run_config, runs_of, select_runs
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.labels import read_labels
 
 _SHOWN = 10  # runs that a message names
 _PREPARED = {"painted", "tiles", "probe-tiles", "logs", "status.csv"}  # made by --scale mini before the study starts
@@ -55,7 +56,7 @@ def with_machine(study: StudyConfig, **options: str | int | None) -> StudyConfig
 
 def check_slides(study: StudyConfig) -> None:
     """Raise InputError for what would make every run fail: missing tables, targets or tiles."""
-    read_labels(read_cohort(study.cohort.table, study.cohort.slides, must_exist=False), study.targets)
+    read_labels(read_cohort(study.cohort.table, study.cohort.slides, must_exist=False), target_kinds(study.targets))
     _check_tiles(study.cohort)
     if study.external is not None:
         read_cohort(study.external.table, study.external.slides, must_exist=False)

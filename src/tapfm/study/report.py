@@ -32,6 +32,7 @@ from tapfm.study.results import StudyResults, collect_results
 from tapfm.study.runs import REGIMES_IN_TABLE, run_config, runs_of
 from tapfm.study.stability import conclude_stability, means_table, measure_trajectories, runs_table
 from tapfm.study.status import read_status
+from tapfm.tasks.catalog import target_kinds
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,8 @@ def _sizes_table(results: StudyResults) -> Table:
         for prediction in (slide for seed in each.predictions.get("external", []) for slide in seed):
             row = external.setdefault(prediction.slide_id, {"patient_id": prediction.patient_id})
             row["cohort"] = prediction.cohort or ""
-            row |= {target: str(label) for target, label in prediction.labels.items()}
+            kinds = target_kinds(prediction.labels)
+            row |= {target: kinds[target].format_label(label) for target, label in prediction.labels.items()}
     cohorts |= {"external": list(external.values())} if external else {}
     columns = [Column("split", text=True), Column("slides"), Column("patients")]
     columns += [Column(f"{target} positive") for target in study.targets]
@@ -177,7 +179,10 @@ def _sizes_table(results: StudyResults) -> Table:
 
 def _size_row(name: str, slides: Sequence[Mapping[str, str]], targets: Sequence[str]) -> Row:
     patients = len({(row["cohort"], row["patient_id"]) for row in slides})
-    positives = [sum(row.get(target) == "1" for row in slides) for target in targets]
+    positives = [
+        kind.count_labels([kind.parse_label(row.get(target, "")) for row in slides])[0]
+        for target, kind in target_kinds(targets).items()
+    ]
     return table_row(name, len(slides), patients, *positives)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from tapfm.contracts import Targets
-from tapfm.tasks.cross_entropy import weighted_cross_entropy
-from tapfm.tasks.weights import ClassWeights, Labels, Weighting, check_smoothing, class_weights
+from tapfm.tasks.binary_target import BinaryTarget
+from tapfm.tasks.cross_entropy import encode_labels, weighted_cross_entropy
+from tapfm.tasks.target import Label, TargetKind
+from tapfm.tasks.weights import ClassWeights, Weighting, check_smoothing, class_weights
 
 
 class BinaryTask:
@@ -14,13 +18,13 @@ class BinaryTask:
 
     def __init__(self, target: str, weights: ClassWeights, *, smoothing: float = 0.0) -> None:
         check_smoothing(smoothing)
-        self.targets = (target,)
+        self.targets: dict[str, TargetKind] = {target: BinaryTarget()}
         self.weights = weights
         self.smoothing = smoothing
 
     @classmethod
     def from_training_labels(
-        cls, target: str, training_labels: Labels, *, smoothing: float = 0.0, weighting: Weighting = "balanced"
+        cls, target: str, training_labels: Sequence[Label], *, smoothing: float = 0.0, weighting: Weighting = "balanced"
     ) -> BinaryTask:
         """With class weights from the training split."""
         weights = class_weights({target: training_labels}, weighting, smoothing)
@@ -31,6 +35,6 @@ class BinaryTask:
         positive, negative = [self.weights.positive], [self.weights.negative]
         return weighted_cross_entropy(logits_C, targets, positive, negative, self.smoothing)
 
-    def probabilities(self, logits_C: Tensor) -> Tensor:
-        """Sigmoid."""
-        return logits_C.sigmoid()
+    def encode(self, labels: Sequence[Label]) -> Targets:
+        """Return 0, 1 and None (missing) as tensors."""
+        return encode_labels(labels)

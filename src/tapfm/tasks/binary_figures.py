@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tapfm.metrics.arrays import Flags, Floats
 from tapfm.metrics.calibration import reliability
 from tapfm.metrics.ranking import precision_recall_curve, roc_curve
+from tapfm.metrics.weighted import by_distinct_score
 from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Axis, Band, Bars, Line, Mark, Panel, Points, Rule
 from tapfm.results.numbers import format_estimate, format_number
+from tapfm.tasks.target import FigureData
 
+FIGURES = {  # titles by file name
+    "roc": "ROC curve",
+    "pr": "Precision and recall",
+    "reliability": "Calibration",
+    "scores": "Predicted probabilities",
+}
 _BINS = 20  # of the histogram
+_GRID_POINTS = 101  # of the range of resampled curves
 _SHARE = (-0.02, 1.02)  # limits of an axis from 0 to 1
 _BASELINE = "colour baseline"
-
-
-@dataclass(frozen=True)
-class RocBand:
-    """The range of 95% of the resampled ROC curves, at each of some false positive rates."""
-
-    false_positive_rate: Floats
-    low: Floats
-    high: Floats
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,60 @@ class ScoredUnits:
     probabilities: Floats
 
 
-def roc_panel(units: ScoredUnits, baseline: ScoredUnits | None, auc: Estimate, band: RocBand | None) -> Panel:
+def binary_panels(units: ScoredUnits, baseline: ScoredUnits | None, data: FigureData) -> dict[str, Panel]:
+    """Return the panel of each of `FIGURES`."""
+    return {
+        "roc": _evaluated_roc(units, baseline, data.estimates["auc"], data.weights),
+        "pr": _precision_recall_panel(units, baseline, data.estimates["average_precision"]),
+        "reliability": _calibration_panel(units, data.estimates["ece"], data.unit),
+        "scores": _scores_panel(units, data.threshold, data.unit),
+    }
+
+
+def roc_line(positive: Flags, logits: Floats) -> Line | None:
+    """Return the ROC curve through the points where it turns; None if a class is missing."""
+    curve = roc_curve(positive, logits)
+    if curve is None:
+        return None
+    points = np.stack(curve[:2])
+    turns = (np.abs(np.diff(points, 2)) > 1e-9).any(axis=0)
+    x, y = points[:, np.concatenate([[True], turns, [True]])]
+    return Line(_floats(x), _floats(y))
+
+
+def roc_panel(title: str, marks: Sequence[Mark]) -> Panel:
+    """Return a panel for ROC curves, with the diagonal of chance."""
+    x, y = Axis("1 - specificity", *_SHARE), Axis("sensitivity", *_SHARE)
+    return Panel(title, x, y, [_diagonal(), *marks], square=True)
+
+
+def _evaluated_roc(units: ScoredUnits, baseline: ScoredUnits | None, auc: Estimate, weights: Iterable[Floats]) -> Panel:
     """Return the ROC curve, with the range of resampled curves and the curve of a baseline."""
-    marks: list[Mark] = []
-    if band is not None:
-        sides = _floats(band.false_positive_rate), _floats(band.low), _floats(band.high)
-        marks.append(Band(*sides, label="95% of resampled patients"))
-    marks.append(_diagonal())
-    if baseline is not None and (curve := roc_curve(baseline.positive, baseline.logits)) is not None:
-        marks.append(Line(_floats(curve[0]), _floats(curve[1]), "grey", _BASELINE, dash="dashed"))
-    curve = roc_curve(units.positive, units.logits)
-    assert curve is not None
-    marks.append(Line(_floats(curve[0]), _floats(curve[1]), label=f"AUC {format_estimate(auc)}"))
-    return Panel("ROC curve", Axis("1 - specificity", *_SHARE), Axis("sensitivity", *_SHARE), marks, square=True)
+    marks: list[Mark] = [*_roc_band(units, weights)]
+    if baseline is not None and (line := roc_line(baseline.positive, baseline.logits)) is not None:
+        marks.append(replace(line, colour="grey", label=_BASELINE, dash="dashed"))
+    line = roc_line(units.positive, units.logits)
+    assert line is not None
+    return roc_panel(FIGURES["roc"], [*marks, replace(line, label=f"AUC {format_estimate(auc)}")])
 
 
-def precision_recall_panel(units: ScoredUnits, baseline: ScoredUnits | None, average_precision: Estimate) -> Panel:
+def _roc_band(units: ScoredUnits, weights: Iterable[Floats]) -> list[Band]:
+    """Return the range of 95% of the resampled ROC curves; nothing without resamples."""
+    grid = np.linspace(0, 1, _GRID_POINTS)
+    curves = []
+    for rows in weights:
+        positives, negatives = by_distinct_score(rows, units.positive, -units.logits)
+        for found, alarms in zip(np.cumsum(positives, axis=1), np.cumsum(negatives, axis=1), strict=True):
+            if found[-1] and alarms[-1]:
+                rates = np.concatenate([[0.0], alarms / alarms[-1]]), np.concatenate([[0.0], found / found[-1]])
+                curves.append(np.interp(grid, *rates))
+    if not curves:
+        return []
+    low, high = np.quantile(curves, [0.025, 0.975], axis=0)
+    return [Band(_floats(grid), _floats(low), _floats(high), label="95% of resampled patients")]
+
+
+def _precision_recall_panel(units: ScoredUnits, baseline: ScoredUnits | None, average_precision: Estimate) -> Panel:
     """Return precision against recall, with the prevalence, which is the precision of chance."""
     prevalence = float(units.positive.mean())
     marks: list[Mark] = [Rule(prevalence, f"prevalence {prevalence:.0%}", dash="dotted", horizontal=True)]
@@ -63,10 +101,10 @@ def precision_recall_panel(units: ScoredUnits, baseline: ScoredUnits | None, ave
     name = f"average precision {format_estimate(average_precision)}"
     marks.append(Line(_floats(curve[1]), _floats(curve[0]), label=name, steps=True))
     x, y = Axis("sensitivity (recall)", *_SHARE), Axis("PPV (precision)", *_SHARE)
-    return Panel("Precision and recall", x, y, marks, square=True)
+    return Panel(FIGURES["pr"], x, y, marks, square=True)
 
 
-def calibration_panel(units: ScoredUnits, calibration_error: Estimate, unit: str) -> Panel:
+def _calibration_panel(units: ScoredUnits, calibration_error: Estimate, unit: str) -> Panel:
     """Return observed rates of positives against mean probabilities, with the number of units in each bin."""
     bins = [each for each in reliability(units.positive, units.probabilities) if each.count]
     x = [each.mean_probability or 0.0 for each in bins]
@@ -84,14 +122,14 @@ def calibration_panel(units: ScoredUnits, calibration_error: Estimate, unit: str
     low, high = -0.05, 1.1
     ticks = [0, 0.25, 0.5, 0.75, 1]
     return Panel(
-        "Calibration",
+        FIGURES["reliability"],
         Axis(f"mean probability (numbers: {unit}s)", low, high, ticks),
         Axis("rate of positives", low, high, ticks),
         marks,
     )
 
 
-def scores_panel(units: ScoredUnits, threshold: float | None, unit: str) -> Panel:
+def _scores_panel(units: ScoredUnits, threshold: float | None, unit: str) -> Panel:
     """Return a histogram of the probabilities of positive and negative units, one on top of the other."""
     edges = np.linspace(0, 1, _BINS + 1)
     negative = np.histogram(units.probabilities[~units.positive], edges)[0]
@@ -102,7 +140,7 @@ def scores_panel(units: ScoredUnits, threshold: float | None, unit: str) -> Pane
     ]
     if threshold is not None:
         marks.append(Rule(threshold, f"threshold {format_number(threshold)} (validation)"))
-    return Panel("Predicted probabilities", Axis("probability", 0, 1), Axis(f"{unit}s", integer=True), marks)
+    return Panel(FIGURES["scores"], Axis("probability", 0, 1), Axis(f"{unit}s", integer=True), marks)
 
 
 def _diagonal() -> Line:

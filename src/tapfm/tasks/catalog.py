@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from tapfm.errors import SettingError
-from tapfm.tasks.weights import Labels, Weighting
+from tapfm.tasks.binary_target import BinaryTarget
+from tapfm.tasks.target import Label, TargetKind
+from tapfm.tasks.weights import Weighting
 
 if TYPE_CHECKING:
     from tapfm.contracts import Task
@@ -19,6 +21,11 @@ TASKS: dict[TaskKind, str] = {
 }
 
 
+def target_kinds(names: Iterable[str]) -> dict[str, TargetKind]:
+    """Return the kinds of targets, by name and in order; today all are binary."""
+    return {name: BinaryTarget() for name in names}
+
+
 def kind_of_task(targets: int) -> TaskKind:
     """Choose the task for a number of targets."""
     if targets < 1:
@@ -27,7 +34,7 @@ def kind_of_task(targets: int) -> TaskKind:
 
 
 def build_task(
-    training_labels: Mapping[str, Labels], *, smoothing: float = 0.0, weighting: Weighting = "balanced"
+    training_labels: Mapping[str, Sequence[Label]], *, smoothing: float = 0.0, weighting: Weighting = "balanced"
 ) -> Task:
     """Build the task of these targets, weighted by the labels of the training split."""
     if kind_of_task(len(training_labels)) == "binary":

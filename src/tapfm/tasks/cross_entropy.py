@@ -9,6 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tapfm.contracts import Targets
+from tapfm.errors import LabelError
+from tapfm.tasks.target import Label
+
+
+def encode_labels(labels: Sequence[Label], *, device: torch.device | str = "cpu") -> Targets:
+    """Return 0, 1 and None (missing) as tensors."""
+    bad = [label for label in labels if label is not None and label not in (0, 1)]
+    if bad:
+        raise LabelError(f"A label must be 0, 1 or missing; got {bad[0]!r}.", hint="Code the label column as 0/1.")
+    known = [label is not None for label in labels]
+    values = [float(label == 1) for label in labels]
+    return Targets(torch.tensor(values, device=device), torch.tensor(known, device=device))
 
 
 def weighted_cross_entropy(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from tapfm.contracts import Targets
-from tapfm.tasks.cross_entropy import weighted_cross_entropy
-from tapfm.tasks.weights import ClassWeights, Labels, Weighting, check_smoothing, class_weights
+from tapfm.tasks.binary_target import BinaryTarget
+from tapfm.tasks.cross_entropy import encode_labels, weighted_cross_entropy
+from tapfm.tasks.target import Label, TargetKind
+from tapfm.tasks.weights import ClassWeights, Weighting, check_smoothing, class_weights
 
 
 class MultiLabelTask:
@@ -16,13 +18,17 @@ class MultiLabelTask:
 
     def __init__(self, weights: Mapping[str, ClassWeights], *, smoothing: float = 0.0) -> None:
         check_smoothing(smoothing)
-        self.targets = tuple(weights)
+        self.targets: dict[str, TargetKind] = {target: BinaryTarget() for target in weights}
         self.weights = tuple(weights.values())
         self.smoothing = smoothing
 
     @classmethod
     def from_training_labels(
-        cls, training_labels: Mapping[str, Labels], *, smoothing: float = 0.0, weighting: Weighting = "balanced"
+        cls,
+        training_labels: Mapping[str, Sequence[Label]],
+        *,
+        smoothing: float = 0.0,
+        weighting: Weighting = "balanced",
     ) -> MultiLabelTask:
         """With class weights and alpha from the training split, each target by its own labelled slides."""
         return cls(class_weights(training_labels, weighting, smoothing), smoothing=smoothing)
@@ -33,6 +39,6 @@ class MultiLabelTask:
         negative = [w.alpha * w.negative for w in self.weights]
         return weighted_cross_entropy(logits_C, targets, positive, negative, self.smoothing)
 
-    def probabilities(self, logits_C: Tensor) -> Tensor:
-        """Sigmoid, target by target."""
-        return logits_C.sigmoid()
+    def encode(self, labels: Sequence[Label]) -> Targets:
+        """Return 0, 1 and None (missing) as tensors."""
+        return encode_labels(labels)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tapfm.errors import LabelError, SettingError
+from tapfm.tasks.target import Label
 
-Labels = Sequence[int | float | None]
 Weighting = Literal["balanced", "reference"]
 
 
@@ -21,14 +21,14 @@ class ClassWeights:
     alpha: float
 
     @classmethod
-    def of(cls, target: str, training_labels: Labels) -> ClassWeights:
+    def of(cls, target: str, training_labels: Sequence[Label]) -> ClassWeights:
         """As in the paper, P positives among M labelled slides: w_1 = M / 2P, w_0 = M / 2(M - P), alpha = M / P."""
         slides, positives = _count_labels(target, training_labels)
         return cls(slides / (2 * positives), slides / (2 * (slides - positives)), slides / positives)
 
 
 def class_weights(
-    training_labels: Mapping[str, Labels], weighting: Weighting, smoothing: float
+    training_labels: Mapping[str, Sequence[Label]], weighting: Weighting, smoothing: float
 ) -> dict[str, ClassWeights]:
     """Weigh every target; only `reference` depends on the smoothing."""
     if weighting == "reference":
@@ -39,7 +39,7 @@ def class_weights(
     return {target: ClassWeights.of(target, labels) for target, labels in training_labels.items()}
 
 
-def reference_weights(training_labels: Mapping[str, Labels], smoothing: float) -> dict[str, ClassWeights]:
+def reference_weights(training_labels: Mapping[str, Sequence[Label]], smoothing: float) -> dict[str, ClassWeights]:
     """As in the authors' scripts, with p = P / M and t the smoothed label: t (1 - p) + (1 - t) p, alpha as 1 / p.
 
     The alphas have the mean 1, so that a single target has alpha = 1.
@@ -69,7 +69,7 @@ def check_smoothing(smoothing: float) -> None:
         )
 
 
-def _count_labels(target: str, training_labels: Labels) -> tuple[int, int]:
+def _count_labels(target: str, training_labels: Sequence[Label]) -> tuple[int, int]:
     """Count one target's labelled slides and its positives; missing labels (None) do not count."""
     labelled = [label for label in training_labels if label is not None]
     bad = [label for label in labelled if label not in (0, 1)]

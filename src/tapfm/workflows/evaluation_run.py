@@ -34,6 +34,7 @@ from tapfm.runtime.files import sha256_of, write_atomically
 from tapfm.runtime.interrupts import StopRequests
 from tapfm.runtime.messages import counted
 from tapfm.runtime.output_folder import locked, refuse_other_files, remove_unfinished
+from tapfm.tasks.target import TargetKinds
 from tapfm.tiles.reading import SkippedTiles
 
 _ABOUT = "evaluation.json"  # marks a folder of an evaluation
@@ -101,7 +102,7 @@ def run_evaluation(
         except Interrupted:
             console.print("Stopped; what is finished is kept. To resume: the same command with --resume")
             raise
-        write_predictions(folder / "predictions.csv", predictions)
+        write_predictions(folder / "predictions.csv", predictions, evaluated.targets)
         write_atomically(folder / "failures.csv", failures_table(failed, skipped))
         if not predictions:
             raise _all_failed(folder, failed)
@@ -122,7 +123,7 @@ def run_evaluation(
             failed=failed,
             tiles_skipped=sum(len(each.tiles) for each in skipped.values()),
         )
-        _write_results(folder, results, predictions, baseline, settings)
+        _write_results(folder, results, predictions, baseline, evaluated.targets, settings)
     return Evaluation(folder, results, tuple(predictions))
 
 
@@ -212,7 +213,7 @@ def _predict(
     asked_to_stop: Callable[[], int | None],
     console: Console,
 ) -> tuple[list[Prediction], dict[str, str], dict[str, SkippedTiles]]:
-    """Predict with every member; for an ensemble the mean of probabilities, on slides that all could read."""
+    """Predict with every member; for an ensemble their mean, on slides that all could read."""
     failed, skipped = dict(data.failed), dict[str, SkippedTiles]()
     of_members: list[list[Prediction]] = []
     for number, member in enumerate(evaluated.members, start=1):
@@ -231,7 +232,7 @@ def _predict(
         skipped |= final.skipped
         of_members.append(final.predictions)
     readable = [[each for each in predictions if each.slide_id not in failed] for predictions in of_members]
-    return average_predictions(readable) if len(readable) > 1 else readable[0], failed, skipped
+    return average_predictions(readable, evaluated.targets) if len(readable) > 1 else readable[0], failed, skipped
 
 
 def _all_failed(folder: Path, failed: dict[str, str]) -> SlidesFailedError:
@@ -264,6 +265,7 @@ def _write_results(
     results: EvaluationResults,
     predictions: Sequence[Prediction],
     baseline: BaselinePredictions,
+    targets: TargetKinds,
     settings: EvaluationSettings,
 ) -> None:
     """Write plots and tables; metrics.json last, as it marks the evaluation as complete."""
@@ -281,12 +283,12 @@ def _write_results(
         settings.resamples,
         settings.seed,
     )
-    figures = evaluation_figures(evaluated, about["targets"], title)
+    figures = evaluation_figures(evaluated, targets, title)
     for name, figure in figures.items():
         write_png(folder / f"{name}.png", figure)
     of_baseline = folder / "predictions-baseline.csv"
     if of_same_slides:
-        write_predictions(of_baseline, of_same_slides)
+        write_predictions(of_baseline, of_same_slides, targets)
     else:
         of_baseline.unlink(missing_ok=True)
     sections = [*evaluation_sections(results), Section("Figures", list(figures.values()))]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from tapfm.workflows.shared_options import SlidesFolder
 
 if TYPE_CHECKING:
     from tapfm.cohort.splitting import CohortSplit
+    from tapfm.tasks.target import Label, TargetKinds
 
 _FRACTIONS = (0.8, 0.1, 0.1)
 
@@ -53,20 +55,67 @@ class SplitOptions:
             )
 
 
-@verb(SplitOptions)
-def split(options: SplitOptions, console: Console) -> CohortSplit:
-    """Split a cohort by patient, balanced in labels and scan resolution, and write the table with its splits."""
-    from tapfm.cohort.splitting import split_cohort
+@dataclass(frozen=True)
+class SplitResult:
+    """A cohort that was split, with its labels."""
 
-    return split_cohort(
-        options.cohort,
-        options.out,
-        slides_folder=options.slides,
-        targets=options.targets or None,
+    out: Path  # the table that was written
+    split: CohortSplit
+    targets: TargetKinds
+    labels: Mapping[str, Sequence[Label]]  # of each row, by target
+
+    def labels_in(self, target: str, of_slide: Mapping[str, str], split: str) -> list[Label]:
+        """Return the labels of the slides of a split."""
+        rows_and_labels = zip(self.split.cohort.rows, self.labels[target], strict=True)
+        return [label for row, label in rows_and_labels if of_slide[row.slide_id] == split]
+
+
+@verb(SplitOptions)
+def split(options: SplitOptions, console: Console) -> SplitResult:
+    """Split a cohort by patient, balanced in labels and scan resolution, and write the table with its splits."""
+    from tapfm.cohort.splitting import read_cohort_to_split, split_cohort, write_split_table
+    from tapfm.tasks.catalog import target_kinds
+    from tapfm.tasks.labels import binary_columns, check_training_labels, patient_strata, read_labels
+
+    cohort = read_cohort_to_split(options.cohort, options.out, options.slides, folds=options.folds, force=options.force)
+    targets = target_kinds(options.targets or binary_columns(cohort))
+    labels = read_labels(cohort, targets)
+    made = split_cohort(
+        cohort,
+        patient_strata(cohort, labels, targets),
         fractions=options.fractions or _FRACTIONS,
         folds=options.folds,
         seed=options.seed,
-        force=options.force,
         workers=count_workers(None),
         console=console,
     )
+    for column, of_slide in made.splits.items():
+        check_training_labels(cohort, of_slide, labels, targets, column)
+    write_split_table(made, options.cohort, options.out, moved=options.slides is not None)
+    return SplitResult(options.out, made, targets, labels)
+
+
+def split_notes(result: SplitResult) -> list[str]:
+    """Return warnings: splits with one class, columns that were not balanced, unknown scan resolutions."""
+    from tapfm.tasks.labels import unusable_columns
+
+    made, lines = result.split, []
+    if not result.labels:
+        lines.append("No column holds both 0 and 1, so no label was balanced.")
+    for name, problem in unusable_columns(made.cohort).items():
+        if name not in result.labels:
+            lines.append(f"Not balanced, as labels are 0, 1 or empty: {problem}.")
+    if unknown := len(made.cohort) - len(made.resolutions):
+        lines.append(
+            f"The scan resolution of {unknown:,} slides is unknown: missing or unreadable files, or none in the file."
+        )
+    for column, of_slide in made.splits.items():
+        for split in made.split_names:
+            where = split if column == "split" else f"{split} of {column}"
+            if split not in of_slide.values():
+                lines.append(f"{where} is empty: there are too few patients.")
+                continue
+            for target, kind in result.targets.items():
+                if lacking := kind.lacking(result.labels_in(target, of_slide, split)):
+                    lines.append(f"{where} has no {lacking} slide of {target}: its metric will be empty there.")
+    return lines

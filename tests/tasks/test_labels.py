@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tapfm.cohort.labels import binary_columns, read_labels
 from tapfm.cohort.manifest import Cohort, SlideRow
 from tapfm.errors import LabelError, UnknownNameError
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.labels import binary_columns, check_training_labels, patient_strata, read_labels
 
 
 def cohort_of(**columns):
@@ -20,13 +21,13 @@ def cohort_of(**columns):
 
 def test_labels_come_in_the_order_of_the_rows():
     cohort = cohort_of(FGFR3=["1", "", "0"], KRAS=["0.0", "1.0", ""])
-    assert read_labels(cohort, ["KRAS", "FGFR3"]) == {"KRAS": (0, 1, None), "FGFR3": (1, None, 0)}
+    assert read_labels(cohort, target_kinds(["KRAS", "FGFR3"])) == {"KRAS": (0, 1, None), "FGFR3": (1, None, 0)}
 
 
 @pytest.mark.parametrize("value", ["2", "-1", "0.5", "yes", "NA", "01", "True"])
 def test_other_values_are_refused_with_the_slide_that_has_them(value):
     with pytest.raises(LabelError, match=rf"FGFR3 has '{value}' \(s1\) in 1 of 3 rows"):
-        read_labels(cohort_of(FGFR3=["1", value, "0"]), ["FGFR3"])
+        read_labels(cohort_of(FGFR3=["1", value, "0"]), target_kinds(["FGFR3"]))
 
 
 def test_all_bad_columns_are_told_at_once_with_a_few_examples():
@@ -34,7 +35,7 @@ def test_all_bad_columns_are_told_at_once_with_a_few_examples():
         stage=["I", "II", "III", "IV", "I"], response=["0", "1", "x", "", "x"], FGFR3=["0", "1", "", "0", "1"]
     )
     with pytest.raises(LabelError) as error:
-        read_labels(cohort, ["stage", "FGFR3", "response"])
+        read_labels(cohort, target_kinds(["stage", "FGFR3", "response"]))
     assert "stage has 'I' (s0), 'II' (s1), 'III' (s2), ... in 5 of 5 rows" in error.value.message
     assert "response has 'x' (s2) in 2 of 5 rows" in error.value.message
     assert "FGFR3" not in error.value.message
@@ -43,7 +44,7 @@ def test_all_bad_columns_are_told_at_once_with_a_few_examples():
 
 def test_an_unknown_target_gets_the_nearest_columns_in_their_own_spelling():
     with pytest.raises(UnknownNameError, match="no label column called 'fgfr'") as error:
-        read_labels(cohort_of(FGFR3=["1", "0"], site=["a", "b"]), ["fgfr"])
+        read_labels(cohort_of(FGFR3=["1", "0"], site=["a", "b"]), target_kinds(["fgfr"]))
     assert error.value.hint == "Nearest: FGFR3. All of them: FGFR3, site"
 
 
@@ -52,3 +53,27 @@ def test_binary_columns_hold_both_classes_and_nothing_else():
         FGFR3=["1", "", "0"], floats=["1.0", "0.0", ""], ones=["1", "1", ""], empty=["", "", ""], site=["0", "1", "b"]
     )
     assert binary_columns(cohort) == ("FGFR3", "floats")
+
+
+def test_a_patient_has_the_stratum_of_a_positive_slide_if_any_is():
+    rows = [SlideRow(name, Path(f"{name}.svs"), patient) for name, patient in (("a", "P1"), ("b", "P1"), ("c", "P2"))]
+    cohort = Cohort(tuple(rows), "tapfm")
+    labels = {"FGFR3": (0, 1, 0), "KRAS": (None, 0, None)}
+    assert patient_strata(cohort, labels, target_kinds(labels)) == {
+        "FGFR3": ["1", "1", "0"],
+        "KRAS": ["0", "0", None],
+    }
+
+
+def test_training_slides_without_a_class_are_refused_for_all_such_targets():
+    cohort = Cohort(tuple(SlideRow(f"s{i}", Path(f"s{i}.svs"), f"P{i}") for i in range(4)), "tapfm")
+    splits = {"s0": "train", "s1": "train", "s2": "test"}
+    labels = {"both": (0, 1, 0, 0), "never": (0, 0, 1, 1), "unknown": (None, None, 1, 0), "always": (1, 1, 0, 0)}
+    with pytest.raises(LabelError) as error:
+        check_training_labels(cohort, splits, labels, target_kinds(labels))
+    assert error.value.message.splitlines()[1:] == [
+        "  never: 0 positive and 2 negative slides",
+        "  unknown: 0 positive and 0 negative slides",
+        "  always: 2 positive and 0 negative slides",
+    ]
+    check_training_labels(cohort, splits, {"both": labels["both"]}, target_kinds(labels))

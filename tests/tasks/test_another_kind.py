@@ -1,0 +1,206 @@
+"""A kind of target that does not exist, from a table to a comparison: nothing outside tasks/ has to know it."""
+
+# ruff: noqa: ARG002 - the methods of the protocol
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tapfm.evaluation.comparing import compare_methods
+from tapfm.evaluation.measures import ChosenThresholds, Thresholds, choose_thresholds, compute_metrics
+from tapfm.evaluation.predictions import (
+    Prediction,
+    average_predictions,
+    compute_scores,
+    pool_by_patient,
+    read_predictions,
+    write_predictions,
+)
+from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, measure_results
+from tapfm.evaluation.subgroups import Subgroup, measure_subgroup
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import TargetKind, TargetThresholds
+
+
+@dataclass(frozen=True)
+class Percentage:
+    """A number from 0 to 100; the score is minus the mean error. Implements `TargetKind`."""
+
+    metrics = {"score": "minus the mean error", "bias": "bias"}  # noqa: RUF012 - the protocol asks for a mapping
+    main_metrics = ("score",)
+
+    def threshold_of(self, metric):
+        return ""
+
+    def parse_label(self, text):
+        if text and not 0 <= float(text) <= 100:
+            raise ValueError(f"a percentage must be from 0 to 100, got {text!r}")
+        return float(text) if text else None
+
+    def format_label(self, label):
+        return "" if label is None else f"{label:g}"
+
+    def describe_label(self, label):
+        return "unknown" if label is None else f"{label:g} %"
+
+    def stratum(self, label):
+        return None if label is None else "low" if label < 50 else "high"
+
+    def patient_label(self, labels):
+        known = [label for label in labels if label is not None]
+        return sum(known) / len(known) if known else None
+
+    def lacking(self, labels):
+        return "" if any(label is not None for label in labels) else "labelled"
+
+    def why_undefined(self, labels, unit):
+        return f"no labelled {unit}" if self.lacking(labels) else ""
+
+    def why_too_few(self, labels, unit, least):
+        known = self.count_labels(labels)[1]
+        return f"{known} {unit}s" if known < least else ""
+
+    def why_no_interval(self, labels, patients):
+        return ""
+
+    def count_labels(self, labels):
+        return None, sum(label is not None for label in labels)
+
+    def describe_counts(self, labels, unit):
+        return f"{self.count_labels(labels)[1]} {unit}s"
+
+    def summarise_training(self, labels):
+        return {"labelled": self.count_labels(labels)[1]}
+
+    def restore_training(self, summary):
+        return [50.0] * summary["labelled"]
+
+    def activate(self, logit):
+        return 10 * logit
+
+    def mean_logit(self, logits):
+        return sum(logits) / len(logits)
+
+    def format_prediction(self, label, logit):
+        return self.format_label(label), repr(self.activate(logit)), repr(logit)
+
+    def parse_prediction(self, label, probability, logit):
+        return self.parse_label(label), float(logit) if logit else float(probability) / 10
+
+    def call(self, logit, threshold):
+        return None
+
+    def known(self, labels, logits):
+        pairs = [(label, logit) for label, logit in zip(labels, logits, strict=True) if label is not None]
+        return np.array([label for label, _ in pairs], float), np.array([logit for _, logit in pairs], float)
+
+    def score(self, truth, logits):
+        return -float(np.abs(truth - 10 * logits).mean()) if len(truth) else None
+
+    def resampled_scores(self, weights, truth, logits):
+        return -(weights @ np.abs(truth - 10 * logits)) / weights.sum(axis=1)
+
+    def values(self, truth, logits, thresholds):
+        return {"score": self.score(truth, logits), "bias": float((10 * logits - truth).mean()) if len(truth) else None}
+
+    def resampled_values(self, weights, truth, logits, thresholds):
+        bias = weights @ (10 * logits - truth) / weights.sum(axis=1)
+        return {"score": self.resampled_scores(weights, truth, logits), "bias": bias}
+
+    def why_missing(self, metric, target, labels, thresholds, unit):
+        return self.why_undefined(labels, unit)
+
+    def analytic_interval(self, metric, truth, logits, *, unit, clustered):
+        return None
+
+    def paired_test(self, truth, a, b, *, clustered):
+        return None, "no test"
+
+    def choose_thresholds(self, truth, logits, sensitivity):
+        return TargetThresholds()
+
+    def fit_linear(self, rows, labels):
+        return None
+
+
+TARGETS: dict[str, TargetKind] = {"necrosis": Percentage()}
+
+
+def slides(noise, count=40, seed=0):
+    """Two slides of each patient; the first slide has no label."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        label = 100.0 * (number // 2) / count
+        logit = label / 10 + float(rng.normal(0, noise))
+        labels = {"necrosis": label if number else None}
+        found.append(Prediction(f"s{number}", f"p{number // 2}", "test", "c", labels, {"necrosis": logit}, 5))
+    return found
+
+
+def test_a_table_comes_back_as_it_was(tmp_path):
+    made = slides(1.0)
+    write_predictions(tmp_path / "t.csv", made, TARGETS)
+    assert read_predictions(tmp_path / "t.csv", TARGETS) == made
+    assert (tmp_path / "t.csv").read_text().splitlines()[2].startswith("p0,s1,c,test,necrosis,0,")
+
+
+def test_patients_ensembles_and_scores_are_as_the_kind_says():
+    made = slides(1.0)
+    pooled = pool_by_patient(made, TARGETS)
+    assert (pooled[0].labels, len(pooled)) == ({"necrosis": 0.0}, 20)
+    assert pooled[3].logits["necrosis"] == (made[6].logits["necrosis"] + made[7].logits["necrosis"]) / 2
+    shifted = [Prediction(**{**vars(each), "logits": {"necrosis": each.logits["necrosis"] + 1}}) for each in made]
+    (first, *_) = average_predictions([made, shifted], TARGETS)
+    assert first.logits["necrosis"] == pytest.approx(made[0].logits["necrosis"] + 0.5)
+    assert compute_scores(slides(0.0), TARGETS, "patient").auc == {"necrosis": 0.0}
+
+
+def test_metrics_have_intervals_and_means_with_another_kind_beside():
+    (score, bias) = compute_metrics(slides(1.0), TARGETS, "patient", None, resamples=100)
+    assert (score.metric, bias.metric, score.units, score.positives, score.delong) == ("score", "bias", 20, None, None)
+    assert score.estimate.low < score.estimate.value < score.estimate.high < 0
+    both = {"necrosis": Percentage(), "grade": Percentage()}
+    made = [
+        Prediction(**{**vars(each), "labels": dict.fromkeys(both, 5.0), "logits": dict.fromkeys(both, 1.0)})
+        for each in slides(1.0)
+    ]
+    found = {(each.target, each.metric): each.estimate.value for each in compute_metrics(made, both, "slide", None)}
+    assert found["macro", "score"] == -5.0
+    assert choose_thresholds(made, both, "slide") == Thresholds(dict.fromkeys(both), dict.fromkeys(both), 0.9)
+    mixed = TARGETS | target_kinds(["FGFR3"])
+    made = [
+        Prediction(
+            **{**vars(each), "labels": {"necrosis": 5.0, "FGFR3": place % 2}, "logits": dict.fromkeys(mixed, 1.0)}
+        )
+        for place, each in enumerate(slides(1.0))
+    ]
+    metrics = {(each.target, each.metric) for each in compute_metrics(made, mixed, "slide", None, resamples=20)}
+    assert {("necrosis", "score"), ("FGFR3", "auc")} < metrics
+    assert not [each for each in metrics if each[0] == "macro"]  # they have no metric in common
+
+
+def test_methods_are_compared_and_results_collected():
+    good, poor = slides(0.2), slides(2.0, seed=1)
+    found = compare_methods({"good": [good], "poor": [poor]}, TARGETS, "patient", resamples=200)
+    (pair,) = found.pairs
+    assert pair.difference.low > 0
+    assert (pair.p_delong, pair.why) == (None, "no test")
+    assert pair.p_bootstrap < 0.05
+    group = Subgroup("site", "a", frozenset(each.slide_id for each in good[:10]))
+    (score,) = measure_subgroup(group, good, TARGETS, "slide", resamples=20, seed=0)
+    assert (score.metric, score.units) == ("score", 9)
+    results = measure_results(
+        good,
+        TARGETS,
+        EvaluationSettings(unit="slide", resamples=20),
+        thresholds=ChosenThresholds(None, "nowhere"),
+        groups=[group],
+        baseline=BaselinePredictions(tuple(poor), (), ""),
+        table=EvaluatedTable("table.csv", (), ()),
+        about={},
+    )
+    assert {(row.model, row.measured.metric) for row in results.rows} == {
+        (model, metric) for model in ("model", "colour baseline") for metric in ("score", "bias")
+    }
