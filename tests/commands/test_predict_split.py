@@ -5,6 +5,7 @@ from slide_files import section, write_slide
 
 from tapfm.errors import CohortError, InputError
 from tapfm.prediction.inputs import read_sources
+from tapfm.tasks.catalog import target_kinds
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +25,14 @@ def ids(asked):
 
 
 def test_only_the_slides_of_the_split_are_taken_with_their_own_labels(folder):
-    asked = read_sources([folder / "split.csv"], None, ["FGFR3"], "test")
+    asked = read_sources([folder / "split.csv"], None, target_kinds(["FGFR3"]), "test")
     assert ids(asked) == ["s1", "s3"]
     assert [slide.labels for slide in asked.slides] == [{"FGFR3": 1}, {"FGFR3": 1}]
-    assert ids(read_sources([folder / "split.csv"], None, ["FGFR3"])) == ["s0", "s1", "s2", "s3", "s4"]
+    assert ids(read_sources([folder / "split.csv"], None, target_kinds(["FGFR3"]))) == ["s0", "s1", "s2", "s3", "s4"]
 
 
 def test_folders_and_slides_have_no_splits_and_stay(folder):
-    asked = read_sources([folder / "split.csv", folder / "slides" / "s0.svs"], None, ["FGFR3"], "test")
+    asked = read_sources([folder / "split.csv", folder / "slides" / "s0.svs"], None, target_kinds(["FGFR3"]), "test")
     assert ids(asked) == ["s1", "s3", "s0"]
 
 
