@@ -24,11 +24,12 @@ from slide_files import section, write_slide
 
 import tapfm as tapfm_package
 from tapfm.errors import InputError, RunError
-from tapfm.evaluation.measures import NAMES, choose_thresholds, compute_metrics
+from tapfm.evaluation.measures import choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.layers import palette
 from tapfm.report.slide_pictures import PictureBudget, PictureSettings, choose_slides
+from tapfm.tasks.binary_metrics import NAMES
 from tapfm.tasks.binary_target import sigmoid
 from tapfm.tasks.catalog import target_kinds
 
@@ -431,8 +432,8 @@ def test_the_most_certain_slides_of_each_outcome_are_chosen(tmp_path):
     chosen = [(each.predicted.slide_id, each.outcome) for each in choose_slides(slides, ["FGFR3"], 4)]
     assert chosen == [
         ("d", "false positive"),
-        ("b", "right, positive"),
         ("e", "right, negative"),
+        ("b", "right, positive"),
         ("f", "called negative"),
     ]
     assert len(choose_slides(slides, ["FGFR3"], 99)) == 6
@@ -446,7 +447,7 @@ def test_few_maps_of_many_targets_are_of_every_target(tmp_path):
     )
     chosen = choose_slides(PredictionFolder(folder).slides(), targets, 12)
     assert [(each.target, each.outcome) for each in chosen] == [
-        (target, outcome) for target in targets for outcome in ("false negative", "false positive", "right, positive")
+        (target, outcome) for target in targets for outcome in ("false negative", "false positive", "right, negative")
     ]
 
 

@@ -6,16 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from sklearn import metrics
-from tapfm.evaluation.bands import roc_band
 
 from tapfm.errors import LabelError, SettingError
 from tapfm.evaluation.measures import Thresholds, choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics.delong import auc_interval
-from tapfm.metrics.ranking import roc_curve
 from tapfm.metrics.thresholds import at_sensitivity, youden
 from tapfm.tasks.binary_metrics import METRICS
-from tapfm.tasks.binary_target import BinaryTarget, sigmoid
+from tapfm.tasks.binary_target import sigmoid
 from tapfm.tasks.catalog import target_kinds
 
 FIXED = Thresholds({"A": 0.7, "B": 0.7}, {"A": 0.6, "B": 0.6}, 0.9)
@@ -232,21 +230,6 @@ def test_it_is_fast_enough_for_every_table():
     start = time.process_time()
     compute_metrics(slides, target_kinds("ABCD"), "patient", thresholds)
     assert time.process_time() - start < 6  # 0.3 s on an idle core
-
-
-def test_the_band_of_a_curve_holds_the_curve():
-    slides = cohort(120, ("A",))
-    band = roc_band(slides, "A", BinaryTarget(), "patient", resamples=300)
-    false_positives, true_positives, _ = roc_curve(
-        np.array([e.labels["A"] == 1 for e in slides]), np.array([e.logits["A"] for e in slides])
-    )
-    curve = np.interp(band.false_positive_rate, false_positives, true_positives)
-    assert (band.low <= band.high).all()
-    assert np.mean((band.low <= curve + 1e-9) & (curve <= band.high + 1e-9)) > 0.9
-    assert (band.low[-1], band.high[-1]) == (1, 1)
-    assert 0.05 < np.mean(band.high - band.low) < 0.5
-    assert roc_band(of_class(0, [1.0, 2.0]), "A", BinaryTarget(), "slide") is None
-    assert roc_band(of_class(0, [1.0, 2.0]) + of_class(1, [1.5], 2), "A", BinaryTarget(), "slide") is None
 
 
 def test_the_interval_of_a_target_does_not_depend_on_what_stands_beside_it():

@@ -67,7 +67,7 @@ def read(html):
 
 def a_page(**changes):
     picture = Picture("data:image/webp;base64,AA==", 2, 2, EVIL)
-    line = SlideLine(EVIL, EVIL, EVIL, EVIL, 0.7, 0.5, 0, 12, EVIL)
+    line = SlideLine(EVIL, EVIL, EVIL, EVIL, 0.7, 0.5, EVIL, EVIL, EVIL, 12, EVIL)
     table = Table(
         [Column(EVIL), Column("b")], [Row(heading=EVIL), Row([Cell(EVIL, EVIL, EVIL), Cell("")])], EVIL, [EVIL]
     )
@@ -81,7 +81,7 @@ def a_page(**changes):
             [Figure(EVIL, [drawn, Panel("b", why_empty=EVIL)], EVIL)],
             EVIL,
         ),
-        SlidesBlock([line, SlideLine("b", "p", "test", "T", 0.2, None, None, 3, "other")]),
+        SlidesBlock([line, SlideLine("b", "p", "test", "T", 0.2, None, "", "", "", 3, "other")]),
         HeatmapGallery(
             [
                 SlideHeatmaps(EVIL, EVIL, "false positive", [EVIL], [picture]),
@@ -94,7 +94,7 @@ def a_page(**changes):
     ]
     sections = [Section(EVIL, blocks, EVIL), Section("Twice", [Paragraph("a")]), Section("Twice", [Paragraph("b")])]
     given = {"kicker": EVIL, "title": EVIL, "summary": [EVIL], "headline": table, "warnings": [EVIL], "made": EVIL}
-    return Page(sections=sections, **given | changes)
+    return Page(**{"sections": sections} | given | changes)
 
 
 def test_what_data_say_is_text_everywhere():
@@ -140,7 +140,7 @@ def test_columns_in_which_every_line_is_the_same_are_left_out():
         html = render(replace(a_page(), sections=[Section("Slides", [SlidesBlock(lines)])])).decode()
         return re.findall(r'data-by="\w+"[^>]*>(Model|Set|Target)</th>', html), html.count("<select")
 
-    line = SlideLine("a", "p", "test", "T", 0.2, None, None, 3, "m")
+    line = SlideLine("a", "p", "test", "T", 0.2, None, "", "", "", 3, "m")
     assert heads(line, line) == ([], 0)
     assert heads(line, replace(line, where="x.csv", target="U", model="n")) == (["Model", "Set", "Target"], 3)
 
@@ -164,12 +164,10 @@ def test_why_something_is_missing_is_told_once_below():
     assert header.count('<sup class="why">1</sup>') == 2
 
 
-def test_outcomes_of_calls():
-    line = SlideLine("s", "p", "test", "T", 0.5, 0.5, 1, 3)
-    said = [
-        (p, t, label)
-        for p, t, label in ((0.5, 0.5, 1), (0.49, 0.5, 1), (0.6, 0.5, 0), (0.6, None, 0), (0.6, 0.5, None))
+def test_wrong_calls_are_marked():
+    lines = [
+        SlideLine(outcome, "p", "test", "T", 0.5, 0.5, "positive", "negative", outcome, 3)
+        for outcome in ("right", "false positive", "")
     ]
-    lines = [SlideLine("s", "p", "test", "T", p, t, label, 3) for p, t, label in said]
-    assert line.call == 1
-    assert [each.outcome for each in lines] == ["right", "false negative", "false positive", "", ""]
+    html = render(a_page(sections=[Section("Slides", [SlidesBlock(lines)])])).decode()
+    assert re.findall(r'data-wrong><th scope="row">([^<]*)', html) == ["false positive"]

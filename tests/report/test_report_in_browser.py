@@ -63,7 +63,18 @@ def test_equal_lines_stay_in_the_order_of_the_last_sort(page, address):
 @pytest.mark.parametrize("slide_id", ["S{:03}", "TCGA-XX-{:04}-01Z-00-DX1.00000000-0000-0000-0000-000000000000"])
 def test_the_table_of_slides_fits_a_desk(page, tmp_path, slide_id):
     lines = [
-        SlideLine(slide_id.format(i), f"TCGA-XX-{i:04}", where, target, 0.5, 0.4, 0, 12_345)
+        SlideLine(
+            slide_id.format(i),
+            f"TCGA-XX-{i:04}",
+            where,
+            target,
+            0.5,
+            0.4,
+            "positive",
+            "negative",
+            "false positive",
+            12_345,
+        )
         for i in range(20)
         for where in ("validation", "external.csv")
         for target in ("EGFR", "FGFR3")
@@ -181,7 +192,10 @@ def test_pictures_are_decoded_and_the_contents_follow(page, address):
 
 def test_names_that_are_html_do_nothing(page, tmp_path):
     evil = "<img src=x onerror=\"console.error('in')\"><script>console.error('in')</script>"
-    lines = [SlideLine(evil, evil, where, evil, 0.5, 0.4, 0, 3, model) for model, where in (("a", "b"), (evil, evil))]
+    lines = [
+        SlideLine(evil, evil, where, evil, 0.5, 0.4, evil, evil, evil, 3, model)
+        for model, where in (("a", "b"), (evil, evil))
+    ]
     made = Page(evil, evil, [evil], None, [evil], [Section("Slides", [SlidesBlock(lines)], evil)], evil)
     (tmp_path / "report.html").write_bytes(render(made))
     page.goto((tmp_path / "report.html").as_uri())
@@ -194,7 +208,9 @@ def test_names_that_are_html_do_nothing(page, tmp_path):
 
 def test_five_thousand_slides_are_sorted_and_filtered(page, tmp_path):
     lines = [
-        SlideLine(each.slide_id, each.patient_id, "test", "FGFR3", sigmoid(each.logits["FGFR3"]), 0.5, 1, each.tiles)
+        SlideLine(
+            each.slide_id, each.patient_id, "test", "FGFR3", sigmoid(each.logits["FGFR3"]), 0.5, "", "", "", each.tiles
+        )
         for each in predictions(5000)
     ]
     made = Page("k", "t", [], None, [], [Section("Slides", [SlidesBlock(lines)])], "m")
