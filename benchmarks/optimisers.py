@@ -14,9 +14,12 @@ on any device. `extra` is the peak during a later step above what was in use bef
 resident memory of the process on the CPU (Linux only, and coarse).
 
 Accuracy: a tensor of 16,384 elements and fixed gradients. `difference` is |p - p64| / |p64 - p0|, where p64 is AdamW in
-float64 and p the most precise values the optimiser keeps: masters, or else weights. Gradients are
-    ordinary  noise around a constant; the elements of a block differ by up to 1,000 times in size
-    tiny      the same times 1e-7
+float64 and p the most precise values the optimiser keeps: masters, or else weights. With bfloat16 weights, `masters`
+means that this script keeps float32 copies for an optimiser that has none of its own (torch: unless `no masters`); the
+others update bfloat16 weights, torchao's with stochastic rounding. Gradients are
+    even      noise around a constant, of one size for all elements
+    spread    the same, but the elements of a block differ by up to 1,000 times in size
+    tiny      like `spread`, times 1e-7
     falling   half of the elements fall to a thousandth after 50 steps; these are compared. Their second moment then
               shrinks by 0.1% per step, which rounding to nearest loses
 `resumed` says whether a run that is saved, loaded into a new optimiser and continued with another random seed has the
@@ -33,6 +36,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import statistics
 import tempfile
 import time
@@ -54,7 +58,7 @@ from tapfm.encoders.catalog import encoder_card
 RATE, WEIGHT_DECAY = 1e-5, 0.01
 REFERENCE = "torch, fused"
 CPU_ENCODERS, CUDA_ENCODERS = ("dinov2-s14",), ("uni", "h-optimus-0")
-CASES = ("ordinary", "tiny", "falling")
+CASES = ("even", "spread", "tiny", "falling")
 SHAPE = (64, 256)  # of the tensor whose accuracy is checked: large enough for every library to use 8 bits
 Weights = Literal["float32", "bfloat16"]
 MIB = 2**20
@@ -182,7 +186,7 @@ def library(kind: Callable[..., torch.optim.Optimizer], *, masters: bool = False
 
 def optimisers(weights: Weights, device: torch.device) -> dict[str, Build]:
     """List what can be compared with weights of this type; torch's fused AdamW comes first."""
-    lowered = weights == "bfloat16"  # torch's own then needs float32 masters beside it
+    lowered = weights == "bfloat16"  # others than ours then need float32 masters that we keep for them
     found: dict[str, Build] = {
         REFERENCE: library(torch.optim.AdamW, masters=lowered, fused=True),
         "torch, foreach": library(torch.optim.AdamW, masters=lowered, foreach=True),
@@ -196,11 +200,15 @@ def optimisers(weights: Weights, device: torch.device) -> dict[str, Build]:
         found |= {f"tapfm, {form}, offloaded": ours(form, compiled=True, offload=True) for form in ("float32", "int8")}
     if torchao := optional("torchao.optim"):
         found["torchao AdamW8bit"] = library(torchao.AdamW8bit, bf16_stochastic_round=lowered)
+        if lowered:
+            found["torchao AdamW8bit, masters"] = library(torchao.AdamW8bit, masters=True)
         plain = getattr(optional("torchao.optim.adam"), "_AdamW", None)
         if plain is not None:
             found["torchao _AdamW"] = library(plain, bf16_stochastic_round=lowered)
     if bitsandbytes := optional("bitsandbytes.optim"):
         found["bitsandbytes AdamW8bit"] = library(bitsandbytes.AdamW8bit)
+        if lowered:
+            found["bitsandbytes AdamW8bit, masters"] = library(bitsandbytes.AdamW8bit, masters=True)
     return found
 
 
@@ -318,7 +326,8 @@ class AccuracyRow:
 
     weights: str
     optimiser: str
-    ordinary: float
+    even: float
+    spread: float
     tiny: float
     falling: float
     resumed: bool
@@ -333,6 +342,8 @@ class GradientSequence:
         self._size = 10 ** (-3 * torch.rand(SHAPE, generator=generator, dtype=torch.float64))
         self._sign = torch.randint(0, 2, SHAPE, generator=generator, dtype=torch.float64) * 2 - 1
         self.compared = torch.ones(SHAPE, dtype=torch.bool)
+        if case == "even":
+            self._size.fill_(1.0)
         if case == "falling":
             self.compared[:, ::2] = False
 
@@ -355,7 +366,7 @@ def start_values(device: torch.device, dtype: torch.dtype) -> nn.Parameter:
 def run_case(build: Build, case: str, device: torch.device, dtype: torch.dtype, steps: int) -> Tensor:
     """Return the change of the parameter after so many steps, in float64, where the case compares it."""
     parameter = start_values(device, dtype)
-    start = parameter.detach().double().cpu()
+    start = parameter.detach().cpu().to(torch.float64, copy=True)
     gradient = GradientSequence(case, device)
     optimiser = build([parameter])
     for step in range(steps):
@@ -368,7 +379,7 @@ def is_resumed_exactly(build: Build, device: torch.device, dtype: torch.dtype, s
     results = []
     for broken in (False, True):
         torch.manual_seed(0)
-        gradient = GradientSequence("ordinary", device)
+        gradient = GradientSequence("spread", device)
         optimiser = build([start_values(device, dtype)])
         for step in range(steps):
             if broken and step == steps // 2:
@@ -400,13 +411,9 @@ def measure_accuracy(weights: Weights, device: torch.device, steps: int, names: 
 
 
 def chosen(builds: dict[str, Build], names: Iterable[str]) -> dict[str, Build]:
-    """Keep the optimisers whose name has one of these texts in it, and the reference."""
-    texts = list(names)
-    return {
-        name: build
-        for name, build in builds.items()
-        if name == REFERENCE or not texts or any(text in name for text in texts)
-    }
+    """Keep the optimisers whose name fits one of these patterns, and the reference."""
+    pattern = "|".join(names)
+    return {name: build for name, build in builds.items() if name == REFERENCE or re.search(pattern, name)}
 
 
 def speed_table(rows: list[SpeedRow]) -> str:
@@ -424,11 +431,11 @@ def speed_table(rows: list[SpeedRow]) -> str:
 
 def accuracy_table(rows: list[AccuracyRow]) -> str:
     lines = [
-        "| weights | optimiser | ordinary: difference | tiny: difference | falling: difference | resumed |",
-        "|---|---|--:|--:|--:|---|",
+        "| weights | optimiser | even: difference | spread | tiny | falling | resumed |",
+        "|---|---|--:|--:|--:|--:|---|",
     ]
     lines += [
-        f"| {row.weights} | {row.optimiser} | {row.ordinary:.1e} | {row.tiny:.1e} | {row.falling:.1e} | "
+        f"| {row.weights} | {row.optimiser} | {row.even:.1e} | {row.spread:.1e} | {row.tiny:.1e} | {row.falling:.1e} | "
         f"{'same bits' if row.resumed else 'differs'} |"
         for row in rows
     ]
@@ -464,7 +471,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--encoder", nargs="+", help="whose shapes the parameters have")
     parser.add_argument("--weights", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
-    parser.add_argument("--optimiser", nargs="+", default=[], help="texts: keep optimisers whose name has one of them")
+    parser.add_argument("--optimiser", nargs="+", default=[], help="regular expressions for their names")
     parser.add_argument("--only", choices=("speed", "accuracy"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="timed steps of an optimiser in each round")

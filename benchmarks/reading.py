@@ -8,7 +8,8 @@ Writes a slide of painted noise with the colours and the entropy of a stained se
 caches, as tiled JPEG with Aperio's header; reads tiles of 224 px at 0.5 um per pixel from it as a 20x slide (224 px of
 level 0) and as a 40x slide (448 px of level 0, resized); in grid order and in random order. Then reads all tiles of
 224 px, and of 448 px resized to 224, of every .svs and .tiff file in `--slides` that our TIFF reader takes (default:
-../shared/data/slides beside the checkout). Such a slide may be small enough to fit in the caches.
+../shared/data/slides beside the checkout). Such a slide may be small enough to fit in the caches: `--cache-mib`
+makes them smaller.
 
 tiffslide is optional and skipped if it is missing: pip install 'tapfm[bench]'. It has no cache of decoded tiles, so the
 32 MiB are those of OpenSlide and ours. It is asked for arrays, and decodes on the one core that all have.
@@ -168,7 +169,7 @@ def tiles_per_second(slide: Reader, where: list[tuple[int, int]], side_px0: int)
     return len(where) / (time.perf_counter() - start)
 
 
-def measure(path: Path, side_px0: int, order: str, rounds: int, name: str = "") -> Row:
+def measure(path: Path, side_px0: int, order: str, rounds: int, name: str = "", cache_bytes: int = CACHE_BYTES) -> Row:
     """Let the readers take turns, each with a slide opened anew."""
     opened = TiffSlide(path)
     where = positions(side_px0, order, 2000, (opened.facts.width_px0, opened.facts.height_px0))
@@ -176,7 +177,7 @@ def measure(path: Path, side_px0: int, order: str, rounds: int, name: str = "") 
     speeds: dict[str, list[float]] = {}
     for _ in range(rounds):
         for reader, open_slide in readers().items():
-            slide = open_slide(path, CACHE_BYTES)
+            slide = open_slide(path, cache_bytes)
             speeds.setdefault(reader, []).append(tiles_per_second(slide, where, side_px0))
             slide.close()
     tiles = f"{side_px0} px" if side_px0 == TILE_PX else f"{side_px0} -> {TILE_PX} px"
@@ -222,7 +223,7 @@ def measure_painted(rounds: int) -> list[Row]:
     return rows
 
 
-def measure_real(folder: Path, rounds: int) -> list[Row]:
+def measure_real(folder: Path, rounds: int, cache_bytes: int = CACHE_BYTES) -> list[Row]:
     """Measure the slides of a folder that OpenSlide opens and our TIFF reader takes."""
     rows = []
     for path in sorted([*folder.glob("*.svs"), *folder.glob("*.tif*")]):
@@ -230,10 +231,10 @@ def measure_real(folder: Path, rounds: int) -> list[Row]:
             for open_slide in readers().values():
                 open_slide(path, CACHE_BYTES).close()
         except Exception as error:  # each library has its own errors
-            print(f"{path.name} is left out: {type(error).__name__}: {error}\n")
+            print(f"{path.name} is left out: {str(error).splitlines()[0]}\n")
             continue
         rows += [
-            measure(path, side_px0, order, rounds)
+            measure(path, side_px0, order, rounds, cache_bytes=cache_bytes)
             for side_px0 in (TILE_PX, 2 * TILE_PX)
             for order in ("grid", "random")
         ]
@@ -267,6 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--slides", type=Path, default=SLIDES, help="folder with real slides")
+    parser.add_argument("--cache-mib", type=float, default=CACHE_BYTES / 2**20, help="of a reader, for real slides")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
@@ -283,7 +285,7 @@ def main() -> None:
     )
     rows = measure_painted(arguments.rounds)
     if arguments.slides.is_dir():
-        rows += measure_real(arguments.slides, arguments.rounds)
+        rows += measure_real(arguments.slides, arguments.rounds, round(arguments.cache_mib * 2**20))
     else:
         print(f"No real slides in {arguments.slides}: left out. Name their folder with --slides.\n")
     print(format_table(rows))
