@@ -232,6 +232,8 @@ class SpeedRow:
     first_step_s: float = 0.0
     step_s: float = 0.0
     ratio: float = 0.0
+    smallest_ratio: float = 0.0
+    largest_ratio: float = 0.0
     state_bytes: int = 0
     parameters: int = 0
     extra_bytes: int = 0
@@ -259,7 +261,7 @@ def measure_speed(
     for row in rows.values():
         row.step_s = statistics.median(row.seconds)
         ratios = [own / other for own, other in zip(row.seconds, rows[REFERENCE].seconds, strict=True)]
-        row.ratio = statistics.median(ratios)
+        row.ratio, row.smallest_ratio, row.largest_ratio = statistics.median(ratios), min(ratios), max(ratios)
     return list(rows.values())
 
 
@@ -418,12 +420,13 @@ def chosen(builds: dict[str, Build], names: Iterable[str]) -> dict[str, Build]:
 
 def speed_table(rows: list[SpeedRow]) -> str:
     lines = [
-        "| encoder | weights | optimiser | step, ms | ratio | first step, s | state, B/parameter | extra, MiB |",
-        "|---|---|---|--:|--:|--:|--:|--:|",
+        "| encoder | weights | optimiser | step, ms | ratio | range | first step, s | state, B/param | extra, MiB |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [
         f"| {row.encoder} | {row.weights} | {row.optimiser} | {1e3 * row.step_s:,.1f} | {row.ratio:.2f} | "
-        f"{row.first_step_s:.2f} | {row.state_bytes / row.parameters:.2f} | {row.extra_bytes / MIB:,.0f} |"
+        f"{row.smallest_ratio:.2f} to {row.largest_ratio:.2f} | {row.first_step_s:.2f} | "
+        f"{row.state_bytes / row.parameters:.2f} | {row.extra_bytes / MIB:,.0f} |"
         for row in rows
     ]
     return "\n".join(lines)
