@@ -9,7 +9,8 @@ torchao and bitsandbytes are optional: pip install torchao bitsandbytes. A libra
 
 Speed: parameters have the shapes of an encoder, gradients are random. In each round every optimiser is built, warmed up
 and timed, one after the other; `ratio` is the median of the rounds' ratios to torch's fused AdamW. `first step` is the
-first one in this process, with an empty compiler cache. Memory: `state` counts the bytes of moments and float32 masters
+first one in this process, with an empty compiler cache. Times are wall-clock on CUDA; on the CPU they are processor time
+of this process, which other processes on the machine hardly change (compilers in subprocesses are not in it). Memory: `state` counts the bytes of moments and float32 masters
 on any device. `extra` is the peak during a later step above what was in use before it: allocated bytes on CUDA,
 resident memory of the process on the CPU (Linux only, and coarse).
 
@@ -286,11 +287,12 @@ def take_turn(row: SpeedRow, build: Build, gradients: list[Tensor], steps: int) 
 
 
 def timed(device: torch.device, call: Callable[[], object]) -> float:
+    now = time.perf_counter if device.type == "cuda" else time.process_time
     synchronize(device)
-    start = time.perf_counter()
+    start = now()
     call()
     synchronize(device)
-    return time.perf_counter() - start
+    return now() - start
 
 
 def synchronize(device: torch.device) -> None:
