@@ -8,11 +8,13 @@
 torchao and bitsandbytes are optional: pip install torchao bitsandbytes. A library that is missing is skipped.
 
 Speed: parameters have the shapes of an encoder, gradients are random. In each round every optimiser is built, warmed up
-and timed, one after the other; `ratio` is the median of the rounds' ratios to torch's fused AdamW. `first step` is the
-first one in this process, with an empty compiler cache. Times are wall-clock on CUDA; on the CPU they are processor time
-of this process, which other processes on the machine hardly change (compilers in subprocesses are not in it). Memory: `state` counts the bytes of moments and float32 masters
-on any device. `extra` is the peak during a later step above what was in use before it: allocated bytes on CUDA,
-resident memory of the process on the CPU (Linux only, and coarse).
+and timed, one after the other; `ratio` is the median of the rounds' ratios to torch's fused AdamW, with their range. On
+the CPU, a step is timed in processor time of this process, which other processes on the machine hardly change. `first
+step` is the first one in this process, with an empty compiler cache, by the clock.
+
+Memory: `state` counts the bytes of moments and float32 masters on any device. `extra` is the peak during a later step
+above what was in use before it: allocated bytes on CUDA, resident memory of the process on the CPU (Linux only, and
+coarse).
 
 Accuracy: a tensor of 16,384 elements and fixed gradients. `difference` is |p - p64| / |p64 - p0|, where p64 is AdamW in
 float64 and p the most precise values the optimiser keeps: masters, or else weights. With bfloat16 weights, `masters`
@@ -282,12 +284,12 @@ def take_turn(row: SpeedRow, build: Build, gradients: list[Tensor], steps: int) 
         for _ in range(steps):
             optimiser.step(gradients)
 
-    row.seconds.append(timed(device, several) / steps)
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    row.seconds.append(timed(device, several, clock) / steps)
     row.state_bytes = sum({t.data_ptr(): t.nbytes for t in optimiser.state_tensors()}.values())
 
 
-def timed(device: torch.device, call: Callable[[], object]) -> float:
-    now = time.perf_counter if device.type == "cuda" else time.process_time
+def timed(device: torch.device, call: Callable[[], object], now: Callable[[], float] = time.perf_counter) -> float:
     synchronize(device)
     start = now()
     call()

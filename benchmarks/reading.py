@@ -16,8 +16,8 @@ tiffslide is optional and skipped if it is missing: pip install 'tapfm[bench]'. 
 
 Prints Markdown. Each figure is the median of several rounds in which the readers take turns, each with a newly opened
 slide; opening is not timed. Seconds are processor time of all threads of this process: files are in the page cache, and
-other processes on the machine hardly change it. Ratios are the medians of the rounds' ratios of ours to the other. A difference is the
-largest one of a pixel value to OpenSlide's, over all tiles of the row (at most 300).
+other processes on the machine hardly change it. Ratios are the medians of the rounds' ratios of ours to the other. A
+difference is the largest one of a pixel value to OpenSlide's, over all tiles of the row (at most 300).
 """
 
 from __future__ import annotations
