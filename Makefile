@@ -34,9 +34,10 @@ test: $(READY) $(PAGES)  ## run all tests
 	@# one thread each: of small encoders, threads only wait for each other; bytecode: many tests start processes
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
-lint: $(READY)  ## check style
+lint: $(READY)  ## check style, and that public names have a caller
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/unused_names.py
 
 typecheck: $(READY) $(PAGES)  ## check types
 	$(BIN)/mypy

@@ -1,17 +1,29 @@
-"""Reading tiles, side by side: OpenSlide and ours, on one core, with equal caches and the same resize.
+"""Reading tiles, side by side: OpenSlide, tiffslide and ours, on one core, with the same resize.
 
-    python benchmarks/reading.py                        # both scans, both orders
+    python benchmarks/reading.py                        # painted and real slides, both orders
+    python benchmarks/reading.py --slides folder        # real slides of another folder
     python benchmarks/reading.py --json out/reading.json
 
 Writes a slide of painted noise with the colours and the entropy of a stained section, many times larger than the
 caches, as tiled JPEG with Aperio's header; reads tiles of 224 px at 0.5 um per pixel from it as a 20x slide (224 px of
-level 0) and as a 40x slide (448 px of level 0, resized); in grid order and in random order. Prints Markdown. Each
-figure is the median of several rounds in which the two take turns; the ratio is the median of the rounds' ratios.
+level 0) and as a 40x slide (448 px of level 0, resized); in grid order and in random order. Then reads all tiles of
+224 px, and of 448 px resized to 224, of every .svs and .tiff file in `--slides` that our TIFF reader takes (default:
+../shared/data/slides beside the checkout). Such a slide may be small enough to fit in the caches: `--cache-mib`
+makes them smaller.
+
+tiffslide is optional and skipped if it is missing: pip install 'tapfm[bench]'. It has no cache of decoded tiles, so the
+32 MiB are those of OpenSlide and ours. It is asked for arrays, and decodes on the one core that all have.
+
+Prints Markdown. Each figure is the median of several rounds in which the readers take turns, each with a newly opened
+slide; opening is not timed. Seconds are processor time of all threads of this process: files are in the page cache, and
+other processes on the machine hardly change it. Ratios are the medians of the rounds' ratios of ours to the other. A
+difference is the largest one of a pixel value to OpenSlide's, over all tiles of the row (at most 300).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -21,6 +33,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import cv2
 import numpy as np
@@ -31,8 +44,15 @@ from numpy.typing import NDArray
 import tapfm
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import TiffSlide
-from tapfm.slides.slide import CACHE_BYTES, Pixels, Slide
+from tapfm.slides.scaling import read_tile
+from tapfm.slides.slide import CACHE_BYTES, Box, Level, Pixels, SlideFacts
 
+tiffslide: Any = None
+if importlib.util.find_spec("tiffslide"):
+    tiffslide = importlib.import_module("tiffslide")
+
+SLIDES = Path(__file__).parents[2] / "shared" / "data" / "slides"
+TILE_PX = 224
 WIDTH_PX, HEIGHT_PX = 12_288, 10_240
 
 
@@ -43,18 +63,53 @@ class PlainOpenSlide(OpenSlideSlide):
         return np.asarray(self._handle.read_region((x_px, y_px), level, (width_px, height_px)).convert("RGB"))
 
 
-READERS: dict[str, Callable[[Path, int], Slide]] = {"OpenSlide": PlainOpenSlide, "tapfm": TiffSlide}
+class Tiffslide:
+    """A slide that the library tiffslide opens."""
+
+    def __init__(self, path: Path, cache_bytes: int = 0) -> None:  # noqa: ARG002  # it has no cache
+        self._handle = tiffslide.TiffSlide(path)
+        levels = tuple(Level.of(*size, *self._handle.dimensions) for size in self._handle.level_dimensions)
+        bounds = Box(0, 0, levels[0].width_px, levels[0].height_px)
+        self.facts = SlideFacts(path, "TIFF", "", "tiffslide", levels, None, None, bounds)
+
+    def read_level(self, level: int, x_px: int, y_px: int, width_px: int, height_px: int) -> Pixels:
+        downsample = self._handle.level_downsamples[level]
+        corner = (round(x_px * downsample), round(y_px * downsample))
+        return np.asarray(self._handle.read_region(corner, level, (width_px, height_px), as_array=True), np.uint8)
+
+    def read(self, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels:
+        return read_tile(self, x_px0, y_px0, side_px0, tile_px)
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+class Reader(Protocol):
+    """The part of a slide that is measured."""
+
+    def read(self, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels: ...
+
+    def close(self) -> None: ...
+
+
+def readers() -> dict[str, Callable[[Path, int], Reader]]:
+    found: dict[str, Callable[[Path, int], Reader]] = {"OpenSlide": PlainOpenSlide}
+    if tiffslide is not None:
+        found["tiffslide"] = Tiffslide
+    return found | {"tapfm": TiffSlide}
 
 
 @dataclass
 class Row:
-    """One measurement."""
+    """One measurement; `differences` are to OpenSlide's pixels."""
 
-    scan: str
+    slide: str
+    tiles: str
     order: str
-    openslide_tiles_per_second: float
-    tapfm_tiles_per_second: float
-    ratio: float
+    count: int
+    tiles_per_second: dict[str, float]
+    ratios: dict[str, float]
+    differences: dict[str, int]
 
 
 def paint(rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -94,82 +149,147 @@ def write_slide(path: Path, objective: int) -> None:
         )
 
 
-def positions(side_px0: int, order: str, count: int) -> list[tuple[int, int]]:
+def positions(
+    side_px0: int, order: str, count: int, size_px0: tuple[int, int] = (WIDTH_PX, HEIGHT_PX)
+) -> list[tuple[int, int]]:
     """Lay the grid; the first tiles of it, or random ones."""
     grid = [
         (x, y)
-        for y in range(0, HEIGHT_PX - side_px0 + 1, side_px0)
-        for x in range(0, WIDTH_PX - side_px0 + 1, side_px0)
+        for y in range(0, size_px0[1] - side_px0 + 1, side_px0)
+        for x in range(0, size_px0[0] - side_px0 + 1, side_px0)
     ]
     if order == "random":
         grid = [grid[i] for i in np.random.default_rng(1).permutation(len(grid))]
     return grid[:count]
 
 
-def tiles_per_second(slide: Slide, where: list[tuple[int, int]], side_px0: int) -> float:
-    start = time.perf_counter()
+def tiles_per_second(slide: Reader, where: list[tuple[int, int]], side_px0: int) -> float:
+    start = time.process_time()
     for x_px0, y_px0 in where:
-        slide.read(x_px0, y_px0, side_px0, 224)
-    return len(where) / (time.perf_counter() - start)
+        slide.read(x_px0, y_px0, side_px0, TILE_PX)
+    return len(where) / (time.process_time() - start)
 
 
-def measure(path: Path, scan: str, side_px0: int, order: str, rounds: int) -> Row:
-    """Let the two take turns, each with a fresh slide."""
-    where = positions(side_px0, order, count=2000)
-    speeds: dict[str, list[float]] = {name: [] for name in READERS}
+def measure(path: Path, side_px0: int, order: str, rounds: int, name: str = "", cache_bytes: int = CACHE_BYTES) -> Row:
+    """Let the readers take turns, each with a slide opened anew."""
+    opened = TiffSlide(path)
+    where = positions(side_px0, order, 2000, (opened.facts.width_px0, opened.facts.height_px0))
+    opened.close()
+    speeds: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for name, reader in READERS.items():
-            slide = reader(path, CACHE_BYTES)
-            speeds[name].append(tiles_per_second(slide, where, side_px0))
+        for reader, open_slide in readers().items():
+            slide = open_slide(path, cache_bytes)
+            speeds.setdefault(reader, []).append(tiles_per_second(slide, where, side_px0))
             slide.close()
-    ratios = [ours / theirs for ours, theirs in zip(speeds["tapfm"], speeds["OpenSlide"], strict=True)]
+    tiles = f"{side_px0} px" if side_px0 == TILE_PX else f"{side_px0} -> {TILE_PX} px"
     return Row(
-        scan,
+        name or path.name,
+        tiles,
         order,
-        statistics.median(speeds["OpenSlide"]),
-        statistics.median(speeds["tapfm"]),
-        statistics.median(ratios),
+        len(where),
+        {reader: statistics.median(values) for reader, values in speeds.items()},
+        {
+            reader: statistics.median(ours / theirs for ours, theirs in zip(speeds["tapfm"], values, strict=True))
+            for reader, values in speeds.items()
+            if reader != "tapfm"
+        },
+        largest_differences(path, where[:300], side_px0),
     )
 
 
-def same_pixels(path: Path, side_px0: int) -> bool:
-    """Check what makes the comparison fair: both give the same tiles."""
-    theirs, ours = OpenSlideSlide(path), TiffSlide(path)
-    return all(
-        np.array_equal(theirs.read(x, y, side_px0, 224), ours.read(x, y, side_px0, 224))
-        for x, y in positions(side_px0, "random", count=100)
-    )
+def largest_differences(path: Path, where: list[tuple[int, int]], side_px0: int) -> dict[str, int]:
+    """Compare the pixels of each reader with OpenSlide's, which is what makes the comparison fair."""
+    expected = OpenSlideSlide(path)
+    found = {}
+    for reader, open_slide in readers().items():
+        slide = open_slide(path, CACHE_BYTES)
+        found[reader] = max(
+            int(np.abs(expected.read(x, y, side_px0, TILE_PX).astype(int) - slide.read(x, y, side_px0, TILE_PX)).max())
+            for x, y in where
+        )
+        slide.close()
+    expected.close()
+    return {reader: difference for reader, difference in found.items() if reader != "OpenSlide"}
+
+
+def measure_painted(rounds: int) -> list[Row]:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for objective, side_px0 in ((20, TILE_PX), (40, 2 * TILE_PX)):
+            path = Path(folder) / f"{objective}x.svs"
+            write_slide(path, objective)
+            bits = 8 * path.stat().st_size / (WIDTH_PX * HEIGHT_PX)
+            name = f"painted, {objective}x, {bits:.1f} bits per pixel"
+            rows += [measure(path, side_px0, order, rounds, name) for order in ("grid", "random")]
+    return rows
+
+
+def measure_real(folder: Path, rounds: int, cache_bytes: int = CACHE_BYTES) -> list[Row]:
+    """Measure the slides of a folder that OpenSlide opens and our TIFF reader takes."""
+    rows = []
+    for path in sorted([*folder.glob("*.svs"), *folder.glob("*.tif*")]):
+        try:
+            for open_slide in readers().values():
+                open_slide(path, CACHE_BYTES).close()
+        except Exception as error:  # each library has its own errors
+            print(f"{path.name} is left out: {str(error).splitlines()[0]}\n")
+            continue
+        rows += [
+            measure(path, side_px0, order, rounds, cache_bytes=cache_bytes)
+            for side_px0 in (TILE_PX, 2 * TILE_PX)
+            for order in ("grid", "random")
+        ]
+    return rows
+
+
+def format_table(rows: list[Row]) -> str:
+    names = list(readers())
+    others = [name for name in names if name != "tapfm"]
+    compared = [name for name in names if name != "OpenSlide"]
+    header = [
+        *("slide", "tiles", "order", "number"),
+        *(f"{name} tiles/s" for name in names),
+        *(f"tapfm / {name}" for name in others),
+        *(f"{name}: difference" for name in compared),
+    ]
+    lines = ["| " + " | ".join(header) + " |", "|---" * 3 + "|--:" * (len(header) - 3) + "|"]
+    for row in rows:
+        cells = [
+            *(row.slide, row.tiles, row.order, f"{row.count:,}"),
+            *(f"{row.tiles_per_second[name]:,.0f}" for name in names),
+            *(f"{row.ratios[name]:.1f}" for name in others),
+            *(str(row.differences[name]) for name in compared),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--slides", type=Path, default=SLIDES, help="folder with real slides")
+    parser.add_argument("--cache-mib", type=float, default=CACHE_BYTES / 2**20, help="of a reader, for real slides")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     cv2.setNumThreads(1)
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for scan, objective, side_px0 in (("20x: 224 px", 20, 224), ("40x: 448 -> 224 px", 40, 448)):
-            path = Path(folder) / f"{objective}x.svs"
-            write_slide(path, objective)
-            assert same_pixels(path, side_px0)
-            bits = 8 * path.stat().st_size / (WIDTH_PX * HEIGHT_PX)
-            rows += [measure(path, scan, side_px0, order, arguments.rounds) for order in ("grid", "random")]
-    decoded_bytes = 3 * WIDTH_PX * HEIGHT_PX
+    versions = f"tapfm {tapfm.__version__}, OpenSlide {openslide.__library_version__}, tifffile {tifffile.__version__}"
+    if tiffslide is None:
+        print("tiffslide is not installed and is left out; to compare it: pip install 'tapfm[bench]'\n")
+    else:
+        versions += f", tiffslide {tiffslide.__version__}, zarr {importlib.import_module('zarr').__version__}"
     print(
-        f"tapfm {tapfm.__version__}, OpenSlide {openslide.__library_version__}, {platform.machine()}, one core; "
-        f"{WIDTH_PX:,} x {HEIGHT_PX:,} px, {bits:.1f} bits per pixel, "
-        f"decoded {decoded_bytes / CACHE_BYTES:.1f} times the cache of {CACHE_BYTES / 2**20:.0f} MiB\n"
+        f"{versions}, {platform.machine()}, one core; painted slides of {WIDTH_PX:,} x {HEIGHT_PX:,} px, decoded "
+        f"{3 * WIDTH_PX * HEIGHT_PX / CACHE_BYTES:.1f} times the cache of {CACHE_BYTES / 2**20:.0f} MiB\n"
     )
-    print("| scan | order | OpenSlide tiles/s | tapfm tiles/s | ratio |\n|---|---|--:|--:|--:|")
-    for row in rows:
-        print(
-            f"| {row.scan} | {row.order} | {row.openslide_tiles_per_second:,.0f} | {row.tapfm_tiles_per_second:,.0f} "
-            f"| {row.ratio:.1f} |"
-        )
+    rows = measure_painted(arguments.rounds)
+    if arguments.slides.is_dir():
+        rows += measure_real(arguments.slides, arguments.rounds, round(arguments.cache_mib * 2**20))
+    else:
+        print(f"No real slides in {arguments.slides}: left out. Name their folder with --slides.\n")
+    print(format_table(rows))
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))

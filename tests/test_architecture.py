@@ -5,8 +5,6 @@ Every import counts, also those inside functions and for type checking only, and
 """
 
 import ast
-import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,7 +43,6 @@ LAYERS = [
     "__init__",
 ]
 ROOT = Path(tapfm.__file__).parent
-CHECKOUT = Path(__file__).parents[1]
 PATHS = {}  # of all modules, by dotted name
 for file in sorted(ROOT.rglob("*.py")):
     name = ".".join(("tapfm", *file.relative_to(ROOT).with_suffix("").parts))
@@ -113,19 +110,6 @@ def test_packages_hold_no_code():
     # an import of a module runs the __init__ of its package: one with code would make edges that this file cannot see
     for package in PACKAGES - {"tapfm.__init__"}:
         assert len(ast.parse(PATHS[package].read_text("utf-8")).body) == 1, package
-
-
-def test_functions_and_constants_that_only_their_own_module_uses_are_private():
-    files = [file for folder in ("src", "tests", "tools", "benchmarks") for file in (CHECKOUT / folder).rglob("*.py")]
-    words = Counter(word for file in files for word in set(re.findall(r"\w+", file.read_text("utf-8"))))
-    unused = []
-    for module, path in PATHS.items():
-        for node in ast.parse(path.read_text("utf-8")).body:
-            names = [node.name] if isinstance(node, ast.FunctionDef) else []
-            if isinstance(node, ast.Assign):
-                names += [target.id for target in node.targets if isinstance(target, ast.Name) and target.id.isupper()]
-            unused += [f"{module}.{name}" for name in names if not name.startswith("_") and words[name] < 2]
-    assert not unused
 
 
 def test_no_module_is_long():
