@@ -1,7 +1,7 @@
 """Compare AdamW with small state: torch's, ours, torchao's and bitsandbytes'. Time, memory and accuracy of a step.
 
     python benchmarks/optimisers.py                                    # a ViT-S on the CPU
-    python benchmarks/optimisers.py --device cuda                      # a ViT-L and a ViT-g; needs about 40 GiB
+    python benchmarks/optimisers.py --device cuda                      # a ViT-L and a ViT-g; about 40 GiB (estimate)
     python benchmarks/optimisers.py --only accuracy --check-steps 3000
     python benchmarks/optimisers.py --json out/optimisers.json
 
