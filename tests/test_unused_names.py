@@ -112,7 +112,7 @@ def folder(tmp_path):
 
 
 def find(folder: Path) -> list[str]:
-    return find_unused_names(folder / "pack", [folder / "tools/tool.py"], [folder / "page.html"])
+    return find_unused_names(folder / "pack", [(folder / "tools/tool.py").read_text()], [folder / "page.html"])
 
 
 def test_names_without_a_caller_are_found_and_others_are_not(folder):

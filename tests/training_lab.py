@@ -10,8 +10,8 @@ import torch
 from cohort_files import rows_of
 from command_line import tapfm
 from slide_files import section, write_slide
+from training_slides import TIMED
 
-from tapfm.adaptation.epoch_summary import TIMED
 from tapfm.runs.checkpoint import load_checkpoint
 from tapfm.tiles.store import TileSet, write_tiles
 

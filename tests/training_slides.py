@@ -19,6 +19,7 @@ from tapfm.tiles.augment import Augmentation
 from tapfm.tiles.store import TileSet
 
 TILE_PX, ACROSS = 42, 5
+TIMED = ("seconds", "tiles_per_second", "waiting_share", "peak_memory_gib")  # what two equal runs may differ in
 NO_AUGMENTATION = Augmentation(flip=0.0, quarter_turns=False, blur=0.0)
 
 

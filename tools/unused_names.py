@@ -24,6 +24,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
 TEXTS = ("src/tapfm/**/*.html", "src/tapfm/**/*.js", "frontend/src/*", "pyproject.toml")
+PAGES = ("README.md", "docs/**/*.md")  # their Python examples are callers
 CALLED_BY_NAME = {  # methods that a library calls by their name
     "forward": "torch.nn.Module calls it",
 }
@@ -31,13 +32,13 @@ _ATTRIBUTE_FUNCTIONS = {"getattr", "hasattr", "setattr", "attrgetter", "methodca
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def find_unused_names(package: Path, callers: Iterable[Path], texts: Iterable[Path]) -> list[str]:
+def find_unused_names(package: Path, callers: Iterable[str], texts: Iterable[Path]) -> list[str]:
     """Return `module: name` for each public name of a package without a caller, in alphabetical order.
 
-    `callers` are Python files outside of the package, `texts` are other files in which names may occur.
+    `callers` are Python sources outside of the package, `texts` are other files in which names may occur.
     """
     trees = {_module_name(path, package): ast.parse(path.read_text("utf-8")) for path in package.rglob("*.py")}
-    outside = {f"({path})": ast.parse(path.read_text("utf-8")) for path in callers}
+    outside = {f"(caller {number})": ast.parse(source) for number, source in enumerate(callers)}
     words = "\n".join(path.read_text("utf-8") for path in texts)
     users: dict[str, set[str]] = {}  # of each dotted name: the modules that use it
     attributes = set(CALLED_BY_NAME) | set(re.findall(r"\w+", words))
@@ -138,7 +139,10 @@ def _signature_names(tree: ast.Module) -> Iterator[str]:
 
 def main() -> int:
     """Print the names without a caller."""
-    callers = [path for folder in ("tools", "benchmarks") for path in (CHECKOUT / folder).rglob("*.py")]
+    scripts = [path for folder in ("tools", "benchmarks") for path in (CHECKOUT / folder).rglob("*.py")]
+    callers = [path.read_text("utf-8") for path in scripts]
+    for page in (path for pattern in PAGES for path in CHECKOUT.glob(pattern)):
+        callers += re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     texts = [path for pattern in TEXTS for path in CHECKOUT.glob(pattern) if path.is_file() and path.suffix != ".svg"]
     unused = find_unused_names(CHECKOUT / "src" / "tapfm", callers, texts)
     print(*unused, sep="\n", end="\n" if unused else "")

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from slide_files import damage
-from training_slides import NO_AUGMENTATION, Memory, labelled, make_bags, make_learner, run, write_slides
+from training_slides import NO_AUGMENTATION, TIMED, Memory, labelled, make_bags, make_learner, run, write_slides
 
-from tapfm.adaptation.epoch_summary import TIMED
 from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.optimisers import LearningRateSchedule
 from tapfm.adaptation.trainer import TrainingPlan, fit
@@ -222,7 +221,7 @@ def test_accumulated_slides_are_one_update_with_their_mean_gradient(slides):
     by_hand.begin_epoch(0)
     for visit, slide in zip(visits, labelled(train), strict=True):
         by_hand.learn(bags.read(visit), encode_labels(list(slide.labels.values())), now=False, slide_id=visit.slide_id)
-    assert by_hand.slides_waiting == 2
+    assert len(by_hand._lessons) == 2
     by_hand.flush()
     for name, weight in by_hand.weights().items():
         torch.testing.assert_close(weight, batch.weights()[name], rtol=0, atol=1e-5)
@@ -325,7 +324,7 @@ def test_a_failed_slide_leaves_the_others_gradients_to_be_applied(tmp_path):
     before = {name: weight.clone() for name, weight in learner.weights().items()}
     run(learner, slides, training=labelled(slides), allow_failures=2, epochs=1)
     assert not same(before, learner.weights())
-    assert learner.slides_waiting == 0
+    assert len(learner._lessons) == 0
 
 
 def test_tiles_that_cannot_be_decoded_are_skipped_counted_and_above_5_percent_fail_the_slide(tmp_path):

@@ -13,7 +13,7 @@ from PIL import Image
 from training_lab import POSITIONS, edit, history_of
 
 from tapfm.evaluation.predictions import read_predictions
-from tapfm.runs.ensemble import read_ensemble
+from tapfm.runs.ensemble import member_folders
 from tapfm.runtime import commands as study_child
 from tapfm.runtime.workers import available_cores
 from tapfm.study import runner as study_runner
@@ -227,7 +227,7 @@ def test_folds_are_pooled_and_their_ensemble_meets_the_external_slides(study_lab
     out = study_lab / "study"
     method = "tapfm-pocket/fixed/abmil"
     assert [words[0] for words in here] == ["embed", "embed", "train", "evaluate", "train", "evaluate", "evaluate"]
-    members = read_ensemble(out / "ensembles" / method / "seed0")
+    members, _ = member_folders(out / "ensembles" / method / "seed0")
     assert [member.resolve() for member in members] == [out / "runs" / method / f"fold{i}" / "seed0" for i in (0, 1)]
     table = (out / "table_binary.md").read_text()
     assert "FGFR3, Test (N = 6)" in table
@@ -243,7 +243,7 @@ def test_folds_are_pooled_and_their_ensemble_meets_the_external_slides(study_lab
     here.clear()
     assert study(study_lab, "--resume").returncode == 0
     assert not here
-    assert read_ensemble(out / "ensembles" / method / "seed0") == members
+    assert member_folders(out / "ensembles" / method / "seed0")[0] == members
 
 
 def test_an_ablation_and_a_probe(study_lab, here):

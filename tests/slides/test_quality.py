@@ -7,7 +7,7 @@ from PIL import Image
 from slide_files import EOSIN, GLASS, REAL, needs_real_slides
 
 from tapfm.slides.opening import open_slide
-from tapfm.slides.quality import FOCUS_MPP, blurred, out_of_focus, pen_mask, sharpness
+from tapfm.slides.quality import FOCUS_MPP, blurred, pen_mask, sharpness
 from tapfm.slides.tissue import MASK_MPP
 
 COLON = REAL.parent / "tiles" / "crc" / "train"
@@ -37,6 +37,10 @@ TISSUE = {
     "glass": GLASS,
     "grey dust": (150, 150, 150),
 }
+
+
+def out_of_focus(tile):
+    return bool(blurred(tile[np.newaxis])[0])
 
 
 def stroke(colour):

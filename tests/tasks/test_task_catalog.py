@@ -7,7 +7,7 @@ import pytest
 
 from tapfm.errors import SettingError
 from tapfm.tasks.binary import BinaryTask
-from tapfm.tasks.catalog import TASKS, build_task, kind_of_task
+from tapfm.tasks.catalog import build_task
 from tapfm.tasks.multilabel import MultiLabelTask
 
 LABELS = [1, 0, 0, None]
@@ -27,10 +27,6 @@ def test_several_targets_are_a_multi_label_task_in_their_order():
     assert tuple(task.targets) == ("KRAS", "EGFR")
     assert task.smoothing == 0.1
     assert task.weights[0].positive == 3 / 2
-
-
-def test_every_kind_is_in_the_table():
-    assert {kind_of_task(1), kind_of_task(4)} == set(TASKS)
 
 
 def test_no_target_is_refused():

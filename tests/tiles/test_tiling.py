@@ -8,7 +8,7 @@ from slide_files import EOSIN, GLASS, REAL, damage, needs_real_slides, section, 
 
 from tapfm.errors import ScaleError, TileReadError
 from tapfm.slides.opening import open_slide
-from tapfm.slides.quality import FOCUS_MPP, out_of_focus, sharpness
+from tapfm.slides.quality import FOCUS_MPP, blurred, sharpness
 from tapfm.slides.scale import Scale, resolve_scale
 from tapfm.tiles.grid import TileSpec, TileVerdict
 from tapfm.tiles.tiling import in_blocks, read_block, tile_slide, why_empty
@@ -120,7 +120,7 @@ def test_focus_is_judged_in_blocks_as_tile_by_tile(tmp_path, mpp, overlap_px, ex
     looked_at = np.flatnonzero(np.isin(result.verdicts, (TileVerdict.KEPT, TileVerdict.BLUR)))
     focus_px = round(result.side_px0 * mpp / FOCUS_MPP)
     alone = np.stack([slide.read(x, y, result.side_px0, focus_px) for x, y in result.positions[looked_at].tolist()])
-    verdicts = [TileVerdict.BLUR if out_of_focus(tile) else TileVerdict.KEPT for tile in alone]
+    verdicts = [TileVerdict.BLUR if blurred(tile[np.newaxis])[0] else TileVerdict.KEPT for tile in alone]
     assert result.verdicts[looked_at].tolist() == verdicts
     assert 0 < verdicts.count(TileVerdict.BLUR) < len(verdicts)
     in_order = np.concatenate(in_blocks(slide.facts, result.positions, looked_at, result.side_px0, focus_px))

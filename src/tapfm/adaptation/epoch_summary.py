@@ -11,8 +11,6 @@ from tapfm.adaptation.learner import Learner
 from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit, compute_scores
 from tapfm.runs.progress import SUMMED, RunProgress
 
-TIMED = ("seconds", "tiles_per_second", "waiting_share", "peak_memory_gib")  # what two equal runs may differ in
-
 
 def epoch_row(
     learner: Learner,

@@ -112,11 +112,6 @@ class Learner:
         """How the encoder's optimiser stores its moments."""
         return self.optimisation.moments
 
-    @property
-    def slides_waiting(self) -> int:
-        """How many slides' gradients are summed up."""
-        return len(self._lessons)
-
     def rates(self, epoch: int) -> tuple[float, float]:
         """Give the learning rates of an epoch: encoder, aggregator."""
         o = self.optimisation

@@ -40,11 +40,6 @@ def write_ensemble(folder: Path, members: Sequence[Path], kind: EnsembleKind) ->
     write_atomically(folder / _ENSEMBLE, f"{text}\n".encode())
 
 
-def read_ensemble(folder: Path) -> list[Path]:
-    """List the folders of the members."""
-    return list(_ensemble_of(folder).members)
-
-
 def _ensemble_of(folder: Path) -> _Ensemble:
     """Read ensemble.json, and look whether its members are there."""
     path = folder / _ENSEMBLE
@@ -94,14 +89,6 @@ def is_run(path: Path) -> bool:
 def is_export(path: Path) -> bool:
     """Say whether a folder holds an exported model."""
     return (path / _EXPORTED).is_file()
-
-
-def load_members(path: Path, device: torch.device | None = None) -> list[SavedModel]:
-    """Load the model of a run or of an export, or all models of an ensemble, which must have the same targets."""
-    members, _ = member_folders(path)
-    models = [load_member(member, device) for member in members]
-    refuse_other_targets(path, members, [tuple(each.description["targets"]) for each in models])
-    return models
 
 
 def load_member(folder: Path, device: torch.device | None = None) -> SavedModel:

@@ -65,8 +65,3 @@ def _difference(planes: NDArray[np.float32], apart_px: int) -> NDArray[np.float6
 def blurred(tiles: Pixels) -> Mask:
     """Say which of (n, height, width, 3) tiles of FOCUS_MPP are blurred beyond use."""
     return np.asarray(sharpness(tiles) < _SHARP)
-
-
-def out_of_focus(tile: Pixels) -> bool:
-    """Say whether a tile of FOCUS_MPP is blurred beyond use."""
-    return bool(blurred(tile[np.newaxis])[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +24,6 @@ Features = npt.NDArray[np.float64]  # (tiles, D)
 _BATCH = 64
 
 
-@dataclass(frozen=True)
-class ProbeScores:
-    """How well a linear probe tells the classes of the test tiles."""
-
-    probabilities: Features  # (test tiles, classes)
-    truth: npt.NDArray[np.int64]
-
-    @property
-    def accuracy(self) -> float:
-        """Share of tiles whose likeliest class is the right one."""
-        return float((self.probabilities.argmax(1) == self.truth).mean())
-
-
 def probe_run(run: Path, pictures: Pictures, device: torch.device) -> dict[str, Any]:
     """Probe a run's encoder as it was and as it is."""
     from tapfm.config.loading import load_config
@@ -55,7 +41,7 @@ def probe_run(run: Path, pictures: Pictures, device: torch.device) -> dict[str, 
     count = len(pictures.train)
     truth = np.array([pictures.classes.index(each.label) for each in names])
     probes = {
-        name: probe(features[:count], truth[:count], features[count:], truth[count:], len(pictures.classes))
+        name: probe(features[:count], truth[:count], features[count:], len(pictures.classes))
         for name, features in (("before", before), ("after", after))
     }
     return {
@@ -63,7 +49,7 @@ def probe_run(run: Path, pictures: Pictures, device: torch.device) -> dict[str, 
         "train": count,
         "test": [each.path.name for each in pictures.test],
         "truth": truth[count:].tolist(),
-        **{name: np.round(each.probabilities, 6).tolist() for name, each in probes.items()},
+        **{name: np.round(each, 6).tolist() for name, each in probes.items()},
         "cosine_distance": cosine_distance(before[count:], after[count:]),
         "linear_cka": linear_cka(before[count:], after[count:]),
     }
@@ -100,10 +86,8 @@ def _read_tile(path: Path, side_px: int) -> npt.NDArray[np.uint8]:
         raise InputError(f"{path} cannot be read ({error}).", hint="Mend or remove it.") from error
 
 
-def probe(
-    train: Features, truth: npt.NDArray[np.int64], test: Features, test_truth: npt.NDArray[np.int64], classes: int
-) -> ProbeScores:
-    """Fit a linear probe on frozen features, multinomial with an L2 penalty, and ask it about the test tiles."""
+def probe(train: Features, truth: npt.NDArray[np.int64], test: Features, classes: int) -> Features:
+    """Fit a linear probe (multinomial, with an L2 penalty) on features, and return the probabilities of test tiles."""
     from sklearn.linear_model import LogisticRegression
 
     centre, scale = train.mean(0), train.std(0)
@@ -111,7 +95,7 @@ def probe(
     # of two classes scikit-learn has one column w, which stands for -w/2 and w/2: the same penalty is half as strong
     model = LogisticRegression(C=2.0 if classes == 2 else 1.0, tol=1e-8, max_iter=5000)
     model.fit((train - centre) / scale, truth)
-    return ProbeScores(model.predict_proba((test - centre) / scale), test_truth)
+    return np.asarray(model.predict_proba((test - centre) / scale))
 
 
 def cosine_distance(before: Features, after: Features) -> float:

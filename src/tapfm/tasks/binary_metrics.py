@@ -38,7 +38,6 @@ THRESHOLD_FREE = METRICS[:4]
 BESIDE = THRESHOLD_FREE[:3]  # of subgroups, and of the model beside the baseline
 _AT_CHOSEN = "_at_chosen"
 BY_CHOSEN = tuple(name for name in METRICS if name.endswith(_AT_CHOSEN))
-BY_YOUDEN = tuple(name for name in METRICS if name not in THRESHOLD_FREE and name not in BY_CHOSEN)
 
 
 def compute_values(

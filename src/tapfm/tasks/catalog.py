@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
 TaskKind = Literal["binary", "multilabel"]
 
-TASKS: dict[TaskKind, str] = {
-    "binary": "one target, there or not",
-    "multilabel": "several targets, each there or not",
-}
-
 
 def target_kinds(names: Iterable[str]) -> dict[str, TargetKind]:
     """Return the kinds of targets, by name and in order; today all are binary."""

@@ -24,7 +24,7 @@ _GIB = 2**30
 RUNS_WITH = (
     *("torch", "timm", "safetensors", "huggingface_hub", "typer", "rich", "numpy", "openslide-python", "tifffile"),
     *("imagecodecs", "pillow", "opencv-python-headless", "h5py", "pydantic", "matplotlib", "tensorboard", "pyarrow"),
-    *("jinja2", "fastapi", "uvicorn"),
+    *("jinja2", "fastapi", "uvicorn", "scipy", "scikit-learn"),
 )
 _SMALL_ONLY = "Small encoders only; adapting a large one needs an NVIDIA GPU."
 _LARGEST_WEIGHTS = 5 * _GIB  # a ViT-g in float32
