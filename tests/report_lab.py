@@ -25,7 +25,7 @@ from tapfm.study.figures import curves_figure
 from tapfm.study.folder import StudyFolder
 from tapfm.study.results import MethodResult, StudyResults
 from tapfm.study.runs import PlannedRun, methods_of
-from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import target_kinds
 
 TODAY = date(2026, 3, 9)

@@ -17,7 +17,7 @@ from training_lab import make_lab
 
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card, encoder_cards
-from tapfm.viewer.assets import FOLDER
+from tapfm.viewer.assets import _FOLDER as FOLDER
 
 ROOT = Path(__file__).parents[1]
 HOW_TO = ROOT / "docs" / "how-to"

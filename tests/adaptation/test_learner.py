@@ -239,12 +239,12 @@ def test_a_step_that_is_not_finite_changes_nothing_even_when_its_report_is_read_
 
 
 def test_the_scale_halves_after_infinite_gradients_and_doubles_after_enough_finite_ones(monkeypatch):
-    monkeypatch.setattr(loss_scale, "PATIENCE", 3)
+    monkeypatch.setattr(loss_scale, "_PATIENCE", 3)
     scale, yes, no = LossScale(torch.device("cpu")), torch.tensor(True), torch.tensor(False)
     seen = []
     for finite in (no, yes, yes, yes, yes, no, yes, yes, yes):
         scale.advance(finite)
-        seen.append(float(scale.value) / loss_scale.FIRST)
+        seen.append(float(scale.value) / loss_scale._FIRST)
     assert seen == [0.5, 0.5, 0.5, 1, 1, 0.5, 0.5, 0.5, 1]
     other = LossScale(torch.device("cpu"))
     other.restore(scale.state())
@@ -290,7 +290,7 @@ def test_float16_gradients_that_overflow_are_not_applied_when_the_last_slide_of_
 
 
 def test_a_scale_that_nothing_stops_does_not_become_infinite(monkeypatch):
-    monkeypatch.setattr(loss_scale, "PATIENCE", 1)
+    monkeypatch.setattr(loss_scale, "_PATIENCE", 1)
     scale = LossScale(torch.device("cpu"))
     for _ in range(130):
         scale.advance(torch.tensor(True))

@@ -5,17 +5,29 @@ import torch
 
 from tapfm.adaptation.moments import (
     BLOCK,
-    codes_of_first,
-    codes_of_second,
-    element_numbers,
-    first_of_codes,
     moment_bytes,
     no_moments,
     read_moments,
     scrambled,
-    second_of_codes,
     store_moments,
-    to_bfloat16,
+)
+from tapfm.adaptation.moments import (
+    _codes_of_first as codes_of_first,
+)
+from tapfm.adaptation.moments import (
+    _codes_of_second as codes_of_second,
+)
+from tapfm.adaptation.moments import (
+    _element_numbers as element_numbers,
+)
+from tapfm.adaptation.moments import (
+    _first_of_codes as first_of_codes,
+)
+from tapfm.adaptation.moments import (
+    _second_of_codes as second_of_codes,
+)
+from tapfm.adaptation.moments import (
+    _to_bfloat16 as to_bfloat16,
 )
 
 FORMS = ("float32", "bfloat16", "int8")

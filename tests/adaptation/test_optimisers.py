@@ -17,7 +17,9 @@ from tapfm.adaptation.optimisers import (
     make_optimiser,
     set_rate,
     step_optimiser,
-    update_shard,
+)
+from tapfm.adaptation.optimisers import (
+    _update_shard as update_shard,
 )
 from tapfm.adaptation.shards import flat_gradient
 from tapfm.errors import CheckpointError
@@ -77,7 +79,7 @@ def same(ours, theirs):
 def small_shards(monkeypatch, request):
     monkeypatch.setattr(shards, "SHARD_ELEMENTS", 1000)
     if request.param == "large ones alone":
-        monkeypatch.setattr(shards, "ALONE_FROM_ELEMENTS", 200)
+        monkeypatch.setattr(shards, "_ALONE_FROM_ELEMENTS", 200)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -134,7 +136,7 @@ def test_parameters_start_at_whole_blocks_in_shards_of_a_limited_size(monkeypatc
 
 
 def test_a_large_parameter_has_a_shard_alone_and_its_gradient_is_taken_as_it_lies(monkeypatch):
-    monkeypatch.setattr(shards, "ALONE_FROM_ELEMENTS", 512)
+    monkeypatch.setattr(shards, "_ALONE_FROM_ELEMENTS", 512)
     parameters = {
         "a": nn.Parameter(torch.zeros(3)),
         "b": nn.Parameter(torch.zeros(2, 256)),
@@ -264,7 +266,7 @@ def test_a_checkpoint_holds_the_state_as_it_is(moments, tmp_path):
 def test_pieces_of_a_shard_give_what_the_whole_gives(moments, monkeypatch):
     learned = []
     for elements in (2**16, 2 * 256):
-        monkeypatch.setattr(optimisers, "CPU_PIECE_ELEMENTS", elements)
+        monkeypatch.setattr(optimisers, "_CPU_PIECE_ELEMENTS", elements)
         net = small_net()
         optimiser = optimise(net, moments=moments, compute_dtype=torch.bfloat16)
         for seed in range(3):
@@ -377,7 +379,7 @@ def test_moments_of_other_parameters_are_refused_and_nothing_is_changed():
 
 def test_moments_that_lie_otherwise_are_refused_and_it_says_who_may_have_laid_them(monkeypatch):
     before = optimise(small_net()).state()
-    monkeypatch.setattr(shards, "ALONE_FROM_ELEMENTS", 200)
+    monkeypatch.setattr(shards, "_ALONE_FROM_ELEMENTS", 200)
     with pytest.raises(CheckpointError, match="or lie otherwise") as error:
         optimise(small_net()).restore(before)
     assert "another version of tapfm: begin anew" in error.value.hint
@@ -436,7 +438,7 @@ def test_one_graph_serves_every_shard_rate_and_step(moments, monkeypatch):
         return graph.forward
 
     monkeypatch.setattr(shards, "SHARD_ELEMENTS", 1000)
-    monkeypatch.setattr(optimisers, "update_shard", torch.compile(update_shard, dynamic=True, backend=keep))
+    monkeypatch.setattr(optimisers, "_update_shard", torch.compile(update_shard, dynamic=True, backend=keep))
     nets = [nn.Sequential(*(nn.Linear(n, n) for n in (20, 25, 30, 40))) for _ in range(2)]
     nets[1] = copy.deepcopy(nets[0])
     compiled = optimise(nets[0], moments=moments, compute_dtype=torch.bfloat16)

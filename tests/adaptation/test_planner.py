@@ -15,7 +15,9 @@ from torch.utils._pytree import tree_leaves
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.plan_text import describe_plan
-from tapfm.adaptation.planner import evaluate, plan_step, predict_step, usable_bytes
+from tapfm.adaptation.planner import _evaluate as evaluate
+from tapfm.adaptation.planner import _usable_bytes as usable_bytes
+from tapfm.adaptation.planner import plan_step, predict_step
 from tapfm.adaptation.step_costs import GIB, LEVELS, PLAIN, OptimiserFormat, PlannerInput, chunk_cost, graph_of
 from tapfm.adaptation.two_graph import Adaptation, two_graph_step
 from tapfm.aggregators.cls_attention import ClsAttention

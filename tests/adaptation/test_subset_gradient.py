@@ -19,7 +19,8 @@ from support import (
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.subset import chances_of, draw_subset, sizes_of, systematic
-from tapfm.adaptation.two_graph import Adaptation, aggregator_graph, cosine_term
+from tapfm.adaptation.two_graph import Adaptation, aggregator_graph
+from tapfm.adaptation.two_graph import _cosine_term as cosine_term
 
 TILES, COUNT = 24, 7
 

@@ -11,7 +11,7 @@ from torch import nn
 from tapfm.aggregators.abmil import Abmil
 from tapfm.aggregators.clam import Clam
 from tapfm.aggregators.dsmil import Dsmil
-from tapfm.aggregators.torchmil_models import SmoothSvm
+from tapfm.aggregators.torchmil_models import _SmoothSvm as SmoothSvm
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tasks.weights import ClassWeights

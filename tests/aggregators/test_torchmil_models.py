@@ -16,11 +16,12 @@ from tapfm.aggregators.catalog import aggregator_card, build_aggregator
 from tapfm.aggregators.torchmil_catalog import TORCHMIL_MODELS
 from tapfm.errors import InputError, SettingError, UnknownNameError
 from tapfm.inference.bags import Bag
-from tapfm.runs.model import AggregatorWithCoordinates, SlideModel
+from tapfm.runs.model import SlideModel
+from tapfm.runs.model import _AggregatorWithCoordinates as AggregatorWithCoordinates
 
 models = pytest.importorskip("torchmil.models")
 
-from tapfm.aggregators.torchmil_models import neighbours  # noqa: E402
+from tapfm.aggregators.torchmil_models import _neighbours as neighbours  # noqa: E402
 
 every_model = pytest.mark.parametrize("model", TORCHMIL_MODELS)
 SMALL = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tapfm.viewer.assets import FOLDER
+from tapfm.viewer.assets import _FOLDER as FOLDER
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tapfm.cohort.manifest import id_of, read_cohort
+from tapfm.cohort.manifest import _id_of as id_of
+from tapfm.cohort.manifest import read_cohort
 from tapfm.errors import CohortError
 
 

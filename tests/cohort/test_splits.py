@@ -17,9 +17,11 @@ from tapfm.cohort.splits import (
     assign_folds,
     assign_splits,
     canonical_split,
-    check_splits,
     patients_of,
     split_of_rows,
+)
+from tapfm.cohort.splits import (
+    _check_splits as check_splits,
 )
 from tapfm.errors import CohortError, SettingError
 from tapfm.runtime.seeding import rng_for

@@ -10,22 +10,30 @@ from slide_files import section, write_slide
 from training_lab import POSITIONS, make_lab
 
 from tapfm.bench import computing
-from tapfm.bench.computing import EncodingSpeed, StepSpeed, chunk_of, encoding_speed, step_speed, tiles_of_step
+from tapfm.bench.computing import EncodingSpeed, StepSpeed, encoding_speed, step_speed, tiles_of_step
+from tapfm.bench.computing import _chunk_of as chunk_of
 from tapfm.bench.expectations import Speeds, TileCounts, expect
-from tapfm.bench.measure import speeds_of
+from tapfm.bench.measure import _speeds_of as speeds_of
 from tapfm.bench.models import BenchSubject, forward_gflop, settings_for
 from tapfm.bench.peak import copy_speed, matrix_peak
-from tapfm.bench.reading import LEAST, REQUEST, ReadingSpeed, painted_file, reading_speed
+from tapfm.bench.reading import _LEAST as LEAST
+from tapfm.bench.reading import _REQUEST as REQUEST
+from tapfm.bench.reading import ReadingSpeed, painted_file, reading_speed
 from tapfm.bench.slides import (
     SlideFile,
-    share_out,
     slides_of_cohort,
     slides_of_paper,
     slides_of_run,
-    spread,
     work_of,
 )
-from tapfm.bench.timing import is_out_of_memory, time_repeated, within_memory
+from tapfm.bench.slides import (
+    _share_out as share_out,
+)
+from tapfm.bench.slides import (
+    _spread as spread,
+)
+from tapfm.bench.timing import _is_out_of_memory as is_out_of_memory
+from tapfm.bench.timing import time_repeated, within_memory
 from tapfm.config.loading import load_config
 from tapfm.encoders.catalog import encoder_card, encoder_cards
 from tapfm.errors import CohortError, InputError
@@ -246,7 +254,7 @@ def test_flop_are_counted_where_a_card_has_none():
 
 
 def test_the_matrix_product_has_a_speed_and_a_cpu_nothing_to_copy_to(monkeypatch):
-    monkeypatch.setattr("tapfm.bench.peak.SIDE", {"cpu": 64})
+    monkeypatch.setattr("tapfm.bench.peak._SIDE", {"cpu": 64})
     peak = matrix_peak(CPU, torch.float32, budget_s=0.0)
     assert (peak.precision, peak.side) == ("float32", 64)
     assert peak.tflops > 0

@@ -81,7 +81,7 @@ def test_without_a_gpu_the_usual_cards_are_shown(plan, monkeypatch):
     result = plan()
     assert result.returncode == 0
     assert "There is no GPU here: tapfm train would use the CPU." in result.said
-    for gb in memory_plan.USUAL_CARDS:
+    for gb in memory_plan._USUAL_CARDS:
         assert f"{gb:g} GB" in result.said
 
 

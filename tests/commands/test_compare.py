@@ -12,7 +12,7 @@ from PIL import Image
 
 import tapfm as tapfm_package
 from tapfm.evaluation.predictions import Prediction, compute_scores, write_predictions
-from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import target_kinds
 
 FEW = ("--resamples", 100)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tapfm.aggregators.catalog import AGGREGATORS
 from tapfm.cli.main import main
-from tapfm.config.loading import all_settings, load_config, put_change, resolve
+from tapfm.config.loading import _put_change as put_change
+from tapfm.config.loading import all_settings, load_config, resolve
 from tapfm.config.settings import AggregatorSection
 from tapfm.config.text import config_text, starting_file, toml_value
 from tapfm.errors import InputError, SettingError

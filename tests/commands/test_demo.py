@@ -13,8 +13,10 @@ from rich.console import Console
 
 from tapfm.config.study import load_study
 from tapfm.demo.folder import DemoFolder
-from tapfm.demo.planted import choose_typical, measure_cohort
-from tapfm.demo.planted_picture import draw_outlines, planted_mask
+from tapfm.demo.planted import _choose_typical as choose_typical
+from tapfm.demo.planted import _measure_cohort as measure_cohort
+from tapfm.demo.planted_picture import _draw_outlines as draw_outlines
+from tapfm.demo.planted_picture import _planted_mask as planted_mask
 from tapfm.demo.run import run_demo
 from tapfm.demo.sizes import SIZES
 from tapfm.demo.steps import demo_steps

@@ -12,7 +12,7 @@ from hub_stand_in import TOKEN, Hub
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from tapfm.cli.doctor import print_findings
+from tapfm.cli.doctor import _print_findings as print_findings
 from tapfm.encoders.catalog import encoder_card
 from tapfm.viewer import assets
 from tapfm.workflows import doctor
@@ -74,13 +74,13 @@ def test_a_token_is_not_sent_anywhere_when_offline(tmp_path):
     ],
 )
 def test_versions_are_compared_with_what_is_asked_for(requirement, status):
-    (finding,) = doctor.package_findings([requirement])
+    (finding,) = doctor._package_findings([requirement])
     assert finding.status == status
     assert ("pip install" in finding.advice) == (status != "ok")
 
 
 def test_a_missing_package_of_an_extra_is_no_finding():
-    assert list(doctor.package_findings(["no-such-package>=1; extra == 'slides'"])) == []
+    assert list(doctor._package_findings(["no-such-package>=1; extra == 'slides'"])) == []
 
 
 def test_an_openslide_that_does_not_load_is_broken(monkeypatch):
@@ -88,14 +88,14 @@ def test_an_openslide_that_does_not_load_is_broken(monkeypatch):
         raise OSError("libopenslide.so.1: cannot open shared object file")
 
     monkeypatch.setattr(doctor.importlib, "import_module", fail)
-    finding = doctor.openslide_finding()
+    finding = doctor._openslide_finding()
     assert finding.status == "broken"
     assert "pip install openslide-bin" in finding.advice
 
 
 def test_little_room_on_the_disk_is_noted(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2**30}))
-    finding = doctor.disk_finding(tmp_path / "not" / "yet" / "there")
+    finding = doctor._disk_finding(tmp_path / "not" / "yet" / "there")
     assert finding.status == "note"
     assert "1.0 GiB free" in finding.found
 
@@ -156,15 +156,15 @@ def test_the_report_is_readable_on_a_narrow_terminal():
 def test_pages_of_the_viewer_that_are_not_built_are_told(monkeypatch, tmp_path):
     (tmp_path / "index.html").write_text("<!doctype html>")
     monkeypatch.setattr(assets.read_assets, "__defaults__", (tmp_path,))
-    assert doctor.viewer_finding().status == "ok"
+    assert doctor._viewer_finding().status == "ok"
     monkeypatch.setattr(assets.read_assets, "__defaults__", (tmp_path / "none",))
-    found = doctor.viewer_finding()
+    found = doctor._viewer_finding()
     assert (found.status, "make setup" in found.advice) == ("note", True)
 
 
 def test_what_is_looked_for_without_an_installed_package_is_what_the_package_asks_for():
     asked = {plain(Requirement(each).name) for each in importlib.metadata.requires("tapfm") if "extra ==" not in each}
-    assert set(map(plain, doctor.RUNS_WITH)) == asked - {"openslide-bin", "packaging"}
+    assert set(map(plain, doctor._RUNS_WITH)) == asked - {"openslide-bin", "packaging"}
 
 
 def plain(name):

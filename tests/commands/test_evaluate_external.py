@@ -15,8 +15,8 @@ from training_lab import edit, slide_id, tile_set
 from tapfm.errors import RunError
 from tapfm.evaluation.predictions import read_predictions
 from tapfm.runs.ensemble import load_member, member_folders, write_ensemble
-from tapfm.runs.export import logits_of_tiles
-from tapfm.tasks.binary_target import sigmoid
+from tapfm.runs.export import _logits_of_tiles as logits_of_tiles
+from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tiles.store import write_tiles
 
 FEW = ("--resamples", 50, "--workers", 0, "--device", "cpu")

@@ -74,7 +74,7 @@ def stored(lab):
 
 
 def logits_of(saved, tiles):
-    return export_model.logits_of_tiles(saved.model, tiles, None)
+    return export_model._logits_of_tiles(saved.model, tiles, None)
 
 
 def copy_with(run, to, old, new):

@@ -33,7 +33,7 @@ from tapfm.runs.ensemble import write_ensemble
 from tapfm.runtime.interrupts import StopRequests
 from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import find_slides
-from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tiles.store import read_tiles, write_tiles
 
@@ -596,7 +596,7 @@ def test_float8_says_how_far_it_is_off_and_is_not_mixed_with_others(run, lab, of
 
 @pytest.mark.usefixtures("float8_anywhere")
 def test_float8_that_changes_too_much_is_refused(run, lab, tmp_path, monkeypatch):
-    monkeypatch.setattr(float8_check, "MAX_CHANGE", 0.0)
+    monkeypatch.setattr(float8_check, "_MAX_CHANGE", 0.0)
     words = (run, tmp_path / "p", lab / "cohort.csv", "--tiles", lab / "tiles")
     result = predict(*words, "--precision", "float8")
     assert result.returncode == 2

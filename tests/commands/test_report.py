@@ -28,9 +28,10 @@ from tapfm.evaluation.measures import choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.layers import palette
-from tapfm.report.slide_pictures import PictureBudget, PictureSettings, choose_slides
+from tapfm.report.slide_pictures import PictureBudget, PictureSettings
+from tapfm.report.slide_pictures import _choose_slides as choose_slides
 from tapfm.tasks.binary_metrics import NAMES
-from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import target_kinds
 
 

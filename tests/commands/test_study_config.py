@@ -9,7 +9,8 @@ from tapfm.config.loading import resolve
 from tapfm.config.study import load_study, resolve_study, study_text
 from tapfm.errors import InputError, SettingError, UnknownNameError
 from tapfm.study.folder import StudyFolder
-from tapfm.study.from_preset import PresetOptions, find_presets, mini_study, preset_study, preset_tables, preset_text
+from tapfm.study.from_preset import PresetOptions, find_presets, mini_study, preset_study, preset_text
+from tapfm.study.from_preset import _preset_tables as preset_tables
 from tapfm.study.plan import plan_study
 from tapfm.study.presets import PRESETS
 from tapfm.study.runs import methods_of, run_config, runs_of, select_runs

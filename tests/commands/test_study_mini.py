@@ -9,7 +9,7 @@ from tapfm.study import mini as study_mini
 from tapfm.study.from_preset import mini_study
 from tapfm.study.plan import check_slides
 from tapfm.study.probe_pictures import find_pictures
-from tapfm.workflows.study import prepare_mini
+from tapfm.workflows.study import _prepare_mini as prepare_mini
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def test_a_small_study_finds_all_it_needs(made):
 
 
 def test_tiles_of_another_task_are_cut_by_the_truth(made, monkeypatch):
-    monkeypatch.setattr(study_mini, "MIN_TILES", 2)
-    monkeypatch.setattr(study_mini, "PROBE_TILES", 5)
+    monkeypatch.setattr(study_mini, "_MIN_TILES", 2)
+    monkeypatch.setattr(study_mini, "_PROBE_TILES", 5)
     folder = study_mini.cut_probe_tiles(made, "fgfr3")
     found = find_pictures(folder)
     assert {"epithelium", "stroma"} <= set(found.classes)
@@ -61,7 +61,7 @@ def test_tiles_of_another_task_are_cut_by_the_truth(made, monkeypatch):
 
 
 def test_what_it_is_worth_is_said_first(made, capsys, monkeypatch):
-    monkeypatch.setattr(study_mini, "MIN_TILES", 2)
+    monkeypatch.setattr(study_mini, "_MIN_TILES", 2)
     console = Console(stderr=True, width=300)
     prepare_mini("forgetting", {made: mini_study("forgetting", made)}, made, resume=False, console=console)
     said = capsys.readouterr().err

@@ -10,7 +10,8 @@ from tapfm.runtime.interrupts import StopRequests
 from tapfm.runtime.steps import Step
 from tapfm.study import runner as study_runner
 from tapfm.study.folder import StudyFolder
-from tapfm.study.runner import run_steps, thread_settings
+from tapfm.study.runner import _thread_settings as thread_settings
+from tapfm.study.runner import run_steps
 from tapfm.study.status import read_status
 from tapfm.study.steps import finished_steps
 

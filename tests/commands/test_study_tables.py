@@ -24,22 +24,29 @@ from tapfm.study.costs import costs_table
 from tapfm.study.figures import curves_figure, log_losses_figure, roc_figure
 from tapfm.study.folder import StudyFolder
 from tapfm.study.forgetting import (
+    _draw_tiles as draw_tiles,
+)
+from tapfm.study.forgetting import (
     conclude_forgetting,
-    draw_tiles,
     forgetting_table,
     summarise_probes,
 )
-from tapfm.study.probe import cosine_distance, linear_cka, probe
+from tapfm.study.probe import _cosine_distance as cosine_distance
+from tapfm.study.probe import _linear_cka as linear_cka
+from tapfm.study.probe import _probe as probe
 from tapfm.study.probe_pictures import find_pictures
-from tapfm.study.results import MethodResult, StudyResults, pool_folds
+from tapfm.study.results import MethodResult, StudyResults
+from tapfm.study.results import _pool_folds as pool_folds
 from tapfm.study.runs import PlannedRun, methods_of
 from tapfm.study.stability import (
     Trajectory,
     conclude_stability,
     means_table,
-    measure_history,
     measure_trajectories,
     runs_table,
+)
+from tapfm.study.stability import (
+    _measure_history as measure_history,
 )
 
 ORDERS = ("before", "after", "joint")

@@ -16,7 +16,7 @@ from PIL import Image
 from slide_files import REAL, needs_real_slides, section, write_slide
 
 from tapfm.cohort.manifest import SlideRow
-from tapfm.tiles.cohort_tiling import make_job
+from tapfm.tiles.cohort_tiling import _make_job as make_job
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import read_tiles
 from tapfm.tiles.tiling import TILING_VERSION

@@ -17,7 +17,7 @@ from rich.console import Console
 from slide_files import damage
 from training_lab import SPLITS, edit, history_of, same_weights, slide_id, tile_set, train_in, untimed
 
-from tapfm.adaptation.display import TensorBoardWriter
+from tapfm.adaptation.display import _TensorBoardWriter as TensorBoardWriter
 from tapfm.config.loading import load_config
 from tapfm.evaluation.predictions import compute_scores, read_predictions
 from tapfm.runs.checkpoint import read_description

@@ -14,7 +14,8 @@ from training_lab import SPLITS, history_of, slide_id, train_in
 from tapfm.aggregators.catalog import AGGREGATORS, build_aggregator
 from tapfm.config.loading import load_config
 from tapfm.encoders.catalog import encoder_card
-from tapfm.runs.saved_model import feature_size_of, load_run
+from tapfm.runs.saved_model import _feature_size_of as feature_size_of
+from tapfm.runs.saved_model import load_run
 
 FINETUNE, FIXED = "adaptation.method=finetune", "adaptation.method=fixed"
 GIVEN_ATTENTION = ("cls-gated", "cls-attention")

@@ -8,7 +8,7 @@ import pytest
 from command_line import start, tapfm
 from viewed_slides import two_predictions
 
-from tapfm.viewer.assets import FOLDER
+from tapfm.viewer.assets import _FOLDER as FOLDER
 from tapfm.workflows.view import _has_desktop
 
 needs_pages = pytest.mark.skipif(

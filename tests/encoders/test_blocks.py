@@ -80,11 +80,11 @@ def traced(monkeypatch):
     """aot_eager traces forward and backward as inductor would, and needs no compiler; a graph break is an error."""
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: compile_(function, backend="aot_eager", fullgraph=True))
-    vit.compiled.cache_clear()
+    vit._compiled.cache_clear()
     torch._dynamo.reset()
     counters.clear()
     yield counters["stats"]
-    vit.compiled.cache_clear()
+    vit._compiled.cache_clear()
     torch._dynamo.reset()
 
 
@@ -144,7 +144,7 @@ def test_compiled_code_is_kept_in_the_users_cache_where_that_can_be_written_to(t
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "put back afterwards")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    vit.keep_compiled_code()
+    vit._keep_compiled_code()
     kept = str(home / "tapfm" / "compiled") if writable else None
     assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == kept
 

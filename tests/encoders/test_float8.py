@@ -7,7 +7,10 @@ import torch
 from support import FAMILIES, small_encoder, some_tiles
 from torch import nn
 
-from tapfm.encoders.float8 import LARGEST, Float8Linear, refuse_without_float8, rounded, use_float8
+from tapfm.encoders.float8 import _LARGEST as LARGEST
+from tapfm.encoders.float8 import _Float8Linear as Float8Linear
+from tapfm.encoders.float8 import _rounded as rounded
+from tapfm.encoders.float8 import refuse_without_float8, use_float8
 from tapfm.encoders.precision import cast_weights
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import InputError

@@ -10,11 +10,15 @@ from torch import nn
 from tapfm.encoders import inference
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
-from tapfm.encoders.float8 import Float8Linear
+from tapfm.encoders.float8 import _Float8Linear as Float8Linear
 from tapfm.encoders.inference import (
-    COMPILE_FROM_FLOP,
+    _COMPILE_FROM_FLOP as COMPILE_FROM_FLOP,
+)
+from tapfm.encoders.inference import (
+    _flop_per_tile as flop_per_tile,
+)
+from tapfm.encoders.inference import (
     default_batch,
-    flop_per_tile,
     precision_name,
     prepare_encoder,
     wrap_encoder,

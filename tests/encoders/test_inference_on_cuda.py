@@ -34,11 +34,11 @@ def tiles(count):
 
 
 def never_captured(monkeypatch):
-    monkeypatch.setattr(inference, "CAPTURE_UP_TO_FLOP", 0)
+    monkeypatch.setattr(inference, "_CAPTURE_UP_TO_FLOP", 0)
 
 
 def always_captured(monkeypatch):
-    monkeypatch.setattr(inference, "CAPTURE_UP_TO_FLOP", 1e30)
+    monkeypatch.setattr(inference, "_CAPTURE_UP_TO_FLOP", 1e30)
 
 
 def test_lowered_weights_say_almost_what_float32_says(monkeypatch):

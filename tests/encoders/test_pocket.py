@@ -17,7 +17,7 @@ from tapfm.encoders.weights import load_encoder
 from tapfm.errors import WeightsDigestError, WeightsNotFoundError
 from tapfm.synthetic.cohort import CohortSpec, plan_cohort
 from tapfm.synthetic.slides import paint_slide
-from tapfm.workflows.doctor import cached_weights_findings
+from tapfm.workflows.doctor import _cached_weights_findings as cached_weights_findings
 
 CARD = encoder_card("tapfm-pocket")
 

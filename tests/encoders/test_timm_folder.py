@@ -12,7 +12,8 @@ from support import FAMILIES, randomise, relative_difference, small_card, some_t
 from tapfm.encoders.adapters import Scope, adapted_layers, apply_scope, merge_adapters
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card, encoder_cards
-from tapfm.encoders.timm_folder import check_timm_folder, timm_arguments, timm_config, write_timm_folder
+from tapfm.encoders.timm_folder import _timm_config as timm_config
+from tapfm.encoders.timm_folder import check_timm_folder, timm_arguments, write_timm_folder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import InputError, WeightsError, WeightsMismatchError

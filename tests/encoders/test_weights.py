@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from support import randomise, small_card, some_tiles
 
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.weights import load_encoder, resample_positions
+from tapfm.encoders.weights import _resample_positions as resample_positions
+from tapfm.encoders.weights import load_encoder
 from tapfm.errors import (
     WeightsDigestError,
     WeightsError,

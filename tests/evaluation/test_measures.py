@@ -12,8 +12,8 @@ from tapfm.evaluation.measures import Thresholds, choose_thresholds, compute_met
 from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics.delong import auc_interval
 from tapfm.metrics.thresholds import at_sensitivity, youden
-from tapfm.tasks.binary_metrics import METRICS
-from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.binary_metrics import _METRICS as METRICS
+from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import target_kinds
 
 FIXED = Thresholds({"A": 0.7, "B": 0.7}, {"A": 0.6, "B": 0.6}, 0.9)

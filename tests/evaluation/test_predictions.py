@@ -13,11 +13,13 @@ from tapfm.evaluation.predictions import (
     Prediction,
     average_predictions,
     compute_scores,
-    pool_by_patient,
     read_predictions,
     write_predictions,
 )
-from tapfm.tasks.binary_target import sigmoid
+from tapfm.evaluation.predictions import (
+    _pool_by_patient as pool_by_patient,
+)
+from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import target_kinds
 
 LOGITS = st.floats(-1e300, 1e300)

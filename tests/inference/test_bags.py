@@ -26,7 +26,7 @@ def read(slides, visit, device="cpu", workers=0):
 
 
 def test_whole_bags_and_parts_have_the_same_pixels(slides, monkeypatch):
-    monkeypatch.setattr(module, "PART_TILES", 3)
+    monkeypatch.setattr(module, "_PART_TILES", 3)
     address = (7, 0, "s01")
     whole = read(slides, BagRequest("train", "s01", 8, address))
     assert whole.content.shape == (8, 3, 42, 42)

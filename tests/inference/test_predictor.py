@@ -15,9 +15,10 @@ from tapfm.encoders.inference import prepare_encoder
 from tapfm.errors import DeviceMemoryError, InputError, Interrupted, NonFiniteError, TileStoreError
 from tapfm.inference import bags as bags_module
 from tapfm.inference.bags import Bag, BagRequest, SlideFailed
-from tapfm.inference.predictor import InferenceModel, Predictor, share
+from tapfm.inference.predictor import InferenceModel, Predictor
+from tapfm.inference.predictor import _share as share
 from tapfm.runs.model import SlideModel
-from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import build_task
 
 TARGETS = ("EGFR", "KRAS")
@@ -278,7 +279,7 @@ def test_failures_keep_nothing_of_the_slide_in_memory():
 
 def test_a_slide_that_fails_in_the_middle_does_not_disturb_the_next(tmp_path, monkeypatch):
     """Its other parts are in the queue of the reader."""
-    monkeypatch.setattr(bags_module, "PART_TILES", 8)
+    monkeypatch.setattr(bags_module, "_PART_TILES", 8)
     slides, learner = write_slides(tmp_path, 3), make_learner()
     learner.model.train(False)
     predictor = Predictor.of_training(learner.model)

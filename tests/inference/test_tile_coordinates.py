@@ -9,7 +9,8 @@ import torch
 from training_slides import ACROSS, make_bags, make_learner, write_slides
 
 from tapfm.encoders.features import FeatureSet, read_feature_facts, write_features
-from tapfm.inference.bags import BagRequest, FeatureBags, tile_coordinates
+from tapfm.inference.bags import BagRequest, FeatureBags
+from tapfm.inference.bags import _tile_coordinates as tile_coordinates
 from tapfm.inference.predictor import Predictor
 from tapfm.tiles.store import TileSet
 

@@ -20,7 +20,7 @@ from tapfm.encoders.features import read_features
 from tapfm.metrics.ranking import auc
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.synthetic.truth import CARRIES, read_truth
-from tapfm.viewer.assets import FOLDER
+from tapfm.viewer.assets import _FOLDER as FOLDER
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "first-hour.md"
 TYPED = [

@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapfm.errors import SettingError
-from tapfm.evaluation.patients import patterns_of, resample_patients
+from tapfm.evaluation.patients import _patterns_of as patterns_of
+from tapfm.evaluation.patients import resample_patients
 from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics import bootstrap, weighted
-from tapfm.metrics.bootstrap import UNLABELLED, interval, strata, two_sided_p
+from tapfm.metrics.bootstrap import UNLABELLED, interval, two_sided_p
+from tapfm.metrics.bootstrap import _strata as strata
 from tapfm.metrics.calibration import brier, expected_calibration_error
 from tapfm.metrics.ranking import auc, average_precision
 from tapfm.metrics.thresholds import rates
@@ -88,7 +90,7 @@ def test_draws_follow_the_seed_and_come_in_blocks(monkeypatch):
     assert (first != other).any()
     whole = resample_patients(units, target_kinds(["T0"]), resamples=5)
     (_, all_weights), *_ = whole.blocks()
-    monkeypatch.setattr(bootstrap, "BLOCK", 350)
+    monkeypatch.setattr(bootstrap, "_BLOCK", 350)
     blocks = list(whole.blocks())
     assert [(rows.start, weights.shape) for rows, weights in blocks] == [(0, (3, 100)), (3, (2, 100))]
     np.testing.assert_array_equal(np.concatenate([weights for _, weights in blocks]), all_weights)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tapfm.metrics.delong import auc_difference, auc_interval, covariance
+from tapfm.metrics.delong import _covariance as covariance
+from tapfm.metrics.delong import auc_difference, auc_interval
 from tapfm.metrics.ranking import auc
 
 LABELS = st.lists(st.booleans(), max_size=30)

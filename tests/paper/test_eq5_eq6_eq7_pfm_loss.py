@@ -18,7 +18,8 @@ from support import (
 )
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.two_graph import Adaptation, cosine_term
+from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.two_graph import _cosine_term as cosine_term
 from tapfm.errors import SettingError
 from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tasks.multilabel import MultiLabelTask

@@ -11,7 +11,12 @@ from predicted_slides import CONTRIBUTION, grid_of, predicted_file, table_of
 from slide_files import damage, section, write_slide
 
 from tapfm.errors import TileReadError
-from tapfm.prediction.gallery import FRAME_PX, GAP_PX, MARGIN_PX, both_ends, crossed_box, draw_gallery, tile_picture
+from tapfm.prediction.gallery import _FRAME_PX as FRAME_PX
+from tapfm.prediction.gallery import _GAP_PX as GAP_PX
+from tapfm.prediction.gallery import _MARGIN_PX as MARGIN_PX
+from tapfm.prediction.gallery import _both_ends as both_ends
+from tapfm.prediction.gallery import _crossed_box as crossed_box
+from tapfm.prediction.gallery import draw_gallery, tile_picture
 from tapfm.prediction.layers import layer_values
 from tapfm.slides.opening import open_slide
 from tapfm.slides.readers.openslide import OpenSlideSlide

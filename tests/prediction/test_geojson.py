@@ -7,8 +7,9 @@ import numpy as np
 from predicted_slides import CONTRIBUTION, grid_of, predicted_slide, table_of
 
 from tapfm.prediction.geojson import write_geojson
-from tapfm.prediction.layers import DIVERGING, percentiles
-from tapfm.slides.regions import read_polygons
+from tapfm.prediction.layers import _DIVERGING as DIVERGING
+from tapfm.prediction.layers import percentiles
+from tapfm.slides.regions import _read_polygons as read_polygons
 from tapfm.slides.slide import Box
 
 

@@ -12,11 +12,12 @@ from predicted_slides import CONTRIBUTION, grid_of, predicted_file, table_of
 from slide_files import write_scn, write_slide
 
 from tapfm.prediction.geojson import write_geojson
-from tapfm.prediction.heatmap import LONGEST_PX, OPACITY, draw_heatmap
+from tapfm.prediction.heatmap import _OPACITY as OPACITY
+from tapfm.prediction.heatmap import LONGEST_PX, draw_heatmap
 from tapfm.prediction.heatmap_tiff import write_heatmap_tiff
-from tapfm.prediction.layers import DIVERGING
+from tapfm.prediction.layers import _DIVERGING as DIVERGING
 from tapfm.slides.opening import open_slide
-from tapfm.slides.regions import read_polygons
+from tapfm.slides.regions import _read_polygons as read_polygons
 
 PAPER, TISSUE = 240, 80  # grey: what is seen through the colour of a tile
 HOT = 2, 1  # column and row of the tile on the grid

@@ -11,7 +11,9 @@ from PIL import Image
 from predicted_slides import ATTENTION, CONTRIBUTION, SAID, TARGET, grid_of, predicted_file, predicted_slide, table_of
 from slide_files import REAL, needs_real_slides, section, write_slide
 
-from tapfm.prediction.heatmap import LONGEST_PX, NARROWEST_PX, OPACITY, draw_heatmap, draw_tiles_over
+from tapfm.prediction.heatmap import _NARROWEST_PX as NARROWEST_PX
+from tapfm.prediction.heatmap import _OPACITY as OPACITY
+from tapfm.prediction.heatmap import LONGEST_PX, draw_heatmap, draw_tiles_over
 from tapfm.prediction.layers import UNITS, ColourScale, Layer, layer_values
 from tapfm.prediction.placing import place
 from tapfm.prediction.wording import beyond_line, format_value, heading, prediction_lines, sum_line, tick_texts

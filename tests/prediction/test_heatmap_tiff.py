@@ -8,7 +8,10 @@ import pytest
 import tifffile
 from predicted_slides import ATTENTION, CONTRIBUTION, grid_of, predicted_slide, table_of
 
-from tapfm.prediction.heatmap_tiff import LARGEST_LAST_PX, blocks_of, level_sizes, write_heatmap_tiff
+from tapfm.prediction.heatmap_tiff import _LARGEST_LAST_PX as LARGEST_LAST_PX
+from tapfm.prediction.heatmap_tiff import _blocks_of as blocks_of
+from tapfm.prediction.heatmap_tiff import _level_sizes as level_sizes
+from tapfm.prediction.heatmap_tiff import write_heatmap_tiff
 from tapfm.prediction.layers import layer_values
 from tapfm.prediction.placing import place
 from tapfm.runtime.files import UNFINISHED

@@ -6,8 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapfm.prediction.layers import (
-    PERCENTILE_UNIT,
-    SEQUENTIAL,
+    _PERCENTILE_UNIT as PERCENTILE_UNIT,
+)
+from tapfm.prediction.layers import (
+    _SEQUENTIAL as SEQUENTIAL,
+)
+from tapfm.prediction.layers import (
     UNITS,
     ColourScale,
     Layer,
@@ -16,7 +20,9 @@ from tapfm.prediction.layers import (
     main_layers,
     palette,
     percentiles,
-    slug,
+)
+from tapfm.prediction.layers import (
+    _slug as slug,
 )
 
 

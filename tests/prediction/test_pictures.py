@@ -13,7 +13,11 @@ from support import randomise
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.errors import InputError, UnreadableSlideError
 from tapfm.prediction.layers import layers_of
-from tapfm.prediction.pictures import FEW, draw_slide, maps_of, names_of, telling
+from tapfm.prediction.pictures import _FEW as FEW
+from tapfm.prediction.pictures import _maps_of as maps_of
+from tapfm.prediction.pictures import _names_of as names_of
+from tapfm.prediction.pictures import _telling as telling
+from tapfm.prediction.pictures import draw_slide
 from tapfm.prediction.tile_table import NAME, TileTable
 from tapfm.runtime.files import UNFINISHED
 from tapfm.slides.slide import Box

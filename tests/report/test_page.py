@@ -18,7 +18,9 @@ from tapfm.report.content import (
     TileGallery,
     TilePicture,
 )
-from tapfm.report.page import digest, is_ours, keys_of, render
+from tapfm.report.page import _digest as digest
+from tapfm.report.page import _keys_of as keys_of
+from tapfm.report.page import is_ours, render
 from tapfm.results.document import Paragraph
 from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Axis, Figure, Line, Panel, Points

@@ -10,7 +10,7 @@ from report_lab import make_evaluation, make_prediction, make_run, page_of, pred
 from tapfm.report.content import Page, Section, SlideLine, SlidesBlock
 from tapfm.report.page import render
 from tapfm.results.table import Column, Table, table_row
-from tapfm.tasks.binary_target import sigmoid
+from tapfm.tasks.binary_target import _sigmoid as sigmoid
 
 FIRST_ROWS = "#slide-table tbody tr:not([hidden])"
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}

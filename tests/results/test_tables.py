@@ -10,7 +10,8 @@ from rich.console import Console
 
 from tapfm.results.estimate import Estimate
 from tapfm.results.html import html_table
-from tapfm.results.latex import escape_latex, latex_table
+from tapfm.results.latex import _escape_latex as escape_latex
+from tapfm.results.latex import latex_table
 from tapfm.results.markdown import markdown_table
 from tapfm.results.numbers import format_bytes, format_duration, format_estimate, format_p_value, format_percentage
 from tapfm.results.table import Cell, Column, Row, Table, list_reasons, table_csv, table_row

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from tapfm.results.estimate import Estimate
-from tapfm.results.latex import escape_latex
+from tapfm.results.latex import _escape_latex as escape_latex
 from tapfm.results.markdown import markdown_table
 from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.results.terminal import rich_table

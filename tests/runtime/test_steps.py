@@ -204,7 +204,7 @@ def test_a_step_that_ends_well_after_a_signal_is_done_and_the_last(tmp_path):
 
 
 def test_a_second_signal_stops_what_runs_in_the_main_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr("tapfm.runtime.interrupts.ECHO_S", -1)
+    monkeypatch.setattr("tapfm.runtime.interrupts._ECHO_S", -1)
 
     def during(step, check):  # noqa: ARG001
         signal.raise_signal(signal.SIGINT)
@@ -249,7 +249,7 @@ def bars_of(lab, output, done=(), **console):
 
 
 def test_lines_where_there_is_no_terminal(tmp_path, monkeypatch):
-    monkeypatch.setattr("tapfm.runtime.step_bars.UPDATE_EVERY_S", 0)
+    monkeypatch.setattr("tapfm.runtime.step_bars._UPDATE_EVERY_S", 0)
     monkeypatch.setattr("tapfm.runtime.step_bars.PRINT_EVERY_S", -1)
     output = io.StringIO()
     steps, bars = bars_of(Lab(tmp_path), output, done=["b: train", "b: evaluate"])

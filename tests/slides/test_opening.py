@@ -8,7 +8,8 @@ import tifffile
 from slide_files import GLASS, REAL, needs_real_slides, section, write_slide
 
 from tapfm.errors import TileReadError, UnreadableSlideError
-from tapfm.slides.opening import files_of, find_slides, open_slide, series_of
+from tapfm.slides.opening import _series_of as series_of
+from tapfm.slides.opening import files_of, find_slides, open_slide
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import TiffSlide
 from tapfm.slides.readers.tiff_structure import UnsupportedTiffError

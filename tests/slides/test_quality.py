@@ -7,8 +7,9 @@ from PIL import Image
 from slide_files import EOSIN, GLASS, REAL, needs_real_slides
 
 from tapfm.slides.opening import open_slide
-from tapfm.slides.quality import FOCUS_MPP, blurred, pen_mask, sharpness
-from tapfm.slides.tissue import MASK_MPP
+from tapfm.slides.quality import FOCUS_MPP, blurred, pen_mask
+from tapfm.slides.quality import _sharpness as sharpness
+from tapfm.slides.tissue import _MASK_MPP as MASK_MPP
 
 COLON = REAL.parent / "tiles" / "crc" / "train"
 PENS = {

@@ -9,10 +9,12 @@ from slide_files import REAL, needs_real_slides, section, write_ome, write_scn, 
 
 from tapfm.errors import UnreadableSlideError
 from tapfm.slides.opening import open_slide
-from tapfm.slides.readers.jpeg import decode_jpeg, frame_header
+from tapfm.slides.readers.jpeg import _frame_header as frame_header
+from tapfm.slides.readers.jpeg import decode_jpeg
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import TiffSlide
-from tapfm.slides.readers.tiff_structure import UnsupportedTiffError, ome_metadata
+from tapfm.slides.readers.tiff_structure import UnsupportedTiffError
+from tapfm.slides.readers.tiff_structure import _ome_metadata as ome_metadata
 from tapfm.slides.slide import Box
 
 

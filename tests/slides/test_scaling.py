@@ -8,7 +8,8 @@ from tapfm.errors import TileReadError
 from tapfm.slides.opening import open_slide
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import TiffSlide
-from tapfm.slides.scaling import best_level, make_thumbnail, read_scaled, resize
+from tapfm.slides.scaling import _resize as resize
+from tapfm.slides.scaling import best_level, make_thumbnail, read_scaled
 from tapfm.slides.slide import Level
 
 LEVELS = (Level(1000, 1000, 1, 1), Level(250, 250, 4.0002, 4.0002), Level(62, 62, 16.2, 16.0))

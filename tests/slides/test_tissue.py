@@ -8,7 +8,9 @@ from slide_files import EOSIN, GLASS, REAL, needs_real_slides
 
 from tapfm.errors import UnknownNameError
 from tapfm.slides.opening import open_slide
-from tapfm.slides.tissue import MASK_MPP, METHODS, otsu, tissue_mask
+from tapfm.slides.tissue import _MASK_MPP as MASK_MPP
+from tapfm.slides.tissue import METHODS, tissue_mask
+from tapfm.slides.tissue import _otsu as otsu
 
 
 def glass(height_px=250, width_px=300, seed=0):

@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 from tapfm.errors import InputError
-from tapfm.synthetic.cohort import SITES, TASKS, CohortSpec, plan_cohort, plant, shared_out, split_of_each
+from tapfm.synthetic.cohort import _SITES as SITES
+from tapfm.synthetic.cohort import TASKS, CohortSpec, plan_cohort
+from tapfm.synthetic.cohort import _plant as plant
+from tapfm.synthetic.cohort import _shared_out as shared_out
+from tapfm.synthetic.cohort import _split_of_each as split_of_each
 
 
 def of(planned, cohort):

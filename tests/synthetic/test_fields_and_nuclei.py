@@ -7,8 +7,10 @@ import pytest
 
 from tapfm.runtime.seeding import rng_for
 from tapfm.synthetic.fields import enlarged, noise, resized, smooth_noise
-from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, Nuclei, between, draw_stamps, place
-from tapfm.synthetic.section import MAP_MPP, fill
+from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, Nuclei, between, draw_stamps
+from tapfm.synthetic.nuclei import _place as place
+from tapfm.synthetic.section import MAP_MPP
+from tapfm.synthetic.section import _fill as fill
 
 
 def test_an_address_is_its_own_stream():

@@ -6,10 +6,12 @@ import cv2
 import numpy as np
 import pytest
 
-from tapfm.synthetic.cohort import DIFFICULTIES, TASKS, CohortSpec, draw_section, plan_cohort
+from tapfm.synthetic.cohort import DIFFICULTIES, TASKS, CohortSpec, plan_cohort
+from tapfm.synthetic.cohort import _draw_section as draw_section
 from tapfm.synthetic.nuclei import EPITHELIAL, MORPHOLOGIES
 from tapfm.synthetic.painting import paint
-from tapfm.synthetic.scanning import Accidents, Scanner, Staining, develop, scan
+from tapfm.synthetic.scanning import Accidents, Scanner, Staining, scan
+from tapfm.synthetic.scanning import _develop as develop
 from tapfm.synthetic.section import Compartment, Focus, SectionSpec, plan_section
 from tapfm.synthetic.slides import paint_slide
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tapfm.errors import InputError
-from tapfm.slides.regions import polygons_of, rasterise
+from tapfm.slides.regions import _polygons_of as polygons_of
+from tapfm.slides.regions import _rasterise as rasterise
 from tapfm.slides.slide import Box
 from tapfm.synthetic.section import Compartment
 from tapfm.synthetic.truth import (

@@ -13,9 +13,11 @@ from tapfm.evaluation.predictions import (
     Prediction,
     average_predictions,
     compute_scores,
-    pool_by_patient,
     read_predictions,
     write_predictions,
+)
+from tapfm.evaluation.predictions import (
+    _pool_by_patient as pool_by_patient,
 )
 from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, measure_results
 from tapfm.evaluation.subgroups import Subgroup, measure_subgroup

@@ -10,7 +10,9 @@ from torch._dynamo.testing import CompileCounter
 
 from tapfm.errors import SettingError, TileError
 from tapfm.tiles import augment as module
-from tapfm.tiles.augment import Augmentation, AugmentedTiles, augment, change, draw
+from tapfm.tiles.augment import Augmentation, AugmentedTiles, augment
+from tapfm.tiles.augment import _change as change
+from tapfm.tiles.augment import _draw as draw
 
 OFF = Augmentation(flip=0, quarter_turns=False, blur=0)
 PAPER = Augmentation()
@@ -25,8 +27,8 @@ AT_ONCE = 16
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch):
     """Bags of a few dozen tiles are changed in several slices."""
-    monkeypatch.setattr(module, "PIXELS_AT_ONCE_ON_CPU", AT_ONCE * 16**2)
-    monkeypatch.setattr(module, "PIXELS_AT_ONCE", AT_ONCE * 16**2)
+    monkeypatch.setattr(module, "_PIXELS_AT_ONCE_ON_CPU", AT_ONCE * 16**2)
+    monkeypatch.setattr(module, "_PIXELS_AT_ONCE", AT_ONCE * 16**2)
 
 
 def random_tiles(count, side=16, seed=0):
@@ -60,7 +62,7 @@ def plainly(tiles, setting, *address):
     """The same, tile by tile: each operation on its own, and only where it was drawn."""
     drawn, result = draw(len(tiles), setting, *address), []
     reach = min(math.ceil(3 * setting.blur_radius[1]), tiles.shape[-1] - 1)
-    stains = np.array([module.HAEMATOXYLIN, module.EOSIN, np.cross(module.HAEMATOXYLIN, module.EOSIN)])
+    stains = np.array([module._HAEMATOXYLIN, module._EOSIN, np.cross(module._HAEMATOXYLIN, module._EOSIN)])
     stains /= np.linalg.norm(stains, axis=1, keepdims=True)
     for tile, flip, turns, blur, blur_px, scale, shift in zip(tiles, *drawn, strict=True):
         tile = (tile.flip(-1) if flip else tile).rot90(int(turns), (1, 2))
@@ -115,14 +117,14 @@ def test_a_bag_works_on_a_few_tiles_at_a_time(monkeypatch):
         seen.append(len(tiles))
         return change(tiles, *rest)
 
-    monkeypatch.setattr(module, "change", watched)
+    monkeypatch.setattr(module, "_change", watched)
     AugmentedTiles(random_tiles(100), PAPER, 0)[10:50]
     assert seen == [AT_ONCE, AT_ONCE, 40 - 2 * AT_ONCE]
 
 
 def test_any_number_of_tiles_is_compiled_once(monkeypatch):
     counter = CompileCounter()
-    monkeypatch.setattr(module, "compiled", lambda: compiled)
+    monkeypatch.setattr(module, "_compiled", lambda: compiled)
     compiled = torch.compile(change, backend=counter, fullgraph=True)
     tiles = random_tiles(AT_ONCE + 7)
     bag, expected = AugmentedTiles(tiles, EVERYTHING, 0, compiled=True), augment(tiles, EVERYTHING, 0)

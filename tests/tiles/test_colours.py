@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from tapfm.tiles.colours import COLOUR_STATISTICS, PERCENTILES, STATISTICS, colour_statistics, histograms_of
+from tapfm.tiles.colours import _PERCENTILES as PERCENTILES
+from tapfm.tiles.colours import _STATISTICS as STATISTICS
+from tapfm.tiles.colours import COLOUR_STATISTICS, colour_statistics, histograms_of
 
 
 def pixels(seed, tiles=3, side=20):

@@ -10,7 +10,8 @@ from slide_files import section, write_scn, write_slide
 from tapfm.slides.opening import open_slide
 from tapfm.slides.scale import resolve_scale
 from tapfm.tiles.grid import TileSpec, TileVerdict
-from tapfm.tiles.overlay import COLOURS, draw_overlay
+from tapfm.tiles.overlay import _COLOURS as COLOURS
+from tapfm.tiles.overlay import draw_overlay
 from tapfm.tiles.tiling import tile_slide
 
 

@@ -11,7 +11,7 @@ from slide_files import section, write_slide
 from tapfm.errors import TileStoreError
 from tapfm.slides.opening import open_slide
 from tapfm.slides.scale import resolve_scale
-from tapfm.slides.scaling import resize
+from tapfm.slides.scaling import _resize as resize
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import TileSet, read_tiles, write_tiles
 from tapfm.tiles.tiling import tile_slide

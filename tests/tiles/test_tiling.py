@@ -8,10 +8,13 @@ from slide_files import EOSIN, GLASS, REAL, damage, needs_real_slides, section, 
 
 from tapfm.errors import ScaleError, TileReadError
 from tapfm.slides.opening import open_slide
-from tapfm.slides.quality import FOCUS_MPP, blurred, sharpness
+from tapfm.slides.quality import FOCUS_MPP, blurred
+from tapfm.slides.quality import _sharpness as sharpness
 from tapfm.slides.scale import Scale, resolve_scale
 from tapfm.tiles.grid import TileSpec, TileVerdict
-from tapfm.tiles.tiling import in_blocks, read_block, tile_slide, why_empty
+from tapfm.tiles.tiling import _in_blocks as in_blocks
+from tapfm.tiles.tiling import _read_block as read_block
+from tapfm.tiles.tiling import tile_slide, why_empty
 
 SPEC = TileSpec()
 

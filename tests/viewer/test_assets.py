@@ -3,7 +3,8 @@
 import pytest
 
 from tapfm.errors import InputError
-from tapfm.viewer.assets import FOLDER, read_assets
+from tapfm.viewer.assets import _FOLDER as FOLDER
+from tapfm.viewer.assets import read_assets
 
 
 def test_without_pages_it_is_told_how_to_build_them(tmp_path):

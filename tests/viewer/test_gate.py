@@ -4,7 +4,8 @@ import pytest
 from slide_files import section, write_slide
 from viewed_slides import served
 
-from tapfm.viewer.gate import HEADERS, Admission, is_loopback
+from tapfm.viewer.gate import _HEADERS as HEADERS
+from tapfm.viewer.gate import Admission, is_loopback
 
 
 @pytest.fixture(scope="module")

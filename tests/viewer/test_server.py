@@ -237,7 +237,7 @@ def test_numbers_that_are_none_are_refused_without_a_traceback(client):
 def test_a_mistake_of_ours_is_told_without_details(predicted, monkeypatch):
     with served(predicted) as client:
         key = keys_of(client)["case-1"]
-        monkeypatch.setattr("tapfm.viewer.server.line_of", lambda _: {}[str(predicted)])
+        monkeypatch.setattr("tapfm.viewer.server._line_of", lambda _: {}[str(predicted)])
         answer = client.get(f"/api/slides/{key}")
         assert answer.status_code == 500
         assert answer.json() == {"error": "Something went wrong: see the terminal."}

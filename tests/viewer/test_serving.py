@@ -25,7 +25,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_told():
 def test_without_a_port_the_next_free_one_is_taken(monkeypatch):
     with open_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr("tapfm.viewer.serving.FIRST_PORT", port)
+        monkeypatch.setattr("tapfm.viewer.serving._FIRST_PORT", port)
         with open_socket("127.0.0.1", None) as next_free:
             assert next_free.getsockname()[1] != port
 

@@ -12,7 +12,8 @@ from browser import chromium, page, watched_page  # noqa: F401 - fixtures
 from slide_files import GLASS, section, write_scn, write_slide
 from viewed_slides import predict, two_predictions
 
-from tapfm.viewer.assets import FOLDER, read_assets
+from tapfm.viewer.assets import _FOLDER as FOLDER
+from tapfm.viewer.assets import read_assets
 from tapfm.viewer.collection import collect_viewed_slides
 from tapfm.viewer.gate import Admission
 from tapfm.viewer.server import make_server

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from tapfm.viewer.pictures import PictureCache, SlideReaders
+from tapfm.viewer.pictures import SlideReaders
+from tapfm.viewer.pictures import _PictureCache as PictureCache
 
 
 def test_the_least_recently_used_pictures_are_let_go():

@@ -27,7 +27,7 @@ class TrainingDisplay:
         self._progress.start()
         self._said_at = time.monotonic()
         self._phase, self._epoch, self._done, self._total = "train", 0, 0, 0
-        self._board = TensorBoardWriter(folder / "tensorboard", console)
+        self._board = _TensorBoardWriter(folder / "tensorboard", console)
 
     def close(self) -> None:
         """Take the bars off, and finish the event file."""
@@ -83,7 +83,7 @@ class TrainingDisplay:
         self._said_at = time.monotonic()
 
 
-class TensorBoardWriter:
+class _TensorBoardWriter:
     """Event files for TensorBoard; without the package there are none, and the run goes on."""
 
     def __init__(self, folder: Path, console: Console) -> None:

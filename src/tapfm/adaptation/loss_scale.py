@@ -5,22 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FIRST = 2.0**16
-PATIENCE = 200  # finite steps after which a scale twice as large is tried
+_FIRST = 2.0**16
+_PATIENCE = 200  # finite steps after which a scale twice as large is tried
 _SMALLEST = 2.0**-8  # below it, it is not the scale that makes gradients infinite
 
 
 class LossScale:
-    """Doubles after `PATIENCE` finite steps and halves after one that is not, without waiting for the device."""
+    """Doubles after `_PATIENCE` finite steps and halves after one that is not, without waiting for the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.value = torch.full((), FIRST, device=device)
+        self.value = torch.full((), _FIRST, device=device)
         self._finite_steps = torch.zeros((), device=device)
 
     def advance(self, finite: Tensor) -> None:
         """Learn whether the gradients of a step were finite."""
         self._finite_steps = torch.where(finite, self._finite_steps + 1, torch.zeros_like(self._finite_steps))
-        grows = self._finite_steps >= PATIENCE
+        grows = self._finite_steps >= _PATIENCE
         factor = torch.where(finite, 1.0 + grows.float(), torch.full_like(self.value, 0.5))
         changed = self.value * factor
         self.value = torch.where(changed.isfinite(), changed, self.value)  # from infinity there is no way back

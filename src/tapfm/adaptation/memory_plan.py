@@ -22,7 +22,7 @@ from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError, SettingError
 from tapfm.runs.data import read_data
 
-USUAL_CARDS = (8.0, 12.0, 16.0, 24.0, 48.0, 80.0)
+_USUAL_CARDS = (8.0, 12.0, 16.0, 24.0, 48.0, 80.0)
 # Of what is written on a card, CUDA sees about 98%; its context takes some of that before the first tensor.
 _SEEN, _CONTEXT_BYTES = 0.98, 0.5 * GIB
 _OTHER_SCOPES = ("full", "last:4", "lora:16")
@@ -64,7 +64,7 @@ class MemoryPlan:
 def plan_memory(config: RunConfig, *, gpu_memory: Sequence[float], tiles: int | None) -> MemoryPlan:
     """Plan a run for this machine's GPU, or for cards of so many GB."""
     here = _card_here(config) if not gpu_memory else None
-    cards = [here] if here is not None else [_card_of_size(gb) for gb in gpu_memory or USUAL_CARDS]
+    cards = [here] if here is not None else [_card_of_size(gb) for gb in gpu_memory or _USUAL_CARDS]
     shape = _encoder_shape(config.encoder.name, config.adaptation.scope)
     count = tiles or _count_tiles(config)
     rows = tuple(_plan_for(config, shape, count, card, card.name) for card in cards)
@@ -164,7 +164,7 @@ def _alternatives(config: RunConfig, tiles: int, card: Card) -> Iterator[tuple[C
             changes = {} if share is None else {"backward_tiles": share}
             said = f"adaptation.scope={scope}" if share is None else f"adaptation.backward_tiles={share}"
             row = _plan_for(config, shape, tiles, card, said, **changes)
-            cards = map(_card_of_size, USUAL_CARDS)
+            cards = map(_card_of_size, _USUAL_CARDS)
             fitting = (each.name for each in cards if _plan_for(config, shape, tiles, each, "", **changes).plan)
             yield row, next(fitting, "-")
 

@@ -61,8 +61,8 @@ def read_moments(kept: Mapping[str, Tensor], form: MomentFormat, dtype: torch.dt
     """Give both moments in the precision to compute in."""
     if form != "int8":
         return kept["first"].to(dtype), kept["second"].to(dtype)
-    first = first_of_codes(kept["first"], kept["first_scale"])
-    second = second_of_codes(kept["second"], kept["second_scale"])
+    first = _first_of_codes(kept["first"], kept["first_scale"])
+    second = _second_of_codes(kept["second"], kept["second_scale"])
     return first.to(dtype), second.to(dtype)
 
 
@@ -70,12 +70,12 @@ def store_moments(first: Tensor, second: Tensor, form: MomentFormat, seed: Tenso
     """Give what `read_moments` reads; `seed` (0-dim, int32) decides what is rounded up and what down."""
     if form == "float32":
         return {"first": first, "second": second}
-    random = scrambled(element_numbers(first) + seed)
+    random = scrambled(_element_numbers(first) + seed)
     for_first, for_second = random & _LOW_16_BITS, (random >> 16) & _LOW_16_BITS
     if form == "bfloat16":
-        return {"first": to_bfloat16(first, for_first), "second": to_bfloat16(second, for_second)}
-    first_codes, first_scale = codes_of_first(first.float(), for_first)
-    second_codes, second_scale = codes_of_second(second.float(), for_second)
+        return {"first": _to_bfloat16(first, for_first), "second": _to_bfloat16(second, for_second)}
+    first_codes, first_scale = _codes_of_first(first.float(), for_first)
+    second_codes, second_scale = _codes_of_second(second.float(), for_second)
     return {
         "first": first_codes,
         "first_scale": first_scale,
@@ -84,7 +84,7 @@ def store_moments(first: Tensor, second: Tensor, form: MomentFormat, seed: Tenso
     }
 
 
-def element_numbers(blocks: Tensor) -> Tensor:
+def _element_numbers(blocks: Tensor) -> Tensor:
     """Number the elements of a tensor of blocks."""
     rows = torch.arange(blocks.shape[0], dtype=torch.int32, device=blocks.device)
     columns = torch.arange(BLOCK, dtype=torch.int32, device=blocks.device)
@@ -100,13 +100,13 @@ def scrambled(numbers: Tensor) -> Tensor:
     return numbers ^ ((numbers >> 16) & _LOW_16_BITS)
 
 
-def to_bfloat16(values: Tensor, random: Tensor) -> Tensor:
+def _to_bfloat16(values: Tensor, random: Tensor) -> Tensor:
     """Round at random: bfloat16 is the upper half of a float32, and the lower half says how near the next one is."""
     bits = values.float().view(torch.int32) + random
     return (bits & ~_LOW_16_BITS).view(torch.float32).to(torch.bfloat16)
 
 
-def codes_of_first(first: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
+def _codes_of_first(first: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
     """Round first moments to codes at random, such that the expected value is the exact one."""
     size = first.abs()
     scale = size.amax(dim=1, keepdim=True)
@@ -117,13 +117,13 @@ def codes_of_first(first: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
     return (_ZERO + torch.where(first < 0, -code, code)).to(torch.uint8), scale
 
 
-def first_of_codes(codes: Tensor, scale: Tensor) -> Tensor:
+def _first_of_codes(codes: Tensor, scale: Tensor) -> Tensor:
     """Give the first moments that codes stand for."""
     code = codes.float() - _ZERO
     return code * code.abs() * (scale / _FIRST_CODES**2)
 
 
-def codes_of_second(second: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
+def _codes_of_second(second: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
     """Round second moments to codes at random, such that the expected value is the exact one; above 0 stays above."""
     root = second.sqrt()
     scale = root.amax(dim=1, keepdim=True)
@@ -134,7 +134,7 @@ def codes_of_second(second: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(root > 0, code.clamp(1, _SECOND_CODES), 0.0).to(torch.uint8), scale
 
 
-def second_of_codes(codes: Tensor, scale: Tensor) -> Tensor:
+def _second_of_codes(codes: Tensor, scale: Tensor) -> Tensor:
     """Give the second moments that codes stand for."""
     code = codes.float()
     return (code * code * (scale / _SECOND_CODES**2)).square()

@@ -26,7 +26,7 @@ from tapfm.adaptation.moments import (
 from tapfm.adaptation.shards import ParameterSlice, Shard, flat_gradient, layout_of, master_dtype, shard_places
 from tapfm.errors import CheckpointError
 
-CPU_PIECE_ELEMENTS = 2**16
+_CPU_PIECE_ELEMENTS = 2**16
 _FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-8
 _STEP, _LAYOUT = "step", "layout"  # in a checkpoint, beside the moments of each shard
 _FORMS: dict[torch.dtype, MomentFormat] = {
@@ -73,7 +73,7 @@ class AdamW:
         compiled: bool = False,
     ) -> None:
         self.form, self.offload, self.weight_decay = moments, offload, weight_decay
-        self._update = torch.compile(update_shard, dynamic=True) if compiled else update_shard
+        self._update = torch.compile(_update_shard, dynamic=True) if compiled else _update_shard
         self._rate = torch.zeros((), dtype=torch.float64, device=device)
         self.device = self._rate.device  # cuda:0, where cuda was given
         self._step = torch.zeros((), dtype=torch.int64, device=device)
@@ -154,7 +154,7 @@ class AdamW:
         """Update a shard on the CPU, whose caches hold what is in between of a piece; looking costs nothing there."""
         if not finite:
             return
-        piece = CPU_PIECE_ELEMENTS // BLOCK
+        piece = _CPU_PIECE_ELEMENTS // BLOCK
         for start in range(0, len(working), piece):
             rows = slice(start, start + piece)
             self._update(
@@ -244,7 +244,7 @@ class AdamW:
             torch.cuda.synchronize(self.device)
 
 
-def update_shard(
+def _update_shard(
     gradient: Tensor,
     working: Tensor,
     master: Tensor | None,

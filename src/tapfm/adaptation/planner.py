@@ -104,7 +104,7 @@ def plan_step(
     chosen = coefficients or (COMPILED if compiled else PLAIN)
     subset = None if backward_tiles is None or backward_tiles >= tiles else backward_tiles
     question = PlannerInput(shape, tiles, precision, slides_per_step, subset, chosen)
-    room = usable_bytes(free_bytes, chosen)
+    room = _usable_bytes(free_bytes, chosen)
     forms = [f for f in _FORMS if moments in ("auto", f.moments) and offload in ("auto", f.offload)]
     if moments == "auto":  # rounded moments that are offloaded besides: only who asks for them gets them
         forms = [f for f in forms if f.exact or not f.offload] or forms
@@ -112,7 +112,7 @@ def plan_step(
     best = [plan for form in forms if (plan := _best_plan(question, form, ways, room)) is not None]
     if not best:
         least = min(ways, key=lambda way: way.graph_bytes(1))
-        smallest = min((evaluate(question, form, least, 1) for form in forms), key=lambda plan: plan.peak_bytes)
+        smallest = min((_evaluate(question, form, least, 1) for form in forms), key=lambda plan: plan.peak_bytes)
         fixed = {"adaptation.chunk": chunk, "adaptation.recompute": recompute, "optimiser.moments": moments}
         raise _nothing_fits(question, smallest, free_bytes, fixed | {"machine.offload_optimiser": offload})
     fastest = min(plan.cost for plan in best)
@@ -145,7 +145,7 @@ def predict_step(
     levels = (recompute,) * shape.depth if isinstance(recompute, str) else recompute
     size = _evened(tiles, chunk or tiles)
     way = chunk_cost(question, graph_of(question, levels), size)
-    return evaluate(question, OptimiserFormat(moments, offload), way, min(kept, math.ceil(tiles / size)))
+    return _evaluate(question, OptimiserFormat(moments, offload), way, min(kept, math.ceil(tiles / size)))
 
 
 @lru_cache(maxsize=16)  # cards of several sizes are asked about
@@ -169,7 +169,7 @@ def _best_plan(question: PlannerInput, form: OptimiserFormat, ways: list[ChunkCo
             cost, needed = cost_of(question, form, way, kept), way.graph_bytes(kept)
             if best is None or (cost, needed) < best[:2]:  # equally fast: the one that needs less
                 best = (cost, needed, way, kept)
-    return None if best is None else evaluate(question, form, best[2], best[3])
+    return None if best is None else _evaluate(question, form, best[2], best[3])
 
 
 def _most_kept(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, room: float) -> int:
@@ -184,7 +184,7 @@ def _most_kept(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, ro
     return min(math.ceil(question.tiles / way.size), first, later)
 
 
-def evaluate(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, kept: int) -> StepPlan:
+def _evaluate(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, kept: int) -> StepPlan:
     """Say what one way takes."""
     chunks, subset = math.ceil(question.tiles / way.size), question.backward_tiles is not None
     parts = parts_at_peak(question, form, way, kept)
@@ -237,7 +237,7 @@ def _recompute_mixtures(shape: EncoderShape, recompute: Recompute | Literal["aut
             yield frozen + (strong,) * count + (weak,) * (shape.learning_blocks - count)
 
 
-def usable_bytes(free_bytes: int, coefficients: Coefficients) -> float:
+def _usable_bytes(free_bytes: int, coefficients: Coefficients) -> float:
     """Give the bytes that tensors may take of what is free."""
     return free_bytes * (1 - coefficients.margin) - coefficients.margin_bytes
 

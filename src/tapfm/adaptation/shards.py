@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tapfm.adaptation.moments import BLOCK
 
 SHARD_ELEMENTS = 2**24
-ALONE_FROM_ELEMENTS = 2**20  # a parameter's gradient is then taken as it lies; others are copied side by side
+_ALONE_FROM_ELEMENTS = 2**20  # a parameter's gradient is then taken as it lies; others are copied side by side
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def shard_places(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[ParameterSlice, ...]]:
     """Fill shards in order, one type in each; a parameter starts at a whole block, and is never cut."""
-    large = {name: parameter for name, parameter in parameters.items() if parameter.numel() >= ALONE_FROM_ELEMENTS}
+    large = {name: parameter for name, parameter in parameters.items() if parameter.numel() >= _ALONE_FROM_ELEMENTS}
     for name, parameter in large.items():
         yield (ParameterSlice(name, parameter, 0),)
     small = ((name, parameter) for name, parameter in parameters.items() if name not in large)

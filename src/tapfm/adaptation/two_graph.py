@@ -179,7 +179,7 @@ def two_graph_step(
         # eq. 6: at the raw attention, sum_i r_i g_ri has the gradient that sum_i a_i g_ai has through minmax, softmax
         loss_K = loss_K + adaptation.lambda_ * encoded.r_K * g_r_K[rows]
         if adaptation.beta:
-            loss_K = loss_K + adaptation.beta * cosine_term(encoded.z_KD, g_z_KD[rows], adaptation.cosine)
+            loss_K = loss_K + adaptation.beta * _cosine_term(encoded.z_KD, g_z_KD[rows], adaptation.cosine)
         return loss_K
 
     if drawn is None:
@@ -202,7 +202,7 @@ def two_graph_step(
 
     with torch.no_grad():
         loss_feature = (z_KD * g_z_KD).sum()
-        loss_regular = cosine_term(z_KD, g_z_KD, adaptation.cosine).sum()
+        loss_regular = _cosine_term(z_KD, g_z_KD, adaptation.cosine).sum()
         return StepReport(
             logits_C=logits_C,
             loss_agg=loss_agg,
@@ -289,7 +289,7 @@ def aggregator_graph(
     )
 
 
-def cosine_term(z_KD: Tensor, g_z_KD: Tensor, cosine: Cosine) -> Tensor:
+def _cosine_term(z_KD: Tensor, g_z_KD: Tensor, cosine: Cosine) -> Tensor:
     """L_reg = sum_i 1 - cos(z_i, g_zi), tile by tile; a tile whose gradient is 0 contributes 0."""
     scale_K1 = g_z_KD.abs().amax(1, keepdim=True)
     has_gradient_K = scale_K1[:, 0] > 0

@@ -50,14 +50,14 @@ class TorchmilAggregator(nn.Module):
                 hint=f"Change its options: {', '.join(options_of(model))}",
             ) from error
         if model == "CLAM_SB":
-            self.model.inst_loss_fn = SmoothSvm()
+            self.model.inst_loss_fn = _SmoothSvm()
 
     def forward(self, z_KD: Tensor, r_K: Tensor, places_K2: Tensor | None = None) -> BagOutput:  # noqa: ARG002
         """Pool the tiles of one slide."""
         graph = {}
         if self.uses_places:
             assert places_K2 is not None, "the slide model refuses it"
-            graph = {"adj": neighbours(places_K2.to(z_KD))[None]}
+            graph = {"adj": _neighbours(places_K2.to(z_KD))[None]}
         asked = self.ask(self.model, z_KD[None], graph)
         return BagOutput(asked.logit, None, tile_scores=asked.heat, extra_loss=asked.extra_loss)
 
@@ -86,7 +86,7 @@ def options_of(model: str) -> dict[str, Option]:
     }
 
 
-def neighbours(places_K2: Tensor) -> Tensor:
+def _neighbours(places_K2: Tensor) -> Tensor:
     """Join tiles that touch, also at a corner: D^-1/2 A D^-1/2, (K, K). A tile without neighbours is its own."""
     apart = torch.cdist(places_K2, places_K2, p=torch.inf)
     joined = (apart < _TOUCHING).to(places_K2).fill_diagonal_(0)
@@ -123,7 +123,7 @@ def _ask_clam(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilO
     )
 
 
-class SmoothSvm(nn.Module):
+class _SmoothSvm(nn.Module):
     """The smooth top-1 SVM loss: cross-entropy that asks for a lead of 1.
 
     torchmil 1.0.2's own compares every tile with the class of every other one, for want of a dimension, and its

@@ -81,7 +81,7 @@ def encoding_speed(subject: BenchSubject, matrix_tflops: float, *, budget_s: flo
 
 def step_speed(subject: BenchSubject, way: Way, scope: str, tiles: int, *, budget_s: float) -> StepSpeed:
     """Take steps with tiles of random pixels: copied, augmented, encoded, learnt from."""
-    chunk = chunk_of(subject, tiles) if way == "chunked" else None
+    chunk = _chunk_of(subject, tiles) if way == "chunked" else None
 
     def measure() -> _Timed:
         learner = build_learner(subject, scope, Chunking(chunk))
@@ -119,7 +119,7 @@ def tiles_of_step(subject: BenchSubject, mean_tiles: int, encoding: EncodingSpee
     return max(tiles, _FEWEST_TILES)
 
 
-def chunk_of(subject: BenchSubject, tiles: int) -> int:
+def _chunk_of(subject: BenchSubject, tiles: int) -> int:
     """Take the configuration's chunk; else the usual one, or what makes a small bag several chunks."""
     asked = subject.config.adaptation.chunk
     return asked if isinstance(asked, int) else max(1, min(_CHUNK, tiles // 2))

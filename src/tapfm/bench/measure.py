@@ -199,11 +199,11 @@ def _measure_all(
         steps=steps,
         slides=slides,
         work=work,
-        expected=expect(work, speeds_of(reading, encoding, steps, scopes[0]), shared_cores=device.type == "cpu"),
+        expected=expect(work, _speeds_of(reading, encoding, steps, scopes[0]), shared_cores=device.type == "cpu"),
     )
 
 
-def speeds_of(
+def _speeds_of(
     reading: Sequence[ReadingSpeed], encoding: EncodingSpeed, steps: Sequence[StepSpeed], scope: str
 ) -> Speeds:
     """Take what a run would do: read with all processes, and step in the faster of the ways that fit."""

@@ -8,7 +8,7 @@ import torch
 
 from tapfm.bench.timing import time_repeated
 
-SIDE = {"cpu": 1024, "cuda": 8192}
+_SIDE = {"cpu": 1024, "cuda": 8192}
 _PRODUCTS = {"cpu": 4, "cuda": 16}  # in a row: launching one must not count
 _COPY_BYTES = 256 * 2**20
 
@@ -24,7 +24,7 @@ class MatrixPeak:
 
 def matrix_peak(device: torch.device, dtype: torch.dtype, *, budget_s: float) -> MatrixPeak:
     """Multiply matrices; random ones, as a GPU is faster, and cooler, with zeros."""
-    side, products = SIDE[device.type], _PRODUCTS[device.type]
+    side, products = _SIDE[device.type], _PRODUCTS[device.type]
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(side, side, device=device, generator=generator).to(dtype) for _ in range(2))
     out = torch.empty_like(left)

@@ -20,8 +20,8 @@ from tapfm.tiles.sampling import draw_tiles
 from tapfm.tiles.store import TileSet
 from tapfm.tiles.stream import TileStream
 
-REQUEST = 64  # tiles
-LEAST = 4  # requests that are timed
+_REQUEST = 64  # tiles
+_LEAST = 4  # requests that are timed
 _AHEAD_BYTES = 2**28
 _PAINTED_TILES, _REPEATED = 20, 2  # a painted section, laid so many times across and down
 _TISSUE = 0.25  # of a tile
@@ -66,13 +66,13 @@ def reading_speed(
         for number, read in enumerate(stream):
             reason = read.reasons[0] if read.reasons else reason
             empty = 0 if len(read.rows) else empty + 1
-            if empty > started + LEAST:
+            if empty > started + _LEAST:
                 return ReadingSpeed(workers, len(files), painted, 0, 0.0, "no tile can be read", reason)
             if number < started:
                 begin = clock()
                 continue
             tiles, end = tiles + len(read.rows), clock()
-            if number >= started + LEAST - 1 and end - begin >= budget_s and tiles:
+            if number >= started + _LEAST - 1 and end - begin >= budget_s and tiles:
                 break
     return ReadingSpeed(workers, len(files), painted, tiles, end - begin)
 
@@ -81,7 +81,7 @@ def _endless_requests(files: Sequence[SlideFile], tile_px: int) -> Iterator[Tile
     """Ask for some tiles of one slide after the other, drawn as for an epoch of training."""
     for epoch in itertools.count():
         for number, file in enumerate(files):
-            rows = draw_tiles(len(file.tiles), REQUEST, 0, epoch, number)
+            rows = draw_tiles(len(file.tiles), _REQUEST, 0, epoch, number)
             positions = file.tiles.positions[rows]
             yield TileRequest(file.tiles.slide_id, file.path, positions, file.tiles.side_px0, tile_px)
 

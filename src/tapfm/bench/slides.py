@@ -68,7 +68,7 @@ def slides_of_run(config: RunConfig) -> BenchSlides:
         slide.row.slide_id: SlideFile(slide.row.path, slide.tiles) for slide in data.slides if slide.tiles is not None
     }
     of_slides = [(slide.split, len(files[slide.row.slide_id].tiles)) for slide in data.slides]
-    return BenchSlides("run", _by_split(of_slides), spread(list(files.values())), len(data.failed))
+    return BenchSlides("run", _by_split(of_slides), _spread(list(files.values())), len(data.failed))
 
 
 def slides_of_cohort(table: Path, tiles: Path, slides_folder: Path | None = None) -> BenchSlides:
@@ -88,11 +88,11 @@ def slides_of_cohort(table: Path, tiles: Path, slides_folder: Path | None = None
         splits = split_of_rows(cohort)
         of_slides = [(splits[name], len(file.tiles)) for name, file in files.items() if name in splits]
     else:
-        of_slides = share_out([len(file.tiles) for file in files.values()])
-    return BenchSlides("cohort", _by_split(of_slides), spread(list(files.values())), len(cohort.rows) - len(files))
+        of_slides = _share_out([len(file.tiles) for file in files.values()])
+    return BenchSlides("cohort", _by_split(of_slides), _spread(list(files.values())), len(cohort.rows) - len(files))
 
 
-def share_out(tiles: Sequence[int]) -> list[tuple[str, int]]:
+def _share_out(tiles: Sequence[int]) -> list[tuple[str, int]]:
     """Give each slide a split, as many as the paper's shares say."""
     validation, test = (round(_SHARES[split] * len(tiles)) for split in (VALIDATION, TEST))
     splits = [TRAIN] * (len(tiles) - validation - test) + [VALIDATION] * validation + [TEST] * test
@@ -104,7 +104,7 @@ def _by_split(of_slides: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
     return {split: [tiles for each, tiles in of_slides if each == split] for split in _SHARES}
 
 
-def spread(files: Sequence[SlideFile]) -> tuple[SlideFile, ...]:
+def _spread(files: Sequence[SlideFile]) -> tuple[SlideFile, ...]:
     """Choose a few slides from all over the table: neighbours may come from one scanner."""
     if len(files) <= _READ_FROM:
         return tuple(files)

@@ -81,7 +81,7 @@ def within_memory(work: Callable[[], Result], device: torch.device) -> Result | 
         with unify_memory_errors():
             return work()
     except (RuntimeError, MemoryError, TapfmError) as error:
-        if not is_out_of_memory(error):
+        if not _is_out_of_memory(error):
             raise
     finally:
         free_memory(device)
@@ -89,10 +89,10 @@ def within_memory(work: Callable[[], Result], device: torch.device) -> Result | 
     return None
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Tell memory that did not suffice, also as the cause of an error, from other failures."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # on a CPU it has no class of its own
         return True
-    return error.__cause__ is not None and is_out_of_memory(error.__cause__)
+    return error.__cause__ is not None and _is_out_of_memory(error.__cause__)

@@ -31,12 +31,12 @@ def doctor(
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
-        print_findings(findings, terminal())
+        _print_findings(findings, terminal())
     if any(finding.status == "broken" for finding in findings):
         raise typer.Exit(1)
 
 
-def print_findings(findings: Sequence[workflow.Finding], console: Console) -> None:
+def _print_findings(findings: Sequence[workflow.Finding], console: Console) -> None:
     """Print the findings as a table."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)

@@ -93,13 +93,13 @@ class SlideFinder:
         if self._found is None:
             self._found = defaultdict(list)
             for path in find_slides(self.folder):
-                for key in {path.name, id_of(path.name)}:
+                for key in {path.name, _id_of(path.name)}:
                     self._found[key].append(path)
         # a slide that is missing must not be replaced by another file of that name
-        return self._found.get(name) or ([] if is_slide_name(name) else self._found.get(id_of(name), []))
+        return self._found.get(name) or ([] if is_slide_name(name) else self._found.get(_id_of(name), []))
 
 
-def id_of(name: str) -> str:
+def _id_of(name: str) -> str:
     """Take a slide's suffix off a file name; other dots belong to the id."""
     stem = Path(name).name
     for suffix in (*_FEATURE_SUFFIXES, ".ome.tiff", ".ome.tif", *SLIDE_SUFFIXES):
@@ -149,7 +149,7 @@ def slides_below(folder: Path) -> list[SlideRow]:
 
 def _row_of_file(path: Path) -> SlideRow:
     """Name a slide, and its patient, by its file."""
-    slide_id = id_of(path.absolute().name)
+    slide_id = _id_of(path.absolute().name)
     return SlideRow(slide_id, path, slide_id)
 
 
@@ -265,7 +265,7 @@ def _row_of(
         problems.append(f"line {line}: neither a slide_id nor a path")
         return None
     # beside a path an id is taken as it is; without one it may be a file name, as in CLAM's process_list_autogen.csv
-    slide_id = named if given.get("slide_id") and given.get("path") else id_of(named)
+    slide_id = named if given.get("slide_id") and given.get("path") else _id_of(named)
     if "/" in given.get("slide_id", "") or not _is_file_name(slide_id):
         rule = f"no / or \\, no line ends, no dot in front, {_LONGEST_ID} bytes at most"
         problems.append(f"line {line}: slide_id {named!r} cannot be a file name ({rule})")

@@ -65,7 +65,7 @@ def split_of_rows(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
             f"The cohort has no {column}: nothing says what to train on.",
             hint=(f"Choose one of {', '.join(found)}, or type: " if found else "Type: ") + anew,
         )
-    check_splits(placed, column, again=f"{anew} --force")
+    _check_splits(placed, column, again=f"{anew} --force")
     return {row.slide_id: split for row, split in placed}
 
 
@@ -82,7 +82,7 @@ def _split_command(cohort: Cohort, *options: str) -> str:
     return shlex.join(["tapfm", "split", str(source), "--out", str(out), *options])
 
 
-def check_splits(
+def _check_splits(
     placed: Iterable[tuple[SlideRow, str]],
     column: str = "split",
     again: str = "tapfm split COHORT.csv --out SPLIT.csv --force",

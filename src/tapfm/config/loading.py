@@ -54,7 +54,7 @@ def _apply_changes(tables: dict[str, Any], changes: Sequence[str]) -> None:
     """Put `--set` changes on top of tables, in place. Paths in them start in the current folder."""
     changed: dict[str, Any] = {}
     for change in changes:
-        put_change(changed, change)
+        _put_change(changed, change)
     resolve_paths(changed, Path())
     merge_tables(tables, changed)
 
@@ -132,7 +132,7 @@ def _fill_in(tables: Mapping[str, Any], card: EncoderCard) -> dict[str, Any]:
     return filled
 
 
-def put_change(tables: dict[str, Any], change: str) -> None:
+def _put_change(tables: dict[str, Any], change: str) -> None:
     """Read `--set section.key=value`; a value that is not TOML is text."""
     name, equals, text = change.partition("=")
     parts = name.strip().split(".")

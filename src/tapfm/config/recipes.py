@@ -21,16 +21,16 @@ _POCKET_RATES = {"encoder_lr": 1e-4, "aggregator_lr": 1e-3}
 
 def recipe_settings(recipe: Recipe, card: EncoderCard, method: Method, epochs: int | None = None) -> Settings:
     """Say what a recipe says, for an encoder, a method, and a number of epochs where it is given."""
-    settings = paper(card, method)
+    settings = _paper(card, method)
     if recipe == "reference":
-        for section, values in reference(epochs or settings["schedule"]["epochs"]).items():
+        for section, values in _reference(epochs or settings["schedule"]["epochs"]).items():
             settings[section] |= values
     if card.packaged:
         settings["optimiser"] |= _POCKET_RATES
     return settings
 
 
-def paper(card: EncoderCard, method: Method) -> Settings:
+def _paper(card: EncoderCard, method: Method) -> Settings:
     """Section 2 of the method: the paper's protocol."""
     return {
         "aggregator": {"name": "cls-attention" if method == "tapfm" else "abmil"},
@@ -40,7 +40,7 @@ def paper(card: EncoderCard, method: Method) -> Settings:
             "lambda": 1.0 if method == "tapfm" else 0.0,
             "beta": 0.0,
             "tau": 1.0,
-            "tiles_per_slide": "all" if method == "fixed" else tiles_per_slide(card),
+            "tiles_per_slide": "all" if method == "fixed" else _tiles_per_slide(card),
         },
         "optimiser": {"encoder_lr": 1e-6, "aggregator_lr": 1e-5, "weight_decay": 1e-4, "decay_all": True},
         "schedule": {
@@ -55,7 +55,7 @@ def paper(card: EncoderCard, method: Method) -> Settings:
     }
 
 
-def reference(epochs: int) -> Settings:
+def _reference(epochs: int) -> Settings:
     """Where the scripts of the paper's authors differ from it."""
     return {
         "task": {"weighting": "reference"},
@@ -67,7 +67,7 @@ def reference(epochs: int) -> Settings:
     }
 
 
-def tiles_per_slide(card: EncoderCard) -> int:
+def _tiles_per_slide(card: EncoderCard) -> int:
     """Say how many tiles a step takes, by what one costs."""
     cost = card.gflops if card.gflops is not None else card.parameters * 400 / 1e9  # about 200 tokens, 2 per weight
     return next(tiles for limit, tiles in _TILES_BY_GFLOPS if cost <= limit)

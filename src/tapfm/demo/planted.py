@@ -34,7 +34,7 @@ _SCORES = ("attention before", _AFTER, "contribution after")
 
 
 @dataclass(frozen=True)
-class PositiveSlide:
+class _PositiveSlide:
     """A slide with the signal in some of its tiles, and the scores that rank its tiles."""
 
     slide: PredictedSlide
@@ -50,15 +50,15 @@ class PositiveSlide:
 def measure_planted(folder: DemoFolder) -> None:
     """Write planted.json for both cohorts, and draw one slide."""
     slides = {cohort: _read_positive_slides(folder, cohort) for cohort in COHORTS}
-    shown = choose_typical(slides["external"] or slides["test"])
+    shown = _choose_typical(slides["external"] or slides["test"])
     if shown is not None:
         truth = read_truth(folder.painted / "truth", shown.slide.slide_id)
         draw_planted(folder.planted_picture, shown.slide, shown.table, shown.scores, truth)
-    measured = {cohort: measure_cohort(cohort, of_cohort) for cohort, of_cohort in slides.items()}
+    measured = {cohort: _measure_cohort(cohort, of_cohort) for cohort, of_cohort in slides.items()}
     write_atomically(folder.planted, f"{json.dumps(measured, indent=2)}\n".encode())
 
 
-def _read_positive_slides(folder: DemoFolder, cohort: str) -> list[PositiveSlide]:
+def _read_positive_slides(folder: DemoFolder, cohort: str) -> list[_PositiveSlide]:
     """Read the slides of a cohort that have tiles with and without the signal."""
     predictions, found = PredictionFolder(folder.predictions(cohort)), []
     features = StudyFolder(folder.study).features(ENCODER, cohort)
@@ -69,7 +69,7 @@ def _read_positive_slides(folder: DemoFolder, cohort: str) -> list[PositiveSlide
             before = _read_attention(features / f"{slide.slide_id}.h5", table)
             after, contribution = table.values["attention"], table.values[f"contribution.{TARGET}"]
             scores = dict(zip(_SCORES, (before, after, contribution), strict=True))
-            found.append(PositiveSlide(slide, table, carries, scores))
+            found.append(_PositiveSlide(slide, table, carries, scores))
     return found
 
 
@@ -82,7 +82,7 @@ def _read_attention(features: Path, table: TileTable) -> NDArray[np.float64]:
     return stored.attention[[index[int(x), int(y)] for x, y in table.positions]].astype(np.float64)
 
 
-def measure_cohort(cohort: str, slides: Sequence[PositiveSlide]) -> dict[str, object]:
+def _measure_cohort(cohort: str, slides: Sequence[_PositiveSlide]) -> dict[str, object]:
     """Return means over slides, with intervals from resampled slides (a painted patient has one slide)."""
     found = dict.fromkeys(_SCORES, asdict(Estimate(None, why="no positive slide")))
     if slides:
@@ -98,7 +98,7 @@ def measure_cohort(cohort: str, slides: Sequence[PositiveSlide]) -> dict[str, ob
     }
 
 
-def choose_typical(slides: Sequence[PositiveSlide]) -> PositiveSlide | None:
+def _choose_typical(slides: Sequence[_PositiveSlide]) -> _PositiveSlide | None:
     """Choose the slide to show: the one with the median AUC of attention."""
     ranked = sorted(slides, key=lambda slide: slide.rank_auc(_AFTER) or 0.0)
     return ranked[(len(ranked) - 1) // 2] if ranked else None

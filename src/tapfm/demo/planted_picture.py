@@ -47,8 +47,8 @@ def draw_planted(
         shown = TileTable(table.positions, {"value": each})
         title = f"{name}, percentiles" if percentile else f"{name}: red supports {TARGET}"
         panels[title] = draw_tiles_over(thumbnail, slide, shown, layer, percentile=percentile)
-    planted = planted_mask(thumbnail, truth)
-    pictures = [_panel(title, draw_outlines(pixels, planted)) for title, pixels in panels.items()]
+    planted = _planted_mask(thumbnail, truth)
+    pictures = [_panel(title, _draw_outlines(pixels, planted)) for title, pixels in panels.items()]
     sheet = Image.new("RGB", (sum(each.width for each in pictures), max(each.height for each in pictures)), WHITE)
     left = 0
     for picture in pictures:
@@ -57,7 +57,7 @@ def draw_planted(
     write_atomically(path, png_of(sheet))
 
 
-def planted_mask(thumbnail: Thumbnail, truth: SlideTruth) -> Mask:
+def _planted_mask(thumbnail: Thumbnail, truth: SlideTruth) -> Mask:
     """Return the pixels of a thumbnail that show nests with the signal."""
     mask = truth.focus == truth.foci.index(TARGET) + 1
     height_px, width_px = thumbnail.pixels.shape[:2]
@@ -69,7 +69,7 @@ def planted_mask(thumbnail: Thumbnail, truth: SlideTruth) -> Mask:
     return np.asarray(mask[rows[:, None], columns])
 
 
-def draw_outlines(pixels: Pixels, mask: Mask) -> Pixels:
+def _draw_outlines(pixels: Pixels, mask: Mask) -> Pixels:
     """Return a picture with lines around the areas of a mask."""
     drawn = pixels.copy()
     lines, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)

@@ -11,7 +11,7 @@ from tapfm.encoders.card import TIMM_PREFIX, EncoderCard, card_from_table
 from tapfm.errors import UnknownNameError, UnsupportedEncoderError
 
 # Known encoders that are not in the catalogue, and why. Facts still missing are no reason to guess them.
-NOT_OFFERED = {
+_NOT_OFFERED = {
     "conch": "its tile feature is an attention pool over the tokens, not the CLS token",
     "conch-v1.5": "its tile feature is an attention pool over the tokens, not the CLS token",
     "musk": "it is a BEiT3 with text experts beside the vision ones, and reading its checkpoint could not be checked",
@@ -33,7 +33,7 @@ def encoder_cards() -> Mapping[str, EncoderCard]:
     return {key: card_from_table(key, table) for key, table in tomllib.loads(text).items()}
 
 
-def letters_and_digits(name: str) -> str:
+def _letters_and_digits(name: str) -> str:
     """Spelling without what people spell differently: case, blanks, dashes."""
     return "".join(character for character in name.lower() if character.isalnum() or character == "+")
 
@@ -45,12 +45,12 @@ def encoder_card(name: str) -> EncoderCard:
 
         return card_for_timm(name[len(TIMM_PREFIX) :])
     cards = encoder_cards()
-    wanted = letters_and_digits(name)
+    wanted = _letters_and_digits(name)
     for card in cards.values():
-        if wanted in (letters_and_digits(card.key), letters_and_digits(card.name)):
+        if wanted in (_letters_and_digits(card.key), _letters_and_digits(card.name)):
             return card
-    for other, reason in NOT_OFFERED.items():
-        if wanted == letters_and_digits(other):
+    for other, reason in _NOT_OFFERED.items():
+        if wanted == _letters_and_digits(other):
             raise UnsupportedEncoderError(
                 f"Encoder '{name}' is known but not offered: {reason}.", hint="Offered: tapfm encoders"
             )

@@ -14,12 +14,12 @@ from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError
 
 _FLOAT8 = torch.float8_e4m3fn
-LARGEST = torch.finfo(_FLOAT8).max
+_LARGEST = torch.finfo(_FLOAT8).max
 _MULTIPLE = 16  # sizes that a GPU's float8 products take
 _CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 
 
-class Float8Linear(nn.Module):
+class _Float8Linear(nn.Module):
     """An `nn.Linear` whose weights were rounded to float8 once, and whose input is rounded token by token."""
 
     weight: Tensor
@@ -28,14 +28,14 @@ class Float8Linear(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        weight, scale = rounded(layer.weight.detach())
+        weight, scale = _rounded(layer.weight.detach())
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply the last dimension, as `nn.Linear` does."""
-        values, scale = rounded(x.flatten(0, -2))
+        values, scale = _rounded(x.flatten(0, -2))
         if x.is_cuda:
             out = torch._scaled_mm(
                 values, self.weight.t(), scale, self.scale.t(), self.bias, out_dtype=x.dtype, use_fast_accum=True
@@ -46,13 +46,13 @@ class Float8Linear(nn.Module):
         return out.unflatten(0, x.shape[:-1])
 
 
-def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+def _rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Round each row to float8; gives the rounded values, and the scales (rows, 1) to multiply them by."""
     wide = rows.float()
     # a row of zeros has no largest value; nor may its scale be too small to divide by
-    scale = wide.abs().amax(1, keepdim=True).clamp(min=1e-12) / LARGEST
+    scale = wide.abs().amax(1, keepdim=True).clamp(min=1e-12) / _LARGEST
     # clamped, as what rounds beyond the largest value would be no number
-    return (wide / scale).clamp(-LARGEST, LARGEST).to(_FLOAT8), scale
+    return (wide / scale).clamp(-_LARGEST, _LARGEST).to(_FLOAT8), scale
 
 
 def use_float8(encoder: VitEncoder) -> int:
@@ -69,7 +69,7 @@ def use_float8(encoder: VitEncoder) -> int:
         if type(layer) is nn.Linear and layer.in_features % _MULTIPLE == 0 and layer.out_features % _MULTIPLE == 0
     ]
     for module, name, layer in found:
-        setattr(module, name, Float8Linear(layer))
+        setattr(module, name, _Float8Linear(layer))
     return len(found)
 
 

@@ -27,9 +27,9 @@ Precision = Literal["float32", "bfloat16", "float16", "float8"]
 
 # All tiles together: compiling saves about a sixth of the time, which must be more than it takes. This is some minutes
 # of work for a large GPU: a hundred thousand tiles of a ViT-g, or half a million of a ViT-L.
-COMPILE_FROM_FLOP = 6e16
+_COMPILE_FROM_FLOP = 6e16
 # One batch: below this, launching kernels takes longer than a large GPU computes; a batch of a ViT-B is still below.
-CAPTURE_UP_TO_FLOP = 1e13
+_CAPTURE_UP_TO_FLOP = 1e13
 _BATCH_FLOP = 6e13  # one batch: enough to fill a large GPU, little enough for the memory of a small one
 SMALLEST_BATCH, _LARGEST_BATCH = 64, 256  # tiles
 
@@ -41,7 +41,7 @@ class InferenceEncoder:
         self, encoder: VitEncoder, precision: Precision, *, autocast: torch.dtype | None, capture: bool
     ) -> None:
         self.encoder, self.precision = encoder, precision
-        self._autocast, self._flop = autocast, flop_per_tile(encoder)
+        self._autocast, self._flop = autocast, _flop_per_tile(encoder)
         self._captured: _CapturedGraph | None = None
         self._may_capture = capture and self.device.type == "cuda"
 
@@ -53,7 +53,7 @@ class InferenceEncoder:
     @torch.no_grad()
     def encode(self, tiles: Tensor, batch: int) -> EncodedTiles:
         """Encode uint8 tiles, `batch` at a time; the host does not wait for the device."""
-        captured = self._may_capture and self._flop * batch <= CAPTURE_UP_TO_FLOP
+        captured = self._may_capture and self._flop * batch <= _CAPTURE_UP_TO_FLOP
         parts = []
         for start in range(0, len(tiles), batch):
             part = _copy_to_device(tiles[start : start + batch], self.device)
@@ -139,7 +139,7 @@ def prepare_encoder(
         use_float8(encoder)
     if compiled is None:
         # without fusing, rounding to float8 would take longer than its faster products save
-        large = tiles * flop_per_tile(encoder) >= COMPILE_FROM_FLOP
+        large = tiles * _flop_per_tile(encoder) >= _COMPILE_FROM_FLOP
         compiled = can_compile(device) and (precision == "float8" or large)
     if compiled:
         encoder.compile_blocks()
@@ -179,10 +179,10 @@ def default_batch(encoder: VitEncoder) -> int:
     """Return how many tiles to encode at a time: on a GPU by their arithmetic, as a power of two."""
     if encoder.mean.device.type == "cpu":
         return SMALLEST_BATCH
-    return min(max(2 ** round(math.log2(_BATCH_FLOP / flop_per_tile(encoder))), SMALLEST_BATCH), _LARGEST_BATCH)
+    return min(max(2 ** round(math.log2(_BATCH_FLOP / _flop_per_tile(encoder))), SMALLEST_BATCH), _LARGEST_BATCH)
 
 
-def flop_per_tile(encoder: VitEncoder) -> int:
+def _flop_per_tile(encoder: VitEncoder) -> int:
     """Estimate the operations of a forward pass: two for each weight of the blocks and each token."""
     vit = encoder.vit
     weights = sum(tensor.numel() for tensor in (*vit.blocks.parameters(), *vit.blocks.buffers()))

@@ -44,7 +44,7 @@ def write_timm_folder(
             hint="Fold them into the weights first: merge_adapters(encoder).",
         )
     refuse_foreign(folder)
-    config = json.dumps(timm_config(encoder, card, about or {}), indent=2, allow_nan=False)
+    config = json.dumps(_timm_config(encoder, card, about or {}), indent=2, allow_nan=False)
     state = {
         name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in encoder.vit.state_dict().items()
     }
@@ -94,7 +94,7 @@ def _read_config(config: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def timm_config(encoder: VitEncoder, card: EncoderCard, about: Mapping[str, Any]) -> dict[str, Any]:
+def _timm_config(encoder: VitEncoder, card: EncoderCard, about: Mapping[str, Any]) -> dict[str, Any]:
     """What timm needs to build the encoder and to prepare its pixels, and what a reader should know."""
     vit, side = encoder.vit, encoder.tile_px
     arguments = {name: value for name, value in card.arguments.items() if name not in ("mlp", "layer_norm_eps")}

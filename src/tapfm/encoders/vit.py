@@ -65,7 +65,7 @@ class VitEncoder(nn.Module):
         """Encode K uint8 tiles, from any device."""
         self._check(tiles_K3hw)
         # torch would compile anew for a single tile
-        run = compiled if self._compiled and len(tiles_K3hw) > 1 else _run_plain
+        run = _compiled if self._compiled and len(tiles_K3hw) > 1 else _run_plain
         tiles_K3hw = tiles_K3hw.to(self.mean.device, non_blocking=True)
         x_KND, rope = run(_embed)(self.vit, tiles_K3hw, self.mean, self.std)
         depth = len(self.vit.blocks)
@@ -85,7 +85,7 @@ class VitEncoder(nn.Module):
         """Run blocks as compiled code, whatever the number of tiles; it is the same code for all blocks."""
         self._compiled = enabled
         if enabled:
-            keep_compiled_code()
+            _keep_compiled_code()
             _silence_compiler_warnings()
             # precisions, with and without a graph, each way to recompute, members of an ensemble
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
@@ -110,7 +110,7 @@ class VitEncoder(nn.Module):
             )
 
 
-def keep_compiled_code() -> None:
+def _keep_compiled_code() -> None:
     """Let torch keep what it compiles where it is found again: its own choice is a folder for temporary files."""
     with suppress(OSError, RuntimeError):  # nobody's home, or one that cannot be written to
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tapfm" / "compiled"
@@ -132,7 +132,7 @@ def _run_plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function of a module and tiles, once for any number of tiles."""
     run = torch.compile(function)
 

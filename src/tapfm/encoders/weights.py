@@ -277,11 +277,11 @@ def _fit_positions(state: State, vit: Any, card: EncoderCard) -> str:
     if old == new or table.shape[1] != prefix + old * old:
         return "as trained"
     method: Resampling = card.resampling or "timm"
-    state["pos_embed"] = resample_positions(table.float(), old, new, prefix, method)
+    state["pos_embed"] = _resample_positions(table.float(), old, new, prefix, method)
     return f"resampled from {old} x {old} to {new} x {new} patches as {method} does"
 
 
-def resample_positions(table: Tensor, old: int, new: int, prefix: int, method: Resampling) -> Tensor:
+def _resample_positions(table: Tensor, old: int, new: int, prefix: int, method: Resampling) -> Tensor:
     """Resample a square position table the way the encoder's own code does."""
     if method == "timm":  # antialiased
         resampled: Tensor = resample_abs_pos_embed(table, [new, new], [old, old], num_prefix_tokens=prefix)

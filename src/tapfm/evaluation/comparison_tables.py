@@ -22,7 +22,7 @@ from tapfm.runtime.messages import counted
 
 _SHOWN = 10  # patients that the page names; left_out.csv has all
 FILES = ("comparison.json", "comparison.csv", "comparison.md", "differences.png", "left_out.csv")
-PAIRED_NOTE = (
+_PAIRED_NOTE = (
     "Paired: all methods on the same patients and the same resamples. Holm's correction is over the pairs of a target, "
     "of DeLong's p value if there is one, otherwise of the bootstrap's."
 )
@@ -36,7 +36,7 @@ def write_comparison(
     files: the table of predictions of each method.
     notes: warnings to repeat on the page.
     """
-    figure = differences_figure(compared)
+    figure = _differences_figure(compared)
     page = markdown_sections(
         " / ".join(compared.methods),
         _sections(compared, files, figure, resamples, notes),
@@ -50,14 +50,14 @@ def write_comparison(
     write_atomically(folder / "comparison.json", _json(compared, files, resamples, seed, notes))
 
 
-def shown_targets(compared: Comparison) -> list[str]:
+def _shown_targets(compared: Comparison) -> list[str]:
     """Return the targets, and their mean where there are several."""
     return [*compared.targets, *([MACRO] if len(compared.targets) > 1 else [])]
 
 
 def auc_table(compared: Comparison, files: Mapping[str, str] | None = None) -> Table:
     """Return the AUC of each method; with the file of its predictions if given."""
-    targets = shown_targets(compared)
+    targets = _shown_targets(compared)
     rows = [
         table_row(
             name if files is None else f"{name} (`{files[name]}`)",
@@ -81,7 +81,7 @@ def differences_table(compared: Comparison) -> Table:
         )
         for pair in compared.pairs
     ]
-    return Table(columns, rows, notes=[PAIRED_NOTE])
+    return Table(columns, rows, notes=[_PAIRED_NOTE])
 
 
 def _all_pairs_table(compared: Comparison) -> Table:
@@ -101,19 +101,19 @@ def _reason(pair: PairedComparison) -> str:
     return "; ".join(dict.fromkeys(each for each in (pair.difference.why, pair.why) if each))
 
 
-def differences_figure(compared: Comparison) -> Figure:
+def _differences_figure(compared: Comparison) -> Figure:
     """Return each difference of AUC with its interval; those whose interval excludes 0 are coloured."""
     names = list(dict.fromkeys(f"{pair.first} - {pair.second}" for pair in compared.pairs))
     pairs = {(f"{pair.first} - {pair.second}", pair.target): pair.difference for pair in compared.pairs}
     panels = []
     for target in dict.fromkeys(pair.target for pair in compared.pairs):
         estimates = {name: pairs[name, target] for name in names if (name, target) in pairs}
-        panels.append(interval_panel(target_title(target), "difference of AUC", estimates, reference=0.0))
+        panels.append(_interval_panel(target_title(target), "difference of AUC", estimates, reference=0.0))
     width = 3.4 + 0.07 * max(map(len, names), default=0)
     return Figure("Differences of AUC", panels, panel_width_in=width, panel_height_in=1.4 + 0.32 * len(names))
 
 
-def interval_panel(title: str, label: str, estimates: Mapping[str, Estimate], reference: float) -> Panel:
+def _interval_panel(title: str, label: str, estimates: Mapping[str, Estimate], reference: float) -> Panel:
     """Return values with their confidence intervals, one below the other, and a line at a reference value."""
     marks: list[Mark] = [Rule(reference, dash="dotted")]
     for place, estimate in enumerate(estimates.values()):
@@ -174,7 +174,7 @@ def _json(compared: Comparison, files: Mapping[str, str], resamples: int, seed: 
         "left_out": {name: list(patients) for name, patients in compared.left_out.items()},
         "label_conflicts": list(compared.label_conflicts),
         "auc": {
-            name: {target: asdict(compared.aucs[name, target]) for target in shown_targets(compared)}
+            name: {target: asdict(compared.aucs[name, target]) for target in _shown_targets(compared)}
             for name in compared.methods
         },
         "pairs": [asdict(pair) for pair in compared.pairs],

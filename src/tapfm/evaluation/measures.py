@@ -89,7 +89,7 @@ def compute_metrics(
         too_few = {column.target: column.too_few for column in columns}
         for metric in [name for name in columns[0].kind.metrics if all(name in each for each in together)]:
             of_targets = [each for each in measured if each.metric == metric]
-            estimate = macro(of_targets, [each[metric] for each in together], too_few)
+            estimate = _macro(of_targets, [each[metric] for each in together], too_few)
             measured.append(MetricValue(MACRO, metric, estimate, None, len(units), None))
     return measured
 
@@ -122,7 +122,7 @@ def _analytic_interval(metric: str, column: LabelledUnits, unit: Unit) -> Estima
     return replace(found, why=column.why_undefined)
 
 
-def macro(measured: Sequence[MetricValue], draws: Sequence[Floats], too_few: Mapping[str, str]) -> Estimate:
+def _macro(measured: Sequence[MetricValue], draws: Sequence[Floats], too_few: Mapping[str, str]) -> Estimate:
     """Average a metric over the targets that have it, in each resample too; the others are named.
 
     too_few: why a target has no interval, by target; empty where it has one.

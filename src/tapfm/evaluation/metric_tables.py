@@ -17,7 +17,9 @@ from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import TargetKind
 
 MODEL = "model"
-BASELINE_NOTE = "A model that is not clearly better than this baseline may have learned stain, scanner or section size."
+_BASELINE_NOTE = (
+    "A model that is not clearly better than this baseline may have learned stain, scanner or section size."
+)
 MetricsByTarget = Mapping[tuple[str, str], MetricValue]  # by target and name of the metric
 
 
@@ -241,7 +243,7 @@ def baseline_tables(results: EvaluationResults) -> list[Table]:
             rows.append(table_row(title, *both, *tests))
     columns = [Column("", text=True), Column("model"), Column("colours and tile count")]
     columns += [Column("difference", form="+.3f"), Column("p (DeLong)"), Column("p (bootstrap)")]
-    return [Table(columns, rows, notes=[BASELINE_NOTE])]
+    return [Table(columns, rows, notes=[_BASELINE_NOTE])]
 
 
 def subgroup_tables(results: EvaluationResults) -> list[Table]:

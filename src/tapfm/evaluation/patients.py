@@ -25,10 +25,10 @@ def resample_patients(
     patients = sorted({patient_of(each) for each in units})
     place = {patient: number for number, patient in enumerate(patients)}
     patient_of_unit = np.array([place[patient_of(each)] for each in units], dtype=np.intp)
-    return draw_resamples(patient_of_unit, patterns_of(units, patients, targets), resamples=resamples, seed=seed)
+    return draw_resamples(patient_of_unit, _patterns_of(units, patients, targets), resamples=resamples, seed=seed)
 
 
-def patterns_of(units: Sequence[Prediction], patients: Sequence[PatientKey], targets: TargetKinds) -> list[Pattern]:
+def _patterns_of(units: Sequence[Prediction], patients: Sequence[PatientKey], targets: TargetKinds) -> list[Pattern]:
     """Return the strata of each patient's labels."""
     of_patient: dict[PatientKey, list[Prediction]] = {patient: [] for patient in patients}
     for each in units:

@@ -234,7 +234,7 @@ def _mean_logits(predictions: Sequence[Prediction], targets: TargetKinds) -> dic
     return {target: kind.mean_logit([each.logits[target] for each in predictions]) for target, kind in targets.items()}
 
 
-def pool_by_patient(predictions: Sequence[Prediction], targets: TargetKinds) -> list[Prediction]:
+def _pool_by_patient(predictions: Sequence[Prediction], targets: TargetKinds) -> list[Prediction]:
     """Make one prediction of a patient's slides, with label and mean as the kinds of the targets define them.
 
     The same patient_id in another cohort or split is another patient.
@@ -279,7 +279,7 @@ def units_of(predictions: Sequence[Prediction], targets: TargetKinds, unit: Unit
         raise SettingError(f"unit must be 'slide' or 'patient'; got {unit!r}.")
     for each in predictions:
         _check_targets(each, targets)
-    return pool_by_patient(predictions, targets) if unit == "patient" else predictions
+    return _pool_by_patient(predictions, targets) if unit == "patient" else predictions
 
 
 def all_targets(predictions: Sequence[Prediction]) -> list[str]:

@@ -27,7 +27,7 @@ from tapfm.tiles.sampling import draw_tiles
 from tapfm.tiles.store import TileSet
 from tapfm.tiles.stream import TileStream
 
-PART_TILES = 256  # tiles of a slide that are in memory at a time during inference
+_PART_TILES = 256  # tiles of a slide that are in memory at a time during inference
 AHEAD_BYTES = 2**30  # pixels read ahead
 _MAX_MISSING = 0.05  # fraction of a slide's tiles that may be unreadable before the slide fails
 
@@ -154,11 +154,11 @@ class PixelBags:
     def read_parts(self, visit: BagRequest) -> Iterator[Bag]:
         """Yield the next bag in parts: the pixels of a whole slide may not fit into memory."""
         drawn = self._drawn(visit)
-        starts = range(0, len(drawn), PART_TILES)
+        starts = range(0, len(drawn), _PART_TILES)
         self._parts_left = len(starts)
         for start in starts:
             self._parts_left -= 1
-            yield self._next(visit, drawn[start : start + PART_TILES])
+            yield self._next(visit, drawn[start : start + _PART_TILES])
 
     def skip_rest(self) -> None:
         """Discard the parts of the current bag that were not read."""
@@ -187,8 +187,8 @@ class PixelBags:
             if visit.purpose == "train":
                 yield request
             else:
-                starts = range(0, len(positions), PART_TILES)
-                yield from (request.part(start, start + PART_TILES) for start in starts)
+                starts = range(0, len(positions), _PART_TILES)
+                yield from (request.part(start, start + _PART_TILES) for start in starts)
 
     def _next(self, visit: BagRequest, drawn: NDArray[np.int64]) -> Bag:
         assert self._stream is not None
@@ -197,7 +197,7 @@ class PixelBags:
             raise RuntimeError(f"Tiles of {read.request.slide_id} were read instead of {visit.slide_id}.")
         pixels = _as_tensor(read.pixels)
         tiles, rows = self._slides[visit.slide_id].tiles, drawn[read.rows]
-        coordinates = tile_coordinates(tiles.positions[rows], tiles.side_px0)
+        coordinates = _tile_coordinates(tiles.positions[rows], tiles.side_px0)
         return Bag(pixels, rows, _missing_tiles(drawn, read), coordinates)
 
 
@@ -251,7 +251,7 @@ class FeatureBags:
         features = torch.from_numpy(stored.features)
         # aggregators that use the attention are refused before, where none is stored
         attention = torch.zeros(len(stored)) if stored.attention is None else torch.from_numpy(stored.attention)
-        coordinates = None if stored.positions is None else tile_coordinates(stored.positions, stored.side_px0)
+        coordinates = None if stored.positions is None else _tile_coordinates(stored.positions, stored.side_px0)
         bag = Bag(EncodedTiles(features, attention), np.arange(len(stored)), coordinates=coordinates)
         if features.nbytes <= self._free_bytes:
             self._free_bytes -= features.nbytes
@@ -259,7 +259,7 @@ class FeatureBags:
         return bag
 
 
-def tile_coordinates(positions: Positions, side_px0: int | None) -> Tensor:
+def _tile_coordinates(positions: Positions, side_px0: int | None) -> Tensor:
     """Return positions in tile sides; where the side is unknown, tiles are assumed to touch each other."""
     if side_px0 is None:
         steps = np.diff(np.sort(positions, axis=0), axis=0)

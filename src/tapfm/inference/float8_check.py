@@ -14,7 +14,7 @@ from tapfm.inference.bags import AHEAD_BYTES, PixelBags, SlideTiles
 from tapfm.inference.predictor import EncodedSlide, InferenceModel, Predictor
 
 COMPARED_TILES = 1024  # of a slide, evenly spaced
-MAX_CHANGE = 0.01  # of a probability
+_MAX_CHANGE = 0.01  # of a probability
 _OTHER_PRECISION = "Use --precision bfloat16, or leave --precision out."
 
 
@@ -30,7 +30,7 @@ def use_float8(
     """Return the model in float8, and a message on how much it changes the first readable slide.
 
     exact: the same model in bfloat16.
-    Raises RunError where a probability changes by more than `MAX_CHANGE`, or is not finite.
+    Raises RunError where a probability changes by more than `_MAX_CHANGE`, or is not finite.
     """
     assert exact.encoder is not None
     encoder = prepare_encoder(copy.deepcopy(exact.encoder.encoder), "float8", tiles=tiles, compiled=compiled)
@@ -44,8 +44,8 @@ def use_float8(
             continue
         change, count = compared
         message = f"float8 changes probabilities of {slide_id} ({count:,} tiles) by at most {change:.4f}"
-        if change > MAX_CHANGE:
-            raise RunError(f"{message}; {MAX_CHANGE:g} is allowed.", hint=_OTHER_PRECISION)
+        if change > _MAX_CHANGE:
+            raise RunError(f"{message}; {_MAX_CHANGE:g} is allowed.", hint=_OTHER_PRECISION)
         return fast, f"{message}."
     return fast, ""
 

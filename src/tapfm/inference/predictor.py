@@ -129,7 +129,7 @@ class Predictor:
         `stop_signal` returns the number of a signal; OSError, where `finish` cannot write, ends the run.
         """
         failed: dict[str, SlideFailed] = {}
-        visits, planned = share(BagRequest("inference", slide_id) for slide_id in slide_ids)
+        visits, planned = _share(BagRequest("inference", slide_id) for slide_id in slide_ids)
         bags.start(planned)
         try:
             for visit in visits:
@@ -256,7 +256,7 @@ class Predictor:
         return {target: kind.mean_logit([each[target] for each in by_model]) for target, kind in self.targets.items()}
 
 
-def share(items: Iterable[Item]) -> tuple[Iterator[Item], Iterator[Item]]:
+def _share(items: Iterable[Item]) -> tuple[Iterator[Item], Iterator[Item]]:
     """Return two iterators over the same items, for two threads: like `itertools.tee`, which is for one.
 
     An error of the items is raised in both.

@@ -21,7 +21,7 @@ from tapfm.runtime.seeding import rng_for
 RESAMPLES = 2000
 _SMALL_STRATUM = 5  # patients; a pattern of labels with fewer is merged
 _SHARE_NEEDED = 0.9  # of resamples with a value; with fewer their spread says little of it
-BLOCK = 2_000_000  # numbers at a time: 16 MB for each array of weights
+_BLOCK = 2_000_000  # numbers at a time: 16 MB for each array of weights
 
 UNLABELLED = "None"
 Pattern = tuple[str, ...]  # the stratum of a patient's label of each target, or UNLABELLED
@@ -39,7 +39,7 @@ class Resamples:
 
     def blocks(self) -> Iterator[tuple[slice, Floats]]:
         """Give the weights of units, some resamples at a time: how often each unit counts."""
-        step = max(1, BLOCK // max(1, len(self.patient_of_unit)))
+        step = max(1, _BLOCK // max(1, len(self.patient_of_unit)))
         for start in range(0, len(self.counts), step):
             rows = slice(start, start + step)
             yield rows, self.counts[rows].astype(np.float64)[:, self.patient_of_unit]
@@ -52,7 +52,7 @@ def draw_resamples(
     if resamples < 1:
         raise SettingError(f"resamples must be at least 1; got {resamples}.")
     counts = np.zeros((resamples, len(patterns)), dtype=np.uint16)
-    for name, members in strata(patterns).items():
+    for name, members in _strata(patterns).items():
         drawn = rng_for(seed, "patient bootstrap", name).integers(len(members), size=(resamples, len(members)))
         flat = drawn + np.arange(resamples)[:, None] * len(members)
         counted = np.bincount(flat.ravel(), minlength=flat.size).reshape(flat.shape)
@@ -60,7 +60,7 @@ def draw_resamples(
     return Resamples(counts, patient_of_unit)
 
 
-def strata(patterns: Sequence[Pattern]) -> dict[str, list[int]]:
+def _strata(patterns: Sequence[Pattern]) -> dict[str, list[int]]:
     """Group patients by all their labels, and where that leaves very few by the rarest one.
 
     A patient alone in a stratum is in every resample once, as if nothing were left to chance: with several targets

@@ -36,7 +36,7 @@ def auc_interval(positive: Flags, scores: Floats, level: float = 0.95) -> Estima
         return Estimate(None, why=why_undefined(positive))
     if why := _too_few(positive):
         return Estimate(value, why=why)
-    deviation = math.sqrt(covariance(positive, [scores])[0, 0])
+    deviation = math.sqrt(_covariance(positive, [scores])[0, 0])
     if value in (0.0, 1.0):
         return Estimate(value, why=f"an AUC of {value:g} has no DeLong interval: its estimated variance is 0")
     if not deviation:
@@ -54,7 +54,7 @@ def auc_difference(positive: Flags, a: Floats, b: Floats, level: float = 0.95) -
     difference = of_a - of_b
     if why := _too_few(positive):
         return PairedTest(Estimate(difference, why=why), None)
-    covariances = covariance(positive, [a, b])
+    covariances = _covariance(positive, [a, b])
     variance = covariances[0, 0] + covariances[1, 1] - 2 * covariances[0, 1]
     # what is left of equal terms by rounding is no variance
     if variance <= 1e-12 * (covariances[0, 0] + covariances[1, 1]):
@@ -67,7 +67,7 @@ def auc_difference(positive: Flags, a: Floats, b: Floats, level: float = 0.95) -
     return PairedTest(Estimate(difference, max(-1.0, difference - reach), min(1.0, difference + reach)), p)
 
 
-def covariance(positive: Flags, scores: Sequence[Floats]) -> Floats:
+def _covariance(positive: Flags, scores: Sequence[Floats]) -> Floats:
     """Estimate the covariance of the AUCs of several scores of the same units."""
     from scipy.stats import rankdata
 

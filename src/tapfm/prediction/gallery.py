@@ -19,7 +19,7 @@ from tapfm.tiles.reading import reason_of
 
 _COUNT = 8
 _ACROSS = 4
-_SIZE_PX, MARGIN_PX, GAP_PX, FRAME_PX = 15, 28, 18, 6
+_SIZE_PX, _MARGIN_PX, _GAP_PX, _FRAME_PX = 15, 28, 18, 6
 _NARROWEST_PX = 560
 _SMALLEST_PX = 140  # a tile is shown at; smaller ones are enlarged by a whole factor, so that their words have room
 _UNREADABLE_PAPER, _UNREADABLE_INK = (244, 244, 246), (150, 30, 40)
@@ -30,10 +30,10 @@ def tile_picture(slide: Slide, predicted: PredictedSlide, x: int, y: int) -> Ima
     try:
         return Image.fromarray(slide.read(x, y, predicted.side_px0, predicted.tile_px))
     except Exception as error:  # also what libraries raise over damage
-        return crossed_box(predicted.tile_px, reason_of(error))
+        return _crossed_box(predicted.tile_px, reason_of(error))
 
 
-def crossed_box(side_px: int, reason: str) -> Image.Image:
+def _crossed_box(side_px: int, reason: str) -> Image.Image:
     """Draw a box for a tile without pixels."""
     box = Image.new("RGB", (side_px, side_px), _UNREADABLE_PAPER)
     draw = ImageDraw.Draw(box)
@@ -55,7 +55,7 @@ def _enlargement_of(predicted: PredictedSlide) -> int:
     return max(1, -(-_SMALLEST_PX // predicted.tile_px))
 
 
-def both_ends(values: Values, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _both_ends(values: Values, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Find the rows of the highest values and of the lowest, outermost first; none is in both, nor twice.
 
     Of equal values the tile that comes first in the table counts as higher.
@@ -71,12 +71,12 @@ def draw_gallery(
 ) -> bytes:
     """Draw the highest and the lowest tiles of a layer with rank, value and place, as a PNG."""
     values = table.values[layer.column]
-    highest, lowest = both_ends(values, count)
-    cell_px = predicted.tile_px * _enlargement_of(predicted) + 2 * FRAME_PX
+    highest, lowest = _both_ends(values, count)
+    cell_px = predicted.tile_px * _enlargement_of(predicted) + 2 * _FRAME_PX
     across = max(1, min(_ACROSS, len(highest)))
-    width_px = max(_NARROWEST_PX, across * (cell_px + GAP_PX) - GAP_PX + 2 * MARGIN_PX)
+    width_px = max(_NARROWEST_PX, across * (cell_px + _GAP_PX) - _GAP_PX + 2 * _MARGIN_PX)
     rows = -(-len(highest) // across) + -(-len(lowest) // across)
-    sheet = Column(width_px, MARGIN_PX, tallest_px=2048 + rows * (cell_px + 4 * _SIZE_PX + GAP_PX))
+    sheet = Column(width_px, _MARGIN_PX, tallest_px=2048 + rows * (cell_px + 4 * _SIZE_PX + _GAP_PX))
 
     sheet.y_px += _SIZE_PX
     sheet.write(predicted.slide_id, font(22, bold=True), 22)
@@ -107,17 +107,17 @@ def _draw_tiles(
     """Draw some tiles, row by row, each in a frame of its colour on the map."""
     values, scale = layer_values(table.values[layer.column], layer.kind)
     side_px = predicted.tile_px * _enlargement_of(predicted)
-    cell_px = side_px + 2 * FRAME_PX
+    cell_px = side_px + 2 * _FRAME_PX
     for place, (row, rank) in enumerate(zip(rows, ranks, strict=True)):
         column = place % across
         if place and column == 0:
-            sheet.y_px += cell_px + 3 * _SIZE_PX + GAP_PX
-        left, top = MARGIN_PX + column * (cell_px + GAP_PX), sheet.y_px
+            sheet.y_px += cell_px + 3 * _SIZE_PX + _GAP_PX
+        left, top = _MARGIN_PX + column * (cell_px + _GAP_PX), sheet.y_px
         red, green, blue = scale.colours(values[row : row + 1])[0].tolist()
         sheet.draw.rectangle((left, top, left + cell_px - 1, top + cell_px - 1), fill=(red, green, blue))
         x, y = table.positions[row].tolist()
         picture = tile_picture(slide, predicted, x, y).resize((side_px, side_px), Image.Resampling.BICUBIC)
-        sheet.picture.paste(picture, (left + FRAME_PX, top + FRAME_PX))
+        sheet.picture.paste(picture, (left + _FRAME_PX, top + _FRAME_PX))
         caption = top + cell_px + _SIZE_PX + 4
         value = format_value(float(values[row]), signed=scale.diverging)
         sheet.draw.text((left, caption), f"{rank:,}", INK, font(_SIZE_PX, bold=True), anchor="ls")
@@ -132,7 +132,7 @@ def _draw_foot(sheet: Column, predicted: PredictedSlide, table: TileTable, layer
     sheet.y_px += _SIZE_PX
     side_px = predicted.tile_px * _enlargement_of(predicted)
     bar = ScaleBar.of(predicted.side_px0 * predicted.mpp / side_px, side_px / 2)
-    bar.draw(sheet.draw, MARGIN_PX + bar.width_px(font(13)), sheet.y_px + 20, font(13))
+    bar.draw(sheet.draw, _MARGIN_PX + bar.width_px(font(13)), sheet.y_px + 20, font(13))
     sheet.y_px += 34
     notes = (
         f"Unit: {scale.unit}.",

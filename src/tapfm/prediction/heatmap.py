@@ -19,8 +19,8 @@ from tapfm.slides.slide import WHITE, Colour, Pixels, Thumbnail
 from tapfm.tiles.lettering import INK, Column, ScaleBar, font
 
 LONGEST_PX = 1600
-NARROWEST_PX = 640  # of a sheet, so that words have room beside a small slide
-OPACITY = 0.6
+_NARROWEST_PX = 640  # of a sheet, so that words have room beside a small slide
+_OPACITY = 0.6
 FAINT: Colour = (98, 102, 114)
 LINE: Colour = (150, 154, 164)
 _ABOUT = "tapfm"  # the PNG's text that says what the picture shows, and where on the sheet the slide is
@@ -43,7 +43,7 @@ def draw_tiles_over(
 
 def _mixed(colours: NDArray[np.uint8], grey: NDArray[np.float64]) -> NDArray[np.float64]:
     """Let grey shine through colours."""
-    return np.asarray(OPACITY * colours + (1 - OPACITY) * grey)
+    return np.asarray(_OPACITY * colours + (1 - _OPACITY) * grey)
 
 
 def draw_heatmap(
@@ -54,7 +54,7 @@ def draw_heatmap(
     picture = Image.fromarray(draw_tiles_over(thumbnail, predicted, table, layer, percentile=percentile))
     size_px = max(13, round(min(picture.width, LONGEST_PX) / 76))
     margin_px = 2 * size_px
-    width_px = max(picture.width + 2 * margin_px, NARROWEST_PX)
+    width_px = max(picture.width + 2 * margin_px, _NARROWEST_PX)
 
     head = Column(width_px, margin_px)
     head.y_px += size_px

@@ -17,7 +17,7 @@ from tapfm.slides.slide import WHITE, Pixels
 
 _TILE_ON_MAP_PX = 32  # about: enough to tell tiles from each other, and a large slide stays small
 _BLOCK_PX = 256
-LARGEST_LAST_PX = 1024  # no level is smaller than it has to be
+_LARGEST_LAST_PX = 1024  # no level is smaller than it has to be
 
 
 def write_heatmap_tiff(
@@ -43,12 +43,12 @@ def write_heatmap_tiff(
         "bounds_corner_px0": [bounds.x_px0, bounds.y_px0],
     }
     with open_replacement(path) as file, tifffile.TiffWriter(file) as writer:
-        for number, (columns, rows) in enumerate(level_sizes(width_px, height_px)):
+        for number, (columns, rows) in enumerate(_level_sizes(width_px, height_px)):
             shrink = downsample * 2**number
             squares = place(predicted, table.positions, (shrink, shrink), columns, rows)
             pixels_per_cm = 10_000 / (predicted.mpp * shrink)
             writer.write(
-                blocks_of(squares, values, scale),
+                _blocks_of(squares, values, scale),
                 shape=(rows, columns, 3),
                 dtype=np.uint8,
                 tile=(_BLOCK_PX, _BLOCK_PX),
@@ -68,15 +68,15 @@ def _downsample_of(predicted: PredictedSlide) -> int:
     return max(1, round(predicted.side_px0 / _TILE_ON_MAP_PX))
 
 
-def level_sizes(width_px: int, height_px: int) -> list[tuple[int, int]]:
-    """Halve until the longer side has at most `LARGEST_LAST_PX`."""
+def _level_sizes(width_px: int, height_px: int) -> list[tuple[int, int]]:
+    """Halve until the longer side has at most `_LARGEST_LAST_PX`."""
     sizes = [(width_px, height_px)]
-    while max(sizes[-1]) > LARGEST_LAST_PX:
+    while max(sizes[-1]) > _LARGEST_LAST_PX:
         sizes.append((-(-sizes[-1][0] // 2), -(-sizes[-1][1] // 2)))
     return sizes
 
 
-def blocks_of(squares: TileSquares, values: Values, scale: ColourScale) -> Iterator[Pixels]:
+def _blocks_of(squares: TileSquares, values: Values, scale: ColourScale) -> Iterator[Pixels]:
     """Paint the map, block by block from the top left."""
     for top_px in range(0, squares.height_px, _BLOCK_PX):
         means, painted = squares.paint(values, top_px, _BLOCK_PX)

@@ -34,13 +34,13 @@ UNITS: dict[TileColumn, str] = {
     "contribution": "logit, what the tile gives to it",
     "score": "as the aggregator scores tiles",
 }
-PERCENTILE_UNIT = "percentile among the slide's tiles"
+_PERCENTILE_UNIT = "percentile among the slide's tiles"
 # A few tiles far from all others would leave one colour to the rest: values beyond these share the end's colour.
 _ENDS = (1.0, 99.0)
 # blue to red through a light grey, equally dark at both ends; dark violet to yellow. Both are told apart by people who
 # see colours differently.
-DIVERGING = ((33, 72, 158), (106, 152, 208), (228, 228, 228), (224, 130, 100), (160, 24, 40))
-SEQUENTIAL = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+_DIVERGING = ((33, 72, 158), (106, 152, 208), (228, 228, 228), (224, 130, 100), (160, 24, 40))
+_SEQUENTIAL = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Layer:
     @property
     def file_name(self) -> str:
         """Name files by it; what a file system may not like in a target's name is left out."""
-        return self.kind + (f"-{slug(self.target)}" if self.target is not None else "")
+        return self.kind + (f"-{_slug(self.target)}" if self.target is not None else "")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class ColourScale:
 def layer_values(values: Values, kind: TileColumn, *, percentile: bool = False) -> tuple[Values, ColourScale]:
     """Give the numbers that a map shows and their colour scale: the values themselves, or their percentiles."""
     if percentile:
-        return percentiles(values), ColourScale(0, 100, PERCENTILE_UNIT)
+        return percentiles(values), ColourScale(0, 100, _PERCENTILE_UNIT)
     if not len(values):
         return values, ColourScale(0, 1, UNITS[kind])
     low, high = np.percentile(values, _ENDS)
@@ -116,12 +116,12 @@ def _round_step(about: float) -> float:
 
 def palette(*, diverging: bool) -> NDArray[np.uint8]:
     """Give the 256 colours of a scale, (256, 3)."""
-    anchors = np.array(DIVERGING if diverging else SEQUENTIAL, float)
+    anchors = np.array(_DIVERGING if diverging else _SEQUENTIAL, float)
     places = np.linspace(0, len(anchors) - 1, 256)
     return np.stack([np.rint(np.interp(places, np.arange(len(anchors)), each)) for each in anchors.T], 1).astype("u1")
 
 
-def slug(name: str) -> str:
+def _slug(name: str) -> str:
     """Make a part of a file name of a target's name."""
     return re.sub(r"[^\w.-]+", "_", name).strip("._") or "target"
 

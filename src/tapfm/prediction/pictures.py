@@ -24,11 +24,11 @@ from tapfm.runtime.files import write_atomically
 from tapfm.slides.opening import open_slide
 
 _GEOJSON = "tiles.geojson"
-FEW = 6  # main layers; of more than these no map of percentiles is drawn: three files for each target are enough
+_FEW = 6  # main layers; of more than these no map of percentiles is drawn: three files for each target are enough
 
 
 @dataclass(frozen=True)
-class HeatmapRequest:
+class _HeatmapRequest:
     """A layer to draw, by its values or by their percentiles."""
 
     layer: Layer
@@ -44,7 +44,7 @@ def draw_slide(predicted: PredictedSlide, folder: Path, *, heatmaps: bool, geojs
         write_geojson(written[-1], predicted, table)
     if not heatmaps:
         return written
-    names = names_of(maps_of(telling(predicted.layers, table)))
+    names = _names_of(_maps_of(_telling(predicted.layers, table)))
     for each, name in names.items():  # these need no slide: it may have moved
         written.append(folder / f"heatmap-{name}.tif")
         write_heatmap_tiff(written[-1], predicted, table, each.layer, percentile=each.percentile)
@@ -61,7 +61,7 @@ def draw_slide(predicted: PredictedSlide, folder: Path, *, heatmaps: bool, geojs
     return written
 
 
-def maps_of(layers: Sequence[Layer]) -> list[HeatmapRequest]:
+def _maps_of(layers: Sequence[Layer]) -> list[_HeatmapRequest]:
     """Choose what is drawn: the kind that says most, for each target, and where the model looked."""
     if not layers:
         return []
@@ -69,13 +69,13 @@ def maps_of(layers: Sequence[Layer]) -> list[HeatmapRequest]:
     looked = [layer for layer in layers if layer.kind in ("weight", "attention") and layer.target is None]
     chosen = [*main, *(layer for layer in looked if layer not in main)]
     return [
-        HeatmapRequest(layer, percentile)
+        _HeatmapRequest(layer, percentile)
         for layer in chosen
-        for percentile in (False, True)[: 1 if len(main) > FEW else 2]
+        for percentile in (False, True)[: 1 if len(main) > _FEW else 2]
     ]
 
 
-def telling(layers: Sequence[Layer], table: TileTable) -> list[Layer]:
+def _telling(layers: Sequence[Layer], table: TileTable) -> list[Layer]:
     """Leave the weights out where they say what the encoder's attention says; most aggregators make their own."""
     same = {"attention", "weight"} <= table.values.keys() and _follows(
         table.values["weight"], table.values["attention"]
@@ -88,7 +88,7 @@ def _follows(weights: Values, attention: Values) -> bool:
     return bool(np.all(np.diff(weights[np.argsort(attention)]) >= -1e-6 * weights.max(initial=0)))
 
 
-def names_of(maps: Sequence[HeatmapRequest]) -> dict[HeatmapRequest, str]:
+def _names_of(maps: Sequence[_HeatmapRequest]) -> dict[_HeatmapRequest, str]:
     """Name the files of each map; targets that would share a name, in capitals or not, get a digest of their own."""
     plain = {each: f"{each.layer.file_name}{_suffix(each)}" for each in maps}
     uses = Counter(name.casefold() for name in plain.values())
@@ -98,7 +98,7 @@ def names_of(maps: Sequence[HeatmapRequest]) -> dict[HeatmapRequest, str]:
     }
 
 
-def _suffix(each: HeatmapRequest) -> str:
+def _suffix(each: _HeatmapRequest) -> str:
     """Tell maps of percentiles from maps of values."""
     return "-percentile" if each.percentile else ""
 

@@ -77,7 +77,7 @@ def named_evaluation(path: Path) -> ResultFolder:
         raise InputError(f"{path} is no folder of an evaluation.", hint=f"Make one: {make}")
     if not (path / "metrics.json").is_file():
         raise InputError(f"The evaluation {path} is not finished.", hint=f"Go on with it: {make} --resume")
-    return ResultFolder(path, read_json(path / _EVALUATED))
+    return ResultFolder(path, _read_json(path / _EVALUATED))
 
 
 def named_predictions(path: Path) -> ResultFolder:
@@ -109,7 +109,7 @@ def _beside(run: Path, name: str, mark: str) -> list[ResultFolder]:
     found = []
     for path in dict.fromkeys(paths):
         try:
-            found.append(ResultFolder(path, read_json(path / mark)))
+            found.append(ResultFolder(path, _read_json(path / mark)))
         except InputError:
             continue  # not asked for: a damaged one is as if it were not there
     return found
@@ -127,7 +127,7 @@ def _marked(folder: Path, mark: str) -> Iterator[Path]:
         folders[:] = [] if deep else sorted(each for each in folders if each not in _NOT_LOOKED_INTO)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """Read a file of ours."""
     try:
         return dict(json.loads(path.read_text("utf-8")))

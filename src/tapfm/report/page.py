@@ -33,7 +33,7 @@ def render(page: Page) -> bytes:
     style, script = (Markup((_TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js"))
     html = environment.get_template("report.html").render(
         page=page,
-        sections=list(zip(keys_of([section.title for section in page.sections]), page.sections, strict=True)),
+        sections=list(zip(_keys_of([section.title for section in page.sections]), page.sections, strict=True)),
         style=style,
         script=script,
         policy=_policy(style, script),
@@ -44,16 +44,16 @@ def render(page: Page) -> bytes:
 
 def _policy(style: str, script: str) -> str:
     """Forbid the browser everything but this style, this script and pictures that are in the page."""
-    allowed = [f"style-src '{digest(style)}'", f"script-src '{digest(script)}'", "img-src data:"]
+    allowed = [f"style-src '{_digest(style)}'", f"script-src '{_digest(script)}'", "img-src data:"]
     return "; ".join(["default-src 'none'", *allowed, "base-uri 'none'", "form-action 'none'"])
 
 
-def digest(text: str) -> str:
+def _digest(text: str) -> str:
     """Name a style or script by its content."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def keys_of(titles: list[str]) -> list[str]:
+def _keys_of(titles: list[str]) -> list[str]:
     """Make an id of each title, all of them different."""
     keys: list[str] = []
     for title in titles:

@@ -81,7 +81,7 @@ class PictureSettings:
 
 
 @dataclass(frozen=True)
-class ChosenSlide:
+class _ChosenSlide:
     """A slide whose map is shown, and why it was chosen."""
 
     predicted: PredictedSlide
@@ -108,7 +108,7 @@ class _Outcome:
         return cls(1, f"right, {call}") if outcome == "right" else cls(0, outcome)
 
 
-def choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], count: int) -> list[ChosenSlide]:
+def _choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], count: int) -> list[_ChosenSlide]:
     """Take the most certain of each outcome of each target in turn: wrong calls first, since they teach most."""
     queues: dict[tuple[_Outcome, str], list[tuple[float, PredictedSlide]]] = {}
     for slide in slides:
@@ -120,13 +120,13 @@ def choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], coun
             queues.setdefault((outcome, target), []).append((certainty, slide))
     for queue in queues.values():
         queue.sort(key=lambda each: (-each[0], each[1].slide_id))
-    chosen: list[ChosenSlide] = []
+    chosen: list[_ChosenSlide] = []
     for place in range(max(map(len, queues.values()), default=0)):
         for (outcome, target), queue in sorted(
             queues.items(), key=lambda each: (each[0][0], targets.index(each[0][1]))
         ):
             if place < len(queue) and len(chosen) < count:
-                chosen.append(ChosenSlide(queue[place][1], target, outcome.text, outcome.priority == 0))
+                chosen.append(_ChosenSlide(queue[place][1], target, outcome.text, outcome.priority == 0))
     return sorted(chosen, key=lambda each: targets.index(each.target))  # as they came, target by target
 
 
@@ -150,7 +150,7 @@ def heatmap_blocks(
     progress: SlideProgress,
 ) -> list[Block]:
     """Draw the maps of some slides of a folder."""
-    chosen = choose_slides(slides, _targets_of(folder), settings.heatmaps)
+    chosen = _choose_slides(slides, _targets_of(folder), settings.heatmaps)
     heats: list[SlideHeatmaps] = []
     bars: dict[ColourBar, None] = {}  # each once, in their order
     left_out = 0
@@ -180,7 +180,7 @@ def heatmap_blocks(
 
 
 def _heat_of(
-    folder: PredictionFolder, chosen: ChosenSlide, layer: Layer, finder: SlideFinder | None, budget: PictureBudget
+    folder: PredictionFolder, chosen: _ChosenSlide, layer: Layer, finder: SlideFinder | None, budget: PictureBudget
 ) -> tuple[SlideHeatmaps, ColourScale | None] | None:
     """Draw one slide as it is and with its map, in the colours of a scale; None where there is no room for it."""
     predicted, said = chosen.predicted, chosen.predicted.targets[chosen.target]

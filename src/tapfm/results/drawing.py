@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from tapfm.results.figure import Axis, Band, Bars, Colour, Dash, Figure, Line, Mark, Panel, Points, Rule
 from tapfm.runtime.files import write_atomically
 
-COLOURS: Mapping[Colour, str] = {
+_COLOURS: Mapping[Colour, str] = {
     "model": "#c8553d",
     "other": "#4a6fa5",
     "grey": "#8a8a8a",
@@ -25,7 +25,7 @@ COLOURS: Mapping[Colour, str] = {
     "series-6": "#3b8686",
 }
 _INK, _SOFT, _LINE = "#2b2b2b", "#5c5c5c", "#d9d9d9"
-_CSS_VARIABLES = {_INK: "ink", _SOFT: "soft", _LINE: "line", **{value: name for name, value in COLOURS.items()}}
+_CSS_VARIABLES = {_INK: "ink", _SOFT: "soft", _LINE: "line", **{value: name for name, value in _COLOURS.items()}}
 _DASHES: Mapping[Dash, Any] = {"solid": "-", "dashed": (0, (4, 2.5)), "dotted": (0, (1.2, 2.2))}
 _MAX_COLUMNS = 4  # panels side by side
 _MAX_TEXT = 60  # characters
@@ -47,10 +47,10 @@ _STYLE = {
 
 def write_png(path: Path, figure: Figure) -> None:
     """Draw a figure into a PNG file; the same figure gives the same bytes."""
-    write_atomically(path, draw_png(figure))
+    write_atomically(path, _draw_png(figure))
 
 
-def draw_png(figure: Figure) -> bytes:
+def _draw_png(figure: Figure) -> bytes:
     """Draw a figure as PNG, with its title and the titles of its panels."""
     return _draw(figure, titled=True, format="png", dpi=_DPI, metadata={"Software": None})
 
@@ -122,7 +122,7 @@ def _set_axis(axes: Any, name: str, axis: Axis) -> None:
 
 
 def _draw_mark(axes: Any, mark: Mark) -> None:
-    colour, label = COLOURS[mark.colour], _plain(mark.label) or None
+    colour, label = _COLOURS[mark.colour], _plain(mark.label) or None
     if isinstance(mark, Line):
         look = {"color": colour, "label": label, "ls": _DASHES[mark.dash], "alpha": 0.55 if mark.faint else 1.0}
         look["lw"] = 1.2 if mark.faint or mark.dash != "solid" else 1.8

@@ -30,7 +30,7 @@ def latex_table(table: Table, caption: str, label: str) -> str:
     lines = [
         "% needs: booktabs, multirow, graphicx",
         r"\begin{table}[!htb]",
-        rf"\caption{{{escape_latex(caption)}}}",
+        rf"\caption{{{_escape_latex(caption)}}}",
         rf"\label{{tab:{label}}}",
         r"\centering",
         r"\resizebox{\textwidth}{!}{%",
@@ -49,14 +49,14 @@ def latex_table(table: Table, caption: str, label: str) -> str:
 
 def _header_lines(columns: Sequence[Column]) -> list[str]:
     """Write the titles of columns; groups of columns have a title above them."""
-    titles = [rf"\textbf{{{escape_latex(column.title)}}}" for column in columns]
+    titles = [rf"\textbf{{{_escape_latex(column.title)}}}" for column in columns]
     if not any(column.group for column in columns):
         return [f"{' & '.join(titles)} \\\\", r"\midrule"]
     above, rules, place = [], [], 0
     for group, members in groupby(columns, key=lambda column: column.group):
         width = len(list(members))
         if group:
-            above.append(rf"\multicolumn{{{width}}}{{c}}{{\textbf{{{escape_latex(group)}}}}}")
+            above.append(rf"\multicolumn{{{width}}}{{c}}{{\textbf{{{_escape_latex(group)}}}}}")
             rules.append(rf"\cmidrule(lr){{{place + 1}-{place + width}}}")
         else:
             above += [rf"\multirow{{2}}{{*}}{{{title}}}" for title in titles[place : place + width]]
@@ -74,7 +74,7 @@ def _row_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
             continue
         if place:
             lines.append(r"\midrule")
-        text = escape_latex(row.heading)
+        text = _escape_latex(row.heading)
         text = rf"{{c}}{{\textbf{{{text}}}}}" if row.level == 1 else rf"{{l}}{{\textit{{{text}}}}}"
         lines.append(rf"\multicolumn{{{len(columns)}}}{text} \\")
         if row.level == 2 or (place + 1 < len(rows) and rows[place + 1].cells):
@@ -83,14 +83,14 @@ def _row_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
 
 
 def _cell(cell: Cell, column: Column) -> str:
-    text = escape_latex(cell_text(cell, column))
+    text = _escape_latex(cell_text(cell, column))
     if not text:
         return "--"
     ranked = _RANKS.get(cell.rank, "{}").format(text)
-    detail = escape_latex(cell_detail(cell, column).replace(" to ", "--"))
+    detail = _escape_latex(cell_detail(cell, column).replace(" to ", "--"))
     return rf"{ranked} {{\scriptsize ({detail})}}" if detail else ranked
 
 
-def escape_latex(text: str) -> str:
+def _escape_latex(text: str) -> str:
     """Return plain text with the characters escaped that LaTeX treats as commands."""
     return "".join(_ESCAPES.get(character, character) for character in text)

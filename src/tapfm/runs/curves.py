@@ -9,8 +9,8 @@ from typing import Any
 from tapfm.results.figure import Axis, Colour, Figure, Line, Mark, Panel, Rule
 
 History = Sequence[Mapping[str, Any]]  # the lines of history.jsonl
-EPOCH_AXIS = Axis("epoch", integer=True)
-AUC_AXIS = Axis("AUC", 0.0, 1.02)
+_EPOCH_AXIS = Axis("epoch", integer=True)
+_AUC_AXIS = Axis("AUC", 0.0, 1.02)
 
 
 def training_figure(history: History, best_epoch: int | None, title: str) -> Figure:
@@ -26,9 +26,9 @@ def training_figure(history: History, best_epoch: int | None, title: str) -> Fig
     kept: list[Mark] = [] if best_epoch is None else [Rule(best_epoch, f"epoch {best_epoch}, which was kept")]
     chance = Rule(0.5, dash="dotted", horizontal=True)
     panels = [
-        Panel("Loss of the aggregator", EPOCH_AXIS, Axis("L_agg, mean over slides"), [*kept, *losses]),
-        Panel("AUC", EPOCH_AXIS, AUC_AXIS, [chance, *kept, *aucs]),
-        Panel("Loss of the encoder", EPOCH_AXIS, Axis("L_PFM, mean over slides"), [*kept, *of_encoder]),
+        Panel("Loss of the aggregator", _EPOCH_AXIS, Axis("L_agg, mean over slides"), [*kept, *losses]),
+        Panel("AUC", _EPOCH_AXIS, _AUC_AXIS, [chance, *kept, *aucs]),
+        Panel("Loss of the encoder", _EPOCH_AXIS, Axis("L_PFM, mean over slides"), [*kept, *of_encoder]),
     ]
     drawn = [panel for panel, lines in zip(panels, (losses, aucs, of_encoder), strict=True) if lines]
     return Figure(title, drawn)

@@ -157,7 +157,7 @@ def _check_export(saved: SavedModel, out: Path) -> None:
         side = model.encoder.tile_px
         tiles = torch.from_numpy(noise.integers(0, 256, (_TILES, 3, side, side), "uint8"))
         again = load_export(out).model
-        ours, theirs = (logits_of_tiles(each, tiles, places) for each in (model, again))
+        ours, theirs = (_logits_of_tiles(each, tiles, places) for each in (model, again))
     if not torch.allclose(ours, theirs, atol=1e-5):
         raise WeightsMismatchError(
             f"{out} was written, but loaded again it gives other logits: {ours.tolist()} and {theirs.tolist()}.",
@@ -166,7 +166,7 @@ def _check_export(saved: SavedModel, out: Path) -> None:
 
 
 @torch.no_grad()
-def logits_of_tiles(model: SlideModel, tiles: Tensor, coordinates: Tensor | None = None) -> Tensor:
+def _logits_of_tiles(model: SlideModel, tiles: Tensor, coordinates: Tensor | None = None) -> Tensor:
     """Return the logits of a bag of tiles."""
     assert model.encoder is not None
     encoded = wrap_encoder(model.encoder).encode(tiles, len(tiles))

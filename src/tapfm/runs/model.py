@@ -57,11 +57,11 @@ class SlideModel:
                 "The aggregator uses the coordinates of tiles, and these features have none.",
                 hint="Make features with coordinates: tapfm embed; or use an aggregator without, such as abmil.",
             )
-        return AggregatorWithCoordinates(self.aggregator, coordinates)
+        return _AggregatorWithCoordinates(self.aggregator, coordinates)
 
 
 @dataclass(frozen=True)
-class AggregatorWithCoordinates:
+class _AggregatorWithCoordinates:
     """An aggregator and the coordinates of the tiles of one bag; called like any other aggregator."""
 
     aggregator: nn.Module

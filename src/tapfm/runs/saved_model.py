@@ -56,7 +56,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
         raise RunError(f"{folder} has no {' and no '.join(missing)}.", hint="Copy the whole folder of the run again.")
     config = load_config(folder / "config.toml")
     tensors, checkpoint = load_checkpoint(run_folder.best)
-    labels = training_labels(run_folder, config)
+    labels = _training_labels(run_folder, config)
     description = {
         "targets": config.task.targets,
         "encoder": {
@@ -70,7 +70,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
             "options": config.aggregator.options,
             "tau": config.adaptation.tau,
             "layer_norm": config.head.layer_norm,
-            "feature_size": feature_size_of(tensors, config),
+            "feature_size": _feature_size_of(tensors, config),
         },
         "training_labels": {
             target: kind.summarise_training(labels[target])
@@ -149,7 +149,7 @@ def _build(description: dict[str, Any], device: torch.device) -> torch.nn.Module
     ).to(device)
 
 
-def feature_size_of(tensors: dict[str, Tensor], config: RunConfig) -> int:
+def _feature_size_of(tensors: dict[str, Tensor], config: RunConfig) -> int:
     """Find the size of the features that the aggregator takes: the card's, or that of the stored ones."""
     if config.adaptation.method != "fixed":
         return encoder_card(config.encoder.name).feature_size
@@ -172,7 +172,7 @@ def feature_size_of(tensors: dict[str, Tensor], config: RunConfig) -> int:
     )
 
 
-def training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str, list[Label]]:
+def _training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str, list[Label]]:
     """Read the labels that class weights were made of."""
     rows = [row for row in run_folder.slides() if row["split"] == TRAIN]
     kinds = target_kinds(config.task.targets)

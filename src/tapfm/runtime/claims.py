@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-FILE = ".claims"
+_FILE = ".claims"
 _REFUSED = (errno.EAGAIN, errno.EACCES)  # of a byte that another process has locked
 
 
@@ -24,7 +24,7 @@ class SlideClaims:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+        self._path = folder / _FILE
         self._file: IO[bytes] | None = None
 
     def __enter__(self) -> SlideClaims:

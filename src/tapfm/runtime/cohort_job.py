@@ -95,7 +95,7 @@ def _attempt(function: Callable[[Job], Result], job: Job) -> Result | Failure:
     return replace(failure, seconds=round(time.monotonic() - start, 2))
 
 
-class SlideRecord(Protocol):
+class _SlideRecord(Protocol):
     """A line of summary.csv: a frozen dataclass with at least these fields, of which all have defaults but two."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -129,7 +129,7 @@ class SlideRecord(Protocol):
         """Its tiles."""
 
 
-Record = TypeVar("Record", bound=SlideRecord)
+Record = TypeVar("Record", bound=_SlideRecord)
 
 
 @dataclass(repr=False)
@@ -242,7 +242,7 @@ class SlideTable(Generic[Record]):
         return 3 if sum(only is None or each.slide_id in only for each in self.failed) > allow_failures else 0
 
 
-def _cells(record: SlideRecord) -> dict[str, Any]:
+def _cells(record: _SlideRecord) -> dict[str, Any]:
     values = asdict(record)
     return {name: round(value, _DIGITS) if isinstance(value, float) else value for name, value in values.items()}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-ECHO_S = 1.0  # terminals and schedulers may signal process and group, that is twice
+_ECHO_S = 1.0  # terminals and schedulers may signal process and group, that is twice
 
 
 class StopRequests:
@@ -42,5 +42,5 @@ class StopRequests:
         if self._number is None:
             self._number, self._received_at = number, now
             self._print("Stopping after this step, to save. Press Ctrl-C again to stop immediately.")
-        elif now - self._received_at > ECHO_S:
+        elif now - self._received_at > _ECHO_S:
             raise SystemExit(128 + self._number)

@@ -12,7 +12,7 @@ from tapfm.runtime.messages import counted
 from tapfm.runtime.progress import PRINT_EVERY_S, print_failure, progress_bars
 from tapfm.runtime.steps import Step, StepResult
 
-UPDATE_EVERY_S = 1.0
+_UPDATE_EVERY_S = 1.0
 
 
 class StepBars:
@@ -51,7 +51,7 @@ class StepBars:
     def update(self) -> None:
         """Count finished epochs."""
         now = time.monotonic()
-        if now - self._updated < UPDATE_EVERY_S:
+        if now - self._updated < _UPDATE_EVERY_S:
             return
         self._updated = now
         lines = []

@@ -64,7 +64,7 @@ def _dicom_file(folder: Path) -> Path:
         raise UnreadableSlideError(
             f"{folder} is a folder without .dcm files, so not a DICOM slide.", hint=f"Try: tapfm inspect {folder}"
         )
-    series = {series_of(file) for file in files} - {None}
+    series = {_series_of(file) for file in files} - {None}
     if len(series) > 1:
         raise UnreadableSlideError(
             f"{folder} has {len(series)} DICOM series: which slide is meant?",
@@ -78,7 +78,7 @@ def _dicom_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() == ".dcm" and path.is_file())
 
 
-def series_of(file: Path) -> bytes | None:
+def _series_of(file: Path) -> bytes | None:
     """Read the SeriesInstanceUID (0020,000E) of a DICOM file, which stands in front of its pixels."""
     with file.open("rb") as opened:
         found = re.search(rb"\x20\x00\x0e\x00UI..([0-9.]+)", opened.read(2**20), re.DOTALL)

@@ -44,7 +44,7 @@ def pen_mask(pixels: Pixels, mpp: float) -> Mask:
     return np.asarray(cv2.dilate(ink.astype(np.uint8), disc).astype(bool))
 
 
-def sharpness(tiles: Pixels) -> NDArray[np.float64]:
+def _sharpness(tiles: Pixels) -> NDArray[np.float64]:
     """Measure how sharp each of (n, height, width, 3) tiles of FOCUS_MPP is, whatever its contrast; NaN where flat."""
     count, height_px, width_px, _ = tiles.shape
     grey = cv2.cvtColor(tiles.reshape(count * height_px, width_px, 3), cv2.COLOR_RGB2GRAY)
@@ -64,4 +64,4 @@ def _difference(planes: NDArray[np.float32], apart_px: int) -> NDArray[np.float6
 
 def blurred(tiles: Pixels) -> Mask:
     """Say which of (n, height, width, 3) tiles of FOCUS_MPP are blurred beyond use."""
-    return np.asarray(sharpness(tiles) < _SHARP)
+    return np.asarray(_sharpness(tiles) < _SHARP)

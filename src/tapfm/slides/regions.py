@@ -32,15 +32,15 @@ _ASPECT_TOLERANCE = 0.02
 def drawn_tissue(path: Path, facts: SlideFacts, thumbnail: Thumbnail) -> Mask:
     """Read tissue that a person gave, on the grid of the thumbnail."""
     if path.suffix.lower() in GEOJSON_SUFFIXES:
-        return rasterise(read_polygons(path, facts.bounds), thumbnail)
+        return _rasterise(_read_polygons(path, facts.bounds), thumbnail)
     return _read_mask(path, facts, thumbnail)
 
 
-def read_polygons(path: Path, bounds: Box) -> list[list[Ring]]:
+def _read_polygons(path: Path, bounds: Box) -> list[list[Ring]]:
     """Read the polygons of a GeoJSON file, each as its outer ring and its holes."""
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
-        polygons = list(polygons_of(document, bounds))
+        polygons = list(_polygons_of(document, bounds))
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise SlideError(
             f"{path} is not GeoJSON with polygons ({type(error).__name__}: {error}).",
@@ -53,17 +53,17 @@ def read_polygons(path: Path, bounds: Box) -> list[list[Ring]]:
     return polygons
 
 
-def polygons_of(node: Any, bounds: Box) -> Iterator[list[Ring]]:
+def _polygons_of(node: Any, bounds: Box) -> Iterator[list[Ring]]:
     """Walk a GeoJSON document: collections, features, geometries."""
     if isinstance(node, list):
         for each in node:
-            yield from polygons_of(each, bounds)
+            yield from _polygons_of(each, bounds)
         return
     kind = node["type"]
     if kind == "FeatureCollection":
-        yield from polygons_of(node["features"], bounds)
+        yield from _polygons_of(node["features"], bounds)
     elif kind == "GeometryCollection":
-        yield from polygons_of(node["geometries"], bounds)
+        yield from _polygons_of(node["geometries"], bounds)
     elif kind == "Feature":
         properties = node.get("properties") or {}
         kind_of_tissue = properties.get("classification")
@@ -71,7 +71,7 @@ def polygons_of(node: Any, bounds: Box) -> Iterator[list[Ring]]:
         if node["geometry"] is None or ignored:
             return
         corner = (bounds.x_px0, bounds.y_px0) if "objectType" in properties else (0, 0)
-        for rings in polygons_of(node["geometry"], bounds):
+        for rings in _polygons_of(node["geometry"], bounds):
             yield [ring + np.array(corner, float) for ring in rings]
     elif kind in ("Polygon", "MultiPolygon"):
         for rings in [node["coordinates"]] if kind == "Polygon" else node["coordinates"]:
@@ -86,7 +86,7 @@ def _ring_of(points: Any) -> Ring:
     return ring
 
 
-def rasterise(polygons: list[list[Ring]], thumbnail: Thumbnail) -> Mask:
+def _rasterise(polygons: list[list[Ring]], thumbnail: Thumbnail) -> Mask:
     """Paint polygons onto the grid of a thumbnail."""
     canvas = np.zeros(thumbnail.pixels.shape[:2], np.uint8)
     corner = np.array([thumbnail.box.x_px0, thumbnail.box.y_px0])

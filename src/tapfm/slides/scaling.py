@@ -61,7 +61,7 @@ def read_scaled(
         top, bottom = _on_level(top, bottom, level.height_px)
     x_px, y_px = math.floor(left + 1e-6), math.floor(top + 1e-6)
     region = slide.read_level(index, x_px, y_px, math.ceil(right - 1e-6) - x_px, math.ceil(bottom - 1e-6) - y_px)
-    return resize(region, (left - x_px, top - y_px, right - x_px, bottom - y_px), width_px, height_px)
+    return _resize(region, (left - x_px, top - y_px, right - x_px, bottom - y_px), width_px, height_px)
 
 
 def _on_level(start: float, end: float, length_px: int) -> tuple[float, float]:
@@ -69,7 +69,7 @@ def _on_level(start: float, end: float, length_px: int) -> tuple[float, float]:
     return (min(start, length_px - 1), length_px) if end > length_px else (start, end)
 
 
-def resize(pixels: Pixels, box: tuple[float, float, float, float], width_px: int, height_px: int) -> Pixels:
+def _resize(pixels: Pixels, box: tuple[float, float, float, float], width_px: int, height_px: int) -> Pixels:
     """Scale the part `box` = (left, top, right, bottom) of an image, with antialiasing.
 
     A whole ratio is the mean of the pixels that fall together; any other ratio takes Pillow's Hamming filter, whose

@@ -19,7 +19,7 @@ from tapfm.slides.slide import Colour, Pixels
 Mask = NDArray[np.bool_]
 Plane = NDArray[np.float32]
 
-MASK_MPP = 8.0  # um per pixel of the picture that is segmented: a tile of 112 um has 14 x 14 of them
+_MASK_MPP = 8.0  # um per pixel of the picture that is segmented: a tile of 112 um has 14 x 14 of them
 _PADDING_VALUE = 30  # brightest channel of what scanners put where they did not scan; stained tissue is brighter
 # Glass is brighter and paler than this, also where it is tinted, and flatter than tissue.
 _GLASS_VALUE, _GLASS_SATURATION, _GLASS_CONTRAST = 180, 60, 3.0
@@ -67,7 +67,7 @@ def _by_saturation(pixels: Pixels, seen: Mask) -> Mask:
     # the palest of it: flat tissue may be among what looks like glass, and is never paler
     level = float(np.percentile(saturation[glass], 10)) if glass.sum() >= _GLASS_SHARE * seen.sum() else 0.0
     # Glass varies by a few of 255 grades; faint tissue begins some ten above it, which Otsu would often call glass.
-    return saturation >= np.clip(otsu(saturation[seen]), level + 6, level + 9)
+    return saturation >= np.clip(_otsu(saturation[seen]), level + 6, level + 9)
 
 
 def _by_darkness(pixels: Pixels, seen: Mask) -> Mask:
@@ -75,7 +75,7 @@ def _by_darkness(pixels: Pixels, seen: Mask) -> Mask:
     grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.float32)
     glass = max(float(np.percentile(grey[seen], 95)), 1.0)
     density = _smooth(255 * np.log10(glass / np.clip(grey, 1, glass)))
-    return density >= np.clip(otsu(density[seen]), 8, 14)
+    return density >= np.clip(_otsu(density[seen]), 8, 14)
 
 
 def _by_texture(pixels: Pixels, seen: Mask) -> Mask:
@@ -83,7 +83,7 @@ def _by_texture(pixels: Pixels, seen: Mask) -> Mask:
     grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.float32)
     grey[~seen] = np.median(grey[seen])
     contrast = _local_contrast(grey)
-    return contrast >= np.clip(otsu(contrast[seen]), 2.5, 5)
+    return contrast >= np.clip(_otsu(contrast[seen]), 2.5, 5)
 
 
 METHODS: dict[str, Callable[[Pixels, Mask], Mask]] = {
@@ -105,7 +105,7 @@ def _smooth(plane: NDArray[np.generic]) -> Plane:
     return np.asarray(cv2.GaussianBlur(plane.astype(np.float32), (0, 0), 0.8))
 
 
-def otsu(values: Plane) -> float:
+def _otsu(values: Plane) -> float:
     """Find Otsu's threshold: the cut of the histogram with the largest variance between its two sides."""
     counts, edges = np.histogram(values, bins=256)
     centres = (edges[:-1] + edges[1:]) / 2
@@ -140,4 +140,4 @@ def small_pieces(mask: Mask, smaller_than_px: float, connectivity: int = 8) -> M
 
 def mask_side_px(side_px0: float, mpp: float) -> int:
     """Say how many pixels of MASK_MPP a length of level-0 pixels has; at least one, at most its own."""
-    return max(1, min(math.ceil(side_px0), round(side_px0 * mpp / MASK_MPP)))
+    return max(1, min(math.ceil(side_px0), round(side_px0 * mpp / _MASK_MPP)))

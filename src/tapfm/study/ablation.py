@@ -13,7 +13,7 @@ from tapfm.results.table import Cell, Column, Row, Table, table_row
 from tapfm.study.comparison import StudyComparison
 from tapfm.study.results import StudyResults, best_row, mean_of, means_by_epoch
 
-FIRST, LAST = 2, 20  # the paper's epochs
+_FIRST, _LAST = 2, 20  # the paper's epochs
 _COLUMNS = (
     Column("Model", "model", text=True),
     Column("variant", "variant", text=True, shown=False),
@@ -57,7 +57,7 @@ def fit_losses(results: StudyResults, comparison: StudyComparison) -> list[Fitte
                 title=method.title,
                 variant=method.variant or method.title,
                 losses=losses,
-                fit=fit(losses, FIRST, LAST),
+                fit=fit(losses, _FIRST, _LAST),
                 best_epoch=fmean(best_row(history)["epoch"] for history in histories),
                 val_auc=mean_of([best_row(history)["val_macro_auc"] for history in histories]),
                 test=Estimate(None, why="not evaluated") if test is None else test.auc,
@@ -68,9 +68,9 @@ def fit_losses(results: StudyResults, comparison: StudyComparison) -> list[Fitte
 
 def ablation_table(fitted: Sequence[FittedMethod]) -> Table:
     """Return the fits, with the epoch that was kept and its AUCs."""
-    last = max((each.fit.epochs_used[-1] for each in fitted if each.fit.epochs_used), default=LAST)
+    last = max((each.fit.epochs_used[-1] for each in fitted if each.fit.epochs_used), default=_LAST)
     note = (
-        f"Fit of log L = a + b k over the epochs k from {FIRST} to {last}, where L is the mean of L_agg in an epoch. "
+        f"Fit of log L = a + b k over the epochs k from {_FIRST} to {last}, where L is the mean of L_agg in an epoch. "
         "CI: confidence interval."
     )
     return Table(_COLUMNS, [_variant_row(each) for each in fitted], notes=[note])

@@ -17,7 +17,7 @@ from tapfm.study.results import BASELINE, COHORTS, Seeds, StudyResults
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import TargetKinds
 
-BLOCKS = {
+_BLOCKS = {
     "fixed": "Fixed encoder with trained MIL aggregators",
     "finetune": "Fine-tuned (FT) encoder with MIL aggregators",
     "tapfm": "TAPFM",
@@ -87,7 +87,7 @@ def compare_study(results: StudyResults) -> StudyComparison:
     rows = {each.method.row: each.method for each in results.methods}
     methods = [
         ComparedMethod(name, row.title, row.encoder, row.regime, row.aggregator, row.variant or "", aucs[name])
-        for name, row in sorted(rows.items(), key=lambda item: list(BLOCKS).index(item[1].regime))
+        for name, row in sorted(rows.items(), key=lambda item: list(_BLOCKS).index(item[1].regime))
         if name in aucs
     ]
     if BASELINE in aucs:
@@ -194,8 +194,8 @@ def _method_rows(comparison: StudyComparison, places: Sequence[Place]) -> list[R
     for method in comparison.methods:
         if not any(place in method.aucs for place in places):
             continue
-        if BLOCKS[method.regime] != block:
-            block = BLOCKS[method.regime]
+        if _BLOCKS[method.regime] != block:
+            block = _BLOCKS[method.regime]
             rows.append(Row(heading=block))
         rows.append(table_row(method.title, *(_wide_cell(method.aucs.get(place)) for place in places)))
     return rows

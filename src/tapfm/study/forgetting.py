@@ -55,7 +55,7 @@ def summarise_probes(results: StudyResults) -> list[ForgettingResult]:
 def _summarise_method(method: Method, probes: Sequence[Mapping[str, Any]], resamples: int) -> ForgettingResult:
     """Average over runs, with intervals from resampled test tiles."""
     truth = np.array(probes[0]["truth"])
-    weights = np.vstack([np.ones(len(truth)), draw_tiles(truth, resamples)])  # the first row: every tile once
+    weights = np.vstack([np.ones(len(truth)), _draw_tiles(truth, resamples)])  # the first row: every tile once
     rows: dict[tuple[str, str], Draws] = {}
     for side in ("before", "after"):
         tables = [np.array(each[side]) for each in probes]
@@ -75,7 +75,7 @@ def _summarise_method(method: Method, probes: Sequence[Mapping[str, Any]], resam
     )
 
 
-def draw_tiles(truth: npt.NDArray[np.int64], resamples: int) -> Draws:
+def _draw_tiles(truth: npt.NDArray[np.int64], resamples: int) -> Draws:
     """Return how often each tile counts in each resample; classes keep their size."""
     counts = np.zeros((resamples, len(truth)))
     for label in np.unique(truth):

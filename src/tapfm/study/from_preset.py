@@ -44,7 +44,7 @@ class PresetOptions:
         return any(isinstance(value, Path) for value in vars(self).values())
 
 
-def preset_tables(name: str, options: PresetOptions) -> dict[str, Any]:
+def _preset_tables(name: str, options: PresetOptions) -> dict[str, Any]:
     """Return the tables of STUDY.toml, with placeholders for slides that were not given."""
     tables = copy.deepcopy(dict(preset(name).study))
     given = {"targets": options.targets, "encoders": options.encoders, "seeds": options.seeds, "folds": options.folds}
@@ -78,7 +78,7 @@ def preset_study(name: str, options: PresetOptions) -> StudyConfig:
             "The preset forgetting needs tiles of another task.",
             hint="Give a folder with a folder of pictures for each class: --probe-tiles DIR",
         )
-    tables = preset_tables(name, options)
+    tables = _preset_tables(name, options)
     place_paths(tables, Path())
     return resolve_study(tables, f"The preset {name}")
 
@@ -133,7 +133,7 @@ def find_presets(name: str, *, mini: bool) -> list[str]:
 
 def preset_text(name: str, options: PresetOptions, file: Path) -> str:
     """Return STUDY.toml to edit, with paths relative to the folder of the file."""
-    tables = preset_tables(name, options)
+    tables = _preset_tables(name, options)
     for section in ("cohort", "external", "probe"):
         for key, value in tables.get(section, {}).items():
             if options.has_paths() and not Path(value).is_absolute():

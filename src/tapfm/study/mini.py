@@ -33,9 +33,9 @@ _SYNTH = (
 )
 TABLES = {"test": "cohort.csv", "external": "external.csv"}
 _PROBE_CLASSES = {"stroma": Compartment.STROMA, "epithelium": Compartment.EPITHELIUM, "lymphoid": Compartment.LYMPHOID}
-PROBE_TILES = 60  # of each class, on either side
+_PROBE_TILES = 60  # of each class, on either side
 _MIN_SHARE = 0.6  # of a tile's area that is of its class
-MIN_TILES = 8  # of a class that is used
+_MIN_TILES = 8  # of a class that is used
 
 
 def painted(folder: Path, task: str) -> Path:
@@ -111,11 +111,11 @@ def cut_probe_tiles(folder: Path, task: str) -> Path:
                 x, y = positions[index].tolist()
                 found.setdefault((side, name), []).append((row.slide_id, x, y, side_px0))
     paths = {row.slide_id: row.path for row in rows}
-    classes = [name for name in _PROBE_CLASSES if all(len(found.get((side, name), [])) >= MIN_TILES for side in sides)]
+    classes = [name for name in _PROBE_CLASSES if all(len(found.get((side, name), [])) >= _MIN_TILES for side in sides)]
     for side in sides:
         for name in classes:
             places = found[side, name]
-            order = rng_for(0, "probe tiles", side, name).permutation(len(places))[:PROBE_TILES]
+            order = rng_for(0, "probe tiles", side, name).permutation(len(places))[:_PROBE_TILES]
             for slide_id, x, y, side_px0 in sorted(places[index] for index in order):
                 with closing(open_slide(paths[slide_id])) as slide:
                     pixels = slide.read(x, y, side_px0, TileSpec().tile_px)

@@ -41,7 +41,7 @@ def probe_run(run: Path, pictures: Pictures, device: torch.device) -> dict[str, 
     count = len(pictures.train)
     truth = np.array([pictures.classes.index(each.label) for each in names])
     probes = {
-        name: probe(features[:count], truth[:count], features[count:], len(pictures.classes))
+        name: _probe(features[:count], truth[:count], features[count:], len(pictures.classes))
         for name, features in (("before", before), ("after", after))
     }
     return {
@@ -50,8 +50,8 @@ def probe_run(run: Path, pictures: Pictures, device: torch.device) -> dict[str, 
         "test": [each.path.name for each in pictures.test],
         "truth": truth[count:].tolist(),
         **{name: np.round(each, 6).tolist() for name, each in probes.items()},
-        "cosine_distance": cosine_distance(before[count:], after[count:]),
-        "linear_cka": linear_cka(before[count:], after[count:]),
+        "cosine_distance": _cosine_distance(before[count:], after[count:]),
+        "linear_cka": _linear_cka(before[count:], after[count:]),
     }
 
 
@@ -86,7 +86,7 @@ def _read_tile(path: Path, side_px: int) -> npt.NDArray[np.uint8]:
         raise InputError(f"{path} cannot be read ({error}).", hint="Mend or remove it.") from error
 
 
-def probe(train: Features, truth: npt.NDArray[np.int64], test: Features, classes: int) -> Features:
+def _probe(train: Features, truth: npt.NDArray[np.int64], test: Features, classes: int) -> Features:
     """Fit a linear probe (multinomial, with an L2 penalty) on features, and return the probabilities of test tiles."""
     from sklearn.linear_model import LogisticRegression
 
@@ -98,14 +98,14 @@ def probe(train: Features, truth: npt.NDArray[np.int64], test: Features, classes
     return np.asarray(model.predict_proba((test - centre) / scale))
 
 
-def cosine_distance(before: Features, after: Features) -> float:
+def _cosine_distance(before: Features, after: Features) -> float:
     """Say how far features turned: the mean of 1 - cos."""
     norms = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
     cosines = np.divide((before * after).sum(1), norms, out=np.ones(len(before)), where=norms > 0)
     return float(np.mean(1 - cosines))
 
 
-def linear_cka(before: Features, after: Features) -> float:
+def _linear_cka(before: Features, after: Features) -> float:
     """Say how alike two sets of features are, whatever their rotation and scale: 1 is the same."""
     x, y = before - before.mean(0), after - after.mean(0)
     across = np.linalg.norm(x.T @ y) ** 2

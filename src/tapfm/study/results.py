@@ -63,7 +63,7 @@ def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
                 needed = [*files, *(place / EVALUATED for place in places)]
                 # the same beside each method of a target: it learns from the training slides
                 if (cohort, method.target) not in baseline and all(map(Path.is_file, needed)):
-                    baseline[cohort, method.target] = [pool_folds(files)]
+                    baseline[cohort, method.target] = [_pool_folds(files)]
     return StudyResults(study, folder, found, baseline)
 
 
@@ -78,7 +78,7 @@ def _collect_method(study: StudyConfig, folder: StudyFolder, method: Method) -> 
             slides = study.cohort if cohort == "test" else study.external
             assert slides is not None
             if all(is_evaluated(place, study, slides) for place in places):  # all folds or none
-                predictions.setdefault(cohort, []).append(pool_folds([place / _PREDICTIONS for place in places]))
+                predictions.setdefault(cohort, []).append(_pool_folds([place / _PREDICTIONS for place in places]))
     return MethodResult(method, histories, predictions)
 
 
@@ -92,7 +92,7 @@ def _evaluations(study: StudyConfig, folder: StudyFolder, method: Method, seed: 
     return places
 
 
-def pool_folds(files: Sequence[Path]) -> list[Prediction]:
+def _pool_folds(files: Sequence[Path]) -> list[Prediction]:
     """Pool the predictions of folds: each slide, and each patient, is in the test part of one of them."""
     pooled: list[Prediction] = []
     seen: dict[tuple[str | None, str], Path] = {}

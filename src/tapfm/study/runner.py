@@ -68,7 +68,7 @@ def run_study_steps(
             write_atomically(folder.config(run), toml_text(tables).encode())
         for name, problem in plan.problems.items():
             console.print(f"{name} is left out. {problem}", markup=False, soft_wrap=True)
-        run_command = partial(run_child, environment=thread_settings(study, jobs))
+        run_command = partial(run_child, environment=_thread_settings(study, jobs))
         results = run_steps(study_steps(study, folder, plan), folder, stop, console, run_command, jobs=jobs)
         write_ensembles(study, folder)
         return StudyStepResults(out, results, stop.signal_number())
@@ -98,7 +98,7 @@ def run_steps(
         ).run(done)
 
 
-def thread_settings(study: StudyConfig, jobs: int = 1) -> dict[str, str]:
+def _thread_settings(study: StudyConfig, jobs: int = 1) -> dict[str, str]:
     """Return environment variables that give small encoders few threads, which sleep while they wait.
 
     With more threads they mostly wait for each other, and threads that wait by spinning slow down other processes.

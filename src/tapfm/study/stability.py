@@ -42,11 +42,11 @@ def measure_trajectories(results: StudyResults) -> list[Trajectory]:
         method = each.method
         for run, history in each.histories.items():
             pair = method.encoder, method.regime, method.aggregator, method.target, run.removeprefix(method.name)
-            found.append(Trajectory(str(orders[method.variant or ""]), run, pair, measure_history(history)))
+            found.append(Trajectory(str(orders[method.variant or ""]), run, pair, _measure_history(history)))
     return found
 
 
-def measure_history(history: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+def _measure_history(history: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Measure one run from its second epoch on."""
     losses = {row["epoch"]: row["loss_agg"] for row in history if row["epoch"] >= _FIRST}
     norms = [row["norm_encoder"] for row in history if row["epoch"] >= _FIRST]

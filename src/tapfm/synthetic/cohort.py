@@ -48,19 +48,19 @@ class _Difficulty:
     lookalikes: float  # of the epithelium, at most, for each of the two
 
 
-def target(name: str, development: float, external: float, morphology: str) -> Target:
+def _target(name: str, development: float, external: float, morphology: str) -> Target:
     """Write a line of the table below."""
     return Target(name, {"development": development, "external": external}, morphology)
 
 
 # Prevalences are the paper's. Which morphology stands for which gene means nothing: it has to differ, that is all.
 TASKS: dict[str, tuple[Target, ...]] = {
-    "fgfr3": (target("FGFR3", 0.16, 0.14, "coarse"),),
+    "fgfr3": (_target("FGFR3", 0.16, 0.14, "coarse"),),
     "luad4": (
-        target("EGFR", 0.26, 0.14, "coarse"),
-        target("KRAS", 0.27, 0.35, "vesicular"),
-        target("MET", 0.04, 0.02, "spindle"),
-        target("ALK", 0.03, 0.01, "paired"),
+        _target("EGFR", 0.26, 0.14, "coarse"),
+        _target("KRAS", 0.27, 0.35, "vesicular"),
+        _target("MET", 0.04, 0.02, "spindle"),
+        _target("ALK", 0.03, 0.01, "paired"),
     ),
 }
 DIFFICULTIES: dict[str, _Difficulty] = {
@@ -69,7 +69,7 @@ DIFFICULTIES: dict[str, _Difficulty] = {
     "hard": _Difficulty(share=0.10, strength=0.6, lookalikes=0.20),
 }
 
-SITES: dict[CohortName, dict[str, Staining]] = {
+_SITES: dict[CohortName, dict[str, Staining]] = {
     "development": {
         "site-a": Staining(),
         "site-b": Staining((0.62, 0.69, 0.38), (0.14, 0.86, 0.49), haematoxylin_strength=1.55, eosin_strength=0.80),
@@ -183,12 +183,12 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
         ("external", spec.external, "X", "Q"),
     )
     for cohort, count, slide_letter, patient_letter in names:
-        splits = split_of_each(count, spec.fractions, spec.seed) if cohort == "development" else ["test"] * count
+        splits = _split_of_each(count, spec.fractions, spec.seed) if cohort == "development" else ["test"] * count
         labels = {
-            each.name: plant(splits, each.prevalence[cohort], LEAST, spec.seed, cohort, "label", each.name)
+            each.name: _plant(splits, each.prevalence[cohort], LEAST, spec.seed, cohort, "label", each.name)
             for each in spec.targets
         }
-        at_40x = plant(splits, _SHARE_AT_40X, 0, spec.seed, cohort, "resolution")
+        at_40x = _plant(splits, _SHARE_AT_40X, 0, spec.seed, cohort, "resolution")
         for index in range(count):
             number = f"{index + 1:0{max(3, len(str(count)))}d}"
             planned.append(
@@ -205,7 +205,7 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
     return planned
 
 
-def shared_out(total: int, sizes: Sequence[float], least: Sequence[int], most: Sequence[int]) -> list[int]:
+def _shared_out(total: int, sizes: Sequence[float], least: Sequence[int], most: Sequence[int]) -> list[int]:
     """Share a number out in proportion to sizes, whole and within bounds, the largest shortfall first."""
     counts = list(least)
     total = min(max(total, sum(least)), sum(most))
@@ -218,16 +218,16 @@ def shared_out(total: int, sizes: Sequence[float], least: Sequence[int], most: S
     return counts
 
 
-def split_of_each(count: int, fractions: tuple[float, float, float], seed: int) -> list[str]:
+def _split_of_each(count: int, fractions: tuple[float, float, float], seed: int) -> list[str]:
     """Say for each slide of the development cohort which split it is in."""
     used = [part > 0 for part in fractions]
     least = [int(each and count >= sum(used)) for each in used]
-    sizes = shared_out(count, fractions, least, [count * each for each in used])
+    sizes = _shared_out(count, fractions, least, [count * each for each in used])
     names = np.repeat(["train", "val", "test"], sizes)
     return [str(name) for name in rng_for(seed, "splits").permutation(names)]
 
 
-def plant(splits: Sequence[str], share: float, least: int, *address: int | str) -> np.ndarray:
+def _plant(splits: Sequence[str], share: float, least: int, *address: int | str) -> np.ndarray:
     """Choose an exact number of slides: `share` of all, but at least `least` of each split that has twice as many.
 
     As many are left over in such a split. A cohort too small for that has `least` in all, or half of it.
@@ -238,7 +238,7 @@ def plant(splits: Sequence[str], share: float, least: int, *address: int | str) 
     if sizes:
         lowest[int(np.argmax(sizes))] += max(0, min(least, len(splits) // 2) - sum(lowest))
     most = [max(low, size - low) for size, low in zip(sizes, lowest, strict=True)]
-    counts = shared_out(round(share * len(splits)), sizes, lowest, most)
+    counts = _shared_out(round(share * len(splits)), sizes, lowest, most)
     chosen = np.zeros(len(splits), bool)
     rng = rng_for(*address)
     for each, count in zip(members, counts, strict=True):
@@ -256,7 +256,7 @@ def _plan_slide(
     at_40x: bool,
 ) -> PlannedSlide:
     """Draw a slide's tissue, stain, scanner and accidents; of all these only the foci look at the labels."""
-    site = str(rng_for(spec.seed, slide_id, "site").choice(list(SITES[cohort])))
+    site = str(rng_for(spec.seed, slide_id, "site").choice(list(_SITES[cohort])))
     scanners = _SCANNERS[cohort]
     scanner = scanners[int(rng_for(spec.seed, slide_id, "scanner").integers(len(scanners)))][at_40x]
     return PlannedSlide(
@@ -266,15 +266,15 @@ def _plan_slide(
         split,
         labels,
         site,
-        draw_section(spec, slide_id, cohort, labels),
-        _draw_staining(SITES[cohort][site], spec.seed, slide_id),
+        _draw_section(spec, slide_id, cohort, labels),
+        _draw_staining(_SITES[cohort][site], spec.seed, slide_id),
         scanner,
         _draw_accidents(spec.seed, slide_id),
         spec.seed,
     )
 
 
-def draw_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels: Mapping[str, int]) -> SectionSpec:
+def _draw_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels: Mapping[str, int]) -> SectionSpec:
     """Draw how much tissue there is and of what, and put the foci of positive targets and of lookalikes into it."""
     rng = rng_for(spec.seed, slide_id, "section")
     height_um = _TILE_UM * np.sqrt(spec.tiles / _USUAL_TISSUE_SHARE / ASPECT)

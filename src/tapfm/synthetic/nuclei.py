@@ -89,11 +89,11 @@ def draw_stamps(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple[F
     """Draw each nucleus on a small square of its own: how much it covers (0 to 1) and its optical density.
 
     All are drawn at once: n x side x side. The middle of the square is the nucleus' middle to a fraction of a pixel,
-    see `place`.
+    see `_place`.
     """
     kind, count = nuclei.kind, len(nuclei)
     half = int(np.ceil(kind.reach_um / mpp)) + 1
-    _, _, offset_x, offset_y = place(nuclei, mpp)
+    _, _, offset_x, offset_y = _place(nuclei, mpp)
     steps = np.arange(-half, half + 1, dtype=np.float32) * np.float32(mpp)
     dx = steps[None, None, :] - offset_x[:, None, None]
     dy = steps[None, :, None] - offset_y[:, None, None]
@@ -154,7 +154,7 @@ def _texture(rng: np.random.Generator, wavelength_px: float) -> Field:
     return smooth_noise(rng, (384, 384), max(2.0, 2 * wavelength_px))
 
 
-def place(nuclei: Nuclei, mpp: float) -> tuple[np.ndarray, np.ndarray, Field, Field]:
+def _place(nuclei: Nuclei, mpp: float) -> tuple[np.ndarray, np.ndarray, Field, Field]:
     """Give the pixel that each nucleus' middle is in, and how far (um) from that pixel's middle it lies."""
     column, row = np.floor(nuclei.x_um / mpp).astype(int), np.floor(nuclei.y_um / mpp).astype(int)
     offset_x = (nuclei.x_um - (column + 0.5) * mpp).astype(np.float32)
@@ -167,7 +167,7 @@ def stamp(
 ) -> None:
     """Lay drawn nuclei onto the haematoxylin plane, and dim the eosin plane beneath to `other_share` of it."""
     half = cover.shape[1] // 2
-    columns, rows, _, _ = place(nuclei, mpp)
+    columns, rows, _, _ = _place(nuclei, mpp)
     height, width = plane.shape
     for column, row, alpha, value in zip(columns, rows, cover, density, strict=True):
         top, left = max(row - half, 0), max(column - half, 0)

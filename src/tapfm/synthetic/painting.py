@@ -42,7 +42,7 @@ class Stains(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Textures:
+class _Textures:
     """What the ground is painted with: noise to draw at the texture's scale, and fields at the plan's."""
 
     grain: Noise
@@ -79,10 +79,10 @@ def paint(section: Section, mpp: float, *address: int | str) -> Stains:
     return stains
 
 
-def _make_textures(rng: np.random.Generator, section: Section, ground_hw: Shape) -> Textures:
+def _make_textures(rng: np.random.Generator, section: Section, ground_hw: Shape) -> _Textures:
     """Draw all noise that the ground needs."""
     map_hw = section.compartments.shape
-    return Textures(
+    return _Textures(
         grain=noise(rng, ground_hw, 1.9 / _TEXTURE_MPP),
         clouds=rough_noise(rng, map_hw, 24, 3),
         thick_fibres=smooth_noise(rng, (512, 512), 4.0),
@@ -115,7 +115,7 @@ def _epithelial_borders(section: Section) -> Mask:
     return borders_between(x_um, y_um, section.compartments.shape)
 
 
-def _ground(section: Section, textures: Textures, rows: slice, width: int) -> tuple[Field, Field]:
+def _ground(section: Section, textures: _Textures, rows: slice, width: int) -> tuple[Field, Field]:
     """Paint some rows of everything but nuclei and blood: haematoxylin and eosin."""
 
     def here(field: Field) -> Field:
@@ -134,7 +134,7 @@ def _ground(section: Section, textures: Textures, rows: slice, width: int) -> tu
     return haematoxylin * thickness, eosin * thickness
 
 
-def _stroma(section: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+def _stroma(section: Section, textures: _Textures, grain: Field, here: Here) -> tuple[Field, Field]:
     """Collagen: bundles of wavy fibres with clefts between them, looser here and denser there."""
     along, across = here(section.along), here(section.across + textures.ripple)
     thick = bundles(textures.thick_fibres, along, across, 46, 7.5)
@@ -144,40 +144,40 @@ def _stroma(section: Section, textures: Textures, grain: Field, here: Here) -> t
     return 0.07 + 0.04 * thick + 0.03 * fine + 0.03 * grain, eosin
 
 
-def epithelium(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+def _epithelium(_: Section, textures: _Textures, grain: Field, here: Here) -> tuple[Field, Field]:
     """Cytoplasm with faint borders between cells, denser towards a lumen."""
     clouds = here(textures.clouds)
     eosin = 0.46 + 0.09 * clouds + 0.06 * grain + 0.2 * here(textures.cell_borders) + 0.35 * here(textures.near_lumen)
     return 0.27 + 0.05 * clouds + 0.04 * grain, eosin
 
 
-def _lumen(_: Section, textures: Textures, __: Field, here: Here) -> tuple[Field, Field]:
+def _lumen(_: Section, textures: _Textures, __: Field, here: Here) -> tuple[Field, Field]:
     """Mostly empty, with some secretion."""
     secretion = here(textures.secretion)
     return 0.01 + 0.06 * secretion, (0.24 + 0.07 * here(textures.clouds)) * secretion
 
 
-def _fat(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+def _fat(_: Section, textures: _Textures, grain: Field, here: Here) -> tuple[Field, Field]:
     """Empty cells with thin walls."""
     walls = here(textures.fat_walls)
     return 0.1 * walls, np.clip(1.5 * walls, 0, 0.6) * (1 + 0.2 * grain)
 
 
-def _lymphoid(_: Section, textures: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+def _lymphoid(_: Section, textures: _Textures, grain: Field, here: Here) -> tuple[Field, Field]:
     """Little but cells: a thin ground between them."""
     clouds = here(textures.clouds)
     return 0.10 + 0.03 * clouds, 0.34 + 0.09 * clouds + 0.06 * grain
 
 
-def _vessel(section: Section, _: Textures, grain: Field, here: Here) -> tuple[Field, Field]:
+def _vessel(section: Section, _: _Textures, grain: Field, here: Here) -> tuple[Field, Field]:
     """A thin wall around a clear lumen."""
     wall = soft_step(3.2 - here(section.vessel_edge_um), 1.2)
     return 0.08 * wall, (0.5 + 0.1 * grain) * wall
 
 
-_PAINTERS: Mapping[Compartment, Callable[[Section, Textures, Field, Here], tuple[Field, Field]]] = {
+_PAINTERS: Mapping[Compartment, Callable[[Section, _Textures, Field, Here], tuple[Field, Field]]] = {
     Compartment.STROMA: _stroma,
-    Compartment.EPITHELIUM: epithelium,
+    Compartment.EPITHELIUM: _epithelium,
     Compartment.LUMEN: _lumen,
     Compartment.FAT: _fat,
     Compartment.LYMPHOID: _lymphoid,

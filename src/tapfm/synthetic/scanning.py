@@ -83,7 +83,7 @@ def scan(
     fold, shift_um = _draw_folds(rng, tissue, accidents.folds)
     if fold.any():
         stains = _fold_over(stains, fold, (round(shift_um[0] / scanner.mpp), round(shift_um[1] / scanner.mpp)))
-    pixels = develop(stains, staining, scanner, rng_for(*address, "noise"))
+    pixels = _develop(stains, staining, scanner, rng_for(*address, "noise"))
     blurred = np.zeros_like(tissue)
     if accidents.blurred_um > 0 and tissue.any():
         blurred = _put_out_of_focus(rng, pixels, tissue, accidents.blurred_um, scanner.mpp)
@@ -94,7 +94,7 @@ def scan(
     return Scan(pixels, fold, blurred, pen)
 
 
-def develop(stains: Stains, staining: Staining, scanner: Scanner, rng: np.random.Generator) -> Pixels:
+def _develop(stains: Stains, staining: Staining, scanner: Scanner, rng: np.random.Generator) -> Pixels:
     """Let light through the stains (Beer and Lambert), and take its picture."""
     height, width = stains.eosin.shape
     pixels = np.empty((height, width, 3), np.uint8)

@@ -89,7 +89,7 @@ class Section:
 def plan_section(spec: SectionSpec, *address: int | str) -> Section:
     """Lay out a section; the same address gives the same one."""
     shape_hw = round(spec.height_um / MAP_MPP), round(spec.width_um / MAP_MPP)
-    tissue = outline(rng_for(*address, "outline"), shape_hw, spec)
+    tissue = _outline(rng_for(*address, "outline"), shape_hw, spec)
     compartments = np.where(tissue, np.uint8(Compartment.STROMA), np.uint8(Compartment.GLASS))
     area = int(tissue.sum())
 
@@ -153,7 +153,7 @@ def _without_crumbs(mask: Mask, smallest_px: int) -> Mask:
     return mask & ~small_pieces(mask, smallest_px, connectivity=4)
 
 
-def outline(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mask:
+def _outline(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mask:
     """Draw the outline of the tissue: one large piece, chips, or needle cores, ragged at the edge."""
     height, width = shape_hw
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
@@ -280,7 +280,7 @@ def _place_nuclei(
     swarms = _highest(swarming, stroma, spec.inflammation * stroma.sum())
 
     def placed(name: str, kind: NucleusKind, where: Mask, direction: Field, keep: float) -> Nuclei:
-        return fill(rng_for(*address, name), name, kind, where, direction, keep)
+        return _fill(rng_for(*address, name), name, kind, where, direction, keep)
 
     nests = [("epithelium", EPITHELIAL), *((each.name, each.kind) for each in spec.foci)]
     nuclei = []
@@ -314,7 +314,7 @@ def _direction_of(field: Field) -> Field:
     return np.arctan2(cv2.Sobel(smooth, cv2.CV_32F, 0, 1), cv2.Sobel(smooth, cv2.CV_32F, 1, 0)).astype(np.float32)
 
 
-def fill(
+def _fill(
     rng: np.random.Generator, name: str, kind: NucleusKind, room: Mask, direction: Field, keep: float = 1.0
 ) -> Nuclei:
     """Fill a part of the section with nuclei of a kind."""

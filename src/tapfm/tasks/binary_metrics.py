@@ -33,18 +33,18 @@ NAMES = {  # of every metric, for tables
     "ppv_at_chosen": "PPV",
     "npv_at_chosen": "NPV",
 }
-METRICS = tuple(NAMES)
-THRESHOLD_FREE = METRICS[:4]
+_METRICS = tuple(NAMES)
+THRESHOLD_FREE = _METRICS[:4]
 BESIDE = THRESHOLD_FREE[:3]  # of subgroups, and of the model beside the baseline
 _AT_CHOSEN = "_at_chosen"
-BY_CHOSEN = tuple(name for name in METRICS if name.endswith(_AT_CHOSEN))
+BY_CHOSEN = tuple(name for name in _METRICS if name.endswith(_AT_CHOSEN))
 
 
 def compute_values(
     positive: Flags, logits: Floats, probabilities: Floats, thresholds: TargetThresholds | None
 ) -> dict[str, float | None]:
     """Compute every metric. AUC and average precision rank logits: probabilities near 0 and 1 are rounded to ties."""
-    values: dict[str, float | None] = dict.fromkeys(METRICS)
+    values: dict[str, float | None] = dict.fromkeys(_METRICS)
     values["auc"] = auc(positive, logits)
     values["average_precision"] = average_precision(positive, logits)
     values["brier"] = brier(positive, probabilities)
@@ -58,7 +58,7 @@ def compute_resampled(
     weights: Floats, positive: Flags, logits: Floats, probabilities: Floats, thresholds: TargetThresholds | None
 ) -> dict[str, Floats]:
     """Compute every metric in every resample, a row of weights; NaN where there is none."""
-    drawn = {metric: np.full(len(weights), np.nan) for metric in METRICS}
+    drawn = {metric: np.full(len(weights), np.nan) for metric in _METRICS}
     drawn["auc"] = weighted.aucs(weights, positive, logits)
     drawn["average_precision"] = weighted.average_precisions(weights, positive, logits)
     drawn["brier"] = weighted.briers(weights, positive, probabilities)
@@ -76,7 +76,7 @@ def _by_ending(thresholds: TargetThresholds | None) -> dict[str, float]:
 
 def _with_ending(found: Mapping[str, _Value], ending: str) -> dict[str, _Value]:
     """Name the rates at a threshold; rates that are no metric there are left out."""
-    return {name + ending: rate for name, rate in found.items() if name + ending in METRICS}
+    return {name + ending: rate for name, rate in found.items() if name + ending in _METRICS}
 
 
 def why_missing(

@@ -26,7 +26,7 @@ _AGREEMENT = 1e-3  # of a probability and the sigmoid of its logit; others round
 _CLUSTERED = "DeLong needs independent units: some patients have several slides"
 
 
-def sigmoid(logit: float) -> float:
+def _sigmoid(logit: float) -> float:
     """Turn a logit into a probability, without overflow."""
     small = math.exp(-abs(logit))
     return 1 / (1 + small) if logit >= 0 else small / (1 + small)
@@ -40,7 +40,7 @@ def _logit_of(probability: float) -> float:
 
 def _probabilities(logits: Floats) -> Floats:
     """Turn logits into the probabilities that tables have, to the last digit."""
-    return np.array([sigmoid(logit) for logit in logits.tolist()], dtype=np.float64)
+    return np.array([_sigmoid(logit) for logit in logits.tolist()], dtype=np.float64)
 
 
 def _known(labels: Sequence[Label]) -> list[int]:
@@ -150,7 +150,7 @@ class BinaryTarget:
 
     def activate(self, logit: float) -> float:
         """Return the probability."""
-        return sigmoid(logit)
+        return _sigmoid(logit)
 
     def mean_logit(self, logits: Sequence[float]) -> float:
         """Return the logit of the mean of probabilities, in any order and also where those round to 0 or 1."""
@@ -163,7 +163,7 @@ class BinaryTarget:
 
     def format_prediction(self, label: Label, logit: float) -> tuple[str, str, str]:
         """Return the cells label, probability and logit; numbers come back as they were."""
-        return self.format_label(label), repr(sigmoid(logit)), repr(logit)
+        return self.format_label(label), repr(_sigmoid(logit)), repr(logit)
 
     def parse_prediction(self, label: str, probability: str, logit: str) -> tuple[Label, float]:
         """Read these cells; an empty logit follows from the probability. Raises ValueError."""
@@ -171,13 +171,13 @@ class BinaryTarget:
         if not 0 <= share <= 1:
             raise ValueError(f"a probability must be from 0 to 1, got {probability}")
         score = float(logit) if logit else _logit_of(share)
-        if not abs(sigmoid(score) - share) < _AGREEMENT:
-            raise ValueError(f"a logit of {score} is a probability of {sigmoid(score):.6g}, not of {share:.6g}")
+        if not abs(_sigmoid(score) - share) < _AGREEMENT:
+            raise ValueError(f"a logit of {score} is a probability of {_sigmoid(score):.6g}, not of {share:.6g}")
         return parsed, score
 
     def call(self, logit: float, threshold: float | None) -> Label:
         """Return 1 where the probability is at or above the threshold."""
-        return None if threshold is None else int(sigmoid(logit) >= threshold)
+        return None if threshold is None else int(_sigmoid(logit) >= threshold)
 
     def known(self, labels: Sequence[Label], logits: Sequence[float]) -> tuple[Flags, Floats]:
         """Return who is positive, and the logits, of those with a label."""

@@ -21,7 +21,7 @@ def target_kinds(names: Iterable[str]) -> dict[str, TargetKind]:
     return {name: BinaryTarget() for name in names}
 
 
-def kind_of_task(targets: int) -> TaskKind:
+def _kind_of_task(targets: int) -> TaskKind:
     """Choose the task for a number of targets."""
     if targets < 1:
         raise SettingError("There is no target to learn.", hint="Name at least one label column of the cohort.")
@@ -32,7 +32,7 @@ def build_task(
     training_labels: Mapping[str, Sequence[Label]], *, smoothing: float = 0.0, weighting: Weighting = "balanced"
 ) -> Task:
     """Build the task of these targets, weighted by the labels of the training split."""
-    if kind_of_task(len(training_labels)) == "binary":
+    if _kind_of_task(len(training_labels)) == "binary":
         from tapfm.tasks.binary import BinaryTask
 
         ((target, labels),) = training_labels.items()

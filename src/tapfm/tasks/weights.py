@@ -32,14 +32,14 @@ def class_weights(
 ) -> dict[str, ClassWeights]:
     """Weigh every target; only `reference` depends on the smoothing."""
     if weighting == "reference":
-        return reference_weights(training_labels, smoothing)
+        return _reference_weights(training_labels, smoothing)
     if weighting != "balanced":
         valid = " or ".join(f"'{value}'" for value in get_args(Weighting))
         raise SettingError(f"weighting must be {valid}; got {weighting!r}.", hint="The paper's is 'balanced'.")
     return {target: ClassWeights.of(target, labels) for target, labels in training_labels.items()}
 
 
-def reference_weights(training_labels: Mapping[str, Sequence[Label]], smoothing: float) -> dict[str, ClassWeights]:
+def _reference_weights(training_labels: Mapping[str, Sequence[Label]], smoothing: float) -> dict[str, ClassWeights]:
     """As in the authors' scripts, with p = P / M and t the smoothed label: t (1 - p) + (1 - t) p, alpha as 1 / p.
 
     The alphas have the mean 1, so that a single target has alpha = 1.

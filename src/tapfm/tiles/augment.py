@@ -26,11 +26,11 @@ Numbers = NDArray[np.float64]
 Change = Callable[[Tensor, Tensor, int, bool], Tensor]
 
 # Pixels that are changed at once, in float32 and a few times over: as many as keep a device busy, or fit a CPU's cache.
-PIXELS_AT_ONCE, PIXELS_AT_ONCE_ON_CPU = 2**22, 2**18
+_PIXELS_AT_ONCE, _PIXELS_AT_ONCE_ON_CPU = 2**22, 2**18
 _BLUR_REACH = 3  # deviations from a pixel beyond which its neighbours no longer count
 # Optical density of a unit of stain in red, green and blue: Ruifrok and Johnston, 2001.
-HAEMATOXYLIN = (0.650, 0.704, 0.286)
-EOSIN = (0.072, 0.990, 0.105)
+_HAEMATOXYLIN = (0.650, 0.704, 0.286)
+_EOSIN = (0.072, 0.990, 0.105)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Augmentation:
             )
 
 
-class AugmentationDraws(NamedTuple):
+class _AugmentationDraws(NamedTuple):
     """What happens to each of K tiles."""
 
     flip: NDArray[np.bool_]
@@ -103,9 +103,9 @@ class AugmentedTiles:
         self._pixels, self._device = pixels, device or pixels.device
         self._reach_px = _reach_of(augmentation, side)
         self._restain = augmentation.stain_jitter > 0
-        numbers = _numbers_of(draw(len(pixels), augmentation, *address), self._reach_px, restain=self._restain)
+        numbers = _numbers_of(_draw(len(pixels), augmentation, *address), self._reach_px, restain=self._restain)
         self._numbers = _brought(torch.from_numpy(numbers), self._device)
-        self._change = _change_compiled if compiled else change
+        self._change = _change_compiled if compiled else _change
         self._at_once = _tiles_at_once(side, self._device)
 
     def __len__(self) -> int:
@@ -145,7 +145,7 @@ def _taken(values: Tensor, rows: range | Tensor) -> Tensor:
 
 def _tiles_at_once(side_px: int, device: torch.device) -> int:
     """Say how many tiles to change at once."""
-    return max((PIXELS_AT_ONCE_ON_CPU if device.type == "cpu" else PIXELS_AT_ONCE) // side_px**2, 1)
+    return max((_PIXELS_AT_ONCE_ON_CPU if device.type == "cpu" else _PIXELS_AT_ONCE) // side_px**2, 1)
 
 
 def augment(tiles: Tensor, augmentation: Augmentation, *address: int | str) -> Tensor:
@@ -153,12 +153,12 @@ def augment(tiles: Tensor, augmentation: Augmentation, *address: int | str) -> T
     return AugmentedTiles(tiles, augmentation, *address)[:]
 
 
-def draw(count: int, augmentation: Augmentation, *address: int | str) -> AugmentationDraws:
+def _draw(count: int, augmentation: Augmentation, *address: int | str) -> _AugmentationDraws:
     """Draw what happens to each tile; a setting never changes what is drawn for the others."""
     numbers = rng_for(*address, "augment").random((count, 10))  # a row for each tile, whatever is switched off
     lowest, highest = augmentation.blur_radius
     jitter = augmentation.stain_jitter * (2 * numbers[:, 4:] - 1)
-    return AugmentationDraws(
+    return _AugmentationDraws(
         flip=numbers[:, 0] < augmentation.flip,
         turns=(4 * numbers[:, 1]).astype(np.int64) * augmentation.quarter_turns,
         blur=numbers[:, 2] < augmentation.blur,
@@ -175,8 +175,8 @@ def _reach_of(augmentation: Augmentation, side_px: int) -> int:
     return min(math.ceil(_BLUR_REACH * augmentation.blur_radius[1]), side_px - 1)
 
 
-def _numbers_of(draws: AugmentationDraws, reach_px: int, *, restain: bool) -> NDArray[np.float32]:
-    """Put all that `change` has to know into one table, a row for each tile: it goes to the device in one copy.
+def _numbers_of(draws: _AugmentationDraws, reach_px: int, *, restain: bool) -> NDArray[np.float32]:
+    """Put all that `_change` has to know into one table, a row for each tile: it goes to the device in one copy.
 
     Columns: mirrored and turned (3), weights of the pixels around (2 reach + 1), mixing of the colours (9) and what is
     added to them (3).
@@ -186,7 +186,7 @@ def _numbers_of(draws: AugmentationDraws, reach_px: int, *, restain: bool) -> ND
     mirrored = np.isin(draws.turns, (1, 2)) ^ draws.flip
     columns = [np.stack([exchanged, upside_down, mirrored], axis=1), _blur_weights(draws, reach_px)]
     if restain:
-        stains = np.array([HAEMATOXYLIN, EOSIN, np.cross(HAEMATOXYLIN, EOSIN)])
+        stains = np.array([_HAEMATOXYLIN, _EOSIN, np.cross(_HAEMATOXYLIN, _EOSIN)])
         stains /= np.linalg.norm(stains, axis=1, keepdims=True)
         # density = amounts @ stains, so that scaled amounts are a mixing of the three colours' densities
         mixing = np.linalg.inv(stains) @ (draws.stain_scale[:, :, None] * stains)
@@ -194,7 +194,7 @@ def _numbers_of(draws: AugmentationDraws, reach_px: int, *, restain: bool) -> ND
     return np.concatenate(columns, axis=1, dtype=np.float32, casting="same_kind")
 
 
-def _blur_weights(draws: AugmentationDraws, reach_px: int) -> Numbers:
+def _blur_weights(draws: _AugmentationDraws, reach_px: int) -> Numbers:
     """Give each tile its Gaussian; to one that is not blurred, the weight 1 of its own pixel."""
     offsets = np.arange(-reach_px, reach_px + 1)
     weights = np.exp(-0.5 * (offsets / draws.blur_px[:, None]) ** 2)
@@ -203,22 +203,22 @@ def _blur_weights(draws: AugmentationDraws, reach_px: int) -> Numbers:
 
 
 @cache
-def compiled() -> Change:
-    """Compile `change` to a few kernels."""
-    return torch.compile(change)
+def _compiled() -> Change:
+    """Compile `_change` to a few kernels."""
+    return torch.compile(_change)
 
 
 def _change_compiled(tiles: Tensor, numbers: Tensor, reach_px: int, restain: bool) -> Tensor:
-    """Change tiles as `change` does; once compiled, for any number of them."""
+    """Change tiles as `_change` does; once compiled, for any number of them."""
     if len(tiles) == 1:  # the compiler would make a form of its own for it
-        return change(tiles, numbers, reach_px, restain)
+        return _change(tiles, numbers, reach_px, restain)
     tiles, numbers = tiles.data, numbers.data  # compiled code is made for a view of one tensor, or for none
     for tensor in (tiles, numbers):
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
-    return compiled()(tiles, numbers, reach_px, restain)
+    return _compiled()(tiles, numbers, reach_px, restain)
 
 
-def change(tiles: Tensor, numbers: Tensor, reach_px: int, restain: bool) -> Tensor:
+def _change(tiles: Tensor, numbers: Tensor, reach_px: int, restain: bool) -> Tensor:
     """Flip, turn, blur and restain uint8 tiles, each by its row of `numbers`.
 
     The same operations whatever was drawn: nothing has to be known on the host, and they can be compiled.

@@ -66,7 +66,7 @@ def tile_cohort(
     tissue: tissue that a person drew. pool: workers of `attempt(run_tiling_job)`, started before.
     """
     drawn = _find_drawn_tissue(rows, tissue, folder, only)
-    jobs = {row.slide_id: make_job(row, folder, spec, layout, drawn.get(row.slide_id)) for row in rows}
+    jobs = {row.slide_id: _make_job(row, folder, spec, layout, drawn.get(row.slide_id)) for row in rows}
     if tissue is not None:
         console.print(f"Tissue drawn by hand: {len(drawn):,} of {len(rows):,} slides; the others by {spec.tissue}.")
     _refuse_foreign_files(list(jobs.values()))
@@ -115,7 +115,7 @@ def other_files(table: SlideTable[TileRecord]) -> list[str]:
     return sorted(path.name for path in (table.folder / "patches").glob("*.h5") if path.name not in owned)
 
 
-def make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None) -> TilingJob:
+def _make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None) -> TilingJob:
     """Make the job of a slide; its key covers everything that its files depend on."""
     try:
         files = [file_identity(file) for file in [*files_of(row.path), *([tissue_path] if tissue_path else [])]]

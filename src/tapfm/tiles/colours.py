@@ -12,9 +12,9 @@ from tapfm.tiles.reading import TilePixels
 COLOURS_VERSION = 1
 
 _CHANNELS = ("red", "green", "blue")
-PERCENTILES = (5, 25, 75, 95)
-STATISTICS = ("mean", "sd", "skewness", *(f"percentile_{percent}" for percent in PERCENTILES))
-COLOUR_STATISTICS = tuple(f"{channel}_{statistic}" for channel in _CHANNELS for statistic in STATISTICS)
+_PERCENTILES = (5, 25, 75, 95)
+_STATISTICS = ("mean", "sd", "skewness", *(f"percentile_{percent}" for percent in _PERCENTILES))
+COLOUR_STATISTICS = tuple(f"{channel}_{statistic}" for channel in _CHANNELS for statistic in _STATISTICS)
 
 Histograms = NDArray[np.int64]  # (3, 256): how many pixels have each value
 
@@ -37,5 +37,5 @@ def _channel_statistics(counts: NDArray[np.int64]) -> list[float]:
     skewness = float(weights @ (values - mean) ** 3) / deviation**3 if deviation > 0 else 0.0
     reached = np.cumsum(counts)
     # the smallest value that so many of the pixels do not exceed
-    percentiles = [int(np.searchsorted(reached, percent / 100 * reached[-1])) for percent in PERCENTILES]
+    percentiles = [int(np.searchsorted(reached, percent / 100 * reached[-1])) for percent in _PERCENTILES]
     return [mean, deviation, skewness, *map(float, percentiles)]

@@ -19,18 +19,18 @@ def contact_sheet(entries: Sequence[TileRecord]) -> str:
         [
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-            f"<title>Tiles: {count}</title><style>{static('contact_sheet.css')}</style></head><body>",
+            f"<title>Tiles: {count}</title><style>{_static('contact_sheet.css')}</style></head><body>",
             f"<h1>Tiles</h1><p>{count}. Green outline: tissue; green squares: tiles; filled squares: left out.</p>",
             *_failures_table(failed),
             '<input type="search" placeholder="filter by name, warning, scale" aria-label="filter">',
             '<div class="sheet">',
             *map(_figure, [*failed, *tiled]),
-            f"</div><script>{static('contact_sheet.js')}</script></body></html>",
+            f"</div><script>{_static('contact_sheet.js')}</script></body></html>",
         ]
     )
 
 
-def static(name: str) -> str:
+def _static(name: str) -> str:
     """Read a part of the page that is kept beside this module."""
     return (files("tapfm.tiles") / "static" / name).read_text(encoding="utf-8")
 

@@ -19,7 +19,7 @@ _LONGEST_PX, _ENOUGH_PX = 1200, 600
 _MARGIN_PX, _LINE_PX = 12, 22
 _OUTLINE = (16, 122, 87)
 # told apart by people who see colours differently, and from pink and purple
-COLOURS: dict[TileVerdict, Colour] = {
+_COLOURS: dict[TileVerdict, Colour] = {
     TileVerdict.KEPT: (16, 122, 87),
     TileVerdict.PEN: (0, 114, 189),
     TileVerdict.BLUR: (230, 159, 0),
@@ -46,7 +46,7 @@ def draw_overlay(slide: Slide, tiled: TiledSlide, scale: Scale, title: str) -> b
     corners = (tiled.positions - [box.x_px0, box.y_px0]) / shrink
     ends = corners + tiled.side_px0 / shrink
     squares = np.concatenate([np.rint(corners), np.rint(ends)], axis=1).astype(int)
-    for verdict, colour in COLOURS.items():
+    for verdict, colour in _COLOURS.items():
         layer = canvas.copy()
         for left, top, right, bottom in squares[tiled.verdicts == verdict].tolist():
             thickness = 1 if verdict == TileVerdict.KEPT else cv2.FILLED
@@ -83,8 +83,8 @@ def _caption_of(tiled: TiledSlide, scale: Scale) -> str:
 def _legend_of(tiled: TiledSlide) -> list[tuple[Colour, str]]:
     """Name each colour that is on the picture, with its count."""
     counts = tiled.counts
-    shown = [verdict for verdict in COLOURS if counts[verdict] or verdict == TileVerdict.KEPT]
-    return [(COLOURS[verdict], f"{counts[verdict]:,} {_MEANING[verdict]}") for verdict in shown]
+    shown = [verdict for verdict in _COLOURS if counts[verdict] or verdict == TileVerdict.KEPT]
+    return [(_COLOURS[verdict], f"{counts[verdict]:,} {_MEANING[verdict]}") for verdict in shown]
 
 
 def _with_caption(

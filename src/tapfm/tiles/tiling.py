@@ -122,7 +122,7 @@ def _judge_focus(
     kept = np.flatnonzero(verdicts == TileVerdict.KEPT)
 
     def judge(some: NDArray[np.intp]) -> None:
-        tiles = read_block(slide, positions[some], side_px0, focus_px)
+        tiles = _read_block(slide, positions[some], side_px0, focus_px)
         if tiles is None:
             one_by_one = [_read_or_none(slide, x, y, side_px0, focus_px) for x, y in positions[some].tolist()]
             lost = np.array([tile is None for tile in one_by_one])
@@ -132,11 +132,11 @@ def _judge_focus(
             verdicts[some[blurred(tiles)]] = TileVerdict.BLUR
 
     with ThreadPoolExecutor(threads) as pool:  # decoding and resizing do not hold Python's lock
-        list(pool.map(judge, in_blocks(slide.facts, positions, kept, side_px0, focus_px)))
+        list(pool.map(judge, _in_blocks(slide.facts, positions, kept, side_px0, focus_px)))
     _refuse_damaged(slide, verdicts[kept])
 
 
-def in_blocks(
+def _in_blocks(
     facts: SlideFacts, positions: Positions, chosen: NDArray[np.intp], side_px0: int, tile_px: int
 ) -> list[NDArray[np.intp]]:
     """Put tiles that lie together into blocks: what the file stores together is decoded and resized once."""
@@ -148,7 +148,7 @@ def in_blocks(
     return [block for block in np.split(chosen[order], ends) if len(block)]
 
 
-def read_block(slide: Slide, positions: Positions, side_px0: int, tile_px: int) -> Pixels | None:
+def _read_block(slide: Slide, positions: Positions, side_px0: int, tile_px: int) -> Pixels | None:
     """Read tiles that lie together as one picture, and cut it; None where that does not pay, or not all is decoded.
 
     Tiles are cut to whole pixels of the picture: it is theirs exactly where they lie a multiple of those apart, as

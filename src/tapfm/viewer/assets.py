@@ -9,7 +9,7 @@ from pathlib import Path
 from tapfm.errors import InputError
 from tapfm.runtime.files import fingerprint
 
-FOLDER = Path(__file__).with_name("static")
+_FOLDER = Path(__file__).with_name("static")
 PAGE = "index.html"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -29,7 +29,7 @@ class Asset:
     etag: str
 
 
-def read_assets(folder: Path = FOLDER) -> Mapping[str, Asset]:
+def read_assets(folder: Path = _FOLDER) -> Mapping[str, Asset]:
     """Read the built pages, or say how to build them."""
     files = sorted(path for path in folder.glob("*") if path.suffix in _TYPES) if folder.is_dir() else []
     if PAGE not in {path.name for path in files}:

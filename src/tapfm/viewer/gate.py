@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 TOKEN = "token"  # in the address of the first page
-HEADERS = {
+_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
@@ -127,7 +127,7 @@ class Gate:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
+                headers.update(_HEADERS)
                 if self.admission.token is not None and by_address is not None:
                     # not a redirect: after a link from elsewhere, a strict cookie is not sent along with one
                     morsel = f"{self.admission.cookie}={self.admission.token}; Path=/; HttpOnly; SameSite=Strict"
@@ -147,6 +147,6 @@ async def _refuse(send: Send, status: int, reason: str) -> None:
     """Answer a request that may not come in."""
     body = json.dumps({"error": reason}).encode()
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Cache-Control": "no-store"}
-    every = [(name.lower().encode(), value.encode()) for name, value in {**HEADERS, **headers}.items()]
+    every = [(name.lower().encode(), value.encode()) for name, value in {**_HEADERS, **headers}.items()]
     await send({"type": "http.response.start", "status": status, "headers": every})
     await send({"type": "http.response.body", "body": body})

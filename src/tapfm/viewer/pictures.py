@@ -29,7 +29,7 @@ _TILE_QUALITY = 95  # a tile that is looked at closely
 Made = TypeVar("Made")
 
 
-class PictureCache:
+class _PictureCache:
     """Encoded pictures, the least recently used ones let go beyond `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -57,7 +57,7 @@ class SlideReaders:
 
     def __init__(self, kept_bytes: int = _KEPT_BYTES, most_open: int = _MOST_OPEN, threads: int | None = None) -> None:
         self.pool = SlidePool(most_open)
-        self.kept = PictureCache(kept_bytes)
+        self.kept = _PictureCache(kept_bytes)
         self._threads = ThreadPoolExecutor(threads or available_cores() + 2, thread_name_prefix="slides")
         self._being_made: dict[Hashable, asyncio.Future[bytes]] = {}
 

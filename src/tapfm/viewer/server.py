@@ -177,7 +177,7 @@ class _SlideService:
             "version": __version__,
             "targets": self.collection.targets,
             "palettes": palettes(),
-            "slides": [line_of(slide) for slide in self.collection.slides],
+            "slides": [_line_of(slide) for slide in self.collection.slides],
         }
 
     def details(self, slide: ViewedSlide) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class _SlideService:
         if mpp is None:
             notes.append("The file does not say its microns per pixel: lengths are in pixels.")
         return {
-            **line_of(slide),
+            **_line_of(slide),
             "width_px0": facts.width_px0 if facts else (prediction.width_px0 if prediction else 0),
             "height_px0": facts.height_px0 if facts else (prediction.height_px0 if prediction else 0),
             "bounds": asdict(bounds.bounds),
@@ -251,7 +251,7 @@ def _reason_of(error: TapfmError) -> str:
     return "This slide cannot be shown: see the terminal."
 
 
-def line_of(slide: ViewedSlide) -> dict[str, Any]:
+def _line_of(slide: ViewedSlide) -> dict[str, Any]:
     """Say what the list shows of a slide; its path stays here."""
     prediction = slide.prediction
     return {

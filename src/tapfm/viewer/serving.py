@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from tapfm.errors import InputError
 from tapfm.viewer.gate import TOKEN, Admission
 
-FIRST_PORT = 8000
+_FIRST_PORT = 8000
 _PORTS_TRIED = 50
 _GRACE_S = 2  # for answers that are under way when the server is stopped
 
@@ -23,7 +23,7 @@ def open_socket(host: str, port: int | None) -> socket.socket:
         raise InputError(
             f"{host} is no address of this machine ({error.strerror}).", hint="--host 127.0.0.1 is this machine alone."
         ) from error
-    tried = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + _PORTS_TRIED), 0]
+    tried = [port] if port is not None else [*range(_FIRST_PORT, _FIRST_PORT + _PORTS_TRIED), 0]
     reason: OSError | None = None
     for each in tried:
         listener = socket.socket(family, socket.SOCK_STREAM)

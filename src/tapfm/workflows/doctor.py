@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "note", "broken"]
 _GIB = 2**30
-RUNS_WITH = (
+_RUNS_WITH = (
     *("torch", "timm", "safetensors", "huggingface_hub", "typer", "rich", "numpy", "openslide-python", "tifffile"),
     *("imagecodecs", "pillow", "opencv-python-headless", "h5py", "pydantic", "matplotlib", "tensorboard", "pyarrow"),
     *("jinja2", "fastapi", "uvicorn", "scipy", "scikit-learn"),
@@ -53,14 +53,14 @@ def doctor(options: DoctorOptions, console: Console) -> list[Finding]:
     """Check what this machine can do; the findings have the order of the table."""
     from tapfm.encoders.catalog import encoder_cards
 
-    findings = [_python_finding(), *package_findings(), _torch_finding(), openslide_finding(), viewer_finding()]
+    findings = [_python_finding(), *_package_findings(), _torch_finding(), _openslide_finding(), _viewer_finding()]
     if importlib.util.find_spec("huggingface_hub") is None:
         return findings  # named as missing above
     with console.status("asking the hub which encoders open"):
         findings += _hub_findings(offline=options.offline)
     with console.status("hashing cached weights (remembered for the next time)"):
-        findings += list(cached_weights_findings(encoder_cards().values()))
-    findings.append(disk_finding(_hub_cache()))
+        findings += list(_cached_weights_findings(encoder_cards().values()))
+    findings.append(_disk_finding(_hub_cache()))
     return findings
 
 
@@ -69,7 +69,7 @@ def _python_finding() -> Finding:
     return Finding("Python", "ok", f"{platform.python_version()} at {sys.executable}")
 
 
-def package_findings(requirements: Iterable[str] | None = None) -> Iterator[Finding]:
+def _package_findings(requirements: Iterable[str] | None = None) -> Iterator[Finding]:
     """Compare every package tapfm asks for with what is installed; those of extras only where they are there."""
     import importlib.metadata
 
@@ -78,7 +78,7 @@ def package_findings(requirements: Iterable[str] | None = None) -> Iterator[Find
             requirements = importlib.metadata.requires("tapfm") or []
         except importlib.metadata.PackageNotFoundError:
             yield Finding("packages", "note", "tapfm runs from its source: only what is missing is told", "make setup")
-            requirements = RUNS_WITH
+            requirements = _RUNS_WITH
     try:
         from packaging.requirements import Requirement
     except ModuleNotFoundError:
@@ -121,7 +121,7 @@ def _torch_finding() -> Finding:
     return Finding("GPU", "note", "none: torch uses the CPU", _SMALL_ONLY)
 
 
-def openslide_finding() -> Finding:
+def _openslide_finding() -> Finding:
     """The library that opens slides."""
     try:
         openslide = importlib.import_module("openslide")
@@ -134,7 +134,7 @@ def openslide_finding() -> Finding:
     return Finding("OpenSlide", "ok", f"library {openslide.__library_version__}, Python {openslide.__version__}")
 
 
-def viewer_finding() -> Finding:
+def _viewer_finding() -> Finding:
     """The pages of `tapfm view`: a wheel has them, a checkout where npm has built them."""
     from tapfm.errors import InputError
     from tapfm.viewer.assets import read_assets
@@ -209,7 +209,7 @@ def _hub_cache() -> Path:
     return Path(HF_HUB_CACHE)
 
 
-def cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
+def _cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
     """Every encoder whose weights are here already, with their digest."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -239,7 +239,7 @@ def cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
         yield Finding("weights", "note", f"none cached in {_hub_cache()}", "tapfm encoders NAME --check fetches them")
 
 
-def disk_finding(folder: Path) -> Finding:
+def _disk_finding(folder: Path) -> Finding:
     """Room for weights."""
     while not folder.exists():
         folder = folder.parent

@@ -158,7 +158,7 @@ def run_study(options: StudyOptions, console: Console) -> tuple[StudyResult, ...
     assert options.out is not None
     resume_command = None
     if options.mini:
-        prepare_mini(options.preset or "", studies, options.out, resume=options.resume, console=console)
+        _prepare_mini(options.preset or "", studies, options.out, resume=options.resume, console=console)
         if options.preset == "all":
             resume_command = command("study", "--preset", "all", "--scale", "mini", "--out", options.out, "--resume")
     return tuple(_run_steps(config, folder, options, resume_command, console) for folder, config in studies.items())
@@ -198,7 +198,7 @@ def _find_studies(options: StudyOptions, given: PresetOptions) -> dict[Path, Stu
     return {place: with_machine(config, **machine) for place, config in studies.items()}
 
 
-def prepare_mini(
+def _prepare_mini(
     preset: str, studies: Mapping[Path, StudyConfig], out: Path, *, resume: bool, console: Console
 ) -> None:
     """Paint and tile the slides of small studies, and print what such a study is worth."""

@@ -32,7 +32,7 @@ def check_whole(data: bytes) -> None:
 
 def _lower(data: bytes, rows: int) -> tuple[bytes, int | None]:
     """Declare a JPEG to be only as high as `rows` need, and say how many rows come out exact; all where it is None."""
-    at = frame_header(data)
+    at = _frame_header(data)
     if at is None:
         return data, None
     height_px = struct.unpack_from(">H", data, at + 5)[0]
@@ -47,7 +47,7 @@ def _lower(data: bytes, rows: int) -> tuple[bytes, int | None]:
     return data[: at + 5] + struct.pack(">H", declared_px) + data[at + 7 :], exact_px
 
 
-def frame_header(data: bytes) -> int | None:
+def _frame_header(data: bytes) -> int | None:
     """Find where the header of a baseline frame begins, or None."""
     at = 2
     while at + 9 < len(data) and data[at] == 0xFF:

@@ -25,7 +25,7 @@ JPEG = 7
 APERIO_JPEG2000_YCBCR = 33003
 _APERIO = "Aperio"  # how its descriptions begin
 _REDUCED = 1  # TIFF's mark of a smaller copy
-_GREY, RGB, YCBCR = 1, 2, 6  # TIFF's numbers for what a page's channels mean (grey: 0 is black)
+_GREY, _RGB, _YCBCR = 1, 2, 6  # TIFF's numbers for what a page's channels mean (grey: 0 is black)
 _LARGEST_SEGMENT_PX = 500_000_000  # 1.5 GB decoded at once; a file of such strips belongs into a pyramid
 # TIFF's own numbers: old-style JPEG needs tables from elsewhere in the file
 _NOT_DECODED = {6}
@@ -126,11 +126,11 @@ def _segments_of(page: Any, first: Any) -> LevelSegments:
         raise UnsupportedTiffError(f"compression {int(page.compression)}")
     if page.dtype != np.uint8:
         raise UnsupportedTiffError(f"{page.dtype} pixels")
-    if (int(page.photometric), page.samplesperpixel) not in ((_GREY, 1), (RGB, 3), (RGB, 4), (YCBCR, 3)):
+    if (int(page.photometric), page.samplesperpixel) not in ((_GREY, 1), (_RGB, 3), (_RGB, 4), (_YCBCR, 3)):
         raise UnsupportedTiffError(
             f"{page.samplesperpixel} channels of photometric interpretation {int(page.photometric)}"
         )
-    if int(page.photometric) == YCBCR and page.compression not in (JPEG, APERIO_JPEG2000_YCBCR):
+    if int(page.photometric) == _YCBCR and page.compression not in (JPEG, APERIO_JPEG2000_YCBCR):
         raise UnsupportedTiffError("YCbCr pixels outside JPEG")
     if not all(page.databytecounts):
         raise UnsupportedTiffError("empty tiles")  # OpenSlide fills these from other levels
@@ -164,13 +164,13 @@ def _jpeg_colours(page: Any) -> str | None:
     if page.samplesperpixel != 3:
         return None
     # JFIF is always YCbCr; writers that put it into TIFF often tag it as the RGB it decodes to
-    return "YCBCR" if int(page.photometric) == YCBCR or page.is_jfif else "RGB"
+    return "YCBCR" if int(page.photometric) == _YCBCR or page.is_jfif else "RGB"
 
 
 def _metadata(description: str, ome: str | None, page: Any) -> tuple[str, float | None, float | None, str]:
     """Read vendor, microns per pixel, objective power, and a note of what is odd, from what the file carries."""
     if ome is not None:
-        return ("ome", *ome_metadata(ome, page))
+        return ("ome", *_ome_metadata(ome, page))
     if description.startswith(_APERIO):
         fields = dict(re.findall(r"\|\s*([^|=]+?)\s*=\s*([^|]*?)\s*(?=\||$)", description))
         return "aperio", positive_number(fields.get("MPP")), positive_number(fields.get("AppMag")), ""
@@ -184,7 +184,7 @@ def _mpp_of_resolution(per_unit: float, unit: int) -> float | None:
     return microns / per_unit if microns is not None and per_unit > 1 else None
 
 
-def ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None, str]:
+def _ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None, str]:
     """Read PhysicalSize and NominalMagnification of the image that `page` is, and refuse what is not one RGB plane."""
     try:
         root = ElementTree.fromstring(xml)
