@@ -159,7 +159,9 @@ def make_evaluation(
     rows = [MetricRow(MODEL, "", each) for each in measured]
     rows += [MetricRow(MODEL, subgroup, each) for each in measured] if subgroup else []
     rows += [MetricRow("colour baseline", "", each) for each in measured]
-    results = EvaluationResults(about, rows, chosen, "A baseline.", slides=len(slides), patients=len(slides))
+    results = EvaluationResults(
+        about, target_kinds(targets), rows, chosen, "A baseline.", slides=len(slides), patients=len(slides)
+    )
     (folder / "evaluation.json").write_text(json.dumps(about))
     (folder / "metrics.json").write_bytes(metrics_json(results))
     write_predictions(folder / "predictions.csv", slides)

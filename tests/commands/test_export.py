@@ -172,7 +172,10 @@ def test_the_description_names_the_epoch_that_was_kept(runs, exported):
 def test_the_card_counts_slides_patients_and_labels(exported):
     card = (exported / "several" / "README.md").read_text()
     assert "# tapfm-pocket, adapted to FGFR3, TP53" in card
-    for line in ("train | 4 | 4 | 2 of 4 | 1 of 3", "val | 2 | 2 | 1 of 2 | 0 of 2", "test | 3 | 4 | 2 of 4 | 2 of 3"):
+    for line in (
+        *("train | 4 | 4 | 2 of 4 (50%) | 1 of 3 (33%)", "val | 2 | 2 | 1 of 2 (50%) | 0 of 2 (0%)"),
+        "test | 3 | 4 | 2 of 4 (50%) | 2 of 3 (67%)",
+    ):
         assert f"| {line} |" in card
     assert "An aggregator of tapfm-pocket features for FGFR3" in (exported / "fixed mean" / "README.md").read_text()
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tapfm.evaluation.comparing import compare_methods
+from tapfm.evaluation.figures import EvaluatedPredictions, evaluation_figures
 from tapfm.evaluation.measures import ChosenThresholds, Thresholds, choose_thresholds, compute_metrics
+from tapfm.evaluation.metric_tables import evaluation_sections
 from tapfm.evaluation.predictions import (
     Prediction,
     average_predictions,
@@ -21,6 +23,11 @@ from tapfm.evaluation.predictions import (
 )
 from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, measure_results
 from tapfm.evaluation.subgroups import Subgroup, measure_subgroup
+from tapfm.results.drawing import draw_svg
+from tapfm.results.figure import Panel, Points
+from tapfm.results.markdown import markdown_sections
+from tapfm.results.numbers import format_estimate
+from tapfm.results.table import Cell
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import TargetKind, TargetThresholds
 
@@ -68,6 +75,11 @@ class Percentage:
 
     def count_labels(self, labels):
         return None, sum(label is not None for label in labels)
+
+    counted = "labelled"
+
+    def count_cell(self, labels):
+        return Cell(str(self.count_labels(labels)[1]))
 
     def describe_counts(self, labels, unit):
         return f"{self.count_labels(labels)[1]} {unit}s"
@@ -122,10 +134,25 @@ class Percentage:
     def choose_thresholds(self, truth, logits, sensitivity):
         return TargetThresholds()
 
+    figures = {"errors": "Errors"}  # noqa: RUF012
+
+    def panels(self, data):
+        return {"errors": Panel("Errors", marks=[Points(data.truth.tolist(), (10 * data.logits).tolist())])}
+
+    def curve(self, truth, logits):
+        return None
+
+    def curve_panel(self, title, lines):
+        return Panel(title, marks=lines)
+
+    def outcome(self, call, label):
+        return ""
+
     def fit_linear(self, rows, labels):
         return None
 
 
+ABOUT = {"model": "m", "kind": "run", "cohort": "own", "split": "test", "table": "table.csv"}
 TARGETS: dict[str, TargetKind] = {"necrosis": Percentage()}
 
 
@@ -201,8 +228,16 @@ def test_methods_are_compared_and_results_collected():
         groups=[group],
         baseline=BaselinePredictions(tuple(poor), (), ""),
         table=EvaluatedTable("table.csv", (), ()),
-        about={},
+        about=ABOUT | {"targets": list(TARGETS), "unit": "slide", "resamples": 20, "seed": 0},
     )
     assert {(row.model, row.measured.metric) for row in results.rows} == {
         (model, metric) for model in ("model", "colour baseline") for metric in ("score", "bias")
     }
+    page = markdown_sections("title", evaluation_sections(results), {})
+    score = results.of("model")["necrosis", "score"].estimate
+    assert f"| minus the mean error | {format_estimate(score)} |" in page
+    assert "| site = a | necrosis | 9 |" in page
+    evaluated = EvaluatedPredictions(good, poor, "slide", results.of("model"), {}, 20, 0)
+    (figure,) = evaluation_figures(evaluated, TARGETS, "test").values()
+    assert len(figure.panels[0].marks[0].x) == 39  # those with a label
+    assert draw_svg(figure)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tapfm.cli.command import command
 from tapfm.cli.console import messages, print_line, terminal
@@ -30,28 +28,30 @@ def split(options: workflow.SplitOptions) -> None:
 
 
 def _print_split(result: workflow.SplitResult, console: Console) -> None:
-    made = result.split
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    has_folds = "split" not in made.splits
-    fold = ["fold"] if has_folds else []
-    for name in (*fold, "split", "patients", "slides", "40x", *(f"{target} positive" for target in result.labels)):
-        table.add_column(Text(name), justify="left" if name in ("fold", "split") else "right")
+    from tapfm.results.numbers import format_percentage
+    from tapfm.results.table import Cell, Column, Table, table_row
+    from tapfm.results.terminal import rich_table
+
+    made, has_folds = result.split, "split" not in result.split.splits
+    columns = [
+        Column("fold", text=True, shown=has_folds),
+        Column("split", text=True),
+        *map(Column, ("patients", "slides", "40x")),
+    ]
+    columns += [Column(f"{target} {kind.counted}") for target, kind in result.targets.items()]
+    rows = []
     for column, of_slide in made.splits.items():
         for name in made.split_names:
-            rows = [row for row in made.cohort.rows if of_slide[row.slide_id] == name]
-            scans = [made.resolutions[row.slide_id] for row in rows if row.slide_id in made.resolutions]
-            table.add_row(
-                *([column] if has_folds else []),
-                name,
-                f"{len({row.patient_id for row in rows}):,}",
-                f"{len(rows):,}",
-                _share(sum(scan == "40x" for scan in scans), len(scans)),
-                *(
-                    _share(*kind.count_labels(result.labels_in(target, of_slide, name)))
-                    for target, kind in result.targets.items()
-                ),
-            )
-    console.print(table)
+            slides = [row for row in made.cohort.rows if of_slide[row.slide_id] == name]
+            scans = [made.resolutions[row.slide_id] for row in slides if row.slide_id in made.resolutions]
+            of_40x = scans.count("40x")
+            share = Cell(f"{of_40x:,} of {len(scans):,}", format_percentage(of_40x, len(scans))) if scans else Cell("-")
+            counts = [
+                kind.count_cell(result.labels_in(target, of_slide, name)) for target, kind in result.targets.items()
+            ]
+            patients = len({row.patient_id for row in slides})
+            rows.append(table_row(column, name, patients, len(slides), share, *counts))
+    console.print(rich_table(Table(columns, rows)))
     for note in workflow.split_notes(result):
         print_line(console, note, "yellow")
     following = command_text("config", "--cohort", result.out, "--out", "run.toml")
@@ -61,9 +61,3 @@ def _print_split(result: workflow.SplitResult, console: Console) -> None:
             console,
             "This trains fold 0; the others: tapfm train run.toml --out runs/fold-1 --set cohort.fold=1, ...",
         )
-
-
-def _share(part: int | None, whole: int) -> str:
-    if part is None:
-        return f"{whole:,}"
-    return f"{part:,}/{whole:,} ({part / whole:.0%})" if whole else "-"

@@ -10,11 +10,11 @@ from tapfm.cohort.splits import ALL, VALIDATION
 from tapfm.evaluation.comparing import PairedComparison
 from tapfm.evaluation.measures import MACRO, ChosenThresholds, MetricValue, target_title
 from tapfm.results.document import Block, Paragraph, Section
+from tapfm.results.estimate import Estimate
 from tapfm.results.numbers import ABSENT, format_interval, format_p_value
 from tapfm.results.table import Cell, Column, Row, Table, table_row
 from tapfm.runtime.messages import counted
-from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.target import TargetKind
+from tapfm.tasks.target import TargetKinds
 
 MODEL = "model"
 _BASELINE_NOTE = (
@@ -37,6 +37,7 @@ class EvaluationResults:
     """Everything that an evaluation found."""
 
     about: Mapping[str, Any]  # evaluation.json
+    kinds: TargetKinds  # of the targets
     rows: Sequence[MetricRow]
     chosen: ChosenThresholds
     baseline_said: str
@@ -56,11 +57,6 @@ class EvaluationResults:
             for row in self.rows
             if (row.model, row.subgroup) == (model, subgroup)
         }
-
-    @property
-    def kinds(self) -> dict[str, TargetKind]:
-        """The kinds of the targets."""
-        return target_kinds(self.about["targets"])
 
     @property
     def metric_names(self) -> dict[str, str]:
@@ -185,8 +181,12 @@ def _count(each: MetricValue | None) -> str:
 
 
 def _metric_row(found: MetricsByTarget, metric: str, name: str, targets: Sequence[str]) -> Row:
-    values = [None if (each := found.get((target, metric))) is None else each.estimate for target in targets]
-    return table_row(name, *values)
+    return table_row(name, *(_estimates(found, target, [metric])[0] for target in targets))
+
+
+def _estimates(found: MetricsByTarget, target: str, metrics: Sequence[str]) -> list[Estimate | None]:
+    """Return the estimates of these metrics of a target; None where its kind has no such metric."""
+    return [None if (each := found.get((target, metric))) is None else each.estimate for metric in metrics]
 
 
 def _delong_rows(found: MetricsByTarget, metric: str, targets: Sequence[str]) -> list[Row]:
@@ -206,14 +206,14 @@ def overview_table(results: EvaluationResults, metrics: Sequence[str]) -> Table:
     differences = {pair.target: pair for pair in results.differences}
     rows, names, first = [], results.metric_names, results.main_metrics[0]
     for target in results.columns:
-        auc, pair = found[target, first], differences.get(target)
+        pair, of_target = differences.get(target), next(each for (name, _), each in found.items() if name == target)
         p = None if pair is None else pair.p_bootstrap if pair.p_delong is None else pair.p_delong
         detail = "" if p is None else f"p {format_p_value(p)}"
         rows.append(
             table_row(
-                *(target_title(target), auc.units, auc.positives),
-                *(found[target, metric].estimate for metric in metrics),
-                baseline[target, first].estimate if baseline else ABSENT,
+                *(target_title(target), of_target.units, of_target.positives),
+                *_estimates(found, target, metrics),
+                *(_estimates(baseline, target, [first]) if baseline else [ABSENT]),
                 ABSENT if pair is None else Cell(pair.difference, detail),
             )
         )
@@ -234,7 +234,7 @@ def baseline_tables(results: EvaluationResults) -> list[Table]:
     for metric in results.main_metrics:
         for target in results.columns:
             title = results.metric_names[metric] + (f", {target_title(target)}" if len(results.columns) > 1 else "")
-            both = [None if (each := of.get((target, metric))) is None else each.estimate for of in (found, baseline)]
+            both = [*_estimates(found, target, [metric]), *_estimates(baseline, target, [metric])]
             pair = differences.get(target) if metric == results.main_metrics[0] else None
             tests = [Cell()] * 3
             if pair is not None:
@@ -251,10 +251,9 @@ def subgroup_tables(results: EvaluationResults) -> list[Table]:
     rows = []
     for name in dict.fromkeys(row.subgroup for row in results.rows if row.subgroup):
         found = results.of(MODEL, name)
-        for target in dict.fromkeys(target for target, _ in found):
-            first, *_ = values = [found[target, metric] for metric in results.main_metrics]
-            estimates = [each.estimate for each in values]
-            rows.append(table_row(name, target_title(target), first.units, first.positives, *estimates))
+        for target, each in {target: each for (target, _), each in found.items()}.items():
+            estimates = _estimates(found, target, results.main_metrics)
+            rows.append(table_row(name, target_title(target), each.units, each.positives, *estimates))
     columns = [Column("subgroup", text=True), Column("target", text=True)]
     columns += [Column(f"{results.about['unit']}s"), Column("positive")]
     columns += [Column(results.metric_names[metric]) for metric in results.main_metrics]

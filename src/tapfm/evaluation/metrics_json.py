@@ -12,6 +12,7 @@ from tapfm.evaluation.comparing import PairedComparison
 from tapfm.evaluation.measures import ChosenThresholds, MetricValue, Thresholds
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow
 from tapfm.results.estimate import Estimate
+from tapfm.tasks.catalog import target_kinds
 
 _ALL = "all"  # slides, in place of a subgroup
 
@@ -71,6 +72,7 @@ def read_metrics_json(path: Path) -> EvaluationResults:
         others = [model for model in found["models"] if model != MODEL]
         return EvaluationResults(
             about=dict(found["evaluation"]),
+            kinds=target_kinds(found["evaluation"]["targets"]),
             rows=[
                 MetricRow(model, "" if subgroup == _ALL else subgroup, _metric_value(target, metric, entry))
                 for model, of_model in found["models"].items()

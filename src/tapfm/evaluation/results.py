@@ -104,6 +104,7 @@ def measure_results(
         ).pairs
     return EvaluationResults(
         about,
+        targets,
         [_with_reason(row, table, thresholds, targets) for row in rows],
         thresholds,
         baseline.note,

@@ -14,9 +14,9 @@ from tapfm.report.content import Block
 from tapfm.report.result import SplitResult
 from tapfm.report.runs import ReportedRun
 from tapfm.results.document import Paragraph
-from tapfm.results.numbers import format_percentage
-from tapfm.results.table import Cell, Column, Row, Table, table_row
+from tapfm.results.table import Column, Row, Table, table_row
 from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import TargetKinds
 
 # columns of a cohort's table that say where a slide comes from
 _ORIGINS = ("site", "centre", "center", "hospital", "scanner", "vendor", "objective", "magnification", "mpp", "stain")
@@ -25,13 +25,13 @@ _MOST_VALUES = 6
 
 def cohort_blocks(run: ReportedRun, results: Sequence[SplitResult]) -> list[Block]:
     """Count slides, patients and labels of each split, and of each other set that was evaluated."""
-    targets = run.targets
+    targets = target_kinds(run.targets)
     rows = [_split_row(_name_of_split(split), run.of_split(split), targets) for split in SPLITS if run.of_split(split)]
     own = {row.get("slide_id") for row in run.slides}
     for result in results:
         if not result.own or not {each.slide_id for each in result.predictions} <= own:
             rows.append(_prediction_row(result.title, result.predictions, targets))
-    titles = [f"{target} positive" for target in targets]
+    titles = [f"{target} {kind.counted}" for target, kind in targets.items()]
     columns = [Column("", text=True), Column("patients"), Column("slides"), Column("tiles"), *map(Column, titles)]
     blocks: list[Block] = [Table(columns, rows)]
     origins = _origins_of(run)
@@ -51,33 +51,20 @@ def _name_of_split(split: str) -> str:
     return {"train": "training", VALIDATION: "validation"}.get(split, split)
 
 
-def _split_row(title: str, rows: Sequence[Mapping[str, str]], targets: Sequence[str]) -> Row:
+def _split_row(title: str, rows: Sequence[Mapping[str, str]], targets: TargetKinds) -> Row:
     """Count one split of a run."""
     patients = len({(row.get("cohort"), row.get("patient_id")) for row in rows})
     tiles = sum(int(row["tiles"]) for row in rows if row.get("tiles"))
-    cells = []
-    for target, kind in target_kinds(targets).items():
-        positive, known = kind.count_labels([kind.parse_label(row.get(target, "")) for row in rows])
-        cells.append(_labels_cell(positive or 0, known))
-    return table_row(title, patients, len(rows), tiles or None, *cells)
+    labels = {target: [kind.parse_label(row.get(target, "")) for row in rows] for target, kind in targets.items()}
+    counts = [kind.count_cell(labels[target]) for target, kind in targets.items()]
+    return table_row(title, patients, len(rows), tiles or None, *counts)
 
 
-def _prediction_row(title: str, predictions: Sequence[Prediction], targets: Sequence[str]) -> Row:
+def _prediction_row(title: str, predictions: Sequence[Prediction], targets: TargetKinds) -> Row:
     """Count a set that was evaluated."""
     patients = len({(each.cohort, each.patient_id) for each in predictions})
-    cells = []
-    for target, kind in target_kinds(targets).items():
-        positive, known = kind.count_labels([each.labels.get(target) for each in predictions])
-        cells.append(_labels_cell(positive or 0, known))
-    tiles = sum(each.tiles for each in predictions)
-    return table_row(title, patients, len(predictions), tiles or None, *cells)
-
-
-def _labels_cell(positive: int, known: int) -> Cell:
-    """Write positives of labelled slides, and the prevalence."""
-    if not known:
-        return Cell("0 of 0", why="no labels")
-    return Cell(f"{positive:,} of {known:,}", format_percentage(positive, known))
+    counts = [kind.count_cell([each.labels.get(target) for each in predictions]) for target, kind in targets.items()]
+    return table_row(title, patients, len(predictions), sum(each.tiles for each in predictions) or None, *counts)
 
 
 def _origins_of(run: ReportedRun) -> dict[str, dict[str, str]]:

@@ -12,6 +12,7 @@ from tapfm.config.settings import RunConfig
 from tapfm.encoders.features import FeatureFacts, feature_file, read_feature_facts
 from tapfm.errors import CohortError, LabelError, TapfmError, UnknownNameError
 from tapfm.evaluation.predictions import LabelledSlide
+from tapfm.results.table import Column, Table, table_row
 from tapfm.runtime.files import file_identity, fingerprint, sha256_of
 from tapfm.runtime.messages import command
 from tapfm.slides.opening import files_of
@@ -230,14 +231,13 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
-def count_by_split(data: RunData) -> list[tuple[str, int, int, dict[str, tuple[int | None, int]]]]:
-    """Count, for each split: patients, slides, and of each target positives and labelled slides."""
-    lines = []
+def sizes_table(data: RunData) -> Table:
+    """Return the numbers of patients, slides and labels of each split."""
+    columns = [Column("split", text=True), Column("patients"), Column("slides")]
+    columns += [Column(f"{target} {kind.counted}") for target, kind in data.targets.items()]
+    rows = []
     for split in SPLITS:
         slides = data.of(split)
-        counts = {
-            target: kind.count_labels([slide.labels[target] for slide in slides])
-            for target, kind in data.targets.items()
-        }
-        lines.append((split, len({slide.row.patient_id for slide in slides}), len(slides), counts))
-    return lines
+        counts = [kind.count_cell([slide.labels[target] for slide in slides]) for target, kind in data.targets.items()]
+        rows.append(table_row(split, len({slide.row.patient_id for slide in slides}), len(slides), *counts))
+    return Table(columns, rows)

@@ -13,6 +13,7 @@ from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.hub import forbids_derivatives
 from tapfm.runs.saved_model import SavedModel
+from tapfm.tasks.catalog import target_kinds
 
 _KNOWN_TO_THE_HUB = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-4.0")
 
@@ -133,16 +134,17 @@ def _use_of_features(saved: SavedModel) -> list[str]:
 
 def _data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
     """Count slides, patients and labels by split."""
+    kinds, slides = target_kinds(targets), run_folder.slides()
     columns = [Column("split", text=True), Column("patients"), Column("slides")]
+    columns += [Column(f"{target} {kind.counted}") for target, kind in kinds.items()]
     rows = []
     for split in SPLITS:
-        of_split = [row for row in run_folder.slides() if row["split"] == split]
+        of_split = [row for row in slides if row["split"] == split]
         counts = [
-            f"{sum(row[target] == '1' for row in of_split):,} of {sum(row[target] != '' for row in of_split):,}"
-            for target in targets
+            kind.count_cell([kind.parse_label(row[target]) for row in of_split]) for target, kind in kinds.items()
         ]
         rows.append(table_row(split, len({row["patient_id"] for row in of_split}), len(of_split), *counts))
-    return [markdown_table(Table([*columns, *(Column(f"{target} positive") for target in targets)], rows)).rstrip()]
+    return [markdown_table(Table(columns, rows)).rstrip()]
 
 
 def _figure_lines(result: Mapping[str, AucScores]) -> list[str]:

@@ -10,7 +10,7 @@ from tapfm.evaluation.predictions import AucScores
 from tapfm.results.markdown import markdown_table
 from tapfm.results.numbers import format_duration, format_number
 from tapfm.results.table import Cell, Column, Table, table_row
-from tapfm.runs.data import RunData, count_by_split
+from tapfm.runs.data import RunData, sizes_table
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.progress import RunProgress
 from tapfm.runtime.files import write_atomically
@@ -80,13 +80,7 @@ def _rule(config: RunConfig, progress: RunProgress) -> str:
 
 def _split_lines(data: RunData, progress: RunProgress) -> list[str]:
     """Count slides by split."""
-    columns = [Column("split", text=True), Column("patients"), Column("slides")]
-    rows = [
-        table_row(split, patients, slides, *(f"{positive or 0:,} of {known:,}" for positive, known in counts.values()))
-        for split, patients, slides, counts in count_by_split(data)
-    ]
-    table = Table([*columns, *(Column(f"{target} positive") for target in data.targets)], rows)
-    lines = [markdown_table(table).rstrip()]
+    lines = [markdown_table(sizes_table(data)).rstrip()]
     if data.without_label:
         lines += ["", f"Without any label, and not used: {counted(len(data.without_label), 'slide')}."]
     if lost := [slide for slide in data.slides if slide.row.slide_id in progress.failed]:

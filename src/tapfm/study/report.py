@@ -173,17 +173,17 @@ def _sizes_table(results: StudyResults) -> Table:
             row |= {target: kinds[target].format_label(label) for target, label in prediction.labels.items()}
     cohorts |= {"external": list(external.values())} if external else {}
     columns = [Column("split", text=True), Column("slides"), Column("patients")]
-    columns += [Column(f"{target} positive") for target in study.targets]
+    columns += [Column(f"{target} {kind.counted}") for target, kind in target_kinds(study.targets).items()]
     return Table(columns, [_size_row(name, rows, study.targets) for name, rows in cohorts.items() if finished])
 
 
 def _size_row(name: str, slides: Sequence[Mapping[str, str]], targets: Sequence[str]) -> Row:
     patients = len({(row["cohort"], row["patient_id"]) for row in slides})
-    positives = [
-        kind.count_labels([kind.parse_label(row.get(target, "")) for row in slides])[0]
+    counts = [
+        kind.count_cell([kind.parse_label(row.get(target, "")) for row in slides])
         for target, kind in target_kinds(targets).items()
     ]
-    return table_row(name, len(slides), patients, *positives)
+    return table_row(name, len(slides), patients, *counts)
 
 
 def _failures(study: StudyConfig, folder: StudyFolder) -> list[Section]:

@@ -16,6 +16,8 @@ from tapfm.metrics.ranking import auc
 from tapfm.metrics.thresholds import at_sensitivity, youden
 from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Line, Panel
+from tapfm.results.numbers import format_percentage
+from tapfm.results.table import Cell
 from tapfm.tasks import binary_figures, binary_metrics
 from tapfm.tasks.target import FigureData, Label, LinearFit, TargetThresholds
 
@@ -132,6 +134,18 @@ class BinaryTarget:
         """Count the positive and the known labels."""
         known = _known(labels)
         return sum(known), len(known)
+
+    @property
+    def counted(self) -> str:
+        """Positives are counted."""
+        return "positive"
+
+    def count_cell(self, labels: Sequence[Label]) -> Cell:
+        """Return the positives of the labelled slides, and their share."""
+        known = _known(labels)
+        if not known:
+            return Cell("0 of 0", why="no labels")
+        return Cell(f"{sum(known):,} of {len(known):,}", format_percentage(sum(known), len(known)))
 
     def describe_counts(self, labels: Sequence[Label], unit: str) -> str:
         """Count the labels of both classes, such as "3 positive and 9 negative slides"."""

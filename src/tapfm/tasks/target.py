@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tapfm.metrics.arrays import Floats
 from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Line, Panel
+from tapfm.results.table import Cell
 
 # The label of one target, as its kind parsed it; None: missing. Only tasks/ looks inside.
 Label = Hashable
@@ -115,6 +116,15 @@ class TargetKind(Protocol):
 
     def count_labels(self, labels: Sequence[Label]) -> tuple[int | None, int]:
         """Count the positive (None: there is no such class) and the known labels."""
+        ...
+
+    @property
+    def counted(self) -> str:
+        """What `count_cell` counts, for the title of a column, such as "positive"."""
+        ...
+
+    def count_cell(self, labels: Sequence[Label]) -> Cell:
+        """Return the counts of labels for a table, such as "3 of 12" with "25%" as a detail."""
         ...
 
     def describe_counts(self, labels: Sequence[Label], unit: str) -> str:
