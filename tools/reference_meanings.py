@@ -550,7 +550,7 @@ FORMATS: dict[str, list[Format]] = {
             "study.json",
             "All results of a study as data, from which `tapfm report` makes its page: a list of sections.",
             {
-                "[].title": "title of a section; the first has none",
+                "[].title": "title of a section",
                 "[].blocks[]": "its paragraphs, tables and figures; `kind` says which of them it is",
             },
         ),

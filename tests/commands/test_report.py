@@ -282,6 +282,35 @@ def test_a_study_shows_its_table_and_the_best_run_on_validation(tmp_path):
     assert made.notes == []
 
 
+def test_a_study_without_its_sections_says_what_to_type(tmp_path):
+    study = make_study(tmp_path / "study")
+    (study / "study.json").write_text("[{")
+    again = f"tapfm study --tables --out {study}"
+    with pytest.raises(InputError, match="is damaged") as refused:
+        page_of(study, tmp_path / "report.html")
+    assert again in refused.value.hint
+    (study / "study.json").unlink()  # as studies of earlier versions are
+    made, html = page_of(study, tmp_path / "report.html")
+    assert any(again in note for note in made.notes)
+    assert again in text_of(html)
+    assert "AUC" not in titles(html)
+
+
+def test_an_evaluation_that_lacks_a_metric_is_shown_without_it(tmp_path):
+    run = make_run(tmp_path / "runs" / "first")
+    path = make_evaluation(tmp_path / "evaluations" / "external", run) / "metrics.json"
+    written = json.loads(path.read_text())
+    for metric in ("npv", "ece"):
+        del written["models"]["model"]["all"]["FGFR3"][metric]
+    path.write_text(json.dumps(written))
+    _, html = page_of(run, tmp_path / "report.html")
+    assert "external.csv AUC" in text_of(html)
+    del written["evaluation"]["seed"]
+    path.write_text(json.dumps(written))
+    with pytest.raises(InputError, match="seed"):
+        page_of(run, tmp_path / "report.html")
+
+
 def test_a_study_shows_the_run_that_is_asked_for_or_that_made_the_predictions(tmp_path):
     study = make_study(tmp_path / "study")
     name = "tapfm-pocket/tapfm/cls-attention/seed0"

@@ -43,15 +43,15 @@ def folder(tmp_path_factory):
 
 
 def test_sections_are_read_back_as_they_were_written(folder, tmp_path):
-    sections = read_sections(folder / "study.json")
+    sections = read_sections(folder / "study.json", hint="")
     assert [section.title for section in sections] == ["Overview", "AUC", "Convergence, time and memory"]
     assert (folder / "study.md").read_text().startswith(markdown_sections("A_study", sections, FILES).rstrip())
     write_sections(tmp_path / "again.json", sections)
-    assert read_sections(tmp_path / "again.json") == sections
+    assert read_sections(tmp_path / "again.json", hint="") == sections
 
 
 def test_every_figure_has_its_file_and_notes_are_plain_text(folder):
-    blocks = [block for section in read_sections(folder / "study.json") for block in section.blocks]
+    blocks = [block for section in read_sections(folder / "study.json", hint="") for block in section.blocks]
     figures = [FILES[block.title] for block in blocks if isinstance(block, Figure)]
     assert figures == ["roc.png", "curves.png"]
     assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in figures)
@@ -69,7 +69,7 @@ def test_what_failed_is_told_with_its_command(folder):
 def test_each_table_has_its_own_files_with_the_same_numbers(folder):
     tables = {
         section.title: block
-        for section in read_sections(folder / "study.json")
+        for section in read_sections(folder / "study.json", hint="")
         for block in section.blocks
         if isinstance(block, Table)
     }
@@ -101,4 +101,4 @@ def test_a_study_without_results_says_so(tmp_path):
     assert "0 of 2 runs finished" in page
     assert "There are no results yet." in page
     assert not (tmp_path / "roc.png").exists()
-    assert len(read_sections(tmp_path / "study.json")) == 3
+    assert len(read_sections(tmp_path / "study.json", hint="")) == 3

@@ -10,8 +10,8 @@ from tapfm.report.content import (
     Collapsible,
     HeatmapGallery,
     Page,
+    PageSection,
     Picture,
-    Section,
     SlideHeatmaps,
     SlideLine,
     SlidesBlock,
@@ -94,7 +94,11 @@ def a_page(**changes):
         ),
         TileGallery(EVIL, [TilePicture(picture, EVIL, EVIL)], EVIL),
     ]
-    sections = [Section(EVIL, blocks, EVIL), Section("Twice", [Paragraph("a")]), Section("Twice", [Paragraph("b")])]
+    sections = [
+        PageSection(EVIL, blocks, EVIL),
+        PageSection("Twice", [Paragraph("a")]),
+        PageSection("Twice", [Paragraph("b")]),
+    ]
     given = {"kicker": EVIL, "title": EVIL, "summary": [EVIL], "headline": table, "warnings": [EVIL], "made": EVIL}
     return Page(**{"sections": sections} | given | changes)
 
@@ -139,7 +143,7 @@ def test_names_of_files_that_are_no_text_do_not_stop_the_page():
 
 def test_columns_in_which_every_line_is_the_same_are_left_out():
     def heads(*lines):
-        html = render(replace(a_page(), sections=[Section("Slides", [SlidesBlock(lines)])])).decode()
+        html = render(replace(a_page(), sections=[PageSection("Slides", [SlidesBlock(lines)])])).decode()
         return re.findall(r'data-by="\w+"[^>]*>(Model|Set|Target)</th>', html), html.count("<select")
 
     line = SlideLine("a", "p", "test", "T", 0.2, None, "", "", "", 3, "m")
@@ -171,5 +175,5 @@ def test_wrong_calls_are_marked():
         SlideLine(outcome, "p", "test", "T", 0.5, 0.5, "positive", "negative", outcome, 3)
         for outcome in ("right", "false positive", "")
     ]
-    html = render(a_page(sections=[Section("Slides", [SlidesBlock(lines)])])).decode()
+    html = render(a_page(sections=[PageSection("Slides", [SlidesBlock(lines)])])).decode()
     assert re.findall(r'data-wrong><th scope="row">([^<]*)', html) == ["false positive"]

@@ -7,7 +7,7 @@ from browser import watched_page
 from playwright.sync_api import expect
 from report_lab import make_evaluation, make_prediction, make_run, page_of, predictions, write_section
 
-from tapfm.report.content import Page, Section, SlideLine, SlidesBlock
+from tapfm.report.content import Page, PageSection, SlideLine, SlidesBlock
 from tapfm.report.page import render
 from tapfm.results.table import Column, Table, table_row
 from tapfm.tasks.binary_target import _sigmoid as sigmoid
@@ -79,7 +79,7 @@ def test_the_table_of_slides_fits_a_desk(page, tmp_path, slide_id):
         for where in ("validation", "external.csv")
         for target in ("EGFR", "FGFR3")
     ]
-    made = Page("k", "t", [], None, [], [Section("Slides", [SlidesBlock(lines)])], "m")
+    made = Page("k", "t", [], None, [], [PageSection("Slides", [SlidesBlock(lines)])], "m")
     (tmp_path / "report.html").write_bytes(render(made))
     page.goto((tmp_path / "report.html").as_uri())
     assert page.locator(".scroll.tall").evaluate("each => each.scrollWidth - each.clientWidth") <= 0
@@ -88,7 +88,7 @@ def test_the_table_of_slides_fits_a_desk(page, tmp_path, slide_id):
 def test_reasons_that_are_long_are_broken_into_lines(page, tmp_path):
     row = table_row("S001", "the file ends in the middle of a tile " * 8, "/a/long/folder" * 20)
     table = Table([Column(name, text=True) for name in ("slide", "why", "where")], [row])
-    made = Page("k", "t", [], None, [], [Section("What failed", [table])], "m")
+    made = Page("k", "t", [], None, [], [PageSection("What failed", [table])], "m")
     (tmp_path / "report.html").write_bytes(render(made))
     page.goto((tmp_path / "report.html").as_uri())
     assert page.locator(".scroll").evaluate("each => each.scrollWidth - each.clientWidth") <= 0
@@ -196,7 +196,7 @@ def test_names_that_are_html_do_nothing(page, tmp_path):
         SlideLine(evil, evil, where, evil, 0.5, 0.4, evil, evil, evil, 3, model)
         for model, where in (("a", "b"), (evil, evil))
     ]
-    made = Page(evil, evil, [evil], None, [evil], [Section("Slides", [SlidesBlock(lines)], evil)], evil)
+    made = Page(evil, evil, [evil], None, [evil], [PageSection("Slides", [SlidesBlock(lines)], evil)], evil)
     (tmp_path / "report.html").write_bytes(render(made))
     page.goto((tmp_path / "report.html").as_uri())
     assert page.locator("h1").inner_text() == evil
@@ -213,7 +213,7 @@ def test_five_thousand_slides_are_sorted_and_filtered(page, tmp_path):
         )
         for each in predictions(5000)
     ]
-    made = Page("k", "t", [], None, [], [Section("Slides", [SlidesBlock(lines)])], "m")
+    made = Page("k", "t", [], None, [], [PageSection("Slides", [SlidesBlock(lines)])], "m")
     (tmp_path / "report.html").write_bytes(render(made))
     page.goto((tmp_path / "report.html").as_uri())
     seen = page.locator("#slide-table tbody tr").locator("visible=true")

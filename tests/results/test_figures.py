@@ -1,8 +1,8 @@
 """Figures: the same PNG each time, and SVG that obeys a page's theme and its Content-Security-Policy."""
 
 import io
+import itertools
 import re
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -75,13 +75,35 @@ def test_svg_has_no_styles_and_takes_its_colours_from_the_page():
     assert all(text in texts for text in ("x & y", "count", "line", "12"))
 
 
-def test_clip_paths_of_two_figures_do_not_share_ids():
-    def ids(figure):
-        return set(re.findall(r'id="([^"]*)"', draw_svg(figure)))
+def test_equal_drawings_of_a_page_do_not_share_ids():
+    html = html_figure(Figure("", [PANEL, PANEL]), itertools.count())
+    ids = re.findall(r'id="([^"]*)"', html)
+    assert ids
+    assert len(set(ids)) == len(ids)
 
-    other = Figure("", [replace(PANEL, x=Axis("x", 0, 2))])
-    assert ids(Figure("", [PANEL]))
-    assert not ids(Figure("", [PANEL])) & ids(other)
+
+@pytest.mark.parametrize("entries", [0, 3, 14])
+def test_a_legend_does_not_shrink_the_axes(entries):
+    lines = [Line([0, 1], [0, 1], label=f"method {i} with a name of some length, finetuned") for i in range(entries)]
+    figure = Figure("", [Panel("", Axis("x", 0, 1), Axis("y", 0, 1), [Line([0, 1], [0, 1], "series-5"), *lines])])
+    drawn = np.argwhere((pixels(figure) == list(bytes.fromhex(COLOURS["series-5"][1:]))).all(axis=2))
+    if entries:  # other lines lie above it
+        drawn = np.argwhere((pixels(figure) == list(bytes.fromhex(COLOURS["model"][1:]))).all(axis=2))
+        drawn = drawn[drawn[:, 0] < 140 * 3.2]  # not the legend
+    height_px, width_px = np.ptp(drawn, axis=0)
+    assert height_px > 140 * 2.3
+    assert width_px > 140 * 2.3
+
+
+def test_names_in_a_legend_may_start_with_an_underscore_and_are_wrapped():
+    panel = Panel("", marks=[Line([0, 1], [0, 1], label="_hidden"), Line([0, 1], [1, 0], label="word " * 30)])
+    texts = [element.text for element in ElementTree.fromstring(draw_svg(Figure("", [panel]))).iter("text")]
+    assert "_hidden" in texts
+    assert " ".join(text for text in texts if text.startswith("word")) == ("word " * 30).strip()
+
+
+def test_a_figure_without_panels_is_an_empty_picture():
+    assert draw_png(Figure("title", []))
 
 
 def test_long_curves_are_simplified():
@@ -89,15 +111,18 @@ def test_long_curves_are_simplified():
     assert len(draw_svg(Figure("", [Panel("", marks=[Line(x.tolist(), (x**2).tolist())])]))) < 60_000
 
 
-@pytest.mark.parametrize("name", ["a$b$", "$\\frac{1}$", "\N{CJK UNIFIED IDEOGRAPH-6F22}", "x" * 500, "\\"])
+@pytest.mark.parametrize(
+    "name", ["a$b$", "$\\frac{1}$", "\N{CJK UNIFIED IDEOGRAPH-6F22}", "x" * 500, "\\", "a\x0bb", "f\udcffx"]
+)
 def test_names_are_text_whatever_they_hold(name):
     panel = Panel(name, Axis(name, ticks=[0], tick_labels=[name]), Axis(name), [Line([0, 1], [0, 1], label=name)])
     assert draw_png(Figure(name, [panel, Panel("b", why_empty=name)]))
-    assert name[:50] in "".join(ElementTree.fromstring(draw_svg(Figure("t", [panel]))).itertext())
+    texts = "".join("".join(ElementTree.fromstring(draw_svg(Figure("t", [panel]))).itertext()).split())
+    assert re.sub("[\x0b\udcff]", "\N{REPLACEMENT CHARACTER}", name) in texts
 
 
 def test_html_names_panels_and_says_why_one_is_empty():
-    html = html_figure(FIGURE)
+    html = html_figure(FIGURE, itertools.count())
     assert "curve &lt;1&gt;" in html
     assert '<p class="empty">no positive slide among 12</p>' in html
     assert html.count("<svg") == 1
@@ -109,11 +134,17 @@ def test_sections_come_back_from_their_file(tmp_path):
     )
     sections = [Section("One", (Paragraph("text", warning=True), table, FIGURE)), Section("", ())]
     write_sections(tmp_path / "sections.json", sections)
-    again = read_sections(tmp_path / "sections.json")
+    again = read_sections(tmp_path / "sections.json", hint="")
     files = {FIGURE.title: "figure.png"}
     assert markdown_sections("T", again, files) == markdown_sections("T", sections, files)
     assert draw_png(again[0].blocks[2]) == draw_png(FIGURE)
     assert "**text**" in markdown_sections("T", again, files)
+    unknown = [
+        Section("", [Table([Column("a")], [table_row(float("nan")), table_row(Estimate(0.5, float("-inf"), 1.0))])])
+    ]
+    write_sections(tmp_path / "nan.json", unknown)
+    first, second = read_sections(tmp_path / "nan.json", hint="")[0].blocks[0].rows
+    assert (first.cells[0].value, second.cells[0].value.low) == (None, None)
     (tmp_path / "sections.json").write_text("[{}]")
-    with pytest.raises(InputError, match="cannot be read"):
-        read_sections(tmp_path / "sections.json")
+    with pytest.raises(InputError, match="is damaged"):
+        read_sections(tmp_path / "sections.json", hint="")

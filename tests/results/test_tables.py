@@ -85,6 +85,14 @@ def test_html_is_escaped_and_numbers_its_reasons():
     assert '<sup class="why">1</sup>' in html
     assert "<li>&lt;none&gt;</li>" in html
     assert "\N{MINUS SIGN}1.500" in html
+    assert ">-<" in html_table(Table([Column("p")], [table_row("-")]))  # a text is not a number
+
+
+def test_every_format_has_the_same_dash_for_a_missing_number():
+    table = Table([Column("a"), Column("b")], [table_row(Estimate(None), None)])
+    assert "| - |  |" in markdown_table(table)
+    assert "-- &  " in latex_table(table, "", "")
+    assert ">-</th>" in html_table(table)
 
 
 def test_the_terminal_shows_what_the_page_shows():

@@ -15,12 +15,12 @@ from tapfm.baselines.slide_colours import Colours, colours_key
 from tapfm.cohort.splits import TRAIN, VALIDATION
 from tapfm.encoders.features import read_hdf5, read_tensor
 from tapfm.evaluation.predictions import Prediction
-from tapfm.evaluation.results import BASELINE, BaselinePredictions
+from tapfm.evaluation.results import BaselinePredictions
 from tapfm.runs.data import RunSlide
 from tapfm.runs.evaluation_data import EvaluatedSlides, slides_of_run, with_any_tiles
 from tapfm.runs.model_folder import ModelFolder
 from tapfm.runtime.messages import counted
-from tapfm.tasks.target import LinearFit, TargetKinds
+from tapfm.tasks.target import BASELINE, LinearFit, TargetKinds
 
 _SlideFeatures = tuple[RunSlide, list[float]]  # a slide, and what the baseline knows of it
 

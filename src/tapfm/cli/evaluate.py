@@ -53,8 +53,8 @@ def evaluate(options: workflow.EvaluateOptions) -> None:
 
 def _print_evaluation(evaluation: Evaluation, console: Console, messages: Console) -> None:
     from tapfm.evaluation.metric_tables import MODEL, overview_table
-    from tapfm.evaluation.results import BASELINE
     from tapfm.results.terminal import rich_table
+    from tapfm.tasks.target import BASELINE
 
     results, folder = evaluation.results, evaluation.folder
     # metrics.md has the other metrics

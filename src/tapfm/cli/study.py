@@ -26,7 +26,8 @@ def study(options: workflow.StudyOptions) -> None:
     from the runs that are finished.
 
     \b
-    study.md, study.json                all results on a page, and what failed
+    study.md                            all results on a page, and what failed
+    study.json                          the same as data, for tapfm report
     table_binary.*, table_multilabel.*  AUC, intervals, p; md, csv, tex
     roc.png                             ROC curves
     costs.*, curves.png                 best epoch, seconds, memory; curves

@@ -9,6 +9,7 @@ from tapfm.evaluation.columns import labelled_units
 from tapfm.evaluation.measures import MetricValue
 from tapfm.evaluation.patients import resample_patients
 from tapfm.evaluation.predictions import Prediction, Unit, units_of
+from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Figure, Panel
 from tapfm.tasks.target import FigureData, TargetKind, TargetKinds
 
@@ -42,7 +43,10 @@ def target_panels(evaluated: EvaluatedPredictions, target: str, kind: TargetKind
         truth=column.truth,
         logits=column.logits,
         baseline=baseline,
-        estimates={name: evaluated.metrics[target, name].estimate for name in kind.metrics},
+        estimates={
+            name: each.estimate if (each := evaluated.metrics.get((target, name))) is not None else Estimate(None)
+            for name in kind.metrics
+        },
         threshold=evaluated.thresholds.get(target),
         weights=() if column.too_few else (weights[:, column.place] for _, weights in resamples.blocks()),
         unit=unit,

@@ -43,7 +43,6 @@ class EvaluationResults:
     baseline_said: str
     differences: Sequence[PairedComparison] = ()  # model - baseline
     notes: Sequence[str] = ()
-    absent_targets: Sequence[str] = ()
     without_label: Sequence[str] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     tiles_skipped: int = 0

@@ -15,6 +15,7 @@ from tapfm.results.estimate import Estimate
 from tapfm.tasks.catalog import target_kinds
 
 _ALL = "all"  # slides, in place of a subgroup
+_NEEDED = ("targets", "unit", "cohort", "split", "table", "sensitivity", "resamples", "seed")
 
 
 def metrics_json(results: EvaluationResults) -> bytes:
@@ -63,6 +64,8 @@ def read_metrics_json(path: Path) -> EvaluationResults:
     """Read the results of a finished evaluation."""
     try:
         found = json.loads(path.read_text("utf-8"))
+        if lacking := [name for name in _NEEDED if name not in found["evaluation"]]:
+            raise ValueError(f"it does not say {', '.join(lacking)}")
         thresholds = found["thresholds"]
         chosen = None
         if thresholds["youden"] is not None:
@@ -93,7 +96,7 @@ def read_metrics_json(path: Path) -> EvaluationResults:
         )
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"{path} cannot be read ({error!r}).", hint="Evaluate again into another folder: tapfm evaluate"
+            f"{path} cannot be read ({error}).", hint="Evaluate again into another folder: tapfm evaluate"
         ) from error
 
 

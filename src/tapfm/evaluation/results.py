@@ -12,9 +12,7 @@ from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds, compu
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow
 from tapfm.evaluation.predictions import Prediction, Unit
 from tapfm.evaluation.subgroups import Subgroup, measure_subgroup
-from tapfm.tasks.target import TargetKinds
-
-BASELINE = "colour baseline"  # name in tables and figures
+from tapfm.tasks.target import BASELINE, TargetKinds
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,6 @@ def measure_results(
         thresholds,
         baseline.note,
         differences,
-        absent_targets=table.absent_targets,
         without_label=table.without_label,
         slides=len(predictions),
         patients=len({(each.cohort, each.patient_id) for each in predictions}),

@@ -11,7 +11,7 @@ from tapfm.cohort.splits import SPLITS, VALIDATION
 from tapfm.errors import TapfmError
 from tapfm.evaluation.predictions import Prediction
 from tapfm.report.content import Block
-from tapfm.report.result import SplitResult
+from tapfm.report.result import EvaluatedSlideSet
 from tapfm.report.runs import ReportedRun
 from tapfm.results.document import Paragraph
 from tapfm.results.table import Column, Row, Table, table_row
@@ -23,7 +23,7 @@ _ORIGINS = ("site", "centre", "center", "hospital", "scanner", "vendor", "object
 _MOST_VALUES = 6
 
 
-def cohort_blocks(run: ReportedRun, results: Sequence[SplitResult]) -> list[Block]:
+def cohort_blocks(run: ReportedRun, results: Sequence[EvaluatedSlideSet]) -> list[Block]:
     """Count slides, patients and labels of each split, and of each other set that was evaluated."""
     targets = target_kinds(run.targets)
     rows = [_split_row(_name_of_split(split), run.of_split(split), targets) for split in SPLITS if run.of_split(split)]

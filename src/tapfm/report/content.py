@@ -142,7 +142,7 @@ Block = Table | Figure | Paragraph | Code | Collapsible | SlidesBlock | HeatmapG
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A part of the page."""
 
     title: str
@@ -159,5 +159,5 @@ class Page:
     summary: Sequence[str]
     headline: Table | None
     warnings: Sequence[str]
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     made: str  # when, and by which version

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tapfm.evaluation.measures import target_title
-from tapfm.report.result import SplitResult
+from tapfm.report.result import EvaluatedSlideSet
 from tapfm.results.table import Cell, Column, Row, Table, table_row
 
 
-def headline_table(results: Sequence[tuple[str, SplitResult]]) -> Table:
+def headline_table(results: Sequence[tuple[str, EvaluatedSlideSet]]) -> Table:
     """Return the AUC of each target on each set of slides; results come with the name of their model, or none."""
     rows: list[Row] = []
     for model, result in results:

@@ -13,7 +13,7 @@ from tapfm.errors import InputError
 from tapfm.report import background, finding
 from tapfm.report import run_comparison as several
 from tapfm.report import study as studies
-from tapfm.report.content import Collapsible, Page, Section
+from tapfm.report.content import Collapsible, Page, PageSection
 from tapfm.report.headline import headline_table
 from tapfm.report.page import is_ours, render
 from tapfm.report.runs import count_training_slides
@@ -106,20 +106,20 @@ def _refuse_out(out: Path, *, force: bool) -> None:
 def _page_of(gathered: ReportSources, asked: PageOptions, budget: PictureBudget, console: Console, today: date) -> Page:
     """Put the sections in order; each is there only where there is something in it."""
     runs, study = gathered.runs, gathered.study
-    sections: list[Section] = []
+    sections: list[PageSection] = []
     if study is not None:
         sections += studies.study_sections(study)
     elif len(runs) > 1:
-        sections.append(Section("Comparison", several.side_by_side(runs, gathered.results)))
+        sections.append(PageSection("Comparison", several.side_by_side(runs, gathered.results)))
     sections += [
-        Section("Slides and labels", cohort_blocks(gathered), "By split; positive slides of those with a label."),
-        Section("Training", training_blocks(runs)),
-        Section("Results", result_blocks(gathered), results_intro(gathered)),
+        PageSection("Slides and labels", cohort_blocks(gathered), "By split; positive slides of those with a label."),
+        PageSection("Training", training_blocks(runs)),
+        PageSection("Results", result_blocks(gathered), results_intro(gathered)),
         slides_section(gathered),
         *picture_sections(gathered, asked.pictures, budget, console),
         failures_section(gathered),
-        Section("Licence of the encoder", background.licence_blocks(runs)),
-        Section(
+        PageSection("Licence of the encoder", background.licence_blocks(runs)),
+        PageSection(
             "How it was made",
             [*background.made_blocks(runs), Collapsible("What this page is made from", [_sources_table(gathered)])],
         ),
@@ -199,6 +199,9 @@ def _warnings(gathered: ReportSources, budget: PictureBudget) -> list[str]:
                 f"The run {run.name} is not finished: {done}{planned} done. This is what there is. To go on: {go_on}"
             )
     if gathered.study is not None:
+        if gathered.study.finished and not gathered.study.has_sections:
+            write = gathered.study.tables_command
+            said.append(f"The comparison of the study is not shown: it has no study.json. To write it: {write}")
         missing = len(gathered.study.planned) - len(gathered.study.finished)
         if missing:
             said.append(f"{counted(missing, 'run')} of the study {'is' if missing == 1 else 'are'} not finished.")

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import itertools
 import re
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -28,7 +29,8 @@ def render(page: Page) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"absent": ABSENT, "html_table": html_table, "html_figure": html_figure}
+    drawing = partial(html_figure, numbers=itertools.count(1))
+    environment.globals |= {"absent": ABSENT, "html_table": html_table, "html_figure": drawing}
     environment.filters |= {"number": format_number}
     style, script = (Markup((_TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js"))
     html = environment.get_template("report.html").render(

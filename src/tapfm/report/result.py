@@ -12,7 +12,7 @@ from tapfm.evaluation.predictions import Prediction, Unit
 
 
 @dataclass(frozen=True)
-class SplitResult:
+class EvaluatedSlideSet:
     """Predictions of a set of slides, and what was measured of them."""
 
     title: str  # test, validation, external.csv; with the folder where two would be the same

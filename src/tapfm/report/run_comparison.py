@@ -9,14 +9,14 @@ from tapfm.evaluation.comparison_tables import differences_table
 from tapfm.evaluation.measures import target_title
 from tapfm.evaluation.predictions import Prediction, slide_key
 from tapfm.report.content import Block
-from tapfm.report.result import SplitResult
+from tapfm.report.result import EvaluatedSlideSet
 from tapfm.report.runs import ReportedRun
 from tapfm.results.document import Paragraph
 from tapfm.results.table import Column, Table, table_row
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import Label
 
-ResultsByRun = Mapping[str, Sequence[SplitResult]]  # by name of the run
+ResultsByRun = Mapping[str, Sequence[EvaluatedSlideSet]]  # by name of the run
 
 
 def side_by_side(runs: Sequence[ReportedRun], results: ResultsByRun) -> list[Block]:
@@ -35,12 +35,12 @@ def side_by_side(runs: Sequence[ReportedRun], results: ResultsByRun) -> list[Blo
     return blocks or [Paragraph("The runs have no set of slides in common.")]
 
 
-def _set_name(result: SplitResult) -> str:
+def _set_name(result: EvaluatedSlideSet) -> str:
     """Name the set of slides, which runs may share."""
     return result.group or result.title
 
 
-def _auc_table(title: str, having: Mapping[str, SplitResult]) -> Table:
+def _auc_table(title: str, having: Mapping[str, EvaluatedSlideSet]) -> Table:
     """Return a row for each run, a column for each target."""
     targets = list(dict.fromkeys(target for result in having.values() for target in result.results.columns))
     rows = []
@@ -50,7 +50,7 @@ def _auc_table(title: str, having: Mapping[str, SplitResult]) -> Table:
     return Table([Column("", text=True), *(Column(target_title(each)) for each in targets)], rows, f"AUC, {title}")
 
 
-def _differences(title: str, having: Mapping[str, SplitResult]) -> Block:
+def _differences(title: str, having: Mapping[str, EvaluatedSlideSet]) -> Block:
     """Test pairs of runs, if all of them have the same slides, labels and targets."""
     first, *others = having.values()
     same = all(

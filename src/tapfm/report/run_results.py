@@ -14,7 +14,7 @@ from tapfm.evaluation.metrics_json import read_metrics_json
 from tapfm.evaluation.predictions import Prediction, read_predictions
 from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, measure_results
 from tapfm.report.finding import ResultFolder
-from tapfm.report.result import SplitResult
+from tapfm.report.result import EvaluatedSlideSet
 from tapfm.report.runs import ReportedRun
 from tapfm.runtime.messages import counted
 from tapfm.tasks.catalog import target_kinds
@@ -29,7 +29,7 @@ _OPTIMISTIC = {  # splits of a run's own cohort
 }
 
 
-def _result_of_split(run: ReportedRun, split: str, resamples: int) -> SplitResult:
+def _result_of_split(run: ReportedRun, split: str, resamples: int) -> EvaluatedSlideSet:
     """Measure what a finished run predicted for one of its splits."""
     predictions, validation = run.predictions[split], run.predictions.get(VALIDATION, ())
     settings, kinds = EvaluationSettings(run.unit, resamples=resamples), target_kinds(run.targets)
@@ -53,7 +53,7 @@ def _result_of_split(run: ReportedRun, split: str, resamples: int) -> SplitResul
             "seed": settings.seed,
         },
     )
-    return SplitResult(
+    return EvaluatedSlideSet(
         title=_TITLES.get(split, split),
         about=f"{_size(predictions)} of the run's own cohort, all tiles of each, measured for this page from "
         f"predictions-{split}.csv. {describe_intervals(run.unit, resamples)}",
@@ -63,7 +63,7 @@ def _result_of_split(run: ReportedRun, split: str, resamples: int) -> SplitResul
     )
 
 
-def _result_of_evaluation(found: ResultFolder, run: ReportedRun) -> SplitResult:
+def _result_of_evaluation(found: ResultFolder, run: ReportedRun) -> EvaluatedSlideSet:
     """Read what `tapfm evaluate` measured; the title names a model that is not the run."""
     results = read_metrics_json(found.path / "metrics.json")
     try:
@@ -80,7 +80,7 @@ def _result_of_evaluation(found: ResultFolder, run: ReportedRun) -> SplitResult:
     predictions = read_predictions(found.path / "predictions.csv")
     model = "" if found.made_by(run.weights_sha256) else Path(found.model).name
     another = [f"By {found.maker}, not by the run {run.name}."] if model else []
-    return SplitResult(
+    return EvaluatedSlideSet(
         title=f"{title}, by {model}" if model else title,
         about=f"{_size(predictions)} of {cohort}, all tiles of each, by tapfm evaluate ({found.path.name}). "
         f"{intervals}",
@@ -105,7 +105,7 @@ def _size(predictions: Sequence[Prediction]) -> str:
     return f"{counted(len(predictions), 'slide')} of {counted(patients, 'patient')}"
 
 
-def read_run_results(run: ReportedRun, evaluations: list[ResultFolder], resamples: int) -> list[SplitResult]:
+def read_run_results(run: ReportedRun, evaluations: list[ResultFolder], resamples: int) -> list[EvaluatedSlideSet]:
     """Gather the results of a run: test first, then other cohorts, what something was chosen on last.
 
     A split that was evaluated is not measured again.
@@ -118,7 +118,7 @@ def read_run_results(run: ReportedRun, evaluations: list[ResultFolder], resample
     )
 
 
-def _told_apart(named: Sequence[tuple[str, SplitResult]]) -> list[SplitResult]:
+def _told_apart(named: Sequence[tuple[str, EvaluatedSlideSet]]) -> list[EvaluatedSlideSet]:
     """Add their folders to the titles that several results have, as where a split was evaluated twice."""
     titles = [result.title for _, result in named]
     return [

@@ -13,9 +13,9 @@ from tapfm.evaluation.metric_tables import baseline_tables, metric_table, subgro
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.slide_files import finder_of
 from tapfm.report import background, cohorts
-from tapfm.report.content import Block, Collapsible, Section, SlideLine, SlidesBlock
+from tapfm.report.content import Block, Collapsible, PageSection, SlideLine, SlidesBlock
 from tapfm.report.finding import ResultFolder
-from tapfm.report.result import SplitResult
+from tapfm.report.result import EvaluatedSlideSet
 from tapfm.report.runs import ReportedRun
 from tapfm.report.slide_pictures import PictureBudget, PictureSettings, gallery_blocks, heatmap_blocks
 from tapfm.report.sources import ReportSources
@@ -83,7 +83,7 @@ def result_blocks(gathered: ReportSources) -> list[Block]:
     return blocks
 
 
-def _result_figures(result: SplitResult) -> list[Figure]:
+def _result_figures(result: EvaluatedSlideSet) -> list[Figure]:
     """Return the figures of each target; with several targets their names are titles."""
     evaluated, several = result.evaluated_predictions(), len(result.targets) > 1
     return [
@@ -92,7 +92,7 @@ def _result_figures(result: SplitResult) -> list[Figure]:
     ]
 
 
-def _auc_text(result: SplitResult) -> str:
+def _auc_text(result: EvaluatedSlideSet) -> str:
     """Write the AUC for the line that is seen while a part is shut."""
     first = result.results.main_metrics[0]
     found = result.metrics.get((result.results.columns[-1], first))
@@ -109,7 +109,7 @@ def _call_texts(kind: TargetKind, call: Label, label: Label) -> dict[str, str]:
     return texts | {"outcome": kind.outcome(call, label)}
 
 
-def slides_section(gathered: ReportSources) -> Section:
+def slides_section(gathered: ReportSources) -> PageSection:
     """Return a line per slide and target: from the results, then from predictions that no result contains."""
     lines = [line for run in gathered.runs for result in gathered.results[run.name] for line in _lines_of(run, result)]
     seen = {(line.model, line.slide_id, line.target): line.probability for line in lines}
@@ -120,7 +120,7 @@ def slides_section(gathered: ReportSources) -> Section:
             if evaluated is None or abs(evaluated - line.probability) > _SAME_PROBABILITY:
                 lines.append(line)
     if not lines:
-        return Section("Slides", [])
+        return PageSection("Slides", [])
     intro = "Every slide and target. The mark in a bar is the threshold, chosen on validation slides."
     blocks: list[Block] = [shown := SlidesBlock(lines[:_MOST_LINES])]
     if len(shown.places) == 1:  # the table has no column of it
@@ -129,10 +129,10 @@ def slides_section(gathered: ReportSources) -> Section:
         left = len(lines) - _MOST_LINES
         note = f"{left:,} lines are left out: the tables predictions.csv have all of them."
         blocks.append(Paragraph(note, warning=True))
-    return Section("Slides", blocks, intro)
+    return PageSection("Slides", blocks, intro)
 
 
-def _lines_of(run: ReportedRun, result: SplitResult) -> list[SlideLine]:
+def _lines_of(run: ReportedRun, result: EvaluatedSlideSet) -> list[SlideLine]:
     """List the slides of a result."""
     kinds, thresholds = target_kinds(result.targets), result.thresholds
     return [
@@ -174,7 +174,7 @@ def _predicted_lines(runs: Sequence[ReportedRun], found: ResultFolder) -> list[S
 
 def picture_sections(
     gathered: ReportSources, settings: PictureSettings, budget: PictureBudget, console: Console
-) -> list[Section]:
+) -> list[PageSection]:
     """Draw maps and galleries of each folder of predictions."""
     finder = finder_of(settings.slides)
     maps: list[Block] = []
@@ -196,11 +196,11 @@ def picture_sections(
         "slides furthest from the threshold, wrong calls first."
     )
     tiles = "The tiles that moved the model most: they are what to look at before believing it."
-    return [Section("Maps of slides", maps, intro), Section("Most influential tiles", galleries, tiles)]
+    return [PageSection("Maps of slides", maps, intro), PageSection("Most influential tiles", galleries, tiles)]
 
 
-def failures_section(gathered: ReportSources) -> Section:
+def failures_section(gathered: ReportSources) -> PageSection:
     """List what failed."""
     steps = [] if gathered.study is None else gathered.study.failed
     table = background.failures_table(gathered.runs, [*gathered.evaluations, *gathered.predictions], steps)
-    return Section("What failed", [table] if table is not None else [])
+    return PageSection("What failed", [table] if table is not None else [])

@@ -10,7 +10,7 @@ from tapfm.errors import InputError
 from tapfm.report import finding
 from tapfm.report import study as studies
 from tapfm.report.finding import ResultFolder
-from tapfm.report.result import SplitResult
+from tapfm.report.result import EvaluatedSlideSet
 from tapfm.report.run_results import read_run_results
 from tapfm.report.runs import ReportedRun, read_run
 
@@ -21,13 +21,13 @@ class ReportSources:
 
     runs: Sequence[ReportedRun]  # shown in full
     study: studies.ReportedStudy | None
-    results: Mapping[str, Sequence[SplitResult]]  # by run
+    results: Mapping[str, Sequence[EvaluatedSlideSet]]  # by run
     evaluations: Sequence[ResultFolder]
     predictions: Sequence[ResultFolder]
     why_these_runs: str = ""  # of a study
 
     @property
-    def every_result(self) -> list[tuple[str, SplitResult]]:
+    def every_result(self) -> list[tuple[str, EvaluatedSlideSet]]:
         """List the results with the names of their runs, which are empty where there is one run only."""
         several_runs = len(self.runs) > 1
         return [(run.name if several_runs else "", result) for run in self.runs for result in self.results[run.name]]

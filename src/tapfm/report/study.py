@@ -9,13 +9,13 @@ from pathlib import Path
 from tapfm.config.study import StudyConfig, load_study
 from tapfm.errors import InputError
 from tapfm.evaluation.measures import MACRO, target_title
-from tapfm.report.content import Section
+from tapfm.report.content import PageSection
 from tapfm.report.finding import STUDY
 from tapfm.report.runs import ReportedRun, read_run, read_table
 from tapfm.results.document import read_sections
 from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.runs.ensemble import is_run
-from tapfm.runtime.messages import counted
+from tapfm.runtime.messages import command, counted
 from tapfm.study.comparison import COHORT_TITLES, read_auc
 from tapfm.study.runs import PlannedRun, runs_of
 
@@ -39,6 +39,16 @@ class ReportedStudy:
     def finished(self) -> list[ReportedRun]:
         """List the runs that are done."""
         return [run for run in self.runs.values() if run.finished]
+
+    @property
+    def has_sections(self) -> bool:
+        """Whether the study has written its tables and figures for reports."""
+        return (self.folder / _SECTIONS).is_file()
+
+    @property
+    def tables_command(self) -> str:
+        """The command that writes the tables and figures of the finished runs."""
+        return command("study", "--tables", "--out", self.folder)
 
     @property
     def failed(self) -> list[Line]:
@@ -111,10 +121,12 @@ def study_headline(study: ReportedStudy) -> Table | None:
     return Table(columns, rows) if rows else None
 
 
-def study_sections(study: ReportedStudy) -> list[Section]:
+def study_sections(study: ReportedStudy) -> list[PageSection]:
     """Return what the study compared: AUCs, curves, costs, and its other questions."""
-    path = study.folder / _SECTIONS
-    return [Section(each.title, each.blocks) for each in read_sections(path)] if path.is_file() else []
+    if not study.has_sections:
+        return []
+    sections = read_sections(study.folder / _SECTIONS, hint=f"Write it again: {study.tables_command}")
+    return [PageSection(each.title, each.blocks) for each in sections]
 
 
 def _columns_of(study: ReportedStudy) -> list[tuple[str, str]]:

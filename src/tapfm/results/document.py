@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tapfm.errors import InputError
 from tapfm.results.figure import Figure
@@ -35,15 +36,26 @@ class Section:
 
 
 def write_sections(path: Path, sections: Sequence[Section]) -> None:
-    """Write sections as JSON."""
-    write_atomically(path, f"{json.dumps([asdict(each) for each in sections], indent=1, allow_nan=False)}\n".encode())
+    """Write sections as JSON; numbers that are not finite are missing there."""
+    written = _without_non_finite([asdict(each) for each in sections])
+    write_atomically(path, f"{json.dumps(written, indent=1, allow_nan=False)}\n".encode())
 
 
-def read_sections(path: Path) -> list[Section]:
-    """Read sections that `write_sections` wrote."""
+def _without_non_finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_non_finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_non_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_sections(path: Path, *, hint: str) -> list[Section]:
+    """Read sections that `write_sections` wrote. `hint` says how to write a damaged file again."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
         return TypeAdapter(list[Section]).validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise InputError(f"{path} cannot be read ({error}).", hint="Write the results again.") from error
+    except ValidationError as error:
+        raise InputError(f"{path} is damaged ({error.errors()[0]['msg']}).", hint=hint) from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}).", hint=hint) from error

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
+import re
+import textwrap
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from tapfm.results.figure import Axis, Band, Bars, Colour, Dash, Figure, Line, Mark, Panel, Points, Rule
+from tapfm.results.figure import Axis, Band, Bars, Colour, Dash, Figure, Line, Mark, Panel, Points
 from tapfm.runtime.files import write_atomically
 
 _COLOURS: Mapping[Colour, str] = {
@@ -28,7 +29,10 @@ _INK, _SOFT, _LINE = "#2b2b2b", "#5c5c5c", "#d9d9d9"
 _CSS_VARIABLES = {_INK: "ink", _SOFT: "soft", _LINE: "line", **{value: name for name, value in _COLOURS.items()}}
 _DASHES: Mapping[Dash, Any] = {"solid": "-", "dashed": (0, (4, 2.5)), "dotted": (0, (1.2, 2.2))}
 _MAX_COLUMNS = 4  # panels side by side
-_MAX_TEXT = 60  # characters
+_CHARACTER_IN = 0.069  # mean width of a character of 9 points
+_LEGEND_PT = 7.5
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # in XML
+_DIGITS = re.compile(r"(\.\d\d)\d+")
 _DPI = 140
 _STYLE = {
     "font.size": 9.0,
@@ -55,64 +59,104 @@ def _draw_png(figure: Figure) -> bytes:
     return _draw(figure, titled=True, format="png", dpi=_DPI, metadata={"Software": None})
 
 
-def draw_svg(figure: Figure) -> str:
+def draw_svg(figure: Figure, number: int = 0) -> str:
     """Draw a figure as SVG for an HTML page, without titles.
 
     Colours are CSS variables of the page (--model, --ink, ...). There are no style attributes, which a strict
-    Content-Security-Policy would ignore.
+    Content-Security-Policy would ignore. Figures of one page need different numbers, from which ids are made.
     """
-    salt = hashlib.sha256(repr(figure).encode()).hexdigest()[:12]  # ids differ between the figures of a page
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    svg = _draw(figure, titled=False, salt=salt, format="svg", metadata=metadata, transparent=True)
-    return _adapt_svg(svg, figure.title)
+    saved = {"format": "svg", "metadata": metadata, "transparent": True}
+    return _adapt_svg(_draw(figure, titled=False, salt=f"figure {number}", **saved), figure.title)
 
 
-def _draw(figure: Figure, *, titled: bool, salt: str = "", **saved: Any) -> bytes:
+def _draw(figure: Figure, *, titled: bool, salt: str | None = None, **saved: Any) -> bytes:
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": salt or None}), warnings.catch_warnings():
-        # names in a script that the font lacks, or longer than a panel
-        warnings.filterwarnings("ignore", category=UserWarning, module="matplotlib|tapfm")
-        across = min(len(figure.panels), _MAX_COLUMNS)
-        down = -(-len(figure.panels) // across)
-        size = max(figure.panel_width_in * across, 4.2 if titled else 0.0), figure.panel_height_in * down
-        canvas = Canvas(figsize=size, layout="constrained")
+    across = max(1, min(len(figure.panels), _MAX_COLUMNS))
+    down = max(1, -(-len(figure.panels) // across))
+    legend_in = max((_legend_height_in(panel, figure.panel_width_in) for panel in figure.panels), default=0.0)
+    height_in = figure.panel_height_in + legend_in
+    size_in = max(figure.panel_width_in * across, 4.2 if titled else 0.0), height_in * down + (0.35 if titled else 0.0)
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # names in a script the font lacks
+        canvas = Canvas(figsize=size_in)
         FigureCanvasAgg(canvas)
-        grid = canvas.subfigures(down, across, squeeze=False).ravel()
-        for part, panel in zip(grid, figure.panels, strict=False):
-            _draw_panel(part, panel, titled=titled)
+        for number, panel in enumerate(figure.panels):
+            left_in, top_in = number % across * figure.panel_width_in, size_in[1] - 0.35 * titled
+            bottom_in = top_in - (number // across + 1) * height_in
+            box = _Box(left_in, bottom_in, figure.panel_width_in, height_in, legend_in)
+            _draw_panel(canvas, panel, box, titled=titled)
         if titled and figure.title:
-            canvas.suptitle(_plain(figure.title), fontsize=10)
+            canvas.suptitle(
+                _plain(figure.title, size_in[0] / _CHARACTER_IN), fontsize=10, y=1 - 0.12 / size_in[1], va="top"
+            )
         buffer = io.BytesIO()
         canvas.savefig(buffer, **saved)
     return buffer.getvalue()
 
 
-def _draw_panel(part: Any, panel: Panel, *, titled: bool) -> None:
-    axes = part.subplots()
+class _Box(NamedTuple):
+    """Where a panel is drawn, in inches from the lower left corner of the figure."""
+
+    left: float
+    bottom: float
+    width: float
+    height: float
+    legend: float  # height below the axes
+
+
+def _draw_panel(canvas: Any, panel: Panel, box: _Box, *, titled: bool) -> None:
+    names = panel.y.tick_labels or ()
+    left = 0.25 + _CHARACTER_IN * max(map(len, names)) if names else 0.62
+    top, bottom, right = (0.32 if titled else 0.1), 0.48 + box.legend, 0.14
+    width, height = max(box.width - left - right, 0.5), max(box.height - top - bottom, 0.5)
+    whole = canvas.get_size_inches()
+    place = (box.left + left) / whole[0], (box.bottom + bottom) / whole[1], width / whole[0], height / whole[1]
+    axes = canvas.add_axes(place)
     if titled:
-        axes.set_title(_plain(panel.title), fontsize=9.5)
+        axes.set_title(_plain(panel.title, box.width / _CHARACTER_IN), fontsize=9.5)
     if panel.why_empty:
-        axes.text(0.5, 0.5, _plain(panel.why_empty), ha="center", va="center", transform=axes.transAxes, wrap=True)
+        why = _plain(panel.why_empty, width / _CHARACTER_IN)
+        axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
     axes.grid(visible=True, axis="y", lw=0.6)
     axes.set_axisbelow(True)
-    for mark in panel.marks:
-        _draw_mark(axes, mark)
+    drawn = {mark.label: _draw_mark(axes, mark) for mark in panel.marks}
     _set_axis(axes, "x", panel.x)
     _set_axis(axes, "y", panel.y)
     if panel.square:
-        axes.set_aspect("equal")
-    if axes.get_legend_handles_labels()[1]:
-        part.legend(loc="outside lower left", fontsize=8, alignment="left")
+        axes.set_aspect("equal", anchor="N")
+    if labelled := {label: artist for label, artist in drawn.items() if label}:
+        labels = [_plain(label, _legend_characters(box.width)) for label in labelled]
+        corner = (box.left + 0.06) / whole[0], (box.bottom + 0.04) / whole[1]
+        canvas.legend(
+            list(labelled.values()),
+            labels,
+            loc="lower left",
+            bbox_to_anchor=corner,
+            borderaxespad=0,
+            fontsize=_LEGEND_PT,
+        )
+
+
+def _legend_characters(panel_width_in: float) -> float:
+    return (panel_width_in - 0.5) / (_CHARACTER_IN * _LEGEND_PT / 9)
+
+
+def _legend_height_in(panel: Panel, panel_width_in: float) -> float:
+    labels = dict.fromkeys(mark.label for mark in panel.marks if mark.label)
+    lines = sum(_plain(label, _legend_characters(panel_width_in)).count("\n") + 1 for label in labels)
+    return 0.0 if panel.why_empty or not lines else 0.1 + 0.155 * lines
 
 
 def _set_axis(axes: Any, name: str, axis: Axis) -> None:
     of_axis = axes.xaxis if name == "x" else axes.yaxis
     of_axis.set_label_text(_plain(axis.label))
+    of_axis.set_tick_params(labelsize=8)
     if axis.integer:
         of_axis.get_major_locator().set_params(integer=True)
     if axis.ticks is not None:
@@ -121,37 +165,35 @@ def _set_axis(axes: Any, name: str, axis: Axis) -> None:
         (axes.set_xlim if name == "x" else axes.set_ylim)(axis.low, axis.high)
 
 
-def _draw_mark(axes: Any, mark: Mark) -> None:
-    colour, label = _COLOURS[mark.colour], _plain(mark.label) or None
+def _draw_mark(axes: Any, mark: Mark) -> Any:
+    """Draw a mark, and return what a legend shows of it."""
+    colour = _COLOURS[mark.colour]
     if isinstance(mark, Line):
-        look = {"color": colour, "label": label, "ls": _DASHES[mark.dash], "alpha": 0.55 if mark.faint else 1.0}
+        look = {"color": colour, "ls": _DASHES[mark.dash], "alpha": 0.55 if mark.faint else 1.0, "ms": 3.5}
         look["lw"] = 1.2 if mark.faint or mark.dash != "solid" else 1.8
         look["marker"] = "o" if mark.markers or len(mark.x) == 1 else None
-        look["ms"] = 3.5
-        if mark.steps:
-            axes.step(mark.x, mark.y, where="post", **look)
-        else:
-            axes.plot(mark.x, mark.y, **look)
-    elif isinstance(mark, Band):
-        axes.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.18, lw=0, label=label)
-    elif isinstance(mark, Points):
+        (line,) = axes.plot(mark.x, mark.y, drawstyle="steps-post" if mark.steps else "default", **look)
+        return line
+    if isinstance(mark, Band):
+        return axes.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.18, lw=0)
+    if isinstance(mark, Points):
         sizes = [18 + 110 * size for size in mark.sizes] if mark.sizes else 30
-        axes.scatter(mark.x, mark.y, s=sizes, color=colour, zorder=3, lw=0, label=label)
         for x, y, text in zip(mark.x, mark.y, mark.texts, strict=False):
             axes.annotate(_plain(text), (x, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=7)
-    elif isinstance(mark, Bars):
+        return axes.scatter(mark.x, mark.y, s=sizes, color=colour, zorder=3, lw=0)
+    if isinstance(mark, Bars):
         widths = [high - low for low, high in zip(mark.edges[:-1], mark.edges[1:], strict=True)]
         floors = mark.floors or [0.0] * len(widths)
-        axes.bar(mark.edges[:-1], mark.heights, widths, floors, align="edge", color=colour, alpha=0.8, label=label)
-    elif isinstance(mark, Rule):
-        look = {"color": colour, "lw": 1.1, "ls": _DASHES[mark.dash], "label": label}
-        axes.axhline(mark.value, **look) if mark.horizontal else axes.axvline(mark.value, **look)
+        return axes.bar(mark.edges[:-1], mark.heights, widths, floors, align="edge", color=colour, alpha=0.8)
+    draw = axes.axhline if mark.horizontal else axes.axvline
+    return draw(mark.value, color=colour, lw=1.1, ls=_DASHES[mark.dash])
 
 
-def _plain(text: str) -> str:
-    """Return a text that is not too long, in which $ does not start a formula."""
-    shortened = text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}\N{HORIZONTAL ELLIPSIS}"
-    return shortened.replace("$", r"\$")
+def _plain(text: str, width: float | None = None) -> str:
+    """Return a text without formulas and without characters that SVG forbids, in lines of so many characters."""
+    printable = _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
+    lines = printable if width is None else "\n".join(textwrap.wrap(printable, max(10, int(width))))
+    return lines.replace("$", r"\$")
 
 
 def _adapt_svg(svg: bytes, title: str) -> str:
@@ -161,9 +203,12 @@ def _adapt_svg(svg: bytes, title: str) -> str:
         for child in list(parent):
             if _local_name(child.tag) in ("metadata", "style"):
                 parent.remove(child)
+            child.tail = None  # indentation
     for element in root.iter():
         element.tag = _local_name(element.tag)  # HTML needs no namespaces
-        attributes = {_local_name(name): value for name, value in element.attrib.items()}
+        attributes = {_local_name(name): _DIGITS.sub(r"\1", value) for name, value in element.attrib.items()}
+        if element.tag not in ("text", "tspan"):
+            element.text = None
         for declaration in filter(str.strip, attributes.pop("style", "").split(";")):
             name, value = (part.strip() for part in declaration.split(":", 1))
             if name == "font":  # the shorthand: its size; the family is the page's

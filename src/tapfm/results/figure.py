@@ -111,5 +111,5 @@ class Figure:
     panels: Sequence[Panel]
     caption: str = ""
     panel_width_in: float = 3.7
-    panel_height_in: float = 3.7
+    panel_height_in: float = 3.4  # without the legend
     kind: Literal["figure"] = "figure"

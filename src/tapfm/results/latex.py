@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from tapfm.results.table import Cell, Column, Row, Table, cell_detail, cell_text
+from tapfm.results.table import Cell, Column, Row, Table, cell_detail, cell_text, missing_text
 
 _RANKS = {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
 _ESCAPES = {
@@ -85,7 +85,7 @@ def _row_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
 def _cell(cell: Cell, column: Column) -> str:
     text = _escape_latex(cell_text(cell, column))
     if not text:
-        return "--"
+        return "--" if missing_text(cell) else ""
     ranked = _RANKS.get(cell.rank, "{}").format(text)
     detail = _escape_latex(cell_detail(cell, column).replace(" to ", "--"))
     return rf"{ranked} {{\scriptsize ({detail})}}" if detail else ranked

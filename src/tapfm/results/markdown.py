@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from tapfm.results.document import Paragraph, Section
-from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Figure
-from tapfm.results.numbers import ABSENT
-from tapfm.results.table import Cell, Column, Row, Table, cell_detail, cell_reason, cell_text, list_reasons
+from tapfm.results.table import (
+    Cell,
+    Column,
+    Row,
+    Table,
+    cell_detail,
+    cell_reason,
+    cell_text,
+    list_reasons,
+    missing_text,
+)
 
 _RANKS = {1: "**{}**", 2: "<u>{}</u>"}
 
@@ -42,7 +50,7 @@ def _cell(cell: Cell, column: Column, reasons: Sequence[str]) -> str:
     text, detail, reason = _escape(cell_text(cell, column)), _escape(cell_detail(cell, column)), cell_reason(cell)
     mark = f" <sup>{reasons.index(reason) + 1}</sup>" if reason else ""
     if not text:
-        return (detail or (ABSENT if isinstance(cell.value, Estimate) or reason else "")) + mark
+        return (detail or missing_text(cell)) + mark
     ranked = _RANKS.get(cell.rank, "{}").format(text)
     return (f"{ranked} ({detail})" if detail else ranked) + mark
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tapfm.results.estimate import Estimate
-from tapfm.results.numbers import format_interval, format_number
+from tapfm.results.numbers import ABSENT, format_interval, format_number
 from tapfm.runtime.csv_files import csv_text
 
 Value = Estimate | str | int | float | None
@@ -78,11 +78,21 @@ def cell_text(cell: Cell, column: Column) -> str:
     return f"{value:,}" if isinstance(value, int) else format_number(value, column.form)
 
 
+def missing_text(cell: Cell) -> str:
+    """Return what a cell without a value shows: a dash where a number is missing, nothing where there is none."""
+    return ABSENT if isinstance(cell.value, Estimate) or cell.why else ""
+
+
 def cell_detail(cell: Cell, column: Column) -> str:
     """Return the confidence interval and further details of a cell."""
     form = column.interval_form or column.form
     interval = format_interval(cell.value, form) if isinstance(cell.value, Estimate) else ""
     return ", ".join(part for part in (interval, cell.detail) if part)
+
+
+def has_details(table: Table, place: int) -> bool:
+    """Return whether any cell of a column has details."""
+    return any(cell_detail(row.cells[place], table.columns[place]) for row in table.rows if row.cells)
 
 
 def cell_reason(cell: Cell) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from tapfm.results.estimate import Estimate
-from tapfm.results.numbers import ABSENT
-from tapfm.results.table import Cell, Column, Table, cell_detail, cell_text
+from tapfm.results.table import Cell, Column, Table, cell_detail, cell_text, has_details, missing_text
 
 _RANKS = {1: "bold", 2: "underline"}
 
@@ -19,8 +17,7 @@ def rich_table(table: Table) -> RichTable:
         box=None, padding=(0, 2, 0, 0), title=table.title or None, title_justify="left", title_style="bold"
     )
     for place, column in enumerate(shown.columns):
-        detailed = any(cell_detail(row.cells[place], column) for row in shown.rows if row.cells)
-        left = column.text or detailed  # values stand below each other, whatever follows them
+        left = column.text or has_details(shown, place)  # values stand below each other, whatever follows them
         title = f"{column.group}, {column.title}" if column.group else column.title
         printed.add_column(Text(title), justify="left" if left else "right")
     for row in shown.rows:
@@ -33,6 +30,5 @@ def rich_table(table: Table) -> RichTable:
 
 def _cell(cell: Cell, column: Column) -> Text:
     text, detail = cell_text(cell, column), cell_detail(cell, column)
-    missing = ABSENT if isinstance(cell.value, Estimate) or cell.why else ""
-    printed = Text().append(text or missing, style=_RANKS.get(cell.rank, ""))
+    printed = Text().append(text or missing_text(cell), style=_RANKS.get(cell.rank, ""))
     return printed.append(f" ({detail})") if detail else printed

@@ -22,7 +22,7 @@ _COLUMNS = (
     Column("R²", "r_squared", form=".4f"),
     Column("first epoch", "first_epoch", shown=False),
     Column("last epoch", "last_epoch", shown=False),
-    Column("best epoch", "best_epoch", form=".3g"),
+    Column("best epoch", "best_epoch", form=".4g"),
     Column("validation AUC", "val_auc", form=".4f"),
     Column("test AUC (95% CI)", "test_auc", form=".4f", interval=True, interval_form=".3f"),
     Column("why", "why", text=True, shown=False),

@@ -13,9 +13,9 @@ from tapfm.evaluation.predictions import compute_scores
 from tapfm.results.estimate import Estimate
 from tapfm.results.numbers import format_p_value
 from tapfm.results.table import Cell, Column, Row, Table, table_row
-from tapfm.study.results import BASELINE, COHORTS, Seeds, StudyResults
+from tapfm.study.results import COHORTS, Seeds, StudyResults
 from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.target import TargetKinds
+from tapfm.tasks.target import BASELINE, TargetKinds
 
 _BLOCKS = {
     "fixed": "Fixed encoder with trained MIL aggregators",

@@ -10,8 +10,8 @@ from tapfm.study.results import MethodResult, StudyResults, best_row
 _COLUMNS = (
     Column("Model", "model", text=True),
     Column("runs", "runs"),
-    Column("epochs", "epochs", form=".3g"),
-    Column("best epoch", "best_epoch", form=".3g"),
+    Column("epochs", "epochs", form=".4g"),
+    Column("best epoch", "best_epoch", form=".4g"),
     Column("seconds per epoch", "seconds_per_epoch", form=",.1f"),
     Column("seconds", "seconds", form=",.0f"),
     Column("peak memory, GiB", "peak_memory_gib", form=".2f"),

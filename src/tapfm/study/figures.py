@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tapfm.evaluation.predictions import units_of
@@ -16,7 +16,6 @@ from tapfm.tasks.catalog import target_kinds
 _REGIME_COLOURS: dict[str, Colour] = {"fixed": "grey", "finetune": "other", "tapfm": "model"}
 _DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
 _MAX_NAMED = 14  # methods that have a style of their own; if there are more, regimes have
-_LEGEND_LINE_IN = 0.17
 _EPOCHS = Axis("epoch", integer=True)
 
 
@@ -29,12 +28,11 @@ def curves_figure(results: StudyResults) -> Figure:
     ):
         lines = []
         for number, each in enumerate(results.methods):
-            values = means_by_epoch(each.histories.values(), key)
-            line = Line(list(values), list(values.values()), label=each.method.full_title)
+            line = _epoch_line(means_by_epoch(each.histories.values(), key), each.method.full_title)
             lines.append(_styled(line, number, each.method.regime, len(results.methods)))
         chance = [Rule(0.5, dash="dotted", horizontal=True)] if key == "val_macro_auc" else []
         panels.append(Panel(title, _EPOCHS, axis, [*chance, *_label_once(lines)]))
-    return _figure("Validation AUC and training loss", panels, width_in=5.0)
+    return Figure("Validation AUC and training loss", panels, panel_width_in=5.0)
 
 
 def roc_figure(results: StudyResults) -> Figure | None:
@@ -58,17 +56,17 @@ def roc_figure(results: StudyResults) -> Figure | None:
             if lines or why_undefined:
                 panel = kind.curve_panel(f"{target}, {COHORT_TITLES[cohort]}", _label_once(lines))
                 panels.append(panel if lines else replace(panel, why_empty=why_undefined))
-    return _figure("ROC curves", panels, "From the first seed of each method.") if panels else None
+    return Figure("ROC curves", panels, "From the first seed of each method.") if panels else None
 
 
 def losses_figure(fitted: Sequence[FittedMethod]) -> Figure:
     """Return the training losses of an ablation."""
     lines = [
-        Line(list(each.losses), list(each.losses.values()), SERIES[number % len(SERIES)], each.variant, markers=True)
+        replace(_epoch_line(each.losses, each.variant), colour=SERIES[number % len(SERIES)], markers=True)
         for number, each in enumerate(fitted)
     ]
     panel = Panel("", _EPOCHS, Axis("L_agg, mean over slides"), lines)
-    return _figure("Training loss", [panel], width_in=6.0)
+    return Figure("Training loss", [panel], panel_width_in=6.0)
 
 
 def log_losses_figure(fitted: Sequence[FittedMethod]) -> Figure:
@@ -76,14 +74,20 @@ def log_losses_figure(fitted: Sequence[FittedMethod]) -> Figure:
     marks: list[Mark] = []
     for number, each in enumerate(fitted):
         colour, of_fit, label = SERIES[number % len(SERIES)], each.fit, each.variant
-        logs = {epoch: math.log(loss) for epoch, loss in each.losses.items() if loss > 0}
+        logs = {epoch: math.log(loss) for epoch, loss in each.losses.items() if loss > 0 and math.isfinite(loss)}
         if of_fit.a is not None and of_fit.b is not None:
             ends = [of_fit.epochs_used[0], of_fit.epochs_used[-1]]
             marks.append(Line(ends, [of_fit.a + of_fit.b * epoch for epoch in ends], colour))
             label += f": b = {of_fit.b:+.4f}"
         marks.append(Points(list(logs), list(logs.values()), colour, label))
     panel = Panel("", _EPOCHS, Axis("log of L_agg"), marks)
-    return _figure("Logarithm of the training loss", [panel], "Lines: log L = a + b k.", width_in=6.0)
+    return Figure("Logarithm of the training loss", [panel], "Lines: log L = a + b k.", panel_width_in=6.0)
+
+
+def _epoch_line(values: Mapping[int, float], label: str) -> Line:
+    """Return a line through the epochs that have a finite value."""
+    finite = {epoch: value for epoch, value in values.items() if math.isfinite(value)}
+    return Line(list(finite), list(finite.values()), label=label)
 
 
 def _styled(line: Line, number: int, regime: str, count: int) -> Line:
@@ -98,9 +102,3 @@ def _label_once(lines: Sequence[Line]) -> list[Line]:
     """Keep the first of equal labels."""
     labels = [line.label for line in lines]
     return [replace(line, label="") if line.label in labels[:i] else line for i, line in enumerate(lines)]
-
-
-def _figure(title: str, panels: Sequence[Panel], caption: str = "", width_in: float = 3.7) -> Figure:
-    """Return a figure that is high enough for its legends."""
-    entries = max(sum(bool(mark.label) for mark in panel.marks) for panel in panels)
-    return Figure(title, panels, caption, width_in, 3.6 + _LEGEND_LINE_IN * entries)

@@ -1,7 +1,8 @@
 """The folder of a study.
 
 study.toml              the study, with absolute paths
-study.md, study.json    report: runs, tables, figures, failures
+study.md                report: runs, tables, figures, failures
+study.json              the same tables and figures, for `tapfm report`
 table_*.md, .csv, .tex  AUC of all methods; costs.*, ablation.*, stability.*, forgetting.*; figures
 status.csv              state of each step of each run, why it failed, and its command
 configs/, runs/         RUN.toml and the folder of each run

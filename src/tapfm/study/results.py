@@ -14,9 +14,9 @@ from tapfm.evaluation.predictions import Prediction, read_predictions
 from tapfm.study.folder import StudyFolder
 from tapfm.study.runs import Method, fold_runs, methods_of
 from tapfm.study.steps import EVALUATED, is_evaluated
+from tapfm.tasks.target import BASELINE
 
 COHORTS = ("test", "external")
-BASELINE = "colour baseline"
 _PREDICTIONS = "predictions.csv"
 _BASELINE_PREDICTIONS = "predictions-baseline.csv"
 

@@ -14,7 +14,7 @@ from tapfm.metrics.weighted import by_distinct_score
 from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Axis, Band, Bars, Line, Mark, Panel, Points, Rule
 from tapfm.results.numbers import format_estimate, format_number
-from tapfm.tasks.target import FigureData
+from tapfm.tasks.target import BASELINE, FigureData
 
 FIGURES = {  # titles by file name
     "roc": "ROC curve",
@@ -25,7 +25,6 @@ FIGURES = {  # titles by file name
 _BINS = 20  # of the histogram
 _GRID_POINTS = 101  # of the range of resampled curves
 _SHARE = (-0.02, 1.02)  # limits of an axis from 0 to 1
-_BASELINE = "colour baseline"
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def _evaluated_roc(units: ScoredUnits, baseline: ScoredUnits | None, auc: Estima
     """Return the ROC curve, with the range of resampled curves and the curve of a baseline."""
     marks: list[Mark] = [*_roc_band(units, weights)]
     if baseline is not None and (line := roc_line(baseline.positive, baseline.logits)) is not None:
-        marks.append(replace(line, colour="grey", label=_BASELINE, dash="dashed"))
+        marks.append(replace(line, colour="grey", label=BASELINE, dash="dashed"))
     line = roc_line(units.positive, units.logits)
     assert line is not None
     return roc_panel(FIGURES["roc"], [*marks, replace(line, label=f"AUC {format_estimate(auc)}")])
@@ -95,7 +94,7 @@ def _precision_recall_panel(units: ScoredUnits, baseline: ScoredUnits | None, av
     prevalence = float(units.positive.mean())
     marks: list[Mark] = [Rule(prevalence, f"prevalence {prevalence:.0%}", dash="dotted", horizontal=True)]
     if baseline is not None and (curve := precision_recall_curve(baseline.positive, baseline.logits)) is not None:
-        marks.append(Line(_floats(curve[1]), _floats(curve[0]), "grey", _BASELINE, dash="dashed", steps=True))
+        marks.append(Line(_floats(curve[1]), _floats(curve[0]), "grey", BASELINE, dash="dashed", steps=True))
     curve = precision_recall_curve(units.positive, units.logits)
     assert curve is not None
     name = f"average precision {format_estimate(average_precision)}"

@@ -16,6 +16,8 @@ from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Line, Panel
 from tapfm.results.table import Cell
 
+BASELINE = "colour baseline"  # its name in tables and figures
+
 # The label of one target, as its kind parsed it; None: missing. Only tasks/ looks inside.
 Label = Hashable
 Truth = NDArray[Any]  # the known labels of one target, as its kind's metrics take them
