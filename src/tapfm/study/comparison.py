@@ -172,7 +172,7 @@ def wide_table(comparison: StudyComparison, study: StudyConfig) -> Table:
         rows += _method_rows(comparison, places)
     seeds = max((cell.seeds for method in comparison.methods for cell in method.aucs.values()), default=1)
     note = (
-        f"AUC, each {study.unit} counted once; the best is bold, the second underlined. In brackets: 95% confidence "
+        f"AUC, each {study.unit} counted once; the best is bold, the second underlined. Beside it: the 95% confidence "
         "interval from resampled patients, and p of a paired test against the best of the column, corrected by Holm's "
         "method. N: patients."
     )
