@@ -134,7 +134,7 @@ def test_a_study_from_slides_to_tables(study_lab, here):
     assert "FGFR3, External (N = 4)" in text
     page = (out / "study.md").read_text()
     assert "3 of 4 runs finished" in page
-    assert "| train | 4 | 4 | 2 |" in page
+    assert "| train | 4 | 4 | 2 of 4 (50%) |" in page
     assert "| external | 4 | 4 | 2 |" in page
     assert "tapfm-pocket (TAPFM), plain" in (out / "costs.md").read_text()
 

@@ -31,6 +31,7 @@ _DASHES: Mapping[Dash, Any] = {"solid": "-", "dashed": (0, (4, 2.5)), "dotted": 
 _MAX_COLUMNS = 4  # panels side by side
 _CHARACTER_IN = 0.069  # mean width of a character of 9 points
 _LEGEND_PT = 7.5
+_TITLE_IN, _MIN_WIDTH_IN = 0.35, 4.2  # of figures with titles
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # in XML
 _DIGITS = re.compile(r"(\.\d\d)\d+")
 _DPI = 140
@@ -79,20 +80,20 @@ def _draw(figure: Figure, *, titled: bool, salt: str | None = None, **saved: Any
     down = max(1, -(-len(figure.panels) // across))
     legend_in = max((_legend_height_in(panel, figure.panel_width_in) for panel in figure.panels), default=0.0)
     height_in = figure.panel_height_in + legend_in
-    size_in = max(figure.panel_width_in * across, 4.2 if titled else 0.0), height_in * down + (0.35 if titled else 0.0)
+    title_in = _TITLE_IN if titled else 0.0
+    size_in = max(figure.panel_width_in * across, _MIN_WIDTH_IN if titled else 0.0), height_in * down + title_in
     with mpl.rc_context(_STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # names in a script the font lacks
         canvas = Canvas(figsize=size_in)
         FigureCanvasAgg(canvas)
         for number, panel in enumerate(figure.panels):
-            left_in, top_in = number % across * figure.panel_width_in, size_in[1] - 0.35 * titled
-            bottom_in = top_in - (number // across + 1) * height_in
+            left_in = number % across * figure.panel_width_in
+            bottom_in = size_in[1] - title_in - (number // across + 1) * height_in
             box = _Box(left_in, bottom_in, figure.panel_width_in, height_in, legend_in)
             _draw_panel(canvas, panel, box, titled=titled)
         if titled and figure.title:
-            canvas.suptitle(
-                _plain(figure.title, size_in[0] / _CHARACTER_IN), fontsize=10, y=1 - 0.12 / size_in[1], va="top"
-            )
+            title = _plain(figure.title, size_in[0] / _CHARACTER_IN)
+            canvas.suptitle(title, fontsize=10, y=1 - _TITLE_IN / 3 / size_in[1], va="top")
         buffer = io.BytesIO()
         canvas.savefig(buffer, **saved)
     return buffer.getvalue()
@@ -110,6 +111,7 @@ class _Box(NamedTuple):
 
 def _draw_panel(canvas: Any, panel: Panel, box: _Box, *, titled: bool) -> None:
     names = panel.y.tick_labels or ()
+    # margins in inches: for tick labels and titles of axes, and for the title of the panel
     left = 0.25 + _CHARACTER_IN * max(map(len, names)) if names else 0.62
     top, bottom, right = (0.32 if titled else 0.1), 0.48 + box.legend, 0.14
     width, height = max(box.width - left - right, 0.5), max(box.height - top - bottom, 0.5)
