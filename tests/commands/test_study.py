@@ -135,7 +135,7 @@ def test_a_study_from_slides_to_tables(study_lab, here):
     page = (out / "study.md").read_text()
     assert "3 of 4 runs finished" in page
     assert "| train | 4 | 4 | 2 of 4 (50%) |" in page
-    assert "| external | 4 | 4 | 2 |" in page
+    assert "| external | 4 | 4 | 2 of 4 (50%) |" in page
     assert "tapfm-pocket (TAPFM), plain" in (out / "costs.md").read_text()
 
     before = {name: (out / name).read_bytes() for name in TABLES}
