@@ -95,6 +95,18 @@ def test_a_legend_does_not_shrink_the_axes(entries):
     assert width_px > 140 * 2.3
 
 
+@pytest.mark.parametrize("label", ["", "a label of the axis"])
+def test_labels_of_an_axis_stay_inside_the_picture(label):
+    wide = Panel("", Axis("x"), Axis(label), [Line([0, 1], [-123456.75, -123456.25])])
+    names = Panel(
+        "", Axis("x"), Axis(label, ticks=[0, 1], tick_labels=["a name of forty characters, or nearly so" * 2, "b"])
+    )
+    for panel in (wide, names):
+        assert (pixels(Figure("", [panel], panel_width_in=8.0))[:, :4] == 255).all()
+        both = pixels(Figure("", [panel, panel], panel_width_in=8.0))
+        assert (both[:, 8 * 140 - 4 : 8 * 140 + 4] == 255).all()  # between the panels
+
+
 def test_names_in_a_legend_may_start_with_an_underscore_and_are_wrapped():
     panel = Panel("", marks=[Line([0, 1], [0, 1], label="_hidden"), Line([0, 1], [1, 0], label="word " * 30)])
     texts = [element.text for element in ElementTree.fromstring(draw_svg(Figure("", [panel]))).iter("text")]

@@ -34,7 +34,7 @@ _LEGEND_PT = 7.5
 _TITLE_IN, _MIN_WIDTH_IN = 0.35, 4.2  # of figures with titles
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # in XML
 _DIGITS = re.compile(r"(\.\d\d)\d+")
-_DPI = 140
+_DPI, _SVG_DPI = 140, 72
 _STYLE = {
     "font.size": 9.0,
     "text.color": _INK,
@@ -57,7 +57,7 @@ def write_png(path: Path, figure: Figure) -> None:
 
 def _draw_png(figure: Figure) -> bytes:
     """Draw a figure as PNG, with its title and the titles of its panels."""
-    return _draw(figure, titled=True, format="png", dpi=_DPI, metadata={"Software": None})
+    return _draw(figure, titled=True, format="png", dpi="figure", metadata={"Software": None})
 
 
 def draw_svg(figure: Figure, number: int = 0) -> str:
@@ -84,7 +84,9 @@ def _draw(figure: Figure, *, titled: bool, salt: str | None = None, **saved: Any
     size_in = max(figure.panel_width_in * across, _MIN_WIDTH_IN if titled else 0.0), height_in * down + title_in
     with mpl.rc_context(_STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # names in a script the font lacks
-        canvas = Canvas(figsize=size_in)
+        canvas = Canvas(
+            figsize=size_in, dpi=_DPI if saved["format"] == "png" else _SVG_DPI
+        )  # labels are measured in it
         FigureCanvasAgg(canvas)
         for number, panel in enumerate(figure.panels):
             left_in = number % across * figure.panel_width_in
@@ -110,18 +112,21 @@ class _Box(NamedTuple):
 
 
 def _draw_panel(canvas: Any, panel: Panel, box: _Box, *, titled: bool) -> None:
-    names = panel.y.tick_labels or ()
-    # margins in inches: for tick labels and titles of axes, and for the title of the panel
-    left = 0.25 + _CHARACTER_IN * max(map(len, names)) if names else 0.62
-    top, bottom, right = (0.32 if titled else 0.1), 0.48 + box.legend, 0.14
-    width, height = max(box.width - left - right, 0.5), max(box.height - top - bottom, 0.5)
+    axes = canvas.add_axes((0, 0, 1, 1))
     whole = canvas.get_size_inches()
-    place = (box.left + left) / whole[0], (box.bottom + bottom) / whole[1], width / whole[0], height / whole[1]
-    axes = canvas.add_axes(place)
+    # margins in inches: for the title of the panel, and for the labels of the axes
+    top, bottom, left, right = (0.32 if titled and panel.title else 0.1), 0.48 + box.legend, 0.1, 0.14
+    height = box.height - top - bottom
+
+    def place_axes(left: float) -> None:
+        edges = box.left + left, box.bottom + bottom, max(box.width - left - right, 0.5), max(height, 0.5)
+        axes.set_position([edge / whole[number % 2] for number, edge in enumerate(edges)])
+
+    place_axes(left)
     if titled:
         axes.set_title(_plain(panel.title, box.width / _CHARACTER_IN), fontsize=9.5)
     if panel.why_empty:
-        why = _plain(panel.why_empty, width / _CHARACTER_IN)
+        why = _plain(panel.why_empty, box.width / _CHARACTER_IN)
         axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
@@ -130,19 +135,15 @@ def _draw_panel(canvas: Any, panel: Panel, box: _Box, *, titled: bool) -> None:
     drawn = {mark.label: _draw_mark(axes, mark) for mark in panel.marks}
     _set_axis(axes, "x", panel.x)
     _set_axis(axes, "y", panel.y)
+    labels_left_px = axes.yaxis.get_tightbbox(canvas.canvas.get_renderer()).x0
+    place_axes(left + box.left + left - labels_left_px / canvas.dpi)
     if panel.square:
         axes.set_aspect("equal", anchor="N")
     if labelled := {label: artist for label, artist in drawn.items() if label}:
         labels = [_plain(label, _legend_characters(box.width)) for label in labelled]
         corner = (box.left + 0.06) / whole[0], (box.bottom + 0.04) / whole[1]
-        canvas.legend(
-            list(labelled.values()),
-            labels,
-            loc="lower left",
-            bbox_to_anchor=corner,
-            borderaxespad=0,
-            fontsize=_LEGEND_PT,
-        )
+        position = {"loc": "lower left", "bbox_to_anchor": corner, "borderaxespad": 0}
+        canvas.legend(list(labelled.values()), labels, fontsize=_LEGEND_PT, **position)
 
 
 def _legend_characters(panel_width_in: float) -> float:
