@@ -1,4 +1,4 @@
-"""What the binary kind says of labels and numbers."""
+"""Labels, probabilities and metrics of binary targets."""
 
 import math
 

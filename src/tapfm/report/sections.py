@@ -104,8 +104,8 @@ def _auc_text(result: EvaluatedSlideSet) -> str:
 
 def _call_texts(kind: TargetKind, call: Label, label: Label) -> dict[str, str]:
     """Return a call, a label and their agreement as words; empty where there is none."""
-    words = {"call": call, "label": label}
-    texts = {name: "" if value is None else kind.describe_label(value) for name, value in words.items()}
+    values = {"call": call, "label": label}
+    texts = {name: "" if value is None else kind.describe_label(value) for name, value in values.items()}
     return texts | {"outcome": kind.outcome(call, label)}
 
 

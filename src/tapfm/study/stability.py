@@ -1,4 +1,4 @@
-"""How smooth training was with each order of updates, and what that says of the paper's proposition."""
+"""How smooth training was with each order of updates, and whether that supports the paper's proposition."""
 
 from __future__ import annotations
 
