@@ -31,6 +31,7 @@ def _print_split(result: workflow.SplitResult, console: Console) -> None:
     from tapfm.results.numbers import format_percentage
     from tapfm.results.table import Cell, Column, Table, table_row
     from tapfm.results.terminal import rich_table
+    from tapfm.tasks.labels import count_columns
 
     made, has_folds = result.split, "split" not in result.split.splits
     columns = [
@@ -38,7 +39,7 @@ def _print_split(result: workflow.SplitResult, console: Console) -> None:
         Column("split", text=True),
         *map(Column, ("patients", "slides", "40x")),
     ]
-    columns += [Column(f"{target} {kind.counted}") for target, kind in result.targets.items()]
+    columns += count_columns(result.targets)
     rows = []
     for column, of_slide in made.splits.items():
         for name in made.split_names:

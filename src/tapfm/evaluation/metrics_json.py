@@ -64,8 +64,10 @@ def read_metrics_json(path: Path) -> EvaluationResults:
     """Read the results of a finished evaluation."""
     try:
         found = json.loads(path.read_text("utf-8"))
-        if lacking := [name for name in _NEEDED if name not in found["evaluation"]]:
-            raise ValueError(f"it does not say {', '.join(lacking)}")
+        about = dict(found["evaluation"])
+        if missing := [name for name in _NEEDED if name not in about]:
+            raise ValueError(f"it does not say {', '.join(missing)}")
+        about |= {"resamples": int(about["resamples"]), "seed": int(about["seed"])}
         thresholds = found["thresholds"]
         chosen = None
         if thresholds["youden"] is not None:
@@ -74,8 +76,8 @@ def read_metrics_json(path: Path) -> EvaluationResults:
             )
         others = [model for model in found["models"] if model != MODEL]
         return EvaluationResults(
-            about=dict(found["evaluation"]),
-            kinds=target_kinds(found["evaluation"]["targets"]),
+            about=about,
+            kinds=target_kinds(about["targets"]),
             rows=[
                 MetricRow(model, "" if subgroup == _ALL else subgroup, _metric_value(target, metric, entry))
                 for model, of_model in found["models"].items()

@@ -16,6 +16,7 @@ from tapfm.report.runs import ReportedRun
 from tapfm.results.document import Paragraph
 from tapfm.results.table import Column, Row, Table, table_row
 from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.labels import count_cells, count_columns
 from tapfm.tasks.target import TargetKinds
 
 # columns of a cohort's table that say where a slide comes from
@@ -31,8 +32,7 @@ def cohort_blocks(run: ReportedRun, results: Sequence[EvaluatedSlideSet]) -> lis
     for result in results:
         if not result.own or not {each.slide_id for each in result.predictions} <= own:
             rows.append(_prediction_row(result.title, result.predictions, targets))
-    titles = [f"{target} {kind.counted}" for target, kind in targets.items()]
-    columns = [Column("", text=True), Column("patients"), Column("slides"), Column("tiles"), *map(Column, titles)]
+    columns = [Column("", text=True), Column("patients"), Column("slides"), Column("tiles"), *count_columns(targets)]
     blocks: list[Block] = [Table(columns, rows)]
     origins = _origins_of(run)
     if origins:
@@ -55,9 +55,7 @@ def _split_row(title: str, rows: Sequence[Mapping[str, str]], targets: TargetKin
     """Count one split of a run."""
     patients = len({(row.get("cohort"), row.get("patient_id")) for row in rows})
     tiles = sum(int(row["tiles"]) for row in rows if row.get("tiles"))
-    labels = {target: [kind.parse_label(row.get(target, "")) for row in rows] for target, kind in targets.items()}
-    counts = [kind.count_cell(labels[target]) for target, kind in targets.items()]
-    return table_row(title, patients, len(rows), tiles or None, *counts)
+    return table_row(title, patients, len(rows), tiles or None, *count_cells(rows, targets))
 
 
 def _prediction_row(title: str, predictions: Sequence[Prediction], targets: TargetKinds) -> Row:

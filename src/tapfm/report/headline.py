@@ -25,4 +25,6 @@ def headline_table(results: Sequence[tuple[str, EvaluatedSlideSet]]) -> Table:
                 rows.append(table_row(title, Cell(found.estimate, rank=1), positives))
     units = {f"{result.unit}s" for _, result in results}
     positive = f"Positive {units.pop()}" if len(units) == 1 else "Positive"
-    return Table([Column("", text=True), Column("AUC, 95% confidence interval"), Column(positive)], rows)
+    scores = dict.fromkeys(result.results.metric_names[result.results.main_metrics[0]] for _, result in results)
+    score = f"{' or '.join(scores)}, 95% confidence interval"
+    return Table([Column("", text=True), Column(score), Column(positive)], rows)

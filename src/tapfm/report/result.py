@@ -9,6 +9,7 @@ from tapfm.evaluation.figures import EvaluatedPredictions
 from tapfm.evaluation.measures import MetricValue
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults
 from tapfm.evaluation.predictions import Prediction, Unit
+from tapfm.tasks.target import TargetKinds
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class EvaluatedSlideSet:
     model: str = ""  # where it is not the run
 
     @property
-    def targets(self) -> tuple[str, ...]:
+    def targets(self) -> TargetKinds:
         """The targets of the model."""
-        return tuple(self.results.about["targets"])
+        return self.results.kinds
 
     @property
     def unit(self) -> Unit:
@@ -56,6 +57,6 @@ class EvaluatedSlideSet:
             self.unit,
             self.metrics,
             self.thresholds,
-            int(about["resamples"]),
-            int(about["seed"]),
+            about["resamples"],
+            about["seed"],
         )

@@ -13,7 +13,6 @@ from tapfm.report.result import EvaluatedSlideSet
 from tapfm.report.runs import ReportedRun
 from tapfm.results.document import Paragraph
 from tapfm.results.table import Column, Table, table_row
-from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import Label
 
 ResultsByRun = Mapping[str, Sequence[EvaluatedSlideSet]]  # by name of the run
@@ -55,7 +54,7 @@ def _differences(title: str, having: Mapping[str, EvaluatedSlideSet]) -> Block:
     first, *others = having.values()
     same = all(
         _labels_of(each.predictions) == _labels_of(first.predictions)
-        and each.targets == first.targets
+        and list(each.targets) == list(first.targets)
         and each.unit == first.unit
         for each in others
     )
@@ -67,9 +66,7 @@ def _differences(title: str, having: Mapping[str, EvaluatedSlideSet]) -> Block:
     methods = {name: [list(result.predictions)] for name, result in having.items()}
     about = first.results.about
     return differences_table(
-        compare_methods(
-            methods, target_kinds(first.targets), first.unit, resamples=about["resamples"], seed=about["seed"]
-        )
+        compare_methods(methods, first.targets, first.unit, resamples=about["resamples"], seed=about["seed"])
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tapfm.cohort.splits import ALL, TEST, TRAIN, VALIDATION
-from tapfm.errors import InputError
 from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds
 from tapfm.evaluation.metric_tables import describe_intervals
 from tapfm.evaluation.metrics_json import read_metrics_json
@@ -66,17 +65,11 @@ def _result_of_split(run: ReportedRun, split: str, resamples: int) -> EvaluatedS
 def _result_of_evaluation(found: ResultFolder, run: ReportedRun) -> EvaluatedSlideSet:
     """Read what `tapfm evaluate` measured; the title names a model that is not the run."""
     results = read_metrics_json(found.path / "metrics.json")
-    try:
-        about = results.about
-        own, split = about["cohort"] == "own", about["split"]
-        title = _TITLES.get(split, split) if own else about["table"] + (f", {split}" if split else "")
-        cohort = f"the run's own cohort ({about['table']})" if own else "another cohort"
-        intervals = describe_intervals(about["unit"], about["resamples"])
-    except (LookupError, TypeError) as error:
-        raise InputError(
-            f"{found.path / 'metrics.json'} is not as `tapfm evaluate` writes it ({error!r}).",
-            hint="Evaluate again into another folder.",
-        ) from error
+    about = results.about
+    own, split, table = about["cohort"] == "own", about["split"], about["table"]
+    title = _TITLES.get(split, split) if own else table + (f", {split}" if split else "")
+    cohort = f"the run's own cohort ({table})" if own else "another cohort"
+    intervals = describe_intervals(about["unit"], about["resamples"])
     predictions = read_predictions(found.path / "predictions.csv")
     model = "" if found.made_by(run.weights_sha256) else Path(found.model).name
     another = [f"By {found.maker}, not by the run {run.name}."] if model else []

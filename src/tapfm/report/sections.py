@@ -25,7 +25,6 @@ from tapfm.results.numbers import format_duration, format_number
 from tapfm.runs.curves import training_figure
 from tapfm.runtime.messages import counted
 from tapfm.runtime.progress import SlideProgress
-from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import Label, TargetKind
 
 _SETS = {"test": "Test slides", "validation": "Validation slides"}
@@ -88,7 +87,7 @@ def _result_figures(result: EvaluatedSlideSet) -> list[Figure]:
     evaluated, several = result.evaluated_predictions(), len(result.targets) > 1
     return [
         Figure(target if several else "", list(target_panels(evaluated, target, kind).values()))
-        for target, kind in target_kinds(result.targets).items()
+        for target, kind in result.targets.items()
     ]
 
 
@@ -134,7 +133,7 @@ def slides_section(gathered: ReportSources) -> PageSection:
 
 def _lines_of(run: ReportedRun, result: EvaluatedSlideSet) -> list[SlideLine]:
     """List the slides of a result."""
-    kinds, thresholds = target_kinds(result.targets), result.thresholds
+    kinds, thresholds = result.targets, result.thresholds
     return [
         SlideLine(
             slide_id=each.slide_id,
@@ -163,7 +162,7 @@ def _predicted_lines(runs: Sequence[ReportedRun], found: ResultFolder) -> list[S
             target=target,
             probability=said.probability,
             threshold=said.threshold,
-            **_call_texts(target_kinds([target])[target], said.call, said.label),
+            **_call_texts(slide.kinds[target], said.call, said.label),
             tiles=slide.tiles,
             model=model,
         )

@@ -70,7 +70,8 @@ def read_study(folder: Path) -> ReportedStudy:
         lines = [line for name in _TABLES for line in read_table(folder / f"{name}.csv")]
         status = read_table(folder / "status.csv")
     except (OSError, ValueError) as error:
-        raise InputError(f"A table of {folder} cannot be read ({error}).", hint="Make the tables again.") from error
+        again = command("study", "--tables", "--out", folder)
+        raise InputError(f"A table of {folder} cannot be read ({error}).", hint=f"Write them again: {again}") from error
     runs = {name: read_run(place, name) for name, place in places.items() if is_run(place)}
     return ReportedStudy(folder, config, runs, planned, lines, status)
 

@@ -32,6 +32,7 @@ _MAX_COLUMNS = 4  # panels side by side
 _CHARACTER_IN = 0.069  # mean width of a character of 9 points
 _LEGEND_PT = 7.5
 _TITLE_IN, _MIN_WIDTH_IN = 0.35, 4.2  # of figures with titles
+_MARGIN_IN = 0.1  # on the left of the labels of a panel
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # in XML
 _DIGITS = re.compile(r"(\.\d\d)\d+")
 _DPI, _SVG_DPI = 140, 72
@@ -84,9 +85,8 @@ def _draw(figure: Figure, *, titled: bool, salt: str | None = None, **saved: Any
     size_in = max(figure.panel_width_in * across, _MIN_WIDTH_IN if titled else 0.0), height_in * down + title_in
     with mpl.rc_context(_STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # names in a script the font lacks
-        canvas = Canvas(
-            figsize=size_in, dpi=_DPI if saved["format"] == "png" else _SVG_DPI
-        )  # labels are measured in it
+        # labels are measured in the resolution in which they are drawn
+        canvas = Canvas(figsize=size_in, dpi=_DPI if saved["format"] == "png" else _SVG_DPI)
         FigureCanvasAgg(canvas)
         for number, panel in enumerate(figure.panels):
             left_in = number % across * figure.panel_width_in
@@ -113,16 +113,8 @@ class _Box(NamedTuple):
 
 def _draw_panel(canvas: Any, panel: Panel, box: _Box, *, titled: bool) -> None:
     axes = canvas.add_axes((0, 0, 1, 1))
-    whole = canvas.get_size_inches()
-    # margins in inches: for the title of the panel, and for the labels of the axes
-    top, bottom, left, right = (0.32 if titled and panel.title else 0.1), 0.48 + box.legend, 0.1, 0.14
-    height = box.height - top - bottom
-
-    def place_axes(left: float) -> None:
-        edges = box.left + left, box.bottom + bottom, max(box.width - left - right, 0.5), max(height, 0.5)
-        axes.set_position([edge / whole[number % 2] for number, edge in enumerate(edges)])
-
-    place_axes(left)
+    top_in = 0.32 if titled and panel.title else 0.1
+    _place_axes(canvas, axes, box, _MARGIN_IN, top_in)
     if titled:
         axes.set_title(_plain(panel.title, box.width / _CHARACTER_IN), fontsize=9.5)
     if panel.why_empty:
@@ -135,15 +127,30 @@ def _draw_panel(canvas: Any, panel: Panel, box: _Box, *, titled: bool) -> None:
     drawn = {mark.label: _draw_mark(axes, mark) for mark in panel.marks}
     _set_axis(axes, "x", panel.x)
     _set_axis(axes, "y", panel.y)
-    labels_left_px = axes.yaxis.get_tightbbox(canvas.canvas.get_renderer()).x0
-    place_axes(left + box.left + left - labels_left_px / canvas.dpi)
+    labels_left_in = axes.yaxis.get_tightbbox(canvas.canvas.get_renderer()).x0 / canvas.dpi
+    _place_axes(canvas, axes, box, _MARGIN_IN + box.left + _MARGIN_IN - labels_left_in, top_in)
     if panel.square:
         axes.set_aspect("equal", anchor="N")
     if labelled := {label: artist for label, artist in drawn.items() if label}:
         labels = [_plain(label, _legend_characters(box.width)) for label in labelled]
-        corner = (box.left + 0.06) / whole[0], (box.bottom + 0.04) / whole[1]
+        width_in, height_in = canvas.get_size_inches()
+        corner = (box.left + 0.06) / width_in, (box.bottom + 0.04) / height_in
         position = {"loc": "lower left", "bbox_to_anchor": corner, "borderaxespad": 0}
         canvas.legend(list(labelled.values()), labels, fontsize=_LEGEND_PT, **position)
+
+
+def _place_axes(canvas: Any, axes: Any, box: _Box, left_in: float, top_in: float) -> None:
+    """Place axes in a box, with margins for the labels on their left and the title above them."""
+    bottom_in, right_in = 0.48 + box.legend, 0.14
+    width_in, height_in = canvas.get_size_inches()
+    axes.set_position(
+        (
+            (box.left + left_in) / width_in,
+            (box.bottom + bottom_in) / height_in,
+            max(box.width - left_in - right_in, 0.5) / width_in,
+            max(box.height - top_in - bottom_in, 0.5) / height_in,
+        )
+    )
 
 
 def _legend_characters(panel_width_in: float) -> float:

@@ -17,7 +17,7 @@ from tapfm.runtime.files import file_identity, fingerprint, sha256_of
 from tapfm.runtime.messages import command
 from tapfm.slides.opening import files_of
 from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.labels import check_training_labels, read_labels
+from tapfm.tasks.labels import check_training_labels, count_columns, read_labels
 from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.store import TileSet, find_tiles
 
@@ -234,7 +234,7 @@ def _some(names: Sequence[str]) -> str:
 def sizes_table(data: RunData) -> Table:
     """Return the numbers of patients, slides and labels of each split."""
     columns = [Column("split", text=True), Column("patients"), Column("slides")]
-    columns += [Column(f"{target} {kind.counted}") for target, kind in data.targets.items()]
+    columns += count_columns(data.targets)
     rows = []
     for split in SPLITS:
         slides = data.of(split)

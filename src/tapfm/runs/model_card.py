@@ -14,6 +14,7 @@ from tapfm.runs.folder import RunFolder
 from tapfm.runs.hub import forbids_derivatives
 from tapfm.runs.saved_model import SavedModel
 from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.labels import count_cells, count_columns
 
 _KNOWN_TO_THE_HUB = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-4.0")
 
@@ -136,14 +137,12 @@ def _data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
     """Count slides, patients and labels by split."""
     kinds, slides = target_kinds(targets), run_folder.slides()
     columns = [Column("split", text=True), Column("patients"), Column("slides")]
-    columns += [Column(f"{target} {kind.counted}") for target, kind in kinds.items()]
+    columns += count_columns(kinds)
     rows = []
     for split in SPLITS:
         of_split = [row for row in slides if row["split"] == split]
-        counts = [
-            kind.count_cell([kind.parse_label(row[target]) for row in of_split]) for target, kind in kinds.items()
-        ]
-        rows.append(table_row(split, len({row["patient_id"] for row in of_split}), len(of_split), *counts))
+        patients = len({row["patient_id"] for row in of_split})
+        rows.append(table_row(split, patients, len(of_split), *count_cells(of_split, kinds)))
     return [markdown_table(Table(columns, rows)).rstrip()]
 
 

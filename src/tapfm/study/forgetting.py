@@ -117,8 +117,8 @@ def forgetting_table(found: Sequence[ForgettingResult]) -> Table:
         for each in found
     ]
     note = (
-        f"A linear probe on frozen features for another task, {found[0].tiles if found else 0:,} test tiles. In "
-        "brackets: 95% confidence interval from resampled tiles. Drift of the features of the same tiles: cosine "
+        f"A linear probe on frozen features for another task, {found[0].tiles if found else 0:,} test tiles. Ranges "
+        "are 95% confidence intervals from resampled tiles. Drift of the features of the same tiles: cosine "
         "distance, the mean of 1 - cos; linear CKA, which is 1 if features are the same up to rotation and scale."
     )
     return Table(columns, rows, notes=[note])

@@ -33,6 +33,7 @@ from tapfm.study.runs import REGIMES_IN_TABLE, run_config, runs_of
 from tapfm.study.stability import conclude_stability, means_table, measure_trajectories, runs_table
 from tapfm.study.status import read_status
 from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.labels import count_cells, count_columns
 
 
 @dataclass(frozen=True)
@@ -173,17 +174,13 @@ def _sizes_table(results: StudyResults) -> Table:
             row |= {target: kinds[target].format_label(label) for target, label in prediction.labels.items()}
     cohorts |= {"external": list(external.values())} if external else {}
     columns = [Column("split", text=True), Column("slides"), Column("patients")]
-    columns += [Column(f"{target} {kind.counted}") for target, kind in target_kinds(study.targets).items()]
+    columns += count_columns(target_kinds(study.targets))
     return Table(columns, [_size_row(name, rows, study.targets) for name, rows in cohorts.items() if finished])
 
 
 def _size_row(name: str, slides: Sequence[Mapping[str, str]], targets: Sequence[str]) -> Row:
     patients = len({(row["cohort"], row["patient_id"]) for row in slides})
-    counts = [
-        kind.count_cell([kind.parse_label(row.get(target, "")) for row in slides])
-        for target, kind in target_kinds(targets).items()
-    ]
-    return table_row(name, len(slides), patients, *counts)
+    return table_row(name, len(slides), patients, *count_cells(slides, target_kinds(targets)))
 
 
 def _failures(study: StudyConfig, folder: StudyFolder) -> list[Section]:

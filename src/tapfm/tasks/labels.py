@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from tapfm.cohort.manifest import Cohort
 from tapfm.cohort.splits import TRAIN
 from tapfm.errors import LabelError, UnknownNameError
+from tapfm.results.table import Cell, Column
 from tapfm.tasks.binary_target import BinaryTarget
 from tapfm.tasks.target import Label, TargetKind, TargetKinds
 
@@ -56,6 +57,18 @@ def patient_strata(
         stratum = {patient: kind.stratum(kind.patient_label(each)) for patient, each in of_patients.items()}
         strata[target] = [stratum[row.patient_id] for row in cohort.rows]
     return strata
+
+
+def count_columns(targets: TargetKinds) -> list[Column]:
+    """Return the columns of a table that counts labels, one for each target."""
+    return [Column(f"{target} {kind.counted}") for target, kind in targets.items()]
+
+
+def count_cells(rows: Sequence[Mapping[str, str]], targets: TargetKinds) -> list[Cell]:
+    """Return the counts of labels, for each target, in rows of a table that hold labels as text."""
+    return [
+        kind.count_cell([kind.parse_label(row.get(target, "")) for row in rows]) for target, kind in targets.items()
+    ]
 
 
 def check_training_labels(
