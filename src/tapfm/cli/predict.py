@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tapfm.cli.command import command
 from tapfm.cli.console import messages, print_line, terminal
@@ -56,16 +54,19 @@ def predict(options: workflow.PredictOptions) -> None:
 
 def _print_predictions(predictions: Predictions, console: Console, messages: Console) -> None:
     from tapfm.prediction.folder import TABLE
+    from tapfm.results.numbers import ABSENT
+    from tapfm.results.table import Column, Table, table_row
+    from tapfm.results.terminal import rich_table
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("slide", "target", "probability", "call", "tiles", "seconds"):
-        table.add_column(name, justify="right" if name in ("probability", "tiles", "seconds") else "left")
+    columns = [Column("slide", text=True), Column("target", text=True), Column("probability")]
+    columns += [Column("call", text=True), Column("tiles"), Column("seconds", form=".1f")]
+    rows = []
     for slide in predictions.slides[:_SHOWN]:
         for number, (target, prediction) in enumerate(slide.targets.items()):
-            call = "-" if prediction.call is None else slide.kinds[target].describe_label(prediction.call)
-            about = (slide.slide_id, f"{slide.tiles:,}", f"{slide.seconds:.1f}") if number == 0 else ("", "", "")
-            table.add_row(Text(about[0]), Text(target), f"{prediction.probability:.3f}", call, about[1], about[2])
-    console.print(table)
+            call = ABSENT if prediction.call is None else slide.kinds[target].describe_label(prediction.call)
+            slide_id, tiles, seconds = (slide.slide_id, slide.tiles, slide.seconds) if number == 0 else (None,) * 3
+            rows.append(table_row(slide_id, target, prediction.probability, call, tiles, seconds))
+    console.print(rich_table(Table(columns, rows)))
     if len(predictions.slides) > _SHOWN:
         console.print(f"... and {len(predictions.slides) - _SHOWN:,} more")
     folder = predictions.folder.path

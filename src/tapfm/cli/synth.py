@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from tapfm.cli.command import command
 from tapfm.cli.console import messages, print_line, terminal
@@ -45,7 +44,7 @@ def _print_cohort(cohort: workflow.SyntheticCohort, console: Console) -> None:
     from tapfm.slides.opening import CONTACT_SHEET
     from tapfm.synthetic.cohort_painting import ABOUT, TABLES
 
-    console.print(_table(cohort))
+    _print_table(cohort, console)
     for line in _changed_prevalence(cohort):
         console.print(line)
     folder = cohort.folder
@@ -55,22 +54,22 @@ def _print_cohort(cohort: workflow.SyntheticCohort, console: Console) -> None:
     print_line(console, f"Next: {inspect}; {tile}")
 
 
-def _table(cohort: workflow.SyntheticCohort) -> Table:
+def _print_table(cohort: workflow.SyntheticCohort, console: Console) -> None:
+    from tapfm.results.numbers import format_percentage
+    from tapfm.results.table import Cell, Column, Table, table_row
+    from tapfm.results.terminal import rich_table
+
     targets = [each.name for each in cohort.spec.targets]
-    table = Table(box=None, pad_edge=False)
-    for name in ("cohort", "split", "slides", "40x", *(f"{target} positive" for target in targets)):
-        table.add_column(name, justify="left" if name in ("cohort", "split") else "right")
+    columns = [Column("cohort", text=True), Column("split", text=True), Column("slides"), Column("40x")]
+    rows = []
     groups = {(each.cohort, each.split) for each in cohort.slides}
     for group in sorted(groups, key=lambda group: (group[0], _SPLIT_ORDER[group[1]])):
         slides = [each for each in cohort.slides if (each.cohort, each.split) == group]
         positives = [sum(each.labels[target] for each in slides) for target in targets]
-        table.add_row(
-            *group,
-            str(len(slides)),
-            str(sum(each.scanner.objective == 40 for each in slides)),
-            *(f"{count} ({count / len(slides):.0%})" for count in positives),
-        )
-    return table
+        counts = [Cell(count, format_percentage(count, len(slides))) for count in positives]
+        of_40x = sum(each.scanner.objective == 40 for each in slides)
+        rows.append(table_row(*group, len(slides), of_40x, *counts))
+    console.print(rich_table(Table([*columns, *(Column(f"{target} positive") for target in targets)], rows)))
 
 
 def _changed_prevalence(cohort: workflow.SyntheticCohort) -> list[str]:
