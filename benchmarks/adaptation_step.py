@@ -32,7 +32,7 @@ from torch import Tensor
 
 import tapfm
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.two_graph import Adaptation, two_graph_step
+from tapfm.adaptation.two_graph import AdaptationSettings, two_graph_step
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card
@@ -70,7 +70,7 @@ class StepTimer:
         self._encoder_optimizer = torch.optim.AdamW(self._encoder.parameters(), lr=1e-6)
         self._aggregator_optimizer = torch.optim.AdamW(self._aggregator.parameters(), lr=1e-5)
         compute_dtype = torch.bfloat16 if device.type == "cuda" else None
-        self._adaptation = Adaptation(chunking=chunking, compute_dtype=compute_dtype)
+        self._adaptation = AdaptationSettings(chunking=chunking, compute_dtype=compute_dtype)
 
     def compute_gradient(self, tiles: Tensor) -> Tensor:
         """Return the encoder's gradient as one vector. No weights change."""
@@ -113,7 +113,7 @@ def measure(encoder_key: str, device: torch.device, tile_count: int, chunk: int,
     """Time all ways, in turn."""
     ways = {
         "one pass": Chunking(),
-        "chunked, kept graphs": Chunking(chunk, keep=KEPT_GRAPHS),
+        "chunked, kept graphs": Chunking(chunk, keep_graphs=KEPT_GRAPHS),
         "chunked": Chunking(chunk),
     }
     tile_px = encoder_card(encoder_key).tile_px

@@ -9,7 +9,7 @@ first, so you can edit files while the comparison runs. The two versions take tu
 never at the same time, with one thread each. The parts are:
 
     step      benchmarks/adaptation_step.py: the file of this checkout, for both versions
-    feeding   benchmarks/feeding.py of each version: training from slides, by number of workers
+    feeding   benchmarks/data_loading.py of each version: training from slides, by number of workers
     predict   the predict command on painted slides, with a model that each version trains for one epoch: the whole
               command, and the same command again in the same process, where everything is imported
 
@@ -339,7 +339,7 @@ def main() -> None:
         parts = list(arguments.only)
         for version in (old, new):
             if "feeding" in parts and not (version.source / "benchmarks" / "feeding.py").exists():
-                report(f"{version.name} ({version.commit}) has no benchmarks/feeding.py; skipping this part.")
+                report(f"{version.name} ({version.commit}) has no benchmarks/data_loading.py; skipping this part.")
                 parts.remove("feeding")
         times = measure((old, new), parts, arguments.repeats)
     report(f"finished after {(time.monotonic() - start) / 60:.1f} minutes")

@@ -23,14 +23,14 @@ from real_tiles import ENCODED_AT_ONCE, WEIGHT_DECAY, Bags, Rows, Tissue, mean_a
 from torch import Tensor
 
 import tapfm
-from tapfm.adaptation.optimisers import LearningRateSchedule, make_optimiser, set_rate, step_optimiser
-from tapfm.adaptation.two_graph import aggregator_graph
+from tapfm.adaptation.optimisers import LearningRateSchedule, make_optimiser, set_learning_rate, step_optimiser
+from tapfm.adaptation.two_graph import compute_aggregator_gradients
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.contracts import EncodedTiles
 from tapfm.encoders.inference import Precision, prepare_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.seeding import make_rng
 from tapfm.tasks.catalog import build_task
 from tapfm.tasks.cross_entropy import encode_labels
 
@@ -67,12 +67,12 @@ def trained(head: str, stored: EncodedTiles, bags: Bags, epochs: int) -> Any:
     aggregator = build_aggregator(head, stored.z_KD.shape[1], 1).to(stored.z_KD.device).train()
     optimiser = make_optimiser(aggregator.named_parameters(), weight_decay=WEIGHT_DECAY, decay_all=True)
     for epoch in range(epochs):
-        set_rate(optimiser, LearningRateSchedule(first_cycle=epochs).rate(epoch, RATE))
-        for number in rng_for(0, "order", epoch).permutation(len(bags.rows)).tolist():
+        set_learning_rate(optimiser, LearningRateSchedule(first_cycle=epochs).rate(epoch, RATE))
+        for number in make_rng(0, "order", epoch).permutation(len(bags.rows)).tolist():
             rows = torch.from_numpy(bags.rows[number]).to(stored.z_KD.device)
             z_KD, r_K = (part[rows].requires_grad_() for part in stored)
             known = encode_labels(bags.labels[number].tolist(), device=z_KD.device)
-            aggregator_graph(aggregator, task, z_KD, r_K, known).add_to_aggregator()
+            compute_aggregator_gradients(aggregator, task, z_KD, r_K, known).accumulate_gradients()
             step_optimiser(optimiser, slides=1, clip_norm=0.0)
     return aggregator.eval()
 

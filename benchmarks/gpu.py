@@ -35,7 +35,7 @@ from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.plan_text import describe_optimiser, describe_recompute
 from tapfm.adaptation.planner import StepPlan, plan_step
-from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.aggregators.cls_attention import ClsAttention, tile_weights
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.build import build_vit
@@ -204,10 +204,14 @@ class Bench:
         few = bag_of(HostTiles(self.pixels, min(tiles, 2 * plan.chunk)))
 
         def step(count: int) -> None:
-            learner.learn(bag if count == tiles else few, TARGETS, now=True, slide_id="slide")
+            learner.train_step(bag if count == tiles else few, TARGETS, update=True, slide_id="slide")
 
         speed, peak, held = run_steps(step, tiles, warm_up=len(few.rows))
-        way = f"{plan.way}, chunks of {plan.chunk}, {plan.kept} kept; " if plan.way != "one-pass" else "one pass; "
+        way = (
+            f"{plan.strategy}, chunks of {plan.chunk}, {plan.graphs_kept} kept; "
+            if plan.strategy != "one-pass"
+            else "one pass; "
+        )
         way += f"recomputed: {describe_recompute(plan.recompute, shape)}; {describe_optimiser(plan)}"
         what = f"{key}: {'full step' if scope == 'full' else scope}"
         ratio = speed / base if speed and base else None
@@ -219,20 +223,20 @@ class Bench:
         exact = gradient_of(plain_learner(), self.pixels[:24])
         ways: dict[str, tuple[Chunking, OptimiserSettings, dict[str, Any]]] = {
             "float32, compiled, chunks of 7": (
-                Chunking(7, keep=1),
+                Chunking(7, keep_graphs=1),
                 OptimiserSettings(compiled=True),
                 {"compiled": True},
             ),
             **{
                 f"bfloat16, compiled, recompute {level}": (
                     Chunking(),
-                    OptimiserSettings(weights_dtype=torch.bfloat16, compiled=True, wide_gradients=False),
+                    OptimiserSettings(weights_dtype=torch.bfloat16, compiled=True, float32_gradients=False),
                     {"compiled": True, "recompute": level},
                 )
                 for level in ("nothing", "pointwise", "mlp", "block")
             },
             "bfloat16, compiled, chunks of 7": (
-                Chunking(7, keep=0),
+                Chunking(7, keep_graphs=0),
                 OptimiserSettings(weights_dtype=torch.bfloat16, compiled=True),
                 {"compiled": True, "recompute": "pointwise"},
             ),
@@ -256,12 +260,12 @@ class Bench:
 
     def curve(self, learner: Learner) -> list[float]:
         """Learn from six slides in turn, three of them positive, and note the losses."""
-        learner.begin_epoch(0)
+        learner.start_epoch(0)
         losses = []
         for step in range(30):
             slide = step % 6
             pixels = self.pixels[24 * slide : 24 * (slide + 1)]
-            report = learner.learn(bag_of(pixels), encode_labels([slide % 2]), now=True, slide_id=str(slide))
+            report = learner.train_step(bag_of(pixels), encode_labels([slide % 2]), update=True, slide_id=str(slide))
             losses.append(report.loss_agg)
         return torch.stack(losses).tolist()
 
@@ -270,9 +274,9 @@ class Bench:
         learner, _, _ = planned_learner(key, tiles, cap_gib)
         bag = bag_of(HostTiles(self.pixels, tiles))
         for _ in range(3):
-            learner.learn(bag, TARGETS, now=True, slide_id="slide")
+            learner.train_step(bag, TARGETS, update=True, slide_id="slide")
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
-            learner.learn(bag, TARGETS, now=True, slide_id="slide")
+            learner.train_step(bag, TARGETS, update=True, slide_id="slide")
             torch.cuda.synchronize()
         return profiler.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=70)
 
@@ -331,15 +335,17 @@ def planned_learner(
     model = SlideModel(encoder, ClsAttention(encoder.feature_size).to(DEVICE), TASK)
     optimisation = OptimiserSettings(
         weights_dtype=torch.bfloat16,
-        wide_gradients=plan.wide_gradients,
+        float32_gradients=plan.float32_gradients,
         moments=plan.moments,
         offload=plan.offload,
         compiled=True,
     )
-    chunking = Chunking() if plan.way == "one-pass" else Chunking(plan.chunk, plan.kept)
-    adaptation = Adaptation(chunking=chunking, backward_tiles=plan.backward_tiles)
-    learner = Learner(model, adaptation, optimisation, shrunk=lambda size: print(f"  chunk halved to {size}"))
-    learner.begin_epoch(0)
+    chunking = Chunking() if plan.strategy == "one-pass" else Chunking(plan.chunk, plan.graphs_kept)
+    adaptation = AdaptationSettings(chunking=chunking, backward_tiles=plan.backward_tiles)
+    learner = Learner(
+        model, adaptation, optimisation, on_smaller_chunks=lambda size: print(f"  chunk halved to {size}")
+    )
+    learner.start_epoch(0)
     gc.collect()
     torch.cuda.empty_cache()
     return learner, plan, shape
@@ -362,13 +368,15 @@ def plain_learner(
     aggregator = ClsAttention(encoder.feature_size).to(DEVICE)
     values = asdict(optimisation) | {"encoder_lr": rate, "aggregator_lr": 100 * rate, "schedule": optimisation.schedule}
     model = SlideModel(encoder, aggregator, TASK, compute_dtype)
-    return Learner(model, Adaptation(chunking=chunking, compute_dtype=compute_dtype), OptimiserSettings(**values))
+    return Learner(
+        model, AdaptationSettings(chunking=chunking, compute_dtype=compute_dtype), OptimiserSettings(**values)
+    )
 
 
 def gradient_of(learner: Learner, pixels: Tensor) -> Tensor:
     """Take a step without an update, and give the encoder's whole gradient."""
-    learner.begin_epoch(0)
-    learner.learn(bag_of(pixels), TARGETS, now=False, slide_id="slide")
+    learner.start_epoch(0)
+    learner.train_step(bag_of(pixels), TARGETS, update=False, slide_id="slide")
     assert learner.model.encoder is not None
     gradient = torch.cat([p.grad.flatten().double() for p in learner.model.encoder.parameters() if p.grad is not None])
     scale = learner.state().get("moments/loss_scale/value")

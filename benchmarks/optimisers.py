@@ -100,7 +100,7 @@ class Ours:
         if parameters[0].dtype == torch.bfloat16:
             options["compute_dtype"] = torch.bfloat16
         self._optimiser = AdamW(self._parameters, device=device, weight_decay=WEIGHT_DECAY, decay_all=True, **options)
-        self._optimiser.set_rate(RATE)
+        self._optimiser.set_learning_rate(RATE)
 
     def step(self, gradients: list[Tensor]) -> None:
         for parameter, gradient in zip(self._parameters.values(), gradients, strict=True):
@@ -108,7 +108,7 @@ class Ours:
         self._optimiser.step()
 
     def precise(self) -> list[Tensor]:
-        masters = self._optimiser.masters()
+        masters = self._optimiser.master_weights()
         return [masters[name] for name in self._parameters]
 
     def state_tensors(self) -> Iterator[Tensor]:
@@ -118,10 +118,10 @@ class Ours:
                 yield shard.master
 
     def save(self) -> dict[str, Any]:
-        return {"masters": self._optimiser.masters(), "state": self._optimiser.state()}
+        return {"masters": self._optimiser.master_weights(), "state": self._optimiser.state()}
 
     def load(self, saved: dict[str, Any]) -> None:
-        self._optimiser.load_masters(saved["masters"])
+        self._optimiser.load_master_weights(saved["masters"])
         self._optimiser.restore(saved["state"])
 
 

@@ -30,8 +30,8 @@ from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.moments import MomentFormat
 from tapfm.adaptation.planner import StepPlan, predict_step
-from tapfm.adaptation.step_costs import COMPILED, GIB, PLAIN, Coefficients
-from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.step_costs import COMPILED, EAGER, GIB, Coefficients
+from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.blocks import Recompute
@@ -138,23 +138,23 @@ def build(
     shape = EncoderShape.of(encoder)
     encoder.recompute = configuration.levels(shape.depth)
     encoder.compile_blocks(compiled)
-    adaptation = Adaptation(
+    adaptation = AdaptationSettings(
         chunking=Chunking(configuration.chunk, configuration.kept), backward_tiles=configuration.backward_tiles
     )
     optimisation = OptimiserSettings(
         weights_dtype=torch.bfloat16,
-        wide_gradients=prediction(configuration, shape, compiled, None).wide_gradients,
+        float32_gradients=prediction(configuration, shape, compiled, None).float32_gradients,
         moments=configuration.moments,
         offload=configuration.offload,
         compiled=compiled,
     )
     learner = Learner(SlideModel(encoder, aggregator, TASK), adaptation, optimisation)
-    learner.begin_epoch(0)
+    learner.start_epoch(0)
     tiles = torch.randint(0, 256, (configuration.tiles, 3, card.tile_px, card.tile_px), dtype=torch.uint8)
     bag = Bag(tiles.pin_memory() if device.type == "cuda" else tiles, np.arange(configuration.tiles))
 
     def step() -> None:
-        learner.learn(bag, TARGETS, now=True, slide_id="random")
+        learner.train_step(bag, TARGETS, update=True, slide_id="random")
         if learner.adaptation.chunking != adaptation.chunking:  # it would go on with half as many tiles at once
             raise torch.OutOfMemoryError
 
@@ -171,7 +171,7 @@ def prediction(
         precision="bfloat16",
         compiled=compiled,
         chunk=configuration.chunk,
-        kept=configuration.kept,
+        graphs_kept=configuration.kept,
         recompute=configuration.levels(shape.depth),
         moments=configuration.moments,
         offload=configuration.offload,
@@ -282,7 +282,7 @@ def main() -> None:
         error = "" if rows[-1].error is None else f", {rows[-1].error:+.1%}"
         print(f"  {configuration}: {time.perf_counter() - start:.0f} s{error}", flush=True)
     print(f"\n{table(rows)}\n\n{worst(rows)}")
-    coefficients = COMPILED if compiled else PLAIN
+    coefficients = COMPILED if compiled else EAGER
     measured = [row for row in rows if not row.held_out and row.peak_gib is not None]
     if args.fit and measured:
         coefficients = fitted(measured, coefficients, compiled)

@@ -44,8 +44,8 @@ from numpy.typing import NDArray
 import tapfm
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import TiffSlide
-from tapfm.slides.scaling import read_tile
-from tapfm.slides.slide import CACHE_BYTES, Box, Level, Pixels, SlideFacts
+from tapfm.slides.region_reading import read_tile
+from tapfm.slides.slide import CACHE_BYTES, Box, Level, Pixels, SlideMetadata
 
 tiffslide: Any = None
 if importlib.util.find_spec("tiffslide"):
@@ -68,9 +68,9 @@ class Tiffslide:
 
     def __init__(self, path: Path, cache_bytes: int = 0) -> None:  # noqa: ARG002  # it has no cache
         self._handle = tiffslide.TiffSlide(path)
-        levels = tuple(Level.of(*size, *self._handle.dimensions) for size in self._handle.level_dimensions)
+        levels = tuple(Level.from_sizes(*size, *self._handle.dimensions) for size in self._handle.level_dimensions)
         bounds = Box(0, 0, levels[0].width_px, levels[0].height_px)
-        self.facts = SlideFacts(path, "TIFF", "", "tiffslide", levels, None, None, bounds)
+        self.metadata = SlideMetadata(path, "TIFF", "", "tiffslide", levels, None, None, bounds)
 
     def read_level(self, level: int, x_px: int, y_px: int, width_px: int, height_px: int) -> Pixels:
         downsample = self._handle.level_downsamples[level]
@@ -173,7 +173,7 @@ def tiles_per_second(slide: Reader, where: list[tuple[int, int]], side_px0: int)
 def measure(path: Path, side_px0: int, order: str, rounds: int, name: str = "", cache_bytes: int = CACHE_BYTES) -> Row:
     """Let the readers take turns, each with a slide opened anew."""
     opened = TiffSlide(path)
-    where = positions(side_px0, order, 2000, (opened.facts.width_px0, opened.facts.height_px0))
+    where = positions(side_px0, order, 2000, (opened.metadata.width_px0, opened.metadata.height_px0))
     opened.close()
     speeds: dict[str, list[float]] = {}
     for _ in range(rounds):

@@ -36,19 +36,19 @@ from PIL import Image
 from torch import Tensor
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.optimisers import LearningRateSchedule, make_optimiser, set_rate, step_optimiser
-from tapfm.adaptation.two_graph import Adaptation, aggregator_graph, two_graph_step
+from tapfm.adaptation.optimisers import LearningRateSchedule, make_optimiser, set_learning_rate, step_optimiser
+from tapfm.adaptation.two_graph import AdaptationSettings, compute_aggregator_gradients, two_graph_step
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.contracts import EncodedTiles
 from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
-from tapfm.evaluation.comparing import compare_methods
+from tapfm.evaluation.method_comparison import compare_methods
 from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics import logistic
 from tapfm.metrics.ranking import auc
 from tapfm.results.estimate import Estimate
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.seeding import make_rng
 from tapfm.tasks.catalog import build_task, target_kinds
 from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tiles.augment import Augmentation, augment
@@ -142,7 +142,7 @@ class Tissue:
         self.splits = np.array([split for split, _ in files])
         for kind in range(len(CLASSES)):
             of_class = np.flatnonzero((self.classes == kind) & (self.splits == "train"))
-            chosen = rng_for("validation", kind).permutation(of_class)[: round(FOR_VALIDATION * len(of_class))]
+            chosen = make_rng("validation", kind).permutation(of_class)[: round(FOR_VALIDATION * len(of_class))]
             self.splits[chosen] = "val"
         self.pixels = torch.from_numpy(np.stack([read_tile(path, tile_px) for _, path in files]))
 
@@ -153,13 +153,13 @@ class Tissue:
     @cached_property
     def histograms(self) -> NDArray[np.int64]:
         """Count the values of each channel of each tile."""
-        from tapfm.tiles.colours import histograms_of
+        from tapfm.tiles.colours import colour_histograms
 
-        return np.stack([histograms_of(tile[None]) for tile in self.pixels.numpy()])
+        return np.stack([colour_histograms(tile[None]) for tile in self.pixels.numpy()])
 
     def bags(self, split: str, task: str, tiles: int, count: int, *address: int | str) -> Bags:
         """Draw bags by the rule of the task."""
-        rng = rng_for(split, task, tiles, *address)
+        rng = make_rng(split, task, tiles, *address)
         labels = np.zeros((count, len(TARGETS[task])), dtype=np.int64)
         for column, target in enumerate(TARGETS[task]):
             share = 0.5 if task == "binary" else PREVALENCE[target]
@@ -223,7 +223,7 @@ class Trainer:
         rates = (job.aggregator_rate, job.encoder_rate)
         schedule = LearningRateSchedule(first_cycle=epochs)
         lambda_ = 1.0 if job.regime == "tapfm" else 0.0
-        adaptation = Adaptation(lambda_=lambda_, chunking=Chunking(), compute_dtype=self.dtype)
+        adaptation = AdaptationSettings(lambda_=lambda_, chunking=Chunking(), compute_dtype=self.dtype)
 
         def updates(number: int) -> Any:
             return lambda finite=None: step_optimiser(optimisers[number], finite, slides=1, clip_norm=0.0)
@@ -234,18 +234,18 @@ class Trainer:
         history = []
         for epoch in range(epochs):
             for optimiser, rate in zip(optimisers, rates, strict=False):
-                set_rate(optimiser, schedule.rate(epoch, rate))
+                set_learning_rate(optimiser, schedule.rate(epoch, rate))
             aggregator.train()
             losses = []
-            for number in rng_for(job.seed, "order", epoch).permutation(len(training.rows)).tolist():
+            for number in make_rng(job.seed, "order", epoch).permutation(len(training.rows)).tolist():
                 rows = torch.from_numpy(training.rows[number]).to(self.device)
                 known = encode_labels(training.labels[number].tolist(), device=self.device)
                 if fixed:
                     z_KD, r_K = (part[rows].requires_grad_() for part in self.features())
-                    graph = aggregator_graph(aggregator, task, z_KD, r_K, known)
-                    graph.add_to_aggregator()
+                    graph = compute_aggregator_gradients(aggregator, task, z_KD, r_K, known)
+                    graph.accumulate_gradients()
                     updates(0)()
-                    losses.append(graph.loss)
+                    losses.append(graph.task_loss)
                 else:
                     tiles = augment(self.pixels[rows], AUGMENTATION, job.seed, epoch, number)
                     report = two_graph_step(
@@ -305,11 +305,11 @@ class Trainer:
             chosen = torch.from_numpy(of_bag).to(self.device)
             output = aggregator(encoded.z_KD[chosen], encoded.r_K[chosen])
             logits.append(output.logits_C.double().tolist())
-            heat = output.heat.double().cpu().numpy().reshape(-1, len(chosen))
+            heatmap_scores = output.heatmap_scores.double().cpu().numpy().reshape(-1, len(chosen))
             for column, (target, label) in enumerate(zip(targets, labels, strict=True)):
                 if label:
                     truth = self.tissue.classes[tiles] == CLASSES.index(target)
-                    row = heat[column if len(heat) > 1 else 0]
+                    row = heatmap_scores[column if len(heatmap_scores) > 1 else 0]
                     found.append(auc(truth, row) or 0.0)
         columns = [
             auc(bags.labels[:, column] == 1, np.array([each[column] for each in logits]))
@@ -401,11 +401,14 @@ def make_trainer(arguments: argparse.Namespace) -> Trainer:
     """Load tiles and encoder."""
     loaded = load_encoder(arguments.encoder, weights=arguments.weights, tile_px=arguments.tile_px)
     return Trainer(
-        Tissue(arguments.tiles, arguments.tile_px), loaded.encoder, sizes_of(arguments), torch.device(arguments.device)
+        Tissue(arguments.tiles, arguments.tile_px),
+        loaded.encoder,
+        parse_sizes(arguments),
+        torch.device(arguments.device),
     )
 
 
-def sizes_of(arguments: argparse.Namespace) -> Sizes:
+def parse_sizes(arguments: argparse.Namespace) -> Sizes:
     return QUICK if arguments.quick else Sizes()
 
 
@@ -417,7 +420,7 @@ def train(arguments: argparse.Namespace) -> None:
     workers: list[SpawnProcess] = []
     try:
         for stage in arguments.stages:
-            todo = [job for job in jobs_of(stage, sizes_of(arguments), results) if not results.has(job)]
+            todo = [job for job in jobs_of(stage, parse_sizes(arguments), results) if not results.has(job)]
             under_way = 0
             while todo or under_way:
                 while todo and under_way < arguments.processes and time.monotonic() < deadline:
@@ -465,7 +468,7 @@ def report(arguments: argparse.Namespace) -> None:
         rows = results.of(stage)
         if rows:
             print(f"### {title.format(tiles=rows[0]['tiles'])}\n")
-            print("\n".join(table_of(rows, tissue, sizes_of(arguments))) + "\n")
+            print("\n".join(table_of(rows, tissue, parse_sizes(arguments))) + "\n")
 
 
 def table_of(rows: Sequence[dict[str, Any]], tissue: Tissue, sizes: Sizes) -> list[str]:
@@ -564,7 +567,8 @@ def colour_logits(tissue: Tissue, task: str, tiles: int, sizes: Sizes, seed: int
         np.array([colour_statistics(tissue.histograms[rows].sum(0)) for rows in bags.rows]) for bags in (training, test)
     )
     columns = [
-        logistic.fit(seen, training.labels[:, column]).logits(unseen) for column in range(training.labels.shape[1])
+        logistic.fit_logistic(seen, training.labels[:, column]).logits(unseen)
+        for column in range(training.labels.shape[1])
     ]
     return np.stack(columns, axis=1).tolist()
 

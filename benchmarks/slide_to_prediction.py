@@ -53,10 +53,10 @@ from tapfm.inference.loading import prepare_models
 from tapfm.inference.predictor import Predictor
 from tapfm.prediction import cohort_prediction as predicting
 from tapfm.prediction.cohort_prediction import write_slide as write_prediction
-from tapfm.prediction.inputs import find_or_make_tiles
+from tapfm.prediction.inputs import find_or_create_tiles
 from tapfm.runs.checkpoint import save_checkpoint
 from tapfm.runs.model_folder import open_model_folder
-from tapfm.runs.saved_model import AGGREGATOR, DESCRIPTION
+from tapfm.runs.saved_model import AGGREGATOR_FILE, DESCRIPTION_FILE
 
 SECTION_PX0 = 8_000  # of level 0 for each copy of the section and the glass around it
 SECTION_TILES = 80
@@ -88,7 +88,7 @@ class Watch:
     def watching(self) -> Iterator[None]:
         cuda, encode = torch.cuda.is_available(), InferenceEncoder.encode
         with (
-            patch.object(predicting, "find_or_make_tiles", self.timed("laying_s", find_or_make_tiles)),
+            patch.object(predicting, "find_or_create_tiles", self.timed("laying_s", find_or_create_tiles)),
             patch.object(predicting, "open_model_folder", self.timed("loading_s", open_model_folder)),
             patch.object(predicting, "prepare_models", self.timed("loading_s", prepare_models, self.forget)),
             patch.object(Predictor, "encode_slide", self.timed("encoding_s", Predictor.encode_slide, synchronise)),
@@ -153,16 +153,16 @@ def write_model(folder: Path, key: str) -> None:
     write_timm_folder(encoder, card, folder, about={"targets": ["FGFR3"]})
     aggregator = build_aggregator("cls-attention", card.feature_size, 1)
     tensors = {f"aggregator/{name}": each.detach() for name, each in aggregator.named_parameters()}
-    save_checkpoint(folder / AGGREGATOR, tensors, {"tapfm": tapfm.__version__, "kind": "aggregator"})
+    save_checkpoint(folder / AGGREGATOR_FILE, tensors, {"tapfm": tapfm.__version__, "kind": "aggregator"})
     facts = {"name": "cls-attention", "options": {}, "tau": 1.0, "layer_norm": False, "feature_size": card.feature_size}
     description = {
         "targets": ["FGFR3"],
-        "encoder": {"name": card.key, "adapted": True, "began_with_sha256": None},
+        "encoder": {"name": card.key, "adapted": True, "base_weights_sha256": None},
         "aggregator": facts,
         "training_labels": {"FGFR3": {"positive": 1, "labelled": 2}},
         "run": "benchmark",
     }
-    (folder / DESCRIPTION).write_text(json.dumps(description))
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(description))
 
 
 def measured(what: str, model: Path, slides: Path, out: Path, chosen: argparse.Namespace) -> Row:

@@ -32,10 +32,10 @@ from tapfm.aggregators.catalog import build_aggregator
 from tapfm.encoders.catalog import encoder_card
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.runs.checkpoint import save_checkpoint
-from tapfm.runs.saved_model import AGGREGATOR, DESCRIPTION
+from tapfm.runs.saved_model import AGGREGATOR_FILE, DESCRIPTION_FILE
 from tapfm.slides.slide import Pixels
 from tapfm.synthetic.cohort import CohortSpec, plan_cohort
-from tapfm.synthetic.slides import paint_slide
+from tapfm.synthetic.slides import render_slide
 
 TILE_PX = 512
 PYRAMID = (1, 4, 16, 64)
@@ -57,7 +57,7 @@ class Row:
 def painted_section() -> tuple[Pixels, float]:
     """Paint one 40x section."""
     planned = next(slide for slide in plan_cohort(CohortSpec(slides=10, external=0)) if slide.scanner.mpp < 0.3)
-    return paint_slide(planned).scan.pixels, planned.scanner.mpp
+    return render_slide(planned).scan.pixels, planned.scanner.mpp
 
 
 def write_slide(path: Path, section: Pixels, mpp: float, side_px0: int, copies: int) -> None:
@@ -109,10 +109,10 @@ def write_model(folder: Path) -> None:
     torch.manual_seed(0)
     aggregator = build_aggregator("cls-attention", card.feature_size, 1)
     tensors = {f"aggregator/{name}": each.detach() for name, each in aggregator.named_parameters()}
-    save_checkpoint(folder / AGGREGATOR, tensors, {"tapfm": tapfm.__version__, "kind": "aggregator"})
+    save_checkpoint(folder / AGGREGATOR_FILE, tensors, {"tapfm": tapfm.__version__, "kind": "aggregator"})
     description = {
         "targets": ["FGFR3"],
-        "encoder": {"name": card.key, "adapted": False, "began_with_sha256": None},
+        "encoder": {"name": card.key, "adapted": False, "base_weights_sha256": None},
         "aggregator": {
             "name": "cls-attention",
             "options": {},
@@ -123,7 +123,7 @@ def write_model(folder: Path) -> None:
         "training_labels": {"FGFR3": {"positive": 1, "labelled": 2}},
         "run": "benchmark",
     }
-    (folder / DESCRIPTION).write_text(json.dumps(description))
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(description))
 
 
 def measured(what: str, words: list[str]) -> tuple[float, float]:

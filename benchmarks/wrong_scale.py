@@ -81,7 +81,7 @@ def test_slides(cohort: Path) -> list[dict[str, str]]:
     for line in lines:
         path = cohort.parent / line["path"]
         slide = open_slide(path)
-        line |= {"path": str(path.resolve()), "mpp": str(slide.facts.mpp_in_file)}
+        line |= {"path": str(path.resolve()), "mpp": str(slide.metadata.mpp_in_file)}
         slide.close()
     return lines
 

@@ -1,4 +1,4 @@
-"""Slides that were predicted, with numbers that are made up but files that are real."""
+"""Predicted slides with invented values and real files."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from tapfm.prediction.folder import PredictedSlide, TargetPrediction
 from tapfm.prediction.layers import Layer
-from tapfm.prediction.tile_table import NAME, TileTable, write_tile_table
+from tapfm.prediction.tile_table import TILES_PARQUET, TileTable, write_tile_table
 from tapfm.slides.opening import open_slide
 from tapfm.slides.slide import Box
 from tapfm.tiles.grid import TileSpec, tile_grid
@@ -14,11 +14,11 @@ from tapfm.tiles.grid import TileSpec, tile_grid
 TARGET = "FGFR3"
 CONTRIBUTION = Layer(f"contribution.{TARGET}", "contribution", TARGET)
 ATTENTION = Layer("attention", "attention")
-SAID = TargetPrediction(logit=0.5, probability=0.6225, threshold=0.5, call=1, label=None, constant=-0.5)
+PREDICTION = TargetPrediction(logit=0.5, probability=0.6225, threshold=0.5, call=1, label=None, constant=-0.5)
 
 
 def predicted_slide(path="gone.svs", *, bounds=None, size_px0=(2240, 1792), mpp=0.5, tile_px=224, targets=(TARGET,)):
-    """Say what a model may have said of a slide."""
+    """Return an invented prediction of a slide without a file."""
     spec = TileSpec(tile_px=tile_px)
     return PredictedSlide(
         slide_id="case-17",
@@ -33,7 +33,7 @@ def predicted_slide(path="gone.svs", *, bounds=None, size_px0=(2240, 1792), mpp=
         side_px0=spec.side_px0(mpp),
         tile_px=tile_px,
         columns=("attention", "weight", *(f"contribution.{target}" for target in targets)),
-        targets=dict.fromkeys(targets, SAID),
+        targets=dict.fromkeys(targets, PREDICTION),
         tiles=0,
         tiles_failed=0,
         seconds=1.0,
@@ -42,21 +42,21 @@ def predicted_slide(path="gone.svs", *, bounds=None, size_px0=(2240, 1792), mpp=
 
 
 def predicted_file(path, *, mpp=0.5, tile_px=224, targets=(TARGET,)):
-    """Say what a model may have said of a slide that is there."""
+    """Return an invented prediction of a slide file."""
     slide = open_slide(path)
-    facts = slide.facts
+    metadata = slide.metadata
     slide.close()
-    size_px0 = facts.width_px0, facts.height_px0
-    return predicted_slide(path, bounds=facts.bounds, size_px0=size_px0, mpp=mpp, tile_px=tile_px, targets=targets)
+    size_px0 = metadata.width_px0, metadata.height_px0
+    return predicted_slide(path, bounds=metadata.bounds, size_px0=size_px0, mpp=mpp, tile_px=tile_px, targets=targets)
 
 
 def grid_of(predicted, *, overlap_px=0):
-    """Lay all tiles over the bounds of a slide."""
+    """Return the positions of all tiles of a slide's bounds."""
     return tile_grid(predicted.bounds, TileSpec(tile_px=predicted.tile_px, overlap_px=overlap_px), predicted.mpp)
 
 
 def table_of(predicted, positions, values=None):
-    """Give tiles values: the same in each column, or made up ones."""
+    """Return a tile table with the same values in each column, or random ones."""
     rng = np.random.default_rng(0)
     columns = {name: rng.normal(size=len(positions)) if values is None else values for name in predicted.columns}
     return TileTable(np.asarray(positions), {name: np.asarray(each, float) for name, each in columns.items()})
@@ -65,6 +65,6 @@ def table_of(predicted, positions, values=None):
 def write_prediction(folder, predicted, table):
     """Write the files of a predicted slide."""
     predicted = replace(predicted, tiles=len(table))
-    write_tile_table(folder / NAME, table)
+    write_tile_table(folder / TILES_PARQUET, table)
     predicted.write(folder)
     return predicted

@@ -11,11 +11,11 @@ from rich.console import Console
 from slide_files import section, write_slide
 
 from tapfm.config.study import resolve_study
-from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds, compute_metrics
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow
+from tapfm.evaluation.metric_values import ChosenThresholds, choose_thresholds, compute_metrics
 from tapfm.evaluation.metrics_json import metrics_json
 from tapfm.evaluation.predictions import Prediction, write_predictions
-from tapfm.prediction.folder import ABOUT, PredictionFolder, TargetPrediction
+from tapfm.prediction.folder import PREDICTION_JSON, PredictionFolder, TargetPrediction
 from tapfm.report.making import PageOptions, make_report
 from tapfm.results.document import Paragraph, Section, write_sections
 from tapfm.results.table import table_csv
@@ -24,7 +24,7 @@ from tapfm.study.costs import costs_table
 from tapfm.study.figures import curves_figure
 from tapfm.study.folder import StudyFolder
 from tapfm.study.results import MethodResult, StudyResults
-from tapfm.study.runs import PlannedRun, methods_of
+from tapfm.study.runs import PlannedRun, list_methods
 from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import target_kinds
 
@@ -114,7 +114,7 @@ def make_run(folder, *, targets=TARGETS, finished=True, epochs=3, encoder="tapfm
     (folder / "split.csv").write_text("\n".join(lines) + "\n")
     environment = {"tapfm": "0.1.0", "device": "cpu", "cuda": None, "packages": {"torch": "2.6"}}
     (folder / "environment.json").write_text(json.dumps([environment]))
-    (folder / "failures.csv").write_text("slide_id,what,tiles_skipped,reason\n")
+    (folder / "failures.csv").write_text("slide_id,problem,tiles_skipped,reason\n")
     (folder / "history.jsonl").write_text(
         "".join(json.dumps(row) + "\n" for row in history(epochs)[: 3 if finished else 1])
     )
@@ -166,7 +166,7 @@ def make_evaluation(
     (folder / "metrics.json").write_bytes(metrics_json(results))
     write_predictions(folder / "predictions.csv", slides)
     write_predictions(folder / "predictions-baseline.csv", slides)
-    (folder / "failures.csv").write_text("slide_id,what,tiles_skipped,reason\nX9,failed,,it is torn\n")
+    (folder / "failures.csv").write_text("slide_id,problem,tiles_skipped,reason\nX9,failed,,it is torn\n")
     return folder
 
 
@@ -184,15 +184,15 @@ def make_prediction(folder, run, slides, *, targets=TARGETS, digest=None, with_r
         "targets": list(targets),
         "members": [{"run": "r", "weights_sha256": digest}] if digest else members_of(run, with_run),
     }
-    (folder / ABOUT).write_text(json.dumps(about))
-    (folder / "failures.csv").write_text("slide_id,reason,what_to_do\nZ1,it is empty,Scan it again.\n")
+    (folder / PREDICTION_JSON).write_text(json.dumps(about))
+    (folder / "failures.csv").write_text("slide_id,reason,hint\nZ1,it is empty,Scan it again.\n")
     for number, (slide_id, path, probability, label) in enumerate(slides):
         logit = float(np.log(probability / (1 - probability)))
         said = TargetPrediction(logit, sigmoid(logit), 0.5, int(probability >= 0.5), label, 0.0)
         made = predicted_slide(targets=targets) if path is None else predicted_file(path, targets=targets)
         made = replace(made, slide_id=slide_id, patient_id=f"P-{slide_id}", targets=dict.fromkeys(targets, said))
         table = table_of(made, [[0, 0], [224, 0], [0, 224], [224, 224]], np.array([-1.0, 0.5, 2.0, 0.1]) * (number + 1))
-        write_prediction(PredictionFolder(folder).folder_of(slide_id), made, table)
+        write_prediction(PredictionFolder(folder).slide_folder(slide_id), made, table)
     return folder
 
 
@@ -217,7 +217,7 @@ def make_study(folder, *, finished=("finetune", "tapfm")):
     lines = [f"{key} = {json.dumps(value)}" for key, value in given.items() if key != "cohort"]
     (folder / "study.toml").write_text("\n".join([*lines, "[cohort]", 'table = "c.csv"', 'tiles = "tiles"']) + "\n")
     results = []
-    for method, strength in zip(methods_of(study), (0.5, 2.5), strict=True):
+    for method, strength in zip(list_methods(study), (0.5, 2.5), strict=True):
         if method.regime not in finished:
             continue
         run = PlannedRun(method, 0, None)

@@ -8,7 +8,7 @@ from tapfm.config.study import resolve_study
 from tapfm.evaluation.predictions import Prediction
 from tapfm.study.folder import StudyFolder
 from tapfm.study.results import MethodResult, StudyResults
-from tapfm.study.runs import PlannedRun, methods_of
+from tapfm.study.runs import PlannedRun, list_methods
 
 SLIDES = {"cohort": {"table": "c.csv", "tiles": "tiles"}, "external": {"table": "x.csv", "tiles": "x"}}
 
@@ -57,7 +57,7 @@ def history(losses, aucs=None, **more):
 def results_of(study, strengths, *, folder=None, seeds=1, losses=(1.0, 0.9, 0.8), baseline=None, targets=("FGFR3",)):
     """As many methods as strengths, in the order of the table."""
     methods = []
-    for method, strength in zip(methods_of(study), strengths, strict=False):
+    for method, strength in zip(list_methods(study), strengths, strict=False):
         runs = {PlannedRun(method, seed, None).name: history(losses) for seed in range(seeds)}
         made = [predictions(strength, seed=seed, targets=targets) for seed in range(seeds)]
         methods.append(MethodResult(method, runs, {"test": made, "external": made}))

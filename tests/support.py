@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tapfm.adaptation.two_graph import Adaptation, StepReport, two_graph_step, when_finite
+from tapfm.adaptation.two_graph import AdaptationSettings, StepReport, skip_unless_finite, two_graph_step
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.contracts import BagOutput, Targets
 from tapfm.encoders.build import build_vit
@@ -127,9 +127,9 @@ def take_step(
 ) -> StepReport:
     """One step of a positive slide, unless told otherwise, by ordinary optimisers' `step` functions."""
     for name in {"update_aggregator", "update_encoder"} & set(keywords):
-        keywords[name] = when_finite(keywords[name])
+        keywords[name] = skip_unless_finite(keywords[name])
     report = two_graph_step(encoder, aggregator, task, tiles, targets, slide=slide, **keywords)
-    report.checks.refuse(slide, step)
+    report.checks.raise_if_not_finite(slide, step)
     return report
 
 
@@ -142,10 +142,10 @@ def step_gradient(
     task: Any = TASK,
     **settings: Any,
 ) -> Tensor:
-    """The encoder's gradient after one two-graph step without updates; `settings` are those of `Adaptation`."""
+    """The encoder's gradient after one two-graph step without updates; `settings` are those of `AdaptationSettings`."""
     encoder.zero_grad()
     aggregator.zero_grad()
-    take_step(encoder, aggregator, tiles, targets=targets, task=task, adaptation=Adaptation(**settings))
+    take_step(encoder, aggregator, tiles, targets=targets, task=task, adaptation=AdaptationSettings(**settings))
     return gradient_of(encoder).clone()
 
 

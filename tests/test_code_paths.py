@@ -1,7 +1,7 @@
-"""The two lists of CONTRIBUTING.md, followed: the modules on the call stack where the work is done, and no others.
+"""The two lists of modules in CONTRIBUTING.md match the call stacks of `tapfm predict` and `tapfm train`.
 
-A watched function is one where something happens to the data: a slide is tiled, a segment of its file is decoded, tile
-coordinates are stored, tiles are encoded or aggregated, a prediction is written, or a gradient is computed.
+The tests record the call stack of functions that process the data: a slide is tiled, a segment of its file is decoded,
+tile coordinates are stored, tiles are encoded or aggregated, a prediction is written, or a gradient is computed.
 """
 
 import ast
@@ -26,14 +26,14 @@ ROOT = Path(package.__file__).parent
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
 
-def listed(heading):
+def read_module_list(heading):
     """Return the modules of the numbered list below a heading of CONTRIBUTING.md, in order."""
     text = CONTRIBUTING.read_text("utf-8").split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
     return re.findall(r"^\d+\. \[`([\w/.]+\.py)`\]\(src/tapfm/\1\)", text, re.MULTILINE)
 
 
 def imported_modules(module):
-    """Return the modules of the package that a module imports, lazily or not."""
+    """Return the modules of the package that a module imports, at module level or inside functions."""
     found = set()
     for node in ast.walk(ast.parse((ROOT / module).read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tapfm"):
@@ -42,15 +42,15 @@ def imported_modules(module):
     return found
 
 
-class Watch:
-    """Collects the modules of the package on the call stack of the watched functions."""
+class CallRecorder:
+    """Records the modules of the package on the call stack of chosen functions."""
 
     def __init__(self, monkeypatch):
         self._patch, self.stacks = monkeypatch, []
 
     def add(self, owner, name):
-        watched = getattr(owner, name)
-        own = [watched.__module__] if watched.__module__.startswith("tapfm.") else []
+        function = getattr(owner, name)
+        own = [function.__module__] if function.__module__.startswith("tapfm.") else []
 
         def wrapped(*args, **kwargs):
             stack, frame = own, sys._getframe(1)
@@ -59,12 +59,12 @@ class Watch:
                 stack = [module, *stack] if module.startswith("tapfm.") else stack
                 frame = frame.f_back
             self.stacks.append([module.removeprefix("tapfm.").replace(".", "/") + ".py" for module in stack])
-            return watched(*args, **kwargs)
+            return function(*args, **kwargs)
 
         self._patch.setattr(owner, name, wrapped)
 
     def modules_below(self, first, through=None):
-        """Return the modules that were called from `first` on, of the stacks that pass `through`."""
+        """Return the modules of the recorded stacks from `first` on; with `through`, only of stacks that contain it."""
         found = set()
         for stack in self.stacks:
             if first in stack and (through is None or through in stack):
@@ -73,11 +73,11 @@ class Watch:
 
 
 @pytest.mark.parametrize(
-    ("heading", "most"), [("From a slide file to a prediction", 15), ("From `tapfm train` to the gradient", 10)]
+    ("heading", "max_modules"), [("From a slide file to a prediction", 15), ("From `tapfm train` to the gradient", 10)]
 )
-def test_the_lists_are_short_and_go_one_way(heading, most):
-    modules = listed(heading)
-    assert 5 < len(modules) <= most
+def test_lists_are_short_and_modules_do_not_import_earlier_ones(heading, max_modules):
+    modules = read_module_list(heading)
+    assert 5 < len(modules) <= max_modules
     for i, module in enumerate(modules):
         assert not imported_modules(module) & set(modules[:i]), f"{module} imports a module that is listed before it"
 
@@ -89,12 +89,12 @@ def trained(lab):
 
 
 def run_without_workers(function, jobs, **_):
-    """Do what `run_slides` does, without modules of runtime/ on the call stack."""
+    """Replacement of `run_slides` without modules of runtime/ on the call stack."""
     return ((slide_id, function(job)) for slide_id, job in jobs.items())
 
 
-def test_a_slide_file_becomes_a_prediction_along_the_list(trained, tmp_path, monkeypatch):
-    watch, modules = Watch(monkeypatch), listed("From a slide file to a prediction")
+def test_predict_calls_the_listed_modules(trained, tmp_path, monkeypatch):
+    recorder, modules = CallRecorder(monkeypatch), read_module_list("From a slide file to a prediction")
     monkeypatch.setattr(cohort_tiling, "run_slides", run_without_workers)
     for owner, name in (
         (TiffSlide, "_decode"),
@@ -104,16 +104,16 @@ def test_a_slide_file_becomes_a_prediction_along_the_list(trained, tmp_path, mon
         (ClsAttention, "forward"),
         (PredictedSlide, "write"),
     ):
-        watch.add(owner, name)
+        recorder.add(owner, name)
     slide = write_slide(tmp_path / "slide.svs", section(900, 900))
     arguments = ("--model", trained, "--out", tmp_path / "predicted", "--workers", 0, "--device", "cpu")
     result = tapfm("predict", slide, *arguments)
     assert result.returncode == 0, result.said
-    assert watch.modules_below(modules[0]) == set(modules)
+    assert recorder.modules_below(modules[0]) == set(modules)
 
 
-def test_train_reaches_the_gradient_along_the_list(lab, monkeypatch):
-    watch, modules = Watch(monkeypatch), listed("From `tapfm train` to the gradient")
+def test_train_calls_the_listed_modules(lab, monkeypatch):
+    recorder, modules = CallRecorder(monkeypatch), read_module_list("From `tapfm train` to the gradient")
     for owner, name in (
         (torch.autograd, "grad"),
         (torch.autograd, "backward"),
@@ -121,7 +121,7 @@ def test_train_reaches_the_gradient_along_the_list(lab, monkeypatch):
         (ClsAttention, "forward"),
         (torch.nn.functional, "binary_cross_entropy_with_logits"),
     ):
-        watch.add(owner, name)
+        recorder.add(owner, name)
     result = tapfm("train", lab / "run.toml", "--out", lab / "runs" / "followed")
     assert result.returncode == 0, result.said
-    assert watch.modules_below(modules[0], through="adaptation/two_graph.py") == set(modules)
+    assert recorder.modules_below(modules[0], through="adaptation/two_graph.py") == set(modules)

@@ -1,4 +1,4 @@
-"""What the docs say, the tests run."""
+"""Run the commands and examples of the documentation."""
 
 import re
 import shlex
@@ -28,7 +28,7 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))  # tests/journeys types them from top to bottom
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))  # tests/journeys runs them from top to bottom
 COMMANDS = sorted(
     {
         line.partition("#")[0].strip()
@@ -51,22 +51,22 @@ TARGETS = sorted(
 )
 
 
-# the docs paint 90 slides; what is typed is run with these added, which come last and so count
-FEWER = ("--slides", "3", "--external", "2", "--tiles", "10")
+# appended to `tapfm synth` commands of the docs; the last value of an option counts
+FEWER_SLIDES = ("--slides", "3", "--external", "2", "--tiles", "10")
 
 
 @pytest.fixture(scope="module")
-def painted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("synth") / "painted"
-    assert tapfm("synth", folder, *FEWER).returncode == 0
+def synthetic(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("synth") / "synthetic"
+    assert tapfm("synth", folder, *FEWER_SLIDES).returncode == 0
     return folder
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory, painted, one_thread):  # noqa: ARG001 - for the whole module
-    """What the docs speak of: slides, tables, a corrected outline, a painted cohort, tiles, features and a run."""
+def prepared(tmp_path_factory, synthetic, one_thread):  # noqa: ARG001 - for the whole module
+    """All files that the docs use: slides, tables, a corrected outline, a synthetic cohort, tiles, features and a run."""
     folder = tmp_path_factory.mktemp("lab")
-    shutil.copytree(painted, folder / "painted")
+    shutil.copytree(synthetic, folder / "synthetic")
     make_lab(folder / "small")
     shutil.move(folder / "small" / "tiles", folder / "tiles")
     rows = rows_of(folder / "small" / "cohort.csv")
@@ -76,7 +76,7 @@ def prepared(tmp_path_factory, painted, one_thread):  # noqa: ARG001 - for the w
     (folder / "edited").mkdir()
     lines = ["slide_id,path,FGFR3"]
     for number in range(12, 20):
-        # the pages look at case-17, so it is a larger one
+        # the pages use case-17, so it is larger
         side_px, mpp = (1200, 0.25) if number == 17 else (600, 0.5)
         write_slide(folder / "slides" / f"case-{number}.svs", section(side_px, side_px, seed=number), mpp=mpp)
         lines.append(f"case-{number},slides/case-{number}.svs,{number % 2}")
@@ -92,7 +92,7 @@ def prepared(tmp_path_factory, painted, one_thread):  # noqa: ARG001 - for the w
     assert tapfm("train", folder / "run.toml", "--out", folder / "runs" / "first").returncode == 0
     embed = ("embed", folder / "split.csv", "--encoder", "tapfm-pocket", "--tiles", folder / "tiles")
     assert tapfm(*embed, "--out", folder / "features").returncode == 0
-    assert tapfm("tile", folder / "painted" / "external.csv", "--out", folder / "tiles-external").returncode == 0
+    assert tapfm("tile", folder / "synthetic" / "external.csv", "--out", folder / "tiles-external").returncode == 0
     predict = ("predict", "--model", folder / "runs" / "first", folder / "slides", "--out", folder / "predicted")
     assert tapfm(*predict).returncode == 0
     shutil.copytree(folder / "runs" / "first", folder / "runs" / "second")
@@ -101,7 +101,7 @@ def prepared(tmp_path_factory, painted, one_thread):  # noqa: ARG001 - for the w
     return folder
 
 
-# what the page about studies goes on with: the smallest there is
+# the smallest possible study, which the page about studies resumes
 STUDY = """
 name = "A small study"
 targets = ["FGFR3"]
@@ -122,8 +122,8 @@ def lab(tmp_path, prepared):
     return shutil.copytree(prepared, tmp_path / "lab")
 
 
-def without_its_result(command, folder):
-    """Remove what the command is to write, unless it goes on with it."""
+def remove_output(command, folder):
+    """Remove the files that the command will write, unless it resumes."""
     words = shlex.split(command)
     for option in ("--out", "--write"):
         if option in words and not {"--resume", "--tables"} & set(words):
@@ -137,28 +137,28 @@ SERVERS = [command for command in COMMANDS if command.startswith("tapfm view")]
 
 
 @pytest.mark.parametrize("command", SERVERS)
-def test_every_server_of_the_docs_starts_and_ends(command, lab):
+def test_every_server_of_the_docs_starts_and_stops(command, lab):
     if not (FOLDER / "index.html").exists():
-        pytest.skip("the viewer's pages are not built: make setup (needs npm)")
-    program = [*PROGRAM, *shlex.split(command)[1:], "--port", "0", "--no-browser"]  # what comes last counts
+        pytest.skip("the viewer is not built: make setup (needs npm)")
+    program = [*PROGRAM, *shlex.split(command)[1:], "--port", "0", "--no-browser"]  # the last value counts
     server = subprocess.Popen(program, cwd=lab, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     address = server.stdout.readline()
     server.send_signal(signal.SIGINT)
-    _, said = server.communicate(timeout=60)
-    assert address.startswith("http://127.0.0.1:"), said
-    assert server.returncode == 0, said
+    _, errors = server.communicate(timeout=60)
+    assert address.startswith("http://127.0.0.1:"), errors
+    assert server.returncode == 0, errors
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in SERVERS])
 def test_every_command_of_the_docs_runs(command, lab, monkeypatch):
-    without_its_result(command, lab)
+    remove_output(command, lab)
     monkeypatch.chdir(lab)
     monkeypatch.setenv("TAPFM_CACHE", str(lab))
-    result = tapfm(*shlex.split(command)[1:], *(FEWER if command.startswith("tapfm synth") else ()))
+    result = tapfm(*shlex.split(command)[1:], *(FEWER_SLIDES if command.startswith("tapfm synth") else ()))
     assert result.returncode == 0, result.said
 
 
-def test_the_example_of_reading_tiles_runs_as_printed(lab, monkeypatch, capsys):
+def test_tiling_example_runs(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab)
     assert tapfm("tile", "cohort.csv", "--out", "tiles").returncode == 0
     (example,) = blocks(HOW_TO / "tile-your-slides.md", "python")
@@ -166,66 +166,66 @@ def test_the_example_of_reading_tiles_runs_as_printed(lab, monkeypatch, capsys):
     assert capsys.readouterr().out == "4 (224, 224, 3) 0.5\n"
 
 
-def test_the_example_of_asking_the_truth_runs_as_printed(lab, monkeypatch, capsys):
+def test_ground_truth_example_runs(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab)
-    assert tapfm("tile", "painted/cohort.csv", "--out", "painted/tiles").returncode == 0
-    (example,) = blocks(HOW_TO / "paint-a-cohort.md", "python")
-    exec(compile(example, "paint-a-cohort.md", "exec"), {})
-    assert re.fullmatch(r"\d+ of \d+ tiles carry the signal\n", capsys.readouterr().out)
+    assert tapfm("tile", "synthetic/cohort.csv", "--out", "synthetic/tiles").returncode == 0
+    (example,) = blocks(HOW_TO / "generate-a-synthetic-cohort.md", "python")
+    exec(compile(example, "generate-a-synthetic-cohort.md", "exec"), {})
+    assert re.fullmatch(r"\d+ of \d+ tiles contain the signal\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/how-to/train-a-model.md"])
-def test_the_examples_of_training_run_as_printed(lab, monkeypatch, capsys, page):
+def test_training_examples_run(lab, monkeypatch, capsys, page):
     monkeypatch.chdir(lab)
     (example,) = blocks(ROOT / page, "python")
     if page == "README.md":
         for name in ("split.csv", "tiles", "runs"):
-            without_its_result(f"--out {name}", lab)
+            remove_output(f"--out {name}", lab)
         assert len([line for line in example.splitlines() if line]) == 9
     exec(compile(example, page, "exec"), {})
     assert re.fullmatch(r"[12] \{'FGFR3': [\d.]+\}\n", capsys.readouterr().out)
     assert (lab / "runs").is_dir()
 
 
-def test_the_example_of_evaluating_runs_as_printed(lab, monkeypatch, capsys):
+def test_evaluation_example_runs(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab)
     (example,) = blocks(HOW_TO / "evaluate-a-model.md", "python")
     exec(compile(example, "evaluate-a-model.md", "exec"), {})
     assert re.search(r"^Estimate\(value=[\d.]+, ", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_the_example_of_predicting_runs_as_printed(lab, monkeypatch, capsys):
+def test_prediction_example_runs(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab)
     (example,) = blocks(HOW_TO / "predict-slides.md", "python")
     exec(compile(example, "predict-slides.md", "exec"), {})
     assert re.fullmatch(r"case-17 \d+ True\n", capsys.readouterr().out)
 
 
-def test_the_example_of_a_study_runs_as_printed(lab, monkeypatch, capsys):
+def test_study_example_runs(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab)
     (example,) = blocks(HOW_TO / "run-a-study.md", "python")
     exec(compile(example, "run-a-study.md", "exec"), {})
     assert capsys.readouterr().out == "{}\n"
 
 
-def test_the_example_of_a_report_runs_as_printed(lab, monkeypatch, capsys):
+def test_report_example_runs(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab)
     (example,) = blocks(HOW_TO / "make-a-report.md", "python")
     exec(compile(example, "make-a-report.md", "exec"), {})
     assert capsys.readouterr().out == "0\n"
 
 
-def test_the_refusal_that_the_docs_show_is_the_one_that_comes(lab):
+def test_configuration_errors_are_quoted_as_printed(lab):
     changes = ("--set", "adaptation.lamda=1", "--set", "schedule.epochs=ten")
-    said = tapfm("config", lab / "run.toml", *changes).stderr
+    errors = tapfm("config", lab / "run.toml", *changes).stderr
     page = (HOW_TO / "train-a-model.md").read_text()
-    for line in said.splitlines()[1:3]:
-        assert f"    {line}" in page, said
+    for line in errors.splitlines()[1:3]:
+        assert f"    {line}" in page, errors
 
 
-def test_the_docs_name_commands_and_targets():
+def test_commands_and_make_targets_are_found():
     assert "tapfm train run.toml --out runs/first" in COMMANDS
-    assert {"demo", "docs", "test", "lint", "typecheck", "bench", "help"} == set(TARGETS)
+    assert set(TARGETS) == {"demo", "docs", "test", "lint", "typecheck", "bench", "help"}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -234,7 +234,7 @@ def test_every_make_target_of_the_docs_exists_and_is_listed(target):
     assert re.search(rf"^{target} ", listed, re.MULTILINE)
 
 
-def test_the_example_of_a_step_runs_as_printed(tmp_path, monkeypatch, capsys):
+def test_training_step_example_runs(tmp_path, monkeypatch, capsys):
     (example,) = blocks(HOW_TO / "use-the-step.md", "python")
     torch.manual_seed(0)
     save_file(build_vit(encoder_card("kaiko-s16")).state_dict(), tmp_path / "kaiko-s16.safetensors")
@@ -244,23 +244,23 @@ def test_the_example_of_a_step_runs_as_printed(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("L_agg ")
 
 
-def test_the_number_of_encoders_in_the_readme_is_right():
+def test_readme_states_the_number_of_encoders():
     text = (ROOT / "README.md").read_text()
     assert f"| {len(encoder_cards())} ViTs and any of timm" in text
     assert f"the {len(encoder_cards())} ViTs" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page):
+def test_links_between_pages_exist(page):
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert link.startswith("http") or (page.parent / link).exists(), link
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "Makefile"], ids=lambda page: page.name)
-def test_the_benchmarks_that_are_named_are_there(page):
-    for name in re.findall(r"benchmarks/\w+\.py", page.read_text()):
+def test_named_benchmarks_and_tools_exist(page):
+    for name in re.findall(r"(?:benchmarks|tools)/\w+\.py", page.read_text()):
         assert (ROOT / name).exists()
 
 
-def test_the_readme_fits_one_screen():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 60
+def test_readme_lines_are_short():
+    assert max(map(len, (ROOT / "README.md").read_text().splitlines())) <= 120

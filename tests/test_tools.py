@@ -1,4 +1,4 @@
-"""The tools that made tapfm-pocket still run, on a few tiles: paint, pretrain, probe."""
+"""The scripts that created tapfm-pocket run on a few tiles: generate, pretrain, probe."""
 
 import subprocess
 import sys
@@ -24,40 +24,49 @@ def run(tool, *arguments):
 
 
 @pytest.fixture(scope="module")
-def painted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("painted")
-    run("paint_tiles.py", folder / "tiles", "--slides", 12, "--tiles", 10, "--minutes", 0)
-    run("paint_tiles.py", folder / "probe", "--probe", "--slides", 12, "--tiles", 10, "--difficulty", "easy")
+def generated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("generated")
+    run("generate_synthetic_tiles.py", folder / "tiles", "--slides", 12, "--tiles", 10, "--minutes", 0)
+    run(
+        "generate_synthetic_tiles.py",
+        folder / "probe",
+        "--probe",
+        "--slides",
+        12,
+        "--tiles",
+        10,
+        "--difficulty",
+        "easy",
+    )
     return folder
 
 
-def test_painted_tiles_are_what_the_others_read(painted):
-    (shard,) = (painted / "tiles").glob("*.npy")
+def test_generated_tiles_have_the_format_that_the_other_scripts_read(generated):
+    (shard,) = (generated / "tiles").glob("*.npy")
     tiles = np.load(shard)
     assert tiles.dtype == np.uint8
     assert tiles.shape[1:] == (224, 224, 3)
-    with np.load(painted / "probe" / "test.npz") as part:
+    with np.load(generated / "probe" / "test.npz") as part:
         assert len(part["tiles"]) == len(part["truth"]) == len(part["slide"])
         assert not part["truth"][part["label"] == 0].any()
         assert part["truth"][part["label"] == 1].any()
 
 
-def test_pretraining_writes_an_encoder_that_loads(painted, tmp_path):
+def test_pretraining_writes_weights_of_the_packaged_architecture(generated, tmp_path):
     out = tmp_path / "pocket.safetensors"
-    said = run(
-        *("pretrain_pocket.py", "--method", "dino", "--tiles", painted / "tiles", "--limit", 8, "--batch", 8),
+    output = run(
+        *("pretrain_pocket.py", "--method", "dino", "--tiles", generated / "tiles", "--limit", 8, "--batch", 8),
         *("--steps", 2, "--out", out),
     )
-    assert "step 2" in said
+    assert "step 2" in output
     with safe_open(out, "pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         assert file.metadata()["method"] == "dino"
     assert shapes == {name: tuple(t.shape) for name, t in build_vit(encoder_card("tapfm-pocket")).state_dict().items()}
 
 
-def test_the_probe_prints_its_tables(painted):
-    done = script(TOOLS / "probe_pocket.py", painted / "probe")
+def test_probe_prints_its_tables(generated):
+    done = script(TOOLS / "probe_pocket.py", generated / "probe")
     assert done.returncode == 0, done.stderr
-    said = done.stdout
     for row in ("| colour statistics |", "| tapfm-pocket |", "| stain and size |", "| tapfm-pocket, oracle |"):
-        assert row in said
+        assert row in done.stdout

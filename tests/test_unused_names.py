@@ -1,4 +1,4 @@
-"""The list of public names without a caller, for a small package."""
+"""Detection of unused public names, in a small package."""
 
 from pathlib import Path
 
@@ -115,7 +115,7 @@ def find(folder: Path) -> list[str]:
     return find_unused_names(folder / "pack", [(folder / "tools/tool.py").read_text()], [folder / "page.html"])
 
 
-def test_names_without_a_caller_are_found_and_others_are_not(folder):
+def test_only_names_without_a_caller_are_listed(folder):
     assert find(folder) == [
         "pack.shapes: IN_A_TUPLE",
         "pack.shapes: Lonely",
@@ -128,7 +128,7 @@ def test_names_without_a_caller_are_found_and_others_are_not(folder):
     ]
 
 
-def test_a_name_is_used_when_another_module_imports_it(folder):
+def test_an_import_in_another_module_counts_as_use(folder):
     names = "IN_A_TUPLE, UNUSED, Lonely, only_here, only_tested, unused"
     (folder / "pack/more.py").write_text(f"from pack.shapes import {names}\n")
     assert find(folder) == ["pack.shapes: Lonely.again", "pack.shapes: Square.perimeter"]

@@ -8,8 +8,8 @@ from support import small_encoder
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, OptimiserSettings
-from tapfm.adaptation.trainer import TrainingPlan, fit
-from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.trainer import TrainingSettings, fit
+from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.evaluation.predictions import LabelledSlide
 from tapfm.inference.bags import PixelBags, SlideTiles
@@ -19,8 +19,8 @@ from tapfm.tiles.augment import Augmentation
 from tapfm.tiles.store import TileSet
 
 TILE_PX, ACROSS = 42, 5
-TIMED = ("seconds", "tiles_per_second", "waiting_share", "peak_memory_gib")  # what two equal runs may differ in
-NO_AUGMENTATION = Augmentation(flip=0.0, quarter_turns=False, blur=0.0)
+TIMED = ("seconds", "tiles_per_second", "data_wait_fraction", "peak_memory_gib")  # what two equal runs may differ in
+NO_AUGMENTATION = Augmentation(flip=0.0, rotate_90=False, blur=0.0)
 
 
 def paint(positive, seed):
@@ -68,12 +68,14 @@ def make_learner(seed=0, rate=1e-3, device="cpu", compute_dtype=None, **optimisa
     aggregator = ClsAttention(encoder.feature_size).to(device)
     model = SlideModel(encoder, aggregator, BinaryTask.from_training_labels("target", [0, 1]), compute_dtype)
     settings = {"encoder_lr": rate, "aggregator_lr": 10 * rate} | optimisation
-    adaptation = Adaptation(chunking=Chunking(tiles=16), compute_dtype=compute_dtype)
+    adaptation = AdaptationSettings(chunking=Chunking(tiles=16), compute_dtype=compute_dtype)
     return Learner(model, adaptation, OptimiserSettings(**settings))
 
 
-def make_bags(slides, *, workers=0, ahead_bytes=2**30, device="cpu"):
-    return PixelBags(slides, tile_px=TILE_PX, device=torch.device(device), workers=workers, ahead_bytes=ahead_bytes)
+def make_bags(slides, *, workers=0, prefetch_bytes=2**30, device="cpu"):
+    return PixelBags(
+        slides, tile_px=TILE_PX, device=torch.device(device), workers=workers, prefetch_bytes=prefetch_bytes
+    )
 
 
 class Memory:
@@ -90,26 +92,26 @@ class Memory:
     def save_best(self, learner, progress):
         self.best = {name: t.clone() for name, t in learner.weights().items()}, progress.best_epoch
 
-    def began(self, phase, epoch, slides, done):
+    def on_pass_start(self, phase, epoch, slides, done):
         self.lines.append((phase, epoch, slides, done))
 
-    def visited(self, progress):
+    def on_slide_end(self, progress):
         pass
 
-    def finished_epoch(self, row, *, best):
+    def on_epoch_end(self, row, *, best):
         self.lines.append((row["epoch"], best))
 
-    def failed(self, slide_id, reason):
+    def on_slide_failed(self, slide_id, reason):
         self.failures.append((slide_id, reason))
 
-    def warn(self, message):
+    def on_warning(self, message):
         self.lines.append(message)
 
 
 def run(learner, slides, *, training, validation=(), memory=None, workers=0, **arguments):
     """Fit, with what is not said left at its default."""
-    keywords = {name: arguments.pop(name) for name in ("progress", "asked_to_stop") if name in arguments}
-    plan = TrainingPlan(**({"epochs": 2, "tiles_per_slide": 8} | arguments))
+    keywords = {name: arguments.pop(name) for name in ("progress", "stop_signal") if name in arguments}
+    plan = TrainingSettings(**({"epochs": 2, "tiles_per_slide": 8} | arguments))
     memory = memory or Memory()
     bags = make_bags(slides, workers=workers, device=learner.model.device)
     return fit(learner, bags, training, list(validation), plan, memory, memory, **keywords)

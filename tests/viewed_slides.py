@@ -4,11 +4,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
-from predicted_slides import SAID, predicted_file, table_of, write_prediction
+from predicted_slides import PREDICTION, predicted_file, table_of, write_prediction
 from slide_files import section, write_slide
 from starlette.testclient import TestClient
 
-from tapfm.prediction.folder import ABOUT
+from tapfm.prediction.folder import PREDICTION_JSON
 from tapfm.slides.opening import PER_SLIDE
 from tapfm.viewer.assets import Asset
 from tapfm.viewer.collection import collect_viewed_slides
@@ -26,12 +26,12 @@ def predict(folder, path, slide_id, *, probability=0.75, label=1, side_px0=SIDE,
     positions = [
         (box.x_px0 + column * side_px0, box.y_px0 + row * side_px0) for row in range(rows) for column in range(columns)
     ]
-    said = {target: replace(SAID, probability=probability, label=label) for target in targets}
+    said = {target: replace(PREDICTION, probability=probability, label=label) for target in targets}
     predicted = replace(predicted, slide_id=slide_id, side_px0=side_px0, targets=said)
     # from the largest down to its opposite: each tile has its own number
     table = table_of(predicted, positions, np.linspace(1.0, -0.99, len(positions)))
     (folder / PER_SLIDE / slide_id).mkdir(parents=True, exist_ok=True)
-    (folder / ABOUT).write_text("{}")
+    (folder / PREDICTION_JSON).write_text("{}")
     return write_prediction(folder / PER_SLIDE / slide_id, predicted, table)
 
 

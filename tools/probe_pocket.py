@@ -1,6 +1,6 @@
 """Measure what tapfm-pocket sees of the planted signal, beside colour, chance and an oracle.
 
-    PYTHONPATH=src python tools/paint_tiles.py out/probe --probe --slides 240
+    PYTHONPATH=src python tools/generate_synthetic_tiles.py out/probe --probe --slides 240
     PYTHONPATH=src python tools/probe_pocket.py out/probe [--teacher DINOV2.safetensors] [--other NAME=p28:FILE]
 
 Tiles: a linear probe that is shown which tiles carry the signal; its AUC over all tiles, and over those with nests
@@ -127,7 +127,7 @@ def logistic(features: Tensor, truth: Tensor, c: float) -> Scores:
 
 
 def read_part(path: Path) -> Part:
-    """Read what tools/paint_tiles.py wrote."""
+    """Read what tools/generate_synthetic_tiles.py wrote."""
     with np.load(path) as arrays:
         _, first, number = np.unique(arrays["slide"], return_index=True, return_inverse=True)
         return Part(

@@ -1,9 +1,9 @@
-"""Write docs/reference from the code: commands, configuration, file formats.
+"""Generate the pages of docs/reference from the code: commands, configuration, file formats.
 
-    python tools/reference.py                writes the pages anew
-    python tools/reference.py --check        says which of them are not what the code gives now, and writes nothing
+    python tools/reference.py                write all pages
+    python tools/reference.py --check        list outdated pages without writing them; exit status 1 if there are any
 
-File formats are read from files that tapfm's own commands make of painted slides, in about half a minute.
+File formats are read from sample files, which takes about half a minute.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from reference_commands import commands_page
-from reference_configuration import configuration_page
-from reference_formats import formats_page
-from reference_lab import make_lab
+from reference_commands import generate_commands_page
+from reference_configuration import generate_configuration_page
+from reference_formats import generate_formats_page
+from reference_samples import create_sample_files
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-SHOWN = 20  # lines of a difference
+MAX_DIFF_LINES = 20
 
 
 def main() -> None:
-    """Write the pages, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    parser.add_argument("--only", choices=PAGES, action="append", help="this page; may be repeated")
-    given = parser.parse_args()
+    parser.add_argument("--check", action="store_true", help="list outdated pages without writing them")
+    parser.add_argument("--only", choices=PAGES, action="append", help="generate only this page; may be repeated")
+    arguments = parser.parse_args()
     outdated = False
-    for name in given.only or PAGES:
+    for name in arguments.only or PAGES:
         text, path = PAGES[name](), FOLDER / name
         before = path.read_text("utf-8") if path.exists() else ""
         if text == before:
             continue
         outdated = True
-        if given.check:
-            print(f"{path} is not what the code gives now. Write it anew: make docs")
-            lines = difflib.unified_diff(before.splitlines(), text.splitlines(), "committed", "now", lineterm="", n=0)
-            print(*itertools.islice(lines, SHOWN), sep="\n")
+        if arguments.check:
+            print(f"{path} is outdated. Run: make docs")
+            lines = difflib.unified_diff(
+                before.splitlines(), text.splitlines(), "committed", "generated", lineterm="", n=0
+            )
+            print(*itertools.islice(lines, MAX_DIFF_LINES), sep="\n")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
             print(f"written: {path}")
-    sys.exit(1 if outdated and given.check else 0)
+    sys.exit(1 if outdated and arguments.check else 0)
 
 
-def formats_of_a_lab() -> str:
-    """Write file-formats.md from files that are made for it."""
+def _generate_formats_page_with_samples() -> str:
     with tempfile.TemporaryDirectory() as folder:
-        lab, cache = Path(folder, "lab"), Path(folder, "cache")
-        os.environ["TAPFM_CACHE"] = str(cache)  # that of whoever runs it is left alone
-        lab.mkdir()
-        make_lab(lab)
-        return formats_page(lab)
+        samples, cache = Path(folder, "samples"), Path(folder, "cache")
+        os.environ["TAPFM_CACHE"] = str(cache)  # do not use the cache of the user
+        samples.mkdir()
+        create_sample_files(samples)
+        return generate_formats_page(samples)
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "commands.md": commands_page,
-    "configuration.md": configuration_page,
-    "file-formats.md": formats_of_a_lab,
+    "commands.md": generate_commands_page,
+    "configuration.md": generate_configuration_page,
+    "file-formats.md": _generate_formats_page_with_samples,
 }
 
 

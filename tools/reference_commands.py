@@ -1,4 +1,4 @@
-"""commands.md: every command of tapfm, from the tree of commands that typer makes."""
+"""Generate commands.md: every command of tapfm, read from its typer application."""
 
 from __future__ import annotations
 
@@ -9,118 +9,132 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import typer
-from reference_text import any_of, code, indented, page, paragraph, prose, table
+from reference_text import (
+    code,
+    code_list,
+    escape_text,
+    format_code_block,
+    format_page,
+    format_paragraph,
+    format_table,
+)
 from typer.models import ParameterInfo
 
 from tapfm.cli.main import app
 from tapfm.errors import InputError, SlidesFailedError, TapfmError
 
-# what an exit code means; those of errors are theirs
 EXIT_CODES: dict[int, str] = {
-    0: "done; slides that failed were no more than `--allow-failures`",
-    TapfmError.exit_code: "something went wrong while it worked: the message says what, and what to type next",
-    InputError.exit_code: "something that was given is wrong, or does not fit together: the message says what is valid",
-    SlidesFailedError.exit_code: "some slides failed, the rest are done: see `failures.csv`",
-    130: "stopped by Ctrl-C; what was done is kept",
-    143: "stopped by SIGTERM, as schedulers send it; what was done is kept",
+    0: "success; no more slides failed than `--allow-failures` permits",
+    TapfmError.exit_code: "the command failed: the message states the reason and what to do next",
+    InputError.exit_code: "invalid options or input: the message states what is valid",
+    SlidesFailedError.exit_code: "some slides failed and the others are finished: see `failures.csv`",
+    130: "stopped by Ctrl-C; finished work is saved",
+    143: "stopped by SIGTERM, for example by a job scheduler; finished work is saved",
 }
-VALUES: dict[Any, str] = {int: "whole number", float: "number", str: "text", Path: "path", bool: "switch"}
+TYPE_NAMES: dict[Any, str] = {int: "integer", float: "number", str: "text", Path: "path", bool: "flag"}
 
 
-def commands_page() -> str:
-    """Write commands.md."""
-    tree: Any = typer.main.get_command(app)
-    shown = {name: command for name, command in tree.commands.items() if not command.hidden}
-    rows = [[f"[`tapfm {name}`](#tapfm-{name})", prose(first_of(each.help))] for name, each in shown.items()]
+def generate_commands_page() -> str:
+    """Return commands.md."""
+    root: Any = typer.main.get_command(app)
+    commands = {name: command for name, command in root.commands.items() if not command.hidden}
+    rows = [
+        [f"[`tapfm {name}`](#tapfm-{name})", escape_text(_first_paragraph(command.help))]
+        for name, command in commands.items()
+    ]
     blocks: list[list[str]] = [
         ["# Commands"],
-        ["What `tapfm COMMAND --help` says, on one page. It is written from the commands themselves by `make docs`."],
-        table(["command", "what it does"], rows),
+        ["The output of `tapfm COMMAND --help`, on one page. `make docs` generates it from the code."],
+        format_table(["command", "what it does"], rows),
         ["`tapfm --version` prints the version. `-h` and `--help` print the help of any command."],
         ["## Exit codes"],
-        table(["code", "meaning"], [[code(str(number)), words] for number, words in sorted(exit_codes().items())]),
+        format_table(
+            ["code", "meaning"], [[code(str(number)), text] for number, text in sorted(_exit_codes().items())]
+        ),
     ]
-    for name, command in shown.items():
-        blocks += command_blocks(name, command)
-    return page(*blocks)
+    for name, command in commands.items():
+        blocks += _command_blocks(name, command)
+    return format_page(*blocks)
 
 
-def exit_codes() -> dict[int, str]:
-    """Give the meaning of every exit code; an error with a code of its own needs one here."""
-    if unknown := {each.exit_code for each in all_errors(TapfmError)} - EXIT_CODES.keys():
-        raise ValueError(f"EXIT_CODES does not say what these mean: {unknown}")
+def _exit_codes() -> dict[int, str]:
+    """Return EXIT_CODES; raise ValueError if an error class has an exit code that is not in it."""
+    if unknown := {error.exit_code for error in _error_classes(TapfmError)} - EXIT_CODES.keys():
+        raise ValueError(f"EXIT_CODES has no meaning for {', '.join(map(str, sorted(unknown)))}.")
     return EXIT_CODES
 
 
-def all_errors(error: type[TapfmError]) -> Iterator[type[TapfmError]]:
-    """Go through the tree of errors."""
+def _error_classes(error: type[TapfmError]) -> Iterator[type[TapfmError]]:
+    """Yield an error class and all of its subclasses."""
     yield error
-    for below in error.__subclasses__():
-        yield from all_errors(below)
+    for subclass in error.__subclasses__():
+        yield from _error_classes(subclass)
 
 
-def command_blocks(name: str, command: Any) -> Iterator[list[str]]:
-    """Write one command: its help, its arguments and its options."""
+def _command_blocks(name: str, command: Any) -> Iterator[list[str]]:
+    """Yield the help of a command and tables of its arguments and options."""
     yield [f"## tapfm {name}"]
-    yield from help_blocks(command.help or "")
+    yield from _help_blocks(command.help or "")
     hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
     arguments = [each for each in command.params if not each.opts[0].startswith("-")]
     options = [each for each in command.params if each.opts[0].startswith("-") and not each.hidden]
     if arguments:
-        rows = [[either(each.metavar or each.name.upper()), needed(each), meaning_of(name, each)] for each in arguments]
-        yield table(["argument", "needed", "meaning"], rows)
+        rows = [
+            [_format_metavar(each.metavar or each.name.upper()), "yes" if each.required else "no", _meaning(name, each)]
+            for each in arguments
+        ]
+        yield format_table(["argument", "required", "meaning"], rows)
     if options:
-        rows = [[*name_and_value(each, hints[each.name]), default_of(each), meaning_of(name, each)] for each in options]
-        yield table(["option", "value", "default", "meaning"], rows)
+        rows = [
+            [*_name_and_value(each, hints[each.name]), _default_text(each), _meaning(name, each)] for each in options
+        ]
+        yield format_table(["option", "value", "default", "meaning"], rows)
 
 
-def first_of(text: str | None) -> str:
-    """Take the first paragraph of a help."""
+def _first_paragraph(text: str | None) -> str:
     return (text or "").partition("\n\n")[0]
 
 
-def help_blocks(text: str) -> Iterator[list[str]]:
-    """Write a help: paragraphs as words, and those that are marked for it as they are."""
+def _help_blocks(text: str) -> Iterator[list[str]]:
+    """Yield the paragraphs of a help text; those marked with \\b become code blocks."""
     for part in text.split("\n\n"):
         lines = part.strip("\n").splitlines()
         if lines and lines[0].strip() == "\b":
-            yield indented("\n".join(lines[1:]))
+            yield format_code_block("\n".join(lines[1:]))
         elif lines:
-            yield paragraph(part)
+            yield format_paragraph(part)
 
 
-def either(metavar: str) -> str:
-    """Write what may be given; a bar would be a border of the table, or be shown with its escape."""
+def _format_metavar(metavar: str) -> str:
+    # a table cell cannot contain a bar
     return " or ".join(code(each) for each in metavar.split("|") if each)
 
 
-def needed(argument: Any) -> str:
-    """Say whether an argument has to be given."""
-    return "yes" if argument.required else "no"
-
-
-def meaning_of(name: str, parameter: Any) -> str:
-    """Take what the help says; nothing is no help."""
+def _meaning(name: str, parameter: Any) -> str:
     if not parameter.help:
-        raise ValueError(f"tapfm {name}: {parameter.opts[0]} has no help")
-    return prose(parameter.help)
+        raise ValueError(f"tapfm {name}: {parameter.opts[0]} has no help text")
+    return escape_text(parameter.help)
 
 
-def name_and_value(option: Any, hint: Any) -> tuple[str, str]:
-    """Write an option as it is typed, and what it takes."""
+def _name_and_value(option: Any, hint: Any) -> tuple[str, str]:
+    """Return the option as it is typed, and a description of its value."""
     names = " ".join(code(each) for each in (*option.opts, *option.secondary_opts))
-    kind, info = kind_of(hint)
+    kind, info = _value_type(hint)
     if kind is bool:
-        return names, VALUES[bool]
-    one = option.metavar and "|" not in option.metavar
-    shown = code(f"{names.strip('`')} {option.metavar}") if one else f"{names} {either(option.metavar or '')}".strip()
-    several = ", repeatable" if option.multiple else ""
+        return names, TYPE_NAMES[bool]
+    single = option.metavar and "|" not in option.metavar
+    shown = (
+        code(f"{names.strip('`')} {option.metavar}")
+        if single
+        else f"{names} {_format_metavar(option.metavar or '')}".strip()
+    )
+    repeatable = ", repeatable" if option.multiple else ""
     count = f"{option.nargs} " if option.nargs > 1 else ""
-    return shown, f"{count}{value_text(kind, info)}{'s' if count else ''}{several}"
+    return shown, f"{count}{_value_text(kind, info)}{'s' if count else ''}{repeatable}"
 
 
-def kind_of(hint: Any) -> tuple[Any, ParameterInfo | None]:
-    """Find the type of one value, and what typer was told of it."""
+def _value_type(hint: Any) -> tuple[Any, ParameterInfo | None]:
+    """Return the type of a single value, and typer's information about the parameter."""
     info = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, ParameterInfo)), None)
     kind = getattr(hint, "__origin__", hint) if info is not None else hint
     if get_origin(kind) in (Union, UnionType):
@@ -130,27 +144,26 @@ def kind_of(hint: Any) -> tuple[Any, ParameterInfo | None]:
     return kind, info
 
 
-def value_text(kind: Any, info: ParameterInfo | None) -> str:
-    """Say what a value is, and within which bounds."""
+def _value_text(kind: Any, info: ParameterInfo | None) -> str:
+    """Describe a type and its bounds."""
     if hasattr(kind, "__members__"):
-        return any_of(str(each.value) for each in kind)
+        return code_list(str(each.value) for each in kind)
     if get_args(kind):  # a Literal
-        return any_of(map(str, get_args(kind)))
+        return code_list(map(str, get_args(kind)))
     low, high = (None, None) if info is None else (info.min, info.max)
     bounds: Mapping[bool, str] = {
-        low is not None and high is None: f", from {low}",
-        low is None and high is not None: f", to {high}",
+        low is not None and high is None: f", at least {low}",
+        low is None and high is not None: f", at most {high}",
         low is not None and high is not None: f", {low} to {high}",
     }
-    return VALUES[kind] + bounds.get(True, "")
+    return TYPE_NAMES[kind] + bounds.get(True, "")
 
 
-def default_of(option: Any) -> str:
-    """Say what holds where an option is not given."""
+def _default_text(option: Any) -> str:
     if option.required:
-        return "needed"
+        return "required"
     if isinstance(option.show_default, str):
-        return prose(option.show_default)
+        return escape_text(option.show_default)
     default = option.default
     if default is None or default is False or default == ():
         return "-"

@@ -1,4 +1,4 @@
-"""configuration.md: every setting of RUN.toml and STUDY.toml, from the classes that check them and from the recipes."""
+"""Generate configuration.md: every setting of RUN.toml and STUDY.toml, from the pydantic models and the recipes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from reference_text import any_of, code, page, paragraph, prose, table
+from reference_text import code, code_list, escape_text, format_page, format_paragraph, format_table
 
 from tapfm.aggregators.catalog import AGGREGATORS
 from tapfm.config.recipes import Method, Recipe, recipe_settings
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import StudyConfig
-from tapfm.config.text import one_line, toml_value
+from tapfm.config.text import first_line, format_toml_value
 from tapfm.encoders.catalog import encoder_cards
 from tapfm.study.presets import PRESETS
 
 METHODS: tuple[Method, ...] = get_args(Method)
-SOME_EPOCHS = 7  # no recipe says that: a setting that has it follows schedule.epochs
-KINDS: dict[Any, str] = {
+PROBE_EPOCHS = 7  # no recipe has this value: a setting that gets it is set from schedule.epochs
+TYPE_NAMES: dict[Any, str] = {
     bool: "`true`, `false`",
-    int: "whole number",
+    int: "integer",
     float: "number",
     str: "text",
     Path: "path",
-    Any: "anything",
+    Any: "any value",
 }
 BOUNDS: dict[type, tuple[str, str]] = {
     Ge: ("ge", "at least"),
@@ -37,219 +37,232 @@ BOUNDS: dict[type, tuple[str, str]] = {
     Le: ("le", "at most"),
     Lt: ("lt", "below"),
 }
-HUGE = 2**31  # a bound beyond it is the format's, not the setting's
+MAX_SHOWN_BOUND = 2**31  # larger bounds come from the file format and are not shown
 
 
-def configuration_page() -> str:
-    """Write configuration.md."""
-    return page(
+def generate_configuration_page() -> str:
+    """Return configuration.md."""
+    return format_page(
         ["# Configuration"],
-        paragraph(
-            "Every setting of RUN.toml, which `tapfm train` takes, and of STUDY.toml, which `tapfm study` takes. "
-            "It is written from the code by `make docs`. Unknown names and wrong values are refused, all of them at "
-            "once."
+        format_paragraph(
+            "All settings of RUN.toml, the configuration of `tapfm train`, and of STUDY.toml, the configuration of "
+            "`tapfm study`. `make docs` generates this page from the code. Unknown names and invalid values are "
+            "errors; all of them are reported at once."
         ),
         ["## RUN.toml"],
-        paragraph(
-            "`tapfm config --out run.toml` writes one with these words as comments, `tapfm config run.toml` prints one "
-            "with nothing left open, and `--set SECTION.KEY=VALUE` changes a setting for one command. Paths start at "
-            "the file. What is not given comes from the recipe: `paper` is the paper's protocol, `reference` its "
-            "authors' scripts. Where a default below depends on recipe, method or encoder, it says so."
+        format_paragraph(
+            "`tapfm config --out run.toml` writes a file with the descriptions below as comments. `tapfm config "
+            "run.toml` prints a configuration with all defaults filled in. `--set SECTION.KEY=VALUE` changes a setting "
+            "for one command. Paths are relative to the file. Settings that are not in the file come from the recipe: "
+            "`paper` is the protocol of the paper, `reference` is that of its authors' scripts. Defaults that depend "
+            "on recipe, method or encoder are marked."
         ),
-        *section_blocks(RunConfig, of_recipes()),
-        *encoder_blocks(),
-        *aggregator_blocks(),
+        *_section_blocks(RunConfig, _recipe_defaults()),
+        *_encoder_blocks(),
+        *_aggregator_blocks(),
         ["## STUDY.toml"],
-        paragraph(
-            "`tapfm study --preset NAME --write study.toml` writes one to start from. Every combination of what is "
-            "listed is a run."
+        format_paragraph(
+            "`tapfm study --preset NAME --write study.toml` writes a file to start from. A study runs every "
+            "combination of the listed values."
         ),
-        *section_blocks(StudyConfig, {}, prefix="STUDY.toml: "),
+        *_section_blocks(StudyConfig, {}, prefix="STUDY.toml: "),
         ["### Presets"],
-        table(["preset", "what it compares"], [[code(name), prose(each.summary)] for name, each in PRESETS.items()]),
+        format_table(
+            ["preset", "what it compares"], [[code(name), escape_text(each.summary)] for name, each in PRESETS.items()]
+        ),
     )
 
 
-def section_blocks(model: type[BaseModel], recipes: Mapping[str, str], prefix: str = "") -> Iterator[list[str]]:
-    """Write the settings of a file: those before any section, then section by section."""
-    sections = {name: each for name, field in model.model_fields.items() if (each := section_of(field)) is not None}
-    yield [f"### {prefix}before the sections" if prefix else "### Before the sections"]
-    plain = {name: field for name, field in model.model_fields.items() if name not in sections}
-    yield settings_table("", plain, recipes)
+def _section_blocks(model: type[BaseModel], recipes: Mapping[str, str], prefix: str = "") -> Iterator[list[str]]:
+    """Yield the top-level settings of a file, then those of each section."""
+    sections = {name: found for name, field in model.model_fields.items() if (found := _as_section(field))}
+    yield [f"### {prefix}top-level settings" if prefix else "### Top-level settings"]
+    top_level = {name: field for name, field in model.model_fields.items() if name not in sections}
+    yield _settings_table("", top_level, recipes)
     for name, (section, brackets, optional) in sections.items():
         yield [f"### {prefix}{brackets[0]}{name}{brackets[1]}"]
-        yield paragraph(one_line(section.__doc__) + (" May be left out." if optional else ""))
-        yield settings_table(f"{name}.", section.model_fields, recipes)
+        yield format_paragraph(first_line(section.__doc__) + (" This section is optional." if optional else ""))
+        yield _settings_table(f"{name}.", section.model_fields, recipes)
 
 
-def section_of(field: FieldInfo) -> tuple[type[BaseModel], tuple[str, str], bool] | None:
-    """Tell a table of settings from a setting: its class, its brackets, and whether it may be left out."""
-    kinds = [each for each in parts_of(field.annotation) if each is not NoneType]
-    listed = len(kinds) == 1 and get_origin(kinds[0]) is list
-    kind = get_args(kinds[0])[0] if listed else kinds[0]
+def _as_section(field: FieldInfo) -> tuple[type[BaseModel], tuple[str, str], bool] | None:
+    """Return model, brackets and whether it is optional if a field is a section; None if it is a single setting."""
+    kinds = [each for each in _union_members(field.annotation) if each is not NoneType]
+    is_list = len(kinds) == 1 and get_origin(kinds[0]) is list
+    kind = get_args(kinds[0])[0] if is_list else kinds[0]
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return None
-    return kind, ("[[", "]]") if listed else ("[", "]"), NoneType in parts_of(field.annotation)
+    return kind, ("[[", "]]") if is_list else ("[", "]"), NoneType in _union_members(field.annotation)
 
 
-def settings_table(prefix: str, fields: Mapping[str, FieldInfo], recipes: Mapping[str, str]) -> list[str]:
-    """Write settings with their type, default and meaning."""
+def _settings_table(prefix: str, fields: Mapping[str, FieldInfo], recipes: Mapping[str, str]) -> list[str]:
     rows = []
     for name, field in fields.items():
         key = field.alias or name
         if not field.description:
             raise ValueError(f"{prefix}{key} has no description")
-        rows.append([code(key), type_text(field), default_text(prefix + key, field, recipes), prose(field.description)])
-    return table(["setting", "type", "default", "meaning"], rows)
+        default = _default_text(prefix + key, field, recipes)
+        rows.append([code(key), _type_text(field), default, escape_text(field.description)])
+    return format_table(["setting", "type", "default", "meaning"], rows)
 
 
-def type_text(field: FieldInfo) -> str:
-    """Say what a setting may be."""
-    kinds = [kind_text(each) for each in parts_of(field.annotation) if each is not NoneType]
-    words = (", or " if "," in kinds[0] else " or ").join(kinds)
-    return words + bounds_text(field.metadata)
+def _type_text(field: FieldInfo) -> str:
+    """Describe the type and the bounds of a setting."""
+    kinds = [_kind_text(each) for each in _union_members(field.annotation) if each is not NoneType]
+    return (", or " if "," in kinds[0] else " or ").join(kinds) + _bounds_text(field.metadata)
 
 
-def parts_of(kind: Any) -> tuple[Any, ...]:
-    """List the types of which a value may be one."""
+def _union_members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def kind_text(kind: Any) -> str:
-    """Name one type."""
-    origin, inside = get_origin(kind), get_args(kind)
+def _kind_text(kind: Any) -> str:
+    """Describe a single type."""
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return kind_text(inside[0]) + bounds_text([each for extra in inside[1:] for each in expanded(extra)])
+        bounds = [bound for extra in arguments[1:] for bound in _bounds(extra)]
+        return _kind_text(arguments[0]) + _bounds_text(bounds)
     if origin is Literal:
-        return any_of(toml_value(each) for each in inside)
+        return code_list(format_toml_value(each) for each in arguments)
     if origin is list:
-        (inner,) = inside
-        return f"list of {any_of(map(toml_value, get_args(inner)))}" if get_origin(inner) is Literal else plural(inner)
+        (item,) = arguments
+        return f"list of {_kind_text(item)}" if get_origin(item) is Literal else _list_text(item)
     if origin is tuple:
-        return f"{len(inside)} values: {kind_text(inside[0])}"
+        return f"{len(arguments)} values: {_kind_text(arguments[0])}"
     if origin is dict:
         return "table"
-    return KINDS[kind]
+    return TYPE_NAMES[kind]
 
 
-def plural(kind: Any) -> str:
-    """Name a list by what is in it."""
-    words = kind_text(kind)
-    return f"list of {words.replace('number', 'numbers', 1) if 'number' in words else words + 's' * (words == 'path')}"
+def _list_text(kind: Any) -> str:
+    """Describe a list by the plural of its item type."""
+    text = _kind_text(kind)
+    for singular in ("integer", "number", "path"):
+        if singular in text:
+            return f"list of {text.replace(singular, singular + 's', 1)}"
+    return f"list of {text}"
 
 
-def expanded(extra: Any) -> Sequence[Any]:
-    """Take the bounds out of what pydantic was told."""
+def _bounds(extra: Any) -> Sequence[Any]:
     return extra.metadata if isinstance(extra, FieldInfo) else [extra]
 
 
-def bounds_text(bounds: Sequence[Any]) -> str:
-    """Say within which bounds."""
-    said = []
-    for each in bounds:
-        if isinstance(each, MinLen):
-            said.append("one or more" if each.min_length == 1 else f"{each.min_length} or more")
-        elif type(each) in BOUNDS:
-            attribute, words = BOUNDS[type(each)]
-            if abs(value := getattr(each, attribute)) < HUGE:
-                said.append(f"{words} {value}")
-    return f", {', '.join(said)}" if said else ""
+def _bounds_text(bounds: Sequence[Any]) -> str:
+    texts = []
+    for bound in bounds:
+        if isinstance(bound, MinLen):
+            texts.append("one or more" if bound.min_length == 1 else f"{bound.min_length} or more")
+        elif type(bound) in BOUNDS:
+            attribute, text = BOUNDS[type(bound)]
+            if abs(value := getattr(bound, attribute)) < MAX_SHOWN_BOUND:
+                texts.append(f"{text} {value}")
+    return f", {', '.join(texts)}" if texts else ""
 
 
-def default_text(name: str, field: FieldInfo, recipes: Mapping[str, str]) -> str:
-    """Say what holds where a setting is not given."""
+def _default_text(name: str, field: FieldInfo, recipes: Mapping[str, str]) -> str:
     if name in recipes:
         return recipes[name]
     if name == "aggregator.options":
-        return "[by aggregator](#what-depends-on-the-aggregator)"
+        return "[by aggregator](#aggregator-options)"
     if field.is_required():
-        return "has to be given"
+        return "required"
     value = field.get_default(call_default_factory=True)
     if value is None:
-        return f"not set; such as {code(toml_value(field.examples[0]))}" if field.examples else "not set"
-    return code(toml_value(value))
+        return f"not set; for example {code(format_toml_value(field.examples[0]))}" if field.examples else "not set"
+    return code(format_toml_value(value))
 
 
-def of_recipes() -> dict[str, str]:
-    """Say what the recipes set, by setting: the paper's value with method tapfm, then where another one holds."""
-    return {name: recipe_text(name) for name in values_of("paper", "tapfm", "uni")}
+def _recipe_defaults() -> dict[str, str]:
+    """Return the text of the default for each setting that recipes set."""
+    return {name: recipe_text(name) for name in recipe_values("paper", "tapfm", "uni")}
 
 
 def recipe_text(name: str) -> str:
-    """Say what the recipes set for one setting: the paper's for method tapfm first; what has no words is an error."""
-    of_encoder = by_encoder(name)
-    several = len(set(of_encoder)) > 1
-    said = ["[by encoder](#what-depends-on-the-encoder)" if several else code(of_encoder[0])]
-    paper = {method: plain(name, "paper", method) for method in METHODS}
+    """Return the defaults of a setting: for recipe paper and method tapfm first, then those that differ.
+
+    Raises ValueError if the recipes differ in a way that this function cannot describe.
+    """
+    encoder_values = _values_by_encoder(name)
+    by_encoder = len(set(encoder_values)) > 1
+    texts = ["[by encoder](#defaults-by-encoder)" if by_encoder else code(encoder_values[0])]
+    paper = {method: _typical_value(name, "paper", method) for method in METHODS}
     for value in dict.fromkeys(paper.values()):
         methods = [method for method in METHODS if paper[method] == value]
         if "tapfm" not in methods:
-            said.append(f"{' and '.join(methods)}: {code(value)}")
-    reference = {method: plain(name, "reference", method) for method in METHODS}
-    if values_of("reference", "tapfm", "uni", SOME_EPOCHS)[name] == SOME_EPOCHS:
-        said.append("reference: as `schedule.epochs`")
+            texts.append(f"{' and '.join(methods)}: {code(value)}")
+    reference = {method: _typical_value(name, "reference", method) for method in METHODS}
+    if recipe_values("reference", "tapfm", "uni", PROBE_EPOCHS)[name] == PROBE_EPOCHS:
+        texts.append("reference: same as `schedule.epochs`")
     elif len(set(reference.values())) == 1 and reference != paper:
-        said.append(f"reference: {code(reference['tapfm'])}")
+        texts.append(f"reference: {code(reference['tapfm'])}")
     elif reference != paper:
-        raise ValueError(f"{name}: recipe reference differs from paper in a way that there are no words for")
-    return "; ".join(said)
+        raise ValueError(f"{name}: recipe_text cannot describe how recipe reference differs from paper")
+    return "; ".join(texts)
 
 
-def plain(name: str, recipe: Recipe, method: Method) -> str:
-    """Give a recipe's value for an encoder like those of the paper."""
-    return toml_value(values_of(recipe, method, "uni")[name])
+def _typical_value(name: str, recipe: Recipe, method: Method) -> str:
+    """Return a recipe's value for UNI, an encoder of the paper."""
+    return format_toml_value(recipe_values(recipe, method, "uni")[name])
 
 
-def by_encoder(name: str) -> list[str]:
-    """Give the paper's value for each encoder of the catalogue."""
-    return [toml_value(values_of("paper", "tapfm", key)[name]) for key in encoder_cards()]
+def _values_by_encoder(name: str) -> list[str]:
+    """Return the value of recipe paper for each encoder of the catalogue."""
+    return [format_toml_value(recipe_values("paper", "tapfm", key)[name]) for key in encoder_cards()]
 
 
-def values_of(recipe: Recipe, method: Method, encoder: str, epochs: int | None = None) -> dict[str, Any]:
-    """Ask a recipe, and give its settings by their full names."""
+def recipe_values(recipe: Recipe, method: Method, encoder: str, epochs: int | None = None) -> dict[str, Any]:
+    """Return the settings of a recipe by their full names."""
     settings = recipe_settings(recipe, encoder_cards()[encoder], method, epochs)
     return {f"{section}.{key}": value for section, values in settings.items() for key, value in values.items()}
 
 
-def encoder_blocks() -> Iterator[list[str]]:
-    """List the settings whose default depends on the encoder, value by value."""
-    yield ["### What depends on the encoder"]
-    yield paragraph(
-        "The paper draws as many tiles of a slide as its GPU holds; another encoder gets the number of the one whose "
-        "cost per tile it does not exceed. Small encoders that come with tapfm need larger steps."
+def _encoder_blocks() -> Iterator[list[str]]:
+    """Yield a table of the settings whose default depends on the encoder."""
+    yield ["### Defaults by encoder"]
+    yield format_paragraph(
+        "The paper samples as many tiles per slide as fit on its GPU. Other encoders get the number of an encoder of "
+        "the paper that costs at least as much per tile. Small encoders that come with tapfm need larger learning "
+        "rates."
     )
     rows = []
-    for name in values_of("paper", "tapfm", "uni"):
-        of_value: dict[str, list[str]] = defaultdict(list)
-        for key, value in zip(encoder_cards(), by_encoder(name), strict=True):
-            of_value[value].append(key)
-        most = max(of_value, key=lambda value: len(of_value[value]))
-        if len(of_value) == 1:
+    for name in recipe_values("paper", "tapfm", "uni"):
+        encoders_by_value: dict[str, list[str]] = defaultdict(list)
+        for key, value in zip(encoder_cards(), _values_by_encoder(name), strict=True):
+            encoders_by_value[value].append(key)
+        most_common = max(encoders_by_value, key=lambda value: len(encoders_by_value[value]))
+        if len(encoders_by_value) == 1:
             continue
-        several = len(of_value) > 2
+        list_all = len(encoders_by_value) > 2
         rows += [
-            [code(name), code(value), any_of(keys) if value != most or several else "all others"]
-            for value, keys in of_value.items()
+            [code(name), code(value), code_list(keys) if value != most_common or list_all else "all others"]
+            for value, keys in encoders_by_value.items()
         ]
-    yield table(["setting", "default", "encoders"], once(rows))
+    yield format_table(["setting", "default", "encoders"], _blank_repeats(rows))
 
 
-def aggregator_blocks() -> Iterator[list[str]]:
-    """List the options of each aggregator, for aggregator.options."""
-    yield ["### What depends on the aggregator"]
-    yield paragraph(
-        "`aggregator.options`, of those that have any. Options of `torchmil:<Model>` are those of its constructor."
+def _aggregator_blocks() -> Iterator[list[str]]:
+    """Yield a table of the options of each aggregator."""
+    yield ["### Aggregator options"]
+    yield format_paragraph(
+        "Valid keys of `aggregator.options`. Aggregators without options are not listed. The options of "
+        "`torchmil:<Model>` are the arguments of its constructor."
     )
     rows = [
-        [code(card.name), code(name), prose(option.valid), code(toml_value(option.default)), prose(option.summary)]
+        [
+            code(card.name),
+            code(name),
+            escape_text(option.valid),
+            code(format_toml_value(option.default)),
+            escape_text(option.summary),
+        ]
         for card in AGGREGATORS.values()
         for name, option in card.options.items()
     ]
-    yield table(["aggregator", "option", "type", "default", "meaning"], once(rows))
+    yield format_table(["aggregator", "option", "type", "default", "meaning"], _blank_repeats(rows))
 
 
-def once(rows: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
-    """Name what several rows are about in the first of them."""
+def _blank_repeats(rows: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """Leave the first cell of a row empty if it is the same as in the row above."""
     before = None
     for first, *others in rows:
         yield ["" if first == before else first, *others]

@@ -1,6 +1,6 @@
-"""file-formats.md: every file that tapfm writes, read from real ones, with the meanings of what stands in them.
+"""Generate file-formats.md: every file that tapfm writes, with names read from sample files and their meanings.
 
-A name without a meaning, a meaning without a name, and a file that nobody describes are errors.
+Raises ValueError if a name has no meaning, a meaning has no name, or a file has no description.
 """
 
 from __future__ import annotations
@@ -12,122 +12,129 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from reference_lab import SLIDE
-from reference_meanings import COMMON, FORMATS, OTHERS, Format, Meanings
-from reference_readers import Entry, entries_of
-from reference_text import code, page, paragraph, prose, table
+from reference_meanings import COMMON, FORMATS, OTHER_FILES, Format, Meanings
+from reference_readers import Entry, read_entries
+from reference_samples import SLIDE
+from reference_text import code, escape_text, format_page, format_paragraph, format_table
 
 
-def formats_page(lab: Path) -> str:
-    """Write file-formats.md from the files of a lab."""
+def generate_formats_page(samples: Path) -> str:
+    """Return file-formats.md, from a folder of sample files."""
     used: set[str] = set()
     blocks = [
         ["# File formats"],
-        paragraph(
-            "What stands in the files that tapfm writes, and that other programs may want to read. `make docs` writes "
-            "this page from files that the commands have just made. Tables are CSV in UTF-8 with a header; numbers in "
-            "them come back as they were. Level-0 pixels are those of the slide's finest level. `ID` stands for a "
-            "slide's id, `TARGET` for a label column. Files with a dot in front are tapfm's own."
+        format_paragraph(
+            "The contents of the files that tapfm writes and that other programs may want to read. `make docs` "
+            "generates this page from sample files. Tables are CSV files in UTF-8 with a header; values are written in "
+            "full precision. Level-0 pixels are pixels of the slide's finest level. `ID` is a slide id, and `TARGET` "
+            "is the name of a label column. Files whose names start with a dot are internal."
         ),
     ]
     for heading, formats in FORMATS.items():
         blocks.append([f"## {heading}"])
-        for each in formats:
-            blocks += format_blocks(lab, each, used)
+        for file_format in formats:
+            blocks += _format_blocks(samples, file_format, used)
     if unused := COMMON.keys() - used:
-        raise ValueError(f"COMMON has a meaning for what no file has: {', '.join(sorted(unused))}")
-    refuse_undescribed(lab)
-    rows = [[code(shown_name(name)), prose(words)] for name, words in OTHERS.items()]
-    return page(*blocks, ["## To look at"], table(["file", "what"], rows))
+        raise ValueError(f"COMMON has meanings for names that no file has: {', '.join(sorted(unused))}")
+    _check_all_files_described(samples)
+    rows = [[code(_shown_name(name)), escape_text(description)] for name, description in OTHER_FILES.items()]
+    return format_page(*blocks, ["## Images, pages and other files"], format_table(["file", "contents"], rows))
 
 
-def format_blocks(lab: Path, each: Format, used: set[str]) -> Iterator[list[str]]:
-    """Write one file: what it is, then what its names mean, kind by kind."""
-    entries = with_families(entries_of(path_in(lab, each.file), each.meanings.keys() | COMMON.keys()), each.families)
-    refuse_differing(lab, each, entries)
-    entries = [entry for entry in entries if each.like_group is None or entry.group != each.like_group]
-    meanings = meanings_of(each, entries, used)
-    yield [f"### {each.title}"]
-    yield paragraph(each.about)
-    for group, found in groupby(entries, key=lambda entry: entry.group):
+def _format_blocks(samples: Path, file_format: Format, used: set[str]) -> Iterator[list[str]]:
+    """Yield the description of a file, then a table of names for each group."""
+    known = file_format.meanings.keys() | COMMON.keys()
+    entries = _merge_names(read_entries(_sample_path(samples, file_format.file), known), file_format.name_patterns)
+    _check_same_names(samples, file_format, entries)
+    shared_group = file_format.shared_group
+    entries = [entry for entry in entries if shared_group is None or entry.group != shared_group]
+    meanings = find_meanings(file_format, entries, used)
+    yield [f"### {file_format.title}"]
+    yield format_paragraph(file_format.description)
+    for group, group_entries in groupby(entries, key=lambda entry: entry.group):
         if group:
             yield [f"{group}:"]
-        yield entry_table(list(found), meanings)
-    if each.like_group is not None:
-        yield [f"{each.like_group}: as in `{shown_name(each.like or '')}`."]
+        yield _entry_table(list(group_entries), meanings)
+    if shared_group is not None:
+        yield [f"{shared_group}: as in `{_shown_name(file_format.shared_with or '')}`."]
 
 
-def with_families(entries: list[Entry], families: Meanings) -> list[Entry]:
-    """Write names that differ in a part as one."""
-    found: dict[Entry, None] = {}
+def _merge_names(entries: list[Entry], name_patterns: Meanings) -> list[Entry]:
+    """Replace the varying part of names by its placeholder, and remove the duplicates."""
+    merged: dict[Entry, None] = {}
     for entry in entries:
         name = entry.name
-        for pattern, written in families.items():
-            name = re.sub(pattern, written, name)
-        found[replace(entry, name=name)] = None
-    return list(found)
+        for pattern, placeholder in name_patterns.items():
+            name = re.sub(pattern, placeholder, name)
+        merged[replace(entry, name=name)] = None
+    return list(merged)
 
 
-def entry_table(entries: list[Entry], meanings: Meanings) -> list[str]:
-    """Write names with their meanings, and types where the file has them."""
+def _entry_table(entries: list[Entry], meanings: Meanings) -> list[str]:
     if any(entry.kind for entry in entries):
-        rows = [[code(entry.name), entry.kind, prose(meanings[entry.name])] for entry in entries]
-        return table(["name", "type", "meaning"], rows)
-    return table(["name", "meaning"], [[code(entry.name), prose(meanings[entry.name])] for entry in entries])
+        rows = [[code(entry.name), entry.kind, escape_text(meanings[entry.name])] for entry in entries]
+        return format_table(["name", "type", "meaning"], rows)
+    return format_table(
+        ["name", "meaning"], [[code(entry.name), escape_text(meanings[entry.name])] for entry in entries]
+    )
 
 
-def meanings_of(each: Format, entries: list[Entry], used: set[str]) -> dict[str, str]:
-    """Find the meaning of every name: the file's own, or that of all files; each must be there, and be used."""
+def find_meanings(file_format: Format, entries: list[Entry], used: set[str]) -> dict[str, str]:
+    """Return the meaning of every name, from the format or from COMMON; add the names from COMMON to `used`."""
     names = [entry.name for entry in entries]
-    if missing := [name for name in names if name not in each.meanings and name not in COMMON]:
-        raise ValueError(f"{each.file}: nobody says what these mean: {', '.join(missing)}")
-    if unused := [name for name in each.meanings if name not in names]:
-        raise ValueError(f"{each.file} does not have: {', '.join(unused)}")
-    used.update(name for name in names if name not in each.meanings)
-    return {name: each.meanings.get(name, COMMON.get(name, "")) for name in names}
+    if missing := [name for name in names if name not in file_format.meanings and name not in COMMON]:
+        raise ValueError(
+            f"{file_format.file}: no meaning for {', '.join(missing)}. Add it to tools/reference_meanings.py."
+        )
+    if unused := [name for name in file_format.meanings if name not in names]:
+        raise ValueError(
+            f"{file_format.file} does not have: {', '.join(unused)}. Remove it from tools/reference_meanings.py."
+        )
+    used.update(name for name in names if name not in file_format.meanings)
+    return {name: file_format.meanings.get(name, COMMON.get(name, "")) for name in names}
 
 
-def refuse_differing(lab: Path, each: Format, entries: list[Entry]) -> None:
-    """Refuse files that are said to be alike, and are not."""
-    known = each.meanings.keys() | COMMON.keys()
+def _check_same_names(samples: Path, file_format: Format, entries: list[Entry]) -> None:
+    """Raise ValueError if files that are documented as having the same names differ."""
+    known = file_format.meanings.keys() | COMMON.keys()
     names = [entry.name for entry in entries]
-    for other in each.alike:
-        if [entry.name for entry in entries_of(path_in(lab, other), known)] != names:
-            raise ValueError(f"{other} has other names than {each.file}")
-    if each.like is not None:
-        ours = [entry for entry in entries if entry.group == each.like_group]
-        theirs = [entry for entry in entries_of(path_in(lab, each.like), known) if entry.group == each.like_group]
-        if ours != theirs:
-            raise ValueError(f"{each.file}: {each.like_group} are not those of {each.like}")
+    for other in file_format.same_format:
+        if [entry.name for entry in read_entries(_sample_path(samples, other), known)] != names:
+            raise ValueError(f"{other} and {file_format.file} are documented together, but their names differ.")
+    if file_format.shared_with is not None:
+        group = file_format.shared_group
+        own = [entry for entry in entries if entry.group == group]
+        other_entries = read_entries(_sample_path(samples, file_format.shared_with), known)
+        if own != [entry for entry in other_entries if entry.group == group]:
+            raise ValueError(f"{file_format.file}: {group} differ from those of {file_format.shared_with}.")
 
 
-def refuse_undescribed(lab: Path) -> None:
-    """Refuse a file that was written and that nobody describes, and a description of none."""
-    described = [name for formats in FORMATS.values() for each in formats for name in (each.file, *each.alike)]
-    patterns = [*described, *OTHERS]
+def _check_all_files_described(samples: Path) -> None:
+    """Raise ValueError if a sample file has no description, or a description has no sample file."""
+    described = [name for formats in FORMATS.values() for each in formats for name in (each.file, *each.same_format)]
+    patterns = [*described, *OTHER_FILES]
     files = {
-        name_in(lab, path)
-        for path in lab.rglob("*")
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(lab).parts)
+        _general_name(samples, path)
+        for path in samples.rglob("*")
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(samples).parts)
     }
-    if lost := sorted(file for file in files if not any(fnmatch.fnmatchcase(file, each) for each in patterns)):
-        raise ValueError(f"Nobody says what these are: {', '.join(lost)}")
-    if absent := [each for each in patterns if not fnmatch.filter(files, each)]:
-        raise ValueError(f"Nothing writes: {', '.join(absent)}")
+    if undescribed := sorted(file for file in files if not any(fnmatch.fnmatchcase(file, each) for each in patterns)):
+        raise ValueError(f"No description for {', '.join(undescribed)}. Add it to tools/reference_meanings.py.")
+    if absent := [pattern for pattern in patterns if not fnmatch.filter(files, pattern)]:
+        raise ValueError(f"No sample file for {', '.join(absent)}. Remove it from tools/reference_meanings.py.")
 
 
-def path_in(lab: Path, name: str) -> Path:
-    """Find a file of the lab."""
-    return lab / name.replace("ID", SLIDE)
+def _sample_path(samples: Path, name: str) -> Path:
+    return samples / name.replace("ID", SLIDE)
 
 
-def name_in(lab: Path, path: Path) -> str:
-    """Name a file of the lab, whichever slide it is of."""
-    parts = path.relative_to(lab).as_posix().split("/")
+def _general_name(samples: Path, path: Path) -> str:
+    """Return the path of a sample file with `ID` instead of the slide id."""
+    parts = path.relative_to(samples).as_posix().split("/")
     return "/".join(f"ID{part[4:]}" if part[:1] in "SX" and part[1:4].isdecimal() else part for part in parts)
 
 
-def shown_name(name: str) -> str:
-    """Take off the folder of the lab, which may have any name."""
-    folders = ("runs/first", "evaluated", "compared", "predicted", "exported", "painted", "tiles*", "tiles", "study")
+def _shown_name(name: str) -> str:
+    """Return the path of a sample file without the folder that the user chooses."""
+    folders = ("runs/first", "evaluated", "compared", "predicted", "exported", "synthetic", "tiles*", "tiles", "study")
     return next((name.removeprefix(f"{each}/") for each in folders if name.startswith(f"{each}/")), name)

@@ -1,4 +1,4 @@
-"""Markdown for the reference: tables, code, and words that stay what they are."""
+"""Markdown helpers for the reference pages: tables, code and escaped text."""
 
 from __future__ import annotations
 
@@ -6,60 +6,59 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-WIDTH = 120  # of a paragraph
+LINE_WIDTH = 120  # of a paragraph
 
-# what Markdown or HTML would take for something else, outside code
-SPECIAL = re.compile(r"[<*_\[\]`]")
-KEPT = re.compile(r"`[^`]+`|\[[^\]]+\]\([^()\s]+\)")
-
-
-def prose(text: str) -> str:
-    """Write words on one line so that they come out as they are; code between backticks and links stay."""
-    words, place, parts = " ".join(text.split()), 0, list[str]()
-    for kept in KEPT.finditer(words):
-        parts += [escaped(words[place : kept.start()]), kept[0]]
-        place = kept.end()
-    return "".join([*parts, escaped(words[place:])])
+# characters with a meaning in Markdown or HTML, outside code
+_SPECIAL_CHARACTERS = re.compile(r"[<*_\[\]`]")
+_CODE_OR_LINK = re.compile(r"`[^`]+`|\[[^\]]+\]\([^()\s]+\)")
 
 
-def escaped(text: str) -> str:
-    """Escape what has a meaning in Markdown."""
-    return SPECIAL.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", text)
+def escape_text(text: str) -> str:
+    """Return text on one line with Markdown escaped; code in backticks and links stay unchanged."""
+    line, position, parts = " ".join(text.split()), 0, list[str]()
+    for match in _CODE_OR_LINK.finditer(line):
+        parts += [_escape(line[position : match.start()]), match[0]]
+        position = match.end()
+    return "".join([*parts, _escape(line[position:])])
+
+
+def _escape(text: str) -> str:
+    return _SPECIAL_CHARACTERS.sub(lambda match: "&lt;" if match[0] == "<" else f"\\{match[0]}", text)
 
 
 def code(text: str) -> str:
-    """Write something to type."""
+    """Return text as inline code."""
     return f"`{text}`"
 
 
-def any_of(choices: Iterable[str]) -> str:
-    """Write choices as code, with commas."""
-    return ", ".join(code(each) for each in choices)
+def code_list(choices: Iterable[str]) -> str:
+    """Return choices as inline code, separated by commas."""
+    return ", ".join(code(choice) for choice in choices)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Write a table."""
-    lines = [row_text(header), "|" + "---|" * len(header)]
-    return [*lines, *(row_text(row) for row in rows)]
+def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    lines = [_format_row(header), "|" + "---|" * len(header)]
+    return [*lines, *(_format_row(row) for row in rows)]
 
 
-def row_text(cells: Sequence[str]) -> str:
-    """Write one row; a bar within a cell would be a border in one reader, and show its escape in another."""
-    if any("|" in each for each in cells):
-        raise ValueError(f"there is a bar in {cells}")
+def _format_row(cells: Sequence[str]) -> str:
+    # Markdown renderers disagree about bars inside cells: some split the cell, others show the escape
+    if any("|" in cell for cell in cells):
+        raise ValueError(f"A table cell must not contain a bar (|): {cells}")
     return f"| {' | '.join(cells)} |"
 
 
-def paragraph(text: str) -> list[str]:
-    """Write words as lines."""
-    return textwrap.wrap(prose(text), WIDTH, break_long_words=False, break_on_hyphens=False)
+def format_paragraph(text: str) -> list[str]:
+    """Return the lines of a paragraph, with Markdown escaped."""
+    return textwrap.wrap(escape_text(text), LINE_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def indented(text: str) -> list[str]:
-    """Write lines as they are."""
+def format_code_block(text: str) -> list[str]:
+    """Return the lines of an indented code block."""
     return [f"    {line}".rstrip() for line in text.splitlines()]
 
 
-def page(*blocks: Sequence[str]) -> str:
-    """Put blocks of lines below each other."""
+def format_page(*blocks: Sequence[str]) -> str:
+    """Join blocks of lines with empty lines between them."""
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"

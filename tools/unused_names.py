@@ -5,12 +5,12 @@
 A name is listed if it has no underscore in front and is
     a function, class or UPPERCASE constant of a module that no other module of src, tools or benchmarks uses. A class
     also counts as used if a public function, method or field of its own module has it in its signature
-    a method or property of a class whose name is no attribute in any of them, nor a word in templates and pages
+    a method or property whose name is not used as an attribute in any of them, nor as a word in templates and pages
 Uses in tests do not count: code that only tests call is not needed. Names in strings count if they are dotted
-(`"tapfm.cli.main:main"`), follow the module's name (`("tapfm.aggregators.mean", "MeanPool")`), or are arguments of
-getattr and the like.
+(`"tapfm.cli.main:main"`), directly follow the module's name (`("tapfm.aggregators.mean", "MeanPool")`), or are arguments of
+getattr and similar functions.
 
-Delete such a name, or put an underscore in front of it if its own module needs it.
+Delete such a name, or add a leading underscore if its own module needs it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
 TEXTS = ("src/tapfm/**/*.html", "src/tapfm/**/*.js", "frontend/src/*", "pyproject.toml")
-PAGES = ("README.md", "docs/**/*.md")  # their Python examples are callers
-CALLED_BY_NAME = {  # methods that a library calls by their name
+PAGES = ("README.md", "docs/**/*.md")  # their Python examples count as callers
+CALLED_BY_LIBRARIES = {  # methods that a library calls
     "forward": "torch.nn.Module calls it",
 }
 _ATTRIBUTE_FUNCTIONS = {"getattr", "hasattr", "setattr", "attrgetter", "methodcaller"}
@@ -35,19 +35,19 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 def find_unused_names(package: Path, callers: Iterable[str], texts: Iterable[Path]) -> list[str]:
     """Return `module: name` for each public name of a package without a caller, in alphabetical order.
 
-    `callers` are Python sources outside of the package, `texts` are other files in which names may occur.
+    `callers` are Python sources outside of the package, `texts` are other files that may contain names.
     """
     trees = {_module_name(path, package): ast.parse(path.read_text("utf-8")) for path in package.rglob("*.py")}
     outside = {f"(caller {number})": ast.parse(source) for number, source in enumerate(callers)}
     words = "\n".join(path.read_text("utf-8") for path in texts)
-    users: dict[str, set[str]] = {}  # of each dotted name: the modules that use it
-    attributes = set(CALLED_BY_NAME) | set(re.findall(r"\w+", words))
+    users: dict[str, set[str]] = {}  # dotted name -> modules that use it
+    attributes = set(CALLED_BY_LIBRARIES) | set(re.findall(r"\w+", words))
     for module, tree in (trees | outside).items():
         for used in _dotted_uses(tree, set(trees)):
             users.setdefault(used, set()).add(module)
         attributes |= set(_attributes(tree))
     for used in re.findall(r"[\w.]+[.:]\w+", words):
-        users.setdefault(used.replace(":", "."), set()).add("(a text)")
+        users.setdefault(used.replace(":", "."), set()).add("(text file)")
     unused = []
     for module, tree in trees.items():
         in_signatures = set(_signature_names(tree))
@@ -66,7 +66,7 @@ def _module_name(path: Path, package: Path) -> str:
 def _dotted_uses(tree: ast.Module, modules: set[str]) -> Iterator[str]:
     """Yield `package.module.name` for every name of another module that a module uses."""
     root = next(iter(modules)).split(".")[0]
-    aliases = {root: root}  # of a local name: the module it stands for
+    aliases = {root: root}  # local name -> module
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
@@ -90,7 +90,7 @@ def _dotted_uses(tree: ast.Module, modules: set[str]) -> Iterator[str]:
 
 
 def _attributes(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that are used as attributes, also in the arguments of getattr and the like."""
+    """Yield the names that are used as attributes, including arguments of getattr and similar functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield node.attr
@@ -109,7 +109,7 @@ def _public_names(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
             names = [node.name]
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            parts = [part for target in targets for part in ast.walk(target)]  # of `A, B = 1, 2`
+            parts = [part for target in targets for part in ast.walk(target)]  # for `A, B = 1, 2`
             names = [part.id for part in parts if isinstance(part, ast.Name) and part.id.isupper()]
         else:
             names = []
@@ -117,14 +117,14 @@ def _public_names(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _public_methods(tree: ast.Module) -> Iterator[str]:
-    """Yield `Class.method` for the public methods and properties of all classes, private ones included."""
+    """Yield `Class.method` for the public methods and properties of all classes, including private classes."""
     for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         names = {node.name for node in owner.body if isinstance(node, _Function)}
         yield from (f"{owner.name}.{name}" for name in names if not name.startswith("_"))
 
 
 def _signature_names(tree: ast.Module) -> Iterator[str]:
-    """Yield the names in annotations of public functions, of the public methods and the fields of public classes."""
+    """Yield the names in annotations of public functions, and of public methods and fields of public classes."""
     for name, node in _public_names(tree):
         for part in node.body if isinstance(node, ast.ClassDef) else [node]:
             annotations: list[ast.expr | None] = []
@@ -138,7 +138,7 @@ def _signature_names(tree: ast.Module) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print the names without a caller."""
+    """Print the unused names and return the exit status."""
     scripts = [path for folder in ("tools", "benchmarks") for path in (CHECKOUT / folder).rglob("*.py")]
     callers = [path.read_text("utf-8") for path in scripts]
     for page in (path for pattern in PAGES for path in CHECKOUT.glob(pattern)):

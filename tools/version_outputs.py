@@ -29,7 +29,18 @@ from version_items import Array, Item, Items, Kind
 #     RENAMED_FIELDS: ("predictions/*/predictions.csv", "call", "predicted_class")   files (new), old field, new field
 # A field is a column of a table, or a key with those around it: `models.model.all.EGFR.auc`.
 RENAMED_FILES: tuple[tuple[str, str, str], ...] = ()
-RENAMED_FIELDS: tuple[tuple[str, str, str], ...] = ()
+RENAMED_FIELDS: tuple[tuple[str, str, str], ...] = (
+    ("*.toml", "augmentation.quarter_turns", "augmentation.rotate_90"),
+    ("*.toml", "machine.read_ahead_gib", "machine.prefetch_gib"),
+    ("*.toml", "machine.save_minutes", "machine.checkpoint_minutes"),
+    ("*history.jsonl", "loss_regular", "loss_cosine"),
+    ("*history.jsonl", "waiting_share", "data_wait_fraction"),
+    ("*failures.csv", "what_to_do", "hint"),
+    ("*failures.csv", "what", "problem"),
+    ("*tapfm.json", "encoder.began_with_sha256", "encoder.base_weights_sha256"),
+    ("*tapfm.json", "encoder.features_made_by", "encoder.features_source"),
+    ("*environment.json", "[].features_made_by", "[].features_source"),
+)
 
 # Files that are not compared: pages and figures to look at, files that tapfm keeps for itself, what says where and when
 # a run was made, and what the scenario writes itself.
@@ -52,9 +63,9 @@ LEFT_OUT_FIELDS = (
     ),
     *("*.toml:tiles.features", "*/prediction.json:model", "*/evaluation.json:model", "*:evaluation.model"),
     *("*:files.*", "*:*table"),
-    *("*:seconds", "*:*.seconds", "*:*tiles_per_second", "*:*waiting_share", "*:*peak_memory_gib"),
+    *("*:seconds", "*:*.seconds", "*:*tiles_per_second", "*:*data_wait_fraction", "*:*peak_memory_gib"),
     *("*:tapfm", "*:*.tapfm", "*:text.Software"),
-    *("*:key", "*:*.key", "*:digest", "*:run", "*:*.run", "*:*sha256", "*:*fingerprint", "*:*features_made_by"),
+    *("*:key", "*:*.key", "*:digest", "*:run", "*:*.run", "*:*sha256", "*:*fingerprint", "*:*features_source"),
 )
 # Metrics, which come from predictions in float32; and statistics in float64, from inputs that no encoder touches.
 METRICS = ("evaluations/*/metrics.*", "comparisons/runs/*")
@@ -62,7 +73,7 @@ STATISTICS = ("comparisons/tables/*", "evaluations/*/colours.csv", "painted/trut
 # Fields that hold sentences, as FILE:FIELD. They are items of their own, `FILE messages`: a change of wording is not a
 # change of results.
 MESSAGES = (
-    *("*:why", "*:*.why", "*:*.why_*", "*:reason", "*:*.reason", "*:warnings", "*:*.warnings", "*:*what_to_do"),
+    *("*:why", "*:*.why", "*:*.why_*", "*:reason", "*:*.reason", "*:warnings", "*:*.warnings", "*:*hint"),
     *("*:*notes*", "*/metrics.json:baseline", "*:*chosen_on", "*/prediction.json:calls.by"),
     *("*.png:text.*.unit", "*.tif:description.unit", "*.tif:description.title", "*.tif:description.made_by"),
 )

@@ -25,9 +25,13 @@ from typing import Any
 # a setting is renamed, change the scenario and add a line at the end:
 #     ("predict", "--batch", "--batch-size")         command (new spelling), old word, new word
 #     ("train", "adaptation.tau", "aggregator.tau")  a setting, of `--set adaptation.tau=0.5`
-RENAMED_WORDS: tuple[tuple[str, str, str], ...] = ()
-# Where `draw_tiles(count, tiles_per_slide, *address)` is, the newest place first.
-DRAW_TILES = ("tapfm.tiles.sampling:draw_tiles",)
+RENAMED_WORDS: tuple[tuple[str, str, str], ...] = (
+    ("train", "augmentation.quarter_turns", "augmentation.rotate_90"),
+    ("train", "machine.read_ahead_gib", "machine.prefetch_gib"),
+    ("train", "machine.save_minutes", "machine.checkpoint_minutes"),
+)
+# Where `sample_tiles(count, tiles_per_slide, *address)` is, the newest place first.
+DRAW_TILES = ("tapfm.tiles.sampling:sample_tiles", "tapfm.tiles.sampling:draw_tiles")
 
 REFUSED = 2  # exit code for bad input
 WIDTH = 110  # of a line of progress, in characters

@@ -1,14 +1,17 @@
-"""The page to read first: what the parts promise each other.
+"""The interfaces between the parts of tapfm. Read this module first.
 
     tiles ──> TileEncoder ──> EncodedTiles ──> Aggregator ──> BagOutput ──> Task ──> loss
 
-Shape suffixes, here and in `two_graph.py`, `chunked.py`, `cls_attention.py`, `vit.py`:
+Tensor names end in their shape. The same letters are used in `two_graph.py`, `chunked.py`, `cls_attention.py` and
+`vit.py`:
 
-    K  tiles of one slide (the bag)       H  attention heads        3hw  colour channels, tile height, width
-    D  size of a tile's feature vector    N  tokens of a tile       C    targets (1 for a binary task)
+    K  tiles of one slide (the bag)       H  attention heads          3hw  colour channels, tile height, tile width
+    D  size of a tile feature             N  patch tokens of a tile   C    targets (1 for a binary task)
 
-A "patch" is a token of the ViT; a piece of a slide is always a "tile". Nothing inherits from these protocols:
-a class fits by having the methods.
+So `z_KD` is the matrix of tile features and `r_K` the vector of raw attentions. A "patch" is always a token of the
+ViT; a piece of a slide is always a "tile".
+
+The protocols are structural: a class implements one by having its methods, without inheriting from it.
 """
 
 from __future__ import annotations
@@ -22,99 +25,100 @@ from torch import Tensor, nn
 
 
 class EncodedTiles(NamedTuple):
-    """What an encoder says of K tiles, in float32 or better whatever it computed in."""
+    """Features and raw attention of K tiles, in at least float32 whatever precision the encoder computes in."""
 
     z_KD: Tensor  # tile features
-    r_K: Tensor  # raw attention, eq. 1: how much CLS attends to patch tokens, before any normalisation over tiles
+    r_K: Tensor  # raw attention (eq. 1): mean attention of CLS to the patch tokens, not yet normalised over the bag
 
 
 class Contributions(NamedTuple):
-    """Logits as sums over tiles, without a rest: logits_C = constant_C + of_tiles_CK.sum(1)."""
+    """Exact decomposition of the logits into a sum over tiles: logits_C = constant_C + per_tile_CK.sum(1)."""
 
-    of_tiles_CK: Tensor
+    per_tile_CK: Tensor
     constant_C: Tensor
 
 
 class BagOutput(NamedTuple):
-    """What an aggregator says of a slide. Of its tiles: one row of K numbers, or a row for each target, (C, K)."""
+    """Output of an aggregator for one slide.
+
+    `tile_weights` and `tile_scores` have shape (K,) if all targets share them, else (C, K).
+    """
 
     logits_C: Tensor
-    tile_weights: Tensor | None  # the weights the tiles were summed with; None where there are none
-    tile_scores: Tensor | None = None  # for a heatmap, where something else than the weights says more
-    extra_loss: Callable[[Task, Targets], Tensor] | None = None  # of its own, added to the task's while it learns
-    contributions: Callable[[], Contributions] | None = None  # where a logit is a sum over tiles: what each gives
+    tile_weights: Tensor | None  # weights of the sum over tiles; None if the aggregator has none
+    tile_scores: Tensor | None = None  # values for the heatmap, if they are not the tile weights
+    extra_loss: Callable[[Task, Targets], Tensor] | None = None  # the aggregator's own term, added to the task's loss
+    contributions: Callable[[], Contributions] | None = None  # only if every logit is a sum over tiles
 
     @property
-    def heat(self) -> Tensor:
-        """What a heatmap shows: every aggregator has scores, or weights."""
-        heat = self.tile_scores if self.tile_scores is not None else self.tile_weights
-        assert heat is not None
-        return heat
+    def heatmap_scores(self) -> Tensor:
+        """Tile values to draw as a heatmap: the scores if there are any, else the weights."""
+        scores = self.tile_scores if self.tile_scores is not None else self.tile_weights
+        assert scores is not None
+        return scores
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The labels of one slide. Where `known_C` is false the label is missing and `labels_C` holds 0."""
+    """Labels of one slide. If `known_C` is false, the label is missing and `labels_C` is 0."""
 
     labels_C: Tensor
     known_C: Tensor
 
     def to(self, device: torch.device) -> Targets:
-        """Move them, without waiting."""
+        """Copy the labels to a device, asynchronously if possible."""
         return Targets(self.labels_C.to(device, non_blocking=True), self.known_C.to(device, non_blocking=True))
 
 
 class Tiles(Protocol):
-    """A slide's uint8 tiles, some at a time: a tensor, or what makes them when they are asked for."""
+    """Sliceable uint8 tiles of one slide: a tensor, or an object that creates them on access."""
 
-    def __len__(self) -> int:
-        """Count them."""
-        ...
+    def __len__(self) -> int: ...
 
     def __getitem__(self, rows: slice | Tensor, /) -> Tensor:
-        """Give some of them, the same ones whenever they are asked for; `rows` are a slice, or indices on the CPU."""
+        """Return some tiles. The same rows always have the same pixels. `rows` is a slice or a CPU index tensor."""
         ...
 
 
 class TileEncoder(Protocol):
-    """A foundation model: uint8 tiles in, features and raw CLS attention out."""
+    """A pathology foundation model (PFM): takes uint8 tiles, returns features and raw CLS attention."""
 
     tile_px: int
     feature_size: int
 
     def __call__(self, tiles_K3hw: Tensor) -> EncodedTiles:
-        """Encode K tiles, moving them to the encoder's device; pixels are normalised here and nowhere else."""
+        """Move K tiles to the encoder's device, normalise their pixels and encode them.
+
+        This is the only place where pixels are normalised.
+        """
         ...
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield what adaptation may change."""
-        ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
 class Aggregator(Protocol):
-    """Tile features to slide logits. One that has no use for the raw attention ignores it."""
+    """Pools the tile features of one slide into slide logits. Most aggregators ignore the raw attention."""
 
-    def __call__(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:
-        """Pool the tiles of one slide."""
-        ...
+    def __call__(self, z_KD: Tensor, r_K: Tensor) -> BagOutput: ...
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield what the aggregator learns."""
-        ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
 class Task(Protocol):
-    """What is learnt: one logit per target, and the loss. What else depends on a target is in its kind (tasks/)."""
+    """Defines the targets and the loss. There is one logit per target.
+
+    Everything else that depends on the type of a target is in its `TargetKind` (package `tasks`).
+    """
 
     @property
     def targets(self) -> Mapping[str, Any]:
-        """The targets by name, in the order of the logits, each with its kind (`tasks.target.TargetKind`)."""
+        """Kind of each target (`tasks.target.TargetKind`) by name, in the order of the logits."""
         ...
 
     def encode(self, labels: Sequence[Hashable]) -> Targets:
-        """Turn the labels of a slide, one per target, into tensors; None is a missing label."""
+        """Convert the labels of one slide, one per target, to tensors. None is a missing label."""
         ...
 
     def loss(self, logits_C: Tensor, targets: Targets) -> Tensor:
-        """Compute L_agg (eq. 4) of one slide; missing labels take no part."""
+        """Compute L_agg (eq. 4) of one slide. Missing labels are masked out."""
         ...

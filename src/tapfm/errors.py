@@ -1,28 +1,28 @@
-"""Every error tapfm raises on purpose, each with a hint of what to type or change next.
+"""All exceptions that tapfm raises deliberately. Each has a message and a hint that says what to do next.
 
 TapfmError                          exit code 1
-├── NonFiniteError                  a loss or gradient is NaN or infinite: the run stops
-├── TileReadError                   pixels of a slide that cannot be decoded: retried, skipped, counted
-├── DiskFullError                   no room for a checkpoint; the last good one stays
-├── DeviceMemoryError               out of memory with the smallest batch: retrying cannot help
-├── SlidesFailedError               exit code 3: some slides failed, the rest are done
-├── CommandFailedError              a command that another one ran failed; has its exit code
-└── InputError                      exit code 2: something that was given is wrong
-    ├── UnknownNameError            no such encoder, ...: the nearest names are offered
-    ├── SettingError                a setting outside its range
-    ├── TileError                   tiles of the wrong type, shape or size
-    ├── LabelError                  labels that cannot be used
-    ├── CohortError                 a cohort's table, with every problem it has
-    ├── RunError                    a folder of a run that cannot be used, or gone on with, as asked
-    ├── CheckpointError             a file that is no checkpoint of ours
-    ├── TileStoreError              a file of tile coordinates that cannot be used
-    ├── FeatureStoreError           a file of features that cannot be used
-    ├── SlideError                  a slide that cannot be used: it costs that slide only
-    │   ├── UnreadableSlideError    missing, damaged, or of no format we read
-    │   ├── ScaleError              its microns per pixel are absent, implausible or contradicted
-    │   └── NoTissueError           nothing on it to tile
-    ├── UnsupportedEncoderError     an architecture whose CLS attention we cannot read
-    └── WeightsError                weights missing, gated, damaged or not fitting
+├── NonFiniteError                  a loss or gradient is NaN or infinite; training stops
+├── TileReadError                   pixels of a slide cannot be decoded; the tiles are retried, then skipped
+├── DiskFullError                   no space for a checkpoint; the previous checkpoint is intact
+├── DeviceMemoryError               out of memory even with the smallest batch; a retry cannot help
+├── SlidesFailedError               exit code 3: some slides failed, the others are finished
+├── CommandFailedError              a command started by another command failed; has that command's exit code
+└── InputError                      exit code 2: invalid input
+    ├── UnknownNameError            unknown encoder, column, ...; the message suggests similar names
+    ├── SettingError                a setting is out of range
+    ├── TileError                   tiles have the wrong type, shape or size
+    ├── LabelError                  labels cannot be used
+    ├── CohortError                 the cohort table is invalid; lists every problem
+    ├── RunError                    a run folder cannot be used or resumed as requested
+    ├── CheckpointError             a file is not a valid tapfm checkpoint
+    ├── TileStoreError              a file of tile coordinates cannot be used
+    ├── FeatureStoreError           a feature file cannot be used
+    ├── SlideError                  a slide cannot be used; the other slides are not affected
+    │   ├── UnreadableSlideError    missing, damaged or in an unsupported format
+    │   ├── ScaleError              mpp is missing, implausible or contradictory
+    │   └── NoTissueError           no tissue was detected
+    ├── UnsupportedEncoderError     the CLS attention of this architecture cannot be read
+    └── WeightsError                encoder weights are missing, gated, damaged or do not match
         ├── WeightsNotFoundError
         ├── GatedWeightsError
         ├── WeightsDigestError
@@ -36,7 +36,7 @@ from collections.abc import Iterable
 
 
 class TapfmError(Exception):
-    """Base of the tree: what went wrong, and a hint of what to do next."""
+    """Base class: a message that says what happened, and a hint that says what to do next."""
 
     exit_code = 1
 
@@ -50,7 +50,7 @@ class TapfmError(Exception):
 
     @property
     def message(self) -> str:
-        """What went wrong, without the hint."""
+        """The message without the hint."""
         return super().__str__()
 
 
@@ -59,25 +59,25 @@ class NonFiniteError(TapfmError):
 
 
 class TileReadError(TapfmError):
-    """Pixels of a slide that cannot be decoded."""
+    """The pixels of some tiles cannot be decoded."""
 
 
 class DiskFullError(TapfmError):
-    """No room for a checkpoint."""
+    """There is no space on the disk for a checkpoint."""
 
 
 class DeviceMemoryError(TapfmError):
-    """A device is out of memory even with the smallest batch."""
+    """A device is out of memory, even with the smallest batch."""
 
 
 class SlidesFailedError(TapfmError):
-    """Some slides failed, and the rest are done."""
+    """Some slides failed; the others are finished."""
 
     exit_code = 3
 
 
 class CommandFailedError(TapfmError):
-    """A command that another command ran has failed."""
+    """A command started by another command failed."""
 
     def __init__(self, message: str, *, hint: str = "", exit_code: int) -> None:
         super().__init__(message, hint=hint)
@@ -85,97 +85,97 @@ class CommandFailedError(TapfmError):
 
 
 class InputError(TapfmError):
-    """Something that was given is wrong."""
+    """Invalid input."""
 
     exit_code = 2
 
 
 class UnknownNameError(InputError):
-    """A name that stands in no table; the nearest ones are offered."""
+    """An unknown name."""
 
     @classmethod
-    def of(cls, kind: str, name: str, known: Iterable[str], *, see: str) -> UnknownNameError:
-        """Look for the nearest names."""
-        spelled = {each.lower(): each for each in known}
-        near = [spelled[each] for each in difflib.get_close_matches(name.lower(), spelled, n=3, cutoff=0.5)]
-        nearest = f"Nearest: {', '.join(near)}. " if near else ""
-        return cls(f"There is no {kind} called '{name}'.", hint=f"{nearest}All of them: {see}")
+    def with_suggestions(cls, kind: str, name: str, known: Iterable[str], *, see: str) -> UnknownNameError:
+        """Return the error with the most similar known names; `see` says where all of them are listed."""
+        by_lowercase = {each.lower(): each for each in known}
+        matches = difflib.get_close_matches(name.lower(), by_lowercase, n=3, cutoff=0.5)
+        suggestion = f"Did you mean: {', '.join(by_lowercase[each] for each in matches)}? " if matches else ""
+        return cls(f"There is no {kind} named '{name}'.", hint=f"{suggestion}Available: {see}")
 
 
 class SettingError(InputError):
-    """A setting outside its range."""
+    """A setting is out of range."""
 
 
 class TileError(InputError):
-    """Tiles of the wrong type, shape or size."""
+    """Tiles have the wrong type, shape or size."""
 
 
 class LabelError(InputError):
-    """Labels that cannot be used."""
+    """Labels cannot be used."""
 
 
 class CohortError(InputError):
-    """A cohort's table, with every problem it has."""
+    """The cohort table is invalid. The message lists every problem."""
 
 
 class RunError(InputError):
-    """A folder of a run that cannot be used, or gone on with, as asked."""
+    """A run folder cannot be used or resumed as requested."""
 
 
 class CheckpointError(InputError):
-    """A file that is no checkpoint of ours."""
+    """A file is not a valid tapfm checkpoint."""
 
 
 class TileStoreError(InputError):
-    """A file of tile coordinates that cannot be used."""
+    """A file of tile coordinates cannot be used."""
 
 
 class FeatureStoreError(InputError):
-    """A file of features that cannot be used."""
+    """A feature file cannot be used."""
 
 
 class SlideError(InputError):
-    """A slide that cannot be used."""
+    """A slide cannot be used."""
 
 
 class UnreadableSlideError(SlideError):
-    """A slide that is missing, damaged, or of no format we read."""
+    """A slide file is missing, damaged or in an unsupported format."""
 
 
 class ScaleError(SlideError):
-    """Microns per pixel that are absent, implausible or contradicted."""
+    """The microns per pixel (mpp) of a slide are missing, implausible or contradictory."""
 
 
 class NoTissueError(SlideError):
-    """A slide without anything to tile."""
+    """No tissue was detected on a slide."""
 
 
 class UnsupportedEncoderError(InputError):
-    """An architecture whose CLS attention cannot be read."""
+    """The CLS attention of an architecture cannot be read."""
 
 
 class WeightsError(InputError):
-    """Weights that cannot be used."""
+    """Encoder weights cannot be used."""
 
 
 class WeightsNotFoundError(WeightsError):
-    """No such file, and the hub does not give it either."""
+    """Weights are neither a local file nor available from the Hugging Face Hub."""
 
 
 class GatedWeightsError(WeightsError):
-    """The model's owners ask for a licence to be accepted first."""
+    """The model is gated: its licence has to be accepted first."""
 
 
 class WeightsDigestError(WeightsError):
-    """A file whose SHA-256 is not the published one."""
+    """The SHA-256 of a weights file differs from the published one."""
 
 
 class WeightsMismatchError(WeightsError):
-    """A checkpoint that does not fit the encoder exactly."""
+    """The tensors of a weights file do not match the encoder exactly."""
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for it
-    """A signal asked the command to stop; what is finished is saved."""
+class Interrupted(Exception):  # noqa: N818 - not an error: the user requested it
+    """A signal stopped the command; finished work is saved."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)

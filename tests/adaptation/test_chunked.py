@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support import cls_attention, gradient_of, relative_difference, small_encoder, some_tiles, step_gradient, take_step
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.errors import SettingError
 
 bags = {
@@ -100,7 +100,7 @@ def test_an_outer_autocast_changes_nothing(keep, compute_dtype):
     """Its cache would hand the first pass's weight copies, which have no graph, to the second pass."""
     encoder = small_encoder(dtype=torch.float32)
     aggregator, bag = cls_attention(encoder), some_tiles(encoder, 8)
-    settings_ = {"chunking": Chunking(4, keep=keep), "compute_dtype": compute_dtype}
+    settings_ = {"chunking": Chunking(4, keep_graphs=keep), "compute_dtype": compute_dtype}
     expected = step_gradient(encoder, aggregator, bag, **settings_)
     with torch.autocast("cpu", torch.bfloat16):
         ours = step_gradient(encoder, aggregator, bag, **settings_)
@@ -115,7 +115,7 @@ def test_an_outer_autocast_over_several_steps_does_not_use_weights_from_before_t
         encoder = small_encoder(dtype=torch.float32)
         aggregator, bag = cls_attention(encoder), some_tiles(encoder, 8)
         optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
-        adaptation = Adaptation(chunking=Chunking(4, keep), compute_dtype=torch.bfloat16)
+        adaptation = AdaptationSettings(chunking=Chunking(4, keep), compute_dtype=torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16) if outer else contextlib.nullcontext():
             for update in (optimizer.step, lambda: None):
                 optimizer.zero_grad()
@@ -127,7 +127,7 @@ def test_an_outer_autocast_over_several_steps_does_not_use_weights_from_before_t
 
 @given(count=st.integers(1, 300), tiles=st.integers(1, 80))
 def test_a_bag_is_cut_into_the_fewest_chunks_of_nearly_the_same_size(count, tiles):
-    chunks = Chunking(tiles).chunks_of(count)
+    chunks = Chunking(tiles).split_bag(count)
     assert [row for chunk in chunks for row in range(count)[chunk]] == list(range(count))
     sizes = [chunk.stop - chunk.start for chunk in chunks]
     assert len(sizes) == -(-count // tiles)
@@ -136,16 +136,16 @@ def test_a_bag_is_cut_into_the_fewest_chunks_of_nearly_the_same_size(count, tile
 
 
 def test_a_chunk_is_halved_until_it_is_one_tile():
-    assert Chunking().halved(75) == Chunking(38, keep=1)
-    assert Chunking(64, keep=3).halved(75) == Chunking(19, keep=1), "75 tiles are chunks of 38 and 37"
-    assert Chunking(2, keep=0).halved(9) == Chunking(1, keep=0)
-    assert Chunking(1).halved(9) is None
+    assert Chunking().halve(75) == Chunking(38, keep_graphs=1)
+    assert Chunking(64, keep_graphs=3).halve(75) == Chunking(19, keep_graphs=1), "75 tiles are chunks of 38 and 37"
+    assert Chunking(2, keep_graphs=0).halve(9) == Chunking(1, keep_graphs=0)
+    assert Chunking(1).halve(9) is None
 
 
 def test_a_fixed_encoder_is_left_alone():
     encoder = small_encoder().requires_grad_(False)
     aggregator = cls_attention(encoder)
-    adaptation = Adaptation(chunking=Chunking(2))
+    adaptation = AdaptationSettings(chunking=Chunking(2))
     report = take_step(encoder, aggregator, some_tiles(encoder), adaptation=adaptation)
     assert report.norm_encoder == 0
     assert gradient_of(aggregator).norm() > 0
@@ -161,7 +161,7 @@ def test_only_the_parameters_that_train_get_a_gradient():
 
 
 @pytest.mark.parametrize(
-    "settings_", [{"tiles": 0}, {"tiles": -3}, {"tiles": 2.5}, {"keep": -1}, {"keep": "all"}], ids=str
+    "settings_", [{"tiles": 0}, {"tiles": -3}, {"tiles": 2.5}, {"keep_graphs": -1}, {"keep_graphs": "all"}], ids=str
 )
 def test_bad_chunking_is_refused(settings_):
     with pytest.raises(SettingError):

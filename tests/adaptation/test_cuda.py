@@ -79,12 +79,12 @@ def test_a_ragged_bag_compiles_nothing_anew(recompute):
 @pytest.mark.parametrize("weights_dtype", [None, torch.bfloat16])
 def test_no_step_waits_for_the_device(weights_dtype, slides_per_step):
     learner = make_learner(device="cuda", weights_dtype=weights_dtype, clip_norm=1.0, slides_per_step=slides_per_step)
-    learner.begin_epoch(0)
+    learner.start_epoch(0)
     tiles = some_tiles(learner.model.encoder, 40).pin_memory()
 
     def learn(number):
         now = number % slides_per_step == slides_per_step - 1
-        return learner.learn(Bag(tiles, np.arange(40)), encode_labels([1]), now=now, slide_id="s")
+        return learner.train_step(Bag(tiles, np.arange(40)), encode_labels([1]), update=now, slide_id="s")
 
     for number in range(2):  # what is made once may wait
         learn(number)
@@ -104,12 +104,12 @@ def test_no_step_waits_for_the_device(weights_dtype, slides_per_step):
 def test_low_precision_follows_the_loss_of_float32(settings, tolerance):
     def losses(**settings):
         learner = make_learner(device="cuda", rate=1e-4, **settings)
-        learner.begin_epoch(0)
+        learner.start_epoch(0)
         found = []
         for step in range(12):
             tiles = some_tiles(learner.model.encoder, 20, seed=step % 3)
             bag = Bag(tiles, np.arange(20))
-            found.append(learner.learn(bag, encode_labels([step % 2]), now=True, slide_id="s").loss_agg)
+            found.append(learner.train_step(bag, encode_labels([step % 2]), update=True, slide_id="s").loss_agg)
         return torch.stack(found)
 
     plain = losses()
@@ -120,27 +120,27 @@ def test_low_precision_follows_the_loss_of_float32(settings, tolerance):
 def test_a_step_that_does_not_fit_starts_over_with_half_the_chunk():
     """The card is made too small for one pass over the bag, and large enough for a part of it."""
     other = make_learner(device="cuda")  # its step makes libraries allocate their memory
-    other.begin_epoch(0)
+    other.start_epoch(0)
     tiles = some_tiles(other.model.encoder, 512)
-    other.learn(Bag(tiles[:4], np.arange(4)), encode_labels([1]), now=True, slide_id="s")
+    other.train_step(Bag(tiles[:4], np.arange(4)), encode_labels([1]), update=True, slide_id="s")
     learner, told = make_learner(device="cuda"), []
-    learner.shrunk, learner.adaptation = told.append, replace(learner.adaptation, chunking=Chunking())
-    learner.begin_epoch(0)
+    learner.on_smaller_chunks, learner.adaptation = told.append, replace(learner.adaptation, chunking=Chunking())
+    learner.start_epoch(0)
     free_memory(learner.model.device)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    one_pass = learner.learn(Bag(tiles, np.arange(512)), encode_labels([1]), now=True, slide_id="s")
+    one_pass = learner.train_step(Bag(tiles, np.arange(512)), encode_labels([1]), update=True, slide_id="s")
     needed = torch.cuda.max_memory_allocated() - before
-    one_pass.checks.refuse("s", 0)
+    one_pass.checks.raise_if_not_finite("s", 0)
 
     learner = make_learner(device="cuda")
-    learner.shrunk, learner.adaptation = told.append, replace(learner.adaptation, chunking=Chunking())
-    learner.begin_epoch(0)
+    learner.on_smaller_chunks, learner.adaptation = told.append, replace(learner.adaptation, chunking=Chunking())
+    learner.start_epoch(0)
     free_memory(learner.model.device)
     most = torch.cuda.memory_allocated() + 0.6 * needed
     torch.cuda.set_per_process_memory_fraction(most / torch.cuda.mem_get_info()[1])
     try:
-        report = learner.learn(Bag(tiles, np.arange(512)), encode_labels([1]), now=True, slide_id="s")
+        report = learner.train_step(Bag(tiles, np.arange(512)), encode_labels([1]), update=True, slide_id="s")
         torch.testing.assert_close(report.loss_agg, one_pass.loss_agg, rtol=1e-3, atol=1e-4)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -172,7 +172,7 @@ def test_a_run_learns_stops_and_goes_on_as_on_the_cpu(tmp_path):
     memory, learner = Memory(), make_learner(device="cuda")
     signals = [15, None, None, None]
     with pytest.raises(Interrupted):
-        run(learner, slides, memory=memory, asked_to_stop=signals.pop, **arguments)
+        run(learner, slides, memory=memory, stop_signal=signals.pop, **arguments)
     learner = make_learner(seed=1, device="cuda")
     learner.restore(memory.last[0])
     on_gpu = run(learner, slides, progress=RunProgress.from_json(memory.last[1]), **arguments).history

@@ -12,7 +12,7 @@ from tapfm.adaptation import loss_scale
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.loss_scale import LossScale
-from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.errors import TapfmError
 from tapfm.inference.bags import Bag
 from tapfm.tasks.cross_entropy import encode_labels
@@ -26,7 +26,9 @@ def learn(learner, *seeds, together=1):
     reports = []
     for number, seed in enumerate(seeds):
         now = (number + 1) % together == 0
-        reports.append(learner.learn(bag_of(learner, seed), encode_labels([seed % 2]), now=now, slide_id=f"s{seed}"))
+        reports.append(
+            learner.train_step(bag_of(learner, seed), encode_labels([seed % 2]), update=now, slide_id=f"s{seed}")
+        )
     return reports
 
 
@@ -62,12 +64,12 @@ def test_a_step_that_does_not_fit_starts_over_in_smaller_chunks(monkeypatch, bag
     def make():
         learner = make_learner()
         learner.adaptation = replace(learner.adaptation, chunking=Chunking(), bag_gradient=bag_gradient)
-        learner.begin_epoch(0)
+        learner.start_epoch(0)
         return learner
 
     expected, ours, told = make(), make(), []
     plain = learn(expected, 1, 2)
-    ours.shrunk = told.append
+    ours.on_smaller_chunks = told.append
     TooSmall(ours, monkeypatch, most=3)
     starting_over = learn(ours, 1, 2)
     assert told == [5, 3], "9 tiles; at most 5; at most 3"
@@ -89,8 +91,8 @@ ELSEWHERE = [  # as libraries say that there is no memory
 def test_memory_that_ends_in_a_library_is_no_other_error(monkeypatch, said):
     ours, told = make_learner(), []
     ours.adaptation = replace(ours.adaptation, chunking=Chunking())
-    ours.begin_epoch(0)
-    ours.shrunk = told.append
+    ours.start_epoch(0)
+    ours.on_smaller_chunks = told.append
     TooSmall(ours, monkeypatch, most=5, error=RuntimeError(said))
     learn(ours, 1)
     assert told == [5]
@@ -104,7 +106,7 @@ def test_slides_whose_gradients_wait_are_gone_through_again(monkeypatch):
     expected, ours = make_learner(slides_per_step=3), make_learner(slides_per_step=3)
     for learner in (expected, ours):
         learner.adaptation = replace(learner.adaptation, chunking=Chunking(4))
-        learner.begin_epoch(0)
+        learner.start_epoch(0)
     learn(expected, 1, 2, 3, together=3)
     small = TooSmall(ours, monkeypatch, most=2, after=9)  # in the middle of the third slide
     learn(ours, 1, 2, 3, together=3)
@@ -119,8 +121,8 @@ def test_random_masks_are_drawn_anew_from_where_the_step_began(monkeypatch):
         for module in learner.model.encoder.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.3
-        learner.adaptation = replace(learner.adaptation, chunking=Chunking(2, keep=0))
-        learner.begin_epoch(0)
+        learner.adaptation = replace(learner.adaptation, chunking=Chunking(2, keep_graphs=0))
+        learner.start_epoch(0)
         torch.manual_seed(5)
         return learner
 
@@ -128,7 +130,7 @@ def test_random_masks_are_drawn_anew_from_where_the_step_began(monkeypatch):
     learn(expected, 1)
     after = torch.rand(3)
     ours = make()
-    ours.adaptation = replace(ours.adaptation, chunking=Chunking(3, keep=0))
+    ours.adaptation = replace(ours.adaptation, chunking=Chunking(3, keep_graphs=0))
     TooSmall(ours, monkeypatch, most=2)
     learn(ours, 1)
     torch.testing.assert_close(torch.rand(3), after)
@@ -136,7 +138,7 @@ def test_random_masks_are_drawn_anew_from_where_the_step_began(monkeypatch):
 
 def test_where_one_tile_is_too_much_it_says_what_to_type(monkeypatch):
     learner = make_learner()
-    learner.begin_epoch(0)
+    learner.start_epoch(0)
     TooSmall(learner, monkeypatch, most=0)
     with pytest.raises(TapfmError, match="'s1': the memory of cpu does not hold one step") as caught:
         learn(learner, 1)
@@ -147,9 +149,9 @@ def test_where_memory_ends_again_while_waiting_slides_are_gone_through_they_star
     expected, ours, told = make_learner(slides_per_step=2), make_learner(slides_per_step=2), []
     for learner in (expected, ours):
         learner.adaptation = replace(learner.adaptation, chunking=Chunking(9))
-        learner.begin_epoch(0)
+        learner.start_epoch(0)
     learn(expected, 1, 2, together=2)
-    ours.shrunk = told.append
+    ours.on_smaller_chunks = told.append
     TooSmall(ours, monkeypatch, most=3, after=1)  # the first slide fits once, and then no more
     learn(ours, 1, 2, together=2)
     assert told == [5, 3]
@@ -161,7 +163,7 @@ def test_an_update_of_the_encoder_is_never_made_twice(monkeypatch, bag_gradient)
     """Memory ends within the optimiser's step, or, after it, in joint's second look."""
     learner = make_learner()
     learner.adaptation = replace(learner.adaptation, bag_gradient=bag_gradient)
-    learner.begin_epoch(0)
+    learner.start_epoch(0)
     steps, step = [], learner._encoder_optimiser.step
 
     def no_memory(*_args, **_kwargs):
@@ -185,7 +187,7 @@ def test_weights_in_bfloat16_learn_as_those_in_float32(settings):
     plain, low = make_learner(rate=1e-4), make_learner(rate=1e-4, weights_dtype=torch.bfloat16, **settings)
     before = {name: weight.clone() for name, weight in plain.weights().items()}
     for learner in (plain, low):
-        learner.begin_epoch(0)
+        learner.start_epoch(0)
     losses = [torch.stack([report.loss_agg for report in learn(each, *range(12))]) for each in (plain, low)]
     torch.testing.assert_close(losses[1], losses[0], rtol=0.03, atol=0.01)
     assert {weight.dtype for weight in low.weights().values()} == {torch.float32}
@@ -200,11 +202,11 @@ def test_weights_in_bfloat16_learn_as_those_in_float32(settings):
 
 def test_gradients_of_many_chunks_are_summed_up_in_float32():
     wide = make_learner(weights_dtype=torch.bfloat16)
-    narrow = make_learner(weights_dtype=torch.bfloat16, wide_gradients=False)
+    narrow = make_learner(weights_dtype=torch.bfloat16, float32_gradients=False)
     for learner in (wide, narrow):
-        learner.begin_epoch(0)
-        learner.adaptation = replace(learner.adaptation, chunking=Chunking(1, keep=0))
-        learner.learn(bag_of(learner, 1), encode_labels([1]), now=False, slide_id="s")
+        learner.start_epoch(0)
+        learner.adaptation = replace(learner.adaptation, chunking=Chunking(1, keep_graphs=0))
+        learner.train_step(bag_of(learner, 1), encode_labels([1]), update=False, slide_id="s")
     types = [{p.grad.dtype for p in each.model.encoder.parameters() if p.grad is not None} for each in (wide, narrow)]
     assert types == [{torch.float32}, {torch.bfloat16}]
 
@@ -212,7 +214,7 @@ def test_gradients_of_many_chunks_are_summed_up_in_float32():
 def test_a_checkpoint_of_low_precision_goes_on_bit_by_bit():
     def make():
         learner = make_learner(weights_dtype=torch.bfloat16, moments="bfloat16")
-        learner.begin_epoch(0)
+        learner.start_epoch(0)
         return learner
 
     whole, first, second = make(), make(), make()
@@ -227,24 +229,24 @@ def test_a_checkpoint_of_low_precision_goes_on_bit_by_bit():
 
 def test_a_step_that_is_not_finite_changes_nothing_even_when_its_report_is_read_late():
     learner = make_learner(slides_per_step=2)
-    learner.begin_epoch(0)
+    learner.start_epoch(0)
     broken = learner.model.encoder.vit.blocks[0].mlp.fc1.weight.register_hook(lambda grad: grad * float("nan"))
     before = {name: weight.clone() for name, weight in learner.weights().items()}
-    bad = learner.learn(bag_of(learner, 1), encode_labels([1]), now=False, slide_id="s")
+    bad = learner.train_step(bag_of(learner, 1), encode_labels([1]), update=False, slide_id="s")
     broken.remove()
-    learner.learn(bag_of(learner, 2), encode_labels([0]), now=True, slide_id="t")
+    learner.train_step(bag_of(learner, 2), encode_labels([0]), update=True, slide_id="t")
     assert not bool(bad.checks.all())
     encoder = {name for name in before if name.startswith("encoder/")}
     assert all(torch.equal(learner.weights()[name], before[name]) for name in encoder)
 
 
 def test_the_scale_halves_after_infinite_gradients_and_doubles_after_enough_finite_ones(monkeypatch):
-    monkeypatch.setattr(loss_scale, "_PATIENCE", 3)
+    monkeypatch.setattr(loss_scale, "_GROWTH_INTERVAL", 3)
     scale, yes, no = LossScale(torch.device("cpu")), torch.tensor(True), torch.tensor(False)
     seen = []
     for finite in (no, yes, yes, yes, yes, no, yes, yes, yes):
         scale.advance(finite)
-        seen.append(float(scale.value) / loss_scale._FIRST)
+        seen.append(float(scale.value) / loss_scale._INITIAL)
     assert seen == [0.5, 0.5, 0.5, 1, 1, 0.5, 0.5, 0.5, 1]
     other = LossScale(torch.device("cpu"))
     other.restore(scale.state())
@@ -262,7 +264,7 @@ def test_a_scale_that_has_become_too_small_is_said():
 
 def test_float16_skips_a_step_whose_gradients_overflow_and_learns_with_a_smaller_scale():
     learner = make_learner(compute_dtype=torch.float16)
-    learner.begin_epoch(0)
+    learner.start_epoch(0)
     learner._loss_scale.value.fill_(2.0**126)
     before = {name: weight.clone() for name, weight in learner.weights().items()}
     first = learn(learner, 1)[0]
@@ -279,18 +281,18 @@ def test_float16_skips_a_step_whose_gradients_overflow_and_learns_with_a_smaller
 
 def test_float16_gradients_that_overflow_are_not_applied_when_the_last_slide_of_a_group_fails():
     learner = make_learner(compute_dtype=torch.float16, slides_per_step=2)
-    learner.begin_epoch(0)
+    learner.start_epoch(0)
     learner._loss_scale.value.fill_(2.0**126)
     before = {name: weight.clone() for name, weight in learner.weights().items()}
-    learner.learn(bag_of(learner, 1), encode_labels([1]), now=False, slide_id="s")
-    learner.flush()
+    learner.train_step(bag_of(learner, 1), encode_labels([1]), update=False, slide_id="s")
+    learner.apply_pending()
     for name, weight in learner.weights().items():
         assert torch.equal(weight, before[name]) == name.startswith("encoder/"), name
     assert learner._loss_scale.value == 2.0**125
 
 
 def test_a_scale_that_nothing_stops_does_not_become_infinite(monkeypatch):
-    monkeypatch.setattr(loss_scale, "_PATIENCE", 1)
+    monkeypatch.setattr(loss_scale, "_GROWTH_INTERVAL", 1)
     scale = LossScale(torch.device("cpu"))
     for _ in range(130):
         scale.advance(torch.tensor(True))
@@ -302,14 +304,14 @@ def test_a_scale_that_nothing_stops_does_not_become_infinite(monkeypatch):
 def test_stored_features_need_no_loss_scale():
     model = make_learner().model
     model.encoder = None
-    learner = Learner(model, Adaptation(compute_dtype=torch.float16), OptimiserSettings())
+    learner = Learner(model, AdaptationSettings(compute_dtype=torch.float16), OptimiserSettings())
     assert not any("loss_scale" in name for name in learner.state())
 
 
 def test_the_scale_leaves_the_size_of_the_update_as_it_is():
     scaled, plain = make_learner(compute_dtype=torch.float16, clip_norm=0.5), make_learner(clip_norm=0.5)
     for learner in (scaled, plain):
-        learner.begin_epoch(0)
+        learner.start_epoch(0)
     reports = [learn(learner, 1)[0] for learner in (scaled, plain)]
     torch.testing.assert_close(reports[0].norm_encoder, reports[1].norm_encoder, rtol=0.02, atol=0)
     moved = [

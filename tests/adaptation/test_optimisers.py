@@ -13,15 +13,15 @@ from tapfm.adaptation import optimisers, shards
 from tapfm.adaptation.optimisers import (
     AdamW,
     LearningRateSchedule,
-    bytes_by_part,
+    bytes_per_parameter,
     make_optimiser,
-    set_rate,
+    set_learning_rate,
     step_optimiser,
 )
 from tapfm.adaptation.optimisers import (
     _update_shard as update_shard,
 )
-from tapfm.adaptation.shards import flat_gradient
+from tapfm.adaptation.shards import take_flat_gradient
 from tapfm.errors import CheckpointError
 from tapfm.runs.checkpoint import load_checkpoint, save_checkpoint
 
@@ -56,7 +56,7 @@ def small_net(seed=0):
 
 def optimise(net, *, rate=1e-2, weight_decay=0.1, decay_all=False, **form):
     optimiser = AdamW(dict(net.named_parameters()), device=CPU, weight_decay=weight_decay, decay_all=decay_all, **form)
-    optimiser.set_rate(rate)
+    optimiser.set_learning_rate(rate)
     return optimiser
 
 
@@ -79,7 +79,7 @@ def same(ours, theirs):
 def small_shards(monkeypatch, request):
     monkeypatch.setattr(shards, "SHARD_ELEMENTS", 1000)
     if request.param == "large ones alone":
-        monkeypatch.setattr(shards, "_ALONE_FROM_ELEMENTS", 200)
+        monkeypatch.setattr(shards, "_OWN_SHARD_ELEMENTS", 200)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -95,7 +95,7 @@ def test_it_is_torchs_adamw(dtype, rtol, decay_all, offload):
     their_optimiser = torch.optim.AdamW([group for group in groups if group["params"]])
     for seed in range(50):
         rate = LearningRateSchedule(10, 2).rate(seed, 1e-2)
-        our_optimiser.set_rate(rate)
+        our_optimiser.set_learning_rate(rate)
         for group in their_optimiser.param_groups:
             group["lr"] = rate
         for net in (ours, theirs):
@@ -129,31 +129,31 @@ def test_parameters_start_at_whole_blocks_in_shards_of_a_limited_size(monkeypatc
         weight_decay=0.0,
         decay_all=True,
     )
-    names = [[place.name for place in shard.places] for shard in optimiser.shards]
+    names = [[place.name for place in shard.slices] for shard in optimiser.shards]
     assert names == [["a", "b"], ["c"], ["large"], ["d"], ["e"]]
-    assert all(place.start % 256 == 0 for shard in optimiser.shards for place in shard.places)
-    assert all((values == sizes[name]).all() for name, values in optimiser.masters().items())
+    assert all(place.start % 256 == 0 for shard in optimiser.shards for place in shard.slices)
+    assert all((values == sizes[name]).all() for name, values in optimiser.master_weights().items())
 
 
 def test_a_large_parameter_has_a_shard_alone_and_its_gradient_is_taken_as_it_lies(monkeypatch):
-    monkeypatch.setattr(shards, "_ALONE_FROM_ELEMENTS", 512)
+    monkeypatch.setattr(shards, "_OWN_SHARD_ELEMENTS", 512)
     parameters = {
         "a": nn.Parameter(torch.zeros(3)),
         "b": nn.Parameter(torch.zeros(2, 256)),
         "c": nn.Parameter(torch.zeros(2)),
     }
     optimiser = AdamW(parameters, device=CPU, weight_decay=0.0, decay_all=True)
-    assert [[place.name for place in shard.places] for shard in optimiser.shards] == [["b"], ["a", "c"]]
+    assert [[place.name for place in shard.slices] for shard in optimiser.shards] == [["b"], ["a", "c"]]
     alone, together = optimiser.shards
     values = torch.arange(512.0).view(2, 256)
     parameters["b"].grad = gradient = values.clone()
-    assert flat_gradient(alone).data_ptr() == gradient.data_ptr()
+    assert take_flat_gradient(alone).data_ptr() == gradient.data_ptr()
     assert parameters["b"].grad is None
     parameters["b"].grad = values.t().contiguous().t()  # lies otherwise than the parameter
-    assert torch.equal(flat_gradient(alone), values)
-    assert torch.equal(flat_gradient(alone), torch.zeros(2, 256))  # there is none
+    assert torch.equal(take_flat_gradient(alone), values)
+    assert torch.equal(take_flat_gradient(alone), torch.zeros(2, 256))  # there is none
     parameters["c"].grad = torch.ones(2)
-    assert flat_gradient(together).view(-1)[[0, 255, 256, 257, 258]].tolist() == [0, 0, 1, 1, 0]
+    assert take_flat_gradient(together).view(-1)[[0, 255, 256, 257, 258]].tolist() == [0, 0, 1, 1, 0]
 
 
 def test_biases_and_norms_are_decayed_or_not():
@@ -172,10 +172,10 @@ def test_what_is_frozen_has_no_optimiser_and_what_is_half_frozen_has_one_of_the_
     settings = {"weight_decay": 0.0, "decay_all": True}
     assert make_optimiser(net.named_parameters(), **settings) is None
     step_optimiser(None, YES, slides=1, clip_norm=0.0)
-    set_rate(None, 1.0)
+    set_learning_rate(None, 1.0)
     net[3].requires_grad_(True)
     optimiser = make_optimiser(net.named_parameters(), **settings)
-    assert list(optimiser.masters()) == ["3.weight", "3.bias"]
+    assert list(optimiser.master_weights()) == ["3.weight", "3.bias"]
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -185,12 +185,12 @@ def test_lowered_parameters_are_the_rounded_masters(moments, offload):
     net = small_net()
     values = copied(net.state_dict())
     optimiser = optimise(net, rate=1e-5, compute_dtype=torch.bfloat16, moments=moments, offload=offload)
-    assert same(optimiser.masters(), {name: values[name] for name in optimiser.masters()})
+    assert same(optimiser.master_weights(), {name: values[name] for name in optimiser.master_weights()})
     for seed in range(30):
         add_gradients(net, seed)
         assert all(parameter.grad.dtype == torch.bfloat16 for parameter in net.parameters())
         optimiser.step()
-    masters = optimiser.masters()
+    masters = optimiser.master_weights()
     for name, parameter in net.named_parameters():
         assert parameter.dtype == torch.bfloat16
         assert masters[name].dtype == torch.float32
@@ -203,11 +203,11 @@ def test_parameters_that_came_in_low_precision_have_float32_masters_and_mix_with
     net = small_net()
     net[3].to(torch.bfloat16)
     optimiser = optimise(net, decay_all=True)
-    assert {value.dtype for value in optimiser.masters().values()} == {torch.float32}
+    assert {value.dtype for value in optimiser.master_weights().values()} == {torch.float32}
     assert [layer.weight.dtype for layer in (net[0], net[3], net[5])] == [torch.float32, torch.bfloat16, torch.float32]
     add_gradients(net, 0)
     optimiser.step()
-    assert torch.equal(net[3].weight, optimiser.masters()["3.weight"].to(torch.bfloat16))
+    assert torch.equal(net[3].weight, optimiser.master_weights()["3.weight"].to(torch.bfloat16))
 
 
 def test_gradients_may_be_wider_than_parameters():
@@ -221,7 +221,7 @@ def test_gradients_may_be_wider_than_parameters():
         assert {(p.dtype, p.grad.dtype) for p in nets[1].parameters()} == {(torch.bfloat16, torch.float32)}
         narrow.step()
         wide.step()
-    assert same(narrow.masters(), wide.masters())
+    assert same(narrow.master_weights(), wide.master_weights())
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -233,18 +233,18 @@ def test_a_restored_optimiser_goes_on_bit_by_bit(moments, compute_dtype, offload
     for seed in range(3):
         add_gradients(nets[0], seed)
         saved.step()
-    values, state = copied(saved.masters()), copied(saved.state())
-    fresh.load_masters(values)
+    values, state = copied(saved.master_weights()), copied(saved.state())
+    fresh.load_master_weights(values)
     fresh.restore(state)
     assert same(nets[0].state_dict(), nets[1].state_dict())
     for seed in range(3, 6):
         for net, optimiser in zip(nets, (saved, fresh), strict=True):
             add_gradients(net, seed)
             optimiser.step()
-        assert same(saved.masters(), fresh.masters())
+        assert same(saved.master_weights(), fresh.master_weights())
         assert same(saved.state(), fresh.state())
         assert same(nets[0].state_dict(), nets[1].state_dict())
-    assert not same(saved.masters(), values)
+    assert not same(saved.master_weights(), values)
     assert state["step"].item() == 3
 
 
@@ -272,7 +272,7 @@ def test_pieces_of_a_shard_give_what_the_whole_gives(moments, monkeypatch):
         for seed in range(3):
             add_gradients(net, seed)
             optimiser.step()
-        learned.append(optimiser.masters() | optimiser.state())
+        learned.append(optimiser.master_weights() | optimiser.state())
     assert same(*learned)
 
 
@@ -282,17 +282,17 @@ def test_where_the_gradient_is_not_finite_nothing_changes(moments, compute_dtype
     net = small_net()
     optimiser = optimise(net, moments=moments, compute_dtype=compute_dtype, offload=offload)
     for warm_up in range(3):
-        before = copied(optimiser.masters()), copied(optimiser.state()), copied(net.state_dict())
+        before = copied(optimiser.master_weights()), copied(optimiser.state()), copied(net.state_dict())
         add_gradients(net, 7)
         net[0].weight.grad[1, 1] = torch.nan
         net[3].weight.grad[:] = torch.inf
         step_optimiser(optimiser, torch.tensor(False), slides=2, clip_norm=1.0, loss_scale=torch.tensor(8.0))
-        after = optimiser.masters(), optimiser.state(), net.state_dict()
+        after = optimiser.master_weights(), optimiser.state(), net.state_dict()
         assert all(same(a, b) for a, b in zip(after, before, strict=True))
         assert all(parameter.grad is None for parameter in net.parameters())
         add_gradients(net, warm_up)
         optimiser.step()
-        assert not same(optimiser.masters(), before[0])
+        assert not same(optimiser.master_weights(), before[0])
         assert optimiser.state()["step"].item() == warm_up + 1
 
 
@@ -306,7 +306,7 @@ def test_gradients_are_averaged_unscaled_clipped_and_forgotten():
                 nn.utils.clip_grad_norm_(net.parameters(), clip)
             step_optimiser(optimiser, **{"finite": YES, "slides": 1, "clip_norm": 0.0} | arguments)
             assert all(parameter.grad is None for parameter in net.parameters())
-        return optimiser.masters()
+        return optimiser.master_weights()
 
     def close(ours, theirs):
         return all(torch.allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-6) for name in theirs)
@@ -326,7 +326,7 @@ def test_gradients_are_averaged_unscaled_clipped_and_forgotten():
 def test_the_first_step_follows_the_factor_where_epsilon_matters():
     parameter = nn.Parameter(torch.zeros(2))
     optimiser = AdamW({"x": parameter}, device=CPU, weight_decay=0.0, decay_all=True)
-    optimiser.set_rate(1.0)
+    optimiser.set_learning_rate(1.0)
     parameter.grad = torch.tensor([4e-8, 0.0])
     optimiser.step(factor=0.25)
     torch.testing.assert_close(parameter.detach(), torch.tensor([-0.5, 0.0]))
@@ -379,7 +379,7 @@ def test_moments_of_other_parameters_are_refused_and_nothing_is_changed():
 
 def test_moments_that_lie_otherwise_are_refused_and_it_says_who_may_have_laid_them(monkeypatch):
     before = optimise(small_net()).state()
-    monkeypatch.setattr(shards, "_ALONE_FROM_ELEMENTS", 200)
+    monkeypatch.setattr(shards, "_OWN_SHARD_ELEMENTS", 200)
     with pytest.raises(CheckpointError, match="or lie otherwise") as error:
         optimise(small_net()).restore(before)
     assert "another version of tapfm: begin anew" in error.value.hint
@@ -387,13 +387,13 @@ def test_moments_that_lie_otherwise_are_refused_and_it_says_who_may_have_laid_th
 
 def test_masters_that_do_not_fit_are_refused():
     optimiser = optimise(small_net())
-    values = copied(optimiser.masters())
+    values = copied(optimiser.master_weights())
     for wrong in ({"0.weight": torch.zeros(1, 3)}, {"3.bias": torch.zeros(())}):
         with pytest.raises(CheckpointError, match=rf"{next(iter(wrong))} has another shape, or is missing"):
-            optimiser.load_masters(values | wrong)
+            optimiser.load_master_weights(values | wrong)
     del values["5.bias"]
     with pytest.raises(CheckpointError, match=r"5\.bias has another shape, or is missing"):
-        optimiser.load_masters(values)
+        optimiser.load_master_weights(values)
 
 
 @pytest.mark.parametrize("offload", [True, False])
@@ -401,10 +401,10 @@ def test_loaded_masters_are_computed_with(offload):
     net = small_net()
     optimiser = optimise(net, compute_dtype=torch.bfloat16, offload=offload)
     values = {name: value.double() for name, value in small_net(seed=5).state_dict().items()}
-    optimiser.load_masters(values)
+    optimiser.load_master_weights(values)
     for name, parameter in net.named_parameters():
         assert torch.equal(parameter, values[name].to(torch.bfloat16))
-        assert torch.equal(optimiser.masters()[name], values[name].float())
+        assert torch.equal(optimiser.master_weights()[name], values[name].float())
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -413,10 +413,10 @@ def test_loaded_masters_are_computed_with(offload):
 def test_the_bytes_of_a_parameter_are_what_is_said(moments, compute_dtype):
     net = nn.Linear(1024, 8, bias=False)
     optimiser = optimise(net, moments=moments, compute_dtype=compute_dtype)
-    said = bytes_by_part(lowered=compute_dtype is not None, moments=moments, offload=False)
+    said = bytes_per_parameter(low_precision=compute_dtype is not None, moments=moments, offload=False)
     found = {
         "weights": sum(shard.working.nbytes for shard in optimiser.shards),
-        "masters": sum(shard.master.nbytes for shard in optimiser.shards if shard.master is not None),
+        "master weights": sum(shard.master.nbytes for shard in optimiser.shards if shard.master is not None),
         "moments": sum(tensor.nbytes for shard in optimiser.shards for tensor in shard.moments.values()),
     }
     assert found == {name: size * net.weight.numel() for name, size in said.items()}
@@ -424,8 +424,8 @@ def test_the_bytes_of_a_parameter_are_what_is_said(moments, compute_dtype):
 
 @pytest.mark.parametrize("moments", FORMS)
 def test_offloaded_there_is_only_what_is_computed_with(moments):
-    for lowered, size in ((True, 2), (False, 4)):
-        assert sum(bytes_by_part(lowered=lowered, moments=moments, offload=True).values()) == size
+    for low_precision, size in ((True, 2), (False, 4)):
+        assert sum(bytes_per_parameter(low_precision=low_precision, moments=moments, offload=True).values()) == size
 
 
 @pytest.mark.filterwarnings("default")  # the compiler has warnings of its own
@@ -447,7 +447,7 @@ def test_one_graph_serves_every_shard_rate_and_step(moments, monkeypatch):
     assert len({shard.working.shape for shard in compiled.shards}) > 2
     for seed in range(4):
         for net, optimiser in zip(nets, (compiled, plain), strict=True):
-            optimiser.set_rate(1e-3 * seed)
+            optimiser.set_learning_rate(1e-3 * seed)
             add_gradients(net, seed)
             step_optimiser(optimiser, torch.tensor(seed != 2), slides=seed + 1, clip_norm=1.0)
     assert len(graphs) == 1

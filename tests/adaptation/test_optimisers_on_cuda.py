@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tapfm.adaptation.optimisers import AdamW, bytes_by_part, step_optimiser
+from tapfm.adaptation.optimisers import AdamW, bytes_per_parameter, step_optimiser
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -34,7 +34,7 @@ def matrices(count=6, side=256, device="cpu"):
 
 def optimise(parameters, device=GPU, **form):
     optimiser = AdamW(parameters, device=device, weight_decay=0.1, decay_all=False, **form)
-    optimiser.set_rate(1e-2)
+    optimiser.set_learning_rate(1e-2)
     return optimiser
 
 
@@ -82,14 +82,16 @@ def test_the_gpu_learns_what_the_cpu_does(moments, compute_dtype, offload, compi
     ours, parameters = learned(offload=offload, compiled=compiled, **form)
     assert {parameter.device.type for parameter in parameters.values()} == {"cuda"}
     if moments == "float32":
-        assert_close(on_cpu(ours.masters()), on_cpu(theirs.masters()), rtol=1e-4, atol=1e-5)
+        assert_close(on_cpu(ours.master_weights()), on_cpu(theirs.master_weights()), rtol=1e-4, atol=1e-5)
     else:  # a few moments lie on an edge, and are rounded to the other neighbour
-        apart = torch.cat([(ours.masters()[name].cpu() - theirs.masters()[name]).abs().view(-1) for name in parameters])
+        apart = torch.cat(
+            [(ours.master_weights()[name].cpu() - theirs.master_weights()[name]).abs().view(-1) for name in parameters]
+        )
         assert (apart > 2e-5).double().mean() < 1e-3
         assert apart.max() < 2e-2
     assert ours.state()["step"].item() == 4
     for name, parameter in parameters.items():
-        assert torch.equal(parameter.detach().cpu(), ours.masters()[name].cpu().to(parameter.dtype))
+        assert torch.equal(parameter.detach().cpu(), ours.master_weights()[name].cpu().to(parameter.dtype))
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -99,16 +101,16 @@ def test_offloaded_it_learns_the_same_bit_by_bit_and_goes_on_elsewhere(moments, 
     stays, _ = learned(**form)
     goes, parameters = learned(offload=True, **form)
     assert all(tensor.is_pinned() for shard in goes.shards for tensor in shard.moments.values())
-    for ours, theirs in ((goes.masters(), stays.masters()), (goes.state(), stays.state())):
+    for ours, theirs in ((goes.master_weights(), stays.master_weights()), (goes.state(), stays.state())):
         assert_close(on_cpu(ours), on_cpu(theirs), rtol=0, atol=0)
     others = matrices()
     fresh = optimise(others, **form)
-    fresh.load_masters(on_cpu(goes.masters()))
+    fresh.load_master_weights(on_cpu(goes.master_weights()))
     fresh.restore(on_cpu(goes.state()))
     for optimiser, of in ((goes, parameters), (fresh, others)):
         add_gradients(of, 9)
         optimiser.step()
-    assert_close(on_cpu(fresh.masters()), on_cpu(goes.masters()), rtol=0, atol=0)
+    assert_close(on_cpu(fresh.master_weights()), on_cpu(goes.master_weights()), rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -124,7 +126,7 @@ def test_a_step_never_waits_for_the_gpu(moments, offload, compiled, waiting_is_a
     for mode in ("default", "error"):  # the first step compiles
         add_gradients(parameters, 0)
         waiting_is_an_error(mode)
-        optimiser.set_rate(1e-3)
+        optimiser.set_learning_rate(1e-3)
         step_optimiser(optimiser, finite, slides=3, clip_norm=1.0, loss_scale=loss_scale)
     waiting_is_an_error("default")
     assert optimiser.state()["step"].item() == 2
@@ -132,17 +134,19 @@ def test_a_step_never_waits_for_the_gpu(moments, offload, compiled, waiting_is_a
 
 @pytest.mark.parametrize("moments", FORMS)
 @pytest.mark.parametrize("offload", [True, False])
-@pytest.mark.parametrize("lowered", [True, False])
-def test_the_memory_of_a_parameter_is_what_is_said(moments, offload, lowered):
+@pytest.mark.parametrize("low_precision", [True, False])
+def test_the_memory_of_a_parameter_is_what_is_said(moments, offload, low_precision):
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     parameters = {str(n): nn.Parameter(torch.zeros(1024, 1024)) for n in range(24)}
-    dtype = torch.bfloat16 if lowered else None
+    dtype = torch.bfloat16 if low_precision else None
     optimiser = optimise(parameters, compute_dtype=dtype, moments=moments, offload=offload)
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
     taken = torch.cuda.memory_allocated() - before
-    said = sum(bytes_by_part(lowered=lowered, moments=moments, offload=offload).values()) + (2 if lowered else 4)
+    said = sum(bytes_per_parameter(low_precision=low_precision, moments=moments, offload=offload).values()) + (
+        2 if low_precision else 4
+    )
     assert taken / (24 * 2**20) == pytest.approx(said, rel=0.02)
     del optimiser
 

@@ -18,8 +18,16 @@ from tapfm.adaptation.plan_text import describe_plan
 from tapfm.adaptation.planner import _evaluate as evaluate
 from tapfm.adaptation.planner import _usable_bytes as usable_bytes
 from tapfm.adaptation.planner import plan_step, predict_step
-from tapfm.adaptation.step_costs import GIB, LEVELS, PLAIN, OptimiserFormat, PlannerInput, chunk_cost, graph_of
-from tapfm.adaptation.two_graph import Adaptation, two_graph_step
+from tapfm.adaptation.step_costs import (
+    EAGER,
+    GIB,
+    RECOMPUTE_LEVELS,
+    OptimiserStorage,
+    PlannerInput,
+    compute_chunk_cost,
+    compute_graph_cost,
+)
+from tapfm.adaptation.two_graph import AdaptationSettings, two_graph_step
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.build import build_vit
@@ -31,7 +39,7 @@ from tapfm.errors import SettingError
 SMALL = {"embed_dim": 128, "depth": 4, "num_heads": 2, "img_size": 112}
 ENCODERS = {"uni": SMALL, "h-optimus-0": SMALL, "virchow2": SMALL | {"mlp_ratio": 5.5}}
 
-WITHOUT_UPDATE = dataclasses.replace(PLAIN, update=0, overhead_bytes=0)
+WITHOUT_UPDATE = dataclasses.replace(EAGER, update=0, overhead_bytes=0)
 
 
 class LiveBytes(TorchDispatchMode):
@@ -78,7 +86,7 @@ def tiles_for(encoder, count):
 
 
 def question_of(encoder, tiles, precision="float32", **changes):
-    question = PlannerInput(EncoderShape.of(encoder), tiles, precision, 1, None, PLAIN)
+    question = PlannerInput(EncoderShape.of(encoder), tiles, precision, 1, None, EAGER)
     return dataclasses.replace(question, **changes)
 
 
@@ -119,9 +127,9 @@ def test_the_shape_is_counted_without_allocating_anything(giant):
 
 def test_a_scope_leaves_less_that_learns(giant):
     last, lora = shape_of("h-optimus-0", "last:4"), shape_of("h-optimus-0", "lora:16")
-    assert (last.learning_blocks, last.embedding_learns) == (4, False)
+    assert (last.trainable_blocks, last.trainable_embedding) == (4, False)
     assert last.trainable == 4 * last.block_trainable + 2 * last.width
-    assert (lora.learning_blocks, lora.has_adapters, lora.scale_learns) == (40, True, False)
+    assert (lora.trainable_blocks, lora.has_adapters, lora.trainable_layer_scale) == (40, True, False)
     assert lora.parameters == giant.parameters + lora.trainable
     assert last.backward_passes == pytest.approx(0.2)  # 4 of 40 blocks, gradients of inner values and of weights
     assert lora.backward_passes == pytest.approx(1, abs=0.02)
@@ -131,20 +139,20 @@ def test_a_scope_leaves_less_that_learns(giant):
 # What is predicted, against what tensors take
 
 
-@pytest.mark.parametrize("recompute", LEVELS)
+@pytest.mark.parametrize("recompute", RECOMPUTE_LEVELS)
 @pytest.mark.parametrize("scope", ["full", "last:2", "lora:4"])
 @pytest.mark.parametrize("key", ENCODERS)
 def test_a_graph_keeps_what_is_predicted(key, scope, recompute):
     encoder = small_encoder(key, scope, recompute)
     tiles = tiles_for(encoder, 3)
-    graph = graph_of(question_of(encoder, 3), encoder.recompute)
+    graph = compute_graph_cost(question_of(encoder, 3), encoder.recompute)
     with LiveBytes(tiles, *encoder.parameters(), *encoder.buffers()) as live:
         encoded = encoder(tiles)
     assert encoded.z_KD.requires_grad
     assert live.now == pytest.approx(3 * graph.tile_bytes, rel=0.04)
 
 
-@pytest.mark.parametrize("recompute", [*LEVELS, ("block", "mlp", "pointwise", "nothing")])
+@pytest.mark.parametrize("recompute", [*RECOMPUTE_LEVELS, ("block", "mlp", "pointwise", "nothing")])
 @pytest.mark.parametrize(("key", "dtype"), [("uni", torch.float32), ("h-optimus-0", torch.bfloat16)])
 def test_going_back_takes_what_is_predicted(key, dtype, recompute):
     encoder = small_encoder(key, recompute=recompute, dtype=dtype)
@@ -153,7 +161,7 @@ def test_going_back_takes_what_is_predicted(key, dtype, recompute):
     with LiveBytes(tiles, *encoder.parameters(), *encoder.buffers()) as live:
         encoded = encoder(tiles)
         torch.autograd.backward(encoded.z_KD.sum() + encoded.r_K.sum())
-    predicted = chunk_cost(question, graph_of(question, encoder.recompute), 6).graph_bytes(kept=1)
+    predicted = compute_chunk_cost(question, compute_graph_cost(question, encoder.recompute), 6).graph_bytes(kept=1)
     assert live.peak == pytest.approx(predicted, rel=0.1)
 
 
@@ -165,9 +173,9 @@ def test_a_whole_step_takes_what_is_predicted(chunk, kept, backward_tiles, recom
     encoder = small_encoder("h-optimus-0", recompute=recompute)
     aggregator, tiles = ClsAttention(encoder.feature_size), tiles_for(encoder, 12)
     question = question_of(encoder, 12, backward_tiles=backward_tiles, coefficients=WITHOUT_UPDATE)
-    graph = graph_of(question, encoder.recompute)
-    plan = evaluate(question, OptimiserFormat(), chunk_cost(question, graph, chunk), kept)
-    adaptation = Adaptation(chunking=Chunking(chunk, keep=kept), backward_tiles=backward_tiles)
+    graph = compute_graph_cost(question, encoder.recompute)
+    plan = evaluate(question, OptimiserStorage(), compute_chunk_cost(question, graph, chunk), kept)
+    adaptation = AdaptationSettings(chunking=Chunking(chunk, keep_graphs=kept), backward_tiles=backward_tiles)
     with LiveBytes(tiles, *encoder.parameters(), *encoder.buffers(), *aggregator.parameters()) as live:
         two_graph_step(encoder, aggregator, TASK, tiles, POSITIVE, adaptation=adaptation)
     in_the_step = plan.peak_bytes - plan.parts["weights"] - plan.parts["moments"]
@@ -178,21 +186,23 @@ def test_the_parts_are_those_of_the_optimiser(giant):
     count = giant.trainable
     in_chunks = planned(giant, 80, tiles=4096)
     assert in_chunks.parts["weights"] == 2 * count
-    assert in_chunks.parts["masters"] == in_chunks.parts["gradients"] == 4 * count  # summed over chunks in float32
+    assert (
+        in_chunks.parts["master weights"] == in_chunks.parts["gradients"] == 4 * count
+    )  # summed over chunks in float32
     assert in_chunks.parts["moments"] == 8 * count
-    assert in_chunks.wide_gradients
+    assert in_chunks.float32_gradients
     single = planned(giant, 200, precision="float32")
     assert single.parts["weights"] == 4 * count
-    assert "masters" not in single.parts
+    assert "master weights" not in single.parts
     offloaded = planned(giant, 24, tiles=4096, offload=True)
-    assert not {"masters", "moments"} & set(offloaded.parts)
+    assert not {"master weights", "moments"} & set(offloaded.parts)
     assert planned(giant, 80, moments="int8").parts["moments"] == pytest.approx(2.03 * count, rel=0.01)
 
 
 @pytest.mark.parametrize(("precision", "tiles"), [("float32", 300), ("bfloat16", 20), ("bfloat16", 300)])
 def test_gradients_are_wide_where_several_are_summed_up(uni, precision, tiles):
     plan = planned(uni, 30, tiles=tiles, chunk=20, precision=precision)
-    assert plan.wide_gradients == (precision == "bfloat16" and tiles > 20)
+    assert plan.float32_gradients == (precision == "bfloat16" and tiles > 20)
 
 
 # What benchmarks/gpu.py saw in tensors on an H200 (torch 2.11) under caps of 12 to 80 GiB; none is in planning.FIT.
@@ -238,15 +248,15 @@ def test_frozen_parameters_have_weights_and_nothing_else():
 def test_everything_at_once_where_it_fits(giant, uni):
     for shape, tiles in ((giant, 75), (uni, 300)):
         plan = planned(shape, 130, tiles=tiles)
-        assert (plan.way, plan.chunk, plan.kept, plan.passes) == ("one-pass", tiles, 1, 3)
+        assert (plan.strategy, plan.chunk, plan.graphs_kept, plan.passes) == ("one-pass", tiles, 1, 3)
         assert set(plan.recompute) <= {"nothing", "pointwise"}, "as fast as each other where blocks are compiled"
-        assert (plan.moments, plan.offload, plan.wide_gradients) == ("float32", False, False)
+        assert (plan.moments, plan.offload, plan.float32_gradients) == ("float32", False, False)
 
 
 def test_with_less_memory_the_first_blocks_compute_more_again(giant):
     plan = planned(giant, 40)
-    assert plan.way == "one-pass"
-    levels = [LEVELS.index(level) for level in plan.recompute]
+    assert plan.strategy == "one-pass"
+    levels = [RECOMPUTE_LEVELS.index(level) for level in plan.recompute]
     assert levels == sorted(levels, reverse=True)
     assert set(levels) == {levels[-1], levels[-1] + 1}
     assert 3 < plan.passes < 3.5
@@ -254,7 +264,7 @@ def test_with_less_memory_the_first_blocks_compute_more_again(giant):
 
 def test_a_large_bag_goes_through_in_chunks_of_nearly_equal_size(giant):
     plan = planned(giant, 24, tiles=4096)
-    assert plan.way == "chunked"
+    assert plan.strategy == "chunked"
     assert plan.passes >= 4 - plan.chunk / 4096
     assert plan.chunk == math.ceil(4096 / plan.chunks)
     assert planned(giant, 24, tiles=20_000).peak_bytes <= 24 * GIB
@@ -262,10 +272,10 @@ def test_a_large_bag_goes_through_in_chunks_of_nearly_equal_size(giant):
 
 def test_graphs_are_kept_while_they_fit(uni):
     kept = [planned(uni, gib, tiles=600, recompute="nothing", chunk=100) for gib in (30, 50, 70, 140)]
-    assert [plan.kept for plan in kept] == sorted({plan.kept for plan in kept})
-    assert kept[-1].kept == kept[-1].chunks == 6
+    assert [plan.graphs_kept for plan in kept] == sorted({plan.graphs_kept for plan in kept})
+    assert kept[-1].graphs_kept == kept[-1].chunks == 6
     assert kept[-1].passes == 3
-    assert kept[1].way == "hybrid"
+    assert kept[1].strategy == "hybrid"
 
 
 def test_moments_are_rounded_only_where_exact_ones_do_not_fit(giant):
@@ -291,13 +301,13 @@ def test_what_is_given_is_kept_to(giant):
     assert (plan.chunk, plan.chunks) == (25, 4)  # as many as of 30, of nearly equal size
     assert plan.recompute == ("mlp",) * 40
     assert (plan.moments, plan.offload) == ("int8", False)
-    assert planned(giant, 80, tiles=100, chunk="all").way == "one-pass"
+    assert planned(giant, 80, tiles=100, chunk="all").strategy == "one-pass"
     assert planned(giant, 80, offload=True, moments="bfloat16").offload
 
 
 def test_gradients_of_several_slides_are_summed_in_float32(giant):
-    assert not planned(giant, 80).wide_gradients
-    assert planned(giant, 80, slides_per_step=2).wide_gradients
+    assert not planned(giant, 80).float32_gradients
+    assert planned(giant, 80, slides_per_step=2).float32_gradients
 
 
 def test_adapters_never_keep_their_products():
@@ -316,7 +326,7 @@ def test_frozen_blocks_recompute_nothing():
 def test_going_back_through_a_subset_takes_a_part_of_the_work(giant):
     plan = planned(giant, 80, tiles=1000, backward_tiles=100)
     assert plan.passes == pytest.approx(1 + 3 * 0.1, abs=0.05)
-    assert plan.kept == 0
+    assert plan.graphs_kept == 0
     assert plan.chunk <= 100
     assert planned(giant, 80, backward_tiles=100) == planned(giant, 80)  # more than there are
 
@@ -343,10 +353,10 @@ def test_where_nothing_fits_it_says_what_is_needed_and_what_to_change(giant):
 def test_whatever_is_planned_fits_and_more_memory_is_never_slower(tiles, gib, precision):
     shape = shape_of_uni()
     plan = planned(shape, gib, tiles=tiles, precision=precision, moments="float32", offload="auto")
-    assert plan.peak_bytes <= usable_bytes(int(gib * GIB), PLAIN)
+    assert plan.peak_bytes <= usable_bytes(int(gib * GIB), EAGER)
     assert plan.peak_bytes == sum(plan.parts.values())
     assert 1 <= plan.chunk <= tiles
-    assert 1 <= plan.kept <= plan.chunks
+    assert 1 <= plan.graphs_kept <= plan.chunks
     assert len(plan.recompute) == shape.depth
     more = planned(shape, 2 * gib, tiles=tiles, precision=precision, moments="float32", offload=plan.offload)
     assert more.cost <= plan.cost

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tapfm.adaptation.subset import chances_of, draw_subset, systematic
+from tapfm.adaptation.subset import inclusion_probabilities, sample_subset, systematic_sample
 from tapfm.contracts import EncodedTiles
 from tapfm.errors import SettingError
 
@@ -39,7 +39,7 @@ def mean_weights(chances, order):
     cuts = np.unique(np.concatenate([[0.0, 1.0], ends % 1.0]))
     expected = np.zeros(len(chances))
     for low, high in itertools.pairwise(cuts):
-        rows = systematic(chances, order, (low + high) / 2)
+        rows = systematic_sample(chances, order, (low + high) / 2)
         expected[rows] += (high - low) / chances[rows]
     return expected
 
@@ -47,7 +47,7 @@ def mean_weights(chances, order):
 @pytest.mark.parametrize("count", [1, 5, 20, 39])
 @pytest.mark.parametrize("seed", range(5))
 def test_every_tile_is_taken_with_exactly_its_chance(count, seed):
-    chances = chances_of(skewed(40, seed), count)
+    chances = inclusion_probabilities(skewed(40, seed), count)
     order = np.random.default_rng(seed).permutation(40)
     np.testing.assert_allclose(mean_weights(chances, order), 1, atol=1e-9)
 
@@ -55,7 +55,7 @@ def test_every_tile_is_taken_with_exactly_its_chance(count, seed):
 @pytest.mark.parametrize("count", [1, 7, 30, 59])
 def test_chances_are_proportional_capped_and_add_up(count):
     sizes = skewed(60)
-    chances = chances_of(sizes, count)
+    chances = inclusion_probabilities(sizes, count)
     assert chances.sum() == pytest.approx(count, rel=1e-12)
     assert (chances > 0).all()
     assert (chances <= 1).all()
@@ -72,7 +72,7 @@ def test_tiles_are_drawn_as_often_as_their_chance_says():
     generator = torch.Generator().manual_seed(0)
     draws, seen, weight = 4000, np.zeros(30), np.zeros(30)
     for _ in range(draws):
-        subset = draw_subset(*bag, 1.0, 8, generator)
+        subset = sample_subset(*bag, 1.0, 8, generator)
         assert len(subset.rows) == len(subset.weights) == 8
         assert subset.rows.tolist() == sorted(set(subset.rows.tolist()))
         seen[subset.rows] += 1
@@ -89,7 +89,7 @@ def test_the_mean_over_draws_is_the_whole_sum_and_varies_less_than_with_even_cha
     whole, generator, draws = terms.sum(0), torch.Generator().manual_seed(1), 2000
 
     def estimates(g_z, g_r):
-        drawn = (draw_subset(encoded, g_z, g_r, 1.0, 20, generator) for _ in range(draws))
+        drawn = (sample_subset(encoded, g_z, g_r, 1.0, 20, generator) for _ in range(draws))
         return torch.stack([subset.weights @ terms[subset.rows] for subset in drawn])
 
     by_size, evenly = estimates(g_z, g_r), estimates(torch.zeros_like(g_z), torch.zeros_like(g_r))
@@ -101,7 +101,7 @@ def test_the_mean_over_draws_is_the_whole_sum_and_varies_less_than_with_even_cha
 
 @pytest.mark.parametrize("tiles", [1, 4, 5])
 def test_a_bag_that_is_not_larger_is_taken_whole(tiles):
-    subset = draw_subset(*gradients(tiles), 1.0, 5)
+    subset = sample_subset(*gradients(tiles), 1.0, 5)
     assert subset.rows.tolist() == list(range(tiles))
     assert subset.weights.tolist() == [1.0] * tiles
 
@@ -112,10 +112,12 @@ def test_a_tile_with_any_gradient_has_a_chance(alike):
     if alike:  # tiles that do not differ at all
         encoded = EncodedTiles(torch.ones(50, 3), torch.ones(50))
     g_z[7], g_r[20] = 1e-30, -1e3  # the square of the one is 0 in float32
-    subset = draw_subset(encoded, g_z, g_r, 1.0, 2)
+    subset = sample_subset(encoded, g_z, g_r, 1.0, 2)
     assert subset.rows.tolist() == [7, 20]
     assert subset.weights.tolist() == [1.0, 1.0]
-    assert draw_subset(encoded, g_z, g_r, 0.0, 2).rows.tolist() == [7], "no attention loss: its gradient does not count"
+    assert sample_subset(encoded, g_z, g_r, 0.0, 2).rows.tolist() == [7], (
+        "no attention loss: its gradient does not count"
+    )
 
 
 def test_the_attention_counts_by_its_loss_and_by_how_much_it_varies():
@@ -125,7 +127,7 @@ def test_the_attention_counts_by_its_loss_and_by_how_much_it_varies():
 
     def rarest(lambda_, times=1.0):
         generator = torch.Generator().manual_seed(0)
-        drawn = draw_subset(EncodedTiles(encoded.z_KD, times * encoded.r_K), g_z, g_r, lambda_, 10, generator)
+        drawn = sample_subset(EncodedTiles(encoded.z_KD, times * encoded.r_K), g_z, g_r, lambda_, 10, generator)
         return float(drawn.weights.max())
 
     # the other half, of size 1 each, has 100 / (100 + 50 lambda) of the even chance
@@ -134,14 +136,14 @@ def test_the_attention_counts_by_its_loss_and_by_how_much_it_varies():
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_gradients_that_say_nothing_give_even_chances(value):
-    subset = draw_subset(spread_of_one(40), torch.full((40, 3), value), torch.full((40,), value), 1.0, 10)
+    subset = sample_subset(spread_of_one(40), torch.full((40, 3), value), torch.full((40,), value), 1.0, 10)
     assert len(subset.rows) == 10
     assert subset.weights.tolist() == [4.0] * 10
 
 
 def test_large_bags_and_small_gradients_are_no_trouble_in_float32():
     encoded, g_z, g_r = gradients(20_000, width=8)
-    subset = draw_subset(encoded, 1e-15 * g_z, 1e-15 * g_r, 1.0, 2048)
+    subset = sample_subset(encoded, 1e-15 * g_z, 1e-15 * g_r, 1.0, 2048)
     assert len(subset.rows) == 2048
     assert subset.weights.isfinite().all()
     assert subset.weights.min() >= 1
@@ -153,24 +155,24 @@ def test_large_bags_and_small_gradients_are_no_trouble_in_float32():
 def test_the_generator_decides():
     bag = gradients(100)
     first, again, other = (
-        draw_subset(*bag, 1.0, 10, torch.Generator().manual_seed(seed)).rows.tolist() for seed in (3, 3, 4)
+        sample_subset(*bag, 1.0, 10, torch.Generator().manual_seed(seed)).rows.tolist() for seed in (3, 3, 4)
     )
     assert first == again != other
     torch.manual_seed(3)
-    assert draw_subset(*bag, 1.0, 10).rows.tolist() == first, "None: torch's own"
+    assert sample_subset(*bag, 1.0, 10).rows.tolist() == first, "None: torch's own"
 
 
 def test_no_tiles_are_no_subset():
     with pytest.raises(SettingError, match="at least 1 tile"):
-        draw_subset(*gradients(5), 1.0, 0)
+        sample_subset(*gradients(5), 1.0, 0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_gpu_draws_the_same_tiles():
     encoded, g_z, g_r = gradients(1000)
-    here = draw_subset(encoded, g_z, g_r, 1.0, 100, torch.Generator().manual_seed(0))
+    here = sample_subset(encoded, g_z, g_r, 1.0, 100, torch.Generator().manual_seed(0))
     on_gpu = EncodedTiles(*(values.cuda() for values in encoded))
-    there = draw_subset(on_gpu, g_z.cuda(), g_r.cuda(), 1.0, 100, torch.Generator().manual_seed(0))
+    there = sample_subset(on_gpu, g_z.cuda(), g_r.cuda(), 1.0, 100, torch.Generator().manual_seed(0))
     assert there.weights.device.type == "cuda"
     assert there.rows.device.type == "cpu"
     assert len(np.intersect1d(here.rows, there.rows)) >= 98  # a rounding may move a tile across an edge

@@ -12,8 +12,8 @@ from training_slides import NO_AUGMENTATION, TIMED, Memory, labelled, make_bags,
 
 from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.optimisers import LearningRateSchedule
-from tapfm.adaptation.trainer import TrainingPlan, fit
-from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.trainer import TrainingSettings, fit
+from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.aggregators.abmil import Abmil
 from tapfm.encoders.features import FeatureSet, write_features
 from tapfm.encoders.inference import InferenceEncoder
@@ -141,7 +141,7 @@ def test_a_run_stopped_at_any_step_goes_on_as_if_it_had_not(slides, together):
         for _ in range(3):
             signals = [15] + [None] * chance.randrange(6)
             with pytest.raises(Interrupted) as stopped:
-                run(learner, slides, memory=memory, progress=progress, asked_to_stop=signals.pop, **arguments)
+                run(learner, slides, memory=memory, progress=progress, stop_signal=signals.pop, **arguments)
             assert stopped.value.signal_number == 15
             learner = make_learner(seed=9, slides_per_step=together)  # whatever it starts from is replaced
             learner.restore(memory.last[0])
@@ -161,7 +161,7 @@ def test_a_run_that_draws_tiles_to_go_back_through_draws_the_same_after_a_stop(s
     whole, memory, signals = make(), Memory(), [15, None, None]
     run(whole, slides, **arguments)
     with pytest.raises(Interrupted):
-        run(make(), slides, memory=memory, asked_to_stop=signals.pop, **arguments)
+        run(make(), slides, memory=memory, stop_signal=signals.pop, **arguments)
     torch.manual_seed(99)
     again = make(seed=9)
     again.restore(memory.last[0])
@@ -171,7 +171,7 @@ def test_a_run_that_draws_tiles_to_go_back_through_draws_the_same_after_a_stop(s
 
 def test_checkpoints_are_saved_each_epoch_and_every_so_often(slides):
     memory = Memory()
-    run(make_learner(), slides, training=labelled(slides), memory=memory, save_every_s=0.0)
+    run(make_learner(), slides, training=labelled(slides), memory=memory, checkpoint_every_s=0.0)
     assert memory.saves == 2 * (len(slides) + 1)
     memory = Memory()
     run(make_learner(), slides, training=labelled(slides), memory=memory)
@@ -180,13 +180,13 @@ def test_checkpoints_are_saved_each_epoch_and_every_so_often(slides):
 
 def test_training_tiles_are_augmented_by_their_address_and_validation_tiles_are_not(slides, monkeypatch):
     learner, (train, validation) = make_learner(), parts(slides, 2, 1)
-    seen, encoded, learn = {}, [], learner.learn
+    seen, encoded, learn = {}, [], learner.train_step
 
-    def notes(bag, targets, *, now, slide_id):
+    def notes(bag, targets, *, update, slide_id):
         seen[slide_id] = bag.content[:].clone()
-        return learn(bag, targets, now=now, slide_id=slide_id)
+        return learn(bag, targets, update=update, slide_id=slide_id)
 
-    learner.learn = notes
+    learner.train_step = notes
     encode = InferenceEncoder.encode
     monkeypatch.setattr(
         InferenceEncoder,
@@ -218,11 +218,13 @@ def test_accumulated_slides_are_one_update_with_their_mean_gradient(slides):
     bags = make_bags(slides)
     visits = [BagRequest("train", name, None, ()) for name in train]
     bags.start(iter(visits))
-    by_hand.begin_epoch(0)
+    by_hand.start_epoch(0)
     for visit, slide in zip(visits, labelled(train), strict=True):
-        by_hand.learn(bags.read(visit), encode_labels(list(slide.labels.values())), now=False, slide_id=visit.slide_id)
-    assert len(by_hand._lessons) == 2
-    by_hand.flush()
+        by_hand.train_step(
+            bags.read(visit), encode_labels(list(slide.labels.values())), update=False, slide_id=visit.slide_id
+        )
+    assert len(by_hand._pending) == 2
+    by_hand.apply_pending()
     for name, weight in by_hand.weights().items():
         torch.testing.assert_close(weight, batch.weights()[name], rtol=0, atol=1e-5)
 
@@ -324,7 +326,7 @@ def test_a_failed_slide_leaves_the_others_gradients_to_be_applied(tmp_path):
     before = {name: weight.clone() for name, weight in learner.weights().items()}
     run(learner, slides, training=labelled(slides), allow_failures=2, epochs=1)
     assert not same(before, learner.weights())
-    assert len(learner._lessons) == 0
+    assert len(learner._pending) == 0
 
 
 def test_tiles_that_cannot_be_decoded_are_skipped_counted_and_above_5_percent_fail_the_slide(tmp_path):
@@ -366,8 +368,8 @@ def test_a_slide_that_comes_back_is_learnt_from_again(tmp_path):
     away = (tmp_path / "s02.svs").rename(tmp_path / "away.svs")
 
     class Returns(Memory):
-        def finished_epoch(self, row, *, best):
-            super().finished_epoch(row, best=best)
+        def on_epoch_end(self, row, *, best):
+            super().on_epoch_end(row, best=best)
             if row["epoch"] == 1:
                 away.rename(tmp_path / "s02.svs")
 
@@ -393,7 +395,7 @@ def test_what_failed_before_a_stop_is_still_failed_after_it(tmp_path):
     for stop_after in range(3):
         memory, signals = Memory(), [15] + [None] * stop_after
         with pytest.raises(Interrupted):
-            run(make_learner(), slides, memory=memory, asked_to_stop=signals.pop, **arguments)
+            run(make_learner(), slides, memory=memory, stop_signal=signals.pop, **arguments)
         learner = make_learner(seed=4)
         learner.restore(memory.last[0])
         again = run(learner, slides, progress=RunProgress.from_json(memory.last[1]), **arguments)
@@ -409,7 +411,7 @@ def test_a_look_that_was_stopped_is_not_counted_twice(tmp_path):
     whole = run(make_learner(), slides, **arguments)
     memory, signals = Memory(), [15, None, None]  # two steps, and one look
     with pytest.raises(Interrupted):
-        run(make_learner(), slides, memory=memory, asked_to_stop=signals.pop, **arguments)
+        run(make_learner(), slides, memory=memory, stop_signal=signals.pop, **arguments)
     assert memory.last[1]["position"] == 2
     learner = make_learner(seed=4)
     learner.restore(memory.last[0])
@@ -423,8 +425,8 @@ def test_epochs_are_compared_by_one_measure(tmp_path):
     train, validation = parts(slides, 2, 2)
 
     class Loses(Memory):
-        def finished_epoch(self, row, *, best):
-            super().finished_epoch(row, best=best)
+        def on_epoch_end(self, row, *, best):
+            super().on_epoch_end(row, best=best)
             (tmp_path / "s03.svs").unlink(missing_ok=True)  # the positive one
 
     progress = run(
@@ -446,16 +448,16 @@ def test_epochs_are_compared_by_one_measure(tmp_path):
 @pytest.mark.parametrize("together", [1, 2])
 def test_a_step_that_is_not_finite_is_named_though_it_is_read_after_the_next_one(slides, together):
     memory, learner = Memory(), make_learner(slides_per_step=together)
-    taken, learn = [], learner.learn
+    taken, learn = [], learner.train_step
 
-    def breaks_at_the_third(bag, targets, *, now, slide_id):
+    def breaks_at_the_third(bag, targets, *, update, slide_id):
         taken.append(slide_id)
-        report = learn(bag, targets, now=now, slide_id=slide_id)
+        report = learn(bag, targets, update=update, slide_id=slide_id)
         finite = report.checks.finite.clone()
         finite[0] = len(taken) != 3
         return report._replace(checks=report.checks._replace(finite=finite))
 
-    learner.learn = breaks_at_the_third
+    learner.train_step = breaks_at_the_third
     with pytest.raises(NonFiniteError, match="step 2: the aggregator loss is not finite") as stopped:
         run(learner, slides, training=labelled(slides), memory=memory)
     assert len(taken) == 4, "the host is one step ahead"
@@ -464,7 +466,7 @@ def test_a_step_that_is_not_finite_is_named_though_it_is_read_after_the_next_one
 
     taken.clear()
     with pytest.raises(NonFiniteError, match="step 2"):
-        run(learner, slides, training=labelled(slides), memory=memory, save_every_s=0.0)
+        run(learner, slides, training=labelled(slides), memory=memory, checkpoint_every_s=0.0)
     assert memory.last[1]["position"] == 2, "what is saved has been read"
     assert memory.last[1]["sums"]["slides"] == 2
 
@@ -488,11 +490,13 @@ def test_stored_features_train_an_aggregator_alone(tmp_path, slides):
         write_features(files[name], FeatureSet(name, features), slide.tiles, about={})
     torch.manual_seed(0)
     model = SlideModel(None, Abmil(6, hidden=8, attention=4), BinaryTask.from_training_labels("target", [0, 1]))
-    learner = Learner(model, Adaptation(), OptimiserSettings(aggregator_lr=1e-2))
-    bags = FeatureBags(files, device=torch.device("cpu"), ahead_bytes=2**30)
+    learner = Learner(model, AdaptationSettings(), OptimiserSettings(aggregator_lr=1e-2))
+    bags = FeatureBags(files, device=torch.device("cpu"), prefetch_bytes=2**30)
     memory = Memory()
     train, validation = parts(slides, 4, 2)
-    progress = fit(learner, bags, labelled(train), labelled(validation, "val"), TrainingPlan(epochs=15), memory, memory)
+    progress = fit(
+        learner, bags, labelled(train), labelled(validation, "val"), TrainingSettings(epochs=15), memory, memory
+    )
     assert progress.history[-1]["loss_agg"] < 0.7 * progress.history[0]["loss_agg"]
     assert progress.history[-1]["val_macro_auc"] == 1.0
     assert progress.history[0]["encoder_lr"] == 0.0

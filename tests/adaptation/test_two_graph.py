@@ -7,7 +7,7 @@ import torch
 from support import POSITIVE, TASK, cls_attention, small_encoder, some_tiles, take_step
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.contracts import BagOutput
 from tapfm.errors import LabelError, NonFiniteError, SettingError, TileError, UnknownNameError
 from tapfm.tasks.cross_entropy import encode_labels
@@ -32,7 +32,7 @@ def test_a_non_finite_loss_stops_before_any_update():
     assert updates == []
 
 
-@pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep=0)], ids=["one pass", "chunked"])
+@pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep_graphs=0)], ids=["one pass", "chunked"])
 def test_a_non_finite_encoder_gradient_stops_before_its_update_and_is_named(chunking):
     encoder = small_encoder()
     aggregator = cls_attention(encoder)
@@ -43,7 +43,7 @@ def test_a_non_finite_encoder_gradient_stops_before_its_update_and_is_named(chun
             encoder,
             aggregator,
             some_tiles(encoder),
-            adaptation=Adaptation(chunking=chunking),
+            adaptation=AdaptationSettings(chunking=chunking),
             update_encoder=lambda: updates.append("encoder"),
             slide="case-17",
             step=3,
@@ -66,7 +66,10 @@ def test_float16_without_a_loss_scale_is_refused():
     encoder = small_encoder(dtype=torch.float32)
     with pytest.raises(SettingError, match="loss_scale"):
         take_step(
-            encoder, cls_attention(encoder), some_tiles(encoder), adaptation=Adaptation(compute_dtype=torch.float16)
+            encoder,
+            cls_attention(encoder),
+            some_tiles(encoder),
+            adaptation=AdaptationSettings(compute_dtype=torch.float16),
         )
 
 
@@ -89,7 +92,7 @@ def test_a_slide_without_tiles_is_refused(chunking):
     encoder = small_encoder()
     none = some_tiles(encoder)[:0]
     with pytest.raises(TileError, match="no tiles"):
-        take_step(encoder, cls_attention(encoder), none, adaptation=Adaptation(chunking=chunking))
+        take_step(encoder, cls_attention(encoder), none, adaptation=AdaptationSettings(chunking=chunking))
 
 
 class Additive(torch.nn.Module):
@@ -141,7 +144,7 @@ def test_an_update_that_breaks_the_aggregator_is_noticed_when_gradients_are_take
             encoder,
             aggregator,
             some_tiles(encoder),
-            adaptation=Adaptation(bag_gradient="after"),
+            adaptation=AdaptationSettings(bag_gradient="after"),
             update_aggregator=break_it,
         )
 
@@ -154,7 +157,11 @@ def test_the_loss_reported_is_that_before_the_update(bag_gradient):
         expected = TASK.loss(aggregator(*encoder(tiles)).logits_C, POSITIVE)
     optimizer = torch.optim.SGD(aggregator.parameters(), lr=0.5)
     report = take_step(
-        encoder, aggregator, tiles, adaptation=Adaptation(bag_gradient=bag_gradient), update_aggregator=optimizer.step
+        encoder,
+        aggregator,
+        tiles,
+        adaptation=AdaptationSettings(bag_gradient=bag_gradient),
+        update_aggregator=optimizer.step,
     )
     torch.testing.assert_close(report.loss_agg, expected)
 
@@ -162,7 +169,7 @@ def test_the_loss_reported_is_that_before_the_update(bag_gradient):
 def test_errors_travel_between_processes():
     for error in (
         NonFiniteError("what", hint="do"),
-        UnknownNameError.of("encoder", "un1", ["uni"], see="tapfm encoders"),
+        UnknownNameError.with_suggestions("encoder", "un1", ["uni"], see="tapfm encoders"),
     ):
         copy = pickle.loads(pickle.dumps(error))
         assert (type(copy), str(copy)) == (type(error), str(error))
@@ -176,7 +183,7 @@ def test_one_tile_is_enough():
     assert report.norm_encoder > 0
 
 
-@pytest.mark.parametrize("chunking", [Chunking(), Chunking(3, keep=1)], ids=["one pass", "chunked"])
+@pytest.mark.parametrize("chunking", [Chunking(), Chunking(3, keep_graphs=1)], ids=["one pass", "chunked"])
 def test_a_short_run_learns_and_is_the_same_in_one_pass_and_in_pieces(chunking):
     """Ten steps of AdamW on two slides; the curve is pinned, so that a change of the maths shows."""
     encoder = small_encoder()
@@ -194,7 +201,7 @@ def test_a_short_run_learns_and_is_the_same_in_one_pass_and_in_pieces(chunking):
             aggregator,
             tiles,
             targets=targets,
-            adaptation=Adaptation(chunking=chunking),
+            adaptation=AdaptationSettings(chunking=chunking),
             update_aggregator=aggregator_optimizer.step,
             update_encoder=encoder_optimizer.step,
         )

@@ -50,16 +50,16 @@ def test_options_are_completed_with_defaults():
 
 
 def test_an_unknown_aggregator_is_refused_with_the_nearest():
-    with pytest.raises(UnknownNameError, match="no aggregator called 'ABMILL'") as refusal:
+    with pytest.raises(UnknownNameError, match="no aggregator named 'ABMILL'") as refusal:
         aggregator_card("ABMILL")
-    assert "Nearest: abmil" in refusal.value.hint
+    assert "Did you mean: abmil" in refusal.value.hint
     assert "cls-attention" in refusal.value.hint
 
 
 def test_an_unknown_option_is_refused_with_those_there_are():
-    with pytest.raises(UnknownNameError, match="no option of the aggregator abmil called 'hiden'") as refusal:
+    with pytest.raises(UnknownNameError, match="no option of the aggregator abmil named 'hiden'") as refusal:
         build_aggregator("abmil", 8, 1, options={"hiden": 4})
-    assert "Nearest: hidden" in refusal.value.hint
+    assert "Did you mean: hidden" in refusal.value.hint
     assert "hidden, attention, gated, dropout" in refusal.value.hint
     with pytest.raises(UnknownNameError) as refusal:
         build_aggregator("mean", 8, 1, options={"hidden": 4})

@@ -18,9 +18,9 @@ def test_they_sum_to_the_logit_less_its_constant(kind, targets, layer_norm):
     z_KD, r_K = bag()
     output = aggregator(z_KD, r_K)
     given = output.contributions()
-    assert given.of_tiles_CK.shape == (targets, len(z_KD))
-    torch.testing.assert_close(given.constant_C + given.of_tiles_CK.sum(1), output.logits_C, rtol=0, atol=1e-12)
-    assert given.of_tiles_CK.std(1).min() > 1e-6  # tiles differ
+    assert given.per_tile_CK.shape == (targets, len(z_KD))
+    torch.testing.assert_close(given.constant_C + given.per_tile_CK.sum(1), output.logits_C, rtol=0, atol=1e-12)
+    assert given.per_tile_CK.std(1).min() > 1e-6  # tiles differ
 
 
 @pytest.mark.parametrize("kind", sorted(WITHOUT))
@@ -34,7 +34,7 @@ def test_without_a_norm_a_tile_gives_its_weight_times_its_own_logit():
     output = aggregator(z_KD, r_K)
     given = output.contributions()
     for i, (weight, z_D) in enumerate(zip(output.tile_weights, z_KD, strict=True)):
-        torch.testing.assert_close(given.of_tiles_CK[:, i], weight * (aggregator.classifier.weight @ z_D))
+        torch.testing.assert_close(given.per_tile_CK[:, i], weight * (aggregator.classifier.weight @ z_D))
     torch.testing.assert_close(given.constant_C, aggregator.classifier.bias)
 
 
@@ -50,7 +50,7 @@ def test_with_a_layer_norm_a_tile_gives_what_the_formula_says():
     sigma = (sum((each - mean) ** 2 for each in Z) / 5 + aggregator.norm.eps) ** 0.5
     of_tiles = [a[i] * sum(W[d] * gamma[d] * (z[i][d] - sum(z[i]) / 5) for d in range(5)) / sigma for i in range(4)]
     given = output.contributions()
-    assert given.of_tiles_CK[0].tolist() == pytest.approx(of_tiles, abs=1e-13)
+    assert given.per_tile_CK[0].tolist() == pytest.approx(of_tiles, abs=1e-13)
     constant = aggregator.classifier.bias.item() + sum(W[d] * beta[d] for d in range(5))
     assert given.constant_C.item() == pytest.approx(constant, abs=1e-13)
 
@@ -63,7 +63,7 @@ def test_features_in_float32_and_many_tiles_lose_nothing_that_shows(layer_norm):
     with torch.no_grad():
         output = aggregator(z_KD, r_K)
         given = output.contributions()
-    sums = given.constant_C + given.of_tiles_CK.sum(1)
+    sums = given.constant_C + given.per_tile_CK.sum(1)
     torch.testing.assert_close(sums, output.logits_C.double(), rtol=0, atol=1e-5)
 
 
@@ -75,4 +75,4 @@ def test_a_tile_that_is_left_out_takes_just_its_part_away():
     without = weights.clone()
     without[2] = 0
     difference = classifier(weights @ values) - classifier(without @ values)
-    torch.testing.assert_close(difference, given.of_tiles_CK[:, 2])
+    torch.testing.assert_close(difference, given.per_tile_CK[:, 2])

@@ -15,7 +15,7 @@ from support import (
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, OptimiserSettings
-from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.aggregators.catalog import AGGREGATORS, build_aggregator
 from tapfm.contracts import EncodedTiles, Targets
 from tapfm.inference.bags import Bag
@@ -37,8 +37,8 @@ def test_there_is_a_logit_for_each_target_and_a_score_for_each_tile(kind, target
     output = built(kind, targets=targets, layer_norm=layer_norm)(*bag(tiles))
     assert output.logits_C.shape == (targets,)
     assert output.logits_C.isfinite().all()
-    assert output.heat.shape in {(tiles,), (targets, tiles)}
-    assert output.heat.isfinite().all()
+    assert output.heatmap_scores.shape in {(tiles,), (targets, tiles)}
+    assert output.heatmap_scores.isfinite().all()
     if output.tile_weights is not None:
         torch.testing.assert_close(output.tile_weights.sum(-1), torch.ones_like(output.tile_weights[..., 0]))
 
@@ -50,7 +50,7 @@ def test_the_order_of_the_tiles_does_not_matter(kind):
     output, shuffled = aggregator(z_KD, r_K), aggregator(z_KD[order], r_K[order])
     exact = {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(shuffled.logits_C, output.logits_C, **exact)
-    torch.testing.assert_close(shuffled.heat, output.heat[..., order], **exact)
+    torch.testing.assert_close(shuffled.heatmap_scores, output.heatmap_scores[..., order], **exact)
     losses = (whole_loss(each, THREE_TARGETS, LABELS) for each in (shuffled, output))
     torch.testing.assert_close(*losses, **exact)
 
@@ -86,7 +86,7 @@ def test_the_raw_attention_matters_to_those_that_use_it_and_to_no_other(kind):
 
 
 @every_aggregator
-@pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep=0)], ids=["one pass", "chunked"])
+@pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep_graphs=0)], ids=["one pass", "chunked"])
 def test_the_encoders_gradient_is_that_of_end_to_end_backpropagation(kind, chunking):
     encoder = small_encoder()
     aggregator, tiles = built(kind, encoder.feature_size), some_tiles(encoder)
@@ -142,11 +142,12 @@ def test_both_regimes_learn_a_slide(kind, regime):
     aggregator = built(kind, encoder.feature_size)
     model = SlideModel(None if regime == "fixed" else encoder, aggregator, THREE_TARGETS)
     optimisation = OptimiserSettings(encoder_lr=1e-4, aggregator_lr=1e-3)
-    learner = Learner(model, Adaptation(lambda_=0.0, chunking=Chunking(2, keep=0)), optimisation)
-    learner.begin_epoch(0)
+    learner = Learner(model, AdaptationSettings(lambda_=0.0, chunking=Chunking(2, keep_graphs=0)), optimisation)
+    learner.start_epoch(0)
     content = EncodedTiles(*(each.detach() for each in encoder(tiles))) if regime == "fixed" else tiles
     losses = [
-        learner.learn(Bag(content, torch.arange(5).numpy()), LABELS, now=True, slide_id="s").loss_agg for _ in range(8)
+        learner.train_step(Bag(content, torch.arange(5).numpy()), LABELS, update=True, slide_id="s").loss_agg
+        for _ in range(8)
     ]
     assert losses[-1] < losses[0]
 

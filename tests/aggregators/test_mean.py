@@ -32,7 +32,7 @@ def test_a_tile_is_shown_by_the_logits_of_a_slide_of_it_alone():
     for aggregator in (MeanPool(8, 3), MaxPool(8, 3), MeanPool(8, 3, layer_norm=True), MaxPool(8, 3, layer_norm=True)):
         randomise(aggregator)
         alone = [aggregator(z_KD[i : i + 1], r_K[i : i + 1]).logits_C for i in range(6)]
-        torch.testing.assert_close(aggregator(z_KD, r_K).heat, torch.stack(alone, 1))
+        torch.testing.assert_close(aggregator(z_KD, r_K).heatmap_scores, torch.stack(alone, 1))
 
 
 def test_the_maximum_is_that_of_each_target_and_equal_tiles_share_its_gradient():

@@ -26,7 +26,7 @@ def compare(aggregator, task, targets, z_KD, r_K, places=None):
         loss = whole_loss(output, task, labels)
         loss.backward()
         outputs.append(
-            (output.logits_C.detach().cpu(), output.heat.detach().cpu(), loss.detach().cpu(), leaf.grad.cpu())
+            (output.logits_C.detach().cpu(), output.heatmap_scores.detach().cpu(), loss.detach().cpu(), leaf.grad.cpu())
         )
     for ours, theirs in zip(*outputs, strict=True):
         torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-4)

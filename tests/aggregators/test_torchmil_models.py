@@ -11,7 +11,7 @@ from support import POSITIVE, TASK, relative_difference, small_encoder, some_til
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, OptimiserSettings
-from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.aggregators.catalog import aggregator_card, build_aggregator
 from tapfm.aggregators.torchmil_catalog import TORCHMIL_MODELS
 from tapfm.errors import InputError, SettingError, UnknownNameError
@@ -82,8 +82,8 @@ def test_there_is_a_logit_a_map_and_finite_gradients(model, tiles):
     with torch.no_grad():
         output = ask(aggregator, z_KD, r_K, places)
     assert output.logits_C.shape == (1,)
-    assert output.heat.shape == (tiles,)
-    assert output.heat.isfinite().all()
+    assert output.heatmap_scores.shape == (tiles,)
+    assert output.heatmap_scores.isfinite().all()
     assert torch.equal(ask(aggregator, z_KD, r_K, places).logits_C, output.logits_C), "the same each time"
 
 
@@ -92,7 +92,7 @@ def test_its_logit_and_the_terms_of_its_loss_are_torchmils(model):
     """But for the slide's own term, which is the task's; and the instance loss of CLAM, which is mended."""
     aggregator, (z_KD, r_K, places) = built(model).eval(), bag(12)
     output = ask(aggregator, z_KD, r_K, places)
-    graph = {"adj": neighbours(places)[None]} if aggregator.uses_places else {}
+    graph = {"adj": neighbours(places)[None]} if aggregator.uses_positions else {}
     if model == "DTFDMIL":
         graph = {"mask": torch.ones(1, 12)}
         np.random.seed(0)  # how it deals tiles out
@@ -112,7 +112,7 @@ def test_the_map_of_transmil_is_its_attention_without_the_whole_matrix():
     for tiles in (1, 3, 12, 30):
         z_KD, r_K, _ = bag(tiles)
         _, attention = aggregator.model(z_KD[None], return_att=True)
-        torch.testing.assert_close(aggregator(z_KD, r_K).heat, attention[0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(aggregator(z_KD, r_K).heatmap_scores, attention[0], rtol=1e-4, atol=1e-6)
 
 
 def test_tiles_that_touch_are_neighbours():
@@ -143,19 +143,21 @@ def test_without_places_a_graph_is_refused():
 @every_model
 def test_it_learns_with_the_encoder_in_chunks_as_in_one_pass(model):
     gradients = []
-    for chunking in (Chunking(), Chunking(2, keep=0)):
+    for chunking in (Chunking(), Chunking(2, keep_graphs=0)):
         encoder = small_encoder(dtype=torch.float32)
         slide = SlideModel(encoder, built(model, encoder.feature_size), TASK)
-        learner = Learner(slide, Adaptation(lambda_=0.0, chunking=chunking), OptimiserSettings(aggregator_lr=1e-3))
-        learner.begin_epoch(0)
+        learner = Learner(
+            slide, AdaptationSettings(lambda_=0.0, chunking=chunking), OptimiserSettings(aggregator_lr=1e-3)
+        )
+        learner.start_epoch(0)
         tiles = some_tiles(encoder)
         bag_of_tiles = Bag(tiles, np.arange(5), coordinates=bag(5)[2])
         torch.manual_seed(1)
-        learner.learn(bag_of_tiles, POSITIVE, now=False, slide_id="s")
+        learner.train_step(bag_of_tiles, POSITIVE, update=False, slide_id="s")
         gradients.append(torch.cat([each.grad.flatten() for each in encoder.parameters() if each.grad is not None]))
     assert gradients[0].norm() > 0
     assert relative_difference(*gradients) < 1e-3  # float32
-    losses = [learner.learn(bag_of_tiles, POSITIVE, now=True, slide_id="s").loss_agg for _ in range(6)]
+    losses = [learner.train_step(bag_of_tiles, POSITIVE, update=True, slide_id="s").loss_agg for _ in range(6)]
     assert losses[-1] < losses[0]
 
 
@@ -172,9 +174,9 @@ def test_dealing_tiles_out_follows_torchs_generator_and_leaves_numpys_alone():
 
 
 def test_an_unknown_model_is_refused_with_those_there_are():
-    with pytest.raises(UnknownNameError, match="no model of torchmil called 'TransMill'") as refusal:
+    with pytest.raises(UnknownNameError, match="no model of torchmil named 'TransMill'") as refusal:
         aggregator_card("torchmil:TransMill")
-    assert "Nearest: TransMIL" in refusal.value.hint
+    assert "Did you mean: TransMIL" in refusal.value.hint
     assert "PatchGCN" in refusal.value.hint
 
 
@@ -194,15 +196,15 @@ def test_options_are_those_of_the_constructor():
     aggregator = build_aggregator("torchmil:ABMIL", 8, 1, options={"gated": True, "att_dim": 4, "att_act": "relu"})
     assert aggregator.model.pool.gated
     assert aggregator.model.pool.fc1.module.weight.shape == (4, 8)
-    with pytest.raises(UnknownNameError, match="no option of the aggregator torchmil:ABMIL called 'gatted'") as refusal:
+    with pytest.raises(UnknownNameError, match="no option of the aggregator torchmil:ABMIL named 'gatted'") as refusal:
         build_aggregator("torchmil:ABMIL", 8, 1, options={"gatted": True})
-    assert refusal.value.hint.startswith("Nearest: gated")
-    assert refusal.value.hint.endswith("All of them: att_dim, att_act, gated")
+    assert refusal.value.hint.startswith("Did you mean: gated")
+    assert refusal.value.hint.endswith("Available: att_dim, att_act, gated")
     for options, valid in (
         ({"gated": 1}, "true or false"),
         ({"att_dim": 4.0}, "a whole number"),
         ({"att_act": 3}, "a text"),
-        ({"feat_ext": "x"}, "All of them"),
+        ({"feat_ext": "x"}, "Available"),
     ):
         with pytest.raises(InputError) as refusal:
             build_aggregator("torchmil:ABMIL", 8, 1, options=options)

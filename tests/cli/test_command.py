@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tapfm.cli.command import command
 from tapfm.cli.main import app
 from tapfm.errors import InputError, Interrupted
-from tapfm.runtime.options import Argument, Option, Verb, is_union, item_type, options
+from tapfm.runtime.options import Argument, CommandFunction, Option, is_union, item_type, options
 
 COMMANDS = {each.callback.__name__: each.callback for each in app.registered_commands}
 PARAMETERS = {name: each.params for name, each in typer.main.get_command(app).commands.items()}
@@ -65,8 +65,8 @@ def test_every_command_is_a_module_that_runs_a_workflow_with_the_same_options(na
     if name == "demo":  # a demo runs commands: only the command line can
         assert list(inspect.signature(workflow.demo).parameters) == ["options", "console", "run_command"]
     else:
-        [function] = [each for each in vars(workflow).values() if isinstance(each, Verb)]
-        assert function.make is options_class(name)
+        [function] = [each for each in vars(workflow).values() if isinstance(each, CommandFunction)]
+        assert function.options_class is options_class(name)
 
 
 @options

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
+from tapfm.cohort.cohort_table import Cohort, SlideRow, read_cohort
 from tapfm.cohort.splits import (
     SPLITS,
     TEST,
@@ -16,15 +16,15 @@ from tapfm.cohort.splits import (
     Patient,
     assign_folds,
     assign_splits,
-    canonical_split,
-    patients_of,
-    split_of_rows,
+    group_patients,
+    parse_split,
+    read_splits,
 )
 from tapfm.cohort.splits import (
-    _check_splits as check_splits,
+    _check_patient_overlap as check_patient_overlap,
 )
 from tapfm.errors import CohortError, SettingError
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.seeding import make_rng
 
 PAPER = (0.8, 0.1, 0.1)
 
@@ -39,7 +39,7 @@ def cohort_of(*rows, source=None):
 
 def many_patients(count, prevalence, seed=0):
     """Draw patients with labels of these prevalences (one in ten unknown), scans and numbers of slides."""
-    rng = rng_for(seed, "patients")
+    rng = make_rng(seed, "patients")
     return [
         Patient(
             f"P{i}",
@@ -64,18 +64,18 @@ def members(patients, splits):
     ],
 )
 def test_usual_spellings_are_understood(text, name):
-    assert canonical_split(text) == name
+    assert parse_split(text) == name
 
 
 def test_splits_of_a_table_in_its_own_spelling():
     cohort = cohort_of(row("a", "P1", "Training"), row("b", "P2", "tune"), row("c", "P3"), row("d", "P4", "test"))
-    assert split_of_rows(cohort) == {"a": "train", "b": "val", "d": "test"}
+    assert read_splits(cohort) == {"a": "train", "b": "val", "d": "test"}
 
 
 def test_values_that_are_no_splits_are_told_all_at_once():
     cohort = cohort_of(row("a", "P1", "train"), row("b", "P2", "B"), row("c", "P3", "C"), row("d", "P4", "B"))
     with pytest.raises(CohortError) as error:
-        split_of_rows(cohort)
+        read_splits(cohort)
     assert "'B': b, d\n  'C': c" in error.value.message
     assert "val, valid, validation, tune, dev" in error.value.hint
 
@@ -85,16 +85,16 @@ def test_a_fold_is_read_from_its_column(tmp_path):
     table.write_text("case_id\tslide_id\tfold_0\tFold_1\nP1\ts1\ttrain\ttest\nP2\ts2\ttest\t\n")
     cohort = read_cohort(table, must_exist=False)
     assert cohort.label_names == ()
-    assert split_of_rows(cohort, 0) == {"s1": "train", "s2": "test"}
-    assert split_of_rows(cohort, 1) == {"s1": "test"}
+    assert read_splits(cohort, 0) == {"s1": "train", "s2": "test"}
+    assert read_splits(cohort, 1) == {"s1": "test"}
     with pytest.raises(CohortError, match="has no fold_2") as error:
-        split_of_rows(cohort, 2)
+        read_splits(cohort, 2)
     assert error.value.hint.startswith("Choose one of fold_0, fold_1")
 
 
 def test_a_cohort_without_splits_says_what_to_type():
     with pytest.raises(CohortError, match="has no split") as error:
-        split_of_rows(cohort_of(row("a", "P1"), source=Path("my data/cohort.csv")))
+        read_splits(cohort_of(row("a", "P1"), source=Path("my data/cohort.csv")))
     assert error.value.hint == "Type: tapfm split 'my data/cohort.csv' --out 'my data/cohort-split.csv'"
 
 
@@ -107,7 +107,7 @@ def test_a_patient_in_two_splits_is_named_with_slides_and_splits():
         row("e", "P3"),
     )
     with pytest.raises(CohortError) as error:
-        split_of_rows(cohort)
+        read_splits(cohort)
     assert "1 patient is in more than one split" in error.value.message
     assert "P1: train has b, d; test has a" in error.value.message
     assert "P2" not in error.value.message
@@ -115,28 +115,28 @@ def test_a_patient_in_two_splits_is_named_with_slides_and_splits():
 
 
 def test_spellings_of_one_split_are_no_leak():
-    assert len(split_of_rows(cohort_of(row("a", "P1", "val"), row("b", "P1", "Validation")))) == 2
+    assert len(read_splits(cohort_of(row("a", "P1", "val"), row("b", "P1", "Validation")))) == 2
 
 
 def test_of_many_leaking_patients_the_first_are_named_and_all_counted():
     torn = [(row(f"{patient}-{split}", f"P{patient}"), split) for patient in range(30) for split in (TRAIN, TEST)]
     with pytest.raises(CohortError) as error:
-        check_splits(torn)
+        check_patient_overlap(torn)
     assert "30 patients are in more than one split" in error.value.message
     assert "P19: train has 19-train; test has 19-test\n  ... and 10 more patients" in error.value.message
 
 
 def test_leaks_are_found_in_folds_too():
     cohort = cohort_of(row("a", "P1", fold_0="train", fold_1="train"), row("b", "P1", fold_0="train", fold_1="test"))
-    assert len(split_of_rows(cohort, 0)) == 2
+    assert len(read_splits(cohort, 0)) == 2
     with pytest.raises(CohortError, match="column fold_1"):
-        split_of_rows(cohort, 1)
+        read_splits(cohort, 1)
 
 
 def test_patients_have_the_strata_of_their_rows_where_these_are_known():
     cohort = cohort_of(row("a", "P1"), row("b", "P1"), row("c", "P2"), row("d", "P2"))
     strata = {"FGFR3": ("1", "1", "0", "0"), "KRAS": (None, None, "0", "0")}
-    assert patients_of(cohort, strata, {"a": "40x", "b": "20x", "c": "20x"}) == [
+    assert group_patients(cohort, strata, {"a": "40x", "b": "20x", "c": "20x"}) == [
         Patient("P1", 2, {"FGFR3": "1"}, ("20x", "40x")),
         Patient("P2", 2, {"FGFR3": "0", "KRAS": "0"}, ("20x",)),
     ]

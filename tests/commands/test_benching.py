@@ -233,7 +233,7 @@ def test_the_painted_slide_is_at_40x_and_its_tiles_lie_on_tissue(tmp_path):
     assert file.tiles.side_px0 in (448, 449, 450, 451, 452)
     assert len(file.tiles) > REQUEST // 2
     assert (
-        file.tiles.positions + file.tiles.side_px0 <= np.array([slide.facts.width_px0, slide.facts.height_px0])
+        file.tiles.positions + file.tiles.side_px0 <= np.array([slide.metadata.width_px0, slide.metadata.height_px0])
     ).all()
     tiles = [slide.read(x, y, file.tiles.side_px0, 32) for x, y in file.tiles.positions.tolist()]
     assert np.mean([tile.mean() for tile in tiles]) < 225  # glass is brighter

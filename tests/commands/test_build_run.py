@@ -36,11 +36,14 @@ def test_every_method_keeps_to_the_memory_it_may_use(monkeypatch, method):
 
 
 def test_a_cpu_computes_low_precision_under_autocast_and_keeps_its_weights():
-    assert build_run.dtypes_of(settings_for("tapfm-pocket", "float32"), torch.device("cpu")) == (None, None)
-    assert build_run.dtypes_of(settings_for("tapfm-pocket", "bfloat16"), torch.device("cpu")) == (None, torch.bfloat16)
+    assert build_run.select_dtypes(settings_for("tapfm-pocket", "float32"), torch.device("cpu")) == (None, None)
+    assert build_run.select_dtypes(settings_for("tapfm-pocket", "bfloat16"), torch.device("cpu")) == (
+        None,
+        torch.bfloat16,
+    )
 
 
 def test_a_gpu_keeps_weights_in_bfloat16_and_casts_them_for_float16(monkeypatch):
     for dtype, expected in ((torch.bfloat16, (torch.bfloat16, None)), (torch.float16, (None, torch.float16))):
         monkeypatch.setattr(build_run, "choose_precision", lambda *_, dtype=dtype: dtype)
-        assert build_run.dtypes_of(settings_for("tapfm-pocket", "auto"), torch.device("cuda")) == expected
+        assert build_run.select_dtypes(settings_for("tapfm-pocket", "auto"), torch.device("cuda")) == expected

@@ -140,8 +140,8 @@ def test_one_card_shows_everything():
 
 def test_an_unknown_encoder_gets_the_nearest_names():
     error = tapfm("encoders", "virchwo2").stderr
-    assert "There is no encoder called 'virchwo2'" in error
-    assert "Nearest: virchow2" in error
+    assert "There is no encoder named 'virchwo2'" in error
+    assert "Did you mean: virchow2" in error
 
 
 def test_check_loads_a_real_file_and_encodes_a_tile(tmp_path):
@@ -171,7 +171,7 @@ def test_weights_without_check_says_what_to_type():
 
 
 def test_markup_in_a_name_is_shown_as_it_is():
-    assert "There is no encoder called '[red]uni'" in tapfm("encoders", "[red]uni").stderr
+    assert "There is no encoder named '[red]uni'" in tapfm("encoders", "[red]uni").stderr
 
 
 def test_every_command_has_help_that_teaches():

@@ -47,7 +47,7 @@ def test_one_card_is_told_in_full(plan):
     assert "uni, 303,350,784 parameters, all of which learn (scope full); 300 tiles a step." in said
     assert "One pass: all 300 tiles at once, each encoded once." in said
     assert "of 24 GB about 23.5 GiB are there, of which CUDA takes 0.5" in said
-    for part in ("weights", "masters", "moments", "gradients", "graph", "working", "together", "left, for gaps"):
+    for part in ("weights", "master weights", "moments", "gradients", "graph", "working", "together", "left, for gaps"):
         assert part in said
     for other in ("adaptation.scope=full", "adaptation.scope=last:4", "adaptation.scope=lora:16"):
         assert other in said
@@ -55,9 +55,9 @@ def test_one_card_is_told_in_full(plan):
 
 def test_json_has_what_the_tables_have(plan):
     tables = of(plan("--gpu-memory", 24, "--json"))
-    (card,) = tables["cards"]
+    (card,) = tables["gpus"]
     chosen = card["plan"]
-    assert (tables["encoder"], tables["tiles"], chosen["way"]) == ("uni", 300, "one-pass")
+    assert (tables["encoder"], tables["tiles"], chosen["strategy"]) == ("uni", 300, "one-pass")
     assert sum(chosen["parts"].values()) == chosen["peak_bytes"] < card["free_bytes"] < 24 * GIB
     assert len(chosen["recompute"]) == 24
     assert {row["set"] for row in tables["alternatives"]} >= {
@@ -68,7 +68,7 @@ def test_json_has_what_the_tables_have(plan):
 
 def test_each_card_has_a_row(plan):
     tables = of(plan("--gpu-memory", 1, "--gpu-memory", 8, "--gpu-memory", 80, "--json"))
-    small, middle, large = (card["plan"] for card in tables["cards"])
+    small, middle, large = (card["plan"] for card in tables["gpus"])
     assert small is None
     assert middle["passes"] > large["passes"] == 3
     said = plan("--gpu-memory", 1, "--gpu-memory", 80).said
@@ -86,7 +86,7 @@ def test_without_a_gpu_the_usual_cards_are_shown(plan, monkeypatch):
 
 
 def test_the_number_of_tiles_can_be_given(plan):
-    assert of(plan("--gpu-memory", 24, "--tiles", 4096, "--json"))["cards"][0]["plan"]["way"] != "one-pass"
+    assert of(plan("--gpu-memory", 24, "--tiles", 4096, "--json"))["gpus"][0]["plan"]["strategy"] != "one-pass"
     refused = plan("--gpu-memory", 24, adaptation__tiles_per_slide="all")
     assert refused.returncode == 2
     assert "--tiles" in refused.said
@@ -100,14 +100,14 @@ def test_all_tiles_are_those_of_the_largest_slide(lab):
 
 def test_settings_are_kept_to(plan):
     tables = of(plan("--gpu-memory", 24, "--json", adaptation__chunk=50, adaptation__scope="last:2"))
-    chosen = tables["cards"][0]["plan"]
-    assert (chosen["chunk"], tables["shape"]["learning_blocks"]) == (50, 2)
+    chosen = tables["gpus"][0]["plan"]
+    assert (chosen["chunk"], tables["shape"]["trainable_blocks"]) == (50, 2)
     changes = {"adaptation__recompute": "block", "optimiser__moments": "int8", "machine__offload_optimiser": "true"}
-    chosen = of(plan("--gpu-memory", 24, "--json", adaptation__backward_tiles=30, **changes))["cards"][0]["plan"]
+    chosen = of(plan("--gpu-memory", 24, "--json", adaptation__backward_tiles=30, **changes))["gpus"][0]["plan"]
     assert (set(chosen["recompute"]), chosen["moments"], chosen["offload"]) == ({"block"}, "int8", True)
     assert (chosen["backward_tiles"], chosen["kept"]) == (30, 0)
     assert (
-        of(plan("--gpu-memory", 24, "--json", adaptation__precision="float32"))["cards"][0]["plan"]["parts"]["weights"]
+        of(plan("--gpu-memory", 24, "--json", adaptation__precision="float32"))["gpus"][0]["plan"]["parts"]["weights"]
         == 4 * tables["shape"]["parameters"]
     )
 
@@ -138,7 +138,7 @@ def test_method_fixed_trains_no_encoder(plan):
     result = plan(adaptation__method="fixed", aggregator__name="abmil", adaptation__lambda=0)
     assert result.returncode == 0
     assert "trains no encoder" in result.said
-    assert of(plan("--json", adaptation__method="fixed", aggregator__name="abmil"))["cards"] == []
+    assert of(plan("--json", adaptation__method="fixed", aggregator__name="abmil"))["gpus"] == []
 
 
 @pytest.mark.parametrize("gb", [0, -3, 0.4])

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tapfm.baselines.colour_baseline import BaselineSlides, make_baseline
+from tapfm.baselines.colour_baseline import BaselineSlides, predict_baseline
 from tapfm.baselines.slide_colours import colours_key
-from tapfm.cohort.manifest import SlideRow
+from tapfm.cohort.cohort_table import SlideRow
 from tapfm.metrics.ranking import auc
 from tapfm.runs.data import RunSlide
 from tapfm.tasks.catalog import target_kinds
@@ -44,7 +44,7 @@ def auc_of(baseline):
 def test_a_stain_that_gives_the_label_away_shows(shift, low, high):
     training, asked = slides(60, "train"), slides(200, "test", first=60)
     made = BaselineSlides(training, (), asked)
-    found = auc_of(make_baseline(made, target_kinds(["FGFR3"]), colours(made.all, shift)))
+    found = auc_of(predict_baseline(made, target_kinds(["FGFR3"]), colours(made.all, shift)))
     assert low <= found <= high
 
 
@@ -53,7 +53,7 @@ def test_so_does_the_number_of_tiles():
         return 50 if number % 2 else 20
 
     made = BaselineSlides(slides(20, "train", tiles=size), (), slides(10, "test", first=20, tiles=size))
-    baseline = make_baseline(made, target_kinds(["FGFR3"]), None)
+    baseline = predict_baseline(made, target_kinds(["FGFR3"]), None)
     assert auc_of(baseline) == 1.0
     assert "the number of tiles alone" in baseline.note
 
@@ -62,8 +62,8 @@ def test_labels_of_what_is_evaluated_are_not_looked_at():
     training, asked = slides(30, "train"), slides(20, "test", first=30)
     known = colours(training + asked, 1.0)
     flipped = tuple(RunSlide(each.row, each.split, {"FGFR3": 1 - each.labels["FGFR3"]}, each.tiles) for each in asked)
-    first = make_baseline(BaselineSlides(training, (), asked), target_kinds(["FGFR3"]), known)
-    second = make_baseline(BaselineSlides(training, (), flipped), target_kinds(["FGFR3"]), known)
+    first = predict_baseline(BaselineSlides(training, (), asked), target_kinds(["FGFR3"]), known)
+    second = predict_baseline(BaselineSlides(training, (), flipped), target_kinds(["FGFR3"]), known)
     assert [each.logits for each in first.predictions] == [each.logits for each in second.predictions]
 
 
@@ -80,8 +80,8 @@ def test_another_cohort_may_have_the_slide_ids_of_the_training_slides():
         for place, each in enumerate(asked)
     )
     again = known | {colours_key(new): known[colours_key(old)] for new, old in zip(renamed, asked, strict=True)}
-    first = make_baseline(made, target_kinds(["FGFR3"]), known)
-    second = make_baseline(BaselineSlides(training, (), renamed), target_kinds(["FGFR3"]), again)
+    first = predict_baseline(made, target_kinds(["FGFR3"]), known)
+    second = predict_baseline(BaselineSlides(training, (), renamed), target_kinds(["FGFR3"]), again)
     assert [each.logits for each in first.predictions] == [each.logits for each in second.predictions]
 
 
@@ -89,7 +89,7 @@ def test_a_slide_whose_colours_could_not_be_read_is_left_out_and_told():
     training, asked = slides(10, "train"), slides(4, "test", first=10)
     known = colours(training + asked, 0.0)
     del known[colours_key(asked[2])]
-    baseline = make_baseline(BaselineSlides(training, (), asked), target_kinds(["FGFR3"]), known)
+    baseline = predict_baseline(BaselineSlides(training, (), asked), target_kinds(["FGFR3"]), known)
     assert [each.slide_id for each in baseline.predictions] == ["s10", "s11", "s13"]
     assert "1 slide could not be read for it" in baseline.note
 
@@ -97,7 +97,7 @@ def test_a_slide_whose_colours_could_not_be_read_is_left_out_and_told():
 def test_too_few_training_slides_make_none():
     training, asked = slides(10, "train"), slides(4, "test", first=10)
     known = colours((training[1], *asked), 0.0)
-    baseline = make_baseline(BaselineSlides(training, (), asked), target_kinds(["FGFR3"]), known)
+    baseline = predict_baseline(BaselineSlides(training, (), asked), target_kinds(["FGFR3"]), known)
     assert baseline.predictions == ()
     assert "too few training slides could be read for FGFR3" in baseline.note
 
@@ -105,6 +105,6 @@ def test_too_few_training_slides_make_none():
 def test_each_target_has_its_own():
     targets = ("FGFR3", "TP53")
     made = BaselineSlides(slides(40, "train", targets=targets), (), slides(8, "test", first=40, targets=targets))
-    baseline = make_baseline(made, target_kinds(targets), colours(made.all, 2.0))
+    baseline = predict_baseline(made, target_kinds(targets), colours(made.all, 2.0))
     assert [list(each.logits) for each in baseline.predictions] == [list(targets)] * 8
     assert auc_of(baseline) == 1.0

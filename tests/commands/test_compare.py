@@ -50,7 +50,7 @@ def test_the_folder_has_tables_and_a_picture(tables):
     result = compare(tables, tables / "good.csv", tables / "poor.csv")
     assert result.returncode == 0, result.said
     assert {path.name for path in (tables / "comparison").iterdir() if path.name[0] != "."} == {
-        *("comparison.json", "comparison.csv", "comparison.md", "differences.png", "left_out.csv"),
+        *("comparison.json", "comparison.csv", "comparison.md", "differences.png", "excluded.csv"),
     }
     found = found_in(tables)
     good = compute_scores(predictions(0, skill=2.0), target_kinds(["FGFR3"]), "slide").auc["FGFR3"]
@@ -92,12 +92,12 @@ def test_only_patients_that_all_have_count_and_the_others_are_listed(tables):
     result = compare(tables, tables / "good.csv", tables / "more.csv")
     assert result.returncode == 0, result.said
     assert found_in(tables)["patients"] == 20
-    listed = rows_of(tables / "comparison" / "left_out.csv")
+    listed = rows_of(tables / "comparison" / "excluded.csv")
     assert sum(row["method"] == "good" for row in listed) == 20
     assert sum(row["method"] == "more" for row in listed) == 20
     page = (tables / "comparison" / "comparison.md").read_text()
     assert "good: 20 patients that other methods lack" in page
-    assert "and 10 more (`left_out.csv`)" in page
+    assert "and 10 more (`excluded.csv`)" in page
     assert "Left out: 40 patients" in result.said
 
 
@@ -180,7 +180,7 @@ def test_folders_of_evaluations_and_runs_are_looked_into(tables):
         (["good.csv", "absent.csv"], "absent.csv does not exist"),
         (["good.csv", "good.csv"], "Several are called good"),
         (["good.csv", "."], "neither predictions.csv nor predictions-test.csv"),
-        (["good.csv", "poor.csv", "--against", "god"], "Nearest: good"),
+        (["good.csv", "poor.csv", "--against", "god"], "Did you mean: good"),
         (["good.csv", "poor.csv", "--unit", "tile"], "--unit must be slide or patient"),
         (["good.csv", "poor.csv", "--resamples", "0"], "--resamples"),
     ],

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tapfm.aggregators.catalog import AGGREGATORS
 from tapfm.cli.main import main
-from tapfm.config.loading import _put_change as put_change
-from tapfm.config.loading import all_settings, load_config, resolve
+from tapfm.config.loading import _add_override as add_override
+from tapfm.config.loading import list_settings, load_config, resolve_config
 from tapfm.config.settings import AggregatorSection
-from tapfm.config.text import config_text, starting_file, toml_value
+from tapfm.config.text import format_config, format_toml_value, starter_config
 from tapfm.errors import InputError, SettingError
 
 RECIPES, METHODS = ("paper", "reference"), ("tapfm", "finetune", "fixed")
@@ -28,7 +28,7 @@ EXAMPLE = "# not set; "
 def begun(recipe="paper", method="tapfm", encoder="uni", **given):
     """Write the text that `tapfm config` begins with."""
     nothing = dict.fromkeys(("cohort", "tiles", "features", "folder"))
-    return starting_file(**(nothing | {"recipe": recipe, "encoder": encoder, "method": method, "targets": []} | given))
+    return starter_config(**(nothing | {"recipe": recipe, "encoder": encoder, "method": method, "targets": []} | given))
 
 
 def loaded(folder, text, *changes):
@@ -40,8 +40,8 @@ def changed(*changes, recipe="paper", method="tapfm", encoder="uni"):
     """Resolve the starting file with changes such as "schedule.epochs=5"."""
     tables = tomllib.loads(begun(recipe, method, encoder))
     for change in changes:
-        put_change(tables, change)
-    return resolve(tables)
+        add_override(tables, change)
+    return resolve_config(tables)
 
 
 def problems(*changes, **given):
@@ -100,7 +100,7 @@ def test_recipe_paper_is_the_protocol_of_the_paper(method, epochs):
     }
     assert config.augmentation.model_dump() == {
         "flip": 0.5,
-        "quarter_turns": True,
+        "rotate_90": True,
         "blur": 0.5,
         "blur_radius": (0.1, 0.8),
         "stain_jitter": 0,
@@ -168,7 +168,7 @@ def test_options_of_the_aggregator_are_completed():
 
 
 def test_a_file_needs_slides_tiles_an_encoder_and_targets_only():
-    config = resolve(
+    config = resolve_config(
         {"cohort": {"table": "c"}, "tiles": {"folder": "t"}, "encoder": {"name": "uni"}, "task": {"targets": ["A"]}}
     )
     assert (config.recipe, config.adaptation.method, config.seed) == ("paper", "tapfm", 0)
@@ -182,9 +182,9 @@ def test_the_resolved_file_resolves_to_itself(tmp_path, recipe, method, encoder)
     config = loaded(tmp_path, begun(recipe, method, encoder))
     assert (config.recipe, config.adaptation.method, config.encoder.name) == (recipe, method, encoder)
     (tmp_path / "elsewhere").mkdir()
-    again = loaded(tmp_path / "elsewhere", config_text(config))
+    again = loaded(tmp_path / "elsewhere", format_config(config))
     assert again == config
-    assert config_text(again) == config_text(config)
+    assert format_config(again) == format_config(config)
 
 
 @pytest.mark.parametrize(("recipe", "method", "encoder"), CASES)
@@ -196,8 +196,8 @@ def test_all_that_the_starting_file_shows_may_be_uncommented(tmp_path, recipe, m
     written = {(name,) for name in everything} | {
         (name, key) for name, table in everything.items() if isinstance(table, dict) for key in table
     }
-    assert written == set(all_settings())
-    assert resolve(everything).cohort.fold == 0
+    assert written == set(list_settings())
+    assert resolve_config(everything).cohort.fold == 0
 
 
 @pytest.mark.parametrize(("recipe", "method"), [(recipe, method) for recipe in RECIPES for method in METHODS])
@@ -230,14 +230,14 @@ values = st.recursive(
 @given(values)
 @example("\x7f")  # JSON lets it through, TOML does not
 def test_what_is_written_as_toml_is_read_back(value):
-    assert tomllib.loads(f"x = {toml_value(value)}")["x"] == value
+    assert tomllib.loads(f"x = {format_toml_value(value)}")["x"] == value
     tables = {}
-    put_change(tables, f"section.key={toml_value(value)}")
+    add_override(tables, f"section.key={format_toml_value(value)}")
     assert tables == {"section": {"key": value}}
 
 
 @settings(max_examples=200)
-@given(st.dictionaries(st.sampled_from(sorted(all_settings())) | st.tuples(keys), values, min_size=1, max_size=4))
+@given(st.dictionaries(st.sampled_from(sorted(list_settings())) | st.tuples(keys), values, min_size=1, max_size=4))
 def test_whatever_stands_in_a_file_is_taken_or_refused(given_settings):
     tables = tomllib.loads(begun())
     for (section, *key), value in given_settings.items():
@@ -246,8 +246,8 @@ def test_whatever_stands_in_a_file_is_taken_or_refused(given_settings):
         else:
             tables[section] = value
     with contextlib.suppress(InputError):
-        config = resolve(tables)
-        assert resolve(tomllib.loads(config_text(config))) == config
+        config = resolve_config(tables)
+        assert resolve_config(tomllib.loads(format_config(config))) == config
 
 
 # What is refused
@@ -324,7 +324,7 @@ def test_a_section_that_is_no_table_is_told_what_it_is():
 
 def test_what_is_missing_is_named():
     with pytest.raises(SettingError) as caught:
-        resolve({"cohort": {}})
+        resolve_config({"cohort": {}})
     assert [line.strip() for line in caught.value.message.splitlines()[1:]] == [
         "cohort.table: is missing",
         "tiles: is missing",
@@ -335,7 +335,7 @@ def test_what_is_missing_is_named():
 
 def test_an_unknown_encoder_comes_with_the_nearest_and_with_the_other_problems():
     (encoder, other) = problems("encoder.name=virchwo2", "schedule.epochs=0")
-    assert encoder.startswith("encoder.name: There is no encoder called 'virchwo2'. Nearest: virchow2")
+    assert encoder.startswith("encoder.name: There is no encoder named 'virchwo2'. Did you mean: virchow2")
     assert other.startswith("schedule.epochs: ")
     (known,) = problems("encoder.name=conch")
     assert "attention pool over the tokens" in known
@@ -345,7 +345,7 @@ def test_an_unknown_encoder_comes_with_the_nearest_and_with_the_other_problems()
 
 def test_an_unknown_aggregator_comes_with_the_nearest():
     (problem,) = problems("aggregator.name=abmill", method="finetune")
-    assert problem.startswith("aggregator.name: There is no aggregator called 'abmill'. Nearest: abmil")
+    assert problem.startswith("aggregator.name: There is no aggregator named 'abmill'. Did you mean: abmil")
 
 
 @pytest.mark.parametrize("aggregator", ["abmil", "mean"])
@@ -403,7 +403,7 @@ def test_each_method_needs_what_it_learns_from():
         ("fixed", "tiles.features: is missing; method fixed learns from what `tapfm embed` wrote"),
     ):
         with pytest.raises(SettingError, match=re.escape(problem)):
-            resolve(tables | {"adaptation": {"method": method}})
+            resolve_config(tables | {"adaptation": {"method": method}})
 
 
 def test_every_wrong_option_of_the_aggregator_is_told_with_what_is_valid():
@@ -419,7 +419,7 @@ def test_every_wrong_option_of_the_aggregator_is_told_with_what_is_valid():
     ]
     for line, valid in zip(
         found,
-        ("a whole number, at least 1", "true or false", "a number, at least 0, below 1", "Nearest: gated"),
+        ("a whole number, at least 1", "true or false", "a number, at least 0, below 1", "Did you mean: gated"),
         strict=True,
     ):
         assert valid in line
@@ -580,7 +580,7 @@ def test_nothing_is_written_over(tmp_path, tapfm):
     [
         (["--recipe", "papers"], "'paper' or 'reference'"),
         (["--method", "tap"], "'tapfm', 'finetune' or 'fixed'"),
-        (["--encoder", "virchwo2"], "Nearest: virchow2"),
+        (["--encoder", "virchwo2"], "Did you mean: virchow2"),
         (["--cohort", "absent.csv"], "There is no file absent.csv"),
         (["--target", "A", "--target", "A"], "names a target twice"),
         (["--set", "seed=1"], "tapfm config run.toml --set"),
@@ -592,8 +592,8 @@ def test_nothing_is_written_over(tmp_path, tapfm):
         ),
         (["run.toml", "--set", "seed"], "is not of the form key=value"),
         (["run.toml", "--set", "sede=1"], "did you mean seed?"),
-        (["run.toml", "--set", "encoder.name=virchwo2"], "Nearest: virchow2"),
-        (["run.toml", "--set", "aggregator.name=abmill"], "Nearest: abmil"),
+        (["run.toml", "--set", "encoder.name=virchwo2"], "Did you mean: virchow2"),
+        (["run.toml", "--set", "aggregator.name=abmill"], "Did you mean: abmil"),
         (["run.toml", "--set", "cohort.table=\udcff.csv"], "is not UTF-8"),
     ],
     ids=lambda value: " ".join(value).encode("ascii", "replace").decode() if isinstance(value, list) else "",

@@ -12,16 +12,16 @@ import pytest
 from rich.console import Console
 
 from tapfm.config.study import load_study
+from tapfm.demo.attention_check import _choose_typical as choose_typical
+from tapfm.demo.attention_check import _measure_cohort as measure_cohort
+from tapfm.demo.attention_check_image import _draw_outlines as draw_outlines
+from tapfm.demo.attention_check_image import _planted_mask as planted_mask
 from tapfm.demo.folder import DemoFolder
-from tapfm.demo.planted import _choose_typical as choose_typical
-from tapfm.demo.planted import _measure_cohort as measure_cohort
-from tapfm.demo.planted_picture import _draw_outlines as draw_outlines
-from tapfm.demo.planted_picture import _planted_mask as planted_mask
 from tapfm.demo.run import run_demo
 from tapfm.demo.sizes import SIZES
 from tapfm.demo.steps import demo_steps
 from tapfm.errors import CommandFailedError, InputError, Interrupted, RunError
-from tapfm.runtime.messages import command
+from tapfm.runtime.messages import format_command
 from tapfm.slides.slide import Box, Thumbnail
 from tapfm.synthetic.truth import SlideTruth
 
@@ -32,7 +32,7 @@ class Typist:
     """Takes the place of the commands: notes what is typed, and makes the file that each is to make."""
 
     def __init__(self, out, fails=None, code=0):
-        self.steps, self.typed = {step.words: step for step in demo_steps(TINY, DemoFolder(out))}, []
+        self.steps, self.typed = {step.arguments: step for step in demo_steps(TINY, DemoFolder(out))}, []
         self.fails, self.code = fails, code
 
     def __call__(self, words):
@@ -52,10 +52,10 @@ def out(tmp_path, monkeypatch):
     folder = DemoFolder(tmp_path / "demo")
 
     def measure(folder):
-        folder.planted.write_text("{}")
-        folder.planted_picture.write_text("")
+        folder.attention_check.write_text("{}")
+        folder.attention_check_image.write_text("")
 
-    monkeypatch.setattr("tapfm.demo.planted.measure_planted", measure)
+    monkeypatch.setattr("tapfm.demo.attention_check.check_attention", measure)
     return folder.path
 
 
@@ -72,7 +72,7 @@ def test_steps_are_typed_in_order_and_shown(out):
     typist = Typist(out)
     said = run(out, typist)
     assert typist.typed == NAMES
-    assert f"$ tapfm synth {out}/painted --slides 10" in said
+    assert f"$ tapfm synth {out}/synthetic --slides 10" in said
     assert "3/10 Detect tissue" in said
     assert "Tiled by tile\n" in said  # of what a command prints the telling lines, and the rest is in its log
     assert "Tiled by report" not in said
@@ -218,7 +218,11 @@ def test_a_folder_that_moved_predicts_again(out):
 
 def test_the_tutorial_shows_the_commands_that_are_typed():
     page = (Path(__file__).parents[2] / "docs" / "tutorials" / "first-hour.md").read_text()
-    typed = {command(*step.words) for step in demo_steps(SIZES["demo"], DemoFolder(Path("demo"))) if step.words}
+    typed = {
+        format_command(*step.arguments)
+        for step in demo_steps(SIZES["demo"], DemoFolder(Path("demo")))
+        if step.arguments
+    }
     shown = re.findall(r"^ +\$ (tapfm .*)$", page, re.MULTILINE)
     assert len(shown) >= 5
     assert set(shown) <= typed
@@ -233,7 +237,7 @@ def test_of_slides_found_well_and_badly_the_middle_is_shown():
 def test_without_positive_slides_there_is_a_reason_instead_of_a_figure():
     found = measure_cohort("test", [])
     assert found["slides"] == 0
-    assert found["found"]["attention after"]["why"] == "no positive slide"
+    assert found["found"]["attention after"]["reason"] == "no positive slide"
 
 
 def test_three_ways_are_compared_on_the_cohorts_that_were_made(out):
@@ -242,7 +246,7 @@ def test_three_ways_are_compared_on_the_cohorts_that_were_made(out):
     assert study.regimes == ["fixed", "finetune", "tapfm"]
     assert study.aggregators == ["abmil"]
     assert study.cohort.table == out / "split.csv"
-    assert study.external.table == out / "painted" / "external.csv"
+    assert study.external.table == out / "synthetic" / "external.csv"
     assert "40% of the slides are positive. 50% of all are for training" in study.notes[1]
     assert "a step has 4 tiles of a slide, for 1 epochs" in study.notes[2]
 

@@ -19,17 +19,17 @@ from rich.console import Console
 from slide_files import damage, section, write_slide
 
 from tapfm.cli.main import main
-from tapfm.cohort.manifest import SlideRow, read_cohort
+from tapfm.cohort.cohort_table import SlideRow, read_cohort
 from tapfm.encoders.features import FEATURES_VERSION, read_features
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import InputError
 from tapfm.inference.cohort_embedding import embed_cohort
 from tapfm.inference.embedding_jobs import EmbeddingSettings, make_job
-from tapfm.runtime.cohort_job import RESUME
+from tapfm.runtime.cohort_job import RESUME_HINT
 from tapfm.runtime.devices import choose_device, choose_precision
-from tapfm.runtime.output_folder import locked
+from tapfm.runtime.output_folder import lock_folder
 from tapfm.slides.opening import open_slide
-from tapfm.tiles.store import TileSet, store_path, write_tiles
+from tapfm.tiles.store import TileSet, tile_file_path, write_tiles
 
 POCKET = ("--encoder", "tapfm-pocket", "--device", "cpu")
 COLUMNS = 5  # tiles across a slide, and down
@@ -231,7 +231,7 @@ def test_a_damaged_slide_in_the_middle_costs_only_itself(tmp_path, lab, tapfm):
     assert "failed case-1: none of 25 tiles can be read" in result.stderr
     (row,) = rows_of(out / "failures.csv")
     assert "s1.svs is not a slide" in row["reason"]
-    assert f"tapfm inspect {tmp_path / 's1.svs'}" in row["what_to_do"]
+    assert f"tapfm inspect {tmp_path / 's1.svs'}" in row["hint"]
     assert feature_files(out) == {name: data for name, data in whole.items() if name != "case-1.h5"}
     others = tapfm(*command, "--only", "case-0")
     assert others.returncode == 0
@@ -276,8 +276,8 @@ def test_a_slide_that_is_read_in_parts_keeps_each_tile_with_its_position(tmp_pat
 
 def test_slides_without_usable_tiles_say_how_to_make_them(lab, tapfm):
     cohort, tiles, out = lab(4)
-    store_path(tiles, "case-0", "trident").unlink()
-    store_path(tiles, "case-1", "trident").write_bytes(b"half")
+    tile_file_path(tiles, "case-0", "trident").unlink()
+    tile_file_path(tiles, "case-1", "trident").write_bytes(b"half")
     write_tiles(tiles, replace(grid("case-2"), positions=np.empty((0, 2), np.int64)), "trident")
     result = tapfm("embed", cohort, *POCKET, "--tiles", tiles, "--out", out, "--workers", 0)
     assert result.returncode == 3
@@ -285,15 +285,15 @@ def test_slides_without_usable_tiles_say_how_to_make_them(lab, tapfm):
     failures = rows_of(out / "failures.csv")
     for row, says in zip(failures, ("no file of its tiles", "cannot be read as HDF5", "has no tiles"), strict=True):
         assert says in row["reason"]
-        assert row["what_to_do"] == f"tapfm tile {cohort} --out {tiles} --only {row['slide_id']}"
-    assert failures[0]["what_to_do"] in result.stdout
+        assert row["hint"] == f"tapfm tile {cohort} --out {tiles} --only {row['slide_id']}"
+    assert failures[0]["hint"] in result.stdout
 
 
 def test_tiles_of_another_size_are_read_at_the_encoders_and_that_is_said_once(lab, tapfm):
     cohort, tiles, out = lab(2)
     for i in range(2):
         write_tiles(tiles, grid(f"case-{i}", columns=2, tile_px=256), "clam")
-        store_path(tiles, f"case-{i}", "trident").unlink()
+        tile_file_path(tiles, f"case-{i}", "trident").unlink()
     result = tapfm("embed", cohort, *POCKET, "--tiles", tiles, "--out", out, "--workers", 0)
     assert result.stderr.count("Tiles of 256 px are read as 224 px, at 0.571 um per pixel.") == 1
     assert read_features(out / "case-0.h5").features.shape == (4, 128)
@@ -317,7 +317,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on_and_goes_on(lab, tapfm, blow):
     over.set()
     striker.join()
     assert stopped.returncode == 128 + blow, stopped.stderr
-    assert "Stopped. " + RESUME in stopped.stderr
+    assert "Stopped. " + RESUME_HINT in stopped.stderr
     assert goes_on(tapfm, command, out)
 
 
@@ -358,7 +358,7 @@ def test_features_of_another_tool_are_not_touched(lab, tapfm):
 
 def test_two_runs_in_one_folder_are_refused(lab, tapfm):
     cohort, tiles, out = lab(1)
-    with locked(out, "tapfm embed"):
+    with lock_folder(out, "tapfm embed"):
         second = tapfm("embed", cohort, *POCKET, "--tiles", tiles, "--out", out)
     assert second.returncode == 2
     assert "Another tapfm embed is at work" in second.stderr
@@ -384,7 +384,7 @@ def test_a_folder_that_cannot_be_written_to_is_told(lab, pocket):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--encoder", "tapfm-poket"], "Nearest: tapfm-pocket"),
+        (["--encoder", "tapfm-poket"], "Did you mean: tapfm-pocket"),
         (["--tiles", "absent"], "Make them: tapfm tile "),
         (["--only", "case-9"], "Ids there are: case-0"),
         (["--precision", "half"], "auto, float32, bfloat16"),

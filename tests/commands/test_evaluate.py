@@ -14,10 +14,10 @@ from training_lab import edit, slide_id, train_in
 
 import tapfm as tapfm_package
 from tapfm.baselines import slide_colours
-from tapfm.evaluation.measures import choose_thresholds
+from tapfm.evaluation.metric_values import choose_thresholds
 from tapfm.evaluation.predictions import compute_scores, read_predictions
 from tapfm.runs.folder import RunFolder
-from tapfm.runtime.files import sha256_of
+from tapfm.runtime.files import file_sha256
 from tapfm.tasks.catalog import target_kinds
 from tapfm.workflows import evaluation_run as evaluate_model
 
@@ -64,7 +64,7 @@ def test_the_folder_explains_itself(run, evaluated):
     }
     about = json.loads((evaluated / "evaluation.json").read_text())
     best = RunFolder(run).best
-    assert about["members"] == [{"run": RunFolder(run).identity(), "weights_sha256": sha256_of(best)}]
+    assert about["members"] == [{"run": RunFolder(run).identity(), "weights_sha256": file_sha256(best)}]
     assert (about["cohort"], about["split"], about["unit"]) == ("own", "test", "slide")
     for name in ("roc", "pr", "reliability", "scores"):
         with Image.open(evaluated / f"{name}.png") as picture:
@@ -83,13 +83,13 @@ def test_figures_are_those_of_the_predictions(run, evaluated):
 def test_the_table_is_tidy(evaluated):
     rows = rows_of(evaluated / "metrics.csv")
     assert list(rows[0]) == [
-        *("model", "subgroup", "target", "metric", "value", "low", "high"),
-        *("delong_low", "delong_high", "units", "positives", "why"),
+        *("model", "subgroup", "target", "metric", "value", "ci_low", "ci_high"),
+        *("delong_low", "delong_high", "units", "positives", "reason"),
     ]
     assert {row["model"] for row in rows} == {"model", "colour baseline", "model - colour baseline"}
     assert {row["subgroup"] for row in rows} == {"", "split = test"}
     for row in rows:
-        assert row["value"] or row["why"], row
+        assert row["value"] or row["reason"], row
         assert "nan" not in row.values()
     for model in ("model", "colour baseline"):
         assert sum(row["model"] == model and not row["subgroup"] for row in rows) == 14
@@ -100,7 +100,7 @@ def test_thresholds_are_those_of_validation(run, evaluated):
     chosen = choose_thresholds(read_predictions(run / "predictions-val.csv"), target_kinds(["FGFR3"]), "slide", 0.9)
     written = metrics_of(evaluated)["thresholds"]
     assert written["youden"] == chosen.youden
-    assert written["at_sensitivity"] == chosen.chosen
+    assert written["at_sensitivity"] == chosen.at_sensitivity
     assert "2 validation slides of the run" in written["chosen_on"]
 
 
@@ -157,7 +157,7 @@ def test_one_class_gives_empty_figures_that_say_why(own_lab):
     assert "no positive slide among 4" in result.said
     rows = rows_of(own_lab / "evaluation" / "metrics.csv")
     (auc,) = [row for row in rows if (row["model"], row["metric"]) == ("model", "auc")]
-    assert (auc["value"], auc["why"].startswith("no positive slide among 4")) == ("", True)
+    assert (auc["value"], auc["reason"].startswith("no positive slide among 4")) == ("", True)
     assert "no positive slide among 4" in (own_lab / "evaluation" / "metrics.md").read_text()
 
 
@@ -203,7 +203,7 @@ def test_a_slide_that_cannot_be_read_is_left_out_told_and_evaluated_when_mended(
     result = evaluate(own_run / "run", out)
     assert result.returncode == 3
     (row,) = rows_of(out / "failures.csv")
-    assert (row["slide_id"], row["what"]) == ("case-09", "failed")
+    assert (row["slide_id"], row["problem"]) == ("case-09", "failed")
     assert [each.slide_id for each in read_predictions(out / "predictions.csv")] == [slide_id(i) for i in (6, 7, 8)]
     assert "case-09" in (out / "metrics.md").read_text()
     assert evaluate(own_run / "run", out, "--resume", "--allow-failures", 1).returncode == 0
@@ -231,7 +231,7 @@ def test_no_slide_at_all_is_an_error(own_run):
 def test_an_evaluation_that_was_stopped_goes_on(own_run, monkeypatch):
     out, asked = own_run / "evaluation", iter([None, signal.SIGINT])
     with monkeypatch.context() as patch:
-        patch.setattr(evaluate_model.StopRequests, "signal_number", lambda _: next(asked))
+        patch.setattr(evaluate_model.StopSignalHandler, "signal_number", lambda _: next(asked))
         assert evaluate(own_run / "run", out).returncode == 130
     assert not (out / "metrics.json").exists()
     assert not (out / "predictions.csv").exists()
@@ -266,7 +266,7 @@ def test_other_files_are_not_mixed_with_it(run, tmp_path):
         (("--sensitivity", 0), "--sensitivity must be above 0"),
         (("--resamples", 0), "--resamples"),
         (("--split", "tset"), "'tset' is no split"),
-        (("--by", "scaner"), "no column called 'scaner'"),
+        (("--by", "scaner"), "no column named 'scaner'"),
         (("--features", "features"), "adapted encoder"),
         (("--device", "abacus"), "not a device"),
     ],
@@ -319,7 +319,7 @@ def test_without_validation_slides_no_threshold_is_made_up(own_lab):
     assert evaluate(own_lab / "run", own_lab / "evaluation").returncode == 0
     rows = rows_of(own_lab / "evaluation" / "metrics.csv")
     (f1,) = [row for row in rows if (row["model"], row["metric"]) == ("model", "f1")]
-    assert (f1["value"], "no threshold" in f1["why"]) == ("", True)
+    assert (f1["value"], "no threshold" in f1["reason"]) == ("", True)
     assert "No threshold was chosen" in (own_lab / "evaluation" / "metrics.md").read_text()
 
 

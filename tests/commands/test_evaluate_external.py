@@ -14,8 +14,8 @@ from training_lab import edit, slide_id, tile_set
 
 from tapfm.errors import RunError
 from tapfm.evaluation.predictions import read_predictions
-from tapfm.runs.ensemble import load_member, member_folders, write_ensemble
-from tapfm.runs.export import _logits_of_tiles as logits_of_tiles
+from tapfm.runs.ensemble import find_member_folders, load_member, write_ensemble
+from tapfm.runs.export import _predict_logits as logits_of_tiles
 from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tiles.store import write_tiles
 
@@ -74,7 +74,7 @@ def test_every_labelled_row_is_evaluated(run, lab, elsewhere, tmp_path):
     assert "it learnt from 4 training slides" in metrics_of(tmp_path / "out")["baseline"]
     assert auc_of(tmp_path / "out", subgroup="scanner = A")["units"] == 4
     few = auc_of(tmp_path / "out", subgroup="scanner = B")
-    assert (few["value"], few["why"]) == (None, "1 positive and 1 negative slides: fewer than 2 of a class")
+    assert (few["value"], few["reason"]) == (None, "1 positive and 1 negative slides: fewer than 2 of a class")
     assert str(lab) not in (tmp_path / "out" / "metrics.md").read_text().replace(str(run), "")
 
 
@@ -167,7 +167,7 @@ def test_a_target_that_the_table_lacks_is_empty_and_says_so(both, elsewhere, tmp
     result = evaluate(both, tmp_path / "out", *where(elsewhere))
     assert result.returncode == 0, result.said
     lacking = auc_of(tmp_path / "out", "TP53")
-    assert (lacking["value"], lacking["why"]) == (None, "external.csv has no column TP53")
+    assert (lacking["value"], lacking["reason"]) == (None, "external.csv has no column TP53")
     assert auc_of(tmp_path / "out", "FGFR3")["value"] is not None
     assert "external.csv has no column TP53" in result.said
     assert auc_of(tmp_path / "out", "macro")["value"] == auc_of(tmp_path / "out", "FGFR3")["value"]
@@ -179,7 +179,7 @@ def test_a_mean_of_targets_of_a_subgroup_is_empty_where_one_of_them_is(both, own
     assert result.returncode == 0, result.said
     assert auc_of(tmp_path / "out", "macro", subgroup="scanner = A")["value"] is not None
     few = auc_of(tmp_path / "out", "macro", subgroup="scanner = B")
-    assert (few["value"], few["why"].count("fewer than 2 of a class")) == (None, 2)
+    assert (few["value"], few["reason"].count("fewer than 2 of a class")) == (None, 2)
 
 
 def test_a_table_without_any_of_the_targets_is_refused(run, own_cohort, tmp_path):
@@ -187,7 +187,7 @@ def test_a_table_without_any_of_the_targets_is_refused(run, own_cohort, tmp_path
     (own_cohort / "external.csv").write_text(text)
     result = evaluate(run, tmp_path / "out", *where(own_cohort))
     assert result.returncode == 2
-    assert "Nearest: fgfr-3" in result.said
+    assert "Did you mean: fgfr-3" in result.said
 
 
 # exports
@@ -222,7 +222,7 @@ def test_an_export_has_no_threshold_of_another_sensitivity_and_says_so(exported,
     found = metrics_of(tmp_path / "out")["models"]["model"]["all"]["FGFR3"]
     assert found["sensitivity"]["value"] is not None
     why = "no threshold: an export has that of sensitivity 0.9 only; for others evaluate the run"
-    assert found["sensitivity_at_chosen"]["why"] == why
+    assert found["sensitivity_at_chosen"]["reason"] == why
     assert f"empty: FGFR3: {why}" in result.said
 
 
@@ -239,7 +239,7 @@ def test_an_older_export_has_no_thresholds_and_says_so(exported, elsewhere, tmp_
     (tmp_path / "model" / "tapfm.json").write_text(json.dumps(description))
     assert evaluate(tmp_path / "model", tmp_path / "out", *where(elsewhere)).returncode == 0
     (f1,) = [row for row in rows_of(tmp_path / "out" / "metrics.csv") if row["metric"] == "f1"]
-    assert (f1["value"], "exported without thresholds" in f1["why"]) == ("", True)
+    assert (f1["value"], "exported without thresholds" in f1["reason"]) == ("", True)
 
 
 def test_features_of_another_cohort_serve_a_fixed_encoder(train, own_cohort, tmp_path):
@@ -311,7 +311,7 @@ def test_an_ensemble_moves_with_its_members(members, tmp_path):
         shutil.copytree(member, tmp_path / "here" / str(number))
     write_ensemble(tmp_path / "here" / "ensemble", [tmp_path / "here" / "0", tmp_path / "here" / "1"], "seeds")
     shutil.move(tmp_path / "here", tmp_path / "there")
-    found, _ = member_folders(tmp_path / "there" / "ensemble")
+    found, _ = find_member_folders(tmp_path / "there" / "ensemble")
     assert [path.resolve() for path in found] == [tmp_path / "there" / "0", tmp_path / "there" / "1"]
 
 
@@ -331,14 +331,14 @@ def test_a_slide_file_that_was_replaced_is_predicted_again(run, lab, own_cohort,
 
 def test_members_are_loaded_from_a_run_an_export_and_an_ensemble(members, exported, tmp_path):
     write_ensemble(tmp_path / "ensemble", [*members, exported], "seeds")
-    folders, _ = member_folders(tmp_path / "ensemble")
+    folders, _ = find_member_folders(tmp_path / "ensemble")
     models = [load_member(folder) for folder in folders]
     assert len(models) == 3
     noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (4, 3, 224, 224), "uint8"))
     logits = [logits_of_tiles(each.model, noise, None) for each in models]
     torch.testing.assert_close(logits[0], logits[2], atol=1e-5, rtol=0)  # the export is of the first
     assert not torch.allclose(logits[0], logits[1])
-    assert [len(member_folders(path)[0]) for path in (members[0], exported)] == [1, 1]
+    assert [len(find_member_folders(path)[0]) for path in (members[0], exported)] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_members_are_loaded_from_a_run_an_export_and_an_ensemble(members, export
 def test_an_ensemble_that_is_none_says_what_one_holds(tmp_path, text, said):
     (tmp_path / "ensemble.json").write_text(text)
     with pytest.raises(RunError, match=said):
-        member_folders(tmp_path)
+        find_member_folders(tmp_path)
 
 
 def test_an_ensemble_of_nothing_is_not_written(tmp_path):

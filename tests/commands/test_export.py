@@ -34,7 +34,7 @@ from tapfm.runs import export as export_model
 from tapfm.runs import saved_model
 from tapfm.runs.checkpoint import load_checkpoint, save_checkpoint
 from tapfm.runs.folder import RunFolder
-from tapfm.runs.model_card import model_card
+from tapfm.runs.model_card import format_model_card
 from tapfm.runs.saved_model import load_export, load_run
 from tapfm.slides.opening import open_slide
 
@@ -74,7 +74,7 @@ def stored(lab):
 
 
 def logits_of(saved, tiles):
-    return export_model._logits_of_tiles(saved.model, tiles, None)
+    return export_model._predict_logits(saved.model, tiles, None)
 
 
 def copy_with(run, to, old, new):
@@ -150,7 +150,7 @@ def test_no_slide_and_no_patient_is_named_anywhere(exported, lab, name):
 def test_the_description_says_what_was_trained_how(exported):
     description = json.loads((exported / "several" / "tapfm.json").read_text())
     assert description["targets"] == ["FGFR3", "TP53"]
-    published = {"began_with_sha256": encoder_card("tapfm-pocket").sha256, "features_made_by": None}
+    published = {"base_weights_sha256": encoder_card("tapfm-pocket").sha256, "features_source": None}
     assert description["encoder"] == {"name": "tapfm-pocket", "adapted": True} | published
     assert description["aggregator"] | {"name": "cls-attention", "feature_size": 128} == description["aggregator"]
     labels = {"FGFR3": {"positive": 2, "labelled": 4}, "TP53": {"positive": 1, "labelled": 3}}
@@ -203,7 +203,7 @@ def test_what_the_card_tells_to_type_loads_the_encoder(exported, runs):
 
 def test_a_card_imports_what_its_arguments_need(runs, monkeypatch):
     saved = dataclasses.replace(load_run(runs["full"]), card=encoder_card("phikon"))
-    text = model_card(saved, RunFolder(runs["full"]), {})
+    text = format_model_card(saved, RunFolder(runs["full"]), {})
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.setattr(timm, "create_model", lambda *_, **given: SimpleNamespace(eval=lambda: given))
     names = {}
@@ -215,7 +215,7 @@ def test_the_hub_can_read_the_card_of_every_encoder(runs):
     saved, run_folder = load_run(runs["full"]), RunFolder(runs["full"])
     licences = {}
     for key, card in encoder_cards().items():
-        text = model_card(dataclasses.replace(saved, card=card), run_folder, {})
+        text = format_model_card(dataclasses.replace(saved, card=card), run_folder, {})
         head = yaml.safe_load(text.split("---")[1])
         assert card.licence in text.split("## Licence")[1]
         assert head.get("base_model", "") == card.repository
@@ -240,7 +240,7 @@ def test_an_export_that_was_stopped_loads_for_nobody_and_can_be_made_again(runs,
         raise KeyboardInterrupt
 
     tapfm("export", runs["last:1"], "--out", tmp_path / "over")
-    for name, place in (("first", "save_checkpoint"), ("over", "save_checkpoint"), ("over", "model_card")):
+    for name, place in (("first", "save_checkpoint"), ("over", "save_checkpoint"), ("over", "format_model_card")):
         with monkeypatch.context() as patch:
             patch.setattr(export_model, place, stopped)
             assert tapfm("export", runs["last:1"], "--out", tmp_path / name).returncode == 130
@@ -426,7 +426,7 @@ def test_features_of_another_size_than_the_encoders_are_told(train, tmp_path):
 def test_an_aggregator_of_other_weights_than_the_published_is_refused(exported, tmp_path):
     folder = shutil.copytree(exported / "fixed mean", tmp_path / "copy")
     description = json.loads((folder / "tapfm.json").read_text())
-    description["encoder"]["began_with_sha256"] = "0" * 64
+    description["encoder"]["base_weights_sha256"] = "0" * 64
     (folder / "tapfm.json").write_text(json.dumps(description))
     with pytest.raises(WeightsDigestError, match="features of other weights of tapfm-pocket"):
         load_export(folder)

@@ -24,13 +24,13 @@ from slide_files import section, write_slide
 
 import tapfm as tapfm_package
 from tapfm.errors import InputError, RunError
-from tapfm.evaluation.measures import choose_thresholds, compute_metrics
+from tapfm.evaluation.metric_values import choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.layers import palette
 from tapfm.report.slide_pictures import PictureBudget, PictureSettings
 from tapfm.report.slide_pictures import _choose_slides as choose_slides
-from tapfm.tasks.binary_metrics import NAMES
+from tapfm.tasks.binary_metrics import METRIC_NAMES
 from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import target_kinds
 
@@ -72,8 +72,8 @@ def test_figures_are_those_of_the_evaluation_package(tmp_path):
     test, validation = predictions(10, start=0), predictions(8, split="val", start=200)
     chosen = choose_thresholds(validation, target_kinds(["FGFR3"]), "patient")
     for each in compute_metrics(test, target_kinds(["FGFR3"]), "patient", chosen, resamples=50):
-        name, estimate = NAMES[each.metric.removesuffix("_at_chosen")], each.estimate
-        note = r"( \d)?" if estimate.why else ""
+        name, estimate = METRIC_NAMES[each.metric.removesuffix("_at_chosen")], each.estimate
+        note = r"( \d)?" if estimate.reason else ""
         within = f" {estimate.low:.3f} to {estimate.high:.3f}" if estimate.low is not None else ""
         assert re.search(rf"{re.escape(name)} {estimate.value:.3f}{note}{within}", text_of(html)), each
     assert "The epoch and the thresholds were chosen on these slides, so these metrics are optimistic." in text_of(html)
@@ -180,7 +180,7 @@ def test_slides_of_another_cohort_may_have_the_same_names(tmp_path):
 
 def test_the_weights_of_a_study_are_read_of_the_runs_that_are_shown(tmp_path, monkeypatch):
     study, read = make_study(tmp_path / "study"), []
-    monkeypatch.setattr("tapfm.report.runs.sha256_of", lambda path: read.append(path) or "0" * 64)
+    monkeypatch.setattr("tapfm.report.runs.file_sha256", lambda path: read.append(path) or "0" * 64)
     page_of(study, tmp_path / "report.html")
     assert [path.parts[-5:-3] for path in read] == [("finetune", "abmil")]
 
@@ -220,7 +220,7 @@ def test_ids_that_are_html_are_text(tmp_path):
         for i in range(6)
     ]
     make_evaluation(run / "evaluation", run, slides=slides)
-    (run / "failures.csv").write_text(f"slide_id,what,tiles_skipped,reason\n{evil},failed,,{evil}\ncut,failed\n")
+    (run / "failures.csv").write_text(f"slide_id,problem,tiles_skipped,reason\n{evil},failed,,{evil}\ncut,failed\n")
     _, html = page_of(run, tmp_path / "report.html", title=evil)
     assert html.count("<script>") == 1  # ours
     assert html.count("&lt;script&gt;alert(1)") > 12
@@ -392,7 +392,7 @@ def test_every_colour_bar_has_the_colours_of_its_maps(tmp_path, predicted):
     for slide in folder.slides():
         scored = replace(slide, columns=("score",))
         table = table_of(scored, [[0, 0], [224, 0], [0, 224], [224, 224]], values[slide.slide_id])
-        write_prediction(folder.folder_of(slide.slide_id), scored, table)
+        write_prediction(folder.slide_folder(slide.slide_id), scored, table)
     _, html = page_of(run, tmp_path / "report.html")
     bars = [re.findall(r'fill="(#\w+)"', bar) for bar in re.findall(r'<div class="colour-bar">.*?</div>', html)]
     ends = [["#{:02x}{:02x}{:02x}".format(*palette(diverging=each)[end]) for end in (0, -1)] for each in (True, False)]

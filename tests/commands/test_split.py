@@ -10,8 +10,8 @@ from cohort_files import rows_of
 from command_line import tapfm
 from slide_files import section, write_slide
 
-from tapfm.cohort.manifest import read_cohort
-from tapfm.cohort.splits import split_of_rows
+from tapfm.cohort.cohort_table import read_cohort
+from tapfm.cohort.splits import read_splits
 
 
 def table(path, count=40, header="slide_id,path,patient_id,FGFR3,objective", extra=lambda _: ""):
@@ -46,7 +46,7 @@ def test_a_table_of_prevalence_and_a_file_to_go_on_with(tmp_path):
     before, after = rows_of(cohort), rows_of(out)
     assert list(after[0]) == [*before[0], "split"]
     assert [{name: row[name] for name in before[0]} for row in after] == before
-    assert len(split_of_rows(read_cohort(out, must_exist=False))) == 100
+    assert len(read_splits(read_cohort(out, must_exist=False))) == 100
 
 
 def test_the_same_seed_gives_the_same_file_in_another_order_of_the_rows(tmp_path):
@@ -70,7 +70,7 @@ def test_folds_are_columns_that_test_every_patient_once(tmp_path):
     assert list(rows[0]) == ["slide_id", "path", "patient_id", "FGFR3", "objective", *names]
     assert all(sorted(row[name] for name in names) == ["test", "train", "train", "val"] for row in rows)
     for fold in range(4):
-        assert len(split_of_rows(read_cohort(out, must_exist=False), fold)) == 40
+        assert len(read_splits(read_cohort(out, must_exist=False), fold)) == 40
 
 
 def test_splits_that_are_there_are_checked_and_kept_unless_forced(tmp_path):
@@ -196,7 +196,7 @@ def test_columns_that_are_nearly_labels_are_said_or_refused(tmp_path):
     error = refused(cohort, "--out", tmp_path / "x.csv", "--targets", "KRAS", "--targets", "site")
     assert "KRAS has 'unknown' (s7) in 1 of 40 rows" in error
     assert "site has 'b' (s0) in 40 of 40 rows" in error
-    assert "Nearest: FGFR3" in refused(cohort, "--out", tmp_path / "x.csv", "--targets", "FGFR")
+    assert "Did you mean: FGFR3" in refused(cohort, "--out", tmp_path / "x.csv", "--targets", "FGFR")
     assert not (tmp_path / "x.csv").exists()
 
 
@@ -237,4 +237,4 @@ def test_a_folder_is_no_table(tmp_path):
 def test_the_cohort_itself_takes_its_splits_when_forced(tmp_path):
     cohort = table(tmp_path / "cohort.csv")
     assert tapfm("split", cohort, "--out", cohort, "--force").returncode == 0
-    assert len(split_of_rows(read_cohort(cohort, must_exist=False))) == 40
+    assert len(read_splits(read_cohort(cohort, must_exist=False))) == 40

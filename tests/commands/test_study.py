@@ -13,7 +13,7 @@ from PIL import Image
 from training_lab import POSITIONS, edit, history_of
 
 from tapfm.evaluation.predictions import read_predictions
-from tapfm.runs.ensemble import member_folders
+from tapfm.runs.ensemble import find_member_folders
 from tapfm.runtime import commands as study_child
 from tapfm.runtime.workers import available_cores
 from tapfm.study import runner as study_runner
@@ -78,7 +78,7 @@ def here(monkeypatch):
             file.write(result.said)
         return result.returncode
 
-    monkeypatch.setattr(study_runner, "run_child", run)
+    monkeypatch.setattr(study_runner, "run_child_command", run)
     return commands
 
 
@@ -227,7 +227,7 @@ def test_folds_are_pooled_and_their_ensemble_meets_the_external_slides(study_lab
     out = study_lab / "study"
     method = "tapfm-pocket/fixed/abmil"
     assert [words[0] for words in here] == ["embed", "embed", "train", "evaluate", "train", "evaluate", "evaluate"]
-    members, _ = member_folders(out / "ensembles" / method / "seed0")
+    members, _ = find_member_folders(out / "ensembles" / method / "seed0")
     assert [member.resolve() for member in members] == [out / "runs" / method / f"fold{i}" / "seed0" for i in (0, 1)]
     table = (out / "table_binary.md").read_text()
     assert "FGFR3, Test (N = 6)" in table
@@ -243,7 +243,7 @@ def test_folds_are_pooled_and_their_ensemble_meets_the_external_slides(study_lab
     here.clear()
     assert study(study_lab, "--resume").returncode == 0
     assert not here
-    assert member_folders(out / "ensembles" / method / "seed0")[0] == members
+    assert find_member_folders(out / "ensembles" / method / "seed0")[0] == members
 
 
 def test_an_ablation_and_a_probe(study_lab, here):
@@ -324,7 +324,7 @@ def test_a_study_that_is_stopped_goes_on(study_lab, here, number, code):
 
 def test_what_a_command_says_last_is_why_it_failed(tmp_path):
     log = tmp_path / "run.log"
-    code = study_child.run_child(
+    code = study_child.run_child_command(
         ["train", str(tmp_path / "absent.toml"), "--out", str(tmp_path / "r")], log, lambda: None
     )
     assert code == 2
@@ -340,7 +340,7 @@ def test_what_a_command_says_last_is_why_it_failed(tmp_path):
     ("options", "told"),
     [
         ([], "There is no study to run"),
-        (["--preset", "paper-table9", "--out", "x"], "There is no preset called 'paper-table9'"),
+        (["--preset", "paper-table9", "--out", "x"], "There is no preset named 'paper-table9'"),
         (["--preset", "paper-table1", "--out", "x"], "needs slides"),
         (["--preset", "layers", "--scale", "tiny", "--out", "x"], "It is full or mini"),
         (

@@ -5,15 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from tapfm.config.loading import resolve
-from tapfm.config.study import load_study, resolve_study, study_text
+from tapfm.config.loading import resolve_config
+from tapfm.config.study import format_study, load_study, resolve_study
 from tapfm.errors import InputError, SettingError, UnknownNameError
 from tapfm.study.folder import StudyFolder
-from tapfm.study.from_preset import PresetOptions, find_presets, mini_study, preset_study, preset_text
-from tapfm.study.from_preset import _preset_tables as preset_tables
 from tapfm.study.plan import plan_study
+from tapfm.study.preset_studies import (
+    PresetOptions,
+    build_mini_study,
+    build_preset_study,
+    expand_preset_name,
+    format_preset_toml,
+)
+from tapfm.study.preset_studies import _preset_tables as preset_tables
 from tapfm.study.presets import PRESETS
-from tapfm.study.runs import methods_of, run_config, runs_of, select_runs
+from tapfm.study.runs import list_methods, list_runs, run_config, select_runs
 
 SLIDES = {"cohort": {"table": "c.csv", "tiles": "tiles"}}
 SMALL = {"name": "small", "targets": ["FGFR3"], "encoders": ["tapfm-pocket"], **SLIDES}
@@ -24,7 +30,7 @@ def study(**changes):
 
 
 def names(config):
-    return [run.name for run in runs_of(config)]
+    return [run.name for run in list_runs(config)]
 
 
 def test_runs_are_the_cross_product_and_a_whole_seed_comes_first():
@@ -51,7 +57,7 @@ def test_titles_are_those_of_the_paper():
     config = study(
         encoders=["UNI", "h-optimus-0"], aggregators=["varmil"], tapfm_aggregators=["cls-attention", "cls-gated"]
     )
-    titles = [method.title for method in methods_of(config)]
+    titles = [method.title for method in list_methods(config)]
     assert titles[:4] == ["UNI + VarMIL", "H-optimus-0 + VarMIL", "UNI + VarMIL (FT)", "H-optimus-0 + VarMIL (FT)"]
     assert titles[4:6] == ["UNI (TAPFM)", "UNI (TAPFM, cls-gated)"]
 
@@ -68,7 +74,7 @@ def test_settings_are_laid_over_each_other_and_the_variant_is_on_top():
         variants=[{"name": "more", "settings": {"adaptation": {"tau": 0.5}}}],
         folds=[1],
     )
-    fixed, tapfm = (run_config(config, run, Path("features")) for run in runs_of(config))
+    fixed, tapfm = (run_config(config, run, Path("features")) for run in list_runs(config))
     assert (fixed.schedule.epochs, fixed.adaptation.tiles_per_slide, fixed.adaptation.tau) == (7, "all", 0.5)
     assert (tapfm.schedule.epochs, tapfm.adaptation.tiles_per_slide) == (3, 5)
     assert (fixed.tiles.features, tapfm.tiles.features) == (Path("features"), None)
@@ -81,8 +87,8 @@ def test_settings_are_laid_over_each_other_and_the_variant_is_on_top():
     ("changes", "told"),
     [
         ({"sedes": [0]}, "sedes: there is no such setting; did you mean seeds?"),
-        ({"encoders": ["unni"]}, "There is no encoder called 'unni'"),
-        ({"aggregators": ["abmli"]}, "There is no aggregator called 'abmli'"),
+        ({"encoders": ["unni"]}, "There is no encoder named 'unni'"),
+        ({"aggregators": ["abmli"]}, "There is no aggregator named 'abmli'"),
         ({"regimes": ["frozen"]}, "regimes.0: input should be 'tapfm', 'finetune' or 'fixed'; got 'frozen'"),
         (
             {"settings": {"adaptation": {"lamda": 1}}},
@@ -111,7 +117,7 @@ def test_several_problems_are_told_at_once():
 
 
 def test_paths_start_at_the_file(tmp_path):
-    text = study_text(
+    text = format_study(
         SMALL
         | {
             "weights": {"tapfm-pocket": "w.safetensors"},
@@ -142,12 +148,12 @@ def test_a_study_comes_back_from_its_text_as_it_was():
         weights={"tapfm-pocket": "a/b c.safetensors"},
         notes=['with "quotes"'],
     )
-    assert resolve_study(tomllib.loads(study_text(config.as_tables()))) == config
+    assert resolve_study(tomllib.loads(format_study(config.as_tables()))) == config
 
 
 def test_only_takes_patterns_and_beginnings():
     config = study(regimes=["fixed", "tapfm"], aggregators=["abmil", "mean"], seeds=[0, 1])
-    runs = runs_of(config)
+    runs = list_runs(config)
     assert len(select_runs(runs, [])) == 6
     assert {run.method.regime for run in select_runs(runs, ["*/tapfm/*"])} == {"tapfm"}
     assert len(select_runs(runs, ["tapfm-pocket/fixed"])) == 4
@@ -170,15 +176,15 @@ def test_an_impossible_run_is_named_and_the_others_are_planned(tmp_path):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_whole_in_both_scales_and_as_a_file(name, tmp_path):
     given = PresetOptions(cohort=Path("c.csv"), external=Path("x.csv"), probe_tiles=Path("probe"))
-    full = preset_study(name, given)
-    mini = mini_study(name, tmp_path)
+    full = build_preset_study(name, given)
+    mini = build_mini_study(name, tmp_path)
     for config in (full, mini):
         planned = plan_study(config, StudyFolder(tmp_path))
         assert not planned.problems
         assert planned.runs
     assert "nothing about tissue" in mini.notes[0]
     assert "K = " in mini.notes[1]
-    text = preset_text(name, PresetOptions(), tmp_path / "study.toml")
+    text = format_preset_toml(name, PresetOptions(), tmp_path / "study.toml")
     (tmp_path / "study.toml").write_text(text)
     written = load_study(tmp_path / "study.toml")
     assert written.cohort.table == tmp_path / "split.csv"
@@ -187,37 +193,37 @@ def test_every_preset_is_whole_in_both_scales_and_as_a_file(name, tmp_path):
 
 def test_presets_are_the_papers_grids():
     given = PresetOptions(cohort=Path("c.csv"))
-    table1 = preset_study("paper-table1", given)
+    table1 = build_preset_study("paper-table1", given)
     assert len(names(table1)) == 3 * 4 * 2 + 3 * 2
-    configs = {run.name: run_config(table1, run, Path("f")) for run in runs_of(table1)}
+    configs = {run.name: run_config(table1, run, Path("f")) for run in list_runs(table1)}
     assert configs["uni/tapfm/cls-attention/seed0"].schedule.epochs == 20
     assert configs["uni/finetune/abmil/seed0"].schedule.epochs == 50
     assert configs["h-optimus-0/tapfm/cls-attention/seed0"].adaptation.tiles_per_slide == 75
-    lambdas = preset_study("ablation-lambda", given)
-    values = [run_config(lambdas, run, Path("f")).adaptation.lambda_ for run in runs_of(lambdas)]
+    lambdas = build_preset_study("ablation-lambda", given)
+    values = [run_config(lambdas, run, Path("f")).adaptation.lambda_ for run in list_runs(lambdas)]
     assert values == [0.25, 0.5, 0.75, 1.0]
-    tiles = preset_study("ablation-tiles", given)
-    assert [run_config(tiles, run, Path("f")).adaptation.tiles_per_slide for run in runs_of(tiles)] == [25, 50, 75]
+    tiles = build_preset_study("ablation-tiles", given)
+    assert [run_config(tiles, run, Path("f")).adaptation.tiles_per_slide for run in list_runs(tiles)] == [25, 50, 75]
     assert preset_tables("layers", given)["variants"][3]["settings"] == {"adaptation": {"scope": "last:12"}}
 
 
 def test_a_preset_takes_what_is_typed_and_asks_for_what_is_missing():
     given = PresetOptions(cohort=Path("c.csv"), targets=("A", "B"), encoders=("uni",), seeds=(3,), folds=(0, 1))
-    config = preset_study("paper-table1", given)
+    config = build_preset_study("paper-table1", given)
     assert (config.targets, config.encoders, config.seeds, config.folds) == (["A", "B"], ["uni"], [3], [0, 1])
     assert config.external is None
     with pytest.raises(InputError, match="needs slides"):
-        preset_study("paper-table1", PresetOptions())
+        build_preset_study("paper-table1", PresetOptions())
     with pytest.raises(InputError, match="tiles of another task"):
-        preset_study("forgetting", PresetOptions(cohort=Path("c.csv")))
-    with pytest.raises(UnknownNameError, match="no preset called 'paper-table'"):
-        find_presets("paper-table", mini=False)
+        build_preset_study("forgetting", PresetOptions(cohort=Path("c.csv")))
+    with pytest.raises(UnknownNameError, match="no preset named 'paper-table'"):
+        expand_preset_name("paper-table", mini=False)
     with pytest.raises(InputError, match="is for --scale mini"):
-        find_presets("all", mini=False)
-    assert len(find_presets("all", mini=True)) == 5
+        expand_preset_name("all", mini=False)
+    assert len(expand_preset_name("all", mini=True)) == 5
 
 
 def test_a_runs_configuration_is_what_train_reads():
     config = study(regimes=["tapfm"])
-    (run,) = runs_of(config)
-    assert resolve(run_config(config, run, Path("f")).as_tables()) == run_config(config, run, Path("f"))
+    (run,) = list_runs(config)
+    assert resolve_config(run_config(config, run, Path("f")).as_tables()) == run_config(config, run, Path("f"))

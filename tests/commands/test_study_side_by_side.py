@@ -6,7 +6,7 @@ import io
 from rich.console import Console
 
 from tapfm.config.study import load_study
-from tapfm.runtime.interrupts import StopRequests
+from tapfm.runtime.interrupts import StopSignalHandler
 from tapfm.runtime.steps import Step
 from tapfm.study import runner as study_runner
 from tapfm.study.folder import StudyFolder
@@ -41,7 +41,7 @@ def test_status_csv_has_each_step_and_keeps_those_of_other_runs(tmp_path):
         return 0
 
     said = io.StringIO()
-    with StopRequests(print) as stop:
+    with StopSignalHandler(print) as stop:
         run_steps(steps, StudyFolder(tmp_path), stop, Console(file=said, width=200), run_command, jobs=2)
     with (tmp_path / "status.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [

@@ -27,20 +27,20 @@ from tapfm.study.forgetting import (
     _draw_tiles as draw_tiles,
 )
 from tapfm.study.forgetting import (
-    conclude_forgetting,
+    describe_forgetting,
     forgetting_table,
     summarise_probes,
 )
 from tapfm.study.probe import _cosine_distance as cosine_distance
 from tapfm.study.probe import _linear_cka as linear_cka
 from tapfm.study.probe import _probe as probe
-from tapfm.study.probe_pictures import find_pictures
+from tapfm.study.probe_tiles import find_probe_tiles
 from tapfm.study.results import MethodResult, StudyResults
 from tapfm.study.results import _pool_folds as pool_folds
-from tapfm.study.runs import PlannedRun, methods_of
+from tapfm.study.runs import PlannedRun, list_methods
 from tapfm.study.stability import (
     Trajectory,
-    conclude_stability,
+    describe_stability,
     means_table,
     measure_trajectories,
     runs_table,
@@ -80,9 +80,9 @@ def test_the_best_is_bold_the_second_underlined_and_tests_are_against_the_best()
     worst = next(row for row in rows if row["model"] == "tapfm-pocket + ABMIL (FT)" and row["cohort"] == "test")
     assert (best["rank"], worst["rank"]) == ("1", "3")
     assert best["p_holm"] == ""
-    assert float(worst["minus_best"]) == pytest.approx(float(worst["auc"]) - float(best["auc"]))
-    assert float(worst["minus_best"]) < 0
-    assert float(worst["low"]) < float(worst["auc"]) < float(worst["high"])
+    assert float(worst["difference_to_best"]) == pytest.approx(float(worst["auc"]) - float(best["auc"]))
+    assert float(worst["difference_to_best"]) < 0
+    assert float(worst["ci_low"]) < float(worst["auc"]) < float(worst["ci_high"])
     assert 0 < float(worst["p_holm"]) <= 1
 
 
@@ -120,7 +120,7 @@ def test_the_best_is_that_of_the_patients_that_all_methods_have():
     made = (swapped + good[10:], fair[:10])
     methods = [
         MethodResult(method, {"r": history([1.0])}, {"test": [slides]})
-        for method, slides in zip(methods_of(study), made, strict=True)
+        for method, slides in zip(list_methods(study), made, strict=True)
     ]
     comparison = compare_study(StudyResults(study, StudyFolder(Path()), methods, {}))
     assert comparison.patients == {("test", "FGFR3"): 10}
@@ -145,7 +145,7 @@ def test_a_model_for_each_target_has_a_column_for_each():
     study = a_study(targets=["EGFR", "KRAS"], task="binary", regimes=["tapfm"])
     methods = [
         MethodResult(method, {"r": history([1.0])}, {"test": [predictions(strength, targets=(method.target,))]})
-        for method, strength in zip(methods_of(study), (0.5, 2.0), strict=True)
+        for method, strength in zip(list_methods(study), (0.5, 2.0), strict=True)
     ]
     results = StudyResults(study, StudyFolder(Path()), methods, {})
     comparison = compare_study(results)
@@ -159,7 +159,7 @@ def test_a_model_for_each_target_has_a_column_for_each():
 def test_an_auc_that_is_undefined_is_a_dash_and_says_why():
     study = a_study(regimes=["tapfm"])
     one_class = [each for each in predictions(1.0) if each.labels["FGFR3"] == 1]
-    (method,) = methods_of(study)
+    (method,) = list_methods(study)
     results = StudyResults(
         study, StudyFolder(Path()), [MethodResult(method, {"r": history([1.0])}, {"test": [one_class]})], {}
     )
@@ -168,7 +168,7 @@ def test_an_auc_that_is_undefined_is_a_dash_and_says_why():
     assert "| tapfm-pocket (TAPFM) | - <sup>1</sup> |" in text
     assert "no negative" in text
     assert "--" in latex_table(wide_table(comparison, study), "c", "l")
-    assert "no negative" in rows_of(tidy_table(comparison))[0]["why"]
+    assert "no negative" in rows_of(tidy_table(comparison))[0]["reason"]
     assert roc_figure(results).panels[0].why_empty
 
 
@@ -217,7 +217,7 @@ def test_csv_markdown_and_latex_have_the_same_numbers():
     for row in rows:
         for text in texts:
             lines = [line for line in text.splitlines() if row["model"] in line]
-            wanted = [f"{float(row['auc']):.4f}", *(f"{float(row[name]):.3f}" for name in ("low", "high"))]
+            wanted = [f"{float(row['auc']):.4f}", *(f"{float(row[name]):.3f}" for name in ("ci_low", "ci_high"))]
             assert any(all(number in line for number in wanted) for line in lines)
 
 
@@ -342,17 +342,17 @@ def made_up(joint, before, after, seed=0):
     ],
 )
 def test_the_conclusion_follows_the_numbers(numbers, conclusion):
-    sentences = conclude_stability([each for seed in range(5) for each in made_up(*numbers, seed=seed)])
+    sentences = describe_stability([each for seed in range(5) for each in made_up(*numbers, seed=seed)])
     assert conclusion in sentences[-1]
     assert "chance" not in sentences[-1]
-    assert "chance" in conclude_stability(made_up(*numbers))[-1]
+    assert "chance" in describe_stability(made_up(*numbers))[-1]
 
 
 def test_seeds_that_disagree_settle_nothing():
-    sentences = conclude_stability(made_up(3.0, 1.0, 2.0) + made_up(0.5, 1.0, 2.0, seed=1))
+    sentences = describe_stability(made_up(3.0, 1.0, 2.0) + made_up(0.5, 1.0, 2.0, seed=1))
     assert "neither support nor contradict" in sentences[-1]
     assert "joint is above both others in 1 of 2 seeds, and below both in 1" in sentences[1]
-    assert conclude_stability(made_up(1.0, 1.0, 1.0)[:2])[-1] == "No seed has runs of all three orders yet."
+    assert describe_stability(made_up(1.0, 1.0, 1.0)[:2])[-1] == "No seed has runs of all three orders yet."
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -395,13 +395,13 @@ def probe_file(path, after_right, classes=2, count=20):
 def test_forgetting_is_measured_and_compared(tmp_path):
     study = a_study(report="forgetting", probe={"tiles": "t"}, seeds=[0])
     results = results_of(study, (0.5, 1.0), folder=tmp_path)
-    finetune, tapfm = (PlannedRun(method, 0, None) for method in methods_of(study))
+    finetune, tapfm = (PlannedRun(method, 0, None) for method in list_methods(study))
     probe_file(StudyFolder(tmp_path).probe(finetune), after_right=8)
     probe_file(StudyFolder(tmp_path).probe(tapfm), after_right=20)
     found = summarise_probes(results)
     assert found[0].found["accuracy", "change"].value == pytest.approx(-0.6)
     assert found[1].found["accuracy", "change"].value == 0
-    sentences = conclude_forgetting(found)
+    sentences = describe_forgetting(found)
     assert sentences[0].startswith("tapfm-pocket + ABMIL (FT): accuracy fell, -0.600")
     assert sentences[1].startswith("tapfm-pocket (TAPFM): no significant change")
     assert sentences[2].startswith("tapfm-pocket (TAPFM) keeps more accuracy than tapfm-pocket + ABMIL (FT): +0.600")
@@ -426,17 +426,17 @@ def test_pictures_are_found_in_both_layouts_and_what_is_missing_is_told(tmp_path
             path = tmp_path / "plain" / name / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"")
-    found = find_pictures(tmp_path / "plain", seed=1)
+    found = find_probe_tiles(tmp_path / "plain", seed=1)
     assert found.classes == ("a", "b")
     assert (len(found.train), len(found.test)) == (6, 6)
     assert not {each.path for each in found.train} & {each.path for each in found.test}
-    assert find_pictures(tmp_path / "plain", seed=1) == found
-    assert find_pictures(tmp_path / "plain", seed=2) != found
+    assert find_probe_tiles(tmp_path / "plain", seed=1) == found
+    assert find_probe_tiles(tmp_path / "plain", seed=2) != found
     shutil.copytree(tmp_path / "plain", tmp_path / "split" / "train")
     shutil.copytree(tmp_path / "plain", tmp_path / "split" / "test")
-    assert len(find_pictures(tmp_path / "split").test) == 12
+    assert len(find_probe_tiles(tmp_path / "split").test) == 12
     shutil.rmtree(tmp_path / "plain" / "b")
     with pytest.raises(InputError, match="pictures of 1 classes"):
-        find_pictures(tmp_path / "plain")
+        find_probe_tiles(tmp_path / "plain")
     with pytest.raises(InputError, match="no folder"):
-        find_pictures(tmp_path / "absent")
+        find_probe_tiles(tmp_path / "absent")

@@ -13,8 +13,8 @@ import pytest
 from cohort_files import rows_of
 from command_line import PROGRAM, start, tapfm, wait_for
 
-from tapfm.cohort.manifest import read_cohort
-from tapfm.runtime.cohort_job import RESUME
+from tapfm.cohort.cohort_table import read_cohort
+from tapfm.runtime.cohort_job import RESUME_HINT
 from tapfm.slides.opening import find_slides, open_slide
 from tapfm.slides.tissue import tissue_mask
 from tapfm.synthetic.truth import read_truth
@@ -84,8 +84,8 @@ def test_both_readers_see_the_same_pixels(painted):
     folder, _ = painted
     path = folder / "slides" / "S001.svs"
     with closing(open_slide(path)) as ours, openslide.OpenSlide(path) as theirs:
-        assert ours.facts.reader != "OpenSlide"
-        x, y = ours.facts.width_px0 // 2, ours.facts.height_px0 // 2
+        assert ours.metadata.reader != "OpenSlide"
+        x, y = ours.metadata.width_px0 // 2, ours.metadata.height_px0 // 2
         region = np.asarray(theirs.read_region((x, y), 0, (300, 200)).convert("RGB"))
         np.testing.assert_array_equal(ours.read_level(0, x, y, 300, 200), region)
 
@@ -238,7 +238,7 @@ def test_a_full_disk_is_an_error_not_a_traceback(tmp_path):
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
-    assert RESUME in result.stderr
+    assert RESUME_HINT in result.stderr
 
 
 def test_rare_targets_are_told_to_be_planted_more_often(tmp_path):
@@ -275,7 +275,7 @@ def test_a_run_that_is_stopped_goes_on(tmp_path, blow):
     _, stderr = process.communicate()
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[blow], stderr
     assert "Traceback" not in stderr
-    assert (RESUME in stderr) == (blow != signal.SIGKILL)
+    assert (RESUME_HINT in stderr) == (blow != signal.SIGKILL)
     assert not (folder / "cohort.csv").exists()  # no table of slides that are not there
     for path in (folder / "slides").glob("S*.svs"):
         openslide.OpenSlide(path).close()

@@ -15,7 +15,7 @@ from command_line import PROGRAM, tapfm
 from PIL import Image
 from slide_files import REAL, needs_real_slides, section, write_slide
 
-from tapfm.cohort.manifest import SlideRow
+from tapfm.cohort.cohort_table import SlideRow
 from tapfm.tiles.cohort_tiling import _make_job as make_job
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import read_tiles
@@ -82,7 +82,7 @@ def test_broken_slides_cost_themselves_only(tmp_path):
     assert "has no tissue" in reasons["glass"]
     assert "0.005 um per pixel, outside 0.1 to 1.2" in reasons["absurd"]
     assert "short.svs" in reasons["short"]
-    assert all(row["what_to_do"] for row in rows_of(out / "failures.csv"))
+    assert all(row["hint"] for row in rows_of(out / "failures.csv"))
     assert sorted(tile_files(out)) == ["case-0_patches.h5", "case-1_patches.h5"]
     assert (out / "overlays" / "glass.png").exists()  # so that one sees why
     assert "has no tissue" in (out / "index.html").read_text()
@@ -264,7 +264,7 @@ def test_any_number_of_workers_makes_the_same_files(tmp_path):
         (["--mpp", "0"], "mpp is 0"),
         (["--min-tissue", "2"], "min-tissue is 2"),
         (["--tissue", "magic"], "otsu, darkness, texture"),
-        (["--layout", "tridnet"], "Nearest: trident"),
+        (["--layout", "tridnet"], "Did you mean: trident"),
         (["--workers", "-1"], "has to be at least"),
         (["--only", "case-9"], "Ids there are: case-0, case-1"),
         (["--tissue-mask", "absent"], "absent does not exist"),

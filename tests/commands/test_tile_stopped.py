@@ -11,8 +11,8 @@ from cohort_files import make_cohort, rows_of, tile_files
 from command_line import PROGRAM, start, tapfm, wait_for
 from slide_files import section, write_slide
 
-from tapfm.runtime.cohort_job import RESUME
-from tapfm.runtime.output_folder import locked
+from tapfm.runtime.cohort_job import RESUME_HINT
+from tapfm.runtime.output_folder import lock_folder
 from tapfm.tiles.store import read_tiles
 
 
@@ -39,7 +39,7 @@ def test_a_run_that_is_stopped_leaves_whole_files_and_goes_on(tmp_path, blow):
     _, stderr = process.communicate()
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[blow], stderr
     assert "Traceback" not in stderr
-    assert (RESUME in stderr) == (blow != signal.SIGKILL)
+    assert (RESUME_HINT in stderr) == (blow != signal.SIGKILL)
     wait_for_all_gone(workers)
     for path in (out / "patches").glob("*.h5"):
         read_tiles(path)
@@ -84,7 +84,7 @@ def test_what_a_killed_run_was_writing_is_removed(tmp_path):
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
-    with locked(out, "tapfm tile"):
+    with lock_folder(out, "tapfm tile"):
         second = tapfm("tile", cohort, "--out", out)
     assert second.returncode == 2
     assert "Another tapfm tile is at work" in second.stderr

@@ -120,7 +120,7 @@ def test_a_slide_that_cannot_be_read_stops_the_run_or_is_left_out(own_lab):
     (go_on,) = re.findall(r"resume without them: tapfm (.*)", result.said)
     assert go_on.endswith("--resume --allow-failures 1")
     (row,) = rows_of(own_lab / "run" / "failures.csv")
-    assert (row["slide_id"], row["what"]) == ("case-02", "failed")
+    assert (row["slide_id"], row["problem"]) == ("case-02", "failed")
     result = tapfm(*shlex.split(go_on))
     assert result.returncode == 0, result.said
     assert "1 slide failed" in result.said
@@ -148,7 +148,7 @@ def test_tiles_that_were_skipped_in_the_final_look_are_listed(own_lab):
     result = train_in(own_lab)
     assert result.returncode == 0, result.said
     (row,) = rows_of(own_lab / "run" / "failures.csv")
-    assert (row["slide_id"], row["what"], row["tiles_skipped"]) == ("case-07", "tiles skipped", "1")
+    assert (row["slide_id"], row["problem"], row["tiles_skipped"]) == ("case-07", "tiles skipped", "1")
     assert "skipped: 1 tile of 1 slide" in (own_lab / "run" / "summary.md").read_text()
 
 
@@ -270,7 +270,7 @@ def test_finetune_has_no_attention_loss(train):
 
 def test_a_diverged_run_stops_and_leaves_the_last_good_checkpoint(lab):
     out = lab / "runs" / "diverged"
-    changes = ["optimiser.encoder_lr=1e30", "schedule.epochs=9", "machine.save_minutes=1e-9"]
+    changes = ["optimiser.encoder_lr=1e30", "schedule.epochs=9", "machine.checkpoint_minutes=1e-9"]
     options = [part for change in changes for part in ("--set", change)]
     result = tapfm("train", lab / "run.toml", "--out", out, *options)
     assert result.returncode == 1, result.said

@@ -99,7 +99,7 @@ def test_what_torchmil_cannot_do_is_told_with_the_configuration(lab):
     said = refused(lab, name, FINETUNE, 'task.targets=["FGFR3", "TP53"]', "head.layer_norm=true")
     assert "task.targets: torchmil:TransMIL has one logit, and there are 2 targets." in said
     assert "head.layer_norm: torchmil:TransMIL has a head of its own" in said
-    assert "no model of torchmil called 'Transmill'" in refused(lab, "aggregator.name=torchmil:Transmill", FINETUNE)
+    assert "no model of torchmil named 'Transmill'" in refused(lab, "aggregator.name=torchmil:Transmill", FINETUNE)
     said = refused(lab, name, FINETUNE, "aggregator.options.att_dm=3")
     assert "aggregator.options.att_dm: There is no option of the aggregator torchmil:TransMIL" in said
 

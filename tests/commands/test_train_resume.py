@@ -28,7 +28,7 @@ def first(train):
 
 def test_a_killed_run_goes_on_to_the_same_weights(lab, tmp_path):
     """Killed three times at random steps, by the signal that no program hears."""
-    settings = ["--set", "schedule.epochs=3", "--set", "machine.save_minutes=1e-9", "--set", "adaptation.chunk=2"]
+    settings = ["--set", "schedule.epochs=3", "--set", "machine.checkpoint_minutes=1e-9", "--set", "adaptation.chunk=2"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert tapfm("train", lab / "run.toml", "--out", whole, *settings).returncode == 0
     last = killed / "checkpoints" / "last.safetensors"
@@ -59,7 +59,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(lab, tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(lab, tmp_path, number, code):
     out = tmp_path / "run"
-    settings = ["--set", "schedule.epochs=100", "--set", "machine.save_minutes=1e-9"]
+    settings = ["--set", "schedule.epochs=100", "--set", "machine.checkpoint_minutes=1e-9"]
     process = start("train", lab / "run.toml", "--out", out, *settings)
     wait_for((out / "checkpoints" / "last.safetensors").exists, process)
     process.send_signal(number)

@@ -1,12 +1,12 @@
-"""Links that lead out of the docs, on the site."""
+"""Rewriting of links that leave docs/."""
 
 import pytest
-from docs_hook import mended
+from docs_hook import rewrite_links
 
 
 @pytest.fixture
-def mend(tmp_path):
-    """Mend the text of docs/how-to/page.md in a small repository, or of another page."""
+def rewrite(tmp_path):
+    """A function that rewrites the links of docs/how-to/page.md, or of another page, in a small repository."""
     for name in ("src/code.py", "docs/how-to/page.md", "docs/other.md", "docs/decisions/0001.md", "README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -14,7 +14,7 @@ def mend(tmp_path):
     pages = {"how-to/page.md", "other.md", "decisions/0001.md", "contributing.md", "index.md"}
 
     def run(text, source="docs/how-to/page.md", uri="how-to/page.md"):
-        return mended(text, tmp_path / source, uri, tmp_path / "docs", pages.__contains__)
+        return rewrite_links(text, tmp_path / source, uri, tmp_path / "docs", pages.__contains__)
 
     return run
 
@@ -31,8 +31,8 @@ def mend(tmp_path):
         ("[front](../../README.md)", "[front](../index.md)"),
     ],
 )
-def test_what_the_site_does_not_have_becomes_text_or_its_own_page(mend, written, shown):
-    assert mend(written) == shown
+def test_links_outside_docs_become_text_or_lead_to_the_page_of_the_site(rewrite, written, shown):
+    assert rewrite(written) == shown
 
 
 @pytest.mark.parametrize(
@@ -53,25 +53,25 @@ def test_what_the_site_does_not_have_becomes_text_or_its_own_page(mend, written,
         '<div class="doors" markdown>\n\n</div>\n<!-- a comment -->',
     ],
 )
-def test_the_rest_is_left_as_it_is(mend, text):
-    assert mend(text) == text
+def test_other_links_and_code_stay_unchanged(rewrite, text):
+    assert rewrite(text) == text
 
 
-def test_links_of_a_page_from_outside_start_at_its_place_on_the_site(mend):
+def test_links_of_contributing_are_relative_to_its_page_on_the_site(rewrite):
     text = "[page](docs/how-to/page.md#part), [`code.py`](src/code.py), ![picture](docs/other.md)"
-    shown = mend(text, "CONTRIBUTING.md", "contributing.md")
+    shown = rewrite(text, "CONTRIBUTING.md", "contributing.md")
     assert shown == "[page](how-to/page.md#part), `code.py`, ![picture](other.md)"
 
 
-def test_links_after_code_and_in_one_line_are_all_mended(mend):
+def test_all_links_after_code_and_on_one_line_are_rewritten(rewrite):
     text = "`x` [a](../../src/code.py), [b `c`](../../src/code.py)\n\n```\n`\n```\n\n[d](../../src/code.py)"
     shown = "`x` a (`src/code.py`), b `c` (`src/code.py`)\n\n```\n`\n```\n\nd (`src/code.py`)"
-    assert mend(text) == shown
+    assert rewrite(text) == shown
 
 
-def test_a_sign_that_begins_no_tag_is_shown(mend):
-    assert mend("sum_i <z_i, g_i> < 3, [`a<b`](../../src/code.py)") == "sum_i &lt;z_i, g_i> &lt; 3, `a<b`"
+def test_less_than_that_starts_no_tag_is_escaped(rewrite):
+    assert rewrite("sum_i <z_i, g_i> < 3, [`a<b`](../../src/code.py)") == "sum_i &lt;z_i, g_i> &lt; 3, `a<b`"
 
 
-def test_a_lonely_backtick_hides_no_link_of_the_next_paragraph(mend):
-    assert mend("a ` b\n\n[c](../../src/code.py) `d`") == "a ` b\n\nc (`src/code.py`) `d`"
+def test_an_unpaired_backtick_does_not_affect_the_next_paragraph(rewrite):
+    assert rewrite("a ` b\n\n[c](../../src/code.py) `d`") == "a ` b\n\nc (`src/code.py`) `d`"

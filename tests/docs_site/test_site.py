@@ -1,4 +1,4 @@
-"""The docs as a site: built without a warning, and nothing in it is fetched from elsewhere."""
+"""The docs site: it builds without warnings, and its pages load nothing from other servers."""
 
 import os
 import re
@@ -13,10 +13,9 @@ import yaml
 from browser import chromium, page  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = re.compile(r"(https?:)?//")
-# what the theme's script would ask for where a page has a diagram of mermaid's or names its repository, and the page of
-# a library in a comment
-IN_SCRIPTS = {"unpkg.com", "api.github.com", "clipboardjs.com", "lunrjs.com", "tartarus.org", "bit.ly"}
+EXTERNAL_ADDRESS = re.compile(r"(https?:)?//")
+# hosts in the theme's scripts: used only for mermaid diagrams or repository links, or named in comments of libraries
+ALLOWED_HOSTS_IN_SCRIPTS = {"unpkg.com", "api.github.com", "clipboardjs.com", "lunrjs.com", "tartarus.org", "bit.ly"}
 
 
 def build(folder, out):
@@ -38,55 +37,55 @@ def site(built):
     return out
 
 
-class Fetched(HTMLParser):
-    """Addresses that a browser follows by itself; a link to click is none."""
+class LoadedAddresses(HTMLParser):
+    """Collects the addresses that a browser loads with a page; links are not included."""
 
     def __init__(self):
         super().__init__()
         self.addresses, self.classes = [], set()
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.classes.update((given.get("class") or "").split())
+        attributes = dict(attrs)
+        self.classes.update((attributes.get("class") or "").split())
         if tag != "a":
             names = ("src", "srcset", "href", "poster", "data")
-            self.addresses += [given[name] for name in names if given.get(name)]
+            self.addresses += [attributes[name] for name in names if attributes.get(name)]
 
 
 def read(path):
-    parser = Fetched()
+    parser = LoadedAddresses()
     parser.feed(path.read_text("utf-8"))
     return parser
 
 
-def test_the_site_is_built_without_a_warning(built):
+def test_the_site_builds_without_warnings(built):
     result, out = built
-    said = result.stdout + result.stderr
-    assert result.returncode == 0, said
-    assert "WARNING" not in said
-    assert "MkDocs 2" not in said
+    output = result.stdout + result.stderr
+    assert result.returncode == 0, output
+    assert "WARNING" not in output
+    assert "MkDocs 2" not in output
     assert (out / "index.html").is_file()
 
 
-def test_pages_fetch_nothing_from_elsewhere(site):
+def test_pages_load_nothing_from_other_servers(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
     for path in pages:
         found = read(path)
         assert found.addresses
-        assert not [each for each in found.addresses if ELSEWHERE.match(each)], path
-        assert not found.classes & {"mermaid", "md-source"}, path  # for which the theme's script would ask others
+        assert not [each for each in found.addresses if EXTERNAL_ADDRESS.match(each)], path
+        assert not found.classes & {"mermaid", "md-source"}, path  # the theme's script would load files for these
 
 
-def test_styles_and_scripts_fetch_nothing_from_elsewhere(site):
+def test_styles_and_scripts_load_nothing_from_other_servers(site):
     for path in site.rglob("*.css"):
         text = path.read_text("utf-8")
         assert not re.search(r"""url\(\s*["']?(https?:)?//|@import""", text), path
     for path in site.rglob("*.js"):
-        # neither the words of the pages, nor what splits words of other languages and is not loaded for English
+        # skip the text of the pages, and tokenizers of other languages, which are not loaded for English
         if path.name != "search_index.js" and path.parent.name not in ("lunr", "min"):
             hosts = set(re.findall(r"https?://([\w.-]+\.\w+)", path.read_text("utf-8")))
-            assert hosts <= IN_SCRIPTS, path
+            assert hosts <= ALLOWED_HOSTS_IN_SCRIPTS, path
 
 
 def test_every_page_of_the_docs_is_in_the_navigation(site):
@@ -96,18 +95,18 @@ def test_every_page_of_the_docs_is_in_the_navigation(site):
         assert f'href="{address}"' in home, address
 
 
-def test_pages_from_outside_the_docs_are_there_and_lead_on(site):
+def test_contributing_is_a_page_with_rewritten_links(site):
     text = (site / "contributing.html").read_text("utf-8")
     assert 'href="how-to/add-an-aggregator.html"' in text
     assert "<code>src/tapfm/contracts.py</code>" in text
     assert "src/tapfm/contracts.py</code></a>" not in text
 
 
-def test_signs_of_the_maths_are_not_taken_for_tags(site):
+def test_less_than_in_formulas_is_not_a_tag(site):
     assert "sum_i &lt;z_i, g_zi&gt;" in (site / "explanation" / "paper-and-code.html").read_text("utf-8")
 
 
-def test_search_works_in_files(site, page):  # noqa: F811
+def test_search_works_without_a_server(site, page):  # noqa: F811
     page.goto(f"{(site / 'index.html').as_uri()}")
     page.click(".md-search__input")
     page.keyboard.type("tiles_per_slide")
@@ -116,8 +115,8 @@ def test_search_works_in_files(site, page):  # noqa: F811
 
 
 @pytest.fixture
-def small(tmp_path):
-    """The same settings, with two pages."""
+def small_site(tmp_path):
+    """A docs folder with the same settings and two pages."""
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     settings["nav"] = ["index.md", "other.md", "contributing.md", "changelog.md"]
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(settings))
@@ -132,14 +131,14 @@ def small(tmp_path):
     return tmp_path
 
 
-def test_a_sound_one_is_built(small):
-    result = build(small, small / "site")
+def test_a_valid_site_builds(small_site):
+    result = build(small_site, small_site / "site")
     assert result.returncode == 0, result.stderr
-    assert 'href="contributing.html"' in (small / "site" / "other.html").read_text("utf-8")
+    assert 'href="contributing.html"' in (small_site / "site" / "other.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
-    ("page_name", "text", "complaint"),
+    ("page_name", "text", "message"),
     [
         ("other.md", "# Other\n\n## Another part\n", "does not contain an anchor '#part'"),
         ("other.md", "# Other\n\n## Part\n\n[gone](gone.md)\n", "gone.md"),
@@ -147,10 +146,10 @@ def test_a_sound_one_is_built(small):
         ("other.md", "# Other\n\n## Part\n\n![gone](images/gone.png)\n", "gone.png"),
         ("forgotten.md", "# Forgotten\n", "forgotten.md"),
     ],
-    ids=["anchor", "page", "file", "picture", "not in the navigation"],
+    ids=["anchor", "page", "file", "image", "not in the navigation"],
 )
-def test_what_leads_nowhere_fails_the_build(small, page_name, text, complaint):
-    (small / "docs" / page_name).write_text(text)
-    result = build(small, small / "site")
+def test_broken_links_fail_the_build(small_site, page_name, text, message):
+    (small_site / "docs" / page_name).write_text(text)
+    result = build(small_site, small_site / "site")
     assert result.returncode != 0
-    assert complaint in result.stderr
+    assert message in result.stderr

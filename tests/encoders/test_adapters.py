@@ -21,7 +21,7 @@ from support import (
 from torch import nn
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.encoders.adapters import Scope, adapted_layers, apply_scope, merge_adapters, trained_parameters
+from tapfm.encoders.adapters import Scope, apply_scope, find_lora_layers, merge_adapters, trainable_parameters
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError, SettingError
 
@@ -32,7 +32,7 @@ def with_adapters(family="registers", *, trained=True, **settings):
     """An encoder with adapters that, unlike fresh ones, change something."""
     encoder = small_encoder(family, **settings).eval()
     apply_scope(encoder, LORA)
-    for number, layer in enumerate(adapted_layers(encoder).values() if trained else ()):
+    for number, layer in enumerate(find_lora_layers(encoder).values() if trained else ()):
         randomise(layer.lora_B, seed=number)
     return encoder
 
@@ -117,16 +117,16 @@ def test_merging_gives_timms_own_modules_and_names_back(family):
 def test_adapters_stand_on_every_linear_layer_of_attention_and_mlp():
     encoder = with_adapters(depth=6)  # with more than 20 layers peft looks for shorter names
     layers = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
-    assert list(adapted_layers(encoder)) == [f"blocks.{block}.{layer}" for block in range(6) for layer in layers]
+    assert list(find_lora_layers(encoder)) == [f"blocks.{block}.{layer}" for block in range(6) for layer in layers]
     assert not any(
-        isinstance(module, nn.Dropout) for layer in adapted_layers(encoder).values() for module in layer.modules()
+        isinstance(module, nn.Dropout) for layer in find_lora_layers(encoder).values() for module in layer.modules()
     )
-    for layer in adapted_layers(encoder).values():
+    for layer in find_lora_layers(encoder).values():
         assert layer.scaling == {"default": 2.0}
         assert {len(p) for p in layer.lora_A.parameters()} == {4}
 
 
-@pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep=0)], ids=["one pass", "chunked"])
+@pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep_graphs=0)], ids=["one pass", "chunked"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_through_adapters_equals_end_to_end(family, chunking):
     encoder = with_adapters(family)
@@ -134,9 +134,9 @@ def test_a_step_through_adapters_equals_end_to_end(family, chunking):
     expected = end_to_end_gradient(encoder, aggregator, tiles)
     assert relative_difference(step_gradient(encoder, aggregator, tiles, chunking=chunking), expected) < 1e-9
     learning = {name for name, parameter in encoder.named_parameters() if parameter.grad is not None}
-    assert learning == set(trained_parameters(encoder))
+    assert learning == set(trainable_parameters(encoder))
     assert all(".lora_A." in name or ".lora_B." in name for name in learning)
-    assert all(parameter.grad.abs().sum() > 0 for parameter in trained_parameters(encoder).values())
+    assert all(parameter.grad.abs().sum() > 0 for parameter in trainable_parameters(encoder).values())
 
 
 def test_adapters_learn_with_checkpointed_blocks():
@@ -153,10 +153,10 @@ def test_a_projection_whose_bias_stands_beside_it_is_called_too():
     before = encoder(tiles)
     apply_scope(encoder, LORA)
     torch.testing.assert_close(encoder(tiles), before)
-    for number, layer in enumerate(adapted_layers(encoder).values()):
+    for number, layer in enumerate(find_lora_layers(encoder).values()):
         randomise(layer.lora_B, seed=number)
     step_gradient(encoder, cls_attention(encoder), tiles)
-    assert all(parameter.grad.abs().sum() > 0 for parameter in trained_parameters(encoder).values())
+    assert all(parameter.grad.abs().sum() > 0 for parameter in trainable_parameters(encoder).values())
     adapted = encoder(tiles)
     merge_adapters(encoder)
     torch.testing.assert_close(encoder(tiles), adapted)
@@ -166,7 +166,7 @@ def test_training_adapters_leaves_the_base_weights_untouched():
     encoder = with_adapters(dtype=torch.float32, trained=False).train()
     plain = small_encoder(dtype=torch.float32).state_dict()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
-    optimiser = torch.optim.AdamW(trained_parameters(encoder).values(), lr=1e-2, weight_decay=0.1)
+    optimiser = torch.optim.AdamW(trainable_parameters(encoder).values(), lr=1e-2, weight_decay=0.1)
     losses = []
     for _ in range(5):
         optimiser.zero_grad()
@@ -174,7 +174,7 @@ def test_training_adapters_leaves_the_base_weights_untouched():
     assert losses[-1] < losses[0]
     after = {name.replace(".base_layer.", "."): tensor for name, tensor in encoder.state_dict().items()}
     assert all(torch.equal(after[name], tensor) for name, tensor in plain.items())
-    assert all(p.abs().sum() > 0 for name, p in trained_parameters(encoder).items() if ".lora_B." in name)
+    assert all(p.abs().sum() > 0 for name, p in trainable_parameters(encoder).items() if ".lora_B." in name)
 
 
 def test_the_seed_alone_decides_where_adapters_start():
@@ -184,7 +184,7 @@ def test_the_seed_alone_decides_where_adapters_start():
         state = torch.get_rng_state()
         apply_scope(encoder, LORA, seed=seed)
         assert torch.equal(torch.get_rng_state(), state), "drew from the generator that belongs to others"
-        return torch.cat([p.flatten() for p in trained_parameters(encoder).values()])
+        return torch.cat([p.flatten() for p in trainable_parameters(encoder).values()])
 
     assert torch.equal(start(1, 0), start(1, 9))
     assert not torch.equal(start(1, 0), start(2, 0))
@@ -193,7 +193,7 @@ def test_the_seed_alone_decides_where_adapters_start():
 
 def test_adapters_of_a_half_precision_encoder_learn_in_float32():
     encoder = with_adapters(dtype=torch.bfloat16)
-    assert {p.dtype for p in trained_parameters(encoder).values()} == {torch.float32}
+    assert {p.dtype for p in trainable_parameters(encoder).values()} == {torch.float32}
     tiles = some_tiles(encoder)
     with torch.no_grad():
         adapted = encoder(tiles).z_KD
@@ -208,7 +208,7 @@ def test_the_last_blocks_get_the_gradient_they_have_in_full(family, checkpointed
     encoder = small_encoder(family, depth=3)
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     apply_scope(encoder, FULL)
-    assert len(trained_parameters(encoder)) == len(list(encoder.parameters()))
+    assert len(trainable_parameters(encoder)) == len(list(encoder.parameters()))
     take_step(encoder, aggregator, tiles)
     full = {name: p.grad for name, p in encoder.named_parameters()}
     encoder.zero_grad()
@@ -216,7 +216,7 @@ def test_the_last_blocks_get_the_gradient_they_have_in_full(family, checkpointed
     encoder.recompute = ("block" if checkpointed else "nothing",) * len(encoder.vit.blocks)
     take_step(encoder, aggregator, tiles)
     learning = {name for name in full if name.startswith(("vit.blocks.1.", "vit.blocks.2.", "vit.norm."))}
-    assert set(trained_parameters(encoder)) == learning
+    assert set(trainable_parameters(encoder)) == learning
     for name, parameter in encoder.named_parameters():
         if name in learning:
             torch.testing.assert_close(parameter.grad, full[name])

@@ -29,7 +29,7 @@ def test_every_level_gives_the_same_gradient(family, level):
     encoder.recompute = (level,) * 3
     torch.testing.assert_close(encoder(tiles).z_KD, features)
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
-    pieces = step_gradient(encoder, aggregator, tiles, chunking=Chunking(2, keep=1))
+    pieces = step_gradient(encoder, aggregator, tiles, chunking=Chunking(2, keep_graphs=1))
     assert relative_difference(pieces, expected) < 1e-9
 
 
@@ -80,11 +80,11 @@ def traced(monkeypatch):
     """aot_eager traces forward and backward as inductor would, and needs no compiler; a graph break is an error."""
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: compile_(function, backend="aot_eager", fullgraph=True))
-    vit._compiled.cache_clear()
+    vit._compile.cache_clear()
     torch._dynamo.reset()
     counters.clear()
     yield counters["stats"]
-    vit._compiled.cache_clear()
+    vit._compile.cache_clear()
     torch._dynamo.reset()
 
 
@@ -98,11 +98,11 @@ def test_compiled_blocks_give_the_same_and_a_ragged_chunk_compiles_nothing_anew(
     expected = step_gradient(encoder, aggregator, some_tiles(encoder, 7))
     encoder.compile_blocks()
     assert relative_difference(step_gradient(encoder, aggregator, some_tiles(encoder, 7)), expected) < 1e-5
-    step_gradient(encoder, aggregator, some_tiles(encoder, 6), chunking=Chunking(3, keep=0))
+    step_gradient(encoder, aggregator, some_tiles(encoder, 6), chunking=Chunking(3, keep_graphs=0))
     graphs = traced["unique_graphs"]
     assert graphs == 6, "embedding, blocks and last block, with and without a graph: all blocks share theirs"
     for tiles, chunk in ((11, 3), (5, 2), (30, 8), (1, 1)):
-        step_gradient(encoder, aggregator, some_tiles(encoder, tiles), chunking=Chunking(chunk, keep=1))
+        step_gradient(encoder, aggregator, some_tiles(encoder, tiles), chunking=Chunking(chunk, keep_graphs=1))
     assert traced["unique_graphs"] == graphs
 
 
@@ -144,7 +144,7 @@ def test_compiled_code_is_kept_in_the_users_cache_where_that_can_be_written_to(t
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "put back afterwards")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    vit._keep_compiled_code()
+    vit._set_compile_cache()
     kept = str(home / "tapfm" / "compiled") if writable else None
     assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == kept
 

@@ -9,8 +9,8 @@ from timm.layers import GluMlp
 
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.card import card_from_table
-from tapfm.encoders.catalog import _NOT_OFFERED as NOT_OFFERED
-from tapfm.encoders.catalog import _letters_and_digits as letters_and_digits
+from tapfm.encoders.catalog import _UNSUPPORTED as NOT_OFFERED
+from tapfm.encoders.catalog import _normalise_name as letters_and_digits
 from tapfm.encoders.catalog import encoder_card, encoder_cards
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError, UnknownNameError, UnsupportedEncoderError

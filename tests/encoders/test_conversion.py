@@ -10,7 +10,7 @@ from support import randomise, small_card, some_tiles
 from timm.models.vision_transformer import checkpoint_filter_fn
 
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.conversion import to_timm
+from tapfm.encoders.conversion import convert_to_timm
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import WeightsMismatchError
 
@@ -119,7 +119,7 @@ def test_native_dinov2_keys_are_read_as_timm_reads_them(key):
     randomise(vit)
     native = native_dinov2(vit)
     by_timm = checkpoint_filter_fn(dict(native), vit)
-    ours = to_timm(native)
+    ours = convert_to_timm(native)
     assert ours.keys() == by_timm.keys() == vit.state_dict().keys()
     for name, value in by_timm.items():
         torch.testing.assert_close(ours[name], value, rtol=0, atol=0)
@@ -128,7 +128,7 @@ def test_native_dinov2_keys_are_read_as_timm_reads_them(key):
 def test_native_keys_without_a_mask_token_are_read_too():
     """timm's own filter needs it to tell the dialect, and fails without."""
     vit = build_vit(small_card("openmidnight"))
-    assert to_timm(native_dinov2(vit, mask_token=False)).keys() == vit.state_dict().keys()
+    assert convert_to_timm(native_dinov2(vit, mask_token=False)).keys() == vit.state_dict().keys()
 
 
 @pytest.mark.parametrize("wrapped", ["teacher", "model", "state_dict"])
@@ -138,15 +138,15 @@ def test_training_wrappers_prefixes_and_chunked_blocks_are_undone(wrapped):
     chunked = {name.replace("blocks.", "blocks.0.", 1): value for name, value in native.items()}
     checkpoint = {f"backbone.{name}": value for name, value in chunked.items()}
     checkpoint["dino_head.last_layer.weight"] = torch.zeros(3)
-    ours = to_timm({wrapped: {f"module.{name}": value for name, value in checkpoint.items()}, "epoch": 3})
+    ours = convert_to_timm({wrapped: {f"module.{name}": value for name, value in checkpoint.items()}, "epoch": 3})
     assert ours.keys() == vit.state_dict().keys()
 
 
 def test_a_checkpoint_that_is_no_table_of_tensors_is_refused():
     with pytest.raises(WeightsMismatchError, match="epoch"):
-        to_timm({"epoch": 3, "weight": torch.zeros(1)})
+        convert_to_timm({"epoch": 3, "weight": torch.zeros(1)})
     with pytest.raises(WeightsMismatchError, match="empty"):
-        to_timm({})
+        convert_to_timm({})
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tapfm.encoders.features import FeatureSet, feature_file, read_features, stored_fingerprint, write_features
+from tapfm.encoders.features import FeatureSet, find_feature_file, read_features, read_fingerprint, write_features
 from tapfm.errors import FeatureStoreError
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.seeding import make_rng
 from tapfm.tiles.store import TileSet, read_tiles
 
 TILES = TileSet(
@@ -39,7 +39,7 @@ TRIDENT_COORDS = {
 
 
 def matrix(tiles=3, size=8):
-    return rng_for(0, "features").normal(size=(tiles, size)).astype(np.float32)
+    return make_rng(0, "features").normal(size=(tiles, size)).astype(np.float32)
 
 
 def feature_set(**changes):
@@ -85,7 +85,7 @@ def test_what_is_not_known_is_read_back_as_none(tmp_path):
     bare = FeatureSet("case-17", matrix())
     path = written(tmp_path / "a.h5", bare)
     again = read_features(path)
-    assert (again.attention, again.encoder, again.fingerprint, stored_fingerprint(path)) == (None, None, None, None)
+    assert (again.attention, again.encoder, again.fingerprint, read_fingerprint(path)) == (None, None, None, None)
     np.testing.assert_array_equal(again.positions, TILES.positions)
 
 
@@ -141,12 +141,12 @@ def test_the_same_features_are_the_same_bytes(tmp_path):
 
 def test_a_file_is_recalled_by_its_fingerprint_only_if_it_is_ours_and_whole(tmp_path):
     ours = written(tmp_path / "a.h5")
-    assert stored_fingerprint(ours) == "f00"
-    assert stored_fingerprint(tmp_path / "none.h5") is None
-    assert stored_fingerprint(hdf5(tmp_path / "clam.h5", {"features": matrix()})) is None
+    assert read_fingerprint(ours) == "f00"
+    assert read_fingerprint(tmp_path / "none.h5") is None
+    assert read_fingerprint(hdf5(tmp_path / "clam.h5", {"features": matrix()})) is None
     cut = tmp_path / "cut.h5"
     cut.write_bytes(ours.read_bytes()[:-200])
-    assert stored_fingerprint(cut) is None
+    assert read_fingerprint(cut) is None
 
 
 def test_a_file_that_trident_wrote(tmp_path):
@@ -317,11 +317,11 @@ def test_a_pt_file_with_more_than_a_tensor_is_refused(tmp_path):
 
 
 def test_a_slides_file_is_found_under_each_tools_name_and_ours_first(tmp_path):
-    assert feature_file(tmp_path, "case.17") is None
+    assert find_feature_file(tmp_path, "case.17") is None
     for name in ("case.17.pt", "pt_files/case.17.pt", "h5_files/case.17.h5", "case.17.h5"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-        assert feature_file(tmp_path, "case.17") == tmp_path / name
+        assert find_feature_file(tmp_path, "case.17") == tmp_path / name
 
 
 def test_hdf5_is_read_without_torch(tmp_path):

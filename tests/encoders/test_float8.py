@@ -7,10 +7,10 @@ import torch
 from support import FAMILIES, small_encoder, some_tiles
 from torch import nn
 
-from tapfm.encoders.float8 import _LARGEST as LARGEST
+from tapfm.encoders.float8 import _FLOAT8_MAX as LARGEST
 from tapfm.encoders.float8 import _Float8Linear as Float8Linear
-from tapfm.encoders.float8 import _rounded as rounded
-from tapfm.encoders.float8 import refuse_without_float8, use_float8
+from tapfm.encoders.float8 import _quantise_rows as rounded
+from tapfm.encoders.float8 import check_float8_support, convert_to_float8
 from tapfm.encoders.precision import cast_weights
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import InputError
@@ -57,7 +57,7 @@ def test_a_layer_is_the_product_of_the_rounded_values(bias):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_blocks_but_the_last_are_in_float8(family):
     encoder = small_encoder(family, dtype=torch.float32, depth=3)
-    replaced = use_float8(encoder)
+    replaced = convert_to_float8(encoder)
     *blocks, last = ([type(each) for each in block.modules()] for block in encoder.vit.blocks)
     assert replaced == sum(types.count(Float8Linear) for types in blocks) >= 2 * 2
     assert Float8Linear not in last
@@ -68,7 +68,7 @@ def test_all_blocks_but_the_last_are_in_float8(family):
 
 def test_sizes_that_a_gpu_does_not_multiply_stay_as_they_are():
     encoder = small_encoder(dtype=torch.float32, embed_dim=24, depth=3)
-    assert use_float8(encoder) == 0
+    assert convert_to_float8(encoder) == 0
     assert not any(isinstance(each, Float8Linear) for each in encoder.modules())
 
 
@@ -80,7 +80,7 @@ def test_features_of_a_trained_encoder_hold():
     low, least = copy.deepcopy(plain), copy.deepcopy(plain)
     for each in (low, least):
         cast_weights(each, torch.bfloat16)
-    assert use_float8(least) > 0
+    assert convert_to_float8(least) > 0
     with torch.no_grad():
         exact, in_bfloat16, in_float8 = (each(tiles) for each in (plain, low, least))
     assert nn.functional.cosine_similarity(in_float8.z_KD, exact.z_KD).min() > 0.99
@@ -91,13 +91,13 @@ def test_features_of_a_trained_encoder_hold():
 
 def test_a_device_without_float8_is_refused(monkeypatch):
     with pytest.raises(InputError, match="CPU does not compute in float8") as refused:
-        refuse_without_float8(torch.device("cpu"))
+        check_float8_support(torch.device("cpu"))
     assert "bfloat16" in refused.value.hint
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
     for capability, is_refused in (((8, 0), True), ((8, 9), False), ((9, 0), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         if is_refused:
             with pytest.raises(InputError, match="A100 does not compute"):
-                refuse_without_float8(torch.device("cuda"))
+                check_float8_support(torch.device("cuda"))
         else:
-            refuse_without_float8(torch.device("cuda"))
+            check_float8_support(torch.device("cuda"))

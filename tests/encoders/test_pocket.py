@@ -16,7 +16,7 @@ from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import WeightsDigestError, WeightsNotFoundError
 from tapfm.synthetic.cohort import CohortSpec, plan_cohort
-from tapfm.synthetic.slides import paint_slide
+from tapfm.synthetic.slides import render_slide
 from tapfm.workflows.doctor import _cached_weights_findings as cached_weights_findings
 
 CARD = encoder_card("tapfm-pocket")
@@ -86,10 +86,10 @@ def test_its_attention_differs_between_tiles(pocket):
 
 def nest_tiles(planned):
     """Tiles with nests of one slide, as (tile, does it carry the signal)."""
-    painted = paint_slide(planned)
+    painted = render_slide(planned)
     truth = painted.truth
-    positions, side = truth.grid()
-    nests = truth.share(truth.nests, positions, side)
+    positions, side = truth.default_grid()
+    nests = truth.coverage(truth.epithelium, positions, side)
     positions = positions[nests > 0.3]
     carries = truth.signal("FGFR3", positions, side)
     tiles = [cv2.resize(painted.scan.pixels[y : y + side, x : x + side], (224, 224)) for x, y in positions]

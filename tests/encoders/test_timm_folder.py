@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import FAMILIES, randomise, relative_difference, small_card, some_tiles
 
-from tapfm.encoders.adapters import Scope, adapted_layers, apply_scope, merge_adapters
+from tapfm.encoders.adapters import Scope, apply_scope, find_lora_layers, merge_adapters
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import encoder_card, encoder_cards
 from tapfm.encoders.timm_folder import _timm_config as timm_config
-from tapfm.encoders.timm_folder import check_timm_folder, timm_arguments, write_timm_folder
+from tapfm.encoders.timm_folder import check_timm_folder, extra_timm_arguments, write_timm_folder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import InputError, WeightsError, WeightsMismatchError
@@ -85,13 +85,13 @@ def test_a_swiglu_without_layer_scale_keeps_none(tmp_path):
 
 
 def test_only_an_epsilon_of_its_own_has_to_be_told_to_timm(tmp_path):
-    assert {key for key, card in encoder_cards().items() if timm_arguments(card)} == {"phikon"}
+    assert {key for key, card in encoder_cards().items() if extra_timm_arguments(card)} == {"phikon"}
     card = small_card("phikon")
     encoder = encoder_of(card)
     write_timm_folder(encoder, card, tmp_path)
     import functools  # as the text has it
 
-    given = eval(f"dict({timm_arguments(card)})", {"functools": functools, "torch": torch})
+    given = eval(f"dict({extra_timm_arguments(card)})", {"functools": functools, "torch": torch})
     loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, **given)
     assert {module.eps for module in loaded.modules() if isinstance(module, torch.nn.LayerNorm)} == {1e-12}
 
@@ -133,7 +133,7 @@ def test_adapters_must_be_merged_first(card, encoder, tmp_path):
     tiles = some_tiles(encoder)
     plain = encoder(tiles).z_KD
     apply_scope(encoder, Scope("lora", 2))
-    for layer in adapted_layers(encoder).values():
+    for layer in find_lora_layers(encoder).values():
         randomise(layer.lora_B)
     with pytest.raises(WeightsError, match="merge_adapters"):
         write_timm_folder(encoder, card, tmp_path)

@@ -32,7 +32,7 @@ def test_checkpointed_blocks_give_the_same_gradient(family):
     expected = step_gradient(encoder, aggregator, tiles)
     encoder.recompute = ("block",) * len(encoder.vit.blocks)
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
-    pieces = step_gradient(encoder, aggregator, tiles, chunking=Chunking(2, keep=0))
+    pieces = step_gradient(encoder, aggregator, tiles, chunking=Chunking(2, keep_graphs=0))
     assert relative_difference(pieces, expected) < 1e-9
 
 

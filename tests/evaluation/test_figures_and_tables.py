@@ -5,7 +5,6 @@ import pytest
 from report_lab import history, predictions
 
 from tapfm.evaluation.figures import EvaluatedPredictions, evaluation_figures, target_panels
-from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds
 from tapfm.evaluation.metric_tables import (
     all_metrics_table,
     baseline_tables,
@@ -13,14 +12,15 @@ from tapfm.evaluation.metric_tables import (
     metric_table,
     subgroup_tables,
 )
+from tapfm.evaluation.metric_values import ChosenThresholds, choose_thresholds
 from tapfm.evaluation.metrics_json import metrics_json, read_metrics_json
 from tapfm.evaluation.predictions import Prediction
-from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, measure_results
+from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, evaluate_predictions
 from tapfm.evaluation.subgroups import Subgroup
 from tapfm.metrics.ranking import roc_curve
 from tapfm.results.figure import Band, Bars, Line, Points, Rule
+from tapfm.results.formatting import format_estimate
 from tapfm.results.markdown import markdown_table
-from tapfm.results.numbers import format_estimate
 from tapfm.results.table import list_reasons, table_csv
 from tapfm.runs.curves import training_figure
 from tapfm.tasks.catalog import target_kinds
@@ -31,7 +31,7 @@ ABOUT = {"model": "runs/first", "kind": "run", "cohort": "own", "split": "test",
 def measured(slides, targets=("FGFR3",), *, validation=None, baseline=(), groups=(), unit="patient", resamples=50):
     kinds = target_kinds(targets)
     chosen = choose_thresholds(validation, kinds, unit) if validation else None
-    return measure_results(
+    return evaluate_predictions(
         slides,
         kinds,
         EvaluationSettings(unit, resamples=resamples),
@@ -47,7 +47,7 @@ def evaluated(slides, results, baseline=()):
     chosen = results.chosen.thresholds
     about, thresholds = results.about, {} if chosen is None else chosen.youden
     return EvaluatedPredictions(
-        slides, baseline, about["unit"], results.of("model"), thresholds, about["resamples"], about["seed"]
+        slides, baseline, about["unit"], results.select_metrics("model"), thresholds, about["resamples"], about["seed"]
     )
 
 
@@ -62,7 +62,7 @@ def marks(panel, kind):
 
 def test_legends_have_the_numbers_of_the_evaluation():
     panels, results = panels_of(predictions(20), validation=predictions(8), baseline=predictions(20, seed=3))
-    found = results.of("model")
+    found = results.select_metrics("model")
     assert list(panels) == ["roc", "pr", "reliability", "scores"]
     chance, baseline, model = marks(panels["roc"], Line)
     assert model.label == f"AUC {format_estimate(found['FGFR3', 'auc'].estimate)}"

@@ -232,7 +232,7 @@ def test_scores_of_slides_and_of_patients():
     by_slide, by_patient = (compute_scores(slides, target_kinds(["FGFR3"]), unit) for unit in ("slide", "patient"))
     assert (by_slide.unit, by_slide.count, by_slide.auc) == ("slide", 5, {"FGFR3": 0.75})
     assert (by_patient.unit, by_patient.count, by_patient.auc) == ("patient", 4, {"FGFR3": 1.0})
-    assert by_patient.why_undefined == {}
+    assert by_patient.undefined_reasons == {}
 
 
 def test_logits_whose_probabilities_are_equal_in_floats_still_have_an_order():
@@ -250,7 +250,7 @@ def test_the_macro_mean_is_over_targets_that_have_an_auc_and_the_others_say_why_
     result = compute_scores(slides, target_kinds(["EGFR", "KRAS"]), "slide")
     assert result.auc == {"EGFR": 0.5, "KRAS": None}
     assert result.macro == 0.5
-    assert result.why_undefined == {"KRAS": "no positive slide among 2"}
+    assert result.undefined_reasons == {"KRAS": "no positive slide among 2"}
     with_kras = [replace(slides[0], labels={"EGFR": 1, "KRAS": 1}), *slides[1:]]
     assert compute_scores(with_kras, target_kinds(["EGFR", "KRAS"]), "slide").macro == 0.25
 
@@ -258,8 +258,10 @@ def test_the_macro_mean_is_over_targets_that_have_an_auc_and_the_others_say_why_
 def test_nothing_to_score_has_no_macro_mean():
     result = compute_scores([prediction(label=0)], target_kinds(["FGFR3"]), "patient")
     assert result.macro is None
-    assert result.why_undefined == {"FGFR3": "no positive patient among 1"}
-    assert compute_scores([], target_kinds(["FGFR3"]), "slide").why_undefined == {"FGFR3": "no labelled slide among 0"}
+    assert result.undefined_reasons == {"FGFR3": "no positive patient among 1"}
+    assert compute_scores([], target_kinds(["FGFR3"]), "slide").undefined_reasons == {
+        "FGFR3": "no labelled slide among 0"
+    }
 
 
 def test_a_target_without_predictions_and_an_unknown_unit_are_refused():

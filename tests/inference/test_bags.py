@@ -73,6 +73,6 @@ def test_a_gpu_encodes_what_the_cpu_encodes(slides):
     for device in ("cpu", "cuda"):
         bags, model = make_bags(slides, device=device, workers=1), make_learner(device=device).model
         bags.start(iter([visit]))
-        found.append(Predictor.of_training(model).encode_slide(bags, visit).by_model[0].z_KD.cpu())
+        found.append(Predictor.for_training(model).encode_slide(bags, visit).by_model[0].z_KD.cpu())
         bags.close()
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)

@@ -5,11 +5,11 @@ from command_line import tapfm
 
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.optimisers import AdamW
-from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.runs.progress import EpochSums, RunProgress
 from tapfm.tiles.augment import Augmentation, AugmentedTiles
 
-OF_TRAINING = (Learner, AdamW, Adaptation, Augmentation, AugmentedTiles, RunProgress, EpochSums)
+OF_TRAINING = (Learner, AdamW, AdaptationSettings, Augmentation, AugmentedTiles, RunProgress, EpochSums)
 
 
 @pytest.fixture(scope="module")

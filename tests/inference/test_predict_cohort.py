@@ -18,7 +18,7 @@ def predict(slides, finished, seen=None):
     model.train(False)
     seen = [] if seen is None else seen
     return predict_cohort(
-        Predictor.of_training(model),
+        Predictor.for_training(model),
         make_bags(slides),
         labelled(slides),
         finished,

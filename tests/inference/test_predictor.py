@@ -16,7 +16,7 @@ from tapfm.errors import DeviceMemoryError, InputError, Interrupted, NonFiniteEr
 from tapfm.inference import bags as bags_module
 from tapfm.inference.bags import Bag, BagRequest, SlideFailed
 from tapfm.inference.predictor import InferenceModel, Predictor
-from tapfm.inference.predictor import _share as share
+from tapfm.inference.predictor import _tee as share
 from tapfm.runs.model import SlideModel
 from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import build_task
@@ -175,7 +175,7 @@ def test_memory_that_runs_out_in_a_library_is_retried_too_also_in_validation(mon
     one, seen = model(), []
     one.train(False)
     bags = TilesInMemory({"S1": some_tiles(one.encoder, 9)}, part=9)
-    expected = Predictor.of_training(one).encode_slide(bags, BagRequest("inference", "S1")).by_model[0]
+    expected = Predictor.for_training(one).encode_slide(bags, BagRequest("inference", "S1")).by_model[0]
     forward = one.encoder.forward
 
     def small(tiles):
@@ -185,7 +185,7 @@ def test_memory_that_runs_out_in_a_library_is_retried_too_also_in_validation(mon
         return forward(tiles)
 
     monkeypatch.setattr(one.encoder, "forward", small)
-    found = Predictor.of_training(one).encode_slide(bags, BagRequest("inference", "S1")).by_model[0]
+    found = Predictor.for_training(one).encode_slide(bags, BagRequest("inference", "S1")).by_model[0]
     torch.testing.assert_close(found.z_KD, expected.z_KD)
     assert seen == [9, 9, 9, 8, 4, 2, 2, 2, 2, 1]  # 64, 32, 16, 8, 4, then 2 tiles per batch
 
@@ -282,7 +282,7 @@ def test_a_slide_that_fails_in_the_middle_does_not_disturb_the_next(tmp_path, mo
     monkeypatch.setattr(bags_module, "_PART_TILES", 8)
     slides, learner = write_slides(tmp_path, 3), make_learner()
     learner.model.train(False)
-    predictor = Predictor.of_training(learner.model)
+    predictor = Predictor.for_training(learner.model)
     encode_part, calls, logits = predictor._encode_part, [], {}
 
     def fails_once(part):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from training_slides import ACROSS, make_bags, make_learner, write_slides
 
-from tapfm.encoders.features import FeatureSet, read_feature_facts, write_features
+from tapfm.encoders.features import FeatureSet, read_feature_metadata, write_features
 from tapfm.inference.bags import BagRequest, FeatureBags
 from tapfm.inference.bags import _tile_coordinates as tile_coordinates
 from tapfm.inference.predictor import Predictor
@@ -22,7 +22,7 @@ def visit(tiles, purpose="train"):
 
 
 def feature_bags(path):
-    return FeatureBags({"s00": path}, device=torch.device("cpu"), ahead_bytes=2**20)
+    return FeatureBags({"s00": path}, device=torch.device("cpu"), prefetch_bytes=2**20)
 
 
 def test_tiles_that_are_read_come_with_their_coordinates(tmp_path):
@@ -30,7 +30,7 @@ def test_tiles_that_are_read_come_with_their_coordinates(tmp_path):
     for purpose in ("train", "inference"):
         plan = visit(6, purpose)
         bags.start(repeat(plan, 1))
-        bag = bags.read(plan) if purpose == "train" else Predictor.of_training(model).encode_slide(bags, plan)
+        bag = bags.read(plan) if purpose == "train" else Predictor.for_training(model).encode_slide(bags, plan)
         bags.close()
         grid = np.stack([bag.rows % ACROSS, bag.rows // ACROSS], 1)
         assert bag.coordinates.tolist() == grid.tolist()
@@ -41,7 +41,7 @@ def test_stored_features_come_with_their_coordinates_and_a_draw_keeps_them_toget
     tiles = TileSet("s00", POSITIONS, 448, 224, 0.5, 0.25, 0, (4000, 4000), fingerprint="t", summary={})
     features = FeatureSet("s00", np.eye(3, 8, dtype=np.float32), np.zeros(3, np.float32), POSITIONS, fingerprint="f")
     write_features(tmp_path / "s00.h5", features, tiles, about={})
-    assert read_feature_facts(tmp_path / "s00.h5").has_positions
+    assert read_feature_metadata(tmp_path / "s00.h5").has_positions
     for _ in range(2):  # read, and kept
         bag = feature_bags(tmp_path / "s00.h5").read(visit(2))
         assert bag.coordinates.tolist() == (POSITIONS[bag.rows] / 448).tolist()
@@ -63,7 +63,7 @@ def test_files_without_positions_give_none(tmp_path, tool):
             file["feats"], file["coords"] = np.ones((3, 8), np.float16), POSITIONS / 7
     else:
         torch.save(torch.ones(3, 8), path)
-    assert not read_feature_facts(path).has_positions
+    assert not read_feature_metadata(path).has_positions
     assert feature_bags(path).read(visit(None)).coordinates is None
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 from tapfm.encoders.features import read_features
 from tapfm.metrics.ranking import auc
 from tapfm.prediction.folder import PredictionFolder
-from tapfm.synthetic.truth import CARRIES, read_truth
+from tapfm.synthetic.truth import SIGNAL_THRESHOLD, read_truth
 from tapfm.viewer.assets import _FOLDER as FOLDER
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "first-hour.md"
@@ -36,7 +36,7 @@ def demo(tmp_path_factory):
     where = tmp_path_factory.mktemp("demo")
     program = {"args": [*PROGRAM, "demo", "--tiny", "--out", "demo"], "cwd": where, "text": True}
     process = subprocess.Popen(**program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for(lambda: len(list(where.glob("demo/painted/slides/*.svs"))) >= 2, process)
+    wait_for(lambda: len(list(where.glob("demo/synthetic/slides/*.svs"))) >= 2, process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
@@ -53,7 +53,7 @@ def test_it_ends_with_what_was_measured(demo):
     for line in rows_of(folder / "study" / "table_binary.csv"):
         cell = shown[titles.get(line["regime"], line["model"])][line["cohort"] == "external"]
         assert cell.startswith(f"{float(line['auc']):.3f}")
-    found = json.loads((folder / "planted.json").read_text())
+    found = json.loads((folder / "attention-check.json").read_text())
     rows = {"attention before": "attention, pretrained encoder", "attention after": "attention, after TAPFM"}
     for number, cohort in enumerate(("test", "external")):
         for name, title in rows.items():
@@ -77,7 +77,7 @@ def test_everything_that_it_points_to_is_there(demo):
         assert (folder.parent / path).exists(), path
     maps = list((folder / "predictions" / "external" / "per-slide").glob("*/heatmap-contribution-FGFR3.png"))
     assert len(maps) == 4
-    with Image.open(folder / "planted.png") as picture:
+    with Image.open(folder / "attention-check.png") as picture:
         assert picture.width > 3 * picture.height / 2
 
 
@@ -88,20 +88,20 @@ def test_planted_tiles_are_counted_from_the_truth(demo, cohort):
     predictions = PredictionFolder(folder / "predictions" / cohort)
     features = folder / "study" / "features" / f"tapfm-pocket{'' if cohort == 'test' else '-external'}"
     before, after = [], []
-    rows = rows_of(folder / ("split.csv" if cohort == "test" else "painted/external.csv"))
+    rows = rows_of(folder / ("split.csv" if cohort == "test" else "synthetic/external.csv"))
     rows = [row for row in rows if row["split"] == "test"]
     assert [slide.slide_id for slide in predictions.slides()] == [row["slide_id"] for row in rows]
     for row in rows:
         tiles = predictions.tiles(row["slide_id"])
-        truth = read_truth(folder / "painted" / "truth", row["slide_id"])
+        truth = read_truth(folder / "synthetic" / "truth", row["slide_id"])
         side = round(224 * 0.5 / truth.mpp)
-        carries = truth.signal("FGFR3", tiles.positions, side) >= CARRIES
+        carries = truth.signal("FGFR3", tiles.positions, side) >= SIGNAL_THRESHOLD
         if 0 < sum(carries) < len(carries):
             stored = read_features(features / f"{row['slide_id']}.h5")
             assert np.array_equal(stored.positions, tiles.positions)
             before.append(auc(carries, stored.attention.astype(float)))
             after.append(auc(carries, tiles.values["attention"]))
-    found = json.loads((folder / "planted.json").read_text())[cohort]
+    found = json.loads((folder / "attention-check.json").read_text())[cohort]
     assert found["slides"] == len(before) > 0
     assert found["found"]["attention before"]["value"] == pytest.approx(statistics.fmean(before))
     assert found["found"]["attention after"]["value"] == pytest.approx(statistics.fmean(after))
@@ -136,8 +136,8 @@ def test_the_tutorial_can_be_typed_from_top_to_bottom(demo, monkeypatch):
     """In its order, in one folder, shortened: painted slides for one's own, the encoder at hand for UNI, one epoch."""
     where = demo[0].parent
     monkeypatch.chdir(where)
-    shutil.copytree("demo/painted/slides", "slides")
-    labels = {row["slide_id"]: row["FGFR3"] for row in rows_of(where / "demo" / "painted" / "cohort.csv")}
+    shutil.copytree("demo/synthetic/slides", "slides")
+    labels = {row["slide_id"]: row["FGFR3"] for row in rows_of(where / "demo" / "synthetic" / "cohort.csv")}
     assert TYPED[0] == ["make", "demo"]
     for program, *words in TYPED[1:]:
         assert program == "tapfm"

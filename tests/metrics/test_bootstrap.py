@@ -10,11 +10,11 @@ from tapfm.evaluation.patients import _patterns_of as patterns_of
 from tapfm.evaluation.patients import resample_patients
 from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics import bootstrap, weighted
-from tapfm.metrics.bootstrap import UNLABELLED, interval, two_sided_p
+from tapfm.metrics.bootstrap import UNLABELLED, bootstrap_p_value, percentile_interval
 from tapfm.metrics.bootstrap import _strata as strata
 from tapfm.metrics.calibration import brier, expected_calibration_error
 from tapfm.metrics.ranking import auc, average_precision
-from tapfm.metrics.thresholds import rates
+from tapfm.metrics.thresholds import compute_rates
 from tapfm.tasks.catalog import target_kinds
 
 UNITS = st.lists(st.tuples(st.booleans(), st.integers(-5, 5), st.integers(0, 3)), min_size=1, max_size=25)
@@ -25,13 +25,13 @@ def unit(number, labels, *, patient=None):
     return Prediction(f"s{number}", patient or f"p{number}", None, "c", named, dict.fromkeys(named, 0.0), 1)
 
 
-def units_of(*patterns):
+def make_units(*patterns):
     """As many units as given of each pattern."""
     return [unit(f"{place}-{i}", labels) for place, (labels, count) in enumerate(patterns) for i in range(count)]
 
 
 def test_every_class_keeps_its_size_and_every_patient_is_drawn_as_often():
-    drawn = resample_patients(units_of(([1], 3), ([0], 9), ([None], 2)), target_kinds(["T0"]), resamples=3000)
+    drawn = resample_patients(make_units(([1], 3), ([0], 9), ([None], 2)), target_kinds(["T0"]), resamples=3000)
     assert drawn.counts.shape == (3000, 14)
     for members, size in ((slice(0, 3), 3), (slice(3, 12), 9), (slice(12, 14), 2)):
         assert (drawn.counts[:, members].sum(axis=1) == size).all()
@@ -39,7 +39,7 @@ def test_every_class_keeps_its_size_and_every_patient_is_drawn_as_often():
 
 
 def test_patterns_of_all_targets_keep_their_sizes_where_they_are_many():
-    units = units_of(([1, 1], 6), ([1, 0], 7), ([0, 1], 8), ([0, 0], 9))
+    units = make_units(([1, 1], 6), ([1, 0], 7), ([0, 1], 8), ([0, 0], 9))
     drawn = resample_patients(units, target_kinds(["T0", "T1"]), resamples=50)
     assert (drawn.counts[:, 6:13].sum(axis=1) == 7).all()
     patterns = patterns_of(units, [("c", each.patient_id) for each in units], target_kinds(["T0", "T1"]))
@@ -75,14 +75,14 @@ def test_slides_of_a_patient_stay_together():
 
 @given(st.permutations(range(12)))
 def test_the_order_of_units_makes_no_difference_to_any_draw(order):
-    units = units_of(([1], 4), ([0], 8))
+    units = make_units(([1], 4), ([0], 8))
     (_, plain), *_ = resample_patients(units, target_kinds(["T0"]), resamples=5).blocks()
     (_, other), *_ = resample_patients([units[place] for place in order], target_kinds(["T0"]), resamples=5).blocks()
     np.testing.assert_array_equal(other, plain[:, order])
 
 
 def test_draws_follow_the_seed_and_come_in_blocks(monkeypatch):
-    units = units_of(([1], 30), ([0], 70))
+    units = make_units(([1], 30), ([0], 70))
     first, same, other = (
         resample_patients(units, target_kinds(["T0"]), resamples=9, seed=seed).counts for seed in (1, 1, 2)
     )
@@ -115,7 +115,7 @@ def test_weighted_metrics_are_the_plain_ones_of_repeated_units(units, threshold)
                 weighted.calibration_errors(weights, positive, probabilities),
             ),
         }
-        plain = vars(rates(labels, chances, threshold))
+        plain = vars(compute_rates(labels, chances, threshold))
         by_name = weighted.rates(weights, positive, probabilities, threshold)
         assert plain.keys() == by_name.keys()
         expected |= {name: (plain[name], by_name[name]) for name in plain}
@@ -130,42 +130,42 @@ def test_infinite_scores_are_ranked_without_complaint():
 
 def test_an_interval_is_that_of_percentiles_and_holds_the_value():
     draws = np.linspace(0, 1, 1001)
-    assert interval(0.5, draws).low == pytest.approx(0.025)
-    assert interval(0.5, draws).high == pytest.approx(0.975)
-    assert interval(0.01, draws).low == 0.01
-    assert interval(0.99, draws).high == 0.99
+    assert percentile_interval(0.5, draws).low == pytest.approx(0.025)
+    assert percentile_interval(0.5, draws).high == pytest.approx(0.975)
+    assert percentile_interval(0.01, draws).low == 0.01
+    assert percentile_interval(0.99, draws).high == 0.99
 
 
 def test_resamples_without_a_value_are_left_out_and_counted():
     draws = np.linspace(0, 1, 100)
     draws[:5] = np.nan
-    assert interval(0.5, draws).why == "5 of 100 resamples without a value left out"
-    assert interval(0.5, draws).low is not None
+    assert percentile_interval(0.5, draws).reason == "5 of 100 resamples without a value left out"
+    assert percentile_interval(0.5, draws).low is not None
     draws[:40] = np.nan
-    few = interval(0.5, draws)
-    assert (few.value, few.low, few.why) == (0.5, None, "no interval: 40 of 100 resamples have no value")
-    assert two_sided_p(draws) is None
-    assert interval(1.0, np.ones(50)).why == "no interval: all resamples give the same value"
-    assert interval(None, np.full(50, np.nan), why="no positive").why == "no positive"
+    few = percentile_interval(0.5, draws)
+    assert (few.value, few.low, few.reason) == (0.5, None, "no interval: 40 of 100 resamples have no value")
+    assert bootstrap_p_value(draws) is None
+    assert percentile_interval(1.0, np.ones(50)).reason == "no interval: all resamples give the same value"
+    assert percentile_interval(None, np.full(50, np.nan), reason="no positive").reason == "no positive"
 
 
 def test_p_values_by_hand():
-    assert two_sided_p(np.array([1.0] * 98 + [-1.0] * 1)) == pytest.approx(2 * 2 / 100)
-    assert two_sided_p(np.ones(99)) == pytest.approx(2 * 1 / 100)
-    assert two_sided_p(np.zeros(99)) == 1
-    assert two_sided_p(np.full(99, 1e-17)) == 1  # what rounding leaves of nothing
+    assert bootstrap_p_value(np.array([1.0] * 98 + [-1.0] * 1)) == pytest.approx(2 * 2 / 100)
+    assert bootstrap_p_value(np.ones(99)) == pytest.approx(2 * 1 / 100)
+    assert bootstrap_p_value(np.zeros(99)) == 1
+    assert bootstrap_p_value(np.full(99, 1e-17)) == 1  # what rounding leaves of nothing
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
     rng = np.random.default_rng(5)
     truth = 0.7602  # P(positive above negative), normal scores 1 apart
-    units = units_of(([1], 40), ([0], 60))
+    units = make_units(([1], 40), ([0], 60))
     positive = np.repeat([True, False], [40, 60])
     drawn = resample_patients(units, target_kinds(["T0"]), resamples=300)
     (_, weights), *_ = drawn.blocks()
     held = 0
     for _ in range(200):
         scores = rng.normal(size=100) + positive
-        found = interval(auc(positive, scores), weighted.aucs(weights, positive, scores))
+        found = percentile_interval(auc(positive, scores), weighted.aucs(weights, positive, scores))
         held += found.low <= truth <= found.high
     assert 0.90 <= held / 200 <= 0.99

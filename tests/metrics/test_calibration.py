@@ -8,7 +8,7 @@ from sklearn import metrics
 from sklearn.calibration import calibration_curve
 
 from tapfm.errors import SettingError
-from tapfm.metrics.calibration import Bin, brier, expected_calibration_error, reliability
+from tapfm.metrics.calibration import CalibrationBin, brier, expected_calibration_error, reliability_bins
 
 CALLED = st.lists(st.tuples(st.booleans(), st.floats(0, 1)), min_size=1, max_size=40)
 
@@ -35,21 +35,21 @@ def test_values_by_hand():
 
 @pytest.mark.parametrize(("probability", "bin"), [(0.0, 0), (0.1, 1), (0.3, 3), (0.7, 7), (0.99, 9), (1.0, 9)])
 def test_a_probability_on_an_edge_belongs_above_and_1_to_the_last_bin(probability, bin):
-    counts = [each.count for each in reliability(*columns([(True, probability)]))]
+    counts = [each.count for each in reliability_bins(*columns([(True, probability)]))]
     assert counts == [int(number == bin) for number in range(10)]
 
 
 def test_scikit_learn_puts_a_probability_on_an_edge_into_the_lower_bin():
     # the reason why the bins are our own: where this changes they need not be
     positive, probabilities = columns([(True, 0.5), (False, 0.25)])
-    assert [each.count for each in reliability(positive, probabilities, bins=2)] == [1, 1]
+    assert [each.count for each in reliability_bins(positive, probabilities, bins=2)] == [1, 1]
     assert calibration_curve(positive, probabilities, n_bins=2)[1].tolist() == [0.375]
 
 
 def test_bins_say_what_they_hold_and_empty_ones_say_nothing():
-    assert reliability(*columns([(False, 0.5), (True, 0.75), (True, 1.0)]), bins=2) == [
-        Bin(0.0, 0.5, 0, None, None),
-        Bin(0.5, 1.0, 3, 0.75, pytest.approx(2 / 3)),
+    assert reliability_bins(*columns([(False, 0.5), (True, 0.75), (True, 1.0)]), bins=2) == [
+        CalibrationBin(0.0, 0.5, 0, None, None),
+        CalibrationBin(0.5, 1.0, 3, 0.75, pytest.approx(2 / 3)),
     ]
 
 
@@ -72,4 +72,4 @@ def test_nothing_labelled_has_no_calibration_and_no_bins_are_refused():
     assert brier(*columns([])) is None
     assert expected_calibration_error(*columns([])) is None
     with pytest.raises(SettingError, match="at least 1"):
-        reliability(*columns([(True, 0.5)]), bins=0)
+        reliability_bins(*columns([(True, 0.5)]), bins=0)

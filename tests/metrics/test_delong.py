@@ -59,7 +59,7 @@ def test_a_small_example_by_hand():
     assert covariance(positive, [scores])[0, 0] == pytest.approx(2 / 27)
     found = auc_interval(positive, scores)
     reach = 1.959964 * math.sqrt(2 / 27) / (2 / 9)  # on the logit scale, where the middle is log 2
-    assert (found.value, found.why) == (pytest.approx(2 / 3), "")
+    assert (found.value, found.reason) == (pytest.approx(2 / 3), "")
     assert found.low == pytest.approx(1 / (1 + math.exp(reach - math.log(2))), abs=1e-6)
     assert found.high == pytest.approx(1 / (1 + math.exp(-reach - math.log(2))), abs=1e-6)
     test = auc_difference(positive, scores, np.array([6.0, 7.0, 8.0, 0.0, 2.0, 4.0]))
@@ -87,7 +87,7 @@ def test_properties_of_interval_and_difference(data, labels):
     a, b = (np.array(each, float) for each in drawn)
     labels = np.array(labels, bool)
     found = auc_interval(labels, a)
-    assert (found.low is None) == (found.high is None) == bool(found.why)
+    assert (found.low is None) == (found.high is None) == bool(found.reason)
     if found.low is not None:
         assert 0 < found.low < found.value < found.high < 1
         flipped = auc_interval(~labels, a)
@@ -103,13 +103,13 @@ def test_properties_of_interval_and_difference(data, labels):
         assert one.difference.low == pytest.approx(-other.difference.high)
         assert 0 <= one.p <= 1
     else:
-        assert one.difference.why
+        assert one.difference.reason
     if min(labels.sum(), (~labels).sum()) >= 2:
         assert itself.p == 1
 
 
 @pytest.mark.parametrize(
-    ("labels", "scores", "value", "why"),
+    ("labels", "scores", "value", "reason"),
     [
         ([0, 0], [1, 2], None, "no positive unit among 2"),
         ([], [], None, "no labelled unit"),
@@ -120,17 +120,17 @@ def test_properties_of_interval_and_difference(data, labels):
         ([1, 1, 0, 0], [1, 1, 1, 1], 0.5, "the estimated variance is 0"),
     ],
 )
-def test_no_interval_says_why(labels, scores, value, why):
+def test_no_interval_says_why(labels, scores, value, reason):
     found = auc_interval(np.array(labels, bool), np.array(scores, float))
     assert (found.value, found.low, found.high) == (value, None, None)
-    assert why in found.why
+    assert reason in found.reason
 
 
 def test_a_difference_without_spread_has_no_p_value():
     rising = np.arange(1.0, 5.0)
     test = auc_difference(np.array([False, False, True, True]), rising, rising[::-1])
     assert (test.difference.value, test.difference.low, test.p) == (1.0, None, None)
-    assert "variance of the difference is 0" in test.difference.why
+    assert "variance of the difference is 0" in test.difference.reason
     assert auc_difference(np.array([False, True, True]), rising[:3], rising[2::-1]).p is None
     assert auc_difference(np.array([True, True]), rising[:2], rising[2:]).difference.value is None
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tapfm.errors import LabelError, NonFiniteError, SettingError
-from tapfm.metrics.logistic import fit
+from tapfm.metrics.logistic import fit_logistic
 
 
 def table(rows=80, columns=22, seed=0):
@@ -19,7 +19,7 @@ def table(rows=80, columns=22, seed=0):
 @pytest.mark.parametrize("balanced", [False, True])
 def test_its_coefficients_have_no_slope_of_the_loss(l2, balanced):
     X, y = table()
-    fitted = fit(X, y, l2, balanced=balanced)
+    fitted = fit_logistic(X, y, l2, balanced=balanced)
     standardised = (X - X.mean(0)) / X.std(0)
     np.testing.assert_allclose(fitted.logits(X), standardised @ fitted.coefficients + fitted.intercept)
     weights = np.where(y == 1, 0.5 / y.mean(), 0.5 / (1 - y.mean())) if balanced else np.ones(len(y))
@@ -30,15 +30,17 @@ def test_its_coefficients_have_no_slope_of_the_loss(l2, balanced):
 
 def test_a_constant_column_and_a_doubled_one_do_no_harm():
     X, y = table(columns=3)
-    with_constant = fit(np.column_stack([X, np.full(len(X), 0.1)]), y)
+    with_constant = fit_logistic(np.column_stack([X, np.full(len(X), 0.1)]), y)
     assert with_constant.coefficients[-1] == 0
-    np.testing.assert_allclose(with_constant.logits(np.column_stack([X, np.full(len(X), 0.1)])), fit(X, y).logits(X))
-    doubled = fit(np.column_stack([X, X[:, 0]]), y)
+    np.testing.assert_allclose(
+        with_constant.logits(np.column_stack([X, np.full(len(X), 0.1)])), fit_logistic(X, y).logits(X)
+    )
+    doubled = fit_logistic(np.column_stack([X, X[:, 0]]), y)
     assert doubled.coefficients[0] == pytest.approx(doubled.coefficients[-1])
 
 
 def test_separable_rows_have_a_finite_fit():
-    fitted = fit([[0.0], [1.0], [1e6]], [0, 0, 1], l2=1e-6)
+    fitted = fit_logistic([[0.0], [1.0], [1e6]], [0, 0, 1], l2=1e-6)
     assert np.isfinite(fitted.logits([[0.0], [1e6]])).all()
     assert (fitted.logits([[0.0], [1.0], [1e6]]) > 0).tolist() == [False, False, True]
 
@@ -57,4 +59,4 @@ def test_separable_rows_have_a_finite_fit():
 )
 def test_what_cannot_be_fitted_is_refused(X, y, l2, error):
     with pytest.raises(error):
-        fit(X, y, l2)
+        fit_logistic(X, y, l2)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapfm.errors import NonFiniteError
-from tapfm.metrics.ranking import auc, average_precision, precision_recall_curve, roc_curve, why_undefined
+from tapfm.metrics.ranking import auc, average_precision, explain_undefined, precision_recall_curve, roc_curve
 
 # few different scores, so that ties are common
 RANKED = st.lists(st.tuples(st.booleans(), st.integers(-5, 5)), max_size=40)
@@ -54,7 +54,7 @@ def test_swapped_labels_turn_it_around(ranked):
 @given(RANKED)
 def test_it_is_undefined_exactly_where_a_reason_is_given(ranked):
     labels, scores = columns(ranked)
-    assert (auc(labels, scores) is None) == bool(why_undefined(labels))
+    assert (auc(labels, scores) is None) == bool(explain_undefined(labels))
 
 
 def test_values_by_hand():
@@ -94,7 +94,7 @@ def test_infinite_scores_are_the_ends_of_curves():
     ],
 )
 def test_reasons_name_the_class_that_is_absent(labels, reason):
-    assert why_undefined(np.array(labels, bool), "slide") == reason
+    assert explain_undefined(np.array(labels, bool), "slide") == reason
 
 
 @pytest.mark.parametrize("metric", [auc, average_precision, roc_curve, precision_recall_curve])

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.two_graph import AdaptationSettings
 
 
 def test_permutation_invariance_of_bag_prediction_and_gradients():
@@ -19,7 +19,7 @@ def test_permutation_invariance_of_bag_prediction_and_gradients():
         return take_step(encoder, aggregator, bag)
 
     torch.testing.assert_close(report(tiles).logits_C, report(shuffled).logits_C, rtol=1e-12, atol=0)
-    for chunking in (Chunking(), Chunking(3, keep=0)):
+    for chunking in (Chunking(), Chunking(3, keep_graphs=0)):
         ours = step_gradient(encoder, aggregator, shuffled, chunking=chunking)
         assert relative_difference(ours, step_gradient(encoder, aggregator, tiles)) < 1e-9
 
@@ -28,7 +28,7 @@ def test_weights_are_normalised_over_the_bag_and_not_per_chunk():
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder, 7)
     whole = take_step(encoder, aggregator, tiles)
-    chunked = take_step(encoder, aggregator, tiles, adaptation=Adaptation(chunking=Chunking(2, keep=0)))
+    chunked = take_step(encoder, aggregator, tiles, adaptation=AdaptationSettings(chunking=Chunking(2, keep_graphs=0)))
     torch.testing.assert_close(whole.logits_C, chunked.logits_C, rtol=1e-12, atol=0)
 
 
@@ -97,7 +97,7 @@ def activation_bytes(tiles: int, chunking: Chunking) -> int:
     return peak
 
 
-@pytest.mark.parametrize("chunking", [Chunking(), Chunking(4, keep=0)], ids=["one pass", "chunked"])
+@pytest.mark.parametrize("chunking", [Chunking(), Chunking(4, keep_graphs=0)], ids=["one pass", "chunked"])
 def test_time_is_linear_in_the_number_of_tiles(chunking):
     """Counted in operations, which do not depend on the machine."""
     eight, sixteen, thirty_two = (operations(k, chunking) for k in (8, 16, 32))
@@ -110,7 +110,7 @@ def test_chunking_costs_exactly_one_more_forward_of_the_chunks_not_kept():
         encoder(some_tiles(encoder, 16))
     one_pass = operations(16, Chunking())
     for keep, encoded_again in ((0, 16), (1, 12), (3, 4), (4, 0)):
-        assert operations(16, Chunking(4, keep=keep)) - one_pass == forward.total * encoded_again / 16
+        assert operations(16, Chunking(4, keep_graphs=keep)) - one_pass == forward.total * encoded_again / 16
 
 
 def test_one_pass_memory_is_linear_in_the_number_of_tiles():
@@ -120,7 +120,7 @@ def test_one_pass_memory_is_linear_in_the_number_of_tiles():
 
 @pytest.mark.parametrize("keep", [0, 1])
 def test_chunked_memory_is_constant_in_the_number_of_tiles(keep):
-    chunking = Chunking(4, keep=keep)
+    chunking = Chunking(4, keep_graphs=keep)
     few, many = activation_bytes(8, chunking), activation_bytes(64, chunking)
     assert many == pytest.approx(few, rel=0.05)
     assert many < activation_bytes(64, Chunking()) / 10
@@ -128,10 +128,10 @@ def test_chunked_memory_is_constant_in_the_number_of_tiles(keep):
 
 def test_keeping_one_graph_costs_no_memory():
     """Which is why it is the default: the second pass holds one graph at a time as well."""
-    kept, none = (activation_bytes(64, Chunking(4, keep=keep)) for keep in (1, 0))
+    kept, none = (activation_bytes(64, Chunking(4, keep_graphs=keep)) for keep in (1, 0))
     assert kept == pytest.approx(none, rel=0.01)
 
 
 def test_hybrid_memory_grows_with_the_graphs_kept():
-    one, three = (activation_bytes(16, Chunking(4, keep=keep)) for keep in (1, 3))
+    one, three = (activation_bytes(16, Chunking(4, keep_graphs=keep)) for keep in (1, 3))
     assert three == pytest.approx(3 * one, rel=0.1)

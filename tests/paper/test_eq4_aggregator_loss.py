@@ -17,7 +17,7 @@ def log_sigmoid(x):
 
 
 def test_class_weights_come_from_the_labelled_slides():
-    weights = ClassWeights.of("FGFR3", [1, 0, 0, 0, None, None])  # M = 4, P = 1
+    weights = ClassWeights.from_labels("FGFR3", [1, 0, 0, 0, None, None])  # M = 4, P = 1
     assert weights == ClassWeights(positive=4 / 2, negative=4 / 6, alpha=4)
 
 
@@ -65,12 +65,12 @@ def test_extreme_logits_stay_finite():
 )
 def test_a_training_split_without_both_classes_is_refused(labels, missing):
     with pytest.raises(LabelError, match=missing) as refusal:
-        ClassWeights.of("MET", labels)
+        ClassWeights.from_labels("MET", labels)
     assert "MET" in str(refusal.value)
 
 
 def test_labels_other_than_0_and_1_are_refused():
     with pytest.raises(LabelError, match="got 2"):
-        ClassWeights.of("MET", [0, 1, 2])
+        ClassWeights.from_labels("MET", [0, 1, 2])
     with pytest.raises(LabelError, match=r"got 0\.5"):
         encode_labels([0.5])

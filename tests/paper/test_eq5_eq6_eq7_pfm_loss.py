@@ -18,8 +18,8 @@ from support import (
 )
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.two_graph import Adaptation
-from tapfm.adaptation.two_graph import _cosine_term as cosine_term
+from tapfm.adaptation.two_graph import AdaptationSettings
+from tapfm.adaptation.two_graph import _cosine_loss as cosine_loss
 from tapfm.errors import SettingError
 from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tasks.multilabel import MultiLabelTask
@@ -112,7 +112,7 @@ def test_eq5_descends_with_the_plus_sign():
 def test_reported_losses_are_those_of_the_equations():
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
-    adaptation = Adaptation(lambda_=0.5, beta=0.1)
+    adaptation = AdaptationSettings(lambda_=0.5, beta=0.1)
     report = take_step(encoder, aggregator, tiles, adaptation=adaptation)
 
     z_KD, r_K = (x.detach().requires_grad_() for x in encoder(tiles))
@@ -121,12 +121,12 @@ def test_reported_losses_are_those_of_the_equations():
     g_bag_D = (logits_C.sigmoid() - 1) * TASK.weights.positive * aggregator.classifier.weight[0]  # dL/dZ by hand
     loss_feature = (z_KD * (a_K[:, None] * g_bag_D)).sum()  # g_zi = a_i dL/dZ
     loss_attention = (a_K * (z_KD @ g_bag_D)).sum()  # g_ai = <z_i, dL/dZ>
-    loss_regular = sum(1 - torch.cosine_similarity(z_D, g_bag_D, dim=0) for z_D in z_KD)
+    loss_cosine = sum(1 - torch.cosine_similarity(z_D, g_bag_D, dim=0) for z_D in z_KD)
     torch.testing.assert_close(report.loss_agg, loss.detach())
     torch.testing.assert_close(report.loss_feature, loss_feature.detach())
     torch.testing.assert_close(report.loss_attention, loss_attention.detach())
-    torch.testing.assert_close(report.loss_regular, loss_regular.detach())
-    total = loss_feature + 0.5 * loss_attention + 0.1 * loss_regular
+    torch.testing.assert_close(report.loss_cosine, loss_cosine.detach())
+    total = loss_feature + 0.5 * loss_attention + 0.1 * loss_cosine
     torch.testing.assert_close(report.loss_pfm, total.detach())
     assert not any(value.requires_grad for value in report if isinstance(value, torch.Tensor))
 
@@ -148,7 +148,11 @@ def test_gradients_at_the_tiles_are_taken_before_or_after_the_aggregators_update
     aggregator, twin = cls_attention(encoder), cls_attention(encoder)
     optimizer = torch.optim.SGD(aggregator.parameters(), lr=0.5)
     take_step(
-        encoder, aggregator, tiles, adaptation=Adaptation(bag_gradient=bag_gradient), update_aggregator=optimizer.step
+        encoder,
+        aggregator,
+        tiles,
+        adaptation=AdaptationSettings(bag_gradient=bag_gradient),
+        update_aggregator=optimizer.step,
     )
     ours = gradient_of(encoder).clone()
     updated = end_to_end_gradient(encoder, aggregator, tiles)
@@ -163,7 +167,9 @@ def test_the_joint_update_moves_the_encoder_first_and_the_aggregator_by_what_it_
     tiles = some_tiles(encoder)
     aggregator, twin = cls_attention(encoder), cls_attention(encoder)
     optimizer = torch.optim.SGD(encoder.parameters(), lr=0.5)
-    take_step(encoder, aggregator, tiles, adaptation=Adaptation(bag_gradient="joint"), update_encoder=optimizer.step)
+    take_step(
+        encoder, aggregator, tiles, adaptation=AdaptationSettings(bag_gradient="joint"), update_encoder=optimizer.step
+    )
     assert torch.equal(gradient_of(encoder), step_gradient(before, twin, tiles)), "the encoder's is Algorithm 1's"
     ours = gradient_of(aggregator).clone()
     gradients = []
@@ -179,10 +185,10 @@ def test_the_joint_update_moves_the_encoder_first_and_the_aggregator_by_what_it_
 def test_the_joint_update_is_the_same_in_chunks():
     tiles = some_tiles(small_encoder())
     gradients = []
-    for chunking in (Chunking(), Chunking(2, keep=0)):
+    for chunking in (Chunking(), Chunking(2, keep_graphs=0)):
         encoder = small_encoder()
         aggregator, optimizer = cls_attention(encoder), torch.optim.SGD(encoder.parameters(), lr=0.5)
-        adaptation = Adaptation(bag_gradient="joint", chunking=chunking)
+        adaptation = AdaptationSettings(bag_gradient="joint", chunking=chunking)
         take_step(encoder, aggregator, tiles, adaptation=adaptation, update_encoder=optimizer.step)
         gradients.append(gradient_of(aggregator).clone())
     assert relative_difference(*gradients) < EXACT
@@ -224,7 +230,7 @@ def test_the_cosine_term_as_printed_goes_uphill_and_its_variant_downhill():
     z_KD = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
     g_z_KD = torch.randn(4, 8, dtype=torch.float64)
     for cosine, change in (("paper", 1), ("descending", -1)):
-        (gradient,) = torch.autograd.grad(cosine_term(z_KD, g_z_KD, cosine).sum(), z_KD)
+        (gradient,) = torch.autograd.grad(cosine_loss(z_KD, g_z_KD, cosine).sum(), z_KD)
         moved = z_KD - 1e-3 * gradient
         first_order_change_of_the_loss = ((moved - z_KD) * g_z_KD).sum()
         assert first_order_change_of_the_loss * change > 0
@@ -234,11 +240,11 @@ def test_the_cosine_term_ignores_tiles_without_gradient_and_survives_tiny_ones()
     z_KD = torch.ones(3, 4, requires_grad=True)
     g_z_KD = torch.zeros(3, 4)
     g_z_KD[0] = 1e-30
-    term = cosine_term(z_KD, g_z_KD, "paper").sum()
+    term = cosine_loss(z_KD, g_z_KD, "paper").sum()
     (gradient,) = torch.autograd.grad(term, z_KD)
     assert term.item() == pytest.approx(0, abs=1e-6), "tile 0 points along its gradient, the others have none"
     assert gradient.isfinite().all()
-    assert cosine_term(z_KD, -g_z_KD, "paper").sum().item() == pytest.approx(2)
+    assert cosine_loss(z_KD, -g_z_KD, "paper").sum().item() == pytest.approx(2)
 
 
 @pytest.mark.parametrize(
@@ -255,4 +261,4 @@ def test_the_cosine_term_ignores_tiles_without_gradient_and_survives_tiny_ones()
 )
 def test_settings_outside_their_range_are_refused(settings):
     with pytest.raises(SettingError):
-        Adaptation(**settings)
+        AdaptationSettings(**settings)

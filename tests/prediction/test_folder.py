@@ -1,6 +1,7 @@
-"""The files of a prediction come back as they were written."""
+"""Files of a prediction folder can be read back."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def table():
     return TileTable(np.array([[100, 50], [543, 50], [100, 493]]), {name: rng.normal(size=3) for name in names})
 
 
-def test_a_slide_comes_back(tmp_path):
+def test_slide_json_can_be_read_back(tmp_path):
     slide = predicted(tmp_path)
     slide.write(tmp_path / "per-slide" / "S1")
     (read,) = PredictionFolder(tmp_path).slides()
@@ -50,7 +51,7 @@ def test_a_slide_comes_back(tmp_path):
     assert [layer.column for layer in read.layers] == ["contribution.A", "contribution.B", "weight", "attention"]
 
 
-def test_tiles_come_back_and_the_same_table_is_the_same_file(tmp_path):
+def test_tile_tables_can_be_read_back_and_are_deterministic(tmp_path):
     for name in ("first", "second"):
         write_tile_table(tmp_path / name, table())
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
@@ -63,23 +64,23 @@ def test_tiles_come_back_and_the_same_table_is_the_same_file(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 not really"])
-def test_a_damaged_table_is_told(tmp_path, content):
+def test_damaged_tile_table_is_reported(tmp_path, content):
     (tmp_path / "tiles.parquet").write_bytes(content)
-    with pytest.raises(InputError, match=r"tiles\.parquet cannot be read"):
+    with pytest.raises(InputError, match=r"tiles\.parquet"):
         read_tile_table(tmp_path / "tiles.parquet")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"slide_id": "S1"}'])
-def test_a_damaged_slide_is_told(tmp_path, text):
+def test_damaged_slide_json_is_reported(tmp_path, text):
     (tmp_path / "slide.json").write_text(text)
-    with pytest.raises(InputError, match=r"slide\.json cannot be read"):
+    with pytest.raises(InputError, match=r"slide\.json"):
         PredictedSlide.read(tmp_path)
 
 
-def test_a_folder_that_is_none_says_what_to_type(tmp_path):
-    assert not PredictionFolder(tmp_path).begun
-    with pytest.raises(InputError, match="is no folder of predictions") as told:
-        PredictionFolder(tmp_path).about()
-    assert "tapfm predict --model" in told.value.hint
+def test_other_folder_is_refused_with_the_command_that_creates_one(tmp_path):
+    assert not PredictionFolder(tmp_path).exists
+    with pytest.raises(InputError, match=re.escape(str(tmp_path))) as raised:
+        PredictionFolder(tmp_path).read_metadata()
+    assert "tapfm predict --model" in raised.value.hint
     (tmp_path / "prediction.json").write_text(json.dumps({"model": "runs/first"}))
-    assert PredictionFolder(tmp_path).about() == {"model": "runs/first"}
+    assert PredictionFolder(tmp_path).read_metadata() == {"model": "runs/first"}

@@ -1,4 +1,4 @@
-"""The tiles at both ends of a layer: the right ones, once each, and what cannot be read is said."""
+"""Galleries: the tiles with the highest and lowest values, each once, and unreadable tiles."""
 
 import io
 
@@ -14,18 +14,18 @@ from tapfm.errors import TileReadError
 from tapfm.prediction.gallery import _FRAME_PX as FRAME_PX
 from tapfm.prediction.gallery import _GAP_PX as GAP_PX
 from tapfm.prediction.gallery import _MARGIN_PX as MARGIN_PX
-from tapfm.prediction.gallery import _both_ends as both_ends
-from tapfm.prediction.gallery import _crossed_box as crossed_box
-from tapfm.prediction.gallery import draw_gallery, tile_picture
+from tapfm.prediction.gallery import _draw_unreadable_tile as draw_unreadable_tile
+from tapfm.prediction.gallery import _highest_and_lowest as highest_and_lowest
+from tapfm.prediction.gallery import draw_gallery, read_tile_image
 from tapfm.prediction.layers import layer_values
 from tapfm.slides.opening import open_slide
 from tapfm.slides.readers.openslide import OpenSlideSlide
 
 
 @given(st.lists(st.integers(-3, 3), max_size=40), st.integers(1, 8))
-def test_no_tile_is_at_both_ends_and_none_is_twice(values, count):
+def test_no_tile_is_both_highest_and_lowest_or_repeated(values, count):
     numbers = np.array(values, float)
-    highest, lowest = both_ends(numbers, count)
+    highest, lowest = highest_and_lowest(numbers, count)
     chosen = [*highest.tolist(), *lowest.tolist()]
     assert len(set(chosen)) == len(chosen) == min(2 * count, len(values))
     assert len(highest) - len(lowest) in (0, 1)
@@ -38,7 +38,7 @@ def test_no_tile_is_at_both_ends_and_none_is_twice(values, count):
 
 @pytest.fixture
 def slide(tmp_path):
-    """Every tile of it has a grey of its own."""
+    """A slide whose tiles all have different grey levels."""
     pixels = np.zeros((224 * 4, 224 * 5, 3), np.uint8)
     for number in range(20):
         x, y = 224 * (number % 5), 224 * (number // 5)
@@ -49,8 +49,8 @@ def slide(tmp_path):
     opened.close()
 
 
-def test_tiles_are_in_the_order_of_their_values_in_frames_of_their_colours(slide):
-    predicted = predicted_file(slide.facts.path)
+def test_tiles_are_sorted_by_value_and_framed_in_their_colours(slide):
+    predicted = predicted_file(slide.metadata.path)
     values = np.random.default_rng(0).permutation(20) - 9.5
     table = table_of(predicted, grid_of(predicted), values)
     with Image.open(io.BytesIO(draw_gallery(slide, predicted, table, CONTRIBUTION, count=4))) as image:
@@ -59,10 +59,10 @@ def test_tiles_are_in_the_order_of_their_values_in_frames_of_their_colours(slide
     _, scale = layer_values(values, "contribution")
     colours = scale.colours(values)
     tops = []
-    for chosen in both_ends(values, 4):
+    for chosen in highest_and_lowest(values, 4):
         for place, row in enumerate(chosen.tolist()):
             left = MARGIN_PX + place * (cell + GAP_PX)
-            # the frame is the first of its colour in that column
+            # the first rows of this colour in the column are the frame
             rows = np.flatnonzero((sheet[:, left : left + cell] == colours[row]).all(axis=(1, 2)))
             top = int(rows[0])
             tops.append(top)
@@ -73,8 +73,8 @@ def test_tiles_are_in_the_order_of_their_values_in_frames_of_their_colours(slide
 
 
 @pytest.mark.parametrize("tiles", [0, 1, 2, 3, 9])
-def test_few_tiles_make_a_smaller_gallery(slide, tiles):
-    predicted = predicted_file(slide.facts.path)
+def test_gallery_shrinks_with_few_tiles(slide, tiles):
+    predicted = predicted_file(slide.metadata.path)
     table = table_of(predicted, grid_of(predicted)[:tiles], np.zeros(tiles))
     with Image.open(io.BytesIO(draw_gallery(slide, predicted, table, CONTRIBUTION))) as image:
         assert image.height < 300 + 330 * (-(-tiles // 8) + (tiles > 1))
@@ -85,29 +85,29 @@ def test_few_tiles_make_a_smaller_gallery(slide, tiles):
 
 
 def test_small_tiles_are_enlarged(slide):
-    predicted = predicted_file(slide.facts.path, tile_px=32)
+    predicted = predicted_file(slide.metadata.path, tile_px=32)
     table = table_of(predicted, np.array([[0, 0], [448, 448]]), [1.0, 2.0])
     with Image.open(io.BytesIO(draw_gallery(slide, predicted, table, CONTRIBUTION))) as image:
         pixels = np.asarray(image)
     assert [(pixels == 10 * row + 20).all(axis=2).sum() >= 160 * 160 for row in (0, 12, 5)] == [True, True, False]
 
 
-def test_a_tile_that_cannot_be_read_is_a_crossed_box_and_the_others_are_there(tmp_path):
+def test_unreadable_tile_is_a_crossed_box_beside_the_others(tmp_path):
     path = damage(write_slide(tmp_path / "s.svs", section(1024, 1024, tissue=(0, 0, 1, 1))), [5])
     slide = OpenSlideSlide(path)
     predicted = predicted_file(path)
     with pytest.raises(TileReadError):
         slide.read(224, 224, 224, 224)
-    box = np.asarray(tile_picture(slide, predicted, 224, 224))
+    box = np.asarray(read_tile_image(slide, predicted, 224, 224))
     assert box.shape == (224, 224, 3)
     assert (box == box[0, 5]).all(axis=2).mean() > 0.5
-    assert (box.astype(int)[..., 0] - box[..., 1] > 60).any()  # words in red
-    assert tile_picture(slide, predicted, 672, 672).size == (224, 224)
+    assert (box.astype(int)[..., 0] - box[..., 1] > 60).any()  # red text
+    assert read_tile_image(slide, predicted, 672, 672).size == (224, 224)
     table = table_of(predicted, grid_of(predicted))
     assert draw_gallery(slide, predicted, table, CONTRIBUTION)
     slide.close()
 
 
 @pytest.mark.parametrize("side_px", [16, 64, 224, 1024])
-def test_the_box_holds_its_reason_at_every_size(side_px):
-    assert crossed_box(side_px, "the region cannot be decoded " * 20).size == (side_px, side_px)
+def test_box_of_an_unreadable_tile_has_any_size(side_px):
+    assert draw_unreadable_tile(side_px, "the region cannot be decoded " * 20).size == (side_px, side_px)

@@ -1,4 +1,4 @@
-"""Tiles for QuPath: squares, measurements, classes, and identities that stay."""
+"""GeoJSON for QuPath: squares, measurements, classes and stable ids."""
 
 import json
 import uuid
@@ -9,19 +9,19 @@ from predicted_slides import CONTRIBUTION, grid_of, predicted_slide, table_of
 from tapfm.prediction.geojson import write_geojson
 from tapfm.prediction.layers import _DIVERGING as DIVERGING
 from tapfm.prediction.layers import percentiles
-from tapfm.slides.regions import _read_polygons as read_polygons
+from tapfm.slides.annotations import _read_polygons as read_polygons
 from tapfm.slides.slide import Box
 
 
-def written(folder, predicted, table):
+def write_and_read(folder, predicted, table):
     write_geojson(folder / "tiles.geojson", predicted, table)
     return json.loads((folder / "tiles.geojson").read_text())
 
 
-def test_every_tile_has_its_square_and_all_its_numbers(tmp_path):
+def test_every_tile_has_its_square_and_all_measurements(tmp_path):
     predicted = predicted_slide(mpp=0.2527, bounds=Box(300, 200, 1900, 1500))
     table = table_of(predicted, grid_of(predicted))
-    document = written(tmp_path, predicted, table)
+    document = write_and_read(tmp_path, predicted, table)
     assert set(document) == {"type", "features"}
     assert document["type"] == "FeatureCollection"
     assert len(document["features"]) == len(table) > 5
@@ -40,38 +40,38 @@ def test_every_tile_has_its_square_and_all_its_numbers(tmp_path):
         np.testing.assert_array_equal(ring, [[x, y], [x + side, y], [x + side, y + side], [x, y + side], [x, y]])
 
 
-def test_identities_are_uuids_that_stay_and_differ_between_tiles_and_slides(tmp_path):
+def test_ids_are_stable_unique_uuids(tmp_path):
     predicted = predicted_slide()
     table = table_of(predicted, grid_of(predicted))
-    first = [each["id"] for each in written(tmp_path, predicted, table)["features"]]
+    first = [each["id"] for each in write_and_read(tmp_path, predicted, table)["features"]]
     data = (tmp_path / "tiles.geojson").read_bytes()
     other_values = table_of(predicted, table.positions, np.arange(len(table)))
-    assert [each["id"] for each in written(tmp_path, predicted, other_values)["features"]] == first
+    assert [each["id"] for each in write_and_read(tmp_path, predicted, other_values)["features"]] == first
     assert len({uuid.UUID(each) for each in first}) == len(table)
     write_geojson(tmp_path / "tiles.geojson", predicted, table)
     assert (tmp_path / "tiles.geojson").read_bytes() == data
 
 
-def test_the_tenths_at_both_ends_have_a_class_in_the_colours_of_the_map(tmp_path):
+def test_highest_and_lowest_tenth_have_a_class_in_heatmap_colours(tmp_path):
     predicted = predicted_slide()
     positions = grid_of(predicted)[:40]
-    features = written(tmp_path, predicted, table_of(predicted, positions, np.arange(40) - 20.0))["features"]
+    features = write_and_read(tmp_path, predicted, table_of(predicted, positions, np.arange(40) - 20.0))["features"]
     classes = [each["properties"].get("classification") for each in features]
-    title = "contribution to the logit of FGFR3"
-    assert classes[:4] == [{"name": f"{title}: lowest tenth", "color": list(DIVERGING[0])}] * 4
-    assert classes[-4:] == [{"name": f"{title}: highest tenth", "color": list(DIVERGING[-1])}] * 4
+    title = CONTRIBUTION.title
+    assert classes[:4] == [{"name": f"{title}: lowest 10%", "color": list(DIVERGING[0])}] * 4
+    assert classes[-4:] == [{"name": f"{title}: highest 10%", "color": list(DIVERGING[-1])}] * 4
     assert classes[4:-4] == [None] * 32
 
 
-def test_equal_tiles_have_no_class_and_values_that_are_none_are_left_out(tmp_path):
+def test_equal_tiles_have_no_class_and_non_finite_values_are_omitted(tmp_path):
     predicted = predicted_slide()
     table = table_of(predicted, grid_of(predicted)[:3], [1.0, 1.0, 1.0])
     table.values["attention"] = np.array([0.5, np.nan, np.inf])
-    features = written(tmp_path, predicted, table)["features"]
+    features = write_and_read(tmp_path, predicted, table)["features"]
     assert all("classification" not in each["properties"] for each in features)
     assert ["attention" in each["properties"]["measurements"] for each in features] == [True, False, False]
 
 
-def test_no_tiles_are_an_empty_collection(tmp_path):
+def test_no_tiles_give_an_empty_collection(tmp_path):
     predicted = predicted_slide()
-    assert written(tmp_path, predicted, table_of(predicted, np.empty((0, 2), int)))["features"] == []
+    assert write_and_read(tmp_path, predicted, table_of(predicted, np.empty((0, 2), int)))["features"] == []

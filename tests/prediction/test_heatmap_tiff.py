@@ -1,4 +1,4 @@
-"""The map as a pyramid: what OpenSlide and our own reader find in it."""
+"""Heatmaps as pyramidal TIFF: read back with OpenSlide and our own reader."""
 
 import json
 
@@ -8,20 +8,20 @@ import pytest
 import tifffile
 from predicted_slides import ATTENTION, CONTRIBUTION, grid_of, predicted_slide, table_of
 
-from tapfm.prediction.heatmap_tiff import _LARGEST_LAST_PX as LARGEST_LAST_PX
-from tapfm.prediction.heatmap_tiff import _blocks_of as blocks_of
+from tapfm.prediction.heatmap_tiff import _MAX_LAST_LEVEL_PX as MAX_LAST_LEVEL_PX
+from tapfm.prediction.heatmap_tiff import _iter_blocks as iter_blocks
 from tapfm.prediction.heatmap_tiff import _level_sizes as level_sizes
 from tapfm.prediction.heatmap_tiff import write_heatmap_tiff
 from tapfm.prediction.layers import layer_values
-from tapfm.prediction.placing import place
-from tapfm.runtime.files import UNFINISHED
+from tapfm.prediction.tile_squares import place_tiles
+from tapfm.runtime.files import UNFINISHED_SUFFIX
 from tapfm.slides.opening import open_slide
 from tapfm.slides.slide import Box
 
 
 @pytest.fixture
 def predicted():
-    # 40x: a tile has 448 pixels, so that the map is 14 times smaller
+    # 40x: a tile has 448 pixels, so the heatmap is downsampled by 14
     return predicted_slide(mpp=0.25, size_px0=(44_000, 30_000), bounds=Box(1_000, 2_000, 40_320, 27_000))
 
 
@@ -31,7 +31,7 @@ def table(predicted):
     return table_of(predicted, positions[np.arange(len(positions)) % 7 != 0])
 
 
-def test_openslide_finds_the_levels_and_the_scale(tmp_path, predicted, table):
+def test_openslide_reads_levels_and_scale(tmp_path, predicted, table):
     path = tmp_path / "map.tif"
     write_heatmap_tiff(path, predicted, table, CONTRIBUTION)
     assert openslide.OpenSlide.detect_format(path) == "generic-tiff"
@@ -40,13 +40,13 @@ def test_openslide_finds_the_levels_and_the_scale(tmp_path, predicted, table):
         assert float(opened.properties["openslide.mpp-x"]) == pytest.approx(0.25 * 14, rel=1e-6)
         assert float(opened.properties["openslide.mpp-y"]) == pytest.approx(0.25 * 14, rel=1e-6)
     slide = open_slide(path)
-    assert slide.facts.reader == "tiff"
-    assert slide.facts.mpp_in_file == pytest.approx(3.5, rel=1e-6)
-    assert [level.downsample for level in slide.facts.levels] == [1, 2, 4]
+    assert slide.metadata.reader == "tiff"
+    assert slide.metadata.mpp_in_file == pytest.approx(3.5, rel=1e-6)
+    assert [level.downsample for level in slide.metadata.levels] == [1, 2, 4]
     slide.close()
 
 
-def test_every_level_has_every_tile_in_its_colour_and_white_elsewhere(tmp_path, predicted, table):
+def test_every_level_has_all_tiles_in_their_colours_on_white(tmp_path, predicted, table):
     path = tmp_path / "map.tif"
     write_heatmap_tiff(path, predicted, table, CONTRIBUTION)
     values, scale = layer_values(table.values[CONTRIBUTION.column], "contribution")
@@ -61,24 +61,22 @@ def test_every_level_has_every_tile_in_its_colour_and_white_elsewhere(tmp_path, 
             np.testing.assert_array_equal(picture, expected)
 
 
-def test_the_file_says_what_it_shows(tmp_path, predicted, table):
-    for percentile, unit in (
-        (False, "mean attention of CLS to patch tokens"),
-        (True, "percentile among the slide's tiles"),
-    ):
+def test_file_describes_layer_unit_and_position(tmp_path, predicted, table):
+    for percentile in (False, True):
+        _, scale = layer_values(table.values[ATTENTION.column], ATTENTION.kind, percentile=percentile)
         path = tmp_path / "map.tif"
         write_heatmap_tiff(path, predicted, table, ATTENTION, percentile=percentile)
         with tifffile.TiffFile(path) as file:
             about = json.loads(file.pages[0].description)
             assert [page.subfiletype for page in file.pages] == [0, 1, 1]
         assert about["slide_id"] == "case-17"
-        assert (about["layer"], about["percentile"], about["unit"]) == ("attention", percentile, unit)
+        assert (about["layer"], about["percentile"], about["unit"]) == ("attention", percentile, scale.unit)
         assert (about["downsample"], about["bounds_corner_px0"]) == (14, [1_000, 2_000])
         if percentile:
             assert (about["low"], about["high"]) == (0, 100)
 
 
-def test_a_small_slide_has_one_level_and_an_empty_one_is_white(tmp_path):
+def test_small_slide_has_one_level_and_no_tiles_are_white(tmp_path):
     predicted = predicted_slide(size_px0=(500, 400))
     write_heatmap_tiff(tmp_path / "map.tif", predicted, table_of(predicted, np.empty((0, 2), int)), CONTRIBUTION)
     picture = tifffile.imread(tmp_path / "map.tif")
@@ -86,26 +84,26 @@ def test_a_small_slide_has_one_level_and_an_empty_one_is_white(tmp_path):
     assert (picture == 255).all()
 
 
-def test_the_same_prediction_gives_the_same_bytes_and_takes_the_place_of_another(tmp_path, predicted, table):
+def test_output_is_deterministic_and_replaces_a_file(tmp_path, predicted, table):
     first, second = tmp_path / "a.tif", tmp_path / "b.tif"
     write_heatmap_tiff(first, predicted, table, CONTRIBUTION)
     second.write_text("something else")
     write_heatmap_tiff(second, predicted, table, CONTRIBUTION)
     assert first.read_bytes() == second.read_bytes()
-    assert not list(tmp_path.glob(f"*{UNFINISHED}"))
+    assert not list(tmp_path.glob(f"*{UNFINISHED_SUFFIX}"))
 
 
-def test_levels_end_with_the_first_that_is_small_enough():
-    assert level_sizes(LARGEST_LAST_PX, 10) == [(LARGEST_LAST_PX, 10)]
-    assert level_sizes(10, LARGEST_LAST_PX + 1) == [(10, LARGEST_LAST_PX + 1), (5, 513)]
+def test_levels_stop_at_the_first_small_one():
+    assert level_sizes(MAX_LAST_LEVEL_PX, 10) == [(MAX_LAST_LEVEL_PX, 10)]
+    assert level_sizes(10, MAX_LAST_LEVEL_PX + 1) == [(10, MAX_LAST_LEVEL_PX + 1), (5, 513)]
 
 
-def test_a_very_large_slide_is_painted_a_row_of_blocks_at_a_time():
+def test_large_slide_is_drawn_one_row_of_blocks_at_a_time():
     predicted = predicted_slide(size_px0=(100_000, 100_000))
     positions = np.array([[0, 0], [99_680, 99_680]])
-    squares = place(predicted, positions, (7.0, 7.0), 14_286, 14_286)
+    squares = place_tiles(predicted, positions, (7.0, 7.0), 14_286, 14_286)
     values, scale = layer_values(np.array([-1.0, 1.0]), "contribution")
-    blocks = blocks_of(squares, values, scale)
+    blocks = iter_blocks(squares, values, scale)
     first = next(blocks)
     assert first.shape == (256, 256, 3)
     assert first.base.nbytes < 12e6  # not the 600 MB of the whole

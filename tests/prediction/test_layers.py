@@ -1,4 +1,4 @@
-"""What a value looks like on a map, and what the colour bar says of it."""
+"""Layers: colours of values, and ticks of the colour bar."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tapfm.prediction.layers import (
     ColourScale,
     Layer,
     layer_values,
-    layers_of,
+    list_layers,
     main_layers,
     palette,
     percentiles,
@@ -26,7 +26,7 @@ from tapfm.prediction.layers import (
 )
 
 
-def test_contributions_are_centred_on_nothing_whatever_their_values():
+def test_contributions_always_have_a_scale_centred_at_zero():
     for values in ([-1.0, 3.0], [2.0, 3.0], [-3.0, -2.0], [0.0, 0.0]):
         _, scale = layer_values(np.array(values), "contribution")
         assert scale.diverging
@@ -35,7 +35,7 @@ def test_contributions_are_centred_on_nothing_whatever_their_values():
         assert np.ptp(scale.colours(np.zeros(1))) <= 4  # grey
 
 
-def test_few_outliers_do_not_take_all_colours():
+def test_outliers_do_not_use_up_the_colour_scale():
     values = np.concatenate([np.linspace(0, 1, 999), [1000.0]])
     _, scale = layer_values(values, "attention")
     assert scale.high < 1.01
@@ -61,7 +61,7 @@ def test_percentiles_of_equal_values_are_equal():
 def test_ticks_are_round_and_on_the_bar(low, span):
     scale = ColourScale(low, low + span, "x")
     if not scale.high - scale.low > abs(low) * 1e-6:
-        return  # closer than numbers go
+        return  # below floating-point resolution
     ticks = np.array(scale.ticks())
     assert 4 <= len(ticks) <= 9
     slack = span * 1e-6
@@ -71,24 +71,24 @@ def test_ticks_are_round_and_on_the_bar(low, span):
     assert min(abs(digits - each) for each in (1, 2, 2.5, 5)) < 1e-3
 
 
-def test_the_palettes_run_through_their_anchors_without_jumps():
+def test_palettes_are_smooth():
     for diverging in (False, True):
         colours = palette(diverging=diverging).astype(int)
         assert colours.shape == (256, 3)
         assert np.abs(np.diff(colours, axis=0)).max() <= 4
 
 
-def test_layers_come_with_what_says_most_first():
+def test_layers_are_sorted_by_informativeness():
     columns = ("attention", "weight", "contribution.B", "contribution.A")
-    layers = layers_of(columns, ["A", "B"])
+    layers = list_layers(columns, ["A", "B"])
     assert [each.column for each in layers] == ["contribution.A", "contribution.B", "weight", "attention"]
     assert main_layers(layers) == layers[:2]
-    assert main_layers(layers_of(("attention", "score"), ["A"])) == [Layer("score", "score")]
+    assert main_layers(list_layers(("attention", "score"), ["A"])) == [Layer("score", "score")]
     assert main_layers([]) == []
 
 
 def test_titles_and_file_names_name_the_target():
     layer = Layer("contribution.PD-L1 / TPS", "contribution", "PD-L1 / TPS")
-    assert layer.title == "contribution to the logit of PD-L1 / TPS"
+    assert layer.title.endswith("PD-L1 / TPS")
     assert layer.file_name == "contribution-PD-L1_TPS"
     assert slug("../..") == "target"

@@ -163,17 +163,17 @@ def test_keys_are_made_of_titles_and_differ():
 
 
 def test_why_something_is_missing_is_told_once_below():
-    row = table_row(*(Estimate(None, why="no positive slide among 4") for _ in range(2)))
+    row = table_row(*(Estimate(None, reason="no positive slide among 4") for _ in range(2)))
     html = render(a_page(headline=Table([Column("a"), Column("b")], [row]))).decode()
     header = html[html.index('class="headline"') : html.index('class="made"')]
     assert header.count("<li>no positive slide among 4</li>") == 1
-    assert header.count('<sup class="why">1</sup>') == 2
+    assert header.count('<sup class="reason">1</sup>') == 2
 
 
 def test_wrong_calls_are_marked():
     lines = [
         SlideLine(outcome, "p", "test", "T", 0.5, 0.5, "positive", "negative", outcome, 3)
-        for outcome in ("right", "false positive", "")
+        for outcome in ("correct", "false positive", "")
     ]
     html = render(a_page(sections=[PageSection("Slides", [SlidesBlock(lines)])])).decode()
     assert re.findall(r'data-wrong><th scope="row">([^<]*)', html) == ["false positive"]

@@ -55,7 +55,7 @@ def test_equal_lines_stay_in_the_order_of_the_last_sort(page, address):
     page.goto(address)
     for name in ("Probability", "Outcome"):
         page.get_by_role("columnheader", name=name).get_by_role("button").click()
-    right = [float(p) for p, outcome in zip(column(page, 5), column(page, 9), strict=True) if outcome == "right"]
+    right = [float(p) for p, outcome in zip(column(page, 5), column(page, 9), strict=True) if outcome == "correct"]
     assert right == sorted(right, reverse=True)
     assert len(right) > 5
 

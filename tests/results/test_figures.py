@@ -142,7 +142,7 @@ def test_html_names_panels_and_says_why_one_is_empty():
 
 def test_sections_come_back_from_their_file(tmp_path):
     table = Table(
-        [Column("a", text=True), Column("b")], [table_row("x", Cell(Estimate(0.5, why="few"), "p 0.1", rank=1))]
+        [Column("a", text=True), Column("b")], [table_row("x", Cell(Estimate(0.5, reason="few"), "p 0.1", rank=1))]
     )
     sections = [Section("One", (Paragraph("text", warning=True), table, FIGURE)), Section("", ())]
     write_sections(tmp_path / "sections.json", sections)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tapfm.results.estimate import Estimate
+from tapfm.results.formatting import format_bytes, format_duration, format_estimate, format_p_value, format_percentage
 from tapfm.results.html import html_table
 from tapfm.results.latex import _escape_latex as escape_latex
 from tapfm.results.latex import latex_table
 from tapfm.results.markdown import markdown_table
-from tapfm.results.numbers import format_bytes, format_duration, format_estimate, format_p_value, format_percentage
 from tapfm.results.table import Cell, Column, Row, Table, list_reasons, table_csv, table_row
 from tapfm.results.terminal import rich_table
 
@@ -28,7 +28,7 @@ TABLE = Table(
     [
         Row(heading="TAPFM"),
         table_row("UNI | 1", Cell(AUC, "p 0.04", rank=1), -0.25, 12.5),
-        table_row("ABMIL_2", Cell(Estimate(0.7), rank=2), Estimate(None, why="no positive slide"), 7.0),
+        table_row("ABMIL_2", Cell(Estimate(0.7), rank=2), Estimate(None, reason="no positive slide"), 7.0),
     ],
     "A table",
     ["A note."],
@@ -80,9 +80,9 @@ def test_latex_has_no_active_character_left(text):
 
 
 def test_html_is_escaped_and_numbers_its_reasons():
-    html = html_table(Table([Column("<b>")], [table_row(Estimate(None, why="<none>")), table_row(-1.5)], "<t>"))
+    html = html_table(Table([Column("<b>")], [table_row(Estimate(None, reason="<none>")), table_row(-1.5)], "<t>"))
     assert "<b>" not in html.replace("&lt;b&gt;", "")
-    assert '<sup class="why">1</sup>' in html
+    assert '<sup class="reason">1</sup>' in html
     assert "<li>&lt;none&gt;</li>" in html
     assert "\N{MINUS SIGN}1.500" in html
     assert ">-<" in html_table(Table([Column("p")], [table_row("-")]))  # a text is not a number
@@ -110,7 +110,9 @@ def test_rows_have_to_fit_their_columns():
 
 
 def test_reasons_are_listed_once():
-    assert list_reasons(Table([Column("a")], [table_row(Cell(why="x")), table_row(Estimate(None, why="x"))])) == ["x"]
+    assert list_reasons(Table([Column("a")], [table_row(Cell(reason="x")), table_row(Estimate(None, reason="x"))])) == [
+        "x"
+    ]
 
 
 def test_numbers():

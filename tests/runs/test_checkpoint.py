@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tapfm.errors import CheckpointError, DiskFullError
-from tapfm.runs.checkpoint import check_space, load_checkpoint, read_description, save_checkpoint
+from tapfm.runs.checkpoint import check_disk_space, load_checkpoint, read_description, save_checkpoint
 
 TENSORS = {
     "encoder/blocks.0.weight": torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),
@@ -79,8 +79,8 @@ def test_space_is_looked_at_before_anything_is_written(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12, 2 * 10**9))
     with pytest.raises(DiskFullError, match=r"that is 14\.1 GB, and .* has 2\.0 GB left"):
-        check_space(tmp_path, 14 * 10**9, "A checkpoint")
-    check_space(tmp_path, 10**9, "A checkpoint")
+        check_disk_space(tmp_path, 14 * 10**9, "A checkpoint")
+    check_disk_space(tmp_path, 10**9, "A checkpoint")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04pickle", b"\x08" + bytes(7) + b"nonsense", None])

@@ -5,7 +5,7 @@ import pytest
 
 from tapfm.errors import InputError, SlideError
 from tapfm.runtime import cohort_job
-from tapfm.runtime.cohort_job import FAILURES, SUMMARY, Failure, SlideTable, attempt, run_slides
+from tapfm.runtime.cohort_job import FAILURES, SUMMARY, Failure, SlideTable, catch_failures, run_slides
 from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.workers import WorkerPool, serve_function
 
@@ -18,7 +18,7 @@ class Record:
     tiles: int = 0
     part: float | None = None
     seconds: float | None = None
-    what_to_do: str = ""
+    hint: str = ""
 
 
 def work(job):
@@ -42,21 +42,21 @@ def test_a_slide_that_fails_costs_itself_only(workers):
     jobs = {"1": "a", "2": "bad", "3": "defect", "4": "d", "5": "locked"}
     results = dict(run_slides(work, jobs, workers=workers))
     assert (results["1"], results["4"]) == ("A", "D")
-    assert (results["2"].reason, results["2"].what_to_do) == ("is damaged", "Copy it.")
+    assert (results["2"].reason, results["2"].hint) == ("is damaged", "Copy it.")
     assert "ZeroDivisionError: oh" in results["3"].reason
     assert results["3"].seconds is not None
     assert results["5"].reason == "[Errno 13] Permission denied: 'x.svs'"
 
 
 def test_a_crash_is_a_failure_with_advice():
-    results = dict(run_slides(work, {"1": "crash", "2": "b"}, workers=1, after_crash=lambda job: f"no {job}"))
+    results = dict(run_slides(work, {"1": "crash", "2": "b"}, workers=1, crash_hint=lambda job: f"no {job}"))
     assert "code 9" in results["1"].reason
-    assert results["1"].what_to_do == "no crash"
+    assert results["1"].hint == "no crash"
     assert results["2"] == "B"
 
 
 def test_workers_that_were_started_before_are_used():
-    pool = WorkerPool(1, serve_function, attempt(work))
+    pool = WorkerPool(1, serve_function, catch_failures(work))
     assert dict(run_slides(work, {"1": "a", "2": "bad"}, workers=1, pool=pool))["1"] == "A"
 
 
@@ -85,43 +85,45 @@ def test_claimed_slides_are_left_out_and_claims_are_kept_until_the_result_is_han
 
 def test_finished_slides_are_kept_and_the_others_are_left_to_do(tmp_path):
     table = table_of(tmp_path)
-    with table.saved():
-        assert table.plan(dict.fromkeys("abc", "job"), only=None, force=False, recall=lambda _: None)
+    with table.save_on_exit():
+        assert table.plan(dict.fromkeys("abc", "job"), only=None, force=False, load_finished=lambda _: None)
         table.add(Record("a", "ok", tiles=7, part=0.123456, seconds=1.5))
-        table.fail("b", Failure("is damaged", "Copy it.", seconds=0.5))
+        table.add_failure("b", Failure("is damaged", "Copy it.", seconds=0.5))
     assert [row["slide_id"] for row in read_csv(tmp_path / SUMMARY)] == ["a", "b"]  # c was not reached
     assert read_csv(tmp_path / SUMMARY)[0]["part"] == "0.1235"
-    assert read_csv(tmp_path / FAILURES) == [{"slide_id": "b", "reason": "is damaged", "what_to_do": "Copy it."}]
+    assert read_csv(tmp_path / FAILURES) == [{"slide_id": "b", "reason": "is damaged", "hint": "Copy it."}]
 
     again = table_of(tmp_path)
     done = {"A": Record("a", "ok", tiles=7)}
-    todo = again.plan({"a": "A", "b": "B", "c": "C"}, only=None, force=False, recall=done.get)
+    todo = again.plan({"a": "A", "b": "B", "c": "C"}, only=None, force=False, load_finished=done.get)
     assert todo == {"b": "B", "c": "C"}
     assert again.records == {"a": Record("a", "ok", tiles=7, seconds=1.5)}  # how long it took is remembered
-    assert set(table_of(tmp_path).plan({"a": "A", "b": "B", "c": "C"}, only=None, force=True, recall=done.get)) == set(
-        "abc"
-    )
+    assert set(
+        table_of(tmp_path).plan({"a": "A", "b": "B", "c": "C"}, only=None, force=True, load_finished=done.get)
+    ) == set("abc")
 
 
 def test_only_some_slides(tmp_path):
     table = table_of(tmp_path)
-    with table.saved():
-        table.fail("b", Failure("is damaged", "Copy it."))
+    with table.save_on_exit():
+        table.add_failure("b", Failure("is damaged", "Copy it."))
     again = table_of(tmp_path)
     done = {"A": Record("a", "ok")}
-    todo = again.plan({"a": "A", "b": "B", "c": "C"}, only=["c"], force=True, recall=done.get)
+    todo = again.plan({"a": "A", "b": "B", "c": "C"}, only=["c"], force=True, load_finished=done.get)
     assert todo == {"c": "C"}
     assert [(each.slide_id, each.status) for each in again.ordered] == [("a", "ok"), ("b", "failed")]
-    assert again.failed[0].what_to_do == "Copy it."
+    assert again.failed[0].hint == "Copy it."
     todo = table_of(tmp_path / "new").plan(
-        {"a": "A", "b": "B", "c": "C"}, only=["c"], force=False, recall=lambda _: None
+        {"a": "A", "b": "B", "c": "C"}, only=["c"], force=False, load_finished=lambda _: None
     )
     assert todo == {"c": "C"}
 
 
 def test_a_failure_instead_of_a_job_is_recorded(tmp_path):
     table = table_of(tmp_path, "ab")
-    assert table.plan({"a": Failure("no tiles"), "b": "B"}, only=None, force=False, recall=lambda _: None) == {"b": "B"}
+    assert table.plan({"a": Failure("no tiles"), "b": "B"}, only=None, force=False, load_finished=lambda _: None) == {
+        "b": "B"
+    }
     assert [each.reason for each in table.failed] == ["no tiles"]
 
 
@@ -129,7 +131,7 @@ def test_a_failure_instead_of_a_job_is_recorded(tmp_path):
 def test_the_exit_code_counts_failures_of_the_chosen_slides(tmp_path, only, allowed, code):
     table = table_of(tmp_path)
     for slide_id in "ab":
-        table.fail(slide_id, Failure("is damaged"))
+        table.add_failure(slide_id, Failure("is damaged"))
     table.add(Record("c", "ok"))
     assert table.exit_code(only, allowed) == code
 
@@ -137,13 +139,13 @@ def test_the_exit_code_counts_failures_of_the_chosen_slides(tmp_path, only, allo
 def test_tables_are_saved_now_and_then_and_however_it_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(cohort_job, "_SAVE_EVERY_S", -1.0)
     seen = []
-    table = table_of(tmp_path, also_save=lambda records: seen.append(len(records)))
+    table = table_of(tmp_path, on_save=lambda records: seen.append(len(records)))
     table.add(Record("a", "ok"))
     assert seen == [1]
     monkeypatch.setattr(cohort_job, "_SAVE_EVERY_S", 1e9)
 
     def stop():
-        with table.saved():
+        with table.save_on_exit():
             table.add(Record("b", "ok"))
             assert seen == [1]
             raise KeyboardInterrupt
@@ -156,24 +158,26 @@ def test_tables_are_saved_now_and_then_and_however_it_ends(tmp_path, monkeypatch
 def test_a_folder_that_cannot_be_written_is_an_input_error(tmp_path):
     (tmp_path / "file").write_text("")
     table = table_of(tmp_path / "file")
-    with pytest.raises(InputError, match="cannot be written"), table.saved():
+    with pytest.raises(InputError, match="cannot be written"), table.save_on_exit():
         pass
 
 
 def test_tables_that_a_spreadsheet_saved_are_read_and_others_are_ignored(tmp_path):
     table = table_of(tmp_path, "a")
-    with table.saved():
+    with table.save_on_exit():
         table.add(Record("a", "ok", seconds=1.5))
     summary = tmp_path / SUMMARY
     summary.write_bytes(b"\xef\xbb\xbf" + summary.read_bytes())
     again = table_of(tmp_path, "a")
-    assert again.plan({"a": "A"}, only=None, force=False, recall=lambda _: Record("a", "ok")) == {}
+    assert again.plan({"a": "A"}, only=None, force=False, load_finished=lambda _: Record("a", "ok")) == {}
     assert again.records["a"].seconds == 1.5
     summary.write_text("name;seconds\na;1\n")
-    assert table_of(tmp_path, "a").plan({"a": "A"}, only=None, force=False, recall=lambda _: None) == {"a": "A"}
+    assert table_of(tmp_path, "a").plan({"a": "A"}, only=None, force=False, load_finished=lambda _: None) == {"a": "A"}
 
 
 def test_nothing_is_written_while_slides_are_planned(tmp_path, monkeypatch):
     monkeypatch.setattr(cohort_job, "_SAVE_EVERY_S", -1.0)
-    table_of(tmp_path).plan(dict.fromkeys("abc", Failure("no tiles")), only=None, force=False, recall=lambda _: None)
+    table_of(tmp_path).plan(
+        dict.fromkeys("abc", Failure("no tiles")), only=None, force=False, load_finished=lambda _: None
+    )
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import pytest
 
 from tapfm.errors import DiskFullError
 from tapfm.runtime import files
-from tapfm.runtime.csv_files import csv_line, csv_text, read_csv, recall_csv, write_csv
+from tapfm.runtime.csv_files import csv_line, csv_text, read_csv, read_csv_or_empty, write_csv
 
 COLUMNS = ("slide_id", "tiles", "reason")
 ROWS = [
@@ -48,21 +48,21 @@ def test_what_is_no_text_or_no_csv_is_a_value_error_and_recalls_nothing(tmp_path
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"decode|limit"):
         read_csv(path)
-    assert recall_csv(path, "slide_id") == []
+    assert read_csv_or_empty(path, "slide_id") == []
 
 
 def test_a_file_that_is_not_there_is_an_os_error_and_recalls_nothing(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_csv(tmp_path / "table.csv")
-    assert recall_csv(tmp_path / "table.csv") == []
+    assert read_csv_or_empty(tmp_path / "table.csv") == []
 
 
 def test_rows_without_the_columns_are_not_recalled(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("slide_id,tiles,reason\nS1,1,\nS2\nS3,3,gone\n")
-    assert [row["slide_id"] for row in recall_csv(path, *COLUMNS)] == ["S1", "S3"]
-    assert [row["slide_id"] for row in recall_csv(path, "slide_id")] == ["S1", "S2", "S3"]
-    assert recall_csv(path, "slide_id", "another") == []
+    assert [row["slide_id"] for row in read_csv_or_empty(path, *COLUMNS)] == ["S1", "S3"]
+    assert [row["slide_id"] for row in read_csv_or_empty(path, "slide_id")] == ["S1", "S2", "S3"]
+    assert read_csv_or_empty(path, "slide_id", "another") == []
 
 
 def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from tapfm.runtime.files import fingerprint, sha256_of, write_atomically
+from tapfm.runtime.files import file_sha256, fingerprint, write_atomically
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -20,12 +20,12 @@ def test_a_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("TAPFM_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "weights.bin"
     file.write_bytes(b"one")
-    assert sha256_of(file) == hashlib.sha256(b"one").hexdigest()
+    assert file_sha256(file) == hashlib.sha256(b"one").hexdigest()
     with monkeypatch.context() as without_hashing:
         without_hashing.setattr(hashlib, "file_digest", None)
-        assert sha256_of(file) == hashlib.sha256(b"one").hexdigest()
+        assert file_sha256(file) == hashlib.sha256(b"one").hexdigest()
     file.write_bytes(b"another")
-    assert sha256_of(file) == hashlib.sha256(b"another").hexdigest()
+    assert file_sha256(file) == hashlib.sha256(b"another").hexdigest()
 
 
 def test_a_damaged_or_unwritable_memory_only_costs_time(tmp_path, monkeypatch):
@@ -33,12 +33,12 @@ def test_a_damaged_or_unwritable_memory_only_costs_time(tmp_path, monkeypatch):
     monkeypatch.setenv("TAPFM_CACHE", str(cache))
     file = tmp_path / "weights.bin"
     file.write_bytes(b"one")
-    sha256_of(file)
+    file_sha256(file)
     (note,) = (cache / "sha256").iterdir()
     note.write_text("{broken")
-    assert sha256_of(file) == hashlib.sha256(b"one").hexdigest()
+    assert file_sha256(file) == hashlib.sha256(b"one").hexdigest()
     monkeypatch.setenv("TAPFM_CACHE", str(file / "cannot-be-a-folder"))
-    assert sha256_of(file) == hashlib.sha256(b"one").hexdigest()
+    assert file_sha256(file) == hashlib.sha256(b"one").hexdigest()
 
 
 def test_files_get_the_rights_that_the_user_gives_new_files(tmp_path):

@@ -9,7 +9,7 @@ from typing import Annotated
 import pytest
 
 from tapfm.errors import InputError, Interrupted
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 
 
 @options
@@ -30,7 +30,7 @@ class CopyOptions:
             raise InputError("--workers is negative.")
 
 
-@verb(CopyOptions)
+@command_function(CopyOptions)
 def copy(options, console):
     """Copy files."""
     console.print("copying")

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.runtime.interrupts import StopRequests
+from tapfm.runtime.interrupts import StopSignalHandler
 from tapfm.runtime.step_bars import StepBars
 from tapfm.runtime.steps import Step, StepResult, StepRunner
 
@@ -122,7 +122,7 @@ def test_a_step_with_a_problem_or_an_unknown_need_does_not_run(tmp_path):
 
 def test_a_command_that_wrote_nothing_has_failed(tmp_path):
     lab = Lab(tmp_path)
-    step = lab.step("a", "train", is_done=lambda: False)
+    step = lab.step("a", "train", check_done=lambda: False)
     assert "is not there" in lab.run([step])["a: train"].reason
 
 
@@ -183,7 +183,7 @@ def test_a_signal_reaches_all_that_run_and_nothing_new_is_started(tmp_path):
         return 128 + number
 
     lab = Lab(tmp_path, during)
-    with StopRequests(lambda text: None) as stop:  # noqa: ARG005
+    with StopSignalHandler(lambda text: None) as stop:  # noqa: ARG005
         results = lab.run(jobs=2, signal_number=stop.signal_number)
     assert sorted(received) == [("a: train", signal.SIGINT), ("b: train", signal.SIGINT)]
     assert results["a: train"] == results["b: train"] == StepResult("not run", "stopped")
@@ -197,14 +197,14 @@ def test_a_step_that_ends_well_after_a_signal_is_done_and_the_last(tmp_path):
         return 0
 
     lab = Lab(tmp_path, during)
-    with StopRequests(lambda text: None) as stop:  # noqa: ARG005
+    with StopSignalHandler(lambda text: None) as stop:  # noqa: ARG005
         results = lab.run(signal_number=stop.signal_number)
     assert [result.state for result in results.values()] == ["done", *["not run"] * 4]
     assert lab.began == ["features: embed"]
 
 
 def test_a_second_signal_stops_what_runs_in_the_main_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr("tapfm.runtime.interrupts._ECHO_S", -1)
+    monkeypatch.setattr("tapfm.runtime.interrupts._DUPLICATE_SIGNAL_S", -1)
 
     def during(step, check):  # noqa: ARG001
         signal.raise_signal(signal.SIGINT)
@@ -212,7 +212,7 @@ def test_a_second_signal_stops_what_runs_in_the_main_thread(tmp_path, monkeypatc
         raise AssertionError("it went on")
 
     lab = Lab(tmp_path, during)
-    with StopRequests(lambda text: None) as stop, pytest.raises(SystemExit) as stopped:  # noqa: ARG005
+    with StopSignalHandler(lambda text: None) as stop, pytest.raises(SystemExit) as stopped:  # noqa: ARG005
         lab.run(signal_number=stop.signal_number)
     assert stopped.value.code == 130
     assert {result.state for result in lab.recorded[-1].values()} == {"not run"}

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from tapfm.runtime.workers import WorkerDied, WorkerPool, count_workers, map_isolated, serve_function
+from tapfm.runtime.workers import WorkerCrash, WorkerPool, count_workers, map_isolated, serve_function
 
 
 def behave(item):
@@ -31,7 +31,7 @@ def test_a_crash_costs_that_item_only(workers):
     assert "SIGSEGV" in results[1].reason
     assert "SIGKILL (out of memory?)" in results[3].reason
     assert "code 7" in results[4].reason
-    assert isinstance(results[6], WorkerDied)
+    assert isinstance(results[6], WorkerCrash)
 
 
 def test_stopping_early_ends_the_workers():

@@ -8,8 +8,8 @@ import tifffile
 from slide_files import GLASS, REAL, needs_real_slides, section, write_slide
 
 from tapfm.errors import TileReadError, UnreadableSlideError
-from tapfm.slides.opening import _series_of as series_of
-from tapfm.slides.opening import files_of, find_slides, open_slide
+from tapfm.slides.opening import _read_series_uid as read_series_uid
+from tapfm.slides.opening import find_slides, list_slide_files, open_slide
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import TiffSlide
 from tapfm.slides.readers.tiff_structure import UnsupportedTiffError
@@ -119,7 +119,7 @@ def test_what_the_fast_reader_is_not_sure_of_goes_to_openslide(tmp_path):
         file.pages[0].tags["TileByteCounts"].overwrite([0, *counts[1:]])
     with pytest.raises(UnsupportedTiffError, match="empty tiles"):
         TiffSlide(path)
-    assert open_slide(path).facts.reader == "openslide"
+    assert open_slide(path).metadata.reader == "openslide"
 
 
 def test_sixteen_bits_are_refused_with_the_reason(tmp_path):
@@ -165,7 +165,7 @@ def test_slides_of_a_folder(tmp_path, monkeypatch):
     (tmp_path / "b" / "back").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert [str(path) for path in find_slides(Path())] == found
-    names = {str(path): [each.name for each in files_of(path)] for path in find_slides(Path())}
+    names = {str(path): [each.name for each in list_slide_files(path)] for path in find_slides(Path())}
     assert names["c.d.mrxs"] == ["c.d.mrxs", "Data0001.jpg", "Data0002.dat"]
     assert names["d.vms"] == ["d-0-0.jpg", "d.vms"]
     assert names["dcm"] == ["1.dcm", "2.dcm"]
@@ -177,10 +177,10 @@ def test_two_dicom_series_in_a_folder_are_not_taken_for_one(tmp_path):
     for file in (REAL / "CMU-1-Small-Region-DICOM").iterdir():
         data = file.read_bytes()
         (tmp_path / file.name).write_bytes(data)
-        series = series_of(file)
+        series = read_series_uid(file)
         assert series is not None
         (tmp_path / f"other-{file.name.upper()}").write_bytes(data.replace(series, series[:-1] + b"7"))
-    assert len(files_of(tmp_path)) == 8
+    assert len(list_slide_files(tmp_path)) == 8
     with pytest.raises(UnreadableSlideError, match="2 DICOM series"):
         open_slide(tmp_path)
 

@@ -49,7 +49,7 @@ def test_a_pool_that_was_used_before_works_in_workers(slides, start):
 
 def test_the_least_recently_used_slide_is_let_go_and_closes_when_nobody_holds_it(tmp_path):
     paths = [write_slide(tmp_path / f"{i}.svs", section(300, 300, seed=i), downsamples=(1,)) for i in range(4)]
-    pool = SlidePool(most_open=2)
+    pool = SlidePool(max_open=2)
     held, unheld = pool.get(paths[0]), weakref.ref(pool.get(paths[1]))
     assert pool.get(paths[0]) is held
     pool.get(paths[2])  # lets go of 1
@@ -68,7 +68,7 @@ def test_threads_may_read_more_slides_than_stay_open(tmp_path):
     paths = [write_scn(tmp_path / f"{i}.scn", [(0, 0, area)], (2048, 2048)) for i in range(4)]
     paths += [write_slide(tmp_path / f"{i}.svs", area) for i in range(4)]
     expected = {path: SlidePool().get(path).read(300, 300, 448, 224) for path in paths}
-    pool = SlidePool(most_open=2)
+    pool = SlidePool(max_open=2)
     order = [paths[i] for i in np.random.default_rng(0).integers(0, 8, 300)]
     with ThreadPoolExecutor(4) as threads:
         for path, tile in zip(order, threads.map(lambda p: pool.get(p).read(300, 300, 448, 224), order), strict=True):
@@ -76,10 +76,10 @@ def test_threads_may_read_more_slides_than_stay_open(tmp_path):
 
 
 def test_a_pool_travels_without_its_handles(slides):
-    pool = SlidePool(most_open=3, cache_bytes=1000)
+    pool = SlidePool(max_open=3, cache_bytes=1000)
     pool.get(slides[0])
     copy = pickle.loads(pickle.dumps(pool))
-    assert (copy.most_open, copy.cache_bytes, len(copy._open)) == (3, 1000, 0)
+    assert (copy.max_open, copy.cache_bytes, len(copy._open)) == (3, 1000, 0)
 
 
 def resident_bytes():

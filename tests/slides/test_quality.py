@@ -7,7 +7,7 @@ from PIL import Image
 from slide_files import EOSIN, GLASS, REAL, needs_real_slides
 
 from tapfm.slides.opening import open_slide
-from tapfm.slides.quality import FOCUS_MPP, blurred, pen_mask
+from tapfm.slides.quality import FOCUS_MPP, detect_blur, pen_mask
 from tapfm.slides.quality import _sharpness as sharpness
 from tapfm.slides.tissue import _MASK_MPP as MASK_MPP
 
@@ -41,7 +41,7 @@ TISSUE = {
 
 
 def out_of_focus(tile):
-    return bool(blurred(tile[np.newaxis])[0])
+    return bool(detect_blur(tile[np.newaxis])[0])
 
 
 def stroke(colour):
@@ -92,11 +92,11 @@ def test_the_blue_ink_on_a_real_biopsy_is_found_and_nothing_else():
 @pytest.mark.parametrize("blur_um", [0, 3, 4, 6, 10])
 def test_real_tissue_is_sharp_until_it_is_blurred(blur_um):
     slide = open_slide(REAL / "CMU-1-Small-Region.svs")
-    pixels = slide.read_level(0, 0, 0, slide.facts.width_px0, slide.facts.height_px0)
+    pixels = slide.read_level(0, 0, 0, slide.metadata.width_px0, slide.metadata.height_px0)
     if blur_um:
-        pixels = cv2.GaussianBlur(pixels, (0, 0), blur_um / slide.facts.mpp_in_file)
+        pixels = cv2.GaussianBlur(pixels, (0, 0), blur_um / slide.metadata.mpp_in_file)
     side_px = 224
-    focus_px = round(side_px * slide.facts.mpp_in_file / FOCUS_MPP)
+    focus_px = round(side_px * slide.metadata.mpp_in_file / FOCUS_MPP)
     verdicts = [
         out_of_focus(
             cv2.resize(pixels[y : y + side_px, x : x + side_px], (focus_px,) * 2, interpolation=cv2.INTER_AREA)
@@ -130,7 +130,7 @@ def test_a_tile_is_judged_alone_as_among_others():
     ]
     together = sharpness(np.stack(tiles))
     assert together.tolist() == [float(sharpness(tile[np.newaxis])[0]) for tile in tiles]
-    verdicts = blurred(np.stack(tiles)).tolist()
+    verdicts = detect_blur(np.stack(tiles)).tolist()
     assert verdicts == [out_of_focus(tile) for tile in tiles]
     assert verdicts == sorted(verdicts)
     assert 0 < sum(verdicts) < len(tiles)

@@ -9,18 +9,18 @@ from slide_files import REAL, needs_real_slides, section, write_ome, write_scn, 
 
 from tapfm.errors import UnreadableSlideError
 from tapfm.slides.opening import open_slide
-from tapfm.slides.readers.jpeg import _frame_header as frame_header
+from tapfm.slides.readers.jpeg import _find_frame_header as find_frame_header
 from tapfm.slides.readers.jpeg import decode_jpeg
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import TiffSlide
 from tapfm.slides.readers.tiff_structure import UnsupportedTiffError
-from tapfm.slides.readers.tiff_structure import _ome_metadata as ome_metadata
+from tapfm.slides.readers.tiff_structure import _read_ome_metadata as read_ome_metadata
 from tapfm.slides.slide import Box
 
 
 def random_regions(slide, level, count, seed=0):
     rng = np.random.default_rng(seed)
-    size = slide.facts.levels[level]
+    size = slide.metadata.levels[level]
     for _ in range(count):
         yield (
             int(rng.integers(-60, size.width_px)),
@@ -32,11 +32,11 @@ def random_regions(slide, level, count, seed=0):
 
 def assert_equal_pixels(path, count=60):
     ours, theirs = TiffSlide(path), OpenSlideSlide(path)
-    assert [(each.width_px, each.height_px) for each in ours.facts.levels] == [
-        (each.width_px, each.height_px) for each in theirs.facts.levels
+    assert [(each.width_px, each.height_px) for each in ours.metadata.levels] == [
+        (each.width_px, each.height_px) for each in theirs.metadata.levels
     ]
-    assert [each.downsample for each in ours.facts.levels] == [each.downsample for each in theirs.facts.levels]
-    for level in range(len(ours.facts.levels)):
+    assert [each.downsample for each in ours.metadata.levels] == [each.downsample for each in theirs.metadata.levels]
+    for level in range(len(ours.metadata.levels)):
         for region in random_regions(ours, level, count):
             np.testing.assert_array_equal(
                 ours.read_level(level, *region), theirs.read_level(level, *region), str(region)
@@ -52,7 +52,7 @@ def assert_equal_pixels(path, count=60):
 def test_real_slides_have_the_same_pixels_and_facts_as_in_openslide(name):
     ours, theirs = assert_equal_pixels(REAL / name, count=150)
     for fact in ("vendor", "format", "mpp_in_file", "objective_power", "bounds"):
-        assert getattr(ours.facts, fact) == pytest.approx(getattr(theirs.facts, fact)), fact
+        assert getattr(ours.metadata, fact) == pytest.approx(getattr(theirs.metadata, fact)), fact
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_aperio_jpeg_2000_that_we_cannot_decode_goes_to_openslide(tmp_path):
     set_compression(path, 33003)
     with pytest.raises(UnsupportedTiffError, match="tile 0"):
         TiffSlide(path)
-    assert open_slide(path).facts.reader == "openslide"
+    assert open_slide(path).metadata.reader == "openslide"
 
 
 def set_compression(path, number):
@@ -138,7 +138,7 @@ def test_the_upper_rows_of_a_jpeg_are_those_of_the_whole(tmp_path, rows, subsamp
 
 def test_a_progressive_jpeg_is_decoded_whole(tmp_path):
     Image.fromarray(section(128, 128)).save(tmp_path / "p.jpg", progressive=True)
-    assert frame_header((tmp_path / "p.jpg").read_bytes()) is None
+    assert find_frame_header((tmp_path / "p.jpg").read_bytes()) is None
 
 
 @needs_real_slides
@@ -165,7 +165,7 @@ def test_every_block_is_where_it_says_it_is():
 def test_a_real_ome_tiff_is_read_as_its_own_library_reads_it():
     whole = tifffile.imread(REAL / "XYC-grid.ome.tiff")
     slide = open_slide(REAL / "XYC-grid.ome.tiff")
-    assert slide.facts.format == "OME-TIFF"
+    assert slide.metadata.format == "OME-TIFF"
     for x, y in np.random.default_rng(0).integers(0, 400, (50, 2)).tolist():
         np.testing.assert_array_equal(slide.read(x, y, 100, 100), whole[y : y + 100, x : x + 100])
 
@@ -173,7 +173,7 @@ def test_a_real_ome_tiff_is_read_as_its_own_library_reads_it():
 @needs_real_slides
 def test_dicom_shows_the_same_region_as_the_svs():
     dicom, svs = open_slide(REAL / "CMU-1-Small-Region-DICOM"), open_slide(REAL / "CMU-1-Small-Region.svs")
-    assert (dicom.facts.format, dicom.facts.mpp_in_file) == ("DICOM", 0.499)
+    assert (dicom.metadata.format, dicom.metadata.mpp_in_file) == ("DICOM", 0.499)
     difference = dicom.read(700, 900, 448, 224).astype(int) - svs.read(700, 900, 448, 224)
     assert np.abs(difference).mean() < 3
 
@@ -181,8 +181,8 @@ def test_dicom_shows_the_same_region_as_the_svs():
 def test_ome_tiff_has_its_pyramid_and_scale(tmp_path):
     pixels = section(1000, 800)
     slide = open_slide(write_ome(tmp_path / "slide.ome.tiff", pixels, mpp=0.25))
-    assert (slide.facts.format, slide.facts.reader, slide.facts.mpp_in_file) == ("OME-TIFF", "tiff", 0.25)
-    assert [level.downsample for level in slide.facts.levels] == [1, 2, 4]
+    assert (slide.metadata.format, slide.metadata.reader, slide.metadata.mpp_in_file) == ("OME-TIFF", "tiff", 0.25)
+    assert [level.downsample for level in slide.metadata.levels] == [1, 2, 4]
     np.testing.assert_array_equal(slide.read_level(0, 100, 50, 300, 200), pixels[50:250, 100:400])
 
 
@@ -193,10 +193,10 @@ def test_the_objective_of_an_ome_image_is_its_own(tmp_path):
     objectives = "".join(f'<Objective ID="Objective:{i}" NominalMagnification="{n}"/>' for i, n in enumerate((5, 20)))
     page = type("Page", (), {"imagewidth": 600, "imagelength": 600, "samplesperpixel": 3})
     several = xml.replace("<Image ", f'<Instrument ID="Instrument:0">{objectives}</Instrument><Image ', 1)
-    assert ome_metadata(several, page)[:2] == (0.5, None)
+    assert read_ome_metadata(several, page)[:2] == (0.5, None)
     named = several.replace("<Pixels ", '<ObjectiveSettings ID="Objective:1"/><Pixels ', 1)
-    assert ome_metadata(named, page)[:2] == (0.5, 20)
-    assert ome_metadata(named.replace('SizeX="600"', 'SizeX="600.0"'), page)[:2] == (0.5, 20)
+    assert read_ome_metadata(named, page)[:2] == (0.5, 20)
+    assert read_ome_metadata(named.replace('SizeX="600"', 'SizeX="600.0"'), page)[:2] == (0.5, 20)
 
 
 def test_an_ome_tiff_of_several_planes_is_refused(tmp_path):
@@ -213,11 +213,11 @@ def test_the_scale_of_the_largest_of_several_ome_images(tmp_path):
             metadata = {"axes": "YXS", "PhysicalSizeX": mpp, "PhysicalSizeY": mpp}
             file.write(section(size, size), photometric="rgb", tile=(128, 128), metadata=metadata)
     slide = open_slide(tmp_path / "a.ome.tif")
-    assert (slide.facts.width_px0, slide.facts.mpp_in_file, slide.facts.note) == (900, 0.25, "")
+    assert (slide.metadata.width_px0, slide.metadata.mpp_in_file, slide.metadata.note) == (900, 0.25, "")
     with tifffile.TiffWriter(tmp_path / "b.ome.tif", ome=True) as file:
         for size in (800, 900):
             file.write(section(size, size), photometric="rgb", tile=(128, 128), metadata={"axes": "YXS"})
-    assert "2 large images" in open_slide(tmp_path / "b.ome.tif").facts.note
+    assert "2 large images" in open_slide(tmp_path / "b.ome.tif").metadata.note
 
 
 def test_the_largest_page_is_the_slide(tmp_path):
@@ -226,7 +226,7 @@ def test_the_largest_page_is_the_slide(tmp_path):
         file.write(section(256, 256), photometric="rgb", tile=(128, 128), metadata=None)
         file.write(section(1000, 800), photometric="rgb", metadata=None)
     slide = open_slide(tmp_path / "a.tif")
-    assert [(level.width_px, level.height_px) for level in slide.facts.levels] == [(1000, 800)]
+    assert [(level.width_px, level.height_px) for level in slide.metadata.levels] == [(1000, 800)]
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("unassalpha", 178), ("assocalpha", 228), ("unspecified", 100)])
@@ -254,7 +254,7 @@ def test_pixels_that_are_not_square_are_noted(tmp_path):
         resolution=(20_000, 40_000),
         resolutionunit="CENTIMETER",
     )
-    assert "0.5 um across, 0.25 um down" in TiffSlide(tmp_path / "a.tif").facts.note
+    assert "0.5 um across, 0.25 um down" in TiffSlide(tmp_path / "a.tif").metadata.note
 
 
 def test_levels_of_odd_sizes_have_the_same_pixels_at_level_0(tmp_path):
@@ -301,9 +301,9 @@ def scn_with_two_areas(tmp_path):
 def test_a_leica_slide_has_its_bounds_and_its_gaps_are_background(tmp_path):
     path, first = scn_with_two_areas(tmp_path)
     slide = open_slide(path)
-    assert (slide.facts.format, slide.facts.reader) == ("SCN", "openslide")
-    assert slide.facts.bounds == Box(512, 256, 2304, 1280)
-    assert (slide.facts.mpp_in_file, slide.facts.objective_power) == (0.5, 20)
+    assert (slide.metadata.format, slide.metadata.reader) == ("SCN", "openslide")
+    assert slide.metadata.bounds == Box(512, 256, 2304, 1280)
+    assert (slide.metadata.mpp_in_file, slide.metadata.objective_power) == (0.5, 20)
     gap = slide.read(512 + 1024 + 100, 256, 224, 224)
     assert (gap == 255).all()
     across_the_edge = slide.read_level(0, 512 - 50, 256 - 50, 100, 100)
@@ -312,7 +312,7 @@ def test_a_leica_slide_has_its_bounds_and_its_gaps_are_background(tmp_path):
     inside = slide.read_level(0, 612, 356, 200, 200).astype(int)
     assert np.abs(inside - first[100:300, 100:300]).mean() < 4  # JPEG at quality 95
     thumbnail = slide.thumbnail(400)
-    assert thumbnail.box == slide.facts.bounds
+    assert thumbnail.box == slide.metadata.bounds
     assert thumbnail.pixels.shape == (222, 400, 3)
     assert (thumbnail.pixels[0, 250] == 255).all()
 
@@ -320,7 +320,7 @@ def test_a_leica_slide_has_its_bounds_and_its_gaps_are_background(tmp_path):
 def test_transparent_pixels_take_the_slides_own_background(tmp_path):
     path, _ = scn_with_two_areas(tmp_path)
     slide = OpenSlideSlide(path)
-    object.__setattr__(slide.facts, "background", (200, 210, 220))
+    object.__setattr__(slide.metadata, "background", (200, 210, 220))
     assert (slide.read(0, 0, 224, 112) == (200, 210, 220)).all()
 
 
@@ -331,7 +331,7 @@ def test_plain_pictures(tmp_path):
     pixels = section(400, 300)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     slide = open_slide(tmp_path / "a.png")
-    assert (slide.facts.format, slide.facts.mpp_in_file) == ("PNG", None)
+    assert (slide.metadata.format, slide.metadata.mpp_in_file) == ("PNG", None)
     np.testing.assert_array_equal(slide.read(10, 20, 128, 128), pixels[20:148, 10:138])
     assert (slide.read_level(0, 390, 290, 20, 20)[10:, 10:] == 255).all()
     rgba = np.dstack([pixels, np.zeros((300, 400), np.uint8)])

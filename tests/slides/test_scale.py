@@ -9,14 +9,14 @@ from slide_files import REAL, needs_real_slides
 from tapfm.errors import ScaleError
 from tapfm.slides.opening import open_slide
 from tapfm.slides.scale import resolve_scale
-from tapfm.slides.slide import Box, Level, SlideFacts
+from tapfm.slides.slide import Box, Level, SlideMetadata
 
-FACTS = SlideFacts(
-    Path("case-17.svs"), "SVS", "aperio", "tiff", (Level.of(10, 10, 10, 10),), None, None, Box(0, 0, 10, 10)
+FACTS = SlideMetadata(
+    Path("case-17.svs"), "SVS", "aperio", "tiff", (Level.from_sizes(10, 10, 10, 10),), None, None, Box(0, 0, 10, 10)
 )
 
 
-def facts(mpp, objective=None):
+def metadata(mpp, objective=None):
     return replace(FACTS, mpp_in_file=mpp, objective_power=objective)
 
 
@@ -40,7 +40,7 @@ def facts(mpp, objective=None):
     ],
 )
 def test_who_is_believed(in_file, objective, manifest, mpp, source, warned):
-    scale = resolve_scale(facts(in_file, objective), manifest)
+    scale = resolve_scale(metadata(in_file, objective), manifest)
     assert (scale.mpp, scale.source, bool(scale.warnings)) == (mpp, source, warned)
 
 
@@ -59,7 +59,7 @@ def test_who_is_believed(in_file, objective, manifest, mpp, source, warned):
 )
 def test_what_is_refused(in_file, objective, says):
     with pytest.raises(ScaleError) as error:
-        resolve_scale(facts(in_file, objective))
+        resolve_scale(metadata(in_file, objective))
     assert says in str(error.value)
     assert "case-17.svs" in error.value.message
     assert "column `mpp`" in error.value.hint
@@ -71,25 +71,25 @@ def test_what_is_refused(in_file, objective, says):
 def test_a_contradiction_begins_at_1_7(mpp, refused):
     if refused:
         with pytest.raises(ScaleError, match="one of them is wrong"):
-            resolve_scale(facts(mpp, 40))
+            resolve_scale(metadata(mpp, 40))
     else:
-        assert resolve_scale(facts(mpp, 40)).warnings
+        assert resolve_scale(metadata(mpp, 40)).warnings
 
 
 @pytest.mark.parametrize(
     ("mpp", "warned"), [(0.5 * 1.149, False), (0.5 * 1.151, True), (0.5 * 0.851, False), (0.5 * 0.849, True)]
 )
 def test_a_warning_begins_at_15_percent(mpp, warned):
-    assert bool(resolve_scale(facts(mpp, 20)).warnings) == warned
+    assert bool(resolve_scale(metadata(mpp, 20)).warnings) == warned
 
 
 def test_pixels_that_are_not_square_are_told():
-    odd = replace(facts(0.5), note="pixels are not square")
+    odd = replace(metadata(0.5), note="pixels are not square")
     assert resolve_scale(odd).warnings == ("pixels are not square",)
 
 
 @needs_real_slides
 def test_the_real_slide_that_is_wrong_by_100_is_refused():
     with pytest.raises(ScaleError, match=r"0\.00499"):
-        resolve_scale(open_slide(REAL / "CMU-1-Small-Region.jpeg.tiff").facts)
-    assert resolve_scale(open_slide(REAL / "CMU-1-Small-Region.jpeg.tiff").facts, 0.499).mpp == 0.499
+        resolve_scale(open_slide(REAL / "CMU-1-Small-Region.jpeg.tiff").metadata)
+    assert resolve_scale(open_slide(REAL / "CMU-1-Small-Region.jpeg.tiff").metadata, 0.499).mpp == 0.499

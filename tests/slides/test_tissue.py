@@ -9,7 +9,7 @@ from slide_files import EOSIN, GLASS, REAL, needs_real_slides
 from tapfm.errors import UnknownNameError
 from tapfm.slides.opening import open_slide
 from tapfm.slides.tissue import _MASK_MPP as MASK_MPP
-from tapfm.slides.tissue import METHODS, tissue_mask
+from tapfm.slides.tissue import TISSUE_METHODS, tissue_mask
 from tapfm.slides.tissue import _otsu as otsu
 
 
@@ -28,7 +28,7 @@ def stain(picture, top, left, side, colour, seed=1):
     picture[top : top + side, left : left + side] = np.array(colour) + rng.normal(0, 8, (side, side, 1))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TISSUE_METHODS)
 def test_stained_tissue_is_found_to_its_edge(method):
     picture = glass()
     stain(picture, 50, 60, 100, EOSIN)
@@ -38,7 +38,7 @@ def test_stained_tissue_is_found_to_its_edge(method):
     assert (mask & truth).sum() / (mask | truth).sum() > 0.9
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TISSUE_METHODS)
 def test_glass_alone_has_no_tissue(method):
     assert not tissue_mask(done(glass()), MASK_MPP, method).any()
 
@@ -152,7 +152,7 @@ def test_a_real_core_biopsy_is_found_with_its_glands():
 
 
 @needs_real_slides
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TISSUE_METHODS)
 def test_real_skin_is_found_by_every_method(method):
     slide = open_slide(REAL / "CMU-1-Small-Region.svs")
     thumbnail = slide.thumbnail(185)

@@ -9,9 +9,9 @@ import pytest
 from tapfm.errors import InputError
 from tapfm.synthetic.cohort import _SITES as SITES
 from tapfm.synthetic.cohort import TASKS, CohortSpec, plan_cohort
-from tapfm.synthetic.cohort import _plant as plant
-from tapfm.synthetic.cohort import _shared_out as shared_out
-from tapfm.synthetic.cohort import _split_of_each as split_of_each
+from tapfm.synthetic.cohort import _allocate_counts as allocate_counts
+from tapfm.synthetic.cohort import _assign_splits as assign_splits
+from tapfm.synthetic.cohort import _choose_slides as choose_slides
 
 
 def of(planned, cohort):
@@ -70,18 +70,18 @@ def test_a_prevalence_that_was_asked_for_is_planted_in_both_cohorts():
 
 
 def test_splits_have_the_sizes_of_their_fractions():
-    assert Counter(split_of_each(60, (0.8, 0.1, 0.1), 0)) == {"train": 48, "val": 6, "test": 6}
-    assert Counter(split_of_each(60, (0.5, 0.2, 0.3), 0)) == {"train": 30, "val": 12, "test": 18}
-    assert Counter(split_of_each(10, (0.5, 0.0, 0.5), 0)) == {"train": 5, "test": 5}
-    assert Counter(split_of_each(6, (0.8, 0.1, 0.1), 0)) == {"train": 4, "val": 1, "test": 1}  # none is empty
-    assert len(split_of_each(2, (0.8, 0.1, 0.1), 0)) == 2
+    assert Counter(assign_splits(60, (0.8, 0.1, 0.1), 0)) == {"train": 48, "val": 6, "test": 6}
+    assert Counter(assign_splits(60, (0.5, 0.2, 0.3), 0)) == {"train": 30, "val": 12, "test": 18}
+    assert Counter(assign_splits(10, (0.5, 0.0, 0.5), 0)) == {"train": 5, "test": 5}
+    assert Counter(assign_splits(6, (0.8, 0.1, 0.1), 0)) == {"train": 4, "val": 1, "test": 1}  # none is empty
+    assert len(assign_splits(2, (0.8, 0.1, 0.1), 0)) == 2
 
 
 def test_shares_are_whole_and_within_bounds():
-    assert shared_out(10, [48, 6, 6], [2, 2, 2], [46, 4, 4]) == [6, 2, 2]
-    assert shared_out(0, [48, 6, 6], [2, 2, 2], [46, 4, 4]) == [2, 2, 2]
-    assert shared_out(99, [4, 4], [0, 0], [3, 3]) == [3, 3]
-    assert plant([], 0.5, 2, 0).tolist() == []
+    assert allocate_counts(10, [48, 6, 6], [2, 2, 2], [46, 4, 4]) == [6, 2, 2]
+    assert allocate_counts(0, [48, 6, 6], [2, 2, 2], [46, 4, 4]) == [2, 2, 2]
+    assert allocate_counts(99, [4, 4], [0, 0], [3, 3]) == [3, 3]
+    assert choose_slides([], 0.5, 2, 0).tolist() == []
 
 
 def test_three_in_ten_slides_are_scanned_at_40x():
@@ -115,7 +115,7 @@ def test_confounders_of_many_slides_do_not_follow_the_label():
         lambda each: each.scanner.objective,
         lambda each: each.scanner.name == "alpha",
         lambda each: each.site == "site-a",
-        lambda each: each.accidents.pen is not None,
+        lambda each: each.artefacts.pen is not None,
     ):
         correlation = np.corrcoef(label, [float(value(each)) for each in planned])[0, 1]
         assert abs(correlation) < 3.5 / np.sqrt(len(planned))

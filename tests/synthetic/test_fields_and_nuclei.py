@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tapfm.runtime.seeding import rng_for
-from tapfm.synthetic.fields import enlarged, noise, resized, smooth_noise
-from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, Nuclei, between, draw_stamps
-from tapfm.synthetic.nuclei import _place as place
+from tapfm.runtime.seeding import make_rng
+from tapfm.synthetic.fields import enlarge_rows, noise, resize_field, smooth_noise
+from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, Nuclei, mix_kinds, render_nuclei
+from tapfm.synthetic.nuclei import _locate_pixels as locate_pixels
 from tapfm.synthetic.section import MAP_MPP
-from tapfm.synthetic.section import _fill as fill
+from tapfm.synthetic.section import _fill_with_nuclei as fill_with_nuclei
 
 
 def test_an_address_is_its_own_stream():
-    draws = [rng_for(*address).random(4).tolist() for address in [(0, "a"), (0, "b"), (1, "a"), ("0", "a"), ("0a",)]]
+    draws = [make_rng(*address).random(4).tolist() for address in [(0, "a"), (0, "b"), (1, "a"), ("0", "a"), ("0a",)]]
     assert len({tuple(each) for each in draws}) == len(draws)
-    assert rng_for(0, "a").random(4).tolist() == draws[0]
+    assert make_rng(0, "a").random(4).tolist() == draws[0]
 
 
 def test_noise_in_strips_is_the_noise_of_the_whole():
@@ -33,8 +33,8 @@ def test_noise_has_the_deviation_it_promises():
 
 def test_enlarged_strips_are_the_resized_whole():
     field = smooth_noise(np.random.default_rng(0), (40, 30), 9.0)
-    strips = [enlarged(field, 2, top, top + 20, 60) for top in range(0, 80, 20)]
-    np.testing.assert_allclose(np.vstack(strips), resized(field, (80, 60)), atol=0.06)
+    strips = [enlarge_rows(field, 2, top, top + 20, 60) for top in range(0, 80, 20)]
+    np.testing.assert_allclose(np.vstack(strips), resize_field(field, (80, 60)), atol=0.06)
 
 
 def some_nuclei(kind, count=60, seed=0):
@@ -49,7 +49,7 @@ def some_nuclei(kind, count=60, seed=0):
 @pytest.mark.parametrize("name", [*MORPHOLOGIES, *LOOKALIKES])
 def test_a_planted_nucleus_lets_as_much_light_through_as_a_plain_one(name, mpp):
     def light(kind):
-        cover, density = draw_stamps(np.random.default_rng(1), some_nuclei(kind, 300), mpp)
+        cover, density = render_nuclei(np.random.default_rng(1), some_nuclei(kind, 300), mpp)
         inside = cover > 0.5
         return (np.exp(-density) * inside).sum((1, 2)) / inside.sum((1, 2))
 
@@ -62,7 +62,7 @@ def test_planted_nuclei_cover_as_much_as_plain_ones(name):
     room, upwards = np.ones((900, 900), bool), np.zeros((900, 900), np.float32)
 
     def covered(kind):
-        nuclei = fill(np.random.default_rng(0), "nests", kind, room, upwards)
+        nuclei = fill_with_nuclei(np.random.default_rng(0), "nests", kind, room, upwards)
         return float((np.pi / 4 * nuclei.length_um * nuclei.width_um).sum()) / (room.size * MAP_MPP**2)
 
     assert covered((MORPHOLOGIES | LOOKALIKES)[name]) == pytest.approx(covered(EPITHELIAL), rel=0.07)
@@ -71,8 +71,8 @@ def test_planted_nuclei_cover_as_much_as_plain_ones(name):
 def test_planted_nuclei_differ_in_what_they_are_named_for():
     coarse = MORPHOLOGIES["coarse"]
     assert coarse.length_um * coarse.width_um > 1.5 * EPITHELIAL.length_um * EPITHELIAL.width_um
-    _, plain = draw_stamps(np.random.default_rng(1), some_nuclei(EPITHELIAL), 0.5)
-    cover, clumped = draw_stamps(np.random.default_rng(1), some_nuclei(LOOKALIKES["clumped"]), 0.5)
+    _, plain = render_nuclei(np.random.default_rng(1), some_nuclei(EPITHELIAL), 0.5)
+    cover, clumped = render_nuclei(np.random.default_rng(1), some_nuclei(LOOKALIKES["clumped"]), 0.5)
     inside = cover > 0.9
     assert clumped[inside].std() > 1.5 * plain[inside].std()
     spindle = MORPHOLOGIES["spindle"]
@@ -81,16 +81,16 @@ def test_planted_nuclei_differ_in_what_they_are_named_for():
 
 def test_strength_goes_from_plain_to_planted():
     planted = MORPHOLOGIES["coarse"]
-    assert between(EPITHELIAL, planted, 0) == EPITHELIAL
-    assert between(EPITHELIAL, planted, 1).length_um == pytest.approx(planted.length_um)
-    assert EPITHELIAL.length_um < between(EPITHELIAL, planted, 0.5).length_um < planted.length_um
+    assert mix_kinds(EPITHELIAL, planted, 0) == EPITHELIAL
+    assert mix_kinds(EPITHELIAL, planted, 1).length_um == pytest.approx(planted.length_um)
+    assert EPITHELIAL.length_um < mix_kinds(EPITHELIAL, planted, 0.5).length_um < planted.length_um
 
 
 @pytest.mark.parametrize("mpp", [0.25, 0.5])
 def test_a_nucleus_lies_where_it_was_put(mpp):
     nuclei = some_nuclei(replace(EPITHELIAL, size_spread=0.0), 40)
-    cover, _ = draw_stamps(np.random.default_rng(0), nuclei, mpp)
-    columns, rows, _, _ = place(nuclei, mpp)
+    cover, _ = render_nuclei(np.random.default_rng(0), nuclei, mpp)
+    columns, rows, _, _ = locate_pixels(nuclei, mpp)
     steps = np.arange(cover.shape[1]) - cover.shape[1] // 2
     total = cover.sum((1, 2))
     x_um = (columns + 0.5 + (cover.sum(1) * steps).sum(1) / total) * mpp

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from tapfm.synthetic.cohort import CohortSpec, plan_cohort
-from tapfm.synthetic.slide_file import svs
-from tapfm.synthetic.slides import paint_slide
+from tapfm.synthetic.slide_file import encode_svs
+from tapfm.synthetic.slides import render_slide
 
 PAIRS = 12
 
 
 def stain_and_size(planned):
     """Colours of the tissue and how they vary, how much tissue there is, and the size of the file."""
-    pixels = paint_slide(planned).scan.pixels
-    file_size = len(svs(pixels, planned.scanner, planned.slide_id))
+    pixels = render_slide(planned).scan.pixels
+    file_size = len(encode_svs(pixels, planned.scanner, planned.slide_id))
     flat = pixels[::2, ::2].reshape(-1, 3).astype(np.float64)
     tissue = flat[flat.min(1) < 215]
     density = -np.log(np.maximum(tissue, 1) / 255)

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from tapfm.errors import InputError
-from tapfm.slides.regions import _polygons_of as polygons_of
-from tapfm.slides.regions import _rasterise as rasterise
+from tapfm.slides.annotations import _iterate_polygons as iterate_polygons
+from tapfm.slides.annotations import _rasterise as rasterise
 from tapfm.slides.slide import Box
 from tapfm.synthetic.section import Compartment
 from tapfm.synthetic.truth import (
     SlideTruth,
-    facts_of,
+    encode_tile_table,
+    encode_truth_geojson,
+    encode_truth_image,
     read_truth,
     tile_rows,
-    tile_table,
-    truth_geojson,
-    truth_picture,
+    truth_metadata,
 )
 
 
@@ -35,8 +35,8 @@ def truth():
 
 
 def write(folder, truth, slide_id="S001"):
-    (folder / f"{slide_id}.png").write_bytes(truth_picture(truth))
-    (folder / f"{slide_id}.json").write_text(json.dumps(facts_of(truth)))
+    (folder / f"{slide_id}.png").write_bytes(encode_truth_image(truth))
+    (folder / f"{slide_id}.json").write_text(json.dumps(truth_metadata(truth)))
 
 
 def test_truth_is_read_back_as_it_was_written(tmp_path, truth):
@@ -60,18 +60,18 @@ def test_the_table_lists_the_tiles_of_tapfm_tile(truth):
     assert len(rows) == 16
     assert [row[4] for row in rows] == ["1.000", "1.000", "0.000", "0.000"] * 4
     assert [row[5] for row in rows] == ["0.000", "1.000", *["0.000"] * 14]
-    assert tile_table(rows, ["FGFR3"]).decode().splitlines()[0] == "slide_id,x_px0,y_px0,side_px0,tissue,FGFR3"
+    assert encode_tile_table(rows, ["FGFR3"]).decode().splitlines()[0] == "slide_id,x_px0,y_px0,side_px0,tissue,FGFR3"
 
 
 def test_qupath_gets_the_outlines_of_foci_and_accidents(truth):
     pen = np.zeros((448, 448), bool)
     pen[300:340, 20:90] = True
-    document = json.loads(truth_geojson(truth, {"Pen": pen, "Fold": np.zeros_like(pen)}, "S001"))
+    document = json.loads(encode_truth_geojson(truth, {"Pen": pen, "Fold": np.zeros_like(pen)}, "S001"))
     names = [feature["properties"]["classification"]["name"] for feature in document["features"]]
     assert names == ["FGFR3", "large", "Pen"]
     assert len({feature["id"] for feature in document["features"]}) == 3
     whole = Box(0, 0, 1792, 1792)
-    drawn = rasterise(list(polygons_of(document["features"][2], whole)), truth.frame(pen))
+    drawn = rasterise(list(iterate_polygons(document["features"][2], whole)), truth.to_thumbnail(pen))
     assert cv2.countNonZero((drawn ^ pen).astype(np.uint8)) < 0.1 * pen.sum()
 
 
@@ -80,7 +80,7 @@ def test_crumbs_are_no_polygons(truth):
     crumbs[5, 5] = crumbs[9, 9:11] = True
     crumbs[20:40, 20:40] = True
     crumbs[30, 30] = False  # a hole of one pixel
-    document = json.loads(truth_geojson(truth, {"Pen": crumbs}, "S001"))
+    document = json.loads(encode_truth_geojson(truth, {"Pen": crumbs}, "S001"))
     rings = [ring for feature in document["features"][2:] for ring in feature["geometry"]["coordinates"]]
     assert len(document["features"]) == 3
     assert all(len(ring) >= 4 and ring[0] == ring[-1] for ring in rings)

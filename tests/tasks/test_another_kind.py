@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tapfm.evaluation.comparing import compare_methods
 from tapfm.evaluation.figures import EvaluatedPredictions, evaluation_figures
-from tapfm.evaluation.measures import ChosenThresholds, Thresholds, choose_thresholds, compute_metrics
+from tapfm.evaluation.method_comparison import compare_methods
 from tapfm.evaluation.metric_tables import evaluation_sections
+from tapfm.evaluation.metric_values import ChosenThresholds, Thresholds, choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import (
     Prediction,
     average_predictions,
@@ -21,12 +21,12 @@ from tapfm.evaluation.predictions import (
 from tapfm.evaluation.predictions import (
     _pool_by_patient as pool_by_patient,
 )
-from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, measure_results
-from tapfm.evaluation.subgroups import Subgroup, measure_subgroup
+from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, evaluate_predictions
+from tapfm.evaluation.subgroups import Subgroup, evaluate_subgroup
 from tapfm.results.drawing import draw_svg
 from tapfm.results.figure import Panel, Points
+from tapfm.results.formatting import format_estimate
 from tapfm.results.markdown import markdown_sections
-from tapfm.results.numbers import format_estimate
 from tapfm.results.table import Cell
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import TargetKind, TargetThresholds
@@ -39,7 +39,7 @@ class Percentage:
     metrics = {"score": "minus the mean error", "bias": "bias"}  # noqa: RUF012 - the protocol asks for a mapping
     main_metrics = ("score",)
 
-    def threshold_of(self, metric):
+    def threshold_name(self, metric):
         return ""
 
     def parse_label(self, text):
@@ -56,21 +56,21 @@ class Percentage:
     def stratum(self, label):
         return None if label is None else "low" if label < 50 else "high"
 
-    def patient_label(self, labels):
+    def pool_labels(self, labels):
         known = [label for label in labels if label is not None]
         return sum(known) / len(known) if known else None
 
-    def lacking(self, labels):
+    def missing_class(self, labels):
         return "" if any(label is not None for label in labels) else "labelled"
 
-    def why_undefined(self, labels, unit):
-        return f"no labelled {unit}" if self.lacking(labels) else ""
+    def explain_undefined(self, labels, unit):
+        return f"no labelled {unit}" if self.missing_class(labels) else ""
 
-    def why_too_few(self, labels, unit, least):
+    def explain_too_few(self, labels, unit, least):
         known = self.count_labels(labels)[1]
         return f"{known} {unit}s" if known < least else ""
 
-    def why_no_interval(self, labels, patients):
+    def explain_missing_interval(self, labels, patients):
         return ""
 
     def count_labels(self, labels):
@@ -84,10 +84,10 @@ class Percentage:
     def describe_counts(self, labels, unit):
         return f"{self.count_labels(labels)[1]} {unit}s"
 
-    def summarise_training(self, labels):
+    def summarise_training_labels(self, labels):
         return {"labelled": self.count_labels(labels)[1]}
 
-    def restore_training(self, summary):
+    def restore_training_labels(self, summary):
         return [50.0] * summary["labelled"]
 
     def activate(self, logit):
@@ -102,30 +102,30 @@ class Percentage:
     def parse_prediction(self, label, probability, logit):
         return self.parse_label(label), float(logit) if logit else float(probability) / 10
 
-    def call(self, logit, threshold):
+    def apply_threshold(self, logit, threshold):
         return None
 
-    def known(self, labels, logits):
+    def select_labelled(self, labels, logits):
         pairs = [(label, logit) for label, logit in zip(labels, logits, strict=True) if label is not None]
         return np.array([label for label, _ in pairs], float), np.array([logit for _, logit in pairs], float)
 
-    def score(self, truth, logits):
+    def compute_score(self, truth, logits):
         return -float(np.abs(truth - 10 * logits).mean()) if len(truth) else None
 
-    def resampled_scores(self, weights, truth, logits):
+    def compute_resampled_scores(self, weights, truth, logits):
         return -(weights @ np.abs(truth - 10 * logits)) / weights.sum(axis=1)
 
-    def values(self, truth, logits, thresholds):
+    def compute_metrics(self, truth, logits, thresholds):
         return {"score": self.score(truth, logits), "bias": float((10 * logits - truth).mean()) if len(truth) else None}
 
-    def resampled_values(self, weights, truth, logits, thresholds):
+    def compute_resampled_metrics(self, weights, truth, logits, thresholds):
         bias = weights @ (10 * logits - truth) / weights.sum(axis=1)
-        return {"score": self.resampled_scores(weights, truth, logits), "bias": bias}
+        return {"score": self.compute_resampled_scores(weights, truth, logits), "bias": bias}
 
-    def why_missing(self, metric, target, labels, thresholds, unit):
-        return self.why_undefined(labels, unit)
+    def explain_missing_metric(self, metric, target, labels, thresholds, unit):
+        return self.explain_undefined(labels, unit)
 
-    def analytic_interval(self, metric, truth, logits, *, unit, clustered):
+    def compute_analytic_interval(self, metric, truth, logits, *, unit, clustered):
         return None
 
     def paired_test(self, truth, a, b, *, clustered):
@@ -136,16 +136,16 @@ class Percentage:
 
     figures = {"errors": "Errors"}  # noqa: RUF012
 
-    def panels(self, data):
+    def build_panels(self, data):
         return {"errors": Panel("Errors", marks=[Points(data.truth.tolist(), (10 * data.logits).tolist())])}
 
-    def curve(self, truth, logits):
+    def build_curve(self, truth, logits):
         return None
 
-    def curve_panel(self, title, lines):
+    def build_curve_panel(self, title, lines):
         return Panel(title, marks=lines)
 
-    def outcome(self, call, label):
+    def describe_outcome(self, call, label):
         return ""
 
     def fit_linear(self, rows, labels):
@@ -215,12 +215,12 @@ def test_methods_are_compared_and_results_collected():
     found = compare_methods({"good": [good], "poor": [poor]}, TARGETS, "patient", resamples=200)
     (pair,) = found.pairs
     assert pair.difference.low > 0
-    assert (pair.p_delong, pair.why) == (None, "no test")
+    assert (pair.p_delong, pair.reason) == (None, "no test")
     assert pair.p_bootstrap < 0.05
     group = Subgroup("site", "a", frozenset(each.slide_id for each in good[:10]))
-    (score,) = measure_subgroup(group, good, TARGETS, "slide", resamples=20, seed=0)
+    (score,) = evaluate_subgroup(group, good, TARGETS, "slide", resamples=20, seed=0)
     assert (score.metric, score.units) == ("score", 9)
-    results = measure_results(
+    results = evaluate_predictions(
         good,
         TARGETS,
         EvaluationSettings(unit="slide", resamples=20),
@@ -230,14 +230,14 @@ def test_methods_are_compared_and_results_collected():
         table=EvaluatedTable("table.csv", (), ()),
         about=ABOUT | {"targets": list(TARGETS), "unit": "slide", "resamples": 20, "seed": 0},
     )
-    assert {(row.model, row.measured.metric) for row in results.rows} == {
+    assert {(row.model, row.metric_value.metric) for row in results.rows} == {
         (model, metric) for model in ("model", "colour baseline") for metric in ("score", "bias")
     }
     page = markdown_sections("title", evaluation_sections(results), {})
-    score = results.of("model")["necrosis", "score"].estimate
+    score = results.select_metrics("model")["necrosis", "score"].estimate
     assert f"| minus the mean error | {format_estimate(score)} |" in page
     assert "| site = a | necrosis | 9 |" in page
-    evaluated = EvaluatedPredictions(good, poor, "slide", results.of("model"), {}, 20, 0)
+    evaluated = EvaluatedPredictions(good, poor, "slide", results.select_metrics("model"), {}, 20, 0)
     (figure,) = evaluation_figures(evaluated, TARGETS, "test").values()
     assert len(figure.panels[0].marks[0].x) == 39  # those with a label
     assert draw_svg(figure)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tapfm.cohort.manifest import Cohort, SlideRow
+from tapfm.cohort.cohort_table import Cohort, SlideRow
 from tapfm.errors import LabelError, UnknownNameError
 from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.labels import binary_columns, check_training_labels, patient_strata, read_labels
+from tapfm.tasks.labels import check_training_labels, find_binary_columns, patient_strata, read_labels
 
 
 def cohort_of(**columns):
@@ -43,16 +43,16 @@ def test_all_bad_columns_are_told_at_once_with_a_few_examples():
 
 
 def test_an_unknown_target_gets_the_nearest_columns_in_their_own_spelling():
-    with pytest.raises(UnknownNameError, match="no label column called 'fgfr'") as error:
+    with pytest.raises(UnknownNameError, match="no label column named 'fgfr'") as error:
         read_labels(cohort_of(FGFR3=["1", "0"], site=["a", "b"]), target_kinds(["fgfr"]))
-    assert error.value.hint == "Nearest: FGFR3. All of them: FGFR3, site"
+    assert error.value.hint == "Did you mean: FGFR3? Available: FGFR3, site"
 
 
 def test_binary_columns_hold_both_classes_and_nothing_else():
     cohort = cohort_of(
         FGFR3=["1", "", "0"], floats=["1.0", "0.0", ""], ones=["1", "1", ""], empty=["", "", ""], site=["0", "1", "b"]
     )
-    assert binary_columns(cohort) == ("FGFR3", "floats")
+    assert find_binary_columns(cohort) == ("FGFR3", "floats")
 
 
 def test_a_patient_has_the_stratum_of_a_positive_slide_if_any_is():

@@ -11,14 +11,14 @@ from torch._dynamo.testing import CompileCounter
 from tapfm.errors import SettingError, TileError
 from tapfm.tiles import augment as module
 from tapfm.tiles.augment import Augmentation, AugmentedTiles, augment
-from tapfm.tiles.augment import _change as change
-from tapfm.tiles.augment import _draw as draw
+from tapfm.tiles.augment import _apply_parameters as change
+from tapfm.tiles.augment import _sample_parameters as draw
 
-OFF = Augmentation(flip=0, quarter_turns=False, blur=0)
+OFF = Augmentation(flip=0, rotate_90=False, blur=0)
 PAPER = Augmentation()
 EVERYTHING = Augmentation(stain_jitter=0.1)
-BLUR_ONLY = Augmentation(flip=0, quarter_turns=False, blur=1)
-STAINS_ONLY = Augmentation(flip=0, quarter_turns=False, blur=0, stain_jitter=0.2)
+BLUR_ONLY = Augmentation(flip=0, rotate_90=False, blur=1)
+STAINS_ONLY = Augmentation(flip=0, rotate_90=False, blur=0, stain_jitter=0.2)
 
 
 AT_ONCE = 16
@@ -27,8 +27,8 @@ AT_ONCE = 16
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch):
     """Bags of a few dozen tiles are changed in several slices."""
-    monkeypatch.setattr(module, "_PIXELS_AT_ONCE_ON_CPU", AT_ONCE * 16**2)
-    monkeypatch.setattr(module, "_PIXELS_AT_ONCE", AT_ONCE * 16**2)
+    monkeypatch.setattr(module, "_CPU_SLICE_PIXELS", AT_ONCE * 16**2)
+    monkeypatch.setattr(module, "_SLICE_PIXELS", AT_ONCE * 16**2)
 
 
 def random_tiles(count, side=16, seed=0):
@@ -117,14 +117,14 @@ def test_a_bag_works_on_a_few_tiles_at_a_time(monkeypatch):
         seen.append(len(tiles))
         return change(tiles, *rest)
 
-    monkeypatch.setattr(module, "_change", watched)
+    monkeypatch.setattr(module, "_apply_parameters", watched)
     AugmentedTiles(random_tiles(100), PAPER, 0)[10:50]
     assert seen == [AT_ONCE, AT_ONCE, 40 - 2 * AT_ONCE]
 
 
 def test_any_number_of_tiles_is_compiled_once(monkeypatch):
     counter = CompileCounter()
-    monkeypatch.setattr(module, "_compiled", lambda: compiled)
+    monkeypatch.setattr(module, "_compile_apply", lambda: compiled)
     compiled = torch.compile(change, backend=counter, fullgraph=True)
     tiles = random_tiles(AT_ONCE + 7)
     bag, expected = AugmentedTiles(tiles, EVERYTHING, 0, compiled=True), augment(tiles, EVERYTHING, 0)
@@ -190,12 +190,12 @@ def test_without_blur_each_tile_is_one_of_its_eight_orientations_each_as_often()
 
 def test_a_certain_flip_is_the_only_thing_that_happens_where_nothing_else_is_on():
     tiles = random_tiles(30)
-    assert torch.equal(augment(tiles, Augmentation(flip=1, quarter_turns=False, blur=0), 0), tiles.flip(3))
+    assert torch.equal(augment(tiles, Augmentation(flip=1, rotate_90=False, blur=0), 0), tiles.flip(3))
 
 
 def test_half_of_the_tiles_are_blurred_and_the_others_untouched():
     tiles = random_tiles(600, side=8)
-    setting = Augmentation(flip=0, quarter_turns=False, blur_radius=(0.7, 0.8))  # strong enough to show
+    setting = Augmentation(flip=0, rotate_90=False, blur_radius=(0.7, 0.8))  # strong enough to show
     changed = (augment(tiles, setting, 0) != tiles).flatten(1).any(1)
     assert 250 < int(changed.sum()) < 350
     np.testing.assert_array_equal(changed.numpy(), draw(600, setting, 0).blur)
@@ -211,7 +211,7 @@ def test_radii_fill_their_range():
 
 @pytest.mark.parametrize("blur_radius", [(0.1, 0.8), (0.01, 0.02), (1.5, 2.0)])
 def test_each_tile_is_blurred_by_its_own_gaussian(blur_radius):
-    setting = Augmentation(flip=0, quarter_turns=False, blur=1, blur_radius=blur_radius)
+    setting = Augmentation(flip=0, rotate_90=False, blur=1, blur_radius=blur_radius)
     tiles = random_tiles(12, side=20)
     result = augment(tiles, setting, 5)
     for before, after, sigma in zip(tiles, result, draw(12, setting, 5).blur_px, strict=True):
@@ -220,7 +220,7 @@ def test_each_tile_is_blurred_by_its_own_gaussian(blur_radius):
 
 
 def test_the_papers_blur_is_exact_to_the_rounding_in_every_slice_of_a_bag():
-    setting = Augmentation(flip=0, quarter_turns=False)
+    setting = Augmentation(flip=0, rotate_90=False)
     tiles = random_tiles(9 * AT_ONCE, side=8)  # four times as many at once as of side 16
     result, drawn = augment(tiles, setting, 5), draw(len(tiles), setting, 5)
     assert 10 < drawn.blur.sum() < len(tiles) - 10
@@ -254,7 +254,7 @@ def test_ink_stays_black_when_stains_change():
 def test_stains_change_within_what_was_asked_for_and_differ_from_tile_to_tile():
     pink_and_blue = torch.tensor([[214, 120, 170], [110, 80, 150]], dtype=torch.uint8)
     tiles = pink_and_blue.T[None, :, None].repeat(200, 1, 2, 1)
-    weak = augment(tiles, Augmentation(flip=0, quarter_turns=False, blur=0, stain_jitter=0.01), 0)
+    weak = augment(tiles, Augmentation(flip=0, rotate_90=False, blur=0, stain_jitter=0.01), 0)
     strong = augment(tiles, STAINS_ONLY, 0)
     assert 0 < difference(weak, tiles) <= 5 < difference(strong, tiles)
     assert len(strong[:, :, 0, 0].unique(dim=0)) > 150

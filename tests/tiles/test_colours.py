@@ -5,7 +5,7 @@ import pytest
 
 from tapfm.tiles.colours import _PERCENTILES as PERCENTILES
 from tapfm.tiles.colours import _STATISTICS as STATISTICS
-from tapfm.tiles.colours import COLOUR_STATISTICS, colour_statistics, histograms_of
+from tapfm.tiles.colours import COLOUR_STATISTICS, colour_histograms, colour_statistics
 
 
 def pixels(seed, tiles=3, side=20):
@@ -14,7 +14,7 @@ def pixels(seed, tiles=3, side=20):
 
 def test_they_are_those_of_all_pixels_of_a_channel():
     tiles = pixels(0)
-    found = dict(zip(COLOUR_STATISTICS, colour_statistics(histograms_of(tiles)), strict=True))
+    found = dict(zip(COLOUR_STATISTICS, colour_statistics(colour_histograms(tiles)), strict=True))
     assert len(found) == 21
     for channel, name in enumerate(("red", "green", "blue")):
         values = tiles[:, channel].astype(float).ravel()
@@ -29,16 +29,16 @@ def test_they_are_those_of_all_pixels_of_a_channel():
 
 def test_parts_of_a_slide_add_up():
     tiles = pixels(1, tiles=5)
-    parts = histograms_of(tiles[:2]) + histograms_of(tiles[2:])
-    assert colour_statistics(parts) == colour_statistics(histograms_of(tiles))
+    parts = colour_histograms(tiles[:2]) + colour_histograms(tiles[2:])
+    assert colour_statistics(parts) == colour_statistics(colour_histograms(tiles))
 
 
 def test_where_pixels_are_does_not_count():
     tiles = pixels(2)
     shuffled = np.random.default_rng(3).permuted(tiles.reshape(3, 3, -1), axis=2).reshape(tiles.shape)
-    assert colour_statistics(histograms_of(shuffled)) == colour_statistics(histograms_of(tiles))
+    assert colour_statistics(colour_histograms(shuffled)) == colour_statistics(colour_histograms(tiles))
 
 
 def test_a_slide_of_one_colour_has_no_spread():
-    one = colour_statistics(histograms_of(np.full((1, 3, 4, 4), 200, np.uint8)))
+    one = colour_statistics(colour_histograms(np.full((1, 3, 4, 4), 200, np.uint8)))
     assert one[: len(STATISTICS)] == [200.0, 0.0, 0.0, *[200.0] * len(PERCENTILES)]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tapfm.errors import SettingError
 from tapfm.slides.slide import Box, Thumbnail
-from tapfm.tiles.grid import TileSpec, covered, tile_grid
+from tapfm.tiles.grid import TileSpec, mask_coverage, tile_grid
 
 MPPS = [0.23, 0.25, 0.2645, 0.33, 0.499, 0.5]
 
@@ -72,7 +72,7 @@ def test_covered_is_the_exact_share(data):
     side_px0 = data.draw(st.integers(1, 60))
     positions = np.stack([rng.integers(0, 170 - side_px0 + 1, 8), rng.integers(0, 120 - side_px0 + 1, 8)], axis=1)
     thumbnail = Thumbnail(np.zeros((12, 17, 3), np.uint8), Box(300, 500, 170, 120))
-    shares = covered(mask, thumbnail, positions + np.array([300, 500]), side_px0)
+    shares = mask_coverage(mask, thumbnail, positions + np.array([300, 500]), side_px0)
     truth = [full[y : y + side_px0, x : x + side_px0].mean() for x, y in positions]
     np.testing.assert_allclose(shares, truth, atol=1e-9)
 

@@ -9,7 +9,7 @@ from slide_files import section, write_scn, write_slide
 
 from tapfm.slides.opening import open_slide
 from tapfm.slides.scale import resolve_scale
-from tapfm.tiles.grid import TileSpec, TileVerdict
+from tapfm.tiles.grid import TileSpec, TileStatus
 from tapfm.tiles.overlay import _COLOURS as COLOURS
 from tapfm.tiles.overlay import draw_overlay
 from tapfm.tiles.tiling import tile_slide
@@ -17,7 +17,7 @@ from tapfm.tiles.tiling import tile_slide
 
 def overlay_of(path):
     slide = open_slide(path)
-    scale = resolve_scale(slide.facts)
+    scale = resolve_scale(slide.metadata)
     tiled = tile_slide(slide, scale, TileSpec())
     with Image.open(io.BytesIO(draw_overlay(slide, tiled, scale, "case-17"))) as image:
         return np.asarray(image.convert("RGB")).astype(int), tiled
@@ -33,13 +33,13 @@ def test_inked_tiles_are_painted_where_they_are_and_nothing_else_is(tmp_path, bo
         path = write_slide(tmp_path / "s.svs", pixels)
     picture, tiled = overlay_of(path)
     left, top = (512, 256) if bounded else (0, 0)
-    inked = {tuple(place) for place in (tiled.positions[tiled.verdicts == TileVerdict.PEN] - [left, top]).tolist()}
+    inked = {tuple(place) for place in (tiled.positions[tiled.statuses == TileStatus.PEN] - [left, top]).tolist()}
     assert (448, 448) in inked
     for x in range(0, 1120, 224):
         for y in range(0, 1120, 224):
             # away from the lines of the grid
             before, after = (each[y + 40 : y + 180, x + 40 : x + 180].mean(axis=(0, 1)) for each in (pixels, picture))
-            painted = 0.55 * np.array(COLOURS[TileVerdict.PEN]) + 0.45 * before
+            painted = 0.55 * np.array(COLOURS[TileStatus.PEN]) + 0.45 * before
             expected = painted if (x, y) in inked else before
             assert np.abs(after - expected).max() < 12, (x, y)
 

@@ -10,8 +10,8 @@ from slide_files import section, write_slide
 
 from tapfm.errors import TileStoreError
 from tapfm.slides.opening import open_slide
+from tapfm.slides.region_reading import _resize as resize
 from tapfm.slides.scale import resolve_scale
-from tapfm.slides.scaling import _resize as resize
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import TileSet, read_tiles, write_tiles
 from tapfm.tiles.tiling import tile_slide
@@ -69,7 +69,7 @@ def test_what_is_written_is_read_back(tmp_path, layout, mpp):
 def test_each_tool_reads_our_pixels_by_its_own_rules(tmp_path, layout, mpp, objective):
     path = write_slide(tmp_path / "case-17.svs", section(1800, 1500), mpp=mpp, objective=objective)
     slide = open_slide(path)
-    tiled = tile_slide(slide, resolve_scale(slide.facts), TileSpec())
+    tiled = tile_slide(slide, resolve_scale(slide.metadata), TileSpec())
     tiles = tile_set(mpp, positions=tiled.kept)
     theirs = openslide.OpenSlide(path)
     with h5py.File(write_tiles(tmp_path, tiles, layout)) as file:

@@ -14,7 +14,7 @@ from slide_files import damage, section, write_slide
 from tapfm.runtime.workers import WorkerPool
 from tapfm.slides.opening import open_slide
 from tapfm.tiles.reading import TileRequest
-from tapfm.tiles.stream import PIECE, TileStream, serve_pieces
+from tapfm.tiles.stream import TILES_PER_PART, TileStream, serve_requests
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def requests(folder, count=5, tiles=2 * PIECE + 3, side_px0=96):
+def requests(folder, count=5, tiles=2 * TILES_PER_PART + 3, side_px0=96):
     rng = np.random.default_rng(0)
     return [
         TileRequest(f"s{i % 3}", folder / f"s{i % 3}.svs", rng.integers(0, 500, (tiles, 2)), side_px0, 48)
@@ -76,14 +76,14 @@ def test_no_more_is_read_ahead_than_the_bound_allows(folder, workers):
             yield request
 
     size = 4 * 3 * 48 * 48
-    with TileStream(generate(), workers=workers, ahead_bytes=2 * size) as stream:
+    with TileStream(generate(), workers=workers, prefetch_bytes=2 * size) as stream:
         for taken, _ in enumerate(stream, start=1):
             assert len(asked) <= taken + 2
     assert len(asked) == 8
 
 
 def test_a_request_larger_than_the_bound_is_read_all_the_same(folder):
-    assert len(read_all(requests(folder), 1, ahead_bytes=1)) == 5
+    assert len(read_all(requests(folder), 1, prefetch_bytes=1)) == 5
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -119,7 +119,7 @@ def test_a_worker_that_dies_is_replaced_and_its_tiles_are_read_again(folder):
     wanted = requests(folder, count=6)
     expected = read_all(wanted, 0)
     before = set(multiprocessing.active_children())
-    with TileStream(wanted, workers=2, ahead_bytes=1) as stream:
+    with TileStream(wanted, workers=2, prefetch_bytes=1) as stream:
         found = [next(stream)]
         workers = set(multiprocessing.active_children()) - before
         assert len(workers) == 2
@@ -141,7 +141,7 @@ def test_closing_early_ends_the_workers(folder):
 def test_workers_that_were_hired_before_read_the_same(folder, hired, workers):
     wanted = requests(folder)
     before = set(multiprocessing.active_children())
-    with closing(WorkerPool(hired, serve_pieces)) as pool:
+    with closing(WorkerPool(hired, serve_requests)) as pool:
         ahead = set(multiprocessing.active_children()) - before
         with TileStream(wanted, workers=workers, pool=pool) as stream:
             found = list(stream)

@@ -8,20 +8,20 @@ from slide_files import EOSIN, GLASS, REAL, damage, needs_real_slides, section, 
 
 from tapfm.errors import ScaleError, TileReadError
 from tapfm.slides.opening import open_slide
-from tapfm.slides.quality import FOCUS_MPP, blurred
+from tapfm.slides.quality import FOCUS_MPP, detect_blur
 from tapfm.slides.quality import _sharpness as sharpness
 from tapfm.slides.scale import Scale, resolve_scale
-from tapfm.tiles.grid import TileSpec, TileVerdict
-from tapfm.tiles.tiling import _in_blocks as in_blocks
+from tapfm.tiles.grid import TileSpec, TileStatus
+from tapfm.tiles.tiling import _group_into_blocks as group_into_blocks
 from tapfm.tiles.tiling import _read_block as read_block
-from tapfm.tiles.tiling import tile_slide, why_empty
+from tapfm.tiles.tiling import no_tiles_error, tile_slide
 
 SPEC = TileSpec()
 
 
 def tiled(path, spec=SPEC, mpp=None, tissue_path=None):
     slide = open_slide(path)
-    return slide, tile_slide(slide, resolve_scale(slide.facts, mpp), spec, tissue_path)
+    return slide, tile_slide(slide, resolve_scale(slide.metadata, mpp), spec, tissue_path)
 
 
 @pytest.mark.parametrize("mpp", [0.23, 0.25, 0.2645, 0.33, 0.5])
@@ -37,7 +37,7 @@ def test_tissue_of_a_known_place_has_exactly_its_tiles(tmp_path, mpp):
     expected = [[round(c * stride_px0), round(r * stride_px0)] for r in range(1, 4) for c in range(2, 6)]
     assert result.side_px0 == side_px0
     assert result.kept.tolist() == expected
-    assert result.counts[TileVerdict.BACKGROUND] == len(result.positions) - 12
+    assert result.counts[TileStatus.BACKGROUND] == len(result.positions) - 12
     area_mm2 = (right - left) * (bottom - top) * mpp**2 / 1e6
     assert result.tissue_mm2 == pytest.approx(area_mm2, rel=0.1)
 
@@ -75,8 +75,8 @@ def test_bounds_and_gaps_of_a_leica_slide(tmp_path):
     assert sorted(inside) == sorted(first)
     for x, y in result.kept.tolist():
         assert (slide.read(x, y, 224, 224) != 255).any(axis=2).mean() > 0.25  # none lies in the gap
-    gap = result.verdicts[(result.positions[:, 0] >= 1632) & (result.positions[:, 0] + 224 <= 2304)]
-    assert set(gap.tolist()) == {TileVerdict.BACKGROUND}
+    gap = result.statuses[(result.positions[:, 0] >= 1632) & (result.positions[:, 0] + 224 <= 2304)]
+    assert set(gap.tolist()) == {TileStatus.BACKGROUND}
 
 
 def test_ink_is_counted_and_left_out(tmp_path):
@@ -85,12 +85,12 @@ def test_ink_is_counted_and_left_out(tmp_path):
     path = write_slide(tmp_path / "s.svs", pixels)
     _, clean = tiled(path)
     # the ink's own 8 tiles, and those around that its fringe reaches into
-    inked = {tuple(p) for p in clean.positions[clean.verdicts == TileVerdict.PEN].tolist()}
+    inked = {tuple(p) for p in clean.positions[clean.statuses == TileStatus.PEN].tolist()}
     assert {(448 + 224 * c, 448 + 224 * r) for r in range(2) for c in range(4)} <= inked
     assert len(inked) <= 24
-    assert clean.counts[TileVerdict.KEPT] == 100 - len(inked)
+    assert clean.counts[TileStatus.KEPT] == 100 - len(inked)
     _, kept = tiled(path, TileSpec(drop_pen=False))
-    assert kept.counts[TileVerdict.KEPT] == 100
+    assert kept.counts[TileStatus.KEPT] == 100
 
 
 def test_blur_is_counted_and_left_out(tmp_path):
@@ -98,11 +98,11 @@ def test_blur_is_counted_and_left_out(tmp_path):
     pixels[:, 1120:] = cv2.GaussianBlur(pixels, (0, 0), 10)[:, 1120:]  # 5 um
     path = write_slide(tmp_path / "s.svs", pixels)
     _, result = tiled(path)
-    assert result.counts[TileVerdict.BLUR] == 25
-    assert (result.positions[result.verdicts == TileVerdict.BLUR][:, 0] >= 1120).all()
+    assert result.counts[TileStatus.BLUR] == 25
+    assert (result.positions[result.statuses == TileStatus.BLUR][:, 0] >= 1120).all()
     assert result.warnings == ()
     _, kept = tiled(path, TileSpec(drop_blur=False))
-    assert kept.counts[TileVerdict.KEPT] == 50
+    assert kept.counts[TileStatus.KEPT] == 50
 
 
 def half_blurred(width_px, height_px, mpp):
@@ -120,15 +120,15 @@ def half_blurred(width_px, height_px, mpp):
 def test_focus_is_judged_in_blocks_as_tile_by_tile(tmp_path, mpp, overlap_px, exact):
     path = write_slide(tmp_path / "s.svs", half_blurred(2600, 1900, mpp), mpp=mpp, objective=20 if mpp > 0.3 else 40)
     slide, result = tiled(path, TileSpec(overlap_px=overlap_px))
-    looked_at = np.flatnonzero(np.isin(result.verdicts, (TileVerdict.KEPT, TileVerdict.BLUR)))
+    checked = np.flatnonzero(np.isin(result.statuses, (TileStatus.KEPT, TileStatus.BLUR)))
     focus_px = round(result.side_px0 * mpp / FOCUS_MPP)
-    alone = np.stack([slide.read(x, y, result.side_px0, focus_px) for x, y in result.positions[looked_at].tolist()])
-    verdicts = [TileVerdict.BLUR if blurred(tile[np.newaxis])[0] else TileVerdict.KEPT for tile in alone]
-    assert result.verdicts[looked_at].tolist() == verdicts
-    assert 0 < verdicts.count(TileVerdict.BLUR) < len(verdicts)
-    in_order = np.concatenate(in_blocks(slide.facts, result.positions, looked_at, result.side_px0, focus_px))
-    assert sorted(in_order.tolist()) == looked_at.tolist()
-    block = read_block(slide, result.positions[looked_at], result.side_px0, focus_px)
+    alone = np.stack([slide.read(x, y, result.side_px0, focus_px) for x, y in result.positions[checked].tolist()])
+    statuses = [TileStatus.BLUR if detect_blur(tile[np.newaxis])[0] else TileStatus.KEPT for tile in alone]
+    assert result.statuses[checked].tolist() == statuses
+    assert 0 < statuses.count(TileStatus.BLUR) < len(statuses)
+    in_order = np.concatenate(group_into_blocks(slide.metadata, result.positions, checked, result.side_px0, focus_px))
+    assert sorted(in_order.tolist()) == checked.tolist()
+    block = read_block(slide, result.positions[checked], result.side_px0, focus_px)
     if exact:
         np.testing.assert_array_equal(block, alone)
     else:
@@ -144,7 +144,7 @@ def test_tiles_far_apart_are_not_read_as_one_picture(tmp_path):
 def test_blocks_of_large_tiles_of_a_slide_without_a_pyramid_fit_into_memory(tmp_path):
     slide = open_slide(write_slide(tmp_path / "s.svs", section(1000, 1000), downsamples=(1,)))
     positions = np.array([[x, y] for y in range(0, 16_000, 2000) for x in range(0, 16_000, 2000)])
-    blocks = in_blocks(slide.facts, positions, np.arange(len(positions)), 2000, 250)
+    blocks = group_into_blocks(slide.metadata, positions, np.arange(len(positions)), 2000, 250)
     assert [len(block) for block in blocks] == [4] * 16
     assert np.ptp(positions[blocks[0]], axis=0).tolist() == [2000, 2000]
 
@@ -153,37 +153,37 @@ def test_threads_judge_as_one_does(tmp_path):
     pixels = section(2240, 1120, tissue=(0, 0, 1, 1), nuclei_per_mpx=2000)
     pixels[300:900, :1700] = cv2.GaussianBlur(pixels, (0, 0), 10)[300:900, :1700]
     slide = open_slide(write_slide(tmp_path / "s.svs", pixels))
-    scale = resolve_scale(slide.facts, None)
+    scale = resolve_scale(slide.metadata, None)
     one, several = (tile_slide(slide, scale, SPEC, threads=threads) for threads in (1, 7))
-    assert one.counts[TileVerdict.BLUR] > 0
-    assert one.counts[TileVerdict.KEPT] > 0
-    np.testing.assert_array_equal(one.verdicts, several.verdicts)
+    assert one.counts[TileStatus.BLUR] > 0
+    assert one.counts[TileStatus.KEPT] > 0
+    np.testing.assert_array_equal(one.statuses, several.statuses)
 
 
 def test_a_filter_that_takes_nearly_everything_is_told(tmp_path):
     pixels = cv2.GaussianBlur(section(1120, 1120, tissue=(0, 0, 1, 1)), (0, 0), 10)
     _, result = tiled(write_slide(tmp_path / "s.svs", pixels))
     assert result.warnings == ("blur removed 25 of 25 tissue tiles: look at the overlay",)
-    assert "removed 25 by blur" in str(why_empty(result, "s.svs", SPEC))
+    assert "removed 25 by blur" in str(no_tiles_error(result, "s.svs", SPEC))
 
 
 def test_scanner_padding_is_named(tmp_path):
     pixels = section(1120, 1120, tissue=(0, 0, 1, 1))
     pixels[:, :448] = 0
     _, result = tiled(write_slide(tmp_path / "s.svs", pixels))
-    assert result.counts[TileVerdict.PADDING] == 10
-    assert result.counts[TileVerdict.KEPT] == 15
+    assert result.counts[TileStatus.PADDING] == 10
+    assert result.counts[TileStatus.KEPT] == 15
 
 
 def test_glass_has_no_tile_and_says_so(tmp_path):
     _, result = tiled(write_slide(tmp_path / "s.svs", section(1120, 1120, tissue=(0, 0, 0, 0))))
     assert len(result.kept) == 0
-    assert "has no tissue: none of 25 places is covered to 25%" in str(why_empty(result, "s.svs", SPEC))
+    assert "has no tissue: none of 25 places is covered to 25%" in str(no_tiles_error(result, "s.svs", SPEC))
 
 
 def test_a_slide_smaller_than_a_tile_says_so(tmp_path):
     _, result = tiled(write_slide(tmp_path / "s.svs", section(200, 200), downsamples=(1,)))
-    assert "200 x 200 pixels, less than one tile of 224 x 224" in str(why_empty(result, "s.svs", SPEC))
+    assert "200 x 200 pixels, less than one tile of 224 x 224" in str(no_tiles_error(result, "s.svs", SPEC))
 
 
 def test_min_tissue_decides_at_its_edge(tmp_path):
@@ -228,9 +228,9 @@ def slide_for_damage(tmp_path):
 
 def test_a_few_unreadable_tiles_are_left_out_and_counted(tmp_path):
     _, result = tiled(damage(slide_for_damage(tmp_path), [5, 17, 99]))
-    assert result.counts[TileVerdict.UNREADABLE] == 3
-    assert result.counts[TileVerdict.KEPT] == 97
-    assert result.positions[result.verdicts == TileVerdict.UNREADABLE].tolist() == [
+    assert result.counts[TileStatus.UNREADABLE] == 3
+    assert result.counts[TileStatus.KEPT] == 97
+    assert result.positions[result.statuses == TileStatus.UNREADABLE].tolist() == [
         [1120, 0],
         [1568, 224],
         [2016, 2016],
@@ -269,8 +269,8 @@ def test_what_is_unreadable_is_counted_over_what_was_looked_at(tmp_path):
     pixels[:, 224:] = cv2.GaussianBlur(pixels, (0, 0), 10)[:, 224:]
     path = write_slide(tmp_path / "s.svs", pixels, tile_px=224, downsamples=(1, 16))
     _, result = tiled(damage(path, [0, 10]))  # 2 of 100, though of 10 that are sharp
-    assert result.counts[TileVerdict.UNREADABLE] == 2
-    assert result.counts[TileVerdict.KEPT] == 8
+    assert result.counts[TileStatus.UNREADABLE] == 2
+    assert result.counts[TileStatus.KEPT] == 8
 
 
 def test_drawn_tissue_replaces_what_would_be_found(tmp_path):
@@ -290,4 +290,4 @@ def test_the_same_real_tissue_has_the_same_tiles_in_every_format(name):
     assert len(result.positions) == 117
     assert len(reference.kept) == 61
     assert abs(len(result.kept) - len(reference.kept)) <= 1  # each was compressed once more
-    assert result.counts[TileVerdict.PEN] == result.counts[TileVerdict.BLUR] == 0
+    assert result.counts[TileStatus.PEN] == result.counts[TileStatus.BLUR] == 0

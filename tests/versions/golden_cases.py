@@ -26,7 +26,7 @@ from tapfm.encoders import features
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.encoders.weights import load_encoder
 from tapfm.prediction import layers
-from tapfm.prediction.pictures import draw_slide
+from tapfm.prediction.slide_outputs import write_slide_outputs
 from tapfm.prediction.tile_table import TileTable
 from tapfm.synthetic import cohort
 from tapfm.tiles import colours, tiling
@@ -194,10 +194,10 @@ def feature_items(folder):
     return items
 
 
-# --- painting
+# --- synthetic slides
 
 
-def painting_items(folder):
+def synthetic_items(folder):
     """Paint slides of both tasks, with truth: 20x and 40x, folds, pen, parts out of focus."""
     items = {}
     for task, seed in (("fgfr3", 22), ("luad4", 0)):
@@ -230,7 +230,7 @@ def colour_items(_):
         "noise": rng.integers(0, 256, (3, 3, 64, 64), np.uint8),
         "one colour": np.broadcast_to(np.array([200, 30, 90], np.uint8)[None, :, None, None], (2, 3, 8, 8)),
     }
-    counted = {name: colours.histograms_of(pixels) for name, pixels in pictures.items()}
+    counted = {name: colours.colour_histograms(pixels) for name, pixels in pictures.items()}
     counted["all"] = sum(counted.values())
     statistics = {name: np.array(colours.colour_statistics(each)) for name, each in counted.items()}
     names = np.array(colours.COLOUR_STATISTICS, np.str_)
@@ -274,7 +274,7 @@ def drawing_items(folder):
         table = TileTable(positions, drawn_values(names, len(positions)))
         out = folder / path.stem
         out.mkdir()
-        draw_slide(write_prediction(out, predicted, table), out, heatmaps=True, geojson=True)
+        write_slide_outputs(write_prediction(out, predicted, table), out, heatmaps=True, geojson=True)
         found = collect(out, blocks_of, left_out=("slide.json", "*.parquet"))
         items |= {f"{path.stem} {name}": item for name, item in found.items()}
     return items
@@ -341,7 +341,7 @@ class GoldenCase:
 CASES = {
     "tiling": GoldenCase(tiling_items, tiling, "TILING_VERSION"),
     "features": GoldenCase(feature_items, features, "FEATURES_VERSION"),
-    "painting": GoldenCase(painting_items, cohort, "PAINTING_VERSION"),
+    "synthetic": GoldenCase(synthetic_items, cohort, "SYNTHETIC_VERSION"),
     "colours": GoldenCase(colour_items, colours, "COLOURS_VERSION"),
     "drawing": GoldenCase(drawing_items, layers, "DRAWING_VERSION"),
     "commands": GoldenCase(command_items),

@@ -9,7 +9,7 @@ from slide_files import section, write_slide
 from viewed_slides import predict, two_predictions
 
 from tapfm.errors import CohortError, InputError
-from tapfm.prediction.folder import ABOUT
+from tapfm.prediction.folder import PREDICTION_JSON
 from tapfm.viewer.collection import collect_viewed_slides
 
 
@@ -77,14 +77,14 @@ def test_what_cannot_be_shown_is_told(tmp_path, what):
     if what != "absent":
         folder.mkdir()
     if what in ("no slide done", "damaged"):
-        (folder / ABOUT).write_text("{}" if what == "no slide done" else "no JSON")
+        (folder / PREDICTION_JSON).write_text("{}" if what == "no slide done" else "no JSON")
     with pytest.raises(InputError) as told:
         collect_viewed_slides([folder])
     assert told.value.hint
 
 
 def test_a_slide_json_that_is_damaged_is_told(tmp_path):
-    (tmp_path / ABOUT).write_text("{}")
+    (tmp_path / PREDICTION_JSON).write_text("{}")
     place = tmp_path / "per-slide" / "case-17"
     predicted_slide().write(place)
     broken = json.loads((place / "slide.json").read_text())

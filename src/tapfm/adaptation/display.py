@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from tapfm.runs import progress as progress_of_run
-from tapfm.runtime.progress import PRINT_EVERY_S, progress_bars
+from tapfm.runtime.progress import PRINT_INTERVAL_S, make_progress_bars
 
 
 class TrainingDisplay:
@@ -21,7 +21,7 @@ class TrainingDisplay:
     def __init__(self, console: Console, epochs: int, slides: int, validation_slides: int, folder: Path) -> None:
         self._console, self._epochs = console, epochs
         self._per_epoch = slides + validation_slides
-        self._progress = progress_bars(console)
+        self._progress = make_progress_bars(console)
         self._run = self._progress.add_task("run", total=epochs * self._per_epoch, note="", visible=False)
         self._pass: TaskID = self._progress.add_task("", total=None, note="", visible=False)
         self._progress.start()
@@ -34,7 +34,7 @@ class TrainingDisplay:
         self._progress.stop()
         self._board.close()
 
-    def began(self, phase: Literal["train", "validate"], epoch: int, slides: int, done: int) -> None:
+    def on_pass_start(self, phase: Literal["train", "validate"], epoch: int, slides: int, done: int) -> None:
         """Show a new pass."""
         self._phase, self._epoch, self._done, self._total = phase, epoch, done, slides
         before = epoch * self._per_epoch + (self._per_epoch - slides if phase == "validate" else done)
@@ -47,34 +47,34 @@ class TrainingDisplay:
             visible=True,
         )
 
-    def visited(self, progress: progress_of_run.RunProgress) -> None:
+    def on_slide_end(self, progress: progress_of_run.RunProgress) -> None:
         """Show one more slide."""
         self._done += 1
         sums = progress.sums
         loss = f"L_agg {sums.sums['loss_agg'] / sums.slides:.3f}, " if sums.slides else ""
-        said = f"{loss}{sums.tiles_per_second:,.0f} tiles/s, waiting {sums.waiting_share:.0%}"
+        said = f"{loss}{sums.tiles_per_second:,.0f} tiles/s, waiting {sums.data_wait_fraction:.0%}"
         if progress.failed:
             said += f", {len(progress.failed)} failed"
         self._progress.update(self._pass, advance=1, note=said)
         self._progress.update(self._run, advance=1, note=_best_so_far(progress))
-        if not self._console.is_terminal and time.monotonic() - self._said_at > PRINT_EVERY_S:
+        if not self._console.is_terminal and time.monotonic() - self._said_at > PRINT_INTERVAL_S:
             verb = "training" if self._phase == "train" else "validation"
             self._say(f"epoch {self._epoch + 1}/{self._epochs} {verb}: {self._done} of {self._total} slides, {said}")
 
-    def finished_epoch(self, row: Mapping[str, Any], *, best: bool) -> None:
+    def on_epoch_end(self, row: Mapping[str, Any], *, best: bool) -> None:
         """Tell what an epoch came to; a line that stays."""
         auc = f"AUC {_format_auc(row['train_macro_auc'])} training, {_format_auc(row['val_macro_auc'])} validation"
         self._say(
             f"epoch {row['epoch']}/{self._epochs}: L_agg {row['loss_agg']:.4f}, {auc}{' (best)' if best else ''}, "
-            f"{row['tiles_per_second']:,.0f} tiles/s, waiting {row['waiting_share']:.0%}, {row['seconds']:,.0f} s"
+            f"{row['tiles_per_second']:,.0f} tiles/s, waiting {row['data_wait_fraction']:.0%}, {row['seconds']:,.0f} s"
         )
         self._board.add(row)
 
-    def failed(self, slide_id: str, reason: str) -> None:
+    def on_slide_failed(self, slide_id: str, reason: str) -> None:
         """Tell of a slide that failed."""
         self._say(f"failed {slide_id}: {reason}")
 
-    def warn(self, message: str) -> None:
+    def on_warning(self, message: str) -> None:
         """Show a warning."""
         self._say(message)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tapfm.encoders.adapters import adapted_layers
+from tapfm.encoders.adapters import find_lora_layers
 from tapfm.encoders.vit import VitEncoder
 
 
@@ -23,10 +23,10 @@ class EncoderShape:
     trainable: int
     block_parameters: int
     block_trainable: int  # of a block that learns
-    learning_blocks: int  # the last ones, which gradients go through
-    scale_learns: bool  # its LayerScale
+    trainable_blocks: int  # the last ones, which gradients go through
+    trainable_layer_scale: bool  # its LayerScale
     has_adapters: bool
-    embedding_learns: bool
+    trainable_embedding: bool
     tile_px: int
     feature_size: int
     cls_only: bool  # of the last block only the CLS token is used
@@ -54,10 +54,10 @@ class EncoderShape:
             trainable=sum(p.numel() for p in encoder.parameters() if p.requires_grad),
             block_parameters=sum(p.numel() for p in last.parameters()),
             block_trainable=sum(p.numel() for p in last.parameters() if p.requires_grad),
-            learning_blocks=len(blocks) - first,
-            scale_learns=any("gamma" in name and p.requires_grad for name, p in last.named_parameters()),
-            has_adapters=bool(adapted_layers(encoder)),
-            embedding_learns=embedding,
+            trainable_blocks=len(blocks) - first,
+            trainable_layer_scale=any("gamma" in name and p.requires_grad for name, p in last.named_parameters()),
+            has_adapters=bool(find_lora_layers(encoder)),
+            trainable_embedding=embedding,
             tile_px=encoder.tile_px,
             feature_size=encoder.feature_size,
             cls_only=encoder.feature == "cls",
@@ -78,7 +78,7 @@ class EncoderShape:
     def backward_passes(self) -> float:
         """What backward takes, in forward passes: the gradients of inner values, and of the weights that learn."""
         weights = min(1.0, self.block_trainable / self.block_parameters)
-        return self.learning_blocks / self.depth * (1 + weights)
+        return self.trainable_blocks / self.depth * (1 + weights)
 
 
 def _mlp_sizes(mlp: Any) -> tuple[int, int]:

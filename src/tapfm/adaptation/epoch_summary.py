@@ -9,10 +9,10 @@ import torch
 
 from tapfm.adaptation.learner import Learner
 from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit, compute_scores
-from tapfm.runs.progress import SUMMED, RunProgress
+from tapfm.runs.progress import SUMMED_METRICS, RunProgress
 
 
-def epoch_row(
+def build_epoch_row(
     learner: Learner,
     progress: RunProgress,
     training: Sequence[LabelledSlide],
@@ -21,7 +21,7 @@ def epoch_row(
 ) -> dict[str, Any]:
     """Return the line of history.jsonl; `predictions` are those of the validation slides."""
     sums, targets = progress.sums, learner.model.task.targets
-    encoder_rate, aggregator_rate = learner.rates(progress.epoch)
+    encoder_rate, aggregator_rate = learner.learning_rates(progress.epoch)
     seen = [
         slide.prediction(targets, sums.logits[slide.slide_id], 0) for slide in training if slide.slide_id in sums.logits
     ]
@@ -29,12 +29,12 @@ def epoch_row(
     loss = _mean_loss(learner, predictions)
     return {
         "epoch": progress.epoch + 1,
-        **{name: sums.sums[name] / max(sums.slides, 1) for name in SUMMED},
+        **{name: sums.sums[name] / max(sums.slides, 1) for name in SUMMED_METRICS},
         "train_auc": dict(train.auc),
         "train_macro_auc": train.macro,
         "val_auc": dict(val.auc),
         "val_macro_auc": val.macro,
-        "val_undefined": dict(val.why_undefined),
+        "val_undefined": dict(val.undefined_reasons),
         "val_loss": loss,
         "encoder_lr": encoder_rate,
         "aggregator_lr": aggregator_rate,
@@ -44,12 +44,12 @@ def epoch_row(
         "tiles_failed": sums.tiles_failed,
         "seconds": round(sums.seconds, 3),
         "tiles_per_second": round(sums.tiles_per_second, 2),
-        "waiting_share": round(sums.waiting_share, 4),
+        "data_wait_fraction": round(sums.data_wait_fraction, 4),
         "peak_memory_gib": round(sums.peak_bytes / 2**30, 3),
     }
 
 
-def rule_for(row: Mapping[str, Any]) -> str:
+def choose_selection_rule(row: Mapping[str, Any]) -> str:
     """Say what decides: the validation AUC; without one the validation loss; without that the last epoch is kept."""
     if row["val_macro_auc"] is not None:
         return "auc"
@@ -61,7 +61,7 @@ def is_better(score: float | None, best: float | None) -> bool:
     return score is not None and (best is None or score > best)
 
 
-def score_of(row: Mapping[str, Any], rule: str, epoch: int) -> float | None:
+def selection_score(row: Mapping[str, Any], rule: str, epoch: int) -> float | None:
     """Return the score of an epoch by a rule, higher is better; None where it has none."""
     if rule == "loss":
         return None if row["val_loss"] is None else -row["val_loss"]

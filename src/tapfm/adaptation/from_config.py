@@ -12,16 +12,16 @@ from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.optimisers import LearningRateSchedule
 from tapfm.adaptation.planner import StepPlan, plan_step
 from tapfm.adaptation.step_costs import Precision
-from tapfm.adaptation.trainer import TrainingPlan
-from tapfm.adaptation.two_graph import Adaptation
+from tapfm.adaptation.trainer import TrainingSettings
+from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.aggregators.catalog import aggregator_card
 from tapfm.config.settings import RunConfig
 from tapfm.encoders.catalog import encoder_card
-from tapfm.encoders.features import FeatureFacts
+from tapfm.encoders.features import FeatureMetadata
 from tapfm.encoders.precision import can_compile
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError
-from tapfm.runs.build import aggregator_of, load_trainable_encoder
+from tapfm.runs.build import build_run_aggregator, load_trainable_encoder
 from tapfm.runs.data import RunData, RunSlide
 from tapfm.runs.model import SlideModel
 from tapfm.runtime.devices import choose_precision, set_float32_precision
@@ -44,7 +44,7 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Bui
     """Build the model and its optimisers. The same seed gives the same first weights."""
     set_float32_precision(tf32=config.machine.tf32)
     _limit_memory(config, device)
-    (weights_dtype, compute_dtype), compiled = dtypes_of(config, device), is_compiled(config, device)
+    (weights_dtype, compute_dtype), compiled = select_dtypes(config, device), uses_compile(config, device)
     plan = None
     if config.adaptation.method == "fixed":
         facts = _stored_features(config, data)
@@ -60,11 +60,11 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Bui
         elif config.adaptation.recompute != "auto":
             encoder.recompute = (config.adaptation.recompute,) * len(encoder.recompute)
     torch.manual_seed(config.seed)
-    aggregator = aggregator_of(config, feature_size, len(data.targets)).to(device)
+    aggregator = build_run_aggregator(config, feature_size, len(data.targets)).to(device)
     task = build_task(data.training_labels(), smoothing=config.head.label_smoothing, weighting=config.task.weighting)
     chunking = Chunking() if encoder is None else _chunking_of(config, encoder, plan)
-    adaptation = adaptation_of(config, chunking, compute_dtype)
-    optimisation = optimisation_of(config, plan, weights_dtype=weights_dtype, compiled=compiled)
+    adaptation = build_adaptation_settings(config, chunking, compute_dtype)
+    optimisation = build_optimiser_settings(config, plan, weights_dtype=weights_dtype, compiled=compiled)
     model = SlideModel(encoder, aggregator, task, compute_dtype)
     return BuiltLearner(Learner(model, adaptation, optimisation), sha256, plan)
 
@@ -76,7 +76,7 @@ def _limit_memory(config: RunConfig, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, most * 2**30 / total_bytes), device)
 
 
-def dtypes_of(config: RunConfig, device: torch.device) -> tuple[torch.dtype | None, torch.dtype | None]:
+def select_dtypes(config: RunConfig, device: torch.device) -> tuple[torch.dtype | None, torch.dtype | None]:
     """Give the types of the encoder's weights, and of its autocast; None: as they are, and none.
 
     On a GPU weights are kept in bfloat16; float16 has too few small numbers for that.
@@ -85,7 +85,7 @@ def dtypes_of(config: RunConfig, device: torch.device) -> tuple[torch.dtype | No
     return (dtype, None) if device.type == "cuda" and dtype == torch.bfloat16 else (None, dtype)
 
 
-def is_compiled(config: RunConfig, device: torch.device) -> bool:
+def uses_compile(config: RunConfig, device: torch.device) -> bool:
     """Say whether blocks run as compiled code."""
     return can_compile(device) if config.machine.compile == "auto" else config.machine.compile
 
@@ -107,7 +107,7 @@ def _plan_of_step(config: RunConfig, data: RunData, encoder: VitEncoder, device:
         tiles=min(most_tiles, _number_or_all(config.adaptation.tiles_per_slide) or most_tiles),
         free_bytes=free_bytes,
         precision=_training_precision(config, device),
-        compiled=is_compiled(config, device),
+        compiled=uses_compile(config, device),
         **planner_arguments(config),
     )
 
@@ -124,13 +124,13 @@ def planner_arguments(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _stored_features(config: RunConfig, data: RunData) -> FeatureFacts:
+def _stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
     """Say what the features are; all have to be of one encoder, and with attention where the aggregator asks for it."""
     found: dict[tuple[object, ...], list[RunSlide]] = {}
     aggregator = aggregator_card(config.aggregator.name)
     for slide in data.slides:
         assert slide.features is not None
-        facts = slide.features.facts
+        facts = slide.features.metadata
         found.setdefault((facts.size, facts.encoder, facts.weights_sha256, facts.precision), []).append(slide)
         if aggregator.uses_attention and not facts.has_attention:
             raise InputError(
@@ -138,7 +138,7 @@ def _stored_features(config: RunConfig, data: RunData) -> FeatureFacts:
                 "tiles.",
                 hint='Make features with it: tapfm embed; or use an aggregator without: aggregator.name = "abmil"',
             )
-        if aggregator.uses_places and not facts.has_positions:
+        if aggregator.uses_positions and not facts.has_positions:
             raise InputError(
                 f"{slide.features.path} ({facts.origin}) does not say where its tiles are, by which {aggregator.name} "
                 "joins them.",
@@ -155,7 +155,7 @@ def _stored_features(config: RunConfig, data: RunData) -> FeatureFacts:
             hint="Make them anew: tapfm embed COHORT.csv --encoder NAME --out DIR --force",
         )
     assert slide.features is not None
-    facts = slide.features.facts
+    facts = slide.features.metadata
     ours = encoder_card(config.encoder.name).key
     if facts.origin == "tapfm" and facts.encoder not in (None, ours):  # other tools have other names for it
         raise InputError(
@@ -168,7 +168,7 @@ def _stored_features(config: RunConfig, data: RunData) -> FeatureFacts:
 def _chunking_of(config: RunConfig, encoder: VitEncoder, plan: StepPlan | None) -> Chunking:
     """Say how a bag goes through the encoder. Without a GPU by a fixed rule: another split would round otherwise."""
     if plan is not None:
-        return Chunking() if plan.way == "one-pass" else Chunking(plan.chunk, plan.kept)
+        return Chunking() if plan.strategy == "one-pass" else Chunking(plan.chunk, plan.graphs_kept)
     chunk = config.adaptation.chunk
     if chunk == "all":
         return Chunking()
@@ -178,9 +178,11 @@ def _chunking_of(config: RunConfig, encoder: VitEncoder, plan: StepPlan | None) 
     return Chunking(tiles=max(1, _GRAPH_BYTES // tile_bytes) if chunk == "auto" else chunk)
 
 
-def adaptation_of(config: RunConfig, chunking: Chunking, compute_dtype: torch.dtype | None) -> Adaptation:
+def build_adaptation_settings(
+    config: RunConfig, chunking: Chunking, compute_dtype: torch.dtype | None
+) -> AdaptationSettings:
     """Unpack the step's settings."""
-    return Adaptation(
+    return AdaptationSettings(
         lambda_=config.adaptation.lambda_,
         beta=config.adaptation.beta,
         cosine=config.adaptation.cosine,
@@ -191,19 +193,19 @@ def adaptation_of(config: RunConfig, chunking: Chunking, compute_dtype: torch.dt
     )
 
 
-def augmentation_of(config: RunConfig) -> Augmentation:
+def build_augmentation(config: RunConfig) -> Augmentation:
     """Unpack what is done to training tiles."""
     settings = config.augmentation
     return Augmentation(
         flip=settings.flip,
-        quarter_turns=settings.quarter_turns,
+        rotate_90=settings.rotate_90,
         blur=settings.blur,
         blur_radius=settings.blur_radius,
         stain_jitter=settings.stain_jitter,
     )
 
 
-def optimisation_of(
+def build_optimiser_settings(
     config: RunConfig,
     plan: StepPlan | None = None,
     *,
@@ -223,24 +225,24 @@ def optimisation_of(
         slides_per_step=config.optimiser.slides_per_step,
         schedule=LearningRateSchedule(config.schedule.first_cycle, config.schedule.cycle_factor),
         weights_dtype=weights_dtype,
-        wide_gradients=plan is None or plan.wide_gradients,
+        float32_gradients=plan is None or plan.float32_gradients,
         moments=plan.moments if plan is not None else "float32" if moments == "auto" else moments,
         offload=plan.offload if plan is not None else offload is True,
         compiled=compiled,
     )
 
 
-def training_plan_of(config: RunConfig) -> TrainingPlan:
+def build_training_settings(config: RunConfig) -> TrainingSettings:
     """Unpack the plan's settings."""
-    return TrainingPlan(
+    return TrainingSettings(
         epochs=config.schedule.epochs,
-        augmentation=augmentation_of(config),
+        augmentation=build_augmentation(config),
         seed=config.seed,
         tiles_per_slide=_number_or_all(config.adaptation.tiles_per_slide),
         validation_tiles=_number_or_all(config.selection.validation_tiles),
         patience=config.selection.patience,
         unit=config.selection.unit,
-        save_every_s=60 * config.machine.save_minutes,
+        checkpoint_every_s=60 * config.machine.checkpoint_minutes,
         allow_failures=config.machine.allow_failures,
     )
 

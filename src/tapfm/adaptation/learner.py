@@ -1,6 +1,6 @@
-"""A model that learns: its two optimisers, one slide at a time, and everything that has to be saved of it.
+"""The model in training: encoder, aggregator, their two optimisers and everything that a checkpoint contains.
 
-Nothing here waits for the device: what a step computed is read by whoever gets its report.
+Nothing here synchronises with the device. The caller reads the values of a `StepReport` later.
 """
 
 from __future__ import annotations
@@ -15,32 +15,36 @@ from torch import Tensor
 from tapfm.adaptation.chunked import Chunking, RandomState
 from tapfm.adaptation.loss_scale import LossScale
 from tapfm.adaptation.moments import MomentFormat
-from tapfm.adaptation.optimisers import AdamW, LearningRateSchedule, make_optimiser, set_rate, step_optimiser
+from tapfm.adaptation.optimisers import AdamW, LearningRateSchedule, make_optimiser, set_learning_rate, step_optimiser
 from tapfm.adaptation.two_graph import (
-    Adaptation,
+    AdaptationSettings,
     StepReport,
-    aggregator_graph,
-    gradient_norms,
+    compute_aggregator_gradients,
+    compute_gradient_norms,
     no_update,
     two_graph_step,
 )
 from tapfm.contracts import Aggregator, EncodedTiles, Targets
-from tapfm.encoders.adapters import trained_parameters
+from tapfm.encoders.adapters import trainable_parameters
 from tapfm.encoders.precision import cast_weights
 from tapfm.errors import TapfmError
 from tapfm.inference.bags import Bag
-from tapfm.runs.model import SlideModel, refuse_misfit
-from tapfm.runtime.device_memory import free_memory, unify_memory_errors
+from tapfm.runs.model import SlideModel, check_parameter_shapes
+from tapfm.runtime.device_memory import convert_memory_errors, free_memory
 
 
 @dataclass(frozen=True)
 class OptimiserSettings:
-    """How the two optimisers go about it.
+    """Settings of the two optimisers.
 
-    weights_dtype: of the encoder's weights in the device's memory; the optimiser then keeps float32 ones beside them.
-    wide_gradients: sum up gradients in float32, whatever the weights are; needed where there are several to be summed.
-    moments, offload: how and where the encoder's optimiser keeps what it remembers.
-    compiled: run its update as compiled code.
+    clip_norm: maximum norm of the gradient; 0: no clipping.
+    slides_per_step: slides whose gradients are averaged for one update.
+    weights_dtype: dtype of the encoder's weights on the device; the optimiser then stores float32 master weights as
+        well. None: unchanged.
+    float32_gradients: accumulate the encoder's gradients in float32 even if its weights have a lower precision. Needed
+        if one update sums several backward passes.
+    moments, offload: storage format and place of the encoder's moments, see `AdamW`.
+    compiled: compile the update of the encoder's optimiser.
     """
 
     encoder_lr: float = 1e-6
@@ -53,7 +57,7 @@ class OptimiserSettings:
     slides_per_step: int = 1
     schedule: LearningRateSchedule = LearningRateSchedule()  # noqa: RUF009 - frozen
     weights_dtype: torch.dtype | None = None
-    wide_gradients: bool = True
+    float32_gradients: bool = True
     moments: MomentFormat = "float32"
     offload: bool = False
     compiled: bool = False
@@ -61,7 +65,7 @@ class OptimiserSettings:
 
 @dataclass(frozen=True)
 class _PendingSlide:
-    """A slide to learn from."""
+    """A slide whose gradients are not applied yet."""
 
     bag: Bag
     targets: Targets
@@ -69,131 +73,136 @@ class _PendingSlide:
 
 
 class Learner:
-    """Encoder and aggregator with an AdamW each. `shrunk` is told of a chunk that had to be made smaller."""
+    """Encoder and aggregator with one AdamW each. Trains on one slide at a time.
+
+    `on_smaller_chunks` is called with the new number of tiles per chunk after the device ran out of memory.
+    """
 
     def __init__(
         self,
         model: SlideModel,
-        adaptation: Adaptation,
-        optimisation: OptimiserSettings,
+        adaptation: AdaptationSettings,
+        optimiser_settings: OptimiserSettings,
         *,
-        shrunk: Callable[[int], object] = lambda _: None,
+        on_smaller_chunks: Callable[[int], object] = lambda _: None,
     ) -> None:
-        self.model, self.adaptation, self.optimisation, self.shrunk = model, adaptation, optimisation, shrunk
+        self.model, self.adaptation, self.optimiser_settings = model, adaptation, optimiser_settings
+        self.on_smaller_chunks = on_smaller_chunks
         make = partial(
             make_optimiser,
             device=model.device,
-            weight_decay=optimisation.weight_decay,
-            decay_all=optimisation.decay_all,
+            weight_decay=optimiser_settings.weight_decay,
+            decay_all=optimiser_settings.decay_all,
         )
         self._encoder_optimiser = None
         if model.encoder is not None:
             self._encoder_optimiser = make(
-                trained_parameters(model.encoder),
-                compute_dtype=optimisation.weights_dtype,
-                moments=optimisation.moments,
-                offload=optimisation.offload,
-                compiled=optimisation.compiled,
+                trainable_parameters(model.encoder),
+                compute_dtype=optimiser_settings.weights_dtype,
+                moments=optimiser_settings.moments,
+                offload=optimiser_settings.offload,
+                compiled=optimiser_settings.compiled,
             )
-            if optimisation.weights_dtype is not None:
-                cast_weights(model.encoder, optimisation.weights_dtype)  # what does not learn
+            if optimiser_settings.weights_dtype is not None:
+                cast_weights(model.encoder, optimiser_settings.weights_dtype)  # the frozen parameters
             model.encoder.to(model.device)
-            if optimisation.wide_gradients:
-                self._widen_gradients()
+            if optimiser_settings.float32_gradients:
+                self._accumulate_in_float32()
         self._aggregator_optimiser = make(model.aggregator.named_parameters())
         scaled = model.encoder is not None and adaptation.compute_dtype == torch.float16
         self._loss_scale = LossScale(model.device) if scaled else None
-        self._lessons: list[_PendingSlide] = []  # since the last update
+        self._pending: list[_PendingSlide] = []  # slides since the last update
         self._all_finite: Tensor | None = None
-        self._encoder_changes = False
+        self._encoder_updated = False
 
     @property
     def moments(self) -> str:
-        """How the encoder's optimiser stores its moments."""
-        return self.optimisation.moments
+        """Storage format of the encoder's moments."""
+        return self.optimiser_settings.moments
 
-    def rates(self, epoch: int) -> tuple[float, float]:
-        """Give the learning rates of an epoch: encoder, aggregator."""
-        o = self.optimisation
+    def learning_rates(self, epoch: int) -> tuple[float, float]:
+        """Return the learning rates of the encoder and the aggregator in an epoch."""
+        settings, has_encoder = self.optimiser_settings, self._encoder_optimiser is not None
+        rate = settings.schedule.rate
         return (
-            o.schedule.rate(epoch, o.encoder_lr, o.encoder_lr_min) if self._encoder_optimiser is not None else 0.0,
-            o.schedule.rate(epoch, o.aggregator_lr, o.aggregator_lr_min),
+            rate(epoch, settings.encoder_lr, settings.encoder_lr_min) if has_encoder else 0.0,
+            rate(epoch, settings.aggregator_lr, settings.aggregator_lr_min),
         )
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Set the learning rates, and training mode."""
-        encoder_rate, aggregator_rate = self.rates(epoch)
-        set_rate(self._encoder_optimiser, encoder_rate)
-        set_rate(self._aggregator_optimiser, aggregator_rate)
+    def start_epoch(self, epoch: int) -> None:
+        """Set the learning rates of an epoch and switch to training mode."""
+        encoder_rate, aggregator_rate = self.learning_rates(epoch)
+        set_learning_rate(self._encoder_optimiser, encoder_rate)
+        set_learning_rate(self._aggregator_optimiser, aggregator_rate)
         self.model.train()
 
-    def learn(self, bag: Bag, targets: Targets, *, now: bool, slide_id: str) -> StepReport:
-        """Take one slide's step; its gradients are applied `now` (the mean of all waiting ones) or wait.
+    def train_step(self, bag: Bag, targets: Targets, *, update: bool, slide_id: str) -> StepReport:
+        """Compute the gradients of one slide. If `update`, apply the mean gradient of all pending slides.
 
-        Where the device's memory ends, everything since the last update starts over, from the same random state, with
-        half as many tiles at once.
+        If the device runs out of memory, all slides since the last update are repeated with half as many tiles per
+        chunk, from the same random state.
         """
-        if not self._lessons:
-            self._begun = _StepSnapshot(self)
-        self._lessons.append(_PendingSlide(bag, targets, slide_id))
-        self._encoder_changes = False
-        todo = self._lessons[-1:]
+        if not self._pending:
+            self._snapshot = _StepSnapshot(self)
+        self._pending.append(_PendingSlide(bag, targets, slide_id))
+        self._encoder_updated = False
+        slides = self._pending[-1:]
         while True:
             try:
-                with unify_memory_errors():
-                    for lesson in todo[:-1]:
-                        self._take(lesson, now=False)
-                    report = self._take(todo[-1], now=now)
+                with convert_memory_errors():
+                    for slide in slides[:-1]:
+                        self._run_slide(slide, update=False)
+                    report = self._run_slide(slides[-1], update=update)
                     break
             except torch.OutOfMemoryError as error:
-                smaller = self._smaller_chunks(todo, error)
-            # out of the handler, whose traceback holds on to what has to be freed
+                smaller = self._choose_smaller_chunks(slides, error)
+            # outside the handler: the traceback references the tensors that have to be freed
             self.adaptation = replace(self.adaptation, chunking=smaller)
-            self._begun.put_back()
-            self._widen_gradients()
+            self._snapshot.restore()
+            self._accumulate_in_float32()
             free_memory(self.model.device)
-            self.shrunk(smaller.tiles or 1)
-            todo = self._lessons
-        if now:
-            self._lessons, self._all_finite = [], None
+            self.on_smaller_chunks(smaller.tiles or 1)
+            slides = self._pending
+        if update:
+            self._pending, self._all_finite = [], None
         return report
 
-    def flush(self) -> None:
-        """Apply gradients that wait for a slide which did not come."""
-        if self._lessons:
+    def apply_pending(self) -> None:
+        """Apply the gradients of pending slides, because the last slide of the group failed."""
+        if self._pending:
             assert self._all_finite is not None
             finite = self._all_finite
             self._update_aggregator(finite)
             if self.model.encoder is not None:
-                # with a loss scale, infinite gradients of the encoder are no error, and so not among the checks
-                norms = gradient_norms(self.model.encoder, None).norms
+                # with a loss scale, infinite encoder gradients are not an error, so `finite` does not include them
+                norms = compute_gradient_norms(self.model.encoder, None).norms
                 self._update_encoder(finite & norms.isfinite().all())
-            self._lessons, self._all_finite = [], None
+            self._pending, self._all_finite = [], None
 
-    def _smaller_chunks(self, lessons: list[_PendingSlide], error: torch.OutOfMemoryError) -> Chunking:
-        """Half as many tiles at once, where that can help and nothing would be applied twice."""
-        slide_id, device = lessons[-1].slide_id, self.model.device
-        if self._encoder_changes:
+    def _choose_smaller_chunks(self, slides: list[_PendingSlide], error: torch.OutOfMemoryError) -> Chunking:
+        """Return a chunking with half as many tiles per chunk. Raise `TapfmError` if a retry is not possible."""
+        slide_id, device = slides[-1].slide_id, self.model.device
+        if self._encoder_updated:
             raise TapfmError(
-                f"Slide '{slide_id}': the memory of {device} ended in the middle of the encoder's update, which cannot "
-                "be taken back.",
-                hint="Go on from the last checkpoint with more of it left: --set machine.offload_optimiser=true, or a "
-                "smaller adaptation.chunk.\nSee what would fit: tapfm plan RUN.toml",
+                f"Slide '{slide_id}': {device} ran out of memory during the update of the encoder. "
+                "A partial update cannot be undone.",
+                hint="Resume from the last checkpoint with --set machine.offload_optimiser=true or a smaller "
+                "adaptation.chunk.\nTo see which settings fit: tapfm plan RUN.toml",
             ) from error
-        tiles = max(lesson.bag.tiles for lesson in lessons)
-        smaller = self.adaptation.chunking.halved(tiles)
+        tiles = max(slide.bag.tiles for slide in slides)
+        smaller = self.adaptation.chunking.halve(tiles)
         if smaller is None or self.model.encoder is None:
             raise TapfmError(
-                f"Slide '{slide_id}': the memory of {device} does not hold one step of this model.",
-                hint="See what would fit: tapfm plan RUN.toml",
+                f"Slide '{slide_id}': {device} does not have enough memory for one step of this model.",
+                hint="To see which settings fit: tapfm plan RUN.toml",
             ) from error
         return smaller
 
-    def _take(self, lesson: _PendingSlide, *, now: bool) -> StepReport:
-        aggregator = self.model.aggregator_for(lesson.bag.coordinates)
-        if isinstance(lesson.bag.content, EncodedTiles):
-            report = _aggregator_step(aggregator, self.model, lesson.bag.content, lesson.targets)
-            if now:
+    def _run_slide(self, slide: _PendingSlide, *, update: bool) -> StepReport:
+        aggregator = self.model.aggregator_for(slide.bag.coordinates)
+        if isinstance(slide.bag.content, EncodedTiles):
+            report = _aggregator_step(aggregator, self.model, slide.bag.content, slide.targets)
+            if update:
                 self._update_aggregator(report.checks.all())
         else:
             assert self.model.encoder is not None
@@ -201,20 +210,20 @@ class Learner:
                 self.model.encoder,
                 aggregator,
                 self.model.task,
-                lesson.bag.content,
-                lesson.targets,
+                slide.bag.content,
+                slide.targets,
                 adaptation=self.adaptation,
-                update_aggregator=self._update_aggregator if now else no_update,
-                update_encoder=self._update_encoder if now else no_update,
+                update_aggregator=self._update_aggregator if update else no_update,
+                update_encoder=self._update_encoder if update else no_update,
                 loss_scale=None if self._loss_scale is None else self._loss_scale.value,
-                slide=lesson.slide_id,
+                slide=slide.slide_id,
             )
         if self._loss_scale is not None:
-            # a step that was skipped for its scale has no gradient to tell of
+            # a step that was skipped because of its loss scale has no gradient to report
             norm = report.norm_encoder
             report = report._replace(
                 norm_encoder=torch.where(norm.isfinite(), norm, torch.zeros_like(norm)),
-                checks=report.checks.and_also("gradient of the encoder, at any scale,", self._loss_scale.usable()),
+                checks=report.checks.add_check("gradient of the encoder at any loss scale", self._loss_scale.usable()),
             )
         finite = report.checks.all()
         self._all_finite = finite if self._all_finite is None else self._all_finite & finite
@@ -224,7 +233,7 @@ class Learner:
         self._update(self._aggregator_optimiser, finite)
 
     def _update_encoder(self, finite: Tensor) -> None:
-        self._encoder_changes = True
+        self._encoder_updated = True
         if self._loss_scale is None:
             self._update(self._encoder_optimiser, finite)
         else:
@@ -233,28 +242,28 @@ class Learner:
 
     def _update(self, optimiser: AdamW | None, finite: Tensor, *, loss_scale: Tensor | None = None) -> None:
         finite = finite if self._all_finite is None else finite & self._all_finite
-        clip_norm = self.optimisation.clip_norm
-        step_optimiser(optimiser, finite, slides=len(self._lessons), clip_norm=clip_norm, loss_scale=loss_scale)
+        clip_norm = self.optimiser_settings.clip_norm
+        step_optimiser(optimiser, finite, slides=len(self._pending), clip_norm=clip_norm, loss_scale=loss_scale)
 
-    def _widen_gradients(self) -> None:
-        """Sum the encoder's gradients up in float32."""
+    def _accumulate_in_float32(self) -> None:
+        """Let autograd accumulate the encoder's gradients in float32."""
         assert self.model.encoder is not None
-        for parameter in trained_parameters(self.model.encoder).values():
+        for parameter in trainable_parameters(self.model.encoder).values():
             if parameter.dtype in (torch.bfloat16, torch.float16):
                 parameter.grad_dtype = torch.float32
 
     def weights(self) -> dict[str, Tensor]:
-        """Everything that training changes, in full precision; the rest of the encoder is the base model's."""
-        of_encoder = {} if self._encoder_optimiser is None else self._encoder_optimiser.masters()
+        """Return all trained weights in full precision. Frozen encoder weights are not included."""
+        encoder_weights = {} if self._encoder_optimiser is None else self._encoder_optimiser.master_weights()
         return {
             **{
                 f"aggregator/{name}": parameter.detach() for name, parameter in self.model.aggregator.named_parameters()
             },
-            **{f"encoder/{name}": master for name, master in of_encoder.items()},
+            **{f"encoder/{name}": master for name, master in encoder_weights.items()},
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Weights, moments and random generators: all that the next step depends on."""
+        """Return weights, moments and random states: everything that the next step depends on."""
         state = self.weights()
         for owner, part in self._parts_with_state().items():
             state |= {f"moments/{owner}/{name}": value for name, value in part.state().items()}
@@ -264,21 +273,21 @@ class Learner:
         return state
 
     def restore_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Put weights back where `weights` took them."""
+        """Load what `weights` returned."""
         ours = self.weights()
-        refuse_misfit(ours, state)
+        check_parameter_shapes(ours, state)
         for name, parameter in self.model.aggregator.named_parameters():
             parameter.data.copy_(state[f"aggregator/{name}"])
         if self._encoder_optimiser is not None:
             names = (name.removeprefix("encoder/") for name in ours if name.startswith("encoder/"))
-            self._encoder_optimiser.load_masters({name: state[f"encoder/{name}"] for name in names})
+            self._encoder_optimiser.load_master_weights({name: state[f"encoder/{name}"] for name in names})
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Put everything back where `state` took it."""
+        """Load what `state` returned."""
         self.restore_weights(state)
         for owner, part in self._parts_with_state().items():
-            start = f"moments/{owner}/"
-            part.restore({name.removeprefix(start): t for name, t in state.items() if name.startswith(start)})
+            prefix = f"moments/{owner}/"
+            part.restore({name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)})
         torch.set_rng_state(state["random/cpu"])
         if self.model.device.type == "cuda" and "random/cuda" in state:
             torch.cuda.set_rng_state(state["random/cuda"], self.model.device)
@@ -293,7 +302,7 @@ class Learner:
 
 
 class _StepSnapshot:
-    """How things were before a step that may have to start over: the encoder is not changed before its end."""
+    """State before a step that may have to be repeated. The encoder needs no copy: it is updated last."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
@@ -302,8 +311,8 @@ class _StepSnapshot:
         optimiser = learner._aggregator_optimiser
         self._moments = {} if optimiser is None else {k: v.clone() for k, v in optimiser.state().items()}
 
-    def put_back(self) -> None:
-        """Forget everything since."""
+    def restore(self) -> None:
+        """Undo everything since the snapshot."""
         model, optimiser = self._learner.model, self._learner._aggregator_optimiser
         for parameter, before in zip(model.aggregator.parameters(), self._aggregator, strict=True):
             parameter.data.copy_(before)
@@ -313,25 +322,25 @@ class _StepSnapshot:
         if model.encoder is not None:
             model.encoder.zero_grad()
         self._learner._all_finite = None
-        self._random.put_back()
+        self._random.restore()
 
 
 def _aggregator_step(aggregator: Aggregator, model: SlideModel, encoded: EncodedTiles, targets: Targets) -> StepReport:
-    """Graph 1 alone: stored features have no encoder behind them."""
+    """Run graph 1 only: stored features have no encoder to train."""
     z_KD, r_K = encoded.z_KD.clone().requires_grad_(), encoded.r_K.clone().requires_grad_()
-    graph = aggregator_graph(aggregator, model.task, z_KD, r_K, targets.to(z_KD.device))
-    graph.add_to_aggregator()
-    nothing = graph.loss.new_zeros(())
+    graph = compute_aggregator_gradients(aggregator, model.task, z_KD, r_K, targets.to(z_KD.device))
+    graph.accumulate_gradients()
+    zero = graph.task_loss.new_zeros(())
     return StepReport(
         logits_C=graph.logits_C,
-        loss_agg=graph.loss,
-        loss_feature=nothing,
+        loss_agg=graph.task_loss,
+        loss_feature=zero,
         loss_attention=graph.loss_attention,
-        loss_regular=nothing,
-        loss_pfm=nothing,
+        loss_cosine=zero,
+        loss_pfm=zero,
         norm_g_z=graph.g_z_KD.norm(),
         norm_g_r=graph.g_r_K.norm(),
-        norm_encoder=nothing,
+        norm_encoder=zero,
         graphs_kept=0,
-        checks=graph.checks(),
+        checks=graph.check_finite(),
     )

@@ -20,7 +20,7 @@ from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.precision import can_compile
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError, SettingError
-from tapfm.runs.data import read_data
+from tapfm.runs.data import read_run_data
 
 _USUAL_CARDS = (8.0, 12.0, 16.0, 24.0, 48.0, 80.0)
 # Of what is written on a card, CUDA sees about 98%; its context takes some of that before the first tensor.
@@ -29,18 +29,18 @@ _OTHER_SCOPES = ("full", "last:4", "lora:16")
 
 
 @dataclass(frozen=True)
-class Card:
+class Gpu:
     """A GPU, and what of its memory is free for a run."""
 
     name: str
     free_bytes: int
-    how_known: str
+    memory_source: str
     precision: Precision  # the one "auto" takes
     compiles: bool
 
 
 @dataclass(frozen=True)
-class CardPlan:
+class GpuPlan:
     """The plan of a step on one card, or why none fits."""
 
     label: str
@@ -55,9 +55,9 @@ class MemoryPlan:
     config: RunConfig
     shape: EncoderShape
     tiles: int
-    cards: tuple[Card, ...]
-    rows: tuple[CardPlan, ...]  # one per card
-    alternatives: tuple[tuple[CardPlan, str], ...]  # on the first card, and the smallest usual card for each
+    gpus: tuple[Gpu, ...]
+    rows: tuple[GpuPlan, ...]  # one per card
+    alternatives: tuple[tuple[GpuPlan, str], ...]  # on the first card, and the smallest usual card for each
     this_machine: str
 
 
@@ -75,7 +75,7 @@ def plan_memory(config: RunConfig, *, gpu_memory: Sequence[float], tiles: int | 
         config=config,
         shape=shape,
         tiles=count,
-        cards=tuple(cards),
+        gpus=tuple(cards),
         rows=rows,
         alternatives=tuple(_alternatives(config, count, cards[0])) if single else (),
         this_machine="" if here is not None or gpu_memory else "There is no GPU here: tapfm train would use the CPU.",
@@ -98,7 +98,7 @@ def _count_tiles(config: RunConfig) -> int:
     if isinstance(count, int):
         return count
     try:
-        return max(len(slide.tiles) for slide in read_data(config).slides if slide.tiles is not None)
+        return max(len(slide.tiles) for slide in read_run_data(config).slides if slide.tiles is not None)
     except InputError as error:
         raise InputError(
             f"adaptation.tiles_per_slide is all, and the tiles of the slides cannot be counted: {error.message}",
@@ -106,16 +106,16 @@ def _count_tiles(config: RunConfig) -> int:
         ) from error
 
 
-def _card_of_size(gb: float) -> Card:
+def _card_of_size(gb: float) -> Gpu:
     """Return a card of a nominal size."""
     free = int(_SEEN * gb * GIB - _CONTEXT_BYTES)
     if free <= 0:
         raise InputError(f"--gpu-memory {gb:g} leaves nothing for a run.", hint="A usual value is 24, in GB.")
     how = f"of {gb:g} GB about {_SEEN * gb:.1f} GiB are there, of which CUDA takes {_CONTEXT_BYTES / GIB:.1f}"
-    return Card(f"{gb:g} GB", free, how, precision="bfloat16", compiles=True)
+    return Gpu(f"{gb:g} GB", free, how, precision="bfloat16", compiles=True)
 
 
-def _card_here(config: RunConfig) -> Card | None:
+def _card_here(config: RunConfig) -> Gpu | None:
     """Return the GPU that the run would use, with what is free on it now; None without one."""
     if config.machine.device == "cpu" or not torch.cuda.is_available():
         return None
@@ -126,7 +126,7 @@ def _card_here(config: RunConfig) -> Card | None:
         free = min(free, int(limit * GIB))
     with torch.cuda.device(device):
         half = torch.cuda.is_bf16_supported(including_emulation=False)
-    return Card(
+    return Gpu(
         torch.cuda.get_device_name(device),
         free,
         f"free now, of {total / GIB:.1f} GiB" if limit is None else f"machine.gpu_memory_gib, of {total / GIB:.1f} GiB",
@@ -135,16 +135,16 @@ def _card_here(config: RunConfig) -> Card | None:
     )
 
 
-def _plan_for(config: RunConfig, shape: EncoderShape, tiles: int, card: Card, label: str, **changes: Any) -> CardPlan:
+def _plan_for(config: RunConfig, shape: EncoderShape, tiles: int, card: Gpu, label: str, **changes: Any) -> GpuPlan:
     """Plan a step on one card."""
-    settings = settings_for(config, card) | changes
+    settings = planner_settings(config, card) | changes
     try:
-        return CardPlan(label, plan_step(shape, tiles=tiles, free_bytes=card.free_bytes, **settings))
+        return GpuPlan(label, plan_step(shape, tiles=tiles, free_bytes=card.free_bytes, **settings))
     except SettingError as error:
-        return CardPlan(label, None, error)
+        return GpuPlan(label, None, error)
 
 
-def settings_for(config: RunConfig, card: Card) -> dict[str, Any]:
+def planner_settings(config: RunConfig, card: Gpu) -> dict[str, Any]:
     """Return the arguments of the planner for this card."""
     precision, compiled = config.adaptation.precision, config.machine.compile
     return planner_arguments(config) | {
@@ -153,7 +153,7 @@ def settings_for(config: RunConfig, card: Card) -> dict[str, Any]:
     }
 
 
-def _alternatives(config: RunConfig, tiles: int, card: Card) -> Iterator[tuple[CardPlan, str]]:
+def _alternatives(config: RunConfig, tiles: int, card: Gpu) -> Iterator[tuple[GpuPlan, str]]:
     """Plan the run with other scopes, or backward for fewer tiles; yield each with the smallest usual card for it."""
     for scope in dict.fromkeys((config.adaptation.scope, *_OTHER_SCOPES)):
         try:
@@ -169,7 +169,7 @@ def _alternatives(config: RunConfig, tiles: int, card: Card) -> Iterator[tuple[C
             yield row, next(fitting, "-")
 
 
-def _nothing_fits(config: RunConfig, tiles: int, card: Card, row: CardPlan) -> SettingError:
+def _nothing_fits(config: RunConfig, tiles: int, card: Gpu, row: GpuPlan) -> SettingError:
     """Return the error that names what would fit on the card, and which card would do."""
     assert row.refusal is not None
     lines = [row.refusal.hint] if row.refusal.hint else []
@@ -182,10 +182,10 @@ def _nothing_fits(config: RunConfig, tiles: int, card: Card, row: CardPlan) -> S
     return SettingError(f"{card.name}: {row.refusal.message}", hint="\n".join(lines))
 
 
-def as_tables(planned: MemoryPlan) -> dict[str, Any]:
+def plan_to_json(planned: MemoryPlan) -> dict[str, Any]:
     """Return a plan for JSON."""
 
-    def of_plan(row: CardPlan) -> dict[str, Any] | None:
+    def of_plan(row: GpuPlan) -> dict[str, Any] | None:
         return None if row.plan is None else asdict(row.plan) | {"peak_bytes": row.plan.peak_bytes}
 
     return {
@@ -193,12 +193,11 @@ def as_tables(planned: MemoryPlan) -> dict[str, Any]:
         "scope": planned.config.adaptation.scope,
         "tiles": planned.tiles,
         "shape": asdict(planned.shape),
-        "cards": [
-            {"card": card.name, "free_bytes": card.free_bytes, "plan": of_plan(row)}
-            for card, row in zip(planned.cards, planned.rows, strict=True)
+        "gpus": [
+            {"gpu": card.name, "free_bytes": card.free_bytes, "plan": of_plan(row)}
+            for card, row in zip(planned.gpus, planned.rows, strict=True)
         ],
         "alternatives": [
-            {"set": row.label, "plan": of_plan(row), "smallest_card": smallest}
-            for row, smallest in planned.alternatives
+            {"set": row.label, "plan": of_plan(row), "smallest_gpu": smallest} for row, smallest in planned.alternatives
         ],
     }

@@ -1,8 +1,8 @@
-"""AdamW in the forms that cards of all sizes need, and its learning rates: cosine annealing with warm restarts.
+"""AdamW with low-memory storage options, and its learning rate schedule: cosine annealing with warm restarts.
 
-It updates one shard of the parameters after the other, see shards.py. Offloaded, masters and moments live in the host's
-memory and visit the device a shard at a time. Nothing in a step waits for the device: learning rate, step count,
-clipping and whether the gradient is finite at all are tensors on it.
+The optimiser updates the parameters shard by shard, see shards.py. With offloading, master weights and moments are in
+the host's memory, and one shard at a time is copied to the device. A step never synchronises with the device: learning
+rate, step count, clipping factor and the check for finite gradients are tensors on it.
 """
 
 from __future__ import annotations
@@ -15,49 +15,64 @@ import torch
 from torch import Tensor, nn
 
 from tapfm.adaptation.moments import (
-    BLOCK,
+    BLOCK_SIZE,
     MomentFormat,
+    hash_int32,
     moment_bytes,
-    no_moments,
     read_moments,
-    scrambled,
     store_moments,
+    zero_moments,
 )
-from tapfm.adaptation.shards import ParameterSlice, Shard, flat_gradient, layout_of, master_dtype, shard_places
+from tapfm.adaptation.shards import (
+    ParameterSlice,
+    Shard,
+    group_parameters,
+    layout_fingerprint,
+    master_dtype,
+    take_flat_gradient,
+)
 from tapfm.errors import CheckpointError
 
 _CPU_PIECE_ELEMENTS = 2**16
 _FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-8
-_STEP, _LAYOUT = "step", "layout"  # in a checkpoint, beside the moments of each shard
-_FORMS: dict[torch.dtype, MomentFormat] = {
+_STEP, _LAYOUT = "step", "layout"  # checkpoint keys, in addition to the moments of each shard
+_FORMAT_BY_DTYPE: dict[torch.dtype, MomentFormat] = {
     torch.float64: "float32",
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
     torch.uint8: "int8",
 }
-_STRIDE = 0x9E3779B1 - 2**32  # far apart in int32, so that steps and shards do not share random numbers
+_STRIDE = 0x9E3779B1 - 2**32  # so that steps and shards use different random bits
 
 
 @dataclass(frozen=True)
 class LearningRateSchedule:
-    """Cosine annealing with warm restarts: the first cycle has `first_cycle` epochs, each next one `factor` times."""
+    """Cosine annealing with warm restarts.
+
+    The first cycle has `first_cycle` epochs. Each further cycle is `factor` times as long as the one before.
+    """
 
     first_cycle: int = 10
     factor: int = 2
 
     def rate(self, epoch: int, highest: float, lowest: float = 0.0) -> float:
-        """Give the learning rate of an epoch, counted from 0; a function of the epoch, so there is no state to save."""
-        length, into = self.first_cycle, epoch
-        while into >= length:
-            into -= length
+        """Return the learning rate of an epoch, counted from 0. It depends on nothing else: no state to save."""
+        length, position = self.first_cycle, epoch
+        while position >= length:
+            position -= length
             length *= self.factor
-        return lowest + (highest - lowest) * (1 + math.cos(math.pi * into / length)) / 2
+        return lowest + (highest - lowest) * (1 + math.cos(math.pi * position / length)) / 2
 
 
 class AdamW:
-    """Decoupled weight decay, betas 0.9 and 0.999; parameters become views of its shards and live on `device`.
+    """AdamW with betas 0.9 and 0.999. The parameters are moved to `device` and become views of the shards.
 
-    A trainable parameter without a gradient counts as one whose gradient is 0.
+    compute_dtype: dtype of the parameters; float32 master weights are stored if it is lower. None: unchanged.
+    moments: storage format of the moments.
+    offload: store master weights and moments in the host's memory.
+    decay_all: apply weight decay to biases and norms as well.
+
+    A parameter without a gradient is treated as if its gradient were 0.
     """
 
     def __init__(
@@ -72,76 +87,78 @@ class AdamW:
         offload: bool = False,
         compiled: bool = False,
     ) -> None:
-        self.form, self.offload, self.weight_decay = moments, offload, weight_decay
+        self.moment_format, self.offload, self.weight_decay = moments, offload, weight_decay
         self._update = torch.compile(_update_shard, dynamic=True) if compiled else _update_shard
         self._rate = torch.zeros((), dtype=torch.float64, device=device)
-        self.device = self._rate.device  # cuda:0, where cuda was given
+        self.device = self._rate.device  # with an index: cuda becomes cuda:0
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._always = torch.ones((), dtype=torch.bool, device=device)
-        # biases and norms are vectors: decayed too, or not
+        # biases and norms are vectors
         decayed = {name: p for name, p in parameters.items() if p.ndim > 1 or decay_all}
         others = {name: p for name, p in parameters.items() if name not in decayed}
         self.shards = tuple(
-            self._lay(places, decayed=named is decayed, compute_dtype=compute_dtype)
+            self._build_shard(slices, has_weight_decay=named is decayed, compute_dtype=compute_dtype)
             for named in (decayed, others)
-            for places in shard_places(named)
+            for slices in group_parameters(named)
         )
-        self._numbers = torch.arange(len(self.shards), dtype=torch.int32, device=device)
-        self._layout = layout_of(self.shards)
+        self._shard_indices = torch.arange(len(self.shards), dtype=torch.int32, device=device)
+        self._layout = layout_fingerprint(self.shards)
 
-    def _lay(self, places: tuple[ParameterSlice, ...], *, decayed: bool, compute_dtype: torch.dtype | None) -> Shard:
-        """Copy parameters into a shard, and let them be views of it."""
-        blocks = -(-(places[-1].start + places[-1].parameter.numel()) // BLOCK)
-        own = places[0].parameter.dtype
-        precise, computed = master_dtype(own), compute_dtype or own
-        home = torch.device("cpu") if self.offload else self.device
+    def _build_shard(
+        self, slices: tuple[ParameterSlice, ...], *, has_weight_decay: bool, compute_dtype: torch.dtype | None
+    ) -> Shard:
+        """Copy parameters into a new shard and make them views of it."""
+        blocks = -(-(slices[-1].start + slices[-1].parameter.numel()) // BLOCK_SIZE)
+        original_dtype = slices[0].parameter.dtype
+        full_dtype, working_dtype = master_dtype(original_dtype), compute_dtype or original_dtype
+        storage = torch.device("cpu") if self.offload else self.device
         pinned = self.offload and self.device.type == "cuda"
-        working = torch.zeros(blocks, BLOCK, dtype=computed, device=self.device)
+        working = torch.zeros(blocks, BLOCK_SIZE, dtype=working_dtype, device=self.device)
         master = None
-        if computed != precise:
-            master = torch.zeros(blocks, BLOCK, dtype=precise, device=home, pin_memory=pinned)
-        for place in places:
+        if working_dtype != full_dtype:
+            master = torch.zeros(blocks, BLOCK_SIZE, dtype=full_dtype, device=storage, pin_memory=pinned)
+        for part in slices:
             for flat in (working, master):
                 if flat is not None:
-                    place.of(flat).copy_(place.parameter.data)
-            place.parameter.grad = None
-            place.parameter.data = place.of(working)
-        return Shard(places, decayed, working, master, no_moments(self.form, blocks, precise, home, pinned=pinned))
+                    part.view_in(flat).copy_(part.parameter.data)
+            part.parameter.grad = None
+            part.parameter.data = part.view_in(working)
+        moments = zero_moments(self.moment_format, blocks, full_dtype, storage, pinned=pinned)
+        return Shard(slices, has_weight_decay, working, master, moments)
 
-    def set_rate(self, rate: float) -> None:
-        """Set the learning rate."""
+    def set_learning_rate(self, rate: float) -> None:
         self._rate.fill_(rate)
 
     def gradients(self) -> list[Tensor]:
-        """Give the gradients that the next step takes."""
-        return [p.parameter.grad for shard in self.shards for p in shard.places if p.parameter.grad is not None]
+        """Return all gradients that the next step will use."""
+        return [p.parameter.grad for shard in self.shards for p in shard.slices if p.parameter.grad is not None]
 
     @torch.no_grad()
     def step(self, *, factor: Tensor | float = 1.0, finite: Tensor | None = None) -> None:
-        """Update with the gradients times `factor`, and forget them; where `finite` is False nothing else changes."""
+        """Update with the gradients times `factor`, and clear them. If `finite` is False, nothing else changes."""
         finite = self._always if finite is None else finite
         self._step += finite
-        seeds = scrambled(self._step.to(torch.int32) * _STRIDE + self._numbers)
+        seeds = hash_int32(self._step.to(torch.int32) * _STRIDE + self._shard_indices)
         scalars = self._scalars(factor)
         for shard, seed in zip(self.shards, seeds, strict=True):
-            self._step_shard(shard, scalars[shard.precise.dtype, shard.decayed], finite, seed)
+            self._step_shard(shard, scalars[shard.full_precision.dtype, shard.has_weight_decay], finite, seed)
 
     def _step_shard(self, shard: Shard, scalars: tuple[Tensor, ...], finite: Tensor, seed: Tensor) -> None:
-        """Update a shard; what visits the device for that has left when the next one comes."""
-        kept = dict(self._kept(shard))
-        here = {name: t.to(self.device, non_blocking=True) for name, t in kept.items()}
-        master = here.pop("master", None)
-        gradient = flat_gradient(shard)
+        """Update one shard. An offloaded shard is copied to the device and back."""
+        stored = dict(self._stored_tensors(shard))
+        on_device = {name: t.to(self.device, non_blocking=True) for name, t in stored.items()}
+        master = on_device.pop("master", None)
+        gradient = take_flat_gradient(shard)
         if self.device.type == "cpu":
-            self._update_in_pieces(gradient, shard.working, master, here, scalars, finite, seed)
+            self._update_on_cpu(gradient, shard.working, master, on_device, scalars, finite, seed)
             return
-        self._update(gradient, shard.working, master, here, self.form, scalars, finite, seed)
+        self._update(gradient, shard.working, master, on_device, self.moment_format, scalars, finite, seed)
         if self.offload:
-            for name, visitor in {"master": master, **here}.items():
-                if visitor is not None:
-                    kept[name].copy_(visitor, non_blocking=True)
+            for name, updated in {"master": master, **on_device}.items():
+                if updated is not None:
+                    stored[name].copy_(updated, non_blocking=True)
 
-    def _update_in_pieces(
+    def _update_on_cpu(
         self,
         gradient: Tensor,
         working: Tensor,
@@ -151,50 +168,50 @@ class AdamW:
         finite: Tensor,
         seed: Tensor,
     ) -> None:
-        """Update a shard on the CPU, whose caches hold what is in between of a piece; looking costs nothing there."""
+        """Update a shard in pieces that fit into the CPU's cache. Reading `finite` costs nothing on the CPU."""
         if not finite:
             return
-        piece = _CPU_PIECE_ELEMENTS // BLOCK
+        piece = _CPU_PIECE_ELEMENTS // BLOCK_SIZE
         for start in range(0, len(working), piece):
             rows = slice(start, start + piece)
             self._update(
                 gradient[rows],
                 working[rows],
                 None if master is None else master[rows],
-                {name: kept[rows] for name, kept in moments.items()},
-                self.form,
+                {name: stored[rows] for name, stored in moments.items()},
+                self.moment_format,
                 scalars,
                 None,
-                seed + start * BLOCK,
+                seed + start * BLOCK_SIZE,
             )
 
     def _scalars(self, factor: Tensor | float) -> dict[tuple[torch.dtype, bool], tuple[Tensor, ...]]:
-        """Compute the numbers of a step on the device, in float64: 1 - 0.999 has four digits in float32."""
+        """Compute the scalars of a step on the device. In float32, 1 - 0.999 would have only four correct digits."""
         step = self._step.to(torch.float64)
         step_size = self._rate / (1 - _FIRST_DECAY**step)
-        per_root_of_bias = (1 - _SECOND_DECAY**step).rsqrt()  # a division by it would be one more of each element
+        inverse_root_bias = (1 - _SECOND_DECAY**step).rsqrt()  # a factor, to save one division per element
         scale = torch.ones_like(self._rate) * factor
         exact = {
-            decayed: (scale, step_size, per_root_of_bias, 1 - self._rate * (self.weight_decay if decayed else 0.0))
-            for decayed in (False, True)
+            decay: (scale, step_size, inverse_root_bias, 1 - self._rate * (self.weight_decay if decay else 0.0))
+            for decay in (False, True)
         }
-        kinds = {(shard.precise.dtype, shard.decayed) for shard in self.shards}
-        return {(dtype, decayed): tuple(n.to(dtype) for n in exact[decayed]) for dtype, decayed in kinds}
+        kinds = {(shard.full_precision.dtype, shard.has_weight_decay) for shard in self.shards}
+        return {(dtype, decay): tuple(n.to(dtype) for n in exact[decay]) for dtype, decay in kinds}
 
-    def masters(self) -> dict[str, Tensor]:
-        """Give the full-precision value of every parameter: views, which the next step changes."""
-        self._settle()
-        return {place.name: place.of(shard.precise) for shard in self.shards for place in shard.places}
+    def master_weights(self) -> dict[str, Tensor]:
+        """Return the full-precision weights by name, as views that the next step changes."""
+        self._synchronise()
+        return {part.name: part.view_in(shard.full_precision) for shard in self.shards for part in shard.slices}
 
     @torch.no_grad()
-    def load_masters(self, values: Mapping[str, Tensor]) -> None:
-        """Set parameters, in full precision and in the one that is computed with; refuse what does not fit."""
-        masters = self.masters()
+    def load_master_weights(self, values: Mapping[str, Tensor]) -> None:
+        """Load full-precision weights and update the working weights. Raise `CheckpointError` if they do not match."""
+        masters = self.master_weights()
         for name, master in masters.items():
             if name not in values or values[name].shape != master.shape:
                 raise CheckpointError(
-                    f"The checkpoint does not fit: {name} has another shape, or is missing.",
-                    hint="Was it made with another encoder, aggregator or scope?",
+                    f"The checkpoint does not match the model: {name} is missing or has a different shape.",
+                    hint="Use the encoder, aggregator and scope that the checkpoint was trained with.",
                 )
         for name, master in masters.items():
             master.copy_(values[name])
@@ -203,43 +220,44 @@ class AdamW:
                 shard.working.copy_(shard.master)
 
     def state(self) -> dict[str, Tensor]:
-        """Give the moments and the count of steps as they are kept, no copies: `0007/first`, ..., `step`, `layout`."""
-        self._settle()
+        """Return moments and step count without copying, under the keys `0007/first`, ..., `step`, `layout`."""
+        self._synchronise()
         return dict(self._moments()) | {_STEP: self._step, _LAYOUT: self._layout}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what `state` gave; refuse another form of moments, or other parameters."""
-        self._settle()
-        given = _form_of(state)
-        if given is not None and given != self.form:
+        """Load a state. Raise `CheckpointError` if the moment format or the parameters differ."""
+        self._synchronise()
+        saved_format = _detect_format(state)
+        if saved_format is not None and saved_format != self.moment_format:
             raise CheckpointError(
-                f"The checkpoint's moments are {given}, and the optimiser's are {self.form}.",
-                hint=f'Go on with optimiser.moments = "{given}", or begin anew.',
+                f"The checkpoint has {saved_format} moments, but the optimiser uses {self.moment_format}.",
+                hint=f'Resume with optimiser.moments = "{saved_format}", or start a new run.',
             )
         moments = dict(self._moments())
-        misfits = [name for name, kept in moments.items() if not _same_kind(state.get(name), kept)]
-        if misfits or _STEP not in state or not _same_tensor(state.get(_LAYOUT), self._layout):
+        mismatches = [name for name, stored in moments.items() if not _same_shape_and_dtype(state.get(name), stored)]
+        if mismatches or _STEP not in state or not _equal(state.get(_LAYOUT), self._layout):
             raise CheckpointError(
-                "The checkpoint's moments are those of other parameters, or lie otherwise.",
-                hint="Was it made with another encoder, aggregator or scope? By another version of tapfm: begin anew.",
+                "The moments in the checkpoint belong to other parameters or have a different layout.",
+                hint="Use the encoder, aggregator and scope that the checkpoint was trained with. "
+                "If another version of tapfm wrote it, start a new run.",
             )
-        for name, kept in moments.items():
-            kept.copy_(state[name])
+        for name, stored in moments.items():
+            stored.copy_(state[name])
         self._step.copy_(state[_STEP])
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
-        for number, shard in enumerate(self.shards):
-            for name, kept in shard.moments.items():
-                yield f"{number:04d}/{name}", kept
+        for index, shard in enumerate(self.shards):
+            for name, stored in shard.moments.items():
+                yield f"{index:04d}/{name}", stored
 
-    def _kept(self, shard: Shard) -> Iterator[tuple[str, Tensor]]:
+    def _stored_tensors(self, shard: Shard) -> Iterator[tuple[str, Tensor]]:
         if shard.master is not None:
             yield "master", shard.master
         yield from shard.moments.items()
 
-    def _settle(self) -> None:
-        """Wait for what is on its way to the host."""
+    def _synchronise(self) -> None:
+        """Wait until copies to the host are complete."""
         if self.offload and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -249,25 +267,25 @@ def _update_shard(
     working: Tensor,
     master: Tensor | None,
     moments: dict[str, Tensor],
-    form: MomentFormat,
+    moment_format: MomentFormat,
     scalars: tuple[Tensor, ...],
     finite: Tensor | None,
     seed: Tensor,
 ) -> None:
-    """Take AdamW's step in place, unless the gradient is not `finite` (None: it is).
+    """Run one AdamW update in place, unless `finite` is False (None: the gradient is known to be finite).
 
-    Every tensor but the 0-dim ones has shape (blocks, 256), or (blocks, 1).
+    The tensors have shape (blocks, 256) or (blocks, 1), except the 0-dim `scalars`, `finite` and `seed`.
     """
-    factor, step_size, per_root_of_bias, keep = scalars
+    factor, step_size, inverse_root_bias, decay_factor = scalars
     old = working if master is None else master
     gradient = gradient.to(old.dtype) * factor
-    first, second = read_moments(moments, form, old.dtype)
+    first, second = read_moments(moments, moment_format, old.dtype)
     first = first.lerp(gradient, 1 - _FIRST_DECAY)
     second = (second * _SECOND_DECAY).addcmul(gradient, gradient, value=1 - _SECOND_DECAY)
-    new = old * keep - step_size * first / (second.sqrt() * per_root_of_bias + _EPSILON)
+    new = old * decay_factor - step_size * first / (second.sqrt() * inverse_root_bias + _EPSILON)
     new = new if finite is None else torch.where(finite, new, old)
-    for name, kept in store_moments(first, second, form, seed).items():
-        moments[name].copy_(kept if finite is None else torch.where(finite, kept, moments[name]))
+    for name, stored in store_moments(first, second, moment_format, seed).items():
+        moments[name].copy_(stored if finite is None else torch.where(finite, stored, moments[name]))
     if master is not None:
         master.copy_(new)
     working.copy_(new)
@@ -284,7 +302,7 @@ def make_optimiser(
     offload: bool = False,
     compiled: bool = False,
 ) -> AdamW | None:
-    """Make AdamW for what is trainable, on `device` (None: where it is); nothing where nothing is."""
+    """Build AdamW for the trainable parameters, on `device` (None: where they are). None if there are none."""
     trainable = {name: parameter for name, parameter in dict(parameters).items() if parameter.requires_grad}
     if not trainable:
         return None
@@ -300,10 +318,9 @@ def make_optimiser(
     )
 
 
-def set_rate(optimiser: AdamW | None, rate: float) -> None:
-    """Set the learning rate, where there is something to learn."""
+def set_learning_rate(optimiser: AdamW | None, rate: float) -> None:
     if optimiser is not None:
-        optimiser.set_rate(rate)
+        optimiser.set_learning_rate(rate)
 
 
 @torch.no_grad()
@@ -315,9 +332,9 @@ def step_optimiser(
     clip_norm: float,
     loss_scale: Tensor | None = None,
 ) -> None:
-    """Step with the mean gradient of `slides`, of an unscaled loss, clipped to `clip_norm` (0: not at all).
+    """Update with the mean gradient of `slides` slides, unscaled and clipped to `clip_norm` (0: no clipping).
 
-    Where `finite` is False nothing changes, but gradients are forgotten; None: they are known to be finite.
+    If `finite` is False, the gradients are cleared and nothing else changes. None: they are known to be finite.
     """
     if optimiser is None:
         return
@@ -331,31 +348,29 @@ def step_optimiser(
 
 
 def _total_norm(gradients: list[Tensor]) -> Tensor:
-    """Give the norm of all gradients together, summed up in float32 or better."""
+    """Return the total norm of all gradients, computed in at least float32."""
     dtype = max((master_dtype(gradient.dtype) for gradient in gradients), key=lambda each: each.itemsize)
     return torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)).norm()
 
 
-def bytes_by_part(*, lowered: bool, moments: MomentFormat, offload: bool) -> dict[str, float]:
-    """Say what a trainable parameter takes on the device all the time; its gradient takes as much as it, or 4."""
+def bytes_per_parameter(*, low_precision: bool, moments: MomentFormat, offload: bool) -> dict[str, float]:
+    """Return the bytes of one trainable parameter on the device, without its gradient."""
     return {
-        "weights": 2.0 if lowered else 4.0,
-        "masters": 4.0 if lowered and not offload else 0.0,
+        "weights": 2.0 if low_precision else 4.0,
+        "master weights": 4.0 if low_precision and not offload else 0.0,
         "moments": 0.0 if offload else moment_bytes(moments),
     }
 
 
-def _form_of(state: Mapping[str, Tensor]) -> MomentFormat | None:
-    """Tell which form the moments of a checkpoint have."""
+def _detect_format(state: Mapping[str, Tensor]) -> MomentFormat | None:
+    """Return the format of the moments in a checkpoint."""
     first = state.get("0000/first")
-    return None if first is None else _FORMS.get(first.dtype)
+    return None if first is None else _FORMAT_BY_DTYPE.get(first.dtype)
 
 
-def _same_kind(given: Tensor | None, kept: Tensor) -> bool:
-    """Tell whether a tensor can be put in place of another."""
-    return given is not None and given.shape == kept.shape and given.dtype == kept.dtype
+def _same_shape_and_dtype(saved: Tensor | None, stored: Tensor) -> bool:
+    return saved is not None and saved.shape == stored.shape and saved.dtype == stored.dtype
 
 
-def _same_tensor(given: Tensor | None, expected: Tensor) -> bool:
-    """Tell whether two tensors on whatever device are one."""
-    return given is not None and torch.equal(given.cpu(), expected)
+def _equal(saved: Tensor | None, expected: Tensor) -> bool:
+    return saved is not None and torch.equal(saved.cpu(), expected)

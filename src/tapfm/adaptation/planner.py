@@ -13,28 +13,28 @@ from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.moments import MomentFormat
 from tapfm.adaptation.step_costs import (
     COMPILED,
+    EAGER,
     GIB,
-    LEVELS,
-    PLAIN,
+    RECOMPUTE_LEVELS,
     ChunkCost,
     Coefficients,
-    OptimiserFormat,
+    OptimiserStorage,
     PlannerInput,
     Precision,
-    chunk_cost,
-    cost_of,
-    graph_of,
-    is_wide,
-    parts_at_peak,
-    passes_of,
+    compute_chunk_cost,
+    compute_graph_cost,
+    count_passes,
+    estimate_cost,
+    needs_float32_gradients,
+    optimiser_step_bytes,
+    peak_by_part,
     resident_bytes,
     tile_bytes,
-    update_bytes,
 )
 from tapfm.encoders.blocks import Recompute
 from tapfm.errors import SettingError
 
-ChunkingMethod = Literal["one-pass", "hybrid", "chunked"]
+ChunkingStrategy = Literal["one-pass", "hybrid", "chunked"]
 # A form that rounds the moments is taken where exact ones do not fit, or make the step so many times as long.
 _WORTH_EXACTNESS = 1.5
 
@@ -43,14 +43,14 @@ _WORTH_EXACTNESS = 1.5
 class StepPlan:
     """How a bag goes through the encoder, and what that takes."""
 
-    way: ChunkingMethod
+    strategy: ChunkingStrategy
     tiles: int
     chunk: int  # tiles in the encoder at once
-    kept: int  # chunks that keep their graph and so are encoded once
+    graphs_kept: int  # chunks that keep their graph and so are encoded once
     recompute: tuple[Recompute, ...]  # one per block
     moments: MomentFormat
     offload: bool
-    wide_gradients: bool  # summed in float32, where several backward passes make one update
+    float32_gradients: bool  # summed in float32, where several backward passes make one update
     parts: Mapping[str, int]  # bytes at the moment of the peak
     passes: float  # per tile, in forward passes: 3 for forward and backward, and what is computed again
     cost: float  # the same, with what small chunks and an offloaded optimiser lose
@@ -69,12 +69,12 @@ class StepPlan:
 
 # In the order of preference: first what gives the numbers of plain AdamW.
 _FORMS = (
-    OptimiserFormat(),
-    OptimiserFormat(offload=True),
-    OptimiserFormat("bfloat16"),
-    OptimiserFormat("int8"),
-    OptimiserFormat("bfloat16", True),
-    OptimiserFormat("int8", True),
+    OptimiserStorage(),
+    OptimiserStorage(offload=True),
+    OptimiserStorage("bfloat16"),
+    OptimiserStorage("int8"),
+    OptimiserStorage("bfloat16", True),
+    OptimiserStorage("int8", True),
 )
 
 
@@ -101,7 +101,7 @@ def plan_step(
     """
     if tiles < 1:
         raise SettingError(f"A step needs at least one tile; got {tiles}.")
-    chosen = coefficients or (COMPILED if compiled else PLAIN)
+    chosen = coefficients or (COMPILED if compiled else EAGER)
     subset = None if backward_tiles is None or backward_tiles >= tiles else backward_tiles
     question = PlannerInput(shape, tiles, precision, slides_per_step, subset, chosen)
     room = _usable_bytes(free_bytes, chosen)
@@ -130,7 +130,7 @@ def predict_step(
     precision: Precision,
     compiled: bool,
     chunk: int | None = None,
-    kept: int = 1,
+    graphs_kept: int = 1,
     recompute: tuple[Recompute, ...] | Recompute = "nothing",
     moments: MomentFormat = "float32",
     offload: bool = False,
@@ -139,13 +139,13 @@ def predict_step(
     coefficients: Coefficients | None = None,
 ) -> StepPlan:
     """Say what a way that is settled already takes."""
-    chosen = coefficients or (COMPILED if compiled else PLAIN)
+    chosen = coefficients or (COMPILED if compiled else EAGER)
     subset = None if backward_tiles is None or backward_tiles >= tiles else backward_tiles
     question = PlannerInput(shape, tiles, precision, slides_per_step, subset, chosen)
     levels = (recompute,) * shape.depth if isinstance(recompute, str) else recompute
     size = _evened(tiles, chunk or tiles)
-    way = chunk_cost(question, graph_of(question, levels), size)
-    return _evaluate(question, OptimiserFormat(moments, offload), way, min(kept, math.ceil(tiles / size)))
+    way = compute_chunk_cost(question, compute_graph_cost(question, levels), size)
+    return _evaluate(question, OptimiserStorage(moments, offload), way, min(graphs_kept, math.ceil(tiles / size)))
 
 
 @lru_cache(maxsize=16)  # cards of several sizes are asked about
@@ -155,27 +155,27 @@ def _ways_of(
     """Give all chunk sizes with all that may be recomputed."""
     tiles = question.tiles
     sizes = [tiles] if chunk == "all" else _chunk_sizes(question) if chunk == "auto" else [_evened(tiles, chunk)]
-    graphs = [graph_of(question, mixture) for mixture in _recompute_mixtures(question.shape, recompute)]
-    return [chunk_cost(question, graph, size) for size in sizes for graph in graphs]
+    graphs = [compute_graph_cost(question, mixture) for mixture in _recompute_mixtures(question.shape, recompute)]
+    return [compute_chunk_cost(question, graph, size) for size in sizes for graph in graphs]
 
 
-def _best_plan(question: PlannerInput, form: OptimiserFormat, ways: list[ChunkCost], room: float) -> StepPlan | None:
+def _best_plan(question: PlannerInput, form: OptimiserStorage, ways: list[ChunkCost], room: float) -> StepPlan | None:
     """Choose chunk, graphs kept and what is recomputed, for one form of the optimiser."""
     always = sum(resident_bytes(question, form).values()) + question.coefficients.overhead_bytes
     best: tuple[float, float, ChunkCost, int] | None = None
     for way in ways:
         kept = _most_kept(question, form, way, room - always)
         if kept:
-            cost, needed = cost_of(question, form, way, kept), way.graph_bytes(kept)
+            cost, needed = estimate_cost(question, form, way, kept), way.graph_bytes(kept)
             if best is None or (cost, needed) < best[:2]:  # equally fast: the one that needs less
                 best = (cost, needed, way, kept)
     return None if best is None else _evaluate(question, form, best[2], best[3])
 
 
-def _most_kept(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, room: float) -> int:
+def _most_kept(question: PlannerInput, form: OptimiserStorage, way: ChunkCost, room: float) -> int:
     """Say how many chunks can keep their graph; 0 where not even one at a time fits."""
     room -= tile_bytes(question, way.size)
-    if room < max(way.graph_bytes(1), update_bytes(question, form, way.size)):
+    if room < max(way.graph_bytes(1), optimiser_step_bytes(question, form, way.size)):
         return 0
     one = way.size * way.graph.tile_bytes
     if question.backward_tiles is not None or not one:
@@ -184,22 +184,22 @@ def _most_kept(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, ro
     return min(math.ceil(question.tiles / way.size), first, later)
 
 
-def _evaluate(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, kept: int) -> StepPlan:
+def _evaluate(question: PlannerInput, form: OptimiserStorage, way: ChunkCost, kept: int) -> StepPlan:
     """Say what one way takes."""
     chunks, subset = math.ceil(question.tiles / way.size), question.backward_tiles is not None
-    parts = parts_at_peak(question, form, way, kept)
+    parts = peak_by_part(question, form, way, kept)
     return StepPlan(
-        way="one-pass" if chunks == 1 and not subset else "hybrid" if kept > 1 else "chunked",
+        strategy="one-pass" if chunks == 1 and not subset else "hybrid" if kept > 1 else "chunked",
         tiles=question.tiles,
         chunk=way.size,
-        kept=0 if subset else kept,
+        graphs_kept=0 if subset else kept,
         recompute=way.graph.mixture,
         moments=form.moments,
         offload=form.offload,
-        wide_gradients=is_wide(question, way.size),
+        float32_gradients=needs_float32_gradients(question, way.size),
         parts={name: round(size) for name, size in parts.items()},
-        passes=passes_of(question, way, kept),
-        cost=cost_of(question, form, way, kept),
+        passes=count_passes(question, way, kept),
+        cost=estimate_cost(question, form, way, kept),
         backward_tiles=question.backward_tiles,
     )
 
@@ -228,13 +228,13 @@ def _recompute_mixtures(shape: EncoderShape, recompute: Recompute | Literal["aut
     if recompute != "auto":
         yield (recompute,) * shape.depth
         return
-    frozen = (LEVELS[0],) * (shape.depth - shape.learning_blocks)  # no gradients go there
-    yield frozen + (LEVELS[0],) * shape.learning_blocks
+    frozen = (RECOMPUTE_LEVELS[0],) * (shape.depth - shape.trainable_blocks)  # no gradients go there
+    yield frozen + (RECOMPUTE_LEVELS[0],) * shape.trainable_blocks
     # keeping the products of adapters as well takes more than keeping everything
-    levels = [level for level in LEVELS if not (level == "pointwise" and shape.has_adapters)]
+    levels = [level for level in RECOMPUTE_LEVELS if not (level == "pointwise" and shape.has_adapters)]
     for weak, strong in pairwise(levels):
-        for count in range(1, shape.learning_blocks + 1):
-            yield frozen + (strong,) * count + (weak,) * (shape.learning_blocks - count)
+        for count in range(1, shape.trainable_blocks + 1):
+            yield frozen + (strong,) * count + (weak,) * (shape.trainable_blocks - count)
 
 
 def _usable_bytes(free_bytes: int, coefficients: Coefficients) -> float:

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.moments import MomentFormat, moment_bytes
-from tapfm.adaptation.optimisers import bytes_by_part
+from tapfm.adaptation.optimisers import bytes_per_parameter
 from tapfm.adaptation.shards import SHARD_ELEMENTS
 from tapfm.encoders.blocks import Recompute
 
 Precision = Literal["float32", "bfloat16", "float16"]
 GIB = 2**30
-LEVELS: tuple[Recompute, ...] = get_args(Recompute)  # from what keeps most to what keeps least
+RECOMPUTE_LEVELS: tuple[Recompute, ...] = get_args(Recompute)  # from what keeps most to what keeps least
 _HOST_BYTES_PER_S = 20e9  # between the card and the machine's memory
 _FLOP_PER_S = 100e12  # of the cards that are too small for their optimiser, about
 
@@ -37,7 +37,7 @@ class Coefficients:
     gated: how many times its hidden size a gated MLP keeps besides, with "nothing".
     backward: what gradients inside a block take while it is gone through, in values of its input, output and MLP.
     adapters_backward: the same where it has adapters.
-    adapters_again: the part of what adapters give that is there besides while a block is computed again.
+    adapters_recomputed: the part of what adapters give that is there besides while a block is computed again.
     own_gradients: the part of its weights' gradients that is there by then.
     update: bytes per parameter of a shard in use while the optimiser steps, besides what it always has.
     overhead_bytes: what is there whatever the encoder: workspaces of matrix products, the aggregator.
@@ -54,7 +54,7 @@ class Coefficients:
     gated: float
     backward: float
     adapters_backward: float
-    adapters_again: float
+    adapters_recomputed: float
     own_gradients: float
     update: float
     overhead_bytes: float = 0.1 * GIB
@@ -67,7 +67,7 @@ class Coefficients:
 # What blocks keep is what autograd was seen to save (tests/adaptation/test_planner.py counts it for the plain form);
 # the rest is measured by: python benchmarks/planning.py --fit
 # but for adapters, compiled: these two are set by hand, to what one step on an H200 and blocks on a CPU took.
-PLAIN = Coefficients(
+EAGER = Coefficients(
     nothing=8,
     pointwise=8,
     mlp=7,
@@ -76,7 +76,7 @@ PLAIN = Coefficients(
     gated=1,
     backward=0.55,
     adapters_backward=0.9,
-    adapters_again=0,
+    adapters_recomputed=0,
     own_gradients=1 / 3,
     update=40,
 )
@@ -89,7 +89,7 @@ COMPILED = Coefficients(
     gated=0,
     backward=0.55,
     adapters_backward=1.15,
-    adapters_again=1,
+    adapters_recomputed=1,
     own_gradients=1.0,
     update=16,
     pointwise_cost=0.0,  # what is folded away makes up for what is computed again
@@ -113,13 +113,13 @@ class PlannerInput:
         return 4 if self.precision == "float32" else 2
 
     @property
-    def lowered(self) -> bool:
+    def low_precision(self) -> bool:
         """Whether weights are in the precision that is computed in, with float32 masters."""
         return self.precision == "bfloat16"
 
 
 @dataclass(frozen=True)
-class OptimiserFormat:
+class OptimiserStorage:
     """How the optimiser keeps what it has."""
 
     moments: MomentFormat = "float32"
@@ -161,11 +161,11 @@ class ChunkCost:
         return max(self.first_bytes + (kept - 1) * one, self.later_bytes + max(0, kept - 2) * one)
 
 
-def graph_of(question: PlannerInput, mixture: tuple[Recompute, ...]) -> TileGraphCost:
+def compute_graph_cost(question: PlannerInput, mixture: tuple[Recompute, ...]) -> TileGraphCost:
     """Count what one tile keeps, block by block, and what is in use besides while backward goes through each."""
     shape = question.shape
-    pixels = 3.0 * shape.tile_px**2 * question.element_bytes if shape.embedding_learns else 0.0
-    learning = mixture[shape.depth - shape.learning_blocks :]
+    pixels = 3.0 * shape.tile_px**2 * question.element_bytes if shape.trainable_embedding else 0.0
+    learning = mixture[shape.depth - shape.trainable_blocks :]
     return TileGraphCost(
         mixture,
         until=pixels + np.cumsum(_kept_by_block(question, mixture)),
@@ -187,7 +187,7 @@ class _MemoryAtMoment(NamedTuple):
         return self.graph + self.gradients + self.working
 
 
-def chunk_cost(question: PlannerInput, graph: TileGraphCost, size: int) -> ChunkCost:
+def compute_chunk_cost(question: PlannerInput, graph: TileGraphCost, size: int) -> ChunkCost:
     """Follow the graph of one chunk, without gradients of others, and with them."""
     first = _highest(question, graph, size, later=False).together
     later = _highest(question, graph, size, later=True).together if _is_accumulated(question, size) else 0.0
@@ -200,9 +200,9 @@ def _highest(question: PlannerInput, graph: TileGraphCost, size: int, *, later: 
     size = _with_graph(question, size)
     there = of_parameter * _gradients_there(question, later=later)
     begins = _MemoryAtMoment(0.0, float(there[0]), size * 8.0 * 3 * shape.tile_px**2)  # pixels twice in float32
-    if not shape.learning_blocks:
+    if not shape.trainable_blocks:
         return begins
-    first = shape.depth - shape.learning_blocks
+    first = shape.depth - shape.trainable_blocks
     until, inner, there = size * graph.until[first:][::-1], size * graph.inner[first:][::-1], there[1:]
     moment = int(np.argmax(until + there + inner))
     most = _MemoryAtMoment(float(until[moment]), float(there[moment]), float(inner[moment]))
@@ -214,12 +214,12 @@ def _gradients_there(question: PlannerInput, *, later: bool) -> NDArray[np.float
     """Count the parameters that have gradients: before backward, and when it is in each block from the last one on."""
     shape = question.shape
     before = shape.trainable if later or question.slides_per_step > 1 else 0  # those of other chunks, or slides
-    done = (np.arange(shape.learning_blocks) + question.coefficients.own_gradients) * shape.block_trainable
+    done = (np.arange(shape.trainable_blocks) + question.coefficients.own_gradients) * shape.block_trainable
     counts: NDArray[np.float64] = np.maximum(before, np.minimum(shape.trainable, np.concatenate([[0.0], done])))
     return counts
 
 
-def _update_station(question: PlannerInput, form: OptimiserFormat, size: int) -> _MemoryAtMoment:
+def _update_station(question: PlannerInput, form: OptimiserStorage, size: int) -> _MemoryAtMoment:
     """Give what is there while the optimiser steps, shard by shard: no graph any more, all gradients."""
     shape = question.shape
     visiting = 4 + moment_bytes(form.moments) if form.offload else 0.0
@@ -227,12 +227,12 @@ def _update_station(question: PlannerInput, form: OptimiserFormat, size: int) ->
     return _MemoryAtMoment(0.0, shape.trainable * _gradient_bytes(question, size), working)
 
 
-def update_bytes(question: PlannerInput, form: OptimiserFormat, size: int) -> float:
+def optimiser_step_bytes(question: PlannerInput, form: OptimiserStorage, size: int) -> float:
     """Give all of that together."""
     return _update_station(question, form, size).together
 
 
-def parts_at_peak(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, kept: int) -> dict[str, float]:
+def peak_by_part(question: PlannerInput, form: OptimiserStorage, way: ChunkCost, kept: int) -> dict[str, float]:
     """Give what is there at the moment when most is there, by what it is."""
     one = way.size * way.graph.tile_bytes
     moments, held = [_highest(question, way.graph, way.size, later=False)], [(kept - 1) * one]
@@ -249,13 +249,13 @@ def parts_at_peak(question: PlannerInput, form: OptimiserFormat, way: ChunkCost,
     }
 
 
-def resident_bytes(question: PlannerInput, form: OptimiserFormat) -> dict[str, float]:
+def resident_bytes(question: PlannerInput, form: OptimiserStorage) -> dict[str, float]:
     """Give what weights and optimiser take all the time."""
     shape = question.shape
-    each = bytes_by_part(lowered=question.lowered, moments=form.moments, offload=form.offload)
+    each = bytes_per_parameter(low_precision=question.low_precision, moments=form.moments, offload=form.offload)
     parts = {
         "weights": shape.parameters * each["weights"],
-        "masters": shape.trainable * each["masters"],
+        "master weights": shape.trainable * each["master weights"],
         "moments": shape.trainable * each["moments"],
         # under autocast: the low-precision copies that graphs share
         "weight copies": 2.0 * shape.parameters if question.precision == "float16" else 0.0,
@@ -265,7 +265,7 @@ def resident_bytes(question: PlannerInput, form: OptimiserFormat) -> dict[str, f
 
 def _gradient_bytes(question: PlannerInput, size: int) -> float:
     """Give the bytes of a parameter's gradient."""
-    return 2.0 if question.lowered and not is_wide(question, size) else 4.0
+    return 2.0 if question.low_precision and not needs_float32_gradients(question, size) else 4.0
 
 
 def _is_accumulated(question: PlannerInput, size: int) -> bool:
@@ -278,9 +278,9 @@ def _with_graph(question: PlannerInput, size: int) -> int:
     return min(size, question.backward_tiles or size)
 
 
-def is_wide(question: PlannerInput, size: int) -> bool:
+def needs_float32_gradients(question: PlannerInput, size: int) -> bool:
     """Whether gradients are summed up in float32: bfloat16 would lose the small ones of many."""
-    return question.lowered and _is_accumulated(question, size)
+    return question.low_precision and _is_accumulated(question, size)
 
 
 def tile_bytes(question: PlannerInput, size: int) -> float:
@@ -291,11 +291,11 @@ def tile_bytes(question: PlannerInput, size: int) -> float:
 def _kept_by_block(question: PlannerInput, mixture: tuple[Recompute, ...]) -> list[float]:
     """Give the bytes that each block keeps of one tile until backward has gone through it."""
     shape = question.shape
-    frozen = shape.depth - shape.learning_blocks
+    frozen = shape.depth - shape.trainable_blocks
     blocks = [
         0.0 if number < frozen else shape.tokens * _token_bytes(question, level) for number, level in enumerate(mixture)
     ]
-    if shape.learning_blocks:
+    if shape.trainable_blocks:
         blocks[-1] = _last_block_bytes(question, mixture[-1])
     return blocks
 
@@ -309,7 +309,7 @@ def _token_bytes(question: PlannerInput, level: Recompute) -> float:
         return shape.width * question.element_bytes + wide
     sums = 4 * shape.heads + 16  # of each softmax and norm
     if level == "nothing":
-        elements = shape.width * (c.nothing + (c.layer_scale if shape.scale_learns else 0)) + shape.mlp_in
+        elements = shape.width * (c.nothing + (c.layer_scale if shape.trainable_layer_scale else 0)) + shape.mlp_in
         elements += shape.mlp_hidden * (1 + (c.gated if shape.gated else 0))
     else:
         widths = c.pointwise + c.adapters * shape.has_adapters
@@ -335,22 +335,24 @@ def _inner_by_block(question: PlannerInput, mixture: tuple[Recompute, ...]) -> l
     """Give the bytes of one tile in use while backward goes through a block: what is recomputed, and gradients."""
     shape, c = question.shape, question.coefficients
     everything = shape.tokens * _token_bytes(question, "nothing")
-    of_adapters = c.adapters_again * shape.tokens * question.element_bytes * (c.adapters * shape.width + shape.mlp_in)
+    of_adapters = (
+        c.adapters_recomputed * shape.tokens * question.element_bytes * (c.adapters * shape.width + shape.mlp_in)
+    )
     backward = c.adapters_backward if shape.has_adapters else c.backward
     gradients = shape.tokens * question.element_bytes * (2 * shape.width + shape.mlp_in + shape.mlp_hidden)
     again: dict[Recompute, float] = {
         level: max(0.0, everything - shape.tokens * _token_bytes(question, level))
         + (of_adapters if shape.has_adapters and level != "nothing" else 0.0)
-        for level in LEVELS
+        for level in RECOMPUTE_LEVELS
     }
     blocks = [again[level] + backward * gradients for level in mixture]
     if shape.cls_only:  # no MLP of the other tokens, nor its gradients
         gradients = shape.tokens * shape.width * (4 * question.element_bytes + 4)
-    of_last = _last_block_bytes(question, LEVELS[0]) - _last_block_bytes(question, mixture[-1])
+    of_last = _last_block_bytes(question, RECOMPUTE_LEVELS[0]) - _last_block_bytes(question, mixture[-1])
     return [*blocks[:-1], of_last + backward * gradients]
 
 
-def passes_of(question: PlannerInput, way: ChunkCost, kept: int) -> float:
+def count_passes(question: PlannerInput, way: ChunkCost, kept: int) -> float:
     """Give the work per tile, in forward passes."""
     back = question.shape.backward_passes + way.graph.again
     if question.backward_tiles is not None:
@@ -359,10 +361,10 @@ def passes_of(question: PlannerInput, way: ChunkCost, kept: int) -> float:
     return 1 + back + (encoded_twice if question.shape.trainable else 0.0)
 
 
-def cost_of(question: PlannerInput, form: OptimiserFormat, way: ChunkCost, kept: int) -> float:
+def estimate_cost(question: PlannerInput, form: OptimiserStorage, way: ChunkCost, kept: int) -> float:
     """Give the time per tile, in forward passes: with what small chunks and an offloaded optimiser lose."""
     lost = _offload_passes(question) if form.offload else 0.0
-    return passes_of(question, way, kept) * (1 + _loss_of_small_chunks(question, way.size)) + lost
+    return count_passes(question, way, kept) * (1 + _loss_of_small_chunks(question, way.size)) + lost
 
 
 def _recompute_cost(question: PlannerInput, level: Recompute) -> float:

@@ -1,8 +1,8 @@
-"""Back-propagate through some tiles and still get the whole gradient, on average.
+"""Sample tiles for the backward pass such that the expected gradient is the full gradient.
 
-Once the gradients at the tiles are known, L_PFM (eq. 7) is a sum over tiles. Of a sum over K tiles, n drawn ones give
-an estimate: each is divided by its chance of being drawn, so that the mean over draws is the whole sum, whatever the
-chances are. It varies least where the chances follow the size of what each tile adds to the sum.
+Once the gradients at the tiles are known, L_PFM (eq. 7) is a sum over K tiles. A sample of n tiles gives an unbiased
+estimate of it if each sampled term is divided by the tile's inclusion probability (Horvitz-Thompson estimator).
+The variance is lowest if the probabilities are proportional to the size of the terms.
 """
 
 from __future__ import annotations
@@ -17,85 +17,91 @@ from torch import Tensor
 from tapfm.contracts import EncodedTiles
 from tapfm.errors import SettingError
 
-Numbers = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
-class Subset(NamedTuple):
-    """Some tiles of a bag, and what each of them counts so that together they stand for all."""
+class TileSubset(NamedTuple):
+    """Sampled tiles of a bag and their weights (1 / inclusion probability)."""
 
-    rows: Tensor  # int64, rising, on the CPU
-    weights: Tensor  # on the device of the gradients, in their type
+    rows: Tensor  # int64, ascending, on the CPU
+    weights: Tensor  # device and dtype of the gradients
 
 
-def draw_subset(
+def sample_subset(
     encoded: EncodedTiles,
     g_z_KD: Tensor,
     g_r_K: Tensor,
     lambda_: float,
     count: int,
     generator: torch.Generator | None = None,
-) -> Subset:
-    """Draw `count` tiles, likelier ones where the gradient is larger; all of them where there are no more.
+) -> TileSubset:
+    """Sample `count` tiles with probabilities proportional to their importance, without replacement.
 
-    Fewer come where fewer have a gradient at all. The generator is one of the CPU; None: torch's own.
+    Returns all tiles, with weight 1, if the bag has no more than `count`. Returns fewer than `count` if fewer tiles
+    have a gradient. `generator` is a CPU generator; None: torch's default generator.
     """
     if count < 1:
         raise SettingError(f"A subset needs at least 1 tile; got {count}.", hint="A usual value is 256.")
     if len(g_z_KD) <= count:
-        return Subset(torch.arange(len(g_z_KD)), torch.ones_like(g_r_K))
-    chances = chances_of(sizes_of(encoded, g_z_KD, g_r_K, lambda_).cpu().numpy(), count)  # waits for the device
-    order = torch.randperm(len(chances), generator=generator).numpy()
+        return TileSubset(torch.arange(len(g_z_KD)), torch.ones_like(g_r_K))
+    importance = tile_importance(encoded, g_z_KD, g_r_K, lambda_).cpu().numpy()  # synchronises with the device
+    probabilities = inclusion_probabilities(importance, count)
+    order = torch.randperm(len(probabilities), generator=generator).numpy()
     start = torch.rand((), dtype=torch.float64, generator=generator).item()
-    rows = systematic(chances, order, start)
-    weights = torch.from_numpy(1 / chances[rows]).to(g_r_K.dtype)
-    return Subset(torch.from_numpy(rows), weights.to(g_r_K.device))
+    rows = systematic_sample(probabilities, order, start)
+    weights = torch.from_numpy(1 / probabilities[rows]).to(g_r_K.dtype)
+    return TileSubset(torch.from_numpy(rows), weights.to(g_r_K.device))
 
 
 @torch.no_grad()
-def sizes_of(encoded: EncodedTiles, g_z_KD: Tensor, g_r_K: Tensor, lambda_: float) -> Tensor:
-    """Say how large a tile's gradient is, in float64: by how much the loss varies if the tile varies as tiles do.
+def tile_importance(encoded: EncodedTiles, g_z_KD: Tensor, g_r_K: Tensor, lambda_: float) -> Tensor:
+    """Return the size of each tile's gradient in float64: the change of the loss for a typical change of the tile.
 
-    Gradients at features and at raw attentions have different units, and how much of either reaches the encoder is not
-    known before backward. Times how far features and attentions of the bag are spread, both are changes of the loss.
+    Gradients at features and at raw attentions have different units, and how much of each reaches the encoder is not
+    known before the backward pass. Multiplied by the standard deviation of the features or of the attention over the
+    bag, both become changes of the loss.
     """
-    # in float32 a square can be 0 where the number is not; the largest number is never more than the norm
+    # A float32 square can underflow to 0 for a value that is not 0. The maximum never exceeds the norm.
     norms_K = torch.maximum(g_z_KD.norm(dim=1), g_z_KD.norm(torch.inf, dim=1)).double()
     return norms_K * _spread(encoded.z_KD) + lambda_ * g_r_K.abs().double() * _spread(encoded.r_K)
 
 
 def _spread(values: Tensor) -> Tensor:
-    """Give the deviation of a number over the tiles; where there is none 1, so that no gradient is lost."""
+    """Return the standard deviation over tiles, or 1 if it is 0, so that no gradient is ignored."""
     deviation = values.var(dim=0).mean().sqrt().double()
     return torch.where(deviation == 0, torch.ones_like(deviation), deviation)
 
 
-def chances_of(sizes: Numbers, count: int) -> Numbers:
-    """Give each tile a chance proportional to its size; they add up to `count`, and none is above 1.
+def inclusion_probabilities(importance: FloatArray, count: int) -> FloatArray:
+    """Return probabilities proportional to importance, at most 1 each, that sum to `count`.
 
-    A tile that would be above 1 is certain, and the others share what is left.
+    A tile whose probability would exceed 1 is always included; the others share the rest.
     """
-    if not (np.isfinite(sizes).all() and sizes.any()):  # nothing to go by; a step that is not finite changes nothing
-        sizes = np.ones_like(sizes)
-    certain = np.zeros(len(sizes), bool)
+    # Without usable gradients all tiles are equally likely. A step that is not finite changes nothing anyway.
+    if not (np.isfinite(importance).all() and importance.any()):
+        importance = np.ones_like(importance)
+    certain = np.zeros(len(importance), bool)
     while True:
-        rest = np.where(certain, 0.0, sizes)
-        room = count - certain.sum()
-        chances = room * (rest / rest.sum()) if rest.any() else rest
-        if not (chances >= 1).any():
-            return np.where(certain, 1.0, chances)
-        certain |= chances >= 1
+        rest = np.where(certain, 0.0, importance)
+        remaining = count - certain.sum()
+        probabilities = remaining * (rest / rest.sum()) if rest.any() else rest
+        if not (probabilities >= 1).any():
+            return np.where(certain, 1.0, probabilities)
+        certain |= probabilities >= 1
 
 
-def systematic(chances: Numbers, order: NDArray[np.int64], start: float) -> NDArray[np.int64]:
-    """Lay the tiles end to end in `order`, each as long as its chance, and take those at start, start + 1, ...
+def systematic_sample(probabilities: FloatArray, order: NDArray[np.int64], start: float) -> NDArray[np.int64]:
+    """Return the rows of a systematic sample.
 
-    With `start` evenly distributed in [0, 1) a tile is taken with exactly its chance, and their number never varies.
+    The tiles are placed on a line in `order`, each as long as its probability. Those at start, start + 1, ... are
+    selected. If `start` is uniform in [0, 1), every tile is selected with exactly its probability, and the sample size
+    is constant.
     """
-    certain = chances >= 1
-    order = order[(chances[order] > 0) & ~certain[order]]
-    ends = np.cumsum(chances[order])
+    certain = probabilities >= 1
+    order = order[(probabilities[order] > 0) & ~certain[order]]
+    ends = np.cumsum(probabilities[order])
     count = round(ends[-1]) if len(ends) else 0
-    hit = np.searchsorted(ends, start + np.arange(count), side="right")
-    taken = certain.copy()
-    taken[order[np.minimum(hit, len(order) - 1)]] = True  # the last end can be a rounding error short of `count`
-    return np.flatnonzero(taken)
+    hits = np.searchsorted(ends, start + np.arange(count), side="right")
+    selected = certain.copy()
+    selected[order[np.minimum(hits, len(order) - 1)]] = True  # rounding can put the last end just below `count`
+    return np.flatnonzero(selected)

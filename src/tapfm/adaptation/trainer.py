@@ -1,7 +1,7 @@
 """Algorithm 1 over epochs: train on the training slides, validate, keep the best epoch.
 
 `fit` takes plain arguments. What it needs of the outside are three small promises: bags (where slides come from), a
-keeper (where checkpoints go) and a watcher (who is told).
+checkpoints (where checkpoints go) and a listener (who is told).
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from tapfm.adaptation.epoch_summary import epoch_row, is_better, rule_for, score_of
+from tapfm.adaptation.epoch_summary import build_epoch_row, choose_selection_rule, is_better, selection_score
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.two_graph import StepReport
 from tapfm.errors import Interrupted, SlidesFailedError
 from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit
-from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, refuse_too_many_missing
+from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, check_missing_tiles
 from tapfm.inference.predictor import Predictor
-from tapfm.runs.progress import SUMMED, EpochSums, RunProgress
-from tapfm.runtime.seeding import rng_for
+from tapfm.runs.progress import SUMMED_METRICS, EpochSums, RunProgress
+from tapfm.runtime.seeding import make_rng
 from tapfm.tiles.augment import Augmentation, AugmentedTiles
 from tapfm.tiles.reading import SkippedTiles
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
+class TrainingSettings:
     """How long, from which draws, and what counts as better."""
 
     epochs: int
@@ -40,7 +40,7 @@ class TrainingPlan:
     validation_tiles: int | None = 1000
     patience: int = 0
     unit: Unit = "slide"
-    save_every_s: float = 1800.0
+    checkpoint_every_s: float = 1800.0
     allow_failures: int = 0
 
 
@@ -59,23 +59,23 @@ class CheckpointWriter(Protocol):
 class TrainingListener(Protocol):
     """Who is told how it goes."""
 
-    def began(self, phase: Literal["train", "validate"], epoch: int, slides: int, done: int) -> None:
+    def on_pass_start(self, phase: Literal["train", "validate"], epoch: int, slides: int, done: int) -> None:
         """Hear of a pass over slides."""
         ...
 
-    def visited(self, progress: RunProgress) -> None:
+    def on_slide_end(self, progress: RunProgress) -> None:
         """Hear of one more slide."""
         ...
 
-    def finished_epoch(self, row: Mapping[str, Any], *, best: bool) -> None:
+    def on_epoch_end(self, row: Mapping[str, Any], *, best: bool) -> None:
         """Hear what an epoch came to."""
         ...
 
-    def failed(self, slide_id: str, reason: str) -> None:
+    def on_slide_failed(self, slide_id: str, reason: str) -> None:
         """Hear of a slide that failed."""
         ...
 
-    def warn(self, message: str) -> None:
+    def on_warning(self, message: str) -> None:
         """Show a warning."""
         ...
 
@@ -85,16 +85,16 @@ def fit(
     bags: Bags,
     training: Sequence[LabelledSlide],
     validation: Sequence[LabelledSlide],
-    plan: TrainingPlan,
-    keeper: CheckpointWriter,
-    watcher: TrainingListener,
+    plan: TrainingSettings,
+    checkpoints: CheckpointWriter,
+    listener: TrainingListener,
     *,
     progress: RunProgress | None = None,
-    asked_to_stop: Callable[[], int | None] = lambda: None,
+    stop_signal: Callable[[], int | None] = lambda: None,
 ) -> RunProgress:
-    """Train from where `progress` is to the end; `asked_to_stop` gives the number of a signal, or None."""
+    """Train from where `progress` is to the end; `stop_signal` gives the number of a signal, or None."""
     run = _TrainingLoop(
-        learner, bags, training, validation, plan, keeper, watcher, progress or RunProgress(), asked_to_stop
+        learner, bags, training, validation, plan, checkpoints, listener, progress or RunProgress(), stop_signal
     )
     bags.start(run.visits())
     try:
@@ -123,23 +123,23 @@ class _TrainingLoop:
     bags: Bags
     training: Sequence[LabelledSlide]
     validation: Sequence[LabelledSlide]
-    plan: TrainingPlan
-    keeper: CheckpointWriter
-    watcher: TrainingListener
+    plan: TrainingSettings
+    checkpoints: CheckpointWriter
+    listener: TrainingListener
     progress: RunProgress
-    asked_to_stop: Callable[[], int | None]
+    stop_signal: Callable[[], int | None]
 
     def __post_init__(self) -> None:
         # by id: the order of the table must not decide the order of an epoch
         self.training, self.validation = (sorted(each, key=_by_id) for each in (self.training, self.validation))
         self.clock = _EpochTimer(self.learner.model.device, self.bags)
         self.saved_at = time.monotonic()
-        self.predictor = Predictor.of_training(self.learner.model, on_retry=self.watcher.warn)
+        self.predictor = Predictor.for_training(self.learner.model, on_retry=self.listener.on_warning)
         self.unread: list[_PendingReport] = []
 
     def order(self, epoch: int) -> list[LabelledSlide]:
         """Shuffle the training slides, by an address of the epoch."""
-        return [self.training[i] for i in rng_for(self.plan.seed, epoch, "order").permutation(len(self.training))]
+        return [self.training[i] for i in make_rng(self.plan.seed, epoch, "order").permutation(len(self.training))]
 
     def training_visit(self, epoch: int, slide: LabelledSlide) -> BagRequest:
         """Draw tiles anew each epoch."""
@@ -162,24 +162,24 @@ class _TrainingLoop:
         """Visit the training slides that are left in this epoch."""
         epoch, start = self.progress.epoch, self.progress.position
         order = self.order(epoch)
-        self.learner.begin_epoch(epoch)
-        self.watcher.began("train", epoch, len(order), start)
+        self.learner.start_epoch(epoch)
+        self.listener.on_pass_start("train", epoch, len(order), start)
         self.clock.start()
         for position in range(start, len(order)):
-            together = self.learner.optimisation.slides_per_step
-            now = (position + 1) % together == 0 or position + 1 == len(order)
-            self.train_on(order[position], epoch, now=now)
+            together = self.learner.optimiser_settings.slides_per_step
+            update = (position + 1) % together == 0 or position + 1 == len(order)
+            self.train_on(order[position], epoch, update=update)
             self.progress.position = position + 1
             self.clock.add_to(self.progress.sums)
-            self.watcher.visited(self.progress)
-            if now:  # between updates there are gradients that a checkpoint does not hold
+            self.listener.on_slide_end(self.progress)
+            if update:  # between updates there are gradients that a checkpoint does not hold
                 self.stop_if_too_many_failed()
                 self.stop_if_asked()
-                if time.monotonic() - self.saved_at > self.plan.save_every_s:
+                if time.monotonic() - self.saved_at > self.plan.checkpoint_every_s:
                     self.save_last()
         self.read_reports()
 
-    def train_on(self, slide: LabelledSlide, epoch: int, *, now: bool) -> None:
+    def train_on(self, slide: LabelledSlide, epoch: int, *, update: bool) -> None:
         """Learn from one slide, or count it as failed."""
         visit = self.training_visit(epoch, slide)
         try:
@@ -188,11 +188,11 @@ class _TrainingLoop:
             self.note_missing(slide, bag.missing)
         except SlideFailed as failure:
             self.fail(slide, str(failure))
-            if now:
-                self.learner.flush()
+            if update:
+                self.learner.apply_pending()
             return
         targets = self.learner.model.task.encode(list(slide.labels.values()))
-        report = self.learner.learn(bag, targets, now=now, slide_id=slide.slide_id)
+        report = self.learner.train_step(bag, targets, update=update, slide_id=slide.slide_id)
         # the report before this one: while the device is busy with this step, the host goes on to the next
         self.read_reports()
         self.unread.append(_PendingReport(slide.slide_id, self.progress.step, bag.tiles, report))
@@ -207,7 +207,7 @@ class _TrainingLoop:
             self.plan.augmentation,
             *visit.address,
             device=self.learner.model.device,
-            compiled=self.learner.optimisation.compiled,
+            compiled=self.learner.optimiser_settings.compiled,
         )
         return replace(bag, content=tiles)
 
@@ -215,13 +215,13 @@ class _TrainingLoop:
         """Wait for the device, and add what it has learnt from to the epoch's sums."""
         sums = self.progress.sums
         for slide_id, step, tiles, report in self.unread:
-            values = [*(getattr(report, name) for name in SUMMED), report.checks.all(), *report.logits_C]
+            values = [*(getattr(report, name) for name in SUMMED_METRICS), report.checks.all(), *report.logits_C]
             numbers = torch.stack([value.double() for value in values]).tolist()  # one wait for the device
-            if not numbers[len(SUMMED)]:
-                report.checks.refuse(slide_id, step)
-            for name, value in zip(SUMMED, numbers, strict=False):
+            if not numbers[len(SUMMED_METRICS)]:
+                report.checks.raise_if_not_finite(slide_id, step)
+            for name, value in zip(SUMMED_METRICS, numbers, strict=False):
                 sums.sums[name] += value
-            sums.logits[slide_id] = numbers[len(SUMMED) + 1 :]
+            sums.logits[slide_id] = numbers[len(SUMMED_METRICS) + 1 :]
             sums.slides += 1
             sums.tiles += tiles
         self.unread = []
@@ -234,13 +234,13 @@ class _TrainingLoop:
             known.reason = next(iter(missing.values()))
         if (known_missing := self.progress.skipped.get(slide.slide_id)) is not None:
             of_tiles = self.bags.tile_count(slide.slide_id)
-            refuse_too_many_missing(len(known_missing.tiles), of_tiles, known_missing.reason)
+            check_missing_tiles(len(known_missing.tiles), of_tiles, known_missing.reason)
         self.progress.failed.pop(slide.slide_id, None)  # a drive that was away, and is back
 
     def fail(self, slide: LabelledSlide, reason: str) -> None:
         """Go on without a slide."""
         if slide.slide_id not in self.progress.failed:
-            self.watcher.failed(slide.slide_id, reason)
+            self.listener.on_slide_failed(slide.slide_id, reason)
         self.progress.failed[slide.slide_id] = reason
 
     def stop_if_too_many_failed(self) -> None:
@@ -257,7 +257,7 @@ class _TrainingLoop:
     def validate(self) -> list[Prediction]:
         """Predict the validation slides, each on the same tiles in every epoch."""
         self.learner.model.train(False)
-        self.watcher.began("validate", self.progress.epoch, len(self.validation), 0)
+        self.listener.on_pass_start("validate", self.progress.epoch, len(self.validation), 0)
         predictions = []
         for slide in self.validation:
             try:
@@ -270,7 +270,7 @@ class _TrainingLoop:
             except SlideFailed as failure:
                 self.fail(slide, str(failure))
             self.clock.add_to(self.progress.sums)
-            self.watcher.visited(self.progress)
+            self.listener.on_slide_end(self.progress)
             self.stop_if_too_many_failed()
             self.stop_if_asked()  # a resumed run repeats the whole validation, so it is counted at its end
         self.progress.sums.validation_tiles += sum(each.tiles for each in predictions)
@@ -280,33 +280,33 @@ class _TrainingLoop:
     def end_epoch(self, predictions: Sequence[Prediction]) -> None:
         """Write the epoch down, keep it if it is the best, and save."""
         progress = self.progress
-        row = epoch_row(self.learner, progress, self.training, predictions, self.plan.unit)
+        row = build_epoch_row(self.learner, progress, self.training, predictions, self.plan.unit)
         if progress.selected_by is None:  # once for the run: an AUC cannot be compared with a loss
-            progress.selected_by = rule_for(row)
-        row["score"] = score_of(row, progress.selected_by, progress.epoch)
+            progress.selected_by = choose_selection_rule(row)
+        row["score"] = selection_score(row, progress.selected_by, progress.epoch)
         best = is_better(row["score"], progress.best_score)
         if best:
             progress.best_epoch, progress.best_score = progress.epoch, row["score"]
         progress.history.append(row)
         if best:
-            self.keeper.save_best(self.learner, progress)
+            self.checkpoints.save_best(self.learner, progress)
         progress.epoch, progress.position, progress.sums = progress.epoch + 1, 0, EpochSums()
         waited = progress.epoch - 1 - (progress.best_epoch or 0)
         progress.stopped_early = bool(self.plan.patience) and waited >= self.plan.patience
         progress.finished = progress.epoch >= self.plan.epochs or progress.stopped_early
         self.save_last()
-        self.watcher.finished_epoch(row, best=best)
+        self.listener.on_epoch_end(row, best=best)
         _give_back_memory()
 
     def save_last(self) -> None:
         """Save, and remember when."""
         self.read_reports()
-        self.keeper.save_last(self.learner, self.progress)
+        self.checkpoints.save_last(self.learner, self.progress)
         self.saved_at = time.monotonic()
 
     def stop_if_asked(self) -> None:
         """Save and stop, if a signal came."""
-        if (number := self.asked_to_stop()) is not None:
+        if (number := self.stop_signal()) is not None:
             self.save_last()
             raise Interrupted(number)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tapfm.adaptation.display import TrainingDisplay
 from tapfm.adaptation.encoder_shape import EncoderShape
-from tapfm.adaptation.from_config import build_learner, training_plan_of
+from tapfm.adaptation.from_config import build_learner, build_training_settings
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.plan_text import describe_plan
 from tapfm.adaptation.trainer import fit
@@ -28,14 +28,14 @@ from tapfm.inference.slide_bags import make_bags
 from tapfm.results.drawing import write_png
 from tapfm.runs.curves import training_figure
 from tapfm.runs.data import RunData, labelled_slides
-from tapfm.runs.folder import RunFolder, environment_of
+from tapfm.runs.folder import RunFolder, describe_environment
 from tapfm.runs.progress import RunProgress
 from tapfm.runs.summary import write_summary
 from tapfm.runtime.devices import choose_device
-from tapfm.runtime.files import sha256_of
-from tapfm.runtime.interrupts import StopRequests
-from tapfm.runtime.messages import command, counted
-from tapfm.runtime.output_folder import locked, refuse_other_files, remove_unfinished
+from tapfm.runtime.files import file_sha256
+from tapfm.runtime.interrupts import StopSignalHandler
+from tapfm.runtime.messages import format_command, format_count
+from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
 from tapfm.runtime.progress import SlideProgress
 
 
@@ -58,28 +58,28 @@ def run_training(
     Raises `Interrupted` after a signal; the run is saved then.
     """
     run_folder = RunFolder(folder)
-    with locked(folder, "tapfm train"), StopRequests(console.print) as stop:
+    with lock_folder(folder, "tapfm train"), StopSignalHandler(console.print) as stop:
         remove_unfinished(folder, folder / "checkpoints")
         _refuse_wrong_start(run_folder, config, data, resume=resume)
         config = _keep_saved_moments(run_folder, config)
         device = choose_device(config.machine.device)
         learner, weights_sha256, plan = build_learner(config, data, device)
-        learner.shrunk = partial(_report_out_of_memory, console)
-        if run_folder.begun:
-            run_folder.refuse_other_weights(weights_sha256)
+        learner.on_smaller_chunks = partial(_report_out_of_memory, console)
+        if run_folder.has_run:
+            run_folder.check_same_weights(weights_sha256)
         progress = run_folder.load_progress(learner) or RunProgress()
         if not progress.finished and len(progress.failed) > config.machine.allow_failures:
-            progress.forget_failures()  # resumed without --allow-failures: they were fixed, or will fail again
+            progress.clear_failures()  # resumed without --allow-failures: they were fixed, or will fail again
         progress.failed |= data.failed
         if not progress.finished:
-            run_folder.check_space(learner)
+            run_folder.check_disk_space(learner)
         tiles = data.slides[0].tiles
-        laid = None if tiles is None else tiles.laid
-        environment = environment_of(device, weights_sha256, _describe_feature_source(data), laid)
-        if run_folder.begun:
-            run_folder.note_environment(environment)
+        laid = None if tiles is None else tiles.tiling_settings
+        environment = describe_environment(device, weights_sha256, _describe_feature_source(data), laid)
+        if run_folder.has_run:
+            run_folder.add_environment(environment)
         else:
-            run_folder.begin(config, data, environment)
+            run_folder.create(config, data, environment)
         _print_start(config, data, device, learner, console)
         if plan is not None and learner.model.encoder is not None:
             for line in describe_plan(plan, EncoderShape.of(learner.model.encoder)):
@@ -87,23 +87,23 @@ def run_training(
         if progress.finished:
             console.print("The run is finished; its predictions are written again.")
         elif progress.step:
-            console.print(f"Resuming in epoch {progress.epoch + 1}, after {counted(progress.step, 'step')}.")
-        training, validation, test = (labelled_slides(data.of(split)) for split in (TRAIN, VALIDATION, TEST))
+            console.print(f"Resuming in epoch {progress.epoch + 1}, after {format_count(progress.step, 'step')}.")
+        training, validation, test = (labelled_slides(data.slides_in(split)) for split in (TRAIN, VALIDATION, TEST))
         try:
             if not progress.finished:
                 bags = _make_bags(config, data, learner, workers)
-                watcher = TrainingDisplay(console, config.schedule.epochs, len(training), len(validation), folder)
-                with closing(watcher) as seen:
+                listener = TrainingDisplay(console, config.schedule.epochs, len(training), len(validation), folder)
+                with closing(listener) as seen:
                     fit(
                         learner,
                         bags,
                         training,
                         validation,
-                        training_plan_of(config),
+                        build_training_settings(config),
                         run_folder,
                         seen,
                         progress=progress,
-                        asked_to_stop=stop.signal_number,
+                        stop_signal=stop.signal_number,
                     )
             _print_kept_epoch(progress, config, console)
             held_out = {VALIDATION: validation, TEST: test}
@@ -130,7 +130,7 @@ def _keep_saved_moments(run_folder: RunFolder, config: RunConfig) -> RunConfig:
 
 def _report_out_of_memory(console: Console, tiles: int) -> None:
     console.print(
-        f"GPU out of memory; retrying the step, and continuing, with {counted(tiles, 'tile')} per chunk.",
+        f"GPU out of memory; retrying the step, and continuing, with {format_count(tiles, 'tile')} per chunk.",
         style="bold yellow",
         markup=False,
         soft_wrap=True,
@@ -139,10 +139,10 @@ def _report_out_of_memory(console: Console, tiles: int) -> None:
 
 def _refuse_wrong_start(run_folder: RunFolder, config: RunConfig, data: RunData, *, resume: bool) -> None:
     """Refuse to overwrite a run, or to resume it with different settings."""
-    if not run_folder.begun:
-        refuse_other_files(
+    if not run_folder.has_run:
+        check_no_other_files(
             run_folder.folder,
-            ours=("environment.json", "split.csv"),  # of a run that was stopped before its first step
+            allowed=("environment.json", "split.csv"),  # of a run that was stopped before its first step
             hint="Give a new folder with --out, for example runs/first.",
         )
         return
@@ -153,17 +153,17 @@ def _refuse_wrong_start(run_folder: RunFolder, config: RunConfig, data: RunData,
             f"{run_folder.folder} holds {'a finished run' if finished else 'a run'}.",
             hint=f"{_export_command(run_folder.folder) if finished else resuming}\nOr start another with --out.",
         )
-    run_folder.refuse_changes(config, data, _resume_command(run_folder.folder))
+    run_folder.check_unchanged(config, data, _resume_command(run_folder.folder))
 
 
 def _resume_command(folder: Path) -> str:
     """Return the command that resumes a run; the folder has its own configuration."""
-    return command("train", folder / "config.toml", "--out", folder, "--resume")
+    return format_command("train", folder / "config.toml", "--out", folder, "--resume")
 
 
 def _export_command(folder: Path) -> str:
     """Return the command that exports a run."""
-    return command("export", folder, "--out", Path("exported") / folder.name)
+    return format_command("export", folder, "--out", Path("exported") / folder.name)
 
 
 def _predict_held_out(
@@ -174,15 +174,15 @@ def _predict_held_out(
     progress: RunProgress,
     slides: dict[str, list[LabelledSlide]],
     workers: int,
-    stop: StopRequests,
+    stop: StopSignalHandler,
     console: Console,
 ) -> TrainingResult:
     """Predict with the best epoch's weights on all tiles; write tables and summary."""
     _draw_curves(run_folder, config, progress)
     best = run_folder.load_best(learner)
-    digest = sha256_of(run_folder.best)
+    digest = file_sha256(run_folder.best)
     learner.model.train(False)
-    predictor = Predictor.of_training(learner.model, on_retry=console.print)
+    predictor = Predictor.for_training(learner.model, on_retry=console.print)
     result: dict[str, AucScores] = {}
     for split, of_split in slides.items():
         wanted = [slide for slide in of_split if slide.slide_id not in progress.failed]
@@ -216,7 +216,7 @@ def _make_bags(config: RunConfig, data: RunData, learner: Learner, workers: int)
         tile_px=None if model.encoder is None else model.encoder.tile_px,
         device=model.device,
         workers=workers,
-        ahead_bytes=int(config.machine.read_ahead_gib * 2**30),
+        prefetch_bytes=int(config.machine.prefetch_gib * 2**30),
     )
 
 
@@ -230,19 +230,21 @@ def _draw_curves(run_folder: RunFolder, config: RunConfig, progress: RunProgress
 
 def _print_start(config: RunConfig, data: RunData, device: torch.device, learner: Learner, console: Console) -> None:
     """Print what is about to be trained on what, and what to know about it."""
-    counts = ", ".join(f"{len(data.of(split)):,} {split}" for split in (TRAIN, VALIDATION, TEST))
+    counts = ", ".join(f"{len(data.slides_in(split)):,} {split}" for split in (TRAIN, VALIDATION, TEST))
     learning = sum(tensor.numel() for tensor in learner.weights().values())
-    dtype = learner.optimisation.weights_dtype or learner.model.compute_dtype or torch.float32
+    dtype = learner.optimiser_settings.weights_dtype or learner.model.compute_dtype or torch.float32
     precision = str(dtype).removeprefix("torch.")
     lines = [
         f"{', '.join(data.targets)} from {counts} slides; {config.adaptation.method} with {config.aggregator.name}, "
         f"{config.encoder.name}; {learning / 1e6:,.2f} M trainable parameters on {device} in {precision}."
     ]
     if data.without_label:
-        lines.append(f"Not used, as they have no label of these targets: {counted(len(data.without_label), 'slide')}.")
+        lines.append(
+            f"Not used, as they have no label of these targets: {format_count(len(data.without_label), 'slide')}."
+        )
     if data.failed:
-        lines.append(f"Left out, as they have no tiles: {counted(len(data.failed), 'slide')} (failures.csv).")
-    if not data.of(VALIDATION):
+        lines.append(f"Left out, as they have no tiles: {format_count(len(data.failed), 'slide')} (failures.csv).")
+    if not data.slides_in(VALIDATION):
         lines.append("There are no validation slides: the last epoch will be kept.")
     elif lacking := [target for target in data.targets if not _has_both_classes(data, target)]:
         lines.append(f"The validation slides have only one class of {', '.join(lacking)}: no AUC there.")
@@ -257,23 +259,23 @@ def _print_start(config: RunConfig, data: RunData, device: torch.device, learner
 
 
 def _has_both_classes(data: RunData, target: str) -> bool:
-    return not data.targets[target].lacking([slide.labels[target] for slide in data.of(VALIDATION)])
+    return not data.targets[target].missing_class([slide.labels[target] for slide in data.slides_in(VALIDATION)])
 
 
 def _describe_feature_source(data: RunData) -> str | None:
     """Return which tool and encoder made the feature files; None if tapfm did."""
     features = data.slides[0].features
-    if features is None or features.facts.origin == "tapfm":
+    if features is None or features.metadata.origin == "tapfm":
         return None
-    return f"{features.facts.origin}, {features.facts.encoder or 'encoder not named'}"
+    return f"{features.metadata.origin}, {features.metadata.encoder or 'encoder not named'}"
 
 
 def _foreign_feature_warnings(config: RunConfig, data: RunData) -> list[str]:
     """Return a warning when feature files of another tool do not tell which encoder made them."""
     features = data.slides[0].features
-    if features is None or features.facts.origin == "tapfm":
+    if features is None or features.metadata.origin == "tapfm":
         return []
-    facts, card = features.facts, encoder_card(config.encoder.name)
+    facts, card = features.metadata, encoder_card(config.encoder.name)
     named = f"name '{facts.encoder}'" if facts.encoder else "do not name an encoder"
     line = f"The feature files ({facts.origin}) {named}; they are used as features of {card.name}, as configured."
     if facts.size != card.feature_size:

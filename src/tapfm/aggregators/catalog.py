@@ -20,16 +20,16 @@ class AggregatorCard:
     """What is known of one aggregator.
 
     `uses_attention`: it weighs tiles by the encoder's raw attention, so it takes `tau` and needs features stored with
-    their attention. `uses_places`: it has to know where on the slide its tiles are. `made_by`: the module and the
+    their attention. `uses_positions`: it has to know where on the slide its tiles are. `implementation`: the module and the
     class. `torchmil`: the model of torchmil that it is; that has one target and a head of its own, and takes the
     options that its constructor has.
     """
 
     name: str
     summary: str
-    made_by: tuple[str, str]
+    implementation: tuple[str, str]
     uses_attention: bool = False
-    uses_places: bool = False
+    uses_positions: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
     torchmil: str | None = None
 
@@ -40,7 +40,7 @@ class AggregatorCard:
             options = dict(options) | _torchmil_options(self.torchmil)
         for name, value in given.items():
             if name not in options:
-                raise UnknownNameError.of(
+                raise UnknownNameError.with_suggestions(
                     f"option of the aggregator {self.name}", name, options, see=", ".join(options) or "none"
                 )
             if not options[name].takes(value):
@@ -80,13 +80,13 @@ AGGREGATORS: dict[str, AggregatorCard] = {
         AggregatorCard(
             name="cls-attention",
             summary="the paper's: tiles weighed by the encoder's own CLS attention",
-            made_by=("tapfm.aggregators.cls_attention", "ClsAttention"),
+            implementation=("tapfm.aggregators.cls_attention", "ClsAttention"),
             uses_attention=True,
         ),
         AggregatorCard(
             name="cls-gated",
             summary="ours: a gate learnt for each target, with that attention as its prior",
-            made_by=("tapfm.aggregators.cls_gated", "ClsGated"),
+            implementation=("tapfm.aggregators.cls_gated", "ClsGated"),
             uses_attention=True,
             options={
                 "attention": Option(128, "size of the layer that the gate is computed from", at_least=1),
@@ -96,13 +96,13 @@ AGGREGATORS: dict[str, AggregatorCard] = {
         AggregatorCard(
             name="abmil",
             summary="a small network learns the weight of each tile (Ilse et al., 2018)",
-            made_by=("tapfm.aggregators.abmil", "Abmil"),
+            implementation=("tapfm.aggregators.abmil", "Abmil"),
             options=_GATED_OPTIONS,
         ),
         AggregatorCard(
             name="dsmil",
             summary="weights by likeness to the most telling tile (Li et al., 2021)",
-            made_by=("tapfm.aggregators.dsmil", "Dsmil"),
+            implementation=("tapfm.aggregators.dsmil", "Dsmil"),
             options={
                 "attention": Option(128, "size of the queries that are compared", at_least=1),
                 "nonlinear": Option(True, "queries of two layers instead of one"),
@@ -114,7 +114,7 @@ AGGREGATORS: dict[str, AggregatorCard] = {
         AggregatorCard(
             name="clam",
             summary="abmil with a loss of its tiles' own (Lu et al., 2021)",
-            made_by=("tapfm.aggregators.clam", "Clam"),
+            implementation=("tapfm.aggregators.clam", "Clam"),
             options={
                 **_GATED_OPTIONS,
                 "branches": Option("single", "one attention, or one for each target", choices=("single", "multi")),
@@ -126,18 +126,18 @@ AGGREGATORS: dict[str, AggregatorCard] = {
         AggregatorCard(
             name="varmil",
             summary="abmil that also sees how tiles vary (Schirris et al., 2022)",
-            made_by=("tapfm.aggregators.varmil", "VarMil"),
+            implementation=("tapfm.aggregators.varmil", "VarMil"),
             options=_GATED_OPTIONS,
         ),
         AggregatorCard(
             name="mean",
             summary="the mean of the tiles",
-            made_by=("tapfm.aggregators.mean", "MeanPool"),
+            implementation=("tapfm.aggregators.mean", "MeanPool"),
         ),
         AggregatorCard(
             name="max",
             summary="the most telling tile of each target",
-            made_by=("tapfm.aggregators.max", "MaxPool"),
+            implementation=("tapfm.aggregators.max", "MaxPool"),
         ),
     )
 }
@@ -149,29 +149,31 @@ def aggregator_card(name: str) -> AggregatorCard:
         return _torchmil_card(name.removeprefix(TORCHMIL))
     if name not in AGGREGATORS:
         see = f"{', '.join(AGGREGATORS)}, {TORCHMIL}MODEL"
-        raise UnknownNameError.of("aggregator", name, AGGREGATORS, see=see)
+        raise UnknownNameError.with_suggestions("aggregator", name, AGGREGATORS, see=see)
     return AGGREGATORS[name]
 
 
 def _torchmil_card(model: str) -> AggregatorCard:
     """Make the card of a model of torchmil."""
     if model not in TORCHMIL_MODELS:
-        raise UnknownNameError.of("model of torchmil", model, TORCHMIL_MODELS, see=", ".join(TORCHMIL_MODELS))
+        raise UnknownNameError.with_suggestions(
+            "model of torchmil", model, TORCHMIL_MODELS, see=", ".join(TORCHMIL_MODELS)
+        )
     facts = TORCHMIL_MODELS[model]
     return AggregatorCard(
         name=f"{TORCHMIL}{model}",
         summary=facts.summary,
-        made_by=("tapfm.aggregators.torchmil_models", "TorchmilAggregator"),
-        uses_places=facts.uses_graph,
+        implementation=("tapfm.aggregators.torchmil_models", "TorchmilAggregator"),
+        uses_positions=facts.uses_graph,
         torchmil=model,
     )
 
 
 def _torchmil_options(model: str) -> dict[str, Option]:
     """Read the options of a model of torchmil from its constructor."""
-    from tapfm.aggregators.torchmil_models import options_of
+    from tapfm.aggregators.torchmil_models import read_options
 
-    return options_of(model)
+    return read_options(model)
 
 
 def build_aggregator(
@@ -191,7 +193,7 @@ def build_aggregator(
         settings["model"] = card.torchmil
     if card.uses_attention:
         settings["tau"] = tau
-    module, made = card.made_by
+    module, made = card.implementation
     aggregator: nn.Module = getattr(importlib.import_module(module), made)(
         feature_size, targets, layer_norm=layer_norm, **settings
     )

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tapfm.aggregators.gated_scores import GatedScores
-from tapfm.aggregators.heads import contributions, own_logits
+from tapfm.aggregators.heads import contributions, per_target_logits
 from tapfm.contracts import BagOutput, Targets, Task
 
 
@@ -52,7 +52,7 @@ class Clam(nn.Module):
         projected = self.project(z_KD)
         tile_weights = self.scores(projected).softmax(1)  # (1 or C, K)
         bags = self.norm(tile_weights @ projected)
-        logits_C = own_logits(self.classifier, bags) if self.multi else self.classifier(bags.squeeze(0))
+        logits_C = per_target_logits(self.classifier, bags) if self.multi else self.classifier(bags.squeeze(0))
 
         def extra_loss(task: Task, targets: Targets) -> Tensor:  # noqa: ARG001 - a loss of its own
             said = self.instance_classifiers(projected).unflatten(1, (-1, 2, 2))

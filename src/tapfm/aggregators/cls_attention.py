@@ -19,7 +19,7 @@ from tapfm.errors import SettingError
 _FLAT_RANGE = 1e-6
 
 
-def scaled_attention(r_K: Tensor) -> Tensor:
+def minmax_attention(r_K: Tensor) -> Tensor:
     """minmax(r): 0 for the tile of least attention, 1 for that of most, over the whole bag and never a part of it.
 
     K = 1 and equal attentions give 0 for every tile, with gradient 0: min-max would divide by nothing. amin and amax
@@ -35,7 +35,7 @@ def scaled_attention(r_K: Tensor) -> Tensor:
 
 def tile_weights(r_K: Tensor, tau: float = 1.0) -> Tensor:
     """a = softmax(minmax(r) / tau); uniform where the attentions say nothing."""
-    return (scaled_attention(r_K) / tau).softmax(0)
+    return (minmax_attention(r_K) / tau).softmax(0)
 
 
 def check_tau(tau: float) -> None:

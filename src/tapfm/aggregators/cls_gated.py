@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tapfm.aggregators.cls_attention import check_tau, scaled_attention
+from tapfm.aggregators.cls_attention import check_tau, minmax_attention
 from tapfm.aggregators.gated_scores import GatedScores
-from tapfm.aggregators.heads import contributions, own_logits
+from tapfm.aggregators.heads import contributions, per_target_logits
 from tapfm.contracts import BagOutput
 
 
@@ -58,9 +58,9 @@ class ClsGated(nn.Module):
         # saturated for one and linear for the other. It has no parameters: V and U would undo them.
         x_KD = F.layer_norm(z_KD, z_KD.shape[1:])
         gate_CK = self.gates(self.dropout(x_KD))
-        prior_K = scaled_attention(r_K) / self.tau
+        prior_K = minmax_attention(r_K) / self.tau
         a_CK = torch.stack([(prior_K + gate_K).softmax(0) for gate_K in gate_CK])
         # Bag by bag as cls-attention has it, from a copy: a product is rounded by where its vector begins in memory.
         bags = [self.norm(a_K.clone() @ z_KD) for a_K in a_CK]
         given = partial(contributions, self.classifier, self.norm, a_CK, z_KD)
-        return BagOutput(own_logits(self.classifier, bags), a_CK, contributions=given)
+        return BagOutput(per_target_logits(self.classifier, bags), a_CK, contributions=given)

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from tapfm.aggregators.heads import contributions, own_logits
+from tapfm.aggregators.heads import contributions, per_target_logits
 from tapfm.contracts import BagOutput, Targets, Task
 
 
@@ -52,7 +52,7 @@ class Dsmil(nn.Module):
         likeness = queries[critical] @ queries.T / math.sqrt(queries.shape[1])
         tile_weights = likeness.softmax(1)  # (C, K)
         values_KD = self.value(z_KD)
-        logits_C = own_logits(self.classifier, self.norm(tile_weights @ values_KD))
+        logits_C = per_target_logits(self.classifier, self.norm(tile_weights @ values_KD))
 
         def extra_loss(task: Task, targets: Targets) -> Tensor:
             return self.instance_share * task.loss(highest, targets)

@@ -12,7 +12,7 @@ from tapfm.contracts import Contributions
 _ROWS = 8192  # tiles at a time: a copy in float64 of all features of a large slide would take gigabytes
 
 
-def own_logits(classifier: nn.Linear, bags: Iterable[Tensor]) -> Tensor:
+def per_target_logits(classifier: nn.Linear, bags: Iterable[Tensor]) -> Tensor:
     """Give logit c of bag c, <W_c, bag_c> + b_c: the diagonal of what the classifier says of all bags, (C,)."""
     return torch.stack([classifier(bag)[target] for target, bag in enumerate(bags)])
 

@@ -38,7 +38,7 @@ class TorchmilAggregator(nn.Module):
         super().__init__()
         assert targets == 1, "the card refuses others"
         assert not layer_norm
-        self.uses_places = TORCHMIL_MODELS[model].uses_graph
+        self.uses_positions = TORCHMIL_MODELS[model].uses_graph
         self.ask = _ASK.get(model, _ask_for_attention)
         if model == "CAMIL":
             options = {"n_landmarks": _LANDMARKS} | options
@@ -47,17 +47,17 @@ class TorchmilAggregator(nn.Module):
         except (AssertionError, ValueError, RuntimeError, ZeroDivisionError) as error:
             raise SettingError(
                 f"torchmil cannot build {model} for features of size {feature_size} ({error}).",
-                hint=f"Change its options: {', '.join(options_of(model))}",
+                hint=f"Change its options: {', '.join(read_options(model))}",
             ) from error
         if model == "CLAM_SB":
             self.model.inst_loss_fn = _SmoothSvm()
 
-    def forward(self, z_KD: Tensor, r_K: Tensor, places_K2: Tensor | None = None) -> BagOutput:  # noqa: ARG002
+    def forward(self, z_KD: Tensor, r_K: Tensor, positions_K2: Tensor | None = None) -> BagOutput:  # noqa: ARG002
         """Pool the tiles of one slide."""
         graph = {}
-        if self.uses_places:
-            assert places_K2 is not None, "the slide model refuses it"
-            graph = {"adj": _neighbours(places_K2.to(z_KD))[None]}
+        if self.uses_positions:
+            assert positions_K2 is not None, "the slide model refuses it"
+            graph = {"adj": _neighbours(positions_K2.to(z_KD))[None]}
         asked = self.ask(self.model, z_KD[None], graph)
         return BagOutput(asked.logit, None, tile_scores=asked.heat, extra_loss=asked.extra_loss)
 
@@ -75,7 +75,7 @@ def _class_of(model: str) -> Any:
     return getattr(torchmil.models, model)
 
 
-def options_of(model: str) -> dict[str, Option]:
+def read_options(model: str) -> dict[str, Option]:
     """Read the options of a model from its constructor: those that are numbers, texts, true or false."""
     constructor = _class_of(model).__init__
     kinds = typing.get_type_hints(constructor)
@@ -86,10 +86,10 @@ def options_of(model: str) -> dict[str, Option]:
     }
 
 
-def _neighbours(places_K2: Tensor) -> Tensor:
+def _neighbours(positions_K2: Tensor) -> Tensor:
     """Join tiles that touch, also at a corner: D^-1/2 A D^-1/2, (K, K). A tile without neighbours is its own."""
-    apart = torch.cdist(places_K2, places_K2, p=torch.inf)
-    joined = (apart < _TOUCHING).to(places_K2).fill_diagonal_(0)
+    apart = torch.cdist(positions_K2, positions_K2, p=torch.inf)
+    joined = (apart < _TOUCHING).to(positions_K2).fill_diagonal_(0)
     joined.diagonal().copy_(joined.sum(1) == 0)
     scale = joined.sum(1).rsqrt()
     return scale[:, None] * joined * scale

@@ -1,1 +1,1 @@
-"""Baselines that every evaluation reports beside the model."""
+"""Baselines that every evaluation compares with the model."""

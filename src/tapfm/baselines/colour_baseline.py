@@ -1,8 +1,8 @@
-"""A baseline that sees no tissue: 21 colour statistics and the number of tiles. What it can do, a shortcut could.
+"""A baseline without tissue morphology: 21 colour statistics and the number of tiles of a slide.
 
-It learns from the run's training slides with a small linear model, one for each target (of a binary target a logistic
-regression), and is scored on the same slides as the model. A model that is not better may have learnt stain, scanner or
-the size of a section.
+One linear model per target (logistic regression for a binary target) is fitted to the training slides of the run and
+evaluated on the same slides as the model. A model that is not better than this baseline may rely on a shortcut: stain,
+scanner, or the size of the section.
 """
 
 from __future__ import annotations
@@ -13,91 +13,92 @@ from dataclasses import dataclass
 
 from tapfm.baselines.slide_colours import Colours, colours_key
 from tapfm.cohort.splits import TRAIN, VALIDATION
-from tapfm.encoders.features import read_hdf5, read_tensor
+from tapfm.encoders.features import read_hdf5, read_pt
 from tapfm.evaluation.predictions import Prediction
 from tapfm.evaluation.results import BaselinePredictions
 from tapfm.runs.data import RunSlide
-from tapfm.runs.evaluation_data import EvaluatedSlides, slides_of_run, with_any_tiles
+from tapfm.runs.evaluation_data import EvaluatedSlides, attach_inputs, read_run_slides
 from tapfm.runs.model_folder import ModelFolder
-from tapfm.runtime.messages import counted
+from tapfm.runtime.messages import format_count
 from tapfm.tasks.target import BASELINE, LinearFit, TargetKinds
 
-_SlideFeatures = tuple[RunSlide, list[float]]  # a slide, and what the baseline knows of it
+_SlideStatistics = tuple[RunSlide, list[float]]  # a slide and the inputs of the baseline
 
 
 @dataclass(frozen=True)
 class BaselineSlides:
-    """What the baseline learns from, chooses thresholds on, and is asked about; `why` there is none."""
+    """Slides for fitting the baseline, choosing thresholds and evaluating, or the reason why it is unavailable."""
 
     training: tuple[RunSlide, ...]
     validation: tuple[RunSlide, ...]
     evaluated: tuple[RunSlide, ...]
-    why: str = ""
+    unavailable_reason: str = ""
 
     @property
     def all(self) -> list[RunSlide]:
-        """All slides; another cohort may have slide_ids of the training slides for slides of its own."""
+        """All slides; a slide_id may occur twice if another cohort uses the same ids."""
         return [*self.training, *self.validation, *self.evaluated]
 
 
-def baseline_slides(evaluated: ModelFolder, data: EvaluatedSlides) -> BaselineSlides:
-    """Find the training slides of all members; of folds, those that any of them learnt from."""
+def find_baseline_slides(model_folder: ModelFolder, data: EvaluatedSlides) -> BaselineSlides:
+    """Return the slides of the baseline; training slides are those of any member of an ensemble."""
     found: dict[str, RunSlide] = {}
-    for member in evaluated.members:
-        for slide in slides_of_run(member):
+    for member in model_folder.members:
+        for slide in read_run_slides(member):
             if slide.row.slide_id not in found or slide.split == TRAIN:
                 found[slide.row.slide_id] = slide
-    asked = tuple(with_any_tiles(slide, data.tiles, None) for slide in data.slides)
+    evaluated = tuple(attach_inputs(slide, data.tiles, None) for slide in data.slides)
     training = tuple(slide for slide in found.values() if slide.split == TRAIN)
     validation = tuple(slide for slide in found.values() if slide.split == VALIDATION)
-    if not any(member.config is not None for member in evaluated.members):
-        return BaselineSlides((), (), asked, "an export does not name the slides it learnt from; evaluate the run")
+    if not any(member.config is not None for member in model_folder.members):
+        reason = "an export does not contain its training slides; evaluate the run instead"
+        return BaselineSlides((), (), evaluated, reason)
     if not training:
-        return BaselineSlides((), (), asked, "the cohort of the run is not where it was")
-    return BaselineSlides(training, validation, asked)
+        return BaselineSlides((), (), evaluated, "the cohort table of the run was not found at its recorded path")
+    return BaselineSlides(training, validation, evaluated)
 
 
-def colours_can_be_read(slides: BaselineSlides) -> bool:
-    """Say whether there are pixels to take colours of, on both sides."""
+def has_readable_colours(slides: BaselineSlides) -> bool:
+    """Return whether there are training slides and evaluated slides with tiles and slide files."""
     return all(
-        any(each.tiles is not None and each.row.path.exists() for each in side)
-        for side in (slides.training, slides.evaluated)
+        any(each.tiles is not None and each.row.path.exists() for each in group)
+        for group in (slides.training, slides.evaluated)
     )
 
 
-def make_baseline(slides: BaselineSlides, targets: TargetKinds, colours: Colours | None) -> BaselinePredictions:
-    """Fit on the training slides and score the others; without colours by the number of tiles alone."""
-    if slides.why:
-        return BaselinePredictions((), (), f"There is no {BASELINE}: {slides.why}.")
-    training, held_out, asked = (
-        _with_numbers(each, colours) for each in (slides.training, slides.validation, slides.evaluated)
+def predict_baseline(slides: BaselineSlides, targets: TargetKinds, colours: Colours | None) -> BaselinePredictions:
+    """Fit the baseline and predict the evaluated slides; without colours from the number of tiles only."""
+    if slides.unavailable_reason:
+        return BaselinePredictions((), (), f"The {BASELINE} is not available: {slides.unavailable_reason}.")
+    training, validation, evaluated = (
+        _add_statistics(each, colours) for each in (slides.training, slides.validation, slides.evaluated)
     )
-    rows = [numbers for _, numbers in training]
+    rows = [statistics for _, statistics in training]
     fits = {
         target: each
         for target, kind in targets.items()
         if (each := kind.fit_linear(rows, [slide.labels[target] for slide, _ in training])) is not None
     }
     if len(fits) < len(targets):
-        lacking = ", ".join(target for target in targets if target not in fits)
+        missing = ", ".join(target for target in targets if target not in fits)
         return BaselinePredictions(
-            (), (), f"There is no {BASELINE}: too few training slides could be read for {lacking}."
+            (), (), f"The {BASELINE} is not available: too few training slides could be read for {missing}."
         )
-    what = "the number of tiles alone, as there are no pixels to read" if colours is None else "colours and tile count"
-    said = f"The {BASELINE} knows {what}; it learnt from {counted(len(training), 'training slide')}."
-    if lost := len(slides.evaluated) - len(asked):
-        said += f" {counted(lost, 'slide')} could not be read for it."
-    return BaselinePredictions(tuple(_scored(asked, fits)), tuple(_scored(held_out, fits)), said)
+    inputs = "only the number of tiles, as no slide files were found" if colours is None else "colours and tile count"
+    note = f"The {BASELINE} uses {inputs}. It was fitted to {format_count(len(training), 'training slide')}."
+    if unreadable := len(slides.evaluated) - len(evaluated):
+        note += f" {format_count(unreadable, 'slide')} could not be read for it."
+    return BaselinePredictions(tuple(_predict_slides(evaluated, fits)), tuple(_predict_slides(validation, fits)), note)
 
 
-def _with_numbers(slides: Sequence[RunSlide], colours: Colours | None) -> list[_SlideFeatures]:
-    """Put what the baseline knows beside each slide; leaves out those that cannot be read."""
-    return [(slide, numbers) for slide in slides if (numbers := _numbers_of(slide, colours)) is not None]
+def _add_statistics(slides: Sequence[RunSlide], colours: Colours | None) -> list[_SlideStatistics]:
+    """Return slides with the inputs of the baseline, without unreadable slides."""
+    return [(slide, statistics) for slide in slides if (statistics := _baseline_statistics(slide, colours)) is not None]
 
 
-def _numbers_of(slide: RunSlide, colours: Colours | None) -> list[float] | None:
-    """Give what the baseline knows of a slide, or None where that cannot be read."""
-    if (count := _tiles_of(slide)) == 0:
+def _baseline_statistics(slide: RunSlide, colours: Colours | None) -> list[float] | None:
+    """Return the inputs of the baseline for a slide, or None if it cannot be read."""
+    if (count := _count_tiles(slide)) == 0:
         return None
     if colours is None:
         return [math.log(count)]
@@ -105,19 +106,18 @@ def _numbers_of(slide: RunSlide, colours: Colours | None) -> list[float] | None:
     return None if statistics is None else [*statistics, math.log(count)]
 
 
-def _tiles_of(slide: RunSlide) -> int:
-    """Count the tiles of a slide, by its tiles or by its features."""
+def _count_tiles(slide: RunSlide) -> int:
+    """Return the number of tiles of a slide, from its tiles or its features."""
     if slide.tiles is not None:
         return len(slide.tiles)
     if slide.features is None:
         return 0
     path = slide.features.path
-    stored = (read_tensor if path.suffix == ".pt" else read_hdf5)(path, only_look=True)
+    stored = (read_pt if path.suffix == ".pt" else read_hdf5)(path, metadata_only=True)
     return int(stored.features.shape[-2])
 
 
-def _scored(known: Sequence[_SlideFeatures], fits: Mapping[str, LinearFit]) -> list[Prediction]:
-    """Predict slides as a model does."""
+def _predict_slides(slides: Sequence[_SlideStatistics], fits: Mapping[str, LinearFit]) -> list[Prediction]:
     return [
         Prediction(
             slide_id=slide.row.slide_id,
@@ -125,13 +125,12 @@ def _scored(known: Sequence[_SlideFeatures], fits: Mapping[str, LinearFit]) -> l
             split=slide.split,
             cohort=slide.row.cohort,
             labels=slide.labels,
-            logits={target: _logit_of(each, numbers) for target, each in fits.items()},
-            tiles=_tiles_of(slide),
+            logits={target: _predict_logit(each, statistics) for target, each in fits.items()},
+            tiles=_count_tiles(slide),
         )
-        for slide, numbers in known
+        for slide, statistics in slides
     ]
 
 
-def _logit_of(fitted_to: LinearFit, numbers: Sequence[float]) -> float:
-    """Score one slide."""
-    return float(fitted_to.logits([list(numbers)])[0])
+def _predict_logit(fit: LinearFit, statistics: Sequence[float]) -> float:
+    return float(fit.logits([list(statistics)])[0])

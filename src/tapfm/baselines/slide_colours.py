@@ -1,4 +1,4 @@
-"""The colours of slides, read once and kept in a table that several evaluations may share."""
+"""Colour statistics of slides, read once and cached in a table that several evaluations can share."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tapfm.encoders.features import FEATURES_VERSION
 from tapfm.errors import InputError, Interrupted
 from tapfm.runs.data import RunSlide
 from tapfm.runtime.csv_files import csv_line
-from tapfm.runtime.files import fingerprint, refuse_full_disk
+from tapfm.runtime.files import fingerprint, raise_if_disk_full
 from tapfm.runtime.progress import SlideProgress
-from tapfm.tiles.colours import COLOUR_STATISTICS, COLOURS_VERSION, colour_statistics, histograms_of
+from tapfm.tiles.colours import COLOUR_STATISTICS, COLOURS_VERSION, colour_histograms, colour_statistics
 from tapfm.tiles.reading import TileRequest
-from tapfm.tiles.sampling import draw_tiles
+from tapfm.tiles.sampling import sample_tiles
 from tapfm.tiles.stream import TileStream
 
-_TILES = 64  # of a slide, drawn once
+_TILES = 64  # sampled from each slide
 _COLUMNS = ("slide_id", "key", *COLOUR_STATISTICS)
 
-Colours = Mapping[str, Sequence[float]]  # by `key_of` a slide
+Colours = Mapping[str, Sequence[float]]  # by `colours_key` of a slide
 
 
 def read_colours(
@@ -32,54 +32,57 @@ def read_colours(
     *,
     workers: int,
     console: Console,
-    asked_to_stop: Callable[[], int | None],
+    stop_signal: Callable[[], int | None],
 ) -> dict[str, Sequence[float]]:
-    """Give the colour statistics of slides with tiles, by their keys; one that cannot be read has none."""
+    """Return the colour statistics of slides by key, without unreadable slides. Raises Interrupted."""
     known = open_colour_table(table)
     by_key = {colours_key(slide): slide for slide in slides if slide.tiles is not None}
     todo = {key: slide for key, slide in by_key.items() if key not in known}
     if todo:
         with (
-            TileStream([_request_of(key, slide) for key, slide in todo.items()], workers=workers) as stream,
+            TileStream([_sample_request(key, slide) for key, slide in todo.items()], workers=workers) as stream,
             SlideProgress(console, f"colours of {_TILES} tiles", slides=len(todo)) as progress,
         ):
             for read in stream:
                 key = read.request.slide_id
                 if len(read.pixels):
-                    known[key] = statistics = colour_statistics(histograms_of(read.pixels))
-                    _add_line(table, [todo[key].row.slide_id, key, *map(repr, statistics)])
+                    known[key] = statistics = colour_statistics(colour_histograms(read.pixels))
+                    _append_row(table, [todo[key].row.slide_id, key, *map(repr, statistics)])
                 progress.finish_slide(todo[key].row.slide_id, tiles=len(read.pixels))
-                if (number := asked_to_stop()) is not None:
+                if (number := stop_signal()) is not None:
                     raise Interrupted(number)
     return {key: known[key] for key in by_key if key in known}
 
 
 def colours_key(slide: RunSlide) -> str:
-    """Return the key of a slide's colours: it covers everything that decides them."""
+    """Return a fingerprint of everything that the colours of a slide depend on."""
     assert slide.tiles is not None
-    # the files: another cohort may have a slide of this name
-    made_of = (slide.row.slide_id, slide.files_digest, slide.tiles.content_digest, _TILES)
-    return fingerprint(*made_of, COLOURS_VERSION, FEATURES_VERSION)[:16]
+    # files_digest: another cohort may have a slide with the same id
+    inputs = (slide.row.slide_id, slide.files_digest, slide.tiles.content_digest, _TILES)
+    return fingerprint(*inputs, COLOURS_VERSION, FEATURES_VERSION)[:16]
 
 
-def _request_of(key: str, slide: RunSlide) -> TileRequest:
-    """Draw the tiles whose colours count, the same ones in every evaluation; two cohorts may share a slide_id."""
+def _sample_request(key: str, slide: RunSlide) -> TileRequest:
+    """Return the request for sampled tiles of a slide, the same in every evaluation.
+
+    The request has the key instead of the slide_id, as two cohorts may have the same ids.
+    """
     assert slide.tiles is not None
-    drawn = draw_tiles(len(slide.tiles), _TILES, "colours", slide.row.slide_id)
-    positions = slide.tiles.positions[np.asarray(drawn)]
+    sampled = sample_tiles(len(slide.tiles), _TILES, "colours", slide.row.slide_id)
+    positions = slide.tiles.positions[np.asarray(sampled)]
     return TileRequest(key, slide.row.path, positions, slide.tiles.side_px0, slide.tiles.tile_px)
 
 
-def _remembered(table: Path) -> dict[str, Sequence[float]]:
-    """Recall what was read before; a line that was cut off does not count."""
+def _read_colour_table(table: Path) -> dict[str, Sequence[float]]:
+    """Return the statistics in the table; truncated rows are ignored."""
     if not table.exists():
         return {}
     try:
         header, *lines = table.read_text("utf-8").splitlines() or [""]
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{table} cannot be read ({error}).", hint="Give another file to --colours.") from error
+        raise InputError(f"{table} cannot be read ({error}).", hint="Choose another file with --colours.") from error
     if header and header.split(",") != list(_COLUMNS):
-        raise InputError(f"{table} is no table of colours.", hint="Give another file to --colours.")
+        raise InputError(f"{table} is not a table of colour statistics.", hint="Choose another file with --colours.")
     known: dict[str, Sequence[float]] = {}
     for line in csv.reader(line for line in lines if line):
         try:
@@ -90,26 +93,24 @@ def _remembered(table: Path) -> dict[str, Sequence[float]]:
 
 
 def open_colour_table(table: Path) -> dict[str, Sequence[float]]:
-    """Recall what was read before, or write the names of the columns where there is no table yet."""
-    known = _remembered(table)
+    """Return the statistics in the table; create the table with its header if it does not exist."""
+    known = _read_colour_table(table)
     if not table.exists() or not table.stat().st_size:
-        _add_text(table, ",".join(_COLUMNS))
+        _append_text(table, ",".join(_COLUMNS))
     return known
 
 
-def _add_line(table: Path, fields: Sequence[str]) -> None:
-    """Remember one more slide."""
-    _add_text(table, "\n" + csv_line(fields))  # a line before that was cut off stays alone
+def _append_row(table: Path, fields: Sequence[str]) -> None:
+    _append_text(table, "\n" + csv_line(fields))  # starts with a line break: the row before may be truncated
 
 
-def _add_text(table: Path, text: str) -> None:
-    """Add to the table."""
+def _append_text(table: Path, text: str) -> None:
     try:
         table.parent.mkdir(parents=True, exist_ok=True)
         with table.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        refuse_full_disk(error, table)
+        raise_if_disk_full(error, table)
         raise InputError(
-            f"{table} cannot be written ({error.strerror}).", hint="Give another file to --colours."
+            f"{table} cannot be written ({error.strerror}).", hint="Choose another file with --colours."
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tapfm.runtime.messages import counted
+from tapfm.runtime.messages import format_count
 
 Bound = Literal["reading", "computing"]
 
@@ -64,5 +64,5 @@ def expect(work: TileCounts, speeds: Speeds, *, shared_cores: bool) -> list[Time
     seconds = None
     if epoch.seconds is not None and validation.seconds is not None and held_out.seconds is not None:
         seconds = work.epochs * (epoch.seconds + validation.seconds) + held_out.seconds
-    whole = TimeEstimate(f"the whole training, {counted(work.epochs, 'epoch')}", tiles, seconds, None)
+    whole = TimeEstimate(f"the whole training, {format_count(work.epochs, 'epoch')}", tiles, seconds, None)
     return [epoch, validation, held_out, whole, slide]

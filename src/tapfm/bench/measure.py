@@ -23,9 +23,9 @@ from tapfm.bench.reading import ReadingSpeed, painted_file, reading_speed
 from tapfm.bench.slides import BenchSlides, in_splits, work_of
 from tapfm.bench.timing import GIB, within_memory
 from tapfm.errors import InputError
-from tapfm.runs.folder import version_of
+from tapfm.runs.folder import installed_version
 from tapfm.runtime.files import write_atomically
-from tapfm.runtime.progress import progress_bars
+from tapfm.runtime.progress import make_progress_bars
 from tapfm.runtime.workers import available_cores
 from tapfm.version import __version__
 
@@ -109,7 +109,7 @@ class _StageProgress:
     """A bar that says what is being measured; lines where no terminal shows it."""
 
     def __init__(self, console: Console, total: int) -> None:
-        self._console, self._progress = console, progress_bars(console)
+        self._console, self._progress = console, make_progress_bars(console)
         self._begun = 0
         self._bar = self._progress.add_task("", total=total, note="")
         self._progress.start()
@@ -221,7 +221,7 @@ def _machine_of(device: torch.device) -> Machine:
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         cuda=None if gpu is None else torch.version.cuda,
-        packages={name: version for name in _PACKAGES if (version := version_of(name)) is not None},
+        packages={name: version for name in _PACKAGES if (version := installed_version(name)) is not None},
     )
 
 

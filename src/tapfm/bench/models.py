@@ -11,9 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from tapfm.adaptation.chunked import Chunking
-from tapfm.adaptation.from_config import adaptation_of, augmentation_of, dtypes_of, is_compiled, optimisation_of
+from tapfm.adaptation.from_config import (
+    build_adaptation_settings,
+    build_augmentation,
+    build_optimiser_settings,
+    select_dtypes,
+    uses_compile,
+)
 from tapfm.adaptation.learner import Learner
-from tapfm.config.loading import resolve
+from tapfm.config.loading import resolve_config
 from tapfm.config.settings import RunConfig
 from tapfm.contracts import Targets
 from tapfm.encoders.adapters import Scope, apply_scope
@@ -23,7 +29,7 @@ from tapfm.encoders.catalog import encoder_card
 from tapfm.encoders.inference import InferenceEncoder, precision_name, prepare_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.inference.bags import Bag
-from tapfm.runs.build import aggregator_of
+from tapfm.runs.build import build_run_aggregator
 from tapfm.runs.model import SlideModel
 from tapfm.runtime.devices import choose_precision
 from tapfm.tasks.catalog import build_task
@@ -50,12 +56,12 @@ class BenchSubject:
     @property
     def compiled(self) -> bool:
         """Say whether blocks are compiled."""
-        return is_compiled(self.config, self.device)
+        return uses_compile(self.config, self.device)
 
 
 def settings_for(encoder: str, precision: str) -> RunConfig:
     """Take the recipe's settings, where no RUN.toml says others; slides and targets are not looked at."""
-    return resolve(
+    return resolve_config(
         {
             "cohort": {"table": "cohort.csv"},
             "tiles": {"folder": "tiles"},
@@ -98,15 +104,17 @@ def build_learner(subject: BenchSubject, scope: str, chunking: Chunking) -> Lear
         encoder.recompute = (config.adaptation.recompute,) * len(encoder.recompute)
     encoder.compile_blocks(subject.compiled)
     targets = config.task.targets
-    aggregator = aggregator_of(config, encoder.feature_size, len(targets)).to(device)
-    weights_dtype, compute_dtype = dtypes_of(config, device)
+    aggregator = build_run_aggregator(config, encoder.feature_size, len(targets)).to(device)
+    weights_dtype, compute_dtype = select_dtypes(config, device)
     model = SlideModel(encoder, aggregator, build_task({name: [0, 1] for name in targets}), compute_dtype)
     optimisation = replace(
-        optimisation_of(config, weights_dtype=weights_dtype, compiled=subject.compiled),
-        wide_gradients=config.optimiser.slides_per_step > 1 or chunking.tiles is not None,
+        build_optimiser_settings(config, weights_dtype=weights_dtype, compiled=subject.compiled),
+        float32_gradients=config.optimiser.slides_per_step > 1 or chunking.tiles is not None,
     )
-    learner = Learner(model, adaptation_of(config, chunking, compute_dtype), optimisation, shrunk=_did_not_fit)
-    learner.begin_epoch(0)
+    learner = Learner(
+        model, build_adaptation_settings(config, chunking, compute_dtype), optimisation, on_smaller_chunks=_did_not_fit
+    )
+    learner.start_epoch(0)
     return learner
 
 
@@ -117,12 +125,12 @@ def _did_not_fit(_tiles: int) -> None:
 
 def learn_once(learner: Learner, pixels: Tensor, subject: BenchSubject) -> None:
     """Take one slide's step with pixels as they were read, augmented as in training."""
-    augmentation = augmentation_of(subject.config)
+    augmentation = build_augmentation(subject.config)
     content = AugmentedTiles(pixels, augmentation, 0, device=subject.device, compiled=subject.compiled)
     bag = Bag(content, np.arange(len(pixels)), coordinates=_grid_coordinates(len(pixels)))
     count = len(learner.model.task.targets)
     targets = Targets(torch.ones(count), torch.ones(count, dtype=torch.bool))
-    report = learner.learn(bag, targets, now=True, slide_id="bench")
+    report = learner.train_step(bag, targets, update=True, slide_id="bench")
     report.loss_agg.item()
 
 

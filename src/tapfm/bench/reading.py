@@ -13,16 +13,16 @@ import numpy as np
 from tapfm.bench.slides import SlideFile
 from tapfm.slides.slide import Pixels
 from tapfm.synthetic.cohort import CohortSpec, plan_cohort
-from tapfm.synthetic.slide_file import svs
-from tapfm.synthetic.slides import paint_slide
+from tapfm.synthetic.slide_file import encode_svs
+from tapfm.synthetic.slides import render_slide
 from tapfm.tiles.reading import TileRequest
-from tapfm.tiles.sampling import draw_tiles
+from tapfm.tiles.sampling import sample_tiles
 from tapfm.tiles.store import TileSet
 from tapfm.tiles.stream import TileStream
 
 _REQUEST = 64  # tiles
 _LEAST = 4  # requests that are timed
-_AHEAD_BYTES = 2**28
+_PREFETCH_BYTES = 2**28
 _PAINTED_TILES, _REPEATED = 20, 2  # a painted section, laid so many times across and down
 _TISSUE = 0.25  # of a tile
 
@@ -62,7 +62,7 @@ def reading_speed(
     started = 2 * max(workers, 1)
     tiles, empty, reason = 0, 0, ""
     begin = end = clock()
-    with TileStream(_endless_requests(files, tile_px), workers=workers, ahead_bytes=_AHEAD_BYTES) as stream:
+    with TileStream(_endless_requests(files, tile_px), workers=workers, prefetch_bytes=_PREFETCH_BYTES) as stream:
         for number, read in enumerate(stream):
             reason = read.reasons[0] if read.reasons else reason
             empty = 0 if len(read.rows) else empty + 1
@@ -81,7 +81,7 @@ def _endless_requests(files: Sequence[SlideFile], tile_px: int) -> Iterator[Tile
     """Ask for some tiles of one slide after the other, drawn as for an epoch of training."""
     for epoch in itertools.count():
         for number, file in enumerate(files):
-            rows = draw_tiles(len(file.tiles), _REQUEST, 0, epoch, number)
+            rows = sample_tiles(len(file.tiles), _REQUEST, 0, epoch, number)
             positions = file.tiles.positions[rows]
             yield TileRequest(file.tiles.slide_id, file.path, positions, file.tiles.side_px0, tile_px)
 
@@ -91,11 +91,11 @@ def painted_file(folder: Path, tile_px: int) -> SlideFile:
     planned = next(
         each for each in plan_cohort(CohortSpec(slides=10, external=0, tiles=_PAINTED_TILES)) if each.scanner.mpp < 0.3
     )
-    painted = paint_slide(planned)
+    painted = render_slide(planned)
     path = folder / "painted.svs"
-    path.write_bytes(svs(_repeated(painted.scan.pixels), planned.scanner, planned.slide_id))
-    corners, side_px0 = painted.truth.grid()
-    corners = corners[painted.truth.share(painted.truth.tissue, corners, side_px0) >= _TISSUE]
+    path.write_bytes(encode_svs(_repeated(painted.scan.pixels), planned.scanner, planned.slide_id))
+    corners, side_px0 = painted.truth.default_grid()
+    corners = corners[painted.truth.coverage(painted.truth.tissue, corners, side_px0) >= _TISSUE]
     height, width = painted.scan.pixels.shape[:2]
     shifts = [(x * width, y * height) for y in range(_REPEATED) for x in range(_REPEATED)]
     positions = np.concatenate([corners + np.array(shift) for shift in shifts])

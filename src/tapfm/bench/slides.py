@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from tapfm.bench.expectations import TileCounts
-from tapfm.cohort.manifest import read_cohort
-from tapfm.cohort.splits import TEST, TRAIN, VALIDATION, split_of_rows
+from tapfm.cohort.cohort_table import read_cohort
+from tapfm.cohort.splits import TEST, TRAIN, VALIDATION, read_splits
 from tapfm.config.settings import RunConfig
 from tapfm.errors import CohortError, InputError, TapfmError
-from tapfm.runs.data import read_data
-from tapfm.runtime.messages import command
+from tapfm.runs.data import read_run_data
+from tapfm.runtime.messages import format_command
 from tapfm.tiles.store import TileSet, find_tiles
 
 SlideSource = Literal["run", "cohort", "paper"]
@@ -63,7 +63,7 @@ def slides_of_run(config: RunConfig) -> BenchSlides:
             "This run learns from stored features: it neither reads slides nor runs the encoder.",
             hint='Measure a run with adaptation.method = "tapfm" or "finetune"; making features is encoding.',
         )
-    data = read_data(config)
+    data = read_run_data(config)
     files = {
         slide.row.slide_id: SlideFile(slide.row.path, slide.tiles) for slide in data.slides if slide.tiles is not None
     }
@@ -82,10 +82,11 @@ def slides_of_cohort(table: Path, tiles: Path, slides_folder: Path | None = None
             continue  # counted
     if not files:
         raise CohortError(
-            f"No slide of {table} has tiles in {tiles}.", hint=f"Make them: {command('tile', table, '--out', tiles)}"
+            f"No slide of {table} has tiles in {tiles}.",
+            hint=f"Make them: {format_command('tile', table, '--out', tiles)}",
         )
     if any(row.split for row in cohort.rows):
-        splits = split_of_rows(cohort)
+        splits = read_splits(cohort)
         of_slides = [(splits[name], len(file.tiles)) for name, file in files.items() if name in splits]
     else:
         of_slides = _share_out([len(file.tiles) for file in files.values()])

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from tapfm.errors import TapfmError
-from tapfm.runtime.device_memory import free_memory, unify_memory_errors
+from tapfm.runtime.device_memory import convert_memory_errors, free_memory
 
 GIB = 2**30
 Result = TypeVar("Result")
@@ -78,7 +78,7 @@ def peak_gib(device: torch.device) -> float | None:
 def within_memory(work: Callable[[], Result], device: torch.device) -> Result | None:
     """Do it, and clean up; None where memory did not suffice."""
     try:
-        with unify_memory_errors():
+        with convert_memory_errors():
             return work()
     except (RuntimeError, MemoryError, TapfmError) as error:
         if not _is_out_of_memory(error):

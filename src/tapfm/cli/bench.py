@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line, terminal
-from tapfm.runtime.messages import counted
+from tapfm.cli.console import print_line, stderr_console, stdout_console
+from tapfm.runtime.messages import format_count
 from tapfm.workflows import bench as workflow
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ def bench(options: workflow.BenchOptions) -> None:
     prediction, and whether reading or computing takes longer. Weights are
     random, which are as fast as any: nothing is downloaded.
     """
-    measured = workflow.bench.run(options, messages())
-    _print_bench(measured, terminal())
+    measured = workflow.bench.run(options, stderr_console())
+    _print_bench(measured, stdout_console())
     if options.out is not None:
-        print_line(messages(), f"Written: {options.out}")
+        print_line(stderr_console(), f"Written: {options.out}")
 
 
 def _print_bench(bench: BenchResult, console: Console) -> None:
@@ -44,7 +44,7 @@ def _print_bench(bench: BenchResult, console: Console) -> None:
     memory = "" if machine.memory_gib is None else f", {machine.memory_gib:.0f} GiB"
     compiled = ", compiled blocks" if bench.compiled else ""
     console.print(
-        f"{machine.device}{memory}, {counted(machine.cores, 'core')}; torch {machine.packages.get('torch', '?')}; "
+        f"{machine.device}{memory}, {format_count(machine.cores, 'core')}; torch {machine.packages.get('torch', '?')}; "
         f"{bench.encoder} in {bench.precision}{compiled}, random weights (as fast as any)\n",
         markup=False,
     )
@@ -85,7 +85,7 @@ def _speed_text(tiles_per_second: float | None, problem: str | None) -> str:
 
 
 def _describe_reading(row: ReadingSpeed) -> str:
-    what = "a painted 40x slide" if row.painted else f"{counted(row.slides, 'slide')} of yours"
+    what = "a painted 40x slide" if row.painted else f"{format_count(row.slides, 'slide')} of yours"
     return f"{'1 process' if row.workers == 1 else f'{row.workers} processes'}, {what}"
 
 
@@ -97,7 +97,7 @@ def _describe_step(step: StepSpeed) -> str:
 
 
 def _describe_cost(peak_gib: float | None, compiling_s: float | None) -> list[str]:
-    from tapfm.results.numbers import format_duration
+    from tapfm.results.formatting import format_duration
 
     memory = [] if peak_gib is None else [f"peak {peak_gib:.1f} GiB"]
     return memory + ([] if compiling_s is None else [f"first time {format_duration(compiling_s)} longer"])
@@ -114,7 +114,7 @@ def _title(bench: BenchResult) -> str:
 
 
 def _expected_table(bench: BenchResult) -> Table:
-    from tapfm.results.numbers import format_duration
+    from tapfm.results.formatting import format_duration
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("expected", no_wrap=True)
@@ -140,7 +140,7 @@ def _remarks(bench: BenchResult) -> list[str]:
             "For slides of yours: --cohort and --tiles."
         )
     if bench.slides.without_tiles:
-        lines.append(f"Left out, as they have no tiles: {counted(bench.slides.without_tiles, 'slide')}.")
+        lines.append(f"Left out, as they have no tiles: {format_count(bench.slides.without_tiles, 'slide')}.")
     if bench.compiled:
         lines.append("torch caches what it compiled: only the first time takes longer.")
     if bench.quick:

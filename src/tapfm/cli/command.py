@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tapfm.cli.console import messages
+from tapfm.cli.console import stderr_console
 from tapfm.errors import Interrupted
-from tapfm.runtime.options import Argument, Option, flag_of, is_union, item_type
+from tapfm.runtime.options import Argument, Option, format_flag, is_union, item_type
 
 
 def command(make: type, *, stopped: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -37,7 +37,7 @@ def command(make: type, *, stopped: str = "") -> Callable[[Callable[..., None]],
             except (KeyboardInterrupt, Interrupted, SystemExit) as error:
                 code = _exit_code(error)
                 if code > 128 and stopped:
-                    messages().print(f"Stopped. {stopped}", markup=False, soft_wrap=True)
+                    stderr_console().print(f"Stopped. {stopped}", markup=False, soft_wrap=True)
                 raise typer.Exit(code) from None
 
         run.__name__, run.__doc__ = function.__name__, function.__doc__
@@ -78,7 +78,7 @@ def _parameter(each: Field[Any], hint: Any) -> inspect.Parameter:
     else:
         assert isinstance(shown, Option)
         info = typer.Option(
-            flag_of(each.name, shown),
+            format_flag(each.name, shown),
             metavar=shown.metavar,
             help=shown.help,
             show_default=True if shown.default is None else shown.default,

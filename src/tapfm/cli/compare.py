@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line, terminal
-from tapfm.runtime.messages import counted
+from tapfm.cli.console import print_line, stderr_console, stdout_console
+from tapfm.runtime.messages import format_count
 from tapfm.workflows import compare as workflow
 
 if TYPE_CHECKING:
-    from tapfm.evaluation.comparing import Comparison
+    from tapfm.evaluation.method_comparison import Comparison
 
 
 @command(workflow.CompareOptions)
@@ -33,20 +33,20 @@ def compare(options: workflow.CompareOptions) -> None:
     \b
     comparison.md, .csv, .json   AUCs, differences with intervals and p values
     differences.png              the differences as a plot
-    left_out.csv                 patients that not all of them have
+    excluded.csv                 patients that not all of them have
     """
-    compared = workflow.compare.run(options, messages())
-    _print_comparison(compared, options.out, terminal(), messages())
+    compared = workflow.compare.run(options, stderr_console())
+    _print_comparison(compared, options.out, stdout_console(), stderr_console())
 
 
-def _print_comparison(compared: Comparison, folder: Path, console: Console, messages: Console) -> None:
+def _print_comparison(compared: Comparison, folder: Path, console: Console, stderr_console: Console) -> None:
     from tapfm.evaluation.comparison_tables import auc_table, differences_table
     from tapfm.results.terminal import rich_table
 
     console.print(rich_table(auc_table(compared)))
     console.print()
     console.print(rich_table(differences_table(compared)))
-    print_line(messages, f"On {counted(compared.patients, 'patient')} that all of them have.")
-    if count := sum(len(patients) for patients in compared.left_out.values()):
-        print_line(messages, f"Left out: {counted(count, 'patient')} ({folder / 'left_out.csv'})")
-    print_line(messages, f"Results: {folder / 'comparison.md'} and {folder / 'differences.png'}")
+    print_line(stderr_console, f"On {format_count(compared.patients, 'patient')} that all of them have.")
+    if count := sum(len(patients) for patients in compared.excluded.values()):
+        print_line(stderr_console, f"Left out: {format_count(count, 'patient')} ({folder / 'excluded.csv'})")
+    print_line(stderr_console, f"Results: {folder / 'comparison.md'} and {folder / 'differences.png'}")

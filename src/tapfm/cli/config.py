@@ -5,8 +5,8 @@ from __future__ import annotations
 import typer
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line
-from tapfm.runtime.messages import command as command_text
+from tapfm.cli.console import print_line, stderr_console
+from tapfm.runtime.messages import format_command
 from tapfm.workflows import config as workflow
 
 
@@ -21,9 +21,9 @@ def config(options: workflow.ConfigOptions) -> None:
 
     Settings that are not given come from the recipe: the paper's protocol, or its authors' scripts.
     """
-    text = workflow.config.run(options, messages())
+    text = workflow.config.run(options, stderr_console())
     if options.out is None:
         typer.echo(text, nl=False)
         return
-    following = command_text("train", options.out, "--out", "runs/first")
-    print_line(messages(), f"Written: {options.out}. Next: {following}")
+    following = format_command("train", options.out, "--out", "runs/first")
+    print_line(stderr_console(), f"Written: {options.out}. Next: {following}")

@@ -11,19 +11,19 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tapfm.runtime.messages import grouped_advice
+from tapfm.runtime.messages import group_hints
 
 _PIPED_WIDTH = 160  # columns of a table that no terminal limits
 _ADVICE_SHOWN = 10  # lines; the rest is in failures.csv
 
 
-def terminal() -> Console:
+def stdout_console() -> Console:
     """Make the console for results: as wide as the terminal, wide enough for a table when piped."""
     at_terminal = sys.stdout is not None and sys.stdout.isatty()
     return Console(width=None if at_terminal else _PIPED_WIDTH, highlight=False)
 
 
-def messages() -> Console:
+def stderr_console() -> Console:
     """Make the console for messages and progress."""
     return Console(stderr=True, highlight=False)
 
@@ -46,7 +46,7 @@ def print_failures(console: Console, failed: Sequence[tuple[str, str]], table: P
     if not failed:
         return
     print_line(console, f"{len(failed):,} failed: {table}", "bold red")
-    lines = grouped_advice(failed)
+    lines = group_hints(failed)
     for line in lines[:_ADVICE_SHOWN]:
         print_line(console, f"  {line}")
     if len(lines) > _ADVICE_SHOWN:

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line, terminal
+from tapfm.cli.console import print_line, stderr_console, stdout_console
 from tapfm.demo.sizes import COHORT_NOTE, TARGET, Size
-from tapfm.runtime.messages import command as command_text
+from tapfm.runtime.messages import format_command
 from tapfm.runtime.steps import STOPPED_CODE
 from tapfm.workflows import demo as workflow
 
@@ -42,13 +42,13 @@ def demo(options: workflow.DemoOptions, context: typer.Context) -> None:
 
     \b
     report.html               all of it on a page
-    planted.png               what was planted, attention before and after
+    attention-check.png       what was planted, attention before and after
     predictions/              heatmaps of slides
     study/                    runs, evaluations, tables
-    painted/, tiles/, ...     slides, tiles
+    synthetic/, tiles/, ...   slides, tiles
     logs/                     the result of each command
     """
-    console = messages()
+    console = stderr_console()
     _print_plan(options.size, console)
     root = context.find_root().command
 
@@ -59,7 +59,7 @@ def demo(options: workflow.DemoOptions, context: typer.Context) -> None:
         except typer.Abort:  # Ctrl-C before or after the command's own work
             return STOPPED_CODE
 
-    _print_results(options.size, workflow.demo(options, console, run_command), terminal())
+    _print_results(options.size, workflow.demo(options, console, run_command), stdout_console())
 
 
 def _print_plan(size: Size, console: Console) -> None:
@@ -74,11 +74,11 @@ def _print_plan(size: Size, console: Console) -> None:
 
 
 def _print_results(size: Size, results: DemoResults, console: Console) -> None:
-    from tapfm.results.numbers import format_duration
+    from tapfm.results.formatting import format_duration
     from tapfm.results.terminal import rich_table
 
     folder = results.folder
-    for table in (results.aucs, results.planted):
+    for table in (results.aucs, results.attention_check):
         console.print()
         console.print(rich_table(table))
     console.print()
@@ -94,7 +94,7 @@ def _print_results(size: Size, results: DemoResults, console: Console) -> None:
         console,
         {
             str(folder.report): "all of it on a page, for any browser",
-            str(folder.planted_picture): "one slide: what was planted, attention before and after",
+            str(folder.attention_check_image): "one slide: what was planted, attention before and after",
             str(folder.predictions("external") / "per-slide"): "heatmaps and most influential tiles of each slide",
             str(folder.study / "study.md"): "the tables; beside it as .csv and .tex",
         },
@@ -103,7 +103,7 @@ def _print_results(size: Size, results: DemoResults, console: Console) -> None:
     _print_beside(
         console,
         {
-            command_text("view", folder.predictions("external")): "slides and heatmaps in the browser",
+            format_command("view", folder.predictions("external")): "slides and heatmaps in the browser",
             "tapfm inspect SLIDES/ --write-cohort cohort.csv": "start with slides of your own",
             "tapfm encoders": "the models that can learn from them",
             "tapfm doctor": "which of them open here, and what else this machine can do",

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_json, terminal
+from tapfm.cli.console import print_json, stderr_console, stdout_console
 from tapfm.workflows import doctor as workflow
 
 _MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[bold red]broken[/]"}
@@ -27,11 +27,11 @@ def doctor(
     Python and packages, GPU and memory, hub token and the gated encoders it opens, cached weights with their SHA-256,
     OpenSlide, free disk. Exit code 1 when something needed is broken.
     """
-    findings = workflow.doctor.run(options, messages())
+    findings = workflow.doctor.run(options, stderr_console())
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
-        _print_findings(findings, terminal())
+        _print_findings(findings, stdout_console())
     if any(finding.status == "broken" for finding in findings):
         raise typer.Exit(1)
 

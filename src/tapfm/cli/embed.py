@@ -8,12 +8,12 @@ import typer
 from rich.console import Console
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_failures, print_line, terminal
-from tapfm.runtime.cohort_job import FAILURES, RESUME, SUMMARY
+from tapfm.cli.console import print_failures, print_line, stderr_console, stdout_console
+from tapfm.runtime.cohort_job import FAILURES, RESUME_HINT, SUMMARY
 from tapfm.workflows import embed as workflow
 
 
-@command(workflow.EmbedOptions, stopped=RESUME)
+@command(workflow.EmbedOptions, stopped=RESUME_HINT)
 def embed(options: workflow.EmbedOptions) -> None:
     """Store the features of every tile and the encoder's raw attention to it. Training on stored features is fast.
 
@@ -32,8 +32,8 @@ def embed(options: workflow.EmbedOptions) -> None:
     summary.csv    one row per slide
     failures.csv   what failed, why, and what to do
     """
-    result = workflow.embed.run(options, messages())
-    _print_embedded(result, terminal())
+    result = workflow.embed.run(options, stderr_console())
+    _print_embedded(result, stdout_console())
     raise typer.Exit(result.slides.exit_code(options.only or None, options.allow_failures))
 
 
@@ -53,7 +53,7 @@ def _print_embedded(result: workflow.EmbedResult, console: Console) -> None:
             f"{missing:,} tiles on {len(incomplete):,} slides could not be read: {table.folder / SUMMARY}",
             "yellow",
         )
-    print_failures(console, [(each.slide_id, each.what_to_do) for each in table.failed], table.folder / FAILURES)
+    print_failures(console, [(each.slide_id, each.hint) for each in table.failed], table.folder / FAILURES)
     if table.finished:
         fixed = f"--set adaptation.method=fixed --set tiles.features={shlex.quote(str(table.folder))}"
         print_line(console, f"Next: tapfm train RUN.toml --out runs/fixed {fixed}")

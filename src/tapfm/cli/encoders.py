@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_json, terminal
+from tapfm.cli.console import print_json, stderr_console, stdout_console
 from tapfm.workflows import encoders as workflow
 
 if TYPE_CHECKING:
@@ -42,23 +42,23 @@ def encoders(
     tapfm encoders uni --check   can it be loaded here? (if gated: how to get access)
     tapfm encoders uni --check --weights pytorch_model.bin
     """
-    found = workflow.encoders.run(options, messages())
+    found = workflow.encoders.run(options, stderr_console())
     card = found.cards[0]
     if found.check is not None:
         rows = _check_rows(found.check)
         if as_json:
             print_json({"key": card.key, **rows})
         else:
-            _print_rows(rows, terminal(), title=f"{card.key} loads")
+            _print_rows(rows, stdout_console(), title=f"{card.key} loads")
     elif options.name is not None:
         if as_json:
             print_json(asdict(card))
         else:
-            _print_rows(_card_rows(card), terminal(), title=card.key)
+            _print_rows(_card_rows(card), stdout_console(), title=card.key)
     elif as_json:
         print_json([asdict(each) for each in found.cards])
     else:
-        _print_catalogue(found.cards, terminal())
+        _print_catalogue(found.cards, stdout_console())
 
 
 def _print_catalogue(cards: Sequence[EncoderCard], console: Console) -> None:

@@ -9,13 +9,12 @@ import typer
 from rich.console import Console
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line, terminal
-from tapfm.runtime.messages import command as command_text
-from tapfm.runtime.messages import counted
+from tapfm.cli.console import print_line, stderr_console, stdout_console
+from tapfm.runtime.messages import format_command, format_count
 from tapfm.workflows import evaluate as workflow
 
 if TYPE_CHECKING:
-    from tapfm.evaluation.measures import MetricValue
+    from tapfm.evaluation.metric_values import MetricValue
     from tapfm.workflows.evaluation_run import Evaluation
 
 _WIDE = 150  # columns of a terminal that hold all metrics of a target on a line
@@ -45,13 +44,13 @@ def evaluate(options: workflow.EvaluateOptions) -> None:
 
     Exit code 3 when more slides failed than allowed; the others are evaluated.
     """
-    evaluation = workflow.evaluate.run(options, messages())
-    _print_evaluation(evaluation, terminal(), messages())
+    evaluation = workflow.evaluate.run(options, stderr_console())
+    _print_evaluation(evaluation, stdout_console(), stderr_console())
     if len(evaluation.failed) > options.allow_failures:
         raise typer.Exit(3)
 
 
-def _print_evaluation(evaluation: Evaluation, console: Console, messages: Console) -> None:
+def _print_evaluation(evaluation: Evaluation, console: Console, stderr_console: Console) -> None:
     from tapfm.evaluation.metric_tables import MODEL, overview_table
     from tapfm.results.terminal import rich_table
     from tapfm.tasks.target import BASELINE
@@ -60,20 +59,22 @@ def _print_evaluation(evaluation: Evaluation, console: Console, messages: Consol
     # metrics.md has the other metrics
     metrics = results.main_metrics if console.width >= _WIDE else results.main_metrics[:1]
     console.print(rich_table(overview_table(results, metrics)))
-    _print_missing(results.of(MODEL).values(), messages)
+    _print_missing(results.select_metrics(MODEL).values(), stderr_console)
     if BASELINE not in results.models:
-        print_line(messages, results.baseline_said)
+        print_line(stderr_console, results.baseline_note)
     if results.failed:
-        failed = counted(len(results.failed), "slide")
-        print_line(messages, f"{failed} failed: {folder / 'failures.csv'}")
-    print_line(messages, f"Results: {folder / 'metrics.md'} and {folder / 'roc.png'}")
-    following = command_text("compare", folder, "OTHER", "--out", "comparison")
-    print_line(messages, f"Next, compare it with another: {following}")
+        failed = format_count(len(results.failed), "slide")
+        print_line(stderr_console, f"{failed} failed: {folder / 'failures.csv'}")
+    print_line(stderr_console, f"Results: {folder / 'metrics.md'} and {folder / 'roc.png'}")
+    following = format_command("compare", folder, "OTHER", "--out", "comparison")
+    print_line(stderr_console, f"Next, compare it with another: {following}")
 
 
-def _print_missing(measured: Iterable[MetricValue], messages: Console) -> None:
+def _print_missing(measured: Iterable[MetricValue], stderr_console: Console) -> None:
     reasons = dict.fromkeys(
-        f"{each.target}: {each.estimate.why}" for each in measured if each.estimate.value is None and each.estimate.why
+        f"{each.target}: {each.estimate.reason}"
+        for each in measured
+        if each.estimate.value is None and each.estimate.reason
     )
     for reason in reasons:
-        print_line(messages, f"  empty: {reason}")
+        print_line(stderr_console, f"  empty: {reason}")

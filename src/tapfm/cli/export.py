@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages
+from tapfm.cli.console import stderr_console
 from tapfm.workflows import export as workflow
 
 
@@ -23,4 +23,4 @@ def export(options: workflow.ExportOptions) -> None:
     The folder is loaded again and compared before the command ends. What is
     pushed is private unless --public is given.
     """
-    workflow.export.run(options, messages())
+    workflow.export.run(options, stderr_console())

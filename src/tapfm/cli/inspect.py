@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_json, print_line, terminal
-from tapfm.runtime.messages import command as command_text
-from tapfm.runtime.messages import grouped_advice
+from tapfm.cli.console import print_json, print_line, stderr_console, stdout_console
+from tapfm.runtime.messages import format_command, group_hints
 from tapfm.workflows import inspect as workflow
 
 if TYPE_CHECKING:
@@ -35,14 +34,14 @@ def inspect(
 
     Exit code 3 when a slide has a problem because of which it cannot be tiled.
     """
-    inspections = workflow.inspect.run(options, messages())
+    inspections = workflow.inspect.run(options, stderr_console())
     if as_json:
         print_json([asdict(each) for each in inspections])
     else:
-        _print_inspections(inspections, terminal())
+        _print_inspections(inspections, stdout_console())
     if options.write_cohort is not None:
-        tile = command_text("tile", options.write_cohort, "--out", "tiles")
-        print_line(messages(), f"Written: {options.write_cohort}. Next: {tile}")
+        tile = format_command("tile", options.write_cohort, "--out", "tiles")
+        print_line(stderr_console(), f"Written: {options.write_cohort}. Next: {tile}")
     if any(each.problem for each in inspections):
         raise typer.Exit(3)
 
@@ -79,5 +78,5 @@ def _print_inspections(inspections: Sequence[InspectedSlide], console: Console) 
         f"\n{len(inspections):,} slides: {len(inspections) - len(problems) - warned:,} ready, "
         f"{warned:,} with a warning, {len(problems):,} with a problem."
     )
-    for line in grouped_advice((each.slide_id, each.what_to_do) for each in problems):
+    for line in group_hints((each.slide_id, each.hint) for each in problems):
         console.print(Text(line))

@@ -11,7 +11,7 @@ import typer
 from tapfm.cli.bench import bench
 from tapfm.cli.compare import compare
 from tapfm.cli.config import config
-from tapfm.cli.console import messages, print_line
+from tapfm.cli.console import print_line, stderr_console
 from tapfm.cli.demo import demo
 from tapfm.cli.doctor import doctor
 from tapfm.cli.embed import embed
@@ -30,7 +30,7 @@ from tapfm.cli.tile import tile
 from tapfm.cli.train import train
 from tapfm.cli.view import view
 from tapfm.errors import TapfmError
-from tapfm.runtime.commands import follow_parent
+from tapfm.runtime.commands import stop_with_parent
 from tapfm.version import __version__
 
 app = typer.Typer(
@@ -84,13 +84,13 @@ app.command()(doctor)
 
 def main() -> None:
     """Run the command line; a `TapfmError` is printed as a message and a hint, not as a traceback."""
-    follow_parent()
+    stop_with_parent()
     # what schedulers send before they kill: ended like Ctrl-C, so that tables are saved
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         app()
     except TapfmError as error:
-        console = messages()
+        console = stderr_console()
         console.print("error:", style="bold red", end=" ")
         print_line(console, error.message)
         if error.hint:

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_json, terminal
-from tapfm.runtime.messages import counted
+from tapfm.cli.console import print_json, stderr_console, stdout_console
+from tapfm.runtime.messages import format_count
 from tapfm.workflows import plan as workflow
 
 if TYPE_CHECKING:
     from tapfm.adaptation.encoder_shape import EncoderShape
-    from tapfm.adaptation.memory_plan import Card, MemoryPlan
+    from tapfm.adaptation.memory_plan import Gpu, MemoryPlan
     from tapfm.adaptation.planner import StepPlan
 
 _GIB = 2**30
@@ -49,26 +49,26 @@ def plan(
 
     Exit code 2 when nothing fits, with what would.
     """
-    planned = workflow.plan.run(options, messages())
+    planned = workflow.plan.run(options, stderr_console())
     if planned is None:
         text = "Method fixed trains no encoder: it learns from stored features, in a few hundred MB on any device."
-        typer.echo(json.dumps({"method": "fixed", "cards": []}) if as_json else text)
+        typer.echo(json.dumps({"method": "fixed", "gpus": []}) if as_json else text)
     elif as_json:
-        from tapfm.adaptation.memory_plan import as_tables
+        from tapfm.adaptation.memory_plan import plan_to_json
 
-        print_json(as_tables(planned))
+        print_json(plan_to_json(planned))
     else:
-        _print_plan(planned, terminal())
+        _print_plan(planned, stdout_console())
 
 
 def _print_plan(planned: MemoryPlan, console: Console) -> None:
-    from tapfm.adaptation.memory_plan import settings_for
+    from tapfm.adaptation.memory_plan import planner_settings
 
     shape, config = planned.shape, planned.config
     part = "all of which learn" if shape.trainable == shape.parameters else f"of which {shape.trainable:,} learn"
     console.print(
         f"{config.encoder.name}, {shape.parameters:,} parameters, {part} (scope {config.adaptation.scope}); "
-        f"{counted(planned.tiles, 'tile')} a step.",
+        f"{format_count(planned.tiles, 'tile')} a step.",
         markup=False,
     )
     if planned.this_machine:
@@ -80,10 +80,10 @@ def _print_plan(planned: MemoryPlan, console: Console) -> None:
             "\nA card's memory is taken as 98% of what is written on it, less 0.5 GiB for CUDA.", markup=False
         )
         return
-    (card,), (row,) = planned.cards, planned.rows
+    (card,), (row,) = planned.gpus, planned.rows
     assert row.plan is not None
-    console.print(_plan_table(row.plan, shape, settings_for(config, card)))
-    console.print(f"\nMemory at its peak, on {card.name} ({card.how_known}):", markup=False)
+    console.print(_plan_table(row.plan, shape, planner_settings(config, card)))
+    console.print(f"\nMemory at its peak, on {card.name} ({card.memory_source}):", markup=False)
     console.print(_parts_table(row.plan, card))
     if planned.alternatives:
         console.print("\nWith --set:", markup=False)
@@ -104,16 +104,16 @@ def _plan_table(plan: StepPlan, shape: EncoderShape, settings: dict[str, Any]) -
     compiled = ", compiled" if settings["compiled"] else ""
     table.add_row("tiles", describe_chunks(plan))
     table.add_row("precision", f"{settings['precision']}{compiled}")
-    table.add_row("recomputed", describe_recompute(plan.recompute[shape.depth - shape.learning_blocks :], shape))
+    table.add_row("recomputed", describe_recompute(plan.recompute[shape.depth - shape.trainable_blocks :], shape))
     table.add_row("optimiser", describe_optimiser(plan))
     table.add_row("work", _describe_work(plan, shape))
     return table
 
 
 def _describe_work(plan: StepPlan, shape: EncoderShape) -> str:
-    from tapfm.adaptation.plan_text import least_passes
+    from tapfm.adaptation.plan_text import minimum_passes
 
-    least = least_passes(shape)
+    least = minimum_passes(shape)
     lost = plan.cost - plan.passes
     slower = f"; small chunks and copies take the time of {lost:.1f} more" if lost >= 0.1 * plan.passes else ""
     return (
@@ -122,7 +122,7 @@ def _describe_work(plan: StepPlan, shape: EncoderShape) -> str:
     )
 
 
-def _parts_table(plan: StepPlan, card: Card) -> Table:
+def _parts_table(plan: StepPlan, card: Gpu) -> Table:
     table = _plain_table("", "GiB", right=("GiB",))
     for name, size in plan.parts.items():
         table.add_row(name, f"{size / _GIB:.2f}")
@@ -132,7 +132,7 @@ def _parts_table(plan: StepPlan, card: Card) -> Table:
 
 
 def _cards_table(planned: MemoryPlan) -> Table:
-    from tapfm.adaptation.plan_text import describe_recompute, least_passes
+    from tapfm.adaptation.plan_text import describe_recompute, minimum_passes
 
     figures = ("peak GiB", "passes", "time")
     columns = ("card", "way", "chunk", "graphs kept", "recomputed", "moments", "optimiser on", *figures)
@@ -145,15 +145,15 @@ def _cards_table(planned: MemoryPlan) -> Table:
         plan = row.plan
         table.add_row(
             row.label,
-            plan.way,
+            plan.strategy,
             f"{plan.chunk:,}",
-            f"{plan.kept} of {plan.chunks}",
-            describe_recompute(plan.recompute[shape.depth - shape.learning_blocks :], shape),
+            f"{plan.graphs_kept} of {plan.chunks}",
+            describe_recompute(plan.recompute[shape.depth - shape.trainable_blocks :], shape),
             plan.moments,
             "CPU" if plan.offload else "GPU",
             f"{plan.peak_bytes / _GIB:.1f}",
             f"{plan.passes:.1f}",
-            f"{plan.cost / least_passes(shape):.1f} x",
+            f"{plan.cost / minimum_passes(shape):.1f} x",
         )
     return table
 
@@ -167,5 +167,5 @@ def _alternatives_table(planned: MemoryPlan) -> Table:
             table.add_row(row.label, "does not fit", "", "", smallest)
         else:
             figures = (f"{row.plan.peak_bytes / _GIB:.1f}", f"{row.plan.passes:.1f}")
-            table.add_row(row.label, row.plan.way, *figures, smallest)
+            table.add_row(row.label, row.plan.strategy, *figures, smallest)
     return table

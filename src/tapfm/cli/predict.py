@@ -8,9 +8,8 @@ import typer
 from rich.console import Console
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line, terminal
-from tapfm.runtime.messages import command as command_text
-from tapfm.runtime.messages import counted, grouped_advice
+from tapfm.cli.console import print_line, stderr_console, stdout_console
+from tapfm.runtime.messages import format_command, format_count, group_hints
 from tapfm.workflows import predict as workflow
 
 if TYPE_CHECKING:
@@ -46,15 +45,15 @@ def predict(options: workflow.PredictOptions) -> None:
 
     Exit code 3 when more slides failed than allowed; the others are predicted.
     """
-    predictions = workflow.predict.run(options, messages())
-    _print_predictions(predictions, terminal(), messages())
+    predictions = workflow.predict.run(options, stderr_console())
+    _print_predictions(predictions, stdout_console(), stderr_console())
     if len(predictions.failed) > options.allow_failures:
         raise typer.Exit(3)
 
 
-def _print_predictions(predictions: Predictions, console: Console, messages: Console) -> None:
-    from tapfm.prediction.folder import TABLE
-    from tapfm.results.numbers import ABSENT
+def _print_predictions(predictions: Predictions, console: Console, stderr_console: Console) -> None:
+    from tapfm.prediction.folder import PREDICTIONS_CSV
+    from tapfm.results.formatting import MISSING
     from tapfm.results.table import Column, Table, table_row
     from tapfm.results.terminal import rich_table
 
@@ -63,17 +62,19 @@ def _print_predictions(predictions: Predictions, console: Console, messages: Con
     rows = []
     for slide in predictions.slides[:_SHOWN]:
         for number, (target, prediction) in enumerate(slide.targets.items()):
-            call = ABSENT if prediction.call is None else slide.kinds[target].describe_label(prediction.call)
+            call = MISSING if prediction.call is None else slide.kinds[target].describe_label(prediction.call)
             slide_id, tiles, seconds = (slide.slide_id, slide.tiles, slide.seconds) if number == 0 else (None,) * 3
             rows.append(table_row(slide_id, target, prediction.probability, call, tiles, seconds))
     console.print(rich_table(Table(columns, rows)))
     if len(predictions.slides) > _SHOWN:
         console.print(f"... and {len(predictions.slides) - _SHOWN:,} more")
     folder = predictions.folder.path
-    print_line(messages, f"Predicted {counted(len(predictions.slides), 'slide')}: {folder / TABLE}")
+    print_line(
+        stderr_console, f"Predicted {format_count(len(predictions.slides), 'slide')}: {folder / PREDICTIONS_CSV}"
+    )
     if predictions.failed:
-        failed = counted(len(predictions.failed), "slide")
-        print_line(messages, f"{failed} failed: {folder / 'failures.csv'}")
-        for line in grouped_advice((slide_id, each.what_to_do) for slide_id, each in predictions.failed.items()):
-            print_line(messages, f"  {line}")
-    print_line(messages, f"Next, view them: {command_text('view', folder)}")
+        failed = format_count(len(predictions.failed), "slide")
+        print_line(stderr_console, f"{failed} failed: {folder / 'failures.csv'}")
+        for line in group_hints((slide_id, each.hint) for slide_id, each in predictions.failed.items()):
+            print_line(stderr_console, f"  {line}")
+    print_line(stderr_console, f"Next, view them: {format_command('view', folder)}")

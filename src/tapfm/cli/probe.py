@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line
+from tapfm.cli.console import print_line, stderr_console
 from tapfm.workflows import probe as workflow
 
 
@@ -17,9 +17,9 @@ def probe(options: workflow.ProbeOptions) -> None:
     A linear probe is fitted on frozen features. `tapfm study` summarises the probes
     of a forgetting study.
     """
-    result = workflow.probe.run(options, messages())
+    result = workflow.probe.run(options, stderr_console())
     print_line(
-        messages(),
+        stderr_console(),
         f"{result.tiles:,} tiles of {len(result.classes)} classes: cosine distance of the features "
         f"{result.values['cosine_distance']:.4f}, linear CKA {result.values['linear_cka']:.4f}. Written: {options.out}",
     )

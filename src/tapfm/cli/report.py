@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line, terminal
+from tapfm.cli.console import print_line, stderr_console, stdout_console
 from tapfm.workflows import report as workflow
 
 
@@ -24,12 +24,12 @@ def report(options: workflow.ReportOptions) -> None:
     inside the run folder, next to runs/, and in evaluations/ and predictions/
     next to it. The page names slides and patients: think before you send it.
     """
-    made = workflow.make_report.run(options, messages())
-    from tapfm.results.numbers import format_bytes
+    made = workflow.make_report.run(options, stderr_console())
+    from tapfm.results.formatting import format_bytes
 
     for note in made.notes:
-        print_line(messages(), note, "yellow")
-    console = terminal()
+        print_line(stderr_console(), note, "yellow")
+    console = stdout_console()
     print_line(console, f"Written: {made.path} ({format_bytes(made.bytes)})")
     for line in made.found:
         print_line(console, f"  {line}")

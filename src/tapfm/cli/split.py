@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line, terminal
-from tapfm.runtime.messages import command as command_text
+from tapfm.cli.console import print_line, stderr_console, stdout_console
+from tapfm.runtime.messages import format_command
 from tapfm.workflows import split as workflow
 
 
@@ -24,14 +24,14 @@ def split(options: workflow.SplitOptions) -> None:
     patient in two of them is an error that names the patient. They are replaced
     only with --force.
     """
-    _print_split(workflow.split.run(options, messages()), terminal())
+    _print_split(workflow.split.run(options, stderr_console()), stdout_console())
 
 
 def _print_split(result: workflow.SplitResult, console: Console) -> None:
-    from tapfm.results.numbers import format_percentage
+    from tapfm.results.formatting import format_percentage
     from tapfm.results.table import Cell, Column, Table, table_row
     from tapfm.results.terminal import rich_table
-    from tapfm.tasks.labels import count_columns
+    from tapfm.tasks.labels import label_count_columns
 
     made, has_folds = result.split, "split" not in result.split.splits
     columns = [
@@ -39,7 +39,7 @@ def _print_split(result: workflow.SplitResult, console: Console) -> None:
         Column("split", text=True),
         *map(Column, ("patients", "slides", "40x")),
     ]
-    columns += count_columns(result.targets)
+    columns += label_count_columns(result.targets)
     rows = []
     for column, of_slide in made.splits.items():
         for name in made.split_names:
@@ -55,7 +55,7 @@ def _print_split(result: workflow.SplitResult, console: Console) -> None:
     console.print(rich_table(Table(columns, rows)))
     for note in workflow.split_notes(result):
         print_line(console, note, "yellow")
-    following = command_text("config", "--cohort", result.out, "--out", "run.toml")
+    following = format_command("config", "--cohort", result.out, "--out", "run.toml")
     print_line(console, f"Written: {result.out}. Next: {following}")
     if has_folds:
         print_line(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import typer
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line, terminal
-from tapfm.runtime.messages import command as command_text
+from tapfm.cli.console import print_line, stderr_console, stdout_console
+from tapfm.runtime.messages import format_command
 from tapfm.workflows import study as workflow
 
 
@@ -39,17 +39,17 @@ def study(options: workflow.StudyOptions) -> None:
     """
     from tapfm.results.terminal import rich_table
 
-    results = workflow.run_study.run(options, messages())
+    results = workflow.run_study.run(options, stderr_console())
     if options.write is not None:
-        following = command_text("study", options.write, "--list")
-        print_line(messages(), f"Written: {options.write}. Next: {following}")
+        following = format_command("study", options.write, "--list")
+        print_line(stderr_console(), f"Written: {options.write}. Next: {following}")
     for result in results:
         if options.list and len(results) > 1:
             typer.echo(f"{result.name}:")
         for run in result.runs:
             state = f"  {run.state}" if run.state else ""
-            print_line(terminal(), f"{run.name}{state}")
+            print_line(stdout_console(), f"{run.name}{state}")
         if result.table is not None:
-            terminal().print(rich_table(result.table) if result.table.rows else "No run is finished yet.")
+            stdout_console().print(rich_table(result.table) if result.table.rows else "No run is finished yet.")
     if any(result.failed for result in results):
         raise typer.Exit(3)

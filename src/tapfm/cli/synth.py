@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line, terminal
-from tapfm.runtime.cohort_job import RESUME
-from tapfm.runtime.messages import command as command_text
+from tapfm.cli.console import print_line, stderr_console, stdout_console
+from tapfm.runtime.cohort_job import RESUME_HINT
+from tapfm.runtime.messages import format_command
 from tapfm.workflows import synth as workflow
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SPLIT_ORDER = {"train": 0, "val": 1, "test": 2}
 
 
-@command(workflow.SynthOptions, stopped=RESUME)
+@command(workflow.SynthOptions, stopped=RESUME_HINT)
 def synth(options: workflow.SynthOptions) -> None:
     """Paint a cohort of H&E slides with a planted signal, to try everything without slides of your own.
 
@@ -37,25 +37,25 @@ def synth(options: workflow.SynthOptions) -> None:
     contact-sheet.jpg          all slides at a glance
     truth/                     compartments, foci, tiles.csv
     """
-    _print_cohort(workflow.synth.run(options, messages()), terminal())
+    _print_cohort(workflow.synth.run(options, stderr_console()), stdout_console())
 
 
 def _print_cohort(cohort: workflow.SyntheticCohort, console: Console) -> None:
     from tapfm.slides.opening import CONTACT_SHEET
-    from tapfm.synthetic.cohort_painting import ABOUT, TABLES
+    from tapfm.synthetic.cohort_generation import COHORT_TABLES, README
 
     _print_table(cohort, console)
     for line in _changed_prevalence(cohort):
         console.print(line)
     folder = cohort.folder
-    print_line(console, f"Look at them: {folder / CONTACT_SHEET}. What is what: {folder / ABOUT}")
-    slides = folder / TABLES["development"]
-    inspect, tile = command_text("inspect", slides), command_text("tile", slides, "--out", folder / "tiles")
+    print_line(console, f"Look at them: {folder / CONTACT_SHEET}. What is what: {folder / README}")
+    slides = folder / COHORT_TABLES["development"]
+    inspect, tile = format_command("inspect", slides), format_command("tile", slides, "--out", folder / "tiles")
     print_line(console, f"Next: {inspect}; {tile}")
 
 
 def _print_table(cohort: workflow.SyntheticCohort, console: Console) -> None:
-    from tapfm.results.numbers import format_percentage
+    from tapfm.results.formatting import format_percentage
     from tapfm.results.table import Cell, Column, Table, table_row
     from tapfm.results.terminal import rich_table
 
@@ -74,7 +74,7 @@ def _print_table(cohort: workflow.SyntheticCohort, console: Console) -> None:
 
 def _changed_prevalence(cohort: workflow.SyntheticCohort) -> list[str]:
     """Return a line for each target with another number of positive slides than its prevalence gives."""
-    from tapfm.synthetic.cohort import LEAST
+    from tapfm.synthetic.cohort import MIN_PER_CLASS
 
     lines = []
     spec = cohort.spec
@@ -87,6 +87,6 @@ def _changed_prevalence(cohort: workflow.SyntheticCohort) -> list[str]:
             if planted != expected:
                 lines.append(
                     f"{target.name}, {name}: {planted} positive instead of {expected} ({share:.0%} of {slides}), so "
-                    f"that every split that is large enough has at least {LEAST} slides of each class."
+                    f"that every split that is large enough has at least {MIN_PER_CLASS} slides of each class."
                 )
     return lines

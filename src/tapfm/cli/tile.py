@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_failures, print_line, terminal
-from tapfm.runtime.cohort_job import FAILURES, RESUME, SUMMARY
+from tapfm.cli.console import print_failures, print_line, stderr_console, stdout_console
+from tapfm.runtime.cohort_job import FAILURES, RESUME_HINT, SUMMARY
 from tapfm.workflows import tile as workflow
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _WARNINGS_SHOWN = 10  # the rest are in summary.csv
 
 
-@command(workflow.TileOptions, stopped=RESUME)
+@command(workflow.TileOptions, stopped=RESUME_HINT)
 def tile(options: workflow.TileOptions) -> None:
     """Detect tissue and extract tiles, all at the same microns per pixel.
 
@@ -38,17 +38,17 @@ def tile(options: workflow.TileOptions) -> None:
     summary.csv             one row per slide
     failures.csv            what failed, why, and what to do
     """
-    table = workflow.tile.run(options, messages())
-    _print_tiled(table, terminal())
+    table = workflow.tile.run(options, stderr_console())
+    _print_tiled(table, stdout_console())
     raise typer.Exit(table.exit_code(options.only or None, options.allow_failures))
 
 
 def _print_tiled(table: SlideTable[TileRecord], console: Console) -> None:
-    from tapfm.tiles.cohort_tiling import other_files
+    from tapfm.tiles.cohort_tiling import find_unrelated_tile_files
 
     tiles = sum(record.tiles for record in table.ordered)
     print_line(console, f"Tiled {len(table.finished):,} of {len(table.ordered):,} slides: {tiles:,} tiles.")
-    if others := other_files(table):
+    if others := find_unrelated_tile_files(table):
         print_line(
             console,
             f"{len(others):,} more files in {table.folder / 'patches'} are not of this cohort, such as {others[0]}",
@@ -60,5 +60,5 @@ def _print_tiled(table: SlideTable[TileRecord], console: Console) -> None:
         print_line(
             console, f"... and {len(warned) - _WARNINGS_SHOWN:,} more warnings, in {table.folder / SUMMARY}", "yellow"
         )
-    print_failures(console, [(each.slide_id, each.what_to_do) for each in table.failed], table.folder / FAILURES)
+    print_failures(console, [(each.slide_id, each.hint) for each in table.failed], table.folder / FAILURES)
     print_line(console, f"Look at them: {table.folder / 'index.html'}")

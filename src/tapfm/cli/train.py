@@ -9,9 +9,8 @@ import typer
 from rich.console import Console
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line
-from tapfm.runtime.messages import command as command_text
-from tapfm.runtime.messages import counted
+from tapfm.cli.console import print_line, stderr_console
+from tapfm.runtime.messages import format_command, format_count
 from tapfm.workflows import train as workflow
 
 if TYPE_CHECKING:
@@ -41,8 +40,8 @@ def train(options: workflow.TrainOptions) -> None:
     Exit code 3 when more slides failed than allowed, 130 after Ctrl-C, 143 after
     SIGTERM.
     """
-    result = workflow.train.run(options, messages())
-    _print_result(result, messages())
+    result = workflow.train.run(options, stderr_console())
+    _print_result(result, stderr_console())
     if len(result.failed) > result.allowed_failures:
         raise typer.Exit(3)
 
@@ -52,14 +51,14 @@ def _print_result(result: TrainingResult, console: Console) -> None:
         values = ", ".join(
             f"{target} {'-' if value is None else f'{value:.3f}'}" for target, value in scores.auc.items()
         )
-        print_line(console, f"AUC on {counted(scores.count, scores.unit)} of {split}, all tiles: {values}")
-        for target, why in scores.why_undefined.items():
+        print_line(console, f"AUC on {format_count(scores.count, scores.unit)} of {split}, all tiles: {values}")
+        for target, why in scores.undefined_reasons.items():
             print_line(console, f"  no AUC of {target}: {why}")
     folder = result.folder
     if result.failed:
-        print_line(console, f"{counted(len(result.failed), 'slide')} failed: {folder / 'failures.csv'}")
+        print_line(console, f"{format_count(len(result.failed), 'slide')} failed: {folder / 'failures.csv'}")
     print_line(console, f"Results: {folder}/summary.md and curves.png")
-    following = command_text("evaluate", folder, "--out", Path("evaluations") / folder.name)
+    following = format_command("evaluate", folder, "--out", Path("evaluations") / folder.name)
     print_line(console, f"Next: {following}")
-    export = command_text("export", folder, "--out", Path("exported") / folder.name)
+    export = format_command("export", folder, "--out", Path("exported") / folder.name)
     print_line(console, f"To use it elsewhere: {export}")

@@ -9,8 +9,8 @@ from contextlib import suppress
 import typer
 
 from tapfm.cli.command import command
-from tapfm.cli.console import messages, print_line
-from tapfm.runtime.messages import counted
+from tapfm.cli.console import print_line, stderr_console
+from tapfm.runtime.messages import format_count
 from tapfm.workflows import view as workflow
 
 
@@ -32,18 +32,18 @@ def view(options: workflow.ViewOptions) -> None:
 
     Ctrl-C stops it.
     """
-    console = messages()
+    console = stderr_console()
     viewer = workflow.view.run(options, console)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     if viewer.missing_slides:
         print_line(
             console,
-            f"{counted(viewer.missing_slides, 'slide')} not found: only their numbers are shown. "
+            f"{format_count(viewer.missing_slides, 'slide')} not found: only their numbers are shown. "
             "Pass --slides DIR to say where they are now.",
             "bold yellow",
         )
     with suppress(KeyboardInterrupt):  # the way to stop it: not a failure
-        print_line(console, f"{counted(viewer.slides, 'slide')}. Press Ctrl-C to stop. Open:")
+        print_line(console, f"{format_count(viewer.slides, 'slide')}. Press Ctrl-C to stop. Open:")
         typer.echo(viewer.address)
         sys.stdout.flush()  # for a program that reads it from a pipe
         if viewer.is_public:

@@ -1,1 +1,1 @@
-"""Cohorts: slides, patients and labels from a table."""
+"""Cohort tables: slides, patients, labels and splits."""

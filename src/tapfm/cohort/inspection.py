@@ -1,4 +1,4 @@
-"""Inspect slides before any work is done: what their files say, and what would be a problem."""
+"""Inspect slides: metadata, warnings, and problems that would prevent tiling."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tapfm.cohort.manifest import SlideRow, read_cohort, slides_below
+from tapfm.cohort.cohort_table import SlideRow, list_folder_slides, read_cohort
 from tapfm.errors import SlideError, TapfmError
 from tapfm.runtime.cohort_job import Failure, run_slides
 from tapfm.runtime.csv_files import write_csv
 from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import open_slide
 from tapfm.slides.scale import resolve_scale
-from tapfm.slides.slide import COPY_AGAIN, Slide
+from tapfm.slides.slide import DAMAGED_FILE_HINT, Slide
 
 
 @dataclass(frozen=True)
 class InspectedSlide:
-    """What is known of a slide; `problem` would stop it from being tiled, `warnings` would not."""
+    """Metadata of a slide. A slide with a `problem` cannot be tiled; one with `warnings` can."""
 
     slide_id: str
     path: str
@@ -40,89 +40,86 @@ class InspectedSlide:
     bounds_px0: tuple[int, int, int, int] | None = None
     warnings: tuple[str, ...] = ()
     problem: str = ""
-    what_to_do: str = ""
+    hint: str = ""
 
 
 def collect_slides(sources: Sequence[Path], slides_folder: Path | None) -> list[SlideRow]:
-    """Gather the slides of tables, folders and files; missing ones too, as they are what is looked for."""
+    """Return the slides of cohort tables, folders and slide files, including those whose file is missing."""
     rows: list[SlideRow] = []
     for source in sources:
         if source.is_dir():
-            rows += slides_below(source)  # slides of the same name too: their paths differ
+            rows += list_folder_slides(source)  # may contain equal names in different folders
         else:
             rows += read_cohort(source, slides_folder, must_exist=False).rows
     return rows
 
 
 def _inspect_slide(row: SlideRow) -> InspectedSlide:
-    """Open a slide and read what it says."""
     unknown = InspectedSlide(row.slide_id, str(row.path))
     try:
         slide = open_slide(row.path)
     except SlideError as error:
-        return replace(unknown, problem=error.message, what_to_do=error.hint)
+        return replace(unknown, problem=error.message, hint=error.hint)
     with closing(slide):
-        facts = slide.facts
+        metadata = slide.metadata
         known = replace(
             unknown,
-            format=facts.format,
-            vendor=facts.vendor,
-            reader=facts.reader,
-            width_px0=facts.width_px0,
-            height_px0=facts.height_px0,
-            levels=len(facts.levels),
-            downsamples=tuple(round(level.downsample, 4) for level in facts.levels),
-            mpp_in_file=facts.mpp_in_file,
-            objective_power=facts.objective_power,
-            bounds_px0=astuple(facts.bounds),
+            format=metadata.format,
+            vendor=metadata.vendor,
+            reader=metadata.reader,
+            width_px0=metadata.width_px0,
+            height_px0=metadata.height_px0,
+            levels=len(metadata.levels),
+            downsamples=tuple(round(level.downsample, 4) for level in metadata.levels),
+            mpp_in_file=metadata.mpp_in_file,
+            objective_power=metadata.objective_power,
+            bounds_px0=astuple(metadata.bounds),
         )
         try:
-            scale = resolve_scale(facts, row.mpp)
+            scale = resolve_scale(metadata, row.mpp)
             known = replace(known, mpp=scale.mpp, mpp_source=scale.source, warnings=scale.warnings)
-            _read_somewhere(slide)  # a file whose header is whole may have no pixels behind it
+            _read_sample_pixels(slide)  # a file with an intact header may lack its pixels
         except TapfmError as error:
-            return replace(known, problem=error.message, what_to_do=error.hint)
+            return replace(known, problem=error.message, hint=error.hint)
     return known
 
 
-def _read_somewhere(slide: Slide) -> None:
-    """Read a few pixels of each level, from the middle: cheap also where there is no pyramid."""
-    for index, level in enumerate(slide.facts.levels):
+def _read_sample_pixels(slide: Slide) -> None:
+    """Read a few pixels from the middle of each level; fast even without a pyramid."""
+    for index, level in enumerate(slide.metadata.levels):
         slide.read_level(index, level.width_px // 2, level.height_px // 2, 8, 8)
 
 
-def inspect_all(rows: Sequence[SlideRow], workers: int, console: Console) -> list[InspectedSlide]:
-    """Inspect slides in worker processes: a damaged header can crash the library that reads it."""
-    jobs = {str(index): row for index, row in enumerate(rows)}  # by number: ids may repeat
+def inspect_slides(rows: Sequence[SlideRow], workers: int, console: Console) -> list[InspectedSlide]:
+    """Inspect slides in worker processes, because a damaged header can crash the library that reads it."""
+    jobs = {str(index): row for index, row in enumerate(rows)}  # by index, because slide ids may repeat
     found: dict[str, InspectedSlide] = {}
     with SlideProgress(console, "inspecting", slides=len(rows), transient=True) as progress:
-        for index, result in run_slides(_inspect_slide, jobs, workers=workers, after_crash=lambda _: COPY_AGAIN):
+        for index, result in run_slides(_inspect_slide, jobs, workers=workers, crash_hint=lambda _: DAMAGED_FILE_HINT):
             if isinstance(result, Failure):
                 row = jobs[index]
-                result = InspectedSlide(
-                    row.slide_id, str(row.path), problem=result.reason, what_to_do=result.what_to_do
-                )
+                result = InspectedSlide(row.slide_id, str(row.path), problem=result.reason, hint=result.hint)
             found[index] = result
             progress.finish_slide(result.slide_id)
     return [found[index] for index in jobs]
 
 
-def _names_for(slide_id: str) -> Iterator[str]:
-    """Give an id, then others like it, for slides of the same name."""
+def _unique_id_candidates(slide_id: str) -> Iterator[str]:
+    """Yield an id, then variants of it for further slides with the same name."""
     yield slide_id
     for number in itertools.count(2):
         yield f"{slide_id}-{number}"
 
 
-def write_cohort(rows: Sequence[SlideRow], path: Path) -> None:
-    """Write a table to start from: an id and a path for each slide, and `mpp` to fill in where it is missing."""
+def write_cohort_table(rows: Sequence[SlideRow], path: Path) -> None:
+    """Write a cohort table with an id and a path for each slide and an empty column `mpp` to fill in."""
     base = path.absolute().parent
     taken: set[str] = set()
     table = []
     for row in rows:
-        slide_id = next(name for name in _names_for(row.slide_id) if name not in taken)
+        slide_id = next(name for name in _unique_id_candidates(row.slide_id) if name not in taken)
         taken.add(slide_id)
-        absolute = row.path.absolute()  # links keep their names
-        where = absolute.relative_to(base) if absolute.is_relative_to(base) else absolute
-        table.append([slide_id, where.as_posix(), slide_id, ""])
+        absolute = row.path.absolute()  # symbolic links are not resolved
+        written_path = absolute.relative_to(base) if absolute.is_relative_to(base) else absolute
+        table.append([slide_id, written_path.as_posix(), slide_id, ""])
     write_csv(path, ["slide_id", "path", "patient_id", "mpp"], table)

@@ -1,7 +1,7 @@
-"""Which patients are learned from, chosen by and tested on: splits that a table brings, and splits that are made.
+"""Splits and folds: read them from a cohort table, or create them by patient.
 
-A patient is in one split, with all slides. Splits are made by iterative stratification: what is rarest is shared out
-first, each patient to the split that lacks it most.
+All slides of a patient are in the same split. New splits are created by iterative stratification: the rarest class is
+distributed first, and each patient goes to the split that needs the class most.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tapfm.cohort.manifest import Cohort, SlideRow
+from tapfm.cohort.cohort_table import Cohort, SlideRow
 from tapfm.errors import CohortError, SettingError
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.seeding import make_rng
 
 TRAIN, VALIDATION, TEST = "train", "val", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
@@ -24,24 +24,29 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
     VALIDATION: ("val", "valid", "validation", "tune", "dev"),
     TEST: ("test", "testing", "holdout"),
 }
-_FOLDS = (3, 20)  # fewest and most: training, validation and test each need a part of their own
-_SHOWN = 20  # patients that a message names
+_FOLD_RANGE = (3, 20)  # minimum and maximum; training, validation and test need at least one part each
+_MAX_LISTED = 20  # patients listed in an error message
 
-Facet = tuple[str, str]  # what is to be balanced, and its value: ("label FGFR3", "1")
+Facet = tuple[str, str]  # a property to balance, and its value: ("label FGFR3", "1")
 _ALL_SLIDES: Facet = ("slides", "all")
 
 
-def canonical_split(text: str) -> str:
-    """Name a split as we do; any case and the usual spellings are understood."""
+def parse_split(text: str) -> str:
+    """Return the name of a split in tapfm for one of its common spellings, in any case."""
     for name, spellings in _SPELLINGS.items():
         if text.strip().lower() in spellings:
             return name
     understood = "; ".join(", ".join(spellings) for spellings in _SPELLINGS.values())
-    raise CohortError(f"'{text}' is no split.", hint=f"Splits are: {understood}. Empty leaves a slide out.")
+    raise CohortError(
+        f"'{text}' is not a split.", hint=f"Use one of: {understood}. Leave the cell empty to exclude the slide."
+    )
 
 
-def split_of_rows(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
-    """Read the split of each slide, from the column `split` or from a fold's; slides without one are left out."""
+def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
+    """Return the split of each slide, from the column `split` or from a fold's column.
+
+    Slides without a split are excluded. Raises CohortError for unknown splits and for patients in several splits.
+    """
     column = "split" if fold is None else f"fold_{fold}"
     written = [(row, row.split if fold is None else row.folds.get(column)) for row in cohort.rows]
     placed: list[tuple[SlideRow, str]] = []
@@ -51,101 +56,104 @@ def split_of_rows(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
         if not text:
             continue
         try:
-            placed.append((row, canonical_split(text)))
+            placed.append((row, parse_split(text)))
         except CohortError as error:
             unknown[text].append(row.slide_id)
             hint = error.hint
     if unknown:
-        listed = [f"'{text}': {list_some(slide_ids, 3)}" for text, slide_ids in unknown.items()]
-        raise CohortError(f"The column {column} has values that are no splits:\n  " + "\n  ".join(listed), hint=hint)
-    anew = _split_command(cohort) if fold is None else _split_command(cohort, "--folds", "5")
+        listed = [f"'{text}': {format_names(slide_ids, 3)}" for text, slide_ids in unknown.items()]
+        raise CohortError(
+            f"The column {column} contains values that are not splits:\n  " + "\n  ".join(listed), hint=hint
+        )
+    command = _split_command(cohort) if fold is None else _split_command(cohort, "--folds", "5")
     if not placed:
         found = fold_names(cohort)
         raise CohortError(
-            f"The cohort has no {column}: nothing says what to train on.",
-            hint=(f"Choose one of {', '.join(found)}, or type: " if found else "Type: ") + anew,
+            f"The cohort table has no {column}, so the slides for training are unknown.",
+            hint=(f"Choose one of {', '.join(found)}, or create splits: " if found else "Create splits: ") + command,
         )
-    _check_splits(placed, column, again=f"{anew} --force")
+    _check_patient_overlap(placed, column, command=f"{command} --force")
     return {row.slide_id: split for row, split in placed}
 
 
 def fold_names(cohort: Cohort) -> list[str]:
-    """List the folds that any slide has a split in, by their number."""
+    """Return the names of the folds in a cohort table, in numeric order."""
     found = {name for row in cohort.rows for name, text in row.folds.items() if text}
     return sorted(found, key=lambda name: int(name.removeprefix("fold_")))
 
 
 def _split_command(cohort: Cohort, *options: str) -> str:
-    """Say what to type for splits of this cohort."""
+    """Return the command that creates splits for this cohort."""
     source = cohort.source or Path("COHORT.csv")
     out = source.with_name(f"{source.stem}-split.csv")
     return shlex.join(["tapfm", "split", str(source), "--out", str(out), *options])
 
 
-def _check_splits(
+def _check_patient_overlap(
     placed: Iterable[tuple[SlideRow, str]],
     column: str = "split",
-    again: str = "tapfm split COHORT.csv --out SPLIT.csv --force",
+    command: str = "tapfm split COHORT.csv --out SPLIT.csv --force",
 ) -> None:
-    """Refuse a patient whose slides are in two splits: a test would be of what was learned."""
+    """Raise CohortError if slides of a patient are in several splits, which would leak training data into the test."""
     slides: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for row, split in placed:
         slides[row.patient_id][split].append(row.slide_id)
-    torn = {patient: by_split for patient, by_split in slides.items() if len(by_split) > 1}
-    if not torn:
+    overlapping = {patient: by_split for patient, by_split in slides.items() if len(by_split) > 1}
+    if not overlapping:
         return
     lines = [
-        f"{patient}: " + "; ".join(f"{split} has {list_some(by_split[split])}" for split in SPLITS if split in by_split)
-        for patient, by_split in list(torn.items())[:_SHOWN]
+        f"{patient}: "
+        + "; ".join(f"{split} has {format_names(by_split[split])}" for split in SPLITS if split in by_split)
+        for patient, by_split in list(overlapping.items())[:_MAX_LISTED]
     ]
-    if len(torn) > _SHOWN:
-        lines.append(f"... and {len(torn) - _SHOWN:,} more patients")
-    count = "1 patient is" if len(torn) == 1 else f"{len(torn):,} patients are"
+    if len(overlapping) > _MAX_LISTED:
+        lines.append(f"... and {len(overlapping) - _MAX_LISTED:,} more patients")
+    count = "1 patient is" if len(overlapping) == 1 else f"{len(overlapping):,} patients are"
     raise CohortError(
         f"{count} in more than one split (column {column}):\n  " + "\n  ".join(lines),
-        hint=f"Put all slides of a patient into one split, or make new splits: {again}",
+        hint=f"Put all slides of a patient into one split, or create new splits: {command}",
     )
 
 
-def list_some(names: Sequence[str], count: int = _SHOWN) -> str:
-    """List names, the first few of many."""
+def format_names(names: Sequence[str], count: int = _MAX_LISTED) -> str:
+    """Return names as text, shortened to the first `count`."""
     more = f" and {len(names) - count:,} more" if len(names) > count else ""
     return ", ".join(names[:count]) + more
 
 
 @dataclass(frozen=True)
 class Patient:
-    """What is to be balanced of a patient: strata of the labels, scan resolutions, number of slides."""
+    """The properties of a patient that splits balance: label strata, scan resolutions, number of slides."""
 
     patient_id: str
     slides: int
-    strata: Mapping[str, str]  # by target, where the label is known
+    strata: Mapping[str, str]  # by target; only known labels
     resolutions: tuple[str, ...] = ()
 
     @property
     def classes(self) -> tuple[Facet, ...]:
-        """The patient's stratum for each target; a tuple, as sums over a set would differ from run to run."""
+        """The patient's stratum for each target. A tuple, because the order of a set changes sums from run to run."""
         return tuple((f"label {target}", stratum) for target, stratum in sorted(self.strata.items()))
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """All that is to be balanced; slides are counted as 1, 2, 3 to 4, 5 to 8, ..."""
+        """All properties to balance. The number of slides is grouped as 1, 2, 3 to 4, 5 to 8, ..."""
         resolutions = tuple(("resolution", each) for each in sorted(self.resolutions))
         return (*self.classes, *resolutions, ("slides", str((self.slides - 1).bit_length())))
 
     @property
     def amounts(self) -> dict[Facet, int]:
-        """How much of what is to be balanced a split gets with this patient."""
+        """What this patient adds to a split: 1 for each facet, and its number of slides."""
         return dict.fromkeys(self.facets, 1) | {_ALL_SLIDES: self.slides}
 
 
-def patients_of(
+def group_patients(
     cohort: Cohort, strata: Mapping[str, Sequence[str | None]], resolutions: Mapping[str, str]
 ) -> list[Patient]:
-    """Gather the slides of each patient.
+    """Return the patients of a cohort.
 
-    strata: by target, that of each row's patient; None where the label is unknown.
-    resolutions: the scan resolution of the slides where it is known.
+    strata: for each target, the stratum of each row's patient; None if the label is unknown.
+    resolutions: scan resolution by slide id; only known ones.
     """
     rows: dict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(cohort.rows):
@@ -166,38 +174,38 @@ def patients_of(
 
 
 def check_fractions(fractions: tuple[float, float, float]) -> None:
-    """Refuse shares of training, validation and test that are none, or leave nothing to train on."""
+    """Raise SettingError unless the fractions of training, validation and test are valid and add up to 1."""
     in_range = all(0 <= each <= 1 for each in fractions) and fractions[0] > 0
     if not in_range or not abs(sum(fractions) - 1) <= 1e-6:
         raise SettingError(
-            f"The fractions {' '.join(f'{each:g}' for each in fractions)} are no split.",
-            hint="Give training (above 0), validation and test, adding up to 1: --fractions 0.8 0.1 0.1",
+            f"The fractions {' '.join(f'{each:g}' for each in fractions)} are not valid.",
+            hint="Give training (above 0), validation and test; they must add up to 1: --fractions 0.8 0.1 0.1",
         )
 
 
 def check_folds(folds: int, patients: int) -> None:
-    """Refuse a number of folds that cannot be made."""
-    if not _FOLDS[0] <= folds <= _FOLDS[1]:
+    """Raise SettingError if the number of folds is out of range or exceeds the number of patients."""
+    if not _FOLD_RANGE[0] <= folds <= _FOLD_RANGE[1]:
         raise SettingError(
-            f"{folds} folds cannot be made.",
-            hint=f"From {_FOLDS[0]} (training, validation and test need a part each) to {_FOLDS[1]}: --folds 5",
+            f"The number of folds is {folds}; it must be from {_FOLD_RANGE[0]} to {_FOLD_RANGE[1]}.",
+            hint="For example: --folds 5",
         )
     if patients < folds:
         raise SettingError(
             f"{patients:,} patients are too few for {folds} folds.",
-            hint="Each fold tests patients of its own: make fewer folds, or one split with --fractions.",
+            hint="Each fold needs its own test patients. Use fewer folds, or a single split with --fractions.",
         )
 
 
 def assign_splits(patients: Sequence[Patient], fractions: tuple[float, float, float], seed: int) -> dict[str, str]:
-    """Give each patient a split: training, validation and test in these fractions."""
+    """Return a split for each patient, with these fractions of training, validation and test."""
     check_fractions(fractions)
     parts = _distribute(patients, fractions, seed, "splits", in_turn=True)
     return {patient_id: SPLITS[part] for patient_id, part in parts.items()}
 
 
 def assign_folds(patients: Sequence[Patient], folds: int, seed: int) -> list[dict[str, str]]:
-    """Give each patient a split in each fold: part i is fold i's test, the part after it its validation."""
+    """Return a split for each patient in each fold. Fold i tests on part i and validates on the next part."""
     check_folds(folds, len(patients))
     parts = _distribute(patients, [1 / folds] * folds, seed, "folds", folds, in_turn=False)
     names = {0: TEST, 1: VALIDATION}
@@ -207,68 +215,68 @@ def assign_folds(patients: Sequence[Patient], folds: int, seed: int) -> list[dic
 def _distribute(
     patients: Sequence[Patient], fractions: Sequence[float], *address: int | str, in_turn: bool
 ) -> dict[str, int]:
-    """Share patients out to parts of these sizes, alike in all that is balanced; the table's order is no matter.
+    """Distribute patients to parts of these sizes, balanced in all facets and independent of the order of the table.
 
-    A class that is too rare for all parts is in the first ones if they take their turn, else in any.
+    A class with too few patients for all parts goes to the first parts if `in_turn`, otherwise to any part.
     """
     by_id = sorted(patients, key=lambda each: each.patient_id)
-    waiting = {by_id[i].patient_id: by_id[i] for i in rng_for(*address).permutation(len(by_id))}
+    unassigned = {by_id[i].patient_id: by_id[i] for i in make_rng(*address).permutation(len(by_id))}
     parts: list[list[Patient]] = [[] for _ in fractions]
     used = [part for part, fraction in zip(parts, fractions, strict=True) if fraction > 0]
     for group in [[part] for part in used] if in_turn else [used]:
-        _place_both_classes(waiting, group)
-    _place_the_rest(waiting, parts, _sizes_of(parts, fractions, len(waiting)))
+        _place_all_classes(unassigned, group)
+    _place_remaining(unassigned, parts, _compute_part_sizes(parts, fractions, len(unassigned)))
     return {patient.patient_id: index for index, part in enumerate(parts) for patient in part}
 
 
-def _place_both_classes(waiting: dict[str, Patient], parts: Sequence[list[Patient]]) -> None:
-    """Give each part a patient of each stratum of each target, as long as there are any."""
-    counts = Counter(facet for patient in waiting.values() for facet in patient.classes)
+def _place_all_classes(unassigned: dict[str, Patient], parts: Sequence[list[Patient]]) -> None:
+    """Give each part one patient of each stratum of each target, as far as there are any."""
+    counts = Counter(facet for patient in unassigned.values() for facet in patient.classes)
     for facet in sorted(counts, key=lambda each: (counts[each], each)):
         for part in sorted(parts, key=len):
-            has = {each for patient in part for each in patient.classes}
-            candidates = [patient for patient in waiting.values() if facet in patient.classes]
-            if facet in has or not candidates:
+            present = {each for patient in part for each in patient.classes}
+            candidates = [patient for patient in unassigned.values() if facet in patient.classes]
+            if facet in present or not candidates:
                 continue
-            # most of what is rare and lacking here, least of what is rare and may be lacking elsewhere
-            worth = [sum((-1 if each in has else 1) / counts[each] for each in one.classes) for one in candidates]
-            best = candidates[worth.index(max(worth))]
-            part.append(waiting.pop(best.patient_id))
+            # prefer patients with rare classes that this part lacks, and without rare classes that it already has
+            scores = [sum((-1 if each in present else 1) / counts[each] for each in one.classes) for one in candidates]
+            best = candidates[scores.index(max(scores))]
+            part.append(unassigned.pop(best.patient_id))
 
 
-def _sizes_of(parts: Sequence[list[Patient]], fractions: Sequence[float], waiting: int) -> list[int]:
-    """Say how many patients each part gets in all: no fewer than it has, one at least while they last."""
-    total = waiting + sum(map(len, parts))
+def _compute_part_sizes(parts: Sequence[list[Patient]], fractions: Sequence[float], unassigned: int) -> list[int]:
+    """Return the final number of patients of each part: at least those it has, and at least one if possible."""
+    total = unassigned + sum(map(len, parts))
     sizes = [len(part) for part in parts]
     for index, fraction in enumerate(fractions):
         if fraction > 0 and not sizes[index] and sum(sizes) < total:
             sizes[index] = 1
     while sum(sizes) < total:
-        short = [round(fraction * total - size, 9) for fraction, size in zip(fractions, sizes, strict=True)]
-        sizes[short.index(max(short))] += 1
+        shortfall = [round(fraction * total - size, 9) for fraction, size in zip(fractions, sizes, strict=True)]
+        sizes[shortfall.index(max(shortfall))] += 1
     return sizes
 
 
-def _place_the_rest(waiting: dict[str, Patient], parts: Sequence[list[Patient]], sizes: Sequence[int]) -> None:
-    """Share out the rarest facet first, each patient to the part that lacks it most, then by the other facets."""
+def _place_remaining(unassigned: dict[str, Patient], parts: Sequence[list[Patient]], sizes: Sequence[int]) -> None:
+    """Distribute the rarest facet first. Each patient goes to the part with the largest shortfall of its facets."""
     placed = [Counter[Facet]() for _ in parts]
     for counter, part in zip(placed, parts, strict=True):
         for patient in part:
             counter.update(patient.amounts)
-    in_all = sum(placed, Counter[Facet]())
-    for patient in waiting.values():
-        in_all.update(patient.amounts)
+    totals = sum(placed, Counter[Facet]())
+    for patient in unassigned.values():
+        totals.update(patient.amounts)
     total = sum(sizes)
-    while waiting:
-        left = Counter(facet for patient in waiting.values() for facet in patient.facets)
-        rarest = min(left, key=lambda facet: (left[facet], facet))
-        for patient in [each for each in waiting.values() if rarest in each.facets]:
-            wanted = [*sorted(patient.facets, key=lambda facet: (left[facet], facet)), _ALL_SLIDES]
-            lacks = {
-                index: [round(size / total * in_all[facet] - placed[index][facet], 9) for facet in wanted]
+    while unassigned:
+        remaining = Counter(facet for patient in unassigned.values() for facet in patient.facets)
+        rarest = min(remaining, key=lambda facet: (remaining[facet], facet))
+        for patient in [each for each in unassigned.values() if rarest in each.facets]:
+            by_rarity = [*sorted(patient.facets, key=lambda facet: (remaining[facet], facet)), _ALL_SLIDES]
+            shortfalls = {
+                index: [round(size / total * totals[facet] - placed[index][facet], 9) for facet in by_rarity]
                 for index, size in enumerate(sizes)
                 if len(parts[index]) < size
             }
-            chosen = max(lacks, key=lambda index: lacks[index])
-            parts[chosen].append(waiting.pop(patient.patient_id))
+            chosen = max(shortfalls, key=lambda index: shortfalls[index])
+            parts[chosen].append(unassigned.pop(patient.patient_id))
             placed[chosen].update(patient.amounts)

@@ -1,1 +1,1 @@
-"""Settings: RUN.toml, STUDY.toml and the recipes behind them."""
+"""Settings: RUN.toml, STUDY.toml, and the recipes that provide their defaults."""

@@ -1,4 +1,4 @@
-"""The recipes: what a setting is when RUN.toml does not say, from the paper or from its authors' scripts."""
+"""Recipes: default settings from the paper, or from the scripts of its authors."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ Recipe = Literal["paper", "reference"]
 Method = Literal["tapfm", "finetune", "fixed"]
 Settings = dict[str, dict[str, Any]]
 
-# The paper draws 300 tiles with UNI, 100 with GigaPath, 75 with H-optimus-0: as many as its GPU holds. Other encoders
-# get the number of the one whose cost per tile they do not exceed.
+# The paper samples 300 tiles with UNI, 100 with GigaPath and 75 with H-optimus-0, which is what fits its GPU. Other
+# encoders get the number of the cheapest of these encoders that costs at least as much per tile.
 _TILES_BY_GFLOPS = ((165.0, 300), (460.0, 100), (float("inf"), 75))
 
-# The paper's rates are for encoders of 300 million parameters and more, trained on thousands of slides. Small ones that
-# come with tapfm, to try it on tens of painted slides, need larger steps.
-_POCKET_RATES = {"encoder_lr": 1e-4, "aggregator_lr": 1e-3}
+# The paper's learning rates are for encoders with 300 million parameters or more, trained on thousands of slides. The
+# small encoders packaged with tapfm, for tens of synthetic slides, need larger ones.
+_PACKAGED_ENCODER_RATES = {"encoder_lr": 1e-4, "aggregator_lr": 1e-3}
 
 
 def recipe_settings(recipe: Recipe, card: EncoderCard, method: Method, epochs: int | None = None) -> Settings:
-    """Say what a recipe says, for an encoder, a method, and a number of epochs where it is given."""
+    """Return the settings of a recipe for an encoder, a method and, if given, a number of epochs."""
     settings = _paper(card, method)
     if recipe == "reference":
         for section, values in _reference(epochs or settings["schedule"]["epochs"]).items():
             settings[section] |= values
     if card.packaged:
-        settings["optimiser"] |= _POCKET_RATES
+        settings["optimiser"] |= _PACKAGED_ENCODER_RATES
     return settings
 
 
 def _paper(card: EncoderCard, method: Method) -> Settings:
-    """Section 2 of the method: the paper's protocol."""
+    """Return the settings of the paper's protocol."""
     return {
         "aggregator": {"name": "cls-attention" if method == "tapfm" else "abmil"},
         "task": {"weighting": "balanced"},
@@ -50,13 +50,13 @@ def _paper(card: EncoderCard, method: Method) -> Settings:
             "encoder_lr_min": 0.0,
             "aggregator_lr_min": 0.0,
         },
-        "augmentation": {"flip": 0.5, "quarter_turns": True, "blur": 0.5, "blur_radius": [0.1, 0.8]},
+        "augmentation": {"flip": 0.5, "rotate_90": True, "blur": 0.5, "blur_radius": [0.1, 0.8]},
         "selection": {"validation_tiles": "all"},
     }
 
 
 def _reference(epochs: int) -> Settings:
-    """Where the scripts of the paper's authors differ from it."""
+    """Return the settings of the authors' scripts that differ from the paper."""
     return {
         "task": {"weighting": "reference"},
         "head": {"layer_norm": True, "label_smoothing": 0.1},
@@ -68,6 +68,7 @@ def _reference(epochs: int) -> Settings:
 
 
 def _tiles_per_slide(card: EncoderCard) -> int:
-    """Say how many tiles a step takes, by what one costs."""
-    cost = card.gflops if card.gflops is not None else card.parameters * 400 / 1e9  # about 200 tokens, 2 per weight
+    """Return the number of sampled tiles per slide, which depends on the cost of a tile in GFLOP."""
+    # estimate: about 200 tokens, 2 FLOP per parameter and token
+    cost = card.gflops if card.gflops is not None else card.parameters * 400 / 1e9
     return next(tiles for limit, tiles in _TILES_BY_GFLOPS if cost <= limit)

@@ -1,4 +1,4 @@
-"""STUDY.toml: which methods are compared, on which slides. As strict as RUN.toml: all problems are reported at once."""
+"""Load and validate STUDY.toml. All unknown settings and invalid values are reported at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationError
 
 from tapfm.aggregators.catalog import aggregator_card
-from tapfm.config.loading import all_settings, problems_error, read_toml, resolve_paths
-from tapfm.config.problems import Place, did_you_mean, invalid_values
+from tapfm.config.loading import list_settings, make_problems_error, read_toml, resolve_paths
+from tapfm.config.problems import SettingPath, describe_invalid_values, suggest_setting
 from tapfm.config.recipes import Method
 from tapfm.config.settings import Count, Section, setting
-from tapfm.config.text import toml_value
+from tapfm.config.text import format_toml_value
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import InputError
 
@@ -23,61 +23,64 @@ REGIMES: tuple[Method, ...] = get_args(Method)
 ReportKind = Literal["comparison", "ablation", "stability", "forgetting"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _WRITE_PRESET = "tapfm study --preset paper-table1 --write study.toml"
-_NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant: it becomes part of a path
+_NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant, as it becomes part of a path
 
 
 class SlidesSection(Section):
-    """Slides, and their tiles."""
+    """Slides and their tiles."""
 
-    table: Path = setting("slides, patients and labels, as `tapfm split` writes it")
-    slides: Path | None = setting("where to look for slides that the table names without their path", default=None)
-    tiles: Path = setting("what `tapfm tile` wrote for them")
+    table: Path = setting("cohort table with slides, patients and labels, as written by `tapfm split`")
+    slides: Path | None = setting("folder of the slides, for tables without paths", default=None)
+    tiles: Path = setting("output folder of `tapfm tile` for these slides")
 
 
 class ProbeSection(Section):
     """An unrelated task on tiles, for the forgetting study."""
 
-    tiles: Path = setting("a folder with a folder of pictures for each class, or train/ and test/ with such folders")
-    seed: Seed = setting("which tiles are tested on, where there is no test/", default=0)
+    tiles: Path = setting("a folder with one folder of images per class, or train/ and test/ with such folders")
+    seed: Seed = setting("random choice of the test tiles, if there is no test/", default=0)
 
 
 class Variant(Section):
-    """One value of what is varied."""
+    """One variant of the settings."""
 
-    name: str = setting("as it stands in tables and folders")
-    settings: dict[str, Any] = setting("tables of RUN.toml that make it different", default_factory=dict)
+    name: str = setting("name in tables and folders")
+    settings: dict[str, Any] = setting("settings of RUN.toml that this variant changes", default_factory=dict)
 
 
 class StudyConfig(Section):
     """A study: encoders x regimes x aggregators x variants x folds x seeds."""
 
-    name: str = setting("as it stands above the tables")
+    name: str = setting("title of the study in its tables")
     report: ReportKind = setting(
-        "what is asked besides: comparison, ablation, stability or forgetting", default="comparison"
+        "analysis to report: comparison, ablation, stability or forgetting", default="comparison"
     )
-    targets: list[str] = setting("label columns of the tables", min_length=1)
+    targets: list[str] = setting("label columns of the cohort tables", min_length=1)
     task: Literal["binary", "multilabel"] | None = setting(
-        "binary: a model for each target; multilabel: one for all", default=None
+        "binary: one model per target; multilabel: one model for all targets", default=None
     )
-    encoders: list[str] = setting("of `tapfm encoders`", min_length=1)
-    regimes: list[Method] = setting("fixed, finetune, tapfm", default=["fixed", "finetune", "tapfm"], min_length=1)
-    aggregators: list[str] = setting("of fixed and finetune", default=["abmil"])
-    tapfm_aggregators: list[str] = setting("of tapfm", default=["cls-attention"])
-    seeds: list[Seed] = setting("each is a run of its own", default=[0], min_length=1)
+    encoders: list[str] = setting("encoders to compare, from `tapfm encoders`", min_length=1)
+    regimes: list[Method] = setting(
+        "training methods to compare: fixed, finetune, tapfm", default=["fixed", "finetune", "tapfm"], min_length=1
+    )
+    aggregators: list[str] = setting("aggregators of methods fixed and finetune", default=["abmil"])
+    tapfm_aggregators: list[str] = setting("aggregators of method tapfm", default=["cls-attention"])
+    seeds: list[Seed] = setting("random seeds, one run each", default=[0], min_length=1)
     folds: list[Annotated[int, Field(ge=0)]] = setting(
-        "columns fold_N of the table; none: the column split", default=[]
+        "folds to run: columns fold_N of the table; empty: use the column split", default=[]
     )
-    unit: Literal["slide", "patient"] = setting("what an AUC counts", default="patient")
-    resamples: Count = setting("of the patients, for intervals", default=2000)
+    unit: Literal["slide", "patient"] = setting("unit of the metrics: slide or patient", default="patient")
+    resamples: Count = setting("bootstrap resamples of patients for confidence intervals", default=2000)
     cohort: SlidesSection
     external: SlidesSection | None = None
-    weights: dict[str, Path] = setting("a weights file or folder, by encoder", default_factory=dict)
+    weights: dict[str, Path] = setting("weights file or folder of each encoder", default_factory=dict)
     settings: dict[str, Any] = setting(
-        "tables of RUN.toml for all runs; below fixed, finetune or tapfm for those only", default_factory=dict
+        "settings of RUN.toml for all runs; those under fixed, finetune or tapfm are for that method only",
+        default_factory=dict,
     )
-    variants: list[Variant] = setting("what is varied: each is run", default_factory=list)
+    variants: list[Variant] = setting("variants of the settings; each is run", default_factory=list)
     probe: ProbeSection | None = None
-    notes: list[str] = setting("what a reader of the tables should know", default_factory=list)
+    notes: list[str] = setting("notes for readers of the tables", default_factory=list)
 
     @property
     def multilabel(self) -> bool:
@@ -86,41 +89,41 @@ class StudyConfig(Section):
 
     @property
     def allow_failures(self) -> int:
-        """How many slides may fail in a run, or in an evaluation, for it to count."""
+        """Maximum number of failed slides of a run or evaluation that is used."""
         return int(self.settings.get("machine", {}).get("allow_failures", 0))
 
     def as_tables(self) -> dict[str, Any]:
-        """Return the settings as tables of TOML, without those that are not set."""
+        """Return the settings as TOML tables, without those that are not set."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-_PATHS = [(section, key) for section in ("cohort", "external", "probe") for key in ("table", "slides", "tiles")]
+_PATH_SETTINGS = [(section, key) for section in ("cohort", "external", "probe") for key in ("table", "slides", "tiles")]
 
 
 def load_study(file: Path) -> StudyConfig:
-    """Read STUDY.toml; paths in it start at the file."""
-    tables = read_toml(file, hint=f"Write one to start from: {_WRITE_PRESET}")
-    place_paths(tables, file.parent)
+    """Read STUDY.toml. Paths in it are relative to the file."""
+    tables = read_toml(file, hint=f"To create one: {_WRITE_PRESET}")
+    resolve_study_paths(tables, file.parent)
     return resolve_study(tables, str(file))
 
 
 def resolve_study(tables: Mapping[str, Any], where: str = "The study") -> StudyConfig:
-    """Check everything that can be checked without looking at slides."""
+    """Validate all settings; slides are not opened. Raises SettingError with all problems."""
     problems: list[str] = []
     try:
         config = StudyConfig.model_validate_json(json.dumps(tables, default=str), strict=True)
     except ValidationError as error:
-        problems = invalid_values(error, list(_places()))
+        problems = describe_invalid_values(error, list(_list_study_settings()))
     else:
-        config, problems = _with_known_encoders(config)
+        config, problems = _normalise_encoders(config)
         problems += _contradictions(config)
         if not problems:
             return config
-    raise problems_error(where, problems, hint=f"What one looks like: {_WRITE_PRESET}")
+    raise make_problems_error(where, problems, hint=f"To create an example: {_WRITE_PRESET}")
 
 
-def _places() -> Iterator[Place]:
-    """List all settings of a study, as they are written."""
+def _list_study_settings() -> Iterator[SettingPath]:
+    """Yield the paths of all sections and settings of STUDY.toml."""
     sections: dict[str, type[Section]] = {"cohort": SlidesSection, "external": SlidesSection, "probe": ProbeSection}
     for name in StudyConfig.model_fields:
         yield (name,)
@@ -128,8 +131,8 @@ def _places() -> Iterator[Place]:
             yield from ((name, key) for key in sections[name].model_fields)
 
 
-def _with_known_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
-    """Spell encoders as the catalogue does."""
+def _normalise_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
+    """Replace encoder names by the keys of the catalogue. Return the problems of unknown names."""
     problems: list[str] = []
     keys: dict[str, str] = {}
     for name in dict.fromkeys([*config.encoders, *config.weights]):
@@ -144,7 +147,7 @@ def _with_known_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
 
 
 def _contradictions(config: StudyConfig) -> Iterator[str]:
-    """Yield what is unknown, listed twice, or contradictory."""
+    """Yield the problems of settings that are unknown, listed twice, or contradict each other."""
     listed: dict[str, list[Any]] = {
         "targets": config.targets,
         "encoders": config.encoders,
@@ -156,8 +159,8 @@ def _contradictions(config: StudyConfig) -> Iterator[str]:
         "variants": [each.name for each in config.variants],
     }
     for name, values in listed.items():
-        if twice := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
-            yield f"{name}: {twice[0]!r} is listed twice"
+        if duplicates := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
+            yield f"{name}: {duplicates[0]!r} is listed twice"
     for key in ("aggregators", "tapfm_aggregators"):
         for name in listed[key]:
             try:
@@ -166,9 +169,9 @@ def _contradictions(config: StudyConfig) -> Iterator[str]:
                 yield f"{key}: {error.message} {error.hint}"
     for name in (config.name, *listed["variants"]):
         if not _NAME.fullmatch(name):
-            yield f"name: {name!r} cannot be a folder; letters, digits and . , + = : - will do"
+            yield f"name: {name!r} cannot be a folder name; use letters, digits, spaces and . , + = : -"
     if config.multilabel and len(config.targets) == 1:
-        yield "task: multilabel needs several targets"
+        yield "task: multilabel needs at least two targets"
     if config.report == "forgetting" and config.probe is None:
         yield "probe: is missing; a forgetting study needs [probe] with tiles of another task"
     if config.report in ("ablation", "stability") and not config.variants:
@@ -176,65 +179,67 @@ def _contradictions(config: StudyConfig) -> Iterator[str]:
     if config.report == "stability":
         orders = {each.settings.get("adaptation", {}).get("bag_gradient") for each in config.variants}
         if not {"before", "after", "joint"} <= orders:
-            yield "variants: stability compares adaptation.bag_gradient before, after and joint"
-    yield from _unknown_tables(config)
+            yield "variants: a stability study needs adaptation.bag_gradient before, after and joint"
+    yield from _find_unknown_settings(config)
 
 
-def _unknown_tables(config: StudyConfig) -> Iterator[str]:
-    """Find names in settings that RUN.toml does not have, before any run is begun."""
-    known = list(all_settings())
+def _find_unknown_settings(config: StudyConfig) -> Iterator[str]:
+    """Yield the problems of names under `settings` and `variants` that RUN.toml does not have."""
+    known = list(list_settings())
     given = [("settings", {name: each for name, each in config.settings.items() if name not in REGIMES})]
     given += [(f"settings.{name}", config.settings[name]) for name in REGIMES if name in config.settings]
     given += [(f"variants {each.name}", each.settings) for each in config.variants]
     for where, tables in given:
         if not isinstance(tables, Mapping):
-            yield f"{where}: is a table of tables of RUN.toml"
+            yield f"{where}: must contain tables of RUN.toml"
             continue
         for section, values in tables.items():
             inside = [(section, key) for key in values] if isinstance(values, Mapping) else []
-            for place in [(section,), *inside]:
-                if place not in known:
-                    yield f"{where}.{'.'.join(place)}: there is no such setting{did_you_mean(place, known)}"
+            for path in [(section,), *inside]:
+                if path not in known:
+                    yield f"{where}.{'.'.join(path)}: unknown setting{suggest_setting(path, known)}"
                     break
 
 
-def place_paths(tables: dict[str, Any], base: Path) -> None:
-    """Make paths absolute, so that they mean the same wherever the study is resumed from."""
+def resolve_study_paths(tables: dict[str, Any], base: Path) -> None:
+    """Make paths absolute in place, so that a study can be resumed from any folder."""
     weights, settings, variants = (tables.get(name) for name in ("weights", "settings", "variants"))
-    named = weights if isinstance(weights, dict) else {}
-    resolve_paths(tables, base, [*_PATHS, *(("weights", name) for name in named)])
-    of_runs = [settings, *(settings.get(regime) for regime in REGIMES)] if isinstance(settings, dict) else []
+    encoders = weights if isinstance(weights, dict) else {}
+    resolve_paths(tables, base, [*_PATH_SETTINGS, *(("weights", name) for name in encoders)])
+    run_settings = [settings, *(settings.get(regime) for regime in REGIMES)] if isinstance(settings, dict) else []
     if isinstance(variants, list):
-        of_runs += [each.get("settings") for each in variants if isinstance(each, dict)]
-    for each in of_runs:
+        run_settings += [each.get("settings") for each in variants if isinstance(each, dict)]
+    for each in run_settings:
         if isinstance(each, dict):
             resolve_paths(each, base)
 
 
-def study_text(tables: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
-    """Return a study as TOML; comments stand beside settings that are not in a table."""
+def format_study(tables: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
+    """Return a study as TOML. Comments are added to top-level settings."""
     lines = []
     for name, value in tables.items():
-        if not isinstance(value, Mapping) and not _is_tables(value):
+        if not isinstance(value, Mapping) and not _is_list_of_tables(value):
             comment = f"  # {comments[name]}" if comments and name in comments else ""
-            lines.append(f"{name} = {toml_value(value)}{comment}")
+            lines.append(f"{name} = {format_toml_value(value)}{comment}")
     for name, value in tables.items():
         if isinstance(value, Mapping) and value:
             lines += ["", f"[{name}]", *_dotted_lines(value)]
-        elif _is_tables(value):
+        elif _is_list_of_tables(value):
             for each in value:
                 lines += ["", f"[[{name}]]", *_dotted_lines(each)]
     return "\n".join(lines) + "\n"
 
 
 def _dotted_lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return keys and values, with dotted keys for tables within the table."""
+    """Format the settings of a table, with dotted keys for nested tables."""
     lines: list[str] = []
     for key, value in table.items():
-        name = prefix + (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key))
-        lines += _dotted_lines(value, f"{name}.") if isinstance(value, Mapping) else [f"{name} = {toml_value(value)}"]
+        name = prefix + (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else format_toml_value(key))
+        lines += (
+            _dotted_lines(value, f"{name}.") if isinstance(value, Mapping) else [f"{name} = {format_toml_value(value)}"]
+        )
     return lines
 
 
-def _is_tables(value: object) -> bool:
+def _is_list_of_tables(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)

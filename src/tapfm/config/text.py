@@ -1,4 +1,4 @@
-"""RUN.toml as text: a file to start from, with comments, and the resolved one."""
+"""Format RUN.toml: a commented starter file, and the fully resolved configuration."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tapfm.cohort.manifest import read_cohort
+from tapfm.cohort.cohort_table import read_cohort
 from tapfm.cohort.splits import fold_names
-from tapfm.config.loading import resolve
+from tapfm.config.loading import resolve_config
 from tapfm.config.settings import RunConfig, Section
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import LabelError
 from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.labels import binary_columns, read_labels
+from tapfm.tasks.labels import find_binary_columns, read_labels
 
-_WIDTH = 36  # of `key = value`, so that comments stand in a column
+_WIDTH = 36  # of `key = value`, so that comments are aligned
 
 
-def starting_file(
+def starter_config(
     *,
     recipe: str,
     encoder: str,
@@ -31,28 +31,32 @@ def starting_file(
     targets: Sequence[str],
     folder: Path | None,
 ) -> str:
-    """Write a file to start from; targets are those of the table, and paths start at `folder` (default: here)."""
-    of_cohort: dict[str, str | int] = {"table": _from_folder(cohort or Path("cohort.csv"), folder)}
+    """Return a commented RUN.toml to start from.
+
+    Without `targets`, all binary label columns of the cohort table are used. Paths are relative to `folder`, which
+    defaults to the current folder.
+    """
+    cohort_section: dict[str, str | int] = {"table": _relative_path(cohort or Path("cohort.csv"), folder)}
     if cohort is not None:
         table = read_cohort(cohort, must_exist=False)
         if not any(row.split for row in table.rows) and fold_names(table):
-            of_cohort["fold"] = int(fold_names(table)[0].removeprefix("fold_"))
+            cohort_section["fold"] = int(fold_names(table)[0].removeprefix("fold_"))
         read_labels(table, target_kinds(targets))
-        targets = targets or binary_columns(table)
+        targets = targets or find_binary_columns(table)
         if not targets:
             raise LabelError(
-                f"{cohort} has no column with both 0 and 1, so there is nothing to learn.",
+                f"{cohort} has no label column to train on: no column contains both 0 and 1.",
                 hint=f"Its label columns are: {', '.join(table.label_names) or 'none'}",
             )
-    of_tiles = {"folder": _from_folder(tiles or Path("tiles"), folder)} if method != "fixed" or tiles else {}
+    tiles_section = {"folder": _relative_path(tiles or Path("tiles"), folder)} if method != "fixed" or tiles else {}
     if method == "fixed" or features is not None:
-        of_tiles["features"] = _from_folder(features or Path("features"), folder)
-    return _commented(
+        tiles_section["features"] = _relative_path(features or Path("features"), folder)
+    return _format_commented(
         {
             "recipe": recipe,
             "seed": 0,
-            "cohort": of_cohort,
-            "tiles": of_tiles,
+            "cohort": cohort_section,
+            "tiles": tiles_section,
             "encoder": {"name": encoder_card(encoder).key},
             "task": {"targets": list(targets) or ["FGFR3"]},
             "adaptation": {"method": method},
@@ -60,74 +64,73 @@ def starting_file(
     )
 
 
-def _from_folder(path: Path, folder: Path | None) -> str:
-    """Write a path as seen from a folder."""
+def _relative_path(path: Path, folder: Path | None) -> str:
+    """Return a path relative to a folder; absolute paths stay absolute."""
     if path.is_absolute() or folder is None:
         return path.as_posix()
-    return Path(os.path.relpath(path, folder.resolve())).as_posix()  # .. leads out of where a link points to
+    return Path(os.path.relpath(path, folder.resolve())).as_posix()  # resolved, as .. follows symbolic links
 
 
-def _commented(tables: Mapping[str, Any]) -> str:
-    """Write a file to start from: what was given as settings, what the recipe adds as comments to change."""
-    config = resolve(tables)
+def _format_commented(tables: Mapping[str, Any]) -> str:
+    """Return a commented RUN.toml: the given settings, and the other settings as comments with their defaults."""
+    config = resolve_config(tables)
     lines = [
-        "# A run of tapfm: tapfm train run.toml --out runs/first",
-        "# A line that begins with # shows what the recipe says, or an example; remove the # to change it.",
-        "# Paths start at this file.",
+        "# Settings of a tapfm run. To start it: tapfm train run.toml --out runs/first",
+        "# Lines that start with # show the default of the recipe, or an example. To change a setting, remove the #.",
+        "# Paths are relative to this file.",
         "",
     ]
     lines += _section_lines(config, tables, only_values=True)
     for name, value in config:
         if isinstance(value, Section):
-            lines += ["", f"[{name}]  # {one_line(value.__doc__)}"]
+            lines += ["", f"[{name}]  # {first_line(value.__doc__)}"]
             lines += _section_lines(value, tables.get(name, {}))
     return "\n".join(lines) + "\n"
 
 
 def _section_lines(section: Section, given: Mapping[str, Any], *, only_values: bool = False) -> list[str]:
-    """Write the settings of one table; `given` ones count, others are shown."""
+    """Format the settings of one table; settings that are not `given` are commented out."""
     lines = []
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), field.alias or name
         if only_values and isinstance(value, Section):
             continue
-        shown, meaning = given.get(key, value), field.description
-        if shown is None and field.examples:
-            shown, meaning = field.examples[0], f"not set; {meaning}"
-        text = f"{key} = {toml_value(shown)}"
-        lines.append(f"{text if key in given else '# ' + text:<{_WIDTH}}  # {meaning}")
+        shown_value, description = given.get(key, value), field.description
+        if shown_value is None and field.examples:
+            shown_value, description = field.examples[0], f"not set; {description}"
+        text = f"{key} = {format_toml_value(shown_value)}"
+        lines.append(f"{text if key in given else '# ' + text:<{_WIDTH}}  # {description}")
     return lines
 
 
-def config_text(config: RunConfig) -> str:
-    """Write a configuration with nothing left open."""
-    return toml_text(config.as_tables())
+def format_config(config: RunConfig) -> str:
+    """Return a resolved configuration as TOML, with all settings."""
+    return format_toml(config.as_tables())
 
 
-def toml_text(tables: Mapping[str, Any]) -> str:
-    """Write tables of settings."""
-    lines = [f"{key} = {toml_value(value)}" for key, value in tables.items() if not isinstance(value, Mapping)]
+def format_toml(tables: Mapping[str, Any]) -> str:
+    """Return tables of settings as TOML. Nested tables are inline tables."""
+    lines = [f"{key} = {format_toml_value(value)}" for key, value in tables.items() if not isinstance(value, Mapping)]
     for name, table in tables.items():
         if isinstance(table, Mapping):
-            lines += ["", f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in table.items())]
+            lines += ["", f"[{name}]", *(f"{key} = {format_toml_value(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
 
 
-def toml_value(value: Any) -> str:
-    """Write one value."""
+def format_toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):
-        inside = ", ".join(f"{key} = {toml_value(each)}" for key, each in value.items())
+        inside = ", ".join(f"{key} = {format_toml_value(each)}" for key, each in value.items())
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(toml_value, value))}]"
+        return f"[{', '.join(map(format_toml_value, value))}]"
     if isinstance(value, int | float):
         return repr(value)
-    # a JSON string is a TOML string, but for the one control character that JSON lets through
+    # JSON strings are TOML strings, except for the one control character that JSON does not escape
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def one_line(text: str | None) -> str:
-    """Take the first line of a docstring."""
+def first_line(text: str | None) -> str:
+    """Return the first line of a docstring."""
     return (text or "").strip().splitlines()[0]

@@ -18,8 +18,8 @@ from tapfm.demo.sizes import Size
 from tapfm.demo.steps import demo_steps
 from tapfm.errors import CommandFailedError, Interrupted, RunError
 from tapfm.runtime.files import fingerprint, write_atomically
-from tapfm.runtime.messages import command
-from tapfm.runtime.output_folder import locked, refuse_other_files
+from tapfm.runtime.messages import format_command
+from tapfm.runtime.output_folder import check_no_other_files, lock_folder
 from tapfm.runtime.steps import Step, StepResult, StepRunner
 from tapfm.version import __version__
 
@@ -29,13 +29,15 @@ RunCommand = Callable[[Sequence[str]], int]
 def run_demo(size: Size, out: Path, run_command: RunCommand, *, console: Console) -> DemoFolder:
     """Run the steps that are not done yet. Raises CommandFailedError, or Interrupted after a signal."""
     folder = DemoFolder(out)
-    resume = command("demo", *size.options, "--out", out)
+    resume = format_command("demo", *size.options, "--out", out)
     if not folder.state.exists():
-        refuse_other_files(out, hint=f"Give a new folder: {command('demo', *size.options, '--out', out / 'demo')}")
-    with locked(out, "tapfm demo"):
+        check_no_other_files(
+            out, hint=f"Give a new folder: {format_command('demo', *size.options, '--out', out / 'demo')}"
+        )
+    with lock_folder(out, "tapfm demo"):
         before = _read_state(folder, size)
         steps = demo_steps(size, folder)
-        done = [step.key for step in takewhile(lambda step: step.key in before.done and step.done(), steps)]
+        done = [step.key for step in takewhile(lambda step: step.key in before.done and step.is_done(), steps)]
         if done:
             console.print(f"{len(done)} of {len(steps)} steps done already.", markup=False)
         if len(done) == len(steps):
@@ -71,7 +73,7 @@ def _run_in_this_process(run_command: RunCommand, step: Step, _: Callable[[], in
     step.log.parent.mkdir(parents=True, exist_ok=True)
     with step.log.open("w", encoding="utf-8") as output, contextlib.redirect_stdout(output):
         try:
-            return run_command(step.words)
+            return run_command(step.arguments)
         except SystemExit as stop:  # a second signal
             return stop.code if isinstance(stop.code, int) else 1
 
@@ -84,17 +86,17 @@ class _DemoDisplay:
 
     def start(self, step: Step) -> None:
         self._console.print(f"\n[bold]{self._steps.index(step) + 1}/{len(self._steps)} {step.title}[/bold]")
-        if step.words:
-            self._console.print(f"$ {command(*step.words)}", style="cyan", markup=False, soft_wrap=True)
+        if step.arguments:
+            self._console.print(f"$ {format_command(*step.arguments)}", style="cyan", markup=False, soft_wrap=True)
 
     def update(self) -> None:
         pass
 
     def finish(self, step: Step, result: StepResult) -> None:
-        if result.state == "not run" or not step.shown_lines or not step.log.exists():
+        if result.state == "not run" or not step.shown_prefixes or not step.log.exists():
             return  # a log may be of an earlier attempt
         for line in step.log.read_text("utf-8").splitlines():
-            if line.startswith(step.shown_lines):
+            if line.startswith(step.shown_prefixes):
                 self._console.print(line, markup=False, soft_wrap=True)
 
 
@@ -134,7 +136,7 @@ def _read_state(folder: DemoFolder, size: Size) -> _State:
     if settings != _settings_digest(size):
         raise RunError(
             f"{folder.path} holds a demo of another size or version ({demo}).",
-            hint=f"Give another folder: {command('demo', *size.options, '--out', f'{folder.path}-again')}\n"
+            hint=f"Give another folder: {format_command('demo', *size.options, '--out', f'{folder.path}-again')}\n"
             "Or remove that one first.",
         )
     moved = where != str(folder.path.absolute())  # predictions contain the paths of their slides
@@ -143,7 +145,7 @@ def _read_state(folder: DemoFolder, size: Size) -> _State:
 
 def _settings_digest(size: Size) -> str:
     """Return a digest of all that the results depend on."""
-    words = [step.words for step in demo_steps(size, DemoFolder(Path("demo")))]
+    words = [step.arguments for step in demo_steps(size, DemoFolder(Path("demo")))]
     return fingerprint(words, size.settings, size.resamples, __version__)
 
 

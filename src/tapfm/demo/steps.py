@@ -16,7 +16,7 @@ from tapfm.runtime.steps import Step
 
 def demo_steps(size: Size, folder: DemoFolder) -> list[Step]:
     """List the steps in their order; each needs the one before it."""
-    cohort = folder.painted / "cohort.csv"
+    cohort = folder.synthetic / "cohort.csv"
     paint = ["--slides", str(size.slides), "--external", str(size.external), "--tiles", str(size.tiles)]
     paint += ["--difficulty", size.difficulty, "--prevalence", str(PREVALENCE), "--fractions", *map(str, FRACTIONS)]
     predictions = [word for name in COHORTS for word in ("--predictions", str(folder.predictions(name)))]
@@ -35,36 +35,36 @@ def demo_steps(size: Size, folder: DemoFolder) -> list[Step]:
         step(
             "synth",
             "Paint slides with a signal in some nests of tumour",
-            *("synth", folder.painted, *paint),
-            files=(folder.painted / "README.md", folder.painted),  # the first is written last
-            shown_lines=("Look",),
+            *("synth", folder.synthetic, *paint),
+            files=(folder.synthetic / "README.md", folder.synthetic),  # the first is written last
+            shown_prefixes=("Look",),
         ),
         step(
             "inspect",
             "Inspect the slides: format, size, scale, problems",
             *("inspect", cohort, folder.external),
-            shown_lines=(f"{size.slides + size.external} slides",),
+            shown_prefixes=(f"{size.slides + size.external} slides",),
         ),
         step(
             "tile",
             "Detect tissue and extract tiles at 0.5 microns per pixel",
             *("tile", cohort, "--out", folder.tiles("test")),
             files=(folder.tiles("test") / "summary.csv", folder.tiles("test")),
-            shown_lines=("Tiled", "Look"),
+            shown_prefixes=("Tiled", "Look"),
         ),
         step(
             "tile-external",
             "The same for the external cohort: other sites, another scanner",
             *("tile", folder.external, "--out", folder.tiles("external")),
             files=(folder.tiles("external") / "summary.csv", folder.tiles("external")),
-            shown_lines=("Tiled", "Look"),
+            shown_prefixes=("Tiled", "Look"),
         ),
         step(
             "split",
             "Split by patient (--force, as the painted table has a split already)",
             *("split", cohort, "--fractions", *map(str, FRACTIONS), "--force", "--out", folder.split),
             files=(folder.split,),
-            shown_lines=("split", "train", "val", "test"),
+            shown_prefixes=("split", "train", "val", "test"),
         ),
         step(
             "study",
@@ -80,27 +80,27 @@ def demo_steps(size: Size, folder: DemoFolder) -> list[Step]:
             "Write a report of everything",
             *("report", folder.study, *predictions, "--out", folder.report),
             files=(folder.report,),
-            shown_lines=("Written",),
+            shown_prefixes=("Written",),
         ),
         step(
-            "planted",
+            "attention-check",
             "Compare attention with the painted signal",
-            files=(folder.planted, folder.planted_picture),
-            function=partial(_measure_planted, folder),
+            files=(folder.attention_check, folder.attention_check_image),
+            function=partial(_check_attention, folder),
         ),
     ]
     return [steps[0], *(replace(step, needs=(previous.key,)) for previous, step in pairwise(steps))]
 
 
-def _measure_planted(folder: DemoFolder) -> None:
-    from tapfm.demo.planted import measure_planted
+def _check_attention(folder: DemoFolder) -> None:
+    from tapfm.demo.attention_check import check_attention
 
-    measure_planted(folder)
+    check_attention(folder)
 
 
 def _write_study(path: Path, size: Size) -> None:
     """Write STUDY.toml: a fixed encoder with ABMIL, a fine-tuned one with ABMIL, TAPFM."""
-    from tapfm.config.study import study_text
+    from tapfm.config.study import format_study
 
     tables: dict[str, Any] = {
         "name": f"Three ways to learn {TARGET} from painted slides",
@@ -119,7 +119,7 @@ def _write_study(path: Path, size: Size) -> None:
             "One seed each.",
         ],
         "cohort": {"table": "split.csv", "tiles": "tiles"},
-        "external": {"table": "painted/external.csv", "tiles": "tiles-external"},
+        "external": {"table": "synthetic/external.csv", "tiles": "tiles-external"},
         "settings": size.settings,
     }
-    write_atomically(path, study_text(tables).encode())
+    write_atomically(path, format_study(tables).encode())

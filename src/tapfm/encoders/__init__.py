@@ -1,1 +1,1 @@
-"""Tile encoders: the catalogue, their weights, and eq. 1."""
+"""Tile encoders: the catalogue, weights, and the ViT that returns features and raw attention (eq. 1)."""

@@ -1,6 +1,6 @@
-"""What of an encoder is adapted: all of it, its last blocks, or low-rank adapters (LoRA) beside its linear layers.
+"""Select which encoder parameters are trained: all, the last blocks, or low-rank adapters (LoRA) on linear layers.
 
-A `Scope` is read and checked without torch, so that a settings file can be refused before anything heavy is imported.
+`Scope` does not import torch, so a configuration can be checked quickly.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tapfm.errors import InputError, SettingError
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.seeding import make_rng
 
 if TYPE_CHECKING:
     from torch import nn
 
     from tapfm.encoders.vit import VitEncoder
 
-_VALID = 'Valid: "full", "last:4" (the last 4 blocks and the final norm), "lora:16" (adapters of rank 16).'
-_ALPHA_PER_RANK = 2  # the adapters' sum is scaled by alpha / rank
+_VALID = 'Valid: "full", "last:4" (the last 4 blocks and the final norm), "lora:16" (LoRA adapters of rank 16).'
+_ALPHA_PER_RANK = 2  # LoRA scales the output of its adapters by alpha / rank
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Which parameters learn; `size` is the number of blocks ("last") or the rank ("lora")."""
+    """The trainable part of an encoder; `size` is the number of blocks ("last") or the rank ("lora")."""
 
     kind: Literal["full", "last", "lora"]
     size: int | None = None
@@ -31,35 +31,38 @@ class Scope:
     def __post_init__(self) -> None:
         valid = self.size is None if self.kind == "full" else self.size is not None and self.size >= 1
         if self.kind not in ("full", "last", "lora") or not valid:
-            raise SettingError(f"There is no scope of adaptation '{self}'.", hint=_VALID)
+            raise SettingError(f"Unknown adaptation scope '{self}'.", hint=_VALID)
 
     @classmethod
     def parse(cls, text: str) -> Scope:
-        """Read "full", "last:n" or "lora:r"."""
+        """Parse "full", "last:n" or "lora:r"."""
         match = re.fullmatch(r"([a-z]+)(?::([0-9]{1,6}))?", text)
         if match is None:
-            raise SettingError(f"There is no scope of adaptation '{text}'.", hint=_VALID)
+            raise SettingError(f"Unknown adaptation scope '{text}'.", hint=_VALID)
         kind, size = match.groups()
-        return cls(cast(Any, kind), None if size is None else int(size))  # refuses other kinds itself
+        return cls(cast(Any, kind), None if size is None else int(size))  # raises SettingError for other kinds
 
     def __str__(self) -> str:
         return self.kind if self.size is None else f"{self.kind}:{self.size}"
 
 
 def apply_scope(encoder: VitEncoder, scope: Scope, *, seed: int = 0) -> None:
-    """Let exactly the scope's parameters learn; adapters are put in so that the features start as they are."""
-    if adapted_layers(encoder):
-        raise SettingError("The encoder has LoRA adapters already.", hint="Merge them first: merge_adapters(encoder).")
+    """Make exactly the parameters in the scope trainable.
+
+    New LoRA adapters do not change the features until they are trained.
+    """
+    if find_lora_layers(encoder):
+        raise SettingError("The encoder already has LoRA adapters.", hint="Merge them first: merge_adapters(encoder).")
     if scope.kind == "lora" and scope.size is not None:
         _add_adapters(encoder, rank=scope.size, seed=seed)
     elif scope.kind == "last" and scope.size is not None:
-        _open_last_blocks(encoder, scope.size)
+        _unfreeze_last_blocks(encoder, scope.size)
     else:
         encoder.requires_grad_(True)
 
 
-def _open_last_blocks(encoder: VitEncoder, blocks: int) -> None:
-    """Freeze all but the last blocks and the final norm."""
+def _unfreeze_last_blocks(encoder: VitEncoder, blocks: int) -> None:
+    """Freeze everything except the last blocks and the final norm."""
     depth = len(encoder.vit.blocks)
     if blocks > depth:
         raise SettingError(
@@ -72,46 +75,46 @@ def _open_last_blocks(encoder: VitEncoder, blocks: int) -> None:
 
 
 def _add_adapters(encoder: VitEncoder, *, rank: int, seed: int) -> None:
-    """Freeze the encoder and put an adapter on every linear layer of its blocks' attention and MLP."""
+    """Freeze the encoder and add an adapter to every linear layer in the attention and MLP of each block."""
     import torch
 
     try:
         import peft
     except ImportError as error:
         raise InputError(
-            f"Adaptation by LoRA needs the package peft ({error}).", hint="pip install 'tapfm[lora]'"
+            f"LoRA adaptation needs the package peft ({error}).", hint="Install it: pip install 'tapfm[lora]'"
         ) from error
     from tapfm.encoders.blocks import at_least_float32
 
     encoder.requires_grad_(False)
     for block in encoder.vit.blocks:
         if getattr(block.attn, "q_bias", None) is not None:
-            # timm would otherwise take the projection's weight, which is the base's, without calling the layer.
+            # Otherwise timm uses the base weight directly and does not call the adapted layer.
             block.attn.qkv_bias_separate = True
     settings = peft.LoraConfig(
         r=rank,
         lora_alpha=_ALPHA_PER_RANK * rank,
         lora_dropout=0.0,
         bias="none",
-        target_modules=_linear_layers(encoder),
+        target_modules=_linear_layer_names(encoder),
     )
-    with torch.random.fork_rng(devices=[]):  # peft draws values of its own, which are not used
+    with torch.random.fork_rng(devices=[]):  # peft draws initial values that are replaced below
         peft.inject_adapter_in_model(settings, encoder.vit)
-    for name, layer in adapted_layers(encoder).items():
+    for name, layer in find_lora_layers(encoder).items():
         for parameter in (*layer.lora_A.parameters(), *layer.lora_B.parameters()):
-            # Small updates would be lost in half precision, which the frozen weights may well have.
+            # The frozen weights may be in half precision, where small updates would be lost.
             parameter.data = parameter.data.to(at_least_float32(parameter))
         (down,), (up,) = layer.lora_A.parameters(), layer.lora_B.parameters()
-        bound = down.shape[1] ** -0.5  # the usual start of a linear layer
-        values = rng_for(seed, "lora", name).uniform(-bound, bound, size=tuple(down.shape))
+        bound = down.shape[1] ** -0.5  # the default initialisation of nn.Linear
+        values = make_rng(seed, "lora", name).uniform(-bound, bound, size=tuple(down.shape))
         with torch.no_grad():
             down.copy_(torch.from_numpy(values))
             up.zero_()
 
 
 def merge_adapters(encoder: VitEncoder) -> None:
-    """Fold adapters, if any, into the weights they adapt and take them out: the modules are timm's own again."""
-    layers = adapted_layers(encoder)
+    """Merge adapters, if any, into the base weights and restore timm's own modules."""
+    layers = find_lora_layers(encoder)
     for name, layer in layers.items():
         layer.merge()
         parent, _, child = name.rpartition(".")
@@ -120,13 +123,13 @@ def merge_adapters(encoder: VitEncoder) -> None:
         del encoder.vit.peft_config
 
 
-def adapted_layers(encoder: VitEncoder) -> dict[str, Any]:
-    """Find the layers that carry adapters, by their name in the ViT."""
+def find_lora_layers(encoder: VitEncoder) -> dict[str, Any]:
+    """Return the layers with LoRA adapters, by their name in the ViT."""
     return {name: module for name, module in encoder.vit.named_modules() if hasattr(module, "lora_A")}
 
 
-def _linear_layers(encoder: VitEncoder) -> list[str]:
-    """Name the linear layers inside the attention and the MLP of every block."""
+def _linear_layer_names(encoder: VitEncoder) -> list[str]:
+    """Return the names of the linear layers in the attention and MLP of every block."""
     from torch import nn
 
     return [
@@ -138,6 +141,5 @@ def _linear_layers(encoder: VitEncoder) -> list[str]:
     ]
 
 
-def trained_parameters(encoder: VitEncoder) -> dict[str, nn.Parameter]:
-    """Name the parameters that learn."""
+def trainable_parameters(encoder: VitEncoder) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in encoder.named_parameters() if parameter.requires_grad}

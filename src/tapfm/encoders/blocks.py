@@ -1,14 +1,15 @@
-"""The arithmetic of a ViT's blocks, and what backward computes again instead of keeping it.
+"""The forward pass of ViT blocks, with activation checkpointing at four levels.
 
-    recompute     a block keeps, for each token            backward also does
-    "nothing"     all that autograd asks for               -
-    "pointwise"   what matrix products and attention give  norms, activations, additions
-    "mlp"         the same of its attention, not its MLP   the MLP's first product
-    "block"       its input                                the whole block
+    recompute     saved for backward, per token                 recomputed in backward
+    "nothing"     everything that autograd needs                -
+    "pointwise"   outputs of matrix products and attention      norms, activations, additions
+    "mlp"         the same for the attention, not for the MLP   also the first product of the MLP
+    "block"       the input of the block                        the whole block
 
-With "pointwise" and "mlp", what multiplies a whole matrix is folded into it: a LayerScale into the layer before it,
-whose output then need not be kept for its sake; and, while there is a graph, the weights of a norm into the layer after
-it, whose gradients then come from the matrix's gradient instead of from every token. All is the same to rounding.
+With "pointwise" and "mlp", factors that scale a whole matrix are folded into it. A LayerScale is folded into the layer
+before it, so that the output of that layer need not be saved. While gradients are recorded, the weights of a norm are
+folded into the layer after it: their gradients then come from the gradient of the matrix instead of from every token.
+The results are equal up to rounding.
 
 K tiles, N tokens (CLS, registers, patches), H heads, d head size, D width.
 """
@@ -29,7 +30,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 Recompute = Literal["nothing", "pointwise", "mlp", "block"]
 
 _aten = torch.ops.aten
-_PRODUCTS = {
+_SAVED_OPERATIONS = {
     _aten.mm.default,
     _aten.addmm.default,
     _aten.bmm.default,
@@ -41,93 +42,96 @@ _PRODUCTS = {
 
 
 def run_block(block: Any, x_KND: Tensor, rope: Tensor | None, recompute: Recompute) -> Tensor:
-    """One block, keeping for backward what `recompute` says."""
+    """Run one block; `recompute` selects what is saved for backward."""
     if recompute in ("nothing", "block"):
         whole = block if rope is None else partial(block, rope=rope)
-        return whole(x_KND) if recompute == "nothing" else _again(whole, x_KND)
-    x_KND = _again(lambda x: _attention_half(block, x, rope), x_KND, keep_products=True)
-    return _again(lambda x: _mlp_half(block, x), x_KND, keep_products=recompute == "pointwise")
+        return whole(x_KND) if recompute == "nothing" else _run_checkpointed(whole, x_KND)
+    x_KND = _run_checkpointed(lambda x: _run_attention_half(block, x, rope), x_KND, save_products=True)
+    return _run_checkpointed(lambda x: _run_mlp_half(block, x), x_KND, save_products=recompute == "pointwise")
 
 
-def _again(function: Callable[[Tensor], Any], x_KND: Tensor, *, keep_products: bool = False) -> Any:
-    """Run a function whose inner values backward computes again, but for its products where those are kept."""
+def _run_checkpointed(function: Callable[[Tensor], Any], x_KND: Tensor, *, save_products: bool = False) -> Any:
+    """Run a function under activation checkpointing; `save_products` saves the outputs of its matrix products."""
     if not torch.is_grad_enabled():
         return function(x_KND)
-    kept: dict[str, Any] = {}
-    if keep_products:
-        kept["context_fn"] = partial(create_selective_checkpoint_contexts, _products_are_kept)
-    # The reentrant form would lose the gradient, without an error, where the first blocks are frozen.
-    return checkpoint(function, x_KND, use_reentrant=False, **kept)
+    options: dict[str, Any] = {}
+    if save_products:
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _select_saved_operations)
+    # Reentrant checkpointing would silently lose gradients if the first blocks are frozen.
+    return checkpoint(function, x_KND, use_reentrant=False, **options)
 
 
-def _products_are_kept(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """Tell torch what to keep: what costs much to compute."""
-    return CheckpointPolicy.MUST_SAVE if operator in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+def _select_saved_operations(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """Save the outputs of expensive operations and recompute the rest."""
+    return CheckpointPolicy.MUST_SAVE if operator in _SAVED_OPERATIONS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _attention_half(block: Any, x_KND: Tensor, rope: Tensor | None) -> Tensor:
-    """The first half of a block."""
+def _run_attention_half(block: Any, x_KND: Tensor, rope: Tensor | None) -> Tensor:
+    """Run the attention half of a block, with its residual connection."""
     attn = block.attn
-    if getattr(attn, "gate", None) is None and _can_fold(block.norm1, x_KND):
+    if getattr(attn, "gate", None) is None and _can_fold_norm(block.norm1, x_KND):
         inner_KND = x_KND
-        q_KHNd, k_KHNd, v_KHNd = _project(attn, x_KND, rope, partial(_after_norm, block.norm1))
+        q_KHNd, k_KHNd, v_KHNd = _project_qkv(attn, x_KND, rope, partial(_linear_after_norm, block.norm1))
     else:
         inner_KND = block.norm1(x_KND)
-        q_KHNd, k_KHNd, v_KHNd = _project(attn, inner_KND, rope)
-    return _attended(block, x_KND, inner_KND, q_KHNd, k_KHNd, v_KHNd, fold=True)
+        q_KHNd, k_KHNd, v_KHNd = _project_qkv(attn, inner_KND, rope)
+    return _apply_attention(block, x_KND, inner_KND, q_KHNd, k_KHNd, v_KHNd, fold=True)
 
 
-def _mlp_half(block: Any, x_KND: Tensor) -> Tensor:
-    """The second half of a block."""
+def _run_mlp_half(block: Any, x_KND: Tensor) -> Tensor:
+    """Run the MLP half of a block, with its residual connection."""
     mlp, (_, gamma) = block.mlp, _layer_scales(block)
-    if type(mlp) not in (Mlp, GluMlp, SwiGLU):  # a class that is not known here
+    if type(mlp) not in (Mlp, GluMlp, SwiGLU):  # an MLP class without special handling
         out_KND = mlp(block.norm2(x_KND)) if gamma is None else gamma * mlp(block.norm2(x_KND))
     else:
-        if _can_fold(block.norm2, x_KND):
-            hidden_KNh = _hidden_of(mlp, x_KND, partial(_after_norm, block.norm2))
+        if _can_fold_norm(block.norm2, x_KND):
+            hidden_KNh = _mlp_hidden(mlp, x_KND, partial(_linear_after_norm, block.norm2))
         else:
-            hidden_KNh = _hidden_of(mlp, block.norm2(x_KND))
-        out_KND = mlp.drop2(_scaled(mlp.fc2, gamma, hidden_KNh, fold=True))
+            hidden_KNh = _mlp_hidden(mlp, block.norm2(x_KND))
+        out_KND = mlp.drop2(_apply_layer_scale(mlp.fc2, gamma, hidden_KNh, fold=True))
     return x_KND + block.drop_path2(out_KND)
 
 
-def last_block(
+def run_last_block(
     block: Any, x_KND: Tensor, rope: Tensor | None, recompute: Recompute, prefix: int, cls_only: bool
 ) -> tuple[Tensor, Tensor]:
-    """The last block and r_K; with `cls_only` it goes on for the CLS token alone, which is all that is used of it."""
+    """Run the last block and return its output and the raw attention r_K.
+
+    With `cls_only`, everything after the attention is computed for the CLS token only.
+    """
 
     def run(x_KND: Tensor) -> tuple[Tensor, Tensor]:
         inner_KND = block.norm1(x_KND)
-        q_KHNd, k_KHNd, v_KHNd = _project(block.attn, inner_KND, rope)
+        q_KHNd, k_KHNd, v_KHNd = _project_qkv(block.attn, inner_KND, rope)
         r_K = _raw_attention(q_KHNd[:, :, :1], k_KHNd, scale=block.attn.scale, prefix=prefix)
         if cls_only:
             q_KHNd, x_KND, inner_KND = q_KHNd[:, :, :1], x_KND[:, :1], inner_KND[:, :1]
-        x_KND = _attended(block, x_KND, inner_KND, q_KHNd, k_KHNd, v_KHNd, fold=False)
+        x_KND = _apply_attention(block, x_KND, inner_KND, q_KHNd, k_KHNd, v_KHNd, fold=False)
         out_KND, (_, gamma) = block.mlp(block.norm2(x_KND)), _layer_scales(block)
         return x_KND + block.drop_path2(out_KND if gamma is None else gamma * out_KND), r_K
 
-    both: tuple[Tensor, Tensor] = _again(run, x_KND) if recompute == "block" else run(x_KND)
+    both: tuple[Tensor, Tensor] = _run_checkpointed(run, x_KND) if recompute == "block" else run(x_KND)
     return both
 
 
-def _attended(
+def _apply_attention(
     block: Any, x_KND: Tensor, inner_KND: Tensor, q_KHNd: Tensor, k_KHNd: Tensor, v_KHNd: Tensor, *, fold: bool
 ) -> Tensor:
-    """Attention, its output layer, and what it is added to."""
+    """Apply attention and its output layer, and add the residual."""
     attn, (gamma, _) = block.attn, _layer_scales(block)
     dropout = attn.attn_drop.p if attn.training else 0.0
     heads_KHNd = F.scaled_dot_product_attention(q_KHNd, k_KHNd, v_KHNd, dropout_p=dropout, scale=attn.scale)
     out_KND = attn.norm(heads_KHNd.transpose(1, 2).flatten(2))
     if (gate := getattr(attn, "gate", None)) is not None:
         out_KND = out_KND * gate(inner_KND).sigmoid()
-    return x_KND + block.drop_path1(attn.proj_drop(_scaled(attn.proj, gamma, out_KND, fold=fold)))
+    return x_KND + block.drop_path1(attn.proj_drop(_apply_layer_scale(attn.proj, gamma, out_KND, fold=fold)))
 
 
 def _raw_attention(q_KH1d: Tensor, k_KHNd: Tensor, *, scale: float, prefix: int) -> Tensor:
-    """Eq. 1: the CLS row of the softmax attention, averaged over heads and over patch tokens.
+    """Compute eq. 1: the CLS row of the softmax attention, averaged over heads and patch tokens.
 
-    The softmax runs over all tokens, the mean over patches only: over all tokens it would be the constant 1/N. In
-    float32 at least: the spread between tiles is a few percent of r, and bfloat16 would leave a handful of values.
+    The softmax is over all tokens, the mean over patch tokens only; a mean over all tokens would be the constant 1/N.
+    Computed in float32 or wider: r differs by a few percent between tiles, which bfloat16 resolves into very few values.
     """
     wide = at_least_float32(q_KH1d)
     with torch.autocast(q_KH1d.device.type, enabled=False):
@@ -135,15 +139,14 @@ def _raw_attention(q_KH1d: Tensor, k_KHNd: Tensor, *, scale: float, prefix: int)
         return logits_KH1N.softmax(-1)[..., prefix:].mean((1, 2, 3))
 
 
-def _applied(layer: Any, x_KND: Tensor) -> Any:
-    """A layer as it is."""
+def _apply_layer(layer: Any, x_KND: Tensor) -> Any:
     return layer(x_KND)
 
 
-def _project(
-    attn: Any, x_KND: Tensor, rope: Tensor | None, apply: Callable[[Any, Tensor], Any] = _applied
+def _project_qkv(
+    attn: Any, x_KND: Tensor, rope: Tensor | None, apply: Callable[[Any, Tensor], Any] = _apply_layer
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values as the attention module itself makes them, adapters on its layers included."""
+    """Compute queries, keys and values as the attention module does, including adapters on its layers."""
     if attn.qkv is not None:
         qkv = apply(attn.qkv, x_KND)
         if getattr(attn, "q_bias", None) is not None:
@@ -157,20 +160,20 @@ def _project(
     q, k = attn.q_norm(q), attn.k_norm(k)
     if rope is not None:
         half = getattr(attn, "rotate_half", False)
-        still = attn.num_prefix_tokens  # CLS and registers have no place in the tile, so they are not turned
+        prefix = attn.num_prefix_tokens  # CLS and registers have no position in the tile and are not rotated
         q, k = (
-            torch.cat((x[:, :, :still], apply_rot_embed_cat(x[:, :, still:], rope, half=half)), dim=2).to(v.dtype)
+            torch.cat((x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope, half=half)), dim=2).to(v.dtype)
             for x in (q, k)
         )
-    if k.shape[1] != q.shape[1]:  # grouped queries: several heads share a key
+    if k.shape[1] != q.shape[1]:  # grouped-query attention: several heads share a key
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     return q, k, v
 
 
-def _hidden_of(mlp: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any] = _applied) -> Tensor:
-    """What comes before the last layer of one of timm's three MLPs."""
+def _mlp_hidden(mlp: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any] = _apply_layer) -> Tensor:
+    """Compute the input of the last layer of timm's Mlp, GluMlp or SwiGLU."""
     if type(mlp) is GluMlp:
-        first, second = _halves_of(mlp.fc1, x_KND, apply)
+        first, second = _split_packed_output(mlp.fc1, x_KND, apply)
         hidden_KNh = first * mlp.act(second) if mlp.gate_last else mlp.act(first) * second
     elif type(mlp) is SwiGLU:
         hidden_KNh = mlp.act(apply(mlp.fc1_g, x_KND)) * apply(mlp.fc1_x, x_KND)
@@ -180,33 +183,35 @@ def _hidden_of(mlp: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any] = _a
     return normed_KNh
 
 
-def _halves_of(layer: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any]) -> tuple[Tensor, Tensor]:
-    """The two halves of a packed layer's output, by two products: joining their gradients would cost a pass."""
+def _split_packed_output(layer: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any]) -> tuple[Tensor, Tensor]:
+    """Compute the two halves of a packed layer's output by two products.
+
+    Splitting the output of one product would need an extra pass over memory to join the gradients.
+    """
     if type(layer) is not nn.Linear:
         first, second = apply(layer, x_KND).chunk(2, dim=-1)
         return first, second
     half = layer.out_features // 2
     biases = (None, None) if layer.bias is None else (layer.bias[:half], layer.bias[half:])
     first, second = (
-        apply(_Affine(weight, bias), x_KND)
+        apply(_TensorLinear(weight, bias), x_KND)
         for weight, bias in zip((layer.weight[:half], layer.weight[half:]), biases, strict=True)
     )
     return first, second
 
 
-class _Affine(NamedTuple):
-    """A linear layer made of tensors."""
+class _TensorLinear(NamedTuple):
+    """A linear layer given by its weight and bias."""
 
     weight: Tensor
     bias: Tensor | None
 
     def __call__(self, x_KND: Tensor) -> Tensor:
-        """Apply it."""
         return F.linear(x_KND, self.weight, self.bias)
 
 
-def _can_fold(norm: Any, x_KND: Tensor) -> bool:
-    """Whether a norm's weights may go into the next layer: not under autocast, which casts both by itself."""
+def _can_fold_norm(norm: Any, x_KND: Tensor) -> bool:
+    """Return whether the weights of a norm can be folded into the next layer; not under autocast, which casts both."""
     return (
         torch.is_grad_enabled()
         and isinstance(norm, nn.LayerNorm)
@@ -215,9 +220,9 @@ def _can_fold(norm: Any, x_KND: Tensor) -> bool:
     )
 
 
-def _after_norm(norm: Any, layer: Any, x_KND: Tensor) -> Tensor:
-    """A layer of a norm's output, with the norm's weights folded into the layer's."""
-    if type(layer) not in (nn.Linear, _Affine):
+def _linear_after_norm(norm: Any, layer: Any, x_KND: Tensor) -> Tensor:
+    """Apply a norm and then a layer, with the weights of the norm folded into those of the layer."""
+    if type(layer) not in (nn.Linear, _TensorLinear):
         return layer(norm(x_KND))
     inner_KND = F.layer_norm(x_KND, norm.normalized_shape, None, None, norm.eps)
     bias = layer.bias
@@ -227,10 +232,10 @@ def _after_norm(norm: Any, layer: Any, x_KND: Tensor) -> Tensor:
     return F.linear(inner_KND, layer.weight * norm.weight, bias)
 
 
-def _scaled(layer: Any, gamma_D: Tensor | None, x_KND: Tensor, *, fold: bool) -> Tensor:
-    """A layer and its LayerScale; folded into the layer's weights, so that its output is not kept for gamma's sake.
+def _apply_layer_scale(layer: Any, gamma_D: Tensor | None, x_KND: Tensor, *, fold: bool) -> Tensor:
+    """Apply a layer and its LayerScale; `fold` multiplies gamma into the weights, so that the output is not saved.
 
-    Not under autocast: float16 has no numbers as small as some gammas times a weight.
+    Not folded under autocast: some products of gamma and a weight underflow in float16.
     """
     if gamma_D is None:
         return layer(x_KND)
@@ -241,12 +246,12 @@ def _scaled(layer: Any, gamma_D: Tensor | None, x_KND: Tensor, *, fold: bool) ->
 
 
 def _layer_scales(block: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The two LayerScales of a block, whichever way timm's class stores them."""
+    """Return the two LayerScale vectors of a block; timm's block classes store them differently."""
     if isinstance(block, Block):
         return getattr(block.ls1, "gamma", None), getattr(block.ls2, "gamma", None)
     return block.gamma_1, block.gamma_2
 
 
 def at_least_float32(x: Tensor) -> torch.dtype:
-    """Half precisions widen to float32; float64 stays."""
+    """Return float32 for half precision, and the dtype of `x` otherwise."""
     return torch.promote_types(x.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""From a card to a timm model, without weights."""
+"""Build the timm model of an encoder card, without pretrained weights."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from tapfm.errors import TileError, UnsupportedEncoderError
 
 
 def build_vit(card: EncoderCard, *, tile_px: int | None = None, extra: Mapping[str, Any] | None = None) -> nn.Module:
-    """Make the card's architecture for tiles of `tile_px` (default: the card's).
+    """Build the architecture of a card for tiles of `tile_px` (default: the tile size of the card).
 
-    `extra` goes to timm after the card's own arguments: dropout rates, or the sizes of a small model in tests.
+    `extra`: arguments for timm that override those of the card, such as dropout rates.
     """
     arguments: dict[str, Any] = {"img_size": tile_px or card.tile_px, "num_classes": 0, "global_pool": "token"}
     arguments |= dict(card.arguments) | dict(extra or {})
     if arguments.pop("mlp", None) == "swiglu":
-        # Both are needed: timm's Block hands its own default, GELU, to any MLP, and the weights would load just so.
+        # Both are needed: timm's Block passes GELU to any MLP by default, and the weights would load without an error.
         arguments |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
     if (eps := arguments.pop("layer_norm_eps", None)) is not None:
         arguments["norm_layer"] = partial(nn.LayerNorm, eps=eps)
     vit = timm.create_model(card.architecture, pretrained=False, **arguments)
-    _check_tile_side(arguments["img_size"], int(vit.patch_embed.patch_size[0]), card)
+    _check_tile_size(arguments["img_size"], int(vit.patch_embed.patch_size[0]), card)
     for module in vit.modules():
         if isinstance(module, GluMlp) and not isinstance(module.act, nn.SiLU):
             raise UnsupportedEncoderError(
-                f"Encoder '{card.key}' came out with a gated MLP activated by {type(module.act).__name__}; "
-                "every published one uses SiLU.",
-                hint='Give its card `mlp = "swiglu"`.',
+                f"Encoder '{card.key}' has a gated MLP with the activation {type(module.act).__name__}; published encoders with a "
+                "gated MLP use SiLU.",
+                hint='Add `mlp = "swiglu"` to the arguments in its card.',
             )
     return cast(nn.Module, vit)
 
 
-def _check_tile_side(tile_px: int, patch_px: int, card: EncoderCard) -> None:
-    """Refuse a tile side that is not a whole number of patches."""
+def _check_tile_size(tile_px: int, patch_px: int, card: EncoderCard) -> None:
+    """Raise TileError if the tile size is not a multiple of the patch size."""
     if tile_px <= 0 or tile_px % patch_px:
         below, above = tile_px // patch_px * patch_px, (tile_px // patch_px + 1) * patch_px
         raise TileError(
-            f"Tiles of {tile_px} px do not fit encoder '{card.key}', whose patches have {patch_px} px.",
+            f"Tiles of {tile_px} px do not match encoder '{card.key}', which has a patch size of {patch_px} px.",
             hint=f"Use its own tile size, {card.tile_px} px, or a multiple of {patch_px}: {below or above} or {above}.",
         )

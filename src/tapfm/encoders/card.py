@@ -1,4 +1,4 @@
-"""The card of an encoder: what is known of it. Can be read without torch."""
+"""Encoder cards: architecture, input, weights and licence of an encoder. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMM_PREFIX = "timm:"
 
 @dataclass(frozen=True)
 class EncoderCard:
-    """What is known of one encoder; `cards.toml` explains the fields."""
+    """Metadata of one encoder; `cards.toml` documents the fields."""
 
     key: str
     name: str
@@ -51,37 +51,37 @@ class EncoderCard:
     def __post_init__(self) -> None:
         if self.position_px != self.tile_px and self.resampling is None:
             raise InputError(
-                f"Encoder card '{self.key}': its position table is for {self.position_px} px and its tiles have "
-                f"{self.tile_px} px, but the card does not say how to resample it.",
-                hint="Give the card a `resampling`.",
+                f"Encoder card '{self.key}': its position table is for {self.position_px} px, its tiles have "
+                f"{self.tile_px} px, and the field `resampling` is missing.",
+                hint='Add `resampling` to the card: "timm", "transformers" or "dino".',
             )
 
     @property
-    def fetch_command(self) -> str:
-        """What to type, on a machine with network, to get the published file."""
+    def download_command(self) -> str:
+        """The command that downloads the published file."""
         if self.packaged:
             return "pip install --force-reinstall --no-deps tapfm"
         revision = f" --revision {self.revision}" if self.revision else ""
         return f"hf download {self.repository} {self.file}{revision}"
 
     @property
-    def fetch_again_command(self) -> str:
-        """What to type when the file that is here is damaged."""
-        return self.fetch_command if self.packaged else f"{self.fetch_command} --force-download"
+    def redownload_command(self) -> str:
+        """The command that replaces a damaged file."""
+        return self.download_command if self.packaged else f"{self.download_command} --force-download"
 
     @property
     def package_folder(self) -> Path:
-        """Where the file lies that comes with tapfm."""
+        """The folder of the file in the package, for encoders that come with tapfm."""
         return Path(str(resources.files("tapfm.encoders").joinpath("packaged", self.key)))
 
     @property
     def page(self) -> str:
-        """Where its licence is read and access asked for."""
+        """URL of the model page, with its licence and access form."""
         return f"https://huggingface.co/{self.repository}" if self.repository else ""
 
 
 def card_from_table(key: str, table: Mapping[str, Any]) -> EncoderCard:
-    """One table of a TOML file as a card; unknown and missing fields are refused."""
+    """Build a card from a TOML table. Raises InputError for unknown or missing fields."""
     known = {f.name for f in fields(EncoderCard)} - {"key"}
     required = {f.name for f in fields(EncoderCard) if f.default is MISSING and f.default_factory is MISSING} - {"key"}
     unknown, missing = sorted(set(table) - known), sorted(required - set(table))

@@ -1,7 +1,7 @@
-"""Checkpoint keys of other libraries, rewritten to timm's.
+"""Convert checkpoint keys of other libraries to those of timm.
 
-The dialect is told by the keys. Nothing is dropped but the tensors named in `NOT_OF_THE_ENCODER`, and nothing is
-resampled here; whatever does not fit afterwards is refused by `weights.py`.
+The format is recognised by the keys. Only the tensors in `_NON_ENCODER_KEYS` are dropped, and nothing is resampled;
+`weights.py` raises an error if the result does not match the encoder.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from tapfm.errors import WeightsMismatchError
 
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 
-# Wrappers around the encoder's weights: dictionaries of training scripts, then prefixes of their keys.
+# Wrappers around the weights of the encoder: dictionaries of training scripts, then prefixes of their keys.
 _WRAPPERS = ("teacher", "model", "state_dict")
 _PREFIXES = ("module.", "backbone.", "vit.", "dinov2.", "dinov2_with_registers.", "encoder.")
 
-# Only pretraining or classification needs these.
-_NOT_OF_THE_ENCODER = re.compile(r"(mask_token$|head\.|head_dist\.|dino_head\.|ibot_head\.|pooler\.|classifier\.)")
+# Tensors that only pretraining or classification needs.
+_NON_ENCODER_KEYS = re.compile(r"(mask_token$|head\.|head_dist\.|dino_head\.|ibot_head\.|pooler\.|classifier\.)")
 
 _TRANSFORMERS = {
     r"^embeddings\.cls_token$": "cls_token",
@@ -44,61 +44,64 @@ _TRANSFORMERS = {
 }
 
 
-def to_timm(checkpoint: Mapping[str, Any]) -> State:
-    """Rewrite a loaded checkpoint, wrapped or not, in any of the known dialects, to timm's keys."""
-    state = _without_prefixes(_unwrapped(checkpoint))
+def convert_to_timm(checkpoint: Mapping[str, Any]) -> StateDict:
+    """Convert a loaded checkpoint, wrapped or not, in any of the known formats, to timm's keys."""
+    state = _strip_prefixes(_unwrap(checkpoint))
     if "embeddings.cls_token" in state:
-        state = _from_transformers(state)
-    state = _from_native_dinov2(state)
-    return {name: value for name, value in state.items() if not _NOT_OF_THE_ENCODER.match(name)}
+        state = _convert_transformers_keys(state)
+    state = _convert_dinov2_keys(state)
+    return {name: value for name, value in state.items() if not _NON_ENCODER_KEYS.match(name)}
 
 
-def _unwrapped(checkpoint: Mapping[str, Any]) -> State:
-    """Take the tensors out of the dictionaries that training scripts put around them."""
+def _unwrap(checkpoint: Mapping[str, Any]) -> StateDict:
+    """Return the tensors inside the dictionaries of training scripts."""
     for wrapper in _WRAPPERS:
         inner = checkpoint.get(wrapper)
         if isinstance(inner, Mapping):
-            return _unwrapped(inner)
+            return _unwrap(inner)
     other = [
         str(name) for name, value in checkpoint.items() if not (isinstance(name, str) and isinstance(value, Tensor))
     ]
     if other or not checkpoint:
         raise WeightsMismatchError(
-            f"The checkpoint is not a plain table of tensors: {other[:3] or 'it is empty'}.",
-            hint=f"Known wrappers: {', '.join(_WRAPPERS)}. Save the encoder's state_dict() alone.",
+            f"The checkpoint is not a plain dictionary of tensors: {other[:3] or 'it is empty'}.",
+            hint=f"Save only the state_dict() of the encoder, if needed under one of the keys {', '.join(_WRAPPERS)}.",
         )
     return dict(checkpoint)
 
 
-def _without_prefixes(state: State) -> State:
-    """Strip what wrappers put before every key ('module.', 'backbone.', ...)."""
+def _strip_prefixes(state: StateDict) -> StateDict:
+    """Strip prefixes that all keys share ('module.', 'backbone.', ...)."""
     while True:
-        inside = [n for n in state if not _NOT_OF_THE_ENCODER.match(n)]
+        inside = [n for n in state if not _NON_ENCODER_KEYS.match(n)]
         prefix = next((p for p in _PREFIXES if inside and all(n.startswith(p) for n in inside)), None)
         if prefix is None:
             return state
         state = {n.removeprefix(prefix): v for n, v in state.items()}
 
 
-def _from_transformers(state: State) -> State:
-    """Keys of the transformers library's ViT, Dinov2 and Dinov2WithRegisters, as `save_pretrained` writes them."""
-    renamed: State = {}
+def _convert_transformers_keys(state: StateDict) -> StateDict:
+    """Convert the keys of ViT, Dinov2 and Dinov2WithRegisters from the transformers library (`save_pretrained`)."""
+    renamed: StateDict = {}
     for name, value in state.items():
         for pattern, replacement in _TRANSFORMERS.items():
             name = re.sub(pattern, replacement, name)
         renamed[name] = value
-    for name in [n for n in renamed if ".attn.query." in n]:  # timm keeps the three in one matrix
+    for name in [n for n in renamed if ".attn.query." in n]:  # timm has one matrix for all three
         parts = [name.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
         if all(part in renamed for part in parts):
             renamed[name.replace(".query.", ".qkv.")] = torch.cat([renamed.pop(part) for part in parts])
     return renamed
 
 
-def _from_native_dinov2(state: State) -> State:
-    """Meta's own DINOv2 keys; timm adds CLS's position to the token itself where there are registers."""
-    renamed: State = {}
+def _convert_dinov2_keys(state: StateDict) -> StateDict:
+    """Convert the keys of Meta's DINOv2 code.
+
+    For models with registers, timm adds the position of CLS to the CLS token itself.
+    """
+    renamed: StateDict = {}
     for name, value in state.items():
-        name = re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name)  # blocks in chunks, numbered through
+        name = re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name)  # blocks in chunks, numbered consecutively
         name = re.sub(r"\.mlp\.w12\.", ".mlp.fc1.", name)
         name = re.sub(r"\.mlp\.w3\.", ".mlp.fc2.", name)
         renamed[name] = value

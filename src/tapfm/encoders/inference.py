@@ -1,10 +1,11 @@
-"""An encoder for inference: no graph, one precision, compiled or captured as a CUDA graph where that saves time.
+"""Encoders for inference: without gradients, in one precision, compiled or captured as a CUDA graph if that is faster.
 
 Every inference (embed, predict, evaluate, validation) encodes tiles with an `InferenceEncoder`.
 
 Two costs come on top of the arithmetic. Element-wise operations between matrix products are limited by memory
 bandwidth; compiling fuses them, but takes minutes, so it is for large jobs. And Python launches each kernel: a small
-encoder computes faster than it is launched, so its launches are recorded once as a CUDA graph and replayed.
+encoder finishes a kernel sooner than Python launches the next, so launches are captured once as a CUDA graph and
+replayed.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ import torch
 from torch import Tensor
 
 from tapfm.contracts import EncodedTiles
-from tapfm.encoders.float8 import use_float8
+from tapfm.encoders.float8 import convert_to_float8
 from tapfm.encoders.precision import can_compile, cast_weights
 from tapfm.encoders.vit import VitEncoder
-from tapfm.runtime.device_memory import unify_memory_errors
+from tapfm.runtime.device_memory import convert_memory_errors
 
 Precision = Literal["float32", "bfloat16", "float16", "float8"]
 
-# All tiles together: compiling saves about a sixth of the time, which must be more than it takes. This is some minutes
-# of work for a large GPU: a hundred thousand tiles of a ViT-g, or half a million of a ViT-L.
+# Of all tiles together: compiling saves about a sixth of the time, which must exceed the time for compiling. This is
+# some minutes of work for a large GPU: a hundred thousand tiles with a ViT-g, or half a million with a ViT-L.
 _COMPILE_FROM_FLOP = 6e16
-# One batch: below this, launching kernels takes longer than a large GPU computes; a batch of a ViT-B is still below.
+# Of one batch: below this, launching kernels takes longer than computing on a large GPU; a batch of a ViT-B is below.
 _CAPTURE_UP_TO_FLOP = 1e13
-_BATCH_FLOP = 6e13  # one batch: enough to fill a large GPU, little enough for the memory of a small one
+_BATCH_FLOP = 6e13  # of one batch: enough to use a large GPU fully, and small enough for the memory of a small GPU
 SMALLEST_BATCH, _LARGEST_BATCH = 64, 256  # tiles
 
 
 class InferenceEncoder:
-    """An encoder that encodes batches of tiles without a graph, in one precision."""
+    """An encoder that encodes batches of tiles without gradients, in one precision."""
 
     def __init__(
         self, encoder: VitEncoder, precision: Precision, *, autocast: torch.dtype | None, capture: bool
@@ -60,14 +61,14 @@ class InferenceEncoder:
             parts.append(self._replay(part, batch) if captured else self._run(part))
         return concatenate(parts)
 
-    @unify_memory_errors()
+    @convert_memory_errors()
     def _run(self, tiles: Tensor) -> EncodedTiles:
         with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
             encoded: EncodedTiles = self.encoder(tiles)
         return encoded
 
     def _replay(self, tiles: Tensor, batch: int) -> EncodedTiles:
-        if self._captured is None or not self._captured.fits(self.encoder, batch):
+        if self._captured is None or not self._captured.matches(self.encoder, batch):
             self._captured = None  # frees its memory
             try:
                 self._captured = _CapturedGraph(self.encoder, batch, self._run)
@@ -97,12 +98,12 @@ class _CapturedGraph:
             with _restored_generator(device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._encoded = run(self._tiles)
 
-    def fits(self, encoder: VitEncoder, batch: int) -> bool:
+    def matches(self, encoder: VitEncoder, batch: int) -> bool:
         """Return whether it was captured for this batch size and these weights."""
         return len(self._tiles) == batch and self._addresses == _weight_addresses(encoder)
 
     def __call__(self, tiles: Tensor) -> EncodedTiles:
-        """Encode one batch; where it has fewer tiles than captured, the rest of the buffer keeps older ones."""
+        """Encode one batch. If it is smaller than the captured batch, the rest of the buffer contains older tiles."""
         self._tiles[: len(tiles)].copy_(tiles, non_blocking=True)
         self._graph.replay()
         return EncodedTiles(*(part[: len(tiles)].clone() for part in self._encoded))
@@ -110,7 +111,7 @@ class _CapturedGraph:
 
 @contextmanager
 def _restored_generator(device: torch.device) -> Iterator[None]:
-    """Restore the device's random generator when capturing fails; it would stay in capture mode otherwise."""
+    """Restore the random generator of the device if capturing fails; it would stay in capture mode otherwise."""
     generator = torch.cuda.default_generators[device.index or 0]
     before = generator.get_state()
     try:
@@ -128,7 +129,7 @@ def prepare_encoder(
     """Prepare an encoder, in place, for inference on `tiles` tiles in total; it cannot be trained afterwards.
 
     bfloat16 on a GPU rounds the weights once. float16, and bfloat16 on a CPU, run under autocast, as in training.
-    compiled: compile the blocks; None compiles where the number of tiles is worth the time.
+    compiled: compile the blocks; None compiles if the number of tiles is large enough to save time.
     """
     device = encoder.mean.device
     encoder.eval().requires_grad_(False)
@@ -136,9 +137,9 @@ def prepare_encoder(
     if lowered:
         cast_weights(encoder, torch.bfloat16)
     if precision == "float8":
-        use_float8(encoder)
+        convert_to_float8(encoder)
     if compiled is None:
-        # without fusing, rounding to float8 would take longer than its faster products save
+        # without fused kernels, converting to float8 takes longer than its faster products save
         large = tiles * _flop_per_tile(encoder) >= _COMPILE_FROM_FLOP
         compiled = can_compile(device) and (precision == "float8" or large)
     if compiled:

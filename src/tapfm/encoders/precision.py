@@ -1,4 +1,4 @@
-"""Weights in low precision, and whether torch can compile for a device."""
+"""Cast the weights of an encoder, and check whether torch can compile for a device."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def cast_weights(encoder: VitEncoder, dtype: torch.dtype) -> None:
 
 
 def can_compile(device: torch.device) -> bool:
-    """Say whether compiled blocks are faster there: on a GPU that torch's compiler knows, where all it needs is."""
+    """Return whether torch.compile works and saves time: on a supported GPU with triton and a C compiler."""
     if device.type != "cuda" or not torch.cuda.is_available() or torch.cuda.get_device_capability(device) < (7, 0):
         return False
     return importlib.util.find_spec("triton") is not None and _can_build_extensions()
 
 
 def _can_build_extensions() -> bool:
-    """Say whether there is a C compiler, and Python's headers: triton makes its launchers with them."""
-    if sys.platform == "win32":  # there it brings its own
+    """Return whether a C compiler and the Python headers exist, which triton needs to build its launchers."""
+    if sys.platform == "win32":  # triton for Windows contains a compiler
         return True
     scheme = sysconfig.get_default_scheme()
     headers = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]

@@ -1,4 +1,4 @@
-"""A card for any ViT that timm knows: `timm:<architecture>` or `timm:<architecture>.<weights tag>`."""
+"""Cards for any ViT in timm: `timm:<architecture>` or `timm:<architecture>.<weights tag>`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import torch
 from timm.models import get_pretrained_cfg, is_model
 
 from tapfm.encoders.card import TIMM_PREFIX, EncoderCard
-from tapfm.encoders.vit import refuse_unreadable
+from tapfm.encoders.vit import check_supported_vit
 from tapfm.errors import UnknownNameError, UnsupportedEncoderError
 
 
-def card_for_timm(name: str) -> EncoderCard:
-    """Build the card from timm's own configuration; counts come from the architecture itself."""
+def build_timm_card(name: str) -> EncoderCard:
+    """Build a card from the configuration in timm; sizes are taken from the model itself."""
     architecture, _, tag = name.partition(".")
     if not is_model(architecture):
-        raise UnknownNameError.of(
+        raise UnknownNameError.with_suggestions(
             "timm architecture",
             name,
             timm.list_models("*vit*"),
@@ -23,13 +23,15 @@ def card_for_timm(name: str) -> EncoderCard:
         )
     tags = timm.list_pretrained(f"{architecture}.*")
     if tag and name not in tags:
-        raise UnknownNameError.of("timm model", name, tags, see=f"timm:{architecture} with --weights FILE")
+        raise UnknownNameError.with_suggestions(
+            "timm model", name, tags, see=f"timm:{architecture} with --weights FILE"
+        )
     config = get_pretrained_cfg(name, allow_unregistered=True)
     try:
         with torch.device("meta"):
-            # 'token' keeps the final norm where the CLS feature is taken
+            # 'token' applies the final norm to the CLS token
             model = timm.create_model(architecture, pretrained=False, num_classes=0, global_pool="token")
-        refuse_unreadable(model)
+        check_supported_vit(model)
     except (TypeError, AssertionError, RuntimeError, UnsupportedEncoderError) as error:
         reason = error.message if isinstance(error, UnsupportedEncoderError) else str(error)
         raise UnsupportedEncoderError(
@@ -57,5 +59,5 @@ def card_for_timm(name: str) -> EncoderCard:
         gate="none",
         repository=str(config.hf_hub_id or ""),
         file="model.safetensors",
-        notes="not from the catalogue: facts as timm states them",
+        notes="not in the catalogue: metadata from timm",
     )

@@ -1,7 +1,7 @@
-"""An encoder as a folder that timm loads: `timm.create_model("local-dir:DIR", pretrained=True)`.
+"""Write an encoder as a folder that timm can load: `timm.create_model("local-dir:DIR", pretrained=True)`.
 
-The same two files make a repository on the hub, for `hf-hub:owner/name`. timm reads the architecture's arguments from
-config.json, so that only what JSON can hold may stand there; classes cannot.
+The same two files are a model repository for the Hugging Face Hub (`hf-hub:owner/name`). timm reads the arguments of
+the architecture from config.json, so they can only be JSON values, not classes.
 """
 
 from __future__ import annotations
@@ -20,65 +20,65 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tapfm.encoders.adapters import adapted_layers
+from tapfm.encoders.adapters import find_lora_layers
 from tapfm.encoders.blocks import at_least_float32
 from tapfm.encoders.card import EncoderCard
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError, WeightsError, WeightsMismatchError
-from tapfm.runtime.files import UNFINISHED, write_atomically
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.files import UNFINISHED_SUFFIX, write_atomically
+from tapfm.runtime.seeding import make_rng
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-_OURS = "tapfm"  # the part of config.json that timm does not read; also marks the weights as written here
-_SWIGLU_ARCHITECTURE = "vit_giant_patch14_dinov2"  # has timm's SwiGLU built in; every size of it can be set
+WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+_TAPFM_KEY = "tapfm"  # key in config.json, which timm ignores, and in the header of the weights
+_SWIGLU_ARCHITECTURE = "vit_giant_patch14_dinov2"  # has a SwiGLU by default, and all of its sizes can be set
 _CHECKED_TILES = 3
 
 
 def write_timm_folder(
     encoder: VitEncoder, card: EncoderCard, folder: Path, *, about: Mapping[str, Any] | None = None
 ) -> None:
-    """Write weights (float32, timm's names) and configuration; `about` is kept in the configuration for readers."""
-    if adapted_layers(encoder):
+    """Write weights (float32, timm's names) and config.json; `about` is added to the "tapfm" entry of config.json."""
+    if find_lora_layers(encoder):
         raise WeightsError(
-            "The encoder has LoRA adapters, which timm's architecture has no place for.",
-            hint="Fold them into the weights first: merge_adapters(encoder).",
+            "The encoder has LoRA adapters, which the timm architecture does not have.",
+            hint="Merge them into the weights first: merge_adapters(encoder).",
         )
-    refuse_foreign(folder)
+    check_replaceable_model(folder)
     config = json.dumps(_timm_config(encoder, card, about or {}), indent=2, allow_nan=False)
     state = {
         name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in encoder.vit.state_dict().items()
     }
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f".{WEIGHTS}.{uuid.uuid4().hex[:8]}{UNFINISHED}"
+    unfinished = folder / f".{WEIGHTS_FILE}.{uuid.uuid4().hex[:8]}{UNFINISHED_SUFFIX}"
     try:
-        save_file(state, unfinished, metadata={"format": "pt", _OURS: card.key})
-        unfinished.chmod(0o644)  # safetensors leaves it to its owner alone
+        save_file(state, unfinished, metadata={"format": "pt", _TAPFM_KEY: card.key})
+        unfinished.chmod(0o644)  # safetensors makes it readable by its owner only
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
-        # Without a configuration nobody loads the folder: whenever this is stopped, old and new are never mixed.
-        (folder / CONFIG).unlink(missing_ok=True)
-        unfinished.replace(folder / WEIGHTS)
+        # Without config.json the folder cannot be loaded, so an interruption never mixes old and new files.
+        (folder / CONFIG_FILE).unlink(missing_ok=True)
+        unfinished.replace(folder / WEIGHTS_FILE)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    write_atomically(folder / CONFIG, config.encode())
+    write_atomically(folder / CONFIG_FILE, config.encode())
 
 
-def refuse_foreign(folder: Path) -> None:
-    """Refuse to write over a model that was not written here, or over a file."""
+def check_replaceable_model(folder: Path) -> None:
+    """Raise InputError if the folder is a file or contains a model that tapfm did not write."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a folder.", hint="Give another folder.")
-    if not _written_here(folder):
-        raise InputError(f"{folder} holds a model that tapfm did not write.", hint="Give another folder.")
+        raise InputError(f"{folder} is a file, not a folder.", hint="Choose another folder.")
+    if not _is_replaceable(folder):
+        raise InputError(f"{folder} contains a model that tapfm did not write.", hint="Choose another folder.")
 
 
-def _written_here(folder: Path) -> bool:
-    """Say whether the model in the folder, if any, is one that this module wrote, perhaps not to its end."""
-    if (folder / CONFIG).exists():
-        return _OURS in _read_config(folder / CONFIG)
+def _is_replaceable(folder: Path) -> bool:
+    """Return whether the folder has no model, or one that this module wrote, complete or not."""
+    if (folder / CONFIG_FILE).exists():
+        return _TAPFM_KEY in _read_config(folder / CONFIG_FILE)
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            return _OURS in (file.metadata() or {})
+        with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
+            return _TAPFM_KEY in (file.metadata() or {})
     except FileNotFoundError:
         return True
     except SafetensorError:
@@ -86,7 +86,7 @@ def _written_here(folder: Path) -> bool:
 
 
 def _read_config(config: Path) -> dict[str, Any]:
-    """Read a config.json; one that is no table of values counts as empty."""
+    """Read a config.json; return an empty dict if it is not a JSON object."""
     try:
         facts = json.loads(config.read_text("utf-8"))
     except (OSError, ValueError):
@@ -95,7 +95,7 @@ def _read_config(config: Path) -> dict[str, Any]:
 
 
 def _timm_config(encoder: VitEncoder, card: EncoderCard, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What timm needs to build the encoder and to prepare its pixels, and what a reader should know."""
+    """Return the config.json: architecture and preprocessing for timm, and metadata for tapfm."""
     vit, side = encoder.vit, encoder.tile_px
     arguments = {name: value for name, value in card.arguments.items() if name not in ("mlp", "layer_norm_eps")}
     swiglu = card.arguments.get("mlp") == "swiglu"
@@ -104,17 +104,17 @@ def _timm_config(encoder: VitEncoder, card: EncoderCard, about: Mapping[str, Any
         "feature": encoder.feature,
         "tile_px": side,
         "mpp": list(card.mpp),
-        "layer_norm_eps": card.arguments.get("layer_norm_eps"),  # timm's own where it is null
+        "layer_norm_eps": card.arguments.get("layer_norm_eps"),  # null: the default of timm
     }
     return {
         "architecture": _SWIGLU_ARCHITECTURE if swiglu else card.architecture,
         "num_classes": 0,
         "num_features": int(vit.num_features),
         "global_pool": "token",
-        "model_args": (arguments | _sizes_of(vit) if swiglu else arguments)
+        "model_args": (arguments | _swiglu_sizes(vit) if swiglu else arguments)
         | {"img_size": side, "global_pool": "token"},
         "pretrained_cfg": {
-            "tag": _OURS,
+            "tag": _TAPFM_KEY,
             "custom_load": False,
             "input_size": [3, side, side],
             "fixed_input_size": not getattr(vit, "dynamic_img_size", False),
@@ -129,19 +129,19 @@ def _timm_config(encoder: VitEncoder, card: EncoderCard, about: Mapping[str, Any
             "classifier": "head",
             "license": card.licence,
         },
-        _OURS: ours | dict(about),
+        _TAPFM_KEY: ours | dict(about),
     }
 
 
-def _sizes_of(vit: Any) -> dict[str, Any]:
-    """Every size of a ViT with a SwiGLU, so that nothing of the architecture that stands in for it is left."""
+def _swiglu_sizes(vit: Any) -> dict[str, Any]:
+    """Return all sizes of a ViT with a SwiGLU, to override every default of `_SWIGLU_ARCHITECTURE`."""
     block = vit.blocks[0]
     return {
         "patch_size": int(vit.patch_embed.patch_size[0]),
         "embed_dim": int(vit.embed_dim),
         "depth": len(vit.blocks),
         "num_heads": int(block.attn.num_heads),
-        # timm rounds width x ratio down: half a unit more gives the size back whatever the division does
+        # timm rounds width x ratio down: half a unit more gives the exact size back
         "mlp_ratio": (block.mlp.fc1.out_features + 0.5) / int(vit.embed_dim),
         "init_values": None if isinstance(block.ls1, nn.Identity) else 1e-5,
         "reg_tokens": int(vit.num_reg_tokens),
@@ -149,26 +149,26 @@ def _sizes_of(vit: Any) -> dict[str, Any]:
     }
 
 
-def timm_arguments(card: EncoderCard) -> str:
-    """Python text of the arguments that timm must be given besides the folder, or nothing; for the model card."""
+def extra_timm_arguments(card: EncoderCard) -> str:
+    """Return Python code of further arguments for timm.create_model, or an empty text; for the model card."""
     eps = card.arguments.get("layer_norm_eps")
     return "" if eps is None else f"norm_layer=functools.partial(torch.nn.LayerNorm, eps={eps!r})"
 
 
 def check_timm_folder(folder: Path, encoder: VitEncoder) -> None:
-    """Load the folder with timm and compare what it says of a few random tiles with what the encoder says."""
-    eps = _read_config(folder / CONFIG).get(_OURS, {}).get("layer_norm_eps")
+    """Load the folder with timm and check that it gives the same features of random tiles. Raises WeightsMismatchError."""
+    eps = _read_config(folder / CONFIG_FILE).get(_TAPFM_KEY, {}).get("layer_norm_eps")
     classes = {} if eps is None else {"norm_layer": partial(nn.LayerNorm, eps=eps)}
     try:
         loaded: Any = timm.create_model(f"local-dir:{folder}", pretrained=True, **classes)
-    except Exception as error:  # whatever timm says of a folder it cannot load is the finding
+    except Exception as error:  # timm raises many kinds of errors
         raise WeightsMismatchError(
-            f"timm does not load {folder}: {type(error).__name__}: {error}", hint="Write the folder again."
+            f"timm cannot load {folder}: {type(error).__name__}: {error}", hint="Export again."
         ) from error
     weight = encoder.vit.patch_embed.proj.weight
     loaded = loaded.to(weight.device, weight.dtype).eval()
     side = encoder.tile_px
-    pixels = rng_for("timm folder").integers(0, 256, size=(_CHECKED_TILES, 3, side, side), dtype="uint8")
+    pixels = make_rng("timm folder").integers(0, 256, size=(_CHECKED_TILES, 3, side, side), dtype="uint8")
     tiles = torch.from_numpy(pixels).to(weight.device)
     was_training = encoder.training
     try:
@@ -181,13 +181,14 @@ def check_timm_folder(folder: Path, encoder: VitEncoder) -> None:
     difference = float((found - expected).norm() / expected.norm()) if found.shape == expected.shape else float("inf")
     if not difference < tolerance:
         raise WeightsMismatchError(
-            f"timm loads {folder}, but its features differ from the encoder's by {difference:.2g} of their size.",
-            hint="Write the folder again; if it stays so, this timm builds the architecture differently: tapfm doctor.",
+            f"timm loads {folder}, but its features differ from those of the encoder (relative error {difference:.2g}).",
+            hint="Export again. If the error persists, this timm version builds the architecture differently; check it "
+            "with: tapfm doctor",
         )
 
 
 def _timm_features(loaded: Any, tiles: Tensor, *, feature: str) -> Tensor:
-    """Features as somebody without tapfm computes them: timm's forward pass and the folder's own pixel statistics."""
+    """Compute features without tapfm: timm's forward pass, and mean and std from the folder."""
     facts = timm.data.resolve_model_data_config(loaded)
     mean, std = (torch.tensor(facts[name], device=tiles.device).view(1, 3, 1, 1) for name in ("mean", "std"))
     dtype = loaded.patch_embed.proj.weight.dtype

@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tapfm.evaluation.comparing import Comparison, PairedComparison
-from tapfm.evaluation.measures import MACRO, target_title
+from tapfm.evaluation.method_comparison import Comparison, PairedComparison
+from tapfm.evaluation.metric_values import MACRO, target_title
 from tapfm.results.document import Paragraph, Section
 from tapfm.results.drawing import write_png
 from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Axis, Figure, Line, Mark, Panel, Points, Rule
+from tapfm.results.formatting import format_p_value
 from tapfm.results.markdown import markdown_sections
-from tapfm.results.numbers import format_p_value
 from tapfm.results.table import Column, Table, table_csv, table_row
 from tapfm.runtime.csv_files import write_csv
 from tapfm.runtime.files import write_atomically
-from tapfm.runtime.messages import counted
+from tapfm.runtime.messages import format_count
 
-_SHOWN = 10  # patients that the page names; left_out.csv has all
-FILES = ("comparison.json", "comparison.csv", "comparison.md", "differences.png", "left_out.csv")
+_SHOWN = 10  # patients that the page names; excluded.csv has all
+FILES = ("comparison.json", "comparison.csv", "comparison.md", "differences.png", "excluded.csv")
 _PAIRED_NOTE = (
     "Paired: all methods on the same patients and the same resamples. Holm's correction is over the pairs of a target, "
     "of DeLong's p value if there is one, otherwise of the bootstrap's."
@@ -42,9 +42,9 @@ def write_comparison(
         _sections(compared, files, figure, resamples, notes),
         {figure.title: "differences.png"},
     )
-    left_out = ([name, patient] for name, patients in compared.left_out.items() for patient in patients)
+    excluded = ([name, patient] for name, patients in compared.excluded.items() for patient in patients)
     write_atomically(folder / "comparison.csv", table_csv(_all_pairs_table(compared)).encode())
-    write_csv(folder / "left_out.csv", ("method", "patient"), left_out)
+    write_csv(folder / "excluded.csv", ("method", "patient"), excluded)
     write_png(folder / "differences.png", figure)
     write_atomically(folder / "comparison.md", page.encode())
     write_atomically(folder / "comparison.json", _json(compared, files, resamples, seed, notes))
@@ -86,19 +86,19 @@ def differences_table(compared: Comparison) -> Table:
 
 def _all_pairs_table(compared: Comparison) -> Table:
     """Return comparison.csv."""
-    names = ("first", "second", "target", "auc_first", "auc_second", "difference", "low", "high")
+    names = ("first", "second", "target", "auc_first", "auc_second", "difference", "ci_low", "ci_high")
     rows = []
     for pair in compared.pairs:
         aucs = [compared.aucs[name, pair.target].value for name in (pair.first, pair.second)]
         numbers = [*aucs, pair.difference.value, pair.difference.low, pair.difference.high]
         tests = pair.p_delong, pair.p_bootstrap, pair.p_holm
         rows.append(table_row(pair.first, pair.second, pair.target, *numbers, *tests, _reason(pair)))
-    return Table([Column(name) for name in (*names, "p_delong", "p_bootstrap", "p_holm", "why")], rows)
+    return Table([Column(name) for name in (*names, "p_delong", "p_bootstrap", "p_holm", "reason")], rows)
 
 
 def _reason(pair: PairedComparison) -> str:
     """Return why values of a pair are missing."""
-    return "; ".join(dict.fromkeys(each for each in (pair.difference.why, pair.why) if each))
+    return "; ".join(dict.fromkeys(each for each in (pair.difference.reason, pair.reason) if each))
 
 
 def _differences_figure(compared: Comparison) -> Figure:
@@ -133,7 +133,7 @@ def _sections(
     compared: Comparison, files: Mapping[str, str], figure: Figure, resamples: int, notes: Sequence[str]
 ) -> list[Section]:
     about = (
-        f"On the {counted(compared.patients, 'patient')} that all methods have; each {compared.unit} counts once. "
+        f"On the {format_count(compared.patients, 'patient')} that all methods have; each {compared.unit} counts once. "
         f"Ranges are 95% confidence intervals from {resamples:,} bootstrap resamples of patients."
     )
     sections = [
@@ -141,22 +141,22 @@ def _sections(
         Section("Differences of AUC", [differences_table(compared), figure]),
     ]
     missing = dict.fromkeys(
-        f"- {target_title(pair.target)}: {why}" for pair in compared.pairs if (why := _reason(pair))
+        f"- {target_title(pair.target)}: {reason}" for pair in compared.pairs if (reason := _reason(pair))
     )
-    for title, lines in (("What is missing", list(missing)), ("Left out", _left_out_lines(compared))):
+    for title, lines in (("What is missing", list(missing)), ("Left out", _excluded_lines(compared))):
         if lines:
             sections.append(Section(title, [Paragraph("\n".join(lines))]))
     return sections
 
 
-def _left_out_lines(compared: Comparison) -> list[str]:
+def _excluded_lines(compared: Comparison) -> list[str]:
     """List the first few patients that do not count, and labels that some methods lack."""
     lines = []
-    for name, patients in compared.left_out.items():
+    for name, patients in compared.excluded.items():
         if patients:
-            more = f" and {len(patients) - _SHOWN:,} more (`left_out.csv`)" if len(patients) > _SHOWN else ""
+            more = f" and {len(patients) - _SHOWN:,} more (`excluded.csv`)" if len(patients) > _SHOWN else ""
             names = ", ".join(patients[:_SHOWN]) + more
-            lines.append(f"- {name}: {counted(len(patients), 'patient')} that other methods lack: {names}")
+            lines.append(f"- {name}: {format_count(len(patients), 'patient')} that other methods lack: {names}")
     if compared.label_conflicts:
         names = ", ".join(compared.label_conflicts[:_SHOWN])
         lines.append(f"- labelled by some methods only; that label is used: {names}")
@@ -171,7 +171,7 @@ def _json(compared: Comparison, files: Mapping[str, str], resamples: int, seed: 
         "resamples": resamples,
         "seed": seed,
         "notes": list(notes),
-        "left_out": {name: list(patients) for name, patients in compared.left_out.items()},
+        "excluded": {name: list(patients) for name, patients in compared.excluded.items()},
         "label_conflicts": list(compared.label_conflicts),
         "auc": {
             name: {target: asdict(compared.aucs[name, target]) for target in _shown_targets(compared)}

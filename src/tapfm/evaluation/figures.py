@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tapfm.evaluation.columns import labelled_units
-from tapfm.evaluation.measures import MetricValue
+from tapfm.evaluation.labelled_units import select_labelled_units
+from tapfm.evaluation.metric_values import MetricValue
 from tapfm.evaluation.patients import resample_patients
-from tapfm.evaluation.predictions import Prediction, Unit, units_of
+from tapfm.evaluation.predictions import Prediction, Unit, pool_by_unit
 from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Figure, Panel
 from tapfm.tasks.target import FigureData, TargetKind, TargetKinds
@@ -30,14 +30,14 @@ class EvaluatedPredictions:
 def target_panels(evaluated: EvaluatedPredictions, target: str, kind: TargetKind) -> dict[str, Panel]:
     """Return the panels of one target, by file name."""
     kinds, unit = {target: kind}, evaluated.unit
-    units = units_of(evaluated.predictions, kinds, unit)
-    column = labelled_units(units, target, kind, unit)
-    if column.why_undefined:
-        return {name: Panel(title, why_empty=column.why_undefined) for name, title in kind.figures.items()}
+    units = pool_by_unit(evaluated.predictions, kinds, unit)
+    column = select_labelled_units(units, target, kind, unit)
+    if column.undefined_reason:
+        return {name: Panel(title, why_empty=column.undefined_reason) for name, title in kind.figures.items()}
     baseline = None
     if evaluated.baseline:
-        beside = labelled_units(units_of(evaluated.baseline, kinds, unit), target, kind, unit)
-        baseline = None if beside.why_undefined else (beside.truth, beside.logits)
+        beside = select_labelled_units(pool_by_unit(evaluated.baseline, kinds, unit), target, kind, unit)
+        baseline = None if beside.undefined_reason else (beside.truth, beside.logits)
     resamples = resample_patients(units, kinds, resamples=evaluated.resamples, seed=evaluated.seed)
     data = FigureData(
         truth=column.truth,
@@ -48,10 +48,10 @@ def target_panels(evaluated: EvaluatedPredictions, target: str, kind: TargetKind
             for name in kind.metrics
         },
         threshold=evaluated.thresholds.get(target),
-        weights=() if column.too_few else (weights[:, column.place] for _, weights in resamples.blocks()),
+        weights=() if column.no_interval_reason else (weights[:, column.place] for _, weights in resamples.blocks()),
         unit=unit,
     )
-    return kind.panels(data)
+    return kind.build_panels(data)
 
 
 def evaluation_figures(evaluated: EvaluatedPredictions, targets: TargetKinds, title: str) -> dict[str, Figure]:

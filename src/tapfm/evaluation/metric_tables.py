@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tapfm.cohort.splits import ALL, VALIDATION
-from tapfm.evaluation.comparing import PairedComparison
-from tapfm.evaluation.measures import MACRO, ChosenThresholds, MetricValue, target_title
+from tapfm.evaluation.method_comparison import PairedComparison
+from tapfm.evaluation.metric_values import MACRO, ChosenThresholds, MetricValue, target_title
 from tapfm.results.document import Block, Paragraph, Section
 from tapfm.results.estimate import Estimate
-from tapfm.results.numbers import ABSENT, format_interval, format_p_value
+from tapfm.results.formatting import MISSING, format_interval, format_p_value
 from tapfm.results.table import Cell, Column, Row, Table, table_row
-from tapfm.runtime.messages import counted
+from tapfm.runtime.messages import format_count
 from tapfm.tasks.target import TargetKinds
 
 MODEL = "model"
@@ -29,7 +29,7 @@ class MetricRow:
 
     model: str
     subgroup: str  # empty: all slides
-    measured: MetricValue
+    metric_value: MetricValue
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class EvaluationResults:
     kinds: TargetKinds  # of the targets
     rows: Sequence[MetricRow]
     chosen: ChosenThresholds
-    baseline_said: str
+    baseline_note: str
     differences: Sequence[PairedComparison] = ()  # model - baseline
     notes: Sequence[str] = ()
     without_label: Sequence[str] = ()
@@ -49,10 +49,10 @@ class EvaluationResults:
     slides: int = 0
     patients: int = 0
 
-    def of(self, model: str, subgroup: str = "") -> dict[tuple[str, str], MetricValue]:
+    def select_metrics(self, model: str, subgroup: str = "") -> dict[tuple[str, str], MetricValue]:
         """Return the metrics of a model by target and name."""
         return {
-            (row.measured.target, row.measured.metric): row.measured
+            (row.metric_value.target, row.metric_value.metric): row.metric_value
             for row in self.rows
             if (row.model, row.subgroup) == (model, subgroup)
         }
@@ -75,25 +75,36 @@ class EvaluationResults:
     @property
     def columns(self) -> list[str]:
         """The targets, and their mean where there are several."""
-        return list(dict.fromkeys(row.measured.target for row in self.rows))
+        return list(dict.fromkeys(row.metric_value.target for row in self.rows))
 
 
 def all_metrics_table(results: EvaluationResults) -> Table:
     """Return metrics.csv: a row for each metric, and for each difference of AUC."""
-    names = ("model", "subgroup", "target", "metric", "value", "low", "high", "delong_low", "delong_high", "units")
-    units = {target: each.units for (target, _), each in results.of(MODEL).items()}
+    names = (
+        "model",
+        "subgroup",
+        "target",
+        "metric",
+        "value",
+        "ci_low",
+        "ci_high",
+        "delong_low",
+        "delong_high",
+        "units",
+    )
+    units = {target: each.units for (target, _), each in results.select_metrics(MODEL).items()}
     rows = [_csv_row(row) for row in results.rows]
     for pair in results.differences:
         measured = MetricValue(pair.target, "auc", pair.difference, None, units[pair.target], None)
         rows.append(_csv_row(MetricRow(f"{pair.first} - {pair.second}", "", measured)))
-    return Table([Column(name) for name in (*names, "positives", "why")], rows)
+    return Table([Column(name) for name in (*names, "positives", "reason")], rows)
 
 
 def _csv_row(row: MetricRow) -> Row:
-    each, estimate, delong = row.measured, row.measured.estimate, row.measured.delong
-    reasons = [estimate.why]
-    if delong is not None and delong.why and delong.why not in reasons:
-        reasons.append(f"DeLong: {delong.why.removeprefix('DeLong ')}")
+    each, estimate, delong = row.metric_value, row.metric_value.estimate, row.metric_value.delong
+    reasons = [estimate.reason]
+    if delong is not None and delong.reason and delong.reason not in reasons:
+        reasons.append(f"DeLong: {delong.reason.removeprefix('DeLong ')}")
     return table_row(
         *(row.model, row.subgroup, each.target, each.metric, estimate.value, estimate.low, estimate.high),
         *((None, None) if delong is None else (delong.low, delong.high)),
@@ -104,7 +115,7 @@ def _csv_row(row: MetricRow) -> Row:
 def evaluation_sections(results: EvaluationResults) -> list[Section]:
     """Return metrics.md without its title and figures."""
     first = [Paragraph(_describe_evaluation(results)), *(Paragraph(note, warning=True) for note in results.notes)]
-    baseline: list[Block] = [Paragraph(results.baseline_said)]
+    baseline: list[Block] = [Paragraph(results.baseline_note)]
     sections = [
         Section("", first),
         Section("Metrics", [metric_table(results)]),
@@ -124,7 +135,7 @@ def _describe_evaluation(results: EvaluationResults) -> str:
         slides = f"the split {about['split']} of its own cohort (`{about['table']}`)"
     else:
         slides = f"another cohort, `{about['table']}`" + (f", split {about['split']}" if about["split"] else "")
-    count = f"{counted(results.slides, 'slide')} of {counted(results.patients, 'patient')}"
+    count = f"{format_count(results.slides, 'slide')} of {format_count(results.patients, 'patient')}"
     return f"The {about['kind']} `{about['model']}` on {slides}: {count}, all tiles of each. " + describe_intervals(
         about["unit"], about["resamples"]
     )
@@ -140,12 +151,12 @@ def describe_intervals(unit: str, resamples: int) -> str:
 
 def metric_table(results: EvaluationResults) -> Table:
     """Return every metric of the model: a row for each metric, a column for each target."""
-    found, targets, names = results.of(MODEL), results.columns, results.metric_names
-    by_threshold: dict[str, list[str]] = {"": [], "youden": [], "chosen": []}
+    found, targets, names = results.select_metrics(MODEL), results.columns, results.metric_names
+    by_threshold: dict[str, list[str]] = {"": [], "youden": [], "at_sensitivity": []}
     for kind in results.kinds.values():
         for metric in kind.metrics:
-            if metric not in by_threshold[kind.threshold_of(metric)]:
-                by_threshold[kind.threshold_of(metric)].append(metric)
+            if metric not in by_threshold[kind.threshold_name(metric)]:
+                by_threshold[kind.threshold_name(metric)].append(metric)
     first = results.main_metrics[0]
     counts = ["" if target == MACRO else _count(found.get((target, first))) for target in targets]
     rows = [table_row(f"positive {results.about['unit']}s", *counts)]
@@ -153,17 +164,21 @@ def metric_table(results: EvaluationResults) -> Table:
         rows += [_metric_row(found, metric, names[metric], targets), *_delong_rows(found, metric, targets)]
     chosen = results.chosen
     if chosen.thresholds is None:
-        notes = [f"No threshold was chosen: {chosen.where}."]
+        notes = [f"No threshold was chosen: {chosen.source}."]
     else:
         sensitivity = f"{chosen.thresholds.sensitivity:g}"
         for heading, thresholds, metrics in (
             ("At Youden's threshold (highest sensitivity + specificity)", chosen.thresholds.youden, "youden"),
-            (f"At the threshold for a sensitivity of {sensitivity}", chosen.thresholds.chosen, "chosen"),
+            (
+                f"At the threshold for a sensitivity of {sensitivity}",
+                chosen.thresholds.at_sensitivity,
+                "at_sensitivity",
+            ),
         ):
             rows.append(Row(heading=heading))
             rows.append(table_row("threshold", *(None if t == MACRO else thresholds.get(t) for t in targets)))
             rows += [_metric_row(found, metric, names[metric], targets) for metric in by_threshold[metrics]]
-        notes = [f"Thresholds were chosen on {chosen.where}.{_threshold_warning(results)}"]
+        notes = [f"Thresholds were chosen on {chosen.source}.{_threshold_warning(results)}"]
     titles = [Column(target_title(target)) for target in targets]
     return Table([Column("", text=True), *titles], rows, notes=notes)
 
@@ -194,14 +209,14 @@ def _delong_rows(found: MetricsByTarget, metric: str, targets: Sequence[str]) ->
     for target in targets:
         each = found.get((target, metric))
         delong = None if each is None else each.delong
-        cells.append(Cell() if delong is None else Cell("", format_interval(delong), delong.why))
-    return [Row([Cell("AUC, DeLong's interval"), *cells])] if any(each.detail or each.why for each in cells) else []
+        cells.append(Cell() if delong is None else Cell("", format_interval(delong), delong.reason))
+    return [Row([Cell("AUC, DeLong's interval"), *cells])] if any(each.detail or each.reason for each in cells) else []
 
 
 def overview_table(results: EvaluationResults, metrics: Sequence[str]) -> Table:
     """Return some metrics of each target beside the AUC of the baseline: a row for each target."""
-    found = results.of(MODEL)
-    baseline = next((results.of(model) for model in results.models if model != MODEL), {})
+    found = results.select_metrics(MODEL)
+    baseline = next((results.select_metrics(model) for model in results.models if model != MODEL), {})
     differences = {pair.target: pair for pair in results.differences}
     rows, names, first = [], results.metric_names, results.main_metrics[0]
     for target in results.columns:
@@ -212,8 +227,8 @@ def overview_table(results: EvaluationResults, metrics: Sequence[str]) -> Table:
             table_row(
                 *(target_title(target), of_target.units, of_target.positives),
                 *_estimates(found, target, metrics),
-                *(_estimates(baseline, target, [first]) if baseline else [ABSENT]),
-                ABSENT if pair is None else Cell(pair.difference, detail),
+                *(_estimates(baseline, target, [first]) if baseline else [MISSING]),
+                MISSING if pair is None else Cell(pair.difference, detail),
             )
         )
     columns = [Column("target", text=True), Column(f"{results.about['unit']}s"), Column("positive")]
@@ -227,7 +242,7 @@ def baseline_tables(results: EvaluationResults) -> list[Table]:
     others = [model for model in results.models if model != MODEL]
     if not others:
         return []
-    found, baseline = results.of(MODEL), results.of(others[0])
+    found, baseline = results.select_metrics(MODEL), results.select_metrics(others[0])
     differences = {pair.target: pair for pair in results.differences}
     rows = []
     for metric in results.main_metrics:
@@ -249,7 +264,7 @@ def subgroup_tables(results: EvaluationResults) -> list[Table]:
     """Return a table with a row for each subgroup and target; nothing if there are no subgroups."""
     rows = []
     for name in dict.fromkeys(row.subgroup for row in results.rows if row.subgroup):
-        found = results.of(MODEL, name)
+        found = results.select_metrics(MODEL, name)
         for target, each in {target: each for (target, _), each in found.items()}.items():
             estimates = _estimates(found, target, results.main_metrics)
             rows.append(table_row(name, target_title(target), each.units, each.positives, *estimates))
@@ -262,7 +277,7 @@ def subgroup_tables(results: EvaluationResults) -> list[Table]:
 def _failure_lines(results: EvaluationResults) -> list[str]:
     lines = [f"- {slide_id}: {' '.join(reason.split())}" for slide_id, reason in results.failed.items()]
     if results.without_label:
-        lines.append(f"- without any label, not used: {counted(len(results.without_label), 'slide')}")
+        lines.append(f"- without any label, not used: {format_count(len(results.without_label), 'slide')}")
     if results.tiles_skipped:
-        lines.append(f"- skipped: {counted(results.tiles_skipped, 'tile')} (`failures.csv`)")
+        lines.append(f"- skipped: {format_count(results.tiles_skipped, 'tile')} (`failures.csv`)")
     return lines

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tapfm.errors import InputError
-from tapfm.evaluation.comparing import PairedComparison
-from tapfm.evaluation.measures import ChosenThresholds, MetricValue, Thresholds
+from tapfm.evaluation.method_comparison import PairedComparison
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow
+from tapfm.evaluation.metric_values import ChosenThresholds, MetricValue, Thresholds
 from tapfm.results.estimate import Estimate
 from tapfm.tasks.catalog import target_kinds
 
@@ -22,7 +22,7 @@ def metrics_json(results: EvaluationResults) -> bytes:
     """Return all results, nested by model, subgroup, target and metric."""
     models: dict[str, Any] = {}
     for row in results.rows:
-        each = row.measured
+        each = row.metric_value
         of_group = models.setdefault(row.model, {}).setdefault(row.subgroup or _ALL, {})
         entry = _estimate_entry(each.estimate) | {"units": each.units, "positives": each.positives}
         if each.delong is not None:
@@ -37,13 +37,13 @@ def metrics_json(results: EvaluationResults) -> bytes:
         "failed": dict(results.failed),
         "without_label": list(results.without_label),
         "thresholds": {
-            "chosen_on": results.chosen.where,
+            "chosen_on": results.chosen.source,
             "youden": None if thresholds is None else dict(thresholds.youden),
-            "at_sensitivity": None if thresholds is None else dict(thresholds.chosen),
+            "at_sensitivity": None if thresholds is None else dict(thresholds.at_sensitivity),
             "sensitivity": results.about["sensitivity"],
         },
         "models": models,
-        "baseline": results.baseline_said,
+        "baseline": results.baseline_note,
         "model_minus_baseline": {pair.target: _pair_entry(pair) for pair in results.differences},
     }
     return (json.dumps(written, indent=2, allow_nan=False) + "\n").encode()
@@ -52,12 +52,12 @@ def metrics_json(results: EvaluationResults) -> bytes:
 def _estimate_entry(estimate: Estimate) -> dict[str, Any]:
     """Return an estimate; the reason only where there is one."""
     numbers = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
-    return numbers | ({"why": estimate.why} if estimate.why else {})
+    return numbers | ({"reason": estimate.reason} if estimate.reason else {})
 
 
 def _pair_entry(pair: PairedComparison) -> dict[str, Any]:
     tests = {"p_delong": pair.p_delong, "p_bootstrap": pair.p_bootstrap, "p_holm": pair.p_holm}
-    return _estimate_entry(pair.difference) | tests | ({"why_no_delong": pair.why} if pair.why else {})
+    return _estimate_entry(pair.difference) | tests | ({"why_no_delong": pair.reason} if pair.reason else {})
 
 
 def read_metrics_json(path: Path) -> EvaluationResults:
@@ -86,7 +86,7 @@ def read_metrics_json(path: Path) -> EvaluationResults:
                 for metric, entry in of_target.items()
             ],
             chosen=ChosenThresholds(chosen, str(thresholds["chosen_on"])),
-            baseline_said=str(found["baseline"]),
+            baseline_note=str(found["baseline"]),
             differences=[
                 _pair(target, entry, others[0]) for target, entry in found["model_minus_baseline"].items() if others
             ],
@@ -108,7 +108,7 @@ def _metric_value(target: str, metric: str, entry: Mapping[str, Any]) -> MetricV
 
 
 def _estimate(entry: Mapping[str, Any]) -> Estimate:
-    return Estimate(entry["value"], entry["low"], entry["high"], entry.get("why", ""))
+    return Estimate(entry["value"], entry["low"], entry["high"], entry.get("reason", ""))
 
 
 def _pair(target: str, entry: Mapping[str, Any], baseline: str) -> PairedComparison:

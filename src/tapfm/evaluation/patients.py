@@ -13,7 +13,7 @@ from tapfm.tasks.target import TargetKinds
 PatientKey = tuple[str, str]  # cohort, patient_id
 
 
-def patient_of(prediction: Prediction) -> PatientKey:
+def patient_key(prediction: Prediction) -> PatientKey:
     """Return the key of a prediction's patient; two cohorts may use the same patient_id."""
     return prediction.cohort or "", prediction.patient_id
 
@@ -22,20 +22,20 @@ def resample_patients(
     units: Sequence[Prediction], targets: TargetKinds, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Resamples:
     """Draw patients within strata of their labels; the order of the units makes no difference to any draw."""
-    patients = sorted({patient_of(each) for each in units})
+    patients = sorted({patient_key(each) for each in units})
     place = {patient: number for number, patient in enumerate(patients)}
-    patient_of_unit = np.array([place[patient_of(each)] for each in units], dtype=np.intp)
-    return draw_resamples(patient_of_unit, _patterns_of(units, patients, targets), resamples=resamples, seed=seed)
+    patient_index = np.array([place[patient_key(each)] for each in units], dtype=np.intp)
+    return draw_resamples(patient_index, _patterns_of(units, patients, targets), resamples=resamples, seed=seed)
 
 
 def _patterns_of(units: Sequence[Prediction], patients: Sequence[PatientKey], targets: TargetKinds) -> list[Pattern]:
     """Return the strata of each patient's labels."""
     of_patient: dict[PatientKey, list[Prediction]] = {patient: [] for patient in patients}
     for each in units:
-        of_patient[patient_of(each)].append(each)
+        of_patient[patient_key(each)].append(each)
     return [
         tuple(
-            kind.stratum(kind.patient_label([each.labels.get(target) for each in of_patient[patient]])) or UNLABELLED
+            kind.stratum(kind.pool_labels([each.labels.get(target) for each in of_patient[patient]])) or UNLABELLED
             for target, kind in targets.items()
         )
         for patient in patients

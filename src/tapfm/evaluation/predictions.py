@@ -81,7 +81,7 @@ class AucScores:
     unit: Unit
     count: int  # slides or patients
     auc: Mapping[str, float | None]
-    why_undefined: Mapping[str, str]  # the targets without an AUC
+    undefined_reasons: Mapping[str, str]  # the targets without an AUC
     macro: float | None
 
 
@@ -90,8 +90,8 @@ def write_predictions(path: Path, predictions: Sequence[Prediction], targets: Ta
 
     targets: None: those of the predictions, of the usual kind.
     """
-    targets = targets or target_kinds(all_targets(predictions))
-    if twice := repeated([slide_key(each) for each in predictions]):
+    targets = targets or target_kinds(collect_targets(predictions))
+    if twice := find_duplicates([slide_key(each) for each in predictions]):
         raise InputError(f"Slide '{twice[0][-1]}' has two predictions; a table keeps one of each slide.")
     write_csv(path, COLUMNS, [_csv_cells(each, target, targets) for each in predictions for target in targets])
 
@@ -196,7 +196,7 @@ def slide_key(prediction: Prediction) -> SlideKey:
     return prediction.cohort, prediction.split, prediction.slide_id
 
 
-def repeated(keys: Sequence[SlideKey]) -> list[SlideKey]:
+def find_duplicates(keys: Sequence[SlideKey]) -> list[SlideKey]:
     """List the slides that come more than once."""
     return [key for key, count in Counter(keys).items() if count > 1]
 
@@ -210,7 +210,7 @@ def average_predictions(members: Sequence[Sequence[Prediction]], targets: Target
         raise InputError("An ensemble needs at least one member.")
     by_key = [{slide_key(each): each for each in member} for member in members]
     for number, (member, of_member) in enumerate(zip(members, by_key, strict=True), start=1):
-        if twice := repeated([slide_key(each) for each in member]):
+        if twice := find_duplicates([slide_key(each) for each in member]):
             raise InputError(f"Member {number} has two predictions of slide '{twice[0][-1]}'.")
         if differing := [key[-1] for key in of_member.keys() ^ by_key[0].keys()]:
             raise InputError(
@@ -251,7 +251,7 @@ def _pooled(slides: Sequence[Prediction], targets: TargetKinds) -> Prediction:
         slides[0],
         slide_id=slides[0].patient_id,
         labels={
-            target: kind.patient_label([each.labels.get(target) for each in slides]) for target, kind in targets.items()
+            target: kind.pool_labels([each.labels.get(target) for each in slides]) for target, kind in targets.items()
         },
         logits=_mean_logits(slides, targets),
         tiles=sum(each.tiles for each in slides),
@@ -261,19 +261,19 @@ def _pooled(slides: Sequence[Prediction], targets: TargetKinds) -> Prediction:
 
 def compute_scores(predictions: Sequence[Prediction], targets: TargetKinds, unit: Unit) -> AucScores:
     """Score predictions, slide by slide or patient by patient."""
-    units = units_of(predictions, targets, unit)
+    units = pool_by_unit(predictions, targets, unit)
     by_target: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
     for target, kind in targets.items():
         labels = [each.labels.get(target) for each in units]
-        by_target[target] = kind.score(*kind.known(labels, [each.logits[target] for each in units]))
+        by_target[target] = kind.compute_score(*kind.select_labelled(labels, [each.logits[target] for each in units]))
         if by_target[target] is None:
-            reasons[target] = kind.why_undefined(labels, unit)
+            reasons[target] = kind.explain_undefined(labels, unit)
     defined = [value for value in by_target.values() if value is not None]
     return AucScores(unit, len(units), by_target, reasons, sum(defined) / len(defined) if defined else None)
 
 
-def units_of(predictions: Sequence[Prediction], targets: TargetKinds, unit: Unit) -> Sequence[Prediction]:
+def pool_by_unit(predictions: Sequence[Prediction], targets: TargetKinds, unit: Unit) -> Sequence[Prediction]:
     """Give the slides, or their patients, that are counted as one; all must have predictions of the targets."""
     if unit not in get_args(Unit):
         raise SettingError(f"unit must be 'slide' or 'patient'; got {unit!r}.")
@@ -282,7 +282,7 @@ def units_of(predictions: Sequence[Prediction], targets: TargetKinds, unit: Unit
     return _pool_by_patient(predictions, targets) if unit == "patient" else predictions
 
 
-def all_targets(predictions: Sequence[Prediction]) -> list[str]:
+def collect_targets(predictions: Sequence[Prediction]) -> list[str]:
     """List the targets, which all predictions must have."""
     targets = list(dict.fromkeys(target for each in predictions for target in each.logits))
     for each in predictions:

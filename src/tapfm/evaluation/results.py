@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from tapfm.errors import SettingError
-from tapfm.evaluation.comparing import PairedComparison, compare_methods
-from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds, compute_metrics
+from tapfm.evaluation.method_comparison import PairedComparison, compare_methods
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow
+from tapfm.evaluation.metric_values import ChosenThresholds, choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction, Unit
-from tapfm.evaluation.subgroups import Subgroup, measure_subgroup
+from tapfm.evaluation.subgroups import Subgroup, evaluate_subgroup
 from tapfm.tasks.target import BASELINE, TargetKinds
 
 
@@ -60,7 +60,7 @@ class EvaluatedTable:
     without_label: tuple[str, ...]  # slides
 
 
-def measure_results(
+def evaluate_predictions(
     predictions: Sequence[Prediction],
     targets: TargetKinds,
     settings: EvaluationSettings,
@@ -81,7 +81,7 @@ def measure_results(
     ]
     for group in groups:
         rows += [
-            MetricRow(MODEL, group.name, each) for each in measure_subgroup(group, predictions, targets, unit, **drawn)
+            MetricRow(MODEL, group.name, each) for each in evaluate_subgroup(group, predictions, targets, unit, **drawn)
         ]
     evaluated_slides = {each.slide_id for each in predictions}
     of_baseline = [each for each in baseline.predictions if each.slide_id in evaluated_slides]
@@ -115,26 +115,26 @@ def measure_results(
 
 def _with_reason(row: MetricRow, table: EvaluatedTable, chosen: ChosenThresholds, targets: TargetKinds) -> MetricRow:
     """Say why a metric is missing where only this evaluation knows."""
-    each = row.measured
+    each = row.metric_value
     if each.target in table.absent_targets:
-        why = f"{table.name} has no column {each.target}"
+        reason = f"{table.name} has no column {each.target}"
     elif (
         row.model == MODEL
         and each.estimate.value is None
         and (lacking := _why_no_threshold(each.metric, chosen, targets))
     ):
-        why = f"no threshold: {lacking}"
+        reason = f"no threshold: {lacking}"
     else:
         return row
-    delong = None if each.delong is None else replace(each.delong, why=why)
-    return replace(row, measured=replace(each, estimate=replace(each.estimate, why=why), delong=delong))
+    delong = None if each.delong is None else replace(each.delong, reason=reason)
+    return replace(row, metric_value=replace(each, estimate=replace(each.estimate, reason=reason), delong=delong))
 
 
 def _why_no_threshold(metric: str, chosen: ChosenThresholds, targets: TargetKinds) -> str:
     """Say why no target has the threshold that a metric is measured at; nothing where that is not the reason."""
-    threshold = next(kind.threshold_of(metric) for kind in targets.values() if metric in kind.metrics)
+    threshold = next(kind.threshold_name(metric) for kind in targets.values() if metric in kind.metrics)
     if not threshold:
         return ""
     if chosen.thresholds is None:
-        return chosen.where
-    return chosen.why_none_at_sensitivity if threshold == "chosen" else ""
+        return chosen.source
+    return chosen.missing_reason if threshold == "at_sensitivity" else ""

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tapfm.evaluation.measures import MACRO, MetricValue, compute_metrics
-from tapfm.evaluation.predictions import Prediction, Unit, units_of
+from tapfm.evaluation.metric_values import MACRO, MetricValue, compute_metrics
+from tapfm.evaluation.predictions import Prediction, Unit, pool_by_unit
 from tapfm.results.estimate import Estimate
 from tapfm.tasks.target import TargetKinds
 
@@ -33,7 +33,7 @@ class Subgroup:
         return f"{self.column} = {self.value}"
 
 
-def make_subgroups(columns: Mapping[str, Mapping[str, str]]) -> tuple[list[Subgroup], list[str]]:
+def build_subgroups(columns: Mapping[str, Mapping[str, str]]) -> tuple[list[Subgroup], list[str]]:
     """Group slides by the values of each column, given by slide_id; also returns notes on columns that were cut."""
     groups: list[Subgroup] = []
     notes: list[str] = []
@@ -88,22 +88,22 @@ def _between(low: float, high: float) -> str:
     return f"{low:.4g} to {high:.4g}"
 
 
-def measure_subgroup(
+def evaluate_subgroup(
     group: Subgroup, predictions: Sequence[Prediction], targets: TargetKinds, unit: Unit, *, resamples: int, seed: int
 ) -> list[MetricValue]:
     """Measure what can be measured without a threshold; too few of a class give nothing but the reason."""
     chosen = [each for each in predictions if each.slide_id in group.slide_ids]
-    units = units_of(chosen, targets, unit)
+    units = pool_by_unit(chosen, targets, unit)
     few = {
-        target: kind.why_too_few([one.labels.get(target) for one in units], unit, _LEAST)
+        target: kind.explain_too_few([one.labels.get(target) for one in units], unit, _LEAST)
         for target, kind in targets.items()
     }
     shown = {metric for kind in targets.values() for metric in kind.main_metrics}
     labelled = {target for each in predictions for target, known in each.labels.items() if known is not None}
     # a mean over other targets than that of all slides could not be compared with it
-    few[MACRO] = "; ".join(f"{target}: {why}" for target, why in few.items() if why and target in labelled)
+    few[MACRO] = "; ".join(f"{target}: {reason}" for target, reason in few.items() if reason and target in labelled)
     return [
-        replace(each, estimate=Estimate(None, why=few[each.target]), delong=None) if few[each.target] else each
+        replace(each, estimate=Estimate(None, reason=few[each.target]), delong=None) if few[each.target] else each
         for each in compute_metrics(chosen, targets, unit, None, resamples=resamples, seed=seed)
         if each.metric in shown
     ]

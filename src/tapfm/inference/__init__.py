@@ -1,1 +1,1 @@
-"""The one path from a slide's tiles or features to logits and tile scores."""
+"""Inference: from the tiles or stored features of a slide to logits and tile scores."""

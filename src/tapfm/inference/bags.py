@@ -1,7 +1,7 @@
-"""Bags of tiles: pixels read from slides, or stored features, for each visit of a plan.
+"""Bags of tiles: pixels read from slides, or stored features, for each slide visit of a plan.
 
-The plan is known from the start (all epochs of a run with validation between, or the slides of a cohort), so one queue
-reads ahead across slides and epochs. Draws of tiles are addressed by (seed, epoch, slide) and depend on nothing else.
+The plan is known from the start (all epochs of a run with their validation, or the slides of a cohort), so one queue
+prefetches across slides and epochs. Which tiles are sampled depends only on (seed, epoch, slide).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tapfm.encoders.features import read_features
 from tapfm.errors import TapfmError
 from tapfm.runtime.workers import WorkerPool
 from tapfm.tiles.grid import Positions
-from tapfm.tiles.reading import TilePixels, TileRequest, TilesRead, plain_memory
-from tapfm.tiles.sampling import draw_tiles
+from tapfm.tiles.reading import TilePixels, TileReadResult, TileRequest, allocate_array
+from tapfm.tiles.sampling import sample_tiles
 from tapfm.tiles.store import TileSet
 from tapfm.tiles.stream import TileStream
 
 _PART_TILES = 256  # tiles of a slide that are in memory at a time during inference
-AHEAD_BYTES = 2**30  # pixels read ahead
+PREFETCH_BYTES = 2**30  # of pixels
 _MAX_MISSING = 0.05  # fraction of a slide's tiles that may be unreadable before the slide fails
 
 
@@ -39,7 +39,7 @@ class BagRequest:
     purpose: Literal["train", "inference"]
     slide_id: str
     tiles: int | None = None
-    address: tuple[int | str, ...] = ()  # of the random draw
+    address: tuple[int | str, ...] = ()  # seeds the random sample, such as (seed, epoch, slide)
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,15 @@ class Bag:
     content: Tiles | EncodedTiles
     rows: NDArray[np.int64]  # which of the slide's tiles these are
     missing: Mapping[int, str] = field(default_factory=dict)  # unreadable tiles and the reason
-    coordinates: Tensor | None = None  # (K, 2) on the slide, in tile sides; None where unknown
+    coordinates: Tensor | None = None  # (K, 2) on the slide, in units of the tile side; None if unknown
 
     @property
     def tiles(self) -> int:
-        """Number of tiles."""
         return len(self.rows)
 
 
-class SlideFailed(Exception):  # noqa: N818 - caught and reported for each slide, never shown as it is
-    """A slide that cannot be used: at which stage, why, and what to do."""
+class SlideFailed(Exception):  # noqa: N818 - caught and reported for each slide
+    """Raised for a slide that cannot be used, with the stage, the reason and a hint."""
 
     def __init__(self, reason: str, hint: str = "", stage: Literal["read", "predict"] = "read") -> None:
         super().__init__(reason)
@@ -66,7 +65,7 @@ class SlideFailed(Exception):  # noqa: N818 - caught and reported for each slide
 
 
 class Bags(Protocol):
-    """Reads the bags of a plan, in its order."""
+    """Protocol of classes that read the bags of a plan, in order."""
 
     @property
     def waited_s(self) -> float:
@@ -74,11 +73,11 @@ class Bags(Protocol):
         ...
 
     def start(self, plan: Iterator[BagRequest]) -> None:
-        """Start reading ahead."""
+        """Start prefetching."""
         ...
 
     def read(self, visit: BagRequest) -> Bag:
-        """Return the next bag, whole. Raises SlideFailed when none of its tiles can be read."""
+        """Return the complete next bag. Raises SlideFailed if none of its tiles can be read."""
         ...
 
     def read_parts(self, visit: BagRequest) -> Iterator[Bag]:
@@ -86,7 +85,7 @@ class Bags(Protocol):
         ...
 
     def skip_rest(self) -> None:
-        """Discard the parts of the current bag that were not read, so that the next bag can be."""
+        """Discard the unread parts of the current bag, so that the next bag can be read."""
         ...
 
     def tile_count(self, slide_id: str) -> int:
@@ -107,10 +106,10 @@ class SlideTiles:
 
 
 class PixelBags:
-    """Bags of pixels in the memory of the host, read from slides by worker processes.
+    """Bags of pixels in host memory, read from slides by worker processes.
 
-    device: the device that the pixels are for; for a GPU they are in pinned memory.
-    pool: workers that were started before.
+    device: the device that will use the pixels; for a GPU they are in pinned memory.
+    pool: workers that are already running.
     """
 
     def __init__(
@@ -120,125 +119,118 @@ class PixelBags:
         tile_px: int,
         device: torch.device,
         workers: int,
-        ahead_bytes: int,
+        prefetch_bytes: int,
         pool: WorkerPool | None = None,
     ) -> None:
         self._slides, self._tile_px, self._device = slides, tile_px, device
-        self._workers, self._ahead_bytes, self._pool = workers, ahead_bytes, pool
+        self._workers, self._prefetch_bytes, self._pool = workers, prefetch_bytes, pool
         self._stream: TileStream | None = None
         self._parts_left = 0  # of the current bag
 
     @property
     def waited_s(self) -> float:
-        """Seconds that the caller has waited for tiles."""
         return self._stream.waited_s if self._stream is not None else 0.0
 
     def start(self, plan: Iterator[BagRequest]) -> None:
-        """Start reading ahead."""
         self._stream = TileStream(
             self._requests(plan),
             workers=self._workers,
-            ahead_bytes=self._ahead_bytes,
-            allocate=_pinned_memory if self._device.type == "cuda" else plain_memory,
+            prefetch_bytes=self._prefetch_bytes,
+            allocate=_pinned_memory if self._device.type == "cuda" else allocate_array,
             pool=self._pool,
         )
 
     def read(self, visit: BagRequest) -> Bag:
-        """Return the next bag, whole."""
-        drawn = self._drawn(visit)
-        bag = self._next(visit, drawn)
+        sampled = self._sampled_rows(visit)
+        bag = self._next(visit, sampled)
         if not bag.tiles:
-            raise no_tile_readable(tuple(bag.missing.values()))
+            raise no_readable_tiles(tuple(bag.missing.values()))
         return bag
 
     def read_parts(self, visit: BagRequest) -> Iterator[Bag]:
-        """Yield the next bag in parts: the pixels of a whole slide may not fit into memory."""
-        drawn = self._drawn(visit)
-        starts = range(0, len(drawn), _PART_TILES)
+        """Yield the next bag in parts, since the pixels of a whole slide may not fit into memory."""
+        sampled = self._sampled_rows(visit)
+        starts = range(0, len(sampled), _PART_TILES)
         self._parts_left = len(starts)
         for start in starts:
             self._parts_left -= 1
-            yield self._next(visit, drawn[start : start + _PART_TILES])
+            yield self._next(visit, sampled[start : start + _PART_TILES])
 
     def skip_rest(self) -> None:
-        """Discard the parts of the current bag that were not read."""
         assert self._stream is not None
         for _ in range(self._parts_left):
             next(self._stream)
         self._parts_left = 0
 
     def tile_count(self, slide_id: str) -> int:
-        """Return the number of tiles of a slide, readable or not."""
         return len(self._slides[slide_id].tiles)
 
     def close(self) -> None:
-        """Stop reading."""
         if self._stream is not None:
             self._stream.close()
 
-    def _drawn(self, visit: BagRequest) -> NDArray[np.int64]:
-        return draw_tiles(len(self._slides[visit.slide_id].tiles), visit.tiles, *visit.address)
+    def _sampled_rows(self, visit: BagRequest) -> NDArray[np.int64]:
+        return sample_tiles(len(self._slides[visit.slide_id].tiles), visit.tiles, *visit.address)
 
     def _requests(self, plan: Iterable[BagRequest]) -> Iterator[TileRequest]:
         for visit in plan:
             slide = self._slides[visit.slide_id]
-            positions = slide.tiles.positions[self._drawn(visit)]
+            positions = slide.tiles.positions[self._sampled_rows(visit)]
             request = TileRequest(visit.slide_id, slide.path, positions, slide.tiles.side_px0, self._tile_px)
             if visit.purpose == "train":
                 yield request
             else:
                 starts = range(0, len(positions), _PART_TILES)
-                yield from (request.part(start, start + _PART_TILES) for start in starts)
+                yield from (request.select(start, start + _PART_TILES) for start in starts)
 
-    def _next(self, visit: BagRequest, drawn: NDArray[np.int64]) -> Bag:
+    def _next(self, visit: BagRequest, sampled: NDArray[np.int64]) -> Bag:
         assert self._stream is not None
         read = next(self._stream)
         if read.request.slide_id != visit.slide_id:
             raise RuntimeError(f"Tiles of {read.request.slide_id} were read instead of {visit.slide_id}.")
         pixels = _as_tensor(read.pixels)
-        tiles, rows = self._slides[visit.slide_id].tiles, drawn[read.rows]
+        tiles, rows = self._slides[visit.slide_id].tiles, sampled[read.rows]
         coordinates = _tile_coordinates(tiles.positions[rows], tiles.side_px0)
-        return Bag(pixels, rows, _missing_tiles(drawn, read), coordinates)
+        return Bag(pixels, rows, _missing_tiles(sampled, read), coordinates)
 
 
 class FeatureBags:
-    """Bags of stored features, one file per slide; as many as fit stay in memory."""
+    """Bags of stored features, one file per slide; up to `prefetch_bytes` of features are cached in memory."""
 
-    def __init__(self, files: Mapping[str, Path], *, device: torch.device, ahead_bytes: int) -> None:
-        self._files, self._device, self._free_bytes = files, device, ahead_bytes
-        self._kept: dict[str, Bag] = {}
+    def __init__(self, files: Mapping[str, Path], *, device: torch.device, prefetch_bytes: int) -> None:
+        self._files, self._device, self._free_bytes = files, device, prefetch_bytes
+        self._cache: dict[str, Bag] = {}
         self.waited_s = 0.0
 
     def start(self, plan: Iterator[BagRequest]) -> None:
-        """Nothing to start."""
+        """Do nothing: features are read on request."""
 
     def read(self, visit: BagRequest) -> Bag:
-        """Return the features of the drawn tiles, on the device."""
+        """Return the features of the sampled tiles, on the device."""
         whole = self._read_slide(visit.slide_id)
         assert isinstance(whole.content, EncodedTiles)
-        rows = draw_tiles(whole.tiles, visit.tiles, *visit.address)
+        rows = sample_tiles(whole.tiles, visit.tiles, *visit.address)
         index = torch.from_numpy(rows)
-        drawn = EncodedTiles(*(part[index].to(self._device) for part in whole.content))
-        return Bag(drawn, rows, coordinates=None if whole.coordinates is None else whole.coordinates[index])
+        sampled = EncodedTiles(*(part[index].to(self._device) for part in whole.content))
+        return Bag(sampled, rows, coordinates=None if whole.coordinates is None else whole.coordinates[index])
 
     def read_parts(self, visit: BagRequest) -> Iterator[Bag]:
-        """Yield the whole bag: features of a slide fit into memory."""
+        """Yield the complete bag, since the features of a slide fit into memory."""
         yield self.read(visit)
 
     def skip_rest(self) -> None:
-        """Nothing to discard: a bag is one part."""
+        """Do nothing: a bag is one part."""
 
     def tile_count(self, slide_id: str) -> int:
-        """Return the number of tiles of a slide."""
         return self._read_slide(slide_id).tiles
 
     def close(self) -> None:
-        """Free the features in memory."""
-        self._kept.clear()
+        """Free the cached features."""
+        self._cache.clear()
 
     def _read_slide(self, slide_id: str) -> Bag:
-        if slide_id in self._kept:
-            return self._kept[slide_id]
+        if slide_id in self._cache:
+            return self._cache[slide_id]
         start = time.monotonic()
         try:
             stored = read_features(self._files[slide_id])
@@ -249,52 +241,51 @@ class FeatureBags:
         if not len(stored):
             raise SlideFailed(f"{self._files[slide_id]} has no tiles")
         features = torch.from_numpy(stored.features)
-        # aggregators that use the attention are refused before, where none is stored
+        # not used: aggregators that need attention have raised an error before
         attention = torch.zeros(len(stored)) if stored.attention is None else torch.from_numpy(stored.attention)
         coordinates = None if stored.positions is None else _tile_coordinates(stored.positions, stored.side_px0)
         bag = Bag(EncodedTiles(features, attention), np.arange(len(stored)), coordinates=coordinates)
         if features.nbytes <= self._free_bytes:
             self._free_bytes -= features.nbytes
-            self._kept[slide_id] = bag
+            self._cache[slide_id] = bag
         return bag
 
 
 def _tile_coordinates(positions: Positions, side_px0: int | None) -> Tensor:
-    """Return positions in tile sides; where the side is unknown, tiles are assumed to touch each other."""
+    """Return positions in units of the tile side; if that is unknown, tiles are assumed to be adjacent."""
     if side_px0 is None:
         steps = np.diff(np.sort(positions, axis=0), axis=0)
         side_px0 = int(steps[steps > 0].min(initial=np.iinfo(np.int64).max))
     return torch.from_numpy((positions / side_px0).astype(np.float32))
 
 
-def no_tile_readable(reasons: Sequence[str]) -> SlideFailed:
-    """Return the failure of a slide without a readable tile."""
+def no_readable_tiles(reasons: Sequence[str]) -> SlideFailed:
     return SlideFailed(f"none of {len(reasons):,} tiles can be read: {reasons[0]}")
 
 
-def refuse_too_many_missing(missing: int, tiles: int, reason: str) -> None:
-    """Fail a slide that has more unreadable tiles than `_MAX_MISSING`."""
+def check_missing_tiles(missing: int, tiles: int, reason: str) -> None:
+    """Raise SlideFailed if more than `_MAX_MISSING` of the tiles are unreadable."""
     if missing > _MAX_MISSING * tiles:
         raise SlideFailed(f"{missing:,} of its {tiles:,} tiles cannot be read, such as: {reason}")
 
 
-def _missing_tiles(drawn: NDArray[np.int64], read: TilesRead) -> dict[int, str]:
-    missing = np.setdiff1d(np.arange(len(drawn)), read.rows)
-    return dict(zip(drawn[missing].tolist(), read.reasons, strict=True))  # reasons are in the order of the tiles
+def _missing_tiles(sampled: NDArray[np.int64], read: TileReadResult) -> dict[int, str]:
+    missing = np.setdiff1d(np.arange(len(sampled)), read.rows)
+    return dict(zip(sampled[missing].tolist(), read.reasons, strict=True))  # reasons are in the order of the tiles
 
 
 def _pinned_memory(shape: tuple[int, ...]) -> TilePixels:
-    """Allocate pinned memory, from which a GPU copies asynchronously; pageable memory where none can be pinned."""
+    """Allocate pinned memory for asynchronous copies to a GPU, or pageable memory if pinning fails."""
     try:
         return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
     except RuntimeError:
-        return plain_memory(shape)
+        return allocate_array(shape)
 
 
 def _as_tensor(pixels: TilePixels) -> Tensor:
-    """Return pixels as a tensor; where their memory belongs to a tensor, as rows of that tensor.
+    """Return pixels as a tensor; if their memory belongs to a tensor, as rows of that tensor.
 
-    torch reuses freed pinned memory once the copies it knows of have finished. It knows copies from its own tensors,
+    torch reuses freed pinned memory after all copies from it have finished. It tracks copies from its own tensors, but
     not from a tensor that wraps an array.
     """
     owner = pixels

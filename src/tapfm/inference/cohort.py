@@ -1,4 +1,4 @@
-"""Predictions of a cohort, slide by slide; finished slides are saved, so that a stopped command resumes."""
+"""Predict a cohort slide by slide; finished slides are saved, so that a stopped command can resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tapfm.encoders.features import FEATURES_VERSION
 from tapfm.evaluation.predictions import LabelledSlide, Prediction
 from tapfm.inference.bags import Bags, SlideFailed
 from tapfm.inference.predictor import EncodedSlide, Predictor
-from tapfm.runtime.files import refuse_full_disk
+from tapfm.runtime.files import raise_if_disk_full
 from tapfm.runtime.progress import SlideProgress
 from tapfm.tiles.reading import SkippedTiles
 
@@ -27,7 +27,7 @@ class CohortPredictions:
 
 
 class FinishedSlide(NamedTuple):
-    """What is saved of a predicted slide."""
+    """The saved prediction of a slide."""
 
     logits: list[float]  # in the order of the targets
     tiles: int
@@ -38,7 +38,7 @@ class FinishedSlide(NamedTuple):
 class FinishedSlides:
     """A file with one line per finished slide.
 
-    A line is valid for one model, one `FEATURES_VERSION` and, where `contents` has a digest of the slide, for that.
+    A line is valid for one model and one `FEATURES_VERSION` and, if `contents` has a digest of the slide, one digest.
     """
 
     def __init__(self, path: Path, model_digest: str, contents: Mapping[str, str] | None = None) -> None:
@@ -59,13 +59,12 @@ class FinishedSlides:
         return finished
 
     def add(self, slide_id: str, slide: FinishedSlide) -> None:
-        """Append a slide."""
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 # starts with a line break: the line before may be truncated
                 file.write("\n" + json.dumps([self._key(slide_id), slide_id, *slide]))
         except OSError as error:
-            refuse_full_disk(error, self._path)
+            raise_if_disk_full(error, self._path)
             raise
 
     def _key(self, slide_id: str) -> str:
@@ -81,7 +80,7 @@ def predict_cohort(
     on_slide: Callable[[str, EncodedSlide | SlideFailed], object] = lambda *_: None,
     stop_signal: Callable[[], int | None] = lambda: None,
 ) -> CohortPredictions:
-    """Predict slides on all of their tiles; finished ones are not read again. Raises Interrupted."""
+    """Predict slides on all of their tiles; finished slides are not read again. Raises Interrupted."""
     known = finished.read()
 
     def finish(slide_id: str, slide: EncodedSlide) -> None:

@@ -9,22 +9,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tapfm.cohort.manifest import SlideRow
-from tapfm.encoders.features import FeatureSet, stored_fingerprint, write_features
+from tapfm.cohort.cohort_table import SlideRow
+from tapfm.encoders.features import FeatureSet, read_fingerprint, write_features
 from tapfm.encoders.inference import prepare_encoder
-from tapfm.inference.bags import AHEAD_BYTES, PixelBags, SlideFailed, SlideTiles
+from tapfm.inference.bags import PREFETCH_BYTES, PixelBags, SlideFailed, SlideTiles
 from tapfm.inference.embedding_jobs import (
     EmbeddingJob,
     EmbeddingSettings,
     EmbedRecord,
+    check_no_foreign_files,
+    load_record,
     make_job,
-    recall_record,
-    refuse_foreign_files,
 )
 from tapfm.inference.predictor import EncodedSlide, InferenceModel, Predictor
 from tapfm.runtime.claims import SlideClaims
 from tapfm.runtime.cohort_job import Failure, SlideTable
-from tapfm.runtime.output_folder import locked, remove_unfinished
+from tapfm.runtime.output_folder import lock_folder, remove_unfinished
 from tapfm.runtime.progress import SlideProgress, print_failure
 
 
@@ -40,16 +40,16 @@ def embed_cohort(
     force: bool,
     console: Console,
 ) -> SlideTable[EmbedRecord]:
-    """Embed all slides (or those in `only`); features of the same tiles, encoder and settings are kept.
+    """Embed all slides (or those in `only`); existing features of the same tiles, encoder and settings are reused.
 
-    tile_command: what to type for tiles that are missing.
+    tile_command: the command to suggest if tiles are missing.
     """
-    refuse_foreign_files(folder, rows)
-    with locked(folder, "tapfm embed"), SlideClaims(folder) as claims:
+    check_no_foreign_files(folder, rows)
+    with lock_folder(folder, "tapfm embed"), SlideClaims(folder) as claims:
         remove_unfinished(folder)
         jobs = {row.slide_id: make_job(row, tiles_folder, folder, settings, tile_command) for row in rows}
         table = SlideTable(folder, list(jobs), EmbedRecord, ("not embedded", "no features with these settings"))
-        todo = table.plan(jobs, only=only, force=force, recall=recall_record)
+        todo = table.plan(jobs, only=only, force=force, load_finished=load_record)
         for slide_id, job in jobs.items():
             if isinstance(job, Failure) and (only is None or slide_id in only):
                 print_failure(console, slide_id, job.reason)
@@ -58,7 +58,7 @@ def embed_cohort(
             console.print(f"{len(table.finished):,} of {len(rows):,} slides are already embedded with these settings.")
         for line in _describe_rescaling(list(todo.values()), settings.loaded.encoder.tile_px):
             console.print(line)
-        with table.saved():
+        with table.save_on_exit():
             if todo:
                 _embed_slides(todo, table, settings, claims, workers, console)
     return table
@@ -80,7 +80,7 @@ def _embed_slides(
         tile_px=encoder.tile_px,
         device=encoder.mean.device,
         workers=workers,
-        ahead_bytes=AHEAD_BYTES,
+        prefetch_bytes=PREFETCH_BYTES,
     )
     command_start = slide_start = time.monotonic()
 
@@ -101,9 +101,9 @@ def _embed_slides(
             seconds, slide_start = round(now - slide_start, 2), now
             job = jobs[slide_id]
             if isinstance(result, SlideFailed):
-                if stored_fingerprint(job.path) != job.key:
+                if read_fingerprint(job.path) != job.key:
                     job.path.unlink(missing_ok=True)  # features of other settings
-                table.fail(slide_id, Failure(result.reason, result.hint or _advice(job), seconds))
+                table.add_failure(slide_id, Failure(result.reason, result.hint or _failure_hint(job), seconds))
             else:
                 missing = len(result.missing)
                 table.add(EmbedRecord(slide_id, "ok", tiles=result.tiles, tiles_failed=missing, seconds=seconds))
@@ -119,8 +119,8 @@ def _embed_slides(
         )
 
 
-def _advice(job: EmbeddingJob) -> str:
-    return f"Copy it again from where it was scanned. See: tapfm inspect {shlex.quote(str(job.row.path))}"
+def _failure_hint(job: EmbeddingJob) -> str:
+    return f"Copy the slide again from its original. To check it: tapfm inspect {shlex.quote(str(job.row.path))}"
 
 
 def _write_slide_features(job: EmbeddingJob, slide: EncodedSlide, settings: EmbeddingSettings) -> None:
@@ -146,11 +146,11 @@ def _write_slide_features(job: EmbeddingJob, slide: EncodedSlide, settings: Embe
 
 
 def _describe_rescaling(jobs: Sequence[EmbeddingJob], encoder_px: int) -> list[str]:
-    """Return a note for each kind of tiles that the encoder gets at another size."""
+    """Return a note for each tile size that is rescaled for the encoder."""
     kinds = sorted({(job.tiles.tile_px, job.tiles.target_mpp or 0.0) for job in jobs})
     lines = []
     for tile_px, mpp in kinds:
         if tile_px != encoder_px:
             at = f", at {mpp * tile_px / encoder_px:.3g} um per pixel" if mpp else ""
-            lines.append(f"Tiles of {tile_px} px are read as {encoder_px} px{at}.")
+            lines.append(f"Tiles of {tile_px} px are rescaled to {encoder_px} px for the encoder{at}.")
     return lines

@@ -1,4 +1,4 @@
-"""The slides to embed: their tiles, and whether their features exist already."""
+"""Jobs of `tapfm embed`: the slides to embed, their tiles, and whether their features already exist."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pathlib import Path
 
 import h5py
 
-from tapfm.cohort.manifest import SlideRow
-from tapfm.encoders.features import FEATURES_VERSION, FINGERPRINT, stored_fingerprint
+from tapfm.cohort.cohort_table import SlideRow
+from tapfm.encoders.features import FEATURES_VERSION, FINGERPRINT_ATTRIBUTE, read_fingerprint
 from tapfm.encoders.inference import Precision
 from tapfm.encoders.weights import LoadedEncoder
 from tapfm.errors import InputError, TileStoreError
 from tapfm.runtime.cohort_job import Failure
 from tapfm.runtime.files import file_identity, fingerprint
-from tapfm.slides.opening import files_of
+from tapfm.slides.opening import list_slide_files
 from tapfm.tiles.store import TileSet, find_tiles
 
-_NOT_IN_KEY = ("name", "licence", "gate", "notes")  # words of a card that change no feature
+_NOT_IN_KEY = ("name", "licence", "gate", "notes")  # fields of a card that do not affect features
 
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """How features are made; the encoder is on its device."""
+    """Settings of an embedding; the encoder is on its device."""
 
     loaded: LoadedEncoder
     precision: Precision = "float32"
-    batch: int | None = None  # tiles at a time; None is chosen by the encoder's size
-    compiled: bool | None = None  # None is decided by how much there is to do
+    batch: int | None = None  # tiles at a time; None: chosen by the size of the encoder
+    compiled: bool | None = None  # None: chosen by the number of tiles
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ class EmbeddingJob:
 
     row: SlideRow
     tiles: TileSet
-    path: Path  # of its features
-    key: str  # fingerprint of everything that decides them
+    path: Path  # of the feature file
+    key: str  # fingerprint of everything that the features depend on
 
 
 @dataclass(frozen=True)
 class EmbedRecord:
-    """The result of embedding one slide: a line of summary.csv."""
+    """The result of embedding one slide: a row of summary.csv."""
 
     slide_id: str
-    status: str  # ok, failed, or "not embedded" where --only leaves it out
+    status: str  # ok, failed, or "not embedded" (excluded by --only)
     reason: str = ""
     tiles: int = 0
     tiles_failed: int | None = None
     seconds: float | None = None
-    what_to_do: str = ""
+    hint: str = ""
 
 
 def make_job(
@@ -61,46 +61,46 @@ def make_job(
     """Return the job of a slide, keyed by everything that its features depend on; a Failure if it has no tiles."""
     try:
         tiles = find_tiles(tiles_folder, row.slide_id)
-        files = [file_identity(file) for file in files_of(row.path)]
+        files = [file_identity(file) for file in list_slide_files(row.path)]
     except TileStoreError as error:
         return Failure(error.message, f"{tile_command} --only {shlex.quote(row.slide_id)}")
     except OSError as error:
-        return Failure(f"{row.path} cannot be read ({error})", "Check who may read it.")
-    key = fingerprint(FEATURES_VERSION, _made_with(settings), row.slide_id, tiles.content_digest, files)
+        return Failure(f"{row.path} cannot be read ({error})", "Check the file permissions.")
+    key = fingerprint(FEATURES_VERSION, _feature_settings(settings), row.slide_id, tiles.content_digest, files)
     return EmbeddingJob(row, tiles, folder / f"{row.slide_id}.h5", key)
 
 
-def _made_with(settings: EmbeddingSettings) -> tuple[object, ...]:
-    """List what decides features besides the slide; how many tiles are encoded at once does not."""
+def _feature_settings(settings: EmbeddingSettings) -> tuple[object, ...]:
+    """Return everything that features depend on except the slide; the batch size does not matter."""
     loaded = settings.loaded
     card = {name: value for name, value in asdict(loaded.card).items() if name not in _NOT_IN_KEY}
     return card, loaded.provenance.sha256, loaded.encoder.tile_px, loaded.encoder.feature, settings.precision
 
 
-def recall_record(job: EmbeddingJob) -> EmbedRecord | None:
-    """Return the record of a slide that is embedded already, if everything it depends on is unchanged."""
-    if stored_fingerprint(job.path) != job.key:
+def load_record(job: EmbeddingJob) -> EmbedRecord | None:
+    """Return the record of a slide whose features exist and are up to date, or None."""
+    if read_fingerprint(job.path) != job.key:
         return None
     with h5py.File(job.path, "r") as file:
         tiles = len(file["features"])
     return EmbedRecord(job.row.slide_id, "ok", tiles=tiles, tiles_failed=len(job.tiles) - tiles)
 
 
-def refuse_foreign_files(folder: Path, rows: Sequence[SlideRow]) -> None:
-    """Stop before features that another tool wrote would be written over."""
+def check_no_foreign_files(folder: Path, rows: Sequence[SlideRow]) -> None:
+    """Raise InputError if files of another tool would be overwritten."""
     names = [f"{row.slide_id}.h5" for row in rows]
     foreign = [name for name in names if (folder / name).exists() and not _may_replace(folder / name)]
     if foreign:
         raise InputError(
             f"{folder} has {len(foreign):,} files that tapfm embed did not write, such as {foreign[0]}.",
-            hint="Give another folder with --out.",
+            hint="Choose another folder with --out.",
         )
 
 
 def _may_replace(path: Path) -> bool:
-    """Say whether a file is ours, or nobody's as it cannot be read."""
+    """Return whether tapfm wrote the file, or it is not a readable HDF5 file."""
     try:
         with h5py.File(path, "r") as file:
-            return "features" in file and FINGERPRINT in file["features"].attrs
+            return "features" in file and FINGERPRINT_ATTRIBUTE in file["features"].attrs
     except OSError:
         return True

@@ -1,4 +1,4 @@
-"""Compare float8 with bfloat16 on a slide before float8 is used."""
+"""Compare float8 with bfloat16 on one slide before using float8."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.errors import RunError
-from tapfm.inference.bags import AHEAD_BYTES, PixelBags, SlideTiles
+from tapfm.inference.bags import PREFETCH_BYTES, PixelBags, SlideTiles
 from tapfm.inference.predictor import EncodedSlide, InferenceModel, Predictor
 
 COMPARED_TILES = 1024  # of a slide, evenly spaced
 _MAX_CHANGE = 0.01  # of a probability
-_OTHER_PRECISION = "Use --precision bfloat16, or leave --precision out."
+_OTHER_PRECISION = "Use --precision bfloat16, or omit --precision."
 
 
-def use_float8(
+def prepare_float8_model(
     exact: InferenceModel,
     slides: Mapping[str, SlideTiles],
     *,
@@ -27,15 +27,15 @@ def use_float8(
     batch: int | None,
     workers: int,
 ) -> tuple[InferenceModel, str]:
-    """Return the model in float8, and a message on how much it changes the first readable slide.
+    """Convert a model to float8; return it and a message on how much it changes the first readable slide.
 
     exact: the same model in bfloat16.
-    Raises RunError where a probability changes by more than `_MAX_CHANGE`, or is not finite.
+    Raises RunError if a probability changes by more than `_MAX_CHANGE`, or is not finite.
     """
     assert exact.encoder is not None
     encoder = prepare_encoder(copy.deepcopy(exact.encoder.encoder), "float8", tiles=tiles, compiled=compiled)
     assert exact.model is not None
-    # the model keeps no reference to the encoder in bfloat16
+    # without a reference to the encoder in bfloat16, so that its memory can be freed
     fast = InferenceModel(encoder, replace(exact.model, encoder=encoder.encoder))
     predictor = Predictor([exact, fast], batch=batch)
     for slide_id, slide in slides.items():
@@ -43,15 +43,15 @@ def use_float8(
         if compared is None:
             continue
         change, count = compared
-        message = f"float8 changes probabilities of {slide_id} ({count:,} tiles) by at most {change:.4f}"
+        message = f"float8 changes the probabilities of slide {slide_id} ({count:,} tiles) by at most {change:.4f}"
         if change > _MAX_CHANGE:
-            raise RunError(f"{message}; {_MAX_CHANGE:g} is allowed.", hint=_OTHER_PRECISION)
+            raise RunError(f"{message}; the limit is {_MAX_CHANGE:g}.", hint=_OTHER_PRECISION)
         return fast, f"{message}."
     return fast, ""
 
 
 def _largest_change(predictor: Predictor, slide_id: str, slide: SlideTiles, workers: int) -> tuple[float, int] | None:
-    """Return the largest change of a probability between two models, and the number of tiles; None: unreadable."""
+    """Return the largest change of a probability between two models and the number of tiles; None if unreadable."""
     count = len(slide.tiles)
     rows = np.unique(np.linspace(0, count - 1, min(COMPARED_TILES, count)).astype(np.int64))
     some = replace(slide, tiles=replace(slide.tiles, positions=slide.tiles.positions[rows]))
@@ -61,7 +61,7 @@ def _largest_change(predictor: Predictor, slide_id: str, slide: SlideTiles, work
         tile_px=predictor.tile_px,
         device=predictor.device,
         workers=workers,
-        ahead_bytes=AHEAD_BYTES,
+        prefetch_bytes=PREFETCH_BYTES,
     )
     changes: list[tuple[float, int]] = []
 
@@ -75,5 +75,5 @@ def _largest_change(predictor: Predictor, slide_id: str, slide: SlideTiles, work
 
     failed = predictor.run([slide_id], bags, compare).get(slide_id)
     if failed is not None and failed.stage == "predict":
-        raise RunError(f"float8 cannot be checked on {slide_id}: {failed.reason}.", hint=_OTHER_PRECISION)
+        raise RunError(f"float8 cannot be checked on slide {slide_id}: {failed.reason}.", hint=_OTHER_PRECISION)
     return changes[0] if changes else None

@@ -14,7 +14,7 @@ from tapfm.encoders.inference import prepare_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import FeatureStoreError, RunError, WeightsDigestError
-from tapfm.inference.float8_check import COMPARED_TILES, use_float8
+from tapfm.inference.float8_check import COMPARED_TILES, prepare_float8_model
 from tapfm.inference.precision import choose_inference_precision
 from tapfm.inference.predictor import InferenceModel
 from tapfm.inference.slide_bags import slide_tiles
@@ -23,68 +23,68 @@ from tapfm.runs.ensemble import load_member
 from tapfm.runs.model import SlideModel
 from tapfm.runs.model_folder import ModelFolder, ModelMember
 from tapfm.runs.saved_model import SavedModel
-from tapfm.runtime.device_memory import memory_for_loading
+from tapfm.runtime.device_memory import explain_memory_error
 
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    """Where and how inference runs; None is chosen by the amount of work."""
+    """Device and performance options of inference; None is chosen by the number of tiles."""
 
     device: torch.device
     workers: int  # processes that read tiles
     batch: int | None = None
-    precision: str = "auto"  # the one that each model was trained in
+    precision: str = "auto"  # auto: the training precision of each model
     compiled: bool | None = None
 
 
 def load_with_encoder(member: ModelMember, device: torch.device) -> SlideModel:
-    """Load a model for tiles; one that was trained on stored features gets the encoder that made them."""
-    with memory_for_loading(device):
+    """Load a model for tiles; if it was trained on stored features, also load the encoder that computed them."""
+    with explain_memory_error(device):
         saved = load_member(member.folder, device)
         if saved.model.encoder is not None:
             return saved.model
-        return SlideModel(_base_encoder(member, saved, device), saved.model.aggregator, saved.model.task)
+        return SlideModel(_load_base_encoder(member, saved, device), saved.model.aggregator, saved.model.task)
 
 
 def load_for_features(member: ModelMember, slides: Sequence[RunSlide], device: torch.device) -> InferenceModel:
     """Load a model for the stored features of these slides."""
-    with memory_for_loading(device):
+    with explain_memory_error(device):
         saved = load_member(member.folder, device)
-    _refuse_other_features(saved, slides)
+    _check_features_match(saved, slides)
     return InferenceModel(None, SlideModel(None, saved.model.aggregator, saved.model.task))
 
 
 def prepare_model(
     member: ModelMember, model: SlideModel, precision: str = "auto", *, tiles: int, compiled: bool | None = None
 ) -> InferenceModel:
-    """Prepare a model for inference on `tiles` tiles in total; auto is the precision that it was trained in."""
+    """Prepare a model for inference on `tiles` tiles in total; "auto" is the precision used for training."""
     assert model.encoder is not None
     if precision == "auto" and member.config is not None:
         precision = member.config.adaptation.precision
     model.train(False)
     chosen = choose_inference_precision(precision, model.device)
-    with memory_for_loading(model.device):
+    with explain_memory_error(model.device):
         return InferenceModel(prepare_encoder(model.encoder, chosen, tiles=tiles, compiled=compiled), model)
 
 
 def prepare_models(
-    evaluated: ModelFolder,
+    model_folder: ModelFolder,
     slides: Sequence[RunSlide],
     options: InferenceOptions,
     console: Console,
     loading: Future[list[SlideModel]] | None = None,
 ) -> list[InferenceModel]:
-    """Prepare the members for all tiles of these slides; `loading` has their weights where they were loaded before."""
+    """Prepare all members of a model for these slides; `loading` returns their weights if loading has started already."""
     tiles = sum(len(slide.tiles) for slide in slides if slide.tiles is not None)
     prepared = []
-    for member in evaluated.members:
-        # popped: a reference in the future would keep the weights in memory
+    for member in model_folder.members:
+        # pop: a reference held by the future would keep the weights in memory
         model = load_with_encoder(member, options.device) if loading is None else loading.result().pop(0)
         if options.precision != "float8":
             prepared.append(prepare_model(member, model, options.precision, tiles=tiles, compiled=options.compiled))
             continue
         exact = prepare_model(member, model, "bfloat16", tiles=COMPARED_TILES)
-        float8, message = use_float8(
+        float8, message = prepare_float8_model(
             exact,
             slide_tiles(slides),
             tiles=tiles,
@@ -98,44 +98,45 @@ def prepare_models(
     return prepared
 
 
-def _base_encoder(member: ModelMember, saved: SavedModel, device: torch.device) -> VitEncoder:
-    """Load the encoder whose features a run was trained on; refuse other weights."""
+def _load_base_encoder(member: ModelMember, saved: SavedModel, device: torch.device) -> VitEncoder:
+    """Load the encoder of the features that a run was trained on. Raises an error if the weights differ."""
     assert member.config is not None  # an export contains its encoder
     loaded = load_encoder(saved.card, weights=member.config.encoder.weights)
-    made_by = saved.description["encoder"]["began_with_sha256"]
-    if made_by not in (None, loaded.provenance.sha256):
+    expected = saved.description["encoder"]["base_weights_sha256"]
+    if expected not in (None, loaded.provenance.sha256):
         raise WeightsDigestError(
-            f"{member.folder} was trained on features of other weights of {saved.card.name}: their SHA-256 is "
-            f"{made_by}, here is {loaded.provenance.sha256}.",
-            hint="Features of the same weights can be evaluated: tapfm evaluate RUN --features DIR",
+            f"{member.folder} was trained on features from different weights of {saved.card.name}: SHA-256 {expected}, "
+            f"but the weights found have {loaded.provenance.sha256}.",
+            hint="Evaluate on features from the same weights: tapfm evaluate RUN --features DIR",
         )
     feature_size = saved.description["aggregator"]["feature_size"]
     if loaded.encoder.feature_size != feature_size:
         raise RunError(
-            f"{member.folder} was trained on features of size {feature_size}, and {saved.card.name} makes some of size "
-            f"{loaded.encoder.feature_size}.",
-            hint="Features of the encoder that made them can be evaluated: tapfm evaluate RUN --features DIR",
+            f"{member.folder} was trained on features of size {feature_size}, but {saved.card.name} computes features of "
+            f"size {loaded.encoder.feature_size}.",
+            hint="Evaluate on features from the same encoder: tapfm evaluate RUN --features DIR",
         )
     return loaded.encoder.to(device)
 
 
-def _refuse_other_features(saved: SavedModel, slides: Sequence[RunSlide]) -> None:
-    """Refuse features that were not made like those the model was trained on."""
+def _check_features_match(saved: SavedModel, slides: Sequence[RunSlide]) -> None:
+    """Raise FeatureStoreError if the features are not like those that the model was trained on."""
     aggregator, encoder = saved.description["aggregator"], saved.description["encoder"]
     card = aggregator_card(aggregator["name"])
     for slide in slides:
         assert slide.features is not None
-        path, facts = slide.features.path, slide.features.facts
-        if facts.size != aggregator["feature_size"]:
-            problem = f"holds features of size {facts.size}, and the model takes {aggregator['feature_size']}"
-        elif facts.weights_sha256 and encoder["began_with_sha256"] not in (None, facts.weights_sha256):
-            problem = f"was made by other weights of {encoder['name']} than the model was trained with"
-        elif card.uses_attention and not facts.has_attention:
-            problem = f"({facts.origin}) has no attention, which {card.name} uses to weight tiles"
-        elif card.uses_places and not facts.has_positions:
-            problem = f"({facts.origin}) has no tile coordinates, which {card.name} uses"
+        path, metadata = slide.features.path, slide.features.metadata
+        if metadata.size != aggregator["feature_size"]:
+            problem = f"has features of size {metadata.size}, but the model needs {aggregator['feature_size']}"
+        elif metadata.weights_sha256 and encoder["base_weights_sha256"] not in (None, metadata.weights_sha256):
+            problem = f"was created with different weights of {encoder['name']} than the model was trained with"
+        elif card.uses_attention and not metadata.has_attention:
+            problem = f"({metadata.origin}) has no raw attention, which {card.name} uses to weight tiles"
+        elif card.uses_positions and not metadata.has_positions:
+            problem = f"({metadata.origin}) has no tile coordinates, which {card.name} uses"
         else:
             continue
         raise FeatureStoreError(
-            f"{path} {problem}.", hint=f"Make them: tapfm embed COHORT.csv --encoder {encoder['name']} --out DIR"
+            f"{path} {problem}.",
+            hint=f"Compute the features: tapfm embed COHORT.csv --encoder {encoder['name']} --out DIR",
         )

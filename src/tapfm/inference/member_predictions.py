@@ -38,9 +38,9 @@ def predict_member(
     console: Console,
     stop_signal: Callable[[], int | None],
 ) -> CohortPredictions:
-    """Predict the slides; those that the run has predicted already, with these weights and tiles, are not read again.
+    """Predict slides with a run or an export, and save finished slides in `finished_path`.
 
-    Finished slides are saved in `finished_path`.
+    Slides that were predicted before with the same weights and tiles are not read again.
     """
     slides = labelled_slides(data.slides)
     finished = FinishedSlides(finished_path, member.digest, data.contents())
@@ -52,14 +52,14 @@ def predict_member(
     remaining = [slide for slide in data.slides if slide.row.slide_id not in known]
     if not remaining:
         return collect_predictions(slides, member.targets, known, {})
-    place = choose_device(device)
+    chosen_device = choose_device(device)
     if data.features is not None:
-        model = load_for_features(member, data.slides, place)
+        model = load_for_features(member, data.slides, chosen_device)
     else:
         tiles = sum(len(slide.tiles) for slide in remaining if slide.tiles is not None)
-        model = prepare_model(member, load_with_encoder(member, place), tiles=tiles)
+        model = prepare_model(member, load_with_encoder(member, chosen_device), tiles=tiles)
     predictor = Predictor([model], on_retry=console.print)
-    bags = make_bags(remaining, tile_px=predictor.tile_px, device=place, workers=workers)
+    bags = make_bags(remaining, tile_px=predictor.tile_px, device=chosen_device, workers=workers)
     with SlideProgress(console, description, slides=len(remaining)) as progress:
         return predict_cohort(
             predictor, bags, slides, finished, on_slide=partial(count_slide, progress), stop_signal=stop_signal
@@ -69,9 +69,9 @@ def predict_member(
 def _predicted_in_training(
     member: ModelMember, data: EvaluatedSlides, slides: Sequence[LabelledSlide]
 ) -> dict[str, FinishedSlide]:
-    """Return the slides that the run predicted with its best epoch's weights.
+    """Return the slides that the run predicted with the weights of its best epoch.
 
-    Their tiles, or features, have not changed since: slides whose content changed are refused before.
+    Their tiles or features have not changed since then; otherwise an error was raised before.
     """
     if not data.own or member.adapted != (data.features is None):
         return {}

@@ -1,4 +1,4 @@
-"""The precision of inference. torch is imported when needed, so that help and errors come at once."""
+"""Choose the precision of inference. torch is imported only when needed, so that help and errors appear quickly."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _INFERENCE_PRECISIONS = (*PRECISIONS, "float8")
 
 
 def check_inference_precision(text: str) -> None:
-    """Refuse an unknown precision."""
     if text not in _INFERENCE_PRECISIONS:
-        raise UnknownNameError.of("precision", text, _INFERENCE_PRECISIONS, see=", ".join(_INFERENCE_PRECISIONS))
+        raise UnknownNameError.with_suggestions(
+            "precision", text, _INFERENCE_PRECISIONS, see=", ".join(_INFERENCE_PRECISIONS)
+        )
 
 
 def choose_inference_precision(text: str, device: torch.device) -> Precision:
-    """Return the precision to compute in; auto is bfloat16 where the GPU has it, and never float8."""
+    """Return the precision to use; "auto" is bfloat16 if the GPU supports it, and never float8."""
     check_inference_precision(text)
-    from tapfm.encoders.float8 import refuse_without_float8
+    from tapfm.encoders.float8 import check_float8_support
     from tapfm.encoders.inference import precision_name
 
     if text == "float8":
-        refuse_without_float8(device)
+        check_float8_support(device)
         return "float8"
     return precision_name(choose_precision(text, device))

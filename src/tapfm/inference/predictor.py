@@ -1,14 +1,14 @@
-"""The `Predictor`: from a slide's tiles or features to logits and tile scores, for one model or an ensemble.
+"""The `Predictor`: logits and tile scores from the tiles or features of a slide, for one model or an ensemble.
 
-Validation, the final pass of a run, `evaluate`, `predict` and `embed` all use it, so they share one policy:
+Validation, the final predictions of a run, `evaluate`, `predict` and `embed` all use it, so they behave alike:
 
 batching        tiles are encoded `batch` at a time; the aggregator always gets all tiles of a slide at once
-out of memory   the batch is halved and encoding is retried; one tile that does not fit is an error
+out of memory   the batch is halved and encoding is retried; running out of memory with one tile is an error
 precision       that of the `InferenceEncoder`s
 non-finite      logits that are NaN or infinite fail the slide; in validation they stop the run, as training diverged
-failures        a slide fails alone, with a reason and a hint; unreadable tiles up to 5% are skipped.
-                An error of the encoder or of the device would hit every slide: it ends the command
-resume          finished slides are left out: by `FinishedSlides`, or by the files that `finish` wrote
+failures        a failed slide does not affect the others; up to 5% unreadable tiles per slide are skipped.
+                An error of the encoder or the device would affect every slide and ends the command
+resume          finished slides are skipped, by `FinishedSlides` or by the files that `finish` wrote
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from torch import Tensor
 from tapfm.contracts import BagOutput, EncodedTiles
 from tapfm.encoders.inference import SMALLEST_BATCH, InferenceEncoder, concatenate, default_batch, wrap_encoder
 from tapfm.errors import DeviceMemoryError, DiskFullError, InputError, Interrupted, NonFiniteError, TapfmError
-from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, no_tile_readable, refuse_too_many_missing
+from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, check_missing_tiles, no_readable_tiles
 from tapfm.inference.tile_columns import TileColumn, column_name
 from tapfm.runs.model import SlideModel
-from tapfm.runtime.device_memory import free_memory, unify_memory_errors
+from tapfm.runtime.device_memory import convert_memory_errors, free_memory
 from tapfm.tasks.target import TargetKinds
 from tapfm.tiles.reading import SkippedTiles
 
@@ -41,7 +41,7 @@ TileValues = NDArray[np.float64]  # one value per tile
 
 
 class InferenceModel(NamedTuple):
-    """What inference runs: an encoder (None: stored features), then a model (None: features are the result)."""
+    """An encoder (None: features are stored) and a model (None: only features are computed), ready for inference."""
 
     encoder: InferenceEncoder | None
     model: SlideModel | None
@@ -58,7 +58,6 @@ class EncodedSlide:
 
     @property
     def tiles(self) -> int:
-        """Number of tiles."""
         return len(self.rows)
 
     @property
@@ -72,12 +71,12 @@ class SlideOutput:
     """Logits by target, and named columns with one value per tile."""
 
     logits: Mapping[str, float]
-    constants: Mapping[str, float | None]  # logit = constant + sum of contributions; None where it is not such a sum
+    constants: Mapping[str, float | None]  # logit = constant + sum of contributions; None if it is not such a sum
     columns: Mapping[str, TileValues]
 
 
 class Predictor:
-    """Runs one model, or the members of an ensemble, on slides; each tile is read once for all of them."""
+    """Runs one model, or the members of an ensemble, on slides; each tile is read only once."""
 
     def __init__(
         self,
@@ -87,11 +86,11 @@ class Predictor:
         on_tiles: Callable[[int], object] = lambda _: None,
         on_retry: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Take models that are ready for inference.
+        """Create a predictor of prepared models.
 
-        batch: tiles encoded at a time; None: by the size of the encoders.
-        on_tiles: receives the number of tiles each time some were encoded.
-        on_retry: receives a message when memory ran out and the batch was halved.
+        batch: tiles encoded at a time; None: chosen by the size of the encoders.
+        on_tiles: called with the number of tiles after each part was encoded.
+        on_retry: called with a message when memory ran out and the batch was halved.
         """
         self._encoders = [model.encoder for model in models if model.encoder is not None]
         self._models = [model.model for model in models if model.model is not None]
@@ -99,7 +98,7 @@ class Predictor:
         if len(sides) > 1:
             raise InputError(
                 f"The members of the ensemble take tiles of different sizes: {', '.join(map(str, sides))} px.",
-                hint="Predict with each of them alone, and compare: tapfm compare",
+                hint="Predict with each member separately and compare them: tapfm compare",
             )
         self.tile_px = sides[0] if sides else None  # None: stored features
         self.device = self._encoders[0].device if self._encoders else self._models[0].device
@@ -108,8 +107,8 @@ class Predictor:
         self._on_tiles, self._on_retry = on_tiles, on_retry
 
     @classmethod
-    def of_training(cls, model: SlideModel, on_retry: Callable[[str], object] = lambda _: None) -> Predictor:
-        """Return a predictor of a model that is being trained; its batch leaves memory to the optimiser."""
+    def for_training(cls, model: SlideModel, on_retry: Callable[[str], object] = lambda _: None) -> Predictor:
+        """Return a predictor for a model in training; its small batch leaves memory for the optimiser."""
         encoder = None if model.encoder is None else wrap_encoder(model.encoder, model.compute_dtype)
         return cls([InferenceModel(encoder, model)], batch=SMALLEST_BATCH, on_retry=on_retry)
 
@@ -124,12 +123,12 @@ class Predictor:
     ) -> dict[str, SlideFailed]:
         """Encode all tiles of each slide and pass them to `finish`, which predicts and saves; return the failures.
 
-        The next slides are read meanwhile; `slide_ids` may be an iterator, which is asked for an id when its slide is
-        about to be read. `on_slide` is called after each slide. Raises Interrupted when
-        `stop_signal` returns the number of a signal; OSError, where `finish` cannot write, ends the run.
+        The next slides are prefetched meanwhile. `slide_ids` may be an iterator; an id is taken just before its slide is
+        read. `on_slide` is called after each slide. Raises Interrupted if `stop_signal` returns the number of a signal,
+        and OSError if `finish` cannot write.
         """
         failed: dict[str, SlideFailed] = {}
-        visits, planned = _share(BagRequest("inference", slide_id) for slide_id in slide_ids)
+        visits, planned = _tee(BagRequest("inference", slide_id) for slide_id in slide_ids)
         bags.start(planned)
         try:
             for visit in visits:
@@ -150,16 +149,16 @@ class Predictor:
     ) -> EncodedSlide | SlideFailed:
         try:
             slide = self.encode_slide(bags, visit)
-            refuse_too_many_missing(len(slide.missing), slide.tiles + len(slide.missing), slide.skipped.reason)
-            with _failures_of_one_slide():
+            check_missing_tiles(len(slide.missing), slide.tiles + len(slide.missing), slide.skipped.reason)
+            with _convert_slide_errors():
                 finish(visit.slide_id, slide)
         except SlideFailed as failure:
-            # a new object: the traceback of this one refers to the features of the slide
+            # a new exception: the traceback of this one references the features of the slide
             return SlideFailed(failure.reason, failure.hint, failure.stage)
         return slide
 
     def encode_slide(self, bags: Bags, visit: BagRequest) -> EncodedSlide:
-        """Read and encode the tiles of a visit, part by part. Raises SlideFailed when none of them can be read."""
+        """Read and encode the tiles of a visit, part by part. Raises SlideFailed if none of them can be read."""
         rows: list[NDArray[np.int64]] = []
         missing: dict[int, str] = {}
         coordinates: list[Tensor] = []
@@ -172,7 +171,7 @@ class Predictor:
             if part.tiles:
                 encoded.append(self._encode_part(part))
         if not encoded:
-            raise no_tile_readable(tuple(missing.values()))
+            raise no_readable_tiles(tuple(missing.values()))
         return EncodedSlide(
             tuple(concatenate(parts) for parts in zip(*encoded, strict=True)),
             np.concatenate(rows),
@@ -207,7 +206,7 @@ class Predictor:
             constants: dict[str, float | None] = dict.fromkeys(self.targets)
             if output.contributions is not None:
                 given = output.contributions()
-                columns |= _columns_by_target("contribution", given.of_tiles_CK, self.targets)
+                columns |= _columns_by_target("contribution", given.per_tile_CK, self.targets)
                 constants |= dict(zip(self.targets, given.constant_C.tolist(), strict=True))
             outputs.append(SlideOutput(logits, constants, columns))
         return outputs
@@ -223,7 +222,7 @@ class Predictor:
                 if self.batch == 1:
                     raise DeviceMemoryError(
                         f"{self.device} is out of memory with one tile at a time.",
-                        hint="Free memory on it, or use another device: --device cpu. Finished slides are kept.",
+                        hint="Free memory on it, or use another device: --device cpu. Finished slides are saved.",
                     ) from error
             else:
                 break
@@ -234,7 +233,7 @@ class Predictor:
         return encoded
 
     def _aggregate(self, slide: EncodedSlide) -> Iterator[tuple[BagOutput, Tensor]]:
-        """Yield the output of each model's aggregator, and the raw attention it was given."""
+        """Yield the output of the aggregator of each model, and its raw attention."""
         for model, encoded in zip(self._models, slide.by_model, strict=True):
             aggregator = model.aggregator_for(slide.coordinates)
             with torch.no_grad():
@@ -246,7 +245,7 @@ class Predictor:
         if not all(map(math.isfinite, logits)):
             raise NonFiniteError(
                 f"Slide '{slide_id}': the logits are not finite: {logits}.",
-                hint="Lower the learning rates, or turn gradient clipping on.",
+                hint="Lower the learning rates, or enable gradient clipping.",
             )
         return dict(zip(self.targets, logits, strict=True))
 
@@ -256,10 +255,10 @@ class Predictor:
         return {target: kind.mean_logit([each[target] for each in by_model]) for target, kind in self.targets.items()}
 
 
-def _share(items: Iterable[Item]) -> tuple[Iterator[Item], Iterator[Item]]:
-    """Return two iterators over the same items, for two threads: like `itertools.tee`, which is for one.
+def _tee(items: Iterable[Item]) -> tuple[Iterator[Item], Iterator[Item]]:
+    """Return two iterators over the same items, for two threads; `itertools.tee` is not thread-safe.
 
-    An error of the items is raised in both.
+    An error raised by the items is raised in both.
     """
     source, lock, errors = iter(items), Lock(), list[Exception]()
     queues: tuple[deque[Item], deque[Item]] = (deque(), deque())
@@ -286,10 +285,10 @@ def _share(items: Iterable[Item]) -> tuple[Iterator[Item], Iterator[Item]]:
 
 
 @contextmanager
-def _failures_of_one_slide() -> Iterator[None]:
-    """Turn an error of one slide into SlideFailed; errors that every slide would run into pass through."""
+def _convert_slide_errors() -> Iterator[None]:
+    """Convert errors of one slide to SlideFailed; errors that would affect every slide are not converted."""
     try:
-        with unify_memory_errors():
+        with convert_memory_errors():
             yield
     except (SlideFailed, Interrupted, OSError, DiskFullError, DeviceMemoryError, torch.AcceleratorError):
         raise
@@ -300,15 +299,17 @@ def _failures_of_one_slide() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise SlideFailed(
             "out of memory with all tiles of the slide at once",
-            "Repeat the command where there is more memory: --device cpu",
+            "Use a device with more memory: --device cpu",
             "predict",
         ) from error
-    except Exception as error:  # a defect of ours must not stop the other slides
-        raise SlideFailed(f"unexpected {type(error).__name__}: {error}", "Please report it.", "predict") from error
+    except Exception as error:  # a bug in tapfm must not stop the other slides
+        raise SlideFailed(
+            f"unexpected {type(error).__name__}: {error}", "Please report this bug.", "predict"
+        ) from error
 
 
 def _tile_columns(output: BagOutput, targets: Collection[str]) -> dict[str, TileValues]:
-    """Return the weights and scores of the tiles; values that all targets share are one column."""
+    """Return weights and scores of the tiles as columns; values shared by all targets are one column."""
     columns: dict[str, TileValues] = {}
     kinds: tuple[tuple[TileColumn, Tensor | None], ...] = (
         ("weight", output.tile_weights),

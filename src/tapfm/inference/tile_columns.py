@@ -8,5 +8,5 @@ TileColumn = Literal["attention", "weight", "contribution", "score"]
 
 
 def column_name(kind: TileColumn, target: str | None = None) -> str:
-    """Return the name of a column; values that all targets share have no target."""
+    """Return the name of a column; columns shared by all targets have no target."""
     return kind if target is None else f"{kind}.{target}"

@@ -1,4 +1,4 @@
-"""The arrays that metrics take, and their check."""
+"""Array types of the metrics, and a check of their inputs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Flags = NDArray[np.bool_]
 
 
 def check_scores(positive: Flags, scores: Floats) -> None:
-    """Refuse scores that are not one for each label, or not a number."""
+    """Raise ValueError if labels and scores differ in shape, NonFiniteError if a score is NaN."""
     if positive.shape != scores.shape:
-        raise ValueError(f"A score is needed for each label; got {positive.shape} labels and {scores.shape} scores.")
+        raise ValueError(f"Labels and scores must have the same shape; got {positive.shape} and {scores.shape}.")
     if np.isnan(scores).any():
         raise NonFiniteError(
-            f"{int(np.isnan(scores).sum())} of {len(scores)} scores are not a number.",
-            hint="A model that gives such scores cannot be ranked: look at its loss during training.",
+            f"{int(np.isnan(scores).sum())} of {len(scores)} scores are NaN.",
+            hint="Metrics cannot be computed from NaN. Check whether the training loss of this model diverged.",
         )

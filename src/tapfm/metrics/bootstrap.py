@@ -1,7 +1,7 @@
-"""The patient bootstrap: patients drawn again with replacement, one set of draws for every metric and method.
+"""Bootstrap over patients: resamples of patients with replacement, shared by all metrics and methods.
 
-Patients rather than slides, since slides of a patient are alike; each stratum of labels keeps its size. All that is
-measured on the same draws is paired, so that a difference has its own interval.
+Patients are resampled instead of slides, because slides of one patient are correlated. Resampling is stratified by
+label. Methods that are measured on the same resamples are paired, so a difference has its own confidence interval.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from tapfm.errors import SettingError
 from tapfm.metrics.arrays import Floats
 from tapfm.results.estimate import Estimate
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.seeding import make_rng
 
 RESAMPLES = 2000
-_SMALL_STRATUM = 5  # patients; a pattern of labels with fewer is merged
-_SHARE_NEEDED = 0.9  # of resamples with a value; with fewer their spread says little of it
-_BLOCK = 2_000_000  # numbers at a time: 16 MB for each array of weights
+_SMALL_STRATUM = 5  # patients; smaller strata are merged
+_MIN_DEFINED_FRACTION = 0.9  # of the resamples; with fewer values there is no interval and no test
+_BLOCK_SIZE = 2_000_000  # weights per block: 16 MB
 
 UNLABELLED = "None"
 Pattern = tuple[str, ...]  # the stratum of a patient's label of each target, or UNLABELLED
@@ -29,44 +29,47 @@ Pattern = tuple[str, ...]  # the stratum of a patient's label of each target, or
 
 @dataclass(frozen=True)
 class Resamples:
-    """How often each patient is drawn in each resample, and whose every unit is."""
+    """How often each patient is in each resample, and the patient of each unit (slide or patient)."""
 
     counts: NDArray[np.uint16]  # resamples x patients
-    patient_of_unit: NDArray[np.intp]
+    patient_index: NDArray[np.intp]  # of each unit, a column of `counts`
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def blocks(self) -> Iterator[tuple[slice, Floats]]:
-        """Give the weights of units, some resamples at a time: how often each unit counts."""
-        step = max(1, _BLOCK // max(1, len(self.patient_of_unit)))
+        """Yield blocks of rows, and the weight of each unit (column) in these resamples (rows)."""
+        step = max(1, _BLOCK_SIZE // max(1, len(self.patient_index)))
         for start in range(0, len(self.counts), step):
             rows = slice(start, start + step)
-            yield rows, self.counts[rows].astype(np.float64)[:, self.patient_of_unit]
+            yield rows, self.counts[rows].astype(np.float64)[:, self.patient_index]
 
 
 def draw_resamples(
-    patient_of_unit: NDArray[np.intp], patterns: Sequence[Pattern], *, resamples: int = RESAMPLES, seed: int = 0
+    patient_index: NDArray[np.intp], patterns: Sequence[Pattern], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Resamples:
-    """Draw patients within strata of their labels, which `patterns` has for each patient."""
+    """Resample patients within strata of their labels.
+
+    patterns: the labels of each patient, as strata.
+    """
     if resamples < 1:
         raise SettingError(f"resamples must be at least 1; got {resamples}.")
     counts = np.zeros((resamples, len(patterns)), dtype=np.uint16)
     for name, members in _strata(patterns).items():
-        drawn = rng_for(seed, "patient bootstrap", name).integers(len(members), size=(resamples, len(members)))
+        drawn = make_rng(seed, "patient bootstrap", name).integers(len(members), size=(resamples, len(members)))
         flat = drawn + np.arange(resamples)[:, None] * len(members)
         counted = np.bincount(flat.ravel(), minlength=flat.size).reshape(flat.shape)
         counts[:, members] = counted
-    return Resamples(counts, patient_of_unit)
+    return Resamples(counts, patient_index)
 
 
 def _strata(patterns: Sequence[Pattern]) -> dict[str, list[int]]:
-    """Group patients by all their labels, and where that leaves very few by the rarest one.
+    """Return the indices of patients by stratum: by the labels of all targets, or by the rarest label in small strata.
 
-    A patient alone in a stratum is in every resample once, as if nothing were left to chance: with several targets
-    most positives of a rare one would be, and its interval far too narrow. So patterns that share their rarest label
-    form one stratum as soon as one of them is small; those that are small even then form one together. The classes of
-    a single target keep their sizes in any case.
+    A patient who is alone in a stratum is in every resample exactly once. With several targets this would apply to most
+    positives of a rare target, and its confidence interval would be far too narrow. Therefore all patterns with the
+    same rarest label are merged if one of them is small, and strata that are still small are merged into one. With a
+    single target, the number of patients per class is the same in all resamples.
     """
     frequency = Counter(label for pattern in patterns for label in enumerate(pattern))
     rarest = {
@@ -93,30 +96,32 @@ def _strata(patterns: Sequence[Pattern]) -> dict[str, list[int]]:
     return groups
 
 
-def interval(value: float | None, draws: Floats, level: float = 0.95, why: str = "") -> Estimate:
-    """Take the percentile interval of resampled values, NaN where a resample has none.
+def percentile_interval(value: float | None, resampled: Floats, level: float = 0.95, reason: str = "") -> Estimate:
+    """Return a value with the percentile interval of its resampled values, which are NaN if a resample has no value.
 
-    It is widened to hold the value itself, which a metric that resampling shifts (ECE) may leave. Where resamples are
-    all alike (every positive found, an AUC of 1) their spread says nothing, and there is no interval.
+    The interval is widened to include the value, because resampling shifts some metrics (ECE). There is no interval if
+    all resampled values are equal, for example with an AUC of 1.
+    reason: why there is no value or no interval, if already known.
     """
-    if value is None or why:
-        return Estimate(value, why=why)
-    defined = draws[~np.isnan(draws)]
-    left_out = len(draws) - len(defined)
-    note = f"{left_out} of {len(draws)} resamples without a value left out" if left_out else ""
-    if len(defined) < _SHARE_NEEDED * len(draws):
-        return Estimate(value, why=f"no interval: {left_out} of {len(draws)} resamples have no value")
+    if value is None or reason:
+        return Estimate(value, reason=reason)
+    defined = resampled[~np.isnan(resampled)]
+    undefined = len(resampled) - len(defined)
+    if len(defined) < _MIN_DEFINED_FRACTION * len(resampled):
+        reason = f"no confidence interval: the metric is undefined in {undefined} of {len(resampled)} resamples"
+        return Estimate(value, reason=reason)
     if np.ptp(defined) <= 1e-12:
-        return Estimate(value, why="no interval: all resamples give the same value")
+        return Estimate(value, reason="no confidence interval: all resamples give the same value")
     low, high = (float(edge) for edge in np.quantile(defined, [(1 - level) / 2, (1 + level) / 2]))
-    return Estimate(value, min(low, value), max(high, value), note)
+    reason = f"{undefined} of {len(resampled)} resamples excluded: the metric is undefined there" if undefined else ""
+    return Estimate(value, min(low, value), max(high, value), reason)
 
 
-def two_sided_p(draws: Floats) -> float | None:
-    """Test a difference against 0: twice the smaller share of resamples on either side, counting one more on each."""
-    defined = draws[~np.isnan(draws)]
-    if len(defined) < _SHARE_NEEDED * len(draws):
+def bootstrap_p_value(resampled: Floats) -> float | None:
+    """Return the two-sided p value of a resampled difference, from the number of resamples at or beyond 0."""
+    defined = resampled[~np.isnan(resampled)]
+    if len(defined) < _MIN_DEFINED_FRACTION * len(resampled):
         return None
-    # what rounding leaves of equal means is no difference
+    # differences below 1e-12 are rounding errors
     below, above = int((defined <= 1e-12).sum()), int((defined >= -1e-12).sum())
     return min(1.0, 2 * (min(below, above) + 1) / (len(defined) + 1))

@@ -1,4 +1,4 @@
-"""A small logistic regression with an L2 penalty, for baselines on a few numbers of each slide."""
+"""Logistic regression with an L2 penalty, for baselines with a few features per slide."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOLERANCE = 1e-10  # of the gradient
 
 @dataclass(frozen=True)
 class LogisticFit:
-    """Coefficients of standardised columns; a column without spread counts nothing."""
+    """Coefficients of standardised columns; a constant column has the coefficient 0."""
 
     means: Floats
     deviations: Floats
@@ -23,39 +23,43 @@ class LogisticFit:
     intercept: float
 
     def logits(self, X: ArrayLike) -> Floats:
-        """Score rows of the same columns."""
+        """Return the logit of each row."""
         rows: Floats = np.asarray(X, dtype=np.float64)
-        scored: Floats = (rows - self.means) / self.deviations @ self.coefficients + self.intercept
-        return scored
+        logits: Floats = (rows - self.means) / self.deviations @ self.coefficients + self.intercept
+        return logits
 
 
-def fit(X: ArrayLike, y: ArrayLike, l2: float = 1.0, *, balanced: bool = False) -> LogisticFit:
-    """Minimise the sum of log losses + l2 / 2 |coefficients|^2; the intercept is free.
+def fit_logistic(X: ArrayLike, y: ArrayLike, l2: float = 1.0, *, balanced: bool = False) -> LogisticFit:
+    """Fit by minimising sum of log losses + l2 / 2 |coefficients|^2; the intercept is not penalised.
 
-    `balanced` weighs each class as half of all rows.
+    balanced: weight the classes so that each counts as half of all rows.
     """
     from sklearn.linear_model import LogisticRegression
 
-    rows, labels = _checked(X, y, l2)
+    rows, labels = _check_input(X, y, l2)
     means, deviations = rows.mean(axis=0), rows.std(axis=0)
-    constant = deviations <= 1e-12 * np.abs(means)  # up to rounding
+    constant = deviations <= 1e-12 * np.abs(means)
     deviations[constant] = 1.0
-    standardised = np.where(constant, 0.0, (rows - means) / deviations)  # so that its coefficient is 0
+    standardised = np.where(constant, 0.0, (rows - means) / deviations)  # 0 gives the coefficient 0
     model = LogisticRegression(
         C=1 / l2, class_weight="balanced" if balanced else None, solver="newton-cholesky", tol=_TOLERANCE
     ).fit(standardised, labels)
     return LogisticFit(means, deviations, model.coef_[0], float(model.intercept_[0]))
 
 
-def _checked(X: ArrayLike, y: ArrayLike, l2: float) -> tuple[Floats, Floats]:
-    """Refuse what cannot be fitted."""
+def _check_input(X: ArrayLike, y: ArrayLike, l2: float) -> tuple[Floats, Floats]:
+    """Return rows and labels as arrays. Raises a TapfmError if they cannot be fitted."""
     rows, labels = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if rows.ndim != 2 or labels.shape != rows.shape[:1]:
-        raise SettingError(f"A fit needs rows of columns and a label for each row; got {rows.shape}, {labels.shape}.")
+        raise SettingError(
+            f"X must have two dimensions and y one label per row; got shapes {rows.shape} and {labels.shape}."
+        )
     if not l2 > 0:
-        raise SettingError(f"l2 must be above 0; got {l2}.", hint="Without it separable rows have no finite fit.")
+        raise SettingError(
+            f"l2 must be above 0; got {l2}.", hint="Without a penalty, separable classes have no finite solution."
+        )
     if not np.isfinite(rows).all():
-        raise NonFiniteError(f"{int((~np.isfinite(rows)).sum())} numbers of the rows are not finite.")
+        raise NonFiniteError(f"{int((~np.isfinite(rows)).sum())} values of X are not finite.")
     if set(labels.tolist()) != {0.0, 1.0}:
-        raise LabelError("A logistic fit needs labels 0 and 1, both of them.")
+        raise LabelError("A logistic regression needs labels of both classes, 0 and 1.")
     return rows, labels

@@ -1,4 +1,4 @@
-"""How well scores put positives above negatives."""
+"""Ranking metrics: AUC, average precision, and their curves."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Curve = tuple[Floats, Floats, Floats]
 
 
 def auc(positive: Flags, scores: Floats) -> float | None:
-    """Compute the area under the ROC curve: how often a positive scores above a negative, a tie counting half.
+    """Return the area under the ROC curve; a tie of a positive and a negative counts half.
 
-    Where a class is absent it is None, and `why_undefined` says why.
+    None if a class is missing; `explain_undefined` returns the reason.
     """
     from scipy.stats import rankdata
 
@@ -26,43 +26,43 @@ def auc(positive: Flags, scores: Floats) -> float | None:
 
 
 def average_precision(positive: Flags, scores: Floats) -> float | None:
-    """Compute the mean precision over the steps of recall, without interpolation; None where a class is absent."""
+    """Return the average precision, without interpolation; None if a class is missing."""
     from sklearn.metrics import average_precision_score
 
     check_scores(positive, scores)
-    return None if why_undefined(positive) else float(average_precision_score(positive, _without_infinity(scores)))
+    return None if explain_undefined(positive) else float(average_precision_score(positive, _without_infinity(scores)))
 
 
 def roc_curve(positive: Flags, scores: Floats) -> Curve | None:
-    """Trace false positive rate, true positive rate and threshold, from (0, 0) to (1, 1) through every distinct score.
+    """Return false positive rates, true positive rates and thresholds, from (0, 0) to (1, 1), for every distinct score.
 
-    A call is score >= threshold; the first threshold is infinite. None where a class is absent.
+    A unit is predicted positive if score >= threshold; the first threshold is infinite. None if a class is missing.
     """
     from sklearn import metrics
 
     check_scores(positive, scores)
-    if why_undefined(positive):
+    if explain_undefined(positive):
         return None
     curve: Curve = metrics.roc_curve(positive, _without_infinity(scores), drop_intermediate=False)
     return curve
 
 
 def precision_recall_curve(positive: Flags, scores: Floats) -> Curve | None:
-    """Trace precision, recall and threshold, thresholds rising; a last point (1, 0) without threshold closes it.
+    """Return precision, recall and thresholds in ascending order; the last point (1, 0) has no threshold.
 
-    None where a class is absent.
+    None if a class is missing.
     """
     from sklearn import metrics
 
     check_scores(positive, scores)
-    if why_undefined(positive):
+    if explain_undefined(positive):
         return None
     curve: Curve = metrics.precision_recall_curve(positive, _without_infinity(scores))
     return curve
 
 
-def why_undefined(positive: Flags, unit: str = "unit") -> str:
-    """Say why there is no AUC, for example "no positive slide among 12"; nothing where there is one."""
+def explain_undefined(positive: Flags, unit: str = "unit") -> str:
+    """Return why the AUC is undefined, such as "no positive slide among 12"; empty if it is defined."""
     if not len(positive):
         return f"no labelled {unit}"
     if not positive.any():
@@ -73,6 +73,6 @@ def why_undefined(positive: Flags, unit: str = "unit") -> str:
 
 
 def _without_infinity(scores: Floats) -> Floats:
-    """Replace infinite scores, which scikit-learn refuses, by the largest floats."""
+    """Replace infinite scores by the largest floats, because scikit-learn rejects infinity."""
     finite: Floats = np.nan_to_num(scores)
     return finite

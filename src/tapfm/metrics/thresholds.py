@@ -1,4 +1,4 @@
-"""Where to call a slide positive, and how right the calls are. A call is probability >= threshold."""
+"""Decision thresholds and the rates at a threshold. A unit is predicted positive if probability >= threshold."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from tapfm.errors import SettingError
 from tapfm.metrics.arrays import Flags, Floats, check_scores
-from tapfm.metrics.ranking import why_undefined
+from tapfm.metrics.ranking import explain_undefined
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How right the calls at a threshold are; a share of nothing is None."""
+    """Metrics at a threshold; None if the denominator is 0."""
 
     sensitivity: float | None
     specificity: float | None
@@ -24,59 +24,59 @@ class Rates:
     f1: float | None
 
 
-def youden(positive: Flags, probabilities: Floats) -> float | None:
-    """Find the observed probability with the largest sensitivity + specificity; None where a class is absent.
+def youden_threshold(positive: Flags, probabilities: Floats) -> float | None:
+    """Return the observed probability with the largest sensitivity + specificity; None if a class is missing.
 
-    Among equally good ones that with the smallest |sensitivity - specificity|, then the highest.
+    Ties are resolved by the smallest |sensitivity - specificity|, then by the highest probability.
     """
     check_scores(positive, probabilities)
-    if why_undefined(positive):
+    if explain_undefined(positive):
         return None
-    thresholds, place = np.unique(-probabilities, return_inverse=True)
-    thresholds = -thresholds  # from the highest down
-    true_positives, called = np.cumsum(np.bincount(place, weights=positive)), np.cumsum(np.bincount(place))
+    thresholds, indices = np.unique(-probabilities, return_inverse=True)
+    thresholds = -thresholds  # in descending order
+    true_positives = np.cumsum(np.bincount(indices, weights=positive))
+    predicted_positive = np.cumsum(np.bincount(indices))
     positives, negatives = int(positive.sum()), int((~positive).sum())
-    # in whole numbers, times positives * negatives: equal sums must not differ in their last digit
-    found = true_positives * negatives
-    spared = (negatives - called + true_positives) * positives
-    best = np.lexsort((-thresholds, np.abs(found - spared), -(found + spared)))[0]
+    # both rates times positives * negatives: whole numbers, so that ties are exact
+    sensitivity = true_positives * negatives
+    specificity = (negatives - predicted_positive + true_positives) * positives
+    best = np.lexsort((-thresholds, np.abs(sensitivity - specificity), -(sensitivity + specificity)))[0]
     return float(thresholds[best])
 
 
-def at_sensitivity(positive: Flags, probabilities: Floats, sensitivity: float) -> float | None:
-    """Find the highest observed probability that calls at least this share of positives; None without positives."""
+def sensitivity_threshold(positive: Flags, probabilities: Floats, sensitivity: float) -> float | None:
+    """Return the highest observed probability that reaches a sensitivity as a threshold; None without positives."""
     if not 0 < sensitivity <= 1:
         raise SettingError(f"sensitivity must be above 0 and at most 1; got {sensitivity}.")
     check_scores(positive, probabilities)
     if not positive.any():
         return None
-    of_positives = np.sort(probabilities[positive])[::-1]
-    needed = math.ceil(sensitivity * len(of_positives) - 1e-9)  # 0.9 of 10 is 9, however it is rounded
-    return float(of_positives[needed - 1])
+    descending = np.sort(probabilities[positive])[::-1]
+    needed = math.ceil(sensitivity * len(descending) - 1e-9)  # the margin absorbs rounding: 0.9 of 10 is 9
+    return float(descending[needed - 1])
 
 
-def rates(positive: Flags, probabilities: Floats, threshold: float) -> Rates:
-    """Measure the calls at a threshold."""
+def compute_rates(positive: Flags, probabilities: Floats, threshold: float) -> Rates:
     check_scores(positive, probabilities)
-    called = probabilities >= threshold
-    true_positives, false_positives = int((called & positive).sum()), int((called & ~positive).sum())
-    false_negatives, true_negatives = int((~called & positive).sum()), int((~called & ~positive).sum())
-    sensitivity = _share(true_positives, true_positives + false_negatives)
-    specificity = _share(true_negatives, true_negatives + false_positives)
+    predicted = probabilities >= threshold
+    true_positives, false_positives = int((predicted & positive).sum()), int((predicted & ~positive).sum())
+    false_negatives, true_negatives = int((~predicted & positive).sum()), int((~predicted & ~positive).sum())
+    sensitivity = _ratio(true_positives, true_positives + false_negatives)
+    specificity = _ratio(true_negatives, true_negatives + false_positives)
     both = sensitivity is not None and specificity is not None
     return Rates(
         sensitivity=sensitivity,
         specificity=specificity,
-        ppv=_share(true_positives, true_positives + false_positives),
-        npv=_share(true_negatives, true_negatives + false_negatives),
+        ppv=_ratio(true_positives, true_positives + false_positives),
+        npv=_ratio(true_negatives, true_negatives + false_negatives),
         balanced_accuracy=((sensitivity or 0.0) + (specificity or 0.0)) / 2 if both else None,
-        # without positives it would be 0 whatever is called
-        f1=_share(2 * true_positives, 2 * true_positives + false_positives + false_negatives)
+        # without positives it would be 0 for any prediction
+        f1=_ratio(2 * true_positives, 2 * true_positives + false_positives + false_negatives)
         if sensitivity is not None
         else None,
     )
 
 
-def _share(part: int, whole: int) -> float | None:
-    """Divide, where there is something to divide by."""
+def _ratio(part: int, whole: int) -> float | None:
+    """Return part / whole, or None if whole is 0."""
     return part / whole if whole else None

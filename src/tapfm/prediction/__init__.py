@@ -1,1 +1,1 @@
-"""What a model says of a whole slide, tile by tile, and the pictures and files that show it."""
+"""Prediction of whole slides: probabilities, tile scores, heatmaps, galleries and files for QuPath."""

@@ -1,4 +1,4 @@
-"""Draw the pictures of predicted slides in worker processes."""
+"""Draw heatmaps and write QuPath files of predicted slides in worker processes."""
 
 from __future__ import annotations
 
@@ -17,47 +17,46 @@ from tapfm.runtime.files import fingerprint, write_atomically
 from tapfm.runtime.output_folder import remove_unfinished
 from tapfm.runtime.progress import SlideProgress
 
-_DRAWN = ".drawn.json"  # in a slide's folder: what its pictures were made of, and their files by kind
-_Files = dict[str, list[str]]  # names, by kind of picture
+_DRAWN_JSON = ".drawn.json"  # in a slide's folder: fingerprint of the inputs, and output files by kind
+_Files = dict[str, list[str]]  # file names by kind of output
 
 
 @dataclass(frozen=True)
-class PictureOptions:
-    """What to draw of each slide."""
+class OutputOptions:
+    """Optional outputs of each slide."""
 
     heatmaps: bool = False
     geojson: bool = False
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to draw."""
         return self.heatmaps or self.geojson
 
 
 @dataclass(frozen=True)
 class _DrawingJob:
-    """One slide to draw; is sent to a worker."""
+    """One slide to draw, sent to a worker."""
 
     folder: Path
-    missing: tuple[str, ...]  # kinds of pictures
-    about: str  # fingerprint of everything that decides the pictures
-    before: _Files  # pictures that exist
+    missing: tuple[str, ...]  # kinds of outputs
+    about: str  # fingerprint of everything that the outputs depend on
+    existing: _Files
 
 
 def draw_slides(
     folder: PredictionFolder,
     slide_ids: Sequence[str],
-    pictures: PictureOptions,
+    outputs: OutputOptions,
     *,
     workers: int,
     claims: SlideClaims,
     console: Console,
 ) -> dict[str, Failure]:
-    """Draw the pictures that do not exist yet; returns the slides that failed."""
+    """Write the outputs that do not exist yet. Returns the slides that failed."""
     jobs = {}
-    if pictures.any:
+    if outputs.any:
         for slide_id in slide_ids:
-            job = _make_job(folder.folder_of(slide_id), pictures)
+            job = _plan_drawing(folder.slide_folder(slide_id), outputs)
             if job is not None:
                 jobs[slide_id] = job
     failed: dict[str, Failure] = {}
@@ -71,32 +70,36 @@ def draw_slides(
     return failed
 
 
-def _make_job(folder: Path, pictures: PictureOptions) -> _DrawingJob | None:
-    """Return what is left to draw of a slide; None where everything exists."""
+def _plan_drawing(folder: Path, outputs: OutputOptions) -> _DrawingJob | None:
+    """Return the outputs that a slide still lacks, or None if all exist."""
     slide = PredictedSlide.read(folder)
-    about = fingerprint(DRAWING_VERSION, slide.key, {target: asdict(said) for target, said in slide.targets.items()})
-    before = _recall_pictures(folder, about)
-    missing = tuple(name for name, wanted in asdict(pictures).items() if wanted and name not in before)
-    return _DrawingJob(folder, missing, about, before) if missing else None
+    about = fingerprint(DRAWING_VERSION, slide.key, {target: asdict(each) for target, each in slide.targets.items()})
+    existing = _find_drawn_files(folder, about)
+    missing = tuple(name for name, wanted in asdict(outputs).items() if wanted and name not in existing)
+    return _DrawingJob(folder, missing, about, existing) if missing else None
 
 
-def _recall_pictures(folder: Path, about: str) -> _Files:
-    """Return the pictures of a slide that exist, complete and up to date, by kind."""
+def _find_drawn_files(folder: Path, about: str) -> _Files:
+    """Return the complete and up-to-date output files of a slide, by kind."""
     try:
-        noted = json.loads((folder / _DRAWN).read_text("utf-8"))
-        files = dict(noted["files"]) if noted["about"] == about else {}
+        stored = json.loads((folder / _DRAWN_JSON).read_text("utf-8"))
+        files = dict(stored["files"]) if stored["about"] == about else {}
     except (OSError, ValueError, LookupError, TypeError):
         return {}
     return {name: each for name, each in files.items() if all((folder / file).is_file() for file in each)}
 
 
 def _run_drawing_job(job: _DrawingJob) -> None:
-    """Draw one slide. Runs in a worker."""
-    from tapfm.prediction.pictures import draw_slide
+    """Write the outputs of one slide. Runs in a worker."""
+    from tapfm.prediction.slide_outputs import write_slide_outputs
 
     remove_unfinished(job.folder)
     slide = PredictedSlide.read(job.folder)
-    files = dict(job.before)
+    files = dict(job.existing)
     for name in job.missing:
-        files[name] = [path.name for path in draw_slide(slide, job.folder, **asdict(PictureOptions(**{name: True})))]
-    write_atomically(job.folder / _DRAWN, json.dumps({"about": job.about, "files": files}, sort_keys=True).encode())
+        files[name] = [
+            path.name for path in write_slide_outputs(slide, job.folder, **asdict(OutputOptions(**{name: True})))
+        ]
+    write_atomically(
+        job.folder / _DRAWN_JSON, json.dumps({"about": job.about, "files": files}, sort_keys=True).encode()
+    )

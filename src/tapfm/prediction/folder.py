@@ -1,11 +1,11 @@
-"""The folder that `tapfm predict` writes, and what report and viewer read from it.
+"""The output folder of `tapfm predict`, which report and viewer read.
 
-DIR/prediction.json               which model, which targets, where the thresholds come from
-DIR/predictions.csv               a line for each slide and target
-DIR/failures.csv                  slides without a prediction, and why
-DIR/per-slide/ID/slide.json       the slide's facts and numbers; is written when the slide is done
-DIR/per-slide/ID/tiles.parquet    its tiles
-DIR/per-slide/ID/...              pictures, where they were asked for
+DIR/prediction.json               model, targets and source of the thresholds
+DIR/predictions.csv               one row per slide and target
+DIR/failures.csv                  slides without a prediction, and the reasons
+DIR/per-slide/ID/slide.json       properties and predictions of the slide; written when the slide is finished
+DIR/per-slide/ID/tiles.parquet    position and values of each tile
+DIR/per-slide/ID/...              heatmaps, galleries and GeoJSON, if requested
 """
 
 from __future__ import annotations
@@ -17,112 +17,111 @@ from pathlib import Path
 from typing import Any
 
 from tapfm.errors import InputError
-from tapfm.prediction.layers import Layer, layers_of
-from tapfm.prediction.tile_table import NAME as TILES
-from tapfm.prediction.tile_table import TileTable, read_tile_table
+from tapfm.prediction.layers import Layer, list_layers
+from tapfm.prediction.tile_table import TILES_PARQUET, TileTable, read_tile_table
 from tapfm.runtime.files import write_atomically
 from tapfm.slides.opening import PER_SLIDE
 from tapfm.slides.slide import Box
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import Label, TargetKinds
 
-ABOUT = "prediction.json"  # marks a folder of predictions
-TABLE = "predictions.csv"
-SLIDE = "slide.json"
+PREDICTION_JSON = "prediction.json"  # marks a prediction folder
+PREDICTIONS_CSV = "predictions.csv"
+SLIDE_JSON = "slide.json"
 
 
 @dataclass(frozen=True)
 class TargetPrediction:
-    """What the model says of one target of a slide."""
+    """Prediction of one target of a slide."""
 
     logit: float
     probability: float
-    threshold: float | None  # of the probability; None where validation gave none
-    call: Label  # what the target is called by the threshold
-    label: Label  # where the table has one
-    constant: float | None  # logit = constant + sum of the tiles' contributions; None where there are none
+    threshold: float | None  # of the probability; None if validation gave none
+    call: Label  # predicted class at the threshold
+    label: Label  # of the cohort table; None if unknown
+    constant: float | None  # logit = constant + sum of the tiles' contributions; None without contributions
 
 
 @dataclass(frozen=True)
 class PredictedSlide:
-    """A slide that was predicted. Positions of tiles are those of level 0, padding outside the bounds included."""
+    """A predicted slide. Tile positions are level-0 pixels, counted from the corner of the slide, not of its bounds."""
 
     slide_id: str
     patient_id: str
     cohort: str | None
     split: str | None
-    path: Path  # of the slide itself, which may have moved since
+    path: Path  # of the slide's file when it was predicted
     width_px0: int
     height_px0: int
     bounds: Box
     mpp: float
     side_px0: int  # of a tile
     tile_px: int
-    columns: tuple[str, ...]  # of tiles.parquet, besides x and y
+    columns: tuple[str, ...]  # of tiles.parquet, without x and y
     targets: Mapping[str, TargetPrediction]
     tiles: int
     tiles_failed: int
     seconds: float
-    key: str  # fingerprint of the weights, the tiles and the slide's files that made it
+    key: str  # fingerprint of the weights, the tiles and the slide's files
 
     @property
     def kinds(self) -> TargetKinds:
-        """The kinds of the targets."""
         return target_kinds(self.targets)
 
     @property
     def layers(self) -> list[Layer]:
-        """What can be drawn."""
-        return layers_of(self.columns, list(self.targets))
+        """The layers that can be drawn."""
+        return list_layers(self.columns, list(self.targets))
 
     def write(self, folder: Path) -> None:
-        """Write slide.json into the slide's own folder."""
+        """Write slide.json into the slide's folder."""
         text = json.dumps(asdict(self), indent=2, default=str)
-        write_atomically(folder / SLIDE, f"{text}\n".encode())
+        write_atomically(folder / SLIDE_JSON, f"{text}\n".encode())
 
     @classmethod
     def read(cls, folder: Path) -> PredictedSlide:
-        """Read slide.json from the slide's own folder."""
-        path = folder / SLIDE
+        """Read slide.json from the slide's folder."""
+        path = folder / SLIDE_JSON
         try:
             found = json.loads(path.read_text("utf-8"))
-            said = {target: TargetPrediction(**each) for target, each in found.pop("targets").items()}
+            targets = {target: TargetPrediction(**each) for target, each in found.pop("targets").items()}
             bounds, file, columns = Box(**found.pop("bounds")), Path(found.pop("path")), tuple(found.pop("columns"))
-            return cls(**found, bounds=bounds, path=file, columns=columns, targets=said)
+            return cls(**found, bounds=bounds, path=file, columns=columns, targets=targets)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise InputError(f"{path} cannot be read ({error}).", hint="Make it again: tapfm predict") from error
+            raise InputError(
+                f"{path} cannot be read ({error}).", hint="Predict the slide again with tapfm predict."
+            ) from error
 
 
 @dataclass(frozen=True)
 class PredictionFolder:
-    """The folder of a prediction."""
+    """An output folder of `tapfm predict`."""
 
     path: Path
 
     @property
-    def begun(self) -> bool:
-        """Say whether it is one."""
-        return (self.path / ABOUT).is_file()
+    def exists(self) -> bool:
+        """Whether the folder contains predictions."""
+        return (self.path / PREDICTION_JSON).is_file()
 
-    def about(self) -> dict[str, Any]:
+    def read_metadata(self) -> dict[str, Any]:
         """Read prediction.json: tapfm, model, kind, members, targets, encoder, aggregator, thresholds, ..."""
         try:
-            return dict(json.loads((self.path / ABOUT).read_text("utf-8")))
+            return dict(json.loads((self.path / PREDICTION_JSON).read_text("utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(
-                f"{self.path} is no folder of predictions ({error}).",
-                hint="Make one: tapfm predict --model runs/NAME SLIDE... --out DIR",
+                f"{self.path} is not a prediction folder ({error}).",
+                hint="Create one: tapfm predict --model runs/NAME SLIDE... --out DIR",
             ) from error
 
-    def folder_of(self, slide_id: str) -> Path:
-        """Say where the files of a slide are."""
+    def slide_folder(self, slide_id: str) -> Path:
         return self.path / PER_SLIDE / slide_id
 
     def slides(self) -> list[PredictedSlide]:
-        """Read the slides that are done, in the order of their ids."""
-        found = sorted((self.path / PER_SLIDE).glob(f"*/{SLIDE}"))
+        """Read the finished slides, sorted by id."""
+        found = sorted((self.path / PER_SLIDE).glob(f"*/{SLIDE_JSON}"))
         return [PredictedSlide.read(path.parent) for path in found]
 
     def tiles(self, slide_id: str) -> TileTable:
-        """Read the tiles of a slide."""
-        return read_tile_table(self.folder_of(slide_id) / TILES)
+        """Read the tile table of a slide."""
+        return read_tile_table(self.slide_folder(slide_id) / TILES_PARQUET)

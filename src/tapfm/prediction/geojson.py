@@ -1,4 +1,4 @@
-"""Tiles as QuPath opens them: squares with measurements, in level-0 pixels counted from the corner of the bounds."""
+"""GeoJSON for QuPath: tiles as squares with measurements, in level-0 pixels from the corner of the bounds."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from typing import Any
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.layers import Layer, layer_values, main_layers, palette, percentiles
 from tapfm.prediction.tile_table import TileTable
-from tapfm.runtime.files import open_replacement
+from tapfm.runtime.files import open_atomically
 
-_TENTH = 10.0  # percent of tiles at either end that get a class of their own
+_EXTREME_PERCENT = 10.0  # of the tiles at each end get a class in QuPath
 _Classification = dict[str, Any]
 
 
 def write_geojson(path: Path, predicted: PredictedSlide, table: TileTable) -> None:
-    """Write the tiles, one to a line; the same prediction gives the same bytes."""
-    with open_replacement(path) as file:
+    """Write one feature per tile and line. The output is deterministic."""
+    with open_atomically(path) as file:
         file.write(b'{"type":"FeatureCollection","features":[')
-        for number, feature in enumerate(_features_of(predicted, table)):
+        for number, feature in enumerate(_iter_features(predicted, table)):
             file.write(b",\n" if number else b"\n")
             file.write(json.dumps(feature, separators=(",", ":"), allow_nan=False).encode())
         file.write(b"\n]}\n")
 
 
-def _features_of(predicted: PredictedSlide, table: TileTable) -> Iterator[dict[str, Any]]:
-    """Make one feature after the other, so that a hundred thousand need no memory."""
+def _iter_features(predicted: PredictedSlide, table: TileTable) -> Iterator[dict[str, Any]]:
+    """Yield one feature per tile, to bound memory."""
     columns = dict(table.values)
     main = main_layers(predicted.layers)
     columns |= {f"{layer.column} percentile": percentiles(table.values[layer.column]) for layer in main}
-    classes = _classes_of(table, main[0]) if main else {}
+    classes = _classify_extremes(table, main[0]) if main else {}
     corner = predicted.bounds.x_px0, predicted.bounds.y_px0
     for row, (x_px0, y_px0) in enumerate(table.positions.tolist()):
         measurements = {name: float(values[row]) for name, values in columns.items()}
         properties: dict[str, Any] = {
             "objectType": "tile",
             "isLocked": True,
-            # JSON has no NaN; QuPath shows what is missing as such
+            # JSON has no NaN; QuPath shows missing measurements as NaN
             "measurements": {name: value for name, value in measurements.items() if math.isfinite(value)},
         }
         if (classification := classes.get(row)) is not None:
@@ -50,26 +50,26 @@ def _features_of(predicted: PredictedSlide, table: TileTable) -> Iterator[dict[s
             "id": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{predicted.slide_id}/tile/{x_px0}/{y_px0}")),
             "geometry": {
                 "type": "Polygon",
-                "coordinates": [_square(x_px0 - corner[0], y_px0 - corner[1], predicted.side_px0)],
+                "coordinates": [_square_ring(x_px0 - corner[0], y_px0 - corner[1], predicted.side_px0)],
             },
             "properties": properties,
         }
 
 
-def _square(x: int, y: int, side: int) -> list[list[int]]:
-    """Go around a square and back to where it began."""
+def _square_ring(x: int, y: int, side: int) -> list[list[int]]:
+    """Return the closed ring of a square."""
     return [[x, y], [x + side, y], [x + side, y + side], [x, y + side], [x, y]]
 
 
-def _classes_of(table: TileTable, layer: Layer) -> dict[int, _Classification]:
-    """Give the tenth of the tiles at either end a class, in the colours of the map, to find them in QuPath."""
+def _classify_extremes(table: TileTable, layer: Layer) -> dict[int, _Classification]:
+    """Return a QuPath class for the 10% of tiles with the highest values and the 10% with the lowest, by row."""
     values = table.values[layer.column]
     colours = palette(diverging=layer_values(values, layer.kind)[1].diverging)
-    high = {"name": f"{layer.title}: highest tenth", "color": colours[-1].tolist()}
-    low = {"name": f"{layer.title}: lowest tenth", "color": colours[0].tolist()}
-    places = percentiles(values)
+    high = {"name": f"{layer.title}: highest 10%", "color": colours[-1].tolist()}
+    low = {"name": f"{layer.title}: lowest 10%", "color": colours[0].tolist()}
+    ranks = percentiles(values)
     return {
-        row: high if place >= 100 - _TENTH else low
-        for row, place in enumerate(places.tolist())
-        if not _TENTH < place < 100 - _TENTH
+        row: high if rank >= 100 - _EXTREME_PERCENT else low
+        for row, rank in enumerate(ranks.tolist())
+        if not _EXTREME_PERCENT < rank < 100 - _EXTREME_PERCENT
     }

@@ -1,4 +1,4 @@
-"""A map of a slide as a pyramid that OpenSlide and QuPath open beside the slide or over it."""
+"""Heatmap of a slide as a pyramidal TIFF for OpenSlide and QuPath."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import numpy as np
 
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.layers import ColourScale, Layer, Values, layer_values
-from tapfm.prediction.placing import TileSquares, place
+from tapfm.prediction.tile_squares import TileSquares, place_tiles
 from tapfm.prediction.tile_table import TileTable
-from tapfm.runtime.files import open_replacement
+from tapfm.runtime.files import open_atomically
 from tapfm.slides.slide import WHITE, Pixels
 
-_TILE_ON_MAP_PX = 32  # about: enough to tell tiles from each other, and a large slide stays small
+_TILE_ON_HEATMAP_PX = 32  # approximate: tiles can be told apart, and files of large slides stay small
 _BLOCK_PX = 256
-_LARGEST_LAST_PX = 1024  # no level is smaller than it has to be
+_MAX_LAST_LEVEL_PX = 1024  # longer side of the smallest level, at most
 
 
 def write_heatmap_tiff(
     path: Path, predicted: PredictedSlide, table: TileTable, layer: Layer, *, percentile: bool = False
 ) -> None:
-    """Write the map of the slide's bounds; white where there is no tile. Memory is that of a row of blocks."""
+    """Write the heatmap of the slide's bounds, white where there is no tile. Memory is bounded by one row of blocks."""
     import tifffile
 
     values, scale = layer_values(table.values[layer.column], layer.kind, percentile=percentile)
-    downsample = _downsample_of(predicted)
+    downsample = _choose_downsample(predicted)
     bounds = predicted.bounds
     width_px, height_px = (-(-length // downsample) for length in (bounds.width_px0, bounds.height_px0))
-    about = {
+    metadata = {
         "made_by": "tapfm predict",
         "slide_id": predicted.slide_id,
         "layer": layer.column,
@@ -42,13 +42,13 @@ def write_heatmap_tiff(
         "downsample": downsample,
         "bounds_corner_px0": [bounds.x_px0, bounds.y_px0],
     }
-    with open_replacement(path) as file, tifffile.TiffWriter(file) as writer:
-        for number, (columns, rows) in enumerate(_level_sizes(width_px, height_px)):
-            shrink = downsample * 2**number
-            squares = place(predicted, table.positions, (shrink, shrink), columns, rows)
-            pixels_per_cm = 10_000 / (predicted.mpp * shrink)
+    with open_atomically(path) as file, tifffile.TiffWriter(file) as writer:
+        for level, (columns, rows) in enumerate(_level_sizes(width_px, height_px)):
+            level_downsample = downsample * 2**level
+            squares = place_tiles(predicted, table.positions, (level_downsample, level_downsample), columns, rows)
+            pixels_per_cm = 10_000 / (predicted.mpp * level_downsample)
             writer.write(
-                _blocks_of(squares, values, scale),
+                _iter_blocks(squares, values, scale),
                 shape=(rows, columns, 3),
                 dtype=np.uint8,
                 tile=(_BLOCK_PX, _BLOCK_PX),
@@ -56,32 +56,32 @@ def write_heatmap_tiff(
                 compression="zlib",
                 resolution=(pixels_per_cm, pixels_per_cm),
                 resolutionunit="CENTIMETER",
-                subfiletype=int(number > 0),  # 1: the same picture, smaller
-                description=json.dumps(about) if number == 0 else None,
+                subfiletype=int(level > 0),  # 1: reduced resolution
+                description=json.dumps(metadata) if level == 0 else None,
                 metadata=None,
                 software=False,
             )
 
 
-def _downsample_of(predicted: PredictedSlide) -> int:
-    """Say how many level-0 pixels a pixel of the map is wide."""
-    return max(1, round(predicted.side_px0 / _TILE_ON_MAP_PX))
+def _choose_downsample(predicted: PredictedSlide) -> int:
+    """Return the number of level-0 pixels per heatmap pixel."""
+    return max(1, round(predicted.side_px0 / _TILE_ON_HEATMAP_PX))
 
 
 def _level_sizes(width_px: int, height_px: int) -> list[tuple[int, int]]:
-    """Halve until the longer side has at most `_LARGEST_LAST_PX`."""
+    """Return the sizes of the levels, halved until the longer side has at most `_MAX_LAST_LEVEL_PX`."""
     sizes = [(width_px, height_px)]
-    while max(sizes[-1]) > _LARGEST_LAST_PX:
+    while max(sizes[-1]) > _MAX_LAST_LEVEL_PX:
         sizes.append((-(-sizes[-1][0] // 2), -(-sizes[-1][1] // 2)))
     return sizes
 
 
-def _blocks_of(squares: TileSquares, values: Values, scale: ColourScale) -> Iterator[Pixels]:
-    """Paint the map, block by block from the top left."""
+def _iter_blocks(squares: TileSquares, values: Values, scale: ColourScale) -> Iterator[Pixels]:
+    """Yield the blocks of a level in row-major order."""
     for top_px in range(0, squares.height_px, _BLOCK_PX):
-        means, painted = squares.paint(values, top_px, _BLOCK_PX)
-        across = -(-squares.width_px // _BLOCK_PX) * _BLOCK_PX
-        row = np.full((_BLOCK_PX, across, 3), WHITE, np.uint8)
-        row[:, : squares.width_px][painted] = scale.colours(means[painted])
-        for left_px in range(0, across, _BLOCK_PX):
+        means, covered = squares.rasterise(values, top_px, _BLOCK_PX)
+        padded_px = -(-squares.width_px // _BLOCK_PX) * _BLOCK_PX
+        row = np.full((_BLOCK_PX, padded_px, 3), WHITE, np.uint8)
+        row[:, : squares.width_px][covered] = scale.colours(means[covered])
+        for left_px in range(0, padded_px, _BLOCK_PX):
             yield row[:, left_px : left_px + _BLOCK_PX]

@@ -1,4 +1,4 @@
-"""Which slides are predicted, on which tiles."""
+"""Slides to predict, and their tiles."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from rich.console import Console
 
-from tapfm.cohort.manifest import TABLE_SUFFIXES, Cohort, read_cohort
+from tapfm.cohort.cohort_table import TABLE_SUFFIXES, Cohort, read_cohort
 from tapfm.cohort.splits import SPLITS
 from tapfm.encoders.catalog import encoder_card
 from tapfm.errors import CohortError, InputError, LabelError, TapfmError
 from tapfm.runs.data import RunSlide
 from tapfm.runs.folder import RunFolder
-from tapfm.runs.model_folder import ModelFolder, ModelMember, description_of
+from tapfm.runs.model_folder import ModelFolder, ModelMember, read_export_description
 from tapfm.runtime.cohort_job import Failure
-from tapfm.runtime.messages import counted
+from tapfm.runtime.messages import format_count
 from tapfm.runtime.workers import WorkerPool
 from tapfm.tasks.labels import read_labels
 from tapfm.tasks.target import Label, TargetKinds
@@ -25,21 +25,21 @@ from tapfm.tiles.cohort_tiling import tile_cohort
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import find_tiles
 
-_SCALE_TOLERANCE = 0.05  # parts by which tiles may be wider, as scanners differ
-_DEFAULT_MPP = 0.5  # taken where an encoder was made for several scales, or does not say, and neither does the run
+_SCALE_TOLERANCE = 0.05  # relative difference in tile width that is accepted, because scanners differ
+_DEFAULT_MPP = 0.5  # used if the run states no scale and the encoder supports several or states none
 
 
 @dataclass(frozen=True)
 class RequestedSlides:
-    """Slides to predict, and notes on them."""
+    """Slides to predict, and warnings about them."""
 
     slides: tuple[RunSlide, ...]  # without tiles yet
-    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class TiledSlides:
-    """Slides with their tiles, and slides that have none."""
+    """Slides with their tiles, and slides that could not be tiled."""
 
     slides: tuple[RunSlide, ...]
     failed: Mapping[str, Failure]
@@ -48,102 +48,106 @@ class TiledSlides:
 def read_sources(
     sources: Sequence[Path], slides_folder: Path | None, targets: TargetKinds, split: str | None = None
 ) -> RequestedSlides:
-    """Read tables, folders and slides together; a slide that comes twice is refused unless it is the same.
+    """Read cohort tables, folders and slide files. Raises if two different slides have the same id.
 
-    Of the same slide that counts which says most: a table with its labels, then a table, which may have its scale.
-    With a split, slides that tables put into others, or into none, are left out; folders have no splits.
+    If a slide is given more than once, a table with labels takes precedence over a table, and a table over a folder.
+    `split` selects the rows of tables that are in this split; slides from folders are always included.
     """
     if split is not None and not any(source.suffix.lower() in TABLE_SUFFIXES for source in sources):
         raise InputError(
-            "--split chooses slides of a table, and none was given.", hint="Such as: split.csv --split test"
+            "--split needs a cohort table, and none was passed.", hint="For example: split.csv --split test"
         )
     found: dict[str, RunSlide] = {}
-    says: dict[str, tuple[bool, bool]] = {}
-    notes: list[str] = []
+    precedence: dict[str, tuple[bool, bool]] = {}
+    warnings: list[str] = []
     for source in sources:
-        cohort = read_cohort(source, slides_folder, must_exist=False)  # a slide that is gone costs that slide
+        cohort = read_cohort(source, slides_folder, must_exist=False)  # a missing file fails only that slide
         if split is not None and cohort.source is not None:
             cohort = _select_split(cohort, split, source)
-        labels, note = _labels_of(cohort, targets)
-        notes += note
+        labels, label_warnings = _read_known_labels(cohort, targets)
+        warnings += label_warnings
         for row, known in zip(cohort.rows, labels, strict=True):
             before = found.get(row.slide_id)
             if before is not None and before.row.path.resolve() != row.path.resolve():
                 raise CohortError(
                     f"Two slides have the id '{row.slide_id}':\n  {before.row.path}\n  {row.path}",
-                    hint="Give them ids of their own in a table: slide_id,path",
+                    hint="Give them different ids in a cohort table with the columns slide_id,path.",
                 )
-            much = any(label is not None for label in known.values()), cohort.source is not None
-            if before is None or much > says[row.slide_id]:
-                found[row.slide_id], says[row.slide_id] = RunSlide(row, row.split or "", known), much
-    return RequestedSlides(tuple(found.values()), tuple(notes))
+            own_precedence = any(label is not None for label in known.values()), cohort.source is not None
+            if before is None or own_precedence > precedence[row.slide_id]:
+                found[row.slide_id] = RunSlide(row, row.split or "", known)
+                precedence[row.slide_id] = own_precedence
+    return RequestedSlides(tuple(found.values()), tuple(warnings))
 
 
 def _select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
-    """Keep the slides that a table puts into one split."""
+    """Return the cohort with only the rows of one split."""
     if split not in SPLITS:
-        raise InputError(f"--split is {split}.", hint=f"It is {', '.join(SPLITS)}.")
-    kept = tuple(row for row in cohort.rows if row.split == split)
-    if not kept:
-        there = sorted({row.split for row in cohort.rows if row.split})
+        raise InputError(f"--split is {split}: unknown split.", hint=f"Use one of {', '.join(SPLITS)}.")
+    selected = tuple(row for row in cohort.rows if row.split == split)
+    if not selected:
+        splits = sorted({row.split for row in cohort.rows if row.split})
+        hint = f"The table has {', '.join(splits)}."
         raise CohortError(
-            f"{source} puts no slide into the split {split}.",
-            hint=f"It has {', '.join(there)}." if there else "It has no splits: leave --split out, or tapfm split.",
+            f"{source} has no slide in the split {split}.",
+            hint=hint if splits else "The table has no splits: omit --split, or create them with tapfm split.",
         )
-    return replace(cohort, rows=kept)
+    return replace(cohort, rows=selected)
 
 
-def _labels_of(cohort: Cohort, targets: TargetKinds) -> tuple[list[dict[str, Label]], list[str]]:
-    """Read the labels that a table has of the targets: they are shown beside what is predicted, never used."""
-    there = {target: kind for target, kind in targets.items() if target in cohort.label_names}
+def _read_known_labels(cohort: Cohort, targets: TargetKinds) -> tuple[list[dict[str, Label]], list[str]]:
+    """Return the labels of the targets that the table has, and warnings. Labels are only shown, not used."""
+    known = {target: kind for target, kind in targets.items() if target in cohort.label_names}
     try:
-        labels = read_labels(cohort, there) if there else {}
+        labels = read_labels(cohort, known) if known else {}
     except LabelError as error:
-        return [dict.fromkeys(targets) for _ in cohort.rows], [f"Labels are left out. {error.message}"]
+        return [dict.fromkeys(targets) for _ in cohort.rows], [f"Labels are ignored: {error.message}"]
     return [
         {target: labels[target][i] if target in labels else None for target in targets} for i in range(len(cohort))
     ], []
 
 
-def _tile_spec(evaluated: ModelFolder) -> tuple[TileSpec, str]:
-    """Say how tiles are laid: as those the model learnt from, or else as its encoder was made for; and which it is."""
-    laid = [_tiling_spec_of(member) for member in evaluated.members]
-    known = [each for each in laid if each is not None]
+def _choose_tile_spec(model_folder: ModelFolder) -> tuple[TileSpec, str]:
+    """Return the tile size and scale used in training, or else those of the encoder, and which of the two it is."""
+    specs = [_find_tiling_spec(member) for member in model_folder.members]
+    known = [each for each in specs if each is not None]
     if any(each != known[0] for each in known):
-        lines = [f"{member.folder}: {each}" for member, each in zip(evaluated.members, laid, strict=True)]
+        lines = [f"{member.folder}: {each}" for member, each in zip(model_folder.members, specs, strict=True)]
         raise InputError(
-            f"The members of {evaluated.path} learnt from tiles that were laid differently:\n  " + "\n  ".join(lines),
-            hint="Predict with each of them alone.",
+            f"The members of {model_folder.path} were trained on tiles of different settings:\n  " + "\n  ".join(lines),
+            hint="Predict with each member separately.",
         )
     if known:
         names = {field.name for field in fields(TileSpec)}
-        return TileSpec(**{name: value for name, value in known[0].items() if name in names}), "as it learnt from"
-    card = encoder_card(evaluated.members[0].encoder)
+        return TileSpec(**{name: value for name, value in known[0].items() if name in names}), "as in training"
+    card = encoder_card(model_folder.members[0].encoder)
     mpp = card.mpp[0] if card.mpp and _DEFAULT_MPP not in card.mpp else _DEFAULT_MPP
-    return TileSpec(tile_px=card.tile_px, mpp=mpp), f"as {card.name} was made for; the run does not say how it had them"
+    return TileSpec(
+        tile_px=card.tile_px, mpp=mpp
+    ), f"the default of {card.name}, because the run does not state its tile settings"
 
 
-def _tiling_spec_of(member: ModelMember) -> Mapping[str, Any] | None:
-    """Find how the tiles that a member learnt from were laid."""
+def _find_tiling_spec(member: ModelMember) -> Mapping[str, Any] | None:
+    """Return the tile settings that a member was trained with, or None if they are unknown."""
     if member.config is None:
-        return description_of(member.folder).get("tiles")
+        return read_export_description(member.folder).get("tiles")
     environments = RunFolder(member.folder).environments()
-    if environments and (noted := environments[0].get("tiles")):
-        return dict(noted)
+    if environments and (spec := environments[0].get("tiles")):
+        return dict(spec)
     folder = member.config.tiles.folder
     if folder is None:
         return None
     for slide in member.slides():
         try:
-            return find_tiles(folder, slide["slide_id"]).laid
+            return find_tiles(folder, slide["slide_id"]).tiling_settings
         except TapfmError:
             continue
     return None
 
 
-def find_or_make_tiles(
+def find_or_create_tiles(
     requested: RequestedSlides,
-    evaluated: ModelFolder,
+    model_folder: ModelFolder,
     tiles: Path | None,
     out: Path,
     *,
@@ -151,14 +155,16 @@ def find_or_make_tiles(
     pool: WorkerPool | None = None,
     console: Console,
 ) -> TiledSlides:
-    """Return the tiles in a folder, or tile the slides."""
+    """Read the tiles from the folder `tiles`, or else tile the slides."""
     if tiles is not None:
-        laid = _stored_tiles(requested, tiles, {})
-        if note := _describe_scale_difference(laid, evaluated):
-            console.print(note, style="bold yellow", markup=False, soft_wrap=True)
-        return laid
-    spec, why = _tile_spec(evaluated)
-    console.print(f"Tiles of {spec.tile_px} px at {spec.mpp:g} um per pixel, {why}.", markup=False, soft_wrap=True)
+        tiled = _find_stored_tiles(requested, tiles, {})
+        if warning := _describe_scale_difference(tiled, model_folder):
+            console.print(warning, style="bold yellow", markup=False, soft_wrap=True)
+        return tiled
+    spec, origin = _choose_tile_spec(model_folder)
+    console.print(
+        f"Tile size: {spec.tile_px} px at {spec.mpp:g} µm per pixel ({origin}).", markup=False, soft_wrap=True
+    )
     rows = [slide.row for slide in requested.slides]
     table = tile_cohort(
         rows,
@@ -172,49 +178,48 @@ def find_or_make_tiles(
         console=console,
         pool=pool,
     )
-    failed = {
-        each.slide_id: Failure(each.reason, _name_tiling_command(each.what_to_do), stage="tiles")
-        for each in table.failed
-    }
-    return _stored_tiles(requested, out, failed)
+    failed = {each.slide_id: Failure(each.reason, _add_tiling_hint(each.hint), stage="tiles") for each in table.failed}
+    return _find_stored_tiles(requested, out, failed)
 
 
-def _name_tiling_command(advice: str) -> str:
-    """Say whose options advice about tiles is of, where it names any."""
-    return f"{advice} These are options of tapfm tile: then predict with --tiles." if "--" in advice else advice
+def _add_tiling_hint(hint: str) -> str:
+    """Name the command that has the options in a hint about tiling."""
+    return f"{hint} These are options of tapfm tile. Then predict with --tiles." if "--" in hint else hint
 
 
-def _describe_scale_difference(laid: TiledSlides, evaluated: ModelFolder) -> str:
-    """Tell of tiles that show another width of tissue than those the model learnt from; nothing where none do."""
-    learnt = [
-        each["tile_px"] * each["mpp"] for member in evaluated.members if (each := _tiling_spec_of(member)) is not None
+def _describe_scale_difference(tiled: TiledSlides, model_folder: ModelFolder) -> str:
+    """Return a warning if tiles are wider or narrower in µm than those used in training, or else an empty string."""
+    training_um = [
+        each["tile_px"] * each["mpp"]
+        for member in model_folder.members
+        if (each := _find_tiling_spec(member)) is not None
     ]
-    for slide in laid.slides:
+    for slide in tiled.slides:
         tiles = slide.tiles
         if tiles is None or tiles.target_mpp is None:
-            continue  # nobody knows
+            continue  # unknown scale
         side_um = tiles.tile_px * tiles.target_mpp
-        if other := [each for each in learnt if abs(side_um / each - 1) > _SCALE_TOLERANCE]:
+        if other := [each for each in training_um if abs(side_um / each - 1) > _SCALE_TOLERANCE]:
             return (
-                f"Tiles of {slide.row.slide_id} are {side_um:g} um wide, and the model learnt from tiles of "
-                f"{other[0]:g} um: what it says of another scale means little. Without --tiles they are laid anew."
+                f"Tiles of {slide.row.slide_id} are {side_um:g} µm wide, but the model was trained on tiles of "
+                f"{other[0]:g} µm. Predictions at another scale are unreliable. Omit --tiles to tile the slides again."
             )
     return ""
 
 
-def _stored_tiles(requested: RequestedSlides, folder: Path, failed: Mapping[str, Failure]) -> TiledSlides:
-    """Find the tiles of each slide."""
-    found, lost = [], dict(failed)
+def _find_stored_tiles(requested: RequestedSlides, folder: Path, failed: Mapping[str, Failure]) -> TiledSlides:
+    """Return the slides with the tiles that a folder has of them."""
+    found, missing = [], dict(failed)
     for slide in requested.slides:
         if slide.row.slide_id in failed:
             continue
         try:
             found.append(replace(slide, tiles=find_tiles(folder, slide.row.slide_id)))
         except TapfmError as error:
-            lost[slide.row.slide_id] = Failure(error.message, error.hint, stage="tiles")
+            missing[slide.row.slide_id] = Failure(error.message, error.hint, stage="tiles")
     if not found and not failed:
         raise CohortError(
-            f"{folder} has no tiles of any of {counted(len(requested.slides), 'slide')}.",
-            hint="Give the folder that tapfm tile wrote for these slides, or leave --tiles out: they are laid anew.",
+            f"{folder} has no tiles for any of {format_count(len(requested.slides), 'slide')}.",
+            hint="Pass the output folder of tapfm tile for these slides, or omit --tiles to tile them now.",
         )
-    return TiledSlides(tuple(found), lost)
+    return TiledSlides(tuple(found), missing)

@@ -1,29 +1,29 @@
-"""Where the file of a predicted slide is: where it was then, or where the user says that slides are now."""
+"""Find the file of a predicted slide: at its old path, or in the folder that the user passed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tapfm.cohort.manifest import SlideFinder
+from tapfm.cohort.cohort_table import SlideFinder
 from tapfm.errors import InputError
 from tapfm.prediction.folder import PredictedSlide
 
 
-def finder_of(folder: Path | None) -> SlideFinder | None:
-    """Look for moved slides below a folder; None where there is none to look in."""
+def make_slide_finder(folder: Path | None) -> SlideFinder | None:
+    """Return a finder of moved slides below a folder, or None without a folder."""
     if folder is not None and not folder.is_dir():
-        raise InputError(f"There is no folder {folder}.", hint="--slides is a folder with the slides' files.")
-    return None if folder is None else SlideFinder(folder, asked_for=True)
+        raise InputError(f"The folder {folder} does not exist.", hint="Pass the folder of the slide files to --slides.")
+    return None if folder is None else SlideFinder(folder, explicit=True)
 
 
 def find_slide_file(predicted: PredictedSlide, finder: SlideFinder | None) -> Path | None:
-    """Find a slide's file: where it was, or the only one of its name where the user says they are now."""
+    """Return the path of a slide's file, or None if it is missing. Raises if several files have its name."""
     if predicted.path.exists():
         return predicted.path
-    same = [] if finder is None else finder.find(predicted.path.name)
-    if len(same) > 1:
+    matches = [] if finder is None else finder.find(predicted.path.name)
+    if len(matches) > 1:
         raise InputError(
-            f"There are several files for {predicted.slide_id}: {', '.join(map(str, same))}.",
-            hint="Give --slides a folder that has each slide once.",
+            f"Several files match the slide {predicted.slide_id}: {', '.join(map(str, matches))}.",
+            hint="Pass a folder to --slides that contains each slide only once.",
         )
-    return same[0] if same else None
+    return matches[0] if matches else None

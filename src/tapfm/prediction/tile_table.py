@@ -1,4 +1,4 @@
-"""tiles.parquet: where each tile of a slide is and what the model says of it."""
+"""tiles.parquet: position and values of each tile of a slide."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tapfm.prediction.layers import Values
 from tapfm.runtime.files import write_atomically
 from tapfm.tiles.grid import Positions
 
-NAME = "tiles.parquet"
+TILES_PARQUET = "tiles.parquet"
 
 
 @dataclass(frozen=True)
 class TileTable:
     """Tiles in the order of the slide's tile set: level-0 positions of their top left corners, and columns of values.
 
-    Columns are `attention` (raw, of the encoder), `weight`, `contribution.TARGET`, `score`; a column whose values
-    differ by target is `weight.TARGET` or `score.TARGET`.
+    Columns are `attention` (raw attention of the encoder), `weight`, `contribution.TARGET` and `score`. If values
+    differ between targets, the columns are `weight.TARGET` and `score.TARGET`.
     """
 
     positions: Positions  # (K, 2)
@@ -33,7 +33,7 @@ class TileTable:
 
 
 def write_tile_table(path: Path, table: TileTable) -> None:
-    """Write the file; the same table gives the same bytes."""
+    """Write tiles.parquet. The output is deterministic."""
     import pyarrow
     from pyarrow import parquet
 
@@ -44,7 +44,6 @@ def write_tile_table(path: Path, table: TileTable) -> None:
 
 
 def read_tile_table(path: Path) -> TileTable:
-    """Read the file."""
     import pyarrow
     from pyarrow import parquet
 
@@ -55,6 +54,6 @@ def read_tile_table(path: Path) -> TileTable:
         positions = np.stack([columns.pop("x"), columns.pop("y")], axis=1).astype(np.int64)
     except (OSError, KeyError, pyarrow.ArrowException) as error:
         raise InputError(
-            f"{path} cannot be read as a table of tiles ({error}).", hint="Make it again: tapfm predict"
+            f"{path} cannot be read as a tile table ({error}).", hint="Predict the slide again with tapfm predict."
         ) from error
     return TileTable(positions, {name: each.astype(np.float64) for name, each in columns.items()})

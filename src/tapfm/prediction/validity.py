@@ -1,4 +1,4 @@
-"""Recognise predictions of an earlier command that are still valid."""
+"""Reuse of predictions of an earlier command that are still valid."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import replace
 from tapfm.encoders.features import FEATURES_VERSION
 from tapfm.errors import InputError
 from tapfm.prediction.calls import CallThresholds
-from tapfm.prediction.folder import SLIDE, PredictedSlide, PredictionFolder
-from tapfm.prediction.tile_table import NAME as TILES
+from tapfm.prediction.folder import SLIDE_JSON, PredictedSlide, PredictionFolder
+from tapfm.prediction.tile_table import TILES_PARQUET
 from tapfm.runs.data import RunSlide
 from tapfm.runs.model_folder import ModelFolder
 from tapfm.runtime.files import fingerprint
 
 
-def prediction_key(evaluated: ModelFolder, slide: RunSlide) -> str:
-    """Return the key of a prediction: a digest of weights, tiles and code, then of the slide's files if they exist."""
-    weights = [member.digest for member in evaluated.members]
+def prediction_key(model_folder: ModelFolder, slide: RunSlide) -> str:
+    """Return the key of a prediction: a digest of weights, tiles and code, followed by one of the slide's files."""
+    weights = [member.digest for member in model_folder.members]
     return fingerprint(weights, slide.content_digest, FEATURES_VERSION)[:16] + (slide.files_digest or "")
 
 
-def is_predicted(folder: PredictionFolder, slide: RunSlide, key: str, calls: CallThresholds) -> bool:
-    """Return whether a slide is predicted with these weights and tiles; its labels, split and path are updated.
+def reuse_prediction(folder: PredictionFolder, slide: RunSlide, key: str, calls: CallThresholds) -> bool:
+    """Return whether a prediction with this key exists. If so, update its labels, split, path and calls.
 
-    A slide whose files are gone keeps its prediction.
+    The prediction of a slide whose files are missing stays valid.
     """
-    own = folder.folder_of(slide.row.slide_id)
-    if not (own / SLIDE).exists() or not (own / TILES).exists():
+    own = folder.slide_folder(slide.row.slide_id)
+    if not (own / SLIDE_JSON).exists() or not (own / TILES_PARQUET).exists():
         return False
     try:
         before = PredictedSlide.read(own)
@@ -34,8 +34,8 @@ def is_predicted(folder: PredictionFolder, slide: RunSlide, key: str, calls: Cal
         return False
     if not before.key.startswith(key):
         return False
-    said = {
-        target: calls.call(target, each.logit, each.constant, slide.labels.get(target))
+    targets = {
+        target: calls.predict_target(target, each.logit, each.constant, slide.labels.get(target))
         for target, each in before.targets.items()
     }
     row = slide.row
@@ -45,7 +45,7 @@ def is_predicted(folder: PredictionFolder, slide: RunSlide, key: str, calls: Cal
         cohort=row.cohort,
         split=slide.split or None,
         path=row.path.absolute(),
-        targets=said,
+        targets=targets,
     )
     if now != before:
         now.write(own)

@@ -23,10 +23,10 @@ def _failure_rows(where: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:
     """Write the lines of a failures.csv, whichever command wrote it."""
     written = []
     for row in rows:
-        what = row.get("what") or "failed"
+        what = row.get("problem") or "failed"
         if row.get("tiles_skipped"):
             what += f" ({row['tiles_skipped']})"
-        cells = [row.get("slide_id"), where, what, row.get("reason"), row.get("what_to_do")]
+        cells = [row.get("slide_id"), where, what, row.get("reason"), row.get("hint")]
         written.append(table_row(*(cell or "" for cell in cells)))  # a line that was cut has none of the last
     return written
 

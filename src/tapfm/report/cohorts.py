@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tapfm.cohort.manifest import read_cohort
+from tapfm.cohort.cohort_table import read_cohort
 from tapfm.cohort.splits import SPLITS, VALIDATION
 from tapfm.errors import TapfmError
 from tapfm.evaluation.predictions import Prediction
@@ -16,7 +16,7 @@ from tapfm.report.runs import ReportedRun
 from tapfm.results.document import Paragraph
 from tapfm.results.table import Column, Row, Table, table_row
 from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.labels import count_cells, count_columns
+from tapfm.tasks.labels import label_count_cells, label_count_columns
 from tapfm.tasks.target import TargetKinds
 
 # columns of a cohort's table that say where a slide comes from
@@ -32,7 +32,13 @@ def cohort_blocks(run: ReportedRun, results: Sequence[EvaluatedSlideSet]) -> lis
     for result in results:
         if not result.own or not {each.slide_id for each in result.predictions} <= own:
             rows.append(_prediction_row(result.title, result.predictions, targets))
-    columns = [Column("", text=True), Column("patients"), Column("slides"), Column("tiles"), *count_columns(targets)]
+    columns = [
+        Column("", text=True),
+        Column("patients"),
+        Column("slides"),
+        Column("tiles"),
+        *label_count_columns(targets),
+    ]
     blocks: list[Block] = [Table(columns, rows)]
     origins = _origins_of(run)
     if origins:
@@ -55,7 +61,7 @@ def _split_row(title: str, rows: Sequence[Mapping[str, str]], targets: TargetKin
     """Count one split of a run."""
     patients = len({(row.get("cohort"), row.get("patient_id")) for row in rows})
     tiles = sum(int(row["tiles"]) for row in rows if row.get("tiles"))
-    return table_row(title, patients, len(rows), tiles or None, *count_cells(rows, targets))
+    return table_row(title, patients, len(rows), tiles or None, *label_count_cells(rows, targets))
 
 
 def _prediction_row(title: str, predictions: Sequence[Prediction], targets: TargetKinds) -> Row:
@@ -100,5 +106,5 @@ def _counts(values: Iterable[str]) -> str:
 
 def _lost(run: ReportedRun) -> list[Block]:
     """Say how many slides failed in training."""
-    failed = sum(row.get("what") == "failed" for row in run.failures)
+    failed = sum(row.get("problem") == "failed" for row in run.failures)
     return [Paragraph(f"Of these, {failed:,} failed (below).")] if failed else []

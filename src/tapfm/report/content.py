@@ -49,7 +49,7 @@ class SlideLine:
     @property
     def wrong(self) -> bool:
         """Whether the call is wrong."""
-        return self.outcome not in ("", "right")
+        return self.outcome not in ("", "correct")
 
 
 @dataclass(frozen=True)

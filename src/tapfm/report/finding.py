@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tapfm.errors import InputError
-from tapfm.prediction.folder import ABOUT as PREDICTED
+from tapfm.prediction.folder import PREDICTION_JSON as PREDICTED
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.runs.ensemble import is_run
-from tapfm.runtime.messages import command
+from tapfm.runtime.messages import format_command
 from tapfm.slides.opening import PER_SLIDE
 
 _EVALUATED = "evaluation.json"
@@ -67,12 +67,12 @@ def refuse_what_is_no_source(path: Path) -> None:
 
 def _asked(option: str, path: Path) -> str:
     """Write the command that takes a folder along."""
-    return command("report", "runs/NAME", option, path, "--out", "report.html")
+    return format_command("report", "runs/NAME", option, path, "--out", "report.html")
 
 
 def named_evaluation(path: Path) -> ResultFolder:
     """Read an evaluation that was asked for; it has to be finished."""
-    make = command("evaluate", "runs/NAME", "--out", path)
+    make = format_command("evaluate", "runs/NAME", "--out", path)
     if not (path / _EVALUATED).is_file():
         raise InputError(f"{path} is no folder of an evaluation.", hint=f"Make one: {make}")
     if not (path / "metrics.json").is_file():
@@ -82,7 +82,7 @@ def named_evaluation(path: Path) -> ResultFolder:
 
 def named_predictions(path: Path) -> ResultFolder:
     """Read a folder of predictions that was asked for."""
-    return ResultFolder(path, PredictionFolder(path).about())
+    return ResultFolder(path, PredictionFolder(path).read_metadata())
 
 
 def evaluations_of(run: Path, digest: str | None) -> list[ResultFolder]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tapfm.evaluation.measures import target_title
+from tapfm.evaluation.metric_values import target_title
 from tapfm.report.result import EvaluatedSlideSet
 from tapfm.results.table import Cell, Column, Row, Table, table_row
 

@@ -28,10 +28,10 @@ from tapfm.report.sections import (
 )
 from tapfm.report.slide_pictures import PictureBudget, PictureSettings
 from tapfm.report.sources import ReportSources, describe_sources, read_report_sources
-from tapfm.results.numbers import format_bytes, format_number
+from tapfm.results.formatting import format_bytes, format_number
 from tapfm.results.table import Table
 from tapfm.runtime.files import write_atomically
-from tapfm.runtime.messages import command, counted
+from tapfm.runtime.messages import format_command, format_count
 from tapfm.version import __version__
 
 
@@ -154,7 +154,7 @@ def _summary(gathered: ReportSources) -> list[str]:
     """Say in a sentence or two what was learnt, from what, and how."""
     lines = []
     if gathered.study is not None:
-        done, planned = len(gathered.study.finished), counted(len(gathered.study.planned), "run")
+        done, planned = len(gathered.study.finished), format_count(len(gathered.study.planned), "run")
         chosen = f", {gathered.why_these_runs}" if gathered.why_these_runs else ""
         names = ", ".join(run.name for run in gathered.runs) or "none"
         lines.append(f"{done} of {planned} finished. In full below: {names}{chosen}.")
@@ -166,7 +166,7 @@ def _summary(gathered: ReportSources) -> list[str]:
             if run.method == "fixed"
             else f"{run.encoder} adapted by the method {run.method}, with the aggregator {run.aggregator}"
         )
-        learnt = f"{', '.join(run.targets)} from {counted(slides, 'slide')} of {counted(patients, 'patient')}"
+        learnt = f"{', '.join(run.targets)} from {format_count(slides, 'slide')} of {format_count(patients, 'patient')}"
         text = f"{of}{learnt}: {how}."
         if run.best is not None:
             kept = f"Epoch {run.best['epoch']} of {len(run.history)} was kept"
@@ -192,9 +192,9 @@ def _warnings(gathered: ReportSources, budget: PictureBudget) -> list[str]:
     said = []
     for run in gathered.runs:
         if not run.finished:
-            done = counted(len(run.history), "epoch")
+            done = format_count(len(run.history), "epoch")
             planned = f" of {run.epochs_planned}" if run.epochs_planned is not None else ""
-            go_on = command("train", run.folder / "config.toml", "--out", run.folder, "--resume")
+            go_on = format_command("train", run.folder / "config.toml", "--out", run.folder, "--resume")
             said.append(
                 f"The run {run.name} is not finished: {done}{planned} done. This is what there is. To go on: {go_on}"
             )
@@ -204,7 +204,7 @@ def _warnings(gathered: ReportSources, budget: PictureBudget) -> list[str]:
             said.append(f"The comparison of the study is not shown: it has no study.json. To write it: {write}")
         missing = len(gathered.study.planned) - len(gathered.study.finished)
         if missing:
-            said.append(f"{counted(missing, 'run')} of the study {'is' if missing == 1 else 'are'} not finished.")
+            said.append(f"{format_count(missing, 'run')} of the study {'is' if missing == 1 else 'are'} not finished.")
     for found in [*gathered.evaluations, *gathered.predictions]:
         if not any(found.made_by(run.weights_sha256) for run in gathered.runs):
             said.append(f"{found.path} was made by {found.maker}.")
@@ -213,7 +213,7 @@ def _warnings(gathered: ReportSources, budget: PictureBudget) -> list[str]:
         said.append("There are no metrics of held-out slides: " + every[0][1].warning)
     if budget.left_out:
         said.append(
-            f"{counted(budget.left_out, 'picture')} left out: the page holds {format_bytes(budget.most)} at most."
+            f"{format_count(budget.left_out, 'picture')} left out: the page holds {format_bytes(budget.most)} at most."
         )
     return said
 

@@ -13,8 +13,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tapfm.report.content import Page
+from tapfm.results.formatting import MISSING, format_number
 from tapfm.results.html import html_figure, html_table
-from tapfm.results.numbers import ABSENT, format_number
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _GENERATOR = "tapfm report"  # marks a page of ours, which may be written over
@@ -30,7 +30,7 @@ def render(page: Page) -> bytes:
         lstrip_blocks=True,
     )
     drawing = partial(html_figure, numbers=itertools.count(1))
-    environment.globals |= {"absent": ABSENT, "html_table": html_table, "html_figure": drawing}
+    environment.globals |= {"absent": MISSING, "html_table": html_table, "html_figure": drawing}
     environment.filters |= {"number": format_number}
     style, script = (Markup((_TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js"))
     html = environment.get_template("report.html").render(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tapfm.evaluation.figures import EvaluatedPredictions
-from tapfm.evaluation.measures import MetricValue
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults
+from tapfm.evaluation.metric_values import MetricValue
 from tapfm.evaluation.predictions import Prediction, Unit
 from tapfm.tasks.target import TargetKinds
 
@@ -40,7 +40,7 @@ class EvaluatedSlideSet:
     @property
     def metrics(self) -> dict[tuple[str, str], MetricValue]:
         """The metrics of the model by target and name."""
-        return self.results.of(MODEL)
+        return self.results.select_metrics(MODEL)
 
     @property
     def thresholds(self) -> dict[str, float | None]:

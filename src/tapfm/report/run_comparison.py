@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tapfm.evaluation.comparing import compare_methods
 from tapfm.evaluation.comparison_tables import differences_table
-from tapfm.evaluation.measures import target_title
+from tapfm.evaluation.method_comparison import compare_methods
+from tapfm.evaluation.metric_values import target_title
 from tapfm.evaluation.predictions import Prediction, slide_key
 from tapfm.report.content import Block
 from tapfm.report.result import EvaluatedSlideSet

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from tapfm.cohort.splits import ALL, TEST, TRAIN, VALIDATION
-from tapfm.evaluation.measures import ChosenThresholds, choose_thresholds
 from tapfm.evaluation.metric_tables import describe_intervals
+from tapfm.evaluation.metric_values import ChosenThresholds, choose_thresholds
 from tapfm.evaluation.metrics_json import read_metrics_json
 from tapfm.evaluation.predictions import Prediction, read_predictions
-from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, measure_results
+from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, evaluate_predictions
 from tapfm.report.finding import ResultFolder
 from tapfm.report.result import EvaluatedSlideSet
 from tapfm.report.runs import ReportedRun
-from tapfm.runtime.messages import counted
+from tapfm.runtime.messages import format_count
 from tapfm.tasks.catalog import target_kinds
 
 _TITLES = {VALIDATION: "validation", TEST: "test"}
@@ -33,8 +33,8 @@ def _result_of_split(run: ReportedRun, split: str, resamples: int) -> EvaluatedS
     predictions, validation = run.predictions[split], run.predictions.get(VALIDATION, ())
     settings, kinds = EvaluationSettings(run.unit, resamples=resamples), target_kinds(run.targets)
     chosen = choose_thresholds(validation, kinds, run.unit, settings.sensitivity) if validation else None
-    where = f"{counted(len(validation), 'validation slide')} of the run" if validation else ""
-    results = measure_results(
+    where = f"{format_count(len(validation), 'validation slide')} of the run" if validation else ""
+    results = evaluate_predictions(
         predictions,
         kinds,
         settings,
@@ -95,7 +95,7 @@ def _baseline_of(folder: Path) -> list[Prediction]:
 def _size(predictions: Sequence[Prediction]) -> str:
     """Count slides and patients."""
     patients = len({(each.cohort, each.patient_id) for each in predictions})
-    return f"{counted(len(predictions), 'slide')} of {counted(patients, 'patient')}"
+    return f"{format_count(len(predictions), 'slide')} of {format_count(patients, 'patient')}"
 
 
 def read_run_results(run: ReportedRun, evaluations: list[ResultFolder], resamples: int) -> list[EvaluatedSlideSet]:

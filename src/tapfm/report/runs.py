@@ -14,7 +14,7 @@ from tapfm.cohort.splits import TEST, TRAIN, VALIDATION
 from tapfm.errors import RunError
 from tapfm.evaluation.predictions import Prediction, Unit, read_predictions
 from tapfm.runtime.csv_files import read_csv
-from tapfm.runtime.files import sha256_of
+from tapfm.runtime.files import file_sha256
 
 _CONFIGURATION = "config.toml"  # marks a run
 _BEST = Path("checkpoints") / "best.safetensors"
@@ -38,7 +38,7 @@ class ReportedRun:
     @cached_property
     def weights_sha256(self) -> str | None:
         """Fingerprint the weights of the best epoch; when it is asked for: a study has many runs of gigabytes."""
-        return sha256_of(self.folder / _BEST) if (self.folder / _BEST).is_file() else None
+        return file_sha256(self.folder / _BEST) if (self.folder / _BEST).is_file() else None
 
     @property
     def targets(self) -> tuple[str, ...]:

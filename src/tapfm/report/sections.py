@@ -11,7 +11,7 @@ from rich.console import Console
 from tapfm.evaluation.figures import target_panels
 from tapfm.evaluation.metric_tables import baseline_tables, metric_table, subgroup_tables
 from tapfm.prediction.folder import PredictionFolder
-from tapfm.prediction.slide_files import finder_of
+from tapfm.prediction.slide_files import make_slide_finder
 from tapfm.report import background, cohorts
 from tapfm.report.content import Block, Collapsible, PageSection, SlideLine, SlidesBlock
 from tapfm.report.finding import ResultFolder
@@ -21,9 +21,9 @@ from tapfm.report.slide_pictures import PictureBudget, PictureSettings, gallery_
 from tapfm.report.sources import ReportSources
 from tapfm.results.document import Paragraph
 from tapfm.results.figure import Figure
-from tapfm.results.numbers import format_duration, format_number
+from tapfm.results.formatting import format_duration, format_number
 from tapfm.runs.curves import training_figure
-from tapfm.runtime.messages import counted
+from tapfm.runtime.messages import format_count
 from tapfm.runtime.progress import SlideProgress
 from tapfm.tasks.target import Label, TargetKind
 
@@ -52,7 +52,7 @@ def training_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
             best = None if run.best is None else int(run.best["epoch"])
             figure = training_figure(run.history, best, "")
             seconds = sum(float(row.get("seconds", 0.0)) for row in run.history)
-            epochs = counted(len(run.history), "epoch")
+            epochs = format_count(len(run.history), "epoch")
             note = Paragraph(f"{epochs} in {format_duration(seconds)}, including validation.")
             blocks += [Collapsible(run.name, [figure, note], open=number == 0)] if len(runs) > 1 else [figure, note]
     return blocks
@@ -105,7 +105,7 @@ def _call_texts(kind: TargetKind, call: Label, label: Label) -> dict[str, str]:
     """Return a call, a label and their agreement as words; empty where there is none."""
     values = {"call": call, "label": label}
     texts = {name: "" if value is None else kind.describe_label(value) for name, value in values.items()}
-    return texts | {"outcome": kind.outcome(call, label)}
+    return texts | {"outcome": kind.describe_outcome(call, label)}
 
 
 def slides_section(gathered: ReportSources) -> PageSection:
@@ -142,7 +142,9 @@ def _lines_of(run: ReportedRun, result: EvaluatedSlideSet) -> list[SlideLine]:
             target=target,
             probability=kinds[target].activate(logit),
             threshold=thresholds.get(target),
-            **_call_texts(kinds[target], kinds[target].call(logit, thresholds.get(target)), each.labels.get(target)),
+            **_call_texts(
+                kinds[target], kinds[target].apply_threshold(logit, thresholds.get(target)), each.labels.get(target)
+            ),
             tiles=each.tiles,
             model=result.model or run.name,
         )
@@ -175,7 +177,7 @@ def picture_sections(
     gathered: ReportSources, settings: PictureSettings, budget: PictureBudget, console: Console
 ) -> list[PageSection]:
     """Draw maps and galleries of each folder of predictions."""
-    finder = finder_of(settings.slides)
+    finder = make_slide_finder(settings.slides)
     maps: list[Block] = []
     galleries: list[Block] = []
     for found in gathered.predictions:

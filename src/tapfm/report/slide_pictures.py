@@ -17,16 +17,16 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tapfm.cohort.manifest import SlideFinder
+from tapfm.cohort.cohort_table import SlideFinder
 from tapfm.errors import InputError
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder, TargetPrediction
-from tapfm.prediction.gallery import tile_picture
-from tapfm.prediction.heatmap import draw_tiles_over
+from tapfm.prediction.gallery import read_tile_image
+from tapfm.prediction.heatmap import overlay_tiles
+from tapfm.prediction.heatmap_text import colour_bar_labels, format_value, layer_heading
 from tapfm.prediction.layers import UNITS, ColourScale, Layer, layer_values, palette
-from tapfm.prediction.placing import is_same_slide, refuse_other_slide
 from tapfm.prediction.slide_files import find_slide_file
+from tapfm.prediction.tile_squares import check_same_slide, is_same_slide
 from tapfm.prediction.tile_table import TileTable
-from tapfm.prediction.wording import end_words, format_value, heading
 from tapfm.report.content import (
     Block,
     ColourBar,
@@ -37,12 +37,12 @@ from tapfm.report.content import (
     TilePicture,
 )
 from tapfm.results.document import Paragraph
-from tapfm.results.numbers import format_bytes, format_number
-from tapfm.runtime.messages import counted
+from tapfm.results.formatting import format_bytes, format_number
+from tapfm.runtime.messages import format_count
 from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import open_slide
 from tapfm.slides.slide import Slide
-from tapfm.tiles.reading import reason_of
+from tapfm.tiles.reading import format_error
 
 _LONGEST_PX = 480
 _TILE_PX = 224  # at most
@@ -102,10 +102,10 @@ class _Outcome:
         said, kind = predicted.targets[target], predicted.kinds[target]
         if said.call is None:
             return cls(3, "")
-        outcome, call = kind.outcome(said.call, said.label), kind.describe_label(said.call)
+        outcome, call = kind.describe_outcome(said.call, said.label), kind.describe_label(said.call)
         if not outcome:
             return cls(2, f"called {call}")
-        return cls(1, f"right, {call}") if outcome == "right" else cls(0, outcome)
+        return cls(1, f"correct, {call}") if outcome == "correct" else cls(0, outcome)
 
 
 def _choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], count: int) -> list[_ChosenSlide]:
@@ -132,7 +132,7 @@ def _choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], cou
 
 def _targets_of(folder: PredictionFolder) -> list[str]:
     """Name the targets of a folder, in their order."""
-    return [str(each) for each in folder.about().get("targets", [])]
+    return [str(each) for each in folder.read_metadata().get("targets", [])]
 
 
 def _layer_of(predicted: PredictedSlide, target: str) -> Layer | None:
@@ -171,10 +171,10 @@ def heatmap_blocks(
     others = len({slide.slide_id for slide in slides}) - len({each.predicted.slide_id for each in chosen})
     notes = []
     if others:
-        notes.append(f"{counted(others, 'slide')} of this folder {'is' if others == 1 else 'are'} not shown")
+        notes.append(f"{format_count(others, 'slide')} of this folder {'is' if others == 1 else 'are'} not shown")
     if left_out:
         notes.append(
-            f"{counted(left_out, 'map')} left out: the pictures of this page have {format_bytes(budget.most)} at most"
+            f"{format_count(left_out, 'map')} left out: the pictures of this page have {format_bytes(budget.most)} at most"
         )
     return [*blocks, *(Paragraph(f"{note}.") for note in notes)]
 
@@ -193,11 +193,11 @@ def _heat_of(
         table = folder.tiles(predicted.slide_id)
         _, scale = layer_values(table.values[layer.column], layer.kind)
         low, high = (format_value(end, signed=scale.diverging) for end in (scale.low, scale.high))
-        facts.append(f"colours from {low} to {high}, {counted(len(table), 'tile')}")
+        facts.append(f"colours from {low} to {high}, {format_count(len(table), 'tile')}")
         with closing(open_slide(_there(finder, predicted))) as slide:
             drawn = _pictures_of(slide, predicted, table, layer)
     except Exception as error:  # also what libraries raise over damage
-        why = f"No picture: {reason_of(error)}"
+        why = f"No picture: {format_error(error)}"
         return SlideHeatmaps(
             predicted.slide_id, chosen.target, chosen.outcome, facts, pictures, why, chosen.wrong
         ), None
@@ -219,22 +219,20 @@ def _there(finder: SlideFinder | None, predicted: PredictedSlide) -> Path:
 
 def _pictures_of(slide: Slide, predicted: PredictedSlide, table: TileTable, layer: Layer) -> list[Image.Image]:
     """Draw the slide as it is, and with its map."""
-    refuse_other_slide(slide.facts, predicted)
+    check_same_slide(slide.metadata, predicted)
     thumbnail = slide.thumbnail(_LONGEST_PX)
-    return [
-        Image.fromarray(pixels) for pixels in (thumbnail.pixels, draw_tiles_over(thumbnail, predicted, table, layer))
-    ]
+    return [Image.fromarray(pixels) for pixels in (thumbnail.pixels, overlay_tiles(thumbnail, predicted, table, layer))]
 
 
 def _bar_of(layer: Layer, scale: ColourScale) -> ColourBar:
     """Say what the colours of a layer mean; every slide has ends of its own."""
     colours = palette(diverging=scale.diverging)
     steps = [colours[round(place * 255 / (_COLOURS - 1))] for place in range(_COLOURS)]
-    low, high = end_words(layer, percentile=False)
+    low, high = colour_bar_labels(layer, percentile=False)
     kind = Layer(layer.column, layer.kind)
     # of contributions the words at the ends tell that
     middle = ", 0 in the middle" if scale.diverging and layer.kind != "contribution" else ""
-    name = heading(kind, percentile=False) + middle
+    name = layer_heading(kind, percentile=False) + middle
     said = f"{name} ({scale.unit}); every slide has ends of its own, under its picture."
     return ColourBar(tuple("#{:02x}{:02x}{:02x}".format(*step) for step in steps), low, high, said)
 
@@ -271,7 +269,7 @@ def gallery_blocks(
             _add_candidates(best, slide, table, target, settings.tiles, most[target])
     blocks: list[Block] = []
     if gone := len(slides) - len(usable):
-        blocks.append(Paragraph(f"Without {counted(gone, 'slide')} whose file or table of tiles is gone."))
+        blocks.append(Paragraph(f"Without {format_count(gone, 'slide')} whose file or table of tiles is gone."))
     for target in targets:
         for side in (1, 0):
             found = heapq.nlargest(settings.tiles, best.get((target, side), []))
@@ -345,9 +343,9 @@ def _gallery_of(
     title = f"{target}: {most} in slides called {slides[found[0].slide_id].kinds[target].describe_label(side)}"
     note = f"By {kind} ({UNITS[layer.kind]}); of a slide at most {most_of_one} tiles."
     if budget.left_out > left_out:
-        note += f" {counted(budget.left_out - left_out, 'tile')} left out: no room."
+        note += f" {format_count(budget.left_out - left_out, 'tile')} left out: no room."
     if torn:
-        note += f" {counted(torn, 'tile')} left out: a slide is damaged, or another one than was predicted."
+        note += f" {format_count(torn, 'tile')} left out: a slide is damaged, or another one than was predicted."
     return TileGallery(title, tiles, note)
 
 
@@ -365,8 +363,8 @@ def _read_tiles(
         except Exception:  # also what libraries raise over damage
             continue
         with closing(slide):
-            for place in places if is_same_slide(slide.facts, predicted) else ():
+            for place in places if is_same_slide(slide.metadata, predicted) else ():
                 x, y = (int(value) for value in table.positions[place])
-                picture = tile_picture(slide, predicted, x, y)
+                picture = read_tile_image(slide, predicted, x, y)
                 picture.thumbnail((_TILE_PX, _TILE_PX), Image.Resampling.LANCZOS)
                 yield (slide_id, place), picture

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from tapfm.config.study import StudyConfig, load_study
 from tapfm.errors import InputError
-from tapfm.evaluation.measures import MACRO, target_title
+from tapfm.evaluation.metric_values import MACRO, target_title
 from tapfm.report.content import PageSection
 from tapfm.report.finding import STUDY
 from tapfm.report.runs import ReportedRun, read_run, read_table
 from tapfm.results.document import read_sections
 from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.runs.ensemble import is_run
-from tapfm.runtime.messages import command, counted
-from tapfm.study.comparison import COHORT_TITLES, read_auc
-from tapfm.study.runs import PlannedRun, runs_of
+from tapfm.runtime.messages import format_command, format_count
+from tapfm.study.comparison import COHORT_TITLES, parse_auc_row
+from tapfm.study.runs import PlannedRun, list_runs
 
 _TABLES = ("table_binary", "table_multilabel")
 _SECTIONS = "study.json"
@@ -48,7 +48,7 @@ class ReportedStudy:
     @property
     def tables_command(self) -> str:
         """The command that writes the tables and figures of the finished runs."""
-        return command("study", "--tables", "--out", self.folder)
+        return format_command("study", "--tables", "--out", self.folder)
 
     @property
     def failed(self) -> list[Line]:
@@ -64,13 +64,13 @@ def is_study(folder: Path) -> bool:
 def read_study(folder: Path) -> ReportedStudy:
     """Read what a study came to so far."""
     config = load_study(folder / STUDY)
-    planned = runs_of(config)
+    planned = list_runs(config)
     places = {run.name: folder / "runs" / run.name for run in planned}
     try:
         lines = [line for name in _TABLES for line in read_table(folder / f"{name}.csv")]
         status = read_table(folder / "status.csv")
     except (OSError, ValueError) as error:
-        again = command("study", "--tables", "--out", folder)
+        again = format_command("study", "--tables", "--out", folder)
         raise InputError(f"A table of {folder} cannot be read ({error}).", hint=f"Write them again: {again}") from error
     runs = {name: read_run(place, name) for name, place in places.items() if is_run(place)}
     return ReportedStudy(folder, config, runs, planned, lines, status)
@@ -110,11 +110,11 @@ def study_headline(study: ReportedStudy) -> Table | None:
         best = [line for line in of_column if line["rank"] == "1"]
         if not best:
             continue
-        others = f" and {counted(len(best) - 1, 'other')}" if len(best) > 1 else ""
+        others = f" and {format_count(len(best) - 1, 'other')}" if len(best) > 1 else ""
         rows.append(
             table_row(
                 Cell(_column_title(cohort, target), f"N = {best[0]['patients']}"),
-                Cell(read_auc(best[0]), rank=1),
+                Cell(parse_auc_row(best[0]), rank=1),
                 Cell(f"{best[0]['model']}{others}", f"highest of {len(of_column)}"),
             )
         )

@@ -12,4 +12,4 @@ class Estimate:
     value: float | None
     low: float | None = None
     high: float | None = None
-    why: str = ""
+    reason: str = ""

@@ -88,7 +88,7 @@ def _cell(cell: Cell, column: Column, reasons: Sequence[str]) -> Markup:
     text = text if isinstance(cell.value, str) else _minus(text, column) or missing_text(cell)
     parts = [_RANKS[cell.rank].format(text) if text and cell.rank in _RANKS else escape(text)]
     if reason:
-        parts.append(Markup('<sup class="why">{}</sup>').format(reasons.index(reason) + 1))
+        parts.append(Markup('<sup class="reason">{}</sup>').format(reasons.index(reason) + 1))
     if detail:
         parts.append(Markup(' <span class="detail">{}</span>').format(_minus(detail, column)))
     return Markup("").join(parts)

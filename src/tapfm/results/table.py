@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tapfm.results.estimate import Estimate
-from tapfm.results.numbers import ABSENT, format_interval, format_number
+from tapfm.results.formatting import MISSING, format_interval, format_number
 from tapfm.runtime.csv_files import csv_text
 
 Value = Estimate | str | int | float | None
@@ -33,7 +33,7 @@ class Cell:
 
     value: Value = None
     detail: str = ""  # after the value and its interval, in smaller type
-    why: str = ""
+    reason: str = ""
     rank: int = 0  # 1 is printed bold, 2 underlined
 
 
@@ -80,7 +80,7 @@ def cell_text(cell: Cell, column: Column) -> str:
 
 def missing_text(cell: Cell) -> str:
     """Return what a cell without a value shows: a dash where a number is missing, nothing where there is none."""
-    return ABSENT if isinstance(cell.value, Estimate) or cell.why else ""
+    return MISSING if isinstance(cell.value, Estimate) or cell.reason else ""
 
 
 def cell_detail(cell: Cell, column: Column) -> str:
@@ -97,7 +97,7 @@ def has_details(table: Table, place: int) -> bool:
 
 def cell_reason(cell: Cell) -> str:
     """Return why something of a cell is missing; empty if nothing is."""
-    return cell.why or (cell.value.why if isinstance(cell.value, Estimate) else "")
+    return cell.reason or (cell.value.reason if isinstance(cell.value, Estimate) else "")
 
 
 def list_reasons(table: Table) -> list[str]:

@@ -1,1 +1,1 @@
-"""Run folders: data, checkpoints, saved models, exports."""
+"""Run folders: data, checkpoints, saved models and exports."""

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a model."""
+"""Build the encoder and the aggregator of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from tapfm.errors import WeightsError
 
 
 def load_trainable_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, Provenance]:
-    """Load the encoder, and open to learning what the scope says."""
+    """Load the encoder and make the parameters in the adaptation scope trainable."""
     try:
         loaded = load_encoder(config.encoder.name, weights=config.encoder.weights)
     except WeightsError as error:
-        error.hint += "\nIn a configuration, --weights FILE is: --set encoder.weights=FILE"
+        error.hint += "\nFor a run, use --set encoder.weights=FILE instead of --weights FILE."
         raise
     apply_scope(loaded.encoder, Scope.parse(config.adaptation.scope), seed=config.seed)
     return loaded.encoder.to(device), loaded.provenance
 
 
-def aggregator_of(config: RunConfig, feature_size: int, targets: int) -> nn.Module:
-    """Build the aggregator."""
+def build_run_aggregator(config: RunConfig, feature_size: int, targets: int) -> nn.Module:
     return build_aggregator(
         config.aggregator.name,
         feature_size,

@@ -1,4 +1,4 @@
-"""Predictions of models that are compared: read from runs, evaluations or tables, and matched by patient."""
+"""Read the predictions to compare from runs, evaluations or tables, and match them by patient."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tapfm.cohort.splits import TEST, TRAIN, VALIDATION, canonical_split
+from tapfm.cohort.splits import TEST, TRAIN, VALIDATION, parse_split
 from tapfm.errors import InputError
-from tapfm.evaluation.patients import patient_of
-from tapfm.evaluation.predictions import Prediction, all_targets, read_predictions
+from tapfm.evaluation.patients import patient_key
+from tapfm.evaluation.predictions import Prediction, collect_targets, read_predictions
 from tapfm.runs.ensemble import is_run
-from tapfm.runtime.messages import counted
+from tapfm.runtime.messages import format_count
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import TargetKinds
 
@@ -24,28 +24,29 @@ class ComparedPredictions:
 
     files: dict[str, Path]  # by name of the model
     predictions: dict[str, list[Prediction]]
-    targets: TargetKinds  # those that all have
+    targets: TargetKinds  # targets that all models predict
     warnings: list[str]
 
 
 def read_compared(sources: Sequence[str], split: str) -> ComparedPredictions:
     """Read the predictions of models given as [NAME=]PATH.
 
-    split: which predictions of a run to take: test or val.
+    split: the predictions of a run to use: test or val.
     """
     named = [_named_source(source, split) for source in sources]
     names = [name for name, _ in named]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(
-            f"Several are called {', '.join(repeated)}.", hint=f"Name them: {repeated[0]}-1=PATH {repeated[0]}-2=PATH"
+            f"Several models have the name {', '.join(repeated)}.",
+            hint=f"Give them different names: {repeated[0]}-1=PATH {repeated[0]}-2=PATH",
         )
     methods = _match_cohorts({name: read_predictions(path) for name, path in named})
     targets = target_kinds(_common_targets(methods))
-    return ComparedPredictions(dict(named), methods, targets, _not_held_out(named, methods))
+    return ComparedPredictions(dict(named), methods, targets, _held_out_warnings(named, methods))
 
 
 def _named_source(source: str, split: str) -> tuple[str, Path]:
-    """Read [NAME=]PATH; without a name it is that of the folder or file."""
+    """Parse [NAME=]PATH; the default name is that of the folder or file."""
     name, equals, text = source.partition("=")
     if not equals or Path(source).exists():
         name, text = "", source
@@ -54,58 +55,58 @@ def _named_source(source: str, split: str) -> tuple[str, Path]:
 
 
 def _find_predictions(path: Path, split: str) -> Path:
-    """Return the table of predictions in a folder, or the file itself."""
+    """Return the path of the prediction table in a folder, or the file itself."""
     if path.is_file():
         return path
     if not path.exists():
         raise InputError(
             f"{path} does not exist.",
-            hint="Give folders of evaluations or runs, or CSVs of predictions; NAME=PATH names one.",
+            hint="Pass folders of evaluations or runs, or CSV files of predictions. NAME=PATH sets the name of a model.",
         )
     if (path / "predictions.csv").is_file():
         return path / "predictions.csv"
-    name = canonical_split(split)
+    name = parse_split(split)
     if name not in (VALIDATION, TEST):
-        raise InputError(f"Runs have no predictions of {name}.", hint="--split is test or val.")
+        raise InputError(f"Runs have no predictions for the split {name}.", hint="Use --split test or --split val.")
     found = path / f"predictions-{name}.csv"
     if not found.is_file():
         raise InputError(
             f"{path} has neither predictions.csv nor {found.name}.",
-            hint="A run has predictions when it is finished; evaluations are made by: tapfm evaluate RUN --out DIR",
+            hint="A run writes its predictions when it finishes. To evaluate a run: tapfm evaluate RUN --out DIR",
         )
     return found
 
 
 def _match_cohorts(methods: dict[str, list[Prediction]]) -> dict[str, list[Prediction]]:
-    """Match patients by patient_id alone where a table, such as another tool's, names no cohorts."""
-    nameless = [name for name, predictions in methods.items() if not any(each.cohort for each in predictions)]
-    if len(nameless) in (0, len(methods)):
+    """Remove cohorts if one table has none, such as a table of another tool: patients then match by patient_id only."""
+    without_cohorts = [name for name, predictions in methods.items() if not any(each.cohort for each in predictions)]
+    if len(without_cohorts) in (0, len(methods)):
         return methods
     for name, predictions in methods.items():
         cohorts = Counter(patient for patient, _ in {(each.patient_id, each.cohort) for each in predictions})
         if several := sorted(patient for patient, count in cohorts.items() if count > 1):
             raise InputError(
-                f"{nameless[0]} names no cohorts, and in {name} patient '{several[0]}' is in several.",
-                hint=f"Add the column cohort to the table of {nameless[0]}.",
+                f"{without_cohorts[0]} has no column 'cohort', but in {name} patient '{several[0]}' is in several cohorts.",
+                hint=f"Add the column 'cohort' to the table of {without_cohorts[0]}.",
             )
     return {name: [replace(each, cohort=None) for each in predictions] for name, predictions in methods.items()}
 
 
-def _not_held_out(named: Sequence[tuple[str, Path]], methods: dict[str, list[Prediction]]) -> list[str]:
-    """Return warnings of patients that a model has seen in training or validation of its own cohort."""
-    common = set.intersection(*({patient_of(each) for each in predictions} for predictions in methods.values()))
+def _held_out_warnings(named: Sequence[tuple[str, Path]], methods: dict[str, list[Prediction]]) -> list[str]:
+    """Return a warning for each model that was trained or validated on some of the compared patients."""
+    common = set.intersection(*({patient_key(each) for each in predictions} for predictions in methods.values()))
     notes = []
     for name, path in named:
-        if _is_of_own_cohort(path):
-            seen = {patient_of(each) for each in methods[name] if each.split in (TRAIN, VALIDATION)} & common
+        if _is_own_cohort(path):
+            seen = {patient_key(each) for each in methods[name] if each.split in (TRAIN, VALIDATION)} & common
             if seen:
-                of = counted(len(seen), "patient")
-                notes.append(f"NOT HELD OUT: {name} was trained on, or selected by, {of} of these.")
+                patients = format_count(len(seen), "patient")
+                notes.append(f"NOT HELD OUT: {name} was trained or validated on {patients} of this comparison.")
     return notes
 
 
-def _is_of_own_cohort(predictions: Path) -> bool:
-    """Return whether a table of predictions is of the cohort that its model was trained on."""
+def _is_own_cohort(predictions: Path) -> bool:
+    """Return whether a prediction table is of the cohort that the model was trained on."""
     if is_run(predictions.parent):
         return True
     try:
@@ -117,12 +118,13 @@ def _is_of_own_cohort(predictions: Path) -> bool:
 
 def _common_targets(methods: dict[str, list[Prediction]]) -> list[str]:
     """Return the targets that all models have. Raises InputError if there is none."""
-    of_method = {name: all_targets(predictions) for name, predictions in methods.items()}
-    first, *others = of_method.values()
+    by_method = {name: collect_targets(predictions) for name, predictions in methods.items()}
+    first, *others = by_method.values()
     common = [target for target in first if all(target in each for each in others)]
     if not common:
-        lines = [f"{name}: {', '.join(targets) or 'none'}" for name, targets in of_method.items()]
+        lines = [f"{name}: {', '.join(targets) or 'none'}" for name, targets in by_method.items()]
         raise InputError(
-            "They have no target in common:\n  " + "\n  ".join(lines), hint="Compare what predicts the same."
+            "The models have no target in common:\n  " + "\n  ".join(lines),
+            hint="Compare models that predict the same target.",
         )
     return common

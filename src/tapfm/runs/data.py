@@ -1,4 +1,4 @@
-"""The data of a run: labelled slides by split, where their tiles or features are, and what is missing."""
+"""The data of a run: labelled slides by split, their tiles or features, and what is missing."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
-from tapfm.cohort.splits import SPLITS, TRAIN, split_of_rows
+from tapfm.cohort.cohort_table import Cohort, SlideRow, read_cohort
+from tapfm.cohort.splits import SPLITS, TRAIN, read_splits
 from tapfm.config.settings import RunConfig
-from tapfm.encoders.features import FeatureFacts, feature_file, read_feature_facts
+from tapfm.encoders.features import FeatureMetadata, find_feature_file, read_feature_metadata
 from tapfm.errors import CohortError, LabelError, TapfmError, UnknownNameError
 from tapfm.evaluation.predictions import LabelledSlide
 from tapfm.results.table import Column, Table, table_row
-from tapfm.runtime.files import file_identity, fingerprint, sha256_of
-from tapfm.runtime.messages import command
-from tapfm.slides.opening import files_of
+from tapfm.runtime.files import file_identity, file_sha256, fingerprint
+from tapfm.runtime.messages import format_command
+from tapfm.slides.opening import list_slide_files
 from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.labels import check_training_labels, count_columns, read_labels
+from tapfm.tasks.labels import check_training_labels, label_count_columns, read_labels
 from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.store import TileSet, find_tiles
 
-_OWN_COLUMNS = ("mpp", "cohort", "split")  # that every cohort table may have
-_SHOWN = 5  # slides named in a message
+_OWN_COLUMNS = ("mpp", "cohort", "split")  # optional columns of every cohort table
+_MAX_LISTED = 5  # slides named in a message
 
 
 @dataclass(frozen=True)
 class StoredFeatures:
-    """A file of features, and what it says of them."""
+    """A feature file and its metadata."""
 
     path: Path
-    facts: FeatureFacts
+    metadata: FeatureMetadata
 
 
 @dataclass(frozen=True)
 class RunSlide:
-    """A slide with its labels, and what is learnt from."""
+    """A slide with its labels and its tiles or stored features."""
 
     row: SlideRow
     split: str
@@ -50,19 +50,19 @@ class RunSlide:
             return self.tiles.content_digest
         assert self.features is not None
         # feature files of other tools have no fingerprint, so the whole file is hashed
-        return fingerprint(self.features.facts.fingerprint or sha256_of(self.features.path))[:16]
+        return fingerprint(self.features.metadata.fingerprint or file_sha256(self.features.path))[:16]
 
     @property
     def files_digest(self) -> str | None:
-        """Digest of size and modification time of the slide's files, whatever their names; None where they are gone."""
+        """Digest of size and modification time of the files of the slide, without names; None if they are missing."""
         try:
-            files = [file_identity(file)[1:] for file in files_of(self.row.path)]
+            files = [file_identity(file)[1:] for file in list_slide_files(self.row.path)]
         except OSError:
             return None
         return fingerprint(files)[:16] if files else None
 
     def column(self, name: str) -> str:
-        """Return the value of a column of the cohort table; the resolution also from the tiles, where it has none."""
+        """Return the value of a column of the cohort table; mpp is taken from the tiles if the table has none."""
         if name in self.row.labels:
             return self.row.labels[name]
         if name == "mpp":
@@ -71,7 +71,7 @@ class RunSlide:
         if name in _OWN_COLUMNS:
             return str(getattr(self.row, name) or "")
         columns = [*_OWN_COLUMNS, *self.row.labels]
-        raise UnknownNameError.of("column", name, columns, see=", ".join(columns))
+        raise UnknownNameError.with_suggestions("column", name, columns, see=", ".join(columns))
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,15 @@ class RunData:
 
     slides: tuple[RunSlide, ...]
     targets: TargetKinds
-    without_label: tuple[str, ...]  # no label of any target: not used
-    failed: Mapping[str, str]  # no tiles, and why
+    without_label: tuple[str, ...]  # slides without any label, which are not used
+    failed: Mapping[str, str]  # slides without tiles or features, with the reason
 
-    def of(self, split: str) -> list[RunSlide]:
-        """List the slides of a split."""
+    def slides_in(self, split: str) -> list[RunSlide]:
         return [slide for slide in self.slides if slide.split == split]
 
     def training_labels(self) -> dict[str, list[Label]]:
-        """Give the labels that class weights are made of."""
-        return {target: [slide.labels[target] for slide in self.of(TRAIN)] for target in self.targets}
+        """Return the labels of the training slides, from which class weights are computed."""
+        return {target: [slide.labels[target] for slide in self.slides_in(TRAIN)] for target in self.targets}
 
     @property
     def columns(self) -> list[str]:
@@ -108,19 +107,21 @@ class RunData:
         ]
 
 
-def read_data(config: RunConfig) -> RunData:
-    """Read and check everything that can be checked without opening a slide."""
-    cohort = _read_table(config)
+def read_run_data(config: RunConfig) -> RunData:
+    """Read the data of a run and check everything that can be checked without opening a slide."""
+    cohort = _read_run_cohort(config)
     targets = target_kinds(config.task.targets)
     labels = read_labels(cohort, targets)
-    splits = split_of_rows(cohort, config.cohort.fold)
+    splits = read_splits(cohort, config.cohort.fold)
     column = "split" if config.cohort.fold is None else f"fold_{config.cohort.fold}"
     check_training_labels(cohort, splits, labels, targets, column)
-    of_row = {row.slide_id: {target: labels[target][i] for target in targets} for i, row in enumerate(cohort.rows)}
+    labels_by_slide = {
+        row.slide_id: {target: labels[target][i] for target in targets} for i, row in enumerate(cohort.rows)
+    }
     rows = [row for row in cohort.rows if row.slide_id in splits]
-    labelled = [row for row in rows if any(label is not None for label in of_row[row.slide_id].values())]
+    labelled = [row for row in rows if any(label is not None for label in labels_by_slide[row.slide_id].values())]
     unlabelled = {row.slide_id for row in rows} - {row.slide_id for row in labelled}
-    find = _features_of if config.adaptation.method == "fixed" else _tiles_of
+    find = _find_features if config.adaptation.method == "fixed" else _find_tiles
     slides, failed = [], {}
     for row in labelled:
         try:
@@ -128,15 +129,15 @@ def read_data(config: RunConfig) -> RunData:
         except TapfmError as error:
             failed[row.slide_id] = error.message
         else:
-            slides.append(RunSlide(row, splits[row.slide_id], of_row[row.slide_id], tiles, features))
+            slides.append(RunSlide(row, splits[row.slide_id], labels_by_slide[row.slide_id], tiles, features))
     data = RunData(tuple(slides), targets, tuple(sorted(unlabelled)), failed)
-    _refuse_too_many_without_tiles(config, data)
-    _refuse_one_class(config, data, column)
+    _check_missing_inputs(config, data)
+    _check_both_classes(config, data, column)
     return data
 
 
-def _read_table(config: RunConfig) -> Cohort:
-    """Read the cohort; advice about options is put as RUN.toml has it."""
+def _read_run_cohort(config: RunConfig) -> Cohort:
+    """Read the cohort table; options in hints are replaced by settings of RUN.toml."""
     try:
         return read_cohort(config.cohort.table, config.cohort.slides, must_exist=config.adaptation.method != "fixed")
     except CohortError as error:
@@ -144,59 +145,57 @@ def _read_table(config: RunConfig) -> Cohort:
         raise CohortError(error.message, hint=hint) from error
 
 
-def _tiles_of(config: RunConfig, row: SlideRow) -> tuple[TileSet, None]:
-    """Find the tiles of a slide, in whichever layout."""
+def _find_tiles(config: RunConfig, row: SlideRow) -> tuple[TileSet, None]:
     assert config.tiles.folder is not None
     return find_tiles(config.tiles.folder, row.slide_id), None
 
 
-def _features_of(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]:
-    """Find the stored features of a slide."""
+def _find_features(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]:
     assert config.tiles.features is not None
-    path = feature_file(config.tiles.features, row.slide_id)
+    path = find_feature_file(config.tiles.features, row.slide_id)
     if path is None:
-        raise CohortError(f"no file of features in {config.tiles.features}")
-    return None, StoredFeatures(path, read_feature_facts(path))
+        raise CohortError(f"no feature file in {config.tiles.features}")
+    return None, StoredFeatures(path, read_feature_metadata(path))
 
 
-def _refuse_too_many_without_tiles(config: RunConfig, data: RunData) -> None:
-    """Stop before any work when more slides lack tiles than may fail."""
+def _check_missing_inputs(config: RunConfig, data: RunData) -> None:
+    """Raise CohortError if more slides than allowed have no tiles or features."""
     if len(data.failed) <= config.machine.allow_failures and data.slides:
         return
     fixed = config.adaptation.method == "fixed"
     what, folder = ("features", config.tiles.features) if fixed else ("tiles", config.tiles.folder)
-    of_slides = len(data.failed) + len(data.slides)
-    listed = [f"{slide_id}: {reason}" for slide_id, reason in list(data.failed.items())[:_SHOWN]]
-    if len(data.failed) > _SHOWN:
-        listed.append(f"... and {len(data.failed) - _SHOWN:,} more")
-    hint = f"Make them: {_making_of(config)}"
+    total = len(data.failed) + len(data.slides)
+    listed = [f"{slide_id}: {reason}" for slide_id, reason in list(data.failed.items())[:_MAX_LISTED]]
+    if len(data.failed) > _MAX_LISTED:
+        listed.append(f"... and {len(data.failed) - _MAX_LISTED:,} more")
+    hint = f"Create them: {_preparation_command(config)}\n"
     if data.slides:
-        hint += f"\nOr go on without them: --allow-failures {len(data.failed)}"
+        hint += f"Or continue without these slides: --allow-failures {len(data.failed)}"
     else:
-        listed = [f"{folder} is no folder of {what} of this cohort"]
+        listed = [f"{folder} has no {what} of this cohort"]
         setting = "tiles.features" if fixed else "tiles.folder"
-        hint = f"Say which one is: --set {setting}=DIR\nOr make them: {_making_of(config)}"
-    raise CohortError(
-        f"{len(data.failed):,} of {of_slides:,} slides have no {what}:\n  " + "\n  ".join(listed), hint=hint
-    )
+        hint += f"Or use another folder: --set {setting}=DIR"
+    raise CohortError(f"{len(data.failed):,} of {total:,} slides have no {what}:\n  " + "\n  ".join(listed), hint=hint)
 
 
-def _making_of(config: RunConfig) -> str:
-    """Say what to type for what is missing."""
+def _preparation_command(config: RunConfig) -> str:
+    """Return the command that creates missing tiles or features."""
     table = config.cohort.table
     if config.adaptation.method == "fixed":
-        return command("embed", table, "--encoder", config.encoder.name, "--out", config.tiles.features or "features")
-    return command("tile", table, "--out", config.tiles.folder or "tiles")
+        return format_command(
+            "embed", table, "--encoder", config.encoder.name, "--out", config.tiles.features or "features"
+        )
+    return format_command("tile", table, "--out", config.tiles.folder or "tiles")
 
 
-def _refuse_one_class(config: RunConfig, data: RunData, column: str) -> None:
-    """Check again what can be learnt, now that slides without tiles are out."""
+def _check_both_classes(config: RunConfig, data: RunData, column: str) -> None:
+    """Raise LabelError if, without the failed slides, a target has only one class in the training split."""
     for target, labels in data.training_labels().items():
-        if data.targets[target].lacking(labels):
+        if data.targets[target].missing_class(labels):
             raise LabelError(
                 f"Without the slides that have no tiles, the training split (column {column}) does not have both "
                 f"classes of {target}.",
-                hint=f"Make their tiles: {_making_of(config)}",
+                hint=f"Create the missing tiles: {_preparation_command(config)}",
             )
 
 
@@ -209,35 +208,34 @@ def labelled_slides(slides: Sequence[RunSlide]) -> list[LabelledSlide]:
 
 
 def describe_changes(before: Sequence[Mapping[str, str]], data: RunData) -> list[str]:
-    """Describe how the rows of a split.csv differ from the slides of a run, slide by slide."""
+    """Return how the rows of a split.csv differ from the slides of a run, one line per difference."""
     old = {row["slide_id"]: row for row in before}
     new = {row[0]: dict(zip(data.columns, row, strict=True)) for row in data.rows()}
     lines = []
     if gone := [slide_id for slide_id in old if slide_id not in new]:
-        lines.append(f"{len(gone):,} slides are gone: {_some(gone)}")
+        lines.append(f"{len(gone):,} slides were removed: {_list_some(gone)}")
     if added := [slide_id for slide_id in new if slide_id not in old]:
-        lines.append(f"{len(added):,} slides are new: {_some(added)}")
+        lines.append(f"{len(added):,} slides were added: {_list_some(added)}")
     for slide_id in [slide_id for slide_id in old if slide_id in new]:
         for name in dict.fromkeys([*old[slide_id], *new[slide_id]]):
             was, is_now = old[slide_id].get(name), new[slide_id].get(name)
             if was != is_now:
-                said = "its tiles are others" if name == "digest" else f"{name} was '{was}', is '{is_now}'"
-                lines.append(f"{slide_id}: {said}")
+                change = "its tiles have changed" if name == "digest" else f"{name} was '{was}', is now '{is_now}'"
+                lines.append(f"{slide_id}: {change}")
     return lines
 
 
-def _some(names: Sequence[str]) -> str:
-    """List the first few of many names."""
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+def _list_some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
 
 
-def sizes_table(data: RunData) -> Table:
+def split_sizes_table(data: RunData) -> Table:
     """Return the numbers of patients, slides and labels of each split."""
     columns = [Column("split", text=True), Column("patients"), Column("slides")]
-    columns += count_columns(data.targets)
+    columns += label_count_columns(data.targets)
     rows = []
     for split in SPLITS:
-        slides = data.of(split)
+        slides = data.slides_in(split)
         counts = [kind.count_cell([slide.labels[target] for slide in slides]) for target, kind in data.targets.items()]
         rows.append(table_row(split, len({slide.row.patient_id for slide in slides}), len(slides), *counts))
     return Table(columns, rows)

@@ -1,4 +1,4 @@
-"""Which slides are evaluated: those of the run's own cohort that it did not learn from, or another cohort's."""
+"""Select the slides of an evaluation: held-out slides of the run's own cohort, or another cohort."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tapfm.cohort.manifest import Cohort, SlideRow, read_cohort
-from tapfm.cohort.splits import ALL, SPLITS, TEST, TRAIN, VALIDATION, canonical_split, list_some, split_of_rows
-from tapfm.encoders.features import feature_file, read_feature_facts
+from tapfm.cohort.cohort_table import Cohort, SlideRow, read_cohort
+from tapfm.cohort.splits import ALL, SPLITS, TEST, TRAIN, VALIDATION, format_names, parse_split, read_splits
+from tapfm.encoders.features import find_feature_file, read_feature_metadata
 from tapfm.errors import CohortError, InputError, RunError, TapfmError
 from tapfm.runs.data import RunSlide, StoredFeatures
 from tapfm.runs.model_folder import ModelFolder, ModelMember
-from tapfm.runtime.messages import command, counted
+from tapfm.runtime.messages import format_command, format_count
 from tapfm.tasks.labels import read_labels
 from tapfm.tiles.store import TileSet, find_tiles
 
-_SHOWN = 10  # slides, or patients, named in a message
+_MAX_LISTED = 10  # slides, or patients, named in a message
 
 
 @dataclass(frozen=True)
-class EvaluationChoice:
-    """What is asked for; what is None is as the run has it."""
+class EvaluationRequest:
+    """The requested cohort, folders and split; None means as in the run."""
 
     cohort: Path | None = None
     slides: Path | None = None
@@ -33,62 +33,62 @@ class EvaluationChoice:
 
 @dataclass(frozen=True)
 class EvaluatedSlides:
-    """The slides, and what is to be said of them."""
+    """The slides of an evaluation, excluded slides, and notes for the report."""
 
     slides: tuple[RunSlide, ...]
     table: Path
-    split: str | None  # None: every labelled row of another cohort
-    own: bool  # the run's own cohort
-    absent_targets: tuple[str, ...]  # the table has no such column
+    split: str | None  # None: every labelled slide of another cohort
+    own: bool  # whether it is the cohort of the run itself
+    absent_targets: tuple[str, ...]  # targets without a column in the table
     without_label: tuple[str, ...]
     failed: Mapping[str, str]
     notes: tuple[str, ...]
     tiles: Path | None
-    features: Path | None  # None: pixels are encoded
+    features: Path | None  # None: tiles are encoded
 
     def contents(self) -> dict[str, str]:
-        """Return a digest of the tiles and files, or of the features, of each slide."""
+        """Return a digest of the tiles and slide files, or of the features, by slide id."""
         return {
             slide.row.slide_id: slide.content_digest + (slide.files_digest or "" if slide.features is None else "")
             for slide in self.slides
         }
 
 
-def read_slides(evaluated: ModelFolder, choice: EvaluationChoice) -> EvaluatedSlides:
-    """Find the slides; everything that can be refused without opening one is refused here."""
-    split = None if choice.split is None else choice.split.lower()
+def read_evaluated_slides(model_folder: ModelFolder, request: EvaluationRequest) -> EvaluatedSlides:
+    """Find the slides, and check everything that can be checked without opening one."""
+    split = None if request.split is None else request.split.lower()
     if split not in (None, ALL):
-        split = canonical_split(split)
-    own = choice.cohort is None
-    table, slides_folder, tiles, features = _sources_of(evaluated, choice)
-    cohort = read_cohort(table, slides_folder, must_exist=False)  # a slide that is gone costs that slide
-    absent = () if own else tuple(each for each in evaluated.targets if each not in cohort.label_names)
-    if len(absent) == len(evaluated.targets):
-        read_labels(cohort, evaluated.targets)  # says which columns there are
-    labels = read_labels(cohort, {name: kind for name, kind in evaluated.targets.items() if name not in absent})
-    splits = _splits_of(evaluated, cohort, split or TEST) if own else _splits_of_another(cohort, split)
+        split = parse_split(split)
+    own = request.cohort is None
+    table, slides_folder, tiles, features = _find_sources(model_folder, request)
+    cohort = read_cohort(table, slides_folder, must_exist=False)  # a missing slide file fails only that slide
+    absent = () if own else tuple(each for each in model_folder.targets if each not in cohort.label_names)
+    if len(absent) == len(model_folder.targets):
+        read_labels(cohort, model_folder.targets)  # raises an error that lists the columns
+    labels = read_labels(cohort, {name: kind for name, kind in model_folder.targets.items() if name not in absent})
+    splits = _own_splits(model_folder, cohort, split or TEST) if own else _external_splits(cohort, split)
     chosen, without_label, failed = [], [], {}
     for i, row in enumerate(cohort.rows):
         if row.slide_id not in splits:
             continue
-        known = {target: labels[target][i] if target in labels else None for target in evaluated.targets}
+        known = {target: labels[target][i] if target in labels else None for target in model_folder.targets}
         if all(label is None for label in known.values()):
             without_label.append(row.slide_id)
             continue
         try:
-            slide = RunSlide(row, splits[row.slide_id], known, *_inputs_of(row, tiles, features))
+            slide = RunSlide(row, splits[row.slide_id], known, *_find_inputs(row, tiles, features))
         except TapfmError as error:
             failed[row.slide_id] = error.message
         else:
             chosen.append(slide)
-    _refuse_none(cohort, chosen, failed, tiles, features, split)
+    _check_any_slide(cohort, chosen, failed, tiles, features, split)
     if features is None:
-        _refuse_no_files(cohort, [slide.row for slide in chosen])
+        _check_slide_files(cohort, [slide.row for slide in chosen])
     if own:
-        _refuse_changed(evaluated, chosen)
-    notes = _refuse_overlap(evaluated, chosen, own=own, allow=choice.allow_overlap)
+        _check_cohort_unchanged(model_folder, chosen)
+    notes = _check_overlap(model_folder, chosen, own=own, allow=request.allow_overlap)
     if own and (split or TEST) != TEST:
-        notes.insert(0, _not_held_out(split or TEST))
+        notes.insert(0, _not_held_out_warning(split or TEST))
     return EvaluatedSlides(
         tuple(chosen),
         table,
@@ -103,77 +103,82 @@ def read_slides(evaluated: ModelFolder, choice: EvaluationChoice) -> EvaluatedSl
     )
 
 
-def _not_held_out(split: str) -> str:
-    """Warn of figures on slides that were learnt from."""
-    seen = {TRAIN: "learnt from these slides", VALIDATION: "was chosen by these slides"}
-    how = seen.get(split, "learnt from some of these slides")
-    return f"NOT HELD OUT: the model {how}, so these figures do not say how well it does on others."
+def _not_held_out_warning(split: str) -> str:
+    """Return the warning for metrics on slides that were used for training or validation."""
+    uses = {TRAIN: "trained on these slides", VALIDATION: "selected on these slides"}
+    use = uses.get(split, "trained on some of these slides")
+    return f"NOT HELD OUT: the model was {use}, so these metrics are optimistic."
 
 
-def _sources_of(evaluated: ModelFolder, choice: EvaluationChoice) -> tuple[Path, Path | None, Path | None, Path | None]:
-    """Say where table, slides, tiles and features are; features are only taken by models whose encoder is fixed."""
-    config = evaluated.config
-    if choice.features is not None and evaluated.adapted:
+def _find_sources(
+    model_folder: ModelFolder, request: EvaluationRequest
+) -> tuple[Path, Path | None, Path | None, Path | None]:
+    """Return the paths of the table, slides, tiles and features; models with an adapted encoder cannot use features."""
+    config = model_folder.config
+    if request.features is not None and model_folder.adapted:
         raise InputError(
-            f"{evaluated.path} has an adapted encoder, and stored features are of the one before.",
-            hint="Give the tiles instead: --tiles DIR",
+            f"{model_folder.path} has an adapted encoder, so features of the original encoder cannot be used.",
+            hint="Use tiles instead: --tiles DIR",
         )
-    if choice.features is not None and len({member.encoder for member in evaluated.members}) > 1:
-        raise InputError("The members have different encoders.", hint="Give the tiles instead: --tiles DIR")
-    if choice.cohort is not None:
-        if choice.tiles is None and choice.features is None:
+    if request.features is not None and len({member.encoder for member in model_folder.members}) > 1:
+        raise InputError(
+            f"The members of {model_folder.path} have different encoders, so --features cannot be used.",
+            hint="Use tiles instead: --tiles DIR",
+        )
+    if request.cohort is not None:
+        if request.tiles is None and request.features is None:
             raise InputError(
-                f"Where are the tiles of {choice.cohort}?",
-                hint=f"Give --tiles DIR{'' if evaluated.adapted else ' or --features DIR'}. To make them: "
-                + command("tile", choice.cohort, "--out", "tiles-external"),
+                f"No tiles are given for {request.cohort}.",
+                hint=f"Add --tiles DIR{'' if model_folder.adapted else ' or --features DIR'}. To create tiles: "
+                + format_command("tile", request.cohort, "--out", "tiles-external"),
             )
-        return choice.cohort, choice.slides, choice.tiles, choice.features
-    if evaluated.ensemble == "folds":
+        return request.cohort, request.slides, request.tiles, request.features
+    if model_folder.ensemble == "folds":
         raise RunError(
-            f"{evaluated.path} is an ensemble of folds: each slide of its cohort was learnt from by some member.",
-            hint="The honest figure there is out-of-fold; for the ensemble, give another cohort: --cohort EXTERNAL.csv",
+            f"{model_folder.path} is an ensemble of folds: each slide of its cohort was used to train some member.",
+            hint="Use the out-of-fold metrics of the study, or evaluate on another cohort: --cohort EXTERNAL.csv",
         )
     if config is None:
         raise RunError(
-            f"{evaluated.path} is an {evaluated.kind}, which does not bring its cohort along.",
-            hint="Say what to evaluate it on: --cohort COHORT.csv --tiles DIR",
+            f"{model_folder.path} is an {model_folder.kind}, which does not contain its cohort.",
+            hint="Add the cohort to evaluate on: --cohort COHORT.csv --tiles DIR",
         )
-    stored = config.tiles.features if not evaluated.adapted and choice.tiles is None else None
-    tiles = choice.tiles or config.tiles.folder
-    return config.cohort.table, choice.slides or config.cohort.slides, tiles, choice.features or stored
+    stored = config.tiles.features if not model_folder.adapted and request.tiles is None else None
+    tiles = request.tiles or config.tiles.folder
+    return config.cohort.table, request.slides or config.cohort.slides, tiles, request.features or stored
 
 
-def _splits_of(evaluated: ModelFolder, cohort: Cohort, split: str) -> dict[str, str]:
-    """Take the slides of a split of the run's own cohort."""
-    config = evaluated.config
+def _own_splits(model_folder: ModelFolder, cohort: Cohort, split: str) -> dict[str, str]:
+    """Return the splits of the slides of the run's own cohort that are in `split`."""
+    config = model_folder.config
     assert config is not None
-    splits = split_of_rows(cohort, config.cohort.fold)
+    splits = read_splits(cohort, config.cohort.fold)
     return {slide_id: each for slide_id, each in splits.items() if split in (ALL, each)}
 
 
-def _splits_of_another(cohort: Cohort, split: str | None) -> dict[str, str]:
-    """Take all slides of another cohort, or those of a split that it has."""
+def _external_splits(cohort: Cohort, split: str | None) -> dict[str, str]:
+    """Return the splits of the slides of another cohort, all or those in `split`."""
     if split is None or split == ALL:
         return {row.slide_id: row.split or "" for row in cohort.rows}
     if not any(row.split for row in cohort.rows):
-        raise CohortError(f"{cohort.source} has no column split.", hint="Leave --split out to evaluate every slide.")
-    return {row.slide_id: split for row in cohort.rows if row.split and canonical_split(row.split) == split}
+        raise CohortError(f"{cohort.source} has no column 'split'.", hint="Omit --split to evaluate every slide.")
+    return {row.slide_id: split for row in cohort.rows if row.split and parse_split(row.split) == split}
 
 
-def _inputs_of(
+def _find_inputs(
     row: SlideRow, tiles: Path | None, features: Path | None
 ) -> tuple[TileSet | None, StoredFeatures | None]:
-    """Find the features of a slide, or its tiles."""
+    """Return the tiles of a slide, or its stored features if `features` is given."""
     if features is None:
         assert tiles is not None
         return find_tiles(tiles, row.slide_id), None
-    path = feature_file(features, row.slide_id)
+    path = find_feature_file(features, row.slide_id)
     if path is None:
-        raise CohortError(f"no file of features in {features}")
-    return None, StoredFeatures(path, read_feature_facts(path))
+        raise CohortError(f"no feature file in {features}")
+    return None, StoredFeatures(path, read_feature_metadata(path))
 
 
-def _refuse_none(
+def _check_any_slide(
     cohort: Cohort,
     chosen: Sequence[RunSlide],
     failed: Mapping[str, str],
@@ -181,93 +186,95 @@ def _refuse_none(
     features: Path | None,
     split: str | None,
 ) -> None:
-    """Refuse to evaluate nothing."""
+    """Raise CohortError if there is no slide to evaluate."""
     if chosen:
         return
     source = cohort.source or Path("COHORT.csv")
     if failed:
         what, folder = ("features", features) if features is not None else ("tiles", tiles)
-        option = f"Say which one is: --{what} DIR"
-        make = command("tile", source, "--out", folder or "tiles")
+        option = f"Use another folder: --{what} DIR"
+        tile_command = format_command("tile", source, "--out", folder or "tiles")
         raise CohortError(
-            f"{folder} has no {what} of any of {counted(len(failed), 'slide')} of {source}.",
-            hint=f"{option}\nOr give tiles, which are encoded on the way: --tiles DIR"
+            f"{folder} has no {what} for any of the {format_count(len(failed), 'slide')} of {source}.",
+            hint=f"{option}\nOr use tiles, which are then encoded: --tiles DIR"
             if features is not None
-            else f"{option}\nOr make them: {make}",
+            else f"{option}\nOr create them: {tile_command}",
         )
-    of_split, hint = "", "Write 1, 0, or nothing where it is not known, in the columns of the targets."
+    of_split, hint = "", "Write 1, 0, or nothing (unknown) in the columns of the targets."
     if split:
-        of_split, hint = f" in the split {split}", f"Splits are {', '.join(SPLITS)} and {ALL}."
+        of_split, hint = f" in the split {split}", f"Valid splits: {', '.join(SPLITS)} and {ALL}."
     raise CohortError(f"{source} has no labelled slide{of_split}.", hint=hint)
 
 
-def _refuse_no_files(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
-    """Refuse a cohort none of whose slides is where the table says."""
+def _check_slide_files(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
+    """Raise CohortError if no slide file of the cohort exists."""
     if not any(row.path.exists() for row in rows):
         raise CohortError(
-            f"None of the {len(rows):,} slides of {cohort.source} is there, for example {rows[0].path}.",
-            hint="Say where to look: --slides FOLDER",
+            f"None of the {len(rows):,} slide files of {cohort.source} exists, for example {rows[0].path}.",
+            hint="Pass the folder of the slides: --slides FOLDER",
         )
 
 
-def _refuse_changed(evaluated: ModelFolder, slides: Sequence[RunSlide]) -> None:
-    """Refuse slides whose split, labels or tiles are not those of the run any more."""
+def _check_cohort_unchanged(model_folder: ModelFolder, slides: Sequence[RunSlide]) -> None:
+    """Raise RunError if the split, labels or tiles of a slide have changed since the run."""
     lines = []
-    for member in evaluated.members:
+    for member in model_folder.members:
         recorded = {row["slide_id"]: row for row in member.slides()}
         for slide in slides:
             if (row := recorded.get(slide.row.slide_id)) is not None:
-                lines += [f"{slide.row.slide_id}: {each}" for each in _changes_of(slide, row, member)]
+                lines += [f"{slide.row.slide_id}: {each}" for each in _describe_slide_changes(slide, row, member)]
     if lines:
-        shown = lines[:_SHOWN] + ([f"... and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else [])
+        shown = lines[:_MAX_LISTED] + (
+            [f"... and {len(lines) - _MAX_LISTED:,} more"] if len(lines) > _MAX_LISTED else []
+        )
         raise RunError(
-            f"The cohort is not what {evaluated.path} was trained on any more:\n  " + "\n  ".join(shown),
-            hint="Put it back as it was. To evaluate it as another cohort: --cohort COHORT.csv --tiles DIR",
+            f"The cohort has changed since {model_folder.path} was trained:\n  " + "\n  ".join(shown),
+            hint="Undo the changes, or evaluate it as another cohort: --cohort COHORT.csv --tiles DIR",
         )
 
 
-def _changes_of(slide: RunSlide, row: Mapping[str, str], member: ModelMember) -> list[str]:
-    """Say how a slide differs from what the run noted of it."""
+def _describe_slide_changes(slide: RunSlide, row: Mapping[str, str], member: ModelMember) -> list[str]:
+    """Return how a slide differs from its row in the split.csv of the run."""
     found = []
     if row["split"] != slide.split:
-        found.append(f"was in {row['split']}, is in {slide.split}")
+        found.append(f"split was '{row['split']}', is now '{slide.split}'")
     for target, kind in member.targets.items():
         label = kind.format_label(slide.labels[target])
         if row[target] != label:
-            found.append(f"{target} was '{row[target]}', is '{label}'")
-    # tiles of a run with a fixed encoder are encoded anew: what it noted is of the features
+            found.append(f"{target} was '{row[target]}', is now '{label}'")
+    # with a fixed encoder, the recorded digest is of the features, not of the tiles
     comparable = member.adapted or slide.features is not None
     if comparable and row["digest"] != slide.content_digest:
-        found.append("its tiles are others" if member.adapted else "its features are others")
+        found.append("its tiles have changed" if member.adapted else "its features have changed")
     return found
 
 
-def _refuse_overlap(evaluated: ModelFolder, slides: Sequence[RunSlide], *, own: bool, allow: bool) -> list[str]:
-    """Refuse patients that were learnt from; gives what is to be said where that is allowed or cannot be known."""
-    learnt = evaluated.learnt_from()
-    unknown = any(member.config is None for member in evaluated.members)
+def _check_overlap(model_folder: ModelFolder, slides: Sequence[RunSlide], *, own: bool, allow: bool) -> list[str]:
+    """Raise CohortError if patients were used for training or validation, unless `allow`; return notes for the report."""
+    seen = model_folder.seen_patients()
+    unknown = any(member.config is None for member in model_folder.members)
     notes = [
-        "Whether it learnt from any of these patients cannot be checked: an export does not name its own."
+        "tapfm cannot check whether these patients were used for training: an export does not contain patient ids."
     ] * unknown
     shared = {
-        slide.row.patient_id: learnt[slide.row.patient_id]
+        slide.row.patient_id: seen[slide.row.patient_id]
         for slide in slides
-        if slide.row.patient_id in learnt and (not own or slide.split == TEST)
+        if slide.row.patient_id in seen and (not own or slide.split == TEST)
     }
     if not shared:
         return notes
     named = [f"{patient} ({split})" for patient, split in sorted(shared.items())]
     if not allow:
         raise CohortError(
-            f"{evaluated.path} has seen {counted(len(shared), 'patient')} of this cohort in training or validation: "
-            f"{list_some(named, _SHOWN)}.",
-            hint="Figures on them would flatter it. If these are other people with the same ids: --allow-overlap",
+            f"{format_count(len(shared), 'patient')} of this cohort were used for training or validation of {model_folder.path}: "
+            f"{format_names(named, _MAX_LISTED)}.",
+            hint="Metrics on them would be optimistic. If they are different people with the same ids: --allow-overlap",
         )
-    return [*notes, f"OVERLAP allowed: {counted(len(shared), 'patient')} were in training or validation too."]
+    return [*notes, f"OVERLAP allowed: {format_count(len(shared), 'patient')} were also in training or validation."]
 
 
-def slides_of_run(member: ModelMember) -> list[RunSlide]:
-    """List the slides that a run was made with, as it noted them, with files and tiles where these are still there."""
+def read_run_slides(member: ModelMember) -> list[RunSlide]:
+    """Return the slides in the split.csv of a run, with their tiles and features if these still exist."""
     config = member.config
     if config is None:
         return []
@@ -277,17 +284,17 @@ def slides_of_run(member: ModelMember) -> list[RunSlide]:
         return []
     rows = {row.slide_id: row for row in cohort.rows}
     found = []
-    for noted in member.slides():
-        row = rows.get(noted["slide_id"])
+    for recorded in member.slides():
+        row = rows.get(recorded["slide_id"])
         if row is not None:
-            labels = {target: kind.parse_label(noted[target]) for target, kind in member.targets.items()}
-            slide = RunSlide(row, noted["split"], labels)
-            found.append(with_any_tiles(slide, config.tiles.folder, config.tiles.features))
+            labels = {target: kind.parse_label(recorded[target]) for target, kind in member.targets.items()}
+            slide = RunSlide(row, recorded["split"], labels)
+            found.append(attach_inputs(slide, config.tiles.folder, config.tiles.features))
     return found
 
 
-def with_any_tiles(slide: RunSlide, tiles: Path | None, features: Path | None) -> RunSlide:
-    """Find tiles and features of a slide, each where there are any."""
+def attach_inputs(slide: RunSlide, tiles: Path | None, features: Path | None) -> RunSlide:
+    """Return the slide with its tiles and features, as far as they exist in these folders."""
     found = slide
     for folder, kind in ((tiles, "tiles"), (features, "features")):
         if folder is None or getattr(found, kind) is not None:
@@ -296,7 +303,7 @@ def with_any_tiles(slide: RunSlide, tiles: Path | None, features: Path | None) -
             if kind == "tiles":
                 found = replace(found, tiles=find_tiles(folder, slide.row.slide_id))
             else:
-                found = replace(found, features=_inputs_of(slide.row, None, folder)[1])
+                found = replace(found, features=_find_inputs(slide.row, None, folder)[1])
         except TapfmError:
             continue
     return found

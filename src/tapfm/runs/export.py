@@ -1,4 +1,4 @@
-"""An exported run: the adapted encoder as a timm folder, the aggregator beside it, and a model card."""
+"""Export a run: the adapted encoder as a timm folder, the aggregator, and a model card."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tapfm.cohort.splits import TEST, VALIDATION
 from tapfm.contracts import EncodedTiles
 from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.timm_folder import (
-    CONFIG,
-    WEIGHTS,
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    check_replaceable_model,
     check_timm_folder,
-    refuse_foreign,
-    timm_arguments,
+    extra_timm_arguments,
     write_timm_folder,
 )
 from tapfm.errors import InputError, WeightsMismatchError
 from tapfm.evaluation.predictions import AucScores, Unit, compute_scores, read_predictions
 from tapfm.runs.checkpoint import save_checkpoint
 from tapfm.runs.folder import RunFolder
-from tapfm.runs.hub import push_folder, refuse_bad_repository, refuse_no_derivatives, refuse_without_token
+from tapfm.runs.hub import check_hub_token, check_licence_allows_sharing, check_repository_name, push_folder
 from tapfm.runs.model import SlideModel
-from tapfm.runs.model_card import model_card
-from tapfm.runs.saved_model import AGGREGATOR, DESCRIPTION, SavedModel, load_aggregator, load_export, load_run
-from tapfm.runs.thresholds import thresholds_to_export
+from tapfm.runs.model_card import format_model_card
+from tapfm.runs.saved_model import AGGREGATOR_FILE, DESCRIPTION_FILE, SavedModel, load_aggregator, load_export, load_run
+from tapfm.runs.thresholds import choose_export_thresholds
 from tapfm.runtime.files import write_atomically
-from tapfm.runtime.output_folder import locked, refuse_other_files, remove_unfinished
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
+from tapfm.runtime.seeding import make_rng
 from tapfm.tasks.catalog import target_kinds
 from tapfm.version import __version__
 
-_TILES = 4  # of the slide that the check uses
+_TILES = 4  # in the bag that the check uses
 
 
 def export_run(
@@ -50,38 +50,38 @@ def export_run(
     force: bool,
     console: Console,
 ) -> None:
-    """Write the folder, check it by loading it again, and push it to the hub if `push_to` names a repository."""
+    """Write the export, check it by loading it, and push it to the Hugging Face Hub if `push_to` is a repository."""
     saved, run_folder = load_run(run), RunFolder(run)
     if push_to is not None:
-        refuse_bad_repository(push_to)
-        refuse_no_derivatives(saved.card, despite_no_derivatives=despite_no_derivatives)
+        check_repository_name(push_to)
+        check_licence_allows_sharing(saved.card, despite_no_derivatives=despite_no_derivatives)
         if not saved.description["encoder"]["adapted"]:
             raise InputError(
-                f"{run} has a fixed encoder, so there is no adapted one to push.",
-                hint="Without --push-to-hub its aggregator is exported.",
+                f"{run} has a fixed encoder, so there is no adapted encoder to push.",
+                hint="Omit --push-to-hub to export only its aggregator.",
             )
-        refuse_without_token()
-    refuse_foreign(out)
-    if not (out / AGGREGATOR).exists():  # README.md would be overwritten, and all files be pushed
-        stopped = (WEIGHTS, CONFIG)  # of an export that was stopped
-        refuse_other_files(out, ours=stopped, hint="Give a new folder with --out, such as exported.")
-    _refuse_own_base(run_folder, out)
+        check_hub_token()
+    check_replaceable_model(out)
+    if not (out / AGGREGATOR_FILE).exists():  # README.md would be overwritten, and all files would be pushed
+        stopped = (WEIGHTS_FILE, CONFIG_FILE)  # files of an interrupted export
+        check_no_other_files(out, allowed=stopped, hint="Choose a new folder with --out, such as exported.")
+    _check_not_base_weights(run_folder, out)
     if not force:
-        _refuse_other_run(run_folder, out)
-    with locked(out, "tapfm export"):
+        _check_same_run(run_folder, out)
+    with lock_folder(out, "tapfm export"):
         remove_unfinished(out)
         _write_export(saved, run_folder, out)
         _check_export(saved, out)
     if run_folder.last.exists() and not run_folder.finished():
         done = run_folder.epochs_done()
-        console.print(f"The run is not finished: this is the best of {done:,} epoch{'s' * (done > 1)} so far.")
-    what = "encoder (timm), aggregator" if saved.model.encoder is not None else "aggregator"
-    said = f"Exported to {out}: {what} and model card; loaded again, the logits are the same."
-    console.print(said, markup=False, soft_wrap=True)
+        console.print(f"The run is not finished. Exporting the best of {done:,} epoch{'s' * (done > 1)} so far.")
+    parts = "encoder (timm), aggregator" if saved.model.encoder is not None else "aggregator"
+    message = f"Exported to {out}: {parts} and model card. Check passed: the export gives the same logits as the run."
+    console.print(message, markup=False, soft_wrap=True)
     if saved.model.encoder is not None:
-        arguments = f", {needed}" if (needed := timm_arguments(saved.card)) else ""
+        arguments = f", {needed}" if (needed := extra_timm_arguments(saved.card)) else ""
         call = f'timm.create_model("local-dir:{out}", pretrained=True{arguments})'
-        console.print(f"In Python: {call}", markup=False, soft_wrap=True)
+        console.print(f"To load the encoder in Python: {call}", markup=False, soft_wrap=True)
     if push_to is not None:
         address = push_folder(
             out, push_to, card=saved.card, despite_no_derivatives=despite_no_derivatives, private=private
@@ -89,46 +89,47 @@ def export_run(
         console.print(f"Pushed to {address}{' (private)' if private else ''}", markup=False, soft_wrap=True)
 
 
-def _refuse_other_run(run_folder: RunFolder, out: Path) -> None:
-    """Refuse to overwrite the export of another run."""
+def _check_same_run(run_folder: RunFolder, out: Path) -> None:
+    """Raise InputError if the folder contains the export of another run."""
     try:
-        of_run = json.loads((out / DESCRIPTION).read_text("utf-8")).get("run")
+        exported_run = json.loads((out / DESCRIPTION_FILE).read_text("utf-8")).get("run")
     except (OSError, ValueError, AttributeError):
         return
-    if of_run != run_folder.identity():
+    if exported_run != run_folder.identity():
         raise InputError(
-            f"{out} holds the export of another run.", hint="Give another folder with --out, or --force to replace it."
+            f"{out} contains the export of another run.",
+            hint="Choose another folder with --out, or replace it with --force.",
         )
 
 
-def _refuse_own_base(run_folder: RunFolder, out: Path) -> None:
-    """Refuse to overwrite the weights that the run started from: it could not be resumed, or exported again."""
+def _check_not_base_weights(run_folder: RunFolder, out: Path) -> None:
+    """Raise InputError if the export would overwrite the base weights of the run, which resuming and exporting need."""
     base = run_folder.settings()["encoder"].get("weights")
-    if base is not None and Path(base).resolve() in (out.resolve(), (out / WEIGHTS).resolve()):
+    if base is not None and Path(base).resolve() in (out.resolve(), (out / WEIGHTS_FILE).resolve()):
         raise InputError(
-            f"{out} holds the weights that {run_folder.folder} started from.", hint="Give another folder with --out."
+            f"{out} contains the base weights of the run {run_folder.folder}.", hint="Choose another folder with --out."
         )
 
 
 def _write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
-    """Write encoder, aggregator, description and card; the description last, as it marks an export."""
+    """Write encoder, aggregator, model card and description; the description last, as it marks a complete export."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / DESCRIPTION).unlink(missing_ok=True)
+    (out / DESCRIPTION_FILE).unlink(missing_ok=True)
     if saved.model.encoder is None:
-        for name in (CONFIG, WEIGHTS):  # an earlier export's
+        for name in (CONFIG_FILE, WEIGHTS_FILE):  # of an earlier export
             (out / name).unlink(missing_ok=True)
     else:
         write_timm_folder(saved.model.encoder, saved.card, out, about={"targets": saved.description["targets"]})
     aggregator = {f"aggregator/{name}": each.detach() for name, each in saved.model.aggregator.named_parameters()}
-    save_checkpoint(out / AGGREGATOR, aggregator, {"tapfm": __version__, "kind": "aggregator"})
-    write_atomically(out / "README.md", model_card(saved, run_folder, _final_scores(run_folder)).encode())
-    thresholds = thresholds_to_export(run_folder.folder, saved.model.task.targets)
+    save_checkpoint(out / AGGREGATOR_FILE, aggregator, {"tapfm": __version__, "kind": "aggregator"})
+    write_atomically(out / "README.md", format_model_card(saved, run_folder, _final_scores(run_folder)).encode())
+    thresholds = choose_export_thresholds(run_folder.folder, saved.model.task.targets)
     description = {"tapfm": __version__} | saved.description | {"thresholds": thresholds}
-    write_atomically(out / DESCRIPTION, json.dumps(description, indent=2).encode())
+    write_atomically(out / DESCRIPTION_FILE, json.dumps(description, indent=2).encode())
 
 
 def _final_scores(run_folder: RunFolder) -> Mapping[str, AucScores]:
-    """Score the predictions of a run, split by split; there are none before it is finished."""
+    """Compute the AUCs of a run by split; empty if the run is not finished."""
     unit: Unit = run_folder.settings()["selection"]["unit"]
     targets = target_kinds(run_folder.settings()["task"]["targets"])
     found = {}
@@ -141,33 +142,32 @@ def _final_scores(run_folder: RunFolder) -> Mapping[str, AucScores]:
 
 @torch.no_grad()
 def _check_export(saved: SavedModel, out: Path) -> None:
-    """Load the folder as users will, and compare its logits of a slide of noise with those of the run's model."""
-    model, noise = saved.model, rng_for("export")
-    places = torch.arange(float(_TILES))[:, None].expand(-1, 2)  # one beside the other
+    """Load the export and check that it gives the same logits as the run on random tiles. Raises WeightsMismatchError."""
+    model, noise = saved.model, make_rng("export")
+    coordinates = torch.arange(float(_TILES))[:, None].expand(-1, 2)  # adjacent tiles
     if model.encoder is None:
         feature_size = saved.description["aggregator"]["feature_size"]
         features, attention = noise.normal(size=(_TILES, feature_size)), noise.random(_TILES)
         encoded = EncodedTiles(
             torch.tensor(features, dtype=torch.float32), torch.tensor(attention, dtype=torch.float32)
         )
-        again = replace(model, aggregator=load_aggregator(out, saved.description, model.device).train(False))
-        ours, theirs = (each.aggregator_for(places)(*encoded).logits_C for each in (model, again))
+        loaded = replace(model, aggregator=load_aggregator(out, saved.description, model.device).train(False))
+        expected, found = (each.aggregator_for(coordinates)(*encoded).logits_C for each in (model, loaded))
     else:
         check_timm_folder(out, model.encoder)
         side = model.encoder.tile_px
         tiles = torch.from_numpy(noise.integers(0, 256, (_TILES, 3, side, side), "uint8"))
-        again = load_export(out).model
-        ours, theirs = (_logits_of_tiles(each, tiles, places) for each in (model, again))
-    if not torch.allclose(ours, theirs, atol=1e-5):
+        loaded = load_export(out).model
+        expected, found = (_predict_logits(each, tiles, coordinates) for each in (model, loaded))
+    if not torch.allclose(expected, found, atol=1e-5):
         raise WeightsMismatchError(
-            f"{out} was written, but loaded again it gives other logits: {ours.tolist()} and {theirs.tolist()}.",
-            hint="Please report it.",
+            f"The export {out} does not give the logits of the run: {found.tolist()} instead of {expected.tolist()}.",
+            hint="Please report this bug.",
         )
 
 
 @torch.no_grad()
-def _logits_of_tiles(model: SlideModel, tiles: Tensor, coordinates: Tensor | None = None) -> Tensor:
-    """Return the logits of a bag of tiles."""
+def _predict_logits(model: SlideModel, tiles: Tensor, coordinates: Tensor | None = None) -> Tensor:
     assert model.encoder is not None
     encoded = wrap_encoder(model.encoder).encode(tiles, len(tiles))
     return model.aggregator_for(coordinates)(*encoded).logits_C

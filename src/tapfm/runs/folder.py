@@ -1,12 +1,12 @@
-"""The folder of a run, which explains itself.
+"""The run folder and its files.
 
-config.toml           every setting, nothing left open
+config.toml           all settings, including defaults
 environment.json      versions, machine, weights
-split.csv             the slides, their splits and labels
-history.jsonl         a line for each epoch
-checkpoints/          last.safetensors (all that is needed to go on), best.safetensors (weights)
+split.csv             slides, splits and labels
+history.jsonl         one line per epoch
+checkpoints/          last.safetensors (complete state for resuming), best.safetensors (weights of the best epoch)
 predictions-val.csv, predictions-test.csv   of the best epoch, on all tiles
-failures.csv          slides that failed, and tiles that were skipped
+failures.csv          failed slides and skipped tiles
 curves.png, summary.md, tensorboard/
 """
 
@@ -28,9 +28,9 @@ from torch import Tensor
 
 from tapfm.config.changes import changed_settings
 from tapfm.config.settings import RunConfig
-from tapfm.config.text import config_text
+from tapfm.config.text import format_config
 from tapfm.errors import CheckpointError, RunError
-from tapfm.runs.checkpoint import check_space, load_checkpoint, nbytes, read_description, save_checkpoint
+from tapfm.runs.checkpoint import check_disk_space, load_checkpoint, read_description, save_checkpoint, total_bytes
 from tapfm.runs.data import RunData, describe_changes
 from tapfm.runs.progress import RunProgress
 from tapfm.runtime.csv_files import csv_text, read_csv, write_csv
@@ -38,11 +38,11 @@ from tapfm.runtime.files import fingerprint, write_atomically
 from tapfm.tiles.reading import SkippedTiles
 from tapfm.version import __version__
 
-_SHOWN = 10  # differences named
+_MAX_LISTED = 10  # differences listed in an error
 
 
 class TrainingState(Protocol):
-    """What a checkpoint is made of, and restored into: a model with its optimisers."""
+    """Protocol of a model with its optimisers, whose state is saved in checkpoints."""
 
     @property
     def moments(self) -> str:
@@ -71,108 +71,112 @@ class RunFolder:
         self.next_best = folder / "checkpoints" / "best.next.safetensors"
 
     @property
-    def begun(self) -> bool:
-        """Say whether there is a run in it."""
+    def has_run(self) -> bool:
+        """Whether the folder contains a run."""
         return (self.folder / "config.toml").exists()
 
-    def begin(self, config: RunConfig, data: RunData, environment: Mapping[str, Any]) -> None:
-        """Write what the run is made from; the configuration last, as it marks a run."""
-        (self.folder / "environment.json").unlink(missing_ok=True)  # of a start that came to nothing
-        self.note_environment(environment)
+    def create(self, config: RunConfig, data: RunData, environment: Mapping[str, Any]) -> None:
+        """Write environment, split and configuration of a new run; the configuration last, as it marks a run."""
+        (self.folder / "environment.json").unlink(missing_ok=True)  # of an attempt that failed to start
+        self.add_environment(environment)
         write_csv(self.folder / "split.csv", data.columns, data.rows())
-        write_atomically(self.folder / "config.toml", config_text(config).encode())
+        write_atomically(self.folder / "config.toml", format_config(config).encode())
 
-    def note_environment(self, environment: Mapping[str, Any]) -> None:
-        """Add to environment.json: a run that was resumed has seen several."""
+    def add_environment(self, environment: Mapping[str, Any]) -> None:
+        """Append to environment.json; a resumed run has several environments."""
         text = json.dumps([*self.environments(), environment], indent=2)
         write_atomically(self.folder / "environment.json", text.encode())
 
     def environments(self) -> list[dict[str, Any]]:
-        """Read where the run was begun, and where it was resumed."""
+        """Return the environments in which the run was started and resumed."""
         path = self.folder / "environment.json"
         return json.loads(path.read_text("utf-8")) if path.exists() else []
 
     def identity(self) -> str:
-        """Tell a run from others: by what it was made from."""
+        """Return an id of the run, computed from its configuration and split."""
         return fingerprint(self.settings(), (self.folder / "split.csv").read_text("utf-8"))[:16]
 
     def settings(self) -> dict[str, Any]:
-        """Read config.toml as it is."""
+        """Return the contents of config.toml, unchecked."""
         return tomllib.loads((self.folder / "config.toml").read_text("utf-8"))
 
     def slides(self) -> list[dict[str, str]]:
-        """Read split.csv."""
+        """Return the rows of split.csv."""
         return read_csv(self.folder / "split.csv")
 
-    def refuse_changes(self, config: RunConfig, data: RunData, go_on: str) -> None:
-        """Refuse to go on with another configuration or cohort, saying how it differs."""
+    def check_unchanged(self, config: RunConfig, data: RunData, resume_command: str) -> None:
+        """Raise RunError, with the differences, if the configuration or cohort is not that of the run."""
         lines = changed_settings(self.settings(), config.as_tables())
         lines += describe_changes(self.slides(), data)
         if lines:
-            shown = lines[:_SHOWN] + ([f"... and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else [])
+            shown = lines[:_MAX_LISTED] + (
+                [f"... and {len(lines) - _MAX_LISTED:,} more"] if len(lines) > _MAX_LISTED else []
+            )
             raise RunError(
-                f"{self.folder} was begun with something else:\n  " + "\n  ".join(shown),
-                hint=f"Go on with what it was begun with: {go_on}\nOr begin anew with another --out.",
+                f"{self.folder} was started with different settings or data:\n  " + "\n  ".join(shown),
+                hint=f"Resume with the original ones: {resume_command}\nOr start a new run with another --out.",
             )
 
-    def refuse_other_weights(self, sha256: str | None) -> None:
-        """Refuse to go on from another base model."""
-        began_with = self.environments()[0]["weights_sha256"] if self.environments() else sha256
-        if sha256 != began_with:
+    def check_same_weights(self, sha256: str | None) -> None:
+        """Raise RunError if the base weights are not those that the run was started with."""
+        expected = self.environments()[0]["weights_sha256"] if self.environments() else sha256
+        if sha256 != expected:
             raise RunError(
-                f"{self.folder} was begun with other weights of its encoder: their SHA-256 was {began_with}, "
-                f"is {sha256}.",
-                hint="Give the file that it began with (encoder.weights), or begin anew with another --out.",
+                f"{self.folder} was started with different encoder weights: SHA-256 {expected}, but the weights found have "
+                f"{sha256}.",
+                hint="Use the original weights (setting encoder.weights), or start a new run with another --out.",
             )
 
     def load_progress(self, learner: TrainingState) -> RunProgress | None:
-        """Put the last checkpoint into the learner; None where there is none yet."""
+        """Restore the last checkpoint into the learner and return its progress; None if there is no checkpoint."""
         if not self.last.exists():
             return None
         tensors, description = load_checkpoint(self.last)
         if description.get("run") != self.identity():
             raise RunError(
-                f"{self.last} was not made with the config.toml and split.csv beside it.",
-                hint="Put the files of the run back, or begin anew with another --out.",
+                f"{self.last} does not belong to the config.toml and split.csv in {self.folder}.",
+                hint="Restore the original files of the run, or start a new run with another --out.",
             )
         learner.restore(tensors)
         progress = RunProgress.from_json(description["progress"])
-        self.settle_best(progress)
+        self.promote_best(progress)
         return progress
 
     def saved_moments(self) -> str:
-        """Read in which form the last checkpoint has the optimiser's moments."""
+        """Return how the optimiser's moments are stored in the last checkpoint."""
         return str(read_description(self.last).get("moments", "float32"))
 
     def load_best(self, learner: TrainingState) -> dict[str, Any]:
-        """Put the best epoch's weights into the learner, and say which they are."""
+        """Load the weights of the best epoch into the learner; return the description of the checkpoint."""
         tensors, description = load_checkpoint(self.best)
         learner.restore_weights(tensors)
         return description
 
-    def check_space(self, learner: TrainingState) -> None:
-        """Refuse a run whose checkpoints would not fit: both of them, each twice while it is replaced."""
-        weights = nbytes(learner.weights())
+    def check_disk_space(self, learner: TrainingState) -> None:
+        """Raise DiskFullError if there is no space for both checkpoints, each twice while it is replaced."""
+        weights = total_bytes(learner.weights())
         moments = 2 * weights
-        have = sum(path.stat().st_size for path in (self.last, self.best) if path.exists())
-        check_space(self.folder, max(0, 2 * (weights + moments) + 2 * weights - have), "The checkpoints of this run")
+        existing = sum(path.stat().st_size for path in (self.last, self.best) if path.exists())
+        check_disk_space(
+            self.folder, max(0, 2 * (weights + moments) + 2 * weights - existing), "the checkpoints of this run"
+        )
 
     def save_last(self, learner: TrainingState, progress: RunProgress) -> None:
-        """Save all that is needed to go on, and the tables that go with it."""
+        """Save the complete state for resuming, and the tables of the run."""
         description = {
             "tapfm": __version__,
             "kind": "last",
-            "run": self.identity(),  # of configuration and data
+            "run": self.identity(),
             "moments": learner.moments,
             "config": self.settings(),
             "progress": progress.as_json(),
         }
         save_checkpoint(self.last, learner.state(), description)
-        self.settle_best(progress)
+        self.promote_best(progress)
         self.write_tables(progress)
 
     def write_tables(self, progress: RunProgress) -> None:
-        """Write what people read of a checkpoint."""
+        """Write history.jsonl and failures.csv."""
         lines = "".join(json.dumps(row) + "\n" for row in progress.history)
         write_atomically(self.folder / "history.jsonl", lines.encode())
         write_atomically(self.folder / "failures.csv", failures_table(progress.failed, progress.skipped))
@@ -188,10 +192,10 @@ class RunFolder:
         }
         save_checkpoint(self.next_best, learner.weights(), description)
 
-    def settle_best(self, progress: RunProgress) -> None:
-        """Let the next best replace the best, now that the last checkpoint names it; or drop it.
+    def promote_best(self, progress: RunProgress) -> None:
+        """Replace the best checkpoint by the next best if the last checkpoint refers to it; delete it otherwise.
 
-        A run that is stopped between the two repeats the epoch, and on a GPU may find it worse.
+        A run that is stopped between both writes repeats the epoch, which may give a lower score on a GPU.
         """
         if self.next_best.exists():
             if read_description(self.next_best)["epoch"] == (progress.best_epoch or 0) + 1:
@@ -200,11 +204,11 @@ class RunFolder:
                 self.next_best.unlink()
 
     def finished(self) -> bool:
-        """Return whether training is over, by the last checkpoint."""
+        """Return whether training has finished, according to the last checkpoint."""
         return bool(self._saved_progress()["finished"])
 
     def epochs_done(self) -> int:
-        """Return the number of finished epochs, by the last checkpoint."""
+        """Return the number of finished epochs, according to the last checkpoint."""
         return len(self._saved_progress()["history"])
 
     def _saved_progress(self) -> dict[str, Any]:
@@ -218,23 +222,23 @@ class RunFolder:
 
 
 def failures_table(failed: Mapping[str, str], skipped: Mapping[str, SkippedTiles]) -> bytes:
-    """List failed slides, and slides with tiles that were skipped."""
+    """Return failures.csv: failed slides, and slides with skipped tiles."""
     rows: list[list[object]] = [[slide_id, "failed", None, reason] for slide_id, reason in failed.items()]
     rows += [
         [slide_id, "tiles skipped", len(each.tiles), each.reason]
         for slide_id, each in skipped.items()
         if slide_id not in failed
     ]
-    return csv_text(["slide_id", "what", "tiles_skipped", "reason"], rows).encode()
+    return csv_text(["slide_id", "problem", "tiles_skipped", "reason"], rows).encode()
 
 
-def environment_of(
+def describe_environment(
     device: torch.device,
     weights_sha256: str | None,
-    made_by: str | None,
+    features_source: str | None,
     tiles: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Note what a result may depend on besides the configuration."""
+    """Return what results may depend on in addition to the configuration."""
     packages = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecodecs", "peft", "torchmil")
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return {
@@ -242,19 +246,19 @@ def environment_of(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),  # sums are rounded by it
+        "threads": torch.get_num_threads(),  # affects rounding
         "device": str(device) if gpu is None else f"{device} ({gpu.name}, {gpu.total_memory / 2**30:.0f} GiB)",
         "cuda": torch.version.cuda if gpu is not None else None,
-        "packages": {name: version for name in packages if (version := version_of(name)) is not None},
-        "weights_sha256": weights_sha256,  # of the encoder, before it was adapted
-        "features_made_by": made_by,  # what files of stored features say, where another tool wrote them
-        "tiles": tiles,  # how those that were learnt from were laid, so that other slides get the same
+        "packages": {name: version for name in packages if (version := installed_version(name)) is not None},
+        "weights_sha256": weights_sha256,  # of the encoder before adaptation
+        "features_source": features_source,  # tool and encoder of stored features that tapfm did not write
+        "tiles": tiles,  # tiling settings of the training slides, for tiling other slides alike
         "command": shlex.join(["tapfm", *sys.argv[1:]]),
     }
 
 
-def version_of(package: str) -> str | None:
-    """Find an installed version."""
+def installed_version(package: str) -> str | None:
+    """Return the installed version of a package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

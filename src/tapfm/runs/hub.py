@@ -1,4 +1,4 @@
-"""An exported encoder to the Hugging Face hub: private unless told otherwise, and only where its licence allows it."""
+"""Push an exported encoder to the Hugging Face Hub: private by default, and only if its licence allows it."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from pathlib import Path
 
 from tapfm.encoders.card import EncoderCard
 from tapfm.errors import InputError, TapfmError
-from tapfm.runtime.files import UNFINISHED
+from tapfm.runtime.files import UNFINISHED_SUFFIX
 
 _FLAG = "--despite-no-derivatives"
-_LOG_IN = "Log in with a token that may write: hf auth login (or set HF_TOKEN)."
+_LOG_IN = "Log in with a token that has write access: hf auth login (or set HF_TOKEN)."
 _NEEDED = ("config.json", "model.safetensors")
-_NOT_PUSHED = [".*", "*/.*", f"*{UNFINISHED}"]
+_NOT_PUSHED = [".*", "*/.*", f"*{UNFINISHED_SUFFIX}"]
 
 
 def push_folder(
     folder: Path, repository: str, *, card: EncoderCard, despite_no_derivatives: bool, private: bool = True
 ) -> str:
-    """Make the repository, if it is not there, upload the folder to it, and return its address."""
-    refuse_bad_repository(repository)
-    refuse_no_derivatives(card, despite_no_derivatives=despite_no_derivatives)
+    """Create the repository if it does not exist, upload the folder, and return the URL."""
+    check_repository_name(repository)
+    check_licence_allows_sharing(card, despite_no_derivatives=despite_no_derivatives)
     missing = [name for name in _NEEDED if not (folder / name).is_file()]
     if missing:
         raise InputError(
             f"{folder} is not an exported encoder: it has no {' and no '.join(missing)}.",
             hint="Export it first: tapfm export runs/NAME --out DIR",
         )
-    refuse_without_token()
+    check_hub_token()
     from huggingface_hub import HfApi
 
     try:
         hub = HfApi()
         address = str(hub.create_repo(repository, private=private, exist_ok=True))
-        if private and not hub.model_info(repository).private:  # it was there before
+        if private and not hub.model_info(repository).private:  # it existed before
             raise InputError(
-                f"{address} exists and is public, so that everybody would see what is pushed.",
-                hint=f"Give another name, or make it private on {address}/settings",
+                f"{address} exists and is public, so everybody could see the pushed files.",
+                hint=f"Choose another name, make it private on {address}/settings, or push with --public.",
             )
         hub.upload_folder(
             repo_id=repository,
@@ -46,64 +46,64 @@ def push_folder(
         )
     except TapfmError:
         raise
-    except Exception as error:  # its client has errors of two HTTP libraries, by version
-        raise _refused(repository, error) from error
+    except Exception as error:  # the client raises errors of two HTTP libraries, depending on its version
+        raise _make_push_error(repository, error) from error
     return address
 
 
-def refuse_without_token() -> None:
-    """Refuse before any work when nobody is logged in."""
+def check_hub_token() -> None:
+    """Raise InputError if no user is logged in to the hub."""
     from huggingface_hub import get_token
 
     if get_token() is None:
-        raise InputError("Nobody is logged in to the hub on this machine.", hint=_LOG_IN)
+        raise InputError("No user is logged in to the Hugging Face Hub on this machine.", hint=_LOG_IN)
 
 
-def refuse_bad_repository(repository: str) -> None:
-    """Refuse what cannot be a repository's name before anything is asked of the hub."""
+def check_repository_name(repository: str) -> None:
+    """Raise InputError if this is not a valid repository name."""
     part = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
     valid = re.fullmatch(rf"{part}/{part}", repository) and not re.search(r"--|\.\.|\.git$", repository)
     if not valid or len(repository) > 96:
         raise InputError(
-            f"'{repository}' is not the name of a repository on the hub.",
-            hint="Give owner/name: letters, digits, single '-' and '.', '_'; for example my-lab/uni-fgfr3.",
+            f"'{repository}' is not a valid repository name.",
+            hint="Use owner/name: letters, digits, single '-' and '.', '_'; for example my-lab/uni-fgfr3.",
         )
 
 
 def forbids_derivatives(licence: str) -> bool:
-    """Say whether a licence, as cards name it, lets nobody pass on changed copies."""
+    """Return whether a licence, as named in encoder cards, forbids sharing modified versions."""
     return re.search(r"\bND\b|no[ -]?deriv", licence, re.IGNORECASE) is not None
 
 
-def refuse_no_derivatives(card: EncoderCard, *, despite_no_derivatives: bool) -> None:
-    """Refuse to share an adapted encoder that its licence does not let anybody share, unless it was asked for."""
+def check_licence_allows_sharing(card: EncoderCard, *, despite_no_derivatives: bool) -> None:
+    """Raise InputError if the licence forbids sharing an adapted encoder, unless `despite_no_derivatives`."""
     if forbids_derivatives(card.licence) and not despite_no_derivatives:
         raise InputError(
-            f"The licence of {card.name} ({card.licence}) does not let you share adapted versions of it.",
-            hint=f"Keep the folder to yourself; or, if its owners have allowed it: {_FLAG}",
+            f"The licence of {card.name} ({card.licence}) does not allow sharing adapted versions.",
+            hint=f"Do not share the exported folder. If the owners of {card.name} gave you permission: {_FLAG}",
         )
 
 
-def _refused(repository: str, error: Exception) -> InputError:
-    """Say why the hub, or the way to it, did not take the folder."""
+def _make_push_error(repository: str, error: Exception) -> InputError:
+    """Return the error for a failed push, with its reason."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
-    answers = [getattr(each, "response", None) for each in causes]
-    status = next((answer.status_code for answer in answers if answer is not None), None)
+    responses = [getattr(each, "response", None) for each in causes]
+    status = next((response.status_code for response in responses if response is not None), None)
     owner = repository.partition("/")[0]
     if status == 401:
-        return InputError("The hub does not know the token of this machine.", hint=_LOG_IN)
+        return InputError("The Hugging Face Hub rejected the token of this machine.", hint=_LOG_IN)
     if status in (403, 404):
         return InputError(
-            f"The hub does not let you write to {repository}.",
-            hint=f"Is {owner} you, or an organisation whose models you may write? {_LOG_IN}",
+            f"You have no write access to {repository} on the Hugging Face Hub.",
+            hint=f"Is {owner} your user name, or an organisation with write access for you? {_LOG_IN}",
         )
     reason = (str(causes[-1]) or type(causes[-1]).__name__).splitlines()[0]
     if status is None:
         return InputError(
-            f"{repository} could not be pushed: {reason}", hint="Is there network? Try again with the same command."
+            f"{repository} could not be pushed: {reason}", hint="Check the network connection, then repeat the command."
         )
     return InputError(
-        f"The hub did not take {repository} (status {status}): {reason}", hint="Try again later, with the same command."
+        f"The Hugging Face Hub refused {repository} (status {status}): {reason}", hint="Repeat the command later."
     )

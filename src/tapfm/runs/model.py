@@ -1,4 +1,4 @@
-"""An encoder, an aggregator and a task that belong together."""
+"""The slide model: an encoder, an aggregator and a task."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from tapfm.contracts import Aggregator, BagOutput, Task
-from tapfm.encoders.adapters import trained_parameters
+from tapfm.encoders.adapters import trainable_parameters
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import CheckpointError, InputError
 
 
 @dataclass
 class SlideModel:
-    """What is trained, saved and used for predictions. Without an encoder it starts from stored features.
+    """A model for slides; without an encoder, its input is stored features.
 
     compute_dtype: dtype of the encoder's autocast in training and validation; None: the precision of its weights.
     """
@@ -37,25 +37,25 @@ class SlideModel:
             if module is not None:
                 module.train(mode)
 
-    def trained_parameters(self) -> dict[str, nn.Parameter]:
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that training changes: the aggregator's, and those of the encoder that are not frozen.
 
         The names are those of a checkpoint's tensors.
         """
-        encoder = trained_parameters(self.encoder) if self.encoder is not None else {}
+        encoder = trainable_parameters(self.encoder) if self.encoder is not None else {}
         return {
             **{f"aggregator/{name}": parameter for name, parameter in self.aggregator.named_parameters()},
             **{f"encoder/{name}": parameter for name, parameter in encoder.items()},
         }
 
     def aggregator_for(self, coordinates: Tensor | None = None) -> Aggregator:
-        """Return the aggregator of a bag; one that uses the coordinates of tiles gets them here."""
-        if not getattr(self.aggregator, "uses_places", False):
+        """Return the aggregator for one bag, with the coordinates of its tiles if it uses them."""
+        if not getattr(self.aggregator, "uses_positions", False):
             return self.aggregator
         if coordinates is None:
             raise InputError(
-                "The aggregator uses the coordinates of tiles, and these features have none.",
-                hint="Make features with coordinates: tapfm embed; or use an aggregator without, such as abmil.",
+                "The aggregator uses tile coordinates, but these features have none.",
+                hint="Compute features with coordinates (tapfm embed), or use another aggregator, such as abmil.",
             )
         return _AggregatorWithCoordinates(self.aggregator, coordinates)
 
@@ -78,18 +78,18 @@ class _AggregatorWithCoordinates:
 
 
 def load_parameters(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of a checkpoint into parameters. Raises CheckpointError where they do not fit."""
-    refuse_misfit(parameters, state)
+    """Copy the tensors of a checkpoint into parameters. Raises CheckpointError if they do not match."""
+    check_parameter_shapes(parameters, state)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(state[name])
 
 
-def refuse_misfit(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Refuse the checkpoint of a different model."""
+def check_parameter_shapes(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError if a tensor is missing or has a different shape."""
     for name, tensor in ours.items():
         if name not in state or state[name].shape != tensor.shape:
             raise CheckpointError(
-                f"The checkpoint does not fit: {name} is missing or has a different shape.",
-                hint="Was it made with another encoder, aggregator or scope?",
+                f"The checkpoint does not match the model: {name} is missing or has a different shape.",
+                hint="Was it saved with another encoder, aggregator or adaptation scope?",
             )

@@ -1,4 +1,4 @@
-"""What is evaluated: a run, an export, or several of them as an ensemble; looked at before anything is loaded."""
+"""Open the folder of a run, an export or an ensemble and read its metadata, without loading weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from tapfm.cohort.splits import TRAIN, VALIDATION
 from tapfm.config.loading import load_config
 from tapfm.config.settings import RunConfig
-from tapfm.encoders.timm_folder import WEIGHTS
+from tapfm.encoders.timm_folder import WEIGHTS_FILE
 from tapfm.errors import RunError
-from tapfm.runs.ensemble import EnsembleKind, is_export, member_folders, refuse_other_targets
+from tapfm.runs.ensemble import EnsembleKind, check_same_targets, find_member_folders, is_export
 from tapfm.runs.folder import RunFolder
-from tapfm.runs.saved_model import AGGREGATOR, DESCRIPTION
-from tapfm.runtime.files import fingerprint, sha256_of
-from tapfm.runtime.messages import command
+from tapfm.runs.saved_model import AGGREGATOR_FILE, DESCRIPTION_FILE
+from tapfm.runtime.files import file_sha256, fingerprint
+from tapfm.runtime.messages import format_command
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import TargetKinds
 from tapfm.version import __version__
@@ -24,24 +24,24 @@ from tapfm.version import __version__
 
 @dataclass(frozen=True)
 class ModelMember:
-    """A run, or an export, which has no configuration."""
+    """A run or an export; an export has no configuration."""
 
     folder: Path
     targets: TargetKinds
     encoder: str
-    adapted: bool  # or the encoder is as it was published, and only the aggregator has learnt
+    adapted: bool  # False: only the aggregator was trained, on features of the published encoder
     identity: str  # of the run
     digest: str  # of the weights
     config: RunConfig | None = None
 
     def slides(self) -> list[dict[str, str]]:
-        """Read the slides of the run; an export does not name them."""
+        """Return the rows of split.csv; empty for an export."""
         return [] if self.config is None else RunFolder(self.folder).slides()
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """One member, or those of an ensemble."""
+    """The folder of a run or export (one member), or of an ensemble (several)."""
 
     path: Path
     kind: str  # run, export, or ensemble of folds or seeds
@@ -50,21 +50,20 @@ class ModelFolder:
 
     @property
     def targets(self) -> TargetKinds:
-        """What it predicts."""
         return self.members[0].targets
 
     @property
     def config(self) -> RunConfig | None:
-        """The configuration of the first run; None where all are exports."""
+        """The configuration of the first run; None if all members are exports."""
         return next((member.config for member in self.members if member.config is not None), None)
 
     @property
     def adapted(self) -> bool:
-        """Say whether any member has an encoder of its own, for which stored features are none."""
+        """Whether any member has an adapted encoder, so that stored features cannot be used."""
         return any(member.adapted for member in self.members)
 
-    def described(self) -> dict[str, Any]:
-        """Say which model it is, for what is written beside its predictions; the same model gives the same text."""
+    def describe(self) -> dict[str, Any]:
+        """Return what identifies the model, for the metadata of its predictions."""
         return {
             "tapfm": __version__,
             "model": str(self.path),
@@ -73,8 +72,8 @@ class ModelFolder:
             "targets": list(self.targets),
         }
 
-    def learnt_from(self) -> dict[str, str]:
-        """Name the patients that any member learnt from, or was chosen by, and their split."""
+    def seen_patients(self) -> dict[str, str]:
+        """Return the patients used for training or validation of any member, with their split."""
         patients: dict[str, str] = {}
         for member in self.members:
             for row in member.slides():
@@ -84,60 +83,60 @@ class ModelFolder:
 
 
 def open_model_folder(path: Path) -> ModelFolder:
-    """Say what a folder holds; what cannot be evaluated is refused."""
-    folders, ensemble = member_folders(path)
-    members = [_look_at_export(folder) if is_export(folder) else _look_at_run(folder) for folder in folders]
-    refuse_other_targets(path, folders, [tuple(member.targets) for member in members])
+    """Open the folder of a run, export or ensemble. Raises RunError if it cannot be used for inference."""
+    folders, ensemble = find_member_folders(path)
+    members = [_read_export_member(folder) if is_export(folder) else _read_run_member(folder) for folder in folders]
+    check_same_targets(path, folders, [tuple(member.targets) for member in members])
     kind = f"ensemble of {ensemble}" if ensemble else "export" if is_export(path) else "run"
     return ModelFolder(path, kind, tuple(members), ensemble)
 
 
-def _look_at_run(folder: Path) -> ModelMember:
-    """Look at a run, which must have a best epoch."""
+def _read_run_member(folder: Path) -> ModelMember:
+    """Read a run, which must have finished an epoch."""
     run_folder, config = RunFolder(folder), load_config(folder / "config.toml")
     if not run_folder.best.exists():
         raise RunError(
             f"{folder} has not finished an epoch yet.",
-            hint=f"Go on with it: {command('train', folder / 'config.toml', '--out', folder, '--resume')}",
+            hint=f"Resume the run: {format_command('train', folder / 'config.toml', '--out', folder, '--resume')}",
         )
     if not (folder / "split.csv").exists():
-        raise RunError(f"{folder} has no split.csv.", hint="Copy the whole folder of the run again.")
+        raise RunError(f"{folder} has no split.csv.", hint="Copy the whole run folder again.")
     return ModelMember(
         folder,
         target_kinds(config.task.targets),
         config.encoder.name,
         config.adaptation.method != "fixed",
         run_folder.identity(),
-        sha256_of(run_folder.best),
+        file_sha256(run_folder.best),
         config,
     )
 
 
 def is_finished(member: ModelMember) -> bool:
-    """Say whether training is over; exports do not say."""
+    """Return whether training has finished; always True for an export."""
     run_folder = RunFolder(member.folder)
     return member.config is None or not run_folder.last.exists() or run_folder.finished()
 
 
-def _look_at_export(folder: Path) -> ModelMember:
-    """Look at an exported folder."""
-    description = description_of(folder)
+def _read_export_member(folder: Path) -> ModelMember:
+    description = read_export_description(folder)
     try:
         targets, encoder = target_kinds(description["targets"]), description["encoder"]
-        files = [AGGREGATOR, WEIGHTS] if encoder["adapted"] else [AGGREGATOR]
-        digest = fingerprint([sha256_of(folder / name) for name in files])
+        files = [AGGREGATOR_FILE, WEIGHTS_FILE] if encoder["adapted"] else [AGGREGATOR_FILE]
+        digest = fingerprint([file_sha256(folder / name) for name in files])
         return ModelMember(folder, targets, encoder["name"], encoder["adapted"], str(description.get("run")), digest)
     except (OSError, LookupError, TypeError) as error:
         raise RunError(
-            f"{folder} is no exported model ({error}).", hint="Make one: tapfm export runs/NAME --out DIR"
+            f"{folder} is not an exported model ({error}).", hint="Create one: tapfm export runs/NAME --out DIR"
         ) from error
 
 
-def description_of(folder: Path) -> dict[str, Any]:
-    """Read tapfm.json."""
+def read_export_description(folder: Path) -> dict[str, Any]:
+    """Read the tapfm.json of an export."""
     try:
-        return dict(json.loads((folder / DESCRIPTION).read_text("utf-8")))
+        return dict(json.loads((folder / DESCRIPTION_FILE).read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise RunError(
-            f"{folder / DESCRIPTION} cannot be read ({error}).", hint="Make it again: tapfm export runs/NAME --out DIR"
+            f"{folder / DESCRIPTION_FILE} cannot be read ({error}).",
+            hint="Export the run again: tapfm export runs/NAME --out DIR",
         ) from error

@@ -1,4 +1,4 @@
-"""How far a run is: everything but tensors that the next step depends on, and what is told of each epoch."""
+"""Progress of a run: the state, except tensors, that resuming needs, and the history of epochs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from tapfm.tiles.reading import SkippedTiles
 
-# what of an epoch is summed up slide by slide
-SUMMED = (
+# values of each training slide that are summed over an epoch
+SUMMED_METRICS = (
     "loss_agg",
     "loss_feature",
     "loss_attention",
-    "loss_regular",
+    "loss_cosine",
     "loss_pfm",
     "norm_g_z",
     "norm_g_r",
@@ -22,13 +22,13 @@ SUMMED = (
 
 @dataclass
 class EpochSums:
-    """An epoch so far."""
+    """Sums over the current epoch."""
 
     slides: int = 0
-    tiles: int = 0  # learnt from
+    tiles: int = 0  # of training slides
     validation_tiles: int = 0
     tiles_failed: int = 0
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMMED, 0.0))
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMMED_METRICS, 0.0))
     logits: dict[str, list[float]] = field(default_factory=dict)  # by slide, before its update
     seconds: float = 0.0
     waited_s: float = 0.0
@@ -36,25 +36,25 @@ class EpochSums:
 
     @property
     def tiles_per_second(self) -> float:
-        """How fast it went, validation included."""
+        """Tiles per second, including validation."""
         return (self.tiles + self.validation_tiles) / max(self.seconds, 1e-9)
 
     @property
-    def waiting_share(self) -> float:
-        """Part of the time that was spent waiting for tiles."""
+    def data_wait_fraction(self) -> float:
+        """Fraction of the time spent waiting for tiles."""
         return self.waited_s / max(self.seconds, 1e-9)
 
 
 @dataclass
 class RunProgress:
-    """Where a run is. Epochs count from 0; `position` is the number of training slides of this epoch that are done."""
+    """Progress of a run. Epochs count from 0; `position` is the number of finished training slides of this epoch."""
 
     epoch: int = 0
     position: int = 0
     step: int = 0
     finished: bool = False
     stopped_early: bool = False
-    selected_by: str | None = None  # auc, loss or last: what decides which epoch is the best
+    selected_by: str | None = None  # criterion for the best epoch: auc, loss or last
     best_epoch: int | None = None
     best_score: float | None = None
     failed: dict[str, str] = field(default_factory=dict)  # slide and reason
@@ -62,19 +62,18 @@ class RunProgress:
     sums: EpochSums = field(default_factory=EpochSums)
     history: list[dict[str, Any]] = field(default_factory=list)
 
-    def forget_failures(self) -> None:
-        """Give slides that failed another chance."""
+    def clear_failures(self) -> None:
+        """Remove failed slides from the record, so that they are tried again."""
         for slide_id in self.failed:
             self.skipped.pop(slide_id, None)
         self.failed = {}
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as JSON has it."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RunProgress:
-        """Read it back."""
+        """Restore from `as_json`; unknown fields are ignored."""
         known = {each.name for each in fields(cls)}
         values = {name: value for name, value in values.items() if name in known}
         values["sums"] = EpochSums(**values["sums"])

@@ -1,4 +1,4 @@
-"""Thresholds are chosen on validation slides, never on what is evaluated."""
+"""Choose decision thresholds on validation slides, never on the evaluated slides."""
 
 from __future__ import annotations
 
@@ -7,69 +7,73 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tapfm.cohort.splits import VALIDATION
-from tapfm.evaluation.measures import ChosenThresholds, Thresholds, choose_thresholds
+from tapfm.evaluation.metric_values import ChosenThresholds, Thresholds, choose_thresholds
 from tapfm.evaluation.predictions import Prediction, Unit, average_predictions, read_predictions
-from tapfm.runs.model_folder import ModelFolder, ModelMember, description_of
+from tapfm.runs.model_folder import ModelFolder, ModelMember, read_export_description
 from tapfm.tasks.target import TargetKinds
 
 EXPORTED_SENSITIVITY = 0.9
 
 
-def thresholds_of(evaluated: ModelFolder, unit: Unit, sensitivity: float) -> ChosenThresholds:
+def choose_model_thresholds(model_folder: ModelFolder, unit: Unit, sensitivity: float) -> ChosenThresholds:
     """Choose thresholds on the validation slides of a run, or of the members of an ensemble."""
-    if evaluated.ensemble is None and evaluated.members[0].config is None:
-        return _exported(evaluated.members[0], unit, sensitivity)
-    found = [each for member in evaluated.members if (each := _validation_of(member.folder, member.targets))]
+    if model_folder.ensemble is None and model_folder.members[0].config is None:
+        return _read_exported_thresholds(model_folder.members[0], unit, sensitivity)
+    found = [
+        each for member in model_folder.members if (each := _read_validation_predictions(member.folder, member.targets))
+    ]
     if not found:
-        return ChosenThresholds(None, f"{evaluated.path} has no predictions of validation slides")
-    if len(found) < len(evaluated.members):
-        return ChosenThresholds(None, "some members have no predictions of validation slides")
-    predictions = _pooled(found, evaluated.targets)
-    slides = f"{len(predictions):,} validation slides"
-    of_members = " of its members" if evaluated.ensemble is not None else " of the run"
-    return ChosenThresholds(choose_thresholds(predictions, evaluated.targets, unit, sensitivity), slides + of_members)
+        return ChosenThresholds(None, f"{model_folder.path} has no predictions for validation slides")
+    if len(found) < len(model_folder.members):
+        return ChosenThresholds(None, "some members have no predictions for validation slides")
+    predictions = _pool_predictions(found, model_folder.targets)
+    owner = "the members" if model_folder.ensemble is not None else "the run"
+    source = f"{len(predictions):,} validation slides of {owner}"
+    return ChosenThresholds(choose_thresholds(predictions, model_folder.targets, unit, sensitivity), source)
 
 
-def _validation_of(run: Path, targets: TargetKinds) -> list[Prediction]:
-    """Read what a finished run says of its validation slides; nothing where there are none."""
+def _read_validation_predictions(run: Path, targets: TargetKinds) -> list[Prediction]:
+    """Read the validation predictions of a finished run; empty if there are none."""
     path = run / f"predictions-{VALIDATION}.csv"
     return read_predictions(path, targets) if path.exists() else []
 
 
-def _pooled(of_members: Sequence[Sequence[Prediction]], targets: TargetKinds) -> list[Prediction]:
-    """Put members' predictions together: averaged where they are of the same slides, as seeds are, else one by one."""
-    slides = [[each.slide_id for each in predictions] for predictions in of_members]
+def _pool_predictions(by_member: Sequence[Sequence[Prediction]], targets: TargetKinds) -> list[Prediction]:
+    """Combine predictions of the members: averaged if their slides are the same (seeds), concatenated otherwise (folds)."""
+    slides = [[each.slide_id for each in predictions] for predictions in by_member]
     if all(each == slides[0] for each in slides):
-        return average_predictions(of_members, targets)
-    return [each for predictions in of_members for each in predictions]
+        return average_predictions(by_member, targets)
+    return [each for predictions in by_member for each in predictions]
 
 
-def _exported(member: ModelMember, unit: Unit, sensitivity: float) -> ChosenThresholds:
-    """Take the thresholds that an export brings along."""
+def _read_exported_thresholds(member: ModelMember, unit: Unit, sensitivity: float) -> ChosenThresholds:
+    """Read the thresholds that are stored in an export."""
     try:
-        written = description_of(member.folder)["thresholds"][unit]
-        youden, chosen, why = dict(written["youden"]), dict(written["chosen"]), ""
-        if written["sensitivity"] != sensitivity:
-            chosen = dict.fromkeys(chosen)
-            why = f"an export has that of sensitivity {written['sensitivity']:g} only; for others evaluate the run"
-        where = "the validation slides of the run that was exported"
-        return ChosenThresholds(Thresholds(youden, chosen, sensitivity), where, why)
+        stored = read_export_description(member.folder)["thresholds"][unit]
+        youden, at_sensitivity, missing_reason = dict(stored["youden"]), dict(stored["chosen"]), ""
+        if stored["sensitivity"] != sensitivity:
+            at_sensitivity = dict.fromkeys(at_sensitivity)
+            missing_reason = (
+                f"the export has a threshold for sensitivity {stored['sensitivity']:g} only; use the run instead"
+            )
+        source = "the validation slides of the exported run"
+        return ChosenThresholds(Thresholds(youden, at_sensitivity, sensitivity), source, missing_reason)
     except (LookupError, TypeError, ValueError):
         return ChosenThresholds(
-            None, f"{member.folder} was exported without thresholds; evaluate the run, or export it again"
+            None, f"{member.folder} was exported without thresholds; use the run instead, or export it again"
         )
 
 
-def thresholds_to_export(run: Path, targets: TargetKinds) -> dict[str, Any] | None:
-    """Choose the thresholds that an export takes along, for slides and for patients; None before the run is done."""
-    if not (predictions := _validation_of(run, targets)):
+def choose_export_thresholds(run: Path, targets: TargetKinds) -> dict[str, Any] | None:
+    """Choose the thresholds to store in an export, for slides and patients; None without validation predictions."""
+    if not (predictions := _read_validation_predictions(run, targets)):
         return None
-    written = {}
+    thresholds = {}
     for unit in get_args(Unit):
         chosen = choose_thresholds(predictions, targets, unit, EXPORTED_SENSITIVITY)
-        written[unit] = {
+        thresholds[unit] = {
             "youden": dict(chosen.youden),
-            "chosen": dict(chosen.chosen),
+            "chosen": dict(chosen.at_sensitivity),
             "sensitivity": chosen.sensitivity,
         }
-    return written
+    return thresholds

@@ -1,1 +1,1 @@
-"""What every long job shares: atomic files, locks, worker processes, progress, interrupts, seeds, devices."""
+"""Shared infrastructure of all commands: files, locks, worker processes, progress, signals, seeds and devices."""

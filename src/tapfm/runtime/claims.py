@@ -1,8 +1,8 @@
-"""Claims on slides: of several processes that work on one folder, each slide is processed by one.
+"""Slide claims, so that processes that share an output folder do not process the same slide twice.
 
-A claim is a lock on one byte of the file `.claims`, whose position follows from the slide's id. It is released when
-the slide is finished or the process ends, however it ends. It holds between machines that share the folder, if its
-file system has locks. Where it has none, every claim is granted.
+A claim is a lock on one byte of the file `.claims`. The byte's offset is derived from the slide id. The lock is
+released when the slide is finished or the process exits for any reason. Claims also work across machines if the shared
+file system supports locks. If it does not, every claim succeeds.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import IO
 
 _FILE = ".claims"
-_REFUSED = (errno.EAGAIN, errno.EACCES)  # of a byte that another process has locked
+_ALREADY_LOCKED = (errno.EAGAIN, errno.EACCES)
 
 
 class SlideClaims:
-    """The claims of this process on slides of a folder; used as a context manager.
+    """Context manager for the slides of a folder that this process has claimed.
 
-    Of one folder a process must have one object: closing it would release the claims of another one.
+    Create only one per folder and process: closing one releases the claims of all of them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,36 +34,35 @@ class SlideClaims:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            self._file.close()  # releases all claims; the file stays, as another process may be about to lock it
+            self._file.close()  # releases all claims; the file is not deleted, as another process may be using it
 
     def take(self, slide_id: str) -> bool:
-        """Claim a slide; returns False if another process has claimed it."""
+        """Claim a slide. Return False if another process has claimed it."""
         try:
             import fcntl
 
             assert self._file is not None
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _byte_of(slide_id))
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _lock_offset(slide_id))
         except ImportError:
             return True  # Windows
         except OSError as error:
-            return error.errno not in _REFUSED  # others: a file system without locks
+            return error.errno not in _ALREADY_LOCKED  # any other error: the file system has no locks
         return True
 
     def take_each(self, slide_ids: Iterable[str]) -> Iterator[str]:
-        """Claim slides one by one, each when it is asked for; yields those that were granted."""
+        """Claim slides lazily, one per iteration, and yield those that no other process has claimed."""
         return (slide_id for slide_id in slide_ids if self.take(slide_id))
 
     def release(self, slide_id: str) -> None:
-        """Release the claim on a slide."""
         try:
             import fcntl
 
             assert self._file is not None
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _byte_of(slide_id))
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _lock_offset(slide_id))
         except (ImportError, OSError):
-            pass  # as in `take`
+            pass  # no locks, as in `take`
 
 
-def _byte_of(slide_id: str) -> int:
-    # 56 bits: two ids of a million have the same byte with a probability of 1e-5, and then wait for each other
+def _lock_offset(slide_id: str) -> int:
+    # 56 bits: among a million slides, the probability that any two share an offset is about 1e-5
     return int.from_bytes(hashlib.sha256(slide_id.encode()).digest()[:7], "big")

@@ -1,12 +1,12 @@
-"""Work on the slides of a cohort: what every command that goes slide by slide shares.
+"""Process the slides of a cohort one by one, with resume and per-slide failures.
 
-A job function runs on each slide. A slide that fails is recorded with the reason and what to do, and the others
-go on. Finished slides are kept: the same command resumes.
+A job function runs on each slide. If it fails, the slide is recorded with a reason and a hint, and the other slides
+continue. Finished slides are stored, so that running the same command again resumes.
 
-    with locked(folder, "tapfm tile"), SlideClaims(folder) as claims:
-        table = SlideTable(folder, slide_ids, TileRecord, left_out=("not tiled", "no tiles with these settings"))
-        todo = table.plan(jobs, only=only, force=force, recall=recall)
-        with table.saved(), SlideProgress(console, "tiling", slides=len(todo)) as progress:
+    with lock_folder(folder, "tapfm tile"), SlideClaims(folder) as claims:
+        table = SlideTable(folder, slide_ids, TileRecord, not_selected=("not tiled", "no tiles with these settings"))
+        todo = table.plan(jobs, only=only, force=force, load_finished=load_record)
+        with table.save_on_exit(), SlideProgress(console, "tiling", slides=len(todo)) as progress:
             for slide_id, result in run_slides(tile_slide, todo, workers=workers, claims=claims):
                 ...
 """
@@ -23,14 +23,14 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from tapfm.errors import InputError, TapfmError
 from tapfm.runtime.claims import SlideClaims
-from tapfm.runtime.csv_files import recall_csv, write_csv
-from tapfm.runtime.workers import WorkerDied, WorkerPool, map_isolated
+from tapfm.runtime.csv_files import read_csv_or_empty, write_csv
+from tapfm.runtime.workers import WorkerCrash, WorkerPool, map_isolated
 
 SUMMARY, FAILURES = "summary.csv", "failures.csv"
-_FAILURE_COLUMNS = ("slide_id", "reason", "what_to_do")
-RESUME = "Finished slides are kept; run the same command again to resume."
-_SAVE_EVERY_S = 5.0  # a command that is killed loses that much of the tables, and no slide
-_DIGITS = 4  # of numbers in tables
+_FAILURE_COLUMNS = ("slide_id", "reason", "hint")
+RESUME_HINT = "Finished slides are saved. Run the same command again to resume."
+_SAVE_INTERVAL_S = 5.0  # a killed command loses at most this much of the tables, but no finished slide
+_DECIMALS = 4  # in tables
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -38,15 +38,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a slide failed and what to do about it, on one line each."""
+    """A slide's failure: the reason and a hint, one line each."""
 
     reason: str
-    what_to_do: str = ""
+    hint: str = ""
     seconds: float | None = None
-    stage: str = ""  # where a command has several
+    stage: str = ""  # for commands with several stages
 
     def __post_init__(self) -> None:
-        for name in ("reason", "what_to_do"):
+        for name in ("reason", "hint"):
             object.__setattr__(self, name, " ".join(getattr(self, name).split()))
 
 
@@ -57,76 +57,75 @@ def run_slides(
     workers: int,
     claims: SlideClaims | None = None,
     pool: WorkerPool | None = None,
-    after_crash: Callable[[Job], str] = lambda _: "If the machine ran out of memory, use fewer --workers.",
+    crash_hint: Callable[[Job], str] = lambda _: "If the machine ran out of memory, use fewer --workers.",
 ) -> Generator[tuple[str, Result | Failure], None, None]:
-    """Run a function on the job of each slide, in worker processes; yields (slide_id, result) as they finish.
+    """Run a function on each slide's job in worker processes; yield (slide_id, result) as they finish.
 
-    An error or a crash is the Failure of that slide. A slide that another process has claimed is left out.
-    claims: released when the caller is done with the result. after_crash: returns what to do about a crash.
-    pool: workers of `serve_function` with `attempt(function)`, started before.
+    An exception or a crash becomes the Failure of that slide. Slides that another process has claimed are skipped.
+
+    claims: each is released after the caller has handled the result.
+    crash_hint: returns the hint for a job whose worker crashed.
+    pool: workers that were already started with `serve_function` and `catch_failures(function)`.
     """
     slide_ids = jobs if claims is None else claims.take_each(jobs)
     items = ((slide_id, jobs[slide_id]) for slide_id in slide_ids)
-    with closing(map_isolated(attempt(function), items, workers, pool)) as results:
+    with closing(map_isolated(catch_failures(function), items, workers, pool)) as results:
         for slide_id, result in results:
-            if isinstance(result, WorkerDied):
-                yield slide_id, Failure(result.reason, after_crash(jobs[slide_id]))
+            if isinstance(result, WorkerCrash):
+                yield slide_id, Failure(result.reason, crash_hint(jobs[slide_id]))
             else:
                 yield slide_id, result
             if claims is not None:
                 claims.release(slide_id)
 
 
-def attempt(function: Callable[[Job], Result]) -> Callable[[Job], Result | Failure]:
-    """Return a function that returns a Failure instead of raising; it can be pickled."""
-    return partial(_attempt, function)
+def catch_failures(function: Callable[[Job], Result]) -> Callable[[Job], Result | Failure]:
+    """Wrap a function so that it returns a Failure instead of raising. The result can be pickled."""
+    return partial(_call_catching, function)
 
 
-def _attempt(function: Callable[[Job], Result], job: Job) -> Result | Failure:
+def _call_catching(function: Callable[[Job], Result], job: Job) -> Result | Failure:
     start = time.monotonic()
     try:
         return function(job)
     except TapfmError as error:
         failure = Failure(error.message, error.hint)
     except OSError as error:
-        failure = Failure(str(error), "Check free space and permissions.")
-    except Exception as error:  # a defect of ours must not stop the other slides
-        failure = Failure(f"unexpected {type(error).__name__}: {error}", "Please report it.")
+        failure = Failure(str(error), "Check free disk space and permissions.")
+    except Exception as error:  # a bug in tapfm must not stop the other slides
+        failure = Failure(f"unexpected {type(error).__name__}: {error}", "This is a bug in tapfm; please report it.")
     return replace(failure, seconds=round(time.monotonic() - start, 2))
 
 
 class _SlideRecord(Protocol):
-    """A line of summary.csv: a frozen dataclass with at least these fields, of which all have defaults but two."""
+    """A row of summary.csv: a frozen dataclass with these fields. All but the first two have defaults."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __init__(
-        self, slide_id: str, status: str, reason: str = "", *, what_to_do: str = "", seconds: float | None = None
+        self, slide_id: str, status: str, reason: str = "", *, hint: str = "", seconds: float | None = None
     ) -> None: ...
 
     @property
-    def slide_id(self) -> str:
-        """The slide."""
+    def slide_id(self) -> str: ...
 
     @property
     def status(self) -> str:
-        """ok, failed, or that of slides that --only leaves out."""
+        """ok, failed, or the status of slides that --only does not select."""
 
     @property
     def reason(self) -> str:
-        """Why it failed, or was left out."""
+        """Why the slide failed or was not processed."""
 
     @property
-    def what_to_do(self) -> str:
-        """What to do about it; only in failures.csv."""
+    def hint(self) -> str:
+        """How to fix the failure; written to failures.csv only."""
 
     @property
-    def seconds(self) -> float | None:
-        """How long it took."""
+    def seconds(self) -> float | None: ...
 
     @property
-    def tiles(self) -> int:
-        """Its tiles."""
+    def tiles(self) -> int: ...
 
 
 Record = TypeVar("Record", bound=_SlideRecord)
@@ -134,18 +133,18 @@ Record = TypeVar("Record", bound=_SlideRecord)
 
 @dataclass(repr=False)
 class SlideTable(Generic[Record]):
-    """The records of all slides of a cohort in one output folder: summary.csv and failures.csv.
+    """Records of all slides of a cohort in one output folder, saved as summary.csv and failures.csv.
 
-    record: class of the records. left_out: status and reason of slides that --only leaves out and that have no
-    result.
-    also_save: called whenever the tables are saved.
+    record: class of the records.
+    not_selected: status and reason of slides that --only does not select and that have no result yet.
+    on_save: called whenever the tables are saved.
     """
 
     folder: Path
     slide_ids: Sequence[str]  # in the order of the cohort
     record: type[Record]
-    left_out: tuple[str, str]
-    also_save: Callable[[Sequence[Record]], object] = lambda _: None
+    not_selected: tuple[str, str]
+    on_save: Callable[[Sequence[Record]], object] = lambda _: None
     records: dict[str, Record] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
 
@@ -155,17 +154,17 @@ class SlideTable(Generic[Record]):
 
     @property
     def ordered(self) -> list[Record]:
-        """Records in the order of the cohort."""
+        """All records, in cohort order."""
         return [self.records[slide_id] for slide_id in self.slide_ids if slide_id in self.records]
 
     @property
     def finished(self) -> list[Record]:
-        """Slides with a result."""
+        """Records of slides with a result."""
         return [record for record in self.ordered if record.status == "ok"]
 
     @property
     def failed(self) -> list[Record]:
-        """Slides that failed."""
+        """Records of slides that failed."""
         return [record for record in self.ordered if record.status == "failed"]
 
     def plan(
@@ -174,58 +173,61 @@ class SlideTable(Generic[Record]):
         *,
         only: Collection[str] | None,
         force: bool,
-        recall: Callable[[Job], Record | None],
+        load_finished: Callable[[Job], Record | None],
     ) -> dict[str, Job]:
-        """Record what earlier commands finished, and return the jobs that are left.
+        """Record the slides that earlier commands finished, and return the jobs that remain.
 
-        recall: returns the record of a job that is finished, with the same settings. A Failure instead of a job is
-        recorded as it is. Records of slides that `only` leaves out are kept.
+        Slides that `only` does not select keep their records. A Failure instead of a job is recorded as a failed slide.
+
+        load_finished: returns the record of a job that is already finished with the same settings, else None.
         """
         seconds = {
-            row["slide_id"]: _number(row["seconds"]) for row in recall_csv(self.folder / SUMMARY, "slide_id", "seconds")
+            row["slide_id"]: _parse_float(row["seconds"])
+            for row in read_csv_or_empty(self.folder / SUMMARY, "slide_id", "seconds")
         }
-        before = {row["slide_id"]: row for row in recall_csv(self.folder / FAILURES, *_FAILURE_COLUMNS)}
+        earlier_failures = {
+            row["slide_id"]: row for row in read_csv_or_empty(self.folder / FAILURES, *_FAILURE_COLUMNS)
+        }
         todo: dict[str, Job] = {}
         for slide_id in self.slide_ids:
-            job, chosen = jobs[slide_id], only is None or slide_id in only
-            kept = None if isinstance(job, Failure) or (chosen and force) else recall(job)
-            if kept is not None:
-                self.records[slide_id] = replace(kept, seconds=seconds.get(slide_id))
-            elif chosen and isinstance(job, Failure):
-                self.records[slide_id] = self._failed(slide_id, job)
-            elif chosen and not isinstance(job, Failure):
+            job, selected = jobs[slide_id], only is None or slide_id in only
+            finished = None if isinstance(job, Failure) or (selected and force) else load_finished(job)
+            if finished is not None:
+                self.records[slide_id] = replace(finished, seconds=seconds.get(slide_id))
+            elif selected and isinstance(job, Failure):
+                self.records[slide_id] = self._failed_record(slide_id, job)
+            elif selected and not isinstance(job, Failure):
                 todo[slide_id] = job
-            elif slide_id in before:
-                failure = Failure(before[slide_id]["reason"], before[slide_id]["what_to_do"])
-                self.records[slide_id] = self._failed(slide_id, failure)
+            elif slide_id in earlier_failures:
+                failure = Failure(earlier_failures[slide_id]["reason"], earlier_failures[slide_id]["hint"])
+                self.records[slide_id] = self._failed_record(slide_id, failure)
             else:
-                self.records[slide_id] = self.record(slide_id, *self.left_out)
+                self.records[slide_id] = self.record(slide_id, *self.not_selected)
         return todo
 
     def add(self, record: Record) -> None:
-        """Record a slide; the tables are saved now and then."""
+        """Add a slide's record, and save the tables if the last save was some seconds ago."""
         self.records[record.slide_id] = record
-        if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
+        if time.monotonic() - self._saved_at > _SAVE_INTERVAL_S:
             self.save()
 
-    def fail(self, slide_id: str, failure: Failure) -> None:
-        """Record a slide that failed."""
-        self.add(self._failed(slide_id, failure))
+    def add_failure(self, slide_id: str, failure: Failure) -> None:
+        self.add(self._failed_record(slide_id, failure))
 
-    def _failed(self, slide_id: str, failure: Failure) -> Record:
-        return self.record(slide_id, "failed", failure.reason, what_to_do=failure.what_to_do, seconds=failure.seconds)
+    def _failed_record(self, slide_id: str, failure: Failure) -> Record:
+        return self.record(slide_id, "failed", failure.reason, hint=failure.hint, seconds=failure.seconds)
 
     def save(self) -> None:
         """Write summary.csv and failures.csv."""
-        columns = [each.name for each in fields(self.record) if each.name != "what_to_do"]
+        columns = [each.name for each in fields(self.record) if each.name != "hint"]
         write_csv(self.folder / SUMMARY, columns, map(_cells, self.ordered))
         write_csv(self.folder / FAILURES, _FAILURE_COLUMNS, map(_cells, self.failed))
-        self.also_save(self.ordered)
+        self.on_save(self.ordered)
         self._saved_at = time.monotonic()
 
     @contextmanager
-    def saved(self) -> Iterator[None]:
-        """Save the tables at the end, however it ends; a folder that cannot be written is an input error."""
+    def save_on_exit(self) -> Iterator[None]:
+        """Save the tables when the context exits, also after an error. Raises InputError if they cannot be written."""
         try:
             try:
                 yield
@@ -234,20 +236,20 @@ class SlideTable(Generic[Record]):
         except OSError as error:
             raise InputError(
                 f"{self.folder} cannot be written ({error}).",
-                hint=f"Check free space and permissions, or give another folder with --out. {RESUME}",
+                hint=f"Check free disk space and permissions, or use another folder with --out. {RESUME_HINT}",
             ) from error
 
     def exit_code(self, only: Collection[str] | None, allow_failures: int) -> int:
-        """Return 3 when more of the chosen slides failed than may, else 0."""
+        """Return 3 if more than `allow_failures` of the selected slides failed, else 0."""
         return 3 if sum(only is None or each.slide_id in only for each in self.failed) > allow_failures else 0
 
 
 def _cells(record: _SlideRecord) -> dict[str, Any]:
     values = asdict(record)
-    return {name: round(value, _DIGITS) if isinstance(value, float) else value for name, value in values.items()}
+    return {name: round(value, _DECIMALS) if isinstance(value, float) else value for name, value in values.items()}
 
 
-def _number(text: str) -> float | None:
+def _parse_float(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""CSV files: written whole or not at all, with one line ending, and read by column name."""
+"""Read and write CSV files: atomic writes, Unix line endings, rows by column name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tapfm.runtime.files import write_atomically
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> str:
-    """Return a table as CSV. A row is a sequence in the order of the columns, or a mapping; None is an empty cell."""
+    """Return a table as CSV text. Rows are sequences in column order, or mappings; None becomes an empty cell."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -27,21 +27,21 @@ def csv_line(cells: Sequence[Any]) -> str:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> None:
-    """Write a table as CSV, atomically."""
+    """Write a table to a CSV file atomically."""
     write_atomically(path, csv_text(columns, rows).encode())
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Read a table that tapfm wrote. Raises OSError or ValueError."""
-    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets add a byte order mark
+    """Read the rows of a CSV file that tapfm wrote. Raises OSError or ValueError."""
+    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheet programs add a byte order mark
         try:
             return list(csv.DictReader(file))
         except csv.Error as error:
             raise ValueError(str(error)) from error
 
 
-def recall_csv(path: Path, *columns: str) -> list[dict[str, str]]:
-    """Read a table of an earlier command, as far as it has these columns; nothing where it cannot be read."""
+def read_csv_or_empty(path: Path, *columns: str) -> list[dict[str, str]]:
+    """Read the rows that have all these columns; return an empty list if the file cannot be read."""
     try:
         rows = read_csv(path)
     except (OSError, ValueError):

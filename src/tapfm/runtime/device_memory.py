@@ -1,4 +1,4 @@
-"""A device's memory: one error for its end, whoever notices it, and giving back what is no longer used."""
+"""Device memory: consistent out-of-memory errors, and freeing cached memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 
 from tapfm.errors import DeviceMemoryError
 
-# cuBLAS, cuDNN (since version 9) and what loads kernels take memory of their own, and tell otherwise than torch that
-# there is none
+# cuBLAS, cuDNN (since version 9) and kernel loading allocate their own memory and report failure differently from torch
 _OUT_OF_MEMORY_MESSAGES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
@@ -21,33 +20,33 @@ _OUT_OF_MEMORY_MESSAGES = (
 
 
 @contextmanager
-def unify_memory_errors() -> Iterator[None]:
-    """Let memory that ends in a library be told as torch tells it."""
+def convert_memory_errors() -> Iterator[None]:
+    """Raise `torch.OutOfMemoryError` for the out-of-memory errors of CUDA libraries as well."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        if any(words in str(error) for words in _OUT_OF_MEMORY_MESSAGES):
+        if any(message in str(error) for message in _OUT_OF_MEMORY_MESSAGES):
             raise torch.OutOfMemoryError(str(error)) from error
         raise
 
 
 @contextmanager
-def memory_for_loading(device: torch.device) -> Iterator[None]:
-    """Turn running out of memory while a model is loaded into an error with a hint."""
+def explain_memory_error(device: torch.device) -> Iterator[None]:
+    """Raise `DeviceMemoryError`, which has a hint, if the device runs out of memory while a model is loaded."""
     try:
-        with unify_memory_errors():
+        with convert_memory_errors():
             yield
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(
-            f"{device} is out of memory while the model is loaded.",
-            hint="Free memory on it, or use another device: --device cpu",
+            f"{device} ran out of memory while loading the model.",
+            hint="Free memory on this device, or use another one: --device cpu",
         ) from error
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what is no longer used."""
-    gc.collect()  # a graph may be part of a circle
+    """Collect garbage and release cached memory to the device."""
+    gc.collect()  # autograd graphs may be part of reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()

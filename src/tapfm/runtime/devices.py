@@ -1,4 +1,4 @@
-"""Where to compute, and how precisely. torch is imported when asked, so that help and errors come at once."""
+"""Choose the device and the precision. torch is imported lazily, so that --help and input errors are fast."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 def choose_device(text: str) -> torch.device:
-    """Take the device that is named, if it is there; auto is the GPU where there is one."""
+    """Return the named device; auto is the GPU if there is one. Raises InputError if it is not available."""
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
-        raise InputError(f"'{text}' is not a device.", hint="Devices are auto, cpu, cuda, cuda:0, cuda:1, ...")
-    # chunks of many sizes leave gaps in memory otherwise; it counts for those who have not begun with the GPU yet
+        raise InputError(f"'{text}' is not a device.", hint="Use auto, cpu, cuda, cuda:0, cuda:1, ...")
+    # Reduces fragmentation from chunks of different sizes. Has no effect once CUDA is initialised.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     import torch
 
@@ -27,16 +27,19 @@ def choose_device(text: str) -> torch.device:
         return torch.device("cuda" if gpus else "cpu")
     device = torch.device(text)
     if device.type == "cuda" and (device.index or 0) >= gpus:
-        there = ", ".join(["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(gpus))])
+        available = ", ".join(["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(gpus))])
         raise InputError(
-            f"There is no device {text} that torch can use.",
-            hint=f"There are: {there}. Why a GPU may be missing: tapfm doctor",
+            f"torch cannot use the device {text}.",
+            hint=f"Available devices: {available}. To see why a GPU is missing: tapfm doctor",
         )
     return device
 
 
 def choose_precision(text: str, device: torch.device) -> torch.dtype | None:
-    """Give the type to compute in, None for float32; auto is bfloat16 where the GPU has it, else float16."""
+    """Return the dtype for autocast, or None for float32.
+
+    auto is bfloat16 if the GPU supports it, else float16; on a CPU it is float32.
+    """
     check_precision(text)
     import torch
 
@@ -44,7 +47,7 @@ def choose_precision(text: str, device: torch.device) -> torch.dtype | None:
         return None
     if text == "float16":
         if device.type == "cpu":
-            raise InputError("float16 is for GPUs.", hint="On a CPU, use float32 or bfloat16, or auto.")
+            raise InputError("float16 needs a GPU.", hint="On a CPU, use float32, bfloat16 or auto.")
         return torch.float16
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -53,21 +56,21 @@ def choose_precision(text: str, device: torch.device) -> torch.dtype | None:
             return torch.float16
         if not has_bfloat16:
             raise InputError(
-                f"{torch.cuda.get_device_name(device)} does not compute in bfloat16.",
-                hint="Use float16 or float32, or auto.",
+                f"{torch.cuda.get_device_name(device)} does not support bfloat16.",
+                hint="Use float16, float32 or auto.",
             )
     return torch.bfloat16
 
 
 def set_float32_precision(*, tf32: bool) -> None:
-    """Say how a GPU multiplies float32 matrices: exactly, or in TensorFloat-32, which keeps three digits."""
+    """Set whether a GPU multiplies float32 matrices in TensorFloat-32, which is faster and has about three digits."""
     import torch
 
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = tf32  # of the patch embedding, which is a convolution
+    torch.backends.cudnn.allow_tf32 = tf32  # for the patch embedding, which is a convolution
 
 
 def check_precision(text: str) -> None:
-    """Refuse a precision that does not exist."""
+    """Raise UnknownNameError if this is not a precision."""
     if text not in PRECISIONS:
-        raise UnknownNameError.of("precision", text, PRECISIONS, see=", ".join(PRECISIONS))
+        raise UnknownNameError.with_suggestions("precision", text, PRECISIONS, see=", ".join(PRECISIONS))

@@ -1,4 +1,4 @@
-"""Files: whole or not at all, and known by their digest."""
+"""Atomic file writes, and digests of files and values."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from typing import Any, BinaryIO
 
 from tapfm.errors import DiskFullError
 
-UNFINISHED = ".unfinished"  # suffix of a file that is being written; one that a killed process left may be removed
+UNFINISHED_SUFFIX = ".unfinished"  # of files being written; those that a killed process left behind can be deleted
 
 
 def _cache_folder() -> Path:
-    """Where tapfm keeps what it can make again; `TAPFM_CACHE` moves it."""
+    """Return tapfm's cache folder. The environment variable `TAPFM_CACHE` overrides the default."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("TAPFM_CACHE") or Path(base) / "tapfm")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old or the new content, whenever the writer is stopped."""
-    with open_replacement(path) as file:
+    """Write a file so that readers see either the old or the new content, even if the writer is killed."""
+    with open_atomically(path) as file:
         file.write(data)
 
 
 @contextmanager
-def open_replacement(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write that takes the place of `path` when all of it is on disk; on failure nothing has changed."""
+def open_atomically(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces `path` when the context exits. After an error `path` is unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED_SUFFIX}")
     try:
         with unfinished.open("xb") as file:
             yield file
@@ -44,46 +44,46 @@ def open_replacement(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         unfinished.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            refuse_full_disk(error, path)
+            raise_if_disk_full(error, path)
         raise
 
 
-def refuse_full_disk(error: OSError, path: Path) -> None:
-    """Say so, if that is what kept a file from being written."""
+def raise_if_disk_full(error: OSError, path: Path) -> None:
+    """Raise DiskFullError if a file could not be written because the disk or the quota is full."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        kept = "; the one before is whole" if path.exists() else ""
+        previous = " The previous version of this file is intact." if path.exists() else ""
         raise DiskFullError(
-            f"The disk was full before {path} was written{kept}.",
-            hint="Free some space; the same command goes on, tapfm train and tapfm predict with --resume.",
+            f"The disk is full: {path} could not be written.{previous}",
+            hint="Free some space, then run the same command again (tapfm train and tapfm predict: with --resume).",
         ) from error
 
 
 def fingerprint(*parts: Any) -> str:
-    """Digest any JSON-like values: equal fingerprints mean equal values, in every field."""
+    """Return the SHA-256 of JSON-serialisable values. Equal values have equal fingerprints."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_identity(file: Path) -> tuple[str, int, int]:
-    """Say which content a file has without reading it: name, size and time of change."""
+    """Return name, size and modification time of a file, to detect changes without reading it."""
     status = file.stat()
     return file.name, status.st_size, status.st_mtime_ns
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, remembered by path, size and time of change: weights have gigabytes."""
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file. Results are cached by path, size and modification time, as weights are large."""
     real = path.resolve()
     status = real.stat()
     identity = f"{real}|{status.st_size}|{status.st_mtime_ns}"
-    note = _cache_folder() / "sha256" / f"{hashlib.sha256(identity.encode()).hexdigest()}.json"
+    cache_file = _cache_folder() / "sha256" / f"{hashlib.sha256(identity.encode()).hexdigest()}.json"
     try:
-        remembered = json.loads(note.read_text())
-        if remembered["file"] == identity:
-            return str(remembered["sha256"])
+        cached = json.loads(cache_file.read_text())
+        if cached["file"] == identity:
+            return str(cached["sha256"])
     except (OSError, ValueError, KeyError):
-        pass  # not remembered, or not readable: hash it
+        pass  # not cached, or the cache is damaged
     with real.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
-        write_atomically(note, json.dumps({"file": identity, "sha256": digest}).encode())
+    with contextlib.suppress(OSError):  # without a writable cache the file is hashed again next time
+        write_atomically(cache_file, json.dumps({"file": identity, "sha256": digest}).encode())
     return digest

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to stop, so that the current step is finished and saved first."""
+"""Graceful stop on Ctrl-C and SIGTERM: the current step is finished and saved first."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-_ECHO_S = 1.0  # terminals and schedulers may signal process and group, that is twice
+_DUPLICATE_SIGNAL_S = 1.0  # terminals and schedulers may signal both the process and its group
 
 
-class StopRequests:
-    """Context in which the first signal is only kept for `signal_number`, and a second one stops immediately."""
+class StopSignalHandler:
+    """Context manager that records the first stop signal in `signal_number` and exits at the second one."""
 
     def __init__(self, print_message: Callable[[str], object]) -> None:
         self._print = print_message
@@ -22,11 +22,11 @@ class StopRequests:
         self._before: dict[int, Any] = {}
 
     def signal_number(self) -> int | None:
-        """Return the number of the signal that was received, if any."""
+        """Return the number of the received signal, or None."""
         return self._number
 
-    def __enter__(self) -> StopRequests:
-        if threading.current_thread() is threading.main_thread():  # signals reach no other
+    def __enter__(self) -> StopSignalHandler:
+        if threading.current_thread() is threading.main_thread():  # only the main thread can handle signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._receive)
         return self
@@ -37,10 +37,10 @@ class StopRequests:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as signal handlers are called
+    def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of signal handlers
         now = time.monotonic()
         if self._number is None:
             self._number, self._received_at = number, now
-            self._print("Stopping after this step, to save. Press Ctrl-C again to stop immediately.")
-        elif now - self._received_at > _ECHO_S:
+            self._print("Stopping: finishing and saving the current step. Press Ctrl-C again to stop immediately.")
+        elif now - self._received_at > _DUPLICATE_SIGNAL_S:
             raise SystemExit(128 + self._number)

@@ -1,4 +1,4 @@
-"""What to do next: commands to paste, and advice once for all the slides it is the same for."""
+"""Text helpers for messages: commands to copy, counts, and hints grouped by slides."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-_NAMES_SHOWN = 5
+_MAX_SLIDES_SHOWN = 5
 
 
-def grouped_advice(advice_of: Iterable[tuple[str, str]]) -> list[str]:
-    """Turn (slide, advice) pairs into one line for each advice, in the order they came."""
+def group_hints(hints: Iterable[tuple[str, str]]) -> list[str]:
+    """Return one line per distinct hint, with the slides it applies to, from (slide_id, hint) pairs."""
     slides: dict[str, list[str]] = {}
-    for slide_id, advice in advice_of:
-        if advice:
-            slides.setdefault(advice, []).append(slide_id)
+    for slide_id, hint in hints:
+        if hint:
+            slides.setdefault(hint, []).append(slide_id)
     lines = []
-    for advice, names in slides.items():
-        others = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
-        lines.append(f"{', '.join(names[:_NAMES_SHOWN])}{others}: {advice}")
+    for hint, names in slides.items():
+        others = f" and {len(names) - _MAX_SLIDES_SHOWN:,} more" if len(names) > _MAX_SLIDES_SHOWN else ""
+        lines.append(f"{', '.join(names[:_MAX_SLIDES_SHOWN])}{others}: {hint}")
     return lines
 
 
-def counted(number: int, noun: str) -> str:
-    """Write a number of things."""
+def format_count(number: int, noun: str) -> str:
+    """Return "1 slide", "2 slides", ..."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def command(*words: str | Path) -> str:
-    """Write a command that can be pasted, whatever is in its paths."""
-    return shlex.join(["tapfm", *map(str, words)])
+def format_command(*arguments: str | Path) -> str:
+    """Return a tapfm command line, quoted so that it can be pasted into a shell."""
+    return shlex.join(["tapfm", *map(str, arguments)])

@@ -1,4 +1,4 @@
-"""Options of a command: one dataclass, from which the command line and the Python function both follow.
+"""Command options as a dataclass that defines both the command line and the Python function.
 
 @options
 class TileOptions:
@@ -7,7 +7,7 @@ class TileOptions:
     out: Annotated[Path, Option("Output folder.", metavar="DIR")]
     workers: Annotated[int | None, Option("Worker processes.", default="one per core")] = None
 
-@verb(TileOptions)
+@command_function(TileOptions)
 def tile(options: TileOptions, console: Console) -> Tiled: ...
 
 tile("cohort.csv", out="tiles")                         # from Python
@@ -30,13 +30,13 @@ from rich.console import Console
 from tapfm.errors import InputError, Interrupted
 
 Class = TypeVar("Class")
-Chosen = TypeVar("Chosen")
+Options = TypeVar("Options")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A positional argument of a command; name, type and default are those of the field."""
+    """A positional argument of a command. Name, type and default are those of the field."""
 
     help: str
     metavar: str | None = None
@@ -44,52 +44,52 @@ class Argument:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a command; its name, type and default are those of the field."""
+    """An option of a command. Name, type and default are those of the field."""
 
     help: str
-    flags: str | None = None  # None: the field's name with dashes; a pair for a choice of two: "--force/--resume"
+    flags: str | None = None  # None: the field's name with dashes; for a switch also a pair: "--force/--resume"
     metavar: str | None = None
-    default: str | None = None  # what the default means, where its value does not tell
+    default: str | None = None  # description of the default, if its value is not clear
     at_least: int | None = None
     at_most: int | None = None
 
 
 @dataclass_transform(frozen_default=True)
 def options(cls: type[Class]) -> type[Class]:
-    """Make a frozen dataclass of options. Values are converted and checked, so that Python is as strict as a shell.
+    """Turn a class into a frozen dataclass that converts and checks its values.
 
-    Text becomes a path, a list or a single value becomes a tuple. A value of the wrong type, or outside the limits of
-    its option, is an InputError; then the method `check` of the class is called, if it has one.
+    A text becomes a path, and a list or a single value becomes a tuple. A value of the wrong type or outside the limits
+    of its option raises InputError. Then the method `check` of the class is called, if there is one.
     """
-    checked = cls.__dict__.get("check")
+    check = cls.__dict__.get("check")
 
-    def convert(self: Any) -> None:
+    def convert_and_check(self: Any) -> None:
         hints = typing.get_type_hints(type(self), include_extras=True)
         for each in fields(self):
-            hint, shown = typing.get_args(hints[each.name])
-            flag = flag_of(each.name, shown)
+            hint, parameter = typing.get_args(hints[each.name])
+            flag = format_flag(each.name, parameter)
             value = _convert(flag, getattr(self, each.name), hint)
-            if isinstance(shown, Argument) and value == ():
-                raise InputError(f"No {shown.metavar or each.name} was given.", hint=shown.help)
-            if isinstance(shown, Option):
-                _check_limits(flag, value, shown)
+            if isinstance(parameter, Argument) and value == ():
+                raise InputError(f"{parameter.metavar or each.name} is missing.", hint=parameter.help)
+            if isinstance(parameter, Option):
+                _check_limits(flag, value, parameter)
             object.__setattr__(self, each.name, value)
-        if checked is not None:
-            checked(self)
+        if check is not None:
+            check(self)
 
-    cls.__post_init__ = convert  # type: ignore[attr-defined]
+    cls.__post_init__ = convert_and_check  # type: ignore[attr-defined]
     return dataclass(frozen=True)(cls)
 
 
-def flag_of(name: str, shown: Argument | Option) -> str:
-    """Return how a field is written on the command line: --name, or --yes/--no for a choice of two."""
-    if isinstance(shown, Argument):
-        return shown.metavar or name
-    return shown.flags or f"--{name.replace('_', '-')}"
+def format_flag(name: str, parameter: Argument | Option) -> str:
+    """Return the command-line spelling of a field: --name, a pair such as --force/--resume, or a metavar."""
+    if isinstance(parameter, Argument):
+        return parameter.metavar or name
+    return parameter.flags or f"--{name.replace('_', '-')}"
 
 
 def _convert(flag: str, value: Any, hint: Any) -> Any:
-    """Return a value as the type of its field; of a union the first type that takes it."""
+    """Convert a value to the type of its field, or to the first matching type of a union."""
     kinds = typing.get_args(hint) if is_union(hint) else (hint,)
     if value is None and type(None) in kinds:
         return None
@@ -99,11 +99,11 @@ def _convert(flag: str, value: Any, hint: Any) -> Any:
             return converted
     names = {"str": "text", "int": "a whole number", "float": "a number", "bool": "True or False", "Path": "a path"}
     expected = [names.get(getattr(kind, "__name__", ""), str(kind)) for kind in kinds if kind is not type(None)]
-    raise InputError(f"{flag} is {value!r}.", hint=f"It has to be {' or '.join(expected)}.")
+    raise InputError(f"{flag} is {value!r}, which has the wrong type.", hint=f"It must be {' or '.join(expected)}.")
 
 
 def _convert_to(flag: str, value: Any, kind: Any) -> Any:
-    """Return a value as one type, or None where it is not of that type."""
+    """Convert a value to one type, or return None if it does not match."""
     item = item_type(kind)
     if item is not None:
         single = isinstance(value, str | Path) or not isinstance(value, Iterable)
@@ -125,61 +125,61 @@ def _convert_to(flag: str, value: Any, kind: Any) -> Any:
     return value if kind is Any or isinstance(value, kind) else None
 
 
-def _check_limits(flag: str, value: Any, shown: Option) -> None:
+def _check_limits(flag: str, value: Any, option: Option) -> None:
     for number in value if isinstance(value, tuple) else (value,):
         if not isinstance(number, int | float):
             continue
-        if shown.at_least is not None and number < shown.at_least:
-            raise InputError(f"{flag} is {number}: it has to be at least {shown.at_least}.", hint=shown.help)
-        if shown.at_most is not None and number > shown.at_most:
-            raise InputError(f"{flag} is {number}: it has to be at most {shown.at_most}.", hint=shown.help)
+        if option.at_least is not None and number < option.at_least:
+            raise InputError(f"{flag} must be at least {option.at_least}; got {number}.", hint=option.help)
+        if option.at_most is not None and number > option.at_most:
+            raise InputError(f"{flag} must be at most {option.at_most}; got {number}.", hint=option.help)
 
 
 def is_union(hint: Any) -> bool:
-    """Return whether a type is X | Y; the command line reads text as the first of them."""
+    """Return whether a type is X | Y. The command line uses the first of them."""
     return typing.get_origin(hint) in (types.UnionType, typing.Union)
 
 
 def item_type(hint: Any) -> Any:
-    """Return X of tuple[X, ...], None for other types."""
+    """Return X for tuple[X, ...], and None for other types."""
     arguments = typing.get_args(hint)
     return arguments[0] if typing.get_origin(hint) is tuple and arguments[1:] == (...,) else None
 
 
-class Verb(Generic[Chosen, Result]):
-    """A command as a Python function: called with the options of the command line, by the same names."""
+class CommandFunction(Generic[Options, Result]):
+    """A command as a Python function that takes the options of the command line as keyword arguments."""
 
-    def __init__(self, make: Callable[..., Chosen], run: Callable[[Chosen, Console], Result]) -> None:
-        self.make, self.run = make, run
+    def __init__(self, options_class: Callable[..., Options], run: Callable[[Options, Console], Result]) -> None:
+        self.options_class, self.run = options_class, run
         self.__name__, self.__module__ = run.__name__, run.__module__
-        hints = typing.get_type_hints(make, include_extras=True)
-        shown = {name: typing.get_args(hint) for name, hint in hints.items() if name != "_"}
-        signature = inspect.signature(make)
+        hints = typing.get_type_hints(options_class, include_extras=True)
+        declared = {name: typing.get_args(hint) for name, hint in hints.items() if name != "_"}
+        signature = inspect.signature(options_class)
         self.__signature__ = signature.replace(
-            parameters=[each.replace(annotation=shown[name][0]) for name, each in signature.parameters.items()],
+            parameters=[each.replace(annotation=declared[name][0]) for name, each in signature.parameters.items()],
             return_annotation=run.__annotations__.get("return", inspect.Signature.empty),
         )
-        lines = [f"    {name}: {described.help}" for name, (_, described) in shown.items()]
+        lines = [f"    {name}: {parameter.help}" for name, (_, parameter) in declared.items()]
         self.__doc__ = "\n".join([f"{self.__name__}{self.__signature__}", "", run.__doc__ or "", "", *lines])
 
     def __repr__(self) -> str:
         return f"<function tapfm.{self.__name__}>"
 
     def __call__(self, *args: Any, **options: Any) -> Result:
-        """Run it; messages and progress go to stderr. Ctrl-C keeps what is finished."""
+        """Run the command. Messages and progress go to stderr. After Ctrl-C, finished work is saved."""
         for name in options:
             if name not in self.__signature__.parameters:
-                near = difflib.get_close_matches(name, self.__signature__.parameters, n=1)
-                meant = f" Did you mean '{near[0]}'?" if near else ""
-                raise TypeError(f"tapfm.{self.__name__}() has no option '{name}'.{meant}")
+                matches = difflib.get_close_matches(name, self.__signature__.parameters, n=1)
+                suggestion = f" Did you mean '{matches[0]}'?" if matches else ""
+                raise TypeError(f"tapfm.{self.__name__}() has no option '{name}'.{suggestion}")
         try:
-            return self.run(self.make(*args, **options), Console(stderr=True, highlight=False))
-        except Interrupted as stopped:
-            raise KeyboardInterrupt from stopped
+            return self.run(self.options_class(*args, **options), Console(stderr=True, highlight=False))
+        except Interrupted as interrupt:
+            raise KeyboardInterrupt from interrupt
 
 
-def verb(
-    make: Callable[..., Chosen],
-) -> Callable[[Callable[[Chosen, Console], Result]], Verb[Chosen, Result]]:
-    """Make a `Verb` of a function that takes options and a console for messages."""
-    return lambda run: Verb(make, run)
+def command_function(
+    options_class: Callable[..., Options],
+) -> Callable[[Callable[[Options, Console], Result]], CommandFunction[Options, Result]]:
+    """Decorate a function that takes options and a console for messages, to make it a `CommandFunction`."""
+    return lambda run: CommandFunction(options_class, run)

@@ -1,4 +1,4 @@
-"""Folders that a command writes to: one run at a time, and nothing half-written left in them."""
+"""Output folders of commands: locking, and checks of their content."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tapfm.errors import InputError, RunError
-from tapfm.runtime.files import UNFINISHED
+from tapfm.runtime.files import UNFINISHED_SUFFIX
 
-OUTPUT_MARK = ".tapfm-output"  # a file in folders that tapfm writes to
+OUTPUT_MARKER = ".tapfm-output"  # marks the output folders of tapfm; contains the command and is locked while it runs
 
 
 @contextmanager
-def locked(folder: Path, command: str, other_folder: str = "give another folder with --out") -> Iterator[None]:
-    """Keep a second run, and other commands, out of the folder; the lock goes with the process, however it ends."""
+def lock_folder(folder: Path, command: str, other_folder: str = "use another folder with --out") -> Iterator[None]:
+    """Lock an output folder for one process of one command. Raises InputError if it is in use or has other content.
+
+    The lock is released when the process exits for any reason. other_folder: the alternative offered in hints.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / OUTPUT_MARK).open("a+")
+        lock = (folder / OUTPUT_MARKER).open("a+")
     except OSError as error:
         raise InputError(
             f"{folder} cannot be written to ({error}).", hint=f"{other_folder[0].upper()}{other_folder[1:]}."
@@ -28,18 +31,18 @@ def locked(folder: Path, command: str, other_folder: str = "give another folder 
 
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except ImportError:
-            pass  # not on Windows
+            pass  # Windows
         except BlockingIOError as error:
             raise InputError(
-                f"Another {command} is at work in {folder}.", hint=f"Wait for it, or {other_folder}."
+                f"Another {command} is running in {folder}.", hint=f"Wait until it has finished, or {other_folder}."
             ) from error
         except OSError:
-            pass  # a file system without locks
+            pass  # the file system has no locks
         lock.seek(0)
         writer = lock.read().strip()
         if writer not in ("", command):
             raise InputError(
-                f"{folder} is what {writer} wrote: {command} would mix its files with others.",
+                f"{folder} contains the output of {writer}; {command} cannot write to it.",
                 hint=f"{other_folder[0].upper()}{other_folder[1:]}.",
             )
         if not writer:
@@ -49,16 +52,16 @@ def locked(folder: Path, command: str, other_folder: str = "give another folder 
 
 
 def remove_unfinished(*folders: Path) -> None:
-    """Remove what a killed run was writing; not below these folders, where another command may be at work."""
+    """Delete temporary files that a killed process left in these folders. Subfolders are not searched."""
     for folder in folders:
-        for path in folder.glob(f".*{UNFINISHED}"):
+        for path in folder.glob(f".*{UNFINISHED_SUFFIX}"):
             path.unlink(missing_ok=True)
 
 
-def refuse_other_files(folder: Path, *, ours: Collection[str] = (), hint: str) -> None:
-    """Refuse a folder that holds files besides `ours` and hidden ones; a folder that does not exist is fine."""
+def check_no_other_files(folder: Path, *, allowed: Collection[str] = (), hint: str) -> None:
+    """Raise RunError if a folder contains files other than `allowed` and hidden ones. It need not exist."""
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file.", hint=hint)
+        raise RunError(f"{folder} is a file, not a folder.", hint=hint)
     names = sorted(path.name for path in folder.glob("[!.]*"))
-    if others := [name for name in names if name not in ours]:
-        raise RunError(f"{folder} has other files in it, such as {others[0]}.", hint=hint)
+    if others := [name for name in names if name not in allowed]:
+        raise RunError(f"{folder} contains other files, such as {others[0]}.", hint=hint)

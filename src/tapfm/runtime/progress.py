@@ -1,4 +1,4 @@
-"""Progress of long work: bars at a terminal, a line now and then elsewhere."""
+"""Progress of slides: bars in a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-PRINT_EVERY_S = 15.0  # where no terminal shows a bar
+PRINT_INTERVAL_S = 15.0  # between progress lines if there is no terminal
 
 
-def progress_bars(console: Console, *, transient: bool = False) -> Progress:
-    """Return bars with a description, a count, a note, the elapsed and the remaining time; each needs `note`."""
+def make_progress_bars(console: Console, *, transient: bool = False) -> Progress:
+    """Return progress bars with description, count, note, elapsed and remaining time. Each task needs a `note`."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -29,16 +29,16 @@ def progress_bars(console: Console, *, transient: bool = False) -> Progress:
 
 
 def print_failure(console: Console, slide_id: str, reason: str) -> None:
-    """Print that a slide failed, above a bar."""
+    """Print that a slide failed, above the progress bars."""
     console.print(Text.assemble(("failed ", "red"), f"{slide_id}: {reason}"), soft_wrap=True)
 
 
 class SlideProgress:
-    """Progress over slides, and over their tiles where their number is known; used as a context manager.
+    """Context manager that shows progress over slides, or over their tiles if the number of tiles is known.
 
-    description: what is done, such as "tiling".
-    tiles: tiles of all slides, which the bar counts then; None: it counts slides.
-    note: returns what to show besides, such as the time spent waiting.
+    description: the current work, such as "tiling".
+    tiles: total number of tiles, which the bar then counts. If None, the bar counts slides.
+    note: returns additional text to show, such as the time spent waiting.
     transient: remove the bar at the end.
     """
 
@@ -55,8 +55,8 @@ class SlideProgress:
         self._console, self._description, self._note = console, description, note
         self._slides, self._tiles = slides, tiles
         self._slides_done = self._failed = self._tiles_done = 0
-        self._tiles_over = self._tiles_of_finished = 0  # processed or lost: all, and those of finished slides
-        self._bars = progress_bars(console, transient=transient)
+        self._tiles_handled = self._tiles_of_finished = 0  # processed or unreadable: all, and those of finished slides
+        self._bars = make_progress_bars(console, transient=transient)
         self._bar = self._bars.add_task(description, total=slides if tiles is None else tiles, note="")
         self._start = self._printed = time.monotonic()
 
@@ -68,20 +68,20 @@ class SlideProgress:
         self._bars.stop()
 
     def add_tiles(self, tiles: int) -> None:
-        """Count tiles of the current slide that were processed."""
+        """Add processed tiles of the current slide."""
         self._tiles_done += tiles
-        self._tiles_over += tiles
+        self._tiles_handled += tiles
         self._update()
 
     def finish_slide(self, slide_id: str, *, tiles: int = 0, failure: str = "") -> None:
-        """Count a slide and print why it failed, if it did.
+        """Add a finished slide, and print the reason if it failed.
 
-        tiles: of the slide. Where the bar counts tiles all of them are over now, also those that could not be read.
+        tiles: number of tiles of the slide. If the bar counts tiles, tiles that could not be read are counted as well.
         """
         self._slides_done += 1
         if self._tiles is None:
             self._tiles_done += tiles
-        self._tiles_over = self._tiles_of_finished = self._tiles_of_finished + tiles
+        self._tiles_handled = self._tiles_of_finished = self._tiles_of_finished + tiles
         if failure:
             self._failed += 1
             print_failure(self._bars.console, slide_id, failure)
@@ -104,10 +104,10 @@ class SlideProgress:
         if self._tiles is None:
             self._bars.update(self._bar, completed=self._slides_done, note=", ".join(parts))
         else:
-            self._bars.update(self._bar, completed=self._tiles_over, note=", ".join([f"tiles, {slides}", *parts]))
-        if not self._console.is_terminal and now - self._printed > PRINT_EVERY_S:
-            counted = [slides] if self._tiles is None else [slides, f"{self._tiles_over:,} of {self._tiles:,} tiles"]
-            self.print(f"{self._description}: {', '.join([*counted, *parts])}")
+            self._bars.update(self._bar, completed=self._tiles_handled, note=", ".join([f"tiles, {slides}", *parts]))
+        if not self._console.is_terminal and now - self._printed > PRINT_INTERVAL_S:
+            counts = [slides] if self._tiles is None else [slides, f"{self._tiles_handled:,} of {self._tiles:,} tiles"]
+            self.print(f"{self._description}: {', '.join([*counts, *parts])}")
             self._printed = now
 
 

@@ -1,4 +1,4 @@
-"""Randomness has an address: the same words give the same draws, in any order and in any process."""
+"""Random generators seeded by a key, so that results do not depend on the order of calls or on the process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import hashlib
 import numpy as np
 
 
-def rng_for(*address: int | str) -> np.random.Generator:
-    """Make the generator that belongs to an address, for example (seed, "slide-007", "nuclei")."""
-    # the length keeps ("ab", "c") apart from ("a", "bc"), the type keeps 1 apart from "1"
-    text = "".join(f"{type(part).__name__}{len(str(part))}:{part}" for part in address)
+def make_rng(*key: int | str) -> np.random.Generator:
+    """Return the random generator of a key, for example (seed, "slide-007", "nuclei")."""
+    # lengths distinguish ("ab", "c") from ("a", "bc"), types distinguish 1 from "1"
+    text = "".join(f"{type(part).__name__}{len(str(part))}:{part}" for part in key)
     return np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest(), "big"))

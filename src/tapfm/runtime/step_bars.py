@@ -1,4 +1,4 @@
-"""Progress of steps: bars at a terminal, a line now and then elsewhere."""
+"""Progress of steps: bars in a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Collection, Sequence
 from rich.console import Console
 from rich.progress import TaskID
 
-from tapfm.runtime.messages import counted
-from tapfm.runtime.progress import PRINT_EVERY_S, print_failure, progress_bars
+from tapfm.runtime.messages import format_count
+from tapfm.runtime.progress import PRINT_INTERVAL_S, make_progress_bars, print_failure
 from tapfm.runtime.steps import Step, StepResult
 
-_UPDATE_EVERY_S = 1.0
+_UPDATE_INTERVAL_S = 1.0
 
 
 class StepBars:
-    """A bar for the finished groups of steps, and one for each running step with its epochs; a context manager.
+    """Context manager that shows a bar for the groups of steps, and one for the epochs of each running step.
 
-    done: keys of steps that were done before.
-    groups: those that are counted, each until none of its steps is left.
-    noun: what a group is, such as "run".
+    done: keys of the steps that are already done.
+    groups: the groups to count. A group is finished when none of its steps remain.
+    noun: name of a group, such as "run".
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class StepBars:
         self._console, self._noun = console, noun
         self._left = {group: {step.key for step in steps if step.group == group} - set(done) for group in groups}
         if finished := self._finished():
-            console.print(f"{finished} of {counted(len(groups), noun)} done already.")
-        self._bars = progress_bars(console)
+            console.print(f"{finished} of {format_count(len(groups), noun)} already done.")
+        self._bars = make_progress_bars(console)
         self._groups_bar = self._bars.add_task(f"{noun}s", total=len(groups), completed=finished, note="")
         self._running: dict[str, tuple[Step, TaskID]] = {}
         self._updated = self._printed = time.monotonic()
@@ -43,15 +43,15 @@ class StepBars:
         self._bars.stop()
 
     def start(self, step: Step) -> None:
-        """Add the bar of a step."""
+        """Add a bar for a step."""
         self._running[step.key] = step, self._bars.add_task(f"  {step.key}", total=step.epochs or None, note="")
         if not self._console.is_terminal:
             self._print(f"{self._finished()} of {len(self._left)} {self._noun}s done; {step.key}")
 
     def update(self) -> None:
-        """Count finished epochs."""
+        """Update the number of finished epochs."""
         now = time.monotonic()
-        if now - self._updated < _UPDATE_EVERY_S:
+        if now - self._updated < _UPDATE_INTERVAL_S:
             return
         self._updated = now
         lines = []
@@ -59,11 +59,11 @@ class StepBars:
             epochs = _count_epochs(step)
             self._bars.update(bar, completed=epochs)
             lines.append(f"{step.key}, epoch {min(epochs + 1, step.epochs)}/{step.epochs}" if step.epochs else step.key)
-        if lines and not self._console.is_terminal and now - self._printed > PRINT_EVERY_S:
+        if lines and not self._console.is_terminal and now - self._printed > PRINT_INTERVAL_S:
             self._print("; ".join(lines))
 
     def finish(self, step: Step, result: StepResult) -> None:
-        """Remove the bar of a step, count its group where nothing is left of it, and print why it failed."""
+        """Remove the bar of a step, update the number of finished groups, and print the reason if the step failed."""
         if step.key in self._running:
             self._bars.remove_task(self._running.pop(step.key)[1])
         if result.state == "failed":
@@ -82,5 +82,5 @@ class StepBars:
 def _count_epochs(step: Step) -> int:
     try:
         return step.history.read_bytes().count(b"\n") if step.history is not None else 0
-    except OSError:  # not there yet
+    except OSError:  # not written yet
         return 0

@@ -1,4 +1,4 @@
-"""Run steps, such as commands: finished ones are kept, and a failure costs only the steps that need the failed one."""
+"""Run steps that depend on each other. Finished steps are not repeated; a failure only blocks dependent steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from tapfm.errors import TapfmError
-from tapfm.runtime.commands import POLL_EVERY_S, failure_reason
+from tapfm.runtime.commands import POLL_INTERVAL_S, failure_reason
 
 State = Literal["done", "failed", "not run"]
 STOPPED_CODE = 130  # after Ctrl-C
@@ -22,45 +22,45 @@ class Step:
     """A command to run, or a function to call.
 
     name: unique within the group.
-    words: of the command, without "tapfm"; none if `function` is called instead.
+    arguments: arguments of the tapfm command; empty if `function` is called instead.
     log: file for the command's output.
-    group: the run or cohort that it belongs to, if any.
-    files: what it makes, all of which exist once it is done; `is_done` tells more than that where it is given.
-    needs: keys of steps that have to be done before.
+    group: the run or cohort that the step belongs to, if any.
+    files: output files. The step is done if all of them exist, unless `check_done` is given.
+    check_done: returns whether the step is done.
+    needs: keys of the steps that must be done first.
     before: called right before the step runs.
-    problem: why it cannot run.
-    history, epochs: file with a line per finished epoch and their number, of a training run.
-    shown_lines: how those lines of the output begin that a display may show.
+    problem: reason why the step cannot run.
+    history, epochs: for a training run, the file with one line per finished epoch, and the number of epochs.
+    shown_prefixes: a display may show the output lines that start with one of these.
     """
 
     name: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     log: Path
     group: str = ""
     title: str = ""
     files: tuple[Path, ...] = ()
-    is_done: Callable[[], bool] | None = None
+    check_done: Callable[[], bool] | None = None
     needs: tuple[str, ...] = ()
     function: Callable[[], object] | None = None
     before: Callable[[], object] | None = None
     problem: str = ""
     history: Path | None = None
     epochs: int = 0
-    shown_lines: tuple[str, ...] = ()
+    shown_prefixes: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        """Name that no other step has."""
+        """Unique name of the step."""
         return f"{self.group}: {self.name}" if self.group else self.name
 
-    def done(self) -> bool:
-        """Return whether everything it makes is there."""
-        return all(path.exists() for path in self.files) if self.is_done is None else self.is_done()
+    def is_done(self) -> bool:
+        return all(path.exists() for path in self.files) if self.check_done is None else self.check_done()
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """How a step ended. `error` is what an attempt in this process raised."""
+    """Outcome of a step. `error` is the exception if the step ran in this process."""
 
     state: State
     reason: str = ""
@@ -70,7 +70,7 @@ class StepResult:
 
 
 class StepDisplay(Protocol):
-    """Shows steps as they run. Its methods are called in the main thread only."""
+    """Displays steps as they run. Its methods are called from the main thread only."""
 
     def start(self, step: Step) -> None:
         """Show that a step is running."""
@@ -79,17 +79,17 @@ class StepDisplay(Protocol):
         """Show the progress of running steps; called several times per second while a child process runs."""
 
     def finish(self, step: Step, result: StepResult) -> None:
-        """Show how a step ended, also one that could not run."""
+        """Show the outcome of a step, also of one that could not run."""
 
 
 class StepRunner:
-    """Runs the steps that are not done yet, in an order in which they can run.
+    """Runs the steps that are not done yet, each after the steps it needs.
 
-    run_command: runs the command of a step and returns its exit code. It is given a function to call regularly, which
-        returns the number of a signal to pass on, or raises SystemExit to stop immediately.
-    record: is given the results of all steps at the start and whenever one changes.
-    signal_number: returns the signal that asked to stop, if one did: nothing more is started then.
-    jobs: steps that run at the same time. One runs in the main thread, more in threads.
+    run_command: runs the command of a step and returns its exit code. It must call its second argument regularly, which
+        returns the number of a signal to forward to the command, or raises SystemExit to stop immediately.
+    record: called with the results of all steps at the start and after every change.
+    signal_number: returns the number of a received stop signal, or None. After a signal no step is started.
+    jobs: number of steps to run at the same time. A single job runs in the main thread, several run in threads.
     """
 
     def __init__(
@@ -108,33 +108,34 @@ class StepRunner:
         self._stop_now = threading.Event()
 
     def run(self, done: Collection[str]) -> dict[str, StepResult]:
-        """Run all steps but those whose keys are in `done`; return the results of all by their keys."""
+        """Run all steps except those whose keys are in `done`. Return the results of all steps by key."""
         self._results = {step.key: StepResult("done" if step.key in done else "not run") for step in self._steps}
         self._record(self._results)
         waiting = [step for step in self._steps if step.key not in done]
         running: dict[Future[StepResult], Step] = {}
-        with ThreadPoolExecutor(self._jobs) if self._jobs > 1 else _MainThread() as executor:
+        with ThreadPoolExecutor(self._jobs) if self._jobs > 1 else _InlineExecutor() as executor:
             try:
                 while running or (waiting and self._signal_number() is None):
                     unfinished = {step.key for step in (*waiting, *running.values())}
                     ready = [step for step in waiting if unfinished.isdisjoint(step.needs)]
                     for step in ready[: self._jobs - len(running)] if self._signal_number() is None else []:
                         waiting.remove(step)
-                        if obstacle := self._obstacle(step):
-                            self._finish(step, obstacle)
+                        if blocked := self._find_blocker(step):
+                            self._finish(step, blocked)
                         else:
                             self._display.start(step)
                             running[executor.submit(self._run_step, step)] = step
-                    finished, _ = wait(running, POLL_EVERY_S, FIRST_COMPLETED)
+                    finished, _ = wait(running, POLL_INTERVAL_S, FIRST_COMPLETED)
                     self._check()
                     for future in finished:
                         self._finish(running.pop(future), future.result())
-            except BaseException:  # such as a second signal: the executor waits for its threads
+            except BaseException:  # such as a second signal; the executor still waits for its threads
                 self._stop_now.set()
                 raise
         return self._results
 
-    def _obstacle(self, step: Step) -> StepResult | None:
+    def _find_blocker(self, step: Step) -> StepResult | None:
+        """Return the result of a step that cannot run, or None if it can."""
         if step.problem:
             return StepResult("failed", step.problem)
         done = {key for key, result in self._results.items() if result.state == "done"}
@@ -143,14 +144,14 @@ class StepRunner:
     def _run_step(self, step: Step) -> StepResult:
         start = time.monotonic()
         try:
-            result = self._attempt(step)
+            result = self._execute(step)
         except TapfmError as error:
             result = StepResult("failed", error.message, error.exit_code, error=error)
         except KeyboardInterrupt:
             result = StepResult("not run", "stopped", STOPPED_CODE)
         return replace(result, seconds=time.monotonic() - start)
 
-    def _attempt(self, step: Step) -> StepResult:
+    def _execute(self, step: Step) -> StepResult:
         if step.before is not None:
             step.before()
         log_bytes = step.log.stat().st_size if step.log.exists() else 0
@@ -159,12 +160,12 @@ class StepRunner:
             step.function()
         else:
             code = self._run_command(step, self._check)
-        if code == 0 and step.done():
+        if code == 0 and step.is_done():
             return StepResult("done")
         if self._signal_number() is not None:
             return StepResult("not run", "stopped", code)
         if code == 0:
-            return StepResult("failed", "it ended without an error, but what it should have written is not there")
+            return StepResult("failed", "the command reported no error, but its output files are missing")
         return StepResult("failed", failure_reason(code, step.log, log_bytes), code)
 
     def _check(self) -> int | None:
@@ -177,12 +178,12 @@ class StepRunner:
     def _finish(self, step: Step, result: StepResult) -> None:
         self._results[step.key] = result
         self._record(self._results)
-        if self._signal_number() is None:  # a step that was stopped is not shown as finished
+        if self._signal_number() is None:  # do not show a stopped step as finished
             self._display.finish(step, result)
 
 
-class _MainThread(Executor):
-    """Calls functions at once, in this thread."""
+class _InlineExecutor(Executor):
+    """Executor that calls functions immediately in the calling thread."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

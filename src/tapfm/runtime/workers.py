@@ -1,6 +1,6 @@
-"""Worker processes that may crash: each item runs in one of a few processes, and a crash costs that item only.
+"""Crash-isolated worker processes: a crash only affects the item that was being processed.
 
-`concurrent.futures` gives up on everything when a worker dies; a damaged slide can do that to a C library.
+A damaged slide can crash a C library. `concurrent.futures` then fails for all remaining items.
 Workers are spawned without the caller's main module, so that scripts need no `if __name__ == "__main__"`.
 """
 
@@ -26,25 +26,25 @@ Result = TypeVar("Result")
 
 
 def count_workers(workers: int | None) -> int:
-    """Return how many worker processes to start: None is one per core, 0 is none (all work in this process)."""
+    """Return the number of worker processes; None means one per core, 0 means that all work runs in this process."""
     return available_cores() if workers is None else workers
 
 
 def available_cores() -> int:
-    """Return the number of cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
-class WorkerDied:
-    """The result of an item whose process crashed."""
+class WorkerCrash:
+    """Result of an item whose worker process crashed."""
 
     reason: str
 
 
 @dataclass
 class Worker:
-    """A process and the connection to it."""
+    """A worker process and the connection to it."""
 
     process: BaseProcess
     connection: Connection
@@ -52,30 +52,30 @@ class Worker:
     def stop(self) -> int | None:
         """Stop the process and return its exit code."""
         self.connection.close()
-        self.process.kill()  # it ignores SIGINT and SIGTERM
-        self.process.join(_JOIN_TIMEOUT_S)  # a process that waits for a dead drive cannot even be killed
+        self.process.kill()  # workers ignore SIGINT and SIGTERM
+        self.process.join(_JOIN_TIMEOUT_S)  # a process blocked on a dead drive cannot be killed
         return self.process.exitcode
 
     def send(self, item: Any) -> None:
-        """Send an item; if the process has died meanwhile, the next receive fails."""
+        """Send an item. If the process has died, the next receive fails."""
         with contextlib.suppress(BrokenPipeError):
             self.connection.send(item)
 
 
 class WorkerPool:
-    """Worker processes that start before there is work for them."""
+    """Worker processes that are started before there is work for them."""
 
     def __init__(self, workers: int, serve: Callable[..., None], *arguments: Any) -> None:
         self._workers = [start_worker(serve, *arguments) for _ in range(workers)]
 
-    def take(self, most: int) -> list[Worker]:
-        """Return at most that many workers, which the caller has to stop; the others are stopped here."""
-        taken, self._workers = self._workers[:most], self._workers[most:]
+    def take(self, limit: int) -> list[Worker]:
+        """Return up to `limit` workers, which the caller must stop. The other workers are stopped."""
+        taken, self._workers = self._workers[:limit], self._workers[limit:]
         self.close()
         return taken
 
     def close(self) -> None:
-        """Stop the workers that nobody took."""
+        """Stop the workers that were not taken."""
         while self._workers:
             self._workers.pop().stop()
 
@@ -85,84 +85,85 @@ def map_isolated(
     items: Iterable[tuple[Key, Item]],
     workers: int,
     pool: WorkerPool | None = None,
-) -> Generator[tuple[Key, Result | WorkerDied], None, None]:
-    """Apply a function to items in worker processes; yields (key, result) as they finish.
+) -> Generator[tuple[Key, Result | WorkerCrash], None, None]:
+    """Apply a function to (key, item) pairs in worker processes; yield (key, result) as they finish.
 
-    Items are taken when a worker is free for them. Function and items are pickled. Closing the generator, or an
-    exception in the caller, stops the processes. The first workers are those of `pool`, which must serve this
-    function. With 0 workers the function runs in this process, where a crash is not isolated.
+    An item is consumed when a worker is free. Function and items are pickled. The processes are stopped when the
+    generator is closed or the caller raises. With 0 workers the function runs in this process, without isolation.
+
+    pool: workers to use first; they must serve the same function.
     """
     if not workers:
         for key, item in items:
             yield key, function(item)
         return
-    waiting = iter(items)
-    spare = [] if pool is None else pool.take(workers)
+    remaining = iter(items)
+    idle = [] if pool is None else pool.take(workers)
     busy: dict[Connection, tuple[Worker, Key]] = {}
 
-    def employ(worker: Worker | None = None) -> bool:
-        """Send the next item to a worker, or to a new one; return False when there are no more items."""
-        for key, item in waiting:
-            worker = worker or (spare.pop() if spare else start_worker(serve_function, function))
+    def send_next_item(worker: Worker | None = None) -> bool:
+        """Send the next item to this worker, or to an idle or new one. Return False if no items remain."""
+        for key, item in remaining:
+            worker = worker or (idle.pop() if idle else start_worker(serve_function, function))
             busy[worker.connection] = worker, key
             worker.send(item)
             return True
         return False
 
     try:
-        while len(busy) < workers and employ():
+        while len(busy) < workers and send_next_item():
             pass
         while busy:
             for connection in wait(list(busy)):
                 assert isinstance(connection, Connection)
                 worker, key = busy[connection]
                 try:
-                    result: Result | WorkerDied = connection.recv()
-                except Exception:  # the connection is closed, or half an answer came
+                    result: Result | WorkerCrash = connection.recv()
+                except Exception:  # the connection was closed, possibly in the middle of a result
                     del busy[connection]
-                    yield key, WorkerDied(describe_exit(worker.stop()))
-                    employ()
+                    yield key, WorkerCrash(describe_exit(worker.stop()))
+                    send_next_item()
                 else:
                     yield key, result
-                    if not employ(worker):
+                    if not send_next_item(worker):
                         del busy[connection]
                         worker.stop()
     finally:
-        for worker in [*spare, *(worker for worker, _ in busy.values())]:
+        for worker in [*idle, *(worker for worker, _ in busy.values())]:
             worker.stop()
 
 
 def start_worker(serve: Callable[..., None], *arguments: Any) -> Worker:
-    """Start a process that runs `serve(connection, *arguments)`; both are pickled, `serve` by its name."""
-    context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of C libraries hold
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(serve, theirs, arguments), daemon=True)
+    """Start a process that runs `serve(connection, *arguments)`. Both are pickled, `serve` by its name."""
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks held by threads of C libraries
+    parent_end, worker_end = context.Pipe()
+    process = context.Process(target=_run_worker, args=(serve, worker_end, arguments), daemon=True)
     with _ignore_interrupts(), _hide_main_module():
         process.start()
-    theirs.close()  # so that the connection ends when the worker dies
-    return Worker(process, ours)
+    worker_end.close()  # so that the connection closes when the worker dies
+    return Worker(process, parent_end)
 
 
 def serve_function(connection: Connection, function: Callable[[Any], Any]) -> None:
-    """Apply a function to each item that comes; runs in a worker."""
+    """Apply a function to each received item and send the result back. Runs in a worker."""
     while True:
         connection.send(function(connection.recv()))
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """Return how a process ended, for a message."""
+    """Return how a process ended, as text for a message."""
     if exit_code is not None and exit_code < 0:
         names = {each.value: each.name for each in signal.Signals}
         name = names.get(-exit_code, f"signal {-exit_code}")
-        advice = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"its process was killed by {name}{advice}"
-    return f"its process ended with code {exit_code}"
+        possible_cause = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"its process was killed by {name}{possible_cause}"
+    return f"its process ended with exit code {exit_code}"
 
 
 @contextlib.contextmanager
 def _ignore_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C, so that a process started now ignores it too: the parent stops its workers."""
-    if threading.current_thread() is not threading.main_thread():  # only that one may set it
+    """Ignore Ctrl-C, so that a process started in this context ignores it too. The parent stops its workers."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set signal handlers
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -174,7 +175,7 @@ def _ignore_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hide_main_module() -> Iterator[None]:
-    """Hide the caller's main module, which a spawned process would otherwise run once more."""
+    """Hide the caller's main module, which a spawned process would otherwise import and run."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -183,18 +184,18 @@ def _hide_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _work(serve: Callable[..., None], connection: Connection, arguments: tuple[Any, ...]) -> None:
-    """Serve until the connection closes; runs in the worker."""
-    # schedulers and terminals signal the whole group; the parent decides when to stop
+def _run_worker(serve: Callable[..., None], connection: Connection, arguments: tuple[Any, ...]) -> None:
+    """Call `serve` until the connection closes. Runs in the worker."""
+    # schedulers and terminals signal the whole process group; the parent decides when to stop
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has exited
         serve(connection, *arguments)
 
 
 def _exit_with_parent() -> None:
-    """End this process when its parent is gone: an orphan would write into a folder that another command may use."""
+    """Exit when the parent process exits, so that an orphan does not write to a folder that is no longer locked."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

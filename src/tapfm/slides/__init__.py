@@ -1,1 +1,1 @@
-"""Slides: what a file says of itself, its pixels at any scale, where its tissue is."""
+"""Whole slide images: readers, metadata, resolution, tissue detection."""

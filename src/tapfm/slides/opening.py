@@ -1,4 +1,4 @@
-"""Which reader gets which file, and what counts as a slide in a folder."""
+"""Open a slide with the right reader, and find the slides of a folder."""
 
 from __future__ import annotations
 
@@ -11,75 +11,82 @@ from pathlib import Path
 import openslide
 
 from tapfm.errors import InputError, UnreadableSlideError
-from tapfm.runtime.output_folder import OUTPUT_MARK
+from tapfm.runtime.output_folder import OUTPUT_MARKER
 from tapfm.slides.readers import image
 from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import TiffSlide
 from tapfm.slides.readers.tiff_structure import UnsupportedTiffError, has_ome_metadata, is_tiff
 from tapfm.slides.slide import CACHE_BYTES, Slide
 
-# Vendors whose files are plain tiled TIFF; what others hide in a TIFF (Leica, Ventana, Philips, NDPI) OpenSlide knows.
+# Vendors whose files are plain tiled TIFF. OpenSlide reads the TIFF variants of others (Leica, Ventana, Philips, NDPI).
 _PLAIN_TIFF = (None, "aperio", "generic-tiff")
 SLIDE_SUFFIXES = (
     *(".svs", ".tif", ".tiff", ".qptiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm"),
     *image.SUFFIXES,
 )
-# in such a folder: pictures that are no slides
-PER_SLIDE = "per-slide"  # heatmaps, of which some are TIFF
+# Output folders of tapfm. The images in them are not slides.
+PER_SLIDE = "per-slide"  # heatmaps, some of them TIFF
 OUTPUT_FOLDERS = ("overlays", "patches", "tissue", "truth", PER_SLIDE)
 CONTACT_SHEET = "contact-sheet.jpg"
 
 
 def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
-    """Open a slide with the fastest reader that is sure of it; a DICOM slide may be given as its folder."""
+    """Open a slide with the fastest reader that supports it.
+
+    A DICOM slide can be given as its folder or as one of its files.
+    """
     if not path.exists():
-        raise UnreadableSlideError(f"There is no file {path}.", hint="Check the path; relative ones start at the CSV.")
-    file = _dicom_file(path) if path.is_dir() else path
+        raise UnreadableSlideError(
+            f"{path} does not exist.", hint="Check the path. Relative paths start at the cohort table's folder."
+        )
+    file = _find_dicom_file(path) if path.is_dir() else path
     if file.suffix.lower() in image.SUFFIXES:
         return image.ImageSlide(file)
-    refusal = ""
+    unsupported = ""
     try:
         vendor = openslide.OpenSlide.detect_format(file)
         tiff = is_tiff(file)
     except OSError as error:
-        raise UnreadableSlideError(f"{path.name} cannot be read ({error}).", hint="Check who may read it.") from error
+        raise UnreadableSlideError(
+            f"{path.name} cannot be read ({error}).", hint="Check the file permissions."
+        ) from error
     ome = tiff and has_ome_metadata(file)
     if ome or (tiff and vendor in _PLAIN_TIFF):
         try:
             return TiffSlide(file, cache_bytes)
         except UnsupportedTiffError as reason:
-            refusal = f"a TIFF with {reason}"
-    if vendor is not None and not ome:  # OpenSlide takes the first plane of an OME-TIFF for the whole
+            unsupported = f"a TIFF with {reason}"
+    if vendor is not None and not ome:  # OpenSlide reads only the first plane of an OME-TIFF
         return OpenSlideSlide(file, cache_bytes)
     raise UnreadableSlideError(
-        f"{path.name} is {refusal or 'not a slide in any format that OpenSlide or tapfm reads, or it is damaged'}.",
-        hint="Copy it again from where it was scanned, or convert it to a tiled RGB TIFF.",
+        f"{path.name} is {unsupported or 'not in a slide format that OpenSlide or tapfm supports, or it is damaged'}.",
+        hint="Copy the file again from the scanner, or convert it to a tiled RGB TIFF.",
     )
 
 
-def _dicom_file(folder: Path) -> Path:
-    """Pick a file of a DICOM slide; OpenSlide finds the others of its series beside it."""
-    files = _dicom_files(folder)
+def _find_dicom_file(folder: Path) -> Path:
+    """Return one file of a DICOM slide. OpenSlide finds the other files of the series in the same folder."""
+    files = _list_dicom_files(folder)
     if not files:
         raise UnreadableSlideError(
-            f"{folder} is a folder without .dcm files, so not a DICOM slide.", hint=f"Try: tapfm inspect {folder}"
+            f"{folder} contains no .dcm files, so it is not a DICOM slide.",
+            hint=f"List the slides in it: tapfm inspect {folder}",
         )
-    series = {_series_of(file) for file in files} - {None}
+    series = {_read_series_uid(file) for file in files} - {None}
     if len(series) > 1:
         raise UnreadableSlideError(
-            f"{folder} has {len(series)} DICOM series: which slide is meant?",
-            hint="Give each series a folder of its own, or name a .dcm file of each in the column `path`.",
+            f"{folder} contains {len(series)} DICOM series; a folder must contain one slide.",
+            hint="Move each series to its own folder, or give one .dcm file of each series in the column `path`.",
         )
     return files[0]
 
 
-def _dicom_files(folder: Path) -> list[Path]:
-    """List the DICOM files of a folder."""
+def _list_dicom_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() == ".dcm" and path.is_file())
 
 
-def _series_of(file: Path) -> bytes | None:
-    """Read the SeriesInstanceUID (0020,000E) of a DICOM file, which stands in front of its pixels."""
+def _read_series_uid(file: Path) -> bytes | None:
+    """Read the SeriesInstanceUID (0020,000E) of a DICOM file; it precedes the pixel data."""
     with file.open("rb") as opened:
         found = re.search(rb"\x20\x00\x0e\x00UI..([0-9.]+)", opened.read(2**20), re.DOTALL)
     return found.group(1) if found else None
@@ -87,10 +94,13 @@ def _series_of(file: Path) -> bytes | None:
 
 @contextmanager
 def strict_reader(slide: Slide) -> Iterator[Slide]:
-    """Read a slide so that damaged pixels are refused: our own decoder passes over what libjpeg only warns of."""
+    """Return a reader that raises on damaged pixels.
+
+    TiffSlide ignores damage that libjpeg only reports as a warning, so its files are read with OpenSlide here.
+    """
     try:
-        strict = OpenSlideSlide(slide.facts.path) if slide.facts.reader == "tiff" else None
-    except UnreadableSlideError:  # a TIFF that only we read
+        strict = OpenSlideSlide(slide.metadata.path) if slide.metadata.reader == "tiff" else None
+    except UnreadableSlideError:  # a TIFF that OpenSlide does not support
         strict = None
     if strict is None:
         yield slide
@@ -100,37 +110,39 @@ def strict_reader(slide: Slide) -> Iterator[Slide]:
 
 
 def find_slides(folder: Path) -> list[Path]:
-    """Find all slides below a folder; a folder of DICOM files is one slide. Our own results are left out."""
+    """Return all slides below a folder. A folder of DICOM files is one slide; outputs of tapfm are skipped."""
     found: set[Path] = set()
     entered: set[str] = set()
-    for parent, folders, names in os.walk(folder, followlinks=True, onerror=_refuse):
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=_raise_unreadable_folder):
         real = os.path.realpath(parent)
-        if real in entered:  # a link may lead back up
+        if real in entered:  # a link may point to a parent folder
             folders.clear()
             continue
         entered.add(real)
-        ours = (*OUTPUT_FOLDERS, CONTACT_SHEET) if OUTPUT_MARK in names else ()
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in ours]
-        slides = [Path(parent, name) for name in names if is_slide_name(name) and name not in ours]
+        outputs = (*OUTPUT_FOLDERS, CONTACT_SHEET) if OUTPUT_MARKER in names else ()
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in outputs]
+        slides = [Path(parent, name) for name in names if is_slide_name(name) and name not in outputs]
         if any(path.suffix.lower() == ".dcm" for path in slides):
             found.add(Path(parent))
-        parts = _parts_of_slides(Path(parent))
-        found.update(path for path in slides if path.suffix.lower() != ".dcm" and not parts(path))
+        is_slide_part = _slide_part_filter(Path(parent))
+        found.update(path for path in slides if path.suffix.lower() != ".dcm" and not is_slide_part(path))
     return sorted(found)
 
 
-def _refuse(error: OSError) -> None:
-    """Say that a folder cannot be looked into: slides in it would be missed without a word."""
-    raise InputError(f"{error.filename} cannot be read ({error.strerror}).", hint="Check who may read it.") from error
+def _raise_unreadable_folder(error: OSError) -> None:
+    """Raise if a folder cannot be listed; otherwise its slides would be skipped silently."""
+    raise InputError(
+        f"{error.filename} cannot be read ({error.strerror}).", hint="Check the folder permissions."
+    ) from error
 
 
 def is_slide_name(name: str) -> bool:
-    """Tell by its name whether a file may be a slide."""
+    """Return whether a file name has the suffix of a slide format."""
     return not name.startswith(".") and Path(name).suffix.lower() in SLIDE_SUFFIXES
 
 
-def _parts_of_slides(folder: Path) -> Callable[[Path], bool]:
-    """Say which pictures of a folder are parts of a slide: of an MRXS beside the folder, of a Hamamatsu VMS in it."""
+def _slide_part_filter(folder: Path) -> Callable[[Path], bool]:
+    """Return a function that tells whether an image is a part of an MRXS or VMS slide, not a slide itself."""
     here = folder.resolve()
     if here.with_name(here.name + ".mrxs").exists():
         return lambda _: True
@@ -138,13 +150,13 @@ def _parts_of_slides(folder: Path) -> Callable[[Path], bool]:
     return lambda path: path.suffix.lower() in (".jpg", ".jpeg") and path.name.startswith(tuple(stems))
 
 
-def files_of(slide: Path) -> list[Path]:
-    """List the files that a slide consists of."""
+def list_slide_files(slide: Path) -> list[Path]:
+    """Return all files that a slide consists of."""
     suffix = slide.suffix.lower()
     if slide.is_dir():
-        return _dicom_files(slide)
+        return _list_dicom_files(slide)
     if suffix == ".dcm":
-        return _dicom_files(slide.parent)
+        return _list_dicom_files(slide.parent)
     if suffix == ".mrxs":
         return [slide, *sorted(path for path in slide.with_suffix("").rglob("*") if path.is_file())]
     if suffix in (".vms", ".vmu"):

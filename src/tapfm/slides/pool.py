@@ -1,7 +1,7 @@
-"""Open slides for a worker: opened when first read, the least recently used one let go.
+"""A pool of open slides: slides are opened on first use and the least recently used one is dropped.
 
-A pool travels to workers without its handles, whether they are forked or spawned: a handle opened before a fork would
-share its file position and locks with the parent.
+A pool is sent to workers without its handles, whether the workers are forked or spawned. A handle opened before a fork
+would share its file position and locks with the parent process.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from tapfm.slides.slide import CACHE_BYTES, Slide
 
 
 class SlidePool:
-    """At most `most_open` slides, each with a cache of `cache_bytes`."""
+    """At most `max_open` open slides, each with a cache of `cache_bytes`."""
 
-    def __init__(self, most_open: int = 8, cache_bytes: int = CACHE_BYTES) -> None:
-        self.most_open, self.cache_bytes = most_open, cache_bytes
-        self._forget()
+    def __init__(self, max_open: int = 8, cache_bytes: int = CACHE_BYTES) -> None:
+        self.max_open, self.cache_bytes = max_open, cache_bytes
+        self._reset()
 
     def get(self, path: Path) -> Slide:
-        """Give an open slide. It stays open for as long as the caller holds it."""
+        """Return an open slide. It stays open as long as the caller holds a reference."""
         if self._process != os.getpid():
-            self._forget()  # forked: the parent's handles are not ours to use, nor to close
+            self._reset()  # after a fork: the handles belong to the parent process
         with self._lock:
             slide = self._open.pop(path, None)
             if slide is None:
                 slide = open_slide(path, self.cache_bytes)
             self._open[path] = slide
-            while len(self._open) > self.most_open:
-                # let go, not closed: another thread may be reading from it, and the last one to let go closes it
+            while len(self._open) > self.max_open:
+                # Dropped, not closed: another thread may still read from it. The last reference closes the file.
                 self._open.popitem(last=False)
             return slide
 
-    def let_go(self, path: Path) -> None:
-        """Forget one slide, so that it is opened afresh: a handle that failed once may fail for good."""
+    def discard(self, path: Path) -> None:
+        """Drop one slide so that the next `get` reopens it. A handle that failed once may keep failing."""
         with self._lock:
             self._open.pop(path, None)
 
     def close(self) -> None:
-        """Let go of all slides."""
-        self._forget()
+        """Drop all slides."""
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._open: OrderedDict[Path, Slide] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"most_open": self.most_open, "cache_bytes": self.cache_bytes}
+        return {"max_open": self.max_open, "cache_bytes": self.cache_bytes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._reset()

@@ -1,7 +1,7 @@
-"""How many microns a level-0 pixel covers, and whether to believe it. Nothing else decides the size of a tile.
+"""Resolve the microns per pixel (mpp) of a slide. This value alone determines the size of its tiles at level 0.
 
-In this order: the manifest's column `mpp`, the file's own value, the objective power (with a warning). A value in the
-file that cannot be is refused rather than guessed at: every tile of that slide would be at the wrong scale.
+Sources in order of priority: the column `mpp` of the cohort table, the value in the file, the objective power (with a
+warning). An implausible value in the file is an error, because every tile of the slide would have the wrong scale.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tapfm.errors import ScaleError
-from tapfm.slides.slide import SlideFacts
+from tapfm.slides.slide import SlideMetadata
 
-_PLAUSIBLE = (0.1, 1.2)  # um per pixel, of slides that are scanned for reading: about 100x to 8x
-_CONTRADICTED = 1.7  # times the nominal value, or one part in it
-_IMPRECISE = 0.15  # off the nominal value: seen on real scanners, worth a look
+_PLAUSIBLE_MPP = (0.1, 1.2)  # um per pixel; about 100x to 8x
+_MAX_NOMINAL_RATIO = 1.7  # file value / nominal value, or its inverse; above it the two contradict each other
+_NOMINAL_TOLERANCE = (
+    0.15  # relative difference to the nominal value; a larger one is a warning, as it occurs on real scanners
+)
 
 ScaleSource = Literal["manifest", "file", "objective"]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Microns per level-0 pixel, who said so, and what is odd about it."""
+    """Microns per level-0 pixel, the source of the value, and warnings about it."""
 
     mpp: float
     source: ScaleSource
@@ -29,47 +31,53 @@ class Scale:
 
 
 def nominal_mpp(objective_power: float) -> float:
-    """Say what an objective stands for: 20x is 0.5 um per pixel, 40x is 0.25."""
+    """Return the microns per pixel that an objective power usually has: 0.5 for 20x, 0.25 for 40x."""
     return 10 / objective_power
 
 
-def resolve_scale(facts: SlideFacts, manifest_mpp: float | None = None) -> Scale:
-    """Decide a slide's microns per pixel, or say why that cannot be done."""
-    notes = (facts.note,) if facts.note else ()
-    objective = facts.objective_power
-    if manifest_mpp is not None:
-        odd = () if _PLAUSIBLE[0] <= manifest_mpp <= _PLAUSIBLE[1] else (f"{manifest_mpp:g} um per pixel in the table",)
-        return Scale(manifest_mpp, "manifest", (*odd, *_off_nominal(manifest_mpp, objective)))
-    name, mpp = facts.path.name, facts.mpp_in_file
-    hint = "Write the true microns per pixel into the column `mpp` of the cohort's CSV; it overrules the file."
+def resolve_scale(metadata: SlideMetadata, table_mpp: float | None = None) -> Scale:
+    """Return the microns per pixel of a slide; raise ScaleError if they are unknown or implausible."""
+    notes = (metadata.note,) if metadata.note else ()
+    objective = metadata.objective_power
+    if table_mpp is not None:
+        plausible = _PLAUSIBLE_MPP[0] <= table_mpp <= _PLAUSIBLE_MPP[1]
+        implausible = () if plausible else (f"the cohort table gives an unusual value of {table_mpp:g} um per pixel",)
+        return Scale(table_mpp, "manifest", (*implausible, *_nominal_warnings(table_mpp, objective)))
+    name, mpp = metadata.path.name, metadata.mpp_in_file
+    hint = "Enter the correct microns per pixel in the column `mpp` of the cohort table; it overrides the file."
     if mpp is None:
         if objective is None:
-            raise ScaleError(f"{name} says neither its microns per pixel nor its objective power.", hint=hint)
+            raise ScaleError(f"{name} contains neither microns per pixel nor an objective power.", hint=hint)
         assumed = nominal_mpp(objective)
-        if not _PLAUSIBLE[0] <= assumed <= _PLAUSIBLE[1]:
-            raise ScaleError(f"{name} has no microns per pixel, and an objective power of {objective:g}.", hint=hint)
-        warning = f"no microns per pixel in the file: {assumed:g} taken from its objective power of {objective:g}x"
+        if not _PLAUSIBLE_MPP[0] <= assumed <= _PLAUSIBLE_MPP[1]:
+            raise ScaleError(
+                f"{name} contains no microns per pixel, and its objective power of {objective:g} is implausible.",
+                hint=hint,
+            )
+        warning = f"no microns per pixel in the file; assuming {assumed:g} from the objective power of {objective:g}x"
         return Scale(assumed, "objective", (*notes, warning))
-    if not _PLAUSIBLE[0] <= mpp <= _PLAUSIBLE[1]:
+    if not _PLAUSIBLE_MPP[0] <= mpp <= _PLAUSIBLE_MPP[1]:
         raise ScaleError(
-            f"{name} says it has {mpp:.4g} um per pixel, outside {_PLAUSIBLE[0]:g} to {_PLAUSIBLE[1]:g}.", hint=hint
+            f"{name} contains {mpp:.4g} um per pixel, outside the plausible range of "
+            f"{_PLAUSIBLE_MPP[0]:g} to {_PLAUSIBLE_MPP[1]:g}.",
+            hint=hint,
         )
     if objective is not None:
         ratio = mpp / nominal_mpp(objective)
-        if max(ratio, 1 / ratio) > _CONTRADICTED:
+        if max(ratio, 1 / ratio) > _MAX_NOMINAL_RATIO:
             raise ScaleError(
-                f"{name} says {mpp:.4g} um per pixel and an objective power of {objective:g}x, "
-                f"which is {nominal_mpp(objective):.4g}: one of them is wrong.",
+                f"{name} contains contradictory values: {mpp:.4g} um per pixel, but an objective power of "
+                f"{objective:g}x, which usually means {nominal_mpp(objective):.4g}.",
                 hint=hint,
             )
-    return Scale(mpp, "file", (*notes, *_off_nominal(mpp, objective)))
+    return Scale(mpp, "file", (*notes, *_nominal_warnings(mpp, objective)))
 
 
-def _off_nominal(mpp: float, objective_power: float | None) -> tuple[str, ...]:
-    """Warn of a value that is far from what the objective stands for."""
+def _nominal_warnings(mpp: float, objective_power: float | None) -> tuple[str, ...]:
+    """Return a warning if the microns per pixel differ from the usual value of the objective power."""
     if objective_power is None:
         return ()
     nominal = nominal_mpp(objective_power)
-    if abs(mpp / nominal - 1) <= _IMPRECISE:
+    if abs(mpp / nominal - 1) <= _NOMINAL_TOLERANCE:
         return ()
-    return (f"{mpp:.4g} um per pixel, where {objective_power:g}x usually means {nominal:.4g}",)
+    return (f"{mpp:.4g} um per pixel, although {objective_power:g}x usually means {nominal:.4g}",)

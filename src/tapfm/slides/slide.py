@@ -1,7 +1,7 @@
-"""What every slide promises, whichever library opens it.
+"""The Slide interface that every reader implements, and the types it uses.
 
-Frames: `_px0` is a length or position in pixels of level 0, the slide at full resolution; `_px` is one in pixels of the
-image at hand. Points are (x, y), from the top left. A region may reach over the slide's edge: background is there.
+Units: `_px0` is a length or position in pixels of level 0, the full resolution; `_px` is in pixels of the image.
+Points are (x, y) from the top left. A region may extend beyond the slide's edge; background is returned there.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ Pixels = NDArray[np.uint8]  # (height, width, 3), RGB
 Colour = tuple[int, int, int]
 
 WHITE: Colour = (255, 255, 255)
-COPY_AGAIN = "The file is damaged: copy it again from where it was scanned."  # what to do about pixels that are lost
-CACHE_BYTES = 32 * 2**20  # of decoded pixels for each open slide; OpenSlide's own default
+DAMAGED_FILE_HINT = "The file is damaged. Copy it again from the scanner."
+CACHE_BYTES = 32 * 2**20  # decoded pixels per open slide; the default of OpenSlide
 
 
 @dataclass(frozen=True)
 class Level:
-    """One resolution of the pyramid; a downsample is level-0 pixels per pixel of this level, across and down.
+    """One level of the pyramid. A downsample is the number of level-0 pixels per pixel of this level.
 
-    They differ where a narrow slide's shorter side was rounded: their mean would shift the far end of its longer one.
+    `downsample_x` and `downsample_y` differ if the shorter side of a narrow slide was rounded. Using their mean
+    for both would shift positions at the far end of the longer side.
     """
 
     width_px: int
@@ -35,12 +36,15 @@ class Level:
 
     @property
     def downsample(self) -> float:
-        """Their mean, to choose a level by."""
+        """Mean downsample, used to choose a level."""
         return (self.downsample_x + self.downsample_y) / 2
 
     @classmethod
-    def of(cls, width_px: int, height_px: int, width_px0: int, height_px0: int) -> Level:
-        """Find the downsamples: one whole number where both sides are that, rounded; their own ratios elsewhere."""
+    def from_sizes(cls, width_px: int, height_px: int, width_px0: int, height_px0: int) -> Level:
+        """Compute the downsamples from the sizes of this level and of level 0.
+
+        They are one integer if both sides match it after rounding, otherwise the exact ratios.
+        """
         for factor in (round(width_px0 / width_px), round(height_px0 / height_px)):
             if abs(width_px0 / factor - width_px) < 1 and abs(height_px0 / factor - height_px) < 1:
                 return cls(width_px, height_px, factor, factor)
@@ -58,8 +62,8 @@ class Box:
 
 
 @dataclass(frozen=True)
-class SlideFacts:
-    """What the file says of itself; nothing here is judged yet (see scale.py)."""
+class SlideMetadata:
+    """Metadata as stored in the file. The values are not validated here (see scale.py)."""
 
     path: Path
     format: str
@@ -68,55 +72,53 @@ class SlideFacts:
     levels: tuple[Level, ...]
     mpp_in_file: float | None
     objective_power: float | None
-    bounds: Box  # where the scanner put pixels; the whole slide where the file does not say
+    bounds: Box  # the scanned area; the whole slide if the file does not define it
     background: Colour = WHITE
-    note: str = ""  # something odd that does not stop us
+    note: str = ""  # warning about unusual metadata
 
     @property
     def width_px0(self) -> int:
-        """Width of level 0."""
         return self.levels[0].width_px
 
     @property
     def height_px0(self) -> int:
-        """Height of level 0."""
         return self.levels[0].height_px
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A small picture of a part of the slide, and which part: `downsample` level-0 pixels per pixel."""
+    """A small image of a part of the slide, with the rectangle `box` that it shows."""
 
     pixels: Pixels
     box: Box
 
     @property
     def downsample(self) -> tuple[float, float]:
-        """Level-0 pixels per pixel across and down; almost equal, as both sides are whole numbers."""
+        """Level-0 pixels per thumbnail pixel, (x, y); they differ slightly because both sides are rounded."""
         height_px, width_px = self.pixels.shape[:2]
         return self.box.width_px0 / width_px, self.box.height_px0 / height_px
 
 
 class Slide(Protocol):
-    """An open slide. Reading is safe from several threads; a forked or spawned worker opens its own (pool.py)."""
+    """An open slide. Reading is thread-safe; each worker process opens its own slides (pool.py)."""
 
     @property
-    def facts(self) -> SlideFacts:
-        """What the file says of itself."""
+    def metadata(self) -> SlideMetadata:
+        """The slide's metadata."""
         ...
 
     def read_level(self, level: int, x_px: int, y_px: int, width_px: int, height_px: int) -> Pixels:
-        """Read pixels of one level, in that level's own pixels, unscaled."""
+        """Read a region of one level without resizing; positions and sizes are in pixels of that level."""
         ...
 
     def read(self, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels:
-        """Read the square at (x_px0, y_px0) with a side of `side_px0` as a tile of `tile_px`."""
+        """Read the square at (x_px0, y_px0) with side `side_px0`, resized to `tile_px` x `tile_px`."""
         ...
 
     def thumbnail(self, longest_px: int) -> Thumbnail:
-        """Make a picture of the slide's bounds whose longer side has at most `longest_px`."""
+        """Return a thumbnail of the slide's bounds whose longer side has at most `longest_px`."""
         ...
 
     def close(self) -> None:
-        """Give back the file and the cache."""
+        """Close the file and free the cache."""
         ...

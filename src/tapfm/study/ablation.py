@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from tapfm.evaluation.measures import MACRO
-from tapfm.metrics.loglinear import LogLinearFit, fit
+from tapfm.evaluation.metric_values import MACRO
+from tapfm.metrics.loglinear import LogLinearFit, fit_log_linear
 from tapfm.results.estimate import Estimate
 from tapfm.results.table import Cell, Column, Row, Table, table_row
 from tapfm.study.comparison import StudyComparison
-from tapfm.study.results import StudyResults, best_row, mean_of, means_by_epoch
+from tapfm.study.results import StudyResults, find_best_epoch, mean_or_none, means_by_epoch
 
 _FIRST, _LAST = 2, 20  # the paper's epochs
 _COLUMNS = (
@@ -25,7 +25,7 @@ _COLUMNS = (
     Column("best epoch", "best_epoch", form=".4g"),
     Column("validation AUC", "val_auc", form=".4f"),
     Column("test AUC (95% CI)", "test_auc", form=".4f", interval=True, interval_form=".3f"),
-    Column("why", "why", text=True, shown=False),
+    Column("reason", "reason", text=True, shown=False),
 )
 
 
@@ -57,10 +57,10 @@ def fit_losses(results: StudyResults, comparison: StudyComparison) -> list[Fitte
                 title=method.title,
                 variant=method.variant or method.title,
                 losses=losses,
-                fit=fit(losses, _FIRST, _LAST),
-                best_epoch=fmean(best_row(history)["epoch"] for history in histories),
-                val_auc=mean_of([best_row(history)["val_macro_auc"] for history in histories]),
-                test=Estimate(None, why="not evaluated") if test is None else test.auc,
+                fit=fit_log_linear(losses, _FIRST, _LAST),
+                best_epoch=fmean(find_best_epoch(history)["epoch"] for history in histories),
+                val_auc=mean_or_none([find_best_epoch(history)["val_macro_auc"] for history in histories]),
+                test=Estimate(None, reason="not evaluated") if test is None else test.auc,
             )
         )
     return fitted
@@ -78,10 +78,10 @@ def ablation_table(fitted: Sequence[FittedMethod]) -> Table:
 
 def _variant_row(fitted: FittedMethod) -> Row:
     of_fit, epochs = fitted.fit, fitted.fit.epochs_used
-    slope = Estimate(of_fit.b, of_fit.b_low, of_fit.b_high, of_fit.why if of_fit.b is None else "")
+    slope = Estimate(of_fit.b, of_fit.b_low, of_fit.b_high, of_fit.reason if of_fit.b is None else "")
     return table_row(
         *(fitted.title, fitted.variant, of_fit.a, slope),
-        Cell(of_fit.r_squared, why=of_fit.why),
+        Cell(of_fit.r_squared, reason=of_fit.reason),
         *((epochs[0], epochs[-1]) if epochs else (None, None)),
-        *(fitted.best_epoch, fitted.val_auc, fitted.test, of_fit.why or fitted.test.why),
+        *(fitted.best_epoch, fitted.val_auc, fitted.test, of_fit.reason or fitted.test.reason),
     )

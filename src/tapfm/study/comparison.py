@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import stdev
 
 from tapfm.config.study import StudyConfig
-from tapfm.evaluation.comparing import Comparison, PairedComparison, compare_methods
-from tapfm.evaluation.measures import MACRO
+from tapfm.evaluation.method_comparison import Comparison, PairedComparison, compare_methods
+from tapfm.evaluation.metric_values import MACRO
 from tapfm.evaluation.predictions import compute_scores
 from tapfm.results.estimate import Estimate
-from tapfm.results.numbers import format_p_value
+from tapfm.results.formatting import format_p_value
 from tapfm.results.table import Cell, Column, Row, Table, table_row
 from tapfm.study.results import COHORTS, Seeds, StudyResults
 from tapfm.tasks.catalog import target_kinds
@@ -27,7 +27,7 @@ COHORT_TITLES = {"test": "Test", "external": "External"}
 BASELINE_TITLE = "colours and tile count"
 _SAME = 5e-5  # values that are equal with four digits share their rank
 
-Place = tuple[str, str]  # cohort and target
+CohortTarget = tuple[str, str]  # cohort and target
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class ComparedMethod:
     regime: str
     aggregator: str
     variant: str
-    aucs: Mapping[Place, ComparedAuc]
+    aucs: Mapping[CohortTarget, ComparedAuc]
 
 
 @dataclass(frozen=True)
 class StudyComparison:
     """The AUCs of all methods; a method that lacks some has no entry there."""
 
-    patients: Mapping[Place, int]
+    patients: Mapping[CohortTarget, int]
     methods: Sequence[ComparedMethod]
     notes: Sequence[str]
 
@@ -66,8 +66,8 @@ class StudyComparison:
 def compare_study(results: StudyResults) -> StudyComparison:
     """Compare all methods in each cohort and target."""
     study = results.study
-    patients: dict[Place, int] = {}
-    aucs: dict[str, dict[Place, ComparedAuc]] = {}
+    patients: dict[CohortTarget, int] = {}
+    aucs: dict[str, dict[CohortTarget, ComparedAuc]] = {}
     notes: list[str] = []
     for target in [*study.targets, *([MACRO] if study.multilabel else [])]:
         for cohort in COHORTS:
@@ -81,7 +81,7 @@ def compare_study(results: StudyResults) -> StudyComparison:
             notes += [
                 f"{COHORT_TITLES[cohort]}: {len(ids):,} patients of {name} are not counted, because other methods "
                 "have no predictions for them."
-                for name, ids in comparison.left_out.items()
+                for name, ids in comparison.excluded.items()
                 if ids
             ]
     rows = {each.method.row: each.method for each in results.methods}
@@ -129,9 +129,13 @@ def _compared_auc(
 def tidy_table(comparison: StudyComparison) -> Table:
     """Return a table with a row for each method, cohort and target, for CSV files."""
     texts = ("model", "encoder", "regime", "aggregator", "variant", "cohort", "target")
-    numbers = ("patients", "auc", "low", "high", "seeds", "seed_sd")
-    columns = [*(Column(name, text=True) for name in texts), *map(Column, numbers), Column("minus_best", interval=True)]
-    columns += [*map(Column, ("p_bootstrap", "p_delong", "p_holm", "rank")), Column("why", text=True)]
+    numbers = ("patients", "auc", "ci_low", "ci_high", "seeds", "seed_sd")
+    columns = [
+        *(Column(name, text=True) for name in texts),
+        *map(Column, numbers),
+        Column("difference_to_best", interval=True),
+    ]
+    columns += [*map(Column, ("p_bootstrap", "p_delong", "p_holm", "rank")), Column("reason", text=True)]
     rows = []
     for method in comparison.methods:
         for place, cell in method.aucs.items():
@@ -141,16 +145,16 @@ def tidy_table(comparison: StudyComparison) -> Table:
                 table_row(
                     *(method.title, method.encoder, method.regime, method.aggregator, method.variant, *place),
                     *(comparison.patients[place], auc.value, auc.low, auc.high, cell.seeds, cell.seed_sd),
-                    *(*tests, cell.rank, auc.why),
+                    *(*tests, cell.rank, auc.reason),
                 )
             )
     return Table(columns, rows)
 
 
-def read_auc(line: Mapping[str, str]) -> Estimate:
+def parse_auc_row(line: Mapping[str, str]) -> Estimate:
     """Return the AUC in a line of the CSV file of the tidy table."""
-    value, low, high = (float(line[name]) if line[name] else None for name in ("auc", "low", "high"))
-    return Estimate(value, low, high, line["why"])
+    value, low, high = (float(line[name]) if line[name] else None for name in ("auc", "ci_low", "ci_high"))
+    return Estimate(value, low, high, line["reason"])
 
 
 def wide_table(comparison: StudyComparison, study: StudyConfig) -> Table:
@@ -189,7 +193,7 @@ def _cohort_title(comparison: StudyComparison, cohort: str, target: str) -> str:
     return f"{COHORT_TITLES[cohort]} (N = {comparison.patients[cohort, target]:,})"
 
 
-def _method_rows(comparison: StudyComparison, places: Sequence[Place]) -> list[Row]:
+def _method_rows(comparison: StudyComparison, places: Sequence[CohortTarget]) -> list[Row]:
     rows, block = [], ""
     for method in comparison.methods:
         if not any(place in method.aucs for place in places):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from tapfm.results.table import Column, Row, Table, table_row
-from tapfm.study.results import MethodResult, StudyResults, best_row
+from tapfm.study.results import MethodResult, StudyResults, find_best_epoch
 
 _COLUMNS = (
     Column("Model", "model", text=True),
@@ -35,7 +35,7 @@ def _method_row(result: MethodResult) -> Row:
         result.method.full_title,
         len(histories),
         fmean(map(len, histories)),
-        fmean(best_row(history)["epoch"] for history in histories),
+        fmean(find_best_epoch(history)["epoch"] for history in histories),
         fmean(epoch["seconds"] for epoch in epochs),
         fmean(sum(epoch["seconds"] for epoch in history) for history in histories),
         max(epoch["peak_memory_gib"] for epoch in epochs),

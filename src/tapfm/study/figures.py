@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tapfm.evaluation.predictions import units_of
+from tapfm.evaluation.predictions import pool_by_unit
 from tapfm.results.figure import SERIES, Axis, Colour, Dash, Figure, Line, Mark, Panel, Points, Rule
 from tapfm.study.ablation import FittedMethod
 from tapfm.study.comparison import BASELINE_TITLE, COHORT_TITLES
@@ -41,21 +41,21 @@ def roc_figure(results: StudyResults) -> Figure | None:
     methods = {each.method.row: each.method for each in results.methods}
     for target, kind in target_kinds(study.targets).items():
         for cohort in COHORTS:
-            lines, why_undefined = [], ""
+            lines, undefined_reason = [], ""
             for row, seeds in results.predictions(cohort, target).items():
-                units = units_of(seeds[0], {target: kind}, study.unit)
+                units = pool_by_unit(seeds[0], {target: kind}, study.unit)
                 labels, logits = [each.labels.get(target) for each in units], [each.logits[target] for each in units]
-                line = kind.curve(*kind.known(labels, logits))
+                line = kind.build_curve(*kind.select_labelled(labels, logits))
                 if line is None:
-                    why_undefined = kind.why_undefined(labels, study.unit)
+                    undefined_reason = kind.explain_undefined(labels, study.unit)
                 elif row in methods:
                     named = replace(line, label=methods[row].title)
                     lines.append(_styled(named, list(methods).index(row), methods[row].regime, len(methods)))
                 else:
                     lines.append(replace(line, colour="grey", label=BASELINE_TITLE, dash="dotted"))
-            if lines or why_undefined:
-                panel = kind.curve_panel(f"{target}, {COHORT_TITLES[cohort]}", _label_once(lines))
-                panels.append(panel if lines else replace(panel, why_empty=why_undefined))
+            if lines or undefined_reason:
+                panel = kind.build_curve_panel(f"{target}, {COHORT_TITLES[cohort]}", _label_once(lines))
+                panels.append(panel if lines else replace(panel, why_empty=undefined_reason))
     return Figure("ROC curves", panels, "From the first seed of each method.") if panels else None
 
 

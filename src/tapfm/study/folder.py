@@ -22,7 +22,7 @@ from typing import Any
 from tapfm.config.changes import changed_settings
 from tapfm.config.settings import RunConfig
 from tapfm.runtime.csv_files import read_csv
-from tapfm.study.runs import Method, PlannedRun, safe
+from tapfm.study.runs import PlannedRun, StudyMethod, safe_folder_name
 
 
 class StudyFolder:
@@ -36,7 +36,7 @@ class StudyFolder:
 
     def features(self, encoder: str, cohort: str = "test") -> Path:
         """Stored features of an encoder, for the cohort `test` or `external`."""
-        return self.path / "features" / (safe(encoder) + ("-external" if cohort == "external" else ""))
+        return self.path / "features" / (safe_folder_name(encoder) + ("-external" if cohort == "external" else ""))
 
     def config(self, run: PlannedRun) -> Path:
         """RUN.toml of a run."""
@@ -50,11 +50,11 @@ class StudyFolder:
         """Evaluation of a run on the cohort `test` or `external`."""
         return self.path / "evaluations" / run.name / cohort
 
-    def ensemble(self, method: Method, seed: int) -> Path:
+    def ensemble(self, method: StudyMethod, seed: int) -> Path:
         """The folds of a method as one model."""
         return self.path / "ensembles" / method.name / f"seed{seed}"
 
-    def ensemble_evaluation(self, method: Method, seed: int) -> Path:
+    def ensemble_evaluation(self, method: StudyMethod, seed: int) -> Path:
         """Evaluation of an ensemble on external slides."""
         return self.path / "evaluations" / method.name / f"ensemble-seed{seed}" / "external"
 
@@ -72,7 +72,7 @@ class StudyFolder:
         if not all((folder / name).is_file() for name in ("summary.md", "predictions-test.csv", "history.jsonl")):
             return False
         try:
-            failed = sum(row["what"] == "failed" for row in read_csv(folder / "failures.csv"))
+            failed = sum(row["problem"] == "failed" for row in read_csv(folder / "failures.csv"))
         except (OSError, ValueError, KeyError):
             return False
         return failed <= allow_failures

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tapfm.metrics.bootstrap import interval
+from tapfm.metrics.bootstrap import percentile_interval
 from tapfm.metrics.weighted import aucs
 from tapfm.results.estimate import Estimate
-from tapfm.results.numbers import format_estimate
+from tapfm.results.formatting import format_estimate
 from tapfm.results.table import Column, Table, table_row
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.seeding import make_rng
 from tapfm.study.results import StudyResults
-from tapfm.study.runs import Method, fold_runs
+from tapfm.study.runs import StudyMethod, list_fold_runs
 
 _MEASURES = {"accuracy": "Accuracy", "auc": "AUC"}
 _SIDES = ("before", "after", "change")
@@ -44,7 +44,7 @@ def summarise_probes(results: StudyResults) -> list[ForgettingResult]:
     """Summarise the probes of each method that has some."""
     study, found = results.study, []
     for each in results.methods:
-        runs = [run for seed in study.seeds for run in fold_runs(study, each.method, seed)]
+        runs = [run for seed in study.seeds for run in list_fold_runs(study, each.method, seed)]
         files = [results.folder.probe(run) for run in runs]
         probes = [json.loads(file.read_text("utf-8")) for file in files if file.is_file()]
         if probes:
@@ -52,7 +52,7 @@ def summarise_probes(results: StudyResults) -> list[ForgettingResult]:
     return found
 
 
-def _summarise_method(method: Method, probes: Sequence[Mapping[str, Any]], resamples: int) -> ForgettingResult:
+def _summarise_method(method: StudyMethod, probes: Sequence[Mapping[str, Any]], resamples: int) -> ForgettingResult:
     """Average over runs, with intervals from resampled test tiles."""
     truth = np.array(probes[0]["truth"])
     weights = np.vstack([np.ones(len(truth)), _draw_tiles(truth, resamples)])  # the first row: every tile once
@@ -68,7 +68,7 @@ def _summarise_method(method: Method, probes: Sequence[Mapping[str, Any]], resam
         regime=method.regime,
         runs=len(probes),
         tiles=len(truth),
-        found={key: interval(float(row[0]), row[1:]) for key, row in rows.items()},
+        found={key: percentile_interval(float(row[0]), row[1:]) for key, row in rows.items()},
         accuracy_changes=rows["accuracy", "change"],
         cosine_distance=fmean(each["cosine_distance"] for each in probes),
         linear_cka=fmean(each["linear_cka"] for each in probes),
@@ -80,7 +80,7 @@ def _draw_tiles(truth: npt.NDArray[np.int64], resamples: int) -> Draws:
     counts = np.zeros((resamples, len(truth)))
     for label in np.unique(truth):
         members = np.flatnonzero(truth == label)
-        picks = rng_for(0, "probe bootstrap", int(label)).integers(len(members), size=(resamples, len(members)))
+        picks = make_rng(0, "probe bootstrap", int(label)).integers(len(members), size=(resamples, len(members)))
         flat = picks + np.arange(resamples)[:, None] * len(members)
         counts[:, members] = np.bincount(flat.ravel(), minlength=flat.size).reshape(flat.shape)
     return counts
@@ -124,7 +124,7 @@ def forgetting_table(found: Sequence[ForgettingResult]) -> Table:
     return Table(columns, rows, notes=[note])
 
 
-def conclude_forgetting(found: Sequence[ForgettingResult]) -> list[str]:
+def describe_forgetting(found: Sequence[ForgettingResult]) -> list[str]:
     """Return sentences: did each method lose accuracy, and did TAPFM lose less than others?"""
     sentences = [
         f"{each.title}: {_sign(change, 'accuracy rose', 'accuracy fell', 'no significant change')}, "
@@ -135,7 +135,7 @@ def conclude_forgetting(found: Sequence[ForgettingResult]) -> list[str]:
     for ours in (each for each in found if each.regime == "tapfm"):
         for other in (each for each in found if each.regime != "tapfm"):
             draws = ours.accuracy_changes - other.accuracy_changes
-            kept = interval(float(draws[0]), draws[1:])
+            kept = percentile_interval(float(draws[0]), draws[1:])
             verb = _sign(
                 kept, "keeps more accuracy than", "keeps less accuracy than", "does not differ significantly from"
             )

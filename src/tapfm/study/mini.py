@@ -12,12 +12,12 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from tapfm.cohort.manifest import read_cohort
-from tapfm.runtime.commands import run_child
+from tapfm.cohort.cohort_table import read_cohort
+from tapfm.runtime.commands import run_child_command
 from tapfm.runtime.files import write_atomically
-from tapfm.runtime.interrupts import StopRequests
-from tapfm.runtime.output_folder import locked
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.interrupts import StopSignalHandler
+from tapfm.runtime.output_folder import lock_folder
+from tapfm.runtime.seeding import make_rng
 from tapfm.runtime.steps import Step
 from tapfm.slides.opening import open_slide
 from tapfm.study.folder import StudyFolder
@@ -38,46 +38,46 @@ _MIN_SHARE = 0.6  # of a tile's area that is of its class
 _MIN_TILES = 8  # of a class that is used
 
 
-def painted(folder: Path, task: str) -> Path:
+def synthetic_folder(folder: Path, task: str) -> Path:
     """Return the folder of a task's painted slides."""
-    return folder / "painted" / task
+    return folder / "synthetic" / task
 
 
-def tiles_of(folder: Path, task: str, cohort: str) -> Path:
+def tiles_folder(folder: Path, task: str, cohort: str) -> Path:
     """Return the folder of their tiles."""
     return folder / "tiles" / (task if cohort == "test" else f"{task}-{cohort}")
 
 
-def prepare(
-    folder: Path, tasks: Sequence[str], *, console: Console, run_command: RunCommand = run_child
+def prepare_mini_data(
+    folder: Path, tasks: Sequence[str], *, console: Console, run_command: RunCommand = run_child_command
 ) -> StudyStepResults:
     """Paint and tile the slides of these tasks, as far as that is not done yet."""
     folder = folder.absolute()
     steps = [step for task in tasks for step in _task_steps(folder, task)]
-    with locked(folder, "tapfm study"), StopRequests(console.print) as stop:
+    with lock_folder(folder, "tapfm study"), StopSignalHandler(console.print) as stop:
         results = run_steps(steps, StudyFolder(folder), stop, console, run_command)
         return StudyStepResults(folder, results, stop.signal_number())
 
 
 def _task_steps(folder: Path, task: str) -> list[Step]:
-    slides, group, log = painted(folder, task), f"painted {task}", StudyFolder(folder).log
+    slides, group, log = synthetic_folder(folder, task), f"synthetic {task}", StudyFolder(folder).log
     paint = Step(
         "synth",
         ("synth", str(slides), "--task", task, *_SYNTH),
-        log(f"painted-{task}"),
+        log(f"synthetic-{task}"),
         group,
         files=(slides / "README.md",),  # written last
     )
     steps = [paint]
     for cohort, table in TABLES.items():
-        tiles = tiles_of(folder, task, cohort)
+        tiles = tiles_folder(folder, task, cohort)
         steps.append(
             Step(
                 f"tile {cohort}",
                 ("tile", str(slides / table), "--out", str(tiles)),
                 log(f"tiles-{tiles.name}"),
                 group,
-                is_done=partial(_all_tiled, slides / table, tiles),
+                check_done=partial(_all_tiled, slides / table, tiles),
                 needs=(paint.key,),
             )
         )
@@ -95,7 +95,7 @@ def _all_tiled(table: Path, folder: Path) -> bool:
 def cut_probe_tiles(folder: Path, task: str) -> Path:
     """Cut tiles of stroma, epithelium and lymphoid tissue from painted slides: half of the slides to learn from."""
     sides = ("train", "test")
-    out, made = folder / "probe-tiles", painted(folder, task)
+    out, made = folder / "probe-tiles", synthetic_folder(folder, task)
     mark = out / "README.md"
     if mark.is_file():
         return out
@@ -103,9 +103,9 @@ def cut_probe_tiles(folder: Path, task: str) -> Path:
     found: dict[tuple[str, str], list[tuple[str, int, int, int]]] = {}
     for number, row in enumerate(rows):
         truth = read_truth(made / "truth", row.slide_id)
-        positions, side_px0 = truth.grid()
+        positions, side_px0 = truth.default_grid()
         for name, compartment in _PROBE_CLASSES.items():
-            share = truth.share(np.asarray(truth.compartments == compartment), positions, side_px0)
+            share = truth.coverage(np.asarray(truth.compartments == compartment), positions, side_px0)
             side = sides[number % 2]
             for index in np.flatnonzero(share >= _MIN_SHARE):
                 x, y = positions[index].tolist()
@@ -115,7 +115,7 @@ def cut_probe_tiles(folder: Path, task: str) -> Path:
     for side in sides:
         for name in classes:
             places = found[side, name]
-            order = rng_for(0, "probe tiles", side, name).permutation(len(places))[:_PROBE_TILES]
+            order = make_rng(0, "probe tiles", side, name).permutation(len(places))[:_PROBE_TILES]
             for slide_id, x, y, side_px0 in sorted(places[index] for index in order):
                 with closing(open_slide(paths[slide_id])) as slide:
                     pixels = slide.read(x, y, side_px0, TileSpec().tile_px)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tapfm.cohort.manifest import read_cohort
+from tapfm.cohort.cohort_table import read_cohort
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import SlidesSection, StudyConfig
 from tapfm.errors import InputError, RunError, SettingError
-from tapfm.runtime.messages import command, counted
-from tapfm.runtime.output_folder import refuse_other_files
+from tapfm.runtime.messages import format_command, format_count
+from tapfm.runtime.output_folder import check_no_other_files
 from tapfm.study.folder import StudyFolder
-from tapfm.study.runs import PlannedRun, run_config, runs_of, select_runs
+from tapfm.study.runs import PlannedRun, list_runs, run_config, select_runs
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.labels import read_labels
 
 _SHOWN = 10  # runs that a message names
-_PREPARED = {"painted", "tiles", "probe-tiles", "logs", "status.csv"}  # made by --scale mini before the study starts
+_PREPARED = {"synthetic", "tiles", "probe-tiles", "logs", "status.csv"}  # made by --scale mini before the study starts
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StudyPlan:
 
 def plan_study(study: StudyConfig, folder: StudyFolder, only: Sequence[str] = ()) -> StudyPlan:
     """Resolve the settings of every run. Raises SettingError if no run is possible."""
-    runs = select_runs(runs_of(study), only)
+    runs = select_runs(list_runs(study), only)
     configs: dict[str, RunConfig] = {}
     problems: dict[str, str] = {}
     for run in runs:
@@ -47,7 +47,7 @@ def plan_study(study: StudyConfig, folder: StudyFolder, only: Sequence[str] = ()
     return StudyPlan(runs, configs, problems)
 
 
-def with_machine(study: StudyConfig, **options: str | int | None) -> StudyConfig:
+def override_machine_settings(study: StudyConfig, **options: str | int | None) -> StudyConfig:
     """Return the study with other machine settings; None keeps one as it is."""
     given = {name: value for name, value in options.items() if value is not None}
     machine = dict(study.settings.get("machine", {})) | given
@@ -68,7 +68,7 @@ def check_slides(study: StudyConfig) -> None:
 def _check_tiles(slides: SlidesSection) -> None:
     if not slides.tiles.is_dir():
         where = [] if slides.slides is None else ["--slides", str(slides.slides)]
-        make = command("tile", slides.table, *where, "--out", slides.tiles)
+        make = format_command("tile", slides.table, *where, "--out", slides.tiles)
         raise InputError(f"There is no folder {slides.tiles}.", hint=f"Make it: {make}")
 
 
@@ -76,7 +76,7 @@ def check_folder(study: StudyConfig, folder: StudyFolder, plan: StudyPlan, *, re
     """Raise RunError if the folder has other files, a study that is not resumed, or runs with different settings."""
     if not folder.study.exists():
         hint = "Give a new folder with --out, for example studies/first."
-        refuse_other_files(folder.path, ours=_PREPARED, hint=hint)
+        check_no_other_files(folder.path, allowed=_PREPARED, hint=hint)
     elif not resume:
         raise RunError(
             f"{folder.path} has a study already.", hint=f"Resume it: {resume_hint}\nOr start another with --out."
@@ -89,7 +89,7 @@ def check_folder(study: StudyConfig, folder: StudyFolder, plan: StudyPlan, *, re
     if changed:
         lines = [f"{name}: {'; '.join(changes)}" for name, changes in list(changed.items())[:_SHOWN]]
         if len(changed) > _SHOWN:
-            lines.append(f"... and {counted(len(changed) - _SHOWN, 'run')} more")
+            lines.append(f"... and {format_count(len(changed) - _SHOWN, 'run')} more")
         raise RunError(
             f"{study.name} has changed for runs that were started before:\n  " + "\n  ".join(lines),
             hint="Restore the settings, add another variant, or start again with another --out.",

@@ -16,7 +16,7 @@ class Preset:
     summary: str
     study: Mapping[str, Any]
     mini: Mapping[str, Any] = field(default_factory=dict)
-    painted: str = "fgfr3"  # the task of `tapfm synth`
+    synth_task: str = "fgfr3"  # the task of `tapfm synth`
 
 
 def _varied(key: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ PRESETS: dict[str, Preset] = {
                 "H-optimus-0 (TAPFM) 0.8510 and 0.8439."
             ],
         },
-        painted="luad4",
+        synth_task="luad4",
     ),
     "ablation-lambda": Preset(
         "weight of the attention loss: 0.25, 0.5, 0.75, 1",
@@ -173,8 +173,8 @@ MINI: Mapping[str, Any] = {
 }
 
 
-def preset(name: str) -> Preset:
+def get_preset(name: str) -> Preset:
     """Find a preset by its name."""
     if name not in PRESETS:
-        raise UnknownNameError.of("preset", name, [*PRESETS, "all"], see=", ".join([*PRESETS, "all"]))
+        raise UnknownNameError.with_suggestions("preset", name, [*PRESETS, "all"], see=", ".join([*PRESETS, "all"]))
     return PRESETS[name]

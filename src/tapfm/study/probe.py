@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from tapfm.errors import InputError, RunError
 from tapfm.runtime.files import write_atomically
-from tapfm.study.probe_pictures import Picture, Pictures
+from tapfm.study.probe_tiles import ProbeTile, ProbeTileSet
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ Features = npt.NDArray[np.float64]  # (tiles, D)
 _BATCH = 64
 
 
-def probe_run(run: Path, pictures: Pictures, device: torch.device) -> dict[str, Any]:
+def probe_run(run: Path, pictures: ProbeTileSet, device: torch.device) -> dict[str, Any]:
     """Probe a run's encoder as it was and as it is."""
     from tapfm.config.loading import load_config
     from tapfm.encoders.weights import load_encoder
@@ -60,7 +60,7 @@ def write_probe(path: Path, found: Mapping[str, Any]) -> None:
     write_atomically(path, (json.dumps(found) + "\n").encode())
 
 
-def _features_of(encoder: VitEncoder, pictures: Sequence[Picture]) -> Features:
+def _features_of(encoder: VitEncoder, pictures: Sequence[ProbeTile]) -> Features:
     """Encode pictures as tiles, some at a time."""
     import torch
 

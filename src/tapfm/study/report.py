@@ -21,19 +21,19 @@ from tapfm.results.markdown import markdown_sections
 from tapfm.results.table import Column, Row, Table, table_csv, table_row
 from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.files import write_atomically
-from tapfm.runtime.messages import counted
+from tapfm.runtime.messages import format_count
 from tapfm.study.ablation import ablation_table, fit_losses
 from tapfm.study.comparison import StudyComparison, compare_study, tidy_table, wide_table
 from tapfm.study.costs import costs_table
 from tapfm.study.figures import curves_figure, log_losses_figure, losses_figure, roc_figure
 from tapfm.study.folder import StudyFolder
-from tapfm.study.forgetting import conclude_forgetting, forgetting_table, summarise_probes
+from tapfm.study.forgetting import describe_forgetting, forgetting_table, summarise_probes
 from tapfm.study.results import StudyResults, collect_results
-from tapfm.study.runs import REGIMES_IN_TABLE, run_config, runs_of
-from tapfm.study.stability import conclude_stability, means_table, measure_trajectories, runs_table
+from tapfm.study.runs import REGIMES_IN_TABLE, list_runs, run_config
+from tapfm.study.stability import describe_stability, means_table, measure_trajectories, runs_table
 from tapfm.study.status import read_status
 from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.labels import count_cells, count_columns
+from tapfm.tasks.labels import label_count_cells, label_count_columns
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ def write_report(study: StudyConfig, folder: StudyFolder) -> Table:
         parts.append(_Part(title, "ablation", ablation_table(fitted), figures=figures if fitted else {}))
     if study.report == "stability":
         trajectories = measure_trajectories(results)
-        tables, sentences = (means_table(trajectories), runs_table(trajectories)), conclude_stability(trajectories)
+        tables, sentences = (means_table(trajectories), runs_table(trajectories)), describe_stability(trajectories)
         parts.append(_Part("Stability", "stability", *tables, sentences))
     if study.report == "forgetting":
         found = summarise_probes(results)
-        sentences = conclude_forgetting(found)
+        sentences = describe_forgetting(found)
         parts.append(_Part("Forgetting", "forgetting", forgetting_table(found), sentences=sentences))
     sections = [Section("Overview", _overview(results)), *(part.section() for part in parts)]
     _write_files(folder.path, study, parts, [*sections, *_failures(study, folder)])
@@ -109,7 +109,7 @@ def _overview(results: StudyResults) -> list[Block]:
     """Return what was run, the notes of the study, its settings, and the sizes of its cohorts."""
     study = results.study
     finished = sum(len(each.histories) for each in results.methods)
-    summary = f"{finished} of {counted(len(runs_of(study)), 'run')} finished: {_describe_runs(study)}."
+    summary = f"{finished} of {format_count(len(list_runs(study)), 'run')} finished: {_describe_runs(study)}."
     tables = [_settings_table(study, results.folder), _sizes_table(results)]
     return [*map(Paragraph, [summary, *study.notes]), *(table for table in tables if table.rows)]
 
@@ -120,7 +120,7 @@ def _describe_runs(study: StudyConfig) -> str:
     aggregators += study.tapfm_aggregators if "tapfm" in study.regimes else []
     combined: list[Iterable[str]] = [study.encoders, study.regimes, dict.fromkeys(aggregators)]
     combined += [[each.name for each in study.variants]] if study.variants else []
-    combined += [[counted(len(study.folds), "fold")]] if study.folds else []
+    combined += [[format_count(len(study.folds), "fold")]] if study.folds else []
     combined += [[f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds"]]
     return " × ".join(map(", ".join, combined)) + f"; {', '.join(study.targets)}"
 
@@ -128,7 +128,7 @@ def _describe_runs(study: StudyConfig) -> str:
 def _settings_table(study: StudyConfig, folder: StudyFolder) -> Table:
     """Return tiles, epochs and learning rates of each regime."""
     configs: dict[str, list[RunConfig]] = {}
-    for run in runs_of(study):
+    for run in list_runs(study):
         try:
             config = run_config(study, run, folder.features(run.method.encoder))
         except InputError:
@@ -158,7 +158,7 @@ def _sizes_table(results: StudyResults) -> Table:
     study = results.study
     finished = {run for each in results.methods for run in each.histories}
     slides: dict[str, dict[str, str]] = {}
-    for run in runs_of(study):
+    for run in list_runs(study):
         if run.name in finished:  # the split of a model for one target has the labels of this target only
             for row in read_csv(results.folder.run(run) / "split.csv"):
                 slides.setdefault(row["slide_id"], {}).update(row)
@@ -174,18 +174,18 @@ def _sizes_table(results: StudyResults) -> Table:
             row |= {target: kinds[target].format_label(label) for target, label in prediction.labels.items()}
     cohorts |= {"external": list(external.values())} if external else {}
     columns = [Column("split", text=True), Column("slides"), Column("patients")]
-    columns += count_columns(target_kinds(study.targets))
+    columns += label_count_columns(target_kinds(study.targets))
     return Table(columns, [_size_row(name, rows, study.targets) for name, rows in cohorts.items() if finished])
 
 
 def _size_row(name: str, slides: Sequence[Mapping[str, str]], targets: Sequence[str]) -> Row:
     patients = len({(row["cohort"], row["patient_id"]) for row in slides})
-    return table_row(name, len(slides), patients, *count_cells(slides, target_kinds(targets)))
+    return table_row(name, len(slides), patients, *label_count_cells(slides, target_kinds(targets)))
 
 
 def _failures(study: StudyConfig, folder: StudyFolder) -> list[Section]:
     """Return a section with the failed steps of the present runs, if any."""
-    runs = runs_of(study)
+    runs = list_runs(study)
     names = {run.name for run in runs} | {f"{run.method.name}/ensemble-seed{run.seed}" for run in runs}
     columns = [Column(title, text=True) for title in ("run", "step", "reason", "command to repeat it", "log")]
     rows = [

@@ -12,7 +12,7 @@ from tapfm.config.study import StudyConfig
 from tapfm.errors import InputError
 from tapfm.evaluation.predictions import Prediction, read_predictions
 from tapfm.study.folder import StudyFolder
-from tapfm.study.runs import Method, fold_runs, methods_of
+from tapfm.study.runs import StudyMethod, list_fold_runs, list_methods
 from tapfm.study.steps import EVALUATED, is_evaluated
 from tapfm.tasks.target import BASELINE
 
@@ -27,7 +27,7 @@ Seeds = Sequence[Sequence[Prediction]]  # the predictions of each seed
 class MethodResult:
     """Histories and predictions of the finished runs of a method."""
 
-    method: Method
+    method: StudyMethod
     histories: Mapping[str, Sequence[Mapping[str, Any]]]  # by name of run
     predictions: Mapping[str, Seeds]  # by cohort
 
@@ -54,7 +54,7 @@ class StudyResults:
 
 def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
     """Read all that is finished."""
-    found = [result for method in methods_of(study) if (result := _collect_method(study, folder, method)).histories]
+    found = [result for method in list_methods(study) if (result := _collect_method(study, folder, method)).histories]
     baseline: dict[tuple[str, str | None], Seeds] = {}
     for method in (each.method for each in found):
         for seed in study.seeds:
@@ -67,11 +67,11 @@ def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
     return StudyResults(study, folder, found, baseline)
 
 
-def _collect_method(study: StudyConfig, folder: StudyFolder, method: Method) -> MethodResult:
+def _collect_method(study: StudyConfig, folder: StudyFolder, method: StudyMethod) -> MethodResult:
     histories: dict[str, list[dict[str, Any]]] = {}
     predictions: dict[str, list[list[Prediction]]] = {}
     for seed in study.seeds:
-        for run in fold_runs(study, method, seed):
+        for run in list_fold_runs(study, method, seed):
             if folder.finished(run, study.allow_failures):
                 histories[run.name] = folder.history(run)
         for cohort, places in _evaluations(study, folder, method, seed).items():
@@ -82,9 +82,9 @@ def _collect_method(study: StudyConfig, folder: StudyFolder, method: Method) -> 
     return MethodResult(method, histories, predictions)
 
 
-def _evaluations(study: StudyConfig, folder: StudyFolder, method: Method, seed: int) -> dict[str, list[Path]]:
+def _evaluations(study: StudyConfig, folder: StudyFolder, method: StudyMethod, seed: int) -> dict[str, list[Path]]:
     """Return the evaluations that make up each cohort: those of all folds, and on external slides their ensemble."""
-    runs = fold_runs(study, method, seed)
+    runs = list_fold_runs(study, method, seed)
     places = {"test": [folder.evaluation(run, "test") for run in runs]}
     if study.external is not None:
         one = folder.ensemble_evaluation(method, seed) if study.folds else folder.evaluation(runs[0], "external")
@@ -109,7 +109,7 @@ def _pool_folds(files: Sequence[Path]) -> list[Prediction]:
     return pooled
 
 
-def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def find_best_epoch(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the epoch that was kept: the one with the highest score, of equal ones the first."""
     scored = [row for row in history if row["score"] is not None]
     return max(scored, key=lambda row: row["score"]) if scored else history[-1]
@@ -125,7 +125,7 @@ def means_by_epoch(histories: Iterable[Sequence[Mapping[str, Any]]], key: str) -
     return {epoch: fmean(values) for epoch, values in sorted(by_epoch.items())}
 
 
-def mean_of(values: Sequence[float | None]) -> float | None:
+def mean_or_none(values: Sequence[float | None]) -> float | None:
     """Return the mean of the values that are not None, or None if there are none."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tapfm.config.study import StudyConfig, study_text
-from tapfm.config.text import toml_text
+from tapfm.config.study import StudyConfig, format_study
+from tapfm.config.text import format_toml
 from tapfm.encoders.catalog import encoder_card
-from tapfm.runtime.commands import run_child
+from tapfm.runtime.commands import run_child_command
 from tapfm.runtime.files import write_atomically
-from tapfm.runtime.interrupts import StopRequests
-from tapfm.runtime.messages import command
-from tapfm.runtime.output_folder import locked, remove_unfinished
+from tapfm.runtime.interrupts import StopSignalHandler
+from tapfm.runtime.messages import format_command
+from tapfm.runtime.output_folder import lock_folder, remove_unfinished
 from tapfm.runtime.step_bars import StepBars
 from tapfm.runtime.steps import Step, StepResult, StepRunner
 from tapfm.runtime.workers import available_cores
@@ -27,7 +27,7 @@ from tapfm.study.status import write_status
 from tapfm.study.steps import finished_steps, study_steps, write_ensembles
 
 _MAX_THREADS = 4  # for encoders that come with tapfm
-RunCommand = Callable[[Sequence[str], Path, Callable[[], int | None]], int]  # as `run_child`
+RunCommand = Callable[[Sequence[str], Path, Callable[[], int | None]], int]  # as `run_child_command`
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,16 @@ def run_study_steps(
     folder = StudyFolder(out)
     plan = plan_study(study, folder, only)
     check_slides(study)
-    with locked(out, "tapfm study"), StopRequests(console.print) as stop:
+    with lock_folder(out, "tapfm study"), StopSignalHandler(console.print) as stop:
         remove_unfinished(out)
         check_folder(study, folder, plan, resume=resume, resume_hint=resume_hint)
-        write_atomically(folder.study, study_text(study.as_tables()).encode())
+        write_atomically(folder.study, format_study(study.as_tables()).encode())
         for run in plan.runs:
             tables = run_tables(study, run, folder.features(run.method.encoder))
-            write_atomically(folder.config(run), toml_text(tables).encode())
+            write_atomically(folder.config(run), format_toml(tables).encode())
         for name, problem in plan.problems.items():
             console.print(f"{name} is left out. {problem}", markup=False, soft_wrap=True)
-        run_command = partial(run_child, environment=_thread_settings(study, jobs))
+        run_command = partial(run_child_command, environment=_thread_settings(study, jobs))
         results = run_steps(study_steps(study, folder, plan), folder, stop, console, run_command, jobs=jobs)
         write_ensembles(study, folder)
         return StudyStepResults(out, results, stop.signal_number())
@@ -77,9 +77,9 @@ def run_study_steps(
 def run_steps(
     steps: Sequence[Step],
     folder: StudyFolder,
-    stop: StopRequests,
+    stop: StopSignalHandler,
     console: Console,
-    run_command: RunCommand = run_child,
+    run_command: RunCommand = run_child_command,
     *,
     jobs: int = 1,
 ) -> dict[str, StepResult]:
@@ -90,7 +90,7 @@ def run_steps(
     with StepBars(console, steps, done, groups=groups, noun="run" if runs else "part") as bars:
         return StepRunner(
             steps,
-            lambda step, check: run_command(step.words, step.log, check),
+            lambda step, check: run_command(step.arguments, step.log, check),
             record=partial(write_status, folder, steps),
             display=bars,
             signal_number=stop.signal_number,
@@ -110,4 +110,4 @@ def _thread_settings(study: StudyConfig, jobs: int = 1) -> dict[str, str]:
 
 def resume_command(folder: Path) -> str:
     """Return the command that resumes the study in a folder."""
-    return command("study", folder / "study.toml", "--out", folder, "--resume")
+    return format_command("study", folder / "study.toml", "--out", folder, "--resume")

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tapfm.config.loading import merge_tables, resolve
+from tapfm.config.loading import merge_tables, resolve_config
 from tapfm.config.recipes import Method as Regime
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import REGIMES, StudyConfig
@@ -21,7 +21,7 @@ _SHOWN = 20  # runs that a message names
 
 
 @dataclass(frozen=True)
-class Method:
+class StudyMethod:
     """What is compared: a row of a table. Folds and seeds of it are summed up."""
 
     encoder: str
@@ -34,7 +34,7 @@ class Method:
     def name(self) -> str:
         """Name its folder."""
         parts = (self.target, self.encoder, self.regime, self.aggregator, self.variant)
-        return "/".join(safe(part) for part in parts if part is not None)
+        return "/".join(safe_folder_name(part) for part in parts if part is not None)
 
     @property
     def row(self) -> str:
@@ -62,7 +62,7 @@ class Method:
 class PlannedRun:
     """One run of `tapfm train`."""
 
-    method: Method
+    method: StudyMethod
     seed: int
     fold: int | None
 
@@ -73,12 +73,12 @@ class PlannedRun:
         return f"{self.method.name}/{fold}seed{self.seed}"
 
 
-def methods_of(study: StudyConfig) -> list[Method]:
+def list_methods(study: StudyConfig) -> list[StudyMethod]:
     """List what is compared, in the order of the table: regime, encoder, aggregator, variant."""
     targets: Sequence[str | None] = [None] if study.multilabel or len(study.targets) == 1 else study.targets
     variants: Sequence[str | None] = [each.name for each in study.variants] or [None]
     return [
-        Method(encoder, regime, aggregator, variant, target)
+        StudyMethod(encoder, regime, aggregator, variant, target)
         for target in targets
         for regime in REGIMES_IN_TABLE
         if regime in study.regimes
@@ -91,9 +91,11 @@ def methods_of(study: StudyConfig) -> list[Method]:
 REGIMES_IN_TABLE: tuple[Regime, ...] = ("fixed", "finetune", "tapfm")
 
 
-def runs_of(study: StudyConfig) -> list[PlannedRun]:
+def list_runs(study: StudyConfig) -> list[PlannedRun]:
     """List all runs: first one seed of everything, so that a table is there early."""
-    runs = [run for seed in study.seeds for method in methods_of(study) for run in fold_runs(study, method, seed)]
+    runs = [
+        run for seed in study.seeds for method in list_methods(study) for run in list_fold_runs(study, method, seed)
+    ]
     names: dict[str, PlannedRun] = {}
     for run in runs:
         if (other := names.setdefault(run.name.lower(), run)) is not run:
@@ -104,7 +106,7 @@ def runs_of(study: StudyConfig) -> list[PlannedRun]:
     return runs
 
 
-def fold_runs(study: StudyConfig, method: Method, seed: int) -> list[PlannedRun]:
+def list_fold_runs(study: StudyConfig, method: StudyMethod, seed: int) -> list[PlannedRun]:
     """Return the runs of a method with one seed: one for each fold, or one."""
     folds: Sequence[int | None] = study.folds or [None]
     return [PlannedRun(method, seed, fold) for fold in folds]
@@ -113,13 +115,13 @@ def fold_runs(study: StudyConfig, method: Method, seed: int) -> list[PlannedRun]
 def select_runs(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
     """Return the runs that match a pattern, or all without patterns. A pattern may be a folder above runs."""
     for pattern in only:
-        if not any(_fits(run.name, pattern) for run in runs):
+        if not any(_matches(run.name, pattern) for run in runs):
             names = [run.name for run in runs[:_SHOWN]] + (["..."] if len(runs) > _SHOWN else [])
             raise InputError(f"--only {pattern} fits no run.", hint="Runs are: " + ", ".join(names))
-    return [run for run in runs if not only or any(_fits(run.name, pattern) for pattern in only)]
+    return [run for run in runs if not only or any(_matches(run.name, pattern) for pattern in only)]
 
 
-def _fits(name: str, pattern: str) -> bool:
+def _matches(name: str, pattern: str) -> bool:
     """Return whether a pattern matches a name, or a folder above it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern.rstrip('/')}/*")
 
@@ -156,9 +158,9 @@ def run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dict[str,
 
 def run_config(study: StudyConfig, run: PlannedRun, features: Path) -> RunConfig:
     """Resolve the configuration of one run. Raises InputError with the name of the run."""
-    return resolve(run_tables(study, run, features), f"The run {run.name}")
+    return resolve_config(run_tables(study, run, features), f"The run {run.name}")
 
 
-def safe(part: str) -> str:
+def safe_folder_name(part: str) -> str:
     """Return a name that can be a folder on any file system."""
     return re.sub(r"[^\w.+=-]+", "-", part).strip("-.") or "-"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
-from tapfm.metrics.loglinear import fit
+from tapfm.metrics.loglinear import fit_log_linear
 from tapfm.results.table import Cell, Column, Table, table_row
-from tapfm.study.results import StudyResults, mean_of
+from tapfm.study.results import StudyResults, mean_or_none
 
 _FIRST = 2  # epoch: in the first one, the loss falls steeply with every method
 _ORDERS = ("before", "after", "joint")
@@ -50,7 +50,7 @@ def _measure_history(history: Sequence[Mapping[str, Any]]) -> dict[str, float | 
     """Measure one run from its second epoch on."""
     losses = {row["epoch"]: row["loss_agg"] for row in history if row["epoch"] >= _FIRST}
     norms = [row["norm_encoder"] for row in history if row["epoch"] >= _FIRST]
-    of_fit = fit(losses, _FIRST, max(losses, default=_FIRST))
+    of_fit = fit_log_linear(losses, _FIRST, max(losses, default=_FIRST))
     if of_fit.a is None or of_fit.b is None:
         return dict.fromkeys(MEASURES)
     logs = [math.log(loss) for loss in losses.values()]
@@ -78,12 +78,14 @@ def means_table(trajectories: Sequence[Trajectory]) -> Table:
         return Table(columns, [])
     rows = []
     for name, meaning in MEASURES.items():
-        means = [mean_of([numbers[name] for numbers in by_order[order]]) for order in _ORDERS]
-        rows.append(table_row(meaning, *(Cell(mean, why="too few epochs" if mean is None else "") for mean in means)))
+        means = [mean_or_none([numbers[name] for numbers in by_order[order]]) for order in _ORDERS]
+        rows.append(
+            table_row(meaning, *(Cell(mean, reason="too few epochs" if mean is None else "") for mean in means))
+        )
     return Table(columns, [*rows, table_row("runs", *map(len, by_order.values()))])
 
 
-def conclude_stability(trajectories: Sequence[Trajectory]) -> list[str]:
+def describe_stability(trajectories: Sequence[Trajectory]) -> list[str]:
     """Return sentences: is joint updating less stable than both other orders, by each measure and in each seed?"""
     by_pair: dict[tuple[object, ...], dict[str, Mapping[str, float | None]]] = {}
     for each in trajectories:

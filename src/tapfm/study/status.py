@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tapfm.runtime.csv_files import read_csv, write_csv
-from tapfm.runtime.messages import command
+from tapfm.runtime.messages import format_command
 from tapfm.runtime.steps import Step, StepResult
 from tapfm.study.folder import StudyFolder
 
@@ -17,7 +17,7 @@ def write_status(folder: StudyFolder, steps: Sequence[Step], results: Mapping[st
     rows = read_status(folder)
     for step in steps:
         result, log = results[step.key], step.log.relative_to(folder.path).as_posix()
-        row = [step.group, step.name, result.state, result.reason, command(*step.words), log]
+        row = [step.group, step.name, result.state, result.reason, format_command(*step.arguments), log]
         rows[step.group, step.name] = row
     write_csv(folder.status, _COLUMNS, rows.values())
 

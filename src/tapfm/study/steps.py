@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tapfm.cohort.manifest import read_cohort
+from tapfm.cohort.cohort_table import read_cohort
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import SlidesSection, StudyConfig
-from tapfm.encoders.features import feature_file
+from tapfm.encoders.features import find_feature_file
 from tapfm.runs.ensemble import write_ensemble
-from tapfm.runtime.files import sha256_of
+from tapfm.runtime.files import file_sha256
 from tapfm.runtime.steps import Step
 from tapfm.study.folder import StudyFolder
 from tapfm.study.plan import StudyPlan
-from tapfm.study.runs import Method, PlannedRun, fold_runs, methods_of
+from tapfm.study.runs import PlannedRun, StudyMethod, list_fold_runs, list_methods
 
 EVALUATED = "metrics.json"  # the last file that `tapfm evaluate` writes
 
@@ -36,7 +36,7 @@ def study_steps(study: StudyConfig, folder: StudyFolder, plan: StudyPlan) -> lis
 
 def finished_steps(steps: Sequence[Step]) -> set[str]:
     """Return the keys of finished steps; features count as stored where no step will read them again."""
-    done = {step.key for step in steps if step.done()}
+    done = {step.key for step in steps if step.is_done()}
     return done | {
         step.key
         for step in steps
@@ -57,7 +57,7 @@ class _StepBuilder:
         study, folder = self.study, self.folder
         if problem := self.plan.problems.get(run.name):
             words = ("config", str(folder.config(run)))
-            yield Step("train", words, folder.log(run.name), run.name, is_done=lambda: False, problem=problem)
+            yield Step("train", words, folder.log(run.name), run.name, check_done=lambda: False, problem=problem)
             return
         config = self.plan.configs[run.name]
         cohorts = {"test": study.cohort} | ({"external": study.external} if study.external is not None else {})
@@ -86,7 +86,7 @@ class _StepBuilder:
             ("train", str(self.folder.config(run)), "--out", str(out), "--resume"),
             self.folder.log(run.name),
             run.name,
-            is_done=lambda: self.folder.finished(run, config.machine.allow_failures),
+            check_done=lambda: self.folder.finished(run, config.machine.allow_failures),
             needs=needs,
             history=out / "history.jsonl",
             epochs=config.schedule.epochs,
@@ -100,8 +100,8 @@ class _StepBuilder:
         words += ["--weights", str(config.encoder.weights)] if config.encoder.weights is not None else []
         words += _slides_option(slides) + _machine_options(config)
         group, log = _features_group(encoder, cohort), self.folder.log(f"features/{out.name}")
-        is_done = partial(_all_stored, slides, out, config.machine.allow_failures)
-        return Step("embed", tuple(words), log, group, is_done=is_done)
+        check_done = partial(_all_stored, slides, out, config.machine.allow_failures)
+        return Step("embed", tuple(words), log, group, check_done=check_done)
 
     def _evaluate(
         self, run: PlannedRun, config: RunConfig, cohort: str, slides: SlidesSection, needs: tuple[str, ...]
@@ -110,14 +110,14 @@ class _StepBuilder:
         words = ["evaluate", str(self.folder.run(run)), "--out", str(out)]
         words += self._external_options(run.method, slides) if cohort == "external" else []
         words += self._evaluation_options(config)
-        log, is_done = self.folder.log(f"{run.name}-{cohort}"), partial(is_evaluated, out, self.study, slides)
-        return Step(f"evaluate {cohort}", tuple(words), log, run.name, is_done=is_done, needs=needs)
+        log, check_done = self.folder.log(f"{run.name}-{cohort}"), partial(is_evaluated, out, self.study, slides)
+        return Step(f"evaluate {cohort}", tuple(words), log, run.name, check_done=check_done, needs=needs)
 
     def evaluate_ensembles(self, external: SlidesSection) -> Iterator[Step]:
         """Yield the evaluation of the folds of each method together on external slides."""
         folder, configs = self.folder, self.plan.configs
         for method, seed in dict.fromkeys((run.method, run.seed) for run in self.plan.runs):
-            members = fold_runs(self.study, method, seed)
+            members = list_fold_runs(self.study, method, seed)
             if any(member.name not in configs for member in members):
                 continue  # listed as a failed run
             out, ensemble = folder.ensemble_evaluation(method, seed), folder.ensemble(method, seed)
@@ -131,12 +131,12 @@ class _StepBuilder:
                 tuple(words),
                 folder.log(name),
                 name,
-                is_done=partial(is_evaluated, out, self.study, external),
+                check_done=partial(is_evaluated, out, self.study, external),
                 needs=tuple(needs),
                 before=partial(_write_folds, folder, ensemble, members),
             )
 
-    def _external_options(self, method: Method, slides: SlidesSection) -> list[str]:
+    def _external_options(self, method: StudyMethod, slides: SlidesSection) -> list[str]:
         words = ["--cohort", str(slides.table), "--tiles", str(slides.tiles), *_slides_option(slides)]
         features = str(self.folder.features(method.encoder, "external"))
         return [*words, "--features", features] if method.regime == "fixed" else words
@@ -153,15 +153,15 @@ def is_evaluated(folder: Path, study: StudyConfig, slides: SlidesSection) -> boo
         about, failed = found["evaluation"], len(found["failed"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    expected = {"unit": study.unit, "resamples": study.resamples, "table_sha256": sha256_of(slides.table)}
+    expected = {"unit": study.unit, "resamples": study.resamples, "table_sha256": file_sha256(slides.table)}
     return failed <= study.allow_failures and all(about.get(name) == value for name, value in expected.items())
 
 
 def write_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
     """Write the ensembles of all methods whose folds are finished."""
-    for method in methods_of(study) if study.folds else []:
+    for method in list_methods(study) if study.folds else []:
         for seed in study.seeds:
-            members = fold_runs(study, method, seed)
+            members = list_fold_runs(study, method, seed)
             if all(folder.finished(member, study.allow_failures) for member in members):
                 _write_folds(folder, folder.ensemble(method, seed), members)
 
@@ -177,7 +177,7 @@ def _features_group(encoder: str, cohort: str) -> str:
 def _all_stored(slides: SlidesSection, folder: Path, allowed: int) -> bool:
     """Return whether at most `allowed` slides are without features."""
     rows = read_cohort(slides.table, slides.slides, must_exist=False).rows
-    return sum(feature_file(folder, row.slide_id) is None for row in rows) <= allowed and folder.is_dir()
+    return sum(find_feature_file(folder, row.slide_id) is None for row in rows) <= allowed and folder.is_dir()
 
 
 def _machine_options(config: RunConfig) -> list[str]:

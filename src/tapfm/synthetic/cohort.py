@@ -12,26 +12,26 @@ from typing import Literal, TypeAlias, cast
 import numpy as np
 
 from tapfm.errors import InputError, UnknownNameError
-from tapfm.runtime.seeding import rng_for
-from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, between
-from tapfm.synthetic.scanning import Accidents, Pen, Scanner, Staining, vary
+from tapfm.runtime.seeding import make_rng
+from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, mix_kinds
+from tapfm.synthetic.scanning import Artefacts, Pen, Scanner, Staining, vary_colour
 from tapfm.synthetic.section import Focus, Outline, SectionSpec
 
 CohortName: TypeAlias = Literal["development", "external"]
 
 # Version of the painted slides. Increase it when the same settings give other slides or other truth files; slides of an
 # older version are then painted again. tests/versions/ fails when the output changes and this number does not.
-PAINTING_VERSION = 1
+SYNTHETIC_VERSION = 1
 
-_SHARE_AT_40X = 0.3
-LEAST = 2  # positives, and negatives, of each target in each split that is large enough
+_FRACTION_AT_40X = 0.3
+MIN_PER_CLASS = 2  # positives, and negatives, of each target in each split that is large enough
 _TILE_UM = 112.0  # side of a tile of 224 px at 0.5 um per pixel
-_USUAL_TISSUE_SHARE = 0.5
-ASPECT = 1.28  # width of a slide over its height
+_TYPICAL_TISSUE_FRACTION = 0.5
+ASPECT_RATIO = 1.28  # width of a slide over its height
 
 
 @dataclass(frozen=True)
-class Target:
+class SyntheticTarget:
     """Something to predict: how often it is positive, and what its tiles look like."""
 
     name: str
@@ -48,19 +48,19 @@ class _Difficulty:
     lookalikes: float  # of the epithelium, at most, for each of the two
 
 
-def _target(name: str, development: float, external: float, morphology: str) -> Target:
+def _make_target(name: str, development: float, external: float, morphology: str) -> SyntheticTarget:
     """Write a line of the table below."""
-    return Target(name, {"development": development, "external": external}, morphology)
+    return SyntheticTarget(name, {"development": development, "external": external}, morphology)
 
 
 # Prevalences are the paper's. Which morphology stands for which gene means nothing: it has to differ, that is all.
-TASKS: dict[str, tuple[Target, ...]] = {
-    "fgfr3": (_target("FGFR3", 0.16, 0.14, "coarse"),),
+TASKS: dict[str, tuple[SyntheticTarget, ...]] = {
+    "fgfr3": (_make_target("FGFR3", 0.16, 0.14, "coarse"),),
     "luad4": (
-        _target("EGFR", 0.26, 0.14, "coarse"),
-        _target("KRAS", 0.27, 0.35, "vesicular"),
-        _target("MET", 0.04, 0.02, "spindle"),
-        _target("ALK", 0.03, 0.01, "paired"),
+        _make_target("EGFR", 0.26, 0.14, "coarse"),
+        _make_target("KRAS", 0.27, 0.35, "vesicular"),
+        _make_target("MET", 0.04, 0.02, "spindle"),
+        _make_target("ALK", 0.03, 0.01, "paired"),
     ),
 }
 DIFFICULTIES: dict[str, _Difficulty] = {
@@ -112,9 +112,11 @@ class CohortSpec:
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
-            raise UnknownNameError.of("task", self.task, TASKS, see=", ".join(TASKS))
+            raise UnknownNameError.with_suggestions("task", self.task, TASKS, see=", ".join(TASKS))
         if self.difficulty not in DIFFICULTIES:
-            raise UnknownNameError.of("difficulty", self.difficulty, DIFFICULTIES, see=", ".join(DIFFICULTIES))
+            raise UnknownNameError.with_suggestions(
+                "difficulty", self.difficulty, DIFFICULTIES, see=", ".join(DIFFICULTIES)
+            )
         if not (2 <= self.slides <= 9999 and 0 <= self.external <= 9999):
             raise InputError(
                 f"{self.slides} slides and {self.external} external ones cannot be painted.",
@@ -130,7 +132,7 @@ class CohortSpec:
         names = [each.name for each in self.targets]
         for name, value in self.prevalence.items():
             if name not in names:
-                raise UnknownNameError.of("target", name, names, see=", ".join(names))
+                raise UnknownNameError.with_suggestions("target", name, names, see=", ".join(names))
             if not 0 < value < 1:
                 raise InputError(
                     f"A prevalence of {value:g} for {name} leaves one class empty.",
@@ -138,7 +140,7 @@ class CohortSpec:
                 )
 
     @property
-    def targets(self) -> tuple[Target, ...]:
+    def targets(self) -> tuple[SyntheticTarget, ...]:
         """The targets of the task, with the prevalences asked for."""
         return tuple(
             replace(each, prevalence=dict.fromkeys(each.prevalence, self.prevalence[each.name]))
@@ -161,7 +163,7 @@ class PlannedSlide:
     section: SectionSpec
     staining: Staining
     scanner: Scanner
-    accidents: Accidents
+    artefacts: Artefacts
     seed: int
 
     @property
@@ -183,12 +185,14 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
         ("external", spec.external, "X", "Q"),
     )
     for cohort, count, slide_letter, patient_letter in names:
-        splits = _split_of_each(count, spec.fractions, spec.seed) if cohort == "development" else ["test"] * count
+        splits = _assign_splits(count, spec.fractions, spec.seed) if cohort == "development" else ["test"] * count
         labels = {
-            each.name: _plant(splits, each.prevalence[cohort], LEAST, spec.seed, cohort, "label", each.name)
+            each.name: _choose_slides(
+                splits, each.prevalence[cohort], MIN_PER_CLASS, spec.seed, cohort, "label", each.name
+            )
             for each in spec.targets
         }
-        at_40x = _plant(splits, _SHARE_AT_40X, 0, spec.seed, cohort, "resolution")
+        at_40x = _choose_slides(splits, _FRACTION_AT_40X, 0, spec.seed, cohort, "resolution")
         for index in range(count):
             number = f"{index + 1:0{max(3, len(str(count)))}d}"
             planned.append(
@@ -205,7 +209,7 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
     return planned
 
 
-def _shared_out(total: int, sizes: Sequence[float], least: Sequence[int], most: Sequence[int]) -> list[int]:
+def _allocate_counts(total: int, sizes: Sequence[float], least: Sequence[int], most: Sequence[int]) -> list[int]:
     """Share a number out in proportion to sizes, whole and within bounds, the largest shortfall first."""
     counts = list(least)
     total = min(max(total, sum(least)), sum(most))
@@ -218,16 +222,16 @@ def _shared_out(total: int, sizes: Sequence[float], least: Sequence[int], most: 
     return counts
 
 
-def _split_of_each(count: int, fractions: tuple[float, float, float], seed: int) -> list[str]:
+def _assign_splits(count: int, fractions: tuple[float, float, float], seed: int) -> list[str]:
     """Say for each slide of the development cohort which split it is in."""
     used = [part > 0 for part in fractions]
     least = [int(each and count >= sum(used)) for each in used]
-    sizes = _shared_out(count, fractions, least, [count * each for each in used])
+    sizes = _allocate_counts(count, fractions, least, [count * each for each in used])
     names = np.repeat(["train", "val", "test"], sizes)
-    return [str(name) for name in rng_for(seed, "splits").permutation(names)]
+    return [str(name) for name in make_rng(seed, "splits").permutation(names)]
 
 
-def _plant(splits: Sequence[str], share: float, least: int, *address: int | str) -> np.ndarray:
+def _choose_slides(splits: Sequence[str], share: float, least: int, *address: int | str) -> np.ndarray:
     """Choose an exact number of slides: `share` of all, but at least `least` of each split that has twice as many.
 
     As many are left over in such a split. A cohort too small for that has `least` in all, or half of it.
@@ -238,9 +242,9 @@ def _plant(splits: Sequence[str], share: float, least: int, *address: int | str)
     if sizes:
         lowest[int(np.argmax(sizes))] += max(0, min(least, len(splits) // 2) - sum(lowest))
     most = [max(low, size - low) for size, low in zip(sizes, lowest, strict=True)]
-    counts = _shared_out(round(share * len(splits)), sizes, lowest, most)
+    counts = _allocate_counts(round(share * len(splits)), sizes, lowest, most)
     chosen = np.zeros(len(splits), bool)
-    rng = rng_for(*address)
+    rng = make_rng(*address)
     for each, count in zip(members, counts, strict=True):
         chosen[rng.choice(each, count, replace=False)] = True
     return chosen
@@ -256,9 +260,9 @@ def _plan_slide(
     at_40x: bool,
 ) -> PlannedSlide:
     """Draw a slide's tissue, stain, scanner and accidents; of all these only the foci look at the labels."""
-    site = str(rng_for(spec.seed, slide_id, "site").choice(list(_SITES[cohort])))
+    site = str(make_rng(spec.seed, slide_id, "site").choice(list(_SITES[cohort])))
     scanners = _SCANNERS[cohort]
-    scanner = scanners[int(rng_for(spec.seed, slide_id, "scanner").integers(len(scanners)))][at_40x]
+    scanner = scanners[int(make_rng(spec.seed, slide_id, "scanner").integers(len(scanners)))][at_40x]
     return PlannedSlide(
         slide_id,
         patient_id,
@@ -266,21 +270,21 @@ def _plan_slide(
         split,
         labels,
         site,
-        _draw_section(spec, slide_id, cohort, labels),
-        _draw_staining(_SITES[cohort][site], spec.seed, slide_id),
+        _sample_section(spec, slide_id, cohort, labels),
+        _sample_staining(_SITES[cohort][site], spec.seed, slide_id),
         scanner,
-        _draw_accidents(spec.seed, slide_id),
+        _sample_artefacts(spec.seed, slide_id),
         spec.seed,
     )
 
 
-def _draw_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels: Mapping[str, int]) -> SectionSpec:
+def _sample_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels: Mapping[str, int]) -> SectionSpec:
     """Draw how much tissue there is and of what, and put the foci of positive targets and of lookalikes into it."""
-    rng = rng_for(spec.seed, slide_id, "section")
-    height_um = _TILE_UM * np.sqrt(spec.tiles / _USUAL_TISSUE_SHARE / ASPECT)
+    rng = make_rng(spec.seed, slide_id, "section")
+    height_um = _TILE_UM * np.sqrt(spec.tiles / _TYPICAL_TISSUE_FRACTION / ASPECT_RATIO)
     lowest, highest = (0.40, 0.62) if cohort == "development" else (0.28, 0.50)
     drawn = SectionSpec(
-        width_um=round(ASPECT * height_um),
+        width_um=round(ASPECT_RATIO * height_um),
         height_um=round(height_um),
         tissue_share=rng.uniform(lowest, highest),
         outline=cast(Outline, str(rng.choice(["resection", "chips", "cores"], p=[0.4, 0.4, 0.2]))),
@@ -294,33 +298,33 @@ def _draw_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels: M
     )
     difficulty, foci = DIFFICULTIES[spec.difficulty], []
     for each in spec.targets:
-        share = difficulty.share * rng_for(spec.seed, slide_id, "share", each.name).uniform(0.8, 1.25)
+        share = difficulty.share * make_rng(spec.seed, slide_id, "share", each.name).uniform(0.8, 1.25)
         if labels[each.name]:
-            kind = between(EPITHELIAL, MORPHOLOGIES[each.morphology], difficulty.strength)
+            kind = mix_kinds(EPITHELIAL, MORPHOLOGIES[each.morphology], difficulty.strength)
             foci.append(Focus(each.name, kind, share))
     for name, kind in LOOKALIKES.items():
-        share = difficulty.lookalikes * rng_for(spec.seed, slide_id, "share", name).uniform(0, 1)
+        share = difficulty.lookalikes * make_rng(spec.seed, slide_id, "share", name).uniform(0, 1)
         if share > 0:
-            foci.append(Focus(name, between(EPITHELIAL, kind, difficulty.strength), share))
+            foci.append(Focus(name, mix_kinds(EPITHELIAL, kind, difficulty.strength), share))
     return replace(drawn, foci=tuple(foci))
 
 
-def _draw_staining(site: Staining, seed: int, slide_id: str) -> Staining:
+def _sample_staining(site: Staining, seed: int, slide_id: str) -> Staining:
     """Vary the site's stain from slide to slide."""
-    rng = rng_for(seed, slide_id, "staining")
+    rng = make_rng(seed, slide_id, "staining")
     return replace(
         site,
-        haematoxylin=vary(site.haematoxylin, rng, 0.015),
-        eosin=vary(site.eosin, rng, 0.02),
+        haematoxylin=vary_colour(site.haematoxylin, rng, 0.015),
+        eosin=vary_colour(site.eosin, rng, 0.02),
         haematoxylin_strength=site.haematoxylin_strength * rng.uniform(0.86, 1.14),
         eosin_strength=site.eosin_strength * rng.uniform(0.84, 1.16),
     )
 
 
-def _draw_accidents(seed: int, slide_id: str) -> Accidents:
+def _sample_artefacts(seed: int, slide_id: str) -> Artefacts:
     """Draw what went wrong with a slide; mostly a little."""
-    rng = rng_for(seed, slide_id, "what goes wrong")
-    return Accidents(
+    rng = make_rng(seed, slide_id, "what goes wrong")
+    return Artefacts(
         folds=int(rng.choice([0, 1, 2], p=[0.65, 0.25, 0.1])),
         blurred_um=float(rng.uniform(120, 220)) if rng.random() < 0.2 else 0.0,
         pen=cast(Pen, str(rng.choice(["blue", "green", "black"]))) if rng.random() < 0.15 else None,

@@ -15,7 +15,7 @@ Shape: TypeAlias = tuple[int, int]  # height, width
 
 @dataclass(frozen=True)
 class Noise:
-    """Smooth noise that can be drawn strip by strip; `step_px` pixels from knot to knot."""
+    """Smooth make_noise that can be drawn strip by strip; `step_px` pixels from knot to knot."""
 
     knots: Field
     step_px: float
@@ -31,7 +31,7 @@ class Noise:
         return np.asarray(drawn, np.float32)
 
 
-def noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) -> Noise:
+def make_noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) -> Noise:
     """Lay the knots of a field whose hills are about half a wavelength apart."""
     step = max(wavelength_px / 2, 1.0)
     height, width = (int(np.ceil(side / step)) + 4 for side in shape_hw)
@@ -42,29 +42,29 @@ def noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) -> No
 
 
 def smooth_noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) -> Field:
-    """Draw a whole field of smooth noise."""
-    return noise(rng, shape_hw, wavelength_px).rows(0, *shape_hw)
+    """Draw a whole field of smooth make_noise."""
+    return make_noise(rng, shape_hw, wavelength_px).rows(0, *shape_hw)
 
 
 def rough_noise(
     rng: np.random.Generator, shape_hw: Shape, wavelength_px: float, octaves: int = 3, fall: float = 0.5
 ) -> Field:
-    """Add octaves of smooth noise, each of half the wavelength and `fall` times the height of the one before."""
+    """Add octaves of smooth make_noise, each of half the wavelength and `fall` times the height of the one before."""
     total = np.zeros(shape_hw, np.float32)
     for octave in range(octaves):
         total += np.float32(fall**octave) * smooth_noise(rng, shape_hw, wavelength_px / 2**octave)
     return total / np.float32(np.sqrt(sum(fall ** (2 * octave) for octave in range(octaves))))
 
 
-def resized(field: Field, shape_hw: Shape) -> Field:
+def resize_field(field: Field, shape_hw: Shape) -> Field:
     """Bring a field to another grid over the same area."""
     if field.shape == shape_hw:
         return field
     return np.asarray(cv2.resize(field, shape_hw[::-1], interpolation=cv2.INTER_LINEAR), np.float32)
 
 
-def enlarged(field: Field, times: float, top: int, bottom: int, width: int) -> Field:
-    """Draw some rows of a field enlarged `times`, as `resized` would the whole."""
+def enlarge_rows(field: Field, times: float, top: int, bottom: int, width: int) -> Field:
+    """Draw some rows of a field enlarge_rows `times`, as `resize_field` would the whole."""
     scale = 1 / times
     to_field = np.array([[scale, 0, scale / 2 - 0.5], [0, scale, (top + 0.5) * scale - 0.5]], np.float64)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
@@ -86,7 +86,7 @@ def distance_inside(mask: npt.NDArray[np.bool_]) -> Field:
 def wavy_coordinates(
     rng: np.random.Generator, shape_hw: Shape, bend_px: float, wavelength_px: float
 ) -> tuple[Field, Field]:
-    """Lay coordinates along and across bundles that run through the field in bent, parallel lines, in pixels."""
+    """Lay coordinates along and across draw_fibres that run through the field in bent, parallel lines, in pixels."""
     height, width = shape_hw
     angle = rng.uniform(0, np.pi)
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
@@ -95,8 +95,8 @@ def wavy_coordinates(
     return cosine * x + sine * y + bend[0], cosine * y - sine * x + bend[1]
 
 
-def bundles(sheet: Field, along: Field, across: Field, length_px: float, thickness_px: float) -> Field:
-    """Draw a sheet of noise out along the bundles: fibres of a length and a thickness, as high as the sheet."""
+def draw_fibres(sheet: Field, along: Field, across: Field, length_px: float, thickness_px: float) -> Field:
+    """Draw a sheet of make_noise out along the draw_fibres: fibres of a length and a thickness, as high as the sheet."""
     along, across = along * np.float32(2 / length_px), across * np.float32(2 / thickness_px)
     # reflected at its edges, so that no seam shows where the sheet is used up
     return np.asarray(cv2.remap(sheet, along, across, cv2.INTER_LINEAR, None, cv2.BORDER_REFLECT_101), np.float32)

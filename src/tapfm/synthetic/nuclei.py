@@ -56,7 +56,7 @@ LOOKALIKES = {
 }
 
 
-def between(plain: NucleusKind, planted: NucleusKind, strength: float) -> NucleusKind:
+def mix_kinds(plain: NucleusKind, planted: NucleusKind, strength: float) -> NucleusKind:
     """Mix two kinds: strength 0 is the plain one, 1 the planted one."""
     mixed = {
         name: getattr(plain, name) + strength * (getattr(planted, name) - getattr(plain, name))
@@ -85,15 +85,15 @@ class Nuclei:
         return Nuclei(self.name, self.kind, *(part[some] for part in parts))
 
 
-def draw_stamps(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple[Field, Field]:
+def render_nuclei(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple[Field, Field]:
     """Draw each nucleus on a small square of its own: how much it covers (0 to 1) and its optical density.
 
     All are drawn at once: n x side x side. The middle of the square is the nucleus' middle to a fraction of a pixel,
-    see `_place`.
+    see `_locate_pixels`.
     """
     kind, count = nuclei.kind, len(nuclei)
     half = int(np.ceil(kind.reach_um / mpp)) + 1
-    _, _, offset_x, offset_y = _place(nuclei, mpp)
+    _, _, offset_x, offset_y = _locate_pixels(nuclei, mpp)
     steps = np.arange(-half, half + 1, dtype=np.float32) * np.float32(mpp)
     dx = steps[None, None, :] - offset_x[:, None, None]
     dy = steps[None, :, None] - offset_y[:, None, None]
@@ -111,15 +111,15 @@ def draw_stamps(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple[F
     mean_radius_um = (np.sqrt(nuclei.length_um * nuclei.width_um) / 2)[:, None, None]
     edge_um = np.float32(max(0.9, mpp))
     cover = np.clip((1 - radius) * mean_radius_um / edge_um + 0.5, 0, 1)
-    return cover, _chromatin(rng, kind, radius, cover, mpp)
+    return cover, _render_chromatin(rng, kind, radius, cover, mpp)
 
 
-def _chromatin(rng: np.random.Generator, kind: NucleusKind, radius: Field, cover: Field, mpp: float) -> Field:
+def _render_chromatin(rng: np.random.Generator, kind: NucleusKind, radius: Field, cover: Field, mpp: float) -> Field:
     """Give the optical density inside nuclei, with the mean light of a nucleus without texture."""
     count, side = len(radius), radius.shape[1]
     # some are darker than others; drawn first, so that it does not depend on the scale
     wanted = (kind.haematoxylin * np.clip(rng.normal(1, 0.17, count), 0.55, 1.6)).astype(np.float32)
-    fine, coarse = _texture(rng, 0.9 / mpp), _texture(rng, 2.8 / mpp)
+    fine, coarse = _make_texture(rng, 0.9 / mpp), _make_texture(rng, 2.8 / mpp)
     rows = rng.integers(0, fine.shape[0] - side, count)[:, None, None] + np.arange(side)[None, :, None]
     columns = rng.integers(0, fine.shape[1] - side, count)[:, None, None] + np.arange(side)[None, None, :]
     speckle = fine[rows, columns]
@@ -149,12 +149,12 @@ def _chromatin(rng: np.random.Generator, kind: NucleusKind, radius: Field, cover
     return density * scale
 
 
-def _texture(rng: np.random.Generator, wavelength_px: float) -> Field:
+def _make_texture(rng: np.random.Generator, wavelength_px: float) -> Field:
     """Make a sheet of noise to cut chromatin from."""
     return smooth_noise(rng, (384, 384), max(2.0, 2 * wavelength_px))
 
 
-def _place(nuclei: Nuclei, mpp: float) -> tuple[np.ndarray, np.ndarray, Field, Field]:
+def _locate_pixels(nuclei: Nuclei, mpp: float) -> tuple[np.ndarray, np.ndarray, Field, Field]:
     """Give the pixel that each nucleus' middle is in, and how far (um) from that pixel's middle it lies."""
     column, row = np.floor(nuclei.x_um / mpp).astype(int), np.floor(nuclei.y_um / mpp).astype(int)
     offset_x = (nuclei.x_um - (column + 0.5) * mpp).astype(np.float32)
@@ -162,12 +162,12 @@ def _place(nuclei: Nuclei, mpp: float) -> tuple[np.ndarray, np.ndarray, Field, F
     return column, row, offset_x, offset_y
 
 
-def stamp(
+def composite_nuclei(
     plane: Field, other: Field, nuclei: Nuclei, cover: Field, density: Field, mpp: float, other_share: float
 ) -> None:
     """Lay drawn nuclei onto the haematoxylin plane, and dim the eosin plane beneath to `other_share` of it."""
     half = cover.shape[1] // 2
-    columns, rows, _, _ = _place(nuclei, mpp)
+    columns, rows, _, _ = _locate_pixels(nuclei, mpp)
     height, width = plane.shape
     for column, row, alpha, value in zip(columns, rows, cover, density, strict=True):
         top, left = max(row - half, 0), max(column - half, 0)

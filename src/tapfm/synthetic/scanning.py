@@ -9,11 +9,11 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.seeding import make_rng
 from tapfm.slides.slide import Pixels
 from tapfm.slides.tissue import Mask
-from tapfm.synthetic.fields import enlarged, resized, smooth_noise
-from tapfm.synthetic.painting import Stains
+from tapfm.synthetic.fields import enlarge_rows, resize_field, smooth_noise
+from tapfm.synthetic.rendering import Stains
 from tapfm.synthetic.section import MAP_MPP
 
 Vector: TypeAlias = tuple[float, float, float]  # red, green, blue
@@ -49,7 +49,7 @@ class Scanner:
 
 
 @dataclass(frozen=True)
-class Accidents:
+class Artefacts:
     """What went wrong between the tissue and the file."""
 
     folds: int = 0
@@ -68,33 +68,33 @@ class Scan:
     pen: Mask
 
 
-def vary(vector: Vector, rng: np.random.Generator, spread: float) -> Vector:
+def vary_colour(vector: Vector, rng: np.random.Generator, spread: float) -> Vector:
     """Turn a stain's colour a little, at the same strength."""
     moved = np.clip(np.array(vector) + rng.normal(0, spread, 3), 0.02, None)
     red, green, blue = moved * np.linalg.norm(vector) / np.linalg.norm(moved)
     return float(red), float(green), float(blue)
 
 
-def scan(
-    stains: Stains, tissue: Mask, staining: Staining, scanner: Scanner, accidents: Accidents, *address: int | str
+def scan_section(
+    stains: Stains, tissue: Mask, staining: Staining, scanner: Scanner, artefacts: Artefacts, *address: int | str
 ) -> Scan:
     """Scan a painted section; the same address gives the same picture."""
-    rng = rng_for(*address, "accidents")
-    fold, shift_um = _draw_folds(rng, tissue, accidents.folds)
+    rng = make_rng(*address, "accidents")
+    fold, shift_um = _draw_folds(rng, tissue, artefacts.folds)
     if fold.any():
-        stains = _fold_over(stains, fold, (round(shift_um[0] / scanner.mpp), round(shift_um[1] / scanner.mpp)))
-    pixels = _develop(stains, staining, scanner, rng_for(*address, "noise"))
+        stains = _apply_folds(stains, fold, (round(shift_um[0] / scanner.mpp), round(shift_um[1] / scanner.mpp)))
+    pixels = _render_pixels(stains, staining, scanner, make_rng(*address, "noise"))
     blurred = np.zeros_like(tissue)
-    if accidents.blurred_um > 0 and tissue.any():
-        blurred = _put_out_of_focus(rng, pixels, tissue, accidents.blurred_um, scanner.mpp)
+    if artefacts.blurred_um > 0 and tissue.any():
+        blurred = _blur_region(rng, pixels, tissue, artefacts.blurred_um, scanner.mpp)
     pen = np.zeros_like(tissue)
-    if accidents.pen is not None and tissue.any():
-        pen = _draw_pen(rng, pixels, tissue, accidents.pen)
-    _drop_dust(rng, pixels, accidents.dust, scanner.mpp)
+    if artefacts.pen is not None and tissue.any():
+        pen = _draw_pen(rng, pixels, tissue, artefacts.pen)
+    _draw_dust(rng, pixels, artefacts.dust, scanner.mpp)
     return Scan(pixels, fold, blurred, pen)
 
 
-def _develop(stains: Stains, staining: Staining, scanner: Scanner, rng: np.random.Generator) -> Pixels:
+def _render_pixels(stains: Stains, staining: Staining, scanner: Scanner, rng: np.random.Generator) -> Pixels:
     """Let light through the stains (Beer and Lambert), and take its picture."""
     height, width = stains.eosin.shape
     pixels = np.empty((height, width, 3), np.uint8)
@@ -126,7 +126,7 @@ def _develop(stains: Stains, staining: Staining, scanner: Scanner, rng: np.rando
             soft = cv2.GaussianBlur(strip, (0, 0), 1.2)
             strip += np.float32(scanner.sharpening) * (strip - soft)
         strip = strip[top - first : bottom - first]
-        strip *= enlarged(light, 16, top, bottom, width)[..., None]
+        strip *= enlarge_rows(light, 16, top, bottom, width)[..., None]
         strip += noise[: bottom - top]
         pixels[top:bottom] = np.clip(strip, 0, 255).astype(np.uint8)
     return pixels
@@ -138,12 +138,12 @@ def _draw_folds(rng: np.random.Generator, tissue: Mask, count: int) -> tuple[Mas
     rows, columns = np.nonzero(tissue)
     for _ in range(count if len(rows) else 0):
         at = int(rng.integers(len(rows)))
-        points = _curve(rng, columns[at], rows[at], length=rng.uniform(150, 420), bend=0.6)
+        points = _random_curve(rng, columns[at], rows[at], length=rng.uniform(150, 420), bend=0.6)
         cv2.polylines(canvas, [points], False, 1, int(rng.uniform(12, 26)))
     return np.asarray(canvas.astype(bool) & tissue), (rng.uniform(30, 70), rng.uniform(30, 70))
 
 
-def _curve(rng: np.random.Generator, x: float, y: float, length: float, bend: float) -> npt.NDArray[np.int32]:
+def _random_curve(rng: np.random.Generator, x: float, y: float, length: float, bend: float) -> npt.NDArray[np.int32]:
     """Walk a bent line through a point."""
     angle, turn = rng.uniform(0, 2 * np.pi), rng.normal(0, bend)
     steps = np.linspace(-0.5, 0.5, 24)
@@ -152,10 +152,10 @@ def _curve(rng: np.random.Generator, x: float, y: float, length: float, bend: fl
     return np.rint(points - points[12] + (x, y)).astype(np.int32)
 
 
-def _fold_over(stains: Stains, fold: Mask, shift_px: tuple[int, int]) -> Stains:
+def _apply_folds(stains: Stains, fold: Mask, shift_px: tuple[int, int]) -> Stains:
     """Lay the tissue from a little further over itself."""
     height, width = stains.eosin.shape
-    weight = resized(cv2.GaussianBlur(fold.astype(np.float32), (0, 0), 1.0), (height, width))
+    weight = resize_field(cv2.GaussianBlur(fold.astype(np.float32), (0, 0), 1.0), (height, width))
     left, top, across, down = cv2.boundingRect((weight > 0).astype(np.uint8))
     here = np.s_[top : top + down, left : left + across]
     further = np.ix_(
@@ -167,7 +167,7 @@ def _fold_over(stains: Stains, fold: Mask, shift_px: tuple[int, int]) -> Stains:
     return Stains(*planes)
 
 
-def _put_out_of_focus(rng: np.random.Generator, pixels: Pixels, tissue: Mask, radius_um: float, mpp: float) -> Mask:
+def _blur_region(rng: np.random.Generator, pixels: Pixels, tissue: Mask, radius_um: float, mpp: float) -> Mask:
     """Blur a round part of the picture; gives the part that is blurred in full."""
     rows, columns = np.nonzero(tissue)
     at = int(rng.integers(len(rows)))
@@ -179,7 +179,7 @@ def _put_out_of_focus(rng: np.random.Generator, pixels: Pixels, tissue: Mask, ra
     left, top, right, bottom = (int(v * scale) for v in (box[0], box[1], box[0] + box[2], box[1] + box[3]))
     part = pixels[top:bottom, left:right]
     soft = cv2.GaussianBlur(part, (0, 0), rng.uniform(3.2, 4.5) / mpp)
-    alpha = resized(weight[box[1] : box[1] + box[3], box[0] : box[0] + box[2]], part.shape[:2])[..., None]
+    alpha = resize_field(weight[box[1] : box[1] + box[3], box[0] : box[0] + box[2]], part.shape[:2])[..., None]
     part[:] = (part + alpha * (soft.astype(np.float32) - part)).astype(np.uint8)
     return np.asarray((weight >= 1) & tissue)
 
@@ -192,7 +192,7 @@ def _draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: Pen) 
     canvas = np.zeros(tissue.shape, np.uint8)
     cv2.polylines(
         canvas,
-        [_curve(rng, columns[at], rows[at], length=rng.uniform(350, 800), bend=1.6)],
+        [_random_curve(rng, columns[at], rows[at], length=rng.uniform(350, 800), bend=1.6)],
         False,
         255,
         int(rng.uniform(70, 130)),
@@ -203,14 +203,14 @@ def _draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: Pen) 
     amount *= np.clip(
         0.88 + 0.10 * smooth_noise(rng, tissue.shape, 60) + 0.05 * smooth_noise(rng, tissue.shape, 7), 0, 1
     )
-    alpha = resized(amount, pixels.shape[:2])
+    alpha = resize_field(amount, pixels.shape[:2])
     for channel in range(3):
         plane = pixels[..., channel]
         plane[:] = (plane * (1 - alpha * np.float32(1 - _INK[pen][channel]))).astype(np.uint8)
     return canvas > 127
 
 
-def _drop_dust(rng: np.random.Generator, pixels: Pixels, count: int, mpp: float) -> None:
+def _draw_dust(rng: np.random.Generator, pixels: Pixels, count: int, mpp: float) -> None:
     """Drop specks and fibres of dust on the slide, out of focus as they lie on the glass."""
     height, width = pixels.shape[:2]
     for _ in range(count):
@@ -221,7 +221,7 @@ def _drop_dust(rng: np.random.Generator, pixels: Pixels, count: int, mpp: float)
         canvas = np.zeros(part.shape[:2], np.uint8)
         centre = x - left, y - top
         if rng.random() < 0.3:
-            points = _curve(rng, *centre, length=rng.uniform(25, 75) / mpp, bend=2.5)
+            points = _random_curve(rng, *centre, length=rng.uniform(25, 75) / mpp, bend=2.5)
             cv2.polylines(canvas, [points], False, 255, max(1, round(1.6 / mpp)), cv2.LINE_AA)
         else:
             axes = rng.uniform(1.5, 7, 2) / mpp

@@ -15,16 +15,16 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from tapfm.runtime.seeding import rng_for
-from tapfm.slides.tissue import Mask, small_pieces
+from tapfm.runtime.seeding import make_rng
+from tapfm.slides.tissue import Mask, find_small_components
 from tapfm.synthetic.fields import Field, Shape, distance_inside, rough_noise, smooth_noise, wavy_coordinates
 from tapfm.synthetic.nuclei import ENDOTHELIAL, EPITHELIAL, LYMPHOCYTE, STROMAL, Nuclei, NucleusKind
 
 Outline: TypeAlias = Literal["resection", "chips", "cores"]
 
 MAP_MPP = 1.0  # um per pixel of the plan's maps
-_MOST_IN_FOCI = 0.9  # of the epithelium
-_SMALLEST_LUMEN_UM2, _LARGEST_LUMEN_UM2 = 180, 30_000
+_MAX_FOCI_FRACTION = 0.9  # of the epithelium
+_MIN_LUMEN_UM2, _MAX_LUMEN_UM2 = 180, 30_000
 _MARGIN = 0.06  # part of the shorter side that stays glass along the edges
 
 
@@ -89,22 +89,22 @@ class Section:
 def plan_section(spec: SectionSpec, *address: int | str) -> Section:
     """Lay out a section; the same address gives the same one."""
     shape_hw = round(spec.height_um / MAP_MPP), round(spec.width_um / MAP_MPP)
-    tissue = _outline(rng_for(*address, "outline"), shape_hw, spec)
+    tissue = _outline(make_rng(*address, "outline"), shape_hw, spec)
     compartments = np.where(tissue, np.uint8(Compartment.STROMA), np.uint8(Compartment.GLASS))
     area = int(tissue.sum())
 
-    rng = rng_for(*address, "compartments")
+    rng = make_rng(*address, "compartments")
     inner = distance_inside(tissue)
-    fat = _highest(rough_noise(rng, shape_hw, 420, 3), tissue & (inner > 30), spec.fat_share * area)
+    fat = _select_highest(rough_noise(rng, shape_hw, 420, 3), tissue & (inner > 30), spec.fat_share * area)
     nests = 0.9 * smooth_noise(rng, shape_hw, 420) + rough_noise(rng, shape_hw, 125, 3, 0.42)
-    epithelium = _without_crumbs(_highest(nests, tissue & ~fat, spec.epithelium_share * area), 900)
+    epithelium = _remove_small_components(_select_highest(nests, tissue & ~fat, spec.epithelium_share * area), 900)
     # a lumen keeps its distance from the stroma: what remains is an epithelium of even thickness
     depth = distance_inside(epithelium)
     thickness = 22 + 4 * smooth_noise(rng, shape_hw, 200) + 3.5 * rough_noise(rng, shape_hw, 40, 2)
     lumen = _open_lumens(rng, depth > thickness, spec.gland_share)
     stroma = tissue & ~fat & ~epithelium
-    lymphoid = _highest(rough_noise(rng, shape_hw, 230, 2), stroma & (inner > 15), spec.lymphoid_share * area)
-    vessels = _draw_vessels(rng_for(*address, "vessels"), stroma & ~lymphoid & (inner > 40), area)
+    lymphoid = _select_highest(rough_noise(rng, shape_hw, 230, 2), stroma & (inner > 15), spec.lymphoid_share * area)
+    vessels = _draw_vessels(make_rng(*address, "vessels"), stroma & ~lymphoid & (inner > 40), area)
     for mask, compartment in (
         (fat, Compartment.FAT),
         (epithelium, Compartment.EPITHELIUM),
@@ -114,8 +114,8 @@ def plan_section(spec: SectionSpec, *address: int | str) -> Section:
     ):
         compartments[mask] = compartment
 
-    along, across = wavy_coordinates(rng_for(*address, "fibres"), shape_hw, bend_px=38, wavelength_px=260)
-    focus = _choose_foci(rng_for(*address, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
+    along, across = wavy_coordinates(make_rng(*address, "fibres"), shape_hw, bend_px=38, wavelength_px=260)
+    focus = _choose_foci(make_rng(*address, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
     nuclei = _place_nuclei(compartments, focus, across, spec, *address, "nuclei")
     return Section(
         spec,
@@ -124,12 +124,12 @@ def plan_section(spec: SectionSpec, *address: int | str) -> Section:
         along,
         across,
         distance_inside(vessels),
-        _fat_walls(rng_for(*address, "fat"), fat),
+        _fat_walls(make_rng(*address, "fat"), fat),
         nuclei,
     )
 
 
-def _highest(field: Field, within: Mask, area: float) -> Mask:
+def _select_highest(field: Field, within: Mask, area: float) -> Mask:
     """Take the highest places of a field, `area` pixels of them, within a mask."""
     values = field[within]
     wanted = min(int(area), len(values))
@@ -143,14 +143,14 @@ def _open_lumens(rng: np.random.Generator, cavities: Mask, share: float) -> Mask
     """Open a share of the places where a lumen could be, each as a whole; large ones stay solid nests."""
     _, labels, statistics, _ = cv2.connectedComponentsWithStats(cavities.astype(np.uint8), connectivity=4)
     area = statistics[:, cv2.CC_STAT_AREA]
-    opened = (area >= _SMALLEST_LUMEN_UM2) & (area <= _LARGEST_LUMEN_UM2) & (rng.random(len(area)) < share)
+    opened = (area >= _MIN_LUMEN_UM2) & (area <= _MAX_LUMEN_UM2) & (rng.random(len(area)) < share)
     opened[0] = False
     return np.asarray(opened[labels])
 
 
-def _without_crumbs(mask: Mask, smallest_px: int) -> Mask:
+def _remove_small_components(mask: Mask, smallest_px: int) -> Mask:
     """Drop pieces smaller than that."""
-    return mask & ~small_pieces(mask, smallest_px, connectivity=4)
+    return mask & ~find_small_components(mask, smallest_px, connectivity=4)
 
 
 def _outline(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mask:
@@ -189,8 +189,8 @@ def _outline(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Ma
     edge_um = MAP_MPP * np.minimum(np.minimum(x, width - 1 - x), np.minimum(y, height - 1 - y))
     uneven = np.clip(1 + 0.4 * smooth_noise(rng, shape_hw, 160), 0.4, None)
     allowed = edge_um > _MARGIN * min(spec.width_um, spec.height_um) * uneven
-    tissue = _without_crumbs(_highest(field, allowed, spec.tissue_share * height * width), 6000)
-    return ~_without_crumbs(~tissue, 400)  # pinholes of the noise are no lumens
+    tissue = _remove_small_components(_select_highest(field, allowed, spec.tissue_share * height * width), 6000)
+    return ~_remove_small_components(~tissue, 400)  # pinholes of the noise are no lumens
 
 
 def _draw_vessels(rng: np.random.Generator, stroma: Mask, area: int) -> Mask:
@@ -210,7 +210,7 @@ def _draw_vessels(rng: np.random.Generator, stroma: Mask, area: int) -> Mask:
 def _choose_foci(rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focus]) -> npt.NDArray[np.uint8]:
     """Give each focus its share of the epithelium, in one or two places; where they want too much, each gets less."""
     chosen = np.zeros(epithelium.shape, np.uint8)
-    area = epithelium.sum() * min(1, _MOST_IN_FOCI / max(sum(focus.share for focus in foci), 1e-9))
+    area = epithelium.sum() * min(1, _MAX_FOCI_FRACTION / max(sum(focus.share for focus in foci), 1e-9))
     y, x = np.mgrid[0 : epithelium.shape[0], 0 : epithelium.shape[1]].astype(np.float32)
     for index, focus in enumerate(foci):
         free = epithelium & (chosen == 0)
@@ -220,11 +220,11 @@ def _choose_foci(rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focu
             at = int(rng.integers(len(rows)))
             np.maximum(nearness, -np.hypot(x - columns[at], y - rows[at]), out=nearness)
         nearness += 35 * smooth_noise(rng, epithelium.shape, 150)
-        chosen[_highest(nearness, free, max(focus.share * area, 1))] = index + 1
+        chosen[_select_highest(nearness, free, max(focus.share * area, 1))] = index + 1
     return chosen
 
 
-def _hexagonal(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> tuple[Field, Field]:
+def _hexagonal_points(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> tuple[Field, Field]:
     """Scatter points over the section at about an even distance from each other, in microns."""
     height_um, width_um = shape_hw[0] * MAP_MPP, shape_hw[1] * MAP_MPP
     row_um = spacing_um * np.sqrt(3) / 2
@@ -238,12 +238,12 @@ def _hexagonal(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> 
 
 def _fat_walls(rng: np.random.Generator, fat: Mask, spacing_um: float = 62.0) -> Mask:
     """Draw the walls of fat cells: thin, and thicker where three meet, so that the cells are round."""
-    x, y = _hexagonal(rng, fat.shape, spacing_um)
-    from_border = distance_inside(~borders_between(x, y, fat.shape))
+    x, y = _hexagonal_points(rng, fat.shape, spacing_um)
+    from_border = distance_inside(~cell_borders_between(x, y, fat.shape))
     return fat & (cv2.GaussianBlur(from_border, (0, 0), 4.0) < 3.32)
 
 
-def borders_between(x_um: Field, y_um: Field, shape_hw: Shape) -> Mask:
+def cell_borders_between(x_um: Field, y_um: Field, shape_hw: Shape) -> Mask:
     """Draw the lines that are as near to one point as to another."""
     empty = np.ones(shape_hw, np.uint8)
     empty[(y_um / MAP_MPP).astype(int), (x_um / MAP_MPP).astype(int)] = 0
@@ -269,18 +269,18 @@ def _place_nuclei(
     lymphoid, vessel = compartments == Compartment.LYMPHOID, compartments == Compartment.VESSEL
     depth = distance_inside(epithelium | (compartments == Compartment.LUMEN))
     from_lumen = distance_inside(compartments != Compartment.LUMEN)
-    towards_middle = _direction_of(cv2.GaussianBlur(depth, (0, 0), 3.0))
-    fibres = _direction_of(across) + np.float32(np.pi / 2)
+    towards_middle = _gradient_angle(cv2.GaussianBlur(depth, (0, 0), 3.0))
+    fibres = _gradient_angle(across) + np.float32(np.pi / 2)
     from_wall = distance_inside(vessel)
-    round_the_wall = _direction_of(from_wall) + np.float32(np.pi / 2)
+    round_the_wall = _gradient_angle(from_wall) + np.float32(np.pi / 2)
     # cells of a gland stand on the stroma with their nucleus low: what is near the lumen is cytoplasm
     room = inner & epithelium & (depth > 3.5) & (from_lumen > 8)
     # lymphocytes come one by one and in swarms
-    swarming = rough_noise(rng_for(*address, "swarms"), stroma.shape, 120, 2)
-    swarms = _highest(swarming, stroma, spec.inflammation * stroma.sum())
+    swarming = rough_noise(make_rng(*address, "swarms"), stroma.shape, 120, 2)
+    swarms = _select_highest(swarming, stroma, spec.inflammation * stroma.sum())
 
     def placed(name: str, kind: NucleusKind, where: Mask, direction: Field, keep: float) -> Nuclei:
-        return _fill(rng_for(*address, name), name, kind, where, direction, keep)
+        return _fill_with_nuclei(make_rng(*address, name), name, kind, where, direction, keep)
 
     nests = [("epithelium", EPITHELIAL), *((each.name, each.kind) for each in spec.foci)]
     nuclei = []
@@ -308,17 +308,17 @@ def _scale_kind(kind: NucleusKind, scale: float, spacing: float) -> NucleusKind:
     )
 
 
-def _direction_of(field: Field) -> Field:
+def _gradient_angle(field: Field) -> Field:
     """Give the angle in which a field rises."""
     smooth = cv2.GaussianBlur(field, (0, 0), 2.0)
     return np.arctan2(cv2.Sobel(smooth, cv2.CV_32F, 0, 1), cv2.Sobel(smooth, cv2.CV_32F, 1, 0)).astype(np.float32)
 
 
-def _fill(
+def _fill_with_nuclei(
     rng: np.random.Generator, name: str, kind: NucleusKind, room: Mask, direction: Field, keep: float = 1.0
 ) -> Nuclei:
     """Fill a part of the section with nuclei of a kind."""
-    x, y = _hexagonal(rng, room.shape, kind.spacing_um)
+    x, y = _hexagonal_points(rng, room.shape, kind.spacing_um)
     count, spread = len(x), kind.size_spread
     # drawn for all places before any is left out: what room there is changes nothing elsewhere
     chance, turn = rng.random(count), rng.uniform(-np.pi / 2, np.pi / 2, count)

@@ -16,7 +16,7 @@ _PYRAMID = (1, 4, 16)
 _LIBRARY = "Aperio Image Library v12.0.15"  # what readers know the format by
 
 
-def svs(pixels: Pixels, scanner: Scanner, slide_id: str) -> bytes:
+def encode_svs(pixels: Pixels, scanner: Scanner, slide_id: str) -> bytes:
     """Make the file: a pyramid of JPEG tiles, and a thumbnail, a label and an overview as real ones have."""
     height, width = pixels.shape[:2]
     size = f"{width}x{height} [0,0 {width}x{height}] ({_TILE_PX}x{_TILE_PX})"
@@ -34,8 +34,8 @@ def svs(pixels: Pixels, scanner: Scanner, slide_id: str) -> bytes:
         "software": False,
     }
     whole = {name: value for name, value in tiled.items() if name != "tile"} | {"rowsperstrip": 16}
-    smallest = _shrunk(pixels, max(1, round(max(height, width) / 768)))
-    label, overview = _label_picture(slide_id), _overview_picture(smallest)
+    smallest = _downsample(pixels, max(1, round(max(height, width) / 768)))
+    label, overview = _render_label(slide_id), _render_macro(smallest)
     file = io.BytesIO()
     with tifffile.TiffWriter(file) as writer:
         writer.write(pixels, description=about + facts, **tiled)
@@ -44,7 +44,7 @@ def svs(pixels: Pixels, scanner: Scanner, slide_id: str) -> bytes:
         for downsample in _PYRAMID[1:]:
             if min(height, width) // downsample < _TILE_PX // 4:
                 break
-            level = _shrunk(pixels, downsample)
+            level = _downsample(pixels, downsample)
             writer.write(level, description=f"{about} -> {level.shape[1]}x{level.shape[0]}{facts}", **tiled)
         for name, picture, kind in (("label", label, 1), ("macro", overview, 9)):
             words = f"{_LIBRARY}\r\n{name} {picture.shape[1]}x{picture.shape[0]}"
@@ -52,13 +52,13 @@ def svs(pixels: Pixels, scanner: Scanner, slide_id: str) -> bytes:
     return file.getvalue()
 
 
-def _shrunk(pixels: Pixels, downsample: int) -> Pixels:
+def _downsample(pixels: Pixels, downsample: int) -> Pixels:
     """Average squares of pixels."""
     size = pixels.shape[1] // downsample, pixels.shape[0] // downsample
     return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
 
 
-def _label_picture(slide_id: str) -> Pixels:
+def _render_label(slide_id: str) -> Pixels:
     """Draw a paper label; it names no one."""
     picture = np.full((300, 300, 3), 250, np.uint8)
     for row, (text, size) in enumerate([(slide_id, 1.6), ("H&E", 1.0), ("SYNTHETIC", 0.9), ("no patient", 0.8)]):
@@ -66,7 +66,7 @@ def _label_picture(slide_id: str) -> Pixels:
     return picture
 
 
-def _overview_picture(thumbnail: Pixels) -> Pixels:
+def _render_macro(thumbnail: Pixels) -> Pixels:
     """Draw the whole glass, with the tissue somewhere on it."""
     picture = np.full((400, 1000, 3), 236, np.uint8)
     picture[:, :260] = 250

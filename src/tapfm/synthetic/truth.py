@@ -14,13 +14,13 @@ from PIL import Image
 
 from tapfm.errors import InputError
 from tapfm.runtime.csv_files import csv_text
-from tapfm.slides.regions import features_of
+from tapfm.slides.annotations import build_qupath_features
 from tapfm.slides.slide import Box, Thumbnail
 from tapfm.slides.tissue import Mask
 from tapfm.synthetic.section import Compartment
-from tapfm.tiles.grid import Positions, TileSpec, covered, tile_grid
+from tapfm.tiles.grid import Positions, TileSpec, mask_coverage, tile_grid
 
-CARRIES = 0.1  # part of a tile that a target's epithelium has to cover for the tile to carry its signal
+SIGNAL_THRESHOLD = 0.1  # part of a tile that a target's epithelium has to cover for the tile to carry its signal
 _FIRST_FOCUS = 16  # in the truth's picture: value of the slide's first focus; compartments lie below
 _COLOURS: dict[str, tuple[int, int, int]] = {
     "glass": (255, 255, 255),
@@ -51,32 +51,32 @@ class SlideTruth:
         return np.asarray(self.compartments != Compartment.GLASS)
 
     @property
-    def nests(self) -> Mask:
+    def epithelium(self) -> Mask:
         """The epithelium, where alone a signal can be."""
         return np.asarray(self.compartments == Compartment.EPITHELIUM)
 
-    def grid(self) -> tuple[Positions, int]:
+    def default_grid(self) -> tuple[Positions, int]:
         """Lay the usual grid, 224 px at 0.5 um per pixel: corners and side, in level-0 pixels."""
         spec = TileSpec()
         whole = Box(0, 0, self.width_px0, self.height_px0)
         return tile_grid(whole, spec, self.mpp), spec.side_px0(self.mpp)
 
-    def share(self, mask: Mask, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
+    def coverage(self, mask: Mask, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
         """Say which part of each tile a mask of this slide covers; positions are level-0 corners."""
-        return covered(mask, self.frame(mask), positions, side_px0)
+        return mask_coverage(mask, self.to_thumbnail(mask), positions, side_px0)
 
     def signal(self, target: str, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
         """Say which part of each tile shows a target's morphology: 0 everywhere on a slide without it."""
         if target not in self.foci:
             return np.zeros(len(positions))
-        return self.share(np.asarray(self.focus == self.foci.index(target) + 1), positions, side_px0)
+        return self.coverage(np.asarray(self.focus == self.foci.index(target) + 1), positions, side_px0)
 
-    def frame(self, mask: Mask) -> Thumbnail:
+    def to_thumbnail(self, mask: Mask) -> Thumbnail:
         """Say where a map lies on the slide."""
         return Thumbnail(np.broadcast_to(np.uint8(0), (*mask.shape, 3)), Box(0, 0, self.width_px0, self.height_px0))
 
 
-def truth_picture(truth: SlideTruth) -> bytes:
+def encode_truth_image(truth: SlideTruth) -> bytes:
     """Write compartments and foci as a picture with a palette: to look at, and to read back."""
     values = np.where(truth.focus > 0, truth.focus + np.uint8(_FIRST_FOCUS - 1), truth.compartments).astype(np.uint8)
     image = Image.fromarray(values, mode="P")
@@ -89,7 +89,7 @@ def truth_picture(truth: SlideTruth) -> bytes:
     return file.getvalue()
 
 
-def facts_of(truth: SlideTruth) -> dict[str, object]:
+def truth_metadata(truth: SlideTruth) -> dict[str, object]:
     """Say what the picture does not."""
     return {
         "width_px0": truth.width_px0,
@@ -125,21 +125,21 @@ def read_truth(folder: Path, slide_id: str) -> SlideTruth:
     return SlideTruth(compartments, focus, foci, *sizes)
 
 
-def truth_geojson(truth: SlideTruth, accidents: Mapping[str, Mask], slide_id: str) -> bytes:
+def encode_truth_geojson(truth: SlideTruth, accidents: Mapping[str, Mask], slide_id: str) -> bytes:
     """Write foci and accidents as annotations of QuPath."""
     features = []
     for index, name in enumerate(truth.foci):
         mask = np.asarray(truth.focus == index + 1)
-        features += features_of(mask, truth.frame(mask), (0, 0), slide_id, name, _FOCUS_COLOURS[index])
+        features += build_qupath_features(mask, truth.to_thumbnail(mask), (0, 0), slide_id, name, _FOCUS_COLOURS[index])
     for name, mask in accidents.items():
-        features += features_of(mask, truth.frame(mask), (0, 0), slide_id, name, (90, 90, 90))
+        features += build_qupath_features(mask, truth.to_thumbnail(mask), (0, 0), slide_id, name, (90, 90, 90))
     return json.dumps({"type": "FeatureCollection", "features": features}).encode()
 
 
 def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[list[str]]:
     """List the tiles of the usual grid, and what each carries."""
-    positions, side_px0 = truth.grid()
-    tissue = truth.share(truth.tissue, positions, side_px0)
+    positions, side_px0 = truth.default_grid()
+    tissue = truth.coverage(truth.tissue, positions, side_px0)
     signals = [truth.signal(each, positions, side_px0) for each in targets]
     return [
         [slide_id, str(x), str(y), str(side_px0), f"{tissue[i]:.3f}", *(f"{each[i]:.3f}" for each in signals)]
@@ -147,6 +147,6 @@ def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[
     ]
 
 
-def tile_table(rows: Sequence[Sequence[str]], targets: Sequence[str]) -> bytes:
+def encode_tile_table(rows: Sequence[Sequence[str]], targets: Sequence[str]) -> bytes:
     """Return the table of all tiles: which part of each is tissue, and which part shows each target."""
     return csv_text(["slide_id", "x_px0", "y_px0", "side_px0", "tissue", *targets], rows).encode()

@@ -1,1 +1,1 @@
-"""Tasks: what is predicted, its loss and its class weights."""
+"""Prediction tasks: targets, labels, losses and class weights."""

@@ -1,4 +1,4 @@
-"""One target: is it there or not (eq. 4)."""
+"""Task with one binary target (eq. 4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tapfm.contracts import Targets
 from tapfm.tasks.binary_target import BinaryTarget
 from tapfm.tasks.cross_entropy import encode_labels, weighted_cross_entropy
 from tapfm.tasks.target import Label, TargetKind
-from tapfm.tasks.weights import ClassWeights, Weighting, check_smoothing, class_weights
+from tapfm.tasks.weights import ClassWeights, Weighting, check_smoothing, compute_class_weights
 
 
 class BinaryTask:
@@ -26,15 +26,15 @@ class BinaryTask:
     def from_training_labels(
         cls, target: str, training_labels: Sequence[Label], *, smoothing: float = 0.0, weighting: Weighting = "balanced"
     ) -> BinaryTask:
-        """With class weights from the training split."""
-        weights = class_weights({target: training_labels}, weighting, smoothing)
+        """Build a task with class weights from the labels of the training split."""
+        weights = compute_class_weights({target: training_labels}, weighting, smoothing)
         return cls(target, weights[target], smoothing=smoothing)
 
     def loss(self, logits_C: Tensor, targets: Targets) -> Tensor:
-        """Weighted cross-entropy of the one label; 0 when it is missing."""
+        """Return the weighted cross-entropy; 0 if the label is missing."""
         positive, negative = [self.weights.positive], [self.weights.negative]
         return weighted_cross_entropy(logits_C, targets, positive, negative, self.smoothing)
 
     def encode(self, labels: Sequence[Label]) -> Targets:
-        """Return 0, 1 and None (missing) as tensors."""
+        """Return labels 0, 1 and None (missing) as tensors."""
         return encode_labels(labels)

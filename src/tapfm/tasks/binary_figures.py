@@ -1,4 +1,4 @@
-"""Figures of a binary target: ROC curve, precision and recall, calibration, and predicted probabilities."""
+"""Figures of a binary target: ROC curve, precision-recall curve, calibration, and predicted probabilities."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tapfm.metrics.arrays import Flags, Floats
-from tapfm.metrics.calibration import reliability
+from tapfm.metrics.calibration import reliability_bins
 from tapfm.metrics.ranking import precision_recall_curve, roc_curve
-from tapfm.metrics.weighted import by_distinct_score
+from tapfm.metrics.weighted import sum_by_score
 from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Axis, Band, Bars, Line, Mark, Panel, Points, Rule
-from tapfm.results.numbers import format_estimate, format_number
+from tapfm.results.formatting import format_estimate, format_number
 from tapfm.tasks.target import BASELINE, FigureData
 
-FIGURES = {  # titles by file name
+FIGURES = {  # file name: title
     "roc": "ROC curve",
-    "pr": "Precision and recall",
+    "pr": "Precision-recall curve",
     "reliability": "Calibration",
     "scores": "Predicted probabilities",
 }
-_BINS = 20  # of the histogram
-_GRID_POINTS = 101  # of the range of resampled curves
-_SHARE = (-0.02, 1.02)  # limits of an axis from 0 to 1
+_BINS = 20  # of the histogram of probabilities
+_GRID_POINTS = 101  # of the band of resampled curves
+_UNIT_LIMITS = (-0.02, 1.02)  # of an axis from 0 to 1
 
 
 @dataclass(frozen=True)
 class ScoredUnits:
-    """Labels, logits and probabilities of slides or patients, all of them labelled."""
+    """Labels, logits and probabilities of labelled slides or patients."""
 
     positive: Flags
     logits: Floats
     probabilities: Floats
 
 
-def binary_panels(units: ScoredUnits, baseline: ScoredUnits | None, data: FigureData) -> dict[str, Panel]:
-    """Return the panel of each of `FIGURES`."""
+def build_binary_panels(units: ScoredUnits, baseline: ScoredUnits | None, data: FigureData) -> dict[str, Panel]:
+    """Return the panel of each figure in `FIGURES`."""
     return {
-        "roc": _evaluated_roc(units, baseline, data.estimates["auc"], data.weights),
+        "roc": _roc_panel_with_band(units, baseline, data.estimates["auc"], data.weights),
         "pr": _precision_recall_panel(units, baseline, data.estimates["average_precision"]),
         "reliability": _calibration_panel(units, data.estimates["ece"], data.unit),
         "scores": _scores_panel(units, data.threshold, data.unit),
@@ -47,24 +47,26 @@ def binary_panels(units: ScoredUnits, baseline: ScoredUnits | None, data: Figure
 
 
 def roc_line(positive: Flags, logits: Floats) -> Line | None:
-    """Return the ROC curve through the points where it turns; None if a class is missing."""
+    """Return the ROC curve, reduced to its corners; None if a class is missing."""
     curve = roc_curve(positive, logits)
     if curve is None:
         return None
     points = np.stack(curve[:2])
-    turns = (np.abs(np.diff(points, 2)) > 1e-9).any(axis=0)
-    x, y = points[:, np.concatenate([[True], turns, [True]])]
+    corners = (np.abs(np.diff(points, 2)) > 1e-9).any(axis=0)
+    x, y = points[:, np.concatenate([[True], corners, [True]])]
     return Line(_floats(x), _floats(y))
 
 
 def roc_panel(title: str, marks: Sequence[Mark]) -> Panel:
-    """Return a panel for ROC curves, with the diagonal of chance."""
-    x, y = Axis("1 - specificity", *_SHARE), Axis("sensitivity", *_SHARE)
+    """Return a panel with ROC curves and the diagonal of a random classifier."""
+    x, y = Axis("1 - specificity", *_UNIT_LIMITS), Axis("sensitivity", *_UNIT_LIMITS)
     return Panel(title, x, y, [_diagonal(), *marks], square=True)
 
 
-def _evaluated_roc(units: ScoredUnits, baseline: ScoredUnits | None, auc: Estimate, weights: Iterable[Floats]) -> Panel:
-    """Return the ROC curve, with the range of resampled curves and the curve of a baseline."""
+def _roc_panel_with_band(
+    units: ScoredUnits, baseline: ScoredUnits | None, auc: Estimate, weights: Iterable[Floats]
+) -> Panel:
+    """Return the ROC curve with the band of resampled curves and the curve of the baseline."""
     marks: list[Mark] = [*_roc_band(units, weights)]
     if baseline is not None and (line := roc_line(baseline.positive, baseline.logits)) is not None:
         marks.append(replace(line, colour="grey", label=BASELINE, dash="dashed"))
@@ -74,23 +76,23 @@ def _evaluated_roc(units: ScoredUnits, baseline: ScoredUnits | None, auc: Estima
 
 
 def _roc_band(units: ScoredUnits, weights: Iterable[Floats]) -> list[Band]:
-    """Return the range of 95% of the resampled ROC curves; nothing without resamples."""
+    """Return the band of 95% of the resampled ROC curves; empty without resamples."""
     grid = np.linspace(0, 1, _GRID_POINTS)
     curves = []
     for rows in weights:
-        positives, negatives = by_distinct_score(rows, units.positive, -units.logits)
-        for found, alarms in zip(np.cumsum(positives, axis=1), np.cumsum(negatives, axis=1), strict=True):
-            if found[-1] and alarms[-1]:
-                rates = np.concatenate([[0.0], alarms / alarms[-1]]), np.concatenate([[0.0], found / found[-1]])
+        positives, negatives = sum_by_score(rows, units.positive, -units.logits)
+        for true_p, false_p in zip(np.cumsum(positives, axis=1), np.cumsum(negatives, axis=1), strict=True):
+            if true_p[-1] and false_p[-1]:
+                rates = np.concatenate([[0.0], false_p / false_p[-1]]), np.concatenate([[0.0], true_p / true_p[-1]])
                 curves.append(np.interp(grid, *rates))
     if not curves:
         return []
     low, high = np.quantile(curves, [0.025, 0.975], axis=0)
-    return [Band(_floats(grid), _floats(low), _floats(high), label="95% of resampled patients")]
+    return [Band(_floats(grid), _floats(low), _floats(high), label="95% of bootstrap resamples")]
 
 
 def _precision_recall_panel(units: ScoredUnits, baseline: ScoredUnits | None, average_precision: Estimate) -> Panel:
-    """Return precision against recall, with the prevalence, which is the precision of chance."""
+    """Return the precision-recall curve, with the prevalence (the precision of a random classifier)."""
     prevalence = float(units.positive.mean())
     marks: list[Mark] = [Rule(prevalence, f"prevalence {prevalence:.0%}", dash="dotted", horizontal=True)]
     if baseline is not None and (curve := precision_recall_curve(baseline.positive, baseline.logits)) is not None:
@@ -99,13 +101,13 @@ def _precision_recall_panel(units: ScoredUnits, baseline: ScoredUnits | None, av
     assert curve is not None
     name = f"average precision {format_estimate(average_precision)}"
     marks.append(Line(_floats(curve[1]), _floats(curve[0]), label=name, steps=True))
-    x, y = Axis("sensitivity (recall)", *_SHARE), Axis("PPV (precision)", *_SHARE)
+    x, y = Axis("sensitivity (recall)", *_UNIT_LIMITS), Axis("PPV (precision)", *_UNIT_LIMITS)
     return Panel(FIGURES["pr"], x, y, marks, square=True)
 
 
 def _calibration_panel(units: ScoredUnits, calibration_error: Estimate, unit: str) -> Panel:
-    """Return observed rates of positives against mean probabilities, with the number of units in each bin."""
-    bins = [each for each in reliability(units.positive, units.probabilities) if each.count]
+    """Return the rate of positives against the mean probability, with the number of units in each bin."""
+    bins = [each for each in reliability_bins(units.positive, units.probabilities) if each.count]
     x = [each.mean_probability or 0.0 for each in bins]
     y = [each.positive_rate or 0.0 for each in bins]
     largest = max(each.count for each in bins)
@@ -122,14 +124,14 @@ def _calibration_panel(units: ScoredUnits, calibration_error: Estimate, unit: st
     ticks = [0, 0.25, 0.5, 0.75, 1]
     return Panel(
         FIGURES["reliability"],
-        Axis(f"mean probability (numbers: {unit}s)", low, high, ticks),
+        Axis(f"mean probability (labels: number of {unit}s)", low, high, ticks),
         Axis("rate of positives", low, high, ticks),
         marks,
     )
 
 
 def _scores_panel(units: ScoredUnits, threshold: float | None, unit: str) -> Panel:
-    """Return a histogram of the probabilities of positive and negative units, one on top of the other."""
+    """Return a stacked histogram of the probabilities of positive and negative units."""
     edges = np.linspace(0, 1, _BINS + 1)
     negative = np.histogram(units.probabilities[~units.positive], edges)[0]
     positive = np.histogram(units.probabilities[units.positive], edges)[0]

@@ -1,4 +1,4 @@
-"""The metrics of a binary target, by name: as they are, in resamples, and why one is missing."""
+"""The metrics of a binary target by name: values, resampled values, and reasons for missing values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tapfm.metrics import weighted
 from tapfm.metrics.arrays import Flags, Floats
 from tapfm.metrics.calibration import brier, expected_calibration_error
 from tapfm.metrics.ranking import auc, average_precision
-from tapfm.metrics.thresholds import rates
+from tapfm.metrics.thresholds import compute_rates
 from tapfm.tasks.target import TargetThresholds
 
 _Value = TypeVar("_Value")
 
-NAMES = {  # of every metric, for tables
+METRIC_NAMES = {  # metric: name in tables
     "auc": "AUC",
     "average_precision": "average precision",
     "brier": "Brier score",
@@ -33,62 +33,66 @@ NAMES = {  # of every metric, for tables
     "ppv_at_chosen": "PPV",
     "npv_at_chosen": "NPV",
 }
-_METRICS = tuple(NAMES)
+_METRICS = tuple(METRIC_NAMES)
 THRESHOLD_FREE = _METRICS[:4]
-BESIDE = THRESHOLD_FREE[:3]  # of subgroups, and of the model beside the baseline
-_AT_CHOSEN = "_at_chosen"
-BY_CHOSEN = tuple(name for name in _METRICS if name.endswith(_AT_CHOSEN))
+MAIN_METRICS = THRESHOLD_FREE[:3]  # shown for subgroups and for the baseline
+_AT_SENSITIVITY = "_at_chosen"  # suffix of metrics at the threshold that reaches a sensitivity
+METRICS_AT_SENSITIVITY = tuple(name for name in _METRICS if name.endswith(_AT_SENSITIVITY))
 
 
-def compute_values(
+def compute_metrics(
     positive: Flags, logits: Floats, probabilities: Floats, thresholds: TargetThresholds | None
 ) -> dict[str, float | None]:
-    """Compute every metric. AUC and average precision rank logits: probabilities near 0 and 1 are rounded to ties."""
+    """Return every metric.
+
+    AUC and average precision are computed from logits, because probabilities near 0 and 1 are rounded to ties.
+    """
     values: dict[str, float | None] = dict.fromkeys(_METRICS)
     values["auc"] = auc(positive, logits)
     values["average_precision"] = average_precision(positive, logits)
     values["brier"] = brier(positive, probabilities)
     values["ece"] = expected_calibration_error(positive, probabilities)
-    for ending, threshold in _by_ending(thresholds).items():
-        values |= _with_ending(asdict(rates(positive, probabilities, threshold)), ending)
+    for suffix, threshold in _thresholds_by_suffix(thresholds).items():
+        values |= _add_suffix(asdict(compute_rates(positive, probabilities, threshold)), suffix)
     return values
 
 
-def compute_resampled(
+def compute_resampled_metrics(
     weights: Floats, positive: Flags, logits: Floats, probabilities: Floats, thresholds: TargetThresholds | None
 ) -> dict[str, Floats]:
-    """Compute every metric in every resample, a row of weights; NaN where there is none."""
-    drawn = {metric: np.full(len(weights), np.nan) for metric in _METRICS}
-    drawn["auc"] = weighted.aucs(weights, positive, logits)
-    drawn["average_precision"] = weighted.average_precisions(weights, positive, logits)
-    drawn["brier"] = weighted.briers(weights, positive, probabilities)
-    drawn["ece"] = weighted.calibration_errors(weights, positive, probabilities)
-    for ending, threshold in _by_ending(thresholds).items():
-        drawn |= _with_ending(weighted.rates(weights, positive, probabilities, threshold), ending)
-    return drawn
+    """Return every metric in every resample (a row of weights); NaN if a metric is undefined."""
+    resampled = {metric: np.full(len(weights), np.nan) for metric in _METRICS}
+    resampled["auc"] = weighted.aucs(weights, positive, logits)
+    resampled["average_precision"] = weighted.average_precisions(weights, positive, logits)
+    resampled["brier"] = weighted.briers(weights, positive, probabilities)
+    resampled["ece"] = weighted.calibration_errors(weights, positive, probabilities)
+    for suffix, threshold in _thresholds_by_suffix(thresholds).items():
+        resampled |= _add_suffix(weighted.rates(weights, positive, probabilities, threshold), suffix)
+    return resampled
 
 
-def _by_ending(thresholds: TargetThresholds | None) -> dict[str, float]:
-    """Return the thresholds by the ending of the metrics that are measured there."""
-    both = {} if thresholds is None else {"": thresholds.youden, _AT_CHOSEN: thresholds.chosen}
-    return {ending: threshold for ending, threshold in both.items() if threshold is not None}
+def _thresholds_by_suffix(thresholds: TargetThresholds | None) -> dict[str, float]:
+    """Return the thresholds by the suffix of the metrics that are computed with them."""
+    both = {} if thresholds is None else {"": thresholds.youden, _AT_SENSITIVITY: thresholds.at_sensitivity}
+    return {suffix: threshold for suffix, threshold in both.items() if threshold is not None}
 
 
-def _with_ending(found: Mapping[str, _Value], ending: str) -> dict[str, _Value]:
-    """Name the rates at a threshold; rates that are no metric there are left out."""
-    return {name + ending: rate for name, rate in found.items() if name + ending in _METRICS}
+def _add_suffix(rates: Mapping[str, _Value], suffix: str) -> dict[str, _Value]:
+    """Return rates under the names of metrics with this suffix; rates that are not a metric are dropped."""
+    return {name + suffix: rate for name, rate in rates.items() if name + suffix in _METRICS}
 
 
-def why_missing(
-    metric: str, target: str, why_undefined: str, thresholds: TargetThresholds | None, unit: str, *, labelled: bool
+def explain_missing_metric(
+    metric: str, target: str, undefined_reason: str, thresholds: TargetThresholds | None, unit: str, *, labelled: bool
 ) -> str:
-    """Say why a metric of a target has no value."""
+    """Return why a metric of a target has no value."""
     if not labelled or metric in THRESHOLD_FREE:
-        return why_undefined
+        return undefined_reason
     if thresholds is None:
-        return "no threshold: no validation predictions"
-    at_chosen = metric in BY_CHOSEN
-    if (thresholds.chosen if at_chosen else thresholds.youden) is None:
-        return f"no threshold: {'no positive' if at_chosen else 'not both classes'} of {target} in validation"
-    calls = {"ppv": "positive", "npv": "negative"}.get(metric.removesuffix(_AT_CHOSEN))
-    return f"no {unit} is called {calls}" if calls else why_undefined
+        return "no threshold: there are no validation predictions"
+    at_sensitivity = metric in METRICS_AT_SENSITIVITY
+    if (thresholds.at_sensitivity if at_sensitivity else thresholds.youden) is None:
+        missing = "no positive label" if at_sensitivity else "labels of at most one class"
+        return f"no threshold: {target} has {missing} in the validation split"
+    predicted = {"ppv": "positive", "npv": "negative"}.get(metric.removesuffix(_AT_SENSITIVITY))
+    return f"no {unit} is predicted {predicted}" if predicted else undefined_reason

@@ -1,4 +1,4 @@
-"""The catalogue of tasks: a table that can be read without torch."""
+"""Catalogue of tasks and target kinds. It can be imported without torch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ TaskKind = Literal["binary", "multilabel"]
 
 
 def target_kinds(names: Iterable[str]) -> dict[str, TargetKind]:
-    """Return the kinds of targets, by name and in order; today all are binary."""
+    """Return the kind of each target, in the given order. All targets are binary."""
     return {name: BinaryTarget() for name in names}
 
 
-def _kind_of_task(targets: int) -> TaskKind:
-    """Choose the task for a number of targets."""
+def _select_task_kind(targets: int) -> TaskKind:
     if targets < 1:
-        raise SettingError("There is no target to learn.", hint="Name at least one label column of the cohort.")
+        raise SettingError("No target was given.", hint="Name at least one label column of the cohort table.")
     return "binary" if targets == 1 else "multilabel"
 
 
 def build_task(
     training_labels: Mapping[str, Sequence[Label]], *, smoothing: float = 0.0, weighting: Weighting = "balanced"
 ) -> Task:
-    """Build the task of these targets, weighted by the labels of the training split."""
-    if _kind_of_task(len(training_labels)) == "binary":
+    """Build the task of these targets, with class weights from the labels of the training split."""
+    if _select_task_kind(len(training_labels)) == "binary":
         from tapfm.tasks.binary import BinaryTask
 
         ((target, labels),) = training_labels.items()

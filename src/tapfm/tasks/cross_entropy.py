@@ -1,4 +1,4 @@
-"""Weighted cross-entropy over the labels that are known."""
+"""Weighted cross-entropy with missing labels."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tapfm.tasks.target import Label
 
 
 def encode_labels(labels: Sequence[Label], *, device: torch.device | str = "cpu") -> Targets:
-    """Return 0, 1 and None (missing) as tensors."""
+    """Return labels 0, 1 and None (missing) as tensors."""
     bad = [label for label in labels if label is not None and label not in (0, 1)]
     if bad:
-        raise LabelError(f"A label must be 0, 1 or missing; got {bad[0]!r}.", hint="Code the label column as 0/1.")
+        raise LabelError(f"A label must be 0, 1 or missing; got {bad[0]!r}.", hint="Use 0 and 1 in the label column.")
     known = [label is not None for label in labels]
     values = [float(label == 1) for label in labels]
     return Targets(torch.tensor(values, device=device), torch.tensor(known, device=device))
@@ -26,18 +26,18 @@ def encode_labels(labels: Sequence[Label], *, device: torch.device | str = "cpu"
 def weighted_cross_entropy(
     logits_C: Tensor, targets: Targets, positive: Sequence[float], negative: Sequence[float], smoothing: float = 0.0
 ) -> Tensor:
-    """Sum over targets of weight x BCE, from logits; a missing label contributes nothing.
+    """Return the sum of weight x BCE (from logits) over the targets that have a label.
 
-    The weight is that of the label as it is; smoothing moves only what the probability is compared with.
+    positive, negative: class weights of each target. Smoothing changes the label in the BCE, not the weight.
     """
     labels_C = targets.labels_C.to(logits_C)
-    positive_C, negative_C = (_numbers_like(logits_C, weights) for weights in (positive, negative))
+    positive_C, negative_C = (_tensor_like(logits_C, weights) for weights in (positive, negative))
     weight_C = labels_C * positive_C + (1 - labels_C) * negative_C
     smoothed_C = labels_C * (1 - smoothing) + smoothing / 2
     loss_C = F.binary_cross_entropy_with_logits(logits_C, smoothed_C, weight_C, reduction="none")
     return loss_C.masked_fill(~targets.known_C.to(logits_C.device), 0.0).sum()
 
 
-def _numbers_like(tensor: Tensor, numbers: Sequence[float]) -> Tensor:
-    """Bring numbers to a tensor's device without waiting for it, as `new_tensor` would."""
-    return torch.tensor(numbers, dtype=tensor.dtype).to(tensor.device, non_blocking=True)
+def _tensor_like(tensor: Tensor, values: Sequence[float]) -> Tensor:
+    """Return values with the dtype and device of a tensor, without the synchronisation of `new_tensor`."""
+    return torch.tensor(values, dtype=tensor.dtype).to(tensor.device, non_blocking=True)

@@ -1,46 +1,48 @@
-"""Labels of a cohort, as the kind of each target reads them. Any other value is refused rather than guessed at."""
+"""Read and check the labels of a cohort table. Unknown values raise an error; they are never guessed."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
 
-from tapfm.cohort.manifest import Cohort
+from tapfm.cohort.cohort_table import Cohort
 from tapfm.cohort.splits import TRAIN
 from tapfm.errors import LabelError, UnknownNameError
 from tapfm.results.table import Cell, Column
 from tapfm.tasks.binary_target import BinaryTarget
 from tapfm.tasks.target import Label, TargetKind, TargetKinds
 
-_EXAMPLES = 3  # bad values shown for each column
+_MAX_EXAMPLES = 3  # invalid values shown per column
 _BINARY = BinaryTarget()
 
 
 def read_labels(cohort: Cohort, targets: TargetKinds) -> dict[str, tuple[Label, ...]]:
-    """Read the label of each row for each target; all columns that cannot be used in one error."""
+    """Return the label of each row for each target. Raises one LabelError for all columns with invalid labels."""
     if missing := [target for target in targets if target not in cohort.label_names]:
-        raise _unknown_targets(cohort, missing)
-    if problems := [problem for target, kind in targets.items() if (problem := _problem_of(cohort, target, kind))]:
-        usable = ", ".join(binary_columns(cohort)) or "none"
+        raise _unknown_target_error(cohort, missing)
+    if problems := [
+        problem for target, kind in targets.items() if (problem := _describe_invalid(cohort, target, kind))
+    ]:
+        usable = ", ".join(find_binary_columns(cohort)) or "none"
         raise LabelError(
-            "Labels are 0, 1 or empty, but:\n  " + "\n  ".join(problems),
-            hint=f"Write 1, 0, or nothing where it is not known. Columns that can be used as they are: {usable}",
+            "Labels must be 0, 1 or empty, but:\n  " + "\n  ".join(problems),
+            hint=f"Write 1 or 0, or leave the field empty if the label is unknown. Usable columns: {usable}",
         )
     return {
         target: tuple(kind.parse_label(row.labels[target]) for row in cohort.rows) for target, kind in targets.items()
     }
 
 
-def binary_columns(cohort: Cohort) -> tuple[str, ...]:
-    """List the columns that hold both 0 and 1, and nothing else but empty fields."""
+def find_binary_columns(cohort: Cohort) -> tuple[str, ...]:
+    """Return the columns that contain both 0 and 1, and otherwise only empty fields."""
     return tuple(
-        name for name in cohort.label_names if _has_both(cohort, name) and not _problem_of(cohort, name, _BINARY)
+        name for name in cohort.label_names if _has_both(cohort, name) and not _describe_invalid(cohort, name, _BINARY)
     )
 
 
-def unusable_columns(cohort: Cohort) -> dict[str, str]:
-    """Return the columns that hold both 0 and 1 among other values, and which those are."""
-    found = {name: _problem_of(cohort, name, _BINARY) for name in cohort.label_names if _has_both(cohort, name)}
+def find_unusable_columns(cohort: Cohort) -> dict[str, str]:
+    """Return the columns that contain 0, 1 and also invalid values, with a description of these values."""
+    found = {name: _describe_invalid(cohort, name, _BINARY) for name in cohort.label_names if _has_both(cohort, name)}
     return {name: problem for name, problem in found.items() if problem}
 
 
@@ -49,23 +51,23 @@ def patient_strata(
 ) -> dict[str, list[str | None]]:
     """Return the stratum of each row's patient, by target."""
     strata = {}
-    for target, of_rows in labels.items():
-        of_patients: dict[str, list[Label]] = {}
-        for row, label in zip(cohort.rows, of_rows, strict=True):
-            of_patients.setdefault(row.patient_id, []).append(label)
+    for target, row_labels in labels.items():
+        labels_by_patient: dict[str, list[Label]] = {}
+        for row, label in zip(cohort.rows, row_labels, strict=True):
+            labels_by_patient.setdefault(row.patient_id, []).append(label)
         kind = targets[target]
-        stratum = {patient: kind.stratum(kind.patient_label(each)) for patient, each in of_patients.items()}
+        stratum = {patient: kind.stratum(kind.pool_labels(each)) for patient, each in labels_by_patient.items()}
         strata[target] = [stratum[row.patient_id] for row in cohort.rows]
     return strata
 
 
-def count_columns(targets: TargetKinds) -> list[Column]:
-    """Return the columns of a table that counts labels, one for each target."""
-    return [Column(f"{target} {kind.counted}") for target, kind in targets.items()]
+def label_count_columns(targets: TargetKinds) -> list[Column]:
+    """Return the columns of a table of label counts, one per target."""
+    return [Column(f"{target} {kind.count_title}") for target, kind in targets.items()]
 
 
-def count_cells(rows: Sequence[Mapping[str, str]], targets: TargetKinds) -> list[Cell]:
-    """Return the counts of labels, for each target, in rows of a table that hold labels as text."""
+def label_count_cells(rows: Sequence[Mapping[str, str]], targets: TargetKinds) -> list[Cell]:
+    """Return the label counts of each target; the rows contain labels as text."""
     return [
         kind.count_cell([kind.parse_label(row.get(target, "")) for row in rows]) for target, kind in targets.items()
     ]
@@ -78,42 +80,44 @@ def check_training_labels(
     targets: TargetKinds,
     column: str = "split",
 ) -> None:
-    """Refuse targets that the training slides show only one class of, or none."""
-    lacking = []
-    for target, of_rows in labels.items():
-        known = [label for row, label in zip(cohort.rows, of_rows, strict=True) if splits.get(row.slide_id) == TRAIN]
-        if targets[target].lacking(known):
-            lacking.append(f"{target}: {targets[target].describe_counts(known, 'slide')}")
-    if lacking:
+    """Raise LabelError if a target does not have both classes in the training split."""
+    problems = []
+    for target, row_labels in labels.items():
+        training_labels = [
+            label for row, label in zip(cohort.rows, row_labels, strict=True) if splits.get(row.slide_id) == TRAIN
+        ]
+        if targets[target].missing_class(training_labels):
+            problems.append(f"{target}: {targets[target].describe_counts(training_labels, 'slide')}")
+    if problems:
         raise LabelError(
-            f"The training split (column {column}) cannot teach:\n  " + "\n  ".join(lacking),
-            hint="A target needs slides of both classes to learn from: label more patients, or leave the target out.",
+            f"These targets do not have both classes in the training split (column {column}):\n  "
+            + "\n  ".join(problems),
+            hint="Training needs slides of both classes. Label more patients, or remove the target.",
         )
 
 
 def _has_both(cohort: Cohort, name: str) -> bool:
-    """Say whether a column holds both 0 and 1, whatever else it holds."""
+    """Return whether a column contains both 0 and 1, whatever else it contains."""
     texts = {row.labels[name] for row in cohort.rows}
-    return not _BINARY.lacking([_BINARY.parse_label(text) for text in texts if not _is_bad(text, _BINARY)])
+    return not _BINARY.missing_class([_BINARY.parse_label(text) for text in texts if not _is_invalid(text, _BINARY)])
 
 
-def _problem_of(cohort: Cohort, name: str, kind: TargetKind) -> str:
-    """Say which values of a column are no labels, with examples; nothing where all are."""
+def _describe_invalid(cohort: Cohort, name: str, kind: TargetKind) -> str:
+    """Return which values of a column are not labels, with examples; empty if all are."""
     texts = {row.labels[name] for row in cohort.rows}
-    bad = {text for text in texts if _is_bad(text, kind)}
-    if not bad:
+    invalid = {text for text in texts if _is_invalid(text, kind)}
+    if not invalid:
         return ""
-    rows = [row for row in cohort.rows if row.labels[name] in bad]
-    first: dict[str, str] = {}  # slide with each value
+    rows = [row for row in cohort.rows if row.labels[name] in invalid]
+    first: dict[str, str] = {}  # first slide with each value
     for row in rows:
         first.setdefault(row.labels[name], row.slide_id)
-    shown = ", ".join(f"'{value}' ({slide_id})" for value, slide_id in list(first.items())[:_EXAMPLES])
-    more = ", ..." if len(first) > _EXAMPLES else ""
+    shown = ", ".join(f"'{value}' ({slide_id})" for value, slide_id in list(first.items())[:_MAX_EXAMPLES])
+    more = ", ..." if len(first) > _MAX_EXAMPLES else ""
     return f"{name} has {shown}{more} in {len(rows):,} of {len(cohort):,} rows"
 
 
-def _is_bad(text: str, kind: TargetKind) -> bool:
-    """Say whether a text is no label of a kind."""
+def _is_invalid(text: str, kind: TargetKind) -> bool:
     try:
         kind.parse_label(text)
     except ValueError:
@@ -121,12 +125,12 @@ def _is_bad(text: str, kind: TargetKind) -> bool:
     return False
 
 
-def _unknown_targets(cohort: Cohort, missing: Sequence[str]) -> UnknownNameError:
-    """Make the error for targets that are no columns; names of genes are compared in any case."""
+def _unknown_target_error(cohort: Cohort, missing: Sequence[str]) -> UnknownNameError:
+    """Return the error for targets that are not columns, with suggestions that ignore upper and lower case."""
     names = {name.lower(): name for name in cohort.label_names}
     near = [names[each] for name in missing for each in difflib.get_close_matches(name.lower(), names, cutoff=0.5)]
-    nearest = f"Nearest: {', '.join(dict.fromkeys(near))}. " if near else ""
+    suggestion = f"Did you mean: {', '.join(dict.fromkeys(near))}? " if near else ""
     return UnknownNameError(
-        f"There is no label column called {', '.join(map(repr, dict.fromkeys(missing)))}.",
-        hint=f"{nearest}All of them: {', '.join(cohort.label_names) or 'none'}",
+        f"There is no label column named {', '.join(map(repr, dict.fromkeys(missing)))}.",
+        hint=f"{suggestion}Available: {', '.join(cohort.label_names) or 'none'}",
     )

@@ -1,4 +1,4 @@
-"""Several targets at once, each there or not: EGFR, KRAS, MET, ALK."""
+"""Task with several binary targets, such as EGFR, KRAS, MET and ALK."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tapfm.contracts import Targets
 from tapfm.tasks.binary_target import BinaryTarget
 from tapfm.tasks.cross_entropy import encode_labels, weighted_cross_entropy
 from tapfm.tasks.target import Label, TargetKind
-from tapfm.tasks.weights import ClassWeights, Weighting, check_smoothing, class_weights
+from tapfm.tasks.weights import ClassWeights, Weighting, check_smoothing, compute_class_weights
 
 
 class MultiLabelTask:
-    """L_agg = sum_j alpha_j w_{y_j} BCE_j; a missing label drops its target from the sum."""
+    """L_agg = sum_j alpha_j w_{y_j} BCE_j, over the targets j that have a label."""
 
     def __init__(self, weights: Mapping[str, ClassWeights], *, smoothing: float = 0.0) -> None:
         check_smoothing(smoothing)
@@ -30,15 +30,15 @@ class MultiLabelTask:
         smoothing: float = 0.0,
         weighting: Weighting = "balanced",
     ) -> MultiLabelTask:
-        """With class weights and alpha from the training split, each target by its own labelled slides."""
-        return cls(class_weights(training_labels, weighting, smoothing), smoothing=smoothing)
+        """Build a task with class weights and alpha from the training labels of each target."""
+        return cls(compute_class_weights(training_labels, weighting, smoothing), smoothing=smoothing)
 
     def loss(self, logits_C: Tensor, targets: Targets) -> Tensor:
-        """Weighted sum over the targets whose label is known."""
+        """Return the weighted sum over the targets that have a label."""
         positive = [w.alpha * w.positive for w in self.weights]
         negative = [w.alpha * w.negative for w in self.weights]
         return weighted_cross_entropy(logits_C, targets, positive, negative, self.smoothing)
 
     def encode(self, labels: Sequence[Label]) -> Targets:
-        """Return 0, 1 and None (missing) as tensors."""
+        """Return labels 0, 1 and None (missing) as tensors."""
         return encode_labels(labels)

@@ -1,6 +1,6 @@
-"""What a kind of target defines: its labels, its numbers, its metrics. The rest of tapfm asks the kind.
+"""Interface of target kinds (such as binary): labels, predictions, metrics and figures of one target.
 
-Everything here and in the kinds can be imported without torch; the loss is a `Task`.
+This module and the target kinds can be imported without torch. The loss is defined by a `Task`.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Line, Panel
 from tapfm.results.table import Cell
 
-BASELINE = "colour baseline"  # its name in tables and figures
+BASELINE = "colour baseline"  # name in tables and figures
 
-# The label of one target, as its kind parsed it; None: missing. Only tasks/ looks inside.
+# The label of one target, as parsed by its kind; None if missing. Only tasks/ depends on its value.
 Label = Hashable
-Truth = NDArray[Any]  # the known labels of one target, as its kind's metrics take them
+Truth = NDArray[Any]  # the labels of one target that are not missing, in the format of its kind's metrics
 
 
 @dataclass(frozen=True)
 class TargetThresholds:
-    """The thresholds of one target, chosen on validation; None where there is none."""
+    """Thresholds of one target, chosen on the validation split; None if there is none."""
 
     youden: float | None = None
-    chosen: float | None = None  # reaches a sensitivity
+    at_sensitivity: float | None = None  # reaches a given sensitivity
 
 
 @dataclass(frozen=True)
 class FigureData:
-    """What the figures of one target are drawn from: units with a label, and what was measured of them."""
+    """Data for the figures of one target: the labelled units and their metrics."""
 
     truth: Truth
     logits: Floats
     baseline: tuple[Truth, Floats] | None
     estimates: Mapping[str, Estimate]  # by metric
-    threshold: float | None  # Youden's
-    weights: Iterable[Floats]  # rows of resamples, some at a time; empty: there are none
+    threshold: float | None  # Youden threshold
+    weights: Iterable[Floats]  # blocks of resamples (rows) x units; may be empty
     unit: str
 
 
@@ -48,182 +48,190 @@ class LinearFit(Protocol):
     """A linear model of one target, for baselines."""
 
     def logits(self, X: Any) -> Floats:
-        """Score rows of numbers."""
+        """Return the logit of each row of X."""
         ...
 
 
 class TargetKind(Protocol):
-    """A kind of target. `labels` are those of all units, None where missing; `truth` and `logits` of the known ones."""
+    """A kind of target. `labels` has all units (None if missing), `truth` and `logits` only units with a label."""
 
     @property
     def metrics(self) -> Mapping[str, str]:
-        """Every metric, with its name in tables."""
+        """Name in tables of every metric, by metric."""
         ...
 
     @property
     def main_metrics(self) -> tuple[str, ...]:
-        """The metrics that are shown where there is little room, such as of subgroups."""
+        """Metrics for short tables, such as those of subgroups."""
         ...
 
     @property
     def figures(self) -> Mapping[str, str]:
-        """The figures of an evaluation: title by file name."""
+        """Titles of the figures of an evaluation, by file name."""
         ...
 
-    def threshold_of(self, metric: str) -> Literal["", "youden", "chosen"]:
-        """Name the threshold that a metric is measured at; empty: none."""
+    def threshold_name(self, metric: str) -> Literal["", "youden", "at_sensitivity"]:
+        """Return the name of the threshold that a metric needs; empty if none."""
         ...
 
     # labels
 
     def parse_label(self, text: str) -> Label:
-        """Read a label from a table; an empty text is a missing label. Raises ValueError."""
+        """Parse a label of a table; an empty string is a missing label. Raises ValueError."""
         ...
 
     def format_label(self, label: Label) -> str:
-        """Write a label, or a call, into a table."""
+        """Return a true or predicted label as it is written in tables."""
         ...
 
     def describe_label(self, label: Label) -> str:
-        """Name a label, or a call, in a sentence."""
+        """Return a true or predicted label as a word, such as "positive"."""
         ...
 
-    def outcome(self, call: Label, label: Label) -> str:
-        """Say whether a call is "right", or how it is wrong; empty where one of them is missing."""
+    def describe_outcome(self, call: Label, label: Label) -> str:
+        """Return "correct", or the kind of error; empty if a label is missing.
+
+        call: predicted label.
+        """
         ...
 
     def stratum(self, label: Label) -> str | None:
-        """Name the group in which splits and resamples keep a label; None: missing."""
+        """Return the stratum of a label for splits and resamples; None if the label is missing."""
         ...
 
-    def patient_label(self, labels: Sequence[Label]) -> Label:
-        """Return the label of a patient from those of the slides."""
+    def pool_labels(self, labels: Sequence[Label]) -> Label:
+        """Return the label of a patient from the labels of the patient's slides."""
         ...
 
-    def lacking(self, labels: Sequence[Label]) -> str:
-        """Name what labels lack for training and metrics, such as "positive"; empty: nothing."""
+    def missing_class(self, labels: Sequence[Label]) -> str:
+        """Return the class that no label has, such as "positive"; "labelled" if all labels are missing.
+
+        Empty if no class is missing.
+        """
         ...
 
-    def why_undefined(self, labels: Sequence[Label], unit: str) -> str:
-        """Say why there are no metrics, such as "no positive slide among 12"; empty where there are."""
+    def explain_undefined(self, labels: Sequence[Label], unit: str) -> str:
+        """Return why metrics are undefined, such as "no positive slide among 12"; empty if they are defined."""
         ...
 
-    def why_too_few(self, labels: Sequence[Label], unit: str, least: int) -> str:
-        """Say that a class has fewer than `least`; empty where all have enough."""
+    def explain_too_few(self, labels: Sequence[Label], unit: str, minimum: int) -> str:
+        """Return that a class has fewer labels than `minimum`; empty if all classes have enough."""
         ...
 
-    def why_no_interval(self, labels: Sequence[Label], patients: Sequence[Hashable]) -> str:
-        """Say why resampling patients cannot give an interval; empty where it can."""
+    def explain_missing_interval(self, labels: Sequence[Label], patients: Sequence[Hashable]) -> str:
+        """Return why there is no bootstrap confidence interval; empty if there is one."""
         ...
 
     def count_labels(self, labels: Sequence[Label]) -> tuple[int | None, int]:
-        """Count the positive (None: there is no such class) and the known labels."""
+        """Return the number of positive labels (None if there is no such class) and of all labels."""
         ...
 
     @property
-    def counted(self) -> str:
-        """What `count_cell` counts, for the title of a column, such as "positive"."""
+    def count_title(self) -> str:
+        """Column title for `count_cell`, such as "positive"."""
         ...
 
     def count_cell(self, labels: Sequence[Label]) -> Cell:
-        """Return the counts of labels for a table, such as "3 of 12" with "25%" as a detail."""
+        """Return the label counts for a table, such as "3 of 12" with the detail "25%"."""
         ...
 
     def describe_counts(self, labels: Sequence[Label], unit: str) -> str:
-        """Count the labels of each class, such as "3 positive and 9 negative slides"."""
+        """Return the label counts as text, such as "3 positive and 9 negative slides"."""
         ...
 
-    def summarise_training(self, labels: Sequence[Label]) -> dict[str, int]:
-        """Return what tapfm.json keeps of the training labels."""
+    def summarise_training_labels(self, labels: Sequence[Label]) -> dict[str, int]:
+        """Return a summary of the training labels for tapfm.json."""
         ...
 
-    def restore_training(self, summary: Mapping[str, int]) -> list[Label]:
-        """Return labels with such a summary."""
+    def restore_training_labels(self, summary: Mapping[str, int]) -> list[Label]:
+        """Return labels that have this summary."""
         ...
 
-    # numbers
+    # predictions
 
     def activate(self, logit: float) -> float:
-        """Turn a logit into what is reported: the column probability of the table of predictions."""
+        """Return the activation of a logit: the column `probability` of predictions."""
         ...
 
     def mean_logit(self, logits: Sequence[float]) -> float:
-        """Combine the logits of an ensemble's members or of a patient's slides."""
+        """Return the combined logit of the members of an ensemble, or of the slides of a patient."""
         ...
 
     def format_prediction(self, label: Label, logit: float) -> tuple[str, str, str]:
-        """Return the cells label, probability and logit of the table of predictions."""
+        """Return label, probability and logit as written to the predictions table."""
         ...
 
     def parse_prediction(self, label: str, probability: str, logit: str) -> tuple[Label, float]:
-        """Read these cells; an empty logit follows from the probability. Raises ValueError."""
+        """Parse label, probability and logit; an empty logit is computed from the probability. Raises ValueError."""
         ...
 
-    def call(self, logit: float, threshold: float | None) -> Label:
-        """Return the label that a logit stands for at a threshold; None without one."""
+    def apply_threshold(self, logit: float, threshold: float | None) -> Label:
+        """Return the predicted label at a threshold; None if the threshold is None."""
         ...
 
-    def known(self, labels: Sequence[Label], logits: Sequence[float]) -> tuple[Truth, Floats]:
-        """Return the known labels and their logits. Raises NonFiniteError for a logit that is not a number."""
+    def select_labelled(self, labels: Sequence[Label], logits: Sequence[float]) -> tuple[Truth, Floats]:
+        """Return the labels that are not missing, and their logits. Raises NonFiniteError if a logit is NaN."""
         ...
 
     # evaluation
 
-    def score(self, truth: Truth, logits: Floats) -> float | None:
-        """Compute the metric that epochs are selected and methods are compared by; higher is better."""
+    def compute_score(self, truth: Truth, logits: Floats) -> float | None:
+        """Return the metric for selecting epochs and comparing methods; higher is better."""
         ...
 
-    def resampled_scores(self, weights: Floats, truth: Truth, logits: Floats) -> Floats:
-        """Compute it in every resample, a row of weights; NaN where there is none."""
+    def compute_resampled_scores(self, weights: Floats, truth: Truth, logits: Floats) -> Floats:
+        """Return the score in every resample (a row of weights); NaN if undefined."""
         ...
 
-    def values(self, truth: Truth, logits: Floats, thresholds: TargetThresholds | None) -> dict[str, float | None]:
-        """Compute every metric."""
+    def compute_metrics(
+        self, truth: Truth, logits: Floats, thresholds: TargetThresholds | None
+    ) -> dict[str, float | None]:
+        """Return every metric."""
         ...
 
-    def resampled_values(
+    def compute_resampled_metrics(
         self, weights: Floats, truth: Truth, logits: Floats, thresholds: TargetThresholds | None
     ) -> dict[str, Floats]:
-        """Compute every metric in every resample, a row of weights; NaN where there is none."""
+        """Return every metric in every resample (a row of weights); NaN if undefined."""
         ...
 
-    def why_missing(
+    def explain_missing_metric(
         self, metric: str, target: str, labels: Sequence[Label], thresholds: TargetThresholds | None, unit: str
     ) -> str:
-        """Say why a metric has no value."""
+        """Return why a metric has no value."""
         ...
 
-    def analytic_interval(
+    def compute_analytic_interval(
         self, metric: str, truth: Truth, logits: Floats, *, unit: str, clustered: bool
     ) -> Estimate | None:
-        """Estimate a metric with an interval from a formula; None where there is no formula.
+        """Return a metric with an analytic confidence interval; None if the metric has no such interval.
 
-        clustered: some patients have several units.
+        clustered: whether a patient has more than one unit.
         """
         ...
 
     def paired_test(self, truth: Truth, a: Floats, b: Floats, *, clustered: bool) -> tuple[float | None, str]:
-        """Test whether two methods have the same score: the p value, or why there is none."""
+        """Test whether two methods have the same score; return the p value, or None and the reason."""
         ...
 
     def choose_thresholds(self, truth: Truth, logits: Floats, sensitivity: float) -> TargetThresholds:
-        """Choose thresholds on validation units."""
+        """Choose thresholds on the units of the validation split."""
         ...
 
-    def panels(self, data: FigureData) -> dict[str, Panel]:
+    def build_panels(self, data: FigureData) -> dict[str, Panel]:
         """Return the panel of each figure, by file name."""
         ...
 
-    def curve(self, truth: Truth, logits: Floats) -> Line | None:
-        """Return the curve by which methods are compared, such as a ROC curve; None where there is none."""
+    def build_curve(self, truth: Truth, logits: Floats) -> Line | None:
+        """Return the curve for comparing methods, such as a ROC curve; None if undefined."""
         ...
 
-    def curve_panel(self, title: str, lines: Sequence[Line]) -> Panel:
+    def build_curve_panel(self, title: str, lines: Sequence[Line]) -> Panel:
         """Return a panel with the curves of several methods."""
         ...
 
     def fit_linear(self, rows: Sequence[Sequence[float]], labels: Sequence[Label]) -> LinearFit | None:
-        """Fit a linear model of some numbers of each slide; None where the labels do not suffice."""
+        """Fit a linear model to a few features per slide; None if the labels are insufficient."""
         ...
 
 

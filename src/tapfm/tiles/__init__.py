@@ -1,1 +1,1 @@
-"""Tiles: the grid on a slide, and the files that keep it."""
+"""Tiles: tiling of slides, tile files, reading and augmentation."""

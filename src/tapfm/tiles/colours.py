@@ -1,4 +1,4 @@
-"""Colours of a slide in 21 numbers: what a shortcut could be made of, and no shape of any kind."""
+"""Colour statistics of a slide: 21 values without any spatial information, used as a shortcut baseline."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from tapfm.tiles.reading import TilePixels
 
-# Version of the statistics. Increase it when the same pixels give other numbers. tests/versions/ fails when the output
-# changes and this number does not.
+# Version of the statistics. Increase it when the same pixels give different values. tests/versions/ fails if the output
+# changes and this version does not.
 COLOURS_VERSION = 1
 
 _CHANNELS = ("red", "green", "blue")
@@ -16,26 +16,26 @@ _PERCENTILES = (5, 25, 75, 95)
 _STATISTICS = ("mean", "sd", "skewness", *(f"percentile_{percent}" for percent in _PERCENTILES))
 COLOUR_STATISTICS = tuple(f"{channel}_{statistic}" for channel in _CHANNELS for statistic in _STATISTICS)
 
-Histograms = NDArray[np.int64]  # (3, 256): how many pixels have each value
+Histograms = NDArray[np.int64]  # (3, 256): number of pixels with each value
 
 
-def histograms_of(pixels: TilePixels) -> Histograms:
-    """Count the values of each channel; those of several parts of a slide may be added up."""
+def colour_histograms(pixels: TilePixels) -> Histograms:
+    """Return the histogram of each channel. Histograms of several parts of a slide can be added."""
     return np.stack([np.bincount(pixels[:, channel].reshape(-1), minlength=256) for channel in range(3)])
 
 
 def colour_statistics(histograms: Histograms) -> list[float]:
-    """Compute the statistics of all pixels together, channel by channel, in the order of COLOUR_STATISTICS."""
+    """Return the statistics of all pixels, in the order of COLOUR_STATISTICS."""
     return [value for counts in histograms for value in _channel_statistics(counts)]
 
 
 def _channel_statistics(counts: NDArray[np.int64]) -> list[float]:
-    """Compute mean, standard deviation, skewness and percentiles of one channel; one value alone has no skewness."""
+    """Return mean, standard deviation, skewness and percentiles of one channel; a constant channel has skewness 0."""
     values, weights = np.arange(256, dtype=np.float64), counts / counts.sum()
     mean = float(weights @ values)
     deviation = float(np.sqrt(weights @ (values - mean) ** 2))
     skewness = float(weights @ (values - mean) ** 3) / deviation**3 if deviation > 0 else 0.0
     reached = np.cumsum(counts)
-    # the smallest value that so many of the pixels do not exceed
+    # the smallest value that is not exceeded by this percentage of the pixels
     percentiles = [int(np.searchsorted(reached, percent / 100 * reached[-1])) for percent in _PERCENTILES]
     return [mean, deviation, skewness, *map(float, percentiles)]

@@ -1,4 +1,4 @@
-"""The grid of tiles on a slide, and why each tile is kept or left out. Positions are level-0 pixels, top left."""
+"""The grid of tiles on a slide. Positions are the top left corners of tiles, in level-0 pixels."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from numpy.typing import NDArray
 
 from tapfm.errors import SettingError
 from tapfm.slides.slide import Box, Thumbnail
-from tapfm.slides.tissue import METHODS, Mask
+from tapfm.slides.tissue import TISSUE_METHODS, Mask
 
 Positions = NDArray[np.int64]  # (tiles, 2)
 
 
 @dataclass(frozen=True)
 class TileSpec:
-    """Everything that decides which tiles a slide has. Its fingerprint is part of every stored file."""
+    """All settings that determine the tiles of a slide.
+
+    Field names and values are part of the fingerprint in every tile file: renaming a field invalidates tiled slides.
+    """
 
     tile_px: int = 224
     mpp: float = 0.5
@@ -30,32 +33,34 @@ class TileSpec:
 
     def __post_init__(self) -> None:
         rules = {
-            f"size is {self.tile_px}: it has to be from 16 to 4096 px": not 16 <= self.tile_px <= 4096,
-            f"mpp is {self.mpp:g}: it has to be from 0.1 to 8 um per pixel": not 0.1 <= self.mpp <= 8,
-            f"overlap is {self.overlap_px}: it has to be from 0 to below the size, {self.tile_px} px": not (
+            f"size is {self.tile_px}, but must be from 16 to 4096 px": not 16 <= self.tile_px <= 4096,
+            f"mpp is {self.mpp:g}, but must be from 0.1 to 8 um per pixel": not 0.1 <= self.mpp <= 8,
+            f"overlap is {self.overlap_px}, but must be at least 0 and below the tile size of {self.tile_px} px": not (
                 0 <= self.overlap_px < self.tile_px
             ),
-            f"min-tissue is {self.min_tissue:g}: it has to be above 0 and at most 1": not 0 < self.min_tissue <= 1,
-            f"tissue is '{self.tissue}': it has to be one of {', '.join(METHODS)}": self.tissue not in METHODS,
+            f"min-tissue is {self.min_tissue:g}, but must be above 0 and at most 1": not 0 < self.min_tissue <= 1,
+            f"tissue is '{self.tissue}', but must be one of {', '.join(TISSUE_METHODS)}": (
+                self.tissue not in TISSUE_METHODS
+            ),
         }
         if broken := [rule for rule, is_broken in rules.items() if is_broken]:
             raise SettingError("; ".join(broken) + ".", hint="All settings: tapfm tile --help")
 
     def side_px0(self, slide_mpp: float) -> int:
-        """Say how many level-0 pixels a tile covers; to within half a pixel."""
+        """Return the side of a tile in level-0 pixels, rounded."""
         return max(1, round(self.tile_px * self.mpp / slide_mpp))
 
     def stride_px0(self, slide_mpp: float) -> float:
-        """Say how far apart tiles lie, unrounded: rounding it would let the grid drift."""
+        """Return the distance between tiles in level-0 pixels, not rounded to avoid drift of the grid."""
         return (self.tile_px - self.overlap_px) * self.mpp / slide_mpp
 
     def achieved_mpp(self, slide_mpp: float) -> float:
-        """Say at which scale tiles really come out."""
+        """Return the exact microns per pixel of the tiles, which differ from `mpp` because the side is rounded."""
         return self.side_px0(slide_mpp) * slide_mpp / self.tile_px
 
 
-class TileVerdict(IntEnum):
-    """What became of a place of the grid."""
+class TileStatus(IntEnum):
+    """Whether a tile of the grid is kept, or why it is removed."""
 
     KEPT = 0
     BACKGROUND = 1
@@ -66,40 +71,40 @@ class TileVerdict(IntEnum):
 
 
 def tile_grid(bounds: Box, spec: TileSpec, slide_mpp: float) -> Positions:
-    """Lay whole tiles over a slide's bounds, row by row."""
+    """Return the positions of all tiles that lie completely within the bounds, row by row."""
     side_px0, stride_px0 = spec.side_px0(slide_mpp), spec.stride_px0(slide_mpp)
-    x = bounds.x_px0 + _starts(bounds.width_px0, side_px0, stride_px0)
-    y = bounds.y_px0 + _starts(bounds.height_px0, side_px0, stride_px0)
+    x = bounds.x_px0 + _tile_starts(bounds.width_px0, side_px0, stride_px0)
+    y = bounds.y_px0 + _tile_starts(bounds.height_px0, side_px0, stride_px0)
     return np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
 
 
-def _starts(length_px0: int, side_px0: int, stride_px0: float) -> NDArray[np.int64]:
-    """Place tiles along one side; each start is rounded by itself, so that no error adds up."""
+def _tile_starts(length_px0: int, side_px0: int, stride_px0: float) -> NDArray[np.int64]:
+    """Return the starts of the tiles along one side; each is rounded on its own, so that errors do not add up."""
     if length_px0 < side_px0:
         return np.empty(0, np.int64)
     count = int((length_px0 - side_px0) / stride_px0) + 2
-    places = np.rint(np.arange(count) * stride_px0).astype(np.int64)
-    return places[places + side_px0 <= length_px0]
+    starts = np.rint(np.arange(count) * stride_px0).astype(np.int64)
+    return starts[starts + side_px0 <= length_px0]
 
 
-def covered(mask: Mask, thumbnail: Thumbnail, positions: Positions, side_px0: int) -> NDArray[np.float64]:
-    """Say which part of each tile a mask covers; exact, also where a tile cuts through the mask's pixels."""
+def mask_coverage(mask: Mask, thumbnail: Thumbnail, positions: Positions, side_px0: int) -> NDArray[np.float64]:
+    """Return the fraction of each tile that a mask covers; exact even if tile edges cut through mask pixels."""
     # sums[y, x] = covered area left of x and above y, linear in between
     sums = cv2.integral(mask.astype(np.uint8), sdepth=cv2.CV_64F)
     corner = np.array([thumbnail.box.x_px0, thumbnail.box.y_px0])
     step = np.array(thumbnail.downsample)
     start, end = (positions - corner) / step, (positions + side_px0 - corner) / step
     area = (
-        _area_before(sums, end[:, 0], end[:, 1])
-        - _area_before(sums, start[:, 0], end[:, 1])
-        - _area_before(sums, end[:, 0], start[:, 1])
-        + _area_before(sums, start[:, 0], start[:, 1])
+        _interpolate_area(sums, end[:, 0], end[:, 1])
+        - _interpolate_area(sums, start[:, 0], end[:, 1])
+        - _interpolate_area(sums, end[:, 0], start[:, 1])
+        + _interpolate_area(sums, start[:, 0], start[:, 1])
     )
     return np.asarray(np.clip(area * step[0] * step[1] / side_px0**2, 0, 1))
 
 
-def _area_before(sums: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Look up summed areas between their grid points."""
+def _interpolate_area(sums: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Interpolate the summed area table linearly at (x, y)."""
     height, width = sums.shape
     x, y = np.clip(x, 0, width - 1), np.clip(y, 0, height - 1)
     left, top = np.minimum(x.astype(int), width - 2), np.minimum(y.astype(int), height - 2)

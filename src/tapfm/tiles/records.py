@@ -1,4 +1,4 @@
-"""The record of a tiled slide: a line of summary.csv."""
+"""The record of a tiled slide: a row of summary.csv."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class TileRecord:
     """The result of tiling one slide."""
 
     slide_id: str
-    status: str  # ok, failed, or "not tiled" where --only leaves it out
+    status: str  # ok, failed, or "not tiled" if --only excludes the slide
     reason: str = ""
     mpp: float | None = None
     mpp_source: str = ""
-    tissue: str = ""  # how it was found: a method, or drawn
+    tissue: str = ""  # detection method, or "drawn" for an annotation
     achieved_mpp: float | None = None
     tiles: int = 0
     tissue_mm2: float | None = None
@@ -25,4 +25,4 @@ class TileRecord:
     removed_unreadable: int | None = None
     warnings: str = ""
     seconds: float | None = None
-    what_to_do: str = ""
+    hint: str = ""

@@ -1,4 +1,4 @@
-"""Which tiles of a slide an epoch sees."""
+"""Sampling of the tiles of a slide for an epoch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapfm.errors import SettingError
-from tapfm.runtime.seeding import rng_for
+from tapfm.runtime.seeding import make_rng
 
 
-def draw_tiles(count: int, tiles_per_slide: int | None, *address: int | str) -> NDArray[np.int64]:
-    """Draw tiles without replacement, for an address such as (seed, epoch, slide_id); None, or too few: all of them."""
+def sample_tiles(count: int, tiles_per_slide: int | None, *address: int | str) -> NDArray[np.int64]:
+    """Return the sorted indices of `tiles_per_slide` tiles, sampled without replacement.
+
+    All tiles are returned if `tiles_per_slide` is None or not smaller than `count`. address: selects the random stream,
+    for example (seed, epoch, slide_id).
+    """
     if tiles_per_slide is not None and tiles_per_slide < 1:
         raise SettingError(
-            f"tiles_per_slide is {tiles_per_slide}: it has to be at least 1.", hint="Leave it out to take every tile."
+            f"tiles_per_slide is {tiles_per_slide}, but must be at least 1.", hint="Omit it to use all tiles."
         )
     if tiles_per_slide is None or count <= tiles_per_slide:
         return np.arange(count, dtype=np.int64)
-    drawn = rng_for(*address, "tiles").choice(count, tiles_per_slide, replace=False, shuffle=False)
-    return np.sort(drawn)  # in the order of the grid, where neighbours share decoded blocks
+    sampled = make_rng(*address, "tiles").choice(count, tiles_per_slide, replace=False, shuffle=False)
+    return np.sort(sampled)  # in grid order, because neighbouring tiles share decoded blocks

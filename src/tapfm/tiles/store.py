@@ -55,7 +55,7 @@ class TileSet:
         return len(self.positions)
 
     @property
-    def laid(self) -> dict[str, Any] | None:
+    def tiling_settings(self) -> dict[str, Any] | None:
         """How they were laid, in the words of TileSpec; as much of it as is known."""
         if self.spec is not None:
             return dict(self.spec)
@@ -75,14 +75,14 @@ class TileSet:
         return None if self.slide_mpp is None else self.side_px0 * self.slide_mpp / self.tile_px
 
 
-def store_path(folder: Path, slide_id: str, layout: Layout) -> Path:
+def tile_file_path(folder: Path, slide_id: str, layout: Layout) -> Path:
     """Say where a slide's file is, under the name that the layout's own tool gives it."""
     return folder / "patches" / f"{slide_id}{_SUFFIXES[layout]}"
 
 
 def find_tiles(folder: Path, slide_id: str) -> TileSet:
     """Find a slide's tiles, in whichever layout; none at all are refused."""
-    path = next((path for layout in LAYOUTS if (path := store_path(folder, slide_id, layout)).exists()), None)
+    path = next((path for layout in LAYOUTS if (path := tile_file_path(folder, slide_id, layout)).exists()), None)
     if path is None:
         raise TileStoreError(f"There is no file of its tiles in {folder / 'patches'}.")
     tiles = read_tiles(path)
@@ -93,12 +93,12 @@ def find_tiles(folder: Path, slide_id: str) -> TileSet:
 
 def write_tiles(folder: Path, tiles: TileSet, layout: Layout) -> Path:
     """Write a slide's file, whole or not at all."""
-    path = store_path(folder, tiles.slide_id, layout)
+    path = tile_file_path(folder, tiles.slide_id, layout)
     buffer = io.BytesIO()
     with h5py.File(buffer, "w") as file:
         dataset = file.create_dataset("coords", data=tiles.positions.astype(np.int64))
         attributes = trident_attributes(tiles) if layout == "trident" else _clam_attributes(tiles)
-        for name, value in (attributes | own_attributes(tiles)).items():
+        for name, value in (attributes | tapfm_attributes(tiles)).items():
             dataset.attrs[name] = value
     write_atomically(path, buffer.getvalue())
     return path
@@ -112,8 +112,8 @@ def trident_attributes(tiles: TileSet) -> dict[str, Any]:
     return {
         "patch_size": tiles.tile_px,
         "patch_size_level0": tiles.side_px0,
-        "level0_magnification": _whole(magnification * tiles.side_px0 / tiles.tile_px),
-        "target_magnification": _whole(magnification),
+        "level0_magnification": _to_int_if_whole(magnification * tiles.side_px0 / tiles.tile_px),
+        "target_magnification": _to_int_if_whole(magnification),
         "overlap": tiles.overlap_px,
         "name": tiles.slide_id,
         "savetodir": "patches",
@@ -136,7 +136,7 @@ def _clam_attributes(tiles: TileSet) -> dict[str, Any]:
     }
 
 
-def own_attributes(tiles: TileSet) -> dict[str, Any]:
+def tapfm_attributes(tiles: TileSet) -> dict[str, Any]:
     """Keep what neither layout has room for."""
     assert tiles.size_px0 is not None
     return {
@@ -154,7 +154,7 @@ def own_attributes(tiles: TileSet) -> dict[str, Any]:
     }
 
 
-def _whole(value: float) -> int | float:
+def _to_int_if_whole(value: float) -> int | float:
     """Write 40.0 as 40, as the other tools do."""
     return round(value) if abs(value - round(value)) < 1e-9 else value
 
@@ -168,7 +168,7 @@ def read_tiles(path: Path) -> TileSet:
                     f"{path} has no dataset `coords`, only: {', '.join(file) or 'nothing'}.",
                     hint="Tile positions are in the files of a folder `patches`.",
                 )
-            attributes = {name: value for name, value in file["coords"].attrs.items() if not is_none(value)}
+            attributes = {name: value for name, value in file["coords"].attrs.items() if not is_stored_none(value)}
             positions = np.asarray(file["coords"])
     except TileStoreError:
         raise
@@ -181,34 +181,34 @@ def read_tiles(path: Path) -> TileSet:
             f"{path}: `coords` has the shape {positions.shape}, not (tiles, 2).", hint="Use another file."
         )
     try:
-        return _tiles_of(path, positions.astype(np.int64), attributes)
+        return _parse_tile_set(path, positions.astype(np.int64), attributes)
     except (KeyError, ValueError, TypeError) as error:
         raise TileStoreError(
             f"{path} has a damaged attribute ({type(error).__name__}: {error}).", hint="Make it again: tapfm tile"
         ) from error
 
 
-def _tiles_of(path: Path, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
+def _parse_tile_set(path: Path, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
     """Tell whose file it is."""
     slide_id = str(attributes.get("name") or path.name.removesuffix(".h5").removesuffix("_patches"))
     if "tapfm_fingerprint" in attributes:
-        return _own_tiles(slide_id, positions, attributes)
+        return _parse_tapfm_tiles(slide_id, positions, attributes)
     if "patch_size_level0" in attributes:
-        return _trident_tiles(slide_id, positions, attributes)
+        return _parse_trident_tiles(slide_id, positions, attributes)
     if "patch_level" in attributes and "patch_size" in attributes:
-        return _clam_tiles(path, slide_id, positions, attributes)
+        return _parse_clam_tiles(path, slide_id, positions, attributes)
     raise TileStoreError(
         f"{path}: `coords` does not say how large its tiles are (attributes: {', '.join(attributes) or 'none'}).",
         hint="Files of features do not either: give the files of a folder `patches`.",
     )
 
 
-def is_none(value: Any) -> bool:
+def is_stored_none(value: Any) -> bool:
     """Recognise how TRIDENT stores None."""
     return isinstance(value, str | bytes) and str(value) in ("None", "b'None'")
 
 
-def _own_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
+def _parse_tapfm_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
     """Read a file of ours, in either layout."""
     return TileSet(
         slide_id,
@@ -225,7 +225,7 @@ def _own_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any
     )
 
 
-def _trident_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
+def _parse_trident_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
     """Read a file that TRIDENT wrote."""
     magnification = attributes.get("target_magnification")
     width_px0, height_px0 = attributes.get("level0_width"), attributes.get("level0_height")
@@ -240,7 +240,7 @@ def _trident_tiles(slide_id: str, positions: Positions, attributes: Mapping[str,
     )
 
 
-def _clam_tiles(path: Path, slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
+def _parse_clam_tiles(path: Path, slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
     """Read a file that CLAM wrote: its size is that of `patch_level`, and older files shrink it once more."""
     patch_px, level = int(attributes["patch_size"]), int(attributes["patch_level"])
     if level > 0 and "downsample" not in attributes:

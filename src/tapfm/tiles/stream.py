@@ -20,12 +20,14 @@ import numpy as np
 
 from tapfm.runtime.workers import Worker, WorkerPool, describe_exit, start_worker
 from tapfm.slides.pool import SlidePool
-from tapfm.tiles.reading import Allocate, TilePixels, TileRequest, TilesRead, plain_memory, read_request
+from tapfm.tiles.reading import Allocate, TilePixels, TileReadResult, TileRequest, allocate_array, read_request
 
-PIECE = 32  # tiles a worker reads at a time: opening the slide is a small part of it, and a lost piece a small loss
-_CHANCES = 2  # for a piece whose process died
-_PATIENCE_S = 300.0  # for a piece that does not come: a network drive that hangs must not hold up the run for ever
-_OPEN_SLIDES, _CACHE_BYTES = 3, 16 * 2**20  # of each worker
+TILES_PER_PART = (
+    32  # tiles a worker reads at a time: opening the slide is a small part of it, and a lost part a small loss
+)
+_MAX_ATTEMPTS = 2  # for a part whose process died
+_TIMEOUT_S = 300.0  # for a part that does not come: a network drive that hangs must not hold up the run for ever
+_MAX_OPEN_SLIDES, _CACHE_BYTES = 3, 16 * 2**20  # of each worker
 
 
 @dataclass
@@ -36,14 +38,14 @@ class _PartialRequest:
     start: int
     end: int
     crashes: int = 0
-    given_at: float = 0.0
+    sent_at: float = 0.0
     rows: list[int] = field(default_factory=list)  # those that were read, of the request
     reasons: tuple[str, ...] = ()
 
     @property
     def request(self) -> TileRequest:
-        """The piece as a request of its own."""
-        return self.pending.request.part(self.start, self.end)
+        """The part as a request of its own."""
+        return self.pending.request.select(self.start, self.end)
 
     def fail(self, reason: str) -> None:
         """Give all its tiles up."""
@@ -56,20 +58,23 @@ class _PendingRequest:
     def __init__(self, request: TileRequest, pixels: TilePixels) -> None:
         self.request, self.pixels = request, pixels
         count = len(request.positions)
-        self.pieces = [_PartialRequest(self, start, min(start + PIECE, count)) for start in range(0, count, PIECE)]
-        self.missing = len(self.pieces)
+        self.parts = [
+            _PartialRequest(self, start, min(start + TILES_PER_PART, count))
+            for start in range(0, count, TILES_PER_PART)
+        ]
+        self.missing = len(self.parts)
 
-    def result(self) -> TilesRead:
-        """Put the pieces together; where tiles are missing the others move up."""
-        rows = np.array([row for piece in self.pieces for row in piece.rows], np.int64)
-        reasons = tuple(reason for piece in self.pieces for reason in piece.reasons)
+    def result(self) -> TileReadResult:
+        """Put the parts together; where tiles are missing the others move up."""
+        rows = np.array([row for part in self.parts for row in part.rows], np.int64)
+        reasons = tuple(reason for part in self.parts for reason in part.reasons)
         if len(rows) == len(self.pixels):
-            return TilesRead(self.request, self.pixels, rows)
+            return TileReadResult(self.request, self.pixels, rows)
         end = 0
-        for piece in self.pieces:
-            self.pixels[end : end + len(piece.rows)] = self.pixels[piece.start : piece.start + len(piece.rows)]
-            end += len(piece.rows)
-        return TilesRead(self.request, self.pixels[:end], rows, reasons)
+        for part in self.parts:
+            self.pixels[end : end + len(part.rows)] = self.pixels[part.start : part.start + len(part.rows)]
+            end += len(part.rows)
+        return TileReadResult(self.request, self.pixels[:end], rows, reasons)
 
 
 class TileStream:
@@ -84,25 +89,25 @@ class TileStream:
         requests: Iterable[TileRequest],
         *,
         workers: int,
-        ahead_bytes: int = 2**30,
-        allocate: Allocate = plain_memory,
+        prefetch_bytes: int = 2**30,
+        allocate: Allocate = allocate_array,
         pool: WorkerPool | None = None,
     ) -> None:
         self.waited_s = 0.0
         self._requests, self._allocate = iter(requests), allocate
-        self._pool = SlidePool(_OPEN_SLIDES, _CACHE_BYTES)
+        self._pool = SlidePool(_MAX_OPEN_SLIDES, _CACHE_BYTES)
         started = pool.take(workers) if pool is not None else []
-        started += [start_worker(serve_pieces) for _ in range(workers - len(started))]
-        self._reader = _ReadAhead(self._requests, started, ahead_bytes, allocate) if started else None
+        started += [start_worker(serve_requests) for _ in range(workers - len(started))]
+        self._reader = _Prefetcher(self._requests, started, prefetch_bytes, allocate) if started else None
 
-    def __iter__(self) -> Iterator[TilesRead]:
+    def __iter__(self) -> Iterator[TileReadResult]:
         return self
 
-    def __next__(self) -> TilesRead:
+    def __next__(self) -> TileReadResult:
         start = time.monotonic()
         try:
             if self._reader is not None:
-                return self._reader.take()
+                return self._reader.next_result()
             return read_request(self._pool, next(self._requests), self._allocate)
         finally:
             self.waited_s += time.monotonic() - start
@@ -122,13 +127,13 @@ class TileStream:
         self.close()
 
 
-class _ReadAhead:
-    """A thread that hands pieces to workers and puts their answers together."""
+class _Prefetcher:
+    """A thread that hands parts to workers and puts their answers together."""
 
     def __init__(
-        self, requests: Iterator[TileRequest], workers: list[Worker], ahead_bytes: int, allocate: Allocate
+        self, requests: Iterator[TileRequest], workers: list[Worker], prefetch_bytes: int, allocate: Allocate
     ) -> None:
-        self._requests, self._ahead_bytes, self._allocate = requests, ahead_bytes, allocate
+        self._requests, self._prefetch_bytes, self._allocate = requests, prefetch_bytes, allocate
         self._pending: deque[_PendingRequest] = deque()  # in order; some ready, some being read
         self._waiting: deque[_PartialRequest] = deque()
         self._exhausted = self._closed = False
@@ -140,7 +145,7 @@ class _ReadAhead:
         self._thread = threading.Thread(target=self._run, name="tile reader", daemon=True)
         self._thread.start()
 
-    def take(self) -> TilesRead:
+    def next_result(self) -> TileReadResult:
         """Wait for the next request to be complete."""
         with self._changed:
             self._changed.wait_for(
@@ -155,26 +160,26 @@ class _ReadAhead:
             if not self._pending:
                 raise StopIteration
             pending = self._pending.popleft()
-        self._ring()
+        self._wake_up()
         return pending.result()
 
     def close(self) -> None:
         """End thread and workers."""
         self._closed = True
-        self._ring()
+        self._wake_up()
         self._thread.join()
         self._wakeup_receiver.close()
         self._wakeup_sender.close()
 
-    def _ring(self) -> None:
+    def _wake_up(self) -> None:
         self._wakeup_sender.send_bytes(b"!")
 
     def _run(self) -> None:
         try:
             while not self._closed:
-                self._admit()
-                self._hand_out()
-                self._collect()
+                self._queue_requests()
+                self._send_parts()
+                self._receive_parts()
         except BaseException as error:  # the one who takes is told
             with self._changed:
                 self._error = error
@@ -183,12 +188,12 @@ class _ReadAhead:
             for worker in [*self._idle, *(worker for worker, _ in self._busy.values())]:
                 worker.stop()
 
-    def _admit(self) -> None:
+    def _queue_requests(self) -> None:
         """Take requests while there is room for their pixels; one is taken in any case."""
         while not self._exhausted:
             with self._changed:
                 held = sum(each.request.nbytes for each in self._pending)
-                if self._pending and held >= self._ahead_bytes:
+                if self._pending and held >= self._prefetch_bytes:
                     return
             request = next(self._requests, None)
             pending = _PendingRequest(request, self._allocate(request.shape)) if request is not None else None
@@ -197,72 +202,72 @@ class _ReadAhead:
                     self._exhausted = True
                 else:
                     self._pending.append(pending)
-                    self._waiting.extend(pending.pieces)
+                    self._waiting.extend(pending.parts)
                 self._changed.notify_all()
 
-    def _hand_out(self) -> None:
+    def _send_parts(self) -> None:
         while self._waiting and self._idle:
-            worker, piece = self._idle.pop(), self._waiting.popleft()
-            self._busy[worker.connection] = worker, piece
-            piece.given_at = time.monotonic()
+            worker, part = self._idle.pop(), self._waiting.popleft()
+            self._busy[worker.connection] = worker, part
+            part.sent_at = time.monotonic()
             try:
-                worker.connection.send(piece.request)
+                worker.connection.send(part.request)
             except BrokenPipeError:
-                self._retire_worker(worker, piece, "")
+                self._retire_worker(worker, part, "")
 
-    def _collect(self) -> None:
-        for line in wait([self._wakeup_receiver, *self._busy], timeout=_PATIENCE_S / 10):
-            assert isinstance(line, Connection)
-            if line is self._wakeup_receiver:
+    def _receive_parts(self) -> None:
+        for connection in wait([self._wakeup_receiver, *self._busy], timeout=_TIMEOUT_S / 10):
+            assert isinstance(connection, Connection)
+            if connection is self._wakeup_receiver:
                 self._wakeup_receiver.recv_bytes()
                 continue
-            worker, piece = self._busy[line]
+            worker, part = self._busy[connection]
             try:
-                rows, piece.reasons = line.recv()
+                rows, part.reasons = connection.recv()
                 if rows:
-                    end = piece.start + len(rows)
-                    line.recv_bytes_into(piece.pending.pixels[piece.start : end].data.cast("B"))
-            except Exception:  # the end of the line, or half an answer
-                self._retire_worker(worker, piece, "")
+                    end = part.start + len(rows)
+                    connection.recv_bytes_into(part.pending.pixels[part.start : end].data.cast("B"))
+            except Exception:  # the end of the connection, or half an answer
+                self._retire_worker(worker, part, "")
                 continue
-            piece.rows = [piece.start + row for row in rows]
-            del self._busy[line]
+            part.rows = [part.start + row for row in rows]
+            del self._busy[connection]
             self._idle.append(worker)
-            self._finished(piece)
-        late = time.monotonic() - _PATIENCE_S
-        for worker, piece in [*self._busy.values()]:
-            if piece.given_at < late:
-                self._retire_worker(worker, piece, f"nothing came in {_PATIENCE_S / 60:.0f} minutes")
+            self._finish_part(part)
+        late = time.monotonic() - _TIMEOUT_S
+        for worker, part in [*self._busy.values()]:
+            if part.sent_at < late:
+                self._retire_worker(worker, part, f"nothing came in {_TIMEOUT_S / 60:.0f} minutes")
 
-    def _retire_worker(self, worker: Worker, piece: _PartialRequest, reason: str) -> None:
+    def _retire_worker(self, worker: Worker, part: _PartialRequest, reason: str) -> None:
         del self._busy[worker.connection]
         exit_code = worker.stop()
-        self._idle.append(start_worker(serve_pieces))
-        piece.crashes += 1
-        if piece.crashes < _CHANCES and not reason:
-            self._waiting.appendleft(piece)
+        self._idle.append(start_worker(serve_requests))
+        part.crashes += 1
+        if part.crashes < _MAX_ATTEMPTS and not reason:
+            self._waiting.appendleft(part)
             return
         # the rest of the slide would do the same to the next worker
-        given_up = [piece, *(each for each in self._waiting if each.pending is piece.pending)]
-        self._waiting = deque(each for each in self._waiting if each.pending is not piece.pending)
+        given_up = [part, *(each for each in self._waiting if each.pending is part.pending)]
+        self._waiting = deque(each for each in self._waiting if each.pending is not part.pending)
         for each in given_up:
             each.fail(reason or describe_exit(exit_code))
-            self._finished(each)
+            self._finish_part(each)
 
-    def _finished(self, piece: _PartialRequest) -> None:
+    def _finish_part(self, part: _PartialRequest) -> None:
         with self._changed:
-            piece.pending.missing -= 1
+            part.pending.missing -= 1
             self._changed.notify_all()
 
 
-def serve_pieces(line: Connection) -> None:
+def serve_requests(connection: Connection) -> None:
     """Read what is asked for; runs in a worker."""
     import cv2
 
     cv2.setNumThreads(1)  # workers run side by side
-    pool = SlidePool(_OPEN_SLIDES, _CACHE_BYTES)
+    pool = SlidePool(_MAX_OPEN_SLIDES, _CACHE_BYTES)
     while True:
-        read = read_request(pool, line.recv())
-        line.send((read.rows.tolist(), read.reasons))
+        read = read_request(pool, connection.recv())
+        connection.send((read.rows.tolist(), read.reasons))
         if len(read.rows):
-            line.send_bytes(read.pixels.data.cast("B"))
+            connection.send_bytes(read.pixels.data.cast("B"))

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tapfm.cohort.manifest import SlideFinder, read_cohort
+from tapfm.cohort.cohort_table import SlideFinder, read_cohort
 from tapfm.errors import CohortError, InputError
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder
-from tapfm.prediction.slide_files import find_slide_file, finder_of
+from tapfm.prediction.slide_files import find_slide_file, make_slide_finder
 from tapfm.prediction.tile_table import TileTable
 from tapfm.runtime.files import file_identity, fingerprint
-from tapfm.slides.opening import files_of
+from tapfm.slides.opening import list_slide_files
 
 _KEY_LENGTH = 16  # hexadecimal digits
 
@@ -55,11 +55,11 @@ class Collection:
 
 def collect_viewed_slides(sources: Sequence[Path], slides_folder: Path | None = None) -> Collection:
     """Gather the slides of folders of predictions, of folders and tables of slides, and of files."""
-    finder = finder_of(slides_folder)
+    finder = make_slide_finder(slides_folder)
     found: list[ViewedSlide] = []
     for source in sources:
         folder = PredictionFolder(source)
-        found += _predicted_slides(folder, finder) if folder.begun else _plain_slides(source, slides_folder)
+        found += _predicted_slides(folder, finder) if folder.exists else _plain_slides(source, slides_folder)
     unique = _without_repetition(found)
     if not unique:
         raise InputError(
@@ -71,7 +71,7 @@ def collect_viewed_slides(sources: Sequence[Path], slides_folder: Path | None = 
 
 def _predicted_slides(folder: PredictionFolder, finder: SlideFinder | None) -> list[ViewedSlide]:
     """List the slides of a prediction; a file that moved is looked for where the user says."""
-    folder.about()  # what cannot be read is told now
+    folder.read_metadata()  # raises if it cannot be read
     slides = []
     for prediction in folder.slides():
         path = find_slide_file(prediction, finder)
@@ -114,5 +114,5 @@ def _key_of(slide_id: str, path: Path | None, *more: str) -> str:
     files: list[tuple[str, int, int]] = []
     if path is not None:
         with contextlib.suppress(OSError):  # a link that leads nowhere: told when the slide is opened
-            files = [file_identity(file) for file in files_of(path)]
+            files = [file_identity(file) for file in list_slide_files(path)]
     return fingerprint(slide_id, str(path and path.resolve()), files, more)[:_KEY_LENGTH]

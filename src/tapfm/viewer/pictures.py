@@ -16,8 +16,8 @@ import imagecodecs
 
 from tapfm.runtime.workers import available_cores
 from tapfm.slides.pool import SlidePool
-from tapfm.slides.scaling import read_blockwise
-from tapfm.slides.slide import Pixels, SlideFacts
+from tapfm.slides.region_reading import read_blockwise
+from tapfm.slides.slide import Pixels, SlideMetadata
 from tapfm.viewer.deep_zoom import ZoomTile
 
 _KEPT_BYTES = 256 * 2**20
@@ -55,8 +55,8 @@ class _PictureCache:
 class SlideReaders:
     """Reads slides in threads for an event loop; whatever several clients ask for at once is made once."""
 
-    def __init__(self, kept_bytes: int = _KEPT_BYTES, most_open: int = _MOST_OPEN, threads: int | None = None) -> None:
-        self.pool = SlidePool(most_open)
+    def __init__(self, kept_bytes: int = _KEPT_BYTES, max_open: int = _MOST_OPEN, threads: int | None = None) -> None:
+        self.pool = SlidePool(max_open)
         self.kept = _PictureCache(kept_bytes)
         self._threads = ThreadPoolExecutor(threads or available_cores() + 2, thread_name_prefix="slides")
         self._being_made: dict[Hashable, asyncio.Future[bytes]] = {}
@@ -80,9 +80,9 @@ class SlideReaders:
         self.kept.put(key, data)
         return data
 
-    def facts(self, path: Path) -> SlideFacts:
+    def metadata(self, path: Path) -> SlideMetadata:
         """Open a slide and say what it is."""
-        return self.pool.get(path).facts
+        return self.pool.get(path).metadata
 
     def part(self, path: Path, picture: ZoomTile) -> bytes:
         """Read a part of a slide; blocks that cannot be decoded are background."""

@@ -29,9 +29,9 @@ from starlette.types import ASGIApp
 
 from tapfm.errors import ScaleError, TapfmError, TileReadError, UnreadableSlideError
 from tapfm.prediction.folder import PredictedSlide
-from tapfm.prediction.placing import is_same_slide
+from tapfm.prediction.tile_squares import is_same_slide
 from tapfm.slides.scale import resolve_scale
-from tapfm.slides.slide import SlideFacts
+from tapfm.slides.slide import SlideMetadata
 from tapfm.version import __version__
 from tapfm.viewer.assets import PAGE, Asset
 from tapfm.viewer.collection import Collection, ViewedSlide
@@ -182,27 +182,27 @@ class _SlideService:
 
     def details(self, slide: ViewedSlide) -> dict[str, Any]:
         """Say what a slide is and what can be drawn on it."""
-        facts = None if slide.path is None else self.reading.facts(slide.path)
+        metadata = None if slide.path is None else self.reading.metadata(slide.path)
         prediction = slide.prediction
-        notes = [_NOT_THERE] if facts is None else []
+        notes = [_NOT_THERE] if metadata is None else []
         layers: list[dict[str, Any]] = []
-        if prediction is not None and facts is not None and not is_same_slide(facts, prediction):
+        if prediction is not None and metadata is not None and not is_same_slide(metadata, prediction):
             notes.append(_NOT_THE_SAME)
         elif prediction is not None and (table := self.table_of(slide.key)) is not None and len(table):
             layers = [describe(layer, table) for layer in prediction.layers]
-        bounds = _bounds_of(facts, prediction)
-        mpp = _mpp_of(slide, facts)
+        bounds = _bounds_of(metadata, prediction)
+        mpp = _mpp_of(slide, metadata)
         if mpp is None:
             notes.append("The file does not say its microns per pixel: lengths are in pixels.")
         return {
             **_line_of(slide),
-            "width_px0": facts.width_px0 if facts else (prediction.width_px0 if prediction else 0),
-            "height_px0": facts.height_px0 if facts else (prediction.height_px0 if prediction else 0),
+            "width_px0": metadata.width_px0 if metadata else (prediction.width_px0 if prediction else 0),
+            "height_px0": metadata.height_px0 if metadata else (prediction.height_px0 if prediction else 0),
             "bounds": asdict(bounds.bounds),
             "last_level": bounds.last_level,
             "picture_px": bounds.picture_px,
             "mpp": mpp,
-            "format": facts.format if facts else None,
+            "format": metadata.format if metadata else None,
             "side_px0": prediction.side_px0 if prediction else None,
             "tile_px": prediction.tile_px if prediction else None,
             "layers": layers,
@@ -226,7 +226,7 @@ class _SlideService:
         """Make a part of the pyramid."""
         if slide.path is None:
             raise HTTPException(404, _NOT_THERE)
-        picture = DeepZoom(self.reading.facts(slide.path).bounds).picture(level, column, row)
+        picture = DeepZoom(self.reading.metadata(slide.path).bounds).picture(level, column, row)
         if picture is None:
             raise HTTPException(404, "There is no such part of the slide.")
         return self.reading.part(slide.path, picture)
@@ -236,7 +236,7 @@ class _SlideService:
         table = self.table_of(slide.key)
         if table is None or slide.prediction is None or not 0 <= number < len(table):
             raise HTTPException(404, "There is no such tile.")
-        if slide.path is None or not is_same_slide(self.reading.facts(slide.path), slide.prediction):
+        if slide.path is None or not is_same_slide(self.reading.metadata(slide.path), slide.prediction):
             raise HTTPException(404, _NOT_THERE if slide.path is None else _NOT_THE_SAME)
         x_px0, y_px0 = (int(each) for each in table.positions[number])
         return self.reading.tile(slide.path, x_px0, y_px0, slide.prediction.side_px0)
@@ -267,19 +267,19 @@ def _line_of(slide: ViewedSlide) -> dict[str, Any]:
     }
 
 
-def _bounds_of(facts: SlideFacts | None, prediction: PredictedSlide | None) -> DeepZoom:
+def _bounds_of(metadata: SlideMetadata | None, prediction: PredictedSlide | None) -> DeepZoom:
     """Find the bounds that are shown: the file's; without it those that were noted when it was predicted."""
-    if facts is not None:
-        return DeepZoom(facts.bounds)
+    if metadata is not None:
+        return DeepZoom(metadata.bounds)
     assert prediction is not None, "a slide without prediction is in the list only where its file is"
     return DeepZoom(prediction.bounds)
 
 
-def _mpp_of(slide: ViewedSlide, facts: SlideFacts | None) -> float | None:
+def _mpp_of(slide: ViewedSlide, metadata: SlideMetadata | None) -> float | None:
     """Decide the scale as everywhere; None where it cannot be known."""
-    if slide.mpp is not None or facts is None:
+    if slide.mpp is not None or metadata is None:
         return slide.mpp
     try:
-        return resolve_scale(facts).mpp
+        return resolve_scale(metadata).mpp
     except ScaleError:
         return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import count_workers
 from tapfm.workflows.run_file import read_run_config
 from tapfm.workflows.shared_options import SlidesFolder
@@ -80,7 +80,7 @@ def _is_writable(file: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK)
 
 
-@verb(BenchOptions)
+@command_function(BenchOptions)
 def bench(options: BenchOptions, console: Console) -> BenchResult:
     """Measure this machine, and estimate the times of an epoch, a training and a prediction."""
     from tapfm.bench.slides import slides_of_cohort, slides_of_paper, slides_of_run

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError, SettingError
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.workflows.shared_options import Resamples
 
 if TYPE_CHECKING:
-    from tapfm.evaluation.comparing import Comparison
+    from tapfm.evaluation.method_comparison import Comparison
 
 _SEED = 0  # of the bootstrap
 
@@ -45,13 +45,13 @@ class CompareOptions:
             )
 
 
-@verb(CompareOptions)
+@command_function(CompareOptions)
 def compare(options: CompareOptions, console: Console) -> Comparison:
     """Compare runs, evaluations or tables of predictions; write tables and a plot."""
-    from tapfm.evaluation.comparing import compare_methods as compare_predictions
     from tapfm.evaluation.comparison_tables import FILES, write_comparison
+    from tapfm.evaluation.method_comparison import compare_methods as compare_predictions
     from tapfm.runs.compared_predictions import read_compared
-    from tapfm.runtime.output_folder import locked, refuse_other_files, remove_unfinished
+    from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
 
     read = read_compared([str(each) for each in options.models], options.split)
     for warning in read.warnings:
@@ -64,9 +64,9 @@ def compare(options: CompareOptions, console: Console) -> Comparison:
         seed=_SEED,
         against=options.against,
     )
-    with locked(options.out, "tapfm compare"):
+    with lock_folder(options.out, "tapfm compare"):
         remove_unfinished(options.out)
-        refuse_other_files(options.out, ours=FILES, hint="Give a new --out.")
+        check_no_other_files(options.out, allowed=FILES, hint="Give a new --out.")
         files = {name: str(path) for name, path in read.files.items()}
         write_comparison(options.out, compared, files, resamples=options.resamples, seed=_SEED, notes=read.warnings)
     return compared

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.workflows.run_file import Changes
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ConfigOptions:
             raise InputError(f"{self.out} already exists.", hint="Give another name to --out, or remove it first.")
 
 
-@verb(ConfigOptions)
+@command_function(ConfigOptions)
 def config(options: ConfigOptions, console: Console) -> str:  # noqa: ARG001 - every command gets one
     """Return a configuration as text: one to start from, or a file with everything filled in; write it to `out`."""
     from tapfm.config import text as config_text
@@ -58,8 +58,8 @@ def config(options: ConfigOptions, console: Console) -> str:  # noqa: ARG001 - e
     from tapfm.runtime.files import write_atomically
 
     if options.run is not None:
-        return config_text.config_text(load_config(options.run, options.set))
-    text = config_text.starting_file(
+        return config_text.format_config(load_config(options.run, options.set))
+    text = config_text.starter_config(
         recipe=options.recipe or "paper",
         encoder=options.encoder or "uni",
         method=options.method or "tapfm",
@@ -81,7 +81,7 @@ def config(options: ConfigOptions, console: Console) -> str:  # noqa: ARG001 - e
 
 def configure(*files: str | Path, **settings: Any) -> RunConfig:
     """Make a configuration, from RUN.toml or from nothing, with settings such as `schedule={"epochs": 5}`."""
-    from tapfm.config.loading import load_config, merge_tables, resolve, resolve_paths
+    from tapfm.config.loading import load_config, merge_tables, resolve_config, resolve_paths
 
     tables: dict[str, Any] = {}
     for file in files:
@@ -92,4 +92,4 @@ def configure(*files: str | Path, **settings: Any) -> RunConfig:
             section.update({key: str(value) for key, value in section.items() if isinstance(value, Path)})
     resolve_paths(given, Path())
     merge_tables(tables, given)
-    return resolve(tables)
+    return resolve_config(tables)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.console import Console
 
-from tapfm.runtime.options import Option, options, verb
+from tapfm.runtime.options import Option, command_function, options
 
 if TYPE_CHECKING:
     from tapfm.encoders.card import EncoderCard
@@ -48,7 +48,7 @@ class Finding:
     advice: str = ""
 
 
-@verb(DoctorOptions)
+@command_function(DoctorOptions)
 def doctor(options: DoctorOptions, console: Console) -> list[Finding]:
     """Check what this machine can do; the findings have the order of the table."""
     from tapfm.encoders.catalog import encoder_cards
@@ -213,7 +213,7 @@ def _cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
     """Every encoder whose weights are here already, with their digest."""
     from huggingface_hub import try_to_load_from_cache
 
-    from tapfm.runtime.files import sha256_of
+    from tapfm.runtime.files import file_sha256
 
     none_found = True
     for card in cards:
@@ -222,18 +222,18 @@ def _cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
         if found is None:
             continue
         if not found.is_file():
-            advice = f"Install tapfm again: {card.fetch_again_command}"
+            advice = f"Install tapfm again: {card.redownload_command}"
             yield Finding(f"weights {card.key}", "broken", f"gone from {found.parent}", advice)
             continue
         none_found = none_found and card.packaged  # what comes with tapfm is no sign of a cache
-        digest = sha256_of(found)
+        digest = file_sha256(found)
         size = f"{found.stat().st_size / _GIB:.2f} GiB" if not card.packaged else "comes with tapfm"
         if card.sha256 is None:
             yield Finding(f"weights {card.key}", "ok", f"{size}, SHA-256 {digest} (no published one to compare)")
         elif digest == card.sha256:
             yield Finding(f"weights {card.key}", "ok", f"{size}, SHA-256 {digest} as published")
         else:
-            advice = f"Damaged; fetch it again: {card.fetch_again_command}"
+            advice = f"Damaged; fetch it again: {card.redownload_command}"
             yield Finding(f"weights {card.key}", "broken", f"{size}, SHA-256 {digest}, not {card.sha256}", advice)
     if none_found:
         yield Finding("weights", "note", f"none cached in {_hub_cache()}", "tapfm encoders NAME --check fetches them")

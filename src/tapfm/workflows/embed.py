@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.runtime.messages import command
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.messages import format_command
+from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import count_workers
 from tapfm.workflows.shared_options import AllowFailures, Compiled, Device, Only, SlidesFolder, Workers
 
@@ -65,7 +65,7 @@ class EmbedOptions:
     def tile_command(self) -> str:
         """The command that makes the tiles."""
         slides: tuple[str | Path, ...] = () if self.slides is None else ("--slides", self.slides)
-        return command("tile", self.cohort, *slides, "--out", self.tiles)
+        return format_command("tile", self.cohort, *slides, "--out", self.tiles)
 
     def check(self) -> None:
         """Refuse folders without tiles, and those that cannot take features."""
@@ -93,10 +93,10 @@ class EmbedResult:
     precision: str
 
 
-@verb(EmbedOptions)
+@command_function(EmbedOptions)
 def embed(options: EmbedOptions, console: Console) -> EmbedResult:
     """Store features and raw attention of every tile. Slides that failed are in `.slides.failed` of the result."""
-    from tapfm.cohort.manifest import read_cohort
+    from tapfm.cohort.cohort_table import read_cohort
     from tapfm.encoders.catalog import encoder_card
     from tapfm.inference.precision import check_inference_precision, choose_inference_precision
     from tapfm.runtime.devices import choose_device

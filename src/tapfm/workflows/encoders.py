@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 
 if TYPE_CHECKING:
     from tapfm.encoders.card import EncoderCard
@@ -63,7 +63,7 @@ class EncoderList:
     check: EncoderCheck | None = None
 
 
-@verb(EncodersOptions)
+@command_function(EncodersOptions)
 def encoders(options: EncodersOptions, console: Console) -> EncoderList:
     """List the encoders that can be adapted, or one of them, and check whether it can be loaded."""
     from tapfm.encoders.catalog import encoder_card, encoder_cards

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import count_workers
 from tapfm.workflows.shared_options import AllowFailures, Device, Resamples, SlidesFolder, Workers
 
@@ -54,24 +54,24 @@ class EvaluateOptions:
             raise InputError(f"{self.out} is a file.", hint="Give a folder to --out.")
 
 
-@verb(EvaluateOptions)
+@command_function(EvaluateOptions)
 def evaluate(options: EvaluateOptions, console: Console) -> Evaluation:
     """Evaluate a run, an export or an ensemble. Slides that failed are in `.failed` of the result."""
     from tapfm.evaluation.results import parse_evaluation_settings
-    from tapfm.runs.ensemble import member_folders
+    from tapfm.runs.ensemble import find_member_folders
 
-    member_folders(options.model)
+    find_member_folders(options.model)
     settings = parse_evaluation_settings(options.unit, options.sensitivity, options.by, options.resamples)
 
-    from tapfm.runs.evaluation_data import EvaluationChoice
+    from tapfm.runs.evaluation_data import EvaluationRequest
     from tapfm.workflows.evaluation_run import run_evaluation
 
-    choice = EvaluationChoice(
+    request = EvaluationRequest(
         options.cohort, options.slides, options.tiles, options.features, options.split, options.allow_overlap
     )
     return run_evaluation(
         options.model,
-        choice,
+        request,
         settings,
         options.out,
         device=options.device,

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tapfm.baselines.colour_baseline import baseline_slides, colours_can_be_read, make_baseline
+from tapfm.baselines.colour_baseline import find_baseline_slides, has_readable_colours, predict_baseline
 from tapfm.baselines.slide_colours import open_colour_table as begin_colours
 from tapfm.baselines.slide_colours import read_colours
 from tapfm.errors import Interrupted, RunError, SlidesFailedError
@@ -18,22 +18,22 @@ from tapfm.evaluation.figures import EvaluatedPredictions, evaluation_figures
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, all_metrics_table, evaluation_sections
 from tapfm.evaluation.metrics_json import metrics_json
 from tapfm.evaluation.predictions import Prediction, average_predictions, write_predictions
-from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, measure_results
-from tapfm.evaluation.subgroups import make_subgroups
+from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, evaluate_predictions
+from tapfm.evaluation.subgroups import build_subgroups
 from tapfm.inference.member_predictions import predict_member
 from tapfm.results.document import Section
 from tapfm.results.drawing import write_png
 from tapfm.results.estimate import Estimate
 from tapfm.results.markdown import markdown_sections
 from tapfm.results.table import table_csv
-from tapfm.runs.evaluation_data import EvaluatedSlides, EvaluationChoice, read_slides
+from tapfm.runs.evaluation_data import EvaluatedSlides, EvaluationRequest, read_evaluated_slides
 from tapfm.runs.folder import failures_table
 from tapfm.runs.model_folder import ModelFolder, is_finished, open_model_folder
-from tapfm.runs.thresholds import thresholds_of
-from tapfm.runtime.files import sha256_of, write_atomically
-from tapfm.runtime.interrupts import StopRequests
-from tapfm.runtime.messages import counted
-from tapfm.runtime.output_folder import locked, refuse_other_files, remove_unfinished
+from tapfm.runs.thresholds import choose_model_thresholds
+from tapfm.runtime.files import file_sha256, write_atomically
+from tapfm.runtime.interrupts import StopSignalHandler
+from tapfm.runtime.messages import format_count
+from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
 from tapfm.tasks.target import TargetKinds
 from tapfm.tiles.reading import SkippedTiles
 
@@ -58,12 +58,16 @@ class Evaluation:
     @property
     def auc(self) -> dict[str, Estimate]:
         """The AUC of each target, with its interval."""
-        return {target: each.estimate for (target, metric), each in self.results.of(MODEL).items() if metric == "auc"}
+        return {
+            target: each.estimate
+            for (target, metric), each in self.results.select_metrics(MODEL).items()
+            if metric == "auc"
+        }
 
 
 def run_evaluation(
     path: Path,
-    choice: EvaluationChoice,
+    request: EvaluationRequest,
     settings: EvaluationSettings,
     folder: Path,
     *,
@@ -75,7 +79,7 @@ def run_evaluation(
 ) -> Evaluation:
     """Evaluate a run, an export or an ensemble. Raises `Interrupted` after a signal."""
     evaluated = open_model_folder(path)
-    data = read_slides(evaluated, choice)
+    data = read_evaluated_slides(evaluated, request)
     unfinished = [
         f"{member.folder} is not finished: this is the best of its epochs so far."
         for member in evaluated.members
@@ -84,9 +88,9 @@ def run_evaluation(
     config = evaluated.config
     settings = replace(settings, unit=settings.unit or ("slide" if config is None else config.selection.unit))
     columns = {name: {slide.row.slide_id: slide.column(name) for slide in data.slides} for name in settings.by}
-    groups, cuts = make_subgroups(columns)
+    groups, cuts = build_subgroups(columns)
     about = _describe_evaluation(evaluated, data, settings)
-    with locked(folder, "tapfm evaluate"), StopRequests(console.print) as stop:
+    with lock_folder(folder, "tapfm evaluate"), StopSignalHandler(console.print) as stop:
         remove_unfinished(folder)
         _begin(folder, about, resume=resume)
         if colours is not None:
@@ -107,11 +111,11 @@ def run_evaluation(
         if not predictions:
             raise _all_failed(folder, failed)
         assert settings.unit is not None
-        results = measure_results(
+        results = evaluate_predictions(
             predictions,
             evaluated.targets,
             settings,
-            thresholds=thresholds_of(evaluated, settings.unit, settings.sensitivity),
+            thresholds=choose_model_thresholds(evaluated, settings.unit, settings.sensitivity),
             groups=groups,
             baseline=baseline,
             table=EvaluatedTable(data.table.name, data.absent_targets, data.without_label),
@@ -130,10 +134,10 @@ def run_evaluation(
 def _describe_evaluation(evaluated: ModelFolder, data: EvaluatedSlides, settings: EvaluationSettings) -> dict[str, Any]:
     """Describe what is evaluated on what; the same inputs give the same description."""
     return {
-        **evaluated.described(),
+        **evaluated.describe(),
         "cohort": "own" if data.own else "external",
         "table": data.table.name,
-        "table_sha256": sha256_of(data.table),
+        "table_sha256": file_sha256(data.table),
         "split": data.split,
         "from": "tiles" if data.features is None else "features",
         "unit": settings.unit,
@@ -169,7 +173,7 @@ def _begin(folder: Path, about: dict[str, Any], *, resume: bool) -> None:
                 f"{folder} holds an evaluation of something else:\n  " + "\n  ".join(lines), hint="Give a new --out."
             )
     else:
-        refuse_other_files(folder, hint="Give a new folder with --out, such as evaluations/first.")
+        check_no_other_files(folder, hint="Give a new folder with --out, such as evaluations/first.")
     (folder / _DONE).unlink(missing_ok=True)
     write_atomically(path, (json.dumps(about, indent=2) + "\n").encode())
 
@@ -188,16 +192,18 @@ def _identity_text(name: str, about: Mapping[str, Any]) -> str:
 def _print_start(evaluated: ModelFolder, data: EvaluatedSlides, warnings: Sequence[str], console: Console) -> None:
     """Print what is about to be evaluated, and what to know about it."""
     of = f"its own cohort, {data.split}" if data.own else data.table.name
-    members = f" ({counted(len(evaluated.members), 'member')})" if evaluated.ensemble else ""
+    members = f" ({format_count(len(evaluated.members), 'member')})" if evaluated.ensemble else ""
     lines = [
         f"{', '.join(evaluated.targets)} by the {evaluated.kind} {evaluated.path}{members}, on "
-        f"{counted(len(data.slides), 'slide')} ({of})."
+        f"{format_count(len(data.slides), 'slide')} ({of})."
     ]
     if data.without_label:
-        lines.append(f"Not used, as they have no label of these targets: {counted(len(data.without_label), 'slide')}.")
+        lines.append(
+            f"Not used, as they have no label of these targets: {format_count(len(data.without_label), 'slide')}."
+        )
     if data.failed:
         lacking = "tiles" if data.features is None else "features"
-        lines.append(f"Left out, as they have no {lacking}: {counted(len(data.failed), 'slide')} (failures.csv).")
+        lines.append(f"Left out, as they have no {lacking}: {format_count(len(data.failed), 'slide')} (failures.csv).")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
     for warning in warnings:
@@ -210,7 +216,7 @@ def _predict(
     folder: Path,
     device: str,
     workers: int,
-    asked_to_stop: Callable[[], int | None],
+    stop_signal: Callable[[], int | None],
     console: Console,
 ) -> tuple[list[Prediction], dict[str, str], dict[str, SkippedTiles]]:
     """Predict with every member; for an ensemble their mean, on slides that all could read."""
@@ -226,7 +232,7 @@ def _predict(
             workers=workers,
             description=f"all tiles{one_of}",
             console=console,
-            stop_signal=asked_to_stop,
+            stop_signal=stop_signal,
         )
         failed |= final.failed
         skipped |= final.skipped
@@ -239,7 +245,7 @@ def _all_failed(folder: Path, failed: dict[str, str]) -> SlidesFailedError:
     """Return the error for slides that all failed."""
     slide_id, reason = next(iter(failed.items()))
     return SlidesFailedError(
-        f"None of {counted(len(failed), 'slide')} could be evaluated, such as {slide_id}: {reason}",
+        f"None of {format_count(len(failed), 'slide')} could be evaluated, such as {slide_id}: {reason}",
         hint=f"All reasons: {folder / 'failures.csv'}",
     )
 
@@ -249,15 +255,15 @@ def _predict_baseline(
     data: EvaluatedSlides,
     table: Path,
     workers: int,
-    asked_to_stop: Callable[[], int | None],
+    stop_signal: Callable[[], int | None],
     console: Console,
 ) -> BaselinePredictions:
     """Predict the same slides from colours and tile count alone."""
-    slides = baseline_slides(evaluated, data)
+    slides = find_baseline_slides(evaluated, data)
     colours = None
-    if not slides.why and colours_can_be_read(slides):
-        colours = read_colours(slides.all, table, workers=workers, console=console, asked_to_stop=asked_to_stop)
-    return make_baseline(slides, evaluated.targets, colours)
+    if not slides.unavailable_reason and has_readable_colours(slides):
+        colours = read_colours(slides.all, table, workers=workers, console=console, stop_signal=stop_signal)
+    return predict_baseline(slides, evaluated.targets, colours)
 
 
 def _write_results(
@@ -278,7 +284,7 @@ def _write_results(
         predictions,
         of_same_slides,
         about["unit"],
-        results.of(MODEL),
+        results.select_metrics(MODEL),
         {} if thresholds is None else thresholds.youden,
         settings.resamples,
         settings.seed,

@@ -9,7 +9,7 @@ from typing import Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 
 
 @options
@@ -38,7 +38,7 @@ class ExportOptions:
             )
 
 
-@verb(ExportOptions)
+@command_function(ExportOptions)
 def export(options: ExportOptions, console: Console) -> Path:
     """Write the encoder, the aggregator and a model card; load them again and compare; push them if asked.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import count_workers
 from tapfm.workflows.shared_options import SlidesFolder
 
@@ -43,11 +43,11 @@ class InspectOptions:
             )
 
 
-@verb(InspectOptions)
+@command_function(InspectOptions)
 def inspect(options: InspectOptions, console: Console) -> list[InspectedSlide]:
     """Inspect slides: format, size, microns per pixel, problems."""
-    from tapfm.cohort.inspection import collect_slides, inspect_all, write_cohort
-    from tapfm.cohort.manifest import TABLE_SUFFIXES
+    from tapfm.cohort.cohort_table import TABLE_SUFFIXES
+    from tapfm.cohort.inspection import collect_slides, inspect_slides, write_cohort_table
 
     table = options.write_cohort
     if table is not None and (given := [each for each in options.sources if each.suffix.lower() in TABLE_SUFFIXES]):
@@ -55,7 +55,7 @@ def inspect(options: InspectOptions, console: Console) -> list[InspectedSlide]:
             f"{given[0]} is already a table.", hint="--write-cohort makes a table of slides and folders of slides."
         )
     rows = collect_slides(options.sources, options.slides)
-    inspections = inspect_all(rows, count_workers(None), console)
+    inspections = inspect_slides(rows, count_workers(None), console)
     if table is not None:
-        write_cohort(rows, table)
+        write_cohort_table(rows, table)
     return inspections

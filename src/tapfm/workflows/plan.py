@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
-from tapfm.runtime.options import Option, options, verb
+from tapfm.runtime.options import Option, command_function, options
 from tapfm.workflows.run_file import Changes, RunFile, read_run_config
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class PlanOptions:
     set: Changes = ()
 
 
-@verb(PlanOptions)
+@command_function(PlanOptions)
 def plan(options: PlanOptions, console: Console) -> MemoryPlan | None:  # noqa: ARG001 - every command gets one
     """Plan how a run uses the memory of a GPU. None for method fixed, which trains no encoder.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import count_workers
 from tapfm.workflows.shared_options import AllowFailures, Compiled, Device, SlidesFolder, Workers
 
@@ -80,17 +80,17 @@ class PredictOptions:
                 raise InputError(f"{source} does not exist.", hint="Give slides, folders of slides, or COHORT.csv")
 
 
-@verb(PredictOptions)
+@command_function(PredictOptions)
 def predict(options: PredictOptions, console: Console) -> Predictions:
     """Predict whole slides. Slides that failed are in `.failed` of the result. Ctrl-C keeps what is finished."""
     from tapfm.inference.precision import check_inference_precision
-    from tapfm.runs.ensemble import member_folders
+    from tapfm.runs.ensemble import find_member_folders
 
-    member_folders(options.model)
+    find_member_folders(options.model)
     check_inference_precision(options.precision)
 
     from tapfm.prediction.cohort_prediction import predict_slides
-    from tapfm.prediction.drawing import PictureOptions
+    from tapfm.prediction.drawing import OutputOptions
 
     return predict_slides(
         options.model,
@@ -99,7 +99,7 @@ def predict(options: PredictOptions, console: Console) -> Predictions:
         slides=options.slides,
         tiles=options.tiles,
         split=options.split,
-        pictures=PictureOptions(heatmaps=options.heatmaps, geojson=options.geojson),
+        outputs=OutputOptions(heatmaps=options.heatmaps, geojson=options.geojson),
         batch=options.batch_size,
         sensitivity=options.sensitivity,
         device=options.device,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from rich.console import Console
 
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.workflows.shared_options import Device
 
 
@@ -33,13 +33,13 @@ class ProbeResult:
     values: dict[str, Any]  # as in the JSON file
 
 
-@verb(ProbeOptions)
+@command_function(ProbeOptions)
 def probe(options: ProbeOptions, console: Console) -> ProbeResult:  # noqa: ARG001 - every command gets one
     """Fit a linear probe on features of the original and of the adapted encoder, and compare them."""
     from tapfm.runtime.devices import choose_device
-    from tapfm.study.probe_pictures import find_pictures
+    from tapfm.study.probe_tiles import find_probe_tiles
 
-    pictures = find_pictures(options.tiles, options.seed)
+    pictures = find_probe_tiles(options.tiles, options.seed)
     device = choose_device(options.device)
 
     from tapfm.study.probe import probe_run, write_probe

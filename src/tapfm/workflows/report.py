@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.workflows.shared_options import Resamples, SlidesFolder
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ReportOptions:
             raise InputError(f"--most-mb is {self.most_mb}: it has to be a number of megabytes.")
 
 
-@verb(ReportOptions)
+@command_function(ReportOptions)
 def make_report(options: ReportOptions, console: Console) -> WrittenReport:
     """Write an HTML page about runs or a study. Warnings are in `.notes` of the result."""
     from tapfm.report import making

@@ -25,13 +25,13 @@ Changes = Annotated[
 
 def read_run_config(run: Path | RunConfig, changes: Sequence[str]) -> RunConfig:
     """Return the configuration of a run, with `--set` changes on top."""
-    from tapfm.config.loading import change_config, load_config
+    from tapfm.config.loading import load_config, override_settings
     from tapfm.config.settings import RunConfig
 
     if isinstance(run, Path):
         return load_config(run, changes)
     if isinstance(run, RunConfig):
-        return change_config(run, changes)
+        return override_settings(run, changes)
     raise InputError(
         f"An object of type {type(run).__name__} is not a configuration.",
         hint="Give RUN.toml, or tapfm.configure(...).",

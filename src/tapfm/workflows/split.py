@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import count_workers
 from tapfm.workflows.shared_options import SlidesFolder
 
 if TYPE_CHECKING:
-    from tapfm.cohort.splitting import CohortSplit
+    from tapfm.cohort.cohort_splitting import CohortSplit
     from tapfm.tasks.target import Label, TargetKinds
 
 _FRACTIONS = (0.8, 0.1, 0.1)
@@ -70,15 +70,15 @@ class SplitResult:
         return [label for row, label in rows_and_labels if of_slide[row.slide_id] == split]
 
 
-@verb(SplitOptions)
+@command_function(SplitOptions)
 def split(options: SplitOptions, console: Console) -> SplitResult:
     """Split a cohort by patient, balanced in labels and scan resolution, and write the table with its splits."""
-    from tapfm.cohort.splitting import read_cohort_to_split, split_cohort, write_split_table
+    from tapfm.cohort.cohort_splitting import read_cohort_to_split, split_cohort, write_split_table
     from tapfm.tasks.catalog import target_kinds
-    from tapfm.tasks.labels import binary_columns, check_training_labels, patient_strata, read_labels
+    from tapfm.tasks.labels import check_training_labels, find_binary_columns, patient_strata, read_labels
 
     cohort = read_cohort_to_split(options.cohort, options.out, options.slides, folds=options.folds, force=options.force)
-    targets = target_kinds(options.targets or binary_columns(cohort))
+    targets = target_kinds(options.targets or find_binary_columns(cohort))
     labels = read_labels(cohort, targets)
     made = split_cohort(
         cohort,
@@ -97,12 +97,12 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
 
 def split_notes(result: SplitResult) -> list[str]:
     """Return warnings: splits with one class, columns that were not balanced, unknown scan resolutions."""
-    from tapfm.tasks.labels import unusable_columns
+    from tapfm.tasks.labels import find_unusable_columns
 
     made, lines = result.split, []
     if not result.labels:
         lines.append("No column holds both 0 and 1, so no label was balanced.")
-    for name, problem in unusable_columns(made.cohort).items():
+    for name, problem in find_unusable_columns(made.cohort).items():
         if name not in result.labels:
             lines.append(f"Not balanced, as labels are 0, 1 or empty: {problem}.")
     if unknown := len(made.cohort) - len(made.resolutions):
@@ -116,6 +116,6 @@ def split_notes(result: SplitResult) -> list[str]:
                 lines.append(f"{where} is empty: there are too few patients.")
                 continue
             for target, kind in result.targets.items():
-                if lacking := kind.lacking(result.labels_in(target, of_slide, split)):
+                if lacking := kind.missing_class(result.labels_in(target, of_slide, split)):
                     lines.append(f"{where} has no {lacking} slide of {target}: its metric will be empty there.")
     return lines

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 
 from tapfm.errors import InputError, Interrupted, RunError
-from tapfm.runtime.messages import command, counted
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.messages import format_command, format_count
+from tapfm.runtime.options import Argument, Option, command_function, options
 
 if TYPE_CHECKING:
     from tapfm.config.study import StudyConfig
     from tapfm.results.table import Table
-    from tapfm.study.from_preset import PresetOptions
+    from tapfm.study.preset_studies import PresetOptions
 
 _SLIDES = ("cohort", "slides", "tiles", "external", "external_slides", "external_tiles", "probe_tiles")
 
@@ -133,13 +133,13 @@ class StudyResult:
     runs: tuple[ListedRun, ...] = ()  # with --list
 
 
-@verb(StudyOptions)
+@command_function(StudyOptions)
 def run_study(options: StudyOptions, console: Console) -> tuple[StudyResult, ...]:
     """Run a study and write its tables. Each run is a process of its own; Ctrl-C keeps what is finished.
 
     `study` may be a `StudyConfig`. Returns one result, several for `--preset all`, none with `--write`.
     """
-    from tapfm.study.from_preset import PresetOptions, find_presets, preset_text
+    from tapfm.study.preset_studies import PresetOptions, expand_preset_name, format_preset_toml
 
     slides = {name: getattr(options, name) for name in _SLIDES}
     given = PresetOptions(
@@ -147,7 +147,7 @@ def run_study(options: StudyOptions, console: Console) -> tuple[StudyResult, ...
     )
     if options.write is not None:
         assert options.preset is not None
-        text = preset_text(find_presets(options.preset, mini=False)[0], given, options.write)
+        text = format_preset_toml(expand_preset_name(options.preset, mini=False)[0], given, options.write)
         _write_preset(options.write, text)
         return ()
     studies = _find_studies(options, given)
@@ -160,7 +160,9 @@ def run_study(options: StudyOptions, console: Console) -> tuple[StudyResult, ...
     if options.mini:
         _prepare_mini(options.preset or "", studies, options.out, resume=options.resume, console=console)
         if options.preset == "all":
-            resume_command = command("study", "--preset", "all", "--scale", "mini", "--out", options.out, "--resume")
+            resume_command = format_command(
+                "study", "--preset", "all", "--scale", "mini", "--out", options.out, "--resume"
+            )
     return tuple(_run_steps(config, folder, options, resume_command, console) for folder, config in studies.items())
 
 
@@ -177,8 +179,8 @@ def _find_studies(options: StudyOptions, given: PresetOptions) -> dict[Path, Stu
     """Return the studies that are meant, by their folders, with the options about the machine."""
     from tapfm.config.study import StudyConfig, load_study
     from tapfm.study.folder import StudyFolder
-    from tapfm.study.from_preset import find_presets, mini_study, preset_study
-    from tapfm.study.plan import with_machine
+    from tapfm.study.plan import override_machine_settings
+    from tapfm.study.preset_studies import build_mini_study, build_preset_study, expand_preset_name
 
     folder = options.out or Path("STUDY")
     if isinstance(options.study, StudyConfig):
@@ -189,13 +191,13 @@ def _find_studies(options: StudyOptions, given: PresetOptions) -> dict[Path, Stu
             raise InputError(f"An object of type {kind} is not a study.", hint="Give STUDY.toml, or a StudyConfig.")
         studies = {folder: load_study(options.study or StudyFolder(folder).study)}
     elif options.mini:
-        names = find_presets(options.preset, mini=True)
+        names = expand_preset_name(options.preset, mini=True)
         folders = {name: folder / name if options.preset == "all" else folder for name in names}
-        studies = {place: mini_study(name, folder, given.seeds) for name, place in folders.items()}
+        studies = {place: build_mini_study(name, folder, given.seeds) for name, place in folders.items()}
     else:
-        studies = {folder: preset_study(find_presets(options.preset, mini=False)[0], given)}
+        studies = {folder: build_preset_study(expand_preset_name(options.preset, mini=False)[0], given)}
     machine = {"device": options.device, "workers": options.workers, "allow_failures": options.allow_failures}
-    return {place: with_machine(config, **machine) for place, config in studies.items()}
+    return {place: override_machine_settings(config, **machine) for place, config in studies.items()}
 
 
 def _prepare_mini(
@@ -203,17 +205,17 @@ def _prepare_mini(
 ) -> None:
     """Paint and tile the slides of small studies, and print what such a study is worth."""
     from tapfm.study import mini as study_mini
-    from tapfm.study.from_preset import find_presets
+    from tapfm.study.preset_studies import expand_preset_name
     from tapfm.study.presets import PRESETS
 
     if not resume and any((place / "study.toml").exists() for place in studies):
         raise RunError(f"{out} holds a study.", hint="Resume it: the same command with --resume")
-    names = find_presets(preset, mini=True)
+    names = expand_preset_name(preset, mini=True)
     for name, config in zip(names, studies.values(), strict=True):
         console.print(f"{name}: {config.notes[1]}", markup=False, soft_wrap=True)
     console.print("It shows that the commands work, not which method is better.", markup=False)
-    tasks = list(dict.fromkeys(PRESETS[name].painted for name in names))
-    results = study_mini.prepare(out, tasks, console=console)
+    tasks = list(dict.fromkeys(PRESETS[name].synth_task for name in names))
+    results = study_mini.prepare_mini_data(out, tasks, console=console)
     if results.stopped_by is not None:
         console.print("Stopped. To resume: the same command with --resume")
         raise Interrupted(results.stopped_by)
@@ -222,7 +224,7 @@ def _prepare_mini(
         raise RunError(f"{step} failed: {reason}", hint=f"Its output: {out / 'logs'}")
     for name in names:
         if PRESETS[name].study.get("report") == "forgetting":
-            study_mini.cut_probe_tiles(out, PRESETS[name].painted)
+            study_mini.cut_probe_tiles(out, PRESETS[name].synth_task)
 
 
 def _run_steps(
@@ -232,11 +234,11 @@ def _run_steps(
     # what writes the tables is imported first: in the days between, another version may be installed
     import tapfm.study.report  # noqa: F401
     from tapfm.study.runner import resume_command, run_study_steps
-    from tapfm.study.runs import runs_of, select_runs
+    from tapfm.study.runs import list_runs, select_runs
 
-    runs = select_runs(runs_of(config), options.only)
+    runs = select_runs(list_runs(config), options.only)
     resuming = resume_hint or resume_command(out)
-    console.print(f"{config.name}: {counted(len(runs), 'run')}, into {out}", markup=False, soft_wrap=True)
+    console.print(f"{config.name}: {format_count(len(runs), 'run')}, into {out}", markup=False, soft_wrap=True)
     results = run_study_steps(
         config, out, options.only, resume=options.resume, resume_hint=resuming, console=console, jobs=options.jobs
     )
@@ -251,7 +253,7 @@ def _run_steps(
 def _print_failures(failed: Mapping[str, str], folder: Path, resuming: str, console: Console) -> None:
     if not failed:
         return
-    console.print(f"{counted(len(failed), 'step')} failed:", style="bold red")
+    console.print(f"{format_count(len(failed), 'step')} failed:", style="bold red")
     for step, reason in failed.items():
         console.print(f"  {step}: {reason}", markup=False, soft_wrap=True)
     status = f"The command of each step is in {folder / 'status.csv'}. To retry them: {resuming}"

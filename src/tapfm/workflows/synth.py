@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import count_workers
 from tapfm.workflows.shared_options import Workers
 
@@ -58,12 +58,12 @@ class SyntheticCohort:
     slides: Sequence[PlannedSlide]
 
 
-@verb(SynthOptions)
+@command_function(SynthOptions)
 def synth(options: SynthOptions, console: Console) -> SyntheticCohort:
     """Paint a cohort of slides with a planted signal, its tables and its truth."""
-    from tapfm.synthetic.cohort_painting import cohort_spec, paint_cohort
+    from tapfm.synthetic.cohort_generation import generate_cohort, parse_cohort_spec
 
-    spec = cohort_spec(
+    spec = parse_cohort_spec(
         options.slides,
         options.external,
         options.task,
@@ -75,5 +75,5 @@ def synth(options: SynthOptions, console: Console) -> SyntheticCohort:
     )
     workers = count_workers(options.workers)
     return SyntheticCohort(
-        options.out, spec, paint_cohort(spec, options.out, workers=workers, force=options.force, console=console)
+        options.out, spec, generate_cohort(spec, options.out, workers=workers, force=options.force, console=console)
     )

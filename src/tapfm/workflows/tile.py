@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError, UnknownNameError
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import count_workers
 from tapfm.workflows.shared_options import AllowFailures, Only, SlidesFolder, Workers
 
@@ -63,10 +63,10 @@ class TileOptions:
             raise InputError(f"{self.out} is a file.", hint="Give a folder with --out.")
 
 
-@verb(TileOptions)
+@command_function(TileOptions)
 def tile(options: TileOptions, console: Console) -> SlideTable[TileRecord]:
     """Detect tissue and extract tiles. Slides that failed are in `.failed` of the result."""
-    from tapfm.cohort.manifest import read_cohort
+    from tapfm.cohort.cohort_table import read_cohort
     from tapfm.tiles.cohort_tiling import tile_cohort
     from tapfm.tiles.grid import TileSpec
     from tapfm.tiles.store import LAYOUTS
@@ -82,7 +82,7 @@ def tile(options: TileOptions, console: Console) -> SlideTable[TileRecord]:
     )
     layout = next((each for each in LAYOUTS if each == options.layout), None)
     if layout is None:
-        raise UnknownNameError.of("layout", options.layout, LAYOUTS, see=", ".join(LAYOUTS))
+        raise UnknownNameError.with_suggestions("layout", options.layout, LAYOUTS, see=", ".join(LAYOUTS))
     cohort = read_cohort(options.cohort, options.slides)
     cohort.check_ids(options.only)
     return tile_cohort(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError
-from tapfm.runtime.options import Option, options, verb
+from tapfm.runtime.options import Option, command_function, options
 from tapfm.runtime.workers import count_workers
 from tapfm.workflows.run_file import Changes, RunFile, read_run_config
 
@@ -56,16 +56,16 @@ class TrainOptions:
         return [*self.set, *given, *([f"selection.unit={self.unit}"] if self.unit is not None else [])]
 
 
-@verb(TrainOptions)
+@command_function(TrainOptions)
 def train(options: TrainOptions, console: Console) -> TrainingResult:
     """Train, keep the best epoch, and predict the held-out slides. Ctrl-C saves first.
 
     `run` may be a `RunConfig`, as `tapfm.configure` makes. Slides that failed are in `.failed` of the result.
     """
-    from tapfm.runs.data import read_data
+    from tapfm.runs.data import read_run_data
 
     config = read_run_config(options.run, options.changes)
-    data = read_data(config)
+    data = read_run_data(config)
 
     from tapfm.adaptation.training_run import run_training
 

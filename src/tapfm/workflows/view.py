@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
-from tapfm.runtime.options import Argument, Option, options, verb
+from tapfm.runtime.options import Argument, Option, command_function, options
 
 if TYPE_CHECKING:
     import socket
@@ -62,7 +62,7 @@ class Viewer:
         serve(self._server, self._listener)
 
 
-@verb(ViewOptions)
+@command_function(ViewOptions)
 def view(options: ViewOptions, console: Console) -> Viewer:  # noqa: ARG001 - every verb has a console
     """Prepare a viewer of slides and predictions: open its `address` while its `serve()` runs."""
     from tapfm.viewer.assets import read_assets

@@ -1,1 +1,1 @@
-"""One module for each way to open a slide."""
+"""Slide readers: OpenSlide, TIFF, plain images."""

@@ -1,4 +1,7 @@
-"""PNG, JPEG and other plain pictures: decoded once, held in memory. Their scale has to be given."""
+"""Reader for PNG, JPEG and other plain images, decoded once and held in memory.
+
+Plain images contain no microns per pixel; the cohort table must give them.
+"""
 
 from __future__ import annotations
 
@@ -11,79 +14,75 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from tapfm.errors import UnreadableSlideError
-from tapfm.slides.scaling import make_thumbnail, read_tile
-from tapfm.slides.slide import COPY_AGAIN, WHITE, Box, Level, Pixels, SlideFacts, Thumbnail
+from tapfm.slides.region_reading import make_thumbnail, read_tile
+from tapfm.slides.slide import DAMAGED_FILE_HINT, WHITE, Box, Level, Pixels, SlideMetadata, Thumbnail
 
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WebP"}
-_LARGEST_PX = 500_000_000  # 1.5 GB in memory; a larger picture belongs into a pyramid
-
-
-_GUARD = threading.Lock()
+_MAX_PIXELS = 500_000_000  # 1.5 GB in memory
+_LIMIT_LOCK = threading.Lock()  # protects Image.MAX_IMAGE_PIXELS
 
 
 @contextmanager
-def open_picture(path: Path) -> Iterator[Image.Image]:
-    """Open a picture of any size we can hold; Pillow's own guard against decompression bombs warns far below that."""
-    with _GUARD:
+def open_image(path: Path) -> Iterator[Image.Image]:
+    """Open an image of up to _MAX_PIXELS, with Pillow's much lower size limit disabled."""
+    with _LIMIT_LOCK:
         before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             image = Image.open(path)
         except (UnidentifiedImageError, OSError, SyntaxError) as error:
-            raise UnreadableSlideError(f"{path.name} cannot be decoded ({error}).", hint=COPY_AGAIN) from error
+            raise UnreadableSlideError(f"{path.name} cannot be decoded ({error}).", hint=DAMAGED_FILE_HINT) from error
         finally:
             Image.MAX_IMAGE_PIXELS = before
     with image:
-        if image.width * image.height > _LARGEST_PX:
+        if image.width * image.height > _MAX_PIXELS:
             raise UnreadableSlideError(
-                f"{path.name} has {image.width:,} x {image.height:,} pixels, too many for a plain picture.",
-                hint=f"Convert it to a pyramid: vips tiffsave {path.name} {path.stem}.tiff "
+                f"{path.name} has {image.width:,} x {image.height:,} pixels, too many for a plain image.",
+                hint=f"Convert it to a pyramidal TIFF: vips tiffsave {path.name} {path.stem}.tiff "
                 "--tile --pyramid --compression jpeg",
             )
         try:
             yield image
-        except (OSError, SyntaxError) as error:  # decoding happens when pixels are asked for
-            raise UnreadableSlideError(f"{path.name} cannot be decoded ({error}).", hint=COPY_AGAIN) from error
+        except (OSError, SyntaxError) as error:  # Pillow decodes when the pixels are accessed
+            raise UnreadableSlideError(f"{path.name} cannot be decoded ({error}).", hint=DAMAGED_FILE_HINT) from error
 
 
 class ImageSlide:
-    """A plain picture of tissue."""
+    """A slide stored as a plain image."""
 
     def __init__(self, path: Path) -> None:
-        with open_picture(path) as image:
+        with open_image(path) as image:
             if image.mode.startswith(("I", "F")):
                 raise UnreadableSlideError(
-                    f"{path.name} has more than 8 bits per channel.", hint="Convert it to 8 bits per channel, RGB."
+                    f"{path.name} has more than 8 bits per channel.", hint="Convert it to RGB with 8 bits per channel."
                 )
-            picture = image.convert("RGBA") if image.has_transparency_data else image
-            if picture.mode == "RGBA":
-                picture = Image.alpha_composite(Image.new("RGBA", picture.size, (*WHITE, 255)), picture)
-            self._pixels: Pixels = np.array(picture.convert("RGB"))
+            converted = image.convert("RGBA") if image.has_transparency_data else image
+            if converted.mode == "RGBA":
+                converted = Image.alpha_composite(Image.new("RGBA", converted.size, (*WHITE, 255)), converted)
+            self._pixels: Pixels = np.array(converted.convert("RGB"))
         height_px, width_px = self._pixels.shape[:2]
-        self.facts = SlideFacts(
+        self.metadata = SlideMetadata(
             path=path,
             format=SUFFIXES[path.suffix.lower()],
             vendor="plain image",
             reader="image",
-            levels=(Level.of(width_px, height_px, width_px, height_px),),
-            mpp_in_file=None,  # their dots per inch say how to print them
+            levels=(Level.from_sizes(width_px, height_px, width_px, height_px),),
+            mpp_in_file=None,  # the dots per inch of an image are a print setting
             objective_power=None,
             bounds=Box(0, 0, width_px, height_px),
         )
 
     def read(self, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels:
-        """Read a square as a tile."""
         return read_tile(self, x_px0, y_px0, side_px0, tile_px)
 
     def thumbnail(self, longest_px: int) -> Thumbnail:
-        """Make a picture of the whole picture."""
         return make_thumbnail(self, longest_px)
 
     def close(self) -> None:
-        """Give back the memory."""
+        """Free the memory."""
         self._pixels = np.empty((0, 0, 3), np.uint8)
 
     def read_level(self, level: int, x_px: int, y_px: int, width_px: int, height_px: int) -> Pixels:
-        """Cut out a region; white outside. There is one level only."""
+        """Return a region of the only level; white outside the image."""
         assert level == 0
         region = np.full((height_px, width_px, 3), WHITE, np.uint8)
         full_height_px, full_width_px = self._pixels.shape[:2]

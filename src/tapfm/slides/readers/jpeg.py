@@ -1,7 +1,7 @@
-"""JPEG tiles, only as far down as they are needed.
+"""Partial decoding of JPEG tiles.
 
-A JPEG is coded from the top. When a read touches only the upper rows of a tile, telling the decoder that the picture is
-lower than it is makes it stop there; the rows it gives are the same.
+A baseline JPEG is coded from top to bottom. If only its upper rows are needed, a smaller height in its header makes the
+decoder stop early. The rows that are decoded are identical.
 """
 
 from __future__ import annotations
@@ -12,43 +12,46 @@ import imagecodecs
 
 from tapfm.slides.slide import Pixels
 
-_BASELINE = (0xC0, 0xC1)  # frames that are coded row by row; progressive ones are not
-_END_OF_IMAGE = b"\xff\xd9"  # cannot occur inside coded pixels
-_STANDALONE = (0x01, *range(0xD0, 0xD9))  # markers without a length
+_BASELINE = (0xC0, 0xC1)  # frame markers of JPEGs coded row by row; progressive JPEGs are not
+_END_OF_IMAGE = b"\xff\xd9"  # cannot occur inside the coded data
+_STANDALONE = (0x01, *range(0xD0, 0xD9))  # markers without a length field
 
 
 def decode_jpeg(data: bytes, tables: bytes | None, colour_space: str, rows: int | None = None) -> Pixels:
-    """Decode a JPEG to RGB; with `rows`, at least so many of its upper rows."""
-    lowered, exact_rows = _lower(data, rows) if rows is not None else (data, None)
-    pixels: Pixels = imagecodecs.jpeg8_decode(lowered, tables=tables, colorspace=colour_space, outcolorspace="RGB")
+    """Decode a JPEG to RGB; with `rows`, at least that many of its upper rows."""
+    shortened, exact_rows = _reduce_height(data, rows) if rows is not None else (data, None)
+    pixels: Pixels = imagecodecs.jpeg8_decode(shortened, tables=tables, colorspace=colour_space, outcolorspace="RGB")
     return pixels if exact_rows is None else pixels[:exact_rows].copy()
 
 
-def check_whole(data: bytes) -> None:
-    """Refuse a JPEG that breaks off: libjpeg would paint what is missing grey, and say nothing."""
+def check_complete(data: bytes) -> None:
+    """Raise ValueError if a JPEG is truncated; libjpeg would fill the missing part with grey without an error."""
     if data.rfind(_END_OF_IMAGE) < 0:
-        raise ValueError("it breaks off")
+        raise ValueError("the JPEG data is truncated")
 
 
-def _lower(data: bytes, rows: int) -> tuple[bytes, int | None]:
-    """Declare a JPEG to be only as high as `rows` need, and say how many rows come out exact; all where it is None."""
-    at = _frame_header(data)
+def _reduce_height(data: bytes, rows: int) -> tuple[bytes, int | None]:
+    """Return the JPEG with the height in its header reduced, and the number of exact rows.
+
+    The data is returned unchanged with None if all rows have to be decoded.
+    """
+    at = _find_frame_header(data)
     if at is None:
         return data, None
     height_px = struct.unpack_from(">H", data, at + 5)[0]
     components = data[at + 9]
     sampling = max(data[at + 11 + 3 * i] & 0x0F for i in range(components))
-    unit_px = 8 * sampling  # rows are coded in units of this height
+    unit_px = 8 * sampling  # height of a row of coded blocks
     exact_px = -(-rows // unit_px) * unit_px
-    # one unit more: smooth upsampling of colour looks at the row below, and the last one has none
+    # One more row of blocks: chroma upsampling uses the row below.
     declared_px = exact_px + unit_px
     if declared_px >= height_px:
         return data, None
     return data[: at + 5] + struct.pack(">H", declared_px) + data[at + 7 :], exact_px
 
 
-def _frame_header(data: bytes) -> int | None:
-    """Find where the header of a baseline frame begins, or None."""
+def _find_frame_header(data: bytes) -> int | None:
+    """Return the offset of the header of a baseline frame; None if there is none."""
     at = 2
     while at + 9 < len(data) and data[at] == 0xFF:
         marker = data[at + 1]

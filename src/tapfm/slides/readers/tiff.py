@@ -1,7 +1,7 @@
-"""TIFF, SVS and OME-TIFF, decoded tile by tile: several times faster than OpenSlide, with the same pixels.
+"""Reader for TIFF, SVS and OME-TIFF: several times faster than OpenSlide, with the same pixels.
 
-imagecodecs decodes, and decoded tiles are kept for the neighbours that share them. A file that this reader is not sure
-of it refuses (`UnsupportedTiffError`), and OpenSlide gets it.
+imagecodecs decodes the segments (tiles or strips) of the file, and an LRU cache holds the decoded ones. Files that are
+not fully supported raise `UnsupportedTiffError`; OpenSlide reads those.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tapfm.errors import TileReadError
-from tapfm.slides.readers.jpeg import check_whole, decode_jpeg
+from tapfm.slides.readers.jpeg import check_complete, decode_jpeg
 from tapfm.slides.readers.tiff_structure import (
     APERIO_JPEG2000_YCBCR,
     JPEG,
@@ -21,35 +21,32 @@ from tapfm.slides.readers.tiff_structure import (
     UnsupportedTiffError,
     read_structure,
 )
-from tapfm.slides.scaling import make_thumbnail, read_tile
-from tapfm.slides.slide import CACHE_BYTES, COPY_AGAIN, WHITE, Pixels, Thumbnail
+from tapfm.slides.region_reading import make_thumbnail, read_tile
+from tapfm.slides.slide import CACHE_BYTES, DAMAGED_FILE_HINT, WHITE, Pixels, Thumbnail
 
-_PREMULTIPLIED, _TRANSPARENCY = 1, 2  # TIFF's numbers for what a fourth channel means
+_PREMULTIPLIED, _TRANSPARENCY = 1, 2  # TIFF codes for the meaning of a fourth channel
 
 
 class TiffSlide:
-    """A slide in a TIFF file."""
+    """A slide stored as TIFF, SVS or OME-TIFF."""
 
     def __init__(self, path: Path, cache_bytes: int = CACHE_BYTES) -> None:
-        self.facts, self._segments = read_structure(path)
+        self.metadata, self._segments = read_structure(path)
         self._cache_bytes = cache_bytes
         self._cache: OrderedDict[tuple[int, int], Pixels] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
         self._file = path.open("rb", buffering=0)
         if self._segments[0].compression == APERIO_JPEG2000_YCBCR:
-            self._try_one()
+            self._check_first_tile()
 
     def read(self, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels:
-        """Read a square of level-0 pixels as a tile."""
         return read_tile(self, x_px0, y_px0, side_px0, tile_px)
 
     def thumbnail(self, longest_px: int) -> Thumbnail:
-        """Make a picture of the whole slide."""
         return make_thumbnail(self, longest_px)
 
     def close(self) -> None:
-        """Give back the file and the cache."""
         self._file.close()
         self._cache.clear()
         self._cached_bytes = 0
@@ -59,7 +56,7 @@ class TiffSlide:
             self._file.close()
 
     def read_level(self, level: int, x_px: int, y_px: int, width_px: int, height_px: int) -> Pixels:
-        """Put a region together from decoded segments; white where the level ends."""
+        """Assemble a region from decoded segments; white outside the level."""
         segments = self._segments[level]
         region = np.empty((height_px, width_px, 3), np.uint8)
         right, bottom = x_px + width_px, y_px + height_px
@@ -71,8 +68,8 @@ class TiffSlide:
             return region
         columns = range(left // segments.width_px, (inside_right - 1) // segments.width_px + 1)
         rows = range(top // segments.height_px, (inside_bottom - 1) // segments.height_px + 1)
-        # A read that shares no segment with those before it is one of scattered reads: the rest of its segments will
-        # hardly be asked for before they leave the cache, so they are decoded only as far down as needed.
+        # If no segment of this region is cached, reads are probably scattered and the rest of the segments is unlikely
+        # to be needed before they leave the cache. So they are decoded only down to the last row of the region.
         scattered = not any(
             (level, row * segments.across + column) in self._cache for row in rows for column in columns
         )
@@ -82,29 +79,29 @@ class TiffSlide:
             for column in columns:
                 segment_left = column * segments.width_px
                 x_from, x_to = max(left, segment_left), min(inside_right, segment_left + segments.width_px)
-                pixels = self._segment(level, row * segments.across + column, y_to - segment_top, scattered)
+                pixels = self._load_segment(level, row * segments.across + column, y_to - segment_top, scattered)
                 region[y_from - y_px : y_to - y_px, x_from - x_px : x_to - x_px] = pixels[
                     y_from - segment_top : y_to - segment_top, x_from - segment_left : x_to - segment_left
                 ]
         return region
 
-    def _try_one(self) -> None:
-        """Leave the file to OpenSlide if its first tile is not what we decode: colour may be stored at half size."""
+    def _check_first_tile(self) -> None:
+        """Raise UnsupportedTiffError if the first tile cannot be decoded, for example because of subsampled chroma."""
         try:
-            self._decode(self._segments[0], 0, None)
+            self._decode_segment(self._segments[0], 0, None)
         except TileReadError as error:
             raise UnsupportedTiffError(error.message) from error
 
-    def _segment(self, level: int, index: int, rows: int, scattered: bool) -> Pixels:
-        """Give one decoded segment with at least its upper `rows`, from the cache or the file."""
+    def _load_segment(self, level: int, index: int, rows: int, scattered: bool) -> Pixels:
+        """Return at least the upper `rows` of a segment, from the cache or the file."""
         key = (level, index)
         with self._lock:
-            kept = self._cache.get(key)
-            if kept is not None and len(kept) >= rows:
+            cached = self._cache.get(key)
+            if cached is not None and len(cached) >= rows:
                 self._cache.move_to_end(key)
-                return kept
-        # a second visit to a segment that was decoded in part: it is wanted after all
-        pixels = self._decode(self._segments[level], index, rows if scattered and kept is None else None)
+                return cached
+        # a segment that is read a second time is decoded in full
+        pixels = self._decode_segment(self._segments[level], index, rows if scattered and cached is None else None)
         with self._lock:
             replaced = self._cache.pop(key, None)
             self._cached_bytes += pixels.nbytes - (replaced.nbytes if replaced is not None else 0)
@@ -113,58 +110,61 @@ class TiffSlide:
                 self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return pixels
 
-    def _decode(self, segments: LevelSegments, index: int, rows: int | None) -> Pixels:
+    def _decode_segment(self, segments: LevelSegments, index: int, rows: int | None) -> Pixels:
         try:
-            if segments.jpeg_colours is not None:
-                pixels = decode_jpeg(self._bytes(segments, index), segments.tables, segments.jpeg_colours, rows)
+            if segments.jpeg_colour_space is not None:
+                pixels = decode_jpeg(
+                    self._read_bytes(segments, index), segments.tables, segments.jpeg_colour_space, rows
+                )
             else:
-                planes = range(index, len(segments.offsets), segments.per_plane)
-                pixels = np.concatenate([self._plane(segments, plane) for plane in planes], axis=2)
+                planes = range(index, len(segments.offsets), segments.segments_per_plane)
+                pixels = np.concatenate([self._decode_plane(segments, plane) for plane in planes], axis=2)
         except TileReadError:
             raise
-        except Exception as error:  # each codec has its own errors
-            raise self._unreadable(index, str(error)) from error
-        # at the right and bottom edge a segment may be cut to what is on the slide
-        wide = min(segments.width_px, segments.level.width_px - index % segments.across * segments.width_px)
-        high = min(segments.height_px, segments.level.height_px - index // segments.across * segments.height_px)
-        if pixels.shape[0] < min(high, rows or high) or pixels.shape[1] < wide:
-            raise self._unreadable(index, f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels, not {wide} x {high}")
+        except Exception as error:  # each codec raises its own exceptions
+            raise self._read_error(index, str(error)) from error
+        # segments at the right and bottom edge may be cropped
+        width_px = min(segments.width_px, segments.level.width_px - index % segments.across * segments.width_px)
+        height_px = min(segments.height_px, segments.level.height_px - index // segments.across * segments.height_px)
+        if pixels.shape[0] < min(height_px, rows or height_px) or pixels.shape[1] < width_px:
+            size = f"{pixels.shape[1]} x {pixels.shape[0]}"
+            raise self._read_error(index, f"expected {width_px} x {height_px} pixels, got {size}")
         if pixels.shape[2] == 1:
             pixels = np.repeat(pixels, 3, axis=2)
         elif pixels.shape[2] == 4:
-            pixels = _on_white(pixels, segments.fourth_channel)
+            pixels = _blend_on_white(pixels, segments.fourth_channel)
         if segments.compression == APERIO_JPEG2000_YCBCR:
-            pixels = _rgb_of_ycbcr(pixels)
+            pixels = _ycbcr_to_rgb(pixels)
         return pixels
 
-    def _plane(self, segments: LevelSegments, index: int) -> Pixels:
-        data = self._bytes(segments, index)
+    def _decode_plane(self, segments: LevelSegments, index: int) -> Pixels:
+        data = self._read_bytes(segments, index)
         decoded = segments.decode(data, index, jpegtables=segments.tables)[0]
         if decoded is None:
-            raise self._unreadable(index, "it is empty")
+            raise self._read_error(index, "no data")
         pixels: Pixels = decoded[0]
         return pixels
 
-    def _bytes(self, segments: LevelSegments, index: int) -> bytes:
+    def _read_bytes(self, segments: LevelSegments, index: int) -> bytes:
         length = segments.lengths[index]
         with self._lock:
             self._file.seek(segments.offsets[index])
             data = self._file.read(length)
         if data is None or len(data) < length:
-            raise self._unreadable(index, "the file ends inside it")
+            raise self._read_error(index, "unexpected end of file")
         if segments.compression == JPEG:
-            check_whole(data)
+            check_complete(data)
         return data
 
-    def _unreadable(self, index: int, reason: str) -> TileReadError:
+    def _read_error(self, index: int, reason: str) -> TileReadError:
         return TileReadError(
-            f"{self.facts.path.name}: tile {index} of the file cannot be decoded ({reason}).",
-            hint=COPY_AGAIN,
+            f"{self.metadata.path.name}: tile {index} of the file cannot be decoded ({reason}).",
+            hint=DAMAGED_FILE_HINT,
         )
 
 
-def _on_white(pixels: Pixels, fourth_channel: int) -> Pixels:
-    """Lay four channels on white glass, if the fourth is transparency; otherwise it is nothing to look at."""
+def _blend_on_white(pixels: Pixels, fourth_channel: int) -> Pixels:
+    """Return RGB of four channels: blended onto white if the fourth is alpha, otherwise the first three."""
     colours, alpha = pixels[..., :3], pixels[..., 3:].astype(np.uint16)
     if fourth_channel == _PREMULTIPLIED:
         return np.minimum(colours + (255 - alpha), 255).astype(np.uint8)
@@ -173,8 +173,8 @@ def _on_white(pixels: Pixels, fourth_channel: int) -> Pixels:
     return colours
 
 
-def _rgb_of_ycbcr(pixels: Pixels) -> Pixels:
-    """Convert the colours of Aperio's JPEG 2000 tiles, which carry no note of their colour space."""
+def _ycbcr_to_rgb(pixels: Pixels) -> Pixels:
+    """Convert YCbCr to RGB for Aperio's JPEG 2000 tiles, which do not state their colour space."""
     y, cb, cr = (pixels[..., i].astype(np.float32) for i in range(3))
     cb, cr = cb - 128, cr - 128
     rgb = np.stack([y + 1.402 * cr, y - 0.344136 * cb - 0.714136 * cr, y + 1.772 * cb], axis=-1)

@@ -1,7 +1,6 @@
-"""The structure of a TIFF, SVS or OME-TIFF: levels, where their tiles lie in the file, resolution; without any pixel.
+"""Read the structure of a TIFF, SVS or OME-TIFF with tifffile: levels, offsets of their tiles, metadata; no pixels.
 
-tifffile reads it. What `TiffSlide` may not decode correctly is refused here (`UnsupportedTiffError`): then OpenSlide
-opens the file.
+Files that `TiffSlide` might not decode correctly raise `UnsupportedTiffError`; OpenSlide opens those.
 """
 
 from __future__ import annotations
@@ -18,83 +17,84 @@ import numpy as np
 import tifffile
 
 from tapfm.errors import UnreadableSlideError
-from tapfm.slides.readers.numbers import one_mpp, positive_number
-from tapfm.slides.slide import COPY_AGAIN, Box, Level, SlideFacts
+from tapfm.slides.readers.parsing import combine_mpp, parse_positive_number
+from tapfm.slides.slide import DAMAGED_FILE_HINT, Box, Level, SlideMetadata
 
 JPEG = 7
 APERIO_JPEG2000_YCBCR = 33003
-_APERIO = "Aperio"  # how its descriptions begin
-_REDUCED = 1  # TIFF's mark of a smaller copy
-_GREY, _RGB, _YCBCR = 1, 2, 6  # TIFF's numbers for what a page's channels mean (grey: 0 is black)
-_LARGEST_SEGMENT_PX = 500_000_000  # 1.5 GB decoded at once; a file of such strips belongs into a pyramid
-# TIFF's own numbers: old-style JPEG needs tables from elsewhere in the file
-_NOT_DECODED = {6}
-_ASPECT_TOLERANCE = 0.02  # between the levels of a pyramid; sizes are rounded
-_MICRONS = {"µm": 1.0, "μm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6, "Å": 1e-4}
+_APERIO = "Aperio"  # start of the image description
+_REDUCED = 1  # flag of NewSubfileType: reduced-resolution image
+_GREY, _RGB, _YCBCR = 1, 2, 6  # photometric interpretation (grey: 0 is black)
+_MAX_SEGMENT_PX = 500_000_000  # 1.5 GB when decoded
+_UNSUPPORTED_COMPRESSIONS = {6}  # old-style JPEG, whose tables are elsewhere in the file
+_ASPECT_TOLERANCE = 0.02  # of the aspect ratios of two levels, whose sizes are rounded
+_MICRONS_PER_UNIT = {"µm": 1.0, "μm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6, "Å": 1e-4}
 
 
 class UnsupportedTiffError(Exception):
-    """A TIFF that this reader leaves to OpenSlide, with the reason."""
+    """The TIFF reader does not support a file; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class LevelSegments:
-    """The tiles (or strips) of one level: where each lies in the file and how it is decoded."""
+    """The segments (tiles or strips) of one level: their offsets in the file and how to decode them."""
 
     level: Level
     width_px: int
     height_px: int
     across: int
-    planes: int  # 3 where red, green and blue are kept apart
+    planes: int  # 3 if red, green and blue are stored separately
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
     compression: int
     fourth_channel: int
-    jpeg_colours: str | None  # colour space of plain JPEG tiles; None for all others
+    jpeg_colour_space: str | None  # of RGB or YCbCr JPEG tiles; None otherwise
     tables: bytes | None
-    decode: Any  # tifffile's decoder of this page
+    decode: Any  # tifffile's decoder for this page
 
     @property
-    def per_plane(self) -> int:
-        """Segments of one colour plane."""
+    def segments_per_plane(self) -> int:
+        """Number of segments of one colour plane."""
         return len(self.offsets) // self.planes
 
 
 def _open_tiff(path: Path) -> Any:
-    """Open a file with tifffile; what it would log of odd metadata is for its developers."""
+    """Open a file with tifffile, with its log messages about metadata disabled."""
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     return tifffile.TiffFile(path)
 
 
-def read_structure(path: Path) -> tuple[SlideFacts, tuple[LevelSegments, ...]]:
-    """Read the metadata of the file, without any pixel."""
+def read_structure(path: Path) -> tuple[SlideMetadata, tuple[LevelSegments, ...]]:
+    """Return the metadata of a TIFF slide and the segments of each level."""
     try:
         with _open_tiff(path) as file:
             pages = [page for page in file.pages if isinstance(page, tifffile.TiffPage)]
             if not pages:
-                raise UnreadableSlideError(f"{path.name} is a TIFF file without an image.", hint=COPY_AGAIN)
+                raise UnreadableSlideError(
+                    f"{path.name} is a TIFF file that contains no image.", hint=DAMAGED_FILE_HINT
+                )
             first = max(pages, key=lambda page: page.imagewidth * page.imagelength)
             description = first.description or pages[0].description or ""
-            # Aperio does not mark the smaller copies of its picture; elsewhere an unmarked page is another picture
-            unmarked = description.startswith(_APERIO)
-            copies = [page for page in pages if unmarked or page.subfiletype & _REDUCED]
-            levels = _pyramid(first, [*copies, *(first.pages or [])])
+            # Aperio does not flag its pyramid levels; in other files, a page without the flag is a separate image
+            unflagged = description.startswith(_APERIO)
+            candidates = [page for page in pages if unflagged or page.subfiletype & _REDUCED]
+            levels = _select_pyramid_pages(first, [*candidates, *(first.pages or [])])
             ome = file.ome_metadata if file.is_ome else None
-            segments = tuple(_segments_of(page, first) for page in levels)
-            vendor, mpp, objective, note = _metadata(description, ome, first)
+            segments = tuple(_read_segments(page, first) for page in levels)
+            vendor, mpp, objective, note = _read_vendor_metadata(description, ome, first)
     except (UnsupportedTiffError, UnreadableSlideError):
         raise
-    except Exception as error:  # whatever a damaged file makes the parser raise
-        raise UnreadableSlideError(f"{path.name} is a damaged TIFF file ({error}).", hint=COPY_AGAIN) from error
+    except Exception as error:  # a damaged file can make the parser raise anything
+        raise UnreadableSlideError(f"{path.name} is a damaged TIFF file ({error}).", hint=DAMAGED_FILE_HINT) from error
     size_bytes = path.stat().st_size
     ends = [o + n > size_bytes for s in segments for o, n in zip(s.offsets, s.lengths, strict=True)]
     if any(ends):
         raise UnreadableSlideError(
-            f"{path.name} ends before {sum(ends):,} of its {len(ends):,} tiles: it was not copied whole.",
-            hint=COPY_AGAIN,
+            f"{path.name} is truncated: {sum(ends):,} of {len(ends):,} tiles are missing.",
+            hint=DAMAGED_FILE_HINT,
         )
     top = segments[0].level
-    facts = SlideFacts(
+    metadata = SlideMetadata(
         path=path,
         format={"aperio": "SVS", "ome": "OME-TIFF"}.get(vendor, "TIFF"),
         vendor=vendor,
@@ -105,11 +105,11 @@ def read_structure(path: Path) -> tuple[SlideFacts, tuple[LevelSegments, ...]]:
         bounds=Box(0, 0, top.width_px, top.height_px),
         note=note,
     )
-    return facts, segments
+    return metadata, segments
 
 
-def _pyramid(first: Any, pages: list[Any]) -> list[Any]:
-    """Pick the pages that show the same picture as the first one, smaller; the rest are label, macro, thumbnail."""
+def _select_pyramid_pages(first: Any, pages: list[Any]) -> list[Any]:
+    """Return the pages that are pyramid levels of the first one, without label, macro and thumbnail images."""
     levels = {(first.imagewidth, first.imagelength): first}
     for page in pages:
         if not page.is_tiled or page.imagewidth >= first.imagewidth:
@@ -120,9 +120,9 @@ def _pyramid(first: Any, pages: list[Any]) -> list[Any]:
     return sorted(levels.values(), key=lambda page: -page.imagewidth)
 
 
-def _segments_of(page: Any, first: Any) -> LevelSegments:
-    """Take what decoding needs out of a page, or refuse it."""
-    if page.compression in _NOT_DECODED:
+def _read_segments(page: Any, first: Any) -> LevelSegments:
+    """Return the segments of a page; raise UnsupportedTiffError if they cannot be decoded."""
+    if page.compression in _UNSUPPORTED_COMPRESSIONS:
         raise UnsupportedTiffError(f"compression {int(page.compression)}")
     if page.dtype != np.uint8:
         raise UnsupportedTiffError(f"{page.dtype} pixels")
@@ -133,18 +133,18 @@ def _segments_of(page: Any, first: Any) -> LevelSegments:
     if int(page.photometric) == _YCBCR and page.compression not in (JPEG, APERIO_JPEG2000_YCBCR):
         raise UnsupportedTiffError("YCbCr pixels outside JPEG")
     if not all(page.databytecounts):
-        raise UnsupportedTiffError("empty tiles")  # OpenSlide fills these from other levels
+        raise UnsupportedTiffError("empty tiles")  # OpenSlide fills them from other levels
     tiled = page.is_tiled
     width_px = page.tilewidth if tiled else page.imagewidth
     height_px = page.tilelength if tiled else min(page.rowsperstrip, page.imagelength)
     across, down = -(-page.imagewidth // width_px), -(-page.imagelength // height_px)
     planes = page.samplesperpixel if int(page.planarconfig) == 2 else 1
     if not len(page.dataoffsets) == len(page.databytecounts) == across * down * planes:
-        raise UnsupportedTiffError(f"{len(page.dataoffsets)} tiles where {across * down * planes} are needed")
-    if width_px * height_px > _LARGEST_SEGMENT_PX:
+        raise UnsupportedTiffError(f"{len(page.dataoffsets)} tiles instead of {across * down * planes}")
+    if width_px * height_px > _MAX_SEGMENT_PX:
         raise UnsupportedTiffError(f"strips of {width_px:,} x {height_px:,} pixels, too large to decode at once")
     return LevelSegments(
-        level=Level.of(page.imagewidth, page.imagelength, first.imagewidth, first.imagelength),
+        level=Level.from_sizes(page.imagewidth, page.imagelength, first.imagewidth, first.imagelength),
         width_px=width_px,
         height_px=height_px,
         across=across,
@@ -153,48 +153,51 @@ def _segments_of(page: Any, first: Any) -> LevelSegments:
         lengths=tuple(page.databytecounts),
         compression=int(page.compression),
         fourth_channel=int(page.extrasamples[0]) if page.samplesperpixel == 4 and page.extrasamples else 0,
-        jpeg_colours=_jpeg_colours(page) if page.compression == JPEG and planes == 1 else None,
+        jpeg_colour_space=_jpeg_colour_space(page) if page.compression == JPEG and planes == 1 else None,
         tables=page.jpegtables,
         decode=page.decode,
     )
 
 
-def _jpeg_colours(page: Any) -> str | None:
-    """Say in which colours a page's JPEG tiles are coded."""
+def _jpeg_colour_space(page: Any) -> str | None:
+    """Return the colour space in which the JPEG tiles of a page are coded."""
     if page.samplesperpixel != 3:
         return None
-    # JFIF is always YCbCr; writers that put it into TIFF often tag it as the RGB it decodes to
+    # JFIF is always YCbCr, but is often tagged as RGB in a TIFF
     return "YCBCR" if int(page.photometric) == _YCBCR or page.is_jfif else "RGB"
 
 
-def _metadata(description: str, ome: str | None, page: Any) -> tuple[str, float | None, float | None, str]:
-    """Read vendor, microns per pixel, objective power, and a note of what is odd, from what the file carries."""
+def _read_vendor_metadata(description: str, ome: str | None, page: Any) -> tuple[str, float | None, float | None, str]:
+    """Return vendor, microns per pixel, objective power, and a note about unusual metadata."""
     if ome is not None:
-        return ("ome", *_ome_metadata(ome, page))
+        return ("ome", *_read_ome_metadata(ome, page))
     if description.startswith(_APERIO):
         fields = dict(re.findall(r"\|\s*([^|=]+?)\s*=\s*([^|]*?)\s*(?=\||$)", description))
-        return "aperio", positive_number(fields.get("MPP")), positive_number(fields.get("AppMag")), ""
-    mpp, note = one_mpp(*map(_mpp_of_resolution, page.resolution, [int(page.resolutionunit)] * 2))
+        return "aperio", parse_positive_number(fields.get("MPP")), parse_positive_number(fields.get("AppMag")), ""
+    mpp, note = combine_mpp(*map(_resolution_to_mpp, page.resolution, [int(page.resolutionunit)] * 2))
     return "generic-tiff", mpp, None, note
 
 
-def _mpp_of_resolution(per_unit: float, unit: int) -> float | None:
-    """Turn TIFF's pixels per centimetre or inch into microns per pixel; 0 and 1 are what writers put for unknown."""
+def _resolution_to_mpp(per_unit: float, unit: int) -> float | None:
+    """Convert pixels per centimetre or inch to microns per pixel; values of 0 and 1 mean unknown."""
     microns = {2: 25400.0, 3: 10000.0}.get(unit)
     return microns / per_unit if microns is not None and per_unit > 1 else None
 
 
-def _ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None, str]:
-    """Read PhysicalSize and NominalMagnification of the image that `page` is, and refuse what is not one RGB plane."""
+def _read_ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None, str]:
+    """Return microns per pixel, objective power and a note from the OME-XML of the image in `page`.
+
+    Raises UnsupportedTiffError if the image is not a single RGB plane.
+    """
     try:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError:
         return None, None, ""
     images = [image for image in root.findall(".//{*}Image") if image.find("{*}Pixels") is not None]
-    ours = [image for image in images if _size_of(image) == (page.imagewidth, page.imagelength)]
-    if not ours and len(images) != 1:
+    matching = [image for image in images if _ome_image_size(image) == (page.imagewidth, page.imagelength)]
+    if not matching and len(images) != 1:
         return None, None, ""
-    image = ours[0] if ours else images[0]
+    image = matching[0] if matching else images[0]
     pixels = image.find("{*}Pixels")
     assert pixels is not None
     planes = {axis: int(pixels.get(f"Size{axis}", "1")) for axis in "CZT"}
@@ -203,42 +206,41 @@ def _ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None, str]
     sizes = [
         size * unit
         for axis in "XY"
-        if (size := positive_number(pixels.get(f"PhysicalSize{axis}"))) is not None
-        and (unit := _MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))) is not None
+        if (size := parse_positive_number(pixels.get(f"PhysicalSize{axis}"))) is not None
+        and (unit := _MICRONS_PER_UNIT.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))) is not None
     ]
-    mpp, note = one_mpp(sizes[0], sizes[-1]) if sizes else (None, "")
-    similar = [each for each in images if 2 * math.prod(_size_of(each)) > math.prod(_size_of(image))]
+    mpp, note = combine_mpp(sizes[0], sizes[-1]) if sizes else (None, "")
+    similar = [each for each in images if 2 * math.prod(_ome_image_size(each)) > math.prod(_ome_image_size(image))]
     if len(similar) > 1:
-        note = f"the file has {len(similar)} large images; the first of the largest is read"
-    return mpp, _ome_objective(root, image), note
+        note = f"the file contains {len(similar)} large images; using the largest"
+    return mpp, _read_ome_objective(root, image), note
 
 
-def _ome_objective(root: ElementTree.Element, image: ElementTree.Element) -> float | None:
-    """Read the magnification of the objective that an OME image was taken with; None where that is not said."""
+def _read_ome_objective(root: ElementTree.Element, image: ElementTree.Element) -> float | None:
+    """Return the magnification of the objective of an OME image; None if it is not defined."""
     objectives = root.findall(".//{*}Objective")
     settings = image.find("{*}ObjectiveSettings")
     if settings is not None:
         objectives = [each for each in objectives if each.get("ID") == settings.get("ID")]
-    return positive_number(objectives[0].get("NominalMagnification")) if len(objectives) == 1 else None
+    return parse_positive_number(objectives[0].get("NominalMagnification")) if len(objectives) == 1 else None
 
 
-def _size_of(image: ElementTree.Element) -> tuple[int, int]:
-    """Read the size of an OME image."""
+def _ome_image_size(image: ElementTree.Element) -> tuple[int, int]:
     pixels = image.find("{*}Pixels")
     assert pixels is not None
     return int(float(pixels.get("SizeX", "0"))), int(float(pixels.get("SizeY", "0")))
 
 
 def is_tiff(path: Path) -> bool:
-    """Look at the first bytes: classic TIFF or BigTIFF, either byte order."""
+    """Return whether a file starts like a TIFF or BigTIFF, in either byte order."""
     with path.open("rb") as file:
         return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
 def has_ome_metadata(path: Path) -> bool:
-    """Say whether a TIFF carries OME-XML."""
+    """Return whether a TIFF contains OME-XML."""
     try:
         with _open_tiff(path) as file:
             return bool(file.is_ome)
-    except Exception:  # a damaged file: reading its structure will say how
+    except Exception:  # a damaged file: read_structure raises the error
         return False

@@ -1,0 +1,214 @@
+"""From the plan of a section to stains: how much haematoxylin, eosin and blood lies on each pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import cv2
+import numpy as np
+
+from tapfm.runtime.seeding import make_rng
+from tapfm.slides.tissue import Mask
+from tapfm.synthetic.fields import (
+    Field,
+    Noise,
+    Shape,
+    draw_fibres,
+    enlarge_rows,
+    make_noise,
+    resize_field,
+    rough_noise,
+    smooth_noise,
+    soft_step,
+)
+from tapfm.synthetic.nuclei import composite_nuclei, render_nuclei
+from tapfm.synthetic.section import MAP_MPP, Compartment, Section, cell_borders_between
+
+ResampleRows: TypeAlias = Callable[[Field], Field]  # draws the rows at hand of a field of the plan
+_TEXTURE_MPP = 0.5  # the finest texture is drawn at this scale, so that a section looks the same at 20x and 40x
+_ENLARGED = MAP_MPP / _TEXTURE_MPP
+_STRIP_PX = 128  # rows painted at once: what they need stays in the processor's cache
+_NUCLEI_PER_BATCH = 256  # nuclei, for the same reason
+
+
+class Stains(NamedTuple):
+    """Optical density of each stain, before the slide's own colours."""
+
+    haematoxylin: Field
+    eosin: Field
+    blood: Field
+
+
+@dataclass(frozen=True)
+class _Textures:
+    """What the ground is painted with: make_noise to draw at the texture's scale, and fields at the plan's."""
+
+    grain: Noise
+    clouds: Field
+    thick_fibres: Field  # sheets of make_noise, see `draw_fibres`
+    fine_fibres: Field
+    looseness: Field
+    ripple: Field
+    secretion: Field
+    thickness: Field
+    cell_borders: Field
+    fat_walls: Field
+    near_lumen: Field
+    cover: Mapping[Compartment, Field]  # how much of each place is of the compartment, soft at its edge
+
+
+def render_stains(section: Section, mpp: float, *address: int | str) -> Stains:
+    """Paint a section at a scale; the same address gives the same picture."""
+    spec = section.spec
+    ground_hw = round(spec.height_um / _TEXTURE_MPP), round(spec.width_um / _TEXTURE_MPP)
+    shape_hw = round(spec.height_um / mpp), round(spec.width_um / mpp)
+    textures = _make_textures(make_rng(*address, "texture"), section, ground_hw)
+    haematoxylin, eosin = np.empty(ground_hw, np.float32), np.empty(ground_hw, np.float32)
+    for top in range(0, ground_hw[0], _STRIP_PX):
+        rows = np.s_[top : min(top + _STRIP_PX, ground_hw[0])]
+        haematoxylin[rows], eosin[rows] = _render_background(section, textures, rows, ground_hw[1])
+    blood = _render_red_cells(make_rng(*address, "blood"), section)
+    stains = Stains(resize_field(haematoxylin, shape_hw), resize_field(eosin, shape_hw), resize_field(blood, shape_hw))
+    for nuclei in section.nuclei:
+        for start in range(0, len(nuclei), _NUCLEI_PER_BATCH):
+            some = nuclei[start : start + _NUCLEI_PER_BATCH]
+            cover, density = render_nuclei(make_rng(*address, "nuclei", nuclei.name, start), some, mpp)
+            composite_nuclei(stains.haematoxylin, stains.eosin, some, cover, density, mpp, other_share=0.7)
+    return stains
+
+
+def _make_textures(rng: np.random.Generator, section: Section, ground_hw: Shape) -> _Textures:
+    """Draw all make_noise that the ground needs."""
+    map_hw = section.compartments.shape
+    return _Textures(
+        grain=make_noise(rng, ground_hw, 1.9 / _TEXTURE_MPP),
+        clouds=rough_noise(rng, map_hw, 24, 3),
+        thick_fibres=smooth_noise(rng, (512, 512), 4.0),
+        fine_fibres=smooth_noise(rng, (512, 512), 4.0),
+        looseness=rough_noise(rng, map_hw, 180, 2),
+        ripple=2.6 * smooth_noise(rng, map_hw, 26) + 1.3 * smooth_noise(rng, map_hw, 9),
+        secretion=soft_step(rough_noise(rng, map_hw, 90, 4, 0.6) - 1.1, 1.8),
+        thickness=1 + 0.07 * smooth_noise(rng, map_hw, 350),
+        cell_borders=_blur_mask(_epithelial_borders(section), 0.7),
+        fat_walls=_blur_mask(section.fat_walls, 0.9),
+        near_lumen=_blur_mask(section.compartments == Compartment.LUMEN, 2.0),
+        cover={
+            each: _blur_mask(section.compartments == each, 0.9) for each in Compartment if each is not Compartment.GLASS
+        },
+    )
+
+
+def _blur_mask(mask: Mask, blur_px: float) -> Field:
+    """Give a mask a soft edge."""
+    return np.asarray(cv2.GaussianBlur(mask.astype(np.float32), (0, 0), blur_px), np.float32)
+
+
+def _epithelial_borders(section: Section) -> Mask:
+    """Draw the borders between the cells of the epithelium."""
+    nests = {"epithelium", *(focus.name for focus in section.spec.foci)}
+    cells = [each for each in section.nuclei if each.name in nests]
+    if not cells:
+        return np.zeros(section.compartments.shape, bool)
+    x_um, y_um = np.concatenate([each.x_um for each in cells]), np.concatenate([each.y_um for each in cells])
+    return cell_borders_between(x_um, y_um, section.compartments.shape)
+
+
+def _render_background(section: Section, textures: _Textures, rows: slice, width: int) -> tuple[Field, Field]:
+    """Paint some rows of everything but nuclei and blood: haematoxylin and eosin."""
+
+    def resample(field: Field) -> Field:
+        return enlarge_rows(field, _ENLARGED, rows.start, rows.stop, width)
+
+    haematoxylin = np.zeros((rows.stop - rows.start, width), np.float32)
+    eosin = np.zeros_like(haematoxylin)
+    grain = textures.grain.rows(rows.start, rows.stop, width)
+    for compartment, render in _COMPARTMENT_RENDERERS.items():
+        cover = resample(textures.cover[compartment])
+        if cover.any():
+            h, e = render(section, textures, grain, resample)
+            haematoxylin += cover * np.maximum(h, 0)
+            eosin += cover * np.maximum(e, 0)
+    thickness = resample(textures.thickness)
+    return haematoxylin * thickness, eosin * thickness
+
+
+def _render_stroma(section: Section, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
+    """Collagen: draw_fibres of wavy fibres with clefts between them, looser resample and denser there."""
+    along, across = resample(section.along), resample(section.across + textures.ripple)
+    thick = draw_fibres(textures.thick_fibres, along, across, 46, 7.5)
+    fine = draw_fibres(textures.fine_fibres, along, across, 15, 1.9)
+    solid = soft_step(0.8 * thick + 0.75 * fine - 0.5 * resample(textures.looseness) + 0.85, 1.3)
+    eosin = (0.56 + 0.10 * thick + 0.14 * fine + 0.10 * grain) * (0.2 + 0.8 * solid)
+    return 0.07 + 0.04 * thick + 0.03 * fine + 0.03 * grain, eosin
+
+
+def _render_epithelium(_: Section, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
+    """Cytoplasm with faint borders between cells, denser towards a lumen."""
+    clouds = resample(textures.clouds)
+    eosin = (
+        0.46
+        + 0.09 * clouds
+        + 0.06 * grain
+        + 0.2 * resample(textures.cell_borders)
+        + 0.35 * resample(textures.near_lumen)
+    )
+    return 0.27 + 0.05 * clouds + 0.04 * grain, eosin
+
+
+def _render_lumen(_: Section, textures: _Textures, __: Field, resample: ResampleRows) -> tuple[Field, Field]:
+    """Mostly empty, with some secretion."""
+    secretion = resample(textures.secretion)
+    return 0.01 + 0.06 * secretion, (0.24 + 0.07 * resample(textures.clouds)) * secretion
+
+
+def _render_fat(_: Section, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
+    """Empty cells with thin walls."""
+    walls = resample(textures.fat_walls)
+    return 0.1 * walls, np.clip(1.5 * walls, 0, 0.6) * (1 + 0.2 * grain)
+
+
+def _render_lymphoid(_: Section, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
+    """Little but cells: a thin ground between them."""
+    clouds = resample(textures.clouds)
+    return 0.10 + 0.03 * clouds, 0.34 + 0.09 * clouds + 0.06 * grain
+
+
+def _render_vessel(section: Section, _: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
+    """A thin wall around a clear lumen."""
+    wall = soft_step(3.2 - resample(section.vessel_edge_um), 1.2)
+    return 0.08 * wall, (0.5 + 0.1 * grain) * wall
+
+
+_COMPARTMENT_RENDERERS: Mapping[
+    Compartment, Callable[[Section, _Textures, Field, ResampleRows], tuple[Field, Field]]
+] = {
+    Compartment.STROMA: _render_stroma,
+    Compartment.EPITHELIUM: _render_epithelium,
+    Compartment.LUMEN: _render_lumen,
+    Compartment.FAT: _render_fat,
+    Compartment.LYMPHOID: _render_lymphoid,
+    Compartment.VESSEL: _render_vessel,
+}
+
+
+def _render_red_cells(rng: np.random.Generator, section: Section) -> Field:
+    """Red cells: discs of 6 um that fill vessels more or less."""
+    plane = np.zeros([round(side * MAP_MPP / _TEXTURE_MPP) for side in section.compartments.shape], np.uint8)
+    rows, columns = np.nonzero(
+        (section.vessel_edge_um > 3.5) & (smooth_noise(rng, section.compartments.shape, 150) > 0)
+    )
+    if len(rows):
+        chosen = rng.choice(len(rows), size=max(1, len(rows) // 28), replace=False)
+        shift = 4  # of a fraction of a pixel
+        for row, column, radius_um, level in zip(
+            rows[chosen],
+            columns[chosen],
+            rng.uniform(2.4, 3.1, len(chosen)),
+            rng.integers(110, 190, len(chosen)),
+            strict=True,
+        ):
+            centre = [int(place * MAP_MPP / _TEXTURE_MPP * 2**shift) for place in (column, row)]
+            cv2.circle(plane, centre, int(radius_um / _TEXTURE_MPP * 2**shift), int(level), -1, cv2.LINE_AA, shift)
+    return cv2.GaussianBlur(plane.astype(np.float32) / 255, (0, 0), 0.8)

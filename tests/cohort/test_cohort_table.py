@@ -1,0 +1,217 @@
+"""Tables of every tool, and every problem of a table at once."""
+
+import pytest
+
+from tapfm.cohort.cohort_table import _slide_id_from_name as slide_id_from_name
+from tapfm.cohort.cohort_table import read_cohort
+from tapfm.errors import CohortError
+
+
+@pytest.fixture
+def slides(tmp_path):
+    for name in ("slides/007.svs", "slides/008.svs", "slides/deep/TCGA-A1.b2-01Z.ndpi", "slides/010.ome.tiff"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def table(folder, text, name="cohort.csv"):
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+def test_our_own_table(slides):
+    text = "slide_id,path,patient_id,mpp,split,cohort,FGFR3,KRAS\n007,slides/007.svs,P1,0.25,train,A,1,\n"
+    cohort = read_cohort(table(slides, text))
+    (row,) = cohort.rows
+    assert (cohort.layout, cohort.label_names) == ("tapfm", ("FGFR3", "KRAS"))
+    assert (row.slide_id, row.path, row.patient_id) == ("007", slides / "slides/007.svs", "P1")
+    assert (row.mpp, row.split, row.cohort, row.labels) == (0.25, "train", "A", {"FGFR3": "1", "KRAS": ""})
+
+
+@pytest.mark.parametrize(
+    ("layout", "text", "slide_id", "patient", "split", "labels"),
+    [
+        ("CLAM", "case_id,slide_id,label\nP1,007,tumor", "007", "P1", None, {"label": "tumor"}),
+        (
+            "list of ids",
+            "slide_id,status,process\n007.svs,tbp,1",
+            "007",
+            "007",
+            None,
+            {"status": "tbp", "process": "1"},
+        ),
+        ("STAMP", "PATIENT,FILENAME\nP1,007.h5", "007", "P1", None, {}),
+        ("STAMP", "PATIENT,FILENAME\nP1,007.svs", "007", "P1", None, {}),
+        ("TRIDENT", "wsi,mpp\nslides/007.svs,0.25", "007", "007", None, {}),
+        ("TRIDENT", "wsi\n007.svs", "007", "007", None, {}),
+        (
+            "Patho-Bench",
+            "case_id\tslide_id\tFGFR3\tfold_0\tfold_1\nP1\t007\t1\ttrain\ttest",
+            "007",
+            "P1",
+            None,
+            {"FGFR3": "1"},
+        ),
+        ("nnMIL", "slide_id,patient_id,split,label\n007,P1,val,1", "007", "P1", "val", {"label": "1"}),
+        (
+            "TAPFM reference",
+            "slide,slide_id,set,FGFR3\nslides/007.svs,007,test,0",
+            "007",
+            "007",
+            "test",
+            {"FGFR3": "0"},
+        ),
+        ("CLAM", ",case_id,slide_id,label\n0,P1,007,1", "007", "P1", None, {"label": "1"}),
+        ("tapfm", "slide_id;path\n007;slides/007.svs", "007", "007", None, {}),
+    ],
+)
+def test_tables_of_other_tools(slides, layout, text, slide_id, patient, split, labels):
+    cohort = read_cohort(table(slides, text, "t.tsv" if "\t" in text else "t.csv"))
+    (row,) = cohort.rows
+    assert cohort.layout == layout
+    assert (row.slide_id, row.patient_id, row.split, row.labels) == (slide_id, patient, split, labels)
+    assert row.path == slides / "slides/007.svs"
+
+
+def test_slides_are_found_by_id_below_a_folder(slides, tmp_path):
+    elsewhere = tmp_path / "tables"
+    elsewhere.mkdir()
+    path = table(elsewhere, "case_id,slide_id\nA,TCGA-A1.b2-01Z\nB,010\n")
+    cohort = read_cohort(path, slides / "slides")
+    assert [row.path.name for row in cohort.rows] == ["TCGA-A1.b2-01Z.ndpi", "010.ome.tiff"]
+
+
+def test_every_problem_is_told_at_once(slides):
+    text = (
+        "slide_id,path,mpp\n007,slides/007.svs,\n007,slides/008.svs,\n,,\na,slides/absent.svs,\n"
+        "b,slides/008.svs,fast\nc/d,slides/008.svs,\nd,slides/008.svs,-1\ne,slides/008.svs,0.5,1\n,,0.5\n"
+    )
+    with pytest.raises(CohortError) as error:
+        read_cohort(table(slides, text))
+    message = error.value.message
+    assert "has 7 problems" in message
+    for says in (
+        "line 3: slide_id '007' is also on line 2",
+        "line 5: no file",
+        "line 6: mpp 'fast' is not a number",
+        "line 7: slide_id 'c/d' cannot be a file name",
+        "line 8: mpp '-1' is not a number",
+        "line 9: 4 fields, but 3 columns",
+        "line 10: neither a slide_id nor a path",
+    ):
+        assert says in message
+    assert "absent.svs" in message
+
+
+@pytest.mark.parametrize("path", ["/archive/s1.svs", "p1/007.svs", "/archive/007.svs"])
+def test_another_file_never_stands_in_for_a_missing_slide(slides, path):
+    (slides / "slides" / "s1.png").touch()
+    with pytest.raises(CohortError, match=rf"line 2: no file .*{path}"):
+        read_cohort(table(slides, f"slide_id,path\ns1,{path}\n"))
+
+
+def test_slides_that_moved_are_found_where_the_user_says(slides):
+    text = "slide_id,path\na,/archive/007.svs\nb,deep/TCGA-A1.b2-01Z.ndpi\n"
+    moved = read_cohort(table(slides, text), slides / "slides")
+    assert [row.path.name for row in moved.rows] == ["007.svs", "TCGA-A1.b2-01Z.ndpi"]
+    with pytest.raises(CohortError, match=r"line 3: .*007\.svs is the only file of that name, and line 2 has it"):
+        read_cohort(table(slides, "slide_id,path\na,p1/007.svs\nb,p2/007.svs\n"), slides / "slides")
+
+
+def test_an_id_with_a_suffix_is_that_file(slides):
+    (slides / "slides" / "007.jpg").touch()
+    assert read_cohort(table(slides, "case_id,slide_id\nA,007.svs\n")).rows[0].path.name == "007.svs"
+    with pytest.raises(CohortError, match=r"no slide 009\.svs"):
+        read_cohort(table(slides, "case_id,slide_id\nA,009.svs\n"))
+
+
+@pytest.mark.parametrize("slide_id", ["a\\b", ".a", "k" * 201, "\u6f22" * 70, '"a\nb"', "a\0b"])
+def test_ids_that_cannot_be_file_names(slides, slide_id):
+    with pytest.raises(CohortError, match="cannot be a file name"):
+        read_cohort(table(slides, f"slide_id,path\n{slide_id},slides/007.svs\n"))
+
+
+def test_slides_beside_dicom_files_are_not_lost(slides):
+    (slides / "slides" / "1.dcm").touch()
+    assert len(read_cohort(slides / "slides").rows) == 5
+
+
+def test_two_files_for_an_id(slides):
+    (slides / "slides/deep/007.tiff").touch()
+    with pytest.raises(CohortError, match="several files for 007"):
+        read_cohort(table(slides, "case_id,slide_id\nA,007\n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
+        (b"slide_id,path\n", "no slide below the header"),
+        (b"name,age\nx,3\n", "names no slides: its columns are name, age"),
+        (b"slide_id,path\n\xff\xfe,a\n", "cannot be read"),
+        (b"slide_id,path,path\na,b,c\n", "several columns called path"),
+        (b'slide_id,path\n"a,b\n', "not a table"),
+        (b"slide_id,Slide_ID,path\na,b,c\n", "several columns called slide_id"),
+        (b"slide_id,path\n" + b"a" * 250 + b",b.svs\n", "200 bytes at most"),
+    ],
+)
+def test_tables_that_are_none(tmp_path, content, says):
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(CohortError, match=says):
+        read_cohort(tmp_path / "t.csv")
+
+
+def test_excel_and_nothing(tmp_path):
+    (tmp_path / "t.xlsx").touch()
+    with pytest.raises(CohortError, match="Excel"):
+        read_cohort(tmp_path / "t.xlsx")
+    with pytest.raises(CohortError, match="There is no file"):
+        read_cohort(tmp_path / "absent.csv")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CohortError, match="There is no slide below"):
+        read_cohort(tmp_path / "empty")
+
+
+def test_a_byte_order_mark_and_spaces_do_no_harm(slides):
+    path = slides / "t.csv"
+    path.write_bytes("﻿slide_id , path\n 007 , slides/007.svs \n".encode())
+    assert read_cohort(path).rows[0].slide_id == "007"
+
+
+def test_a_folder_and_a_slide_are_cohorts(slides):
+    assert [row.slide_id for row in read_cohort(slides / "slides").rows] == ["007", "008", "010", "TCGA-A1.b2-01Z"]
+    assert [row.slide_id for row in read_cohort(slides / "slides/007.svs").rows] == ["007"]
+
+
+def test_equal_names_in_a_folder_are_told(slides):
+    (slides / "slides/deep/007.svs").touch()
+    with pytest.raises(CohortError, match=r"007: 007\.svs, deep/007\.svs"):
+        read_cohort(slides / "slides")
+
+
+def test_ids_beside_a_path_are_taken_as_they_are(slides):
+    cohort = read_cohort(table(slides, "slide_id,path\nregion.jpeg,slides/007.svs\nregion,slides/008.svs\n"))
+    assert [row.slide_id for row in cohort.rows] == ["region.jpeg", "region"]
+
+
+def test_unknown_ids_are_refused_with_those_there_are(slides):
+    with pytest.raises(CohortError, match="No slide has the id '9'"):
+        read_cohort(slides / "slides").check_ids(["007", "9"])
+
+
+@pytest.mark.parametrize(
+    ("name", "slide_id"),
+    [
+        ("a.svs", "a"),
+        ("a.b.SVS", "a.b"),
+        ("a.ome.tif", "a"),
+        ("a.h5", "a"),
+        ("a", "a"),
+        ("dir/a.ndpi", "a"),
+        (".svs", ".svs"),
+    ],
+)
+def test_ids_of_file_names(name, slide_id):
+    assert slide_id_from_name(name) == slide_id

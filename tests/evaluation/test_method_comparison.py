@@ -1,0 +1,232 @@
+"""Methods on the same patients: paired differences, who is left out, and what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tapfm.errors import InputError, UnknownNameError
+from tapfm.evaluation.method_comparison import compare_methods
+from tapfm.evaluation.predictions import Prediction
+from tapfm.metrics.delong import auc_difference
+from tapfm.metrics.holm import holm_correction
+from tapfm.metrics.ranking import auc
+from tapfm.tasks.catalog import target_kinds
+
+
+def method(noise, *, count=80, targets=("A",), seed=0, start=0, cohort="c"):
+    """Predictions of the same patients by a method: the less noise, the better."""
+    shared, own = np.random.default_rng(7), np.random.default_rng((seed, int(noise * 100)))
+    found = []
+    for number in range(count):
+        labels = {target: int(shared.random() < 0.4) for target in targets}
+        logits = {target: float(labels[target] + own.normal() * noise + shared.normal() * 0.5) for target in targets}
+        found.append(Prediction(f"s{number}", f"p{number:03}", "test", cohort, labels, logits, 10))
+    return found[start:]
+
+
+def test_a_difference_is_that_of_the_aucs_and_delong_is_delong():
+    a, b = method(0.5), method(2.0)
+    found = compare_methods({"good": [a], "poor": [b]}, target_kinds(["A"]), "patient", resamples=500)
+    labels = np.array([each.labels["A"] == 1 for each in a])
+    of_a, of_b = (np.array([each.logits["A"] for each in one]) for one in (a, b))
+    (pair,) = found.pairs
+    test = auc_difference(labels, of_a, of_b)
+    assert (pair.first, pair.second, pair.target, pair.reason) == ("good", "poor", "A", "")
+    assert pair.difference.value == pytest.approx(auc(labels, of_a) - auc(labels, of_b))
+    assert pair.p_delong == pair.p_holm == test.p < 0.05
+    assert pair.p_bootstrap == pytest.approx(test.p, abs=0.02)
+    assert pair.difference.low == pytest.approx(test.difference.low, abs=0.04)
+    assert pair.difference.high == pytest.approx(test.difference.high, abs=0.04)
+    assert found.aucs["good", "A"].value == auc(labels, of_a)
+    assert found.aucs["good", "A"].low < found.aucs["good", "A"].value < found.aucs["good", "A"].high
+    assert (found.methods, found.targets, found.unit, found.patients) == (("good", "poor"), ("A",), "patient", 80)
+    assert found.excluded == {"good": (), "poor": ()}
+    assert found.label_conflicts == ()
+
+
+def test_pairing_makes_a_difference_more_certain_than_the_aucs():
+    a = method(0.5)
+    b = [replace(each, logits={"A": each.logits["A"] + 0.2 * (number % 3)}) for number, each in enumerate(a)]
+    found = compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=500)
+    (pair,) = found.pairs
+    of_a = found.aucs["a", "A"]
+    assert pair.difference.high - pair.difference.low < 0.6 * (of_a.high - of_a.low)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.booleans(), st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=20))
+def test_a_method_does_not_differ_from_itself_and_pairs_are_antisymmetric(units):
+    a, b = (
+        [Prediction(f"s{i}", f"p{i}", None, None, {"A": int(each[0])}, {"A": float(each[k])}, 1)
+         for i, each in enumerate(units)]
+        for k in (1, 2)
+    )  # fmt: skip
+    one = compare_methods({"a": [a], "b": [b], "c": [a]}, target_kinds(["A"]), "slide", resamples=60)
+    other = compare_methods({"b": [b], "a": [a]}, target_kinds(["A"]), "slide", resamples=60).pairs[0]
+    by_pair = {(pair.first, pair.second): pair for pair in one.pairs}
+    forward, itself = by_pair["a", "b"], by_pair["a", "c"]
+    if forward.difference.value is None:
+        assert forward.difference.reason
+        assert forward.p_bootstrap is forward.p_delong is forward.p_holm is None
+        return
+    assert forward.difference.value == -other.difference.value
+    assert (forward.p_bootstrap, forward.p_delong) == (other.p_bootstrap, other.p_delong)
+    if forward.difference.low is not None:
+        assert forward.difference.low <= forward.difference.value <= forward.difference.high
+        assert forward.difference.low == pytest.approx(-other.difference.high)
+    assert itself.difference.value == 0
+    assert itself.p_bootstrap in (1, None)
+    assert itself.p_delong in (1, None)
+
+
+def test_all_pairs_in_the_order_of_methods_or_those_with_one():
+    methods = {name: [method(noise)] for name, noise in (("x", 0.5), ("y", 1.0), ("z", 2.0))}
+    found = compare_methods(methods, target_kinds(["A"]), "patient", resamples=100)
+    assert [(pair.first, pair.second) for pair in found.pairs] == [("x", "y"), ("x", "z"), ("y", "z")]
+    assert [pair.p_holm for pair in found.pairs] == holm_correction([pair.p_delong for pair in found.pairs])
+    assert all(pair.p_holm >= pair.p_delong for pair in found.pairs)
+    against = compare_methods(methods, target_kinds(["A"]), "patient", resamples=100, against="y")
+    assert [(pair.first, pair.second) for pair in against.pairs] == [("x", "y"), ("z", "y")]
+    assert against.pairs[0].difference == found.pairs[0].difference
+    assert against.pairs[1].difference.value == -found.pairs[2].difference.value
+
+
+def test_the_mean_over_targets_is_compared_too_and_corrected_on_its_own():
+    methods = {name: [method(noise, targets=("A", "B"))] for name, noise in (("x", 0.5), ("y", 1.0), ("z", 2.0))}
+    found = compare_methods(methods, target_kinds(["A", "B"]), "patient", resamples=300)
+    assert [pair.target for pair in found.pairs] == ["A"] * 3 + ["B"] * 3 + ["macro"] * 3
+    for name in methods:
+        mean = (found.aucs[name, "A"].value + found.aucs[name, "B"].value) / 2
+        assert found.aucs[name, "macro"].value == pytest.approx(mean)
+    macro = found.pairs[6:]
+    assert all(pair.p_delong is None and pair.reason == "DeLong tests one target at a time" for pair in macro)
+    assert [pair.p_holm for pair in macro] == holm_correction([pair.p_bootstrap for pair in macro])
+    widths = {t: found.aucs["x", t].high - found.aucs["x", t].low for t in ("A", "B", "macro")}
+    assert widths["macro"] < max(widths["A"], widths["B"])
+
+
+def test_with_several_seeds_the_mean_of_their_aucs_is_compared():
+    seeds = [method(0.8, seed=seed) for seed in range(3)]
+    other = method(1.5)
+    found = compare_methods({"many": seeds, "one": [other]}, target_kinds(["A"]), "patient", resamples=200)
+    labels = np.array([each.labels["A"] == 1 for each in other])
+    mean = np.mean([auc(labels, np.array([each.logits["A"] for each in one])) for one in seeds])
+    (pair,) = found.pairs
+    assert found.aucs["many", "A"].value == pytest.approx(mean)
+    assert pair.difference.value == pytest.approx(mean - auc(labels, np.array([each.logits["A"] for each in other])))
+    assert (pair.p_delong, pair.p_holm) == (None, pair.p_bootstrap)
+    assert "means over seeds" in pair.reason
+    shuffled = compare_methods({"a": seeds, "b": seeds[::-1]}, target_kinds(["A"]), "patient", resamples=200).pairs[0]
+    assert shuffled.difference.value == pytest.approx(0, abs=1e-15)
+    assert shuffled.p_bootstrap == 1
+
+
+def test_only_patients_that_all_have_are_compared_and_the_others_are_named():
+    a, b = method(0.5), method(1.0)
+    found = compare_methods({"a": [a[3:], a[2:]], "b": [b[:-1]]}, target_kinds(["A"]), "patient", resamples=50)
+    assert found.patients == 76
+    assert found.excluded == {"a": ("p002", "p079"), "b": ("p000", "p001", "p002")}
+    alone = compare_methods({"a": [a[3:-1], a[3:-1]], "b": [b[3:-1]]}, target_kinds(["A"]), "patient", resamples=50)
+    assert alone.pairs == found.pairs
+    elsewhere = [replace(each, split="all") for each in b[:-1]]
+    assert (
+        compare_methods({"a": [a[3:], a[2:]], "b": [elsewhere]}, target_kinds(["A"]), "patient", resamples=50) == found
+    )
+
+
+def test_slides_are_matched_where_slides_count():
+    a = [replace(each, slide_id=f"{each.slide_id}-{k}") for each in method(0.5, count=40) for k in range(2)]
+    b = [replace(each, slide_id=f"{each.slide_id}-{k}") for each in method(1.0, count=40) for k in range(2)]
+    found = compare_methods({"a": [a], "b": [b[1:]]}, target_kinds(["A"]), "slide", resamples=50)
+    assert found.patients == 40
+    assert found.excluded == {"a": ("p000 (slide s0-0)",), "b": ()}
+    assert found.pairs[0].p_delong is None
+    assert "independent" in found.pairs[0].reason
+
+
+def test_a_patient_is_pooled_from_the_same_slides_in_every_method():
+    """Also where one slide of a patient is positive and another is not: without it the label would be another."""
+    a, b = (
+        [
+            replace(each, slide_id=f"{each.slide_id}-{k}", labels={"A": each.labels["A"] * k}, logits=logits)
+            for each in method(noise, count=40)
+            for k in range(2)
+            for logits in ({"A": each.logits["A"] + 3 * k},)
+        ]
+        for noise in (0.5, 1.0)
+    )
+    positive = next(number for number, each in enumerate(a) if each.labels["A"])
+    del b[positive]
+    found = compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=50)
+    lost = a.pop(positive)
+    assert found.excluded == {"a": (f"{lost.patient_id} (slide {lost.slide_id})",), "b": ()}
+    assert found.pairs == compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=50).pairs
+    other_slides = [replace(each, slide_id=f"{each.slide_id} again") for each in b]
+    apart = compare_methods({"a": [a], "b": [other_slides]}, target_kinds(["A"]), "patient", resamples=50)
+    assert (apart.pairs, apart.excluded) == (found.pairs, {"a": (), "b": ()}), (
+        "patients that share no slide are kept whole"
+    )
+
+
+def test_different_labels_are_refused_and_missing_ones_filled():
+    a, b = method(0.5), method(1.0)
+    wrong = [replace(each, labels={"A": 1 - each.labels["A"]}) if n < 12 else each for n, each in enumerate(b)]
+    said = r"do not agree on the labels of p000 \(slide s0\) \(A\), .* and 2 more"
+    with pytest.raises(InputError, match=said) as refusal:
+        compare_methods({"a": [a], "b": [wrong]}, target_kinds(["A"]), "slide")
+    assert "same truth" in refusal.value.hint
+    with pytest.raises(InputError, match=r"p000 \(A\)"):
+        compare_methods({"a": [a], "b": [wrong]}, target_kinds(["A"]), "patient")
+    unknown = [replace(each, labels={"A": None}) if n == 5 else each for n, each in enumerate(b)]
+    found = compare_methods({"a": [a], "b": [unknown]}, target_kinds(["A"]), "patient", resamples=50)
+    assert found.label_conflicts == ("p005: A",)
+    assert found.pairs == compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=50).pairs
+
+
+def test_what_cannot_be_compared_is_refused():
+    a = method(0.5)
+    with pytest.raises(InputError, match="No patient is in all") as refusal:
+        compare_methods({"a": [a], "b": [method(1.0, cohort="tcga")]}, target_kinds(["A"]), "patient")
+    assert "b: patient 'p000' of cohort 'tcga'" in refusal.value.hint
+    with pytest.raises(InputError, match="No patient") as refusal:
+        compare_methods({"a": [a], "b": [[]]}, target_kinds(["A"]), "patient")
+    assert "b: nobody" in refusal.value.hint
+    with pytest.raises(InputError, match="two methods or more; got 1"):
+        compare_methods({"a": [a]}, target_kinds(["A"]), "patient")
+    with pytest.raises(InputError, match="'b' has no predictions"):
+        compare_methods({"a": [a], "b": []}, target_kinds(["A"]), "patient")
+    with pytest.raises(InputError, match="'b' has two predictions of slide 's0'"):
+        compare_methods({"a": [a], "b": [[a[0], replace(a[0], split="val")]]}, target_kinds(["A"]), "patient")
+    with pytest.raises(UnknownNameError, match="no method named 'c'"):
+        compare_methods({"a": [a], "b": [a]}, target_kinds(["A"]), "patient", against="c")
+
+
+def test_a_target_of_one_class_or_a_single_positive_has_no_test_and_says_why():
+    a, b = ([replace(e, labels={"A": 0}) for e in method(noise)] for noise in (0.5, 1.0))
+    found = compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=20)
+    assert found.aucs["a", "A"].reason == found.pairs[0].difference.reason == "no positive patient among 80"
+    a, b = ([replace(e, labels={"A": int(e.slide_id == "s0")}) for e in method(noise)] for noise in (0.5, 1.0))
+    (pair,) = compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=20).pairs
+    assert pair.difference.value is not None
+    assert (pair.difference.low, pair.p_bootstrap, pair.p_delong) == (None, None, None)
+    assert pair.difference.reason == "no interval: a single positive patient"
+
+
+def test_methods_of_equal_worth_are_seldom_told_apart():
+    p_values = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        labels = np.repeat([0, 1], 30)
+        a, b = (
+            [Prediction(f"{i}", f"{i}", None, None, {"A": int(label)}, {"A": float(label + rng.normal())}, 1)
+             for i, label in enumerate(labels)]
+            for _ in "ab"
+        )  # fmt: skip
+        p_values.append(
+            compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=200).pairs[0].p_bootstrap
+        )
+    assert np.mean(np.array(p_values) <= 0.05) <= 0.12
+    assert 0.3 <= np.mean(p_values) <= 0.7
