@@ -1,4 +1,4 @@
-"""A cohort of generated slides, and what `tapfm tile` made of it."""
+"""Helpers for tests: write a cohort of synthetic slides, and read CSV tables and tile files."""
 
 import csv
 

@@ -28,7 +28,7 @@ from version_items import Array, Item, Items, Kind
 #     RENAMED_FILES: ("evaluations/*/metrics.csv", "metrics.csv", "results.csv")     files, old text, new text
 #     RENAMED_FIELDS: ("predictions/*/predictions.csv", "call", "predicted_class")   files (new), old field, new field
 # A field is a column of a table, or a key with those around it: `models.model.all.EGFR.auc`.
-RENAMED_FILES: tuple[tuple[str, str, str], ...] = ()
+RENAMED_FILES: tuple[tuple[str, str, str], ...] = (("comparisons/*", "left_out.csv", "excluded.csv"),)
 RENAMED_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("*.toml", "augmentation.quarter_turns", "augmentation.rotate_90"),
     ("*.toml", "machine.read_ahead_gib", "machine.prefetch_gib"),
@@ -40,6 +40,9 @@ RENAMED_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("*tapfm.json", "encoder.began_with_sha256", "encoder.base_weights_sha256"),
     ("*tapfm.json", "encoder.features_made_by", "encoder.features_source"),
     ("*environment.json", "[].features_made_by", "[].features_source"),
+    *(("*metrics.csv", old, new) for old, new in (("low", "ci_low"), ("high", "ci_high"), ("why", "reason"))),
+    *(("*comparison.csv", old, new) for old, new in (("low", "ci_low"), ("high", "ci_high"), ("why", "reason"))),
+    ("*comparison.json", "label_conflicts[]", "partial_labels[]"),
 )
 
 # Files that are not compared: pages and figures to look at, files that tapfm keeps for itself, what says where and when

@@ -1,4 +1,4 @@
-"""Tables of every tool, and every problem of a table at once."""
+"""Read cohort tables of tapfm and other tools, and report all problems of a table in one error."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def table(folder, text, name="cohort.csv"):
     return folder / name
 
 
-def test_our_own_table(slides):
+def test_read_tapfm_table(slides):
     text = "slide_id,path,patient_id,mpp,split,cohort,FGFR3,KRAS\n007,slides/007.svs,P1,0.25,train,A,1,\n"
     cohort = read_cohort(table(slides, text))
     (row,) = cohort.rows
@@ -66,7 +66,7 @@ def test_our_own_table(slides):
         ("tapfm", "slide_id;path\n007;slides/007.svs", "007", "007", None, {}),
     ],
 )
-def test_tables_of_other_tools(slides, layout, text, slide_id, patient, split, labels):
+def test_read_tables_of_other_tools(slides, layout, text, slide_id, patient, split, labels):
     cohort = read_cohort(table(slides, text, "t.tsv" if "\t" in text else "t.csv"))
     (row,) = cohort.rows
     assert cohort.layout == layout
@@ -74,7 +74,7 @@ def test_tables_of_other_tools(slides, layout, text, slide_id, patient, split, l
     assert row.path == slides / "slides/007.svs"
 
 
-def test_slides_are_found_by_id_below_a_folder(slides, tmp_path):
+def test_find_slides_by_id_below_folder(slides, tmp_path):
     elsewhere = tmp_path / "tables"
     elsewhere.mkdir()
     path = table(elsewhere, "case_id,slide_id\nA,TCGA-A1.b2-01Z\nB,010\n")
@@ -82,7 +82,7 @@ def test_slides_are_found_by_id_below_a_folder(slides, tmp_path):
     assert [row.path.name for row in cohort.rows] == ["TCGA-A1.b2-01Z.ndpi", "010.ome.tiff"]
 
 
-def test_every_problem_is_told_at_once(slides):
+def test_all_problems_are_in_one_error(slides):
     text = (
         "slide_id,path,mpp\n007,slides/007.svs,\n007,slides/008.svs,\n,,\na,slides/absent.svs,\n"
         "b,slides/008.svs,fast\nc/d,slides/008.svs,\nd,slides/008.svs,-1\ne,slides/008.svs,0.5,1\n,,0.5\n"
@@ -91,35 +91,37 @@ def test_every_problem_is_told_at_once(slides):
         read_cohort(table(slides, text))
     message = error.value.message
     assert "has 7 problems" in message
-    for says in (
-        "line 3: slide_id '007' is also on line 2",
-        "line 5: no file",
-        "line 6: mpp 'fast' is not a number",
-        "line 7: slide_id 'c/d' cannot be a file name",
-        "line 8: mpp '-1' is not a number",
-        "line 9: 4 fields, but 3 columns",
-        "line 10: neither a slide_id nor a path",
+    for problem in (
+        "row 3: duplicate slide_id '007', also in row 2",
+        "row 5: ",
+        "row 6: mpp 'fast' is not",
+        "row 7: slide_id 'c/d' cannot be used as a file name",
+        "row 8: mpp '-1' is not",
+        "row 9: 4 fields, but the header has 3 columns",
+        "row 10: neither slide_id nor path",
     ):
-        assert says in message
-    assert "absent.svs" in message
+        assert problem in message
+    assert "absent.svs does not exist" in message
 
 
 @pytest.mark.parametrize("path", ["/archive/s1.svs", "p1/007.svs", "/archive/007.svs"])
-def test_another_file_never_stands_in_for_a_missing_slide(slides, path):
+def test_missing_slide_is_not_replaced_by_another_file(slides, path):
     (slides / "slides" / "s1.png").touch()
-    with pytest.raises(CohortError, match=rf"line 2: no file .*{path}"):
+    with pytest.raises(CohortError, match=rf"row 2: .*{path} does not exist"):
         read_cohort(table(slides, f"slide_id,path\ns1,{path}\n"))
 
 
-def test_slides_that_moved_are_found_where_the_user_says(slides):
+def test_moved_slides_are_found_in_slides_folder(slides):
     text = "slide_id,path\na,/archive/007.svs\nb,deep/TCGA-A1.b2-01Z.ndpi\n"
     moved = read_cohort(table(slides, text), slides / "slides")
     assert [row.path.name for row in moved.rows] == ["007.svs", "TCGA-A1.b2-01Z.ndpi"]
-    with pytest.raises(CohortError, match=r"line 3: .*007\.svs is the only file of that name, and line 2 has it"):
+    with pytest.raises(
+        CohortError, match=r"row 3: .*007\.svs is the only file .*, but row 2 already uses it"
+    ):
         read_cohort(table(slides, "slide_id,path\na,p1/007.svs\nb,p2/007.svs\n"), slides / "slides")
 
 
-def test_an_id_with_a_suffix_is_that_file(slides):
+def test_id_with_suffix_matches_only_that_file(slides):
     (slides / "slides" / "007.jpg").touch()
     assert read_cohort(table(slides, "case_id,slide_id\nA,007.svs\n")).rows[0].path.name == "007.svs"
     with pytest.raises(CohortError, match=r"no slide 009\.svs"):
@@ -127,77 +129,77 @@ def test_an_id_with_a_suffix_is_that_file(slides):
 
 
 @pytest.mark.parametrize("slide_id", ["a\\b", ".a", "k" * 201, "\u6f22" * 70, '"a\nb"', "a\0b"])
-def test_ids_that_cannot_be_file_names(slides, slide_id):
-    with pytest.raises(CohortError, match="cannot be a file name"):
+def test_ids_that_are_not_file_names_are_rejected(slides, slide_id):
+    with pytest.raises(CohortError, match="cannot be used as a file name"):
         read_cohort(table(slides, f"slide_id,path\n{slide_id},slides/007.svs\n"))
 
 
-def test_slides_beside_dicom_files_are_not_lost(slides):
+def test_folder_with_dicom_and_other_slides(slides):
     (slides / "slides" / "1.dcm").touch()
     assert len(read_cohort(slides / "slides").rows) == 5
 
 
-def test_two_files_for_an_id(slides):
+def test_two_files_for_one_id_are_rejected(slides):
     (slides / "slides/deep/007.tiff").touch()
-    with pytest.raises(CohortError, match="several files for 007"):
+    with pytest.raises(CohortError, match="several files match 007"):
         read_cohort(table(slides, "case_id,slide_id\nA,007\n"))
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "problem"),
     [
         (b"", "is empty"),
         (b"\n\n", "is empty"),
-        (b"slide_id,path\n", "no slide below the header"),
-        (b"name,age\nx,3\n", "names no slides: its columns are name, age"),
+        (b"slide_id,path\n", "no rows below the header"),
+        (b"name,age\nx,3\n", "no column with slides; its columns are name, age"),
         (b"slide_id,path\n\xff\xfe,a\n", "cannot be read"),
-        (b"slide_id,path,path\na,b,c\n", "several columns called path"),
-        (b'slide_id,path\n"a,b\n', "not a table"),
-        (b"slide_id,Slide_ID,path\na,b,c\n", "several columns called slide_id"),
-        (b"slide_id,path\n" + b"a" * 250 + b",b.svs\n", "200 bytes at most"),
+        (b"slide_id,path,path\na,b,c\n", "duplicate columns: path"),
+        (b'slide_id,path\n"a,b\n', "not a valid CSV file"),
+        (b"slide_id,Slide_ID,path\na,b,c\n", "duplicate columns: slide_id"),
+        (b"slide_id,path\n" + b"a" * 250 + b",b.svs\n", "at most 200 bytes"),
     ],
 )
-def test_tables_that_are_none(tmp_path, content, says):
+def test_invalid_tables_are_rejected(tmp_path, content, problem):
     (tmp_path / "t.csv").write_bytes(content)
-    with pytest.raises(CohortError, match=says):
+    with pytest.raises(CohortError, match=problem):
         read_cohort(tmp_path / "t.csv")
 
 
-def test_excel_and_nothing(tmp_path):
+def test_excel_files_and_missing_files_are_rejected(tmp_path):
     (tmp_path / "t.xlsx").touch()
     with pytest.raises(CohortError, match="Excel"):
         read_cohort(tmp_path / "t.xlsx")
-    with pytest.raises(CohortError, match="There is no file"):
+    with pytest.raises(CohortError, match=r"absent\.csv does not exist"):
         read_cohort(tmp_path / "absent.csv")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CohortError, match="There is no slide below"):
+    with pytest.raises(CohortError, match="No slides found below"):
         read_cohort(tmp_path / "empty")
 
 
-def test_a_byte_order_mark_and_spaces_do_no_harm(slides):
+def test_byte_order_mark_and_spaces_are_ignored(slides):
     path = slides / "t.csv"
     path.write_bytes("﻿slide_id , path\n 007 , slides/007.svs \n".encode())
     assert read_cohort(path).rows[0].slide_id == "007"
 
 
-def test_a_folder_and_a_slide_are_cohorts(slides):
+def test_read_folder_or_single_slide(slides):
     assert [row.slide_id for row in read_cohort(slides / "slides").rows] == ["007", "008", "010", "TCGA-A1.b2-01Z"]
     assert [row.slide_id for row in read_cohort(slides / "slides/007.svs").rows] == ["007"]
 
 
-def test_equal_names_in_a_folder_are_told(slides):
+def test_equal_file_names_in_a_folder_are_rejected(slides):
     (slides / "slides/deep/007.svs").touch()
     with pytest.raises(CohortError, match=r"007: 007\.svs, deep/007\.svs"):
         read_cohort(slides / "slides")
 
 
-def test_ids_beside_a_path_are_taken_as_they_are(slides):
+def test_ids_with_path_are_used_unchanged(slides):
     cohort = read_cohort(table(slides, "slide_id,path\nregion.jpeg,slides/007.svs\nregion,slides/008.svs\n"))
     assert [row.slide_id for row in cohort.rows] == ["region.jpeg", "region"]
 
 
-def test_unknown_ids_are_refused_with_those_there_are(slides):
-    with pytest.raises(CohortError, match="No slide has the id '9'"):
+def test_unknown_ids_are_rejected_with_available_ids(slides):
+    with pytest.raises(CohortError, match="No slide in the cohort has the id '9'"):
         read_cohort(slides / "slides").check_ids(["007", "9"])
 
 
@@ -213,5 +215,5 @@ def test_unknown_ids_are_refused_with_those_there_are(slides):
         (".svs", ".svs"),
     ],
 )
-def test_ids_of_file_names(name, slide_id):
+def test_slide_ids_from_file_names(name, slide_id):
     assert slide_id_from_name(name) == slide_id

@@ -1,21 +1,26 @@
-"""Figures and tables of an evaluation: the numbers are those that were measured; where there are none, they say why."""
+"""Figures and tables of an evaluation show the computed metrics, or the reason why they are missing."""
 
 import numpy as np
 import pytest
 from report_lab import history, predictions
 
-from tapfm.evaluation.figures import EvaluatedPredictions, evaluation_figures, target_panels
+from tapfm.evaluation.figures import EvaluatedPredictions, build_evaluation_figures, build_target_panels
 from tapfm.evaluation.metric_tables import (
-    all_metrics_table,
-    baseline_tables,
-    evaluation_sections,
-    metric_table,
-    subgroup_tables,
+    build_all_metrics_table,
+    build_baseline_tables,
+    build_evaluation_sections,
+    build_metric_table,
+    build_subgroup_tables,
 )
 from tapfm.evaluation.metric_values import ChosenThresholds, choose_thresholds
-from tapfm.evaluation.metrics_json import metrics_json, read_metrics_json
+from tapfm.evaluation.metrics_json import format_metrics_json, read_metrics_json
+from tapfm.evaluation.model_evaluation import (
+    BaselinePredictions,
+    EvaluatedTable,
+    EvaluationSettings,
+    evaluate_predictions,
+)
 from tapfm.evaluation.predictions import Prediction
-from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, evaluate_predictions
 from tapfm.evaluation.subgroups import Subgroup
 from tapfm.metrics.ranking import roc_curve
 from tapfm.results.figure import Band, Bars, Line, Points, Rule
@@ -28,7 +33,9 @@ from tapfm.tasks.catalog import target_kinds
 ABOUT = {"model": "runs/first", "kind": "run", "cohort": "own", "split": "test", "table": "cohort.csv", "seed": 0}
 
 
-def measured(slides, targets=("FGFR3",), *, validation=None, baseline=(), groups=(), unit="patient", resamples=50):
+def compute_results(
+    slides, targets=("FGFR3",), *, validation=None, baseline=(), groups=(), unit="patient", resamples=50
+):
     kinds = target_kinds(targets)
     chosen = choose_thresholds(validation, kinds, unit) if validation else None
     return evaluate_predictions(
@@ -43,25 +50,25 @@ def measured(slides, targets=("FGFR3",), *, validation=None, baseline=(), groups
     )
 
 
-def evaluated(slides, results, baseline=()):
-    chosen = results.chosen.thresholds
+def make_evaluated(slides, results, baseline=()):
+    chosen = results.chosen_thresholds.thresholds
     about, thresholds = results.about, {} if chosen is None else chosen.youden
     return EvaluatedPredictions(
         slides, baseline, about["unit"], results.select_metrics("model"), thresholds, about["resamples"], about["seed"]
     )
 
 
-def panels_of(slides, target="FGFR3", baseline=(), **given):
-    results = measured(slides, (target,), **given)
-    return target_panels(evaluated(slides, results, baseline), target, results.kinds[target]), results
+def make_panels(slides, target="FGFR3", baseline=(), **given):
+    results = compute_results(slides, (target,), **given)
+    return build_target_panels(make_evaluated(slides, results, baseline), target, results.targets[target]), results
 
 
 def marks(panel, kind):
     return [mark for mark in panel.marks if isinstance(mark, kind)]
 
 
-def test_legends_have_the_numbers_of_the_evaluation():
-    panels, results = panels_of(predictions(20), validation=predictions(8), baseline=predictions(20, seed=3))
+def test_legends_show_the_metrics():
+    panels, results = make_panels(predictions(20), validation=predictions(8), baseline=predictions(20, seed=3))
     found = results.select_metrics("model")
     assert list(panels) == ["roc", "pr", "reliability", "scores"]
     chance, baseline, model = marks(panels["roc"], Line)
@@ -72,13 +79,13 @@ def test_legends_have_the_numbers_of_the_evaluation():
     negative, positive = marks(panels["scores"], Bars)
     assert (negative.label, positive.label) == ("negative (10)", "positive (10)")
     assert sum(negative.heights) == sum(positive.heights) == 10
-    assert positive.floors == negative.heights  # one on top of the other
-    assert marks(panels["scores"], Rule)[0].value == results.chosen.thresholds.youden["FGFR3"]
+    assert positive.floors == negative.heights  # stacked
+    assert marks(panels["scores"], Rule)[0].value == results.chosen_thresholds.thresholds.youden["FGFR3"]
 
 
-def test_the_curve_is_the_roc_curve_without_points_on_straight_lines():
+def test_roc_line_omits_points_on_straight_lines():
     slides = predictions(200, strength=1.0)
-    panels, _ = panels_of(slides)
+    panels, _ = make_panels(slides)
     line = marks(panels["roc"], Line)[-1]
     positive = np.array([each.labels["FGFR3"] == 1 for each in slides])
     x, y, _ = roc_curve(positive, np.array([each.logits["FGFR3"] for each in slides]))
@@ -87,8 +94,8 @@ def test_the_curve_is_the_roc_curve_without_points_on_straight_lines():
     assert np.trapezoid(line.y, line.x) == pytest.approx(np.trapezoid(y, x))
 
 
-def test_the_range_of_resampled_curves_holds_the_curve():
-    panels, _ = panels_of(predictions(120, strength=1.0), resamples=300)
+def test_roc_band_contains_the_curve():
+    panels, _ = make_panels(predictions(120, strength=1.0), resamples=300)
     (band,), line = marks(panels["roc"], Band), marks(panels["roc"], Line)[-1]
     low, high, curve = np.array(band.low), np.array(band.high), np.interp(band.x, line.x, line.y)
     assert (low <= high).all()
@@ -97,69 +104,69 @@ def test_the_range_of_resampled_curves_holds_the_curve():
     assert 0.05 < np.mean(high - low) < 0.5
 
 
-def of_class(label, logits, start=0):
+def make_slides(label, logits, start=0):
     return [
         Prediction(f"s{start + i}", f"p{start + i}", "test", None, {"FGFR3": label}, {"FGFR3": logit}, tiles=1)
         for i, logit in enumerate(logits)
     ]
 
 
-def test_a_class_of_one_patient_has_no_range():
-    panels, _ = panels_of(of_class(0, [1.0, 2.0]) + of_class(1, [1.5], 2))
+def test_no_roc_band_with_one_positive_patient():
+    panels, _ = make_panels(make_slides(0, [1.0, 2.0]) + make_slides(1, [1.5], 2))
     assert not marks(panels["roc"], Band)
 
 
-def test_one_class_has_no_figures_and_says_why():
-    panels, results = panels_of(of_class(0, [0.0, 1.0, 2.0, 3.0]))
+def test_panels_and_table_explain_missing_class():
+    panels, results = make_panels(make_slides(0, [0.0, 1.0, 2.0, 3.0]))
     assert {panel.why_empty for panel in panels.values()} == {"no positive patient among 4"}
-    table = metric_table(results)
+    table = build_metric_table(results)
     assert "no positive patient among 4" in list_reasons(table)
-    assert table.notes == ["No threshold was chosen: 8 slides."]
+    assert "no threshold was chosen: 8 slides." in table.notes[0]
 
 
 def test_several_targets_have_panels_columns_and_a_mean():
     targets = ("EGFR", "KRAS")
     slides = predictions(12, targets=targets)
-    results = measured(slides, targets, validation=predictions(8, targets=targets))
-    figures = evaluation_figures(evaluated(slides, results), results.kinds, "first, test")
+    results = compute_results(slides, targets, validation=predictions(8, targets=targets))
+    figures = build_evaluation_figures(make_evaluated(slides, results), results.targets, "first, test")
     assert [panel.title for panel in figures["roc"].panels] == ["EGFR", "KRAS"]
-    table = metric_table(results)
+    table = build_metric_table(results)
     assert [column.title for column in table.columns] == ["", "EGFR", "KRAS", "mean of targets"]
     names = [row.cells[0].value for row in table.rows if row.cells]
-    assert names.count("sensitivity") == 2  # at Youden's threshold, and at that for a sensitivity
+    assert names.count("sensitivity") == 2  # at Youden's threshold, and at the threshold for a sensitivity
     assert names.count("threshold") == 2
-    assert names.count("AUC, DeLong's interval") == 1
+    assert names.count("AUC, DeLong's confidence interval") == 1
 
 
-def test_baseline_and_subgroups_have_tables():
+def test_tables_of_baseline_and_subgroups():
     group = Subgroup("scanner", "alpha | beta", frozenset(f"S{i:03}" for i in range(8)))
     slides = predictions(12)
-    results = measured(slides, baseline=predictions(12, seed=3), groups=[group])
-    (baseline,), (subgroups,) = baseline_tables(results), subgroup_tables(results)
+    results = compute_results(slides, baseline=predictions(12, seed=3), groups=[group])
+    (baseline,), (subgroups,) = build_baseline_tables(results), build_subgroup_tables(results)
     assert [row.cells[0].value for row in baseline.rows] == ["AUC", "average precision", "Brier score"]
     assert baseline.rows[0].cells[3].value == results.differences[0].difference
     assert r"| scanner = alpha \| beta | FGFR3 | 8 | 4 |" in markdown_table(subgroups)
-    titles = [section.title for section in evaluation_sections(results)]
+    titles = [section.title for section in build_evaluation_sections(results)]
     assert titles == ["", "Metrics", "Colour baseline", "Subgroups"]
 
 
-def test_results_come_back_from_metrics_json(tmp_path):
-    results = measured(predictions(12), validation=predictions(8), baseline=predictions(12, seed=3))
-    (tmp_path / "metrics.json").write_bytes(metrics_json(results))
+def test_metrics_json_round_trip(tmp_path):
+    results = compute_results(predictions(12), validation=predictions(8), baseline=predictions(12, seed=3))
+    (tmp_path / "metrics.json").write_bytes(format_metrics_json(results))
     again = read_metrics_json(tmp_path / "metrics.json")
-    assert metrics_json(again) == metrics_json(results)
-    assert table_csv(all_metrics_table(again)) == table_csv(all_metrics_table(results))
-    assert metric_table(again) == metric_table(results)
-    assert baseline_tables(again) == baseline_tables(results)
+    assert format_metrics_json(again) == format_metrics_json(results)
+    assert table_csv(build_all_metrics_table(again)) == table_csv(build_all_metrics_table(results))
+    assert build_metric_table(again) == build_metric_table(results)
+    assert build_baseline_tables(again) == build_baseline_tables(results)
 
 
-def test_curves_of_training_mark_the_epoch_that_was_kept():
+def test_training_curves_mark_the_selected_epoch():
     panels = training_figure(history(3), 2, "").panels
     assert [panel.title for panel in panels] == ["Loss of the aggregator", "AUC", "Loss of the encoder"]
     assert all(2 in [rule.value for rule in marks(panel, Rule)] for panel in panels)
 
 
-def test_a_fixed_encoder_has_no_loss_and_missing_numbers_are_not_drawn():
+def test_training_curves_skip_missing_and_non_finite_values():
     rows = [{"epoch": 1, "loss_agg": 0.5, "loss_pfm": 0.0, "val_loss": None, "val_macro_auc": None}]
     (loss,) = training_figure(rows, None, "").panels
     assert [line.label for line in marks(loss, Line)] == ["training"]
@@ -169,7 +176,7 @@ def test_a_fixed_encoder_has_no_loss_and_missing_numbers_are_not_drawn():
     assert training.x == validation.x == [1, 3]
 
 
-def test_each_target_has_its_own_faint_line():
+def test_each_target_has_a_faint_line():
     rows = [row | {"val_auc": {"A": 0.7, "B": None}} for row in history(2)]
     lines = marks(training_figure(rows, None, "").panels[1], Line)
     assert [line.faint for line in lines] == [True, False, False]

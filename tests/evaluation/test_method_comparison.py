@@ -1,4 +1,4 @@
-"""Methods on the same patients: paired differences, who is left out, and what is refused."""
+"""Compare methods on the same patients: paired differences, excluded patients, and rejected input."""
 
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ from tapfm.metrics.ranking import auc
 from tapfm.tasks.catalog import target_kinds
 
 
-def method(noise, *, count=80, targets=("A",), seed=0, start=0, cohort="c"):
-    """Predictions of the same patients by a method: the less noise, the better."""
+def predict_patients(noise, *, count=80, targets=("A",), seed=0, start=0, cohort="c"):
+    """Return predictions of a method for the same patients; less noise gives a higher AUC."""
     shared, own = np.random.default_rng(7), np.random.default_rng((seed, int(noise * 100)))
     found = []
     for number in range(count):
@@ -27,8 +27,8 @@ def method(noise, *, count=80, targets=("A",), seed=0, start=0, cohort="c"):
     return found[start:]
 
 
-def test_a_difference_is_that_of_the_aucs_and_delong_is_delong():
-    a, b = method(0.5), method(2.0)
+def test_difference_and_delong_p_value():
+    a, b = predict_patients(0.5), predict_patients(2.0)
     found = compare_methods({"good": [a], "poor": [b]}, target_kinds(["A"]), "patient", resamples=500)
     labels = np.array([each.labels["A"] == 1 for each in a])
     of_a, of_b = (np.array([each.logits["A"] for each in one]) for one in (a, b))
@@ -44,11 +44,11 @@ def test_a_difference_is_that_of_the_aucs_and_delong_is_delong():
     assert found.aucs["good", "A"].low < found.aucs["good", "A"].value < found.aucs["good", "A"].high
     assert (found.methods, found.targets, found.unit, found.patients) == (("good", "poor"), ("A",), "patient", 80)
     assert found.excluded == {"good": (), "poor": ()}
-    assert found.label_conflicts == ()
+    assert found.partial_labels == ()
 
 
-def test_pairing_makes_a_difference_more_certain_than_the_aucs():
-    a = method(0.5)
+def test_paired_interval_is_narrower_than_that_of_an_auc():
+    a = predict_patients(0.5)
     b = [replace(each, logits={"A": each.logits["A"] + 0.2 * (number % 3)}) for number, each in enumerate(a)]
     found = compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=500)
     (pair,) = found.pairs
@@ -58,7 +58,7 @@ def test_pairing_makes_a_difference_more_certain_than_the_aucs():
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.booleans(), st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=20))
-def test_a_method_does_not_differ_from_itself_and_pairs_are_antisymmetric(units):
+def test_differences_are_antisymmetric_and_zero_for_equal_methods(units):
     a, b = (
         [Prediction(f"s{i}", f"p{i}", None, None, {"A": int(each[0])}, {"A": float(each[k])}, 1)
          for i, each in enumerate(units)]
@@ -82,8 +82,8 @@ def test_a_method_does_not_differ_from_itself_and_pairs_are_antisymmetric(units)
     assert itself.p_delong in (1, None)
 
 
-def test_all_pairs_in_the_order_of_methods_or_those_with_one():
-    methods = {name: [method(noise)] for name, noise in (("x", 0.5), ("y", 1.0), ("z", 2.0))}
+def test_all_pairs_or_pairs_against_one_method():
+    methods = {name: [predict_patients(noise)] for name, noise in (("x", 0.5), ("y", 1.0), ("z", 2.0))}
     found = compare_methods(methods, target_kinds(["A"]), "patient", resamples=100)
     assert [(pair.first, pair.second) for pair in found.pairs] == [("x", "y"), ("x", "z"), ("y", "z")]
     assert [pair.p_holm for pair in found.pairs] == holm_correction([pair.p_delong for pair in found.pairs])
@@ -94,23 +94,25 @@ def test_all_pairs_in_the_order_of_methods_or_those_with_one():
     assert against.pairs[1].difference.value == -found.pairs[2].difference.value
 
 
-def test_the_mean_over_targets_is_compared_too_and_corrected_on_its_own():
-    methods = {name: [method(noise, targets=("A", "B"))] for name, noise in (("x", 0.5), ("y", 1.0), ("z", 2.0))}
+def test_mean_over_targets_is_compared_and_corrected_separately():
+    methods = {
+        name: [predict_patients(noise, targets=("A", "B"))] for name, noise in (("x", 0.5), ("y", 1.0), ("z", 2.0))
+    }
     found = compare_methods(methods, target_kinds(["A", "B"]), "patient", resamples=300)
     assert [pair.target for pair in found.pairs] == ["A"] * 3 + ["B"] * 3 + ["macro"] * 3
     for name in methods:
         mean = (found.aucs[name, "A"].value + found.aucs[name, "B"].value) / 2
         assert found.aucs[name, "macro"].value == pytest.approx(mean)
     macro = found.pairs[6:]
-    assert all(pair.p_delong is None and pair.reason == "DeLong tests one target at a time" for pair in macro)
+    assert all(pair.p_delong is None and "single target" in pair.reason for pair in macro)
     assert [pair.p_holm for pair in macro] == holm_correction([pair.p_bootstrap for pair in macro])
     widths = {t: found.aucs["x", t].high - found.aucs["x", t].low for t in ("A", "B", "macro")}
     assert widths["macro"] < max(widths["A"], widths["B"])
 
 
-def test_with_several_seeds_the_mean_of_their_aucs_is_compared():
-    seeds = [method(0.8, seed=seed) for seed in range(3)]
-    other = method(1.5)
+def test_auc_of_several_seeds_is_their_mean():
+    seeds = [predict_patients(0.8, seed=seed) for seed in range(3)]
+    other = predict_patients(1.5)
     found = compare_methods({"many": seeds, "one": [other]}, target_kinds(["A"]), "patient", resamples=200)
     labels = np.array([each.labels["A"] == 1 for each in other])
     mean = np.mean([auc(labels, np.array([each.logits["A"] for each in one])) for one in seeds])
@@ -124,22 +126,23 @@ def test_with_several_seeds_the_mean_of_their_aucs_is_compared():
     assert shuffled.p_bootstrap == 1
 
 
-def test_only_patients_that_all_have_are_compared_and_the_others_are_named():
-    a, b = method(0.5), method(1.0)
+def test_patients_that_a_method_lacks_are_excluded():
+    a, b = predict_patients(0.5), predict_patients(1.0)
     found = compare_methods({"a": [a[3:], a[2:]], "b": [b[:-1]]}, target_kinds(["A"]), "patient", resamples=50)
     assert found.patients == 76
     assert found.excluded == {"a": ("p002", "p079"), "b": ("p000", "p001", "p002")}
     alone = compare_methods({"a": [a[3:-1], a[3:-1]], "b": [b[3:-1]]}, target_kinds(["A"]), "patient", resamples=50)
     assert alone.pairs == found.pairs
-    elsewhere = [replace(each, split="all") for each in b[:-1]]
+    other_split = [replace(each, split="all") for each in b[:-1]]
     assert (
-        compare_methods({"a": [a[3:], a[2:]], "b": [elsewhere]}, target_kinds(["A"]), "patient", resamples=50) == found
+        compare_methods({"a": [a[3:], a[2:]], "b": [other_split]}, target_kinds(["A"]), "patient", resamples=50)
+        == found
     )
 
 
-def test_slides_are_matched_where_slides_count():
-    a = [replace(each, slide_id=f"{each.slide_id}-{k}") for each in method(0.5, count=40) for k in range(2)]
-    b = [replace(each, slide_id=f"{each.slide_id}-{k}") for each in method(1.0, count=40) for k in range(2)]
+def test_slides_are_matched_if_the_unit_is_slide():
+    a = [replace(each, slide_id=f"{each.slide_id}-{k}") for each in predict_patients(0.5, count=40) for k in range(2)]
+    b = [replace(each, slide_id=f"{each.slide_id}-{k}") for each in predict_patients(1.0, count=40) for k in range(2)]
     found = compare_methods({"a": [a], "b": [b[1:]]}, target_kinds(["A"]), "slide", resamples=50)
     assert found.patients == 40
     assert found.excluded == {"a": ("p000 (slide s0-0)",), "b": ()}
@@ -147,12 +150,12 @@ def test_slides_are_matched_where_slides_count():
     assert "independent" in found.pairs[0].reason
 
 
-def test_a_patient_is_pooled_from_the_same_slides_in_every_method():
-    """Also where one slide of a patient is positive and another is not: without it the label would be another."""
+def test_patient_is_pooled_from_the_same_slides_in_all_methods():
+    """The slides of a patient may have different labels, so the patient label depends on the slides used."""
     a, b = (
         [
             replace(each, slide_id=f"{each.slide_id}-{k}", labels={"A": each.labels["A"] * k}, logits=logits)
-            for each in method(noise, count=40)
+            for each in predict_patients(noise, count=40)
             for k in range(2)
             for logits in ({"A": each.logits["A"] + 3 * k},)
         ]
@@ -161,61 +164,62 @@ def test_a_patient_is_pooled_from_the_same_slides_in_every_method():
     positive = next(number for number, each in enumerate(a) if each.labels["A"])
     del b[positive]
     found = compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=50)
-    lost = a.pop(positive)
-    assert found.excluded == {"a": (f"{lost.patient_id} (slide {lost.slide_id})",), "b": ()}
+    excluded = a.pop(positive)
+    assert found.excluded == {"a": (f"{excluded.patient_id} (slide {excluded.slide_id})",), "b": ()}
     assert found.pairs == compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=50).pairs
     other_slides = [replace(each, slide_id=f"{each.slide_id} again") for each in b]
-    apart = compare_methods({"a": [a], "b": [other_slides]}, target_kinds(["A"]), "patient", resamples=50)
-    assert (apart.pairs, apart.excluded) == (found.pairs, {"a": (), "b": ()}), (
-        "patients that share no slide are kept whole"
+    no_shared_slides = compare_methods({"a": [a], "b": [other_slides]}, target_kinds(["A"]), "patient", resamples=50)
+    assert (no_shared_slides.pairs, no_shared_slides.excluded) == (found.pairs, {"a": (), "b": ()}), (
+        "patients without a shared slide keep all their slides"
     )
 
 
-def test_different_labels_are_refused_and_missing_ones_filled():
-    a, b = method(0.5), method(1.0)
+def test_different_labels_are_rejected_and_missing_labels_filled():
+    a, b = predict_patients(0.5), predict_patients(1.0)
     wrong = [replace(each, labels={"A": 1 - each.labels["A"]}) if n < 12 else each for n, each in enumerate(b)]
-    said = r"do not agree on the labels of p000 \(slide s0\) \(A\), .* and 2 more"
-    with pytest.raises(InputError, match=said) as refusal:
+    with pytest.raises(InputError, match=r"different labels for A of p000 \(slide s0\), .* and 2 more") as error:
         compare_methods({"a": [a], "b": [wrong]}, target_kinds(["A"]), "slide")
-    assert "same truth" in refusal.value.hint
-    with pytest.raises(InputError, match=r"p000 \(A\)"):
+    assert "same cohort table" in error.value.hint
+    with pytest.raises(InputError, match="A of p000"):
         compare_methods({"a": [a], "b": [wrong]}, target_kinds(["A"]), "patient")
     unknown = [replace(each, labels={"A": None}) if n == 5 else each for n, each in enumerate(b)]
     found = compare_methods({"a": [a], "b": [unknown]}, target_kinds(["A"]), "patient", resamples=50)
-    assert found.label_conflicts == ("p005: A",)
+    assert found.partial_labels == ("p005: A",)
     assert found.pairs == compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=50).pairs
 
 
-def test_what_cannot_be_compared_is_refused():
-    a = method(0.5)
-    with pytest.raises(InputError, match="No patient is in all") as refusal:
-        compare_methods({"a": [a], "b": [method(1.0, cohort="tcga")]}, target_kinds(["A"]), "patient")
-    assert "b: patient 'p000' of cohort 'tcga'" in refusal.value.hint
-    with pytest.raises(InputError, match="No patient") as refusal:
+def test_invalid_comparisons_are_rejected():
+    a = predict_patients(0.5)
+    with pytest.raises(InputError, match="No patient is in all") as error:
+        compare_methods({"a": [a], "b": [predict_patients(1.0, cohort="tcga")]}, target_kinds(["A"]), "patient")
+    assert "b: patient 'p000' of cohort 'tcga'" in error.value.hint
+    with pytest.raises(InputError, match="No patient") as error:
         compare_methods({"a": [a], "b": [[]]}, target_kinds(["A"]), "patient")
-    assert "b: nobody" in refusal.value.hint
-    with pytest.raises(InputError, match="two methods or more; got 1"):
+    assert "b: no patients" in error.value.hint
+    with pytest.raises(InputError, match="at least two methods; got 1"):
         compare_methods({"a": [a]}, target_kinds(["A"]), "patient")
     with pytest.raises(InputError, match="'b' has no predictions"):
         compare_methods({"a": [a], "b": []}, target_kinds(["A"]), "patient")
-    with pytest.raises(InputError, match="'b' has two predictions of slide 's0'"):
+    with pytest.raises(InputError, match="'b' has two predictions for slide 's0'"):
         compare_methods({"a": [a], "b": [[a[0], replace(a[0], split="val")]]}, target_kinds(["A"]), "patient")
     with pytest.raises(UnknownNameError, match="no method named 'c'"):
         compare_methods({"a": [a], "b": [a]}, target_kinds(["A"]), "patient", against="c")
 
 
-def test_a_target_of_one_class_or_a_single_positive_has_no_test_and_says_why():
-    a, b = ([replace(e, labels={"A": 0}) for e in method(noise)] for noise in (0.5, 1.0))
+def test_no_test_with_one_class_or_one_positive_patient():
+    a, b = ([replace(e, labels={"A": 0}) for e in predict_patients(noise)] for noise in (0.5, 1.0))
     found = compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=20)
     assert found.aucs["a", "A"].reason == found.pairs[0].difference.reason == "no positive patient among 80"
-    a, b = ([replace(e, labels={"A": int(e.slide_id == "s0")}) for e in method(noise)] for noise in (0.5, 1.0))
+    a, b = (
+        [replace(e, labels={"A": int(e.slide_id == "s0")}) for e in predict_patients(noise)] for noise in (0.5, 1.0)
+    )
     (pair,) = compare_methods({"a": [a], "b": [b]}, target_kinds(["A"]), "patient", resamples=20).pairs
     assert pair.difference.value is not None
     assert (pair.difference.low, pair.p_bootstrap, pair.p_delong) == (None, None, None)
-    assert pair.difference.reason == "no interval: a single positive patient"
+    assert pair.difference.reason == "no confidence interval: only one positive patient"
 
 
-def test_methods_of_equal_worth_are_seldom_told_apart():
+def test_p_values_of_equally_good_methods_are_rarely_significant():
     p_values = []
     for seed in range(60):
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""DeLong against its definition by placement values, a published example, and the bootstrap."""
+"""DeLong's method, compared with its definition, a published example and the bootstrap."""
 
 import math
 
@@ -13,78 +13,86 @@ from tapfm.metrics.ranking import auc
 
 LABELS = st.lists(st.booleans(), max_size=30)
 # ratings of CT images, definitely normal to definitely abnormal: Hanley & McNeil, Radiology 1982, table I
-OF_NORMAL, OF_ABNORMAL = (33, 6, 6, 11, 2), (3, 2, 2, 11, 33)
+NORMAL_COUNTS, ABNORMAL_COUNTS = (33, 6, 6, 11, 2), (3, 2, 2, 11, 33)
 
 
 def ct_ratings():
-    counted = [*((0, each) for each in enumerate(OF_NORMAL, 1)), *((1, each) for each in enumerate(OF_ABNORMAL, 1))]
-    rated = [(label, float(rating)) for label, (rating, count) in counted for _ in range(count)]
-    return np.array([label == 1 for label, _ in rated]), np.array([rating for _, rating in rated])
+    counts = [
+        *((0, each) for each in enumerate(NORMAL_COUNTS, 1)),
+        *((1, each) for each in enumerate(ABNORMAL_COUNTS, 1)),
+    ]
+    ratings_by_label = [(label, float(rating)) for label, (rating, count) in counts for _ in range(count)]
+    return np.array([label == 1 for label, _ in ratings_by_label]), np.array([rating for _, rating in ratings_by_label])
 
 
-def by_placements(labels, *scores):
-    """The covariance in the form of 1988, every positive against every negative."""
+def covariance_by_definition(labels, *scores):
+    """Return the covariance as defined in 1988, from all pairs of a positive and a negative."""
     positives, negatives = ([i for i, label in enumerate(labels) if label == side] for side in (1, 0))
-    won = np.array([[[(s[p] > s[n]) + (s[p] == s[n]) / 2 for n in negatives] for p in positives] for s in scores])
-    of_positives, of_negatives = won.mean(axis=2), won.mean(axis=1)
-    means = won.mean(axis=(1, 2))
+    placements = np.array(
+        [[[(s[p] > s[n]) + (s[p] == s[n]) / 2 for n in negatives] for p in positives] for s in scores]
+    )
+    positive_means, negative_means = placements.mean(axis=2), placements.mean(axis=1)
+    means = placements.mean(axis=(1, 2))
     m, n = len(positives), len(negatives)
-    off_positives, off_negatives = (each - means[:, None] for each in (of_positives, of_negatives))
-    return off_positives @ off_positives.T / (m - 1) / m + off_negatives @ off_negatives.T / (n - 1) / n
+    positive_deviations, negative_deviations = (each - means[:, None] for each in (positive_means, negative_means))
+    return (
+        positive_deviations @ positive_deviations.T / (m - 1) / m
+        + negative_deviations @ negative_deviations.T / (n - 1) / n
+    )
 
 
 @given(st.data(), LABELS)
-def test_the_fast_form_is_the_definition(data, labels):
+def test_covariance_matches_the_definition(data, labels):
     assume(min(labels.count(0), labels.count(1)) >= 2)
     a, b = (data.draw(st.lists(st.integers(0, 6), min_size=len(labels), max_size=len(labels))) for _ in "ab")
     a, b = np.array(a, dtype=float), np.array(b, dtype=float)
-    np.testing.assert_allclose(covariance(np.array(labels), [a, b]), by_placements(labels, a, b), atol=1e-14)
+    np.testing.assert_allclose(covariance(np.array(labels), [a, b]), covariance_by_definition(labels, a, b), atol=1e-14)
 
 
-def test_a_published_example():
+def test_published_example():
     positive, ratings = ct_ratings()
     value = auc_interval(positive, ratings).value
     deviation = math.sqrt(covariance(positive, [ratings])[0, 0])
-    # as other software documents them: area 0.8932, DeLong's standard error 0.0307, plain interval 0.83295 to 0.95339
+    # documented by other software: AUC 0.8932, DeLong's standard error 0.0307, normal interval 0.83295 to 0.95339
     assert value == pytest.approx(0.8932, abs=5e-5)
     assert deviation == pytest.approx(0.0307, abs=5e-5)
     assert value - 1.959964 * deviation == pytest.approx(0.83295, abs=5e-6)
     assert value + 1.959964 * deviation == pytest.approx(0.95339, abs=5e-6)
 
 
-def test_a_small_example_by_hand():
-    # positives 1, 3, 5 and negatives 0, 2, 4: shares of negatives below each positive 1/3, 2/3, 1 (mean 2/3)
-    # with variance 1/9, shares of positives above each negative 1, 2/3, 1/3 with variance 1/9: 2 * (1/9) / 3 = 2/27
+def test_small_example():
+    # positives 1, 3, 5 and negatives 0, 2, 4: fractions of negatives below each positive 1/3, 2/3, 1 (mean 2/3)
+    # with variance 1/9, fractions of positives above each negative 1, 2/3, 1/3 with variance 1/9: 2 * (1/9) / 3 = 2/27
     positive, scores = np.repeat([True, False], 3), np.array([1.0, 3.0, 5.0, 0.0, 2.0, 4.0])
     assert covariance(positive, [scores])[0, 0] == pytest.approx(2 / 27)
     found = auc_interval(positive, scores)
-    reach = 1.959964 * math.sqrt(2 / 27) / (2 / 9)  # on the logit scale, where the middle is log 2
+    half_width = 1.959964 * math.sqrt(2 / 27) / (2 / 9)  # on the logit scale, where the AUC is log 2
     assert (found.value, found.reason) == (pytest.approx(2 / 3), "")
-    assert found.low == pytest.approx(1 / (1 + math.exp(reach - math.log(2))), abs=1e-6)
-    assert found.high == pytest.approx(1 / (1 + math.exp(-reach - math.log(2))), abs=1e-6)
+    assert found.low == pytest.approx(1 / (1 + math.exp(half_width - math.log(2))), abs=1e-6)
+    assert found.high == pytest.approx(1 / (1 + math.exp(-half_width - math.log(2))), abs=1e-6)
     test = auc_difference(positive, scores, np.array([6.0, 7.0, 8.0, 0.0, 2.0, 4.0]))
     assert test.difference.value == pytest.approx(-1 / 3)
     assert test.p == pytest.approx(math.erfc((1 / 3) / math.sqrt(2 / 27) / math.sqrt(2)))  # AUC 1 has no variance
 
 
-def test_the_paired_variance_is_that_of_a_bootstrap():
+def test_paired_variance_matches_bootstrap():
     rng = np.random.default_rng(3)
     labels = np.repeat([False, True], [80, 60])
     shared = rng.normal(size=140) + labels
     a, b = shared + rng.normal(size=140), shared + 1.5 * rng.normal(size=140)
-    drawn = []
+    sampled = []
     for _ in range(800):
-        take = np.concatenate([rng.integers(0, 80, 80), rng.integers(80, 140, 60)])
-        drawn.append(auc(labels[take], a[take]) - auc(labels[take], b[take]))
+        rows = np.concatenate([rng.integers(0, 80, 80), rng.integers(80, 140, 60)])
+        sampled.append(auc(labels[rows], a[rows]) - auc(labels[rows], b[rows]))
     found = auc_difference(labels, a, b)
     width = (found.difference.high - found.difference.low) / 2 / 1.959964
-    assert width == pytest.approx(np.std(drawn), rel=0.1)
+    assert width == pytest.approx(np.std(sampled), rel=0.1)
 
 
 @given(st.data(), LABELS)
 def test_properties_of_interval_and_difference(data, labels):
-    drawn = [data.draw(st.lists(st.integers(-4, 4), min_size=len(labels), max_size=len(labels))) for _ in "ab"]
-    a, b = (np.array(each, float) for each in drawn)
+    sampled = [data.draw(st.lists(st.integers(-4, 4), min_size=len(labels), max_size=len(labels))) for _ in "ab"]
+    a, b = (np.array(each, float) for each in sampled)
     labels = np.array(labels, bool)
     found = auc_interval(labels, a)
     assert (found.low is None) == (found.high is None) == bool(found.reason)
@@ -115,18 +123,18 @@ def test_properties_of_interval_and_difference(data, labels):
         ([], [], None, "no labelled unit"),
         ([0, 0, 1], [1, 3, 2], 0.5, "one positive unit"),
         ([0, 1, 1], [1, 3, 2], 1.0, "one negative unit"),
-        ([0, 0, 1, 1], [1, 2, 3, 4], 1.0, "an AUC of 1 has no DeLong interval"),
-        ([1, 1, 0, 0], [1, 2, 3, 4], 0.0, "an AUC of 0 has no DeLong interval"),
+        ([0, 0, 1, 1], [1, 2, 3, 4], 1.0, "no DeLong interval: the estimated variance of an AUC of 1 is 0"),
+        ([1, 1, 0, 0], [1, 2, 3, 4], 0.0, "no DeLong interval: the estimated variance of an AUC of 0 is 0"),
         ([1, 1, 0, 0], [1, 1, 1, 1], 0.5, "the estimated variance is 0"),
     ],
 )
-def test_no_interval_says_why(labels, scores, value, reason):
+def test_missing_interval_has_a_reason(labels, scores, value, reason):
     found = auc_interval(np.array(labels, bool), np.array(scores, float))
     assert (found.value, found.low, found.high) == (value, None, None)
     assert reason in found.reason
 
 
-def test_a_difference_without_spread_has_no_p_value():
+def test_difference_without_variance_has_no_p_value():
     rising = np.arange(1.0, 5.0)
     test = auc_difference(np.array([False, False, True, True]), rising, rising[::-1])
     assert (test.difference.value, test.difference.low, test.p) == (1.0, None, None)
@@ -135,7 +143,7 @@ def test_a_difference_without_spread_has_no_p_value():
     assert auc_difference(np.array([True, True]), rising[:2], rising[2:]).difference.value is None
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say():
+def test_coverage_of_intervals_and_size_of_tests():
     rng = np.random.default_rng(11)
     truth = 0.5 * math.erfc(-1.2 / 2)  # P(positive above negative), normal scores 1.2 apart
     labels = np.repeat([False, True], [40, 25])

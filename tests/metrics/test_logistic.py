@@ -1,4 +1,4 @@
-"""The logistic regression of standardised columns: where its loss is smallest, and what it refuses."""
+"""Logistic regression with standardised columns."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from tapfm.errors import LabelError, NonFiniteError, SettingError
 from tapfm.metrics.logistic import fit_logistic
 
 
-def table(rows=80, columns=22, seed=0):
+def make_data(rows=80, columns=22, seed=0):
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(rows, columns)) * 10.0 ** rng.integers(-3, 4, columns) + rng.normal(size=columns) * 50
     y = (rng.random(rows) < 0.3).astype(int)
@@ -17,8 +17,8 @@ def table(rows=80, columns=22, seed=0):
 
 @pytest.mark.parametrize("l2", [0.01, 1.0, 30.0])
 @pytest.mark.parametrize("balanced", [False, True])
-def test_its_coefficients_have_no_slope_of_the_loss(l2, balanced):
-    X, y = table()
+def test_gradient_of_the_loss_is_0_at_the_fit(l2, balanced):
+    X, y = make_data()
     fitted = fit_logistic(X, y, l2, balanced=balanced)
     standardised = (X - X.mean(0)) / X.std(0)
     np.testing.assert_allclose(fitted.logits(X), standardised @ fitted.coefficients + fitted.intercept)
@@ -28,18 +28,18 @@ def test_its_coefficients_have_no_slope_of_the_loss(l2, balanced):
     assert residuals.sum() == pytest.approx(0, abs=1e-6)  # the intercept has no penalty
 
 
-def test_a_constant_column_and_a_doubled_one_do_no_harm():
-    X, y = table(columns=3)
+def test_constant_and_duplicate_columns():
+    X, y = make_data(columns=3)
     with_constant = fit_logistic(np.column_stack([X, np.full(len(X), 0.1)]), y)
     assert with_constant.coefficients[-1] == 0
     np.testing.assert_allclose(
         with_constant.logits(np.column_stack([X, np.full(len(X), 0.1)])), fit_logistic(X, y).logits(X)
     )
-    doubled = fit_logistic(np.column_stack([X, X[:, 0]]), y)
-    assert doubled.coefficients[0] == pytest.approx(doubled.coefficients[-1])
+    duplicated = fit_logistic(np.column_stack([X, X[:, 0]]), y)
+    assert duplicated.coefficients[0] == pytest.approx(duplicated.coefficients[-1])
 
 
-def test_separable_rows_have_a_finite_fit():
+def test_separable_classes_have_a_finite_fit():
     fitted = fit_logistic([[0.0], [1.0], [1e6]], [0, 0, 1], l2=1e-6)
     assert np.isfinite(fitted.logits([[0.0], [1e6]])).all()
     assert (fitted.logits([[0.0], [1.0], [1e6]]) > 0).tolist() == [False, False, True]
@@ -57,6 +57,6 @@ def test_separable_rows_have_a_finite_fit():
         ([[1.0], [2.0]], [0, 1], 0.0, SettingError),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(X, y, l2, error):
+def test_invalid_input_is_rejected(X, y, l2, error):
     with pytest.raises(error):
         fit_logistic(X, y, l2)

@@ -13,25 +13,25 @@ KIND = BinaryTarget()
 
 
 @pytest.mark.parametrize(("text", "label"), [("", None), ("0", 0), ("1", 1), ("0.0", 0), ("1.0", 1)])
-def test_labels_are_read_and_written(text, label):
+def test_parse_and_format_labels(text, label):
     assert KIND.parse_label(text) == label
     assert KIND.format_label(label) == text.removesuffix(".0")
 
 
 @pytest.mark.parametrize("text", ["2", "yes", "-1", " 1"])
-def test_other_texts_are_no_labels(text):
+def test_invalid_labels_are_rejected(text):
     with pytest.raises(ValueError, match="0, 1 or empty"):
         KIND.parse_label(text)
 
 
-def test_words_strata_and_patients():
+def test_describe_stratify_and_pool_labels():
     assert [KIND.describe_label(label) for label in (1, 0, None)] == ["positive", "negative", "unknown"]
     assert [KIND.stratum(label) for label in (1, 0, None)] == ["1", "0", None]
     assert [KIND.pool_labels(each) for each in ([0, 1, None], [0, None], [None], [])] == [1, 0, None, None]
 
 
 @pytest.mark.parametrize(
-    ("labels", "lacking", "reason"),
+    ("labels", "missing", "reason"),
     [
         ([0, 0, None], "positive", "no positive slide among 2"),
         ([1, 1, None], "negative", "no negative slide among 2"),
@@ -40,29 +40,31 @@ def test_words_strata_and_patients():
         ([0, 1], "", ""),
     ],
 )
-def test_what_labels_lack(labels, lacking, reason):
-    assert KIND.missing_class(labels) == lacking
+def test_missing_class_and_reason(labels, missing, reason):
+    assert KIND.missing_class(labels) == missing
     assert KIND.explain_undefined(labels, "slide") == reason
 
 
-def test_counts():
+def test_label_counts():
     labels = [1, 0, 0, None]
     assert KIND.count_labels(labels) == (1, 3)
     assert KIND.describe_counts(labels, "slide") == "1 positive and 2 negative slides"
-    assert KIND.explain_too_few(labels, "patient", 2) == "1 positive and 2 negative patients: fewer than 2 of a class"
+    assert KIND.explain_too_few(labels, "patient", 2) == (
+        "1 positive and 2 negative patients, but at least 2 of each class are required"
+    )
     assert KIND.explain_too_few(labels, "patient", 1) == ""
     summary = KIND.summarise_training_labels(labels)
     assert summary == {"positive": 1, "labelled": 3}
     assert KIND.summarise_training_labels(KIND.restore_training_labels(summary)) == summary
 
 
-def test_a_class_of_one_patient_has_no_interval():
-    assert KIND.explain_missing_interval([1, 1, 0, 0], "aabc") == "no interval: a single positive patient"
-    assert KIND.explain_missing_interval([1, 1, 0, None], "abcd") == "no interval: a single negative patient"
+def test_no_interval_with_one_patient_of_a_class():
+    assert KIND.explain_missing_interval([1, 1, 0, 0], "aabc") == "no confidence interval: only one positive patient"
+    assert KIND.explain_missing_interval([1, 1, 0, None], "abcd") == "no confidence interval: only one negative patient"
     assert KIND.explain_missing_interval([1, 1, 0, 0], "abcd") == ""
 
 
-def test_arrays_are_of_known_labels_and_refuse_what_is_no_number():
+def test_select_labelled_drops_missing_labels_and_rejects_nan():
     positive, logits = KIND.select_labelled([0, 1, None], [0.1, 0.2, math.nan])
     assert (positive.tolist(), logits.tolist()) == ([False, True], [0.1, 0.2])
     assert KIND.compute_score(positive, logits) == 1.0
@@ -72,11 +74,11 @@ def test_arrays_are_of_known_labels_and_refuse_what_is_no_number():
         KIND.select_labelled([0, 1], [0.1])
 
 
-def test_calls_are_at_or_above_a_threshold():
+def test_apply_threshold():
     assert [KIND.apply_threshold(0.0, threshold) for threshold in (0.4, 0.5, 0.6, None)] == [1, 1, 0, None]
 
 
-def test_every_metric_has_a_value_in_resamples_too_and_says_which_threshold_it_needs():
+def test_metrics_resampled_metrics_and_threshold_names_agree():
     positive, logits = np.array([True, False, True, False]), np.array([1.0, -1.0, 0.5, 0.2])
     at = TargetThresholds(0.5, 0.4)
     values, drawn = (
@@ -92,7 +94,7 @@ def test_every_metric_has_a_value_in_resamples_too_and_says_which_threshold_it_n
     assert {name for name in values if without[name] is None} == {name for name in values if KIND.threshold_name(name)}
 
 
-def test_a_linear_fit_needs_both_classes_and_leaves_out_what_has_no_label():
+def test_linear_fit_needs_both_classes_and_ignores_missing_labels():
     rows, labels = [[0.0], [1.0], [9.0], [2.0]], [0, 1, None, 1]
     fitted = KIND.fit_linear(rows, labels)
     again = KIND.fit_linear([rows[0], rows[1], rows[3]], [0, 1, 1])

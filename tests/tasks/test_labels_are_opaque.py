@@ -1,4 +1,4 @@
-"""Outside tasks/ nobody knows what a label is, nor how a logit becomes a probability."""
+"""Code outside tasks/ depends neither on the values of labels nor on how probabilities are computed from logits."""
 
 import ast
 from pathlib import Path
@@ -8,19 +8,19 @@ import pytest
 import tapfm
 
 ROOT = Path(tapfm.__file__).parent
-# gates of networks, and DeLong's interval of an AUC, are not about targets
+# sigmoids that are not predictions: gates of networks, and DeLong's interval of an AUC
 OTHER_SIGMOIDS = ("aggregators", "encoders", "metrics/delong.py")
-# labels of painted slides are made, not read
-PAINTED = ("synthetic",)
+# labels of synthetic slides are generated as numbers
+GENERATES_LABELS = ("synthetic",)
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 OUTSIDE = [name for name in FILES if not name.startswith("tasks/")]
 
 
-def allowed(name, places):
+def is_in(name, places):
     return any(name == place or name.startswith(f"{place}/") for place in places)
 
 
-def names_in(node):
+def find_names(node):
     for each in ast.walk(node):
         if isinstance(each, ast.Name):
             yield each.id
@@ -30,8 +30,8 @@ def names_in(node):
             yield each.name.split(".")[-1]
 
 
-def numbers_as_labels(tree):
-    """Yield annotations of labels that are numbers, and comparisons of labels with them."""
+def find_numeric_labels(tree):
+    """Yield annotations of labels as numbers, and comparisons of labels with numbers."""
     for node in ast.walk(tree):
         named = []
         if isinstance(node, ast.AnnAssign):
@@ -62,16 +62,16 @@ def numbers_as_labels(tree):
         ("labels: Mapping[str, Label]", 0),
     ],
 )
-def test_the_search_finds_labels_that_are_numbers(code, found):
-    assert len(list(numbers_as_labels(ast.parse(code)))) == found
+def test_find_numeric_labels(code, found):
+    assert len(list(find_numeric_labels(ast.parse(code)))) == found
 
 
-@pytest.mark.parametrize("name", [name for name in OUTSIDE if not allowed(name, OTHER_SIGMOIDS)])
-def test_no_sigmoid(name):
-    found = set(names_in(ast.parse((ROOT / name).read_text("utf-8"))))
+@pytest.mark.parametrize("name", [name for name in OUTSIDE if not is_in(name, OTHER_SIGMOIDS)])
+def test_no_sigmoid_outside_tasks(name):
+    found = set(find_names(ast.parse((ROOT / name).read_text("utf-8"))))
     assert not found & {"sigmoid", "expit", "logsigmoid"}
 
 
-@pytest.mark.parametrize("name", [name for name in OUTSIDE if not allowed(name, PAINTED)])
-def test_no_label_is_a_number(name):
-    assert list(numbers_as_labels(ast.parse((ROOT / name).read_text("utf-8")))) == []
+@pytest.mark.parametrize("name", [name for name in OUTSIDE if not is_in(name, GENERATES_LABELS)])
+def test_no_numeric_labels_outside_tasks(name):
+    assert list(find_numeric_labels(ast.parse((ROOT / name).read_text("utf-8")))) == []

@@ -1,4 +1,4 @@
-"""Label smoothing, and the weighting of the authors' scripts, with values computed by hand."""
+"""Label smoothing and class weights, including those of the authors' scripts, with known values."""
 
 import math
 
@@ -26,7 +26,7 @@ def logits(*values):
 
 
 @pytest.mark.parametrize(("label", "weight", "smoothed"), [(1, 2.0, 0.95), (0, 2 / 3, 0.05)])
-def test_balanced_weights_stay_those_of_the_label_when_it_is_smoothed(label, weight, smoothed):
+def test_balanced_weights_do_not_depend_on_smoothing(label, weight, smoothed):
     task = BinaryTask.from_training_labels("FGFR3", QUARTER, smoothing=0.1)
     loss = task.loss(logits(0.7), encode_labels([label]))
     assert loss.item() == pytest.approx(weight * cross_entropy(smoothed, 0.7))
@@ -37,13 +37,13 @@ def test_balanced_weights_stay_those_of_the_label_when_it_is_smoothed(label, wei
     ("smoothing", "label", "weight", "smoothed"),
     [(0.0, 1, 0.75, 1), (0.0, 0, 0.25, 0), (0.1, 1, 0.725, 0.95), (0.1, 0, 0.275, 0.05)],
 )
-def test_reference_weights_are_those_of_the_smoothed_label(smoothing, label, weight, smoothed):
+def test_reference_weights_depend_on_smoothing(smoothing, label, weight, smoothed):
     task = BinaryTask.from_training_labels("FGFR3", QUARTER, smoothing=smoothing, weighting="reference")
     loss = task.loss(logits(0.7), encode_labels([label]))
     assert loss.item() == pytest.approx(weight * cross_entropy(smoothed, 0.7))
 
 
-def test_several_targets_of_the_reference_weigh_by_their_rarity_with_mean_1():
+def test_reference_alphas_have_mean_1():
     # 1/p = 4 and 2: c = 4 x 2/6 and 2 x 2/6
     task = MultiLabelTask.from_training_labels({"EGFR": QUARTER, "KRAS": HALF}, smoothing=0.1, weighting="reference")
     loss = task.loss(logits(0.3, -1.2), encode_labels([1, 0]))
@@ -51,7 +51,7 @@ def test_several_targets_of_the_reference_weigh_by_their_rarity_with_mean_1():
     assert loss.item() == pytest.approx(egfr + kras)
 
 
-def test_a_single_target_of_the_reference_has_alpha_1():
+def test_reference_alpha_of_a_single_target_is_1():
     weights = reference_weights({"FGFR3": QUARTER}, 0.0)["FGFR3"]
     assert weights == ClassWeights(positive=0.75, negative=0.25, alpha=1.0)
     labels = {"FGFR3": QUARTER}
@@ -61,19 +61,19 @@ def test_a_single_target_of_the_reference_has_alpha_1():
 
 
 @pytest.mark.parametrize("weighting", ["balanced", "reference"])
-def test_the_gradient_is_the_distance_from_the_smoothed_label(weighting):
+def test_gradient_is_the_difference_to_the_smoothed_label(weighting):
     task = BinaryTask.from_training_labels("FGFR3", HALF, smoothing=0.2, weighting=weighting)
     for label, smoothed, weight in [(1, 0.9, task.weights.positive), (0, 0.1, task.weights.negative)]:
         logit = logits(0.7)
         (gradient,) = torch.autograd.grad(task.loss(logit, encode_labels([label])), logit)
         assert gradient.item() == pytest.approx(weight * (1 / (1 + math.exp(-0.7)) - smoothed))
-        resting = logits(math.log(smoothed / (1 - smoothed)))  # sure enough: nothing is left to learn
-        (gradient,) = torch.autograd.grad(task.loss(resting, encode_labels([label])), resting)
+        at_smoothed_label = logits(math.log(smoothed / (1 - smoothed)))  # the minimum of the loss
+        (gradient,) = torch.autograd.grad(task.loss(at_smoothed_label, encode_labels([label])), at_smoothed_label)
         assert gradient.item() == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("weighting", ["balanced", "reference"])
-def test_a_missing_label_takes_no_part_though_its_smoothed_value_would(weighting):
+def test_missing_label_has_no_loss_and_no_gradient(weighting):
     task = MultiLabelTask.from_training_labels({"EGFR": QUARTER, "KRAS": HALF}, smoothing=0.1, weighting=weighting)
     both = logits(0.3, -1.2)
     loss = task.loss(both, encode_labels([None, 1]))
@@ -84,18 +84,18 @@ def test_a_missing_label_takes_no_part_though_its_smoothed_value_would(weighting
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0, float("nan")])
-def test_a_smoothing_that_leaves_nothing_of_the_label_is_refused(smoothing):
+def test_invalid_smoothing_is_rejected(smoothing):
     with pytest.raises(SettingError, match="from 0 to below 1"):
         BinaryTask.from_training_labels("FGFR3", HALF, smoothing=smoothing)
     with pytest.raises(SettingError, match="from 0 to below 1"):
         MultiLabelTask.from_training_labels({"FGFR3": HALF}, smoothing=smoothing, weighting="reference")
 
 
-def test_an_unknown_weighting_is_refused():
+def test_unknown_weighting_is_rejected():
     with pytest.raises(SettingError, match="'balanced' or 'reference'; got 'none'"):
         BinaryTask.from_training_labels("FGFR3", HALF, weighting="none")
 
 
-def test_the_reference_too_needs_both_classes():
+def test_reference_weights_need_both_classes():
     with pytest.raises(LabelError, match="'MET' has no positive"):
         MultiLabelTask.from_training_labels({"EGFR": HALF, "MET": [0, 0]}, weighting="reference")

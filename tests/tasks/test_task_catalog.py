@@ -1,4 +1,4 @@
-"""The catalogue chooses the task by the number of targets, and needs no torch to be read."""
+"""Build a task by the number of targets; the catalogue can be imported without torch."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from tapfm.tasks.multilabel import MultiLabelTask
 LABELS = [1, 0, 0, None]
 
 
-def test_one_target_is_a_binary_task():
+def test_one_target_gives_a_binary_task():
     task = build_task({"FGFR3": LABELS}, smoothing=0.1, weighting="reference")
     assert isinstance(task, BinaryTask)
     assert tuple(task.targets) == ("FGFR3",)
@@ -21,7 +21,7 @@ def test_one_target_is_a_binary_task():
     assert task.weights.positive == pytest.approx(0.95 * 2 / 3 + 0.05 / 3)
 
 
-def test_several_targets_are_a_multi_label_task_in_their_order():
+def test_several_targets_give_a_multi_label_task():
     task = build_task({"KRAS": LABELS, "EGFR": LABELS}, smoothing=0.1, weighting="balanced")
     assert isinstance(task, MultiLabelTask)
     assert tuple(task.targets) == ("KRAS", "EGFR")
@@ -29,11 +29,11 @@ def test_several_targets_are_a_multi_label_task_in_their_order():
     assert task.weights[0].positive == 3 / 2
 
 
-def test_no_target_is_refused():
-    with pytest.raises(SettingError, match="no target"):
+def test_no_target_is_rejected():
+    with pytest.raises(SettingError, match="No target"):
         build_task({})
 
 
-def test_reading_the_catalogue_does_not_load_torch():
+def test_catalog_does_not_import_torch():
     code = "import sys, tapfm.tasks.catalog; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

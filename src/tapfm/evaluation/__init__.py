@@ -1,1 +1,1 @@
-"""Evaluation: what predictions are worth."""
+"""Evaluation of predictions: metrics, subgroups, comparisons of methods."""

@@ -1,4 +1,4 @@
-"""Tables and figure of a comparison, and its files."""
+"""Write a comparison of methods: tables, a figure, and the page comparison.md."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from tapfm.cohort.splits import format_names
 from tapfm.evaluation.method_comparison import Comparison, PairedComparison
 from tapfm.evaluation.metric_values import MACRO, target_title
 from tapfm.results.document import Paragraph, Section
-from tapfm.results.drawing import write_png
 from tapfm.results.estimate import Estimate
-from tapfm.results.figure import Axis, Figure, Line, Mark, Panel, Points, Rule
+from tapfm.results.figure import Axis, Colour, Figure, Line, Mark, Panel, Points, Rule
+from tapfm.results.figure_drawing import write_png
 from tapfm.results.formatting import format_p_value
 from tapfm.results.markdown import markdown_sections
 from tapfm.results.table import Column, Table, table_csv, table_row
@@ -20,57 +21,62 @@ from tapfm.runtime.csv_files import write_csv
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import format_count
 
-_SHOWN = 10  # patients that the page names; excluded.csv has all
+_MAX_LISTED = 10  # patients listed on the page; excluded.csv contains all
 FILES = ("comparison.json", "comparison.csv", "comparison.md", "differences.png", "excluded.csv")
 _PAIRED_NOTE = (
-    "Paired: all methods on the same patients and the same resamples. Holm's correction is over the pairs of a target, "
-    "of DeLong's p value if there is one, otherwise of the bootstrap's."
+    "Differences are paired: all methods are evaluated on the same patients and the same bootstrap resamples. "
+    "p (Holm) is corrected for the number of pairs of methods, separately for each target. It is based on p (DeLong), "
+    "or on p (bootstrap) if there is no p (DeLong)."
 )
 
 
 def write_comparison(
-    folder: Path, compared: Comparison, files: Mapping[str, str], *, resamples: int, seed: int, notes: Sequence[str]
+    folder: Path, comparison: Comparison, files: Mapping[str, str], *, resamples: int, seed: int, notes: Sequence[str]
 ) -> None:
     """Write the tables of a comparison and its figure.
 
-    files: the table of predictions of each method.
+    files: the prediction table of each method.
     notes: warnings to repeat on the page.
     """
-    figure = _differences_figure(compared)
+    figure = _build_differences_figure(comparison)
     page = markdown_sections(
-        " / ".join(compared.methods),
-        _sections(compared, files, figure, resamples, notes),
+        f"Comparison of {', '.join(comparison.methods)}",
+        _build_sections(comparison, files, figure, resamples, notes),
         {figure.title: "differences.png"},
     )
-    excluded = ([name, patient] for name, patients in compared.excluded.items() for patient in patients)
-    write_atomically(folder / "comparison.csv", table_csv(_all_pairs_table(compared)).encode())
+    excluded = ([name, patient] for name, patients in comparison.excluded.items() for patient in patients)
+    write_atomically(folder / "comparison.csv", table_csv(_build_pairs_table(comparison)).encode())
     write_csv(folder / "excluded.csv", ("method", "patient"), excluded)
     write_png(folder / "differences.png", figure)
     write_atomically(folder / "comparison.md", page.encode())
-    write_atomically(folder / "comparison.json", _json(compared, files, resamples, seed, notes))
+    write_atomically(folder / "comparison.json", _format_json(comparison, files, resamples, seed, notes))
 
 
-def _shown_targets(compared: Comparison) -> list[str]:
-    """Return the targets, and their mean where there are several."""
-    return [*compared.targets, *([MACRO] if len(compared.targets) > 1 else [])]
+def _targets_and_mean(comparison: Comparison) -> list[str]:
+    """Return the targets, followed by their mean if there are several."""
+    return [*comparison.targets, *([MACRO] if len(comparison.targets) > 1 else [])]
 
 
-def auc_table(compared: Comparison, files: Mapping[str, str] | None = None) -> Table:
-    """Return the AUC of each method; with the file of its predictions if given."""
-    targets = _shown_targets(compared)
+def build_auc_table(comparison: Comparison, files: Mapping[str, str] | None = None) -> Table:
+    """Return the AUC of each method.
+
+    files: the prediction table of each method, shown after its name.
+    """
+    targets = _targets_and_mean(comparison)
     rows = [
         table_row(
             name if files is None else f"{name} (`{files[name]}`)",
-            *(compared.aucs[name, target] for target in targets),
+            *(comparison.aucs[name, target] for target in targets),
         )
-        for name in compared.methods
+        for name in comparison.methods
     ]
-    return Table([Column("AUC", text=True), *(Column(target_title(target)) for target in targets)], rows)
+    columns = [Column(target_title(target), group="AUC") for target in targets]
+    return Table([Column("method", text=True), *columns], rows)
 
 
-def differences_table(compared: Comparison) -> Table:
-    """Return the difference of AUC of each pair, with the p values of its tests."""
-    columns = [Column("difference of AUC", text=True), Column("target", text=True), Column("", form="+.3f")]
+def build_differences_table(comparison: Comparison) -> Table:
+    """Return the AUC difference of each pair, with the p values of its tests."""
+    columns = [Column("methods", text=True), Column("target", text=True), Column("AUC difference", float_format="+.3f")]
     columns += [Column(f"p ({test})") for test in ("DeLong", "bootstrap", "Holm")]
     rows = [
         table_row(
@@ -79,104 +85,109 @@ def differences_table(compared: Comparison) -> Table:
             pair.difference,
             *map(format_p_value, (pair.p_delong, pair.p_bootstrap, pair.p_holm)),
         )
-        for pair in compared.pairs
+        for pair in comparison.pairs
     ]
     return Table(columns, rows, notes=[_PAIRED_NOTE])
 
 
-def _all_pairs_table(compared: Comparison) -> Table:
-    """Return comparison.csv."""
+def _build_pairs_table(comparison: Comparison) -> Table:
+    """Return the table for comparison.csv."""
     names = ("first", "second", "target", "auc_first", "auc_second", "difference", "ci_low", "ci_high")
     rows = []
-    for pair in compared.pairs:
-        aucs = [compared.aucs[name, pair.target].value for name in (pair.first, pair.second)]
-        numbers = [*aucs, pair.difference.value, pair.difference.low, pair.difference.high]
-        tests = pair.p_delong, pair.p_bootstrap, pair.p_holm
-        rows.append(table_row(pair.first, pair.second, pair.target, *numbers, *tests, _reason(pair)))
+    for pair in comparison.pairs:
+        aucs = [comparison.aucs[name, pair.target].value for name in (pair.first, pair.second)]
+        values = [*aucs, pair.difference.value, pair.difference.low, pair.difference.high]
+        p_values = pair.p_delong, pair.p_bootstrap, pair.p_holm
+        rows.append(table_row(pair.first, pair.second, pair.target, *values, *p_values, _missing_reason(pair)))
     return Table([Column(name) for name in (*names, "p_delong", "p_bootstrap", "p_holm", "reason")], rows)
 
 
-def _reason(pair: PairedComparison) -> str:
-    """Return why values of a pair are missing."""
+def _missing_reason(pair: PairedComparison) -> str:
+    """Return why values of a pair are missing; empty if none are."""
     return "; ".join(dict.fromkeys(each for each in (pair.difference.reason, pair.reason) if each))
 
 
-def _differences_figure(compared: Comparison) -> Figure:
-    """Return each difference of AUC with its interval; those whose interval excludes 0 are coloured."""
-    names = list(dict.fromkeys(f"{pair.first} - {pair.second}" for pair in compared.pairs))
-    pairs = {(f"{pair.first} - {pair.second}", pair.target): pair.difference for pair in compared.pairs}
+def _build_differences_figure(comparison: Comparison) -> Figure:
+    """Return a plot of the AUC differences; differences whose confidence interval excludes 0 are coloured."""
+    names = list(dict.fromkeys(f"{pair.first} - {pair.second}" for pair in comparison.pairs))
+    pairs = {(f"{pair.first} - {pair.second}", pair.target): pair.difference for pair in comparison.pairs}
     panels = []
-    for target in dict.fromkeys(pair.target for pair in compared.pairs):
+    for target in dict.fromkeys(pair.target for pair in comparison.pairs):
         estimates = {name: pairs[name, target] for name in names if (name, target) in pairs}
-        panels.append(_interval_panel(target_title(target), "difference of AUC", estimates, reference=0.0))
+        panels.append(_build_interval_panel(target_title(target), "AUC difference", estimates, reference=0.0))
     width = 3.4 + 0.07 * max(map(len, names), default=0)
-    return Figure("Differences of AUC", panels, panel_width_in=width, panel_height_in=1.4 + 0.32 * len(names))
+    return Figure("AUC differences", panels, panel_width_in=width, panel_height_in=1.4 + 0.32 * len(names))
 
 
-def _interval_panel(title: str, label: str, estimates: Mapping[str, Estimate], reference: float) -> Panel:
-    """Return values with their confidence intervals, one below the other, and a line at a reference value."""
+def _build_interval_panel(title: str, label: str, estimates: Mapping[str, Estimate], reference: float) -> Panel:
+    """Return a panel with one row per value and its confidence interval, and a line at a reference value."""
     marks: list[Mark] = [Rule(reference, dash="dotted")]
-    for place, estimate in enumerate(estimates.values()):
+    for row, estimate in enumerate(estimates.values()):
         if estimate.value is None:
             continue
         low, high = estimate.low, estimate.high
-        clear = low is not None and high is not None and not low <= reference <= high
+        excludes_reference = low is not None and high is not None and not low <= reference <= high
+        colour: Colour = "model" if excludes_reference else "grey"
         if low is not None and high is not None:
-            marks.append(Line([low, high], [place, place], "model" if clear else "grey"))
-        marks.append(Points([estimate.value], [place], "model" if clear else "grey"))
-    places = [float(place) for place in range(len(estimates))]
-    y = Axis("", len(estimates) - 0.5, -0.5, places, list(estimates))
-    return Panel(title, Axis(f"{label}, 95% confidence interval"), y, marks)
+            marks.append(Line([low, high], [row, row], colour))
+        marks.append(Points([estimate.value], [row], colour))
+    rows = [float(row) for row in range(len(estimates))]
+    y = Axis("", len(estimates) - 0.5, -0.5, rows, list(estimates))
+    return Panel(title, Axis(f"{label} with 95% confidence interval"), y, marks)
 
 
-def _sections(
-    compared: Comparison, files: Mapping[str, str], figure: Figure, resamples: int, notes: Sequence[str]
+def _build_sections(
+    comparison: Comparison, files: Mapping[str, str], figure: Figure, resamples: int, notes: Sequence[str]
 ) -> list[Section]:
     about = (
-        f"On the {format_count(compared.patients, 'patient')} that all methods have; each {compared.unit} counts once. "
+        f"Evaluated on the {format_count(comparison.patients, 'patient')} that all methods have. "
+        f"Each {comparison.unit} counts once. "
         f"Ranges are 95% confidence intervals from {resamples:,} bootstrap resamples of patients."
     )
+    warnings = [Paragraph(note, warning=True) for note in notes]
     sections = [
-        Section("", [Paragraph(about), *(Paragraph(note, warning=True) for note in notes), auc_table(compared, files)]),
-        Section("Differences of AUC", [differences_table(compared), figure]),
+        Section("", [Paragraph(about), *warnings, build_auc_table(comparison, files)]),
+        Section("AUC differences", [build_differences_table(comparison), figure]),
     ]
     missing = dict.fromkeys(
-        f"- {target_title(pair.target)}: {reason}" for pair in compared.pairs if (reason := _reason(pair))
+        f"- {target_title(pair.target)}: {reason}" for pair in comparison.pairs if (reason := _missing_reason(pair))
     )
-    for title, lines in (("What is missing", list(missing)), ("Left out", _excluded_lines(compared))):
+    for title, lines in (("Missing values", list(missing)), ("Excluded", _list_excluded(comparison))):
         if lines:
             sections.append(Section(title, [Paragraph("\n".join(lines))]))
     return sections
 
 
-def _excluded_lines(compared: Comparison) -> list[str]:
-    """List the first few patients that do not count, and labels that some methods lack."""
+def _list_excluded(comparison: Comparison) -> list[str]:
+    """Return lines about excluded patients and about labels that only some methods have."""
     lines = []
-    for name, patients in compared.excluded.items():
+    for name, patients in comparison.excluded.items():
         if patients:
-            more = f" and {len(patients) - _SHOWN:,} more (`excluded.csv`)" if len(patients) > _SHOWN else ""
-            names = ", ".join(patients[:_SHOWN]) + more
-            lines.append(f"- {name}: {format_count(len(patients), 'patient')} that other methods lack: {names}")
-    if compared.label_conflicts:
-        names = ", ".join(compared.label_conflicts[:_SHOWN])
-        lines.append(f"- labelled by some methods only; that label is used: {names}")
+            listed = format_names(patients, _MAX_LISTED) + (" (`excluded.csv`)" if len(patients) > _MAX_LISTED else "")
+            lines.append(f"- {name}, {len(patients):,} not in all methods: {listed}")
+    if comparison.partial_labels:
+        listed = format_names(comparison.partial_labels, _MAX_LISTED)
+        lines.append(f"- Not excluded, but only some methods have a label, which is used for all methods: {listed}")
     return lines
 
 
-def _json(compared: Comparison, files: Mapping[str, str], resamples: int, seed: int, notes: Sequence[str]) -> bytes:
-    found = {
+def _format_json(
+    comparison: Comparison, files: Mapping[str, str], resamples: int, seed: int, notes: Sequence[str]
+) -> bytes:
+    """Return the contents of comparison.json."""
+    contents = {
         "files": dict(files),
-        "unit": compared.unit,
-        "patients": compared.patients,
+        "unit": comparison.unit,
+        "patients": comparison.patients,
         "resamples": resamples,
         "seed": seed,
         "notes": list(notes),
-        "excluded": {name: list(patients) for name, patients in compared.excluded.items()},
-        "label_conflicts": list(compared.label_conflicts),
+        "excluded": {name: list(patients) for name, patients in comparison.excluded.items()},
+        "partial_labels": list(comparison.partial_labels),
         "auc": {
-            name: {target: asdict(compared.aucs[name, target]) for target in _shown_targets(compared)}
-            for name in compared.methods
+            name: {target: asdict(comparison.aucs[name, target]) for target in _targets_and_mean(comparison)}
+            for name in comparison.methods
         },
-        "pairs": [asdict(pair) for pair in compared.pairs],
+        "pairs": [asdict(pair) for pair in comparison.pairs],
     }
-    return (json.dumps(found, indent=2, allow_nan=False) + "\n").encode()
+    return (json.dumps(contents, indent=2, allow_nan=False) + "\n").encode()

@@ -16,49 +16,51 @@ from tapfm.tasks.target import FigureData, TargetKind, TargetKinds
 
 @dataclass(frozen=True)
 class EvaluatedPredictions:
-    """Predictions of a model and of a baseline (which may be empty), and what was measured of the model."""
+    """Predictions of a model and of the baseline (which may be empty), and the metrics of the model."""
 
     predictions: Sequence[Prediction]
     baseline: Sequence[Prediction]
     unit: Unit
-    metrics: Mapping[tuple[str, str], MetricValue]  # by target and name
-    thresholds: Mapping[str, float | None]  # Youden's, by target
+    metrics: Mapping[tuple[str, str], MetricValue]  # by target and metric
+    thresholds: Mapping[str, float | None]  # Youden thresholds by target
     resamples: int
     seed: int
 
 
-def target_panels(evaluated: EvaluatedPredictions, target: str, kind: TargetKind) -> dict[str, Panel]:
+def build_target_panels(evaluated: EvaluatedPredictions, target: str, kind: TargetKind) -> dict[str, Panel]:
     """Return the panels of one target, by file name."""
     kinds, unit = {target: kind}, evaluated.unit
     units = pool_by_unit(evaluated.predictions, kinds, unit)
-    column = select_labelled_units(units, target, kind, unit)
-    if column.undefined_reason:
-        return {name: Panel(title, why_empty=column.undefined_reason) for name, title in kind.figures.items()}
+    labelled = select_labelled_units(units, target, kind, unit)
+    if labelled.undefined_reason:
+        return {name: Panel(title, why_empty=labelled.undefined_reason) for name, title in kind.figures.items()}
     baseline = None
     if evaluated.baseline:
-        beside = select_labelled_units(pool_by_unit(evaluated.baseline, kinds, unit), target, kind, unit)
-        baseline = None if beside.undefined_reason else (beside.truth, beside.logits)
+        baseline_units = select_labelled_units(pool_by_unit(evaluated.baseline, kinds, unit), target, kind, unit)
+        if not baseline_units.undefined_reason:
+            baseline = baseline_units.truth, baseline_units.logits
     resamples = resample_patients(units, kinds, resamples=evaluated.resamples, seed=evaluated.seed)
+    has_interval = not labelled.no_interval_reason
     data = FigureData(
-        truth=column.truth,
-        logits=column.logits,
+        truth=labelled.truth,
+        logits=labelled.logits,
         baseline=baseline,
         estimates={
             name: each.estimate if (each := evaluated.metrics.get((target, name))) is not None else Estimate(None)
             for name in kind.metrics
         },
         threshold=evaluated.thresholds.get(target),
-        weights=() if column.no_interval_reason else (weights[:, column.place] for _, weights in resamples.blocks()),
+        weights=(weights[:, labelled.indices] for _, weights in resamples.blocks()) if has_interval else (),
         unit=unit,
     )
     return kind.build_panels(data)
 
 
-def evaluation_figures(evaluated: EvaluatedPredictions, targets: TargetKinds, title: str) -> dict[str, Figure]:
+def build_evaluation_figures(evaluated: EvaluatedPredictions, targets: TargetKinds, title: str) -> dict[str, Figure]:
     """Return the figures of all targets, by file name."""
     panels: dict[str, list[Panel]] = {}
     for target, kind in targets.items():
-        for name, panel in target_panels(evaluated, target, kind).items():
+        for name, panel in build_target_panels(evaluated, target, kind).items():
             panels.setdefault(name, []).append(replace(panel, title=target))
-    titles = {name: curve for kind in targets.values() for name, curve in kind.figures.items()}
-    return {name: Figure(f"{titles[name]}: {title}", of_figure) for name, of_figure in panels.items()}
+    titles = {name: figure_title for kind in targets.values() for name, figure_title in kind.figures.items()}
+    return {name: Figure(f"{titles[name]}: {title}", target_panels) for name, target_panels in panels.items()}

@@ -1,4 +1,4 @@
-"""One target of predictions, as arrays: the units with a label, and how many patients they stand for."""
+"""The labelled units (slides or patients) of one target, as arrays."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from tapfm.tasks.target import Label, TargetKind, Truth
 
 @dataclass(frozen=True)
 class LabelledUnits:
-    """The units that have a label of one target."""
+    """The units with a label for one target."""
 
     target: str
     kind: TargetKind
     labels: list[Label]  # of all units
-    place: NDArray[np.intp]  # of those with a label, among all units
+    indices: NDArray[np.intp]  # of the labelled units, among all units
     truth: Truth
     logits: Floats
-    undefined_reason: str  # what the labels lack
-    no_interval_reason: str  # why resampling cannot give an interval
-    clustered: bool  # some patient has several units
+    undefined_reason: str  # why metrics are undefined; empty if they are defined
+    no_interval_reason: str  # why there is no bootstrap confidence interval; empty if there is one
+    clustered: bool  # whether a patient has more than one labelled unit
 
-    def logits_of(self, predictions: Iterable[Prediction]) -> Floats:
-        """Return the logits of other predictions of the same units, of those with a label."""
+    def select_logits(self, predictions: Iterable[Prediction]) -> Floats:
+        """Return the logits of the labelled units from other predictions of the same units."""
         logits: Floats = np.array([each.logits[self.target] for each in predictions], dtype=np.float64)
-        return logits[self.place]
+        return logits[self.indices]
 
 
 def select_labelled_units(units: Sequence[Prediction], target: str, kind: TargetKind, unit: Unit) -> LabelledUnits:
-    """Take one target of the units."""
+    """Return the units that have a label for a target."""
     labels = [each.labels.get(target) for each in units]
     truth, logits = kind.select_labelled(labels, [each.logits[target] for each in units])
     patients = [patient_key(each) for each in units]
-    known = [place for place, label in enumerate(labels) if label is not None]
+    indices = [index for index, label in enumerate(labels) if label is not None]
     return LabelledUnits(
         target=target,
         kind=kind,
         labels=labels,
-        place=np.array(known, dtype=np.intp),
+        indices=np.array(indices, dtype=np.intp),
         truth=truth,
         logits=logits,
         undefined_reason=kind.explain_undefined(labels, unit),
         no_interval_reason=kind.explain_missing_interval(labels, patients),
-        clustered=len({patients[place] for place in known}) < len(known),
+        clustered=len({patients[index] for index in indices}) < len(indices),
     )

@@ -1,4 +1,4 @@
-"""Everything measured of predictions, with intervals: each metric of each target, and their mean over targets."""
+"""Compute every metric of every target with confidence intervals, and the mean over targets."""
 
 from __future__ import annotations
 
@@ -15,46 +15,55 @@ from tapfm.metrics.bootstrap import RESAMPLES, Resamples, percentile_interval
 from tapfm.results.estimate import Estimate
 from tapfm.tasks.target import TargetKinds, TargetThresholds
 
-MACRO = "macro"
+MACRO = "macro"  # in place of a target: the mean over targets
 
 
 def target_title(target: str) -> str:
-    """Name a target, or their mean."""
+    """Return the name of a target, or of the mean over targets, for tables."""
     return "mean of targets" if target == MACRO else target
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds by target, chosen on validation: Youden's, and that which reaches a sensitivity."""
+    """Thresholds by target, chosen on the validation split; None if a target has none."""
 
     youden: Mapping[str, float | None]
-    at_sensitivity: Mapping[str, float | None]
+    at_sensitivity: Mapping[str, float | None]  # reach `sensitivity`
     sensitivity: float
 
 
 @dataclass(frozen=True)
+class ChosenThresholds:
+    """Thresholds, and the slides that they were chosen on."""
+
+    thresholds: Thresholds | None
+    source: str  # such as "16 validation slides of the run"; without thresholds, the reason
+    missing_reason: str = ""  # why `at_sensitivity` is missing although there are validation slides
+
+
+@dataclass(frozen=True)
 class MetricValue:
-    """One metric of one target, or the mean over targets ("macro") that have it, with its bootstrap interval."""
+    """A metric of one target, or its mean over the targets that have it ("macro"), with bootstrap interval."""
 
     target: str
     metric: str
     estimate: Estimate
-    delong: Estimate | None  # of the AUC of a target
-    units: int  # with a label
+    delong: Estimate | None  # only for the AUC of one target
+    units: int  # number of units with a label
     positives: int | None
 
 
 def choose_thresholds(
     validation: Sequence[Prediction], targets: TargetKinds, unit: Unit, sensitivity: float = 0.9
 ) -> Thresholds:
-    """Choose the thresholds of each target on validation predictions; None where they cannot say."""
+    """Choose the thresholds of each target on predictions for validation slides."""
     chosen: dict[str, TargetThresholds] = {}
     for target, kind in targets.items():
         units = pool_by_unit(validation, {target: kind}, unit)
-        column = select_labelled_units(units, target, kind, unit)
-        chosen[target] = kind.choose_thresholds(column.truth, column.logits, sensitivity)
-    by_youden = {target: each.youden for target, each in chosen.items()}
-    return Thresholds(by_youden, {target: each.at_sensitivity for target, each in chosen.items()}, sensitivity)
+        labelled = select_labelled_units(units, target, kind, unit)
+        chosen[target] = kind.choose_thresholds(labelled.truth, labelled.logits, sensitivity)
+    youden = {target: each.youden for target, each in chosen.items()}
+    return Thresholds(youden, {target: each.at_sensitivity for target, each in chosen.items()}, sensitivity)
 
 
 def compute_metrics(
@@ -66,86 +75,88 @@ def compute_metrics(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> list[MetricValue]:
-    """Measure predictions: every metric of every target, then, with several targets, the macro means."""
+    """Return every metric of every target, followed by the means over targets if there are several."""
     units = pool_by_unit(predictions, targets, unit)
-    columns = [select_labelled_units(units, target, kind, unit) for target, kind in targets.items()]
-    measured = []
-    for column in columns:
-        kind, at = column.kind, _thresholds_of(column.target, thresholds)
-        # by its own labels: what else is predicted does not change the interval of a target
-        draws = resample_patients(units, {column.target: kind}, resamples=resamples, seed=seed)
-        value, drawn = kind.compute_metrics(column.truth, column.logits, at), _draws_of([column], thresholds, draws)[0]
-        positives, known = kind.count_labels(column.labels)
+    labelled_units = [select_labelled_units(units, target, kind, unit) for target, kind in targets.items()]
+    found = []
+    for labelled in labelled_units:
+        kind, target_thresholds = labelled.kind, _select_thresholds(labelled.target, thresholds)
+        # stratified by this target only, so that its interval does not depend on other targets
+        drawn = resample_patients(units, {labelled.target: kind}, resamples=resamples, seed=seed)
+        values = kind.compute_metrics(labelled.truth, labelled.logits, target_thresholds)
+        resampled = _compute_resampled_metrics([labelled], thresholds, drawn)[0]
+        positives, labels = kind.count_labels(labelled.labels)
         for metric in kind.metrics:
-            reason = column.no_interval_reason
-            if value[metric] is None:
-                reason = kind.explain_missing_metric(metric, column.target, column.labels, at, unit)
-            estimate = percentile_interval(value[metric], drawn[metric], reason=reason)
-            delong = _analytic_interval(metric, column, unit)
-            measured.append(MetricValue(column.target, metric, estimate, delong, known, positives))
+            reason = labelled.no_interval_reason
+            if values[metric] is None:
+                reason = kind.explain_missing_metric(metric, labelled.target, labelled.labels, target_thresholds, unit)
+            estimate = percentile_interval(values[metric], resampled[metric], reason=reason)
+            delong = _compute_delong_interval(metric, labelled, unit)
+            found.append(MetricValue(labelled.target, metric, estimate, delong, labels, positives))
     if len(targets) > 1:
-        draws = resample_patients(units, targets, resamples=resamples, seed=seed)
-        together = _draws_of(columns, thresholds, draws)
-        too_few = {column.target: column.no_interval_reason for column in columns}
-        for metric in [name for name in columns[0].kind.metrics if all(name in each for each in together)]:
-            of_targets = [each for each in measured if each.metric == metric]
-            estimate = _macro(of_targets, [each[metric] for each in together], too_few)
-            measured.append(MetricValue(MACRO, metric, estimate, None, len(units), None))
-    return measured
+        drawn = resample_patients(units, targets, resamples=resamples, seed=seed)
+        joint = _compute_resampled_metrics(labelled_units, thresholds, drawn)
+        no_interval_reasons = {labelled.target: labelled.no_interval_reason for labelled in labelled_units}
+        for metric in [name for name in labelled_units[0].kind.metrics if all(name in each for each in joint)]:
+            by_target = [each for each in found if each.metric == metric]
+            estimate = _average_targets(by_target, [each[metric] for each in joint], no_interval_reasons)
+            found.append(MetricValue(MACRO, metric, estimate, None, len(units), None))
+    return found
 
 
-def _draws_of(
-    columns: Sequence[LabelledUnits], thresholds: Thresholds | None, resamples: Resamples
+def _compute_resampled_metrics(
+    labelled_units: Sequence[LabelledUnits], thresholds: Thresholds | None, resamples: Resamples
 ) -> list[dict[str, Floats]]:
-    """Compute every metric of every target in every resample; NaN where there is none."""
-    draws = [{metric: np.full(len(resamples), np.nan) for metric in column.kind.metrics} for column in columns]
-    for rows, of_all_units in resamples.blocks():
-        for column, drawn in zip(columns, draws, strict=True):
-            weights, at = of_all_units[:, column.place], _thresholds_of(column.target, thresholds)
-            for metric, values in column.kind.compute_resampled_metrics(
-                weights, column.truth, column.logits, at
-            ).items():
-                drawn[metric][rows] = values
-    return draws
+    """Return every metric of every target in every resample; NaN if undefined."""
+    found = [{metric: np.full(len(resamples), np.nan) for metric in each.kind.metrics} for each in labelled_units]
+    for rows, weights_of_all in resamples.blocks():
+        for labelled, by_metric in zip(labelled_units, found, strict=True):
+            resampled = labelled.kind.compute_resampled_metrics(
+                weights_of_all[:, labelled.indices],
+                labelled.truth,
+                labelled.logits,
+                _select_thresholds(labelled.target, thresholds),
+            )
+            for metric, values in resampled.items():
+                by_metric[metric][rows] = values
+    return found
 
 
-def _thresholds_of(target: str, thresholds: Thresholds | None) -> TargetThresholds | None:
-    """Return the thresholds of a target."""
+def _select_thresholds(target: str, thresholds: Thresholds | None) -> TargetThresholds | None:
+    """Return the thresholds of one target."""
     if thresholds is None:
         return None
     return TargetThresholds(thresholds.youden.get(target), thresholds.at_sensitivity.get(target))
 
 
-def _analytic_interval(metric: str, column: LabelledUnits, unit: Unit) -> Estimate | None:
-    """Estimate a metric by its formula, where it has one; gives the reason where it cannot be computed."""
-    found = column.kind.compute_analytic_interval(
-        metric, column.truth, column.logits, unit=unit, clustered=column.clustered
+def _compute_delong_interval(metric: str, labelled: LabelledUnits, unit: Unit) -> Estimate | None:
+    """Return the analytic confidence interval of a metric, or the reason for its absence; None for other metrics."""
+    found = labelled.kind.compute_analytic_interval(
+        metric, labelled.truth, labelled.logits, unit=unit, clustered=labelled.clustered
     )
-    if found is None or column.clustered or not column.undefined_reason:
+    if found is None or labelled.clustered or not labelled.undefined_reason:
         return found
-    return replace(found, reason=column.undefined_reason)
+    return replace(found, reason=labelled.undefined_reason)
 
 
-def _macro(measured: Sequence[MetricValue], draws: Sequence[Floats], too_few: Mapping[str, str]) -> Estimate:
-    """Average a metric over the targets that have it, in each resample too; the others are named.
+def _average_targets(
+    values: Sequence[MetricValue], resampled: Sequence[Floats], no_interval_reasons: Mapping[str, str]
+) -> Estimate:
+    """Return the mean of a metric over the targets that have a value, also in each resample.
 
-    too_few: why a target has no interval, by target; empty where it has one.
+    no_interval_reasons: why a target has no confidence interval, by target; empty if it has one.
     """
-    having = [place for place, each in enumerate(measured) if each.estimate.value is not None]
-    lacking = [f"{each.target}: {each.estimate.reason}" for each in measured if each.estimate.value is None]
-    if not having:
-        return Estimate(None, reason="; ".join(lacking))
-    value = sum(measured[place].estimate.value or 0.0 for place in having) / len(having)
-    alone = [f"{target}: {too_few[target]}" for place in having if too_few[target := measured[place].target]]
-    estimate = percentile_interval(value, np.mean([draws[place] for place in having], axis=0), reason="; ".join(alone))
-    notes = [f"without {each}" for each in lacking] + [estimate.reason] * bool(estimate.reason)
+    defined = [index for index, each in enumerate(values) if each.estimate.value is not None]
+    missing = [f"{each.target}: {each.estimate.reason}" for each in values if each.estimate.value is None]
+    if not defined:
+        return Estimate(None, reason="; ".join(missing))
+    mean = sum(values[index].estimate.value or 0.0 for index in defined) / len(defined)
+    reasons = [
+        f"{no_interval_reasons[target]} ({target})"
+        for index in defined
+        if no_interval_reasons[target := values[index].target]
+    ]
+    mean_resampled = np.mean([resampled[index] for index in defined], axis=0)
+    estimate = percentile_interval(mean, mean_resampled, reason="; ".join(reasons))
+    notes = [f"mean without {each}" for each in missing] + [estimate.reason] * bool(estimate.reason)
     return replace(estimate, reason="; ".join(notes))
-
-
-@dataclass(frozen=True)
-class ChosenThresholds:
-    """Thresholds, and a text on where they come from or why there are none."""
-
-    thresholds: Thresholds | None
-    source: str
-    missing_reason: str = ""  # where that is not for want of slides

@@ -1,4 +1,4 @@
-"""metrics.json: the results of an evaluation, complete, to be read by programs and by `tapfm report`."""
+"""metrics.json: all results of an evaluation, for other programs and for `tapfm report`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tapfm.evaluation.metric_values import ChosenThresholds, MetricValue, Thresh
 from tapfm.results.estimate import Estimate
 from tapfm.tasks.catalog import target_kinds
 
-_ALL = "all"  # slides, in place of a subgroup
-_NEEDED = ("targets", "unit", "cohort", "split", "table", "sensitivity", "resamples", "seed")
+_ALL_SLIDES = "all"  # in place of a subgroup
+_REQUIRED = ("targets", "unit", "cohort", "split", "table", "sensitivity", "resamples", "seed")
 
 
-def metrics_json(results: EvaluationResults) -> bytes:
+def format_metrics_json(results: EvaluationResults) -> bytes:
     """Return all results, nested by model, subgroup, target and metric."""
     models: dict[str, Any] = {}
     for row in results.rows:
         each = row.metric_value
-        of_group = models.setdefault(row.model, {}).setdefault(row.subgroup or _ALL, {})
+        targets = models.setdefault(row.model, {}).setdefault(row.subgroup or _ALL_SLIDES, {})
         entry = _estimate_entry(each.estimate) | {"units": each.units, "positives": each.positives}
         if each.delong is not None:
             entry["delong"] = _estimate_entry(each.delong)
-        of_group.setdefault(each.target, {})[each.metric] = entry
-    thresholds = results.chosen.thresholds
-    written = {
+        targets.setdefault(each.target, {})[each.metric] = entry
+    thresholds = results.chosen_thresholds.thresholds
+    contents = {
         "evaluation": results.about,
         "slides": results.slides,
         "patients": results.patients,
@@ -37,7 +37,7 @@ def metrics_json(results: EvaluationResults) -> bytes:
         "failed": dict(results.failed),
         "without_label": list(results.without_label),
         "thresholds": {
-            "chosen_on": results.chosen.source,
+            "chosen_on": results.chosen_thresholds.source,
             "youden": None if thresholds is None else dict(thresholds.youden),
             "at_sensitivity": None if thresholds is None else dict(thresholds.at_sensitivity),
             "sensitivity": results.about["sensitivity"],
@@ -46,71 +46,74 @@ def metrics_json(results: EvaluationResults) -> bytes:
         "baseline": results.baseline_note,
         "model_minus_baseline": {pair.target: _pair_entry(pair) for pair in results.differences},
     }
-    return (json.dumps(written, indent=2, allow_nan=False) + "\n").encode()
+    return (json.dumps(contents, indent=2, allow_nan=False) + "\n").encode()
 
 
 def _estimate_entry(estimate: Estimate) -> dict[str, Any]:
-    """Return an estimate; the reason only where there is one."""
-    numbers = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
-    return numbers | ({"reason": estimate.reason} if estimate.reason else {})
+    """Return an estimate, with the reason for missing values if there is one."""
+    values = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+    return values | ({"reason": estimate.reason} if estimate.reason else {})
 
 
 def _pair_entry(pair: PairedComparison) -> dict[str, Any]:
-    tests = {"p_delong": pair.p_delong, "p_bootstrap": pair.p_bootstrap, "p_holm": pair.p_holm}
-    return _estimate_entry(pair.difference) | tests | ({"why_no_delong": pair.reason} if pair.reason else {})
+    p_values = {"p_delong": pair.p_delong, "p_bootstrap": pair.p_bootstrap, "p_holm": pair.p_holm}
+    return _estimate_entry(pair.difference) | p_values | ({"why_no_delong": pair.reason} if pair.reason else {})
 
 
 def read_metrics_json(path: Path) -> EvaluationResults:
     """Read the results of a finished evaluation."""
     try:
-        found = json.loads(path.read_text("utf-8"))
-        about = dict(found["evaluation"])
-        if missing := [name for name in _NEEDED if name not in about]:
-            raise ValueError(f"it does not say {', '.join(missing)}")
+        contents = json.loads(path.read_text("utf-8"))
+        about = dict(contents["evaluation"])
+        if missing := [name for name in _REQUIRED if name not in about]:
+            raise ValueError(f"missing in 'evaluation': {', '.join(missing)}")
         about |= {"resamples": int(about["resamples"]), "seed": int(about["seed"])}
-        thresholds = found["thresholds"]
-        chosen = None
-        if thresholds["youden"] is not None:
-            chosen = Thresholds(
-                dict(thresholds["youden"]), dict(thresholds["at_sensitivity"]), float(thresholds["sensitivity"])
-            )
-        others = [model for model in found["models"] if model != MODEL]
+        entry = contents["thresholds"]
+        thresholds = None
+        if entry["youden"] is not None:
+            thresholds = Thresholds(dict(entry["youden"]), dict(entry["at_sensitivity"]), float(entry["sensitivity"]))
+        others = [model for model in contents["models"] if model != MODEL]
         return EvaluationResults(
             about=about,
-            kinds=target_kinds(about["targets"]),
+            targets=target_kinds(about["targets"]),
             rows=[
-                MetricRow(model, "" if subgroup == _ALL else subgroup, _metric_value(target, metric, entry))
-                for model, of_model in found["models"].items()
-                for subgroup, of_group in of_model.items()
-                for target, of_target in of_group.items()
-                for metric, entry in of_target.items()
+                MetricRow(
+                    model, "" if subgroup == _ALL_SLIDES else subgroup, _parse_metric_value(target, metric, value)
+                )
+                for model, subgroups in contents["models"].items()
+                for subgroup, targets in subgroups.items()
+                for target, metrics in targets.items()
+                for metric, value in metrics.items()
             ],
-            chosen=ChosenThresholds(chosen, str(thresholds["chosen_on"])),
-            baseline_note=str(found["baseline"]),
+            chosen_thresholds=ChosenThresholds(thresholds, str(entry["chosen_on"])),
+            baseline_note=str(contents["baseline"]),
             differences=[
-                _pair(target, entry, others[0]) for target, entry in found["model_minus_baseline"].items() if others
+                _parse_pair(target, pair, others[0])
+                for target, pair in contents["model_minus_baseline"].items()
+                if others
             ],
-            notes=list(found["notes"]),
-            without_label=list(found["without_label"]),
-            failed=dict(found["failed"]),
-            slides=int(found["slides"]),
-            patients=int(found["patients"]),
+            notes=list(contents["notes"]),
+            without_label=list(contents["without_label"]),
+            failed=dict(contents["failed"]),
+            slides=int(contents["slides"]),
+            patients=int(contents["patients"]),
         )
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"{path} cannot be read ({error}).", hint="Evaluate again into another folder: tapfm evaluate"
+            f"{path} cannot be read ({error}).",
+            hint="Run the evaluation again with a new output folder: tapfm evaluate MODEL --out DIR",
         ) from error
 
 
-def _metric_value(target: str, metric: str, entry: Mapping[str, Any]) -> MetricValue:
-    delong = _estimate(entry["delong"]) if "delong" in entry else None
-    return MetricValue(target, metric, _estimate(entry), delong, int(entry["units"]), entry["positives"])
+def _parse_metric_value(target: str, metric: str, entry: Mapping[str, Any]) -> MetricValue:
+    delong = _parse_estimate(entry["delong"]) if "delong" in entry else None
+    return MetricValue(target, metric, _parse_estimate(entry), delong, int(entry["units"]), entry["positives"])
 
 
-def _estimate(entry: Mapping[str, Any]) -> Estimate:
+def _parse_estimate(entry: Mapping[str, Any]) -> Estimate:
     return Estimate(entry["value"], entry["low"], entry["high"], entry.get("reason", ""))
 
 
-def _pair(target: str, entry: Mapping[str, Any], baseline: str) -> PairedComparison:
-    tests = entry["p_bootstrap"], entry["p_delong"], entry["p_holm"]
-    return PairedComparison(MODEL, baseline, target, _estimate(entry), *tests, entry.get("why_no_delong", ""))
+def _parse_pair(target: str, entry: Mapping[str, Any], baseline: str) -> PairedComparison:
+    p_values = entry["p_bootstrap"], entry["p_delong"], entry["p_holm"]
+    return PairedComparison(MODEL, baseline, target, _parse_estimate(entry), *p_values, entry.get("why_no_delong", ""))

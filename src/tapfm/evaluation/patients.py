@@ -1,4 +1,4 @@
-"""The patients behind predictions, and resamples of them."""
+"""The patients of predictions, and bootstrap resamples of them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ PatientKey = tuple[str, str]  # cohort, patient_id
 
 
 def patient_key(prediction: Prediction) -> PatientKey:
-    """Return the key of a prediction's patient; two cohorts may use the same patient_id."""
+    """Return the key of a patient; it includes the cohort, because cohorts may use the same patient_id."""
     return prediction.cohort or "", prediction.patient_id
 
 
 def resample_patients(
     units: Sequence[Prediction], targets: TargetKinds, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Resamples:
-    """Draw patients within strata of their labels; the order of the units makes no difference to any draw."""
+    """Resample patients within strata of their labels, independent of the order of the units."""
     patients = sorted({patient_key(each) for each in units})
-    place = {patient: number for number, patient in enumerate(patients)}
-    patient_index = np.array([place[patient_key(each)] for each in units], dtype=np.intp)
-    return draw_resamples(patient_index, _patterns_of(units, patients, targets), resamples=resamples, seed=seed)
+    index = {patient: number for number, patient in enumerate(patients)}
+    patient_index = np.array([index[patient_key(each)] for each in units], dtype=np.intp)
+    return draw_resamples(patient_index, _label_patterns(units, patients, targets), resamples=resamples, seed=seed)
 
 
-def _patterns_of(units: Sequence[Prediction], patients: Sequence[PatientKey], targets: TargetKinds) -> list[Pattern]:
+def _label_patterns(units: Sequence[Prediction], patients: Sequence[PatientKey], targets: TargetKinds) -> list[Pattern]:
     """Return the strata of each patient's labels."""
-    of_patient: dict[PatientKey, list[Prediction]] = {patient: [] for patient in patients}
+    by_patient: dict[PatientKey, list[Prediction]] = {patient: [] for patient in patients}
     for each in units:
-        of_patient[patient_key(each)].append(each)
+        by_patient[patient_key(each)].append(each)
     return [
         tuple(
-            kind.stratum(kind.pool_labels([each.labels.get(target) for each in of_patient[patient]])) or UNLABELLED
+            kind.stratum(kind.pool_labels([each.labels.get(target) for each in by_patient[patient]])) or UNLABELLED
             for target, kind in targets.items()
         )
         for patient in patients

@@ -1,4 +1,4 @@
-"""What a model says of slides, beside what is known of them: kept as a table, pooled by patient, scored."""
+"""Predictions for slides with their labels: read and write tables, average ensembles, pool by patient, score."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COLUMNS = (
     "tiles",
     "tiles_failed",
 )
-_NEEDED = ("patient_id", "slide_id", "target", "label", "probability")  # the tables of other tools have no more
+_REQUIRED = ("patient_id", "slide_id", "target", "label", "probability")  # tables of other tools may have only these
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class LabelledSlide:
     def prediction(
         self, targets: Iterable[str], logits: Sequence[float], tiles: int, tiles_failed: int = 0
     ) -> Prediction:
-        """Return the prediction of this slide."""
+        """Return a prediction for this slide."""
         return Prediction(
             slide_id=self.slide_id,
             patient_id=self.patient_id,
@@ -62,7 +62,7 @@ class LabelledSlide:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One slide, or one patient when pooled; labels and logits by target, a missing label is None."""
+    """Prediction for a slide, or for a patient after pooling; labels and logits by target, a missing label is None."""
 
     slide_id: str
     patient_id: str
@@ -76,23 +76,23 @@ class Prediction:
 
 @dataclass(frozen=True)
 class AucScores:
-    """AUC of each target, and their mean over the targets that have one."""
+    """AUC of each target, and the mean over the targets that have one."""
 
     unit: Unit
-    count: int  # slides or patients
+    count: int  # number of slides or patients
     auc: Mapping[str, float | None]
-    undefined_reasons: Mapping[str, str]  # the targets without an AUC
+    undefined_reasons: Mapping[str, str]  # by target, for targets without an AUC
     macro: float | None
 
 
 def write_predictions(path: Path, predictions: Sequence[Prediction], targets: TargetKinds | None = None) -> None:
-    """Write a table with a line for each slide and target; numbers come back as they were.
+    """Write a table with a row for each slide and target, in full precision.
 
-    targets: None: those of the predictions, of the usual kind.
+    targets: default: the targets of the predictions, as binary targets.
     """
     targets = targets or target_kinds(collect_targets(predictions))
-    if twice := find_duplicates([slide_key(each) for each in predictions]):
-        raise InputError(f"Slide '{twice[0][-1]}' has two predictions; a table keeps one of each slide.")
+    if duplicates := find_duplicates([slide_key(each) for each in predictions]):
+        raise InputError(f"Slide '{duplicates[0][-1]}' has two predictions; a table can contain only one per slide.")
     write_csv(path, COLUMNS, [_csv_cells(each, target, targets) for each in predictions for target in targets])
 
 
@@ -105,81 +105,87 @@ def _csv_cells(prediction: Prediction, target: str, targets: TargetKinds) -> lis
 
 
 def read_predictions(path: Path, targets: TargetKinds | None = None) -> list[Prediction]:
-    """Read a table of predictions; the logits count, and follow from the probabilities where a table has none.
+    """Read a table of predictions. Without a column `logit`, logits are computed from the probabilities.
 
-    targets: None: those that the table names, of the usual kind.
+    targets: default: the targets in the table, as binary targets.
     """
     hint = (
-        f"It has to be a CSV with a line for each slide and target: {','.join(COLUMNS)}. "
-        f"Needed are {', '.join(_NEEDED)}."
+        f"Use a CSV file with a row for each slide and target, and the columns {', '.join(COLUMNS)}. "
+        f"Required columns: {', '.join(_REQUIRED)}."
     )
     slides: dict[SlideKey, Prediction] = {}
-    first_lines: dict[tuple[SlideKey, str], int] = {}
+    first_rows: dict[tuple[SlideKey, str], int] = {}
     try:
-        lines = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True)
-        if missing := [name for name in _NEEDED if name not in (lines.fieldnames or [])]:
+        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True)
+        if missing := [name for name in _REQUIRED if name not in (reader.fieldnames or [])]:
             raise InputError(f"{path} lacks the columns {', '.join(missing)}.", hint=hint)
-        for line in lines:
+        for row in reader:
             try:
-                _add_line(line, lines.line_num, slides, first_lines, targets)
+                _add_row(row, reader.line_num, slides, first_rows, targets)
             except ValueError as error:
-                raise InputError(f"{path}, line {lines.line_num}: {error}.", hint=hint) from error
+                raise InputError(f"{path}, row {reader.line_num}: {error}.", hint=hint) from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read ({error}).", hint=hint) from error
-    return _in_order_of_targets(path, list(slides.values()), list(dict.fromkeys(target for _, target in first_lines)))
+    return _order_targets(path, list(slides.values()), list(dict.fromkeys(target for _, target in first_rows)))
 
 
-def _add_line(
-    line: Mapping[str, str],
+def _add_row(
+    row: Mapping[str, str],
     number: int,
     slides: dict[SlideKey, Prediction],
-    first_lines: dict[tuple[SlideKey, str], int],
+    first_rows: dict[tuple[SlideKey, str], int],
     targets: TargetKinds | None,
 ) -> None:
-    """Add one line of a table to the slides read so far; a ValueError says what is wrong with it."""
-    said = _prediction_of(line, targets)
-    key, target = slide_key(said), line["target"]
-    if (key, target) in first_lines:
+    """Add a row of a table to the slides read so far. Raises ValueError if it is invalid."""
+    prediction = _parse_row(row, targets)
+    key, target = slide_key(prediction), row["target"]
+    if (key, target) in first_rows:
         raise ValueError(
-            f"slide '{said.slide_id}' has a prediction of {target} already, on line {first_lines[key, target]}"
+            f"duplicate prediction for slide '{prediction.slide_id}' and target {target}, "
+            f"also in row {first_rows[key, target]}"
         )
-    first_lines[key, target] = number
-    before = slides.get(key, said)
-    if (before.patient_id, before.tiles, before.tiles_failed) != (said.patient_id, said.tiles, said.tiles_failed):
-        raise ValueError(f"slide '{said.slide_id}' has another patient_id or other tiles on an earlier line")
-    slides[key] = replace(before, labels={**before.labels, **said.labels}, logits={**before.logits, **said.logits})
-
-
-def _prediction_of(line: Mapping[str, str], targets: TargetKinds | None) -> Prediction:
-    """Read one line of a table, one target of a slide; a ValueError says what is wrong with it."""
-    if None in line or None in line.values():
-        raise ValueError("as many fields as columns are needed")
-    if empty := [name for name in ("patient_id", "slide_id", "target") if not line[name]]:
-        raise ValueError(f"{empty[0]} is empty")
-    kinds = target_kinds([line["target"]]) if targets is None else targets
-    if line["target"] not in kinds:
-        raise ValueError(f"{line['target']} is none of the targets {', '.join(kinds)}")
-    kind = kinds[line["target"]]
-    label, logit = kind.parse_prediction(line["label"], line["probability"], line.get("logit") or "")
-    return Prediction(
-        slide_id=line["slide_id"],
-        patient_id=line["patient_id"],
-        split=line.get("split") or None,
-        cohort=line.get("cohort") or None,
-        labels={line["target"]: label},
-        logits={line["target"]: logit},
-        tiles=int(line.get("tiles") or 0),
-        tiles_failed=int(line.get("tiles_failed") or 0),
+    first_rows[key, target] = number
+    earlier = slides.get(key, prediction)
+    for name in ("patient_id", "tiles", "tiles_failed"):
+        if getattr(earlier, name) != getattr(prediction, name):
+            raise ValueError(f"slide '{prediction.slide_id}' has a different {name} in an earlier row")
+    slides[key] = replace(
+        earlier,
+        labels={**earlier.labels, **prediction.labels},
+        logits={**earlier.logits, **prediction.logits},
     )
 
 
-def _in_order_of_targets(path: Path, slides: Sequence[Prediction], targets: Sequence[str]) -> list[Prediction]:
-    """Order every slide's targets as the table first names them; a slide that lacks one is refused."""
+def _parse_row(row: Mapping[str, str], targets: TargetKinds | None) -> Prediction:
+    """Parse the prediction for one slide and target. Raises ValueError if it is invalid."""
+    if None in row or None in row.values():
+        raise ValueError("the number of fields differs from the number of columns")
+    if empty := [name for name in ("patient_id", "slide_id", "target") if not row[name]]:
+        raise ValueError(f"{empty[0]} is empty")
+    kinds = target_kinds([row["target"]]) if targets is None else targets
+    if row["target"] not in kinds:
+        raise ValueError(f"unknown target {row['target']}; expected one of {', '.join(kinds)}")
+    kind = kinds[row["target"]]
+    label, logit = kind.parse_prediction(row["label"], row["probability"], row.get("logit") or "")
+    return Prediction(
+        slide_id=row["slide_id"],
+        patient_id=row["patient_id"],
+        split=row.get("split") or None,
+        cohort=row.get("cohort") or None,
+        labels={row["target"]: label},
+        logits={row["target"]: logit},
+        tiles=int(row.get("tiles") or 0),
+        tiles_failed=int(row.get("tiles_failed") or 0),
+    )
+
+
+def _order_targets(path: Path, slides: Sequence[Prediction], targets: Sequence[str]) -> list[Prediction]:
+    """Return slides with their targets in this order. Raises InputError if a slide lacks a target."""
     for each in slides:
         if missing := [target for target in targets if target not in each.logits]:
             raise InputError(
-                f"{path}: slide '{each.slide_id}' has no line of {', '.join(missing)}.",
-                hint="Every slide needs a line of every target; where a label is not known leave it empty.",
+                f"{path}: slide '{each.slide_id}' has no row for {', '.join(missing)}.",
+                hint="Each slide needs a row for each target. Leave the label empty if it is unknown.",
             )
     return [
         replace(
@@ -192,42 +198,42 @@ def _in_order_of_targets(path: Path, slides: Sequence[Prediction], targets: Sequ
 
 
 def slide_key(prediction: Prediction) -> SlideKey:
-    """Tell a slide from all others: the same slide_id in another cohort or split is another slide."""
+    """Return the key of a slide; the same slide_id in another cohort or split is a different slide."""
     return prediction.cohort, prediction.split, prediction.slide_id
 
 
 def find_duplicates(keys: Sequence[SlideKey]) -> list[SlideKey]:
-    """List the slides that come more than once."""
+    """Return the keys that occur more than once."""
     return [key for key, count in Counter(keys).items() if count > 1]
 
 
 def average_predictions(members: Sequence[Sequence[Prediction]], targets: TargetKinds) -> list[Prediction]:
-    """Make one prediction of several models: the mean of what they say of each slide.
+    """Return the predictions of an ensemble: for each slide, the mean over the members.
 
-    All must have the same slides with the same labels; their order and tiles are those of the first.
+    Raises InputError unless all members have the same slides and labels. The order is that of the first member.
     """
     if not members:
         raise InputError("An ensemble needs at least one member.")
     by_key = [{slide_key(each): each for each in member} for member in members]
-    for number, (member, of_member) in enumerate(zip(members, by_key, strict=True), start=1):
-        if twice := find_duplicates([slide_key(each) for each in member]):
-            raise InputError(f"Member {number} has two predictions of slide '{twice[0][-1]}'.")
-        if differing := [key[-1] for key in of_member.keys() ^ by_key[0].keys()]:
+    for number, (member, indexed) in enumerate(zip(members, by_key, strict=True), start=1):
+        if duplicates := find_duplicates([slide_key(each) for each in member]):
+            raise InputError(f"Member {number} has two predictions for slide '{duplicates[0][-1]}'.")
+        if differing := [key[-1] for key in indexed.keys() ^ by_key[0].keys()]:
             raise InputError(
-                f"Member {number} has other slides than the first: {', '.join(sorted(differing)[:5])}.",
-                hint="An ensemble is the mean over the same slides: predict them with every member.",
+                f"Members 1 and {number} have different slides: {', '.join(sorted(differing)[:5])}.",
+                hint="Predict the same slides with every member of the ensemble.",
             )
-    return [_averaged([of_member[slide_key(each)] for of_member in by_key], targets) for each in members[0]]
+    return [_average_slide([indexed[slide_key(each)] for indexed in by_key], targets) for each in members[0]]
 
 
-def _averaged(same_slide: Sequence[Prediction], targets: TargetKinds) -> Prediction:
-    """Average what several models say of one slide."""
-    first = same_slide[0]
-    for each in same_slide:
+def _average_slide(predictions: Sequence[Prediction], targets: TargetKinds) -> Prediction:
+    """Return the mean of the predictions of several models for one slide."""
+    first = predictions[0]
+    for each in predictions:
         _check_targets(each, targets)
         if any(each.labels.get(target) != first.labels.get(target) for target in targets):
             raise LabelError(f"Slide '{first.slide_id}' has different labels in the members of the ensemble.")
-    return replace(first, logits=_mean_logits(same_slide, targets))
+    return replace(first, logits=_mean_logits(predictions, targets))
 
 
 def _mean_logits(predictions: Sequence[Prediction], targets: TargetKinds) -> dict[str, float]:
@@ -235,18 +241,18 @@ def _mean_logits(predictions: Sequence[Prediction], targets: TargetKinds) -> dic
 
 
 def _pool_by_patient(predictions: Sequence[Prediction], targets: TargetKinds) -> list[Prediction]:
-    """Make one prediction of a patient's slides, with label and mean as the kinds of the targets define them.
+    """Return one prediction for each patient.
 
-    The same patient_id in another cohort or split is another patient.
+    The same patient_id in another cohort or split is a different patient.
     """
     slides: dict[tuple[str | None, str | None, str], list[Prediction]] = {}
     for each in predictions:
         slides.setdefault((each.cohort, each.split, each.patient_id), []).append(each)
-    return [_pooled(of_patient, targets) for of_patient in slides.values()]
+    return [_pool_slides(each, targets) for each in slides.values()]
 
 
-def _pooled(slides: Sequence[Prediction], targets: TargetKinds) -> Prediction:
-    """Pool the slides of one patient."""
+def _pool_slides(slides: Sequence[Prediction], targets: TargetKinds) -> Prediction:
+    """Return the prediction for a patient from the patient's slides."""
     return replace(
         slides[0],
         slide_id=slides[0].patient_id,
@@ -260,7 +266,7 @@ def _pooled(slides: Sequence[Prediction], targets: TargetKinds) -> Prediction:
 
 
 def compute_scores(predictions: Sequence[Prediction], targets: TargetKinds, unit: Unit) -> AucScores:
-    """Score predictions, slide by slide or patient by patient."""
+    """Return the AUC of each target over slides or patients."""
     units = pool_by_unit(predictions, targets, unit)
     by_target: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
@@ -274,7 +280,7 @@ def compute_scores(predictions: Sequence[Prediction], targets: TargetKinds, unit
 
 
 def pool_by_unit(predictions: Sequence[Prediction], targets: TargetKinds, unit: Unit) -> Sequence[Prediction]:
-    """Give the slides, or their patients, that are counted as one; all must have predictions of the targets."""
+    """Return the predictions for slides unchanged, or pooled by patient. Raises LabelError if a target is missing."""
     if unit not in get_args(Unit):
         raise SettingError(f"unit must be 'slide' or 'patient'; got {unit!r}.")
     for each in predictions:
@@ -283,7 +289,7 @@ def pool_by_unit(predictions: Sequence[Prediction], targets: TargetKinds, unit: 
 
 
 def collect_targets(predictions: Sequence[Prediction]) -> list[str]:
-    """List the targets, which all predictions must have."""
+    """Return the targets of predictions. Raises LabelError unless all predictions have the same targets."""
     targets = list(dict.fromkeys(target for each in predictions for target in each.logits))
     for each in predictions:
         _check_targets(each, targets)
@@ -291,9 +297,9 @@ def collect_targets(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def _check_targets(prediction: Prediction, targets: Iterable[str]) -> None:
-    """Refuse a prediction that says nothing of a target."""
+    """Raise LabelError if a prediction lacks a target."""
     if missing := [target for target in targets if target not in prediction.logits]:
         raise LabelError(
-            f"Slide '{prediction.slide_id}' has no prediction of {', '.join(missing)}.",
-            hint=f"It has predictions of: {', '.join(prediction.logits)}.",
+            f"Slide '{prediction.slide_id}' has no prediction for {', '.join(missing)}.",
+            hint=f"It has predictions for {', '.join(prediction.logits)}.",
         )

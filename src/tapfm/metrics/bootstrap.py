@@ -108,12 +108,14 @@ def percentile_interval(value: float | None, resampled: Floats, level: float = 0
     defined = resampled[~np.isnan(resampled)]
     undefined = len(resampled) - len(defined)
     if len(defined) < _MIN_DEFINED_FRACTION * len(resampled):
-        reason = f"no confidence interval: the metric is undefined in {undefined} of {len(resampled)} resamples"
+        reason = f"no confidence interval: the metric is undefined in {undefined:,} of {len(resampled):,} resamples"
         return Estimate(value, reason=reason)
     if np.ptp(defined) <= 1e-12:
         return Estimate(value, reason="no confidence interval: all resamples give the same value")
     low, high = (float(edge) for edge in np.quantile(defined, [(1 - level) / 2, (1 + level) / 2]))
-    reason = f"{undefined} of {len(resampled)} resamples excluded: the metric is undefined there" if undefined else ""
+    reason = ""
+    if undefined:
+        reason = f"{undefined:,} of {len(resampled):,} resamples excluded, because the metric is undefined in them"
     return Estimate(value, min(low, value), max(high, value), reason)
 
 

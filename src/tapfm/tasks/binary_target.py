@@ -108,7 +108,7 @@ class BinaryTarget:
         present = _drop_missing(labels)
         if min(present.count(0), present.count(1)) >= minimum:
             return ""
-        return f"{self.describe_counts(labels, unit)}: a class has fewer than {minimum}"
+        return f"{self.describe_counts(labels, unit)}, but at least {minimum} of each class are required"
 
     def explain_missing_interval(self, labels: Sequence[Label], patients: Sequence[Hashable]) -> str:
         units = list(zip(labels, patients, strict=True))

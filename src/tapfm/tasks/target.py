@@ -115,7 +115,7 @@ class TargetKind(Protocol):
         ...
 
     def explain_too_few(self, labels: Sequence[Label], unit: str, minimum: int) -> str:
-        """Return that a class has fewer labels than `minimum`; empty if all classes have enough."""
+        """Return the label counts if a class has fewer than `minimum`; empty if all classes have enough."""
         ...
 
     def explain_missing_interval(self, labels: Sequence[Label], patients: Sequence[Hashable]) -> str:

@@ -1,4 +1,4 @@
-"""A kind of target that does not exist, from a table to a comparison: nothing outside tasks/ has to know it."""
+"""A custom target kind works from a table to a comparison without changes outside tasks/."""
 
 # ruff: noqa: ARG002 - the methods of the protocol
 
@@ -7,10 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tapfm.evaluation.figures import EvaluatedPredictions, evaluation_figures
+from tapfm.evaluation.figures import EvaluatedPredictions, build_evaluation_figures
 from tapfm.evaluation.method_comparison import compare_methods
-from tapfm.evaluation.metric_tables import evaluation_sections
+from tapfm.evaluation.metric_tables import build_evaluation_sections
 from tapfm.evaluation.metric_values import ChosenThresholds, Thresholds, choose_thresholds, compute_metrics
+from tapfm.evaluation.model_evaluation import (
+    BaselinePredictions,
+    EvaluatedTable,
+    EvaluationSettings,
+    evaluate_predictions,
+)
 from tapfm.evaluation.predictions import (
     Prediction,
     average_predictions,
@@ -21,10 +27,9 @@ from tapfm.evaluation.predictions import (
 from tapfm.evaluation.predictions import (
     _pool_by_patient as pool_by_patient,
 )
-from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, evaluate_predictions
 from tapfm.evaluation.subgroups import Subgroup, evaluate_subgroup
-from tapfm.results.drawing import draw_svg
 from tapfm.results.figure import Panel, Points
+from tapfm.results.figure_drawing import draw_svg
 from tapfm.results.formatting import format_estimate
 from tapfm.results.markdown import markdown_sections
 from tapfm.results.table import Cell
@@ -36,7 +41,7 @@ from tapfm.tasks.target import TargetKind, TargetThresholds
 class Percentage:
     """A number from 0 to 100; the score is minus the mean error. Implements `TargetKind`."""
 
-    metrics = {"score": "minus the mean error", "bias": "bias"}  # noqa: RUF012 - the protocol asks for a mapping
+    metrics = {"score": "minus the mean error", "bias": "bias"}  # noqa: RUF012 - the protocol requires a mapping
     main_metrics = ("score",)
 
     def threshold_name(self, metric):
@@ -44,7 +49,7 @@ class Percentage:
 
     def parse_label(self, text):
         if text and not 0 <= float(text) <= 100:
-            raise ValueError(f"a percentage must be from 0 to 100, got {text!r}")
+            raise ValueError(f"a percentage must be from 0 to 100; got {text!r}")
         return float(text) if text else None
 
     def format_label(self, label):
@@ -66,9 +71,9 @@ class Percentage:
     def explain_undefined(self, labels, unit):
         return f"no labelled {unit}" if self.missing_class(labels) else ""
 
-    def explain_too_few(self, labels, unit, least):
+    def explain_too_few(self, labels, unit, minimum):
         known = self.count_labels(labels)[1]
-        return f"{known} {unit}s" if known < least else ""
+        return f"{known} {unit}s" if known < minimum else ""
 
     def explain_missing_interval(self, labels, patients):
         return ""
@@ -76,7 +81,7 @@ class Percentage:
     def count_labels(self, labels):
         return None, sum(label is not None for label in labels)
 
-    counted = "labelled"
+    count_title = "labelled"
 
     def count_cell(self, labels):
         return Cell(str(self.count_labels(labels)[1]))
@@ -116,7 +121,10 @@ class Percentage:
         return -(weights @ np.abs(truth - 10 * logits)) / weights.sum(axis=1)
 
     def compute_metrics(self, truth, logits, thresholds):
-        return {"score": self.score(truth, logits), "bias": float((10 * logits - truth).mean()) if len(truth) else None}
+        return {
+            "score": self.compute_score(truth, logits),
+            "bias": float((10 * logits - truth).mean()) if len(truth) else None,
+        }
 
     def compute_resampled_metrics(self, weights, truth, logits, thresholds):
         bias = weights @ (10 * logits - truth) / weights.sum(axis=1)
@@ -156,8 +164,8 @@ ABOUT = {"model": "m", "kind": "run", "cohort": "own", "split": "test", "table":
 TARGETS: dict[str, TargetKind] = {"necrosis": Percentage()}
 
 
-def slides(noise, count=40, seed=0):
-    """Two slides of each patient; the first slide has no label."""
+def make_slides(noise, count=40, seed=0):
+    """Return two slides of each patient; the first slide has no label."""
     rng = np.random.default_rng(seed)
     found = []
     for number in range(count):
@@ -168,50 +176,54 @@ def slides(noise, count=40, seed=0):
     return found
 
 
-def test_a_table_comes_back_as_it_was(tmp_path):
-    made = slides(1.0)
-    write_predictions(tmp_path / "t.csv", made, TARGETS)
-    assert read_predictions(tmp_path / "t.csv", TARGETS) == made
+def test_table_round_trip(tmp_path):
+    predictions = make_slides(1.0)
+    write_predictions(tmp_path / "t.csv", predictions, TARGETS)
+    assert read_predictions(tmp_path / "t.csv", TARGETS) == predictions
     assert (tmp_path / "t.csv").read_text().splitlines()[2].startswith("p0,s1,c,test,necrosis,0,")
 
 
-def test_patients_ensembles_and_scores_are_as_the_kind_says():
-    made = slides(1.0)
-    pooled = pool_by_patient(made, TARGETS)
+def test_pooling_averaging_and_scores_use_the_kind():
+    predictions = make_slides(1.0)
+    pooled = pool_by_patient(predictions, TARGETS)
     assert (pooled[0].labels, len(pooled)) == ({"necrosis": 0.0}, 20)
-    assert pooled[3].logits["necrosis"] == (made[6].logits["necrosis"] + made[7].logits["necrosis"]) / 2
-    shifted = [Prediction(**{**vars(each), "logits": {"necrosis": each.logits["necrosis"] + 1}}) for each in made]
-    (first, *_) = average_predictions([made, shifted], TARGETS)
-    assert first.logits["necrosis"] == pytest.approx(made[0].logits["necrosis"] + 0.5)
-    assert compute_scores(slides(0.0), TARGETS, "patient").auc == {"necrosis": 0.0}
+    assert pooled[3].logits["necrosis"] == (predictions[6].logits["necrosis"] + predictions[7].logits["necrosis"]) / 2
+    shifted = [
+        Prediction(**{**vars(each), "logits": {"necrosis": each.logits["necrosis"] + 1}}) for each in predictions
+    ]
+    (first, *_) = average_predictions([predictions, shifted], TARGETS)
+    assert first.logits["necrosis"] == pytest.approx(predictions[0].logits["necrosis"] + 0.5)
+    assert compute_scores(make_slides(0.0), TARGETS, "patient").auc == {"necrosis": 0.0}
 
 
-def test_metrics_have_intervals_and_means_with_another_kind_beside():
-    (score, bias) = compute_metrics(slides(1.0), TARGETS, "patient", None, resamples=100)
+def test_metrics_of_several_kinds():
+    (score, bias) = compute_metrics(make_slides(1.0), TARGETS, "patient", None, resamples=100)
     assert (score.metric, bias.metric, score.units, score.positives, score.delong) == ("score", "bias", 20, None, None)
     assert score.estimate.low < score.estimate.value < score.estimate.high < 0
     both = {"necrosis": Percentage(), "grade": Percentage()}
-    made = [
+    predictions = [
         Prediction(**{**vars(each), "labels": dict.fromkeys(both, 5.0), "logits": dict.fromkeys(both, 1.0)})
-        for each in slides(1.0)
+        for each in make_slides(1.0)
     ]
-    found = {(each.target, each.metric): each.estimate.value for each in compute_metrics(made, both, "slide", None)}
+    found = {
+        (each.target, each.metric): each.estimate.value for each in compute_metrics(predictions, both, "slide", None)
+    }
     assert found["macro", "score"] == -5.0
-    assert choose_thresholds(made, both, "slide") == Thresholds(dict.fromkeys(both), dict.fromkeys(both), 0.9)
+    assert choose_thresholds(predictions, both, "slide") == Thresholds(dict.fromkeys(both), dict.fromkeys(both), 0.9)
     mixed = TARGETS | target_kinds(["FGFR3"])
-    made = [
+    predictions = [
         Prediction(
             **{**vars(each), "labels": {"necrosis": 5.0, "FGFR3": place % 2}, "logits": dict.fromkeys(mixed, 1.0)}
         )
-        for place, each in enumerate(slides(1.0))
+        for place, each in enumerate(make_slides(1.0))
     ]
-    metrics = {(each.target, each.metric) for each in compute_metrics(made, mixed, "slide", None, resamples=20)}
+    metrics = {(each.target, each.metric) for each in compute_metrics(predictions, mixed, "slide", None, resamples=20)}
     assert {("necrosis", "score"), ("FGFR3", "auc")} < metrics
-    assert not [each for each in metrics if each[0] == "macro"]  # they have no metric in common
+    assert not [each for each in metrics if each[0] == "macro"]  # the kinds have no common metric
 
 
-def test_methods_are_compared_and_results_collected():
-    good, poor = slides(0.2), slides(2.0, seed=1)
+def test_comparison_evaluation_and_figures():
+    good, poor = make_slides(0.2), make_slides(2.0, seed=1)
     found = compare_methods({"good": [good], "poor": [poor]}, TARGETS, "patient", resamples=200)
     (pair,) = found.pairs
     assert pair.difference.low > 0
@@ -233,11 +245,11 @@ def test_methods_are_compared_and_results_collected():
     assert {(row.model, row.metric_value.metric) for row in results.rows} == {
         (model, metric) for model in ("model", "colour baseline") for metric in ("score", "bias")
     }
-    page = markdown_sections("title", evaluation_sections(results), {})
+    page = markdown_sections("title", build_evaluation_sections(results), {})
     score = results.select_metrics("model")["necrosis", "score"].estimate
     assert f"| minus the mean error | {format_estimate(score)} |" in page
     assert "| site = a | necrosis | 9 |" in page
     evaluated = EvaluatedPredictions(good, poor, "slide", results.select_metrics("model"), {}, 20, 0)
-    (figure,) = evaluation_figures(evaluated, TARGETS, "test").values()
-    assert len(figure.panels[0].marks[0].x) == 39  # those with a label
+    (figure,) = build_evaluation_figures(evaluated, TARGETS, "test").values()
+    assert len(figure.panels[0].marks[0].x) == 39  # slides with a label
     assert draw_svg(figure)

@@ -1,4 +1,4 @@
-"""From predictions to figures: the model, its subgroups, the baseline, and the difference between the two."""
+"""Evaluate predictions: metrics of the model, of its subgroups and of the baseline, and the AUC difference."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tapfm.tasks.target import BASELINE, TargetKinds
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """How figures are made of predictions."""
+    """Settings of an evaluation."""
 
-    unit: Unit | None = None  # None: as the run was selected by
+    unit: Unit | None = None  # None: the unit of model selection in the run
     sensitivity: float = 0.9
-    by: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()  # columns for subgroups
     resamples: int = 2000
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.sensitivity <= 1:
-            raise SettingError(f"--sensitivity must be above 0, up to 1; got {self.sensitivity:g}.")
+            raise SettingError(f"--sensitivity must be above 0 and at most 1; got {self.sensitivity:g}.")
         if self.resamples < 1:
             raise SettingError(f"--resamples must be at least 1; got {self.resamples}.")
 
@@ -35,7 +35,7 @@ class EvaluationSettings:
 def parse_evaluation_settings(
     unit: str | None, sensitivity: float, by: Sequence[str], resamples: int
 ) -> EvaluationSettings:
-    """Read settings as they are typed."""
+    """Return the settings for options of the command line."""
     known: Unit | None = next((each for each in get_args(Unit) if each == unit), None)
     if unit is not None and known is None:
         raise SettingError(f"--unit must be slide or patient; got '{unit}'.")
@@ -44,20 +44,20 @@ def parse_evaluation_settings(
 
 @dataclass(frozen=True)
 class BaselinePredictions:
-    """Predictions of a baseline on the evaluated and on the validation slides; none where it could not be fitted."""
+    """Predictions of the baseline for evaluated and for validation slides; empty if it could not be fitted."""
 
     predictions: tuple[Prediction, ...]
     validation: tuple[Prediction, ...]
-    note: str  # what the baseline was fitted on, or why there is none
+    note: str  # what the baseline was fitted to, or why there is none
 
 
 @dataclass(frozen=True)
 class EvaluatedTable:
-    """The cohort table behind an evaluation: its name, and what it lacks."""
+    """The cohort table of an evaluation, and the labels it lacks."""
 
     name: str
     absent_targets: tuple[str, ...]  # targets without a column
-    without_label: tuple[str, ...]  # slides
+    without_label: tuple[str, ...]  # slides without any label
 
 
 def evaluate_predictions(
@@ -71,30 +71,32 @@ def evaluate_predictions(
     table: EvaluatedTable,
     about: dict[str, Any],
 ) -> EvaluationResults:
-    """Measure the model, its subgroups, the baseline, and the difference between the two."""
+    """Return the metrics of the model, its subgroups and the baseline, and the AUC difference of model and baseline."""
     unit = settings.unit
     assert unit is not None
-    drawn = {"resamples": settings.resamples, "seed": settings.seed}
+    bootstrap = {"resamples": settings.resamples, "seed": settings.seed}
     rows = [
         MetricRow(MODEL, "", each)
-        for each in compute_metrics(predictions, targets, unit, thresholds.thresholds, **drawn)
+        for each in compute_metrics(predictions, targets, unit, thresholds.thresholds, **bootstrap)
     ]
     for group in groups:
         rows += [
-            MetricRow(MODEL, group.name, each) for each in evaluate_subgroup(group, predictions, targets, unit, **drawn)
+            MetricRow(MODEL, group.name, each)
+            for each in evaluate_subgroup(group, predictions, targets, unit, **bootstrap)
         ]
     evaluated_slides = {each.slide_id for each in predictions}
-    of_baseline = [each for each in baseline.predictions if each.slide_id in evaluated_slides]
+    baseline_predictions = [each for each in baseline.predictions if each.slide_id in evaluated_slides]
     differences: tuple[PairedComparison, ...] = ()
-    if of_baseline:
-        its_own = (
-            choose_thresholds(baseline.validation, targets, unit, settings.sensitivity) if baseline.validation else None
-        )
+    if baseline_predictions:
+        baseline_thresholds = None
+        if baseline.validation:
+            baseline_thresholds = choose_thresholds(baseline.validation, targets, unit, settings.sensitivity)
         rows += [
-            MetricRow(BASELINE, "", each) for each in compute_metrics(of_baseline, targets, unit, its_own, **drawn)
+            MetricRow(BASELINE, "", each)
+            for each in compute_metrics(baseline_predictions, targets, unit, baseline_thresholds, **bootstrap)
         ]
         differences = compare_methods(
-            {MODEL: [predictions], BASELINE: [of_baseline]},
+            {MODEL: [predictions], BASELINE: [baseline_predictions]},
             targets,
             unit,
             resamples=settings.resamples,
@@ -103,7 +105,7 @@ def evaluate_predictions(
     return EvaluationResults(
         about,
         targets,
-        [_with_reason(row, table, thresholds, targets) for row in rows],
+        [_add_reason(row, table, thresholds, targets) for row in rows],
         thresholds,
         baseline.note,
         differences,
@@ -113,25 +115,25 @@ def evaluate_predictions(
     )
 
 
-def _with_reason(row: MetricRow, table: EvaluatedTable, chosen: ChosenThresholds, targets: TargetKinds) -> MetricRow:
-    """Say why a metric is missing where only this evaluation knows."""
+def _add_reason(row: MetricRow, table: EvaluatedTable, chosen: ChosenThresholds, targets: TargetKinds) -> MetricRow:
+    """Return the row with a more specific reason for a missing metric: an absent column, or no threshold."""
     each = row.metric_value
     if each.target in table.absent_targets:
         reason = f"{table.name} has no column {each.target}"
     elif (
         row.model == MODEL
         and each.estimate.value is None
-        and (lacking := _why_no_threshold(each.metric, chosen, targets))
+        and (threshold_reason := _explain_missing_threshold(each.metric, chosen, targets))
     ):
-        reason = f"no threshold: {lacking}"
+        reason = f"no threshold: {threshold_reason}"
     else:
         return row
     delong = None if each.delong is None else replace(each.delong, reason=reason)
     return replace(row, metric_value=replace(each, estimate=replace(each.estimate, reason=reason), delong=delong))
 
 
-def _why_no_threshold(metric: str, chosen: ChosenThresholds, targets: TargetKinds) -> str:
-    """Say why no target has the threshold that a metric is measured at; nothing where that is not the reason."""
+def _explain_missing_threshold(metric: str, chosen: ChosenThresholds, targets: TargetKinds) -> str:
+    """Return why no target has the threshold that a metric needs; empty if this is not the reason."""
     threshold = next(kind.threshold_name(metric) for kind in targets.values() if metric in kind.metrics)
     if not threshold:
         return ""
