@@ -1,4 +1,4 @@
-"""Small slides with a planted signal, a small encoder, and what `fit` needs besides."""
+"""Small slides with a planted signal, a small encoder, and the other arguments of `fit`."""
 
 import cv2
 import numpy as np
@@ -18,43 +18,44 @@ from tapfm.tasks.binary import BinaryTask
 from tapfm.tiles.augment import Augmentation
 from tapfm.tiles.store import TileSet
 
-TILE_PX, ACROSS = 42, 5
-TIMED = ("seconds", "tiles_per_second", "data_wait_fraction", "peak_memory_gib")  # what two equal runs may differ in
+TILE_PX, TILES_PER_ROW = 42, 5
+# columns of history.jsonl that differ between otherwise equal runs
+TIMING_COLUMNS = ("seconds", "tiles_per_second", "data_wait_fraction", "peak_memory_gib")
 NO_AUGMENTATION = Augmentation(flip=0.0, rotate_90=False, blur=0.0)
 
 
-def paint(positive, seed):
-    """25 tiles with nuclei; of a positive slide half of them have large ones."""
+def render_image(positive, seed):
+    """Draw 25 tiles with nuclei. In a positive slide, half of the tiles have large nuclei."""
     rng = np.random.default_rng(seed)
-    side_px = TILE_PX * ACROSS
-    picture = np.full((side_px, side_px, 3), EOSIN, np.float32) + rng.normal(0, 3, 3)
-    carries = rng.permutation(ACROSS**2) < ACROSS**2 // 2
-    for tile in range(ACROSS**2):
-        left, top = tile % ACROSS * TILE_PX, tile // ACROSS * TILE_PX
-        radius = 7 if positive and carries[tile] else 3
+    side_px = TILE_PX * TILES_PER_ROW
+    image = np.full((side_px, side_px, 3), EOSIN, np.float32) + rng.normal(0, 3, 3)
+    has_signal = rng.permutation(TILES_PER_ROW**2) < TILES_PER_ROW**2 // 2
+    for tile in range(TILES_PER_ROW**2):
+        left, top = tile % TILES_PER_ROW * TILE_PX, tile // TILES_PER_ROW * TILE_PX
+        radius = 7 if positive and has_signal[tile] else 3
         for x, y in rng.integers(8, TILE_PX - 8, (6 if radius == 3 else 2, 2)).tolist():
-            cv2.circle(picture, (left + x, top + y), radius, (110, 70, 150), -1)
-    picture += rng.normal(0, 4, picture.shape)
-    return np.clip(picture, 0, 255).astype(np.uint8)
+            cv2.circle(image, (left + x, top + y), radius, (110, 70, 150), -1)
+    image += rng.normal(0, 4, image.shape)
+    return np.clip(image, 0, 255).astype(np.uint8)
 
 
-def positions():
-    steps = np.arange(ACROSS) * TILE_PX
+def tile_positions():
+    steps = np.arange(TILES_PER_ROW) * TILE_PX
     return np.array([(x, y) for y in steps for x in steps], np.int64)
 
 
 def write_slides(folder, count):
-    """Slides s00, s01, ...; every other one is positive."""
+    """Write slides s00, s01, ... Every second slide is positive."""
     folder.mkdir(exist_ok=True)
     for i in range(count):
-        write_slide(folder / f"s{i:02}.svs", paint(i % 2 == 1, seed=i), downsamples=(1,), tile_px=64)
+        write_slide(folder / f"s{i:02}.svs", render_image(i % 2 == 1, seed=i), downsamples=(1,), tile_px=64)
     return {
-        f"s{i:02}": SlideTiles(folder / f"s{i:02}.svs", TileSet(f"s{i:02}", positions(), TILE_PX, TILE_PX))
+        f"s{i:02}": SlideTiles(folder / f"s{i:02}.svs", TileSet(f"s{i:02}", tile_positions(), TILE_PX, TILE_PX))
         for i in range(count)
     }
 
 
-def labelled(slides, split="train", labels=None, patients=None):
+def label_slides(slides, split="train", labels=None, patients=None):
     labels = labels or [int(name[1:]) % 2 for name in slides]
     return [
         LabelledSlide(name, patients[i] if patients else name, {"target": labels[i]}, split)
@@ -62,12 +63,12 @@ def labelled(slides, split="train", labels=None, patients=None):
     ]
 
 
-def make_learner(seed=0, rate=1e-3, device="cpu", compute_dtype=None, **optimisation):
+def make_learner(seed=0, rate=1e-3, device="cpu", compute_dtype=None, **optimiser_settings):
     encoder = small_encoder("registers", dtype=torch.float32, seed=seed).to(device)
     torch.manual_seed(seed)
     aggregator = ClsAttention(encoder.feature_size).to(device)
     model = SlideModel(encoder, aggregator, BinaryTask.from_training_labels("target", [0, 1]), compute_dtype)
-    settings = {"encoder_lr": rate, "aggregator_lr": 10 * rate} | optimisation
+    settings = {"encoder_lr": rate, "aggregator_lr": 10 * rate} | optimiser_settings
     adaptation = AdaptationSettings(chunking=Chunking(tiles=16), compute_dtype=compute_dtype)
     return Learner(model, adaptation, OptimiserSettings(**settings))
 
@@ -78,12 +79,12 @@ def make_bags(slides, *, workers=0, prefetch_bytes=2**30, device="cpu"):
     )
 
 
-class Memory:
-    """A keeper and watcher that remembers."""
+class TrainingRecorder:
+    """Checkpoint writer and listener of `fit` that keeps everything in memory."""
 
     def __init__(self):
         self.last = self.best = None
-        self.saves, self.lines, self.failures = 0, [], []
+        self.saves, self.events, self.failures = 0, [], []
 
     def save_last(self, learner, progress):
         self.saves += 1
@@ -93,25 +94,25 @@ class Memory:
         self.best = {name: t.clone() for name, t in learner.weights().items()}, progress.best_epoch
 
     def on_pass_start(self, phase, epoch, slides, done):
-        self.lines.append((phase, epoch, slides, done))
+        self.events.append((phase, epoch, slides, done))
 
     def on_slide_end(self, progress):
         pass
 
     def on_epoch_end(self, row, *, best):
-        self.lines.append((row["epoch"], best))
+        self.events.append((row["epoch"], best))
 
     def on_slide_failed(self, slide_id, reason):
         self.failures.append((slide_id, reason))
 
     def on_warning(self, message):
-        self.lines.append(message)
+        self.events.append(message)
 
 
-def run(learner, slides, *, training, validation=(), memory=None, workers=0, **arguments):
-    """Fit, with what is not said left at its default."""
+def run_fit(learner, slides, *, training, validation=(), recorder=None, workers=0, **arguments):
+    """Call `fit` with default values for the settings that are not given."""
     keywords = {name: arguments.pop(name) for name in ("progress", "stop_signal") if name in arguments}
-    plan = TrainingSettings(**({"epochs": 2, "tiles_per_slide": 8} | arguments))
-    memory = memory or Memory()
+    settings = TrainingSettings(**({"epochs": 2, "tiles_per_slide": 8} | arguments))
+    recorder = recorder or TrainingRecorder()
     bags = make_bags(slides, workers=workers, device=learner.model.device)
-    return fit(learner, bags, training, list(validation), plan, memory, memory, **keywords)
+    return fit(learner, bags, training, list(validation), settings, recorder, recorder, **keywords)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support import cls_attention, relative_difference, small_encoder, some_tiles, step_gradient
-from training_slides import Memory, labelled, make_learner, run, write_slides
+from training_slides import TrainingRecorder, label_slides, make_learner, run_fit, write_slides
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.encoders.blocks import Recompute
@@ -167,15 +167,15 @@ def test_a_run_learns_stops_and_goes_on_as_on_the_cpu(tmp_path):
     slides = write_slides(tmp_path, 6)
     train = {name: slides[name] for name in list(slides)[:4]}
     validation = {name: slides[name] for name in list(slides)[4:]}
-    arguments = {"training": labelled(train), "validation": labelled(validation, "val"), "workers": 2}
-    on_cpu = run(make_learner(), slides, **arguments).history
-    memory, learner = Memory(), make_learner(device="cuda")
+    arguments = {"training": label_slides(train), "validation": label_slides(validation, "val"), "workers": 2}
+    on_cpu = run_fit(make_learner(), slides, **arguments).history
+    recorder, learner = TrainingRecorder(), make_learner(device="cuda")
     signals = [15, None, None, None]
     with pytest.raises(Interrupted):
-        run(learner, slides, memory=memory, stop_signal=signals.pop, **arguments)
+        run_fit(learner, slides, recorder=recorder, stop_signal=signals.pop, **arguments)
     learner = make_learner(seed=1, device="cuda")
-    learner.restore(memory.last[0])
-    on_gpu = run(learner, slides, progress=RunProgress.from_json(memory.last[1]), **arguments).history
+    learner.restore(recorder.last[0])
+    on_gpu = run_fit(learner, slides, progress=RunProgress.from_json(recorder.last[1]), **arguments).history
     for cpu_row, gpu_row in zip(on_cpu, on_gpu, strict=True):
         assert gpu_row["loss_agg"] == pytest.approx(cpu_row["loss_agg"], rel=2e-2)
         assert gpu_row["val_loss"] == pytest.approx(cpu_row["val_loss"], rel=2e-2)

@@ -31,7 +31,7 @@ from tapfm.adaptation.two_graph import AdaptationSettings, two_graph_step
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.precision import cast_weights
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import SettingError
@@ -72,7 +72,7 @@ class LiveBytes(TorchDispatchMode):
 
 def small_encoder(key, scope="full", recompute="nothing", dtype=torch.float32):
     torch.manual_seed(0)
-    card = encoder_card(key)
+    card = find_encoder_card(key)
     encoder = VitEncoder(build_vit(card, extra=ENCODERS[key]), mean=card.mean, std=card.std, feature=card.feature)
     apply_scope(encoder, Scope.parse(scope))
     encoder.recompute = (recompute,) * 4 if isinstance(recompute, str) else recompute
@@ -86,17 +86,17 @@ def tiles_for(encoder, count):
 
 
 def question_of(encoder, tiles, precision="float32", **changes):
-    question = PlannerInput(EncoderShape.of(encoder), tiles, precision, 1, None, EAGER)
+    question = PlannerInput(EncoderShape.from_encoder(encoder), tiles, precision, 1, None, EAGER)
     return dataclasses.replace(question, **changes)
 
 
 def shape_of(key, scope="full"):
     """Count on the meta device: nothing is allocated, however large the encoder is."""
-    card = encoder_card(key)
+    card = find_encoder_card(key)
     with torch.device("meta"):
         encoder = VitEncoder(build_vit(card), mean=card.mean, std=card.std, feature=card.feature)
     apply_scope(encoder, Scope.parse(scope))
-    return EncoderShape.of(encoder)
+    return EncoderShape.from_encoder(encoder)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def planned(shape, gib, tiles=75, **settings_):
 
 
 def test_the_shape_is_counted_without_allocating_anything(giant):
-    assert giant.parameters == giant.trainable == encoder_card("h-optimus-0").parameters
+    assert giant.parameters == giant.trainable == find_encoder_card("h-optimus-0").parameters
     assert (giant.depth, giant.width, giant.heads, giant.tokens) == (40, 1536, 24, 261)
     assert (giant.mlp_in, giant.mlp_hidden, giant.gated) == (8192, 4096, True)
     assert giant.tile_flop == pytest.approx(608.3e9, rel=0.01)  # what the catalogue's sources count

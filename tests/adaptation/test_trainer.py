@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 from slide_files import damage
-from training_slides import NO_AUGMENTATION, TIMED, Memory, labelled, make_bags, make_learner, run, write_slides
+from training_slides import (
+    NO_AUGMENTATION,
+    TIMING_COLUMNS,
+    TrainingRecorder,
+    label_slides,
+    make_bags,
+    make_learner,
+    run_fit,
+    write_slides,
+)
 
 from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.optimisers import LearningRateSchedule
@@ -36,8 +45,8 @@ def many_slides(tmp_path_factory):
     return write_slides(tmp_path_factory.mktemp("many"), 36)
 
 
-def untimed(history):
-    return [{name: value for name, value in row.items() if name not in TIMED} for row in history]
+def without_timings(history):
+    return [{name: value for name, value in row.items() if name not in TIMING_COLUMNS} for row in history]
 
 
 def parts(slides, *sizes):
@@ -54,11 +63,11 @@ def same(a, b):
 
 def test_validation_auc_rises_from_chance_to_above_09(many_slides):
     train, validation = parts(many_slides, 20, 16)
-    progress = run(
+    progress = run_fit(
         make_learner(rate=3e-4, schedule=LearningRateSchedule(20, 1)),
         many_slides,
-        training=labelled(train),
-        validation=labelled(validation, "val"),
+        training=label_slides(train),
+        validation=label_slides(validation, "val"),
         epochs=12,
         tiles_per_slide=None,
         augmentation=NO_AUGMENTATION,
@@ -73,11 +82,11 @@ def test_validation_auc_rises_from_chance_to_above_09(many_slides):
 def test_and_does_not_when_labels_are_shuffled(many_slides):
     train, validation = parts(many_slides, 20, 16)
     labels = [0, 0, 1, 1] * 5  # half of them right, as by chance
-    progress = run(
+    progress = run_fit(
         make_learner(rate=3e-4, schedule=LearningRateSchedule(20, 1)),
         many_slides,
-        training=labelled(train, labels=labels),
-        validation=labelled(validation, "val"),
+        training=label_slides(train, labels=labels),
+        validation=label_slides(validation, "val"),
         epochs=12,
         tiles_per_slide=None,
         augmentation=NO_AUGMENTATION,
@@ -91,8 +100,8 @@ def test_any_number_of_workers_gives_the_same_run(slides, workers):
     runs = []
     for count in (0, workers):
         learner = make_learner()
-        progress = run(learner, slides, training=labelled(train), validation=labelled(validation, "val"), workers=count)
-        runs.append((untimed(progress.history), learner.state()))
+        progress = run_fit(learner, slides, training=label_slides(train), validation=label_slides(validation, "val"), workers=count)
+        runs.append((without_timings(progress.history), learner.state()))
     assert runs[0][0] == runs[1][0]
     assert same(runs[0][1], runs[1][1])
 
@@ -111,16 +120,16 @@ def test_a_bag_holds_the_tiles_that_its_address_names(slides):
 
 
 def test_slides_with_fewer_tiles_use_what_they_have(slides):
-    progress = run(make_learner(), slides, training=labelled(slides), epochs=1, tiles_per_slide=1000)
+    progress = run_fit(make_learner(), slides, training=label_slides(slides), epochs=1, tiles_per_slide=1000)
     assert progress.history[0]["tiles"] == 25 * len(slides)
 
 
 def test_the_same_seed_gives_the_same_history_and_another_another(slides):
     train, validation = parts(slides, 4, 2)
     histories = [
-        untimed(
-            run(
-                make_learner(), slides, training=labelled(train), validation=labelled(validation, "val"), seed=seed
+        without_timings(
+            run_fit(
+                make_learner(), slides, training=label_slides(train), validation=label_slides(validation, "val"), seed=seed
             ).history
         )
         for seed in (0, 0, 1)
@@ -132,23 +141,23 @@ def test_the_same_seed_gives_the_same_history_and_another_another(slides):
 @pytest.mark.parametrize("together", [1, 3])
 def test_a_run_stopped_at_any_step_goes_on_as_if_it_had_not(slides, together):
     train, validation = parts(slides, 4, 2)
-    arguments = {"training": labelled(train), "validation": labelled(validation, "val"), "epochs": 3}
+    arguments = {"training": label_slides(train), "validation": label_slides(validation, "val"), "epochs": 3}
     whole = make_learner(slides_per_step=together)
-    expected = run(whole, slides, **arguments)
+    expected = run_fit(whole, slides, **arguments)
     chance = random.Random(together)
     for _ in range(4):
-        memory, learner, progress = Memory(), make_learner(slides_per_step=together), None
+        recorder, learner, progress = TrainingRecorder(), make_learner(slides_per_step=together), None
         for _ in range(3):
             signals = [15] + [None] * chance.randrange(6)
             with pytest.raises(Interrupted) as stopped:
-                run(learner, slides, memory=memory, progress=progress, stop_signal=signals.pop, **arguments)
+                run_fit(learner, slides, recorder=recorder, progress=progress, stop_signal=signals.pop, **arguments)
             assert stopped.value.signal_number == 15
             learner = make_learner(seed=9, slides_per_step=together)  # whatever it starts from is replaced
-            learner.restore(memory.last[0])
-            progress = RunProgress.from_json(json.loads(json.dumps(memory.last[1])))
-        progress = run(learner, slides, memory=memory, progress=progress, **arguments)
+            learner.restore(recorder.last[0])
+            progress = RunProgress.from_json(json.loads(json.dumps(recorder.last[1])))
+        progress = run_fit(learner, slides, recorder=recorder, progress=progress, **arguments)
         assert same(whole.state(), learner.state())
-        assert untimed(progress.history) == untimed(expected.history)
+        assert without_timings(progress.history) == without_timings(expected.history)
 
 
 def test_a_run_that_draws_tiles_to_go_back_through_draws_the_same_after_a_stop(slides):
@@ -157,25 +166,25 @@ def test_a_run_that_draws_tiles_to_go_back_through_draws_the_same_after_a_stop(s
         learner.adaptation = replace(learner.adaptation, backward_tiles=3)
         return learner
 
-    arguments = {"training": labelled(slides), "epochs": 1}
-    whole, memory, signals = make(), Memory(), [15, None, None]
-    run(whole, slides, **arguments)
+    arguments = {"training": label_slides(slides), "epochs": 1}
+    whole, recorder, signals = make(), TrainingRecorder(), [15, None, None]
+    run_fit(whole, slides, **arguments)
     with pytest.raises(Interrupted):
-        run(make(), slides, memory=memory, stop_signal=signals.pop, **arguments)
+        run_fit(make(), slides, recorder=recorder, stop_signal=signals.pop, **arguments)
     torch.manual_seed(99)
     again = make(seed=9)
-    again.restore(memory.last[0])
-    run(again, slides, progress=RunProgress.from_json(memory.last[1]), **arguments)
+    again.restore(recorder.last[0])
+    run_fit(again, slides, progress=RunProgress.from_json(recorder.last[1]), **arguments)
     assert same(whole.state(), again.state())
 
 
 def test_checkpoints_are_saved_each_epoch_and_every_so_often(slides):
-    memory = Memory()
-    run(make_learner(), slides, training=labelled(slides), memory=memory, checkpoint_every_s=0.0)
-    assert memory.saves == 2 * (len(slides) + 1)
-    memory = Memory()
-    run(make_learner(), slides, training=labelled(slides), memory=memory)
-    assert memory.saves == 2
+    recorder = TrainingRecorder()
+    run_fit(make_learner(), slides, training=label_slides(slides), recorder=recorder, checkpoint_every_s=0.0)
+    assert recorder.saves == 2 * (len(slides) + 1)
+    recorder = TrainingRecorder()
+    run_fit(make_learner(), slides, training=label_slides(slides), recorder=recorder)
+    assert recorder.saves == 2
 
 
 def test_training_tiles_are_augmented_by_their_address_and_validation_tiles_are_not(slides, monkeypatch):
@@ -195,7 +204,7 @@ def test_training_tiles_are_augmented_by_their_address_and_validation_tiles_are_
     )
     everything, seed = Augmentation(stain_jitter=0.1), 7
     arguments = {"augmentation": everything, "seed": seed, "epochs": 1, "validation_tiles": 5}
-    run(learner, slides, training=labelled(train), validation=labelled(validation, "val"), **arguments)
+    run_fit(learner, slides, training=label_slides(train), validation=label_slides(validation, "val"), **arguments)
     for slide_id, tiles in seen.items():
         plain = read_bag(slides, BagRequest("train", slide_id, 8, (seed, 0, slide_id)))
         assert torch.equal(tiles, augment(plain, everything, seed, 0, slide_id))
@@ -213,13 +222,13 @@ def read_bag(slides, visit):
 def test_accumulated_slides_are_one_update_with_their_mean_gradient(slides):
     train = parts(slides, 2)[0]
     batch, epochs = make_learner(slides_per_step=2), 1
-    run(batch, slides, training=labelled(train), epochs=epochs, augmentation=NO_AUGMENTATION, tiles_per_slide=None)
+    run_fit(batch, slides, training=label_slides(train), epochs=epochs, augmentation=NO_AUGMENTATION, tiles_per_slide=None)
     by_hand = make_learner()
     bags = make_bags(slides)
     visits = [BagRequest("train", name, None, ()) for name in train]
     bags.start(iter(visits))
     by_hand.start_epoch(0)
-    for visit, slide in zip(visits, labelled(train), strict=True):
+    for visit, slide in zip(visits, label_slides(train), strict=True):
         by_hand.train_step(
             bags.read(visit), encode_labels(list(slide.labels.values())), update=False, slide_id=visit.slide_id
         )
@@ -231,35 +240,35 @@ def test_accumulated_slides_are_one_update_with_their_mean_gradient(slides):
 
 def test_learning_rates_follow_the_schedule_by_epoch(slides):
     learner = make_learner(rate=1e-3, schedule=LearningRateSchedule(2, 2), encoder_lr_min=1e-5)
-    history = run(learner, slides, training=labelled(slides), epochs=4).history
+    history = run_fit(learner, slides, training=label_slides(slides), epochs=4).history
     assert [row["encoder_lr"] for row in history] == pytest.approx([1e-3, 5.05e-4, 1e-3, 8.5502e-4], rel=1e-4)
     assert [row["aggregator_lr"] for row in history] == pytest.approx([1e-2, 5e-3, 1e-2, 8.5355e-3], rel=1e-4)
 
 
 def test_clipping_bounds_the_gradient(slides):
     free, clipped = make_learner(), make_learner(clip_norm=1e-12)
-    run(free, slides, training=labelled(slides), epochs=1)
+    run_fit(free, slides, training=label_slides(slides), epochs=1)
     start = make_learner().weights()
-    run(clipped, slides, training=labelled(slides), epochs=1)
+    run_fit(clipped, slides, training=label_slides(slides), epochs=1)
     moved = [sum(float((w[n] - start[n]).norm()) for n in start) for w in (clipped.weights(), free.weights())]
     assert moved[0] < 0.2 * moved[1], "Adam's epsilon is larger than such gradients"
 
 
 def test_ties_keep_the_earlier_epoch_and_patience_ends_the_run(slides):
     train, validation = parts(slides, 4, 2)
-    memory = Memory()
+    recorder = TrainingRecorder()
     still = make_learner(encoder_lr=0.0, aggregator_lr=0.0)
-    progress = run(
+    progress = run_fit(
         still,
         slides,
-        training=labelled(train),
-        validation=labelled(validation, "val"),
-        memory=memory,
+        training=label_slides(train),
+        validation=label_slides(validation, "val"),
+        recorder=recorder,
         epochs=9,
         patience=3,
     )
     assert progress.best_epoch == 0
-    assert memory.best[1] == 0
+    assert recorder.best[1] == 0
     assert progress.stopped_early
     assert [row["epoch"] for row in progress.history] == [1, 2, 3, 4]
 
@@ -267,8 +276,8 @@ def test_ties_keep_the_earlier_epoch_and_patience_ends_the_run(slides):
 def test_validation_is_on_the_same_tiles_each_epoch(slides):
     train, validation = parts(slides, 4, 2)
     still = make_learner(encoder_lr=0.0, aggregator_lr=0.0)
-    history = run(
-        still, slides, training=labelled(train), validation=labelled(validation, "val"), validation_tiles=5, epochs=3
+    history = run_fit(
+        still, slides, training=label_slides(train), validation=label_slides(validation, "val"), validation_tiles=5, epochs=3
     ).history
     assert len({row["val_loss"] for row in history}) == 1
     assert len({row["loss_agg"] for row in history}) == 3, "while training draws anew"
@@ -276,11 +285,11 @@ def test_validation_is_on_the_same_tiles_each_epoch(slides):
 
 def test_without_a_validation_auc_the_loss_decides_and_the_reason_is_told(slides):
     train, validation = parts(slides, 4, 2)
-    history = run(
+    history = run_fit(
         make_learner(),
         slides,
-        training=labelled(train),
-        validation=labelled(validation, "val", labels=[1, 1]),
+        training=label_slides(train),
+        validation=label_slides(validation, "val", labels=[1, 1]),
     ).history
     assert history[0]["val_macro_auc"] is None
     assert history[0]["val_undefined"] == {"target": "no negative slide among 2"}
@@ -288,33 +297,33 @@ def test_without_a_validation_auc_the_loss_decides_and_the_reason_is_told(slides
 
 
 def test_without_validation_slides_the_last_epoch_is_kept(slides):
-    memory = Memory()
-    progress = run(make_learner(), slides, training=labelled(slides), memory=memory, epochs=3)
-    assert progress.best_epoch == memory.best[1] == 2
+    recorder = TrainingRecorder()
+    progress = run_fit(make_learner(), slides, training=label_slides(slides), recorder=recorder, epochs=3)
+    assert progress.best_epoch == recorder.best[1] == 2
 
 
 def test_patients_count_once_when_they_are_the_unit(slides):
     train, validation = parts(slides, 2, 4)
-    of_patients = labelled(validation, "val", labels=[0, 1, 0, 1], patients=["a", "b", "a", "b"])
-    history = run(make_learner(), slides, training=labelled(train), validation=of_patients, unit="patient").history
+    of_patients = label_slides(validation, "val", labels=[0, 1, 0, 1], patients=["a", "b", "a", "b"])
+    history = run_fit(make_learner(), slides, training=label_slides(train), validation=of_patients, unit="patient").history
     assert history[0]["val_macro_auc"] in (0.0, 0.5, 1.0), "two patients"
 
 
 def test_a_slide_that_cannot_be_read_stops_the_run_unless_it_may_fail(tmp_path):
     slides = write_slides(tmp_path, 4)
     (tmp_path / "s02.svs").write_bytes(b"no slide")
-    memory = Memory()
+    recorder = TrainingRecorder()
     with pytest.raises(SlidesFailedError, match="s02") as stopped:
-        run(make_learner(), slides, training=labelled(slides), memory=memory)
+        run_fit(make_learner(), slides, training=label_slides(slides), recorder=recorder)
     assert "let 1 fail" in stopped.value.hint
-    assert memory.last is not None, "saved, so that it can go on"
+    assert recorder.last is not None, "saved, so that it can go on"
 
-    memory = Memory()
-    progress = run(make_learner(), slides, training=labelled(slides), memory=memory, allow_failures=1)
-    assert [name for name, _ in memory.failures] == ["s02"]
+    recorder = TrainingRecorder()
+    progress = run_fit(make_learner(), slides, training=label_slides(slides), recorder=recorder, allow_failures=1)
+    assert [name for name, _ in recorder.failures] == ["s02"]
     assert [row["slides"] for row in progress.history] == [3, 3]
     others = {name: slide for name, slide in slides.items() if name != "s02"}
-    order = [slide.slide_id for slide in labelled(others)]
+    order = [slide.slide_id for slide in label_slides(others)]
     assert set(progress.failed) == set(slides) - set(order)
 
 
@@ -324,7 +333,7 @@ def test_a_failed_slide_leaves_the_others_gradients_to_be_applied(tmp_path):
         (tmp_path / name).write_bytes(b"no slide")
     learner = make_learner(slides_per_step=4)
     before = {name: weight.clone() for name, weight in learner.weights().items()}
-    run(learner, slides, training=labelled(slides), allow_failures=2, epochs=1)
+    run_fit(learner, slides, training=label_slides(slides), allow_failures=2, epochs=1)
     assert not same(before, learner.weights())
     assert len(learner._pending) == 0
 
@@ -333,12 +342,12 @@ def test_tiles_that_cannot_be_decoded_are_skipped_counted_and_above_5_percent_fa
     slides = write_slides(tmp_path, 3)
     damage(tmp_path / "s01.svs", [15])  # the corner: one tile of 25 is 4%
     damage(tmp_path / "s02.svs", [0])  # two by two tiles: 16%
-    memory = Memory()
-    progress = run(
-        make_learner(), slides, training=labelled(slides), tiles_per_slide=None, allow_failures=1, memory=memory
+    recorder = TrainingRecorder()
+    progress = run_fit(
+        make_learner(), slides, training=label_slides(slides), tiles_per_slide=None, allow_failures=1, recorder=recorder
     )
-    assert [name for name, _ in memory.failures] == ["s02"]
-    assert "4 of its 25 tiles cannot be read" in memory.failures[0][1]
+    assert [name for name, _ in recorder.failures] == ["s02"]
+    assert "4 of its 25 tiles cannot be read" in recorder.failures[0][1]
     assert progress.skipped["s01"].tiles == [24]
     assert progress.history[0]["tiles"] == 25 + 24
     assert progress.history[0]["tiles_failed"] == 1 + 4
@@ -347,7 +356,7 @@ def test_tiles_that_cannot_be_decoded_are_skipped_counted_and_above_5_percent_fa
 def test_one_bad_tile_in_a_small_draw_does_not_fail_the_slide(tmp_path):
     slides = write_slides(tmp_path, 2)
     damage(tmp_path / "s01.svs", [15])
-    progress = run(make_learner(), slides, training=labelled(slides), tiles_per_slide=5, epochs=8, seed=1)
+    progress = run_fit(make_learner(), slides, training=label_slides(slides), tiles_per_slide=5, epochs=8, seed=1)
     assert progress.skipped["s01"].tiles == [24]
     assert not progress.failed
     assert sum(row["tiles_failed"] for row in progress.history) >= 1
@@ -357,7 +366,7 @@ def test_bad_tiles_of_all_epochs_together_fail_the_slide(tmp_path):
     slides = write_slides(tmp_path, 2)
     damage(tmp_path / "s01.svs", [15, 12])  # the lower corners: 3 tiles of 25
     settings = {"tiles_per_slide": 3, "epochs": 8, "allow_failures": 1, "seed": 1}
-    progress = run(make_learner(), slides, training=labelled(slides), **settings)
+    progress = run_fit(make_learner(), slides, training=label_slides(slides), **settings)
     assert "2 of its 25 tiles cannot be read" in progress.failed["s01"]
     # with this seed the first of them is drawn in the fifth epoch, the second in the sixth
     assert [row["slides"] for row in progress.history] == [2, 2, 2, 2, 2, 1, 1, 1]
@@ -367,21 +376,21 @@ def test_a_slide_that_comes_back_is_learnt_from_again(tmp_path):
     slides = write_slides(tmp_path, 3)
     away = (tmp_path / "s02.svs").rename(tmp_path / "away.svs")
 
-    class Returns(Memory):
+    class Returns(TrainingRecorder):
         def on_epoch_end(self, row, *, best):
             super().on_epoch_end(row, best=best)
             if row["epoch"] == 1:
                 away.rename(tmp_path / "s02.svs")
 
-    progress = run(make_learner(), slides, training=labelled(slides), memory=Returns(), epochs=3, allow_failures=1)
+    progress = run_fit(make_learner(), slides, training=label_slides(slides), recorder=Returns(), epochs=3, allow_failures=1)
     assert [row["slides"] for row in progress.history] == [2, 3, 3]
     assert progress.failed == {}
 
 
 def test_the_order_of_the_table_does_not_decide_the_order_of_an_epoch(slides):
-    train, validation = (labelled(part) for part in parts(slides, 4, 2))
+    train, validation = (label_slides(part) for part in parts(slides, 4, 2))
     histories = [
-        untimed(run(make_learner(), slides, training=each, validation=looked_at).history)
+        without_timings(run_fit(make_learner(), slides, training=each, validation=looked_at).history)
         for each, looked_at in ((train, validation), (train[::-1], validation[::-1]))
     ]
     assert histories[0] == histories[1]
@@ -390,33 +399,33 @@ def test_the_order_of_the_table_does_not_decide_the_order_of_an_epoch(slides):
 def test_what_failed_before_a_stop_is_still_failed_after_it(tmp_path):
     slides = write_slides(tmp_path, 4)
     (tmp_path / "s01.svs").write_bytes(b"no slide")
-    arguments = {"training": labelled(slides), "allow_failures": 1, "epochs": 1}
-    whole = run(make_learner(), slides, **arguments)
+    arguments = {"training": label_slides(slides), "allow_failures": 1, "epochs": 1}
+    whole = run_fit(make_learner(), slides, **arguments)
     for stop_after in range(3):
-        memory, signals = Memory(), [15] + [None] * stop_after
+        recorder, signals = TrainingRecorder(), [15] + [None] * stop_after
         with pytest.raises(Interrupted):
-            run(make_learner(), slides, memory=memory, stop_signal=signals.pop, **arguments)
+            run_fit(make_learner(), slides, recorder=recorder, stop_signal=signals.pop, **arguments)
         learner = make_learner(seed=4)
-        learner.restore(memory.last[0])
-        again = run(learner, slides, progress=RunProgress.from_json(memory.last[1]), **arguments)
+        learner.restore(recorder.last[0])
+        again = run_fit(learner, slides, progress=RunProgress.from_json(recorder.last[1]), **arguments)
         assert again.failed == whole.failed
-        assert untimed(again.history) == untimed(whole.history)
+        assert without_timings(again.history) == without_timings(whole.history)
 
 
 def test_a_look_that_was_stopped_is_not_counted_twice(tmp_path):
     slides = write_slides(tmp_path, 4)
     damage(tmp_path / "s02.svs", [15])
     train, validation = parts(slides, 2, 2)
-    arguments = {"training": labelled(train), "validation": labelled(validation, "val"), "epochs": 1}
-    whole = run(make_learner(), slides, **arguments)
-    memory, signals = Memory(), [15, None, None]  # two steps, and one look
+    arguments = {"training": label_slides(train), "validation": label_slides(validation, "val"), "epochs": 1}
+    whole = run_fit(make_learner(), slides, **arguments)
+    recorder, signals = TrainingRecorder(), [15, None, None]  # two steps, and one look
     with pytest.raises(Interrupted):
-        run(make_learner(), slides, memory=memory, stop_signal=signals.pop, **arguments)
-    assert memory.last[1]["position"] == 2
+        run_fit(make_learner(), slides, recorder=recorder, stop_signal=signals.pop, **arguments)
+    assert recorder.last[1]["position"] == 2
     learner = make_learner(seed=4)
-    learner.restore(memory.last[0])
-    again = run(learner, slides, progress=RunProgress.from_json(memory.last[1]), **arguments)
-    assert untimed(again.history) == untimed(whole.history)
+    learner.restore(recorder.last[0])
+    again = run_fit(learner, slides, progress=RunProgress.from_json(recorder.last[1]), **arguments)
+    assert without_timings(again.history) == without_timings(whole.history)
     assert whole.history[0]["tiles_failed"] == 1
 
 
@@ -424,17 +433,17 @@ def test_epochs_are_compared_by_one_measure(tmp_path):
     slides = write_slides(tmp_path, 4)
     train, validation = parts(slides, 2, 2)
 
-    class Loses(Memory):
+    class Loses(TrainingRecorder):
         def on_epoch_end(self, row, *, best):
             super().on_epoch_end(row, best=best)
             (tmp_path / "s03.svs").unlink(missing_ok=True)  # the positive one
 
-    progress = run(
+    progress = run_fit(
         make_learner(),
         slides,
-        training=labelled(train),
-        validation=labelled(validation, "val"),
-        memory=Loses(),
+        training=label_slides(train),
+        validation=label_slides(validation, "val"),
+        recorder=Loses(),
         epochs=6,
         patience=2,
         allow_failures=1,
@@ -447,7 +456,7 @@ def test_epochs_are_compared_by_one_measure(tmp_path):
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_a_step_that_is_not_finite_is_named_though_it_is_read_after_the_next_one(slides, together):
-    memory, learner = Memory(), make_learner(slides_per_step=together)
+    recorder, learner = TrainingRecorder(), make_learner(slides_per_step=together)
     taken, learn = [], learner.train_step
 
     def breaks_at_the_third(bag, targets, *, update, slide_id):
@@ -459,16 +468,16 @@ def test_a_step_that_is_not_finite_is_named_though_it_is_read_after_the_next_one
 
     learner.train_step = breaks_at_the_third
     with pytest.raises(NonFiniteError, match="step 2: the aggregator loss is not finite") as stopped:
-        run(learner, slides, training=labelled(slides), memory=memory)
+        run_fit(learner, slides, training=label_slides(slides), recorder=recorder)
     assert len(taken) == 4, "the host is one step ahead"
     assert f"'{taken[2]}'" in stopped.value.message
-    assert memory.saves == 0
+    assert recorder.saves == 0
 
     taken.clear()
     with pytest.raises(NonFiniteError, match="step 2"):
-        run(learner, slides, training=labelled(slides), memory=memory, checkpoint_every_s=0.0)
-    assert memory.last[1]["position"] == 2, "what is saved has been read"
-    assert memory.last[1]["sums"]["slides"] == 2
+        run_fit(learner, slides, training=label_slides(slides), recorder=recorder, checkpoint_every_s=0.0)
+    assert recorder.last[1]["position"] == 2, "what is saved has been read"
+    assert recorder.last[1]["sums"]["slides"] == 2
 
 
 def test_logits_that_are_no_numbers_are_told_with_the_slide(slides):
@@ -476,9 +485,9 @@ def test_logits_that_are_no_numbers_are_told_with_the_slide(slides):
     learner = make_learner(encoder_lr=0.0, aggregator_lr=0.0)
     with torch.no_grad():
         learner.model.aggregator.classifier.weight.fill_(3e38)
-    arguments = {"training": labelled({}), "validation": labelled(validation, "val")}
+    arguments = {"training": label_slides({}), "validation": label_slides(validation, "val")}
     with pytest.raises(NonFiniteError, match="Slide 's04'"):
-        run(learner, slides, **arguments)
+        run_fit(learner, slides, **arguments)
 
 
 def test_stored_features_train_an_aggregator_alone(tmp_path, slides):
@@ -492,10 +501,10 @@ def test_stored_features_train_an_aggregator_alone(tmp_path, slides):
     model = SlideModel(None, Abmil(6, hidden=8, attention=4), BinaryTask.from_training_labels("target", [0, 1]))
     learner = Learner(model, AdaptationSettings(), OptimiserSettings(aggregator_lr=1e-2))
     bags = FeatureBags(files, device=torch.device("cpu"), prefetch_bytes=2**30)
-    memory = Memory()
+    recorder = TrainingRecorder()
     train, validation = parts(slides, 4, 2)
     progress = fit(
-        learner, bags, labelled(train), labelled(validation, "val"), TrainingSettings(epochs=15), memory, memory
+        learner, bags, label_slides(train), label_slides(validation, "val"), TrainingSettings(epochs=15), recorder, recorder
     )
     assert progress.history[-1]["loss_agg"] < 0.7 * progress.history[0]["loss_agg"]
     assert progress.history[-1]["val_macro_auc"] == 1.0

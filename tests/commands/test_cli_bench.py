@@ -1,4 +1,4 @@
-"""`tapfm bench` as a user types it."""
+"""The command `tapfm bench`."""
 
 import json
 import platform
@@ -12,178 +12,180 @@ from tapfm.bench import measure
 from tapfm.encoders.precision import can_compile
 
 KEYS = [
-    *("tapfm", "made_on", "encoder", "precision", "compiled", "quick", "machine", "matrix", "copying", "reading"),
-    *("encoding", "steps", "slides", "work", "expected"),
+    *("tapfm", "date", "encoder", "precision", "compiled", "quick", "machine", "matrix_product", "copy_to_gpu"),
+    *("reading", "encoding", "steps", "slides", "tile_counts", "estimates"),
 ]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
 @pytest.fixture(scope="module")
-def bench(lab):
-    """A quick measurement for a run, and what was said."""
-    out = lab / "figures" / "bench.json"
-    result = tapfm("bench", lab / "run.toml", "--quick", "--scope", "last:1", "--workers", 1, "--out", out)
+def bench(workspace):
+    """JSON file and printed output of a quick measurement for a run."""
+    out = workspace / "results" / "bench.json"
+    result = tapfm("bench", workspace / "run.toml", "--quick", "--scope", "last:1", "--workers", 1, "--out", out)
     assert result.returncode == 0, result.said
     return json.loads(out.read_text()), result.said
 
 
-def test_all_figures_are_there_and_agree_with_each_other(bench):
-    figures, _ = bench
-    assert list(figures) == KEYS
-    assert (figures["encoder"], figures["precision"], figures["quick"]) == ("tapfm-pocket", "float32", True)
-    assert figures["compiled"] is False
-    assert figures["copying"] is None
-    assert figures["matrix"]["tflops"] > 0
-    assert [row["workers"] for row in figures["reading"]] == [1]
-    for row in [*figures["reading"], figures["encoding"], *figures["steps"]]:
+def test_json_contains_all_measurements(bench):
+    values, _ = bench
+    assert list(values) == KEYS
+    assert (values["encoder"], values["precision"], values["quick"]) == ("tapfm-pocket", "float32", True)
+    assert values["compiled"] is False
+    assert values["copy_to_gpu"] is None
+    assert values["matrix_product"]["tflops"] > 0
+    assert [row["workers"] for row in values["reading"]] == [1]
+    for row in [*values["reading"], values["encoding"], *values["steps"]]:
         assert row["problem"] is None
         assert row["tiles_per_second"] == pytest.approx(row["tiles"] / row["seconds"])
-    ways = [(row["way"], row["scope"]) for row in figures["steps"]]
-    assert ways == [("one pass", "full"), ("chunked", "full"), ("one pass", "last:1"), ("chunked", "last:1")]
-    encoding = figures["encoding"]
+    steps = [(row["strategy"], row["scope"]) for row in values["steps"]]
+    assert steps == [("one pass", "full"), ("chunked", "full"), ("one pass", "last:1"), ("chunked", "last:1")]
+    encoding = values["encoding"]
     speed = encoding["tiles_per_second"] * encoding["gflop_per_tile"]
-    assert encoding["peak_share"] == pytest.approx(speed / 1e3 / figures["matrix"]["tflops"])
+    assert encoding["peak_fraction"] == pytest.approx(speed / 1e3 / values["matrix_product"]["tflops"])
 
 
-def test_times_follow_from_speeds_and_the_runs_slides(bench):
-    figures, _ = bench
-    assert figures["slides"] == {
+def test_estimates_follow_from_speeds_and_slides_of_the_run(bench):
+    values, _ = bench
+    assert values["slides"] == {
         "source": "run",
         "by_split": {"train": 4, "val": 2, "test": 4},
         "mean_tiles": 4,
         "without_tiles": 0,
     }
-    assert figures["work"]["training_tiles"] == 16
-    reading = figures["reading"][-1]["tiles_per_second"]
-    step = max(row["tiles_per_second"] for row in figures["steps"] if row["scope"] == "full")
-    epoch = figures["expected"][0]
+    assert values["tile_counts"]["training_tiles"] == 16
+    reading = values["reading"][-1]["tiles_per_second"]
+    step = max(row["tiles_per_second"] for row in values["steps"] if row["scope"] == "full")
+    epoch = values["estimates"][0]
     assert epoch["seconds"] == pytest.approx(16 / reading + 16 / step)
-    assert [row["what"] for row in figures["expected"]] == [
-        "training, an epoch",
-        "validation, an epoch",
+    assert [row["task"] for row in values["estimates"]] == [
+        "training, per epoch",
+        "validation, per epoch",
         "held-out slides, at the end",
-        "the whole training, 1 epoch",
-        "prediction of a slide",
+        "whole training, 1 epoch",
+        "prediction, per slide",
     ]
 
 
-def test_the_table_says_what_was_measured_and_for_whom(bench):
-    _, said = bench
-    for words in (
-        "tapfm-pocket in float32, random weights",
+def test_printed_tables_show_measurements_and_slides(bench):
+    _, output = bench
+    for text in (
+        "tapfm-pocket in float32",
         "measuring: step, chunked, full",
+        "1 process, 3 slides",
         "matrix product",
-        "1 process, 3 slides of yours",
-        "of the matrix product's speed",
+        "GFLOP per tile",
         "step, one pass",
         "last:1",
-        "Expected for your run: 10 slides (4 to train on) of 4 tiles each",
-        "their times are added",
-        "Quick: these measurements are rough.",
+        "your run",
+        "10 slides",
+        "4 for training",
+        "times are added",
+        "--quick",
     ):
-        assert words in said, words
+        assert text in output, text
 
 
-def test_nothing_private_is_written(bench, lab):
+def test_json_contains_no_paths_slides_or_host_name(bench, workspace):
     text = json.dumps(bench[0])
-    for private in (str(lab), "case-0", "Doe", "FGFR3", "cohort.csv", platform.node()):
+    for private in (str(workspace), "case-0", "Doe", "FGFR3", "cohort.csv", platform.node()):
         assert private not in text, private
 
 
-def test_ctrl_c_leaves_nothing(tmp_path, monkeypatch):
-    def pressed(*_, **__):
+def test_ctrl_c_leaves_no_files(tmp_path, monkeypatch):
+    def press_ctrl_c(*_, **__):
         raise KeyboardInterrupt
 
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(measure, "reading_speed", pressed)
+    monkeypatch.setattr(measure, "measure_reading", press_ctrl_c)
     result = tapfm("bench", "--quick", "--device", "cpu", "--out", tmp_path / "bench.json")
     assert result.returncode == 130
-    assert "Stopped. Nothing was written." in result.said
+    assert "written" in result.said
     assert [path.name for path in tmp_path.rglob("*")] == ["temporary"]
 
 
-def test_a_way_that_does_not_fit_does_not_stop_the_others(lab, monkeypatch):
-    step_speed = measure.step_speed
+def test_other_measurements_continue_after_out_of_memory(workspace, monkeypatch):
+    measure_step = measure.measure_step
 
-    def only_in_chunks(subject, way, *arguments, **keywords):
-        if way == "chunked":
-            return step_speed(subject, way, *arguments, **keywords)
+    def only_in_chunks(setup, strategy, *arguments, **keywords):
+        if strategy == "chunked":
+            return measure_step(setup, strategy, *arguments, **keywords)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tapfm.bench.computing.learn_once", out_of_memory)
-            return step_speed(subject, way, *arguments, **keywords)
+            patch.setattr("tapfm.bench.model_speed.run_train_step", out_of_memory)
+            return measure_step(setup, strategy, *arguments, **keywords)
 
     def out_of_memory(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(measure, "step_speed", only_in_chunks)
-    cohort = ("--cohort", lab / "cohort.csv", "--tiles", lab / "tiles")
+    monkeypatch.setattr(measure, "measure_step", only_in_chunks)
+    cohort = ("--cohort", workspace / "cohort.csv", "--tiles", workspace / "tiles")
     result = tapfm("bench", *cohort, "--quick", "--device", "cpu", "--workers", 0)
     assert result.returncode == 0, result.said
     assert "out of memory" in result.said
-    assert "Expected for your cohort" in result.said
+    assert "your cohort: 10 slides" in result.said
 
 
-def test_slides_that_cannot_be_read_are_named_on_the_screen_only(own_lab):
-    for path in own_lab.glob("*.svs"):
+def test_unreadable_slide_is_printed_but_not_in_the_json(workspace_copy):
+    for path in workspace_copy.glob("*.svs"):
         path.write_bytes(b"nothing")
-    out = own_lab / "bench.json"
-    result = tapfm("bench", own_lab / "run.toml", "--quick", "--out", out)
+    out = workspace_copy / "bench.json"
+    result = tapfm("bench", workspace_copy / "run.toml", "--quick", "--out", out)
     assert result.returncode == 0, result.said
-    assert "Nothing can be read: 0.svs is not a slide" in result.said
+    assert "0.svs" in result.said
     assert ".svs" not in out.read_text()
-    assert {row["seconds"] for row in json.loads(out.read_text())["expected"]} == {None}
+    assert {row["seconds"] for row in json.loads(out.read_text())["estimates"]} == {None}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["run.toml", "--cohort", "cohort.csv"], "names slides and tiles, and so do --cohort"),
+        (["run.toml", "--cohort", "cohort.csv"], "--cohort cannot be combined with run.toml"),
         (["--cohort", "cohort.csv"], "--cohort needs --tiles"),
         (["--tiles", "tiles"], "--tiles needs --cohort"),
         (["--slides", "slides"], "--slides needs --cohort"),
-        (["--scope", "lora"], "There is no scope of adaptation 'lora'"),
-        (["--encoder", "tapfm-pocket", "--device", "cpu", "--scope", "last:9"], "this encoder has 4"),
-        (["--precision", "float8"], "There is no precision named 'float8'"),
-        (["--encoder", "unii"], "Did you mean: uni"),
+        (["--scope", "lora"], "scope 'lora'"),
+        (["--encoder", "tapfm-pocket", "--device", "cpu", "--scope", "last:9"], "has 4"),
+        (["--precision", "float8"], "'float8'"),
+        (["--encoder", "unii"], "uni"),
         (["--device", "tpu"], "'tpu' is not a device"),
         (["--out", "."], "is a folder"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arguments, said):
+def test_invalid_options_are_rejected(arguments, message):
     result = tapfm("bench", *arguments)
     assert result.returncode == 2, result.said
-    assert said in result.said
+    assert message in result.said
     assert "measuring" not in result.said
 
 
 @needs_gpu
-@pytest.mark.filterwarnings("default")  # the compiler has warnings of its own
-def test_a_gpu_tells_its_memory_and_what_compiling_takes(tmp_path):
+@pytest.mark.filterwarnings("default")  # the compiler issues warnings
+def test_gpu_measurements_include_peak_memory_and_compile_time(tmp_path):
     arguments = ("--encoder", "kaiko-s16", "--scope", "lora:8", "--quick", "--device", "cuda")
     result = tapfm("bench", *arguments, "--out", tmp_path / "bench.json")
     assert result.returncode == 0, result.said
-    figures = json.loads((tmp_path / "bench.json").read_text())
-    assert figures["copying"]["gb_per_second"] > 0
-    assert figures["machine"]["device"] == torch.cuda.get_device_name()
-    assert figures["compiled"] is can_compile(torch.device("cuda"))
-    for row in (figures["encoding"], *figures["steps"]):
+    values = json.loads((tmp_path / "bench.json").read_text())
+    assert values["copy_to_gpu"]["gb_per_second"] > 0
+    assert values["machine"]["device"] == torch.cuda.get_device_name()
+    assert values["compiled"] is can_compile(torch.device("cuda"))
+    for row in (values["encoding"], *values["steps"]):
         assert row["problem"] is None
         assert row["peak_gib"] > 0
-        assert (row["compiling_s"] is not None) is figures["compiled"]
-    one_pass, chunked, lora, _ = figures["steps"]
+        assert (row["compile_s"] is not None) is values["compiled"]
+    one_pass, chunked, lora, _ = values["steps"]
     assert one_pass["tiles"] == 300
     assert chunked["peak_gib"] < one_pass["peak_gib"]
     assert lora["peak_gib"] < one_pass["peak_gib"]
-    epoch = figures["expected"][0]
-    reading = figures["reading"][-1]["tiles_per_second"]
+    epoch = values["estimates"][0]
+    reading = values["reading"][-1]["tiles_per_second"]
     step = max(one_pass["tiles_per_second"], chunked["tiles_per_second"])
     assert epoch["seconds"] == pytest.approx(epoch["tiles"] / min(reading, step))
 
 
 @needs_gpu
-@pytest.mark.filterwarnings("default")  # the compiler has warnings of its own
-def test_what_a_gpu_has_no_memory_for_is_told_in_its_row(tmp_path):
+@pytest.mark.filterwarnings("default")  # the compiler issues warnings
+def test_out_of_memory_on_a_gpu_is_recorded_in_the_row(tmp_path):
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 4 * 2**30) / total)
@@ -193,7 +195,7 @@ def test_what_a_gpu_has_no_memory_for_is_told_in_its_row(tmp_path):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert result.returncode == 0, result.said
-    figures = json.loads((tmp_path / "bench.json").read_text())
-    assert {row["problem"] for row in figures["steps"]} == {"out of memory"}  # its moments alone take more
-    assert figures["expected"][0]["seconds"] is None
-    assert figures["encoding"]["tiles_per_second"] > 0
+    values = json.loads((tmp_path / "bench.json").read_text())
+    assert {row["problem"] for row in values["steps"]} == {"out of memory"}  # the moments alone need more
+    assert values["estimates"][0]["seconds"] is None
+    assert values["encoding"]["tiles_per_second"] > 0

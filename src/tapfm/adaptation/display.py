@@ -1,4 +1,4 @@
-"""What is seen of a run: bars at a terminal, plain lines elsewhere, and TensorBoard."""
+"""Display the progress of training: bars in a terminal, plain lines elsewhere, and TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import TaskID
 
-from tapfm.runs import progress as progress_of_run
+from tapfm.runs.progress import RunProgress
 from tapfm.runtime.progress import PRINT_INTERVAL_S, make_progress_bars
+
+_PHASE_NAMES = {"train": "training", "validate": "validation"}
 
 
 class TrainingDisplay:
-    """Shows the progress of a training run."""
+    """Training listener that shows the progress of a run and writes TensorBoard event files."""
 
     def __init__(self, console: Console, epochs: int, slides: int, validation_slides: int, folder: Path) -> None:
         self._console, self._epochs = console, epochs
@@ -25,112 +27,108 @@ class TrainingDisplay:
         self._run = self._progress.add_task("run", total=epochs * self._per_epoch, note="", visible=False)
         self._pass: TaskID = self._progress.add_task("", total=None, note="", visible=False)
         self._progress.start()
-        self._said_at = time.monotonic()
-        self._phase, self._epoch, self._done, self._total = "train", 0, 0, 0
-        self._board = _TensorBoardWriter(folder / "tensorboard", console)
+        self._printed_at = time.monotonic()
+        self._phase: Literal["train", "validate"] = "train"
+        self._epoch, self._done, self._total = 0, 0, 0
+        self._tensorboard = _TensorBoardWriter(folder / "tensorboard", console)
 
     def close(self) -> None:
-        """Take the bars off, and finish the event file."""
+        """Remove the bars and close the event file."""
         self._progress.stop()
-        self._board.close()
+        self._tensorboard.close()
 
     def on_pass_start(self, phase: Literal["train", "validate"], epoch: int, slides: int, done: int) -> None:
-        """Show a new pass."""
         self._phase, self._epoch, self._done, self._total = phase, epoch, done, slides
-        before = epoch * self._per_epoch + (self._per_epoch - slides if phase == "validate" else done)
-        self._progress.update(self._run, completed=before, visible=True)
+        completed = epoch * self._per_epoch + (self._per_epoch - slides if phase == "validate" else done)
+        self._progress.update(self._run, completed=completed, visible=True)
         self._progress.reset(
             self._pass,
             total=slides,
             completed=done,
-            description=f"epoch {epoch + 1}/{self._epochs} {'training' if phase == 'train' else 'validation'}",
+            description=f"epoch {epoch + 1}/{self._epochs} {_PHASE_NAMES[phase]}",
             visible=True,
         )
 
-    def on_slide_end(self, progress: progress_of_run.RunProgress) -> None:
-        """Show one more slide."""
+    def on_slide_end(self, progress: RunProgress) -> None:
         self._done += 1
         sums = progress.sums
         loss = f"L_agg {sums.sums['loss_agg'] / sums.slides:.3f}, " if sums.slides else ""
-        said = f"{loss}{sums.tiles_per_second:,.0f} tiles/s, waiting {sums.data_wait_fraction:.0%}"
+        note = f"{loss}{sums.tiles_per_second:,.0f} tiles/s, waiting for data {sums.data_wait_fraction:.0%}"
         if progress.failed:
-            said += f", {len(progress.failed)} failed"
-        self._progress.update(self._pass, advance=1, note=said)
-        self._progress.update(self._run, advance=1, note=_best_so_far(progress))
-        if not self._console.is_terminal and time.monotonic() - self._said_at > PRINT_INTERVAL_S:
-            verb = "training" if self._phase == "train" else "validation"
-            self._say(f"epoch {self._epoch + 1}/{self._epochs} {verb}: {self._done} of {self._total} slides, {said}")
+            note += f", {len(progress.failed)} failed"
+        self._progress.update(self._pass, advance=1, note=note)
+        self._progress.update(self._run, advance=1, note=_describe_best_epoch(progress))
+        if not self._console.is_terminal and time.monotonic() - self._printed_at > PRINT_INTERVAL_S:
+            phase = _PHASE_NAMES[self._phase]
+            self._print(f"epoch {self._epoch + 1}/{self._epochs} {phase}: {self._done} of {self._total} slides, {note}")
 
     def on_epoch_end(self, row: Mapping[str, Any], *, best: bool) -> None:
-        """Tell what an epoch came to; a line that stays."""
+        """Print the metrics of an epoch, and write them to TensorBoard."""
         auc = f"AUC {_format_auc(row['train_macro_auc'])} training, {_format_auc(row['val_macro_auc'])} validation"
-        self._say(
+        self._print(
             f"epoch {row['epoch']}/{self._epochs}: L_agg {row['loss_agg']:.4f}, {auc}{' (best)' if best else ''}, "
-            f"{row['tiles_per_second']:,.0f} tiles/s, waiting {row['data_wait_fraction']:.0%}, {row['seconds']:,.0f} s"
+            f"{row['tiles_per_second']:,.0f} tiles/s, waiting for data {row['data_wait_fraction']:.0%}, "
+            f"{row['seconds']:,.0f} s"
         )
-        self._board.add(row)
+        self._tensorboard.add(row)
 
     def on_slide_failed(self, slide_id: str, reason: str) -> None:
-        """Tell of a slide that failed."""
-        self._say(f"failed {slide_id}: {reason}")
+        self._print(f"failed {slide_id}: {reason}")
 
     def on_warning(self, message: str) -> None:
-        """Show a warning."""
-        self._say(message)
+        self._print(message)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        self._said_at = time.monotonic()
+        self._printed_at = time.monotonic()
 
 
 class _TensorBoardWriter:
-    """Event files for TensorBoard; without the package there are none, and the run goes on."""
+    """Writer of TensorBoard event files. Writes nothing if TensorBoard is not installed."""
 
     def __init__(self, folder: Path, console: Console) -> None:
         self._folder, self._console = folder, console
         self._writer: Any = None
-        self._missing = False
+        self._disabled = False
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add the numbers of an epoch."""
-        if self._missing:
+        """Write all scalars of an epoch."""
+        if self._disabled:
             return
         try:
             if self._writer is None:
                 from torch.utils.tensorboard import SummaryWriter
 
-                # events of epochs that a resumed run repeats are dropped
+                # purge_step: events of epochs that a resumed run repeats are dropped
                 self._writer = SummaryWriter(str(self._folder), purge_step=row["epoch"])
-            for name, value in _scalars_of(row):
+            for name, value in _flatten_scalars(row):
                 self._writer.add_scalar(name, value, row["epoch"])
             self._writer.flush()
         except ImportError:
-            self._missing = True
-            self._console.print("TensorBoard is not installed: no event files. pip install tensorboard")
-        except OSError as error:  # events are a copy of history.jsonl: not worth a run
-            self._console.print(f"TensorBoard's events cannot be written ({error}).", markup=False)
-            self._writer, self._missing = None, True
+            self._disabled = True
+            self._console.print("TensorBoard is not installed, so no event files are written. pip install tensorboard")
+        except OSError as error:  # not worth stopping a run: history.jsonl has the same values
+            self._console.print(f"TensorBoard event files in {self._folder} cannot be written ({error}).", markup=False)
+            self._writer, self._disabled = None, True
 
     def close(self) -> None:
-        """Finish the file."""
         if self._writer is not None:
-            with contextlib.suppress(OSError):  # a full disk: what counts is saved elsewhere
+            with contextlib.suppress(OSError):  # for example a full disk; checkpoints are saved elsewhere
                 self._writer.close()
 
 
-def _scalars_of(row: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
-    """Name the numbers of an epoch as TensorBoard groups them."""
-    numbers: list[tuple[str, float]] = []
+def _flatten_scalars(row: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
+    """Return the numeric values of an epoch with names in the form GROUP/NAME, as TensorBoard groups them."""
+    scalars: list[tuple[str, float]] = []
     for name, value in row.items():
         if isinstance(value, Mapping):
-            numbers += [(f"{name}/{target}", each) for target, each in value.items() if isinstance(each, int | float)]
+            scalars += [(f"{name}/{target}", each) for target, each in value.items() if isinstance(each, int | float)]
         elif isinstance(value, int | float) and name != "epoch":
-            numbers.append((f"{name.partition('_')[0]}/{name}", value))
-    return numbers
+            scalars.append((f"{name.partition('_')[0]}/{name}", value))
+    return scalars
 
 
-def _best_so_far(progress: progress_of_run.RunProgress) -> str:
-    """Say which epoch leads."""
+def _describe_best_epoch(progress: RunProgress) -> str:
     if progress.best_epoch is None:
         return ""
     row = progress.history[progress.best_epoch]
@@ -138,5 +136,4 @@ def _best_so_far(progress: progress_of_run.RunProgress) -> str:
 
 
 def _format_auc(value: float | None) -> str:
-    """Write an AUC, or that there is none."""
     return "-" if value is None else f"{value:.4f}"

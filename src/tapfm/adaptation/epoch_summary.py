@@ -1,4 +1,4 @@
-"""What an epoch came to: its line of history.jsonl, and the score by which the best epoch is chosen."""
+"""Metrics of an epoch: its line in history.jsonl, and the score that selects the best epoch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def build_epoch_row(
     predictions: Sequence[Prediction],
     unit: Unit,
 ) -> dict[str, Any]:
-    """Return the line of history.jsonl; `predictions` are those of the validation slides."""
+    """Return an epoch's line of history.jsonl. `predictions` are those of the validation slides."""
     sums, targets = progress.sums, learner.model.task.targets
     encoder_rate, aggregator_rate = learner.learning_rates(progress.epoch)
-    seen = [
+    training_predictions = [
         slide.prediction(targets, sums.logits[slide.slide_id], 0) for slide in training if slide.slide_id in sums.logits
     ]
-    train, val = compute_scores(seen, targets, unit), compute_scores(predictions, targets, unit)
+    train, val = compute_scores(training_predictions, targets, unit), compute_scores(predictions, targets, unit)
     loss = _mean_loss(learner, predictions)
     return {
         "epoch": progress.epoch + 1,
@@ -50,26 +50,26 @@ def build_epoch_row(
 
 
 def choose_selection_rule(row: Mapping[str, Any]) -> str:
-    """Say what decides: the validation AUC; without one the validation loss; without that the last epoch is kept."""
+    """Return the rule that selects the best epoch: validation AUC, else validation loss, else the last epoch."""
     if row["val_macro_auc"] is not None:
         return "auc"
     return "loss" if row["val_loss"] is not None else "last"
 
 
 def is_better(score: float | None, best: float | None) -> bool:
-    """Say whether an epoch replaces the best so far; ties keep the earlier, and no score is never better."""
+    """Return whether a score is better than the best so far. A tie or a missing score is not."""
     return score is not None and (best is None or score > best)
 
 
-def selection_score(row: Mapping[str, Any], rule: str, epoch: int) -> float | None:
-    """Return the score of an epoch by a rule, higher is better; None where it has none."""
+def compute_selection_score(row: Mapping[str, Any], rule: str, epoch: int) -> float | None:
+    """Return the score of an epoch, where higher is better. None if the epoch has no value for this rule."""
     if rule == "loss":
         return None if row["val_loss"] is None else -row["val_loss"]
     return {"auc": row["val_macro_auc"], "last": epoch}[rule]
 
 
 def _mean_loss(learner: Learner, predictions: Sequence[Prediction]) -> float | None:
-    """Give the mean of L_agg over slides; None where there are none."""
+    """Return the mean L_agg over slides, or None if there are none."""
     if not predictions:
         return None
     task = learner.model.task

@@ -1,4 +1,4 @@
-"""From a configuration to what `fit` takes: model, optimisers and plan. Config stops here."""
+"""Create the arguments of `fit` from a configuration: model, optimisers and settings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tapfm.adaptation.planner import StepPlan, plan_step
 from tapfm.adaptation.step_costs import Precision
 from tapfm.adaptation.trainer import TrainingSettings
 from tapfm.adaptation.two_graph import AdaptationSettings
-from tapfm.aggregators.catalog import aggregator_card
+from tapfm.aggregators.catalog import find_aggregator_card
 from tapfm.config.settings import RunConfig
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.features import FeatureMetadata
 from tapfm.encoders.precision import can_compile
 from tapfm.encoders.vit import VitEncoder
@@ -28,12 +28,12 @@ from tapfm.runtime.devices import choose_precision, set_float32_precision
 from tapfm.tasks.catalog import build_task
 from tapfm.tiles.augment import Augmentation
 
-_GRAPH_BYTES = 2 * 2**30  # of a chunk, where memory cannot be asked for
-_GRAPH_FLOATS = 24  # that a block keeps for each number of its input
+_CPU_GRAPH_BYTES = 2 * 2**30  # maximum size of a chunk's graph
+_SAVED_FLOATS = 24  # approximate number of values that a block saves for each value of its input
 
 
 class BuiltLearner(NamedTuple):
-    """A learner; the SHA-256 of its encoder's weights, where it is known; and the plan it follows on a GPU."""
+    """A learner, the SHA-256 of its encoder's weights if known, and its step plan on a GPU."""
 
     learner: Learner
     weights_sha256: str | None
@@ -41,19 +41,19 @@ class BuiltLearner(NamedTuple):
 
 
 def build_learner(config: RunConfig, data: RunData, device: torch.device) -> BuiltLearner:
-    """Build the model and its optimisers. The same seed gives the same first weights."""
+    """Build the model and its optimisers. The initial weights depend only on the seed."""
     set_float32_precision(tf32=config.machine.tf32)
     _limit_memory(config, device)
     (weights_dtype, compute_dtype), compiled = select_dtypes(config, device), uses_compile(config, device)
     plan = None
     if config.adaptation.method == "fixed":
-        facts = _stored_features(config, data)
-        encoder, feature_size, sha256 = None, facts.size, facts.weights_sha256
+        metadata = _check_stored_features(config, data)
+        encoder, feature_size, sha256 = None, metadata.size, metadata.weights_sha256
     else:
-        # the learner moves it, once it is small enough
+        # the learner moves it to the device after the conversion to the dtype of the weights
         encoder, provenance = load_trainable_encoder(config, torch.device("cpu"))
         feature_size, sha256 = encoder.feature_size, provenance.sha256
-        plan = _plan_of_step(config, data, encoder, device) if device.type == "cuda" else None
+        plan = _make_plan(config, data, encoder, device) if device.type == "cuda" else None
         encoder.compile_blocks(compiled)
         if plan is not None:
             encoder.recompute = plan.recompute
@@ -62,49 +62,48 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Bui
     torch.manual_seed(config.seed)
     aggregator = build_run_aggregator(config, feature_size, len(data.targets)).to(device)
     task = build_task(data.training_labels(), smoothing=config.head.label_smoothing, weighting=config.task.weighting)
-    chunking = Chunking() if encoder is None else _chunking_of(config, encoder, plan)
+    chunking = Chunking() if encoder is None else _choose_chunking(config, encoder, plan)
     adaptation = build_adaptation_settings(config, chunking, compute_dtype)
-    optimisation = build_optimiser_settings(config, plan, weights_dtype=weights_dtype, compiled=compiled)
+    optimiser_settings = build_optimiser_settings(config, plan, weights_dtype=weights_dtype, compiled=compiled)
     model = SlideModel(encoder, aggregator, task, compute_dtype)
-    return BuiltLearner(Learner(model, adaptation, optimisation), sha256, plan)
+    return BuiltLearner(Learner(model, adaptation, optimiser_settings), sha256, plan)
 
 
 def _limit_memory(config: RunConfig, device: torch.device) -> None:
-    """Take no more of the GPU's memory than may be used."""
-    if device.type == "cuda" and (most := config.machine.gpu_memory_gib) is not None:
+    """Limit the GPU memory of this process to `machine.gpu_memory_gib`."""
+    if device.type == "cuda" and (limit_gib := config.machine.gpu_memory_gib) is not None:
         _, total_bytes = torch.cuda.mem_get_info(device)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, most * 2**30 / total_bytes), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib * 2**30 / total_bytes), device)
 
 
 def select_dtypes(config: RunConfig, device: torch.device) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """Give the types of the encoder's weights, and of its autocast; None: as they are, and none.
+    """Return the dtype of the encoder's weights (None: unchanged) and of its autocast (None: no autocast).
 
-    On a GPU weights are kept in bfloat16; float16 has too few small numbers for that.
+    On a GPU, bfloat16 weights are used without autocast. float16 weights are not: small values would underflow.
     """
     dtype = choose_precision(config.adaptation.precision, device)
     return (dtype, None) if device.type == "cuda" and dtype == torch.bfloat16 else (None, dtype)
 
 
 def uses_compile(config: RunConfig, device: torch.device) -> bool:
-    """Say whether blocks run as compiled code."""
+    """Return whether the encoder's blocks are compiled."""
     return can_compile(device) if config.machine.compile == "auto" else config.machine.compile
 
 
 def _training_precision(config: RunConfig, device: torch.device) -> Precision:
-    """Name the precision of training."""
     dtype = choose_precision(config.adaptation.precision, device)
     return "bfloat16" if dtype == torch.bfloat16 else "float16" if dtype == torch.float16 else "float32"
 
 
-def _plan_of_step(config: RunConfig, data: RunData, encoder: VitEncoder, device: torch.device) -> StepPlan:
-    """Choose how a bag goes through the GPU, by what is free of its memory, or by what of it may be used."""
+def _make_plan(config: RunConfig, data: RunData, encoder: VitEncoder, device: torch.device) -> StepPlan:
+    """Plan the step for the largest slide, with the free GPU memory or `machine.gpu_memory_gib`."""
     free_bytes, _ = torch.cuda.mem_get_info(device)
-    if (most := config.machine.gpu_memory_gib) is not None:
-        free_bytes = min(free_bytes, int(most * 2**30))
-    most_tiles = max((len(slide.tiles) for slide in data.slides if slide.tiles is not None), default=1)
+    if (limit_gib := config.machine.gpu_memory_gib) is not None:
+        free_bytes = min(free_bytes, int(limit_gib * 2**30))
+    max_tiles = max((len(slide.tiles) for slide in data.slides if slide.tiles is not None), default=1)
     return plan_step(
-        EncoderShape.of(encoder),
-        tiles=min(most_tiles, _number_or_all(config.adaptation.tiles_per_slide) or most_tiles),
+        EncoderShape.from_encoder(encoder),
+        tiles=min(max_tiles, _limit_or_none(config.adaptation.tiles_per_slide) or max_tiles),
         free_bytes=free_bytes,
         precision=_training_precision(config, device),
         compiled=uses_compile(config, device),
@@ -113,7 +112,7 @@ def _plan_of_step(config: RunConfig, data: RunData, encoder: VitEncoder, device:
 
 
 def planner_arguments(config: RunConfig) -> dict[str, Any]:
-    """Unpack what the planner has to keep to, whatever the card."""
+    """Return the keyword arguments of `plan_step` that the configuration determines."""
     return {
         "chunk": config.adaptation.chunk,
         "recompute": config.adaptation.recompute,
@@ -124,49 +123,56 @@ def planner_arguments(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
-    """Say what the features are; all have to be of one encoder, and with attention where the aggregator asks for it."""
-    found: dict[tuple[object, ...], list[RunSlide]] = {}
-    aggregator = aggregator_card(config.aggregator.name)
+def _check_stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
+    """Return the metadata of the feature files.
+
+    Raises `InputError` if the features are not all from the same encoder, or lack what the aggregator needs.
+    """
+    slides_by_source: dict[tuple[object, ...], list[RunSlide]] = {}
+    aggregator = find_aggregator_card(config.aggregator.name)
     for slide in data.slides:
         assert slide.features is not None
-        facts = slide.features.metadata
-        found.setdefault((facts.size, facts.encoder, facts.weights_sha256, facts.precision), []).append(slide)
-        if aggregator.uses_attention and not facts.has_attention:
+        metadata = slide.features.metadata
+        key = (metadata.size, metadata.encoder, metadata.weights_sha256, metadata.precision)
+        slides_by_source.setdefault(key, []).append(slide)
+        if aggregator.uses_attention and not metadata.has_attention:
             raise InputError(
-                f"{slide.features.path} ({facts.origin}) has no attention, by which {config.aggregator.name} weighs "
-                "tiles.",
-                hint='Make features with it: tapfm embed; or use an aggregator without: aggregator.name = "abmil"',
+                f"{slide.features.path} ({metadata.origin}) has no attention, but the aggregator "
+                f"{config.aggregator.name} needs it.",
+                hint="Create features with attention: tapfm embed\n"
+                'Or use an aggregator that needs none: aggregator.name = "abmil"',
             )
-        if aggregator.uses_positions and not facts.has_positions:
+        if aggregator.uses_positions and not metadata.has_positions:
             raise InputError(
-                f"{slide.features.path} ({facts.origin}) does not say where its tiles are, by which {aggregator.name} "
-                "joins them.",
-                hint='Make features that do: tapfm embed; or use another aggregator: aggregator.name = "abmil"',
+                f"{slide.features.path} ({metadata.origin}) has no tile positions, but the aggregator "
+                f"{aggregator.name} needs them.",
+                hint="Create features with positions: tapfm embed\n"
+                'Or use an aggregator that needs none: aggregator.name = "abmil"',
             )
-    if len(found) > 1:
-        kinds = [
-            f"{facts[0]} features by {facts[1] or 'an encoder that is not named'}: {slides[0].row.slide_id} "
-            f"(and {len(slides) - 1:,} more)"
-            for facts, slides in found.items()
+    if len(slides_by_source) > 1:
+        groups = [
+            f"{size} features per tile, encoder {encoder or 'unknown'}, precision {precision or 'unknown'}: "
+            f"{slides[0].row.slide_id} (and {len(slides) - 1:,} more)"
+            for (size, encoder, _, precision), slides in slides_by_source.items()
         ]
         raise InputError(
-            "The features are not all made by the same encoder, weights and precision:\n  " + "\n  ".join(kinds),
-            hint="Make them anew: tapfm embed COHORT.csv --encoder NAME --out DIR --force",
+            "The feature files were not all created with the same encoder, weights and precision:\n  "
+            + "\n  ".join(groups),
+            hint="Create them again: tapfm embed COHORT.csv --encoder NAME --out DIR --force",
         )
     assert slide.features is not None
-    facts = slide.features.metadata
-    ours = encoder_card(config.encoder.name).key
-    if facts.origin == "tapfm" and facts.encoder not in (None, ours):  # other tools have other names for it
+    metadata = slide.features.metadata
+    configured = find_encoder_card(config.encoder.name).key
+    if metadata.origin == "tapfm" and metadata.encoder not in (None, configured):  # other tools use other encoder names
         raise InputError(
-            f"The features were made by {facts.encoder}, and the configuration says {ours}.",
-            hint=f"Say which it is: --set encoder.name={facts.encoder}",
+            f"The features were created with {metadata.encoder}, but encoder.name is {configured}.",
+            hint=f"Use the encoder of the features: --set encoder.name={metadata.encoder}",
         )
-    return facts
+    return metadata
 
 
-def _chunking_of(config: RunConfig, encoder: VitEncoder, plan: StepPlan | None) -> Chunking:
-    """Say how a bag goes through the encoder. Without a GPU by a fixed rule: another split would round otherwise."""
+def _choose_chunking(config: RunConfig, encoder: VitEncoder, plan: StepPlan | None) -> Chunking:
+    """Return the chunking of the plan. Without a GPU, the size is fixed, because rounding depends on the chunks."""
     if plan is not None:
         return Chunking() if plan.strategy == "one-pass" else Chunking(plan.chunk, plan.graphs_kept)
     chunk = config.adaptation.chunk
@@ -174,14 +180,13 @@ def _chunking_of(config: RunConfig, encoder: VitEncoder, plan: StepPlan | None) 
         return Chunking()
     vit = encoder.vit
     tokens = int(vit.patch_embed.num_patches) + int(vit.num_prefix_tokens)
-    tile_bytes = 4 * _GRAPH_FLOATS * tokens * int(vit.embed_dim) * len(vit.blocks)
-    return Chunking(tiles=max(1, _GRAPH_BYTES // tile_bytes) if chunk == "auto" else chunk)
+    tile_bytes = 4 * _SAVED_FLOATS * tokens * int(vit.embed_dim) * len(vit.blocks)
+    return Chunking(tiles=max(1, _CPU_GRAPH_BYTES // tile_bytes) if chunk == "auto" else chunk)
 
 
 def build_adaptation_settings(
     config: RunConfig, chunking: Chunking, compute_dtype: torch.dtype | None
 ) -> AdaptationSettings:
-    """Unpack the step's settings."""
     return AdaptationSettings(
         lambda_=config.adaptation.lambda_,
         beta=config.adaptation.beta,
@@ -194,7 +199,6 @@ def build_adaptation_settings(
 
 
 def build_augmentation(config: RunConfig) -> Augmentation:
-    """Unpack what is done to training tiles."""
     settings = config.augmentation
     return Augmentation(
         flip=settings.flip,
@@ -212,7 +216,7 @@ def build_optimiser_settings(
     weights_dtype: torch.dtype | None = None,
     compiled: bool = False,
 ) -> OptimiserSettings:
-    """Unpack the optimisers' settings; what they leave open, the plan has chosen."""
+    """Return the optimiser settings. The plan determines those that are "auto"."""
     moments, offload = config.optimiser.moments, config.machine.offload_optimiser
     return OptimiserSettings(
         encoder_lr=config.optimiser.encoder_lr,
@@ -233,13 +237,12 @@ def build_optimiser_settings(
 
 
 def build_training_settings(config: RunConfig) -> TrainingSettings:
-    """Unpack the plan's settings."""
     return TrainingSettings(
         epochs=config.schedule.epochs,
         augmentation=build_augmentation(config),
         seed=config.seed,
-        tiles_per_slide=_number_or_all(config.adaptation.tiles_per_slide),
-        validation_tiles=_number_or_all(config.selection.validation_tiles),
+        tiles_per_slide=_limit_or_none(config.adaptation.tiles_per_slide),
+        validation_tiles=_limit_or_none(config.selection.validation_tiles),
         patience=config.selection.patience,
         unit=config.selection.unit,
         checkpoint_every_s=60 * config.machine.checkpoint_minutes,
@@ -247,6 +250,6 @@ def build_training_settings(config: RunConfig) -> TrainingSettings:
     )
 
 
-def _number_or_all(value: int | str) -> int | None:
-    """Read "all" as no limit."""
+def _limit_or_none(value: int | str) -> int | None:
+    """Return None for "all"."""
     return value if isinstance(value, int) else None

@@ -1,4 +1,4 @@
-"""How a run uses the memory of a GPU: a plan for this machine's, or for cards of given sizes, without weights."""
+"""Plan the GPU memory of a run, for this machine's GPU or for GPUs of given sizes. Needs no GPU and no weights."""
 
 from __future__ import annotations
 
@@ -16,84 +16,89 @@ from tapfm.adaptation.step_costs import GIB, Precision
 from tapfm.config.settings import RunConfig
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.precision import can_compile
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError, SettingError
 from tapfm.runs.data import read_run_data
 
-_USUAL_CARDS = (8.0, 12.0, 16.0, 24.0, 48.0, 80.0)
-# Of what is written on a card, CUDA sees about 98%; its context takes some of that before the first tensor.
-_SEEN, _CONTEXT_BYTES = 0.98, 0.5 * GIB
+_COMMON_SIZES_GB = (8.0, 12.0, 16.0, 24.0, 48.0, 80.0)
+# CUDA can use about 98% of the nominal memory; the CUDA context takes some of it.
+_USABLE_FRACTION, _CONTEXT_BYTES = 0.98, 0.5 * GIB
 _OTHER_SCOPES = ("full", "last:4", "lora:16")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, and what of its memory is free for a run."""
+    """A GPU and its free memory."""
 
     name: str
     free_bytes: int
     memory_source: str
-    precision: Precision  # the one "auto" takes
-    compiles: bool
+    precision: Precision  # that "auto" selects
+    can_compile: bool
 
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """The plan of a step on one card, or why none fits."""
+    """Plan of a step for one GPU, or the error if no plan fits."""
 
     label: str
     plan: StepPlan | None
-    refusal: SettingError | None = None
+    error: SettingError | None = None
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How a run would use the memory of one or more cards."""
+    """Memory plans of a run for one or more GPUs."""
 
     config: RunConfig
     shape: EncoderShape
     tiles: int
     gpus: tuple[Gpu, ...]
-    rows: tuple[GpuPlan, ...]  # one per card
-    alternatives: tuple[tuple[GpuPlan, str], ...]  # on the first card, and the smallest usual card for each
-    this_machine: str
+    plans: tuple[GpuPlan, ...]  # one per GPU
+    alternatives: tuple[tuple[GpuPlan, str], ...]  # plans with other settings, each with the smallest GPU that fits
+    note: str  # why the plans are not for this machine; empty if they are
 
 
 def plan_memory(config: RunConfig, *, gpu_memory: Sequence[float], tiles: int | None) -> MemoryPlan:
-    """Plan a run for this machine's GPU, or for cards of so many GB."""
-    here = _card_here(config) if not gpu_memory else None
-    cards = [here] if here is not None else [_card_of_size(gb) for gb in gpu_memory or _USUAL_CARDS]
+    """Plan a run for this machine's GPU, or for GPUs with `gpu_memory` GB.
+
+    tiles: number of tiles per step; None: from the configuration.
+
+    Raises `SettingError` if no plan fits on any of the GPUs.
+    """
+    detected = _detect_gpu(config) if not gpu_memory else None
+    gpus = [detected] if detected is not None else [_make_gpu(gb) for gb in gpu_memory or _COMMON_SIZES_GB]
     shape = _encoder_shape(config.encoder.name, config.adaptation.scope)
     count = tiles or _count_tiles(config)
-    rows = tuple(_plan_for(config, shape, count, card, card.name) for card in cards)
-    if all(row.plan is None for row in rows):
-        raise _nothing_fits(config, count, cards[-1], rows[-1])
-    single = len(cards) == 1
+    plans = tuple(_plan_for_gpu(config, shape, count, gpu, gpu.name) for gpu in gpus)
+    if all(gpu_plan.plan is None for gpu_plan in plans):
+        raise _does_not_fit_error(config, count, gpus[-1], plans[-1])
+    single = len(gpus) == 1
     return MemoryPlan(
         config=config,
         shape=shape,
         tiles=count,
-        gpus=tuple(cards),
-        rows=rows,
-        alternatives=tuple(_alternatives(config, count, cards[0])) if single else (),
-        this_machine="" if here is not None or gpu_memory else "There is no GPU here: tapfm train would use the CPU.",
+        gpus=tuple(gpus),
+        plans=plans,
+        alternatives=tuple(_plan_alternatives(config, count, gpus[0])) if single else (),
+        note="" if detected is not None or gpu_memory else "No GPU found: `tapfm train` would use the CPU.",
     )
 
 
 @cache
 def _encoder_shape(encoder_name: str, scope: str) -> EncoderShape:
-    """Build the architecture without its weights, with the scope's part of it trainable."""
-    card = encoder_card(encoder_name)
+    """Build the architecture without weights, apply the scope, and count its parameters."""
+    card = find_encoder_card(encoder_name)
     with torch.device("meta"):
         encoder = VitEncoder(build_vit(card), mean=card.mean, std=card.std, feature=card.feature)
     apply_scope(encoder, Scope.parse(scope))
-    return EncoderShape.of(encoder)
+    return EncoderShape.from_encoder(encoder)
 
 
 def _count_tiles(config: RunConfig) -> int:
-    """Return how many tiles a step has: the setting, or those of the largest slide."""
+    """Return the number of tiles per step: the setting, or the tiles of the largest slide."""
     count = config.adaptation.tiles_per_slide
     if isinstance(count, int):
         return count
@@ -101,22 +106,25 @@ def _count_tiles(config: RunConfig) -> int:
         return max(len(slide.tiles) for slide in read_run_data(config).slides if slide.tiles is not None)
     except InputError as error:
         raise InputError(
-            f"adaptation.tiles_per_slide is all, and the tiles of the slides cannot be counted: {error.message}",
-            hint="Give the number of tiles of the largest slide, for example: --tiles 20000",
+            f"adaptation.tiles_per_slide is 'all', but the tiles of the slides cannot be counted: {error.message}",
+            hint="Pass the number of tiles of the largest slide, for example --tiles 20000.",
         ) from error
 
 
-def _card_of_size(gb: float) -> Gpu:
-    """Return a card of a nominal size."""
-    free = int(_SEEN * gb * GIB - _CONTEXT_BYTES)
+def _make_gpu(gb: float) -> Gpu:
+    """Return a GPU with a nominal memory size in GB."""
+    free = int(_USABLE_FRACTION * gb * GIB - _CONTEXT_BYTES)
     if free <= 0:
-        raise InputError(f"--gpu-memory {gb:g} leaves nothing for a run.", hint="A usual value is 24, in GB.")
-    how = f"of {gb:g} GB about {_SEEN * gb:.1f} GiB are there, of which CUDA takes {_CONTEXT_BYTES / GIB:.1f}"
-    return Gpu(f"{gb:g} GB", free, how, precision="bfloat16", compiles=True)
+        raise InputError(
+            f"--gpu-memory {gb:g} is too small: CUDA itself takes {_CONTEXT_BYTES / GIB:g} GiB.",
+            hint="Pass the memory of the GPU in GB, for example --gpu-memory 24.",
+        )
+    source = f"{free / GIB:.1f} GiB free: {_USABLE_FRACTION:.0%} of {gb:g} less {_CONTEXT_BYTES / GIB:.1f} for CUDA"
+    return Gpu(f"{gb:g} GB", free, source, precision="bfloat16", can_compile=True)
 
 
-def _card_here(config: RunConfig) -> Gpu | None:
-    """Return the GPU that the run would use, with what is free on it now; None without one."""
+def _detect_gpu(config: RunConfig) -> Gpu | None:
+    """Return the GPU that the run would use, with its free memory. None if there is no GPU."""
     if config.machine.device == "cpu" or not torch.cuda.is_available():
         return None
     device = torch.device("cuda" if config.machine.device == "auto" else config.machine.device)
@@ -125,68 +133,70 @@ def _card_here(config: RunConfig) -> Gpu | None:
     if limit is not None:
         free = min(free, int(limit * GIB))
     with torch.cuda.device(device):
-        half = torch.cuda.is_bf16_supported(including_emulation=False)
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     return Gpu(
         torch.cuda.get_device_name(device),
         free,
-        f"free now, of {total / GIB:.1f} GiB" if limit is None else f"machine.gpu_memory_gib, of {total / GIB:.1f} GiB",
-        precision="bfloat16" if half else "float16",
-        compiles=can_compile(device),
+        f"{free / GIB:.1f} GiB {'free' if limit is None else 'by machine.gpu_memory_gib'} of {total / GIB:.1f} GiB",
+        precision="bfloat16" if has_bfloat16 else "float16",
+        can_compile=can_compile(device),
     )
 
 
-def _plan_for(config: RunConfig, shape: EncoderShape, tiles: int, card: Gpu, label: str, **changes: Any) -> GpuPlan:
-    """Plan a step on one card."""
-    settings = planner_settings(config, card) | changes
+def _plan_for_gpu(config: RunConfig, shape: EncoderShape, tiles: int, gpu: Gpu, label: str, **changes: Any) -> GpuPlan:
+    arguments = planner_arguments_for_gpu(config, gpu) | changes
     try:
-        return GpuPlan(label, plan_step(shape, tiles=tiles, free_bytes=card.free_bytes, **settings))
+        return GpuPlan(label, plan_step(shape, tiles=tiles, free_bytes=gpu.free_bytes, **arguments))
     except SettingError as error:
         return GpuPlan(label, None, error)
 
 
-def planner_settings(config: RunConfig, card: Gpu) -> dict[str, Any]:
-    """Return the arguments of the planner for this card."""
+def planner_arguments_for_gpu(config: RunConfig, gpu: Gpu) -> dict[str, Any]:
+    """Return the keyword arguments of `plan_step` for this GPU."""
     precision, compiled = config.adaptation.precision, config.machine.compile
     return planner_arguments(config) | {
-        "precision": card.precision if precision == "auto" else precision,
-        "compiled": card.compiles if compiled == "auto" else compiled,
+        "precision": gpu.precision if precision == "auto" else precision,
+        "compiled": gpu.can_compile if compiled == "auto" else compiled,
     }
 
 
-def _alternatives(config: RunConfig, tiles: int, card: Gpu) -> Iterator[tuple[GpuPlan, str]]:
-    """Plan the run with other scopes, or backward for fewer tiles; yield each with the smallest usual card for it."""
+def _plan_alternatives(config: RunConfig, tiles: int, gpu: Gpu) -> Iterator[tuple[GpuPlan, str]]:
+    """Plan other scopes, and a sampled backward pass. Yield each plan with the smallest common GPU that fits it."""
     for scope in dict.fromkeys((config.adaptation.scope, *_OTHER_SCOPES)):
         try:
             shape = _encoder_shape(config.encoder.name, scope)
-        except InputError:  # fewer blocks than that, or peft is missing
+        except InputError:  # the encoder has fewer blocks, or peft is not installed
             continue
-        for share in (None, max(1, tiles // 4)) if scope == config.adaptation.scope and tiles >= 16 else (None,):
-            changes = {} if share is None else {"backward_tiles": share}
-            said = f"adaptation.scope={scope}" if share is None else f"adaptation.backward_tiles={share}"
-            row = _plan_for(config, shape, tiles, card, said, **changes)
-            cards = map(_card_of_size, _USUAL_CARDS)
-            fitting = (each.name for each in cards if _plan_for(config, shape, tiles, each, "", **changes).plan)
-            yield row, next(fitting, "-")
+        samples_tiles = scope == config.adaptation.scope and tiles >= 16
+        for backward_tiles in (None, max(1, tiles // 4)) if samples_tiles else (None,):
+            changes = {} if backward_tiles is None else {"backward_tiles": backward_tiles}
+            label = f"adaptation.scope={scope}"
+            if backward_tiles is not None:
+                label = f"adaptation.backward_tiles={backward_tiles}"
+            gpu_plan = _plan_for_gpu(config, shape, tiles, gpu, label, **changes)
+            common_gpus = [_make_gpu(gb) for gb in _COMMON_SIZES_GB]
+            plans = (_plan_for_gpu(config, shape, tiles, each, each.name, **changes) for each in common_gpus)
+            yield gpu_plan, next((each.label for each in plans if each.plan is not None), "-")
 
 
-def _nothing_fits(config: RunConfig, tiles: int, card: Gpu, row: GpuPlan) -> SettingError:
-    """Return the error that names what would fit on the card, and which card would do."""
-    assert row.refusal is not None
-    lines = [row.refusal.hint] if row.refusal.hint else []
-    would = [(each, smallest) for each, smallest in _alternatives(config, tiles, card)]
-    if fitting := [each for each, _ in would if each.plan is not None]:
-        said = ", ".join(f"{each.label} ({each.plan.peak_bytes / GIB:.1f} GiB)" for each in fitting if each.plan)
-        lines.append(f"This would fit on the card: {said}.")
-    if would and would[0][1] != "-":
-        lines.append(f"The run as it is fits a card of {would[0][1]}.")
-    return SettingError(f"{card.name}: {row.refusal.message}", hint="\n".join(lines))
+def _does_not_fit_error(config: RunConfig, tiles: int, gpu: Gpu, gpu_plan: GpuPlan) -> SettingError:
+    """Return an error that names settings that fit on this GPU, and the smallest GPU for the current settings."""
+    assert gpu_plan.error is not None
+    lines = [gpu_plan.error.hint] if gpu_plan.error.hint else []
+    alternatives = [(each, smallest) for each, smallest in _plan_alternatives(config, tiles, gpu)]
+    if fitting := [each for each, _ in alternatives if each.plan is not None]:
+        listed = ", ".join(f"{each.label} ({each.plan.peak_bytes / GIB:.1f} GiB)" for each in fitting if each.plan)
+        lines.append(f"With --set, these settings fit on this GPU: {listed}.")
+    if alternatives and alternatives[0][1] != "-":
+        lines.append(f"The current settings fit on a GPU with {alternatives[0][1]}.")
+    return SettingError(f"{gpu.name}: {gpu_plan.error.message}", hint="\n".join(lines))
 
 
 def plan_to_json(planned: MemoryPlan) -> dict[str, Any]:
-    """Return a plan for JSON."""
+    """Return the output of `tapfm plan --json`."""
 
-    def of_plan(row: GpuPlan) -> dict[str, Any] | None:
-        return None if row.plan is None else asdict(row.plan) | {"peak_bytes": row.plan.peak_bytes}
+    def plan_values(gpu_plan: GpuPlan) -> dict[str, Any] | None:
+        return None if gpu_plan.plan is None else asdict(gpu_plan.plan) | {"peak_bytes": gpu_plan.plan.peak_bytes}
 
     return {
         "encoder": planned.config.encoder.name,
@@ -194,10 +204,11 @@ def plan_to_json(planned: MemoryPlan) -> dict[str, Any]:
         "tiles": planned.tiles,
         "shape": asdict(planned.shape),
         "gpus": [
-            {"gpu": card.name, "free_bytes": card.free_bytes, "plan": of_plan(row)}
-            for card, row in zip(planned.gpus, planned.rows, strict=True)
+            {"gpu": gpu.name, "free_bytes": gpu.free_bytes, "plan": plan_values(gpu_plan)}
+            for gpu, gpu_plan in zip(planned.gpus, planned.plans, strict=True)
         ],
         "alternatives": [
-            {"set": row.label, "plan": of_plan(row), "smallest_gpu": smallest} for row, smallest in planned.alternatives
+            {"set": gpu_plan.label, "plan": plan_values(gpu_plan), "smallest_gpu": smallest}
+            for gpu_plan, smallest in planned.alternatives
         ],
     }

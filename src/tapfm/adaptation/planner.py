@@ -1,4 +1,4 @@
-"""The fastest way to take a step that fits into a card's memory."""
+"""Plan a training step: choose the fastest strategy that fits into GPU memory."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ from tapfm.adaptation.step_costs import (
     Precision,
     compute_chunk_cost,
     compute_graph_cost,
+    compute_resident_bytes,
+    compute_tile_bytes,
+    compute_update_bytes,
     count_passes,
     estimate_cost,
     needs_float32_gradients,
-    optimiser_step_bytes,
-    peak_by_part,
-    resident_bytes,
-    tile_bytes,
+    split_peak_memory,
 )
 from tapfm.encoders.blocks import Recompute
 from tapfm.errors import SettingError
 
 ChunkingStrategy = Literal["one-pass", "hybrid", "chunked"]
-# A form that rounds the moments is taken where exact ones do not fit, or make the step so many times as long.
-_WORTH_EXACTNESS = 1.5
+_MAX_SLOWDOWN_FOR_FLOAT32 = 1.5  # if float32 moments make a step slower than this, moments are rounded
+_OFFLOAD_PENALTY = 1.05  # the time of copies is only an estimate, so offloading has to be clearly faster
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How a bag goes through the encoder, and what that takes."""
+    """Strategy of a training step, with its predicted memory and time."""
 
     strategy: ChunkingStrategy
     tiles: int
-    chunk: int  # tiles in the encoder at once
-    graphs_kept: int  # chunks that keep their graph and so are encoded once
+    chunk: int  # tiles per chunk
+    graphs_kept: int  # chunks that keep their graph and are encoded only once
     recompute: tuple[Recompute, ...]  # one per block
     moments: MomentFormat
     offload: bool
-    float32_gradients: bool  # summed in float32, where several backward passes make one update
-    parts: Mapping[str, int]  # bytes at the moment of the peak
-    passes: float  # per tile, in forward passes: 3 for forward and backward, and what is computed again
-    cost: float  # the same, with what small chunks and an offloaded optimiser lose
+    float32_gradients: bool  # several backward passes are accumulated in float32
+    parts: Mapping[str, int]  # peak memory in bytes, by part
+    passes: float  # work per tile, in forward passes; 3: one forward and backward pass without recomputation
+    cost: float  # time per tile, in forward passes: `passes`, and the overhead of small chunks and offloading
     backward_tiles: int | None = None
 
     @property
     def peak_bytes(self) -> int:
-        """All that is there at the peak."""
+        """Predicted peak memory."""
         return sum(self.parts.values())
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """Number of chunks."""
         return math.ceil(self.tiles / self.chunk)
 
 
-# In the order of preference: first what gives the numbers of plain AdamW.
-_FORMS = (
+# In order of preference: first the options without rounding.
+_STORAGE_OPTIONS = (
     OptimiserStorage(),
     OptimiserStorage(offload=True),
     OptimiserStorage("bfloat16"),
@@ -93,34 +93,42 @@ def plan_step(
     backward_tiles: int | None = None,
     coefficients: Coefficients | None = None,
 ) -> StepPlan:
-    """Choose the fastest way that fits into `free_bytes`, those before the encoder is loaded.
+    """Return the fastest plan that fits into `free_bytes`, the free GPU memory before the encoder is loaded.
 
-    Of the optimiser's forms the exact ones come first, on the device or in the host's memory, whichever is faster: its
-    moments are rounded only where those do not fit, or would make the step 1.5 times as long. Raises `SettingError`
-    where nothing fits.
+    The optimiser's moments stay in float32, on the GPU or in host memory, whichever is faster. They are rounded only if
+    float32 moments do not fit or would make the step more than 1.5 times as long. Raises `SettingError` if no plan
+    fits.
     """
     if tiles < 1:
-        raise SettingError(f"A step needs at least one tile; got {tiles}.")
-    chosen = coefficients or (COMPILED if compiled else EAGER)
+        raise SettingError(f"The number of tiles per step must be at least 1; got {tiles}.")
+    coefficients = coefficients or (COMPILED if compiled else EAGER)
     subset = None if backward_tiles is None or backward_tiles >= tiles else backward_tiles
-    question = PlannerInput(shape, tiles, precision, slides_per_step, subset, chosen)
-    room = _usable_bytes(free_bytes, chosen)
-    forms = [f for f in _FORMS if moments in ("auto", f.moments) and offload in ("auto", f.offload)]
-    if moments == "auto":  # rounded moments that are offloaded besides: only who asks for them gets them
-        forms = [f for f in forms if f.exact or not f.offload] or forms
-    ways = _ways_of(question, chunk, recompute)
-    best = [plan for form in forms if (plan := _best_plan(question, form, ways, room)) is not None]
+    inputs = PlannerInput(shape, tiles, precision, slides_per_step, subset, coefficients)
+    usable_bytes = _usable_bytes(free_bytes, coefficients)
+    options = [
+        option
+        for option in _STORAGE_OPTIONS
+        if moments in ("auto", option.moments) and offload in ("auto", option.offload)
+    ]
+    if moments == "auto":  # rounded moments are not offloaded unless the settings ask for both
+        options = [option for option in options if option.exact or not option.offload] or options
+    candidates = _list_candidates(inputs, chunk, recompute)
+    best = [plan for option in options if (plan := _best_plan(inputs, option, candidates, usable_bytes)) is not None]
     if not best:
-        least = min(ways, key=lambda way: way.graph_bytes(1))
-        smallest = min((_evaluate(question, form, least, 1) for form in forms), key=lambda plan: plan.peak_bytes)
-        fixed = {"adaptation.chunk": chunk, "adaptation.recompute": recompute, "optimiser.moments": moments}
-        raise _nothing_fits(question, smallest, free_bytes, fixed | {"machine.offload_optimiser": offload})
+        least = min(candidates, key=lambda candidate: candidate.peak_bytes(1))
+        smallest = min((_build_plan(inputs, option, least, 1) for option in options), key=lambda plan: plan.peak_bytes)
+        settings = {
+            "adaptation.chunk": chunk,
+            "adaptation.recompute": recompute,
+            "optimiser.moments": moments,
+            "machine.offload_optimiser": offload,
+        }
+        raise _does_not_fit_error(inputs, smallest, free_bytes, settings)
     fastest = min(plan.cost for plan in best)
     exact = [plan for plan in best if plan.moments == "float32"]
-    # the time of copies is a guess, so that they have to be worth it
-    in_order = sorted(exact, key=lambda plan: plan.cost * (1.05 if plan.offload else 1))
-    in_order += [plan for plan in best if plan not in exact]
-    return next(plan for plan in in_order if plan.cost <= _WORTH_EXACTNESS * fastest)
+    preferred = sorted(exact, key=lambda plan: plan.cost * (_OFFLOAD_PENALTY if plan.offload else 1))
+    preferred += [plan for plan in best if plan not in exact]
+    return next(plan for plan in preferred if plan.cost <= _MAX_SLOWDOWN_FOR_FLOAT32 * fastest)
 
 
 def predict_step(
@@ -138,99 +146,106 @@ def predict_step(
     backward_tiles: int | None = None,
     coefficients: Coefficients | None = None,
 ) -> StepPlan:
-    """Say what a way that is settled already takes."""
-    chosen = coefficients or (COMPILED if compiled else EAGER)
+    """Return the plan, with predicted memory and time, for a fixed strategy."""
+    coefficients = coefficients or (COMPILED if compiled else EAGER)
     subset = None if backward_tiles is None or backward_tiles >= tiles else backward_tiles
-    question = PlannerInput(shape, tiles, precision, slides_per_step, subset, chosen)
+    inputs = PlannerInput(shape, tiles, precision, slides_per_step, subset, coefficients)
     levels = (recompute,) * shape.depth if isinstance(recompute, str) else recompute
-    size = _evened(tiles, chunk or tiles)
-    way = compute_chunk_cost(question, compute_graph_cost(question, levels), size)
-    return _evaluate(question, OptimiserStorage(moments, offload), way, min(graphs_kept, math.ceil(tiles / size)))
+    size = _even_chunk_size(tiles, chunk or tiles)
+    candidate = compute_chunk_cost(inputs, compute_graph_cost(inputs, levels), size)
+    storage = OptimiserStorage(moments, offload)
+    return _build_plan(inputs, storage, candidate, min(graphs_kept, math.ceil(tiles / size)))
 
 
-@lru_cache(maxsize=16)  # cards of several sizes are asked about
-def _ways_of(
-    question: PlannerInput, chunk: int | Literal["auto", "all"], recompute: Recompute | Literal["auto"]
+@lru_cache(maxsize=16)  # `tapfm plan` plans the same step for GPUs of several sizes
+def _list_candidates(
+    inputs: PlannerInput, chunk: int | Literal["auto", "all"], recompute: Recompute | Literal["auto"]
 ) -> list[ChunkCost]:
-    """Give all chunk sizes with all that may be recomputed."""
-    tiles = question.tiles
-    sizes = [tiles] if chunk == "all" else _chunk_sizes(question) if chunk == "auto" else [_evened(tiles, chunk)]
-    graphs = [compute_graph_cost(question, mixture) for mixture in _recompute_mixtures(question.shape, recompute)]
-    return [compute_chunk_cost(question, graph, size) for size in sizes for graph in graphs]
+    """Return all combinations of chunk size and recomputation levels."""
+    tiles = inputs.tiles
+    sizes = [tiles] if chunk == "all" else _chunk_sizes(inputs) if chunk == "auto" else [_even_chunk_size(tiles, chunk)]
+    tile_costs = [compute_graph_cost(inputs, levels) for levels in _list_levels(inputs.shape, recompute)]
+    return [compute_chunk_cost(inputs, tile_cost, size) for size in sizes for tile_cost in tile_costs]
 
 
-def _best_plan(question: PlannerInput, form: OptimiserStorage, ways: list[ChunkCost], room: float) -> StepPlan | None:
-    """Choose chunk, graphs kept and what is recomputed, for one form of the optimiser."""
-    always = sum(resident_bytes(question, form).values()) + question.coefficients.overhead_bytes
+def _best_plan(
+    inputs: PlannerInput, storage: OptimiserStorage, candidates: list[ChunkCost], usable_bytes: float
+) -> StepPlan | None:
+    """Return the fastest plan that fits, for one storage of the optimiser's state."""
+    resident_bytes = sum(compute_resident_bytes(inputs, storage).values()) + inputs.coefficients.overhead_bytes
     best: tuple[float, float, ChunkCost, int] | None = None
-    for way in ways:
-        kept = _most_kept(question, form, way, room - always)
-        if kept:
-            cost, needed = estimate_cost(question, form, way, kept), way.graph_bytes(kept)
-            if best is None or (cost, needed) < best[:2]:  # equally fast: the one that needs less
-                best = (cost, needed, way, kept)
-    return None if best is None else _evaluate(question, form, best[2], best[3])
+    for candidate in candidates:
+        graphs_kept = _max_graphs_kept(inputs, storage, candidate, usable_bytes - resident_bytes)
+        if graphs_kept:
+            cost = estimate_cost(inputs, storage, candidate, graphs_kept)
+            peak_bytes = candidate.peak_bytes(graphs_kept)
+            if best is None or (cost, peak_bytes) < best[:2]:  # if equally fast: the plan with less memory
+                best = (cost, peak_bytes, candidate, graphs_kept)
+    return None if best is None else _build_plan(inputs, storage, best[2], best[3])
 
 
-def _most_kept(question: PlannerInput, form: OptimiserStorage, way: ChunkCost, room: float) -> int:
-    """Say how many chunks can keep their graph; 0 where not even one at a time fits."""
-    room -= tile_bytes(question, way.size)
-    if room < max(way.graph_bytes(1), optimiser_step_bytes(question, form, way.size)):
+def _max_graphs_kept(
+    inputs: PlannerInput, storage: OptimiserStorage, candidate: ChunkCost, available_bytes: float
+) -> int:
+    """Return how many chunks can keep their graph. 0 if not even one graph at a time fits."""
+    available_bytes -= compute_tile_bytes(inputs, candidate.size)
+    if available_bytes < max(candidate.peak_bytes(1), compute_update_bytes(inputs, storage, candidate.size)):
         return 0
-    one = way.size * way.graph.tile_bytes
-    if question.backward_tiles is not None or not one:
-        return 1  # which tiles are gone back through is drawn after all are encoded
-    first, later = 1 + int((room - way.first_bytes) / one), 2 + int((room - way.later_bytes) / one)
-    return min(math.ceil(question.tiles / way.size), first, later)
+    graph_bytes = candidate.size * candidate.tile.graph_bytes
+    if inputs.backward_tiles is not None or not graph_bytes:
+        return 1  # the tiles for the backward pass are sampled only after all tiles are encoded
+    first = 1 + int((available_bytes - candidate.first_bytes) / graph_bytes)
+    later = 2 + int((available_bytes - candidate.later_bytes) / graph_bytes)
+    return min(math.ceil(inputs.tiles / candidate.size), first, later)
 
 
-def _evaluate(question: PlannerInput, form: OptimiserStorage, way: ChunkCost, kept: int) -> StepPlan:
-    """Say what one way takes."""
-    chunks, subset = math.ceil(question.tiles / way.size), question.backward_tiles is not None
-    parts = peak_by_part(question, form, way, kept)
+def _build_plan(inputs: PlannerInput, storage: OptimiserStorage, candidate: ChunkCost, graphs_kept: int) -> StepPlan:
+    chunks, subset = math.ceil(inputs.tiles / candidate.size), inputs.backward_tiles is not None
+    parts = split_peak_memory(inputs, storage, candidate, graphs_kept)
     return StepPlan(
-        strategy="one-pass" if chunks == 1 and not subset else "hybrid" if kept > 1 else "chunked",
-        tiles=question.tiles,
-        chunk=way.size,
-        graphs_kept=0 if subset else kept,
-        recompute=way.graph.mixture,
-        moments=form.moments,
-        offload=form.offload,
-        float32_gradients=needs_float32_gradients(question, way.size),
+        strategy="one-pass" if chunks == 1 and not subset else "hybrid" if graphs_kept > 1 else "chunked",
+        tiles=inputs.tiles,
+        chunk=candidate.size,
+        graphs_kept=0 if subset else graphs_kept,
+        recompute=candidate.tile.levels,
+        moments=storage.moments,
+        offload=storage.offload,
+        float32_gradients=needs_float32_gradients(inputs, candidate.size),
         parts={name: round(size) for name, size in parts.items()},
-        passes=count_passes(question, way, kept),
-        cost=estimate_cost(question, form, way, kept),
-        backward_tiles=question.backward_tiles,
+        passes=count_passes(inputs, candidate, graphs_kept),
+        cost=estimate_cost(inputs, storage, candidate, graphs_kept),
+        backward_tiles=inputs.backward_tiles,
     )
 
 
-def _chunk_sizes(question: PlannerInput) -> list[int]:
-    """Give all tiles at once, and chunks of nearly equal size up to where a larger one is no faster."""
-    shape, tiles = question.shape, question.backward_tiles or question.tiles
-    enough = 5 * question.coefficients.filling / (shape.tokens * shape.width**2)
-    sizes, size = [tiles], min(tiles, max(1, round(enough)))
+def _chunk_sizes(inputs: PlannerInput) -> list[int]:
+    """Return the chunk sizes to try: all tiles, and smaller sizes from the size above which chunks are not faster."""
+    shape, tiles = inputs.shape, inputs.backward_tiles or inputs.tiles
+    largest_useful = 5 * inputs.coefficients.launch_bound_size / (shape.tokens * shape.width**2)
+    sizes, size = [tiles], min(tiles, max(1, round(largest_useful)))
     while size >= 1:
-        sizes.append(_evened(tiles, size))
+        sizes.append(_even_chunk_size(tiles, size))
         size = size * 7 // 8
     return list(dict.fromkeys(sizes))
 
 
-def _evened(tiles: int, chunk: int) -> int:
-    """Give the size of as many chunks as there are anyway, without a small one at the end."""
+def _even_chunk_size(tiles: int, chunk: int) -> int:
+    """Return the smallest chunk size with the same number of chunks, so that the last chunk is not much smaller."""
     return math.ceil(tiles / math.ceil(tiles / max(1, chunk)))
 
 
-def _recompute_mixtures(shape: EncoderShape, recompute: Recompute | Literal["auto"]) -> Iterator[tuple[Recompute, ...]]:
-    """Give what blocks may recompute, from least to most: the first ones one level more than the rest.
+def _list_levels(shape: EncoderShape, recompute: Recompute | Literal["auto"]) -> Iterator[tuple[Recompute, ...]]:
+    """Yield the recomputation levels to try, from least to most recomputation.
 
-    Backward ends at the first blocks, so that what they keep is in memory longest.
+    The first blocks recompute one level more than the others, because their activations are in memory longest: the
+    backward pass reaches them last.
     """
     if recompute != "auto":
         yield (recompute,) * shape.depth
         return
-    frozen = (RECOMPUTE_LEVELS[0],) * (shape.depth - shape.trainable_blocks)  # no gradients go there
+    frozen = (RECOMPUTE_LEVELS[0],) * (shape.depth - shape.trainable_blocks)  # these blocks have no backward pass
     yield frozen + (RECOMPUTE_LEVELS[0],) * shape.trainable_blocks
-    # keeping the products of adapters as well takes more than keeping everything
+    # with adapters, level "pointwise" saves more than level "nothing"
     levels = [level for level in RECOMPUTE_LEVELS if not (level == "pointwise" and shape.has_adapters)]
     for weak, strong in pairwise(levels):
         for count in range(1, shape.trainable_blocks + 1):
@@ -238,25 +253,27 @@ def _recompute_mixtures(shape: EncoderShape, recompute: Recompute | Literal["aut
 
 
 def _usable_bytes(free_bytes: int, coefficients: Coefficients) -> float:
-    """Give the bytes that tensors may take of what is free."""
+    """Return the free memory minus a margin for fragmentation."""
     return free_bytes * (1 - coefficients.margin) - coefficients.margin_bytes
 
 
-def _nothing_fits(
-    question: PlannerInput, smallest: StepPlan, free_bytes: int, given: Mapping[str, object]
+def _does_not_fit_error(
+    inputs: PlannerInput, smallest: StepPlan, free_bytes: int, settings: Mapping[str, object]
 ) -> SettingError:
-    """Say what is missing, and what takes less."""
-    coefficients = question.coefficients
+    """Return an error that states how much memory is missing and which settings need less."""
+    coefficients = inputs.coefficients
     needed = (smallest.peak_bytes + coefficients.margin_bytes) / (1 - coefficients.margin)
     lines = [
-        f"Leave it to the plan: {name} = auto (it is {value})." for name, value in given.items() if value != "auto"
+        f"Set {name} to auto (now {value}), so that the planner can choose it."
+        for name, value in settings.items()
+        if value != "auto"
     ]
-    if question.shape.trainable == question.shape.parameters:
-        lines.append('Let less of the encoder learn: adaptation.scope = "lora:16" or "last:4".')
-    if question.precision != "bfloat16":
-        lines.append('Half the precision, where the GPU has it: adaptation.precision = "bfloat16".')
+    if inputs.shape.trainable == inputs.shape.parameters:
+        lines.append('Train fewer parameters: adaptation.scope = "lora:16" or "last:4".')
+    if inputs.precision != "bfloat16":
+        lines.append('If the GPU supports it, use bfloat16: adaptation.precision = "bfloat16".')
     return SettingError(
-        f"A step with {question.tiles:,} tiles does not fit: it needs at least {needed / GIB:.1f} GiB of the card, "
-        f"and {free_bytes / GIB:.1f} GiB are free.",
-        hint="\n".join(lines) or "Take a smaller encoder: tapfm encoders",
+        f"A step with {inputs.tiles:,} tiles does not fit into GPU memory: it needs at least {needed / GIB:.1f} GiB, "
+        f"but {free_bytes / GIB:.1f} GiB are free.",
+        hint="\n".join(lines) or "Use a smaller encoder. To list encoders: tapfm encoders",
     )

@@ -1,8 +1,11 @@
-"""What a step takes of a card's memory and of time.
+"""Memory and time of a training step, predicted from the architecture of the encoder.
 
-A step is followed from moment to moment: weights and optimiser are always there; a graph grows with the tiles in it and
-shrinks again while backward goes from the last block to the first, and the gradients grow. The largest sum is the peak.
-`Coefficients` has what cannot be counted from the architecture.
+The peak memory is the maximum over the moments of a step. Weights and optimiser are always in memory. The graph grows
+with the number of tiles, and shrinks while the backward pass goes from the last block to the first and the gradients
+grow. `Coefficients` contains the values that cannot be derived from the architecture.
+
+In this module, a *graph* is the activations that autograd saves, and *levels* are the recomputation levels of the
+blocks, one per block.
 """
 
 from __future__ import annotations
@@ -22,28 +25,29 @@ from tapfm.encoders.blocks import Recompute
 
 Precision = Literal["float32", "bfloat16", "float16"]
 GIB = 2**30
-RECOMPUTE_LEVELS: tuple[Recompute, ...] = get_args(Recompute)  # from what keeps most to what keeps least
-_HOST_BYTES_PER_S = 20e9  # between the card and the machine's memory
-_FLOP_PER_S = 100e12  # of the cards that are too small for their optimiser, about
+RECOMPUTE_LEVELS: tuple[Recompute, ...] = get_args(Recompute)  # in descending order of memory
+_HOST_BYTES_PER_S = 20e9  # copies between GPU and host memory
+_FLOP_PER_S = 100e12  # approximate speed of GPUs that are too small for their optimiser
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What has to be measured.
+    """Measured values that the architecture does not determine.
 
-    nothing, pointwise, mlp: how many times its width a block keeps of each token, besides its MLP's inner values.
-    layer_scale: the same of what a LayerScale that learns needs, with "nothing".
-    adapters: the same of what adapters give, whose products are kept beside those they are added to.
-    gated: how many times its hidden size a gated MLP keeps besides, with "nothing".
-    backward: what gradients inside a block take while it is gone through, in values of its input, output and MLP.
-    adapters_backward: the same where it has adapters.
-    adapters_recomputed: the part of what adapters give that is there besides while a block is computed again.
-    own_gradients: the part of its weights' gradients that is there by then.
-    update: bytes per parameter of a shard in use while the optimiser steps, besides what it always has.
-    overhead_bytes: what is there whatever the encoder: workspaces of matrix products, the aggregator.
-    pointwise_cost: what computing norms and activations again takes, against a block's forward.
-    filling: tokens x width^2 of a chunk that the card computes in the time in which the host launches it.
-    margin, margin_bytes: what is left free: gaps between tensors that no other fits in.
+    nothing, pointwise, mlp: activations that a block saves per token at this recomputation level, without the hidden
+        values of its MLP, as a multiple of the block's width.
+    layer_scale: additional activations for a trainable LayerScale at level "nothing", in widths.
+    adapters: additional activations for adapters, in widths.
+    gated: additional activations for a gated MLP at level "nothing", as a multiple of its hidden size.
+    backward: temporary gradients inside a block, as a fraction of its input, output and MLP values.
+    adapters_backward: the same for a block with adapters.
+    adapters_recomputed: fraction of the adapters' activations that exists twice while a block is recomputed.
+    own_gradients: fraction of a block's weight gradients that exists at that block's memory peak.
+    update: temporary bytes per parameter of a shard during the optimiser's update.
+    overhead_bytes: memory that does not depend on the encoder: workspaces of matrix products, the aggregator.
+    pointwise_cost: cost of recomputing norms and activation functions, as a fraction of a block's forward pass.
+    launch_bound_size: tokens x width^2 of a chunk whose computation takes as long as launching its kernels.
+    margin, margin_bytes: memory left free for fragmentation, as a fraction and in bytes.
     """
 
     nothing: float
@@ -59,14 +63,14 @@ class Coefficients:
     update: float
     overhead_bytes: float = 0.1 * GIB
     pointwise_cost: float = 0.12
-    filling: float = 2.4e10
+    launch_bound_size: float = 2.4e10
     margin: float = 0.05
     margin_bytes: float = 0.25 * GIB
 
 
-# What blocks keep is what autograd was seen to save (tests/adaptation/test_planner.py counts it for the plain form);
-# the rest is measured by: python benchmarks/planning.py --fit
-# but for adapters, compiled: these two are set by hand, to what one step on an H200 and blocks on a CPU took.
+# The values of saved activations are counts of what autograd saves; tests/adaptation/test_planner.py counts them for
+# EAGER. The other values are fitted with `python benchmarks/planning.py --fit`, except those of adapters in COMPILED,
+# which are set by hand from one step on an H200 and from blocks on a CPU.
 EAGER = Coefficients(
     nothing=8,
     pointwise=8,
@@ -92,13 +96,13 @@ COMPILED = Coefficients(
     adapters_recomputed=1,
     own_gradients=1.0,
     update=16,
-    pointwise_cost=0.0,  # what is folded away makes up for what is computed again
+    pointwise_cost=0.0,  # fusion saves as much time as recomputation costs
 )
 
 
 @dataclass(frozen=True)
 class PlannerInput:
-    """What does not change while plans are compared."""
+    """Inputs of the planner, which are the same for all plans that it compares."""
 
     shape: EncoderShape
     tiles: int
@@ -109,286 +113,299 @@ class PlannerInput:
 
     @property
     def element_bytes(self) -> int:
-        """Of an inner value."""
+        """Bytes of one activation value."""
         return 4 if self.precision == "float32" else 2
 
     @property
     def low_precision(self) -> bool:
-        """Whether weights are in the precision that is computed in, with float32 masters."""
+        """Whether the weights are in bfloat16, with float32 master weights."""
         return self.precision == "bfloat16"
 
 
 @dataclass(frozen=True)
 class OptimiserStorage:
-    """How the optimiser keeps what it has."""
+    """Storage format and place of the optimiser's state."""
 
     moments: MomentFormat = "float32"
     offload: bool = False
 
     @property
     def exact(self) -> bool:
-        """Whether nothing of it is rounded."""
+        """Whether the moments are not rounded."""
         return self.moments == "float32"
 
 
 @dataclass(frozen=True, eq=False)
 class TileGraphCost:
-    """What one tile takes: bytes kept up to each block, bytes in use while backward is there, passes computed again."""
+    """Memory and recomputation of one tile.
 
-    mixture: tuple[Recompute, ...]
-    until: NDArray[np.float64]
-    inner: NDArray[np.float64]
-    again: float
+    saved_bytes: activations saved by the blocks up to each block, cumulative.
+    temporary_bytes: additional memory while the backward pass is in each block.
+    recompute_passes: work of recomputation, in forward passes.
+    """
+
+    levels: tuple[Recompute, ...]
+    saved_bytes: NDArray[np.float64]
+    temporary_bytes: NDArray[np.float64]
+    recompute_passes: float
 
     @property
-    def tile_bytes(self) -> float:
-        """All that is kept of a tile."""
-        return float(self.until[-1])
+    def graph_bytes(self) -> float:
+        """Size of the whole graph of a tile."""
+        return float(self.saved_bytes[-1])
 
 
 @dataclass(frozen=True)
 class ChunkCost:
-    """A size of chunks, what is recomputed, and the bytes while the first graph, and a later one, is gone through."""
+    """Memory of the backward pass for one chunk size."""
 
-    size: int
-    graph: TileGraphCost
-    first_bytes: float
-    later_bytes: float  # all gradients are there by then; 0 where there is one graph only
+    size: int  # tiles
+    tile: TileGraphCost
+    first_bytes: float  # peak during the backward pass of the first graph
+    later_bytes: float  # peak during that of a later graph, when all gradients exist; 0 if there is only one graph
 
-    def graph_bytes(self, kept: int) -> float:
-        """Give what is there at most when so many chunks keep their graph; each is let go once it is gone through."""
-        one = self.size * self.graph.tile_bytes
-        return max(self.first_bytes + (kept - 1) * one, self.later_bytes + max(0, kept - 2) * one)
+    def peak_bytes(self, graphs_kept: int) -> float:
+        """Return the peak if so many chunks keep their graph. Each graph is freed after its backward pass."""
+        graph_bytes = self.size * self.tile.graph_bytes
+        first = self.first_bytes + (graphs_kept - 1) * graph_bytes
+        return max(first, self.later_bytes + max(0, graphs_kept - 2) * graph_bytes)
 
 
-def compute_graph_cost(question: PlannerInput, mixture: tuple[Recompute, ...]) -> TileGraphCost:
-    """Count what one tile keeps, block by block, and what is in use besides while backward goes through each."""
-    shape = question.shape
-    pixels = 3.0 * shape.tile_px**2 * question.element_bytes if shape.trainable_embedding else 0.0
-    learning = mixture[shape.depth - shape.trainable_blocks :]
+def compute_graph_cost(inputs: PlannerInput, levels: tuple[Recompute, ...]) -> TileGraphCost:
+    """Return the memory and recomputation of one tile for given recomputation levels."""
+    shape = inputs.shape
+    pixels = 3.0 * shape.tile_px**2 * inputs.element_bytes if shape.trainable_embedding else 0.0
+    trainable_levels = levels[shape.depth - shape.trainable_blocks :]
     return TileGraphCost(
-        mixture,
-        until=pixels + np.cumsum(_kept_by_block(question, mixture)),
-        inner=np.array(_inner_by_block(question, mixture)),
-        again=sum(_recompute_cost(question, level) for level in learning) / shape.depth,
+        levels,
+        saved_bytes=pixels + np.cumsum(_saved_bytes_by_block(inputs, levels)),
+        temporary_bytes=np.array(_temporary_bytes_by_block(inputs, levels)),
+        recompute_passes=sum(_recompute_cost(inputs, level) for level in trainable_levels) / shape.depth,
     )
 
 
 class _MemoryAtMoment(NamedTuple):
-    """What is there at a moment of a step, in bytes."""
+    """Memory in use at one moment of a step, in bytes, without weights and optimiser."""
 
     graph: float
     gradients: float
-    working: float
+    temporary: float
 
     @property
-    def together(self) -> float:
-        """The sum."""
-        return self.graph + self.gradients + self.working
+    def total(self) -> float:
+        return self.graph + self.gradients + self.temporary
 
 
-def compute_chunk_cost(question: PlannerInput, graph: TileGraphCost, size: int) -> ChunkCost:
-    """Follow the graph of one chunk, without gradients of others, and with them."""
-    first = _highest(question, graph, size, later=False).together
-    later = _highest(question, graph, size, later=True).together if _is_accumulated(question, size) else 0.0
-    return ChunkCost(size, graph, first, later)
+def compute_chunk_cost(inputs: PlannerInput, tile: TileGraphCost, size: int) -> ChunkCost:
+    """Return the memory of the backward pass for chunks of `size` tiles."""
+    first_bytes = _find_backward_peak(inputs, tile, size, is_first=True).total
+    later_bytes = 0.0
+    if _accumulates_gradients(inputs, size):
+        later_bytes = _find_backward_peak(inputs, tile, size, is_first=False).total
+    return ChunkCost(size, tile, first_bytes, later_bytes)
 
 
-def _highest(question: PlannerInput, graph: TileGraphCost, size: int, *, later: bool) -> _MemoryAtMoment:
-    """Find the moment of one graph when most is there: pixels first, then from the last block back to the first."""
-    shape, of_parameter = question.shape, _gradient_bytes(question, size)
-    size = _with_graph(question, size)
-    there = of_parameter * _gradients_there(question, later=later)
-    begins = _MemoryAtMoment(0.0, float(there[0]), size * 8.0 * 3 * shape.tile_px**2)  # pixels twice in float32
+def _find_backward_peak(inputs: PlannerInput, tile: TileGraphCost, size: int, *, is_first: bool) -> _MemoryAtMoment:
+    """Return the moment with the most memory: normalising the pixels, or the backward pass of one of the blocks."""
+    shape, parameter_bytes = inputs.shape, _gradient_bytes(inputs, size)
+    size = _tiles_with_graph(inputs, size)
+    gradients = parameter_bytes * _count_gradients(inputs, is_first=is_first)
+    start = _MemoryAtMoment(0.0, float(gradients[0]), size * 8.0 * 3 * shape.tile_px**2)  # pixels twice in float32
     if not shape.trainable_blocks:
-        return begins
-    first = shape.depth - shape.trainable_blocks
-    until, inner, there = size * graph.until[first:][::-1], size * graph.inner[first:][::-1], there[1:]
-    moment = int(np.argmax(until + there + inner))
-    most = _MemoryAtMoment(float(until[moment]), float(there[moment]), float(inner[moment]))
-    return max(begins, most, key=lambda station: station.together)
+        return start
+    first_block = shape.depth - shape.trainable_blocks
+    graph, temporary = size * tile.saved_bytes[first_block:][::-1], size * tile.temporary_bytes[first_block:][::-1]
+    gradients = gradients[1:]
+    peak = int(np.argmax(graph + gradients + temporary))
+    backward = _MemoryAtMoment(float(graph[peak]), float(gradients[peak]), float(temporary[peak]))
+    return max(start, backward, key=lambda moment: moment.total)
 
 
 @lru_cache(maxsize=64)
-def _gradients_there(question: PlannerInput, *, later: bool) -> NDArray[np.float64]:
-    """Count the parameters that have gradients: before backward, and when it is in each block from the last one on."""
-    shape = question.shape
-    before = shape.trainable if later or question.slides_per_step > 1 else 0  # those of other chunks, or slides
-    done = (np.arange(shape.trainable_blocks) + question.coefficients.own_gradients) * shape.block_trainable
+def _count_gradients(inputs: PlannerInput, *, is_first: bool) -> NDArray[np.float64]:
+    """Return how many parameters have a gradient: before the backward pass, then in each block, the last block first.
+
+    If the graph is not the first, other chunks or slides have left the gradients of all parameters.
+    """
+    shape = inputs.shape
+    before = 0 if is_first and inputs.slides_per_step == 1 else shape.trainable
+    done = (np.arange(shape.trainable_blocks) + inputs.coefficients.own_gradients) * shape.block_trainable
     counts: NDArray[np.float64] = np.maximum(before, np.minimum(shape.trainable, np.concatenate([[0.0], done])))
     return counts
 
 
-def _update_station(question: PlannerInput, form: OptimiserStorage, size: int) -> _MemoryAtMoment:
-    """Give what is there while the optimiser steps, shard by shard: no graph any more, all gradients."""
-    shape = question.shape
-    visiting = 4 + moment_bytes(form.moments) if form.offload else 0.0
-    working = min(SHARD_ELEMENTS, shape.trainable) * (question.coefficients.update + visiting)
-    return _MemoryAtMoment(0.0, shape.trainable * _gradient_bytes(question, size), working)
+def _memory_in_update(inputs: PlannerInput, storage: OptimiserStorage, size: int) -> _MemoryAtMoment:
+    """Return the memory during the optimiser's update, shard by shard: all gradients, but no graph."""
+    shape = inputs.shape
+    copied_bytes = 4 + moment_bytes(storage.moments) if storage.offload else 0.0  # an offloaded shard on the GPU
+    temporary = min(SHARD_ELEMENTS, shape.trainable) * (inputs.coefficients.update + copied_bytes)
+    return _MemoryAtMoment(0.0, shape.trainable * _gradient_bytes(inputs, size), temporary)
 
 
-def optimiser_step_bytes(question: PlannerInput, form: OptimiserStorage, size: int) -> float:
-    """Give all of that together."""
-    return _update_station(question, form, size).together
+def compute_update_bytes(inputs: PlannerInput, storage: OptimiserStorage, size: int) -> float:
+    """Return the memory during the optimiser's update, without weights and the optimiser's state."""
+    return _memory_in_update(inputs, storage, size).total
 
 
-def peak_by_part(question: PlannerInput, form: OptimiserStorage, way: ChunkCost, kept: int) -> dict[str, float]:
-    """Give what is there at the moment when most is there, by what it is."""
-    one = way.size * way.graph.tile_bytes
-    moments, held = [_highest(question, way.graph, way.size, later=False)], [(kept - 1) * one]
-    if _is_accumulated(question, way.size):
-        moments.append(_highest(question, way.graph, way.size, later=True))
-        held.append(max(0, kept - 2) * one)
-    moments = [station._replace(graph=station.graph + more) for station, more in zip(moments, held, strict=True)]
-    peak = max(*moments, _update_station(question, form, way.size), key=lambda station: station.together)
-    return resident_bytes(question, form) | {
+def split_peak_memory(
+    inputs: PlannerInput, storage: OptimiserStorage, chunk: ChunkCost, graphs_kept: int
+) -> dict[str, float]:
+    """Return the memory at the peak of the step, by part."""
+    graph_bytes = chunk.size * chunk.tile.graph_bytes
+    peak = _find_backward_peak(inputs, chunk.tile, chunk.size, is_first=True)
+    moments = [peak._replace(graph=peak.graph + (graphs_kept - 1) * graph_bytes)]
+    if _accumulates_gradients(inputs, chunk.size):
+        peak = _find_backward_peak(inputs, chunk.tile, chunk.size, is_first=False)
+        moments.append(peak._replace(graph=peak.graph + max(0, graphs_kept - 2) * graph_bytes))
+    peak = max(*moments, _memory_in_update(inputs, storage, chunk.size), key=lambda moment: moment.total)
+    return compute_resident_bytes(inputs, storage) | {
         "gradients": peak.gradients,
         "graph": peak.graph,
-        "working": peak.working + question.coefficients.overhead_bytes,
-        "tiles and features": tile_bytes(question, way.size),
+        "temporary": peak.temporary + inputs.coefficients.overhead_bytes,
+        "tiles and features": compute_tile_bytes(inputs, chunk.size),
     }
 
 
-def resident_bytes(question: PlannerInput, form: OptimiserStorage) -> dict[str, float]:
-    """Give what weights and optimiser take all the time."""
-    shape = question.shape
-    each = bytes_per_parameter(low_precision=question.low_precision, moments=form.moments, offload=form.offload)
+def compute_resident_bytes(inputs: PlannerInput, storage: OptimiserStorage) -> dict[str, float]:
+    """Return the memory of weights and optimiser state, by part."""
+    shape = inputs.shape
+    each = bytes_per_parameter(low_precision=inputs.low_precision, moments=storage.moments, offload=storage.offload)
     parts = {
         "weights": shape.parameters * each["weights"],
         "master weights": shape.trainable * each["master weights"],
         "moments": shape.trainable * each["moments"],
-        # under autocast: the low-precision copies that graphs share
-        "weight copies": 2.0 * shape.parameters if question.precision == "float16" else 0.0,
+        # under autocast, all graphs share low-precision copies of the weights
+        "weight copies": 2.0 * shape.parameters if inputs.precision == "float16" else 0.0,
     }
     return {name: size for name, size in parts.items() if size}
 
 
-def _gradient_bytes(question: PlannerInput, size: int) -> float:
-    """Give the bytes of a parameter's gradient."""
-    return 2.0 if question.low_precision and not needs_float32_gradients(question, size) else 4.0
+def _gradient_bytes(inputs: PlannerInput, size: int) -> float:
+    """Return the bytes of one parameter's gradient."""
+    return 2.0 if inputs.low_precision and not needs_float32_gradients(inputs, size) else 4.0
 
 
-def _is_accumulated(question: PlannerInput, size: int) -> bool:
-    """Whether an update sums up several backward passes."""
-    return question.slides_per_step > 1 or (question.backward_tiles or question.tiles) > size
+def _accumulates_gradients(inputs: PlannerInput, size: int) -> bool:
+    """Return whether one update sums the gradients of several backward passes."""
+    return inputs.slides_per_step > 1 or (inputs.backward_tiles or inputs.tiles) > size
 
 
-def _with_graph(question: PlannerInput, size: int) -> int:
-    """Give the tiles of a chunk that are gone back through."""
-    return min(size, question.backward_tiles or size)
+def _tiles_with_graph(inputs: PlannerInput, size: int) -> int:
+    """Return how many tiles of a chunk take part in the backward pass."""
+    return min(size, inputs.backward_tiles or size)
 
 
-def needs_float32_gradients(question: PlannerInput, size: int) -> bool:
-    """Whether gradients are summed up in float32: bfloat16 would lose the small ones of many."""
-    return question.low_precision and _is_accumulated(question, size)
+def needs_float32_gradients(inputs: PlannerInput, size: int) -> bool:
+    """Return whether gradients are accumulated in float32, because a sum in bfloat16 would lose small values."""
+    return inputs.low_precision and _accumulates_gradients(inputs, size)
 
 
-def tile_bytes(question: PlannerInput, size: int) -> float:
-    """Give the pixels of a chunk, and features of all tiles with their gradients."""
-    return 4.0 * 4 * question.tiles * question.shape.feature_size + size * 3 * question.shape.tile_px**2
+def compute_tile_bytes(inputs: PlannerInput, size: int) -> float:
+    """Return the memory of the pixels of a chunk, and of the features of all tiles and their gradients."""
+    return 4.0 * 4 * inputs.tiles * inputs.shape.feature_size + size * 3 * inputs.shape.tile_px**2
 
 
-def _kept_by_block(question: PlannerInput, mixture: tuple[Recompute, ...]) -> list[float]:
-    """Give the bytes that each block keeps of one tile until backward has gone through it."""
-    shape = question.shape
+def _saved_bytes_by_block(inputs: PlannerInput, levels: tuple[Recompute, ...]) -> list[float]:
+    """Return the activations of one tile that each block saves for its backward pass."""
+    shape = inputs.shape
     frozen = shape.depth - shape.trainable_blocks
     blocks = [
-        0.0 if number < frozen else shape.tokens * _token_bytes(question, level) for number, level in enumerate(mixture)
+        0.0 if index < frozen else shape.tokens * _token_bytes(inputs, level) for index, level in enumerate(levels)
     ]
     if shape.trainable_blocks:
-        blocks[-1] = _last_block_bytes(question, mixture[-1])
+        blocks[-1] = _last_block_bytes(inputs, levels[-1])
     return blocks
 
 
-def _token_bytes(question: PlannerInput, level: Recompute) -> float:
-    """Give the bytes that a block keeps of one token."""
-    shape, c = question.shape, question.coefficients
-    # what is added up from block to block is in float32 under autocast: twice what the other values take
-    wide = shape.width * (4 - question.element_bytes) if question.precision == "float16" else 0
+def _token_bytes(inputs: PlannerInput, level: Recompute) -> float:
+    """Return the activations of one token that a block saves."""
+    shape, c = inputs.shape, inputs.coefficients
+    # under autocast, the residual stream is in float32
+    residual = shape.width * (4 - inputs.element_bytes) if inputs.precision == "float16" else 0
     if level == "block":
-        return shape.width * question.element_bytes + wide
-    sums = 4 * shape.heads + 16  # of each softmax and norm
+        return shape.width * inputs.element_bytes + residual
+    statistics = 4 * shape.heads + 16  # of softmax and norms
     if level == "nothing":
         elements = shape.width * (c.nothing + (c.layer_scale if shape.trainable_layer_scale else 0)) + shape.mlp_in
         elements += shape.mlp_hidden * (1 + (c.gated if shape.gated else 0))
     else:
         widths = c.pointwise + c.adapters * shape.has_adapters
         mlp = shape.mlp_in * (1 + shape.has_adapters)
-        # with adapters, two products fewer of the MLP's last layer
+        # with adapters, level "mlp" saves two products of the MLP's last layer less
         less = (c.pointwise - c.mlp) * (1 + shape.has_adapters)
         elements = shape.width * widths + mlp if level == "pointwise" else shape.width * (widths - less)
-    return elements * question.element_bytes + sums + 2 * wide
+    return elements * inputs.element_bytes + statistics + 2 * residual
 
 
-def _last_block_bytes(question: PlannerInput, level: Recompute) -> float:
-    """Give the bytes that the last block keeps of one tile: where the CLS token alone goes on, no MLP's."""
-    shape = question.shape
-    output = 0.0 if shape.cls_only else shape.tokens * _token_bytes(question, "block")  # all of it, for the final norm
+def _last_block_bytes(inputs: PlannerInput, level: Recompute) -> float:
+    """Return the activations of one tile that the last block saves. If only the CLS token is used: none of its MLP."""
+    shape = inputs.shape
+    output = 0.0 if shape.cls_only else shape.tokens * _token_bytes(inputs, "block")  # input of the final norm
     if level == "block":
-        return shape.tokens * _token_bytes(question, "block") + output
-    keys = 4 * shape.width  # once more in float32, for the raw attention
-    attention = 5 * shape.width * question.element_bytes  # its input, the norm's output, queries, keys, values
-    return shape.tokens * (keys + (attention if shape.cls_only else _token_bytes(question, "nothing"))) + output
+        return shape.tokens * _token_bytes(inputs, "block") + output
+    keys = 4 * shape.width  # a float32 copy, for the raw attention
+    attention = 5 * shape.width * inputs.element_bytes  # its input, the norm's output, queries, keys, values
+    return shape.tokens * (keys + (attention if shape.cls_only else _token_bytes(inputs, "nothing"))) + output
 
 
-def _inner_by_block(question: PlannerInput, mixture: tuple[Recompute, ...]) -> list[float]:
-    """Give the bytes of one tile in use while backward goes through a block: what is recomputed, and gradients."""
-    shape, c = question.shape, question.coefficients
-    everything = shape.tokens * _token_bytes(question, "nothing")
-    of_adapters = (
-        c.adapters_recomputed * shape.tokens * question.element_bytes * (c.adapters * shape.width + shape.mlp_in)
+def _temporary_bytes_by_block(inputs: PlannerInput, levels: tuple[Recompute, ...]) -> list[float]:
+    """Return the temporary memory of one tile in each block's backward pass: recomputed activations and gradients."""
+    shape, c = inputs.shape, inputs.coefficients
+    all_activations = shape.tokens * _token_bytes(inputs, "nothing")
+    adapter_bytes = (
+        c.adapters_recomputed * shape.tokens * inputs.element_bytes * (c.adapters * shape.width + shape.mlp_in)
     )
     backward = c.adapters_backward if shape.has_adapters else c.backward
-    gradients = shape.tokens * question.element_bytes * (2 * shape.width + shape.mlp_in + shape.mlp_hidden)
-    again: dict[Recompute, float] = {
-        level: max(0.0, everything - shape.tokens * _token_bytes(question, level))
-        + (of_adapters if shape.has_adapters and level != "nothing" else 0.0)
+    gradients = shape.tokens * inputs.element_bytes * (2 * shape.width + shape.mlp_in + shape.mlp_hidden)
+    recomputed: dict[Recompute, float] = {
+        level: max(0.0, all_activations - shape.tokens * _token_bytes(inputs, level))
+        + (adapter_bytes if shape.has_adapters and level != "nothing" else 0.0)
         for level in RECOMPUTE_LEVELS
     }
-    blocks = [again[level] + backward * gradients for level in mixture]
-    if shape.cls_only:  # no MLP of the other tokens, nor its gradients
-        gradients = shape.tokens * shape.width * (4 * question.element_bytes + 4)
-    of_last = _last_block_bytes(question, RECOMPUTE_LEVELS[0]) - _last_block_bytes(question, mixture[-1])
-    return [*blocks[:-1], of_last + backward * gradients]
+    blocks = [recomputed[level] + backward * gradients for level in levels]
+    if shape.cls_only:  # the MLP processes only the CLS token
+        gradients = shape.tokens * shape.width * (4 * inputs.element_bytes + 4)
+    recomputed_in_last = _last_block_bytes(inputs, RECOMPUTE_LEVELS[0]) - _last_block_bytes(inputs, levels[-1])
+    return [*blocks[:-1], recomputed_in_last + backward * gradients]
 
 
-def count_passes(question: PlannerInput, way: ChunkCost, kept: int) -> float:
-    """Give the work per tile, in forward passes."""
-    back = question.shape.backward_passes + way.graph.again
-    if question.backward_tiles is not None:
-        return 1 + (1 + back) * question.backward_tiles / question.tiles
-    encoded_twice = max(0, question.tiles - kept * way.size) / question.tiles
-    return 1 + back + (encoded_twice if question.shape.trainable else 0.0)
+def count_passes(inputs: PlannerInput, chunk: ChunkCost, graphs_kept: int) -> float:
+    """Return the work per tile, in forward passes."""
+    backward = inputs.shape.backward_passes + chunk.tile.recompute_passes
+    if inputs.backward_tiles is not None:
+        return 1 + (1 + backward) * inputs.backward_tiles / inputs.tiles
+    encoded_twice = max(0, inputs.tiles - graphs_kept * chunk.size) / inputs.tiles
+    return 1 + backward + (encoded_twice if inputs.shape.trainable else 0.0)
 
 
-def estimate_cost(question: PlannerInput, form: OptimiserStorage, way: ChunkCost, kept: int) -> float:
-    """Give the time per tile, in forward passes: with what small chunks and an offloaded optimiser lose."""
-    lost = _offload_passes(question) if form.offload else 0.0
-    return count_passes(question, way, kept) * (1 + _loss_of_small_chunks(question, way.size)) + lost
+def estimate_cost(inputs: PlannerInput, storage: OptimiserStorage, chunk: ChunkCost, graphs_kept: int) -> float:
+    """Return the time per tile, in forward passes: the work, and the overhead of small chunks and offloading."""
+    offload_cost = _offload_cost(inputs) if storage.offload else 0.0
+    return count_passes(inputs, chunk, graphs_kept) * (1 + _small_chunk_overhead(inputs, chunk.size)) + offload_cost
 
 
-def _recompute_cost(question: PlannerInput, level: Recompute) -> float:
-    """Give what computing a block's inner values again takes, against its forward."""
-    shape = question.shape
+def _recompute_cost(inputs: PlannerInput, level: Recompute) -> float:
+    """Return the work of recomputing a block's activations, as a fraction of its forward pass."""
+    shape = inputs.shape
     attention = 4 * shape.width**2 + 2 * shape.tokens * shape.width
-    first, last = shape.width * shape.mlp_in, shape.width * shape.mlp_hidden  # the last product is not needed again
+    first, last = shape.width * shape.mlp_in, shape.width * shape.mlp_hidden  # the last product is never recomputed
     whole = attention + first + last
     products = {"nothing": 0, "pointwise": 0, "mlp": first, "block": attention + first}[level]
-    return products / whole + (0 if level == "nothing" else question.coefficients.pointwise_cost)
+    return products / whole + (0 if level == "nothing" else inputs.coefficients.pointwise_cost)
 
 
-def _loss_of_small_chunks(question: PlannerInput, size: int) -> float:
-    """Give the part by which a chunk takes longer than its share of a large one.
+def _small_chunk_overhead(inputs: PlannerInput, size: int) -> float:
+    """Return the additional time per tile of small chunks, as a fraction.
 
-    The host launches a block's kernels in the same time, however many tiles there are; the card waits for that where it
-    has computed before, and fills worse a little earlier.
+    Launching the kernels of a block takes the same time for any number of tiles. If a chunk is so small that the GPU
+    finishes earlier, the GPU waits. Somewhat larger chunks do not use the whole GPU either.
     """
-    shape, size = question.shape, _with_graph(question, size)
-    launching = question.coefficients.filling / (size * shape.tokens * shape.width**2)
-    return max(0.0, launching - 1) + 0.05 * launching
+    shape, size = inputs.shape, _tiles_with_graph(inputs, size)
+    launch_fraction = inputs.coefficients.launch_bound_size / (size * shape.tokens * shape.width**2)
+    return max(0.0, launch_fraction - 1) + 0.05 * launch_fraction
 
 
-def _offload_passes(question: PlannerInput) -> float:
-    """Give the time in which masters and moments go to the card and back, in forward passes per tile."""
-    copying_s = 2 * 12 * question.shape.trainable / _HOST_BYTES_PER_S / question.slides_per_step
-    return copying_s * _FLOP_PER_S / (question.tiles * question.shape.tile_flop)
+def _offload_cost(inputs: PlannerInput) -> float:
+    """Return the time of copying master weights and moments to the GPU and back, in forward passes per tile."""
+    copy_s = 2 * 12 * inputs.shape.trainable / _HOST_BYTES_PER_S / inputs.slides_per_step
+    return copy_s * _FLOP_PER_S / (inputs.tiles * inputs.shape.tile_flop)

@@ -1,7 +1,7 @@
-"""Algorithm 1 over epochs: train on the training slides, validate, keep the best epoch.
+"""The training loop: epochs of Algorithm 1, validation, checkpoints and selection of the best epoch.
 
-`fit` takes plain arguments. What it needs of the outside are three small promises: bags (where slides come from), a
-checkpoints (where checkpoints go) and a listener (who is told).
+`fit` has three interfaces to other code: `Bags` reads the slides, a `CheckpointWriter` saves checkpoints, and a
+`TrainingListener` receives progress events.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from tapfm.adaptation.epoch_summary import build_epoch_row, choose_selection_rule, is_better, selection_score
+from tapfm.adaptation.epoch_summary import build_epoch_row, choose_selection_rule, compute_selection_score, is_better
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.two_graph import StepReport
 from tapfm.errors import Interrupted, SlidesFailedError
@@ -24,6 +24,7 @@ from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit
 from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, check_missing_tiles
 from tapfm.inference.predictor import Predictor
 from tapfm.runs.progress import SUMMED_METRICS, EpochSums, RunProgress
+from tapfm.runtime.messages import format_count
 from tapfm.runtime.seeding import make_rng
 from tapfm.tiles.augment import Augmentation, AugmentedTiles
 from tapfm.tiles.reading import SkippedTiles
@@ -31,7 +32,13 @@ from tapfm.tiles.reading import SkippedTiles
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How long, from which draws, and what counts as better."""
+    """Settings of the training loop.
+
+    tiles_per_slide, validation_tiles: number of tiles sampled from a slide; None: all tiles.
+    patience: stop after this many epochs without a better validation score; 0: never.
+    unit: whether validation metrics are per slide or per patient.
+    allow_failures: number of slides that may fail before training stops.
+    """
 
     epochs: int
     augmentation: Augmentation = Augmentation()  # noqa: RUF009 - frozen
@@ -45,10 +52,10 @@ class TrainingSettings:
 
 
 class CheckpointWriter(Protocol):
-    """Where a run is kept."""
+    """Saves checkpoints."""
 
     def save_last(self, learner: Learner, progress: RunProgress) -> None:
-        """Save all that is needed to go on."""
+        """Save everything that is needed to resume."""
         ...
 
     def save_best(self, learner: Learner, progress: RunProgress) -> None:
@@ -57,26 +64,26 @@ class CheckpointWriter(Protocol):
 
 
 class TrainingListener(Protocol):
-    """Who is told how it goes."""
+    """Receives progress events."""
 
     def on_pass_start(self, phase: Literal["train", "validate"], epoch: int, slides: int, done: int) -> None:
-        """Hear of a pass over slides."""
+        """Handle the start of a pass over the slides, of which `done` were processed before the run was resumed."""
         ...
 
     def on_slide_end(self, progress: RunProgress) -> None:
-        """Hear of one more slide."""
+        """Handle the end of a slide, in training or validation."""
         ...
 
     def on_epoch_end(self, row: Mapping[str, Any], *, best: bool) -> None:
-        """Hear what an epoch came to."""
+        """Handle the end of an epoch. `row` is its line of history.jsonl."""
         ...
 
     def on_slide_failed(self, slide_id: str, reason: str) -> None:
-        """Hear of a slide that failed."""
+        """Handle the first failure of a slide."""
         ...
 
     def on_warning(self, message: str) -> None:
-        """Show a warning."""
+        """Handle a warning."""
         ...
 
 
@@ -85,29 +92,36 @@ def fit(
     bags: Bags,
     training: Sequence[LabelledSlide],
     validation: Sequence[LabelledSlide],
-    plan: TrainingSettings,
+    settings: TrainingSettings,
     checkpoints: CheckpointWriter,
     listener: TrainingListener,
     *,
     progress: RunProgress | None = None,
     stop_signal: Callable[[], int | None] = lambda: None,
 ) -> RunProgress:
-    """Train from where `progress` is to the end; `stop_signal` gives the number of a signal, or None."""
-    run = _TrainingLoop(
-        learner, bags, training, validation, plan, checkpoints, listener, progress or RunProgress(), stop_signal
+    """Train until the run is finished, and return its progress.
+
+    progress: where to resume; None: a new run.
+    stop_signal: returns the number of a signal that stops the run, or None.
+
+    Raises `Interrupted` after such a signal, and `SlidesFailedError` if too many slides failed; both after saving a
+    checkpoint. Raises `NonFiniteError` if a loss, gradient or logit is not finite.
+    """
+    loop = _TrainingLoop(
+        learner, bags, training, validation, settings, checkpoints, listener, progress or RunProgress(), stop_signal
     )
-    bags.start(run.visits())
+    bags.start(loop.list_requests())
     try:
-        while not run.progress.finished:
-            run.train_epoch()
-            run.end_epoch(run.validate())
+        while not loop.progress.finished:
+            loop.train_epoch()
+            loop.end_epoch(loop.validate())
     finally:
         bags.close()
-    return run.progress
+    return loop.progress
 
 
 class _PendingReport(NamedTuple):
-    """A step whose report is still on the device."""
+    """A step whose report was not read from the device yet."""
 
     slide_id: str
     step: int
@@ -117,106 +131,110 @@ class _PendingReport(NamedTuple):
 
 @dataclass
 class _TrainingLoop:
-    """One call of `fit`."""
+    """State of one call of `fit`."""
 
     learner: Learner
     bags: Bags
     training: Sequence[LabelledSlide]
     validation: Sequence[LabelledSlide]
-    plan: TrainingSettings
+    settings: TrainingSettings
     checkpoints: CheckpointWriter
     listener: TrainingListener
     progress: RunProgress
     stop_signal: Callable[[], int | None]
 
     def __post_init__(self) -> None:
-        # by id: the order of the table must not decide the order of an epoch
-        self.training, self.validation = (sorted(each, key=_by_id) for each in (self.training, self.validation))
-        self.clock = _EpochTimer(self.learner.model.device, self.bags)
+        # sorted, so that the order of the cohort table does not matter
+        self.training, self.validation = (
+            sorted(slides, key=lambda slide: slide.slide_id) for slides in (self.training, self.validation)
+        )
+        self.timer = _EpochTimer(self.learner.model.device, self.bags)
         self.saved_at = time.monotonic()
         self.predictor = Predictor.for_training(self.learner.model, on_retry=self.listener.on_warning)
-        self.unread: list[_PendingReport] = []
+        self.pending_reports: list[_PendingReport] = []
 
-    def order(self, epoch: int) -> list[LabelledSlide]:
-        """Shuffle the training slides, by an address of the epoch."""
-        return [self.training[i] for i in make_rng(self.plan.seed, epoch, "order").permutation(len(self.training))]
+    def shuffle_slides(self, epoch: int) -> list[LabelledSlide]:
+        """Return the training slides in the order of an epoch."""
+        order = make_rng(self.settings.seed, epoch, "order").permutation(len(self.training))
+        return [self.training[i] for i in order]
 
-    def training_visit(self, epoch: int, slide: LabelledSlide) -> BagRequest:
-        """Draw tiles anew each epoch."""
-        return BagRequest("train", slide.slide_id, self.plan.tiles_per_slide, (self.plan.seed, epoch, slide.slide_id))
+    def training_request(self, epoch: int, slide: LabelledSlide) -> BagRequest:
+        """Request a bag for training. Every epoch samples other tiles."""
+        address = (self.settings.seed, epoch, slide.slide_id)
+        return BagRequest("train", slide.slide_id, self.settings.tiles_per_slide, address)
 
-    def validation_visit(self, slide: LabelledSlide) -> BagRequest:
-        """Draw the same tiles each epoch."""
-        address = (self.plan.seed, "validation", slide.slide_id)
-        return BagRequest("inference", slide.slide_id, self.plan.validation_tiles, address)
+    def validation_request(self, slide: LabelledSlide) -> BagRequest:
+        """Request a bag for validation. Every epoch samples the same tiles."""
+        address = (self.settings.seed, "validation", slide.slide_id)
+        return BagRequest("inference", slide.slide_id, self.settings.validation_tiles, address)
 
-    def visits(self) -> Iterator[BagRequest]:
-        """Foretell the rest of the run; it is read ahead, so it cannot depend on what happens."""
+    def list_requests(self) -> Iterator[BagRequest]:
+        """Yield the requests of the rest of the run. They are prefetched, so they cannot depend on results."""
         start = self.progress.position
-        for epoch in range(self.progress.epoch, self.plan.epochs):
-            yield from (self.training_visit(epoch, slide) for slide in self.order(epoch)[start:])
-            yield from (self.validation_visit(slide) for slide in self.validation)
+        for epoch in range(self.progress.epoch, self.settings.epochs):
+            yield from (self.training_request(epoch, slide) for slide in self.shuffle_slides(epoch)[start:])
+            yield from (self.validation_request(slide) for slide in self.validation)
             start = 0
 
     def train_epoch(self) -> None:
-        """Visit the training slides that are left in this epoch."""
+        """Train on the remaining slides of this epoch."""
         epoch, start = self.progress.epoch, self.progress.position
-        order = self.order(epoch)
+        order = self.shuffle_slides(epoch)
         self.learner.start_epoch(epoch)
         self.listener.on_pass_start("train", epoch, len(order), start)
-        self.clock.start()
+        self.timer.start()
         for position in range(start, len(order)):
-            together = self.learner.optimiser_settings.slides_per_step
-            update = (position + 1) % together == 0 or position + 1 == len(order)
-            self.train_on(order[position], epoch, update=update)
+            slides_per_step = self.learner.optimiser_settings.slides_per_step
+            update = (position + 1) % slides_per_step == 0 or position + 1 == len(order)
+            self.train_slide(order[position], epoch, update=update)
             self.progress.position = position + 1
-            self.clock.add_to(self.progress.sums)
+            self.timer.add_to(self.progress.sums)
             self.listener.on_slide_end(self.progress)
-            if update:  # between updates there are gradients that a checkpoint does not hold
+            if update:  # a checkpoint does not contain the gradients of pending slides
                 self.stop_if_too_many_failed()
-                self.stop_if_asked()
-                if time.monotonic() - self.saved_at > self.plan.checkpoint_every_s:
+                self.stop_if_interrupted()
+                if time.monotonic() - self.saved_at > self.settings.checkpoint_every_s:
                     self.save_last()
         self.read_reports()
 
-    def train_on(self, slide: LabelledSlide, epoch: int, *, update: bool) -> None:
-        """Learn from one slide, or count it as failed."""
-        visit = self.training_visit(epoch, slide)
+    def train_slide(self, slide: LabelledSlide, epoch: int, *, update: bool) -> None:
+        """Train on one slide, or record its failure."""
+        request = self.training_request(epoch, slide)
         try:
-            bag = self.augmented(self.bags.read(visit), visit)
+            bag = self.augment_bag(self.bags.read(request), request)
             self.progress.sums.tiles_failed += len(bag.missing)
-            self.note_missing(slide, bag.missing)
+            self.record_missing_tiles(slide, bag.missing)
         except SlideFailed as failure:
-            self.fail(slide, str(failure))
+            self.record_failure(slide, str(failure))
             if update:
                 self.learner.apply_pending()
             return
         targets = self.learner.model.task.encode(list(slide.labels.values()))
         report = self.learner.train_step(bag, targets, update=update, slide_id=slide.slide_id)
-        # the report before this one: while the device is busy with this step, the host goes on to the next
+        # reads the report of the previous step while the device is busy with this one
         self.read_reports()
-        self.unread.append(_PendingReport(slide.slide_id, self.progress.step, bag.tiles, report))
+        self.pending_reports.append(_PendingReport(slide.slide_id, self.progress.step, bag.tiles, report))
         self.progress.step += 1
 
-    def augmented(self, bag: Bag, visit: BagRequest) -> Bag:
-        """Return the bag with its pixels augmented on the device; features stay as they are."""
+    def augment_bag(self, bag: Bag, request: BagRequest) -> Bag:
+        """Return the bag with augmented tiles. Stored features are not changed."""
         if not isinstance(bag.content, torch.Tensor):
             return bag
         tiles = AugmentedTiles(
             bag.content,
-            self.plan.augmentation,
-            *visit.address,
+            self.settings.augmentation,
+            *request.address,
             device=self.learner.model.device,
             compiled=self.learner.optimiser_settings.compiled,
         )
         return replace(bag, content=tiles)
 
     def read_reports(self) -> None:
-        """Wait for the device, and add what it has learnt from to the epoch's sums."""
+        """Synchronise with the device, and add the pending reports to the sums of the epoch."""
         sums = self.progress.sums
-        for slide_id, step, tiles, report in self.unread:
+        for slide_id, step, tiles, report in self.pending_reports:
             values = [*(getattr(report, name) for name in SUMMED_METRICS), report.checks.all(), *report.logits_C]
-            numbers = torch.stack([value.double() for value in values]).tolist()  # one wait for the device
+            numbers = torch.stack([value.double() for value in values]).tolist()  # synchronises once
             if not numbers[len(SUMMED_METRICS)]:
                 report.checks.raise_if_not_finite(slide_id, step)
             for name, value in zip(SUMMED_METRICS, numbers, strict=False):
@@ -224,66 +242,65 @@ class _TrainingLoop:
             sums.logits[slide_id] = numbers[len(SUMMED_METRICS) + 1 :]
             sums.slides += 1
             sums.tiles += tiles
-        self.unread = []
+        self.pending_reports = []
 
-    def note_missing(self, slide: LabelledSlide, missing: Mapping[int, str]) -> None:
-        """Add up unreadable tiles over all visits; the slide fails when there are too many of them."""
+    def record_missing_tiles(self, slide: LabelledSlide, missing: Mapping[int, str]) -> None:
+        """Record unreadable tiles of a slide. Raise `SlideFailed` if it has too many of them in all epochs."""
         if missing:
-            known = self.progress.skipped.setdefault(slide.slide_id, SkippedTiles([], ""))
-            known.tiles = sorted({*known.tiles, *missing})
-            known.reason = next(iter(missing.values()))
-        if (known_missing := self.progress.skipped.get(slide.slide_id)) is not None:
-            of_tiles = self.bags.tile_count(slide.slide_id)
-            check_missing_tiles(len(known_missing.tiles), of_tiles, known_missing.reason)
-        self.progress.failed.pop(slide.slide_id, None)  # a drive that was away, and is back
+            new = self.progress.skipped.setdefault(slide.slide_id, SkippedTiles([], ""))
+            new.tiles = sorted({*new.tiles, *missing})
+            new.reason = next(iter(missing.values()))
+        if (skipped := self.progress.skipped.get(slide.slide_id)) is not None:
+            check_missing_tiles(len(skipped.tiles), self.bags.tile_count(slide.slide_id), skipped.reason)
+        self.progress.failed.pop(slide.slide_id, None)  # for example a network drive that is available again
 
-    def fail(self, slide: LabelledSlide, reason: str) -> None:
-        """Go on without a slide."""
+    def record_failure(self, slide: LabelledSlide, reason: str) -> None:
         if slide.slide_id not in self.progress.failed:
             self.listener.on_slide_failed(slide.slide_id, reason)
         self.progress.failed[slide.slide_id] = reason
 
     def stop_if_too_many_failed(self) -> None:
-        """Save and stop, if more slides have failed than may."""
-        if len(self.progress.failed) > self.plan.allow_failures:
+        """Save a checkpoint and raise `SlidesFailedError` if more slides failed than `allow_failures`."""
+        if len(self.progress.failed) > self.settings.allow_failures:
             count = len(self.progress.failed)
+            reasons = "; ".join(f"{slide_id}: {reason}" for slide_id, reason in list(self.progress.failed.items())[:5])
             self.save_last()
             raise SlidesFailedError(
-                f"{count} slide{'s' if count > 1 else ''} failed, and {self.plan.allow_failures or 'none'} may: "
-                + "; ".join(f"{slide_id}: {why}" for slide_id, why in list(self.progress.failed.items())[:5]),
-                hint=f"Mend or leave them out; or let {count} fail.",
+                f"{format_count(count, 'slide')} failed (allowed: {self.settings.allow_failures}): {reasons}",
+                hint=f"Fix or exclude them, or pass --allow-failures {count}.",
             )
 
     def validate(self) -> list[Prediction]:
-        """Predict the validation slides, each on the same tiles in every epoch."""
+        """Predict the validation slides."""
         self.learner.model.train(False)
         self.listener.on_pass_start("validate", self.progress.epoch, len(self.validation), 0)
         predictions = []
         for slide in self.validation:
             try:
-                encoded = self.predictor.encode_slide(self.bags, self.validation_visit(slide))
-                self.note_missing(slide, encoded.missing)
+                encoded = self.predictor.encode_slide(self.bags, self.validation_request(slide))
+                self.record_missing_tiles(slide, encoded.missing)
                 logits = self.predictor.predict_logits(slide.slide_id, encoded)
                 predictions.append(
                     slide.prediction(tuple(logits), tuple(logits.values()), encoded.tiles, len(encoded.missing))
                 )
             except SlideFailed as failure:
-                self.fail(slide, str(failure))
-            self.clock.add_to(self.progress.sums)
+                self.record_failure(slide, str(failure))
+            self.timer.add_to(self.progress.sums)
             self.listener.on_slide_end(self.progress)
             self.stop_if_too_many_failed()
-            self.stop_if_asked()  # a resumed run repeats the whole validation, so it is counted at its end
+            self.stop_if_interrupted()
+        # counted at the end, because a resumed run repeats the whole validation
         self.progress.sums.validation_tiles += sum(each.tiles for each in predictions)
         self.progress.sums.tiles_failed += sum(each.tiles_failed for each in predictions)
         return predictions
 
     def end_epoch(self, predictions: Sequence[Prediction]) -> None:
-        """Write the epoch down, keep it if it is the best, and save."""
+        """Add the epoch to the history, save its weights if it is the best, and save a checkpoint."""
         progress = self.progress
-        row = build_epoch_row(self.learner, progress, self.training, predictions, self.plan.unit)
-        if progress.selected_by is None:  # once for the run: an AUC cannot be compared with a loss
+        row = build_epoch_row(self.learner, progress, self.training, predictions, self.settings.unit)
+        if progress.selected_by is None:  # fixed for the whole run, because an AUC cannot be compared with a loss
             progress.selected_by = choose_selection_rule(row)
-        row["score"] = selection_score(row, progress.selected_by, progress.epoch)
+        row["score"] = compute_selection_score(row, progress.selected_by, progress.epoch)
         best = is_better(row["score"], progress.best_score)
         if best:
             progress.best_epoch, progress.best_score = progress.epoch, row["score"]
@@ -291,53 +308,47 @@ class _TrainingLoop:
         if best:
             self.checkpoints.save_best(self.learner, progress)
         progress.epoch, progress.position, progress.sums = progress.epoch + 1, 0, EpochSums()
-        waited = progress.epoch - 1 - (progress.best_epoch or 0)
-        progress.stopped_early = bool(self.plan.patience) and waited >= self.plan.patience
-        progress.finished = progress.epoch >= self.plan.epochs or progress.stopped_early
+        epochs_since_best = progress.epoch - 1 - (progress.best_epoch or 0)
+        progress.stopped_early = bool(self.settings.patience) and epochs_since_best >= self.settings.patience
+        progress.finished = progress.epoch >= self.settings.epochs or progress.stopped_early
         self.save_last()
         self.listener.on_epoch_end(row, best=best)
-        _give_back_memory()
+        _return_freed_memory()
 
     def save_last(self) -> None:
-        """Save, and remember when."""
         self.read_reports()
         self.checkpoints.save_last(self.learner, self.progress)
         self.saved_at = time.monotonic()
 
-    def stop_if_asked(self) -> None:
-        """Save and stop, if a signal came."""
+    def stop_if_interrupted(self) -> None:
+        """Save a checkpoint and raise `Interrupted` if a signal was received."""
         if (number := self.stop_signal()) is not None:
             self.save_last()
             raise Interrupted(number)
 
 
-def _by_id(slide: LabelledSlide) -> str:
-    """Sort by what does not change."""
-    return slide.slide_id
-
-
-def _give_back_memory() -> None:
-    """Let the system have what was freed: bags of many sizes leave holes, and glibc would keep them all."""
+def _return_freed_memory() -> None:
+    """Return freed memory to the operating system. Bags of many sizes fragment the heap, which glibc would keep."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 class _EpochTimer:
-    """Time, waiting and memory since it was last asked."""
+    """Measures time, data wait and peak memory since the last call."""
 
     def __init__(self, device: torch.device, bags: Bags) -> None:
         self._device, self._bags = device, bags
         self._at, self._waited = time.monotonic(), 0.0
 
     def start(self) -> None:
-        """Begin an epoch."""
+        """Start an epoch."""
         self._at, self._waited = time.monotonic(), self._bags.waited_s
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def add_to(self, sums: EpochSums) -> None:
-        """Add what has passed to an epoch's sums."""
+        """Add the measurements since the last call to the sums of an epoch."""
         now, waited = time.monotonic(), self._bags.waited_s
         sums.seconds += now - self._at
         sums.waited_s += waited - self._waited
@@ -348,7 +359,7 @@ class _EpochTimer:
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         if sys.platform == "win32":
-            return 0  # it does not say
+            return 0  # not available
         import resource
 
         unit_bytes = 1 if sys.platform == "darwin" else 1024

@@ -1,4 +1,4 @@
-"""All measurements, one after the other, and what is expected from them."""
+"""Run all measurements of `tapfm bench`, and estimate durations from them."""
 
 from __future__ import annotations
 
@@ -15,41 +15,49 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from tapfm.bench.computing import EncodingSpeed, StepSpeed, Way, encoding_speed, step_speed, tiles_of_step
-from tapfm.bench.expectations import Speeds, TileCounts, TimeEstimate, expect
-from tapfm.bench.models import BenchSubject, check_scopes
-from tapfm.bench.peak import MatrixPeak, copy_speed, matrix_peak
-from tapfm.bench.reading import ReadingSpeed, painted_file, reading_speed
-from tapfm.bench.slides import BenchSlides, in_splits, work_of
-from tapfm.bench.timing import GIB, within_memory
+from tapfm.bench.bench_slides import BenchSlides, count_slides, count_tiles
+from tapfm.bench.device_speed import MatrixSpeed, measure_copy_speed, measure_matrix_product
+from tapfm.bench.model_speed import (
+    EncodingSpeed,
+    StepSpeed,
+    StepStrategy,
+    choose_step_tiles,
+    measure_encoding,
+    measure_step,
+)
+from tapfm.bench.models import BenchSetup, check_scopes
+from tapfm.bench.reading_speed import ReadingSpeed, measure_reading, write_synthetic_slide
+from tapfm.bench.time_estimates import Speeds, TileCounts, TimeEstimate, estimate_times
+from tapfm.bench.timing import GIB, catch_out_of_memory
 from tapfm.errors import InputError
 from tapfm.runs.folder import installed_version
 from tapfm.runtime.files import write_atomically
+from tapfm.runtime.messages import format_count
 from tapfm.runtime.progress import make_progress_bars
 from tapfm.runtime.workers import available_cores
 from tapfm.version import __version__
 
-_WAYS: tuple[Way, ...] = ("one pass", "chunked")
+_STRATEGIES: tuple[StepStrategy, ...] = ("one pass", "chunked")
 _PACKAGES = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecodecs")
 
 
 @dataclass(frozen=True)
-class _MeasuringTime:
-    """How long to measure, in seconds; each measurement warms up besides."""
+class _Budget:
+    """Approximate duration of each measurement in seconds, without warm-up."""
 
-    peak_s: float = 1.0
+    device_s: float = 1.0
     reading_s: float = 3.0
     encoding_s: float = 3.0
     steps_s: float = 4.0
-    step_s: float = 2.0  # of one step on a CPU, about: it decides its number of tiles
+    step_s: float = 2.0  # of one step on a CPU; limits its number of tiles
 
 
-_QUICK = _MeasuringTime(peak_s=0.2, reading_s=0.5, encoding_s=0.5, steps_s=0.5, step_s=0.4)
+_QUICK = _Budget(device_s=0.2, reading_s=0.5, encoding_s=0.5, steps_s=0.5, step_s=0.4)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What was measured; nothing that tells whose it is."""
+    """Hardware and software versions, without host or user name."""
 
     device: str
     memory_gib: float | None
@@ -62,72 +70,70 @@ class Machine:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """All that was measured."""
+    """All measurements and estimates."""
 
-    made_on: str
+    date: str
     encoder: str
     precision: str
     compiled: bool
     quick: bool
     machine: Machine
-    matrix: MatrixPeak
-    copying: float | None  # GB/s to the GPU
+    matrix_product: MatrixSpeed
+    copy_to_gpu: float | None  # GB/s; None without a GPU
     reading: list[ReadingSpeed]
     encoding: EncodingSpeed
     steps: list[StepSpeed]
     slides: BenchSlides
-    work: TileCounts
-    expected: list[TimeEstimate]
+    tile_counts: TileCounts
+    estimates: list[TimeEstimate]
 
     def as_json(self) -> dict[str, Any]:
-        """Give all figures, without paths and names."""
+        """Return the contents of the JSON file, without paths and slide names."""
         return {
             "tapfm": __version__,
-            "made_on": self.made_on,
+            "date": self.date,
             "encoder": self.encoder,
             "precision": self.precision,
             "compiled": self.compiled,
             "quick": self.quick,
             "machine": asdict(self.machine),
-            "matrix": asdict(self.matrix),
-            "copying": None if self.copying is None else {"gb_per_second": self.copying},
+            "matrix_product": asdict(self.matrix_product),
+            "copy_to_gpu": None if self.copy_to_gpu is None else {"gb_per_second": self.copy_to_gpu},
             "reading": [_with_speed(replace(row, reason=None)) for row in self.reading],
             "encoding": _with_speed(self.encoding),
             "steps": [_with_speed(row) for row in self.steps],
             "slides": {
                 "source": self.slides.source,
-                "by_split": in_splits(self.slides),
+                "by_split": count_slides(self.slides),
                 "mean_tiles": self.slides.mean_tiles,
                 "without_tiles": self.slides.without_tiles,
             },
-            "work": asdict(self.work),
-            "expected": [asdict(row) for row in self.expected],
+            "tile_counts": asdict(self.tile_counts),
+            "estimates": [asdict(row) for row in self.estimates],
         }
 
 
 class _StageProgress:
-    """A bar that says what is being measured; lines where no terminal shows it."""
+    """Progress bar with the current measurement. Prints lines if there is no terminal."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._progress = console, make_progress_bars(console)
-        self._begun = 0
+        self._started = 0
         self._bar = self._progress.add_task("", total=total, note="")
         self._progress.start()
 
-    def begin(self, what: str) -> None:
-        """Tell what comes next; what came before is over."""
-        self._progress.update(self._bar, description=what, completed=self._begun)
-        self._begun += 1
+    def start_stage(self, name: str) -> None:
+        self._progress.update(self._bar, description=name, completed=self._started)
+        self._started += 1
         if not self._console.is_terminal:
-            self._console.print(f"measuring: {what}", markup=False)
+            self._console.print(f"measuring: {name}", markup=False)
 
     def close(self) -> None:
-        """Take the bar off."""
         self._progress.stop()
 
 
-def measure(
-    subject: BenchSubject,
+def measure_machine(
+    setup: BenchSetup,
     slides: BenchSlides,
     scopes: Sequence[str],
     *,
@@ -135,87 +141,89 @@ def measure(
     quick: bool,
     console: Console,
 ) -> BenchResult:
-    """Measure everything, saying what is being measured. What memory does not suffice for is told in its place."""
-    check_scopes(subject, scopes)
-    total = 2 + (not slides.files) + len({1, workers}) + len(_WAYS) * len(scopes)
+    """Run all measurements and show progress. A measurement that runs out of memory is recorded as a problem."""
+    check_scopes(setup, scopes)
+    total = 2 + (not slides.files) + len({1, workers}) + len(_STRATEGIES) * len(scopes)
     with closing(_StageProgress(console, total)) as stages:
-        return _measure_all(subject, slides, scopes, workers=workers, quick=quick, begins=stages.begin)
+        return _measure_all(setup, slides, scopes, workers=workers, quick=quick, start_stage=stages.start_stage)
 
 
 def _measure_all(
-    subject: BenchSubject,
+    setup: BenchSetup,
     slides: BenchSlides,
     scopes: Sequence[str],
     *,
     workers: int,
     quick: bool,
-    begins: Callable[[str], None],
+    start_stage: Callable[[str], None],
 ) -> BenchResult:
-    """Measure one thing after the other; `begins` is told which."""
-    effort, device, tile_px = _QUICK if quick else _MeasuringTime(), subject.device, subject.card.tile_px
-    begins("matrix product")
-    peaks = within_memory(
+    budget, device, tile_px = _QUICK if quick else _Budget(), setup.device, setup.card.tile_px
+    start_stage("matrix product")
+    device_speeds = catch_out_of_memory(
         lambda: (
-            matrix_peak(device, subject.dtype, budget_s=effort.peak_s),
-            copy_speed(device, budget_s=effort.peak_s),
+            measure_matrix_product(device, setup.dtype, budget_s=budget.device_s),
+            measure_copy_speed(device, budget_s=budget.device_s),
         ),
         device,
     )
-    if peaks is None:
+    if device_speeds is None:
         raise InputError(
-            f"There is not even memory for a matrix product on {device}.",
-            hint="Is something else using it (nvidia-smi)? Or take another one with --device.",
+            f"{device} does not have enough free memory for a matrix product.",
+            hint="Check with nvidia-smi whether another program uses it, or choose another device with --device.",
         )
-    matrix, copying = peaks
+    matrix_product, copy_to_gpu = device_speeds
     with tempfile.TemporaryDirectory(prefix="tapfm-bench-") as folder:
-        painted = not slides.files
-        if painted:
-            begins("painting a slide")
-        files = (painted_file(Path(folder), tile_px),) if painted else slides.files
+        synthetic = not slides.files
+        if synthetic:
+            start_stage("generating a slide")
+        files = (write_synthetic_slide(Path(folder), tile_px),) if synthetic else slides.files
         reading = []
-        for processes in dict.fromkeys([1, workers]):  # the last is what a run would have
-            begins(f"reading, processes: {processes}")
-            reading.append(reading_speed(files, tile_px, workers=processes, budget_s=effort.reading_s, painted=painted))
-    begins("encoding")
-    encoding = encoding_speed(subject, matrix.tflops, budget_s=effort.encoding_s)
-    tiles = tiles_of_step(subject, slides.mean_tiles, encoding, step_s=effort.step_s)
+        for count in dict.fromkeys([1, workers]):  # the last one as in training
+            start_stage(f"reading, {format_count(count, 'worker')}")
+            reading.append(
+                measure_reading(files, tile_px, workers=count, budget_s=budget.reading_s, synthetic=synthetic)
+            )
+    start_stage("encoding")
+    encoding = measure_encoding(setup, matrix_product.tflops, budget_s=budget.encoding_s)
+    tiles = choose_step_tiles(setup, slides.mean_tiles, encoding, step_s=budget.step_s)
     steps = []
     for scope in scopes:
-        for way in _WAYS:
-            begins(f"step, {way}, {scope}")
-            steps.append(step_speed(subject, way, scope, tiles, budget_s=effort.steps_s))
-    work = work_of(slides, subject.config)
+        for strategy in _STRATEGIES:
+            start_stage(f"step, {strategy}, {scope}")
+            steps.append(measure_step(setup, strategy, scope, tiles, budget_s=budget.steps_s))
+    tile_counts = count_tiles(slides, setup.config)
     return BenchResult(
-        made_on=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        encoder=subject.card.key,
-        precision=matrix.precision,
-        compiled=subject.compiled,
+        date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        encoder=setup.card.key,
+        precision=matrix_product.precision,
+        compiled=setup.compiled,
         quick=quick,
-        machine=_machine_of(device),
-        matrix=matrix,
-        copying=copying,
+        machine=_describe_machine(device),
+        matrix_product=matrix_product,
+        copy_to_gpu=copy_to_gpu,
         reading=reading,
         encoding=encoding,
         steps=steps,
         slides=slides,
-        work=work,
-        expected=expect(work, _speeds_of(reading, encoding, steps, scopes[0]), shared_cores=device.type == "cpu"),
+        tile_counts=tile_counts,
+        estimates=estimate_times(
+            tile_counts, _select_speeds(reading, encoding, steps, scopes[0]), shared_cores=device.type == "cpu"
+        ),
     )
 
 
-def _speeds_of(
+def _select_speeds(
     reading: Sequence[ReadingSpeed], encoding: EncodingSpeed, steps: Sequence[StepSpeed], scope: str
 ) -> Speeds:
-    """Take what a run would do: read with all processes, and step in the faster of the ways that fit."""
-    of_scope = [speed for row in steps if row.scope == scope and (speed := row.tiles_per_second) is not None]
-    return Speeds(reading[-1].tiles_per_second, encoding.tiles_per_second, max(of_scope, default=None))
+    """Return the speeds of a run: reading with all workers, and the faster step strategy that fits into memory."""
+    step_speeds = [speed for row in steps if row.scope == scope and (speed := row.tiles_per_second) is not None]
+    return Speeds(reading[-1].tiles_per_second, encoding.tiles_per_second, max(step_speeds, default=None))
 
 
-def _machine_of(device: torch.device) -> Machine:
-    """Describe the machine."""
+def _describe_machine(device: torch.device) -> Machine:
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return Machine(
-        device=_processor() if gpu is None else gpu.name,
+        device=_processor_name() if gpu is None else gpu.name,
         memory_gib=None if gpu is None else round(gpu.total_memory / GIB, 1),
         cores=available_cores(),
         system=f"{platform.system()} {platform.machine()}",
@@ -225,8 +233,8 @@ def _machine_of(device: torch.device) -> Machine:
     )
 
 
-def _processor() -> str:
-    """Name the processor, as the system does."""
+def _processor_name() -> str:
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
@@ -236,13 +244,14 @@ def _processor() -> str:
 
 
 def _with_speed(row: ReadingSpeed | EncodingSpeed | StepSpeed) -> dict[str, Any]:
-    """Add what is computed from the others."""
     return {**asdict(row), "tiles_per_second": row.tiles_per_second}
 
 
-def write(bench: BenchResult, path: Path) -> None:
-    """Write all figures, whole or not at all."""
+def write_result(result: BenchResult, path: Path) -> None:
+    """Write the result as JSON."""
     try:
-        write_atomically(path, (json.dumps(bench.as_json(), indent=1) + "\n").encode())
+        write_atomically(path, (json.dumps(result.as_json(), indent=1) + "\n").encode())
     except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}).", hint="Give another file to --out.") from error
+        raise InputError(
+            f"{path} cannot be written ({error.strerror}).", hint="Choose another file with --out."
+        ) from error

@@ -1,4 +1,4 @@
-"""Time taken by work on a device: warmed up, waited for, repeated; and the memory that it took."""
+"""Time functions that run on a device, with warm-up and synchronisation, and handle out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -19,80 +19,82 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Timing:
-    """The median of some repeats, after a first time that may compile and allocate."""
+    """Median duration of the repeats after the first run."""
 
     seconds: float
     repeats: int
     first_s: float
 
     @property
-    def began_s(self) -> float:
-        """How much longer the first time took."""
+    def warmup_s(self) -> float:
+        """How much longer the first run took, for example because of compilation."""
         return max(0.0, self.first_s - self.seconds)
 
 
 def time_repeated(
-    work: Callable[[], object],
+    function: Callable[[], object],
     device: torch.device,
     *,
     budget_s: float,
-    least: int = 3,
-    most: int = 50,
+    min_repeats: int = 3,
+    max_repeats: int = 50,
     before_repeats: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timing:
-    """Do it once, then again and again for about `budget_s`."""
+    """Run a function once, then repeat it for about `budget_s` seconds.
 
-    def once() -> float:
+    before_repeats: called after the first run.
+    """
+
+    def time_once() -> float:
         start = clock()
-        work()
-        _wait_for(device)
+        function()
+        _synchronise(device)
         return clock() - start
 
-    _wait_for(device)
-    first_s = once()
+    _synchronise(device)
+    first_s = time_once()
     before_repeats()
-    taken: list[float] = []
-    while len(taken) < least or (len(taken) < most and sum(taken) < budget_s):
-        taken.append(once())
-    return Timing(statistics.median(taken), len(taken), first_s)
+    seconds: list[float] = []
+    while len(seconds) < min_repeats or (len(seconds) < max_repeats and sum(seconds) < budget_s):
+        seconds.append(time_once())
+    return Timing(statistics.median(seconds), len(seconds), first_s)
 
 
-def _wait_for(device: torch.device) -> None:
-    """Wait until the device has done all it was given."""
+def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def forget_peak(device: torch.device) -> None:
-    """Measure the peak of memory from here on."""
+def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_gib(device: torch.device) -> float | None:
-    """Give the most memory that tensors have had; only a GPU tells it."""
+    """Return the peak memory of tensors since `reset_peak_memory`. None without a GPU."""
     return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else None
 
 
-def within_memory(work: Callable[[], Result], device: torch.device) -> Result | None:
-    """Do it, and clean up; None where memory did not suffice."""
+def catch_out_of_memory(function: Callable[[], Result], device: torch.device) -> Result | None:
+    """Run a function and free its memory. Return None if it ran out of memory."""
     try:
         with convert_memory_errors():
-            return work()
+            return function()
     except (RuntimeError, MemoryError, TapfmError) as error:
         if not _is_out_of_memory(error):
             raise
     finally:
         free_memory(device)
-    free_memory(device)  # once more: until here, the error held on to what had been allocated
+    free_memory(device)  # again, because the exception referenced the tensors until here
     return None
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Tell memory that did not suffice, also as the cause of an error, from other failures."""
+    """Return whether an error or its cause is an out-of-memory error."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # on a CPU it has no class of its own
+    # torch has no exception class for out of memory on a CPU
+    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
         return True
     return error.__cause__ is not None and _is_out_of_memory(error.__cause__)
