@@ -1,4 +1,4 @@
-"""Predicted slides with invented values and real files."""
+"""Example predictions with made-up values, with and without a slide file."""
 
 from dataclasses import replace
 
@@ -17,8 +17,8 @@ ATTENTION = Layer("attention", "attention")
 PREDICTION = TargetPrediction(logit=0.5, probability=0.6225, threshold=0.5, call=1, label=None, constant=-0.5)
 
 
-def predicted_slide(path="gone.svs", *, bounds=None, size_px0=(2240, 1792), mpp=0.5, tile_px=224, targets=(TARGET,)):
-    """Return an invented prediction of a slide without a file."""
+def predicted_slide(path="missing.svs", *, bounds=None, size_px0=(2240, 1792), mpp=0.5, tile_px=224, targets=(TARGET,)):
+    """Return a made-up prediction of a slide that has no file."""
     spec = TileSpec(tile_px=tile_px)
     return PredictedSlide(
         slide_id="case-17",
@@ -42,7 +42,7 @@ def predicted_slide(path="gone.svs", *, bounds=None, size_px0=(2240, 1792), mpp=
 
 
 def predicted_file(path, *, mpp=0.5, tile_px=224, targets=(TARGET,)):
-    """Return an invented prediction of a slide file."""
+    """Return a made-up prediction of a slide file."""
     slide = open_slide(path)
     metadata = slide.metadata
     slide.close()
@@ -50,12 +50,12 @@ def predicted_file(path, *, mpp=0.5, tile_px=224, targets=(TARGET,)):
     return predicted_slide(path, bounds=metadata.bounds, size_px0=size_px0, mpp=mpp, tile_px=tile_px, targets=targets)
 
 
-def grid_of(predicted, *, overlap_px=0):
+def tile_positions(predicted, *, overlap_px=0):
     """Return the positions of all tiles of a slide's bounds."""
     return tile_grid(predicted.bounds, TileSpec(tile_px=predicted.tile_px, overlap_px=overlap_px), predicted.mpp)
 
 
-def table_of(predicted, positions, values=None):
+def make_tile_table(predicted, positions, values=None):
     """Return a tile table with the same values in each column, or random ones."""
     rng = np.random.default_rng(0)
     columns = {name: rng.normal(size=len(positions)) if values is None else values for name in predicted.columns}

@@ -1,6 +1,6 @@
-"""ABMIL, CLAM-SB and DSMIL against torchmil's, on copied weights, in float64: forward, losses and every gradient.
+"""ABMIL, CLAM-SB and DSMIL have the outputs, losses and gradients of torchmil, with the same weights, in float64.
 
-torchmil's pool the features as they are. Ours project them first, so the projection is made the identity here.
+The models of torchmil do not project the features first, so the projection of ours is replaced by the identity.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from torch import nn
 from tapfm.aggregators.abmil import Abmil
 from tapfm.aggregators.clam import Clam
 from tapfm.aggregators.dsmil import Dsmil
-from tapfm.aggregators.torchmil_models import _SmoothSvm as SmoothSvm
+from tapfm.aggregators.torchmil_models import _SmoothSvmLoss as SmoothSvmLoss
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tasks.weights import ClassWeights
@@ -20,43 +20,43 @@ models = pytest.importorskip("torchmil.models")
 
 SIZE, TILES = 8, 25
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
-UNWEIGHTED = BinaryTask("FGFR3", ClassWeights(1.0, 1.0, 1.0))  # as torchmil's cross-entropy
+UNWEIGHTED = BinaryTask("FGFR3", ClassWeights(1.0, 1.0, 1.0))  # like torchmil's cross-entropy
 
 
 @pytest.fixture(autouse=True)
-def in_double(monkeypatch):
-    """torchmil computes its losses in float32 whatever it is given."""
+def use_float64(monkeypatch):
+    """Make torchmil compute its losses in float64: it converts every input to float32."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
 
 
-def features():
+def random_features():
     return torch.randn(TILES, SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def copy_pool(scores, pool):
+def pair_attention_layers(scores, pool):
     pairs = {scores.content[0]: pool.fc1.module, scores.score: pool.fc2}
     if scores.gate is not None:
         pairs[scores.gate[0]] = pool.fc_gated.module
     return pairs
 
 
-def copied(pairs, ours, theirs):
-    """Copy theirs to ours, and say which parameter is which."""
+def copy_weights(pairs, ours, theirs):
+    """Copy the weights of torchmil's layers to ours; return the corresponding parameters."""
     randomise(theirs)
-    same = {}
+    matching = {}
     with torch.no_grad():
         for mine, yours in pairs.items():
             for name, parameter in mine.named_parameters():
                 parameter.copy_(yours.get_parameter(name).view_as(parameter))
-                same[parameter] = yours.get_parameter(name)
-    assert set(same) == set(ours.parameters())
-    assert set(same.values()) == set(theirs.parameters())
-    return same
+                matching[parameter] = yours.get_parameter(name)
+    assert set(matching) == set(ours.parameters())
+    assert set(matching.values()) == set(theirs.parameters())
+    return matching
 
 
-def assert_same_gradients(ours, theirs, same, label):
-    """Of the whole loss, at the features and at every parameter."""
-    z_KD, x = features().requires_grad_(), features().requires_grad_()
+def assert_same_gradients(ours, theirs, matching, label):
+    """Compare the gradients of the total loss with respect to the features and all parameters."""
+    z_KD, x = random_features().requires_grad_(), random_features().requires_grad_()
     targets = encode_labels([label])
     output = ours(z_KD, torch.zeros(TILES, dtype=torch.float64))
     loss = UNWEIGHTED.loss(output.logits_C, targets)
@@ -67,7 +67,7 @@ def assert_same_gradients(ours, theirs, same, label):
     sum(losses.values()).backward()
     torch.testing.assert_close(loss, sum(losses.values()), **EXACT)
     torch.testing.assert_close(z_KD.grad, x.grad, **EXACT)
-    for mine, yours in same.items():
+    for mine, yours in matching.items():
         torch.testing.assert_close(mine.grad, yours.grad.view_as(mine), **EXACT)
         assert mine.grad.norm() > 0
 
@@ -78,52 +78,52 @@ def test_abmil(gated, label):
     ours = Abmil(SIZE, hidden=SIZE, attention=4, gated=gated).double()
     ours.project = nn.Identity()
     theirs = models.ABMIL(in_shape=(SIZE,), att_dim=4, gated=gated).double()
-    pairs = copy_pool(ours.scores, theirs.pool) | {ours.classifier: theirs.classifier.module}
-    same = copied(pairs, ours, theirs)
-    output, (logit, scores) = ours(features(), None), theirs(features()[None], return_att=True)
+    pairs = pair_attention_layers(ours.scores, theirs.pool) | {ours.classifier: theirs.classifier.module}
+    matching = copy_weights(pairs, ours, theirs)
+    output, (logit, scores) = ours(random_features(), None), theirs(random_features()[None], return_att=True)
     torch.testing.assert_close(output.logits_C, logit, **EXACT)
     torch.testing.assert_close(output.tile_weights, scores[0].softmax(0), **EXACT)
-    assert_same_gradients(ours, theirs, same, label)
+    assert_same_gradients(ours, theirs, matching, label)
 
 
-def two_clams(margin):
-    # theirs adds what is learnt of either class to the slide's loss; ours, as the original, has the mean of the two
+def build_clam_pair(margin):
+    # torchmil adds the losses of both tile classifiers to the slide loss; ours, like the original, uses their mean
     ours = Clam(SIZE, hidden=SIZE, attention=4, instances=6, instance_weight=2 / 3, margin=margin).double()
     ours.project = nn.Identity()
     theirs = models.CLAM_SB(in_shape=(SIZE,), att_dim=4, gated=True, k_sample=6).double()
     return ours, theirs
 
 
-def copied_clam(ours, theirs):
-    """Ours has its two classifiers of tiles, for slides of label 0 and 1, in one layer."""
+def copy_clam_weights(ours, theirs):
+    """Copy the weights; ours has both tile classifiers, for slide labels 0 and 1, in one layer."""
     instance = ours.instance_classifiers
-    del ours.instance_classifiers  # compared by hand
-    pairs = copy_pool(ours.scores, theirs.pool) | {ours.classifier: theirs.classifier.module}
+    del ours.instance_classifiers  # copied and compared separately
+    pairs = pair_attention_layers(ours.scores, theirs.pool) | {ours.classifier: theirs.classifier.module}
     others = theirs.inst_classifiers
     del theirs.inst_classifiers
-    same = copied(pairs, ours, theirs)
+    matching = copy_weights(pairs, ours, theirs)
     ours.instance_classifiers, theirs.inst_classifiers = instance, others
     randomise(others, seed=1)
     with torch.no_grad():
         instance.weight.copy_(torch.cat([each.module.weight for each in others]))
         instance.bias.copy_(torch.cat([each.module.bias for each in others]))
-    return same
+    return matching
 
 
 @pytest.mark.parametrize("label", [0, 1])
 @pytest.mark.parametrize("margin", [0.0, 1.0], ids=["cross-entropy", "smooth SVM"])
-def test_clam_of_one_branch(label, margin):
-    """Their two instance losses do not run as they are meant to (see `SmoothSvm`), so they are given working ones."""
-    ours, theirs = two_clams(margin)
-    same = copied_clam(ours, theirs)
-    theirs.inst_loss_fn = SmoothSvm() if margin else CrossEntropy()
-    output, (logit, scores) = ours(features(), None), theirs(features()[None], return_att=True)
+def test_clam_with_one_branch(label, margin):
+    """The instance losses of torchmil are broken (see `_SmoothSvmLoss`), so they are replaced."""
+    ours, theirs = build_clam_pair(margin)
+    matching = copy_clam_weights(ours, theirs)
+    theirs.inst_loss_fn = SmoothSvmLoss() if margin else CrossEntropy()
+    output, (logit, scores) = ours(random_features(), None), theirs(random_features()[None], return_att=True)
     torch.testing.assert_close(output.logits_C, logit, **EXACT)
     torch.testing.assert_close(output.tile_weights, scores[0].softmax(0), **EXACT)
     targets, labels = encode_labels([label]), torch.tensor([float(label)])
-    instance_loss = theirs.compute_inst_loss(scores, features()[None], labels)
+    instance_loss = theirs.compute_inst_loss(scores, random_features()[None], labels)
     torch.testing.assert_close(output.extra_loss(UNWEIGHTED, targets), instance_loss, **EXACT)
-    assert_same_gradients(ours, theirs, same, label)
+    assert_same_gradients(ours, theirs, matching, label)
     gradients = [each.module.weight.grad for each in theirs.inst_classifiers]
     torch.testing.assert_close(ours.instance_classifiers.weight.grad, torch.cat(gradients), **EXACT)
 
@@ -133,12 +133,12 @@ class CrossEntropy(nn.Module):
         return nn.functional.cross_entropy(logits, classes.squeeze(-1).long())
 
 
-def test_the_smooth_svm_is_cross_entropy_that_asks_for_a_lead_of_one():
+def test_smooth_svm_loss_is_cross_entropy_with_margin_1():
     logits = torch.randn(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for label in (0, 1):
-        lead = logits[:, label] - logits[:, 1 - label]
-        ours = SmoothSvm()(logits, torch.full((6, 1), float(label)))
-        torch.testing.assert_close(ours, torch.log1p(torch.exp(1 - lead)).mean())
+        difference = logits[:, label] - logits[:, 1 - label]
+        ours = SmoothSvmLoss()(logits, torch.full((6, 1), float(label)))
+        torch.testing.assert_close(ours, torch.log1p(torch.exp(1 - difference)).mean())
 
 
 @pytest.mark.parametrize("nonlinear", [True, False], ids=["two layers", "one layer"])
@@ -149,8 +149,8 @@ def test_dsmil(nonlinear, values, label):
     theirs = models.DSMIL(in_shape=(SIZE,), att_dim=4, nonlinear_q=nonlinear, nonlinear_v=values).double()
     pairs = {ours.instance_classifier: theirs.inst_classifier, ours.classifier: theirs.bag_classifier}
     pairs |= {ours.query: theirs.q_nn, ours.value: theirs.v_nn}
-    same = copied(pairs, ours, theirs)
-    output, (logit, weights) = ours(features(), None), theirs(features()[None], return_att=True)
+    matching = copy_weights(pairs, ours, theirs)
+    output, (logit, weights) = ours(random_features(), None), theirs(random_features()[None], return_att=True)
     torch.testing.assert_close(output.logits_C, logit, **EXACT)
     torch.testing.assert_close(output.tile_weights[0], weights[0, :, 0], **EXACT)
-    assert_same_gradients(ours, theirs, same, label)
+    assert_same_gradients(ours, theirs, matching, label)

@@ -1,8 +1,8 @@
-"""What holds for every aggregator of the catalogue."""
+"""Properties of every aggregator of the catalogue."""
 
 import pytest
 import torch
-from bags_of_tiles import KINDS, THREE_TARGETS, bag, built
+from example_bags import THREE_TARGETS, VARIANTS, build_variant, random_bag
 from support import (
     end_to_end_gradient,
     relative_difference,
@@ -22,9 +22,9 @@ from tapfm.inference.bags import Bag
 from tapfm.runs.model import SlideModel
 from tapfm.tasks.cross_entropy import encode_labels
 
-every_aggregator = pytest.mark.parametrize("kind", KINDS)
+every_aggregator = pytest.mark.parametrize("variant", VARIANTS)
 without_attention = pytest.mark.parametrize(
-    "kind", [kind for kind, (name, _) in KINDS.items() if not AGGREGATORS[name].uses_attention]
+    "variant", [variant for variant, (name, _) in VARIANTS.items() if not AGGREGATORS[name].uses_attention]
 )
 LABELS = encode_labels([1, None, 0])
 
@@ -33,8 +33,8 @@ LABELS = encode_labels([1, None, 0])
 @pytest.mark.parametrize("targets", [1, 4])
 @pytest.mark.parametrize("tiles", [1, 7])
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_there_is_a_logit_for_each_target_and_a_score_for_each_tile(kind, targets, tiles, layer_norm):
-    output = built(kind, targets=targets, layer_norm=layer_norm)(*bag(tiles))
+def test_output_has_a_logit_per_target_and_a_score_per_tile(variant, targets, tiles, layer_norm):
+    output = build_variant(variant, targets=targets, layer_norm=layer_norm)(*random_bag(tiles))
     assert output.logits_C.shape == (targets,)
     assert output.logits_C.isfinite().all()
     assert output.heatmap_scores.shape in {(tiles,), (targets, tiles)}
@@ -44,8 +44,8 @@ def test_there_is_a_logit_for_each_target_and_a_score_for_each_tile(kind, target
 
 
 @every_aggregator
-def test_the_order_of_the_tiles_does_not_matter(kind):
-    aggregator, (z_KD, r_K) = built(kind), bag(20)
+def test_order_of_tiles_does_not_matter(variant):
+    aggregator, (z_KD, r_K) = build_variant(variant), random_bag(20)
     order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
     output, shuffled = aggregator(z_KD, r_K), aggregator(z_KD[order], r_K[order])
     exact = {"rtol": 1e-12, "atol": 1e-12}
@@ -57,39 +57,39 @@ def test_the_order_of_the_tiles_does_not_matter(kind):
 
 @every_aggregator
 @pytest.mark.parametrize("tiles", [1, 7])
-def test_gradients_are_finite_and_no_parameter_is_left_out(kind, tiles):
-    aggregator, (z_KD, r_K) = built(kind, layer_norm=True), bag(tiles)
+def test_gradients_are_finite_and_reach_every_parameter(variant, tiles):
+    aggregator, (z_KD, r_K) = build_variant(variant, layer_norm=True), random_bag(tiles)
     z_KD.requires_grad_()
     for labels in ([1, 0, 1], [0, 1, 0]):
         whole_loss(aggregator(z_KD, r_K), THREE_TARGETS, encode_labels(labels)).backward()
     assert z_KD.grad.isfinite().all()
     for name, parameter in aggregator.named_parameters():
         assert parameter.grad.isfinite().all(), name
-        # weights of a single tile are 1 whatever the scores
+        # the weight of a single tile is 1, whatever its score
         assert tiles == 1 or parameter.grad.norm() > 0, name
 
 
 @every_aggregator
-def test_every_tile_gets_a_gradient_unless_only_the_highest_counts(kind):
-    aggregator, (z_KD, r_K) = built(kind, targets=1), bag()
+def test_every_tile_gets_a_gradient_except_with_max(variant):
+    aggregator, (z_KD, r_K) = build_variant(variant, targets=1), random_bag()
     z_KD.requires_grad_()
     aggregator(z_KD, r_K).logits_C.sum().backward()
-    moved = (z_KD.grad.norm(dim=1) > 0).sum()
-    assert moved == (1 if kind == "max" else 7)
+    tiles_with_gradient = (z_KD.grad.norm(dim=1) > 0).sum()
+    assert tiles_with_gradient == (1 if variant == "max" else 7)
 
 
 @every_aggregator
-def test_the_raw_attention_matters_to_those_that_use_it_and_to_no_other(kind):
-    aggregator, (z_KD, r_K) = built(kind), bag()
+def test_logits_depend_on_raw_attention_only_if_the_card_says_so(variant):
+    aggregator, (z_KD, r_K) = build_variant(variant), random_bag()
     same = torch.equal(aggregator(z_KD, r_K).logits_C, aggregator(z_KD, r_K.flip(0)).logits_C)
-    assert same is not AGGREGATORS[KINDS[kind][0]].uses_attention
+    assert same is not AGGREGATORS[VARIANTS[variant][0]].uses_attention
 
 
 @every_aggregator
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep_graphs=0)], ids=["one pass", "chunked"])
-def test_the_encoders_gradient_is_that_of_end_to_end_backpropagation(kind, chunking):
+def test_encoder_gradient_equals_end_to_end_backpropagation(variant, chunking):
     encoder = small_encoder()
-    aggregator, tiles = built(kind, encoder.feature_size), some_tiles(encoder)
+    aggregator, tiles = build_variant(variant, encoder.feature_size), some_tiles(encoder)
     case = {"task": THREE_TARGETS, "targets": LABELS}
     expected = end_to_end_gradient(encoder, aggregator, tiles, **case)
     assert expected.norm() > 0
@@ -97,15 +97,14 @@ def test_the_encoders_gradient_is_that_of_end_to_end_backpropagation(kind, chunk
 
 
 @every_aggregator
-def test_a_missing_label_takes_no_part_in_any_loss(kind):
-    """Whatever stands in its place, and also in a loss of the aggregator's own."""
-    aggregator, (z_KD, r_K) = built(kind), bag()
+def test_missing_label_does_not_affect_any_loss(variant):
+    aggregator, (z_KD, r_K) = build_variant(variant), random_bag()
     known = torch.tensor([True, False, True])
     losses, gradients = [], []
-    for in_its_place in (0.0, 1.0):
+    for placeholder in (0.0, 1.0):
         aggregator.zero_grad()
         leaf = z_KD.clone().requires_grad_()
-        targets = Targets(torch.tensor([1.0, in_its_place, 0.0]), known)
+        targets = Targets(torch.tensor([1.0, placeholder, 0.0]), known)
         loss = whole_loss(aggregator(leaf, r_K), THREE_TARGETS, targets)
         loss.backward()
         losses.append(loss.detach())
@@ -117,18 +116,18 @@ def test_a_missing_label_takes_no_part_in_any_loss(kind):
 
 
 @every_aggregator
-def test_the_reported_loss_is_the_tasks_whatever_the_aggregator_adds(kind):
+def test_reported_loss_is_that_of_the_task(variant):
     encoder = small_encoder()
-    aggregator, tiles = built(kind, encoder.feature_size), some_tiles(encoder)
+    aggregator, tiles = build_variant(variant, encoder.feature_size), some_tiles(encoder)
     report = take_step(encoder, aggregator, tiles, task=THREE_TARGETS, targets=LABELS)
     expected = THREE_TARGETS.loss(aggregator(*encoder(tiles)).logits_C, LABELS)
     torch.testing.assert_close(report.loss_agg, expected.detach())
 
 
 @without_attention
-def test_without_the_attention_adaptation_is_plain_fine_tuning(kind):
+def test_lambda_has_no_effect_without_raw_attention(variant):
     encoder = small_encoder()
-    aggregator, tiles = built(kind, encoder.feature_size, targets=1), some_tiles(encoder)
+    aggregator, tiles = build_variant(variant, encoder.feature_size, targets=1), some_tiles(encoder)
     assert take_step(encoder, aggregator, tiles).norm_g_r == 0
     with_lambda, without = (step_gradient(encoder, aggregator, tiles, lambda_=lambda_) for lambda_ in (1.0, 0.0))
     assert torch.equal(with_lambda, without)
@@ -136,10 +135,10 @@ def test_without_the_attention_adaptation_is_plain_fine_tuning(kind):
 
 @every_aggregator
 @pytest.mark.parametrize("regime", ["fixed", "finetune"])
-def test_both_regimes_learn_a_slide(kind, regime):
+def test_loss_of_a_slide_decreases(variant, regime):
     encoder = small_encoder()
     tiles = some_tiles(encoder)
-    aggregator = built(kind, encoder.feature_size)
+    aggregator = build_variant(variant, encoder.feature_size)
     model = SlideModel(None if regime == "fixed" else encoder, aggregator, THREE_TARGETS)
     optimisation = OptimiserSettings(encoder_lr=1e-4, aggregator_lr=1e-3)
     learner = Learner(model, AdaptationSettings(lambda_=0.0, chunking=Chunking(2, keep_graphs=0)), optimisation)
@@ -153,9 +152,9 @@ def test_both_regimes_learn_a_slide(kind, regime):
 
 
 @every_aggregator
-def test_weights_are_put_back_into_one_that_is_built_anew(kind):
-    name, options = KINDS[kind]
-    aggregator = built(kind, layer_norm=True)
+def test_parameters_are_the_whole_state(variant):
+    name, options = VARIANTS[variant]
+    aggregator = build_variant(variant, layer_norm=True)
     again = build_aggregator(name, 8, 3, layer_norm=True, options=options).double()
-    again.load_state_dict(dict(aggregator.named_parameters()))  # all there is to save: no buffers
-    assert torch.equal(again(*bag()).logits_C, aggregator(*bag()).logits_C)
+    again.load_state_dict(dict(aggregator.named_parameters()))  # no buffers
+    assert torch.equal(again(*random_bag()).logits_C, aggregator(*random_bag()).logits_C)

@@ -1,4 +1,4 @@
-"""The mean of the tiles, and their maximum, with a linear head."""
+"""Mean and max pooling."""
 
 import torch
 from support import randomise
@@ -7,7 +7,7 @@ from tapfm.aggregators.max import MaxPool
 from tapfm.aggregators.mean import MeanPool
 
 
-def test_logits_are_linear_in_the_mean_tile():
+def test_logits_are_those_of_the_mean_feature():
     torch.manual_seed(0)
     z_KD = torch.randn(6, 8)
     aggregator = MeanPool(8, targets=3)
@@ -17,16 +17,16 @@ def test_logits_are_linear_in_the_mean_tile():
     assert output.tile_weights is None
 
 
-def test_layer_norm_before_the_head_is_a_setting():
+def test_layer_norm_before_the_head():
     torch.manual_seed(0)
     z_KD = torch.randn(6, 8)
     aggregator = MeanPool(8, layer_norm=True)
     randomise(aggregator)
-    normal_D = torch.nn.functional.layer_norm(z_KD.mean(0), (8,), aggregator.norm.weight, aggregator.norm.bias)
-    torch.testing.assert_close(aggregator(z_KD, torch.rand(6)).logits_C, aggregator.classifier(normal_D))
+    normalised_D = torch.nn.functional.layer_norm(z_KD.mean(0), (8,), aggregator.norm.weight, aggregator.norm.bias)
+    torch.testing.assert_close(aggregator(z_KD, torch.rand(6)).logits_C, aggregator.classifier(normalised_D))
 
 
-def test_a_tile_is_shown_by_the_logits_of_a_slide_of_it_alone():
+def test_tile_scores_are_logits_of_the_tile_alone():
     torch.manual_seed(0)
     z_KD, r_K = torch.randn(6, 8), torch.rand(6)
     for aggregator in (MeanPool(8, 3), MaxPool(8, 3), MeanPool(8, 3, layer_norm=True), MaxPool(8, 3, layer_norm=True)):
@@ -35,7 +35,7 @@ def test_a_tile_is_shown_by_the_logits_of_a_slide_of_it_alone():
         torch.testing.assert_close(aggregator(z_KD, r_K).heatmap_scores, torch.stack(alone, 1))
 
 
-def test_the_maximum_is_that_of_each_target_and_equal_tiles_share_its_gradient():
+def test_max_is_per_target_and_equal_tiles_share_the_gradient():
     torch.manual_seed(0)
     aggregator = MaxPool(8, targets=3)
     z_KD = torch.randn(6, 8)

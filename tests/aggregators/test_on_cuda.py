@@ -1,10 +1,10 @@
-"""Every aggregator on a GPU, against the CPU: nothing of it stays behind on the host."""
+"""Every aggregator gives the same output on a GPU as on the CPU."""
 
 import copy
 
 import pytest
 import torch
-from bags_of_tiles import KINDS, THREE_TARGETS, bag, built
+from example_bags import THREE_TARGETS, VARIANTS, build_variant, random_bag
 from support import POSITIVE, TASK, whole_loss
 
 from tapfm.aggregators.catalog import build_aggregator
@@ -16,13 +16,13 @@ from tapfm.tasks.cross_entropy import encode_labels
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
-def compare(aggregator, task, targets, z_KD, r_K, places=None):
+def compare_gpu_with_cpu(aggregator, task, targets, z_KD, r_K, positions=None):
     on_gpu = copy.deepcopy(aggregator).cuda()
     outputs = []
     for module, device in ((aggregator, "cpu"), (on_gpu, "cuda")):
-        leaf = z_KD.detach().to(device).requires_grad_()  # of its own: a tensor made from a leaf is none
+        leaf = z_KD.detach().to(device).requires_grad_()  # a new leaf on this device
         labels = Targets(targets.labels_C.to(device), targets.known_C.to(device))
-        output = SlideModel(None, module, task).aggregator_for(places)(leaf, r_K.to(device))
+        output = SlideModel(None, module, task).aggregator_for(positions)(leaf, r_K.to(device))
         loss = whole_loss(output, task, labels)
         loss.backward()
         outputs.append(
@@ -32,26 +32,26 @@ def compare(aggregator, task, targets, z_KD, r_K, places=None):
         torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_gpu_gives_what_a_cpu_gives(kind):
-    compare(built(kind), THREE_TARGETS, encode_labels([1, None, 0]), *bag(50))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_aggregator(variant):
+    compare_gpu_with_cpu(build_variant(variant), THREE_TARGETS, encode_labels([1, None, 0]), *random_bag(50))
 
 
 @pytest.mark.parametrize("model", TORCHMIL_MODELS)
-def test_a_model_of_torchmil_on_a_gpu_gives_what_it_gives_on_a_cpu(model):
+def test_torchmil_model(model):
     pytest.importorskip("torchmil")
     torch.manual_seed(0)
     aggregator = build_aggregator(f"torchmil:{model}", 8, 1).eval()
-    z_KD, r_K = (each.float() for each in bag(50))
-    places = torch.stack([torch.arange(50) % 7, torch.arange(50) // 7], 1).float()
-    compare(aggregator, TASK, POSITIVE, z_KD, r_K, places)
+    z_KD, r_K = (each.float() for each in random_bag(50))
+    positions = torch.stack([torch.arange(50) % 7, torch.arange(50) // 7], 1).float()
+    compare_gpu_with_cpu(aggregator, TASK, POSITIVE, z_KD, r_K, positions)
 
 
 @pytest.mark.parametrize("tiles", [1, 13, 1000, 3001])
-def test_cls_gated_starts_as_cls_attention_bit_for_bit(tiles):
+def test_untrained_cls_gated_is_bit_identical_to_cls_attention(tiles):
     logits = []
     for name in ("cls-gated", "cls-attention"):
         torch.manual_seed(0)
         aggregator = build_aggregator(name, 384, 3).cuda()
-        logits.append(aggregator(*(each.float().cuda() for each in bag(tiles, 384))).logits_C)
+        logits.append(aggregator(*(each.float().cuda() for each in random_bag(tiles, 384))).logits_C)
     assert torch.equal(*logits)

@@ -1,4 +1,4 @@
-"""Scopes of adaptation: what learns, what stays as it is, and adapters that are gone without a trace once merged."""
+"""Adaptation scopes: trainable parameters, frozen parameters, and merging of LoRA adapters."""
 
 import subprocess
 import sys
@@ -28,8 +28,8 @@ from tapfm.errors import InputError, SettingError
 FULL, LORA = Scope("full"), Scope("lora", 4)
 
 
-def with_adapters(family="registers", *, trained=True, **settings):
-    """An encoder with adapters that, unlike fresh ones, change something."""
+def build_adapted_encoder(family="registers", *, trained=True, **settings):
+    """Return an encoder with adapters; unlike new adapters, they change the output, unless not `trained`."""
     encoder = small_encoder(family, **settings).eval()
     apply_scope(encoder, LORA)
     for number, layer in enumerate(find_lora_layers(encoder).values() if trained else ()):
@@ -37,8 +37,8 @@ def with_adapters(family="registers", *, trained=True, **settings):
     return encoder
 
 
-def with_a_bias_of_its_own():
-    """timm keeps the projection's bias beside it in some ViTs, and then does not call the layer itself."""
+def build_encoder_with_separate_bias():
+    """Return a ViT whose qkv biases are separate parameters; timm then does not call the qkv layer itself."""
     size = {"depth": 3, "embed_dim": 64, "num_heads": 2, "img_size": 48}
     torch.manual_seed(0)
     vit = timm.create_model("vit_tiny_patch16_dinov3_qkvb", num_classes=0, global_pool="token", **size)
@@ -47,7 +47,7 @@ def with_a_bias_of_its_own():
 
 
 @pytest.mark.parametrize(("text", "scope"), [("full", FULL), ("last:4", Scope("last", 4)), ("lora:4", LORA)])
-def test_a_scope_is_read_and_written_back(text, scope):
+def test_scope_is_parsed_and_formatted(text, scope):
     assert Scope.parse(text) == scope
     assert str(scope) == text
 
@@ -55,19 +55,19 @@ def test_a_scope_is_read_and_written_back(text, scope):
 @pytest.mark.parametrize(
     "text", ["", "Full", "full:2", "last", "lora", "last:0", "lora:-1", "lora:1.5", "last: 2", "lora:16 ", "head:2"]
 )
-def test_another_scope_is_refused_with_the_valid_ones(text):
-    with pytest.raises(SettingError, match=r'"full", "last:4" .* "lora:16"') as refusal:
+def test_invalid_scope_is_an_error_that_lists_valid_scopes(text):
+    with pytest.raises(SettingError, match=r'"full", "last:4" .* "lora:16"') as raised:
         Scope.parse(text)
-    assert f"'{text}'" in refusal.value.message
+    assert f"'{text}'" in raised.value.message
 
 
 @pytest.mark.parametrize("parts", [("full", 1), ("last", None), ("lora", 0), ("last", -1), ("head", None)])
-def test_a_scope_made_of_wrong_parts_is_refused_too(parts):
+def test_scope_with_invalid_fields_is_an_error(parts):
     with pytest.raises(SettingError, match="Valid"):
         Scope(*parts)
 
 
-def test_a_scope_is_read_without_torch():
+def test_parsing_a_scope_does_not_import_torch():
     program = (
         "import sys; from tapfm.encoders.adapters import Scope; Scope.parse('lora:8'); print('torch' in sys.modules)"
     )
@@ -76,7 +76,7 @@ def test_a_scope_is_read_without_torch():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fresh_adapters_change_nothing(family):
+def test_new_adapters_do_not_change_the_output(family):
     encoder = small_encoder(family).eval()
     tiles = some_tiles(encoder)
     before = encoder(tiles)
@@ -89,7 +89,7 @@ def test_fresh_adapters_change_nothing(family):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_adapters_give_the_same_features_and_attention(family, dtype, tolerance):
-    encoder = with_adapters(family, dtype=dtype)
+    encoder = build_adapted_encoder(family, dtype=dtype)
     plain = small_encoder(family, dtype=dtype)
     tiles = some_tiles(encoder)
     with torch.no_grad():
@@ -103,19 +103,21 @@ def test_merged_adapters_give_the_same_features_and_attention(family, dtype, tol
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_merging_gives_timms_own_modules_and_names_back(family):
-    plain, encoder = small_encoder(family), with_adapters(family)
+def test_merging_restores_modules_and_names_of_timm(family):
+    plain, encoder = small_encoder(family), build_adapted_encoder(family)
     merge_adapters(encoder)
     assert [(n, type(m)) for n, m in encoder.named_modules()] == [(n, type(m)) for n, m in plain.named_modules()]
     assert encoder.state_dict().keys() == plain.state_dict().keys()
     merged = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     merge_adapters(encoder)
-    assert all(torch.equal(tensor, merged[name]) for name, tensor in encoder.state_dict().items()), "merged twice"
-    apply_scope(encoder, LORA)  # and it can be adapted again
+    assert all(torch.equal(tensor, merged[name]) for name, tensor in encoder.state_dict().items()), (
+        "a second merge must not change anything"
+    )
+    apply_scope(encoder, LORA)  # it can be adapted again
 
 
-def test_adapters_stand_on_every_linear_layer_of_attention_and_mlp():
-    encoder = with_adapters(depth=6)  # with more than 20 layers peft looks for shorter names
+def test_every_linear_layer_of_attention_and_mlp_has_an_adapter():
+    encoder = build_adapted_encoder(depth=6)  # with more than 20 layers, peft abbreviates the list of names
     layers = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     assert list(find_lora_layers(encoder)) == [f"blocks.{block}.{layer}" for block in range(6) for layer in layers]
     assert not any(
@@ -128,27 +130,27 @@ def test_adapters_stand_on_every_linear_layer_of_attention_and_mlp():
 
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep_graphs=0)], ids=["one pass", "chunked"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_through_adapters_equals_end_to_end(family, chunking):
-    encoder = with_adapters(family)
+def test_gradient_of_adapters_equals_end_to_end_backpropagation(family, chunking):
+    encoder = build_adapted_encoder(family)
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     expected = end_to_end_gradient(encoder, aggregator, tiles)
     assert relative_difference(step_gradient(encoder, aggregator, tiles, chunking=chunking), expected) < 1e-9
-    learning = {name for name, parameter in encoder.named_parameters() if parameter.grad is not None}
-    assert learning == set(trainable_parameters(encoder))
-    assert all(".lora_A." in name or ".lora_B." in name for name in learning)
+    with_gradient = {name for name, parameter in encoder.named_parameters() if parameter.grad is not None}
+    assert with_gradient == set(trainable_parameters(encoder))
+    assert all(".lora_A." in name or ".lora_B." in name for name in with_gradient)
     assert all(parameter.grad.abs().sum() > 0 for parameter in trainable_parameters(encoder).values())
 
 
-def test_adapters_learn_with_checkpointed_blocks():
-    encoder = with_adapters(depth=3)
+def test_adapters_have_the_same_gradient_with_checkpointed_blocks():
+    encoder = build_adapted_encoder(depth=3)
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     expected = step_gradient(encoder, aggregator, tiles)
     encoder.recompute = ("block",) * len(encoder.vit.blocks)
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
 
 
-def test_a_projection_whose_bias_stands_beside_it_is_called_too():
-    encoder = with_a_bias_of_its_own()
+def test_adapter_works_on_a_qkv_layer_with_separate_bias():
+    encoder = build_encoder_with_separate_bias()
     tiles = some_tiles(encoder)
     before = encoder(tiles)
     apply_scope(encoder, LORA)
@@ -162,8 +164,8 @@ def test_a_projection_whose_bias_stands_beside_it_is_called_too():
     torch.testing.assert_close(encoder(tiles), adapted)
 
 
-def test_training_adapters_leaves_the_base_weights_untouched():
-    encoder = with_adapters(dtype=torch.float32, trained=False).train()
+def test_training_adapters_does_not_change_base_weights():
+    encoder = build_adapted_encoder(dtype=torch.float32, trained=False).train()
     plain = small_encoder(dtype=torch.float32).state_dict()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     optimiser = torch.optim.AdamW(trainable_parameters(encoder).values(), lr=1e-2, weight_decay=0.1)
@@ -177,22 +179,22 @@ def test_training_adapters_leaves_the_base_weights_untouched():
     assert all(p.abs().sum() > 0 for name, p in trainable_parameters(encoder).items() if ".lora_B." in name)
 
 
-def test_the_seed_alone_decides_where_adapters_start():
-    def start(seed, disturbance):
+def test_initial_adapters_depend_only_on_the_seed():
+    def initial_values(seed, global_seed):
         encoder = small_encoder()
-        torch.manual_seed(disturbance)
+        torch.manual_seed(global_seed)
         state = torch.get_rng_state()
         apply_scope(encoder, LORA, seed=seed)
-        assert torch.equal(torch.get_rng_state(), state), "drew from the generator that belongs to others"
+        assert torch.equal(torch.get_rng_state(), state), "the global generator must not be used"
         return torch.cat([p.flatten() for p in trainable_parameters(encoder).values()])
 
-    assert torch.equal(start(1, 0), start(1, 9))
-    assert not torch.equal(start(1, 0), start(2, 0))
-    assert len(start(1, 0).unique()) > 1000, "every layer has a start of its own"
+    assert torch.equal(initial_values(1, 0), initial_values(1, 9))
+    assert not torch.equal(initial_values(1, 0), initial_values(2, 0))
+    assert len(initial_values(1, 0).unique()) > 1000, "every layer has different initial values"
 
 
-def test_adapters_of_a_half_precision_encoder_learn_in_float32():
-    encoder = with_adapters(dtype=torch.bfloat16)
+def test_adapters_of_a_half_precision_encoder_are_float32():
+    encoder = build_adapted_encoder(dtype=torch.bfloat16)
     assert {p.dtype for p in trainable_parameters(encoder).values()} == {torch.float32}
     tiles = some_tiles(encoder)
     with torch.no_grad():
@@ -204,7 +206,7 @@ def test_adapters_of_a_half_precision_encoder_learn_in_float32():
 
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["", "checkpointed"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_last_blocks_get_the_gradient_they_have_in_full(family, checkpointed):
+def test_last_blocks_get_the_same_gradient_as_in_full_training(family, checkpointed):
     encoder = small_encoder(family, depth=3)
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     apply_scope(encoder, FULL)
@@ -215,24 +217,24 @@ def test_the_last_blocks_get_the_gradient_they_have_in_full(family, checkpointed
     apply_scope(encoder, Scope("last", 2))
     encoder.recompute = ("block" if checkpointed else "nothing",) * len(encoder.vit.blocks)
     take_step(encoder, aggregator, tiles)
-    learning = {name for name in full if name.startswith(("vit.blocks.1.", "vit.blocks.2.", "vit.norm."))}
-    assert set(trainable_parameters(encoder)) == learning
+    trained = {name for name in full if name.startswith(("vit.blocks.1.", "vit.blocks.2.", "vit.norm."))}
+    assert set(trainable_parameters(encoder)) == trained
     for name, parameter in encoder.named_parameters():
-        if name in learning:
+        if name in trained:
             torch.testing.assert_close(parameter.grad, full[name])
         else:
             assert parameter.grad is None, name
     assert gradient_of(encoder.vit.blocks[1]).norm() > 0
 
 
-def test_more_blocks_than_there_are_is_refused_with_their_number():
+def test_scope_with_too_many_blocks_is_an_error():
     encoder = small_encoder(depth=3)
     apply_scope(encoder, Scope("last", 3))
     with pytest.raises(SettingError, match=r'this encoder has 3.*\n.*"last:1" to "last:3"'):
         apply_scope(encoder, Scope("last", 4))
 
 
-def test_going_back_to_full_opens_everything_again():
+def test_full_scope_unfreezes_everything():
     encoder = small_encoder()
     apply_scope(encoder, Scope("last", 1))
     apply_scope(encoder, FULL)
@@ -240,14 +242,14 @@ def test_going_back_to_full_opens_everything_again():
 
 
 @pytest.mark.parametrize("scope", [FULL, Scope("last", 1), LORA], ids=str)
-def test_adapters_are_not_put_on_adapters(scope):
+def test_scope_of_encoder_with_adapters_is_an_error(scope):
     with pytest.raises(SettingError, match="merge_adapters"):
-        apply_scope(with_adapters(), scope)
+        apply_scope(build_adapted_encoder(), scope)
 
 
-def test_without_peft_it_says_what_to_install(monkeypatch):
+def test_error_without_peft_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     encoder = small_encoder()
     with pytest.raises(InputError, match=r"pip install 'tapfm\[lora\]'"):
         apply_scope(encoder, LORA)
-    assert all(parameter.requires_grad for parameter in encoder.parameters()), "refused halfway"
+    assert all(parameter.requires_grad for parameter in encoder.parameters()), "nothing may change before the error"

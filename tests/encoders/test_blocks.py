@@ -1,4 +1,4 @@
-"""What backward computes again changes memory and nothing else; compiled blocks are compiled once."""
+"""Activation checkpointing does not change gradients, and compiled blocks are compiled once."""
 
 import os
 from typing import get_args
@@ -21,7 +21,7 @@ LEVELS = get_args(Recompute)
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_level_gives_the_same_gradient(family, level):
+def test_every_checkpointing_level_gives_the_same_gradient(family, level):
     encoder = small_encoder(family, depth=3)
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     expected = step_gradient(encoder, aggregator, tiles)
@@ -29,12 +29,12 @@ def test_every_level_gives_the_same_gradient(family, level):
     encoder.recompute = (level,) * 3
     torch.testing.assert_close(encoder(tiles).z_KD, features)
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
-    pieces = step_gradient(encoder, aggregator, tiles, chunking=Chunking(2, keep_graphs=1))
-    assert relative_difference(pieces, expected) < 1e-9
+    chunked = step_gradient(encoder, aggregator, tiles, chunking=Chunking(2, keep_graphs=1))
+    assert relative_difference(chunked, expected) < 1e-9
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_gated_mlp_of_two_layers_and_one_of_an_unknown_class_give_the_same_gradient(level):
+def test_swiglu_and_unknown_mlp_classes_give_the_same_gradient(level):
     class Other(nn.Sequential):
         pass
 
@@ -49,11 +49,11 @@ def test_a_gated_mlp_of_two_layers_and_one_of_an_unknown_class_give_the_same_gra
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("scope", ["last:2", "lora:4"])
-def test_every_level_works_with_parts_that_are_frozen(scope, level):
+def test_every_checkpointing_level_works_with_frozen_parameters(scope, level):
     encoder = small_encoder(depth=3)
     apply_scope(encoder, Scope.parse(scope))
     for name, parameter in encoder.named_parameters():
-        if "lora_B" in name:  # they begin with 0, which would hide what comes before
+        if "lora_B" in name:  # initialised to 0, which would hide the gradient of lora_A
             nn.init.normal_(parameter, std=0.1)
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     expected = step_gradient(encoder, aggregator, tiles)
@@ -63,7 +63,7 @@ def test_every_level_works_with_parts_that_are_frozen(scope, level):
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("noise", [{"drop_path_rate": 0.5}, {"proj_drop_rate": 0.3}, {"attn_drop_rate": 0.3}], ids=str)
-def test_masks_are_the_same_when_a_block_is_computed_again(noise, level):
+def test_recomputed_blocks_use_the_same_dropout_masks(noise, level):
     encoder = small_encoder(depth=3, **noise).train()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder, 8)
 
@@ -76,8 +76,8 @@ def test_masks_are_the_same_when_a_block_is_computed_again(noise, level):
 
 
 @pytest.fixture
-def traced(monkeypatch):
-    """aot_eager traces forward and backward as inductor would, and needs no compiler; a graph break is an error."""
+def compile_counters(monkeypatch):
+    """Compile with aot_eager, which traces like inductor but needs no compiler; a graph break is an error."""
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: compile_(function, backend="aot_eager", fullgraph=True))
     vit._compile.cache_clear()
@@ -88,10 +88,10 @@ def traced(monkeypatch):
     torch._dynamo.reset()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at its inputs' .grad
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo reads the .grad of its inputs
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("family", ["registers", "RoPE"])
-def test_compiled_blocks_give_the_same_and_a_ragged_chunk_compiles_nothing_anew(traced, family, level):
+def test_compiled_blocks_give_the_same_gradient_without_recompiling(compile_counters, family, level):
     encoder = small_encoder(family, depth=3, dtype=torch.float32)
     encoder.recompute = (level,) * 3
     aggregator = cls_attention(encoder)
@@ -99,14 +99,14 @@ def test_compiled_blocks_give_the_same_and_a_ragged_chunk_compiles_nothing_anew(
     encoder.compile_blocks()
     assert relative_difference(step_gradient(encoder, aggregator, some_tiles(encoder, 7)), expected) < 1e-5
     step_gradient(encoder, aggregator, some_tiles(encoder, 6), chunking=Chunking(3, keep_graphs=0))
-    graphs = traced["unique_graphs"]
-    assert graphs == 6, "embedding, blocks and last block, with and without a graph: all blocks share theirs"
+    graphs = compile_counters["unique_graphs"]
+    assert graphs == 6, "embedding, blocks and last block, each with and without gradients"
     for tiles, chunk in ((11, 3), (5, 2), (30, 8), (1, 1)):
         step_gradient(encoder, aggregator, some_tiles(encoder, tiles), chunking=Chunking(chunk, keep_graphs=1))
-    assert traced["unique_graphs"] == graphs
+    assert compile_counters["unique_graphs"] == graphs
 
 
-def test_lowered_weights_compute_without_autocast_and_speak_in_float32():
+def test_cast_weights_compute_in_bfloat16_and_return_float32():
     encoder = small_encoder(dtype=torch.float32)
     tiles = some_tiles(encoder)
     parameters, exact = list(encoder.parameters()), encoder(tiles)
@@ -121,7 +121,7 @@ def test_lowered_weights_compute_without_autocast_and_speak_in_float32():
     assert not torch.equal(ours.z_KD, exact.z_KD)
 
 
-def test_the_mean_of_patch_tokens_is_not_rounded_to_the_precision_of_the_weights():
+def test_mean_of_patch_tokens_is_not_rounded_to_bfloat16():
     encoder = small_encoder("CLS + mean", dtype=torch.float32)
     cast_weights(encoder, torch.bfloat16)
     cls, mean = encoder(some_tiles(encoder)).z_KD.chunk(2, dim=1)
@@ -137,19 +137,19 @@ def test_rotary_positions_stay_in_float32():
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_compiled_code_is_kept_in_the_users_cache_where_that_can_be_written_to(tmp_path, monkeypatch, writable):
+def test_compiled_code_is_stored_in_the_user_cache_if_writable(tmp_path, monkeypatch, writable):
     home = tmp_path / "cache"
     if not writable:
         home.write_text("a file where the folder would be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "put back afterwards")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "restored after the test")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     vit._set_compile_cache()
-    kept = str(home / "tapfm" / "compiled") if writable else None
-    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == kept
+    expected = str(home / "tapfm" / "compiled") if writable else None
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == expected
 
 
-def test_a_cpu_is_not_compiled_for():
+def test_can_compile_is_false_for_a_cpu():
     assert not can_compile(torch.device("cpu"))
 
 
@@ -163,7 +163,7 @@ def test_a_cpu_is_not_compiled_for():
         ((8, 0), "gcc", False, False),
     ],
 )
-def test_a_gpu_is_compiled_for_where_the_compiler_has_all_it_needs(
+def test_can_compile_needs_capability_compiler_and_headers(
     monkeypatch, tmp_path, capability, compiler, headers, expected
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,4 +1,4 @@
-"""Checkpoints of other libraries give the outputs that those libraries give."""
+"""Converted checkpoints of other libraries give the same features as those libraries."""
 
 import dataclasses
 import logging
@@ -26,8 +26,8 @@ TRANSFORMERS = {
 }
 
 
-def saved_by_transformers(key, folder, card, **changes):
-    """A model with random weights, written by `save_pretrained`: the keys on disk are not those in memory."""
+def save_transformers_model(key, folder, card, **changes):
+    """Save a model with random weights with `save_pretrained`, which renames some keys, and return it."""
     config_class, model_class, settings = TRANSFORMERS[key]
     settings = settings | changes
     if config_class is transformers.ViTConfig:
@@ -50,23 +50,23 @@ def saved_by_transformers(key, folder, card, **changes):
 @pytest.mark.parametrize("key", TRANSFORMERS)
 def test_transformers_checkpoints_give_the_same_features(key, tmp_path):
     card = small_card(key)
-    model = saved_by_transformers(key, tmp_path, card)
+    model = save_transformers_model(key, tmp_path, card)
     encoder, _, provenance = load_encoder(card, weights=tmp_path)
     assert provenance.positions == "as trained"
     assert_same_features(encoder, model)
 
 
 @pytest.mark.parametrize("key", ["phikon-v2", "midnight-12k"])
-def test_positions_are_resampled_as_transformers_does(key, tmp_path):
+def test_positions_are_resampled_like_in_transformers(key, tmp_path):
     small = small_card(key)
     card = dataclasses.replace(small, position_px=2 * small.tile_px, resampling="transformers")
-    model = saved_by_transformers(key, tmp_path, card)
+    model = save_transformers_model(key, tmp_path, card)
     encoder, _, provenance = load_encoder(card, weights=tmp_path)
     assert provenance.positions == "resampled from 8 x 8 to 4 x 4 patches as transformers does"
     assert_same_features(encoder, model)
-    otherwise = load_encoder(dataclasses.replace(card, resampling="timm"), weights=tmp_path).encoder
+    resampled_filtered_by_timm = load_encoder(dataclasses.replace(card, resampling="timm"), weights=tmp_path).encoder
     with pytest.raises(AssertionError):
-        assert_same_features(otherwise, model)
+        assert_same_features(resampled_filtered_by_timm, model)
 
 
 def assert_same_features(encoder, model):
@@ -89,15 +89,15 @@ def assert_same_features(encoder, model):
         ("midnight-12k", {"heads": 6}, "num_attention_heads is 6"),
     ],
 )
-def test_what_shapes_cannot_tell_is_read_from_the_config(key, change, message, tmp_path):
+def test_mismatch_with_the_model_config_is_an_error(key, change, message, tmp_path):
     card = small_card(key)
-    saved_by_transformers(key, tmp_path, card, **change)
+    save_transformers_model(key, tmp_path, card, **change)
     with pytest.raises(WeightsMismatchError, match=message):
         load_encoder(card, weights=tmp_path)
 
 
-def native_dinov2(vit, *, mask_token=True):
-    """A timm model's weights under Meta's own keys, with CLS's position kept apart."""
+def convert_to_dinov2_keys(vit, *, mask_token=True):
+    """Return the weights of a timm model with the keys of Meta's DINOv2 code, where CLS has a separate position."""
     generator = torch.Generator().manual_seed(1)
     native = {}
     for name, value in vit.state_dict().items():
@@ -105,44 +105,44 @@ def native_dinov2(vit, *, mask_token=True):
         native[name] = value.clone()
     if "reg_token" in native:
         native["register_tokens"] = native.pop("reg_token")
-        position_of_cls = torch.randn(1, 1, value.shape[-1], generator=generator)
-        native["pos_embed"] = torch.cat([position_of_cls, native["pos_embed"]], 1)
-        native["cls_token"] = native["cls_token"] - position_of_cls
+        cls_position = torch.randn(1, 1, value.shape[-1], generator=generator)
+        native["pos_embed"] = torch.cat([cls_position, native["pos_embed"]], 1)
+        native["cls_token"] = native["cls_token"] - cls_position
     if mask_token:
         native["mask_token"] = torch.zeros(1, value.shape[-1])
     return native
 
 
 @pytest.mark.parametrize("key", ["gpfm", "openmidnight", "midnight-12k", "hibou-b"])
-def test_native_dinov2_keys_are_read_as_timm_reads_them(key):
+def test_dinov2_keys_are_converted_like_in_timm(key):
     vit = build_vit(small_card(key))
     randomise(vit)
-    native = native_dinov2(vit)
-    by_timm = checkpoint_filter_fn(dict(native), vit)
+    native = convert_to_dinov2_keys(vit)
+    filtered_by_timm = checkpoint_filter_fn(dict(native), vit)
     ours = convert_to_timm(native)
-    assert ours.keys() == by_timm.keys() == vit.state_dict().keys()
-    for name, value in by_timm.items():
+    assert ours.keys() == filtered_by_timm.keys() == vit.state_dict().keys()
+    for name, value in filtered_by_timm.items():
         torch.testing.assert_close(ours[name], value, rtol=0, atol=0)
 
 
-def test_native_keys_without_a_mask_token_are_read_too():
-    """timm's own filter needs it to tell the dialect, and fails without."""
+def test_dinov2_keys_without_mask_token_are_converted():
+    """The filter of timm fails without it."""
     vit = build_vit(small_card("openmidnight"))
-    assert convert_to_timm(native_dinov2(vit, mask_token=False)).keys() == vit.state_dict().keys()
+    assert convert_to_timm(convert_to_dinov2_keys(vit, mask_token=False)).keys() == vit.state_dict().keys()
 
 
-@pytest.mark.parametrize("wrapped", ["teacher", "model", "state_dict"])
-def test_training_wrappers_prefixes_and_chunked_blocks_are_undone(wrapped):
+@pytest.mark.parametrize("wrapper", ["teacher", "model", "state_dict"])
+def test_wrappers_prefixes_and_chunked_blocks_are_removed(wrapper):
     vit = build_vit(small_card("openpath"))
-    native = native_dinov2(vit)
+    native = convert_to_dinov2_keys(vit)
     chunked = {name.replace("blocks.", "blocks.0.", 1): value for name, value in native.items()}
     checkpoint = {f"backbone.{name}": value for name, value in chunked.items()}
     checkpoint["dino_head.last_layer.weight"] = torch.zeros(3)
-    ours = convert_to_timm({wrapped: {f"module.{name}": value for name, value in checkpoint.items()}, "epoch": 3})
+    ours = convert_to_timm({wrapper: {f"module.{name}": value for name, value in checkpoint.items()}, "epoch": 3})
     assert ours.keys() == vit.state_dict().keys()
 
 
-def test_a_checkpoint_that_is_no_table_of_tensors_is_refused():
+def test_checkpoint_that_is_not_a_dictionary_of_tensors_is_an_error():
     with pytest.raises(WeightsMismatchError, match="epoch"):
         convert_to_timm({"epoch": 3, "weight": torch.zeros(1)})
     with pytest.raises(WeightsMismatchError, match="empty"):
@@ -150,5 +150,5 @@ def test_a_checkpoint_that_is_no_table_of_tensors_is_refused():
 
 
 @pytest.fixture(autouse=True)
-def quiet_transformers():
+def silence_transformers():
     logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Loading from the hub, against a stand-in that speaks its protocol on this machine."""
+"""Loading weights from a fake Hugging Face Hub, which runs a local HTTP server."""
 
 import hashlib
 import subprocess
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub_stand_in import COMMIT, Hub
+from fake_hub import COMMIT, FakeHub
 from safetensors.torch import save
 from support import randomise, small_card
 
 from tapfm.encoders.build import build_vit
 
-# What a user's program would do, in a process of its own: the hub's client reads its settings once, at import.
+# Runs in a separate process, because the client of the Hub reads its settings at import.
 PROGRAM = """
 import dataclasses, sys
 sys.path.insert(0, {tests!r})
@@ -40,11 +40,11 @@ def weights():
 
 @pytest.fixture
 def hub(weights):
-    with Hub(weights).served() as hub:
+    with FakeHub(weights).serve() as hub:
         yield hub
 
 
-def load(hub, tmp_path, repository, sha256="", **more):
+def load_weights(hub, tmp_path, repository, sha256="", **more):
     program = PROGRAM.format(tests=str(Path(__file__).parents[1]), commit=COMMIT)
     result = subprocess.run(
         [sys.executable, "-c", program, repository, sha256],
@@ -57,36 +57,36 @@ def load(hub, tmp_path, repository, sha256="", **more):
     return result.stdout
 
 
-def test_weights_are_fetched_verified_and_found_again_offline(hub, weights, tmp_path):
+def test_weights_are_downloaded_verified_and_cached(hub, weights, tmp_path):
     sha256 = hashlib.sha256(weights).hexdigest()
-    assert load(hub, tmp_path, "lab/open", sha256).startswith("loaded True")
-    assert ("GET", f"/lab/open/resolve/{COMMIT}/model.safetensors") in hub.asked
-    hub.asked.clear()
-    assert load(hub, tmp_path, "lab/open", sha256).startswith("loaded True")
-    assert load(hub, tmp_path, "lab/open", sha256, HF_HUB_OFFLINE="1").startswith("loaded True")
-    assert hub.asked == [], "the cache comes first"
+    assert load_weights(hub, tmp_path, "lab/open", sha256).startswith("loaded True")
+    assert ("GET", f"/lab/open/resolve/{COMMIT}/model.safetensors") in hub.requests
+    hub.requests.clear()
+    assert load_weights(hub, tmp_path, "lab/open", sha256).startswith("loaded True")
+    assert load_weights(hub, tmp_path, "lab/open", sha256, HF_HUB_OFFLINE="1").startswith("loaded True")
+    assert hub.requests == [], "the cache must be used"
 
 
-def test_a_file_with_another_digest_is_refused(hub, tmp_path):
-    assert load(hub, tmp_path, "lab/open", "0" * 64).startswith("WeightsDigestError")
+def test_wrong_digest_is_an_error(hub, tmp_path):
+    assert load_weights(hub, tmp_path, "lab/open", "0" * 64).startswith("WeightsDigestError")
 
 
 @pytest.mark.parametrize("repository", ["lab/gated", "lab/hidden"])
-def test_a_gated_model_says_which_page_to_open_and_how_to_log_in(hub, tmp_path, repository):
-    """Of a hidden one the hub tells strangers that it does not exist."""
-    answer = load(hub, tmp_path, repository)
-    assert answer.startswith("GatedWeightsError")
-    assert f"https://huggingface.co/{repository}" in answer
-    assert "hf auth login" in answer
+def test_error_of_gated_model_names_page_and_login_command(hub, tmp_path, repository):
+    """The Hub reports a private repository as missing to users without access."""
+    output = load_weights(hub, tmp_path, repository)
+    assert output.startswith("GatedWeightsError")
+    assert f"https://huggingface.co/{repository}" in output
+    assert "hf auth login" in output
 
 
-def test_without_network_and_cache_it_says_how_to_bring_the_weights(hub, tmp_path):
-    answer = load(hub, tmp_path, "lab/open", HF_HUB_OFFLINE="1")
-    assert answer.startswith("WeightsNotFoundError")
-    assert f"hf download lab/open model.safetensors --revision {COMMIT}" in answer
+def test_error_without_network_and_cache_names_download_command(hub, tmp_path):
+    output = load_weights(hub, tmp_path, "lab/open", HF_HUB_OFFLINE="1")
+    assert output.startswith("WeightsNotFoundError")
+    assert f"hf download lab/open model.safetensors --revision {COMMIT}" in output
 
 
-def test_the_command_line_reports_a_gated_encoder(hub, tmp_path):
+def test_command_line_reports_a_gated_encoder(hub, tmp_path):
     result = subprocess.run(
         [sys.executable, "-c", "from tapfm.cli.main import main; main()", "encoders", "uni", "--check"],
         env=hub.environment(tmp_path),

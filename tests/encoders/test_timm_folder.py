@@ -1,4 +1,4 @@
-"""An encoder written as a folder is, loaded by timm alone, the same encoder."""
+"""An encoder that is written as a folder gives the same features when timm loads it."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from support import FAMILIES, randomise, relative_difference, small_card, some_t
 
 from tapfm.encoders.adapters import Scope, apply_scope, find_lora_layers, merge_adapters
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card, encoder_cards
+from tapfm.encoders.catalog import find_encoder_card, load_encoder_cards
 from tapfm.encoders.timm_folder import _timm_config as timm_config
 from tapfm.encoders.timm_folder import check_timm_folder, extra_timm_arguments, write_timm_folder
 from tapfm.encoders.vit import VitEncoder
@@ -21,7 +21,7 @@ from tapfm.errors import InputError, WeightsError, WeightsMismatchError
 KEYS = [*(key for key, _ in FAMILIES.values()), "gigapath-flash", "hibou-b", "phikon"]
 
 
-def encoder_of(card, *, seed=0, **extra):
+def build_encoder(card, *, seed=0, **extra):
     torch.manual_seed(seed)
     vit = build_vit(card, extra=extra)
     randomise(vit, seed)
@@ -35,13 +35,13 @@ def card():
 
 @pytest.fixture
 def encoder(card):
-    return encoder_of(card)
+    return build_encoder(card)
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_timm_loads_every_family_and_so_do_we(key, tmp_path):
+def test_every_family_can_be_loaded_by_timm_and_tapfm(key, tmp_path):
     card = small_card(key)
-    encoder = encoder_of(card)
+    encoder = build_encoder(card)
     write_timm_folder(encoder, card, tmp_path / "out")
     check_timm_folder(tmp_path / "out", encoder)
     loaded = load_encoder(card, weights=tmp_path / "out").encoder.eval()
@@ -50,79 +50,81 @@ def test_timm_loads_every_family_and_so_do_we(key, tmp_path):
     assert torch.equal(loaded(tiles).r_K, encoder(tiles).r_K)
 
 
-def test_the_pocket_encoder_goes_out_and_comes_back(tmp_path):
+def test_pocket_encoder_is_written_and_loaded(tmp_path):
     encoder, card, _ = load_encoder("tapfm-pocket")
     write_timm_folder(encoder.train(), card, tmp_path)
     check_timm_folder(tmp_path, encoder)
-    assert encoder.training, "checked without leaving a mark"
-    again = load_encoder(card, weights=tmp_path / "model.safetensors")
-    assert again.provenance.published is False, "float32 now, and so weights of one's own"
-    assert all(torch.equal(a, b) for a, b in zip(again.encoder.parameters(), encoder.parameters(), strict=True))
+    assert encoder.training, "the check must restore the training mode"
+    reloaded = load_encoder(card, weights=tmp_path / "model.safetensors")
+    assert reloaded.provenance.published is False, "the weights are float32 now, so the digest differs"
+    assert all(torch.equal(a, b) for a, b in zip(reloaded.encoder.parameters(), encoder.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("key", [key for key, card in encoder_cards().items() if card.arguments.get("mlp") == "swiglu"])
-def test_at_its_real_size_a_swiglu_has_every_shape_it_should(key):
-    """They are written as another architecture of timm's, since its configuration cannot name a class."""
-    card = encoder_card(key)
+@pytest.mark.parametrize(
+    "key", [key for key, card in load_encoder_cards().items() if card.arguments.get("mlp") == "swiglu"]
+)
+def test_swiglu_encoders_have_the_right_shapes_at_full_size(key):
+    """They are written as another architecture of timm, because its config.json cannot name a class."""
+    card = find_encoder_card(key)
     with torch.device("meta"):
         encoder = VitEncoder(build_vit(card), mean=card.mean, std=card.std, feature=card.feature)
         config = json.loads(json.dumps(timm_config(encoder, card, {})))
-        stranger = timm.create_model(config["architecture"], num_classes=0, **config["model_args"])
+        loaded = timm.create_model(config["architecture"], num_classes=0, **config["model_args"])
     shapes = {name: tensor.shape for name, tensor in encoder.vit.state_dict().items()}
-    assert {name: tensor.shape for name, tensor in stranger.state_dict().items()} == shapes
-    for found, wanted in zip(stranger.modules(), encoder.vit.modules(), strict=True):
-        assert type(found) is type(wanted)
-        for fact in ("num_heads", "eps", "scale"):
-            assert getattr(found, fact, None) == getattr(wanted, fact, None)
+    assert {name: tensor.shape for name, tensor in loaded.state_dict().items()} == shapes
+    for found, expected in zip(loaded.modules(), encoder.vit.modules(), strict=True):
+        assert type(found) is type(expected)
+        for attribute in ("num_heads", "eps", "scale"):
+            assert getattr(found, attribute, None) == getattr(expected, attribute, None)
 
 
-def test_a_swiglu_without_layer_scale_keeps_none(tmp_path):
+def test_swiglu_without_layer_scale(tmp_path):
     card = small_card("gigapath-flash")
     card = dataclasses.replace(card, arguments={k: v for k, v in card.arguments.items() if k != "init_values"})
-    encoder = encoder_of(card)
+    encoder = build_encoder(card)
     write_timm_folder(encoder, card, tmp_path)
     check_timm_folder(tmp_path, encoder)
 
 
-def test_only_an_epsilon_of_its_own_has_to_be_told_to_timm(tmp_path):
-    assert {key for key, card in encoder_cards().items() if extra_timm_arguments(card)} == {"phikon"}
+def test_extra_timm_arguments_are_needed_only_for_layer_norm_eps(tmp_path):
+    assert {key for key, card in load_encoder_cards().items() if extra_timm_arguments(card)} == {"phikon"}
     card = small_card("phikon")
-    encoder = encoder_of(card)
+    encoder = build_encoder(card)
     write_timm_folder(encoder, card, tmp_path)
-    import functools  # as the text has it
+    import functools  # used by the evaluated text
 
-    given = eval(f"dict({extra_timm_arguments(card)})", {"functools": functools, "torch": torch})
-    loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, **given)
+    arguments = eval(f"dict({extra_timm_arguments(card)})", {"functools": functools, "torch": torch})
+    loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, **arguments)
     assert {module.eps for module in loaded.modules() if isinstance(module, torch.nn.LayerNorm)} == {1e-12}
 
 
-def test_timms_own_preparation_of_pixels_is_the_cards(card, encoder, tmp_path):
+def test_data_config_of_timm_matches_the_card(card, encoder, tmp_path):
     write_timm_folder(encoder, card, tmp_path)
     loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
-    facts = timm.data.resolve_model_data_config(loaded)
-    assert (tuple(facts["mean"]), tuple(facts["std"])) == (card.mean, card.std)
-    assert tuple(facts["input_size"]) == (3, card.tile_px, card.tile_px)
-    assert facts["crop_pct"] == 1.0
+    data_config = timm.data.resolve_model_data_config(loaded)
+    assert (tuple(data_config["mean"]), tuple(data_config["std"])) == (card.mean, card.std)
+    assert tuple(data_config["input_size"]) == (3, card.tile_px, card.tile_px)
+    assert data_config["crop_pct"] == 1.0
     assert loaded.num_classes == 0
-    with_a_head = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=2)
-    assert torch.equal(with_a_head.blocks[1].mlp.fc1.weight, encoder.vit.blocks[1].mlp.fc1.weight)
+    with_head = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=2)
+    assert torch.equal(with_head.blocks[1].mlp.fc1.weight, encoder.vit.blocks[1].mlp.fc1.weight)
 
 
-def test_the_configuration_says_where_it_comes_from(card, encoder, tmp_path):
+def test_config_contains_metadata_and_licence(card, encoder, tmp_path):
     write_timm_folder(encoder, card, tmp_path, about={"run": "fgfr3", "scope": "lora:16"})
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["tapfm"] | {"run": "fgfr3", "scope": "lora:16", "encoder": "h-optimus-0"} == config["tapfm"]
     assert config["pretrained_cfg"]["license"] == card.licence
 
 
-def test_another_tile_size_than_the_cards_is_kept(card, tmp_path):
-    encoder = encoder_of(card, img_size=84)
+def test_tile_size_other_than_the_cards_is_written(card, tmp_path):
+    encoder = build_encoder(card, img_size=84)
     write_timm_folder(encoder, card, tmp_path)
     check_timm_folder(tmp_path, encoder)
     assert load_encoder(card, weights=tmp_path, tile_px=84).encoder.tile_px == 84
 
 
-def test_a_half_precision_encoder_is_written_in_float32(card, encoder, tmp_path):
+def test_half_precision_encoder_is_written_in_float32(card, encoder, tmp_path):
     encoder.vit.bfloat16()
     write_timm_folder(encoder, card, tmp_path)
     check_timm_folder(tmp_path, encoder)
@@ -145,22 +147,22 @@ def test_adapters_must_be_merged_first(card, encoder, tmp_path):
     assert relative_difference(loaded(tiles).z_KD.detach(), plain.detach()) > 0.01
 
 
-def test_the_check_finds_other_weights_other_pixels_and_a_damaged_folder(card, encoder, tmp_path):
+def test_check_detects_other_weights_other_mean_and_damaged_folder(card, encoder, tmp_path):
     write_timm_folder(encoder, card, tmp_path)
     with pytest.raises(WeightsMismatchError, match="features differ"):
-        check_timm_folder(tmp_path, encoder_of(card, seed=1))
+        check_timm_folder(tmp_path, build_encoder(card, seed=1))
     config = json.loads((tmp_path / "config.json").read_text())
     config["pretrained_cfg"]["mean"] = [0.5, 0.5, 0.5]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(WeightsMismatchError, match="features differ"):
         check_timm_folder(tmp_path, encoder)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(WeightsMismatchError, match="timm does not load"):
+    with pytest.raises(WeightsMismatchError, match="timm cannot load"):
         check_timm_folder(tmp_path, encoder)
 
 
-def test_an_export_replaces_an_earlier_one_and_nothing_else(card, encoder, tmp_path):
-    write_timm_folder(encoder_of(card, seed=1), card, tmp_path)
+def test_writing_again_replaces_only_the_model(card, encoder, tmp_path):
+    write_timm_folder(build_encoder(card, seed=1), card, tmp_path)
     (tmp_path / "README.md").write_text("mine")
     write_timm_folder(encoder, card, tmp_path)
     check_timm_folder(tmp_path, encoder)
@@ -168,7 +170,7 @@ def test_an_export_replaces_an_earlier_one_and_nothing_else(card, encoder, tmp_p
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-def test_somebody_elses_model_is_not_written_over(card, encoder, tmp_path):
+def test_model_of_another_tool_is_not_overwritten(card, encoder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="not a folder"):
         write_timm_folder(encoder, card, tmp_path / "file")
@@ -182,23 +184,23 @@ def test_somebody_elses_model_is_not_written_over(card, encoder, tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
-def test_stopped_at_any_moment_the_folder_is_old_or_new_or_not_loadable(card, encoder, tmp_path, monkeypatch):
-    old = encoder_of(card, seed=1)
+def test_interrupted_write_never_mixes_old_and_new_files(card, encoder, tmp_path, monkeypatch):
+    old = build_encoder(card, seed=1)
     for stop in ("timm_folder.save_file", "timm_folder.os.fsync", "timm_folder.write_atomically"):
         write_timm_folder(old, card, tmp_path)
 
-        def stopped(*_, **__):
+        def interrupt(*_, **__):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(f"tapfm.encoders.{stop}", stopped)
+            patch.setattr(f"tapfm.encoders.{stop}", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 write_timm_folder(encoder, card, tmp_path)
         if (tmp_path / "config.json").exists():
             check_timm_folder(tmp_path, old)
         else:
-            with pytest.raises(WeightsMismatchError, match="timm does not load"):
+            with pytest.raises(WeightsMismatchError, match="timm cannot load"):
                 check_timm_folder(tmp_path, encoder)
         assert not list(tmp_path.glob("*.unfinished")) + list(tmp_path.glob(".*"))
-    write_timm_folder(encoder, card, tmp_path)  # and what was left is gone on from
+    write_timm_folder(encoder, card, tmp_path)  # works after the interruptions
     check_timm_folder(tmp_path, encoder)

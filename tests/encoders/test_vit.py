@@ -1,4 +1,4 @@
-"""The encoder under fused attention, autocast, compilation and checkpointing; and what it refuses."""
+"""The ViT encoder: fused attention, compilation, checkpointing, and errors of invalid input."""
 
 import numpy
 import pytest
@@ -18,7 +18,7 @@ from torch import nn
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import SettingError, TileError, UnsupportedEncoderError
 
@@ -32,12 +32,12 @@ def test_checkpointed_blocks_give_the_same_gradient(family):
     expected = step_gradient(encoder, aggregator, tiles)
     encoder.recompute = ("block",) * len(encoder.vit.blocks)
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
-    pieces = step_gradient(encoder, aggregator, tiles, chunking=Chunking(2, keep_graphs=0))
-    assert relative_difference(pieces, expected) < 1e-9
+    chunked = step_gradient(encoder, aggregator, tiles, chunking=Chunking(2, keep_graphs=0))
+    assert relative_difference(chunked, expected) < 1e-9
 
 
-def test_checkpointed_blocks_learn_behind_frozen_ones():
-    """There the reentrant form of checkpointing, whose input has no gradient, would give none without an error."""
+def test_checkpointed_blocks_after_frozen_blocks_have_gradients():
+    """Reentrant checkpointing would silently give no gradient, because its input needs none."""
     encoder = small_encoder(depth=3)
     encoder.vit.requires_grad_(False)
     encoder.vit.blocks[-2:].requires_grad_(True)
@@ -49,7 +49,7 @@ def test_checkpointed_blocks_learn_behind_frozen_ones():
 
 @pytest.mark.parametrize("noise", [{"drop_path_rate": 0.5}, {"proj_drop_rate": 0.3}, {"attn_drop_rate": 0.3}], ids=str)
 @pytest.mark.parametrize("family", ["registers", "RoPE"])
-def test_the_last_block_drops_what_timms_own_would(family, noise):
+def test_dropout_of_the_last_block_matches_timm(family, noise):
     encoder = small_encoder(family, feature="cls+mean", **noise).train()
     tiles = some_tiles(encoder, 16)
     torch.manual_seed(3)
@@ -57,10 +57,10 @@ def test_the_last_block_drops_what_timms_own_would(family, noise):
     expected = torch.cat([tokens[:, 0], tokens[:, encoder.vit.num_prefix_tokens :].mean(1)], 1)
     torch.manual_seed(3)
     torch.testing.assert_close(encoder(tiles).z_KD, expected)
-    assert not torch.allclose(expected, encoder.eval()(tiles).z_KD), "nothing was dropped"
+    assert not torch.allclose(expected, encoder.eval()(tiles).z_KD), "this test needs active dropout"
 
 
-def test_checkpointed_blocks_hold_less_for_backward():
+def test_checkpointed_blocks_save_less_memory_for_backward():
     def saved_bytes(checkpointed):
         encoder = small_encoder(depth=4)
         encoder.recompute = ("block" if checkpointed else "nothing",) * len(encoder.vit.blocks)
@@ -72,10 +72,10 @@ def test_checkpointed_blocks_hold_less_for_backward():
     assert saved_bytes(True) < saved_bytes(False) / 4
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at its inputs' .grad
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo reads the .grad of its inputs
 @pytest.mark.parametrize("family", ["plain ViT", "registers", "RoPE", "CLS + mean"])
-def test_compiled_whole_without_a_graph_break(family):
-    """aot_eager traces forward and backward as inductor would, and needs no C++ compiler."""
+def test_encoder_compiles_without_graph_breaks(family):
+    """aot_eager traces like inductor, but needs no C++ compiler."""
     encoder = small_encoder(family, dtype=torch.float32)
     tiles = some_tiles(encoder)
     expected = encoder(tiles)
@@ -90,7 +90,7 @@ def test_compiled_whole_without_a_graph_break(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_last_block_runs_for_the_cls_token_alone_when_only_that_is_used(family):
+def test_last_block_computes_only_the_cls_token_if_only_that_is_used(family):
     encoder = small_encoder(family)
     sizes = []
     encoder.vit.blocks[-1].mlp.register_forward_hook(lambda _, args, __: sizes.append(args[0].shape[1]))
@@ -99,7 +99,7 @@ def test_the_last_block_runs_for_the_cls_token_alone_when_only_that_is_used(fami
     assert sizes == [1 if encoder.feature == "cls" else tokens]
 
 
-def test_no_n_by_n_matrix_is_ever_made():
+def test_no_n_by_n_attention_matrix_is_saved():
     encoder = small_encoder("plain ViT")
     tokens = encoder.vit.num_prefix_tokens + encoder.vit.patch_embed.num_patches
     shapes = []
@@ -109,19 +109,19 @@ def test_no_n_by_n_matrix_is_ever_made():
     assert not [shape for shape in shapes if shape[-2:] == (tokens, tokens)]
 
 
-def test_pixels_are_normalised_with_the_cards_statistics():
-    card = encoder_card("h-optimus-0")
+def test_pixels_are_normalised_with_mean_and_std_of_the_card():
+    card = find_encoder_card("h-optimus-0")
     encoder = small_encoder("registers")
-    seen = []
-    encoder.vit.patch_embed.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    inputs = []
+    encoder.vit.patch_embed.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     tiles = some_tiles(encoder)
     encoder(tiles)
     mean, std = (torch.tensor(x, dtype=torch.float64).view(1, 3, 1, 1) for x in (card.mean, card.std))
-    torch.testing.assert_close(seen[0], (tiles / 255.0 - mean) / std, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(inputs[0], (tiles / 255.0 - mean) / std, rtol=1e-6, atol=1e-6)
 
 
-def test_an_adapter_on_the_last_projection_is_not_bypassed():
-    """Low-rank adapters replace the linear layer; reading its weight instead of calling it would lose them."""
+def test_adapter_on_the_last_qkv_layer_is_used():
+    """Adapters replace the linear layer; reading its weight instead of calling it would ignore them."""
     encoder = small_encoder("plain ViT").eval()
     tiles = some_tiles(encoder)
     before = encoder(tiles)
@@ -148,26 +148,26 @@ def test_an_adapter_on_the_last_projection_is_not_bypassed():
         (torch.zeros(2, 42, 42, 3, dtype=torch.uint8), "got 2 x 42 x 42 x 3"),
         (torch.zeros(3, 42, 42, dtype=torch.uint8), "got 3 x 42 x 42"),
         (torch.zeros(0, 3, 42, 42, dtype=torch.uint8), "with K > 0"),
-        (torch.zeros(2, 3, 56, 42, dtype=torch.uint8), "42 x 56 px do not fit this encoder, which takes 42 x 42"),
+        (torch.zeros(2, 3, 56, 42, dtype=torch.uint8), "42 x 56 px do not match this encoder, which takes 42 x 42"),
     ],
     ids=["float", "numpy", "channels last", "no batch", "empty", "size"],
 )
-def test_wrong_tiles_are_refused(tiles, message):
-    with pytest.raises(TileError, match=message) as refusal:
+def test_invalid_tiles_are_an_error(tiles, message):
+    with pytest.raises(TileError, match=message) as raised:
         small_encoder()(tiles)
-    assert refusal.value.hint
+    assert raised.value.hint
 
 
-def test_a_tile_size_that_is_no_multiple_of_the_patch_is_refused():
-    message = r"250 px do not fit encoder 'uni', whose patches have 16 px"
-    with torch.device("meta"), pytest.raises(TileError, match=message) as refusal:
-        build_vit(encoder_card("uni"), tile_px=250)
-    assert "224" in refusal.value.hint
-    assert "240 or 256" in refusal.value.hint
+def test_tile_size_that_is_not_a_multiple_of_the_patch_size_is_an_error():
+    message = r"250 px do not match encoder 'uni', .* patch size of 16 px"
+    with torch.device("meta"), pytest.raises(TileError, match=message) as raised:
+        build_vit(find_encoder_card("uni"), tile_px=250)
+    assert "224" in raised.value.hint
+    assert "240 or 256" in raised.value.hint
 
 
 @pytest.mark.parametrize(
-    ("architecture", "named"),
+    ("architecture", "message"),
     [
         ("vit_little_patch16_reg1_gap_256", "no CLS token"),
         ("vit_base_patch16_xp_224", "ParallelScalingBlock|no CLS token"),
@@ -177,51 +177,51 @@ def test_a_tile_size_that_is_no_multiple_of_the_patch_is_refused():
         ("cait_xxs24_224", "TalkingHeadAttn"),
     ],
 )
-def test_attention_that_cannot_be_read_is_refused_by_name(architecture, named):
+def test_unsupported_architecture_is_an_error(architecture, message):
     with torch.device("meta"):
         vit = timm.create_model(architecture, pretrained=False, num_classes=0)
-    with pytest.raises(UnsupportedEncoderError, match=named):
+    with pytest.raises(UnsupportedEncoderError, match=message):
         VitEncoder(vit, **HALF)
 
 
-def test_an_unknown_attention_class_is_refused_by_name():
+def test_unknown_attention_class_is_an_error():
     vit = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=0)
     vit.blocks[-1].attn.__class__ = type("WindowedAttention", (type(vit.blocks[-1].attn),), {})
     with pytest.raises(UnsupportedEncoderError, match="WindowedAttention"):
         VitEncoder(vit, **HALF)
 
 
-def test_a_model_built_to_average_its_tokens_is_refused():
+def test_model_with_average_pooling_is_an_error():
     vit = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=0, global_pool="avg")
     with pytest.raises(UnsupportedEncoderError, match="final norm"):
         VitEncoder(vit, **HALF)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "special"),
+    ("architecture", "extra"),
     [
         ("vit_small_patch16_rope_mixed_ape_224", {}),  # a rotary embedding per block
         ("vit_small_patch16_rope_224", {}),  # AttentionRope
-        ("eva02_tiny_patch14_224", {"img_size": 56}),  # biases of q and v kept apart from the projection
+        ("eva02_tiny_patch14_224", {"img_size": 56}),  # separate biases of q and v
         ("vit_small_patch16_224", {"qk_norm": True}),
         ("vit_small_patch16_224", {"scale_attn_norm": True}),
     ],
     ids=str,
 )
-def test_other_families_of_timm_work(architecture, special):
+def test_other_architectures_match_timm(architecture, extra):
     torch.manual_seed(0)
-    arguments = {"depth": 2, "img_size": 48, "num_classes": 0, "global_pool": "token"} | special
-    assert_as_timm_computes(timm.create_model(architecture, pretrained=False, **arguments))
+    arguments = {"depth": 2, "img_size": 48, "num_classes": 0, "global_pool": "token"} | extra
+    assert_matches_timm(timm.create_model(architecture, pretrained=False, **arguments))
 
 
-def test_gated_attention_works():
+def test_gated_attention_matches_timm():
     torch.manual_seed(0)
     vit = timm.create_model("vit_small_patch16_224", depth=2, img_size=48, num_classes=0)
     vit.blocks[-1].attn = timm.layers.Attention(384, num_heads=6, qkv_bias=True, gated=True)
-    assert_as_timm_computes(vit)
+    assert_matches_timm(vit)
 
 
-def assert_as_timm_computes(vit):
+def assert_matches_timm(vit):
     randomise(vit)
     encoder = VitEncoder(vit, **HALF).eval()
     tiles = some_tiles(encoder)
@@ -232,6 +232,6 @@ def assert_as_timm_computes(vit):
     torch.testing.assert_close(r_K, expected_r_K, rtol=1e-5, atol=0)
 
 
-def test_an_unknown_feature_is_refused():
+def test_unknown_feature_is_an_error():
     with pytest.raises(SettingError, match="cls, cls\\+mean; got 'mean'"):
         VitEncoder(timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=0), **HALF, feature="mean")

@@ -1,4 +1,4 @@
-"""Weights are found, checked and refused as promised."""
+"""Finding, checking and loading weights, and errors of invalid files."""
 
 import argparse
 import dataclasses
@@ -40,7 +40,7 @@ def sha256(path):
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin", ".pth", ".pt"])
-def test_every_parameter_comes_from_the_file(card, state, tmp_path, suffix):
+def test_every_parameter_is_loaded_from_the_file(card, state, tmp_path, suffix):
     file = tmp_path / f"weights{suffix}"
     save_file(state, file) if suffix == ".safetensors" else torch.save(state, file)
     encoder, _, provenance = load_encoder(card, weights=file)
@@ -52,14 +52,14 @@ def test_every_parameter_comes_from_the_file(card, state, tmp_path, suffix):
     assert encoder(some_tiles(encoder)).z_KD.isfinite().all()
 
 
-def test_half_precision_files_become_float32(card, state, tmp_path):
+def test_half_precision_weights_are_converted_to_float32(card, state, tmp_path):
     file = tmp_path / "model.safetensors"
     save_file({name: value.half() for name, value in state.items()}, file)
     encoder = load_encoder(card, weights=file).encoder
     assert {p.dtype for p in encoder.parameters()} == {torch.float32}
 
 
-def test_rotary_buffers_that_no_file_holds_are_computed(tmp_path):
+def test_rotary_buffers_missing_in_the_file_are_computed(tmp_path):
     card = dataclasses.replace(
         small_card("dinov3-s16", width=96), arguments={"depth": 2, "embed_dim": 96, "num_heads": 3}
     )
@@ -72,33 +72,33 @@ def test_rotary_buffers_that_no_file_holds_are_computed(tmp_path):
     assert provenance.positions.startswith("rotary")
 
 
-def test_a_folder_in_the_hubs_shape_is_searched(card, state, tmp_path):
+def test_weights_are_found_in_a_hub_cache_folder(card, state, tmp_path):
     snapshot = tmp_path / "models--bioptimus--H-optimus-1" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     save_file(state, snapshot / "model.safetensors")
     assert load_encoder(card, weights=tmp_path).provenance.file == snapshot / "model.safetensors"
 
 
-def test_digest_is_enforced_where_a_folder_stands_for_the_published_file(card, state, tmp_path):
+def test_digest_is_checked_for_the_published_file_in_a_folder(card, state, tmp_path):
     file = tmp_path / "model.safetensors"
     save_file(state, file)
     known = dataclasses.replace(card, sha256=sha256(file))
     assert load_encoder(known, weights=tmp_path).provenance.published is True
     damaged = dataclasses.replace(card, sha256="0" * 64)
-    with pytest.raises(WeightsDigestError, match=sha256(file)) as refusal:
+    with pytest.raises(WeightsDigestError, match=sha256(file)) as raised:
         load_encoder(damaged, weights=tmp_path)
-    assert f"--weights {file}" in refusal.value.hint
-    assert load_encoder(damaged, weights=file).provenance.published is False, "a file of one's own is accepted as such"
+    assert f"--weights {file}" in raised.value.hint
+    assert load_encoder(damaged, weights=file).provenance.published is False, "a file of the user is accepted"
 
 
-def changed(state, change):
+def apply_change(state, change):
     state = dict(state)
     change(state)
     return state
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("change", "message"),
     [
         (lambda s: s.pop("blocks.1.attn.qkv.bias"), r"missing     blocks.1.attn.qkv.bias \[144\]"),
         (lambda s: s.update({"blocks.2.norm1.weight": torch.ones(48)}), r"unexpected  blocks.2.norm1.weight \[48\]"),
@@ -114,29 +114,29 @@ def changed(state, change):
     ],
     ids=["missing", "unexpected", "patch size", "position table", "averaged model"],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused_by_name(card, state, tmp_path, change, named):
+def test_mismatched_tensors_are_an_error_that_names_them(card, state, tmp_path, change, message):
     file = tmp_path / "model.safetensors"
-    save_file(changed(state, change), file)
-    with pytest.raises(WeightsMismatchError, match=named):
+    save_file(apply_change(state, change), file)
+    with pytest.raises(WeightsMismatchError, match=message):
         load_encoder(card, weights=file)
 
 
 def test_only_the_first_mismatches_are_listed(card, tmp_path):
     other = small_card("phikon-v2")
     save_file(build_vit(other).state_dict(), tmp_path / "model.safetensors")
-    with pytest.raises(WeightsMismatchError) as refusal:
+    with pytest.raises(WeightsMismatchError) as raised:
         load_encoder(card, weights=tmp_path / "model.safetensors")
-    assert "tensors missing" in refusal.value.message
-    assert len(refusal.value.message.splitlines()) <= 1 + 3 * 5
+    assert "tensors missing" in raised.value.message
+    assert len(raised.value.message.splitlines()) <= 1 + 3 * 5
 
 
-def test_pretraining_leftovers_are_dropped_by_name_only(card, state, tmp_path):
+def test_known_pretraining_tensors_are_dropped(card, state, tmp_path):
     extra = {"head.weight": torch.ones(3), "mask_token": torch.zeros(1, 48)}
     save_file(state | extra, tmp_path / "model.safetensors")
     assert load_encoder(card, weights=tmp_path).encoder.vit.state_dict().keys() == state.keys()
 
 
-def test_another_tile_size_resamples_the_positions_and_says_so(card, state, tmp_path):
+def test_another_tile_size_resamples_positions(card, state, tmp_path):
     save_file(state, tmp_path / "model.safetensors")
     encoder, _, provenance = load_encoder(card, weights=tmp_path, tile_px=84)
     assert encoder.tile_px == 84
@@ -144,7 +144,7 @@ def test_another_tile_size_resamples_the_positions_and_says_so(card, state, tmp_
     assert encoder(some_tiles(encoder)).z_KD.isfinite().all()
 
 
-def test_dinos_resampling_gives_the_scale_and_not_the_size():
+def test_dino_resampling_passes_the_scale():
     torch.manual_seed(0)
     table = torch.randn(1, 1 + 14 * 14, 8)
     ours = resample_positions(table, 14, 16, 1, "dino")
@@ -156,58 +156,58 @@ def test_dinos_resampling_gives_the_scale_and_not_the_size():
     assert not torch.allclose(ours, resample_positions(table, 14, 16, 1, "transformers"), atol=1e-3)
 
 
-def test_feature_and_drop_path_can_be_chosen(card, state, tmp_path):
+def test_feature_and_drop_path_can_be_set(card, state, tmp_path):
     save_file(state, tmp_path / "model.safetensors")
     encoder = load_encoder(card, weights=tmp_path, feature="cls+mean", extra={"drop_path_rate": 0.2}).encoder
     assert encoder.feature_size == 96
     assert encoder.vit.blocks[-1].drop_path1.drop_prob == pytest.approx(0.2)
 
 
-def test_files_that_cannot_be_read_as_weights_are_refused(card, state, tmp_path):
+def test_invalid_weights_files_are_an_error(card, state, tmp_path):
     broken = tmp_path / "broken.safetensors"
     save_file(state, broken)
     broken.write_bytes(broken.read_bytes()[:1000])
     for file, message in (
         (broken, "cannot be read as weights"),
-        (written(tmp_path / "objects.pth", {"model": Fraction(1, 3)}), "Python objects"),
-        (with_bytes(tmp_path / "nothing.pth", b""), "is empty"),
-        (with_bytes(tmp_path / "pointer.bin", b"version https://git-lfs.github.com/spec/v1"), "a pointer to the file"),
-        (with_bytes(tmp_path / "page.bin", b"<!doctype html>"), "a page"),
-        (with_bytes(tmp_path / "noise.pth", b"not a checkpoint"), "not a checkpoint"),
-        (written(tmp_path / "numbered.pth", {1: torch.zeros(1)}), "not a plain table of tensors"),
-        (written(tmp_path / "registers.pth", {"register_tokens": torch.zeros(1, 4, 48)}), "does not fit"),
-        (written(tmp_path / "list.pth", [1, 2]), "holds a list"),
+        (save_torch(tmp_path / "objects.pth", {"model": Fraction(1, 3)}), "Python objects"),
+        (write_bytes(tmp_path / "nothing.pth", b""), "is empty"),
+        (write_bytes(tmp_path / "pointer.bin", b"version https://git-lfs.github.com/spec/v1"), "a git LFS pointer"),
+        (write_bytes(tmp_path / "page.bin", b"<!doctype html>"), "a web page"),
+        (write_bytes(tmp_path / "noise.pth", b"not a checkpoint"), "not a checkpoint"),
+        (save_torch(tmp_path / "numbered.pth", {1: torch.zeros(1)}), "not a plain dictionary of tensors"),
+        (save_torch(tmp_path / "registers.pth", {"register_tokens": torch.zeros(1, 4, 48)}), "does not match"),
+        (save_torch(tmp_path / "list.pth", [1, 2]), "contains a list"),
         (tmp_path / "absent.pth", "There is no file or folder"),
-        (written(tmp_path / "weights.txt", {}), "is not a weights file"),
+        (save_torch(tmp_path / "weights.txt", {}), "is not a weights file"),
     ):
-        with pytest.raises(WeightsError, match=message) as refusal:
+        with pytest.raises(WeightsError, match=message) as raised:
             load_encoder(card, weights=file)
-        assert refusal.value.hint
+        assert raised.value.hint
 
 
-def test_a_folder_without_weights_and_an_encoder_off_the_hub_say_what_to_do(card, tmp_path):
+def test_error_of_missing_weights_says_what_to_do(card, tmp_path):
     with pytest.raises(WeightsNotFoundError, match=r"looked for model.safetensors"):
         load_encoder(card, weights=tmp_path)
-    with pytest.raises(WeightsNotFoundError, match="not on the hub") as refusal:
+    with pytest.raises(WeightsNotFoundError, match="not on the Hugging Face Hub") as raised:
         load_encoder("hipt-vit256")
-    assert "github.com/mahmoodlab/HIPT" in refusal.value.hint
+    assert "github.com/mahmoodlab/HIPT" in raised.value.hint
 
 
-def test_values_that_are_no_weights_are_refused(card, state, tmp_path):
+def test_integer_and_nan_weights_are_an_error(card, state, tmp_path):
     for bad in (torch.ones(48, dtype=torch.int8), torch.full((48,), float("nan"))):
         save_file(state | {"norm.weight": bad}, tmp_path / "model.safetensors")
-        with pytest.raises(WeightsMismatchError, match=r"no weights .*norm.weight"):
+        with pytest.raises(WeightsMismatchError, match=r"integers, NaN or infinite values: norm.weight"):
             load_encoder(card, weights=tmp_path)
 
 
-def test_tensors_that_share_memory_in_the_file_are_parameters_of_their_own(card, state, tmp_path):
+def test_tensors_that_share_memory_become_separate_parameters(card, state, tmp_path):
     shared = torch.ones(48)
     tied = state | {"norm.weight": shared, "norm.bias": shared}
-    encoder = load_encoder(card, weights=written(tmp_path / "tied.pth", tied)).encoder
+    encoder = load_encoder(card, weights=save_torch(tmp_path / "tied.pth", tied)).encoder
     assert encoder.vit.norm.weight.data_ptr() != encoder.vit.norm.bias.data_ptr()
 
 
-def test_dinos_own_checkpoint_with_its_command_line_is_opened(tmp_path):
+def test_dino_checkpoint_with_argparse_namespace_is_loaded(tmp_path):
     card = small_card("hipt-vit256", resampling=None)
     vit = build_vit(card)
     teacher = {f"backbone.{name}": value for name, value in vit.state_dict().items()}
@@ -216,7 +216,7 @@ def test_dinos_own_checkpoint_with_its_command_line_is_opened(tmp_path):
         "epoch": 9,
         "args": argparse.Namespace(lr=1.0),
     }
-    encoder = load_encoder(card, weights=written(tmp_path / "vit256_small_dino.pth", content)).encoder
+    encoder = load_encoder(card, weights=save_torch(tmp_path / "vit256_small_dino.pth", content)).encoder
     assert torch.equal(encoder.vit.cls_token, vit.cls_token)
 
 
@@ -228,10 +228,10 @@ def test_dinos_own_checkpoint_with_its_command_line_is_opened(tmp_path):
             {"architecture": "vit_giant", "model_args": {"act_layer": "gelu"}},
             "act_layer is gelu .* silu in the encoder",
         ),
-        ([], "not a model's configuration"),
+        ([], "not a model configuration"),
     ],
 )
-def test_a_timm_config_beside_the_file_is_compared_too(card, state, tmp_path, config, message):
+def test_mismatch_with_a_timm_config_is_an_error(card, state, tmp_path, config, message):
     file = tmp_path / "model.safetensors"
     save_file(state, file)
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -240,11 +240,11 @@ def test_a_timm_config_beside_the_file_is_compared_too(card, state, tmp_path, co
             load_encoder(card, weights=weights)
 
 
-def with_bytes(path, content):
+def write_bytes(path, content):
     path.write_bytes(content)
     return path
 
 
-def written(path, content):
+def save_torch(path, content):
     torch.save(content, path)
     return path

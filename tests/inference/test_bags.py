@@ -1,4 +1,4 @@
-"""Bags on their way to the device: pixels stay on the host, in memory that a GPU can copy from."""
+"""Bags of pixels are in host memory, which is pinned for a GPU."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def slides(tmp_path_factory):
     return write_slides(tmp_path_factory.mktemp("slides"), 2)
 
 
-def read(slides, visit, device="cpu", workers=0):
+def read_bag(slides, visit, device="cpu", workers=0):
     bags = make_bags(slides, device=device, workers=workers)
     bags.start(iter([visit]))
     bag = bags.read(visit)
@@ -28,7 +28,7 @@ def read(slides, visit, device="cpu", workers=0):
 def test_whole_bags_and_parts_have_the_same_pixels(slides, monkeypatch):
     monkeypatch.setattr(module, "_PART_TILES", 3)
     address = (7, 0, "s01")
-    whole = read(slides, BagRequest("train", "s01", 8, address))
+    whole = read_bag(slides, BagRequest("train", "s01", 8, address))
     assert whole.content.shape == (8, 3, 42, 42)
     bags, visit = make_bags(slides), BagRequest("inference", "s01", 8, address)
     bags.start(iter([visit]))
@@ -38,36 +38,38 @@ def test_whole_bags_and_parts_have_the_same_pixels(slides, monkeypatch):
     assert np.array_equal(np.concatenate([part.rows for part in parts]), whole.rows)
 
 
-def test_an_array_over_a_tensors_memory_is_that_tensor_again():
+def test_array_of_a_tensor_is_converted_back_to_that_tensor():
     tensor = torch.arange(5 * 12, dtype=torch.uint8).view(5, 3, 2, 2)
     for array in (tensor.numpy(), tensor.numpy()[:3], tensor.numpy()[:4][:2]):
         found = _as_tensor(array)
         assert found.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-        assert found.untyped_storage().nbytes() == tensor.nbytes, "the whole block, which torch keeps watch over"
+        assert found.untyped_storage().nbytes() == tensor.nbytes, (
+            "the storage must be the whole block that torch tracks"
+        )
         assert np.array_equal(found, array)
     array = np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2)
     assert np.array_equal(_as_tensor(array[:1]), array[:1])
 
 
-def test_where_no_memory_can_be_pinned_any_other_will_do(monkeypatch):
-    def refuse(*_, **__):
+def test_pageable_memory_is_used_if_pinning_fails(monkeypatch):
+    def raise_error(*_, **__):
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(module.torch, "empty", refuse)
+    monkeypatch.setattr(module.torch, "empty", raise_error)
     assert _pinned_memory((2, 3, 4, 4)).shape == (2, 3, 4, 4)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_gpus_tiles_are_read_into_pinned_memory(slides, workers):
+def test_tiles_for_a_gpu_are_read_into_pinned_memory(slides, workers):
     visit = BagRequest("train", "s01", 8, (7, 0, "s01"))
-    on_gpu = read(slides, visit, "cuda", workers)
+    on_gpu = read_bag(slides, visit, "cuda", workers)
     assert on_gpu.content.is_pinned()
-    assert torch.equal(on_gpu.content, read(slides, visit).content)
+    assert torch.equal(on_gpu.content, read_bag(slides, visit).content)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")
-def test_a_gpu_encodes_what_the_cpu_encodes(slides):
+def test_gpu_and_cpu_give_the_same_features(slides):
     visit = BagRequest("inference", "s01")
     found = []
     for device in ("cpu", "cuda"):

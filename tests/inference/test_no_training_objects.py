@@ -1,4 +1,4 @@
-"""Inference creates nothing of training: no optimiser, no augmentation, no training progress."""
+"""Inference creates no training objects: no optimiser, no augmentation, no training progress."""
 
 import pytest
 from command_line import tapfm
@@ -9,24 +9,26 @@ from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.runs.progress import EpochSums, RunProgress
 from tapfm.tiles.augment import Augmentation, AugmentedTiles
 
-OF_TRAINING = (Learner, AdamW, AdaptationSettings, Augmentation, AugmentedTiles, RunProgress, EpochSums)
+TRAINING_CLASSES = (Learner, AdamW, AdaptationSettings, Augmentation, AugmentedTiles, RunProgress, EpochSums)
 
 
 @pytest.fixture(scope="module")
-def trained(lab):
-    assert tapfm("train", lab / "run.toml", "--out", lab / "runs" / "trained").returncode == 0
-    return lab / "runs" / "trained"
+def trained(workspace):
+    assert tapfm("train", workspace / "run.toml", "--out", workspace / "runs" / "trained").returncode == 0
+    return workspace / "runs" / "trained"
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "embed"])
-def test_no_object_of_training_is_created(trained, lab, tmp_path, monkeypatch, command):
-    for each in OF_TRAINING:
-        monkeypatch.setattr(each, "__init__", lambda self, *_, **__: pytest.fail(f"a {type(self).__name__} was made"))
-    here = ("--tiles", lab / "tiles", "--out", tmp_path / "out", "--workers", 0, "--device", "cpu")
+def test_inference_creates_no_training_objects(trained, workspace, tmp_path, monkeypatch, command):
+    for each in TRAINING_CLASSES:
+        monkeypatch.setattr(
+            each, "__init__", lambda self, *_, **__: pytest.fail(f"a {type(self).__name__} was created")
+        )
+    options = ("--tiles", workspace / "tiles", "--out", tmp_path / "out", "--workers", 0, "--device", "cpu")
     arguments = {
-        "evaluate": (trained, "--cohort", lab / "cohort.csv", "--allow-overlap"),
-        "predict": (lab / "cohort.csv", "--model", trained),
-        "embed": (lab / "cohort.csv", "--encoder", "tapfm-pocket"),
+        "evaluate": (trained, "--cohort", workspace / "cohort.csv", "--allow-overlap"),
+        "predict": (workspace / "cohort.csv", "--model", trained),
+        "embed": (workspace / "cohort.csv", "--encoder", "tapfm-pocket"),
     }
-    result = tapfm(command, *arguments[command], *here)
+    result = tapfm(command, *arguments[command], *options)
     assert result.returncode == 0, result.said

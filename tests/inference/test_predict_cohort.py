@@ -1,7 +1,7 @@
 """Predictions of a cohort: finished slides are saved, and not predicted again for the same model and content."""
 
 import pytest
-from training_slides import labelled, make_bags, make_learner, write_slides
+from training_slides import label_slides, make_bags, make_learner, write_slides
 
 from tapfm.inference import cohort
 from tapfm.inference.cohort import FinishedSlide, FinishedSlides, predict_cohort
@@ -20,7 +20,7 @@ def predict(slides, finished, seen=None):
     return predict_cohort(
         Predictor.for_training(model),
         make_bags(slides),
-        labelled(slides),
+        label_slides(slides),
         finished,
         on_slide=lambda slide_id, _: seen.append(slide_id),
     )
@@ -41,7 +41,7 @@ def test_finished_slides_are_not_read_again_and_predictions_stay_in_order(tmp_pa
 @pytest.mark.parametrize(
     "changed", [("other weights", {"s00": "a"}), ("weights", {"s00": "b"}), ("weights", {"s00": "a", "s01": "c"})]
 )
-def test_other_weights_or_other_tiles_are_predicted_again(tmp_path, changed):
+def test_predictions_of_other_weights_or_tiles_are_discarded(tmp_path, changed):
     path = tmp_path / "finished.jsonl"
     before = FinishedSlides(path, "weights", {"s00": "a"})
     before.add("s00", FinishedSlide([1.5], 25, [3], "damaged"))
@@ -50,7 +50,7 @@ def test_other_weights_or_other_tiles_are_predicted_again(tmp_path, changed):
     assert len(FinishedSlides(path, *changed).read()) < 2
 
 
-def test_predictions_of_another_version_of_the_features_are_made_again(tmp_path, monkeypatch):
+def test_predictions_of_another_features_version_are_discarded(tmp_path, monkeypatch):
     path = tmp_path / "finished.jsonl"
     FinishedSlides(path, "weights").add("s00", FinishedSlide([1.5], 25, [], ""))
     assert FinishedSlides(path, "weights").read()
@@ -58,7 +58,7 @@ def test_predictions_of_another_version_of_the_features_are_made_again(tmp_path,
     assert not FinishedSlides(path, "weights").read()
 
 
-def test_a_truncated_line_costs_one_slide(tmp_path):
+def test_truncated_line_affects_only_one_slide(tmp_path):
     path = tmp_path / "finished.jsonl"
     finished = FinishedSlides(path, "weights")
     finished.add("s00", FinishedSlide([1.5], 25, [], ""))
@@ -71,9 +71,9 @@ def test_skipped_tiles_and_failures_are_reported(tmp_path, slides):
     path = tmp_path / "finished.jsonl"
     finished = FinishedSlides(path, "weights")
     finished.add("s00", FinishedSlide([1.5], 24, [3], "damaged"))
-    broken = dict(slides)
-    broken["s01"] = type(slides["s01"])(tmp_path / "gone.svs", slides["s01"].tiles)
-    found = predict(broken, finished)
+    with_missing = dict(slides)
+    with_missing["s01"] = type(slides["s01"])(tmp_path / "missing.svs", slides["s01"].tiles)
+    found = predict(with_missing, finished)
     assert [each.slide_id for each in found.predictions] == ["s00", "s02"]
     assert found.predictions[0].tiles_failed == 1
     assert found.skipped["s00"].tiles == [3]

@@ -7,7 +7,7 @@ from support import randomise
 
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.inference.bags import Bag, BagRequest
@@ -18,8 +18,8 @@ from tapfm.tasks.binary import BinaryTask
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def model(compute_dtype=None):
-    card = encoder_card("uni")
+def build_model(compute_dtype=None):
+    card = find_encoder_card("uni")
     torch.manual_seed(0)
     vit = build_vit(card, extra={"depth": 4})
     encoder = VitEncoder(vit, mean=card.mean, std=card.std, feature=card.feature).cuda()
@@ -28,32 +28,34 @@ def model(compute_dtype=None):
     return SlideModel(encoder, aggregator, BinaryTask.from_training_labels("FGFR3", [0, 1]), compute_dtype)
 
 
-def tiles(count):
+def random_tiles(count):
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (count, 3, 224, 224), generator=generator, dtype=torch.uint8)
 
 
 class OneBag:
     def read_parts(self, visit):  # noqa: ARG002
-        yield Bag(tiles(512), np.arange(512))
+        yield Bag(random_tiles(512), np.arange(512))
 
 
-def predicted(one, batch, **settings):
-    one.train(False)
-    predictor = Predictor([InferenceModel(wrap_encoder(one.encoder, one.compute_dtype), one)], batch=batch, **settings)
+def predict(model, batch, **settings):
+    model.train(False)
+    predictor = Predictor(
+        [InferenceModel(wrap_encoder(model.encoder, model.compute_dtype), model)], batch=batch, **settings
+    )
     return predictor.predict("S1", predictor.encode_slide(OneBag(), BagRequest("inference", "S1")))
 
 
-def test_a_batch_that_does_not_fit_is_halved_until_it_does():
-    one, messages = model(), []
-    expected = predicted(one, 16)
+def test_batch_is_halved_until_it_fits_into_memory():
+    model, messages = build_model(), []
+    expected = predict(model, 16)
     free, total = torch.cuda.mem_get_info()
     torch.cuda.empty_cache()
     room = torch.cuda.memory_reserved() + 2**30
     assert room < free
     torch.cuda.set_per_process_memory_fraction(room / total)
     try:
-        found = predicted(one, 512, on_retry=messages.append)
+        found = predict(model, 512, on_retry=messages.append)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert messages
@@ -61,9 +63,9 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does():
     assert found.logits["FGFR3"] == pytest.approx(expected.logits["FGFR3"], abs=1e-3)
 
 
-def test_bfloat16_says_almost_the_same_and_contributions_still_add_up():
-    exact, fast = (predicted(model(dtype), 64) for dtype in (None, torch.bfloat16))
+def test_bfloat16_logits_are_similar_and_contributions_sum_to_the_logit():
+    exact, fast = (predict(build_model(dtype), 64) for dtype in (None, torch.bfloat16))
     assert fast.logits["FGFR3"] == pytest.approx(exact.logits["FGFR3"], abs=0.05)
-    for whole in (exact, fast):
-        total = whole.constants["FGFR3"] + whole.columns["contribution.FGFR3"].sum()
-        assert total == pytest.approx(whole.logits["FGFR3"], abs=1e-4)
+    for output in (exact, fast):
+        total = output.constants["FGFR3"] + output.columns["contribution.FGFR3"].sum()
+        assert total == pytest.approx(output.logits["FGFR3"], abs=1e-4)

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from training_slides import ACROSS, make_bags, make_learner, write_slides
+from training_slides import TILES_PER_ROW, make_bags, make_learner, write_slides
 
 from tapfm.encoders.features import FeatureSet, read_feature_metadata, write_features
 from tapfm.inference.bags import BagRequest, FeatureBags
@@ -25,30 +25,30 @@ def feature_bags(path):
     return FeatureBags({"s00": path}, device=torch.device("cpu"), prefetch_bytes=2**20)
 
 
-def test_tiles_that_are_read_come_with_their_coordinates(tmp_path):
+def test_bag_of_pixels_has_coordinates(tmp_path):
     bags, model = make_bags(write_slides(tmp_path, 1)), make_learner().model
     for purpose in ("train", "inference"):
         plan = visit(6, purpose)
         bags.start(repeat(plan, 1))
         bag = bags.read(plan) if purpose == "train" else Predictor.for_training(model).encode_slide(bags, plan)
         bags.close()
-        grid = np.stack([bag.rows % ACROSS, bag.rows // ACROSS], 1)
+        grid = np.stack([bag.rows % TILES_PER_ROW, bag.rows // TILES_PER_ROW], 1)
         assert bag.coordinates.tolist() == grid.tolist()
         assert len(set(bag.rows.tolist())) == 6
 
 
-def test_stored_features_come_with_their_coordinates_and_a_draw_keeps_them_together(tmp_path):
+def test_bag_of_features_has_coordinates_of_the_sampled_tiles(tmp_path):
     tiles = TileSet("s00", POSITIONS, 448, 224, 0.5, 0.25, 0, (4000, 4000), fingerprint="t", summary={})
     features = FeatureSet("s00", np.eye(3, 8, dtype=np.float32), np.zeros(3, np.float32), POSITIONS, fingerprint="f")
     write_features(tmp_path / "s00.h5", features, tiles, about={})
     assert read_feature_metadata(tmp_path / "s00.h5").has_positions
-    for _ in range(2):  # read, and kept
+    for _ in range(2):  # read from the file, then from the cache
         bag = feature_bags(tmp_path / "s00.h5").read(visit(2))
         assert bag.coordinates.tolist() == (POSITIONS[bag.rows] / 448).tolist()
         assert bag.content.z_KD.argmax(1).tolist() == bag.rows.tolist()
 
 
-def test_clams_files_do_not_say_how_large_a_tile_is_but_tiles_lie_side_by_side(tmp_path):
+def test_tile_side_of_clam_files_is_inferred_from_positions(tmp_path):
     with h5py.File(tmp_path / "s00.h5", "w") as file:
         file["features"], file["coords"] = np.ones((3, 8), np.float32), POSITIONS
     bag = feature_bags(tmp_path / "s00.h5").read(visit(None))
@@ -56,7 +56,7 @@ def test_clams_files_do_not_say_how_large_a_tile_is_but_tiles_lie_side_by_side(t
 
 
 @pytest.mark.parametrize("tool", ["STAMP", "pt"])
-def test_files_without_positions_give_none(tmp_path, tool):
+def test_files_without_positions_have_no_coordinates(tmp_path, tool):
     path = tmp_path / ("s00.h5" if tool == "STAMP" else "s00.pt")
     if tool == "STAMP":
         with h5py.File(path, "w") as file:
@@ -67,6 +67,6 @@ def test_files_without_positions_give_none(tmp_path, tool):
     assert feature_bags(path).read(visit(None)).coordinates is None
 
 
-def test_one_tile_alone_has_a_place_whatever_its_side():
+def test_single_tile_of_unknown_side_has_coordinates():
     assert tile_coordinates(POSITIONS[:1], None).isfinite().all()
     assert tile_coordinates(POSITIONS[:1], 448).tolist() == [[1, 0]]

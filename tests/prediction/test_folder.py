@@ -12,7 +12,7 @@ from tapfm.prediction.tile_table import TileTable, read_tile_table, write_tile_t
 from tapfm.slides.slide import Box
 
 
-def predicted(tmp_path, slide_id="S1"):
+def build_prediction(tmp_path, slide_id="S1"):
     return PredictedSlide(
         slide_id=slide_id,
         patient_id="P1",
@@ -44,7 +44,7 @@ def table():
 
 
 def test_slide_json_can_be_read_back(tmp_path):
-    slide = predicted(tmp_path)
+    slide = build_prediction(tmp_path)
     slide.write(tmp_path / "per-slide" / "S1")
     (read,) = PredictionFolder(tmp_path).slides()
     assert read == slide
@@ -77,7 +77,7 @@ def test_damaged_slide_json_is_reported(tmp_path, text):
         PredictedSlide.read(tmp_path)
 
 
-def test_other_folder_is_refused_with_the_command_that_creates_one(tmp_path):
+def test_other_folder_is_an_error_that_names_the_command(tmp_path):
     assert not PredictionFolder(tmp_path).exists
     with pytest.raises(InputError, match=re.escape(str(tmp_path))) as raised:
         PredictionFolder(tmp_path).read_metadata()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from predicted_slides import CONTRIBUTION, grid_of, predicted_file, table_of
+from predicted_slides import CONTRIBUTION, make_tile_table, predicted_file, tile_positions
 from slide_files import damage, section, write_slide
 
 from tapfm.errors import TileReadError
@@ -24,16 +24,16 @@ from tapfm.slides.readers.openslide import OpenSlideSlide
 
 @given(st.lists(st.integers(-3, 3), max_size=40), st.integers(1, 8))
 def test_no_tile_is_both_highest_and_lowest_or_repeated(values, count):
-    numbers = np.array(values, float)
-    highest, lowest = highest_and_lowest(numbers, count)
+    array = np.array(values, float)
+    highest, lowest = highest_and_lowest(array, count)
     chosen = [*highest.tolist(), *lowest.tolist()]
     assert len(set(chosen)) == len(chosen) == min(2 * count, len(values))
     assert len(highest) - len(lowest) in (0, 1)
     ordered = sorted(values)
-    assert sorted(numbers[highest].tolist()) == ordered[len(ordered) - len(highest) :]
-    assert sorted(numbers[lowest].tolist()) == ordered[: len(lowest)]
-    assert (np.diff(numbers[highest]) <= 0).all()
-    assert (np.diff(numbers[lowest]) >= 0).all()
+    assert sorted(array[highest].tolist()) == ordered[len(ordered) - len(highest) :]
+    assert sorted(array[lowest].tolist()) == ordered[: len(lowest)]
+    assert (np.diff(array[highest]) <= 0).all()
+    assert (np.diff(array[lowest]) >= 0).all()
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def slide(tmp_path):
 def test_tiles_are_sorted_by_value_and_framed_in_their_colours(slide):
     predicted = predicted_file(slide.metadata.path)
     values = np.random.default_rng(0).permutation(20) - 9.5
-    table = table_of(predicted, grid_of(predicted), values)
+    table = make_tile_table(predicted, tile_positions(predicted), values)
     with Image.open(io.BytesIO(draw_gallery(slide, predicted, table, CONTRIBUTION, count=4))) as image:
         sheet = np.asarray(image)
     cell = 224 + 2 * FRAME_PX
@@ -75,7 +75,7 @@ def test_tiles_are_sorted_by_value_and_framed_in_their_colours(slide):
 @pytest.mark.parametrize("tiles", [0, 1, 2, 3, 9])
 def test_gallery_shrinks_with_few_tiles(slide, tiles):
     predicted = predicted_file(slide.metadata.path)
-    table = table_of(predicted, grid_of(predicted)[:tiles], np.zeros(tiles))
+    table = make_tile_table(predicted, tile_positions(predicted)[:tiles], np.zeros(tiles))
     with Image.open(io.BytesIO(draw_gallery(slide, predicted, table, CONTRIBUTION))) as image:
         assert image.height < 300 + 330 * (-(-tiles // 8) + (tiles > 1))
         pixels = np.asarray(image)
@@ -86,13 +86,13 @@ def test_gallery_shrinks_with_few_tiles(slide, tiles):
 
 def test_small_tiles_are_enlarged(slide):
     predicted = predicted_file(slide.metadata.path, tile_px=32)
-    table = table_of(predicted, np.array([[0, 0], [448, 448]]), [1.0, 2.0])
+    table = make_tile_table(predicted, np.array([[0, 0], [448, 448]]), [1.0, 2.0])
     with Image.open(io.BytesIO(draw_gallery(slide, predicted, table, CONTRIBUTION))) as image:
         pixels = np.asarray(image)
     assert [(pixels == 10 * row + 20).all(axis=2).sum() >= 160 * 160 for row in (0, 12, 5)] == [True, True, False]
 
 
-def test_unreadable_tile_is_a_crossed_box_beside_the_others(tmp_path):
+def test_unreadable_tile_is_drawn_as_a_crossed_box(tmp_path):
     path = damage(write_slide(tmp_path / "s.svs", section(1024, 1024, tissue=(0, 0, 1, 1))), [5])
     slide = OpenSlideSlide(path)
     predicted = predicted_file(path)
@@ -103,7 +103,7 @@ def test_unreadable_tile_is_a_crossed_box_beside_the_others(tmp_path):
     assert (box == box[0, 5]).all(axis=2).mean() > 0.5
     assert (box.astype(int)[..., 0] - box[..., 1] > 60).any()  # red text
     assert read_tile_image(slide, predicted, 672, 672).size == (224, 224)
-    table = table_of(predicted, grid_of(predicted))
+    table = make_tile_table(predicted, tile_positions(predicted))
     assert draw_gallery(slide, predicted, table, CONTRIBUTION)
     slide.close()
 

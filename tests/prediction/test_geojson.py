@@ -4,7 +4,7 @@ import json
 import uuid
 
 import numpy as np
-from predicted_slides import CONTRIBUTION, grid_of, predicted_slide, table_of
+from predicted_slides import CONTRIBUTION, make_tile_table, predicted_slide, tile_positions
 
 from tapfm.prediction.geojson import write_geojson
 from tapfm.prediction.layers import _DIVERGING as DIVERGING
@@ -20,7 +20,7 @@ def write_and_read(folder, predicted, table):
 
 def test_every_tile_has_its_square_and_all_measurements(tmp_path):
     predicted = predicted_slide(mpp=0.2527, bounds=Box(300, 200, 1900, 1500))
-    table = table_of(predicted, grid_of(predicted))
+    table = make_tile_table(predicted, tile_positions(predicted))
     document = write_and_read(tmp_path, predicted, table)
     assert set(document) == {"type", "features"}
     assert document["type"] == "FeatureCollection"
@@ -42,10 +42,10 @@ def test_every_tile_has_its_square_and_all_measurements(tmp_path):
 
 def test_ids_are_stable_unique_uuids(tmp_path):
     predicted = predicted_slide()
-    table = table_of(predicted, grid_of(predicted))
+    table = make_tile_table(predicted, tile_positions(predicted))
     first = [each["id"] for each in write_and_read(tmp_path, predicted, table)["features"]]
     data = (tmp_path / "tiles.geojson").read_bytes()
-    other_values = table_of(predicted, table.positions, np.arange(len(table)))
+    other_values = make_tile_table(predicted, table.positions, np.arange(len(table)))
     assert [each["id"] for each in write_and_read(tmp_path, predicted, other_values)["features"]] == first
     assert len({uuid.UUID(each) for each in first}) == len(table)
     write_geojson(tmp_path / "tiles.geojson", predicted, table)
@@ -54,8 +54,10 @@ def test_ids_are_stable_unique_uuids(tmp_path):
 
 def test_highest_and_lowest_tenth_have_a_class_in_heatmap_colours(tmp_path):
     predicted = predicted_slide()
-    positions = grid_of(predicted)[:40]
-    features = write_and_read(tmp_path, predicted, table_of(predicted, positions, np.arange(40) - 20.0))["features"]
+    positions = tile_positions(predicted)[:40]
+    features = write_and_read(tmp_path, predicted, make_tile_table(predicted, positions, np.arange(40) - 20.0))[
+        "features"
+    ]
     classes = [each["properties"].get("classification") for each in features]
     title = CONTRIBUTION.title
     assert classes[:4] == [{"name": f"{title}: lowest 10%", "color": list(DIVERGING[0])}] * 4
@@ -65,7 +67,7 @@ def test_highest_and_lowest_tenth_have_a_class_in_heatmap_colours(tmp_path):
 
 def test_equal_tiles_have_no_class_and_non_finite_values_are_omitted(tmp_path):
     predicted = predicted_slide()
-    table = table_of(predicted, grid_of(predicted)[:3], [1.0, 1.0, 1.0])
+    table = make_tile_table(predicted, tile_positions(predicted)[:3], [1.0, 1.0, 1.0])
     table.values["attention"] = np.array([0.5, np.nan, np.inf])
     features = write_and_read(tmp_path, predicted, table)["features"]
     assert all("classification" not in each["properties"] for each in features)
@@ -74,4 +76,4 @@ def test_equal_tiles_have_no_class_and_non_finite_values_are_omitted(tmp_path):
 
 def test_no_tiles_give_an_empty_collection(tmp_path):
     predicted = predicted_slide()
-    assert write_and_read(tmp_path, predicted, table_of(predicted, np.empty((0, 2), int)))["features"] == []
+    assert write_and_read(tmp_path, predicted, make_tile_table(predicted, np.empty((0, 2), int)))["features"] == []

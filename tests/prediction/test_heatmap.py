@@ -13,10 +13,10 @@ from predicted_slides import (
     CONTRIBUTION,
     PREDICTION,
     TARGET,
-    grid_of,
+    make_tile_table,
     predicted_file,
     predicted_slide,
-    table_of,
+    tile_positions,
 )
 from slide_files import REAL, needs_real_slides, section, write_slide
 
@@ -37,7 +37,7 @@ from tapfm.slides.opening import open_slide
 from tapfm.slides.slide import Box, Thumbnail
 
 
-def pixels_of(data):
+def decode_png(data):
     with Image.open(io.BytesIO(data)) as image:
         assert image.format == "PNG"
         return np.asarray(image.convert("RGB")).astype(int)
@@ -51,7 +51,7 @@ def pixels_of(data):
 @settings(max_examples=60)
 def test_neighbouring_tiles_have_no_gap_on_any_grid_and_size(mpp, shrink, tile_px):
     predicted = predicted_slide(mpp=mpp, tile_px=tile_px, bounds=Box(100, 50, 2000, 1500), size_px0=(2200, 1600))
-    positions = grid_of(predicted)
+    positions = tile_positions(predicted)
     width_px, height_px = round(2000 / shrink), round(1500 / shrink)
     px0_per_px = (2000 / width_px, 1500 / height_px)
     squares = place_tiles(predicted, positions, px0_per_px, width_px, height_px)
@@ -77,15 +77,15 @@ def test_tiles_smaller_than_a_pixel_are_visible():
 
 def test_rows_rasterised_separately_equal_the_whole():
     predicted = predicted_slide(mpp=0.496)
-    positions = grid_of(predicted)
+    positions = tile_positions(predicted)
     values = np.arange(len(positions), dtype=float)
     squares = place_tiles(predicted, positions, (7.0, 7.0), 320, 256)
     whole, covered = squares.rasterise(values, 0, 256)
     for top in range(0, 256, 50):
         rows = min(50, 256 - top)
-        part, here = squares.rasterise(values, top, rows)
+        part, part_covered = squares.rasterise(values, top, rows)
         np.testing.assert_array_equal(part, whole[top : top + rows])
-        np.testing.assert_array_equal(here, covered[top : top + rows])
+        np.testing.assert_array_equal(part_covered, covered[top : top + rows])
 
 
 def test_overlapping_tiles_show_their_mean():
@@ -101,23 +101,23 @@ def test_overlapping_tiles_show_their_mean():
 
 def test_tiles_have_the_layer_colours_over_grey_tissue_and_the_rest_is_unchanged():
     predicted = predicted_slide()
-    positions = grid_of(predicted)[:40]
-    table = table_of(predicted, positions)
+    positions = tile_positions(predicted)[:40]
+    table = make_tile_table(predicted, positions)
     tissue = section(560, 448, tissue=(0, 0, 1, 1))
-    picture = overlay_tiles(Thumbnail(tissue, predicted.bounds), predicted, table, CONTRIBUTION, percentile=False)
+    image = overlay_tiles(Thumbnail(tissue, predicted.bounds), predicted, table, CONTRIBUTION, percentile=False)
     values, scale = layer_values(table.values[CONTRIBUTION.column], "contribution")
     colours = scale.colours(values)
     for (x, y), colour in zip(positions // 4, colours, strict=True):
         below = tissue[y : y + 56, x : x + 56] @ np.array([0.299, 0.587, 0.114])
         expected = OPACITY * colour + (1 - OPACITY) * below[..., None]
-        np.testing.assert_allclose(picture[y : y + 56, x : x + 56], expected, atol=0.5001)
-    np.testing.assert_array_equal(picture[224:], tissue[224:])
+        np.testing.assert_allclose(image[y : y + 56, x : x + 56], expected, atol=0.5001)
+    np.testing.assert_array_equal(image[224:], tissue[224:])
 
 
 def test_percentiles_give_another_image_of_the_same_tiles(tmp_path):
     path = write_slide(tmp_path / "s.svs", section(1120, 896))
     predicted = predicted_file(path)
-    table = table_of(predicted, grid_of(predicted))
+    table = make_tile_table(predicted, tile_positions(predicted))
     slide = open_slide(path)
     raw, ranks = (
         overlay_tiles(slide.thumbnail(280), predicted, table, CONTRIBUTION, percentile=percentile)
@@ -137,8 +137,8 @@ def test_sheet_has_room_for_its_text_and_little_more(tmp_path, width_px, height_
     path = write_slide(tmp_path / "s.svs", section(width_px, height_px, tissue=(0, 0, 1, 1)))
     predicted = replace(predicted_file(path), slide_id="a-very-long-identifier-" * 12)
     slide = open_slide(path)
-    table = table_of(predicted, grid_of(predicted))
-    sheet = pixels_of(draw_heatmap(slide.thumbnail(MAX_SIDE_PX), predicted, table, CONTRIBUTION))
+    table = make_tile_table(predicted, tile_positions(predicted))
+    sheet = decode_png(draw_heatmap(slide.thumbnail(MAX_SIDE_PX), predicted, table, CONTRIBUTION))
     slide.close()
     longest_px = min(MAX_SIDE_PX, max(width_px, height_px))
     assert sheet.shape[1] >= MIN_WIDTH_PX
@@ -151,7 +151,7 @@ def test_sheet_has_room_for_its_text_and_little_more(tmp_path, width_px, height_
 def test_heatmap_is_deterministic_and_differs_between_layers(tmp_path):
     path = write_slide(tmp_path / "s.svs", section(500, 400))
     predicted = predicted_file(path)
-    table = table_of(predicted, grid_of(predicted))
+    table = make_tile_table(predicted, tile_positions(predicted))
     slide = open_slide(path)
     first = draw_heatmap(slide.thumbnail(MAX_SIDE_PX), predicted, table, CONTRIBUTION)
     assert draw_heatmap(slide.thumbnail(MAX_SIDE_PX), predicted, table, CONTRIBUTION) == first
@@ -164,7 +164,7 @@ def test_slide_without_tiles_is_drawn(tmp_path):
     predicted = predicted_file(path)
     slide = open_slide(path)
     for percentile in (False, True):
-        table = table_of(predicted, np.empty((0, 2), int))
+        table = make_tile_table(predicted, np.empty((0, 2), int))
         assert draw_heatmap(slide.thumbnail(MAX_SIDE_PX), predicted, table, CONTRIBUTION, percentile=percentile)
     slide.close()
 
@@ -173,8 +173,8 @@ def test_slide_without_tiles_is_drawn(tmp_path):
 def test_a_real_slide():
     predicted = predicted_file(REAL / "CMU-1-Small-Region.svs", mpp=0.499)
     slide = open_slide(predicted.path)
-    table = table_of(predicted, grid_of(predicted))
-    sheet = pixels_of(draw_heatmap(slide.thumbnail(MAX_SIDE_PX), predicted, table, CONTRIBUTION))
+    table = make_tile_table(predicted, tile_positions(predicted))
+    sheet = decode_png(draw_heatmap(slide.thumbnail(MAX_SIDE_PX), predicted, table, CONTRIBUTION))
     assert max(sheet.shape) > MAX_SIDE_PX
     slide.close()
 
@@ -187,8 +187,8 @@ def test_title_has_probability_threshold_and_call_of_the_layers_targets():
     assert describe_predictions(predicted, Layer("contribution.B", "contribution", "B")) == [
         "B: probability 0.623, threshold 0.500, called positive"
     ]
-    unsure = replace(PREDICTION, threshold=None, call=None)
-    predicted = replace(predicted, targets={"A": replace(PREDICTION, call=0), "B": unsure})
+    without_threshold = replace(PREDICTION, threshold=None, call=None)
+    predicted = replace(predicted, targets={"A": replace(PREDICTION, call=0), "B": without_threshold})
     assert describe_predictions(predicted, ATTENTION) == [
         "A: probability 0.623, threshold 0.500, called negative",
         "B: probability 0.623",
@@ -205,13 +205,13 @@ def test_heading_names_layer_target_and_percentiles():
 
 def test_sum_of_contributions_constant_and_logit_are_stated():
     values = np.array([0.75, 0.25])
-    stated = describe_sum(predicted_slide(), CONTRIBUTION, values)
-    assert [number in stated for number in ("+1.00", "−0.500", "+0.500")] == [True] * 3
+    text = describe_sum(predicted_slide(), CONTRIBUTION, values)
+    assert [number in text for number in ("+1.00", "−0.500", "+0.500")] == [True] * 3
     assert describe_sum(predicted_slide(), ATTENTION, values) == ""
     ensemble = replace(predicted_slide(), targets={TARGET: replace(PREDICTION, constant=None)})
-    stated = describe_sum(ensemble, CONTRIBUTION, values)
-    assert "+1.00" in stated
-    assert "ensemble" in stated
+    text = describe_sum(ensemble, CONTRIBUTION, values)
+    assert "+1.00" in text
+    assert "ensemble" in text
     assert "constant" not in UNITS["contribution"]  # an ensemble has none
 
 
@@ -227,8 +227,8 @@ def test_tiles_beyond_the_colour_scale_are_counted():
 
 
 def test_values_and_ticks_have_few_digits():
-    numbers = [format_value(each) for each in (0.0, 0.02, -0.012345, 123.456, 1234.5, 1e-6)]
-    assert numbers == ["0", "0.0200", "−0.0123", "123", "1.23e+03", "1.00e−06"]
+    texts = [format_value(each) for each in (0.0, 0.02, -0.012345, 123.456, 1234.5, 1e-6)]
+    assert texts == ["0", "0.0200", "−0.0123", "123", "1.23e+03", "1.00e−06"]
     assert format_ticks([-0.02, -0.01, 0.0, 0.01]) == ["−0.02", "−0.01", "0.00", "0.01"]
     assert format_ticks([0, 0.25, 0.5]) == ["0.00", "0.25", "0.50"]
     assert format_ticks([0, 1000]) == ["0", "1,000"]

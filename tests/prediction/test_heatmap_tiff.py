@@ -6,7 +6,7 @@ import numpy as np
 import openslide
 import pytest
 import tifffile
-from predicted_slides import ATTENTION, CONTRIBUTION, grid_of, predicted_slide, table_of
+from predicted_slides import ATTENTION, CONTRIBUTION, make_tile_table, predicted_slide, tile_positions
 
 from tapfm.prediction.heatmap_tiff import _MAX_LAST_LEVEL_PX as MAX_LAST_LEVEL_PX
 from tapfm.prediction.heatmap_tiff import _iter_blocks as iter_blocks
@@ -27,12 +27,12 @@ def predicted():
 
 @pytest.fixture
 def table(predicted):
-    positions = grid_of(predicted)
-    return table_of(predicted, positions[np.arange(len(positions)) % 7 != 0])
+    positions = tile_positions(predicted)
+    return make_tile_table(predicted, positions[np.arange(len(positions)) % 7 != 0])
 
 
 def test_openslide_reads_levels_and_scale(tmp_path, predicted, table):
-    path = tmp_path / "map.tif"
+    path = tmp_path / "heatmap.tif"
     write_heatmap_tiff(path, predicted, table, CONTRIBUTION)
     assert openslide.OpenSlide.detect_format(path) == "generic-tiff"
     with openslide.OpenSlide(path) as opened:
@@ -47,24 +47,24 @@ def test_openslide_reads_levels_and_scale(tmp_path, predicted, table):
 
 
 def test_every_level_has_all_tiles_in_their_colours_on_white(tmp_path, predicted, table):
-    path = tmp_path / "map.tif"
+    path = tmp_path / "heatmap.tif"
     write_heatmap_tiff(path, predicted, table, CONTRIBUTION)
     values, scale = layer_values(table.values[CONTRIBUTION.column], "contribution")
     colours = scale.colours(values)
     with openslide.OpenSlide(path) as opened:
         for level, size in enumerate(opened.level_dimensions):
-            picture = np.asarray(opened.read_region((0, 0), level, size).convert("RGB"))
+            image = np.asarray(opened.read_region((0, 0), level, size).convert("RGB"))
             side = 32 // 2**level
-            expected = np.full_like(picture, 255)
+            expected = np.full_like(image, 255)
             for (x, y), colour in zip((table.positions - [1_000, 2_000]) // (14 * 2**level), colours, strict=True):
                 expected[y : y + side, x : x + side] = colour
-            np.testing.assert_array_equal(picture, expected)
+            np.testing.assert_array_equal(image, expected)
 
 
 def test_file_describes_layer_unit_and_position(tmp_path, predicted, table):
     for percentile in (False, True):
         _, scale = layer_values(table.values[ATTENTION.column], ATTENTION.kind, percentile=percentile)
-        path = tmp_path / "map.tif"
+        path = tmp_path / "heatmap.tif"
         write_heatmap_tiff(path, predicted, table, ATTENTION, percentile=percentile)
         with tifffile.TiffFile(path) as file:
             about = json.loads(file.pages[0].description)
@@ -78,10 +78,12 @@ def test_file_describes_layer_unit_and_position(tmp_path, predicted, table):
 
 def test_small_slide_has_one_level_and_no_tiles_are_white(tmp_path):
     predicted = predicted_slide(size_px0=(500, 400))
-    write_heatmap_tiff(tmp_path / "map.tif", predicted, table_of(predicted, np.empty((0, 2), int)), CONTRIBUTION)
-    picture = tifffile.imread(tmp_path / "map.tif")
-    assert picture.shape == (58, 72, 3)
-    assert (picture == 255).all()
+    write_heatmap_tiff(
+        tmp_path / "heatmap.tif", predicted, make_tile_table(predicted, np.empty((0, 2), int)), CONTRIBUTION
+    )
+    image = tifffile.imread(tmp_path / "heatmap.tif")
+    assert image.shape == (58, 72, 3)
+    assert (image == 255).all()
 
 
 def test_output_is_deterministic_and_replaces_a_file(tmp_path, predicted, table):

@@ -45,12 +45,12 @@ def test_outliers_do_not_use_up_the_colour_scale():
 @pytest.mark.parametrize("values", [[], [0.25], [0.25, 0.25], [0.0]])
 def test_no_tiles_and_equal_tiles_have_a_scale(values):
     for kind in UNITS:
-        numbers, scale = layer_values(np.array(values), kind)
+        shown, scale = layer_values(np.array(values), kind)
         assert scale.low < scale.high
-        assert scale.colours(numbers).shape == (len(values), 3)
-        numbers, scale = layer_values(np.array(values), kind, percentile=True)
+        assert scale.colours(shown).shape == (len(values), 3)
+        shown, scale = layer_values(np.array(values), kind, percentile=True)
         assert (scale.low, scale.high, scale.unit) == (0, 100, PERCENTILE_UNIT)
-        assert (numbers == 50).all()
+        assert (shown == 50).all()
 
 
 def test_percentiles_of_equal_values_are_equal():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from predicted_slides import grid_of, predicted_file, table_of, write_prediction
+from predicted_slides import make_tile_table, predicted_file, tile_positions, write_prediction
 from slide_files import section, write_slide
 from support import randomise
 
@@ -28,10 +28,10 @@ def prediction(tmp_path):
     path = write_slide(tmp_path / "s.svs", section(700, 500))
     predicted = predicted_file(path)
     folder = tmp_path / "per-slide" / "case-17"
-    return write_prediction(folder, predicted, table_of(predicted, grid_of(predicted))), folder
+    return write_prediction(folder, predicted, make_tile_table(predicted, tile_positions(predicted))), folder
 
 
-def names(folder):
+def file_names(folder):
     return {path.name for path in folder.iterdir()} - {"slide.json", TILES_PARQUET}
 
 
@@ -51,7 +51,7 @@ def test_requested_outputs_are_written_and_returned(prediction, heatmaps, geojso
     predicted, folder = prediction
     written = write_slide_outputs(predicted, folder, heatmaps=heatmaps, geojson=geojson)
     expected = (EXPECTED if heatmaps else set()) | ({"tiles.geojson"} if geojson else set())
-    assert names(folder) == expected
+    assert file_names(folder) == expected
     assert {path.name for path in written} == expected
     assert len(written) == len(expected)
 
@@ -71,7 +71,7 @@ def test_missing_slide_file_leaves_geojson_and_tiff(prediction):
     predicted.path.unlink()
     with pytest.raises(UnreadableSlideError):
         write_slide_outputs(predicted, folder, heatmaps=True, geojson=True)
-    assert names(folder) == {"tiles.geojson", *(name for name in EXPECTED if name.endswith(".tif"))}
+    assert file_names(folder) == {"tiles.geojson", *(name for name in EXPECTED if name.endswith(".tif"))}
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_missing_slide_file_leaves_geojson_and_tiff(prediction):
         ({"bounds": Box(8, 0, 692, 500)}, r"case-17 had 700 x 500 .*bounds"),
     ],
 )
-def test_another_slide_of_the_same_name_is_refused(prediction, change, stated):
+def test_file_of_another_slide_is_an_error(prediction, change, stated):
     predicted, folder = prediction
     with pytest.raises(InputError, match=stated):
         write_slide_outputs(replace(predicted, **change), folder, heatmaps=True, geojson=False)
-    assert {name for name in names(folder) if name.endswith(".png")} == set()
+    assert {name for name in file_names(folder) if name.endswith(".png")} == set()
 
 
 def test_missing_tile_table_is_named(prediction):

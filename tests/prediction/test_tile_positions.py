@@ -8,7 +8,7 @@ import openslide
 import pytest
 import tifffile
 from PIL import Image
-from predicted_slides import CONTRIBUTION, grid_of, predicted_file, table_of
+from predicted_slides import CONTRIBUTION, make_tile_table, predicted_file, tile_positions
 from slide_files import write_scn, write_slide
 
 from tapfm.prediction.geojson import write_geojson
@@ -44,11 +44,11 @@ class Case:
             path = write_scn(folder / "s.scn", [(*corner_px0, pixels)], canvas_px, mpp=mpp)
         self.slide = open_slide(path)
         self.predicted = predicted_file(path, mpp=mpp)
-        positions = grid_of(self.predicted)
+        positions = tile_positions(self.predicted)
         self.hot_row = positions.tolist().index(self.start.tolist())
         values = np.zeros(len(positions))
         values[self.hot_row] = 1.0
-        self.table = table_of(self.predicted, positions, values)
+        self.table = make_tile_table(self.predicted, positions, values)
 
     def tile_mask(self, px0_per_px, width_px, height_px):
         """Return which pixels of an image of the bounds have their centre in the tile."""
@@ -82,32 +82,32 @@ def test_png_has_the_tile_at_its_pixels_and_on_its_tissue(case):
     with Image.open(io.BytesIO(sheet)) as image:
         about = json.loads(image.text["tapfm"])
         left, top, width_px, height_px = about["slide_in_picture_px"]
-        picture = np.asarray(image)[top : top + height_px, left : left + width_px].astype(int)
-    red = picture[..., 0] - picture[..., 2] > 40
+        image = np.asarray(image)[top : top + height_px, left : left + width_px].astype(int)
+    red = image[..., 0] - image[..., 2] > 40
     expected = case.tile_mask(about["px0_per_px"], width_px, height_px)
     np.testing.assert_array_equal(red, expected)
     # the dark tissue is under the tile, except for pixels that the edge crosses
     rows, columns = (np.flatnonzero(expected.any(axis=axis)) for axis in (1, 0))
     colour = OPACITY * np.array(DIVERGING[-1]) + (1 - OPACITY) * TISSUE
-    inner = picture[rows[0] + 1 : rows[-1], columns[0] + 1 : columns[-1]]
+    inner = image[rows[0] + 1 : rows[-1], columns[0] + 1 : columns[-1]]
     assert np.abs(inner - colour).max() <= 8
     for y in (rows[0] - 2, rows[-1] + 2):
-        assert (picture[y, columns[0] : columns[-1]] > 215).all()
+        assert (image[y, columns[0] : columns[-1]] > 215).all()
     for x in (columns[0] - 2, columns[-1] + 2):
-        assert (picture[rows[0] : rows[-1], x] > 215).all()
+        assert (image[rows[0] : rows[-1], x] > 215).all()
 
 
 def test_tiff_has_the_tile_at_its_pixels(case, tmp_path):
-    path = tmp_path / "map.tif"
+    path = tmp_path / "heatmap.tif"
     write_heatmap_tiff(path, case.predicted, case.table, CONTRIBUTION)
     with tifffile.TiffFile(path) as file:
         about = json.loads(file.pages[0].description)
     assert about["bounds_corner_px0"] == case.corner.tolist()
     downsample = about["downsample"]
     with openslide.OpenSlide(path) as opened:
-        picture = np.asarray(opened.read_region((0, 0), 0, opened.dimensions).convert("RGB"))
+        image = np.asarray(opened.read_region((0, 0), 0, opened.dimensions).convert("RGB"))
         assert float(opened.properties["openslide.mpp-x"]) == pytest.approx(case.predicted.mpp * downsample, rel=1e-6)
-    red = (picture == DIVERGING[-1]).all(axis=2)
+    red = (image == DIVERGING[-1]).all(axis=2)
     np.testing.assert_array_equal(red, case.tile_mask((downsample, downsample), *red.shape[::-1]))
 
 

@@ -1,1 +1,1 @@
-"""Aggregators: from the tiles of a slide to its logits."""
+"""Aggregators: compute the logits of a slide from its tile features."""

@@ -1,4 +1,4 @@
-"""Attention-based MIL (Ilse et al., 2018): a small network learns how much each tile counts, from its features."""
+"""Attention-based MIL (Ilse et al., 2018): a small network computes the tile weights."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from tapfm.aggregators.gated_scores import GatedScores
-from tapfm.aggregators.heads import contributions
+from tapfm.aggregators.gated_attention import GatedAttention
+from tapfm.aggregators.heads import compute_contributions
 from tapfm.contracts import BagOutput
 
 
 class Abmil(nn.Module):
-    """h = relu(W z); weights = softmax over tiles of w (tanh(V h) * sigmoid(U h)); logits of the weighted sum of h.
+    """h = relu(W z); weights = softmax over tiles of w (tanh(V h) * sigmoid(U h)); logits from the weighted sum of h.
 
-    All targets share one attention. `gated = False` leaves the sigmoid out.
+    All targets share the tile weights. With `gated=False` there is no sigmoid.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Abmil(nn.Module):
     ) -> None:
         super().__init__()
         self.project = nn.Sequential(nn.Linear(feature_size, hidden), nn.ReLU(), nn.Dropout(dropout))
-        self.scores = GatedScores(hidden, attention, gated=gated)
+        self.scores = GatedAttention(hidden, attention, gated=gated)
         self.norm = nn.LayerNorm(hidden) if layer_norm else nn.Identity()
         self.classifier = nn.Linear(hidden, targets)
 
@@ -39,5 +39,5 @@ class Abmil(nn.Module):
         projected = self.project(z_KD)
         tile_weights = self.scores(projected).squeeze(0).softmax(0)
         logits_C = self.classifier(self.norm(tile_weights @ projected))
-        given = partial(contributions, self.classifier, self.norm, tile_weights, projected)
-        return BagOutput(logits_C, tile_weights, contributions=given)
+        contributions = partial(compute_contributions, self.classifier, self.norm, tile_weights, projected)
+        return BagOutput(logits_C, tile_weights, contributions=contributions)

@@ -1,4 +1,7 @@
-"""The catalogue of aggregators: a table that can be read without torch. A new one is a file and an entry here."""
+"""The catalogue of aggregators. Does not import torch.
+
+To add an aggregator, add a module to this package and an entry to `AGGREGATORS`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tapfm.aggregators.option import Option
-from tapfm.aggregators.torchmil_catalog import TORCHMIL, TORCHMIL_MODELS
+from tapfm.aggregators.torchmil_catalog import TORCHMIL_MODELS, TORCHMIL_PREFIX
 from tapfm.errors import SettingError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -17,12 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AggregatorCard:
-    """What is known of one aggregator.
+    """Description of an aggregator.
 
-    `uses_attention`: it weighs tiles by the encoder's raw attention, so it takes `tau` and needs features stored with
-    their attention. `uses_positions`: it has to know where on the slide its tiles are. `implementation`: the module and the
-    class. `torchmil`: the model of torchmil that it is; that has one target and a head of its own, and takes the
-    options that its constructor has.
+    implementation: module and class.
+    uses_attention: weights tiles by the raw attention of the encoder, so it has the argument `tau`, and stored features
+        must contain the attention.
+    uses_positions: needs the positions of the tiles on the slide.
+    torchmil: name of the torchmil model, if it is one. These models have one target, their own head, and the arguments
+        of their constructor as options.
     """
 
     name: str
@@ -33,44 +38,44 @@ class AggregatorCard:
     options: Mapping[str, Option] = field(default_factory=dict)
     torchmil: str | None = None
 
-    def settings(self, given: Mapping[str, object]) -> dict[str, object]:
-        """Complete the options that are given with the defaults of the others; refuse what is not one."""
+    def complete_options(self, given: Mapping[str, object]) -> dict[str, object]:
+        """Check options and return them with the defaults of the others. Defaults of torchmil are not included."""
         options = self.options
-        if self.torchmil is not None and given:  # only then: they are read from the constructor, which takes torch
-            options = dict(options) | _torchmil_options(self.torchmil)
+        if self.torchmil is not None and given:  # reading them from the constructor imports torch
+            options = dict(options) | _read_torchmil_options(self.torchmil)
         for name, value in given.items():
             if name not in options:
                 raise UnknownNameError.with_suggestions(
                     f"option of the aggregator {self.name}", name, options, see=", ".join(options) or "none"
                 )
-            if not options[name].takes(value):
+            if not options[name].accepts(value):
                 raise SettingError(
-                    f"The option {name} of the aggregator {self.name} is {value!r}.",
-                    hint=f"It has to be {options[name].valid}; the default is {options[name].default}.",
+                    f"The option {name} of the aggregator {self.name} is {value!r}, which is not valid.",
+                    hint=f"It has to be {options[name].valid_values}; the default is {options[name].default}.",
                 )
         return {name: option.default for name, option in self.options.items()} | dict(given)
 
     def check(self, targets: int, *, layer_norm: bool) -> None:
-        """Refuse what a model of torchmil cannot do."""
+        """Raise SettingError if this is a torchmil model, which supports neither several targets nor a LayerNorm."""
         if self.torchmil is None:
             return
         if targets != 1:
             raise SettingError(
-                f"{self.name} has one logit, and there are {targets} targets.",
-                hint=f"Train it for one target at a time, or use an aggregator of tapfm: {', '.join(AGGREGATORS)}",
+                f"{self.name} supports one target, but there are {targets}.",
+                hint=f"Train one model per target, or use one of these aggregators: {', '.join(AGGREGATORS)}",
             )
         if layer_norm:
             raise SettingError(
-                f"{self.name} has a head of its own, before which there is no LayerNorm.",
-                hint="Leave it out: head.layer_norm = false",
+                f"{self.name} has its own head, without a LayerNorm, but head.layer_norm is true.",
+                hint="Set head.layer_norm = false.",
             )
 
 
 _GATED_OPTIONS = {
     "hidden": Option(512, "size of the projected features", at_least=1),
-    "attention": Option(256, "size of the layer that the weights are computed from", at_least=1),
-    "gated": Option(True, "with the sigmoid gate"),
-    "dropout": Option(0.0, "part of the projected features dropped in training", at_least=0, below=1),
+    "attention": Option(256, "size of the hidden layer of the attention network", at_least=1),
+    "gated": Option(True, "use gated attention"),
+    "dropout": Option(0.0, "dropout of the projected features", at_least=0, below=1),
 }
 
 
@@ -79,98 +84,102 @@ AGGREGATORS: dict[str, AggregatorCard] = {
     for card in (
         AggregatorCard(
             name="cls-attention",
-            summary="the paper's: tiles weighed by the encoder's own CLS attention",
+            summary="the aggregator of the paper: tiles weighted by the encoder's CLS attention",
             implementation=("tapfm.aggregators.cls_attention", "ClsAttention"),
             uses_attention=True,
         ),
         AggregatorCard(
             name="cls-gated",
-            summary="ours: a gate learnt for each target, with that attention as its prior",
+            summary="our own: CLS attention times a trained gate per target",
             implementation=("tapfm.aggregators.cls_gated", "ClsGated"),
             uses_attention=True,
             options={
-                "attention": Option(128, "size of the layer that the gate is computed from", at_least=1),
-                "dropout": Option(0.0, "part of the features dropped before the gate in training", at_least=0, below=1),
+                "attention": Option(128, "size of the hidden layer of the gate", at_least=1),
+                "dropout": Option(0.0, "dropout of the input of the gate", at_least=0, below=1),
             },
         ),
         AggregatorCard(
             name="abmil",
-            summary="a small network learns the weight of each tile (Ilse et al., 2018)",
+            summary="attention-based MIL (Ilse et al., 2018)",
             implementation=("tapfm.aggregators.abmil", "Abmil"),
             options=_GATED_OPTIONS,
         ),
         AggregatorCard(
             name="dsmil",
-            summary="weights by likeness to the most telling tile (Li et al., 2021)",
+            summary="dual-stream MIL: weights by similarity to the critical tile (Li et al., 2021)",
             implementation=("tapfm.aggregators.dsmil", "Dsmil"),
             options={
-                "attention": Option(128, "size of the queries that are compared", at_least=1),
-                "nonlinear": Option(True, "queries of two layers instead of one"),
-                "values": Option(False, "a layer before the tiles are summed"),
-                "dropout": Option(0.0, "part of the features dropped before that layer", at_least=0, below=1),
-                "instance_weight": Option(0.5, "part of the loss that is the critical tile's", at_least=0, below=1),
+                "attention": Option(128, "size of the queries", at_least=1),
+                "nonlinear": Option(True, "compute queries with two layers instead of one"),
+                "values": Option(False, "apply a layer to the features before they are summed"),
+                "dropout": Option(0.0, "dropout of the input of that layer", at_least=0, below=1),
+                "instance_weight": Option(0.5, "loss of critical tiles: fraction of total", at_least=0, below=1),
             },
         ),
         AggregatorCard(
             name="clam",
-            summary="abmil with a loss of its tiles' own (Lu et al., 2021)",
+            summary="abmil with an instance loss (Lu et al., 2021)",
             implementation=("tapfm.aggregators.clam", "Clam"),
             options={
                 **_GATED_OPTIONS,
-                "branches": Option("single", "one attention, or one for each target", choices=("single", "multi")),
-                "instances": Option(8, "tiles of highest and of lowest attention that are told apart", at_least=1),
-                "instance_weight": Option(0.3, "part of the loss that is the tiles'", at_least=0, below=1),
-                "margin": Option(1.0, "1: the original's smooth SVM, 0: cross-entropy", at_least=0),
+                "branches": Option(
+                    "single", "one attention for all targets, or one per target", choices=("single", "multi")
+                ),
+                "instances": Option(
+                    8, "number of tiles of highest and of lowest attention in the instance loss", at_least=1
+                ),
+                "instance_weight": Option(0.3, "instance loss: fraction of total", at_least=0, below=1),
+                "margin": Option(
+                    1.0, "instance loss: 1 is the smooth SVM of the original, 0 is cross-entropy", at_least=0
+                ),
             },
         ),
         AggregatorCard(
             name="varmil",
-            summary="abmil that also sees how tiles vary (Schirris et al., 2022)",
+            summary="abmil that also uses the variance of the tiles (Schirris et al., 2022)",
             implementation=("tapfm.aggregators.varmil", "VarMil"),
             options=_GATED_OPTIONS,
         ),
         AggregatorCard(
             name="mean",
-            summary="the mean of the tiles",
+            summary="mean pooling",
             implementation=("tapfm.aggregators.mean", "MeanPool"),
         ),
         AggregatorCard(
             name="max",
-            summary="the most telling tile of each target",
+            summary="max pooling: the highest tile logit of each target",
             implementation=("tapfm.aggregators.max", "MaxPool"),
         ),
     )
 }
 
 
-def aggregator_card(name: str) -> AggregatorCard:
-    """Find a card by its name; "torchmil:TransMIL" is a model of torchmil."""
-    if name.startswith(TORCHMIL):
-        return _torchmil_card(name.removeprefix(TORCHMIL))
+def find_aggregator_card(name: str) -> AggregatorCard:
+    """Return the card of an aggregator, such as "abmil" or "torchmil:TransMIL"."""
+    if name.startswith(TORCHMIL_PREFIX):
+        return _build_torchmil_card(name.removeprefix(TORCHMIL_PREFIX))
     if name not in AGGREGATORS:
-        see = f"{', '.join(AGGREGATORS)}, {TORCHMIL}MODEL"
+        see = f"{', '.join(AGGREGATORS)}, {TORCHMIL_PREFIX}MODEL"
         raise UnknownNameError.with_suggestions("aggregator", name, AGGREGATORS, see=see)
     return AGGREGATORS[name]
 
 
-def _torchmil_card(model: str) -> AggregatorCard:
-    """Make the card of a model of torchmil."""
+def _build_torchmil_card(model: str) -> AggregatorCard:
     if model not in TORCHMIL_MODELS:
         raise UnknownNameError.with_suggestions(
-            "model of torchmil", model, TORCHMIL_MODELS, see=", ".join(TORCHMIL_MODELS)
+            "torchmil model", model, TORCHMIL_MODELS, see=", ".join(TORCHMIL_MODELS)
         )
-    facts = TORCHMIL_MODELS[model]
+    torchmil_model = TORCHMIL_MODELS[model]
     return AggregatorCard(
-        name=f"{TORCHMIL}{model}",
-        summary=facts.summary,
+        name=f"{TORCHMIL_PREFIX}{model}",
+        summary=torchmil_model.summary,
         implementation=("tapfm.aggregators.torchmil_models", "TorchmilAggregator"),
-        uses_positions=facts.uses_graph,
+        uses_positions=torchmil_model.uses_graph,
         torchmil=model,
     )
 
 
-def _torchmil_options(model: str) -> dict[str, Option]:
-    """Read the options of a model of torchmil from its constructor."""
+def _read_torchmil_options(model: str) -> dict[str, Option]:
     from tapfm.aggregators.torchmil_models import read_options
 
     return read_options(model)
@@ -185,16 +194,15 @@ def build_aggregator(
     layer_norm: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> nn.Module:
-    """Build an aggregator of the catalogue; `tau` is for those that use the encoder's attention."""
-    card = aggregator_card(name)
+    """Build an aggregator of the catalogue. `tau` is ignored unless the aggregator uses the raw attention."""
+    card = find_aggregator_card(name)
     card.check(targets, layer_norm=layer_norm)
-    settings = card.settings(options or {})
+    arguments = card.complete_options(options or {})
     if card.torchmil is not None:
-        settings["model"] = card.torchmil
+        arguments["model"] = card.torchmil
     if card.uses_attention:
-        settings["tau"] = tau
-    module, made = card.implementation
-    aggregator: nn.Module = getattr(importlib.import_module(module), made)(
-        feature_size, targets, layer_norm=layer_norm, **settings
-    )
+        arguments["tau"] = tau
+    module, class_name = card.implementation
+    aggregator_class = getattr(importlib.import_module(module), class_name)
+    aggregator: nn.Module = aggregator_class(feature_size, targets, layer_norm=layer_norm, **arguments)
     return aggregator

@@ -1,4 +1,4 @@
-"""The paper's aggregator: the ViT's own CLS attention weighs the tiles (eqs. 2-3).
+"""The paper's aggregator: tiles are weighted by the CLS attention of the ViT (eqs. 2-3).
 
 K tiles, D feature size, C targets.
 """
@@ -11,35 +11,34 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tapfm.aggregators.heads import contributions
+from tapfm.aggregators.heads import compute_contributions
 from tapfm.contracts import BagOutput
 from tapfm.errors import SettingError
 
-# A bag whose raw attentions differ by less than this part of the largest says nothing about which tile matters.
-_FLAT_RANGE = 1e-6
+# If all raw attentions of a bag are within this fraction of the largest, they are treated as equal.
+_EQUAL_TOLERANCE = 1e-6
 
 
-def minmax_attention(r_K: Tensor) -> Tensor:
-    """minmax(r): 0 for the tile of least attention, 1 for that of most, over the whole bag and never a part of it.
+def scale_attention(r_K: Tensor) -> Tensor:
+    """Scale the raw attentions of a whole bag to the range from 0 to 1: minmax(r).
 
-    K = 1 and equal attentions give 0 for every tile, with gradient 0: min-max would divide by nothing. amin and amax
-    share their gradient among ties, so that the result does not depend on the order of the tiles.
+    With one tile or equal attentions, where min-max would divide by 0, the result and its gradient are 0 for every
+    tile. amin and amax distribute their gradient over ties, so the order of the tiles does not matter.
     """
     lowest, highest = r_K.amin(), r_K.amax()
-    spread = highest - lowest
-    flat = spread <= _FLAT_RANGE * highest
-    # Both `where` are needed: the inner one keeps the unused branch finite, or its NaN would reach the gradient.
-    scaled_K = (r_K - lowest) / torch.where(flat, torch.ones_like(spread), spread)
-    return torch.where(flat, torch.zeros_like(scaled_K), scaled_K)
+    difference = highest - lowest
+    equal = difference <= _EQUAL_TOLERANCE * highest
+    # Without the inner `where`, the division by 0 would make the gradient NaN.
+    scaled_K = (r_K - lowest) / torch.where(equal, torch.ones_like(difference), difference)
+    return torch.where(equal, torch.zeros_like(scaled_K), scaled_K)
 
 
-def tile_weights(r_K: Tensor, tau: float = 1.0) -> Tensor:
-    """a = softmax(minmax(r) / tau); uniform where the attentions say nothing."""
-    return (minmax_attention(r_K) / tau).softmax(0)
+def compute_tile_weights(r_K: Tensor, tau: float = 1.0) -> Tensor:
+    """Compute a = softmax(minmax(r) / tau). Equal attentions give uniform weights."""
+    return (scale_attention(r_K) / tau).softmax(0)
 
 
 def check_tau(tau: float) -> None:
-    """Refuse a temperature that is none."""
     if not (0 < tau < math.inf):
         raise SettingError(f"tau must be positive; got {tau}.", hint="The paper uses tau = 1.")
 
@@ -56,7 +55,8 @@ class ClsAttention(nn.Module):
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:
         """Pool the tiles of one slide."""
-        a_K = tile_weights(r_K, self.tau)
+        a_K = compute_tile_weights(r_K, self.tau)
         bag_D = a_K @ z_KD
         logits_C = self.classifier(self.norm(bag_D))
-        return BagOutput(logits_C, a_K, contributions=partial(contributions, self.classifier, self.norm, a_K, z_KD))
+        contributions = partial(compute_contributions, self.classifier, self.norm, a_K, z_KD)
+        return BagOutput(logits_C, a_K, contributions=contributions)

@@ -1,4 +1,4 @@
-"""Our own aggregator: the ViT's CLS attention is where it starts, and a gate learns where each target looks instead.
+"""Our own aggregator: CLS attention of the ViT, multiplied by a trained gate for each target.
 
 K tiles, D feature size, C targets. The score of tile i for target c is
 
@@ -6,14 +6,13 @@ K tiles, D feature size, C targets. The score of tile i for target c is
 
 and a_c = softmax over tiles of s_c, Z_c = sum_i a_ci z_i, logit_c = <W_c, Z_c> + b_c.
 
-As a prior multiplied by a likelihood: a_ci is proportional to exp(minmax(r)_i / tau), the encoder's own weight of the
-tile as in eq. 2, times exp(gate_ci). Three things follow.
+So a_ci is proportional to exp(minmax(r)_i / tau), the weight of the tile in eq. 2, times exp(gate_ci). This has three
+consequences:
 
-- w starts at 0, so that training starts at `cls-attention` exactly: the same logits, the same gradient of the encoder.
-- The attention stays inside every weight, so that the gradient at r, by which the encoder learns where to look
-  (eq. 6), is there at every step, however much the gate has learnt.
-- A logit is a sum over tiles, logit_c = b_c + sum_i a_ci <W_c, z_i>, in the encoder's own features: what a tile gives
-  to a target is known exactly (with a LayerNorm before the head, in the form that `heads.contributions` gives).
+- w is initialised to 0, so training starts as `cls-attention`, with the same logits and the same encoder gradient.
+- The raw attention is part of every tile weight, so its gradient (eq. 6) reaches the encoder at every step.
+- A logit is a sum over tiles, logit_c = b_c + sum_i a_ci <W_c, z_i>, so the contribution of each tile is exact. With
+  a LayerNorm before the head, `heads.compute_contributions` has the formula.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tapfm.aggregators.cls_attention import check_tau, minmax_attention
-from tapfm.aggregators.gated_scores import GatedScores
-from tapfm.aggregators.heads import contributions, per_target_logits
+from tapfm.aggregators.cls_attention import check_tau, scale_attention
+from tapfm.aggregators.gated_attention import GatedAttention
+from tapfm.aggregators.heads import compute_contributions, compute_target_logits
 from tapfm.contracts import BagOutput
 
 
 class ClsGated(nn.Module):
-    """A learned gate for each target, with the encoder's attention as its prior."""
+    """CLS attention with a trained gate for each target. The module docstring has the formula."""
 
     def __init__(
         self,
@@ -47,20 +46,21 @@ class ClsGated(nn.Module):
         check_tau(tau)
         self.tau = tau
         self.norm = nn.LayerNorm(feature_size) if layer_norm else nn.Identity()
-        self.classifier = nn.Linear(feature_size, targets)  # made first: a seed gives that of cls-attention
+        self.classifier = nn.Linear(feature_size, targets)  # created first: same initial values as in cls-attention
         self.dropout = nn.Dropout(dropout)
-        self.gates = GatedScores(feature_size, attention, rows=targets)
+        self.gates = GatedAttention(feature_size, attention, outputs=targets)
         nn.init.zeros_(self.gates.score.weight)
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:
         """Pool the tiles of one slide."""
-        # Features of one encoder are ten times as long as those of another: without a norm tanh and sigmoid would be
-        # saturated for one and linear for the other. It has no parameters: V and U would undo them.
+        # The scale of features differs between encoders by a factor of ten: without a norm, tanh and sigmoid would be
+        # saturated for some encoders and linear for others. V and U make parameters of the norm redundant.
         x_KD = F.layer_norm(z_KD, z_KD.shape[1:])
         gate_CK = self.gates(self.dropout(x_KD))
-        prior_K = minmax_attention(r_K) / self.tau
+        prior_K = scale_attention(r_K) / self.tau
         a_CK = torch.stack([(prior_K + gate_K).softmax(0) for gate_K in gate_CK])
-        # Bag by bag as cls-attention has it, from a copy: a product is rounded by where its vector begins in memory.
+        # One product per target, from a copy: rounding depends on memory alignment, and the result has to be
+        # bit-identical to cls-attention before training.
         bags = [self.norm(a_K.clone() @ z_KD) for a_K in a_CK]
-        given = partial(contributions, self.classifier, self.norm, a_CK, z_KD)
-        return BagOutput(per_target_logits(self.classifier, bags), a_CK, contributions=given)
+        contributions = partial(compute_contributions, self.classifier, self.norm, a_CK, z_KD)
+        return BagOutput(compute_target_logits(self.classifier, bags), a_CK, contributions=contributions)

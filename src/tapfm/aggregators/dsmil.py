@@ -1,4 +1,4 @@
-"""DSMIL (Li et al., 2021): a tile counts by its likeness to the most telling tile of the slide."""
+"""DSMIL (Li et al., 2021): tiles are weighted by their similarity to the critical tile, which has the highest score."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from tapfm.aggregators.heads import contributions, per_target_logits
+from tapfm.aggregators.heads import compute_contributions, compute_target_logits
 from tapfm.contracts import BagOutput, Targets, Task
 
 
 class Dsmil(nn.Module):
-    """Two streams. One classifies tiles and finds each target's critical tile m; the other weighs tiles by it.
+    """Two streams: an instance classifier selects the critical tile m of each target; the other weights tiles by it.
 
     weights_c = softmax over tiles of <q_i, q_m> / sqrt(size); bag_c = weighted sum of v; logit_c = <W_c, bag_c> + b_c.
-    A target's logit is of its own bag alone; with one target this is the original. The critical tiles' logits are
-    learnt through a loss of their own, `instance_weight` of the whole: 0.5 counts both streams the same.
-    `nonlinear` queries are a network of two layers; with `values` v is relu(V z), else z itself.
+    The logit of a target depends only on its own bag; with one target this is the original DSMIL.
+
+    nonlinear: compute the queries q with two layers instead of one.
+    values: v = relu(V z) instead of v = z.
+    instance_weight: loss of the critical tiles as a fraction of the total loss; 0.5 weights both streams equally.
     """
 
     def __init__(
@@ -42,20 +44,20 @@ class Dsmil(nn.Module):
             self.value = nn.Sequential(nn.Dropout(dropout), nn.Linear(feature_size, feature_size), nn.ReLU())
         self.norm = nn.LayerNorm(feature_size) if layer_norm else nn.Identity()
         self.classifier = nn.Linear(feature_size, targets)
-        self.instance_share = instance_weight / (1 - instance_weight)
+        self.instance_loss_factor = instance_weight / (1 - instance_weight)
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
         """Pool the tiles of one slide."""
-        of_tiles = self.instance_classifier(z_KD)  # (K, C)
-        highest, critical = of_tiles.max(0)
+        instance_logits_KC = self.instance_classifier(z_KD)
+        critical_logits_C, critical_tiles = instance_logits_KC.max(0)
         queries = self.query(z_KD)
-        likeness = queries[critical] @ queries.T / math.sqrt(queries.shape[1])
-        tile_weights = likeness.softmax(1)  # (C, K)
+        similarity_CK = queries[critical_tiles] @ queries.T / math.sqrt(queries.shape[1])
+        a_CK = similarity_CK.softmax(1)
         values_KD = self.value(z_KD)
-        logits_C = per_target_logits(self.classifier, self.norm(tile_weights @ values_KD))
+        logits_C = compute_target_logits(self.classifier, self.norm(a_CK @ values_KD))
 
         def extra_loss(task: Task, targets: Targets) -> Tensor:
-            return self.instance_share * task.loss(highest, targets)
+            return self.instance_loss_factor * task.loss(critical_logits_C, targets)
 
-        given = partial(contributions, self.classifier, self.norm, tile_weights, values_KD)
-        return BagOutput(logits_C, tile_weights, extra_loss=extra_loss, contributions=given)
+        contributions = partial(compute_contributions, self.classifier, self.norm, a_CK, values_KD)
+        return BagOutput(logits_C, a_CK, extra_loss=extra_loss, contributions=contributions)

@@ -1,4 +1,4 @@
-"""A slide is what its most telling tile is, target by target."""
+"""Max pooling: the logit of a slide is the highest logit of its tiles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tapfm.contracts import BagOutput
 
 
 class MaxPool(nn.Module):
-    """The highest of the tiles' logits, for each target; only the tile that has it learns."""
+    """The highest tile logit of each target. Only the tile with this logit receives a gradient."""
 
     def __init__(self, feature_size: int, targets: int = 1, *, layer_norm: bool = False) -> None:
         super().__init__()
@@ -17,6 +17,6 @@ class MaxPool(nn.Module):
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
         """Pool the tiles of one slide."""
-        of_tiles = self.classifier(self.norm(z_KD)).T
-        # amax shares its gradient among equal tiles, so that their order does not matter
-        return BagOutput(of_tiles.amax(1), None, tile_scores=of_tiles)
+        tile_logits_CK = self.classifier(self.norm(z_KD)).T
+        # amax distributes its gradient over ties, so the order of the tiles does not matter
+        return BagOutput(tile_logits_CK.amax(1), None, tile_scores=tile_logits_CK)

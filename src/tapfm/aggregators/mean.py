@@ -1,4 +1,4 @@
-"""The plainest aggregator: every tile counts the same."""
+"""Mean pooling: all tiles have the same weight."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from tapfm.aggregators.heads import contributions
+from tapfm.aggregators.heads import compute_contributions
 from tapfm.contracts import BagOutput
 
 
 class MeanPool(nn.Module):
-    """Logits of the mean feature. It weighs nothing: a tile is shown by the logits it would have on its own."""
+    """Logits of the mean feature. The tile scores are the logits of a slide with this tile only."""
 
     def __init__(self, feature_size: int, targets: int = 1, *, layer_norm: bool = False) -> None:
         super().__init__()
@@ -20,7 +20,8 @@ class MeanPool(nn.Module):
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
         """Pool the tiles of one slide."""
-        of_tiles = self.classifier(self.norm(z_KD)).T
-        same = z_KD.new_full((len(z_KD),), 1 / len(z_KD))
-        given = partial(contributions, self.classifier, self.norm, same, z_KD)
-        return BagOutput(self.classifier(self.norm(z_KD.mean(0))), None, tile_scores=of_tiles, contributions=given)
+        tile_logits_CK = self.classifier(self.norm(z_KD)).T
+        uniform_K = z_KD.new_full((len(z_KD),), 1 / len(z_KD))
+        contributions = partial(compute_contributions, self.classifier, self.norm, uniform_K, z_KD)
+        logits_C = self.classifier(self.norm(z_KD.mean(0)))
+        return BagOutput(logits_C, None, tile_scores=tile_logits_CK, contributions=contributions)

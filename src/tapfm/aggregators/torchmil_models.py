@@ -1,8 +1,8 @@
 """Models of torchmil as aggregators: `torchmil:TransMIL`. Optional: pip install "tapfm[torchmil]".
 
-Each is built by torchmil and asked once a slide, for its logit, its attention to tiles and what its own loss is made
-of. The slide's loss is the task's, with its class weights, in place of torchmil's plain cross-entropy; the model's
-other terms are added as they are there.
+torchmil builds each model. One forward pass per slide returns its logit, its tile scores and the terms of its loss.
+The slide loss is that of the task, with class weights, instead of torchmil's cross-entropy; the other terms of the
+model's loss are added unchanged.
 """
 
 from __future__ import annotations
@@ -19,139 +19,144 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tapfm.aggregators.option import Option
-from tapfm.aggregators.torchmil_catalog import TORCHMIL, TORCHMIL_MODELS
+from tapfm.aggregators.torchmil_catalog import TORCHMIL_MODELS, TORCHMIL_PREFIX
 from tapfm.contracts import BagOutput, Targets, Task
 from tapfm.errors import InputError, SettingError
 
-_LANDMARKS = 256  # of CAMIL, whose own default is none, without which it cannot run
-_TOUCHING = 1.01  # tile sides between the corners of neighbours; positions are rounded to pixels
+_CAMIL_LANDMARKS = 256  # torchmil has no default for CAMIL, which cannot run without landmarks
+_MAX_NEIGHBOUR_DISTANCE = 1.01  # in tile sides; not 1, because positions are rounded to pixels
 
 _Loss = Callable[[Task, Targets], Tensor]
 
 
 class TorchmilAggregator(nn.Module):
-    """A model of torchmil. One that needs a graph gets it from the places of the tiles: those that touch are joined."""
+    """A model of torchmil. Graph models get the graph of adjacent tiles."""
 
     def __init__(
         self, feature_size: int, targets: int = 1, *, model: str, layer_norm: bool = False, **options: Any
     ) -> None:
         super().__init__()
-        assert targets == 1, "the card refuses others"
+        assert targets == 1, "checked by AggregatorCard.check"
         assert not layer_norm
         self.uses_positions = TORCHMIL_MODELS[model].uses_graph
-        self.ask = _ASK.get(model, _ask_for_attention)
+        self.run_model = _RUN_FUNCTIONS.get(model, _run_attention_model)
         if model == "CAMIL":
-            options = {"n_landmarks": _LANDMARKS} | options
+            options = {"n_landmarks": _CAMIL_LANDMARKS} | options
         try:
-            self.model: nn.Module = _class_of(model)(in_shape=(feature_size,), **options)
+            self.model: nn.Module = _import_model_class(model)(in_shape=(feature_size,), **options)
         except (AssertionError, ValueError, RuntimeError, ZeroDivisionError) as error:
             raise SettingError(
                 f"torchmil cannot build {model} for features of size {feature_size} ({error}).",
-                hint=f"Change its options: {', '.join(read_options(model))}",
+                hint=f"Change the options of the aggregator: {', '.join(read_options(model))}",
             ) from error
         if model == "CLAM_SB":
-            self.model.inst_loss_fn = _SmoothSvm()
+            self.model.inst_loss_fn = _SmoothSvmLoss()
 
     def forward(self, z_KD: Tensor, r_K: Tensor, positions_K2: Tensor | None = None) -> BagOutput:  # noqa: ARG002
         """Pool the tiles of one slide."""
         graph = {}
         if self.uses_positions:
-            assert positions_K2 is not None, "the slide model refuses it"
-            graph = {"adj": _neighbours(positions_K2.to(z_KD))[None]}
-        asked = self.ask(self.model, z_KD[None], graph)
-        return BagOutput(asked.logit, None, tile_scores=asked.heat, extra_loss=asked.extra_loss)
+            assert positions_K2 is not None, "checked by SlideModel"
+            graph = {"adj": _build_adjacency(positions_K2.to(z_KD))[None]}
+        output = self.run_model(self.model, z_KD[None], graph)
+        return BagOutput(output.logit, None, tile_scores=output.tile_scores, extra_loss=output.extra_loss)
 
 
-def _class_of(model: str) -> Any:
-    """Import a model's class."""
+def _import_model_class(model: str) -> Any:
     try:
-        with torch.device("cpu"):  # it computes with tensors when imported, also where sizes are tried on "meta"
+        with torch.device("cpu"):  # its import computes with tensors, which fails on "meta"
             import torchmil.models
     except ImportError as error:
         raise InputError(
-            f"The aggregator {TORCHMIL}{model} is torchmil's, which cannot be imported ({error}).",
+            f"The aggregator {TORCHMIL_PREFIX}{model} needs the package torchmil, which cannot be imported ({error}).",
             hint='Install it: pip install "tapfm[torchmil]"',
         ) from error
     return getattr(torchmil.models, model)
 
 
 def read_options(model: str) -> dict[str, Option]:
-    """Read the options of a model from its constructor: those that are numbers, texts, true or false."""
-    constructor = _class_of(model).__init__
+    """Return the options of a model: the arguments of its constructor that are numbers, texts or booleans."""
+    constructor = _import_model_class(model).__init__
     kinds = typing.get_type_hints(constructor)
     return {
         name: Option(parameter.default, kind=kinds[name], at_least=0)
         for name, parameter in inspect.signature(constructor).parameters.items()
-        if kinds.get(name) in (int, float, bool, str) and name != "inst_loss_name"  # see SmoothSvm
+        if kinds.get(name) in (int, float, bool, str) and name != "inst_loss_name"  # see _SmoothSvmLoss
     }
 
 
-def _neighbours(positions_K2: Tensor) -> Tensor:
-    """Join tiles that touch, also at a corner: D^-1/2 A D^-1/2, (K, K). A tile without neighbours is its own."""
-    apart = torch.cdist(positions_K2, positions_K2, p=torch.inf)
-    joined = (apart < _TOUCHING).to(positions_K2).fill_diagonal_(0)
-    joined.diagonal().copy_(joined.sum(1) == 0)
-    scale = joined.sum(1).rsqrt()
-    return scale[:, None] * joined * scale
+def _build_adjacency(positions_K2: Tensor) -> Tensor:
+    """Return the normalised adjacency matrix D^-1/2 A D^-1/2 of tiles that share an edge or a corner, (K, K).
+
+    A tile without neighbours is connected to itself.
+    """
+    distances = torch.cdist(positions_K2, positions_K2, p=torch.inf)
+    adjacency = (distances < _MAX_NEIGHBOUR_DISTANCE).to(positions_K2).fill_diagonal_(0)
+    adjacency.diagonal().copy_(adjacency.sum(1) == 0)
+    scale = adjacency.sum(1).rsqrt()
+    return scale[:, None] * adjacency * scale
 
 
 class _TorchmilOutput(NamedTuple):
-    """What a model said: its logit (1,), a score for each tile, and the rest of its loss."""
+    """Output of a model: logit (1,), tile scores (K,), and the terms of its loss other than the slide loss."""
 
     logit: Tensor
-    heat: Tensor | None
+    tile_scores: Tensor | None
     extra_loss: _Loss | None = None
 
 
-def _ask_for_attention(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
-    """Ask a model that can give its attention and has no loss but the bag's."""
+def _run_attention_model(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
+    """Run a model that returns its attention and has no additional loss."""
     logit, attention = model(tiles, **graph, return_att=True)
     return _TorchmilOutput(logit, attention[0])
 
 
-def _ask_dsmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
-    """Also learn the logit of the critical tile."""
-    logit, attention, of_tiles = model(tiles, **graph, return_att=True, return_inst_pred=True)
-    return _TorchmilOutput(logit, attention[0, :, 0], lambda task, targets: task.loss(of_tiles.amax(1), targets))
+def _run_dsmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
+    """Run DSMIL; its additional loss is that of the critical tile."""
+    logit, attention, tile_logits = model(tiles, **graph, return_att=True, return_inst_pred=True)
+    return _TorchmilOutput(logit, attention[0, :, 0], lambda task, targets: task.loss(tile_logits.amax(1), targets))
 
 
-def _ask_clam(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
-    """Also tell tiles of high and of low attention apart."""
+def _run_clam(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
+    """Run CLAM; its additional loss separates tiles of high attention from tiles of low attention."""
     logit, attention, embedded = model(tiles, **graph, return_att=True, return_emb=True)
     return _TorchmilOutput(
         logit, attention[0], lambda _, targets: model.compute_inst_loss(attention, embedded, targets.labels_C)
     )
 
 
-class _SmoothSvm(nn.Module):
-    """The smooth top-1 SVM loss: cross-entropy that asks for a lead of 1.
+class _SmoothSvmLoss(nn.Module):
+    """Smooth top-1 SVM loss: cross-entropy with a margin of 1.
 
-    torchmil 1.0.2's own compares every tile with the class of every other one, for want of a dimension, and its
-    cross-entropy (`inst_loss_name`) does not run.
+    Replaces the loss of torchmil 1.0.2, which lacks a dimension and so compares every tile with the classes of all
+    tiles. Its cross-entropy (`inst_loss_name`) raises an error.
     """
 
     def forward(self, logits: Tensor, classes: Tensor) -> Tensor:
-        """Compare logits (n, 2) with classes (n, 1)."""
+        """Compute the loss of logits (n, 2) and classes (n, 1)."""
         labels = classes.squeeze(-1).long()
         return F.cross_entropy(logits + (1 - F.one_hot(labels, 2)), labels)
 
 
-def _ask_dtfd(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
-    """Also learn the logits of the pseudo-bags that the tiles are dealt out to."""
-    with _dealt_by_torch(model):
-        everything = torch.ones(tiles.shape[:2], device=tiles.device)  # its way to distil needs a mask
-        logit, of_bags, of_tiles = model(tiles, everything, **graph, return_pseudo_pred=True, return_inst_cam=True)
+def _run_dtfd(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
+    """Run DTFD-MIL, which assigns tiles to pseudo-bags at random; its additional loss is that of the pseudo-bags."""
+    with _seed_numpy_from_torch(model):
+        mask = torch.ones(tiles.shape[:2], device=tiles.device)  # its distillation does not run without a mask
+        logit, bag_logits, tile_scores = model(tiles, mask, **graph, return_pseudo_pred=True, return_inst_cam=True)
 
     def extra_loss(task: Task, targets: Targets) -> Tensor:
-        return torch.stack([task.loss(bag, targets) for bag in of_bags[0].split(1)]).mean()
+        return torch.stack([task.loss(bag, targets) for bag in bag_logits[0].split(1)]).mean()
 
-    return _TorchmilOutput(logit, of_tiles[0], extra_loss)
+    return _TorchmilOutput(logit, tile_scores[0], extra_loss)
 
 
 @contextmanager
-def _dealt_by_torch(model: nn.Module) -> Iterator[None]:
-    """Have numpy's shuffle follow torch's generator, which a resumed run restores; the same each time when looking."""
-    before = np.random.get_state()  # the one that torchmil uses
+def _seed_numpy_from_torch(model: nn.Module) -> Iterator[None]:
+    """Seed numpy's global generator, which torchmil uses, from torch's, which a resumed run restores.
+
+    In evaluation mode the seed is constant.
+    """
+    before = np.random.get_state()
     np.random.seed(int(torch.randint(2**32, ())) if model.training else 0)
     try:
         yield
@@ -159,20 +164,21 @@ def _dealt_by_torch(model: nn.Module) -> Iterator[None]:
         np.random.set_state(before)
 
 
-def _ask_transmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
-    """Take what CLS attends to in the last layer from its own row: torchmil would make the whole K x K matrix."""
-    attention, seen = model.layers[-1].att_module, list[Tensor]()
-    hook = attention.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+def _run_transmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
+    """Run TransMIL; compute only the CLS row of its last attention, where torchmil would compute the K x K matrix."""
+    attention, attention_inputs = model.layers[-1].att_module, list[Tensor]()
+    hook = attention.register_forward_pre_hook(lambda _, arguments: attention_inputs.append(arguments[0]))
     try:
         logit = model(tiles, **graph)
     finally:
         hook.remove()
     with torch.no_grad():
-        return _TorchmilOutput(logit, _cls_row(attention, seen[0])[1 : 1 + tiles.shape[1]])
+        cls_row = _compute_cls_row(attention, attention_inputs[0])
+    return _TorchmilOutput(logit, cls_row[1 : 1 + tiles.shape[1]])
 
 
-def _cls_row(attention: Any, tokens: Tensor) -> Tensor:
-    """Compute the first row of a Nystrom attention, mean over heads."""
+def _compute_cls_row(attention: Any, tokens: Tensor) -> Tensor:
+    """Compute the first row of a Nystrom attention matrix, averaged over heads."""
     from torchmil.nn.attention.nystrom_attention import moore_penrose_iter_pinv
 
     landmarks, padding = attention.n_landmarks, -tokens.shape[1] % attention.n_landmarks
@@ -181,27 +187,29 @@ def _cls_row(attention: Any, tokens: Tensor) -> Tensor:
         each.unflatten(-1, (attention.n_heads, -1)).transpose(-3, -2) for each in attention._qkv(padded)
     )  # (heads, tokens, size)
     query = query * attention.scale_factor
-    query_marks, key_marks = (each.unflatten(1, (landmarks, -1)).mean(2) for each in (query, key))
-    first = (query[:, padding : padding + 1] @ key_marks.mT).softmax(-1)
-    between = moore_penrose_iter_pinv((query_marks @ key_marks.mT).softmax(-1)[None], attention.pinv_iterations)[0]
-    row = first @ between @ (query_marks @ key.mT).softmax(-1)
+    query_landmarks, key_landmarks = (each.unflatten(1, (landmarks, -1)).mean(2) for each in (query, key))
+    cls_kernel = (query[:, padding : padding + 1] @ key_landmarks.mT).softmax(-1)
+    landmark_kernel = moore_penrose_iter_pinv(
+        (query_landmarks @ key_landmarks.mT).softmax(-1)[None], attention.pinv_iterations
+    )[0]
+    row = cls_kernel @ landmark_kernel @ (query_landmarks @ key.mT).softmax(-1)
     return row[:, 0, padding:].mean(0)
 
 
-def _ask_gtp(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
-    """Also learn the clusters. Its map is found by going back through the model, so not while it learns."""
-    heat = None
+def _run_gtp(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
+    """Run GTP; its additional loss is that of its clusters. Tile scores need a backward pass: not during training."""
+    tile_scores = None
     if not model.training:
         with torch.enable_grad():
-            heat = model(tiles.detach(), **graph, return_cam=True)[1][0].detach()
+            tile_scores = model(tiles.detach(), **graph, return_cam=True)[1][0].detach()
     logit, terms = model(tiles, **graph, return_loss=True)
-    return _TorchmilOutput(logit, heat, lambda *_: torch.stack(list(terms.values())).sum())
+    return _TorchmilOutput(logit, tile_scores, lambda *_: torch.stack(list(terms.values())).sum())
 
 
-_ASK: dict[str, Callable[[Any, Tensor, dict[str, Tensor]], _TorchmilOutput]] = {
-    "CLAM_SB": _ask_clam,
-    "DSMIL": _ask_dsmil,
-    "DTFDMIL": _ask_dtfd,
-    "TransMIL": _ask_transmil,
-    "GTP": _ask_gtp,
+_RUN_FUNCTIONS: dict[str, Callable[[Any, Tensor, dict[str, Tensor]], _TorchmilOutput]] = {
+    "CLAM_SB": _run_clam,
+    "DSMIL": _run_dsmil,
+    "DTFDMIL": _run_dtfd,
+    "TransMIL": _run_transmil,
+    "GTP": _run_gtp,
 }

@@ -1,4 +1,4 @@
-"""VarMIL (Schirris et al., 2022): ABMIL that also sees how much the tiles of a slide differ from each other."""
+"""VarMIL (Schirris et al., 2022): ABMIL that also uses the variance of the tile features."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tapfm.aggregators.gated_scores import GatedScores
-from tapfm.aggregators.heads import contributions
+from tapfm.aggregators.gated_attention import GatedAttention
+from tapfm.aggregators.heads import compute_contributions
 from tapfm.contracts import BagOutput, Contributions
 
 
 class VarMil(nn.Module):
-    """Tiles weighed as in `Abmil`; logits of their weighted mean and weighted variance, side by side.
+    """Tile weights of `Abmil`; logits from the weighted mean and the weighted variance, concatenated.
 
-    The variance is the plain one, sum_i a_i (h_i - mean)^2: weights that are learnt leave no count of tiles to
-    correct it by. A slide of one tile has the variance 0.
+    The variance is sum_i a_i (h_i - mean)^2, without a correction for the number of tiles. It is 0 for a single tile.
     """
 
     def __init__(
@@ -32,7 +31,7 @@ class VarMil(nn.Module):
     ) -> None:
         super().__init__()
         self.project = nn.Sequential(nn.Linear(feature_size, hidden), nn.ReLU(), nn.Dropout(dropout))
-        self.scores = GatedScores(hidden, attention, gated=gated)
+        self.scores = GatedAttention(hidden, attention, gated=gated)
         self.norm = nn.LayerNorm(2 * hidden) if layer_norm else nn.Identity()
         self.classifier = nn.Linear(2 * hidden, targets)
 
@@ -43,9 +42,10 @@ class VarMil(nn.Module):
         mean = tile_weights @ projected
         variance = tile_weights @ (projected - mean) ** 2
         logits_C = self.classifier(self.norm(torch.cat([mean, variance])))
-        return BagOutput(logits_C, tile_weights, contributions=partial(self._given, tile_weights, projected, mean))
+        contributions = partial(self._compute_contributions, tile_weights, projected, mean)
+        return BagOutput(logits_C, tile_weights, contributions=contributions)
 
-    def _given(self, tile_weights: Tensor, projected: Tensor, mean: Tensor) -> Contributions:
-        """Take the logits apart: both halves of the bag are weighted sums over tiles, once the mean is known."""
-        both = torch.cat([projected, (projected - mean) ** 2], 1)
-        return contributions(self.classifier, self.norm, tile_weights, both)
+    def _compute_contributions(self, tile_weights: Tensor, projected: Tensor, mean: Tensor) -> Contributions:
+        """Decompose the logits into contributions: for a given mean, both halves of the bag are sums over tiles."""
+        values = torch.cat([projected, (projected - mean) ** 2], 1)
+        return compute_contributions(self.classifier, self.norm, tile_weights, values)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from tapfm.baselines.slide_colours import Colours, colours_key
 from tapfm.cohort.splits import TRAIN, VALIDATION
 from tapfm.encoders.features import read_hdf5, read_pt
+from tapfm.evaluation.model_evaluation import BaselinePredictions
 from tapfm.evaluation.predictions import Prediction
-from tapfm.evaluation.results import BaselinePredictions
 from tapfm.runs.data import RunSlide
 from tapfm.runs.evaluation_data import EvaluatedSlides, attach_inputs, read_run_slides
 from tapfm.runs.model_folder import ModelFolder

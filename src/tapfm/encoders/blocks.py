@@ -131,7 +131,7 @@ def _raw_attention(q_KH1d: Tensor, k_KHNd: Tensor, *, scale: float, prefix: int)
     """Compute eq. 1: the CLS row of the softmax attention, averaged over heads and patch tokens.
 
     The softmax is over all tokens, the mean over patch tokens only; a mean over all tokens would be the constant 1/N.
-    Computed in float32 or wider: r differs by a few percent between tiles, which bfloat16 resolves into very few values.
+    Computed in float32 or wider: r differs by only a few percent between tiles, which bfloat16 can hardly resolve.
     """
     wide = at_least_float32(q_KH1d)
     with torch.autocast(q_KH1d.device.type, enabled=False):

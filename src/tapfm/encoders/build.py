@@ -31,8 +31,8 @@ def build_vit(card: EncoderCard, *, tile_px: int | None = None, extra: Mapping[s
     for module in vit.modules():
         if isinstance(module, GluMlp) and not isinstance(module.act, nn.SiLU):
             raise UnsupportedEncoderError(
-                f"Encoder '{card.key}' has a gated MLP with the activation {type(module.act).__name__}; published encoders with a "
-                "gated MLP use SiLU.",
+                f"Encoder '{card.key}' has a gated MLP with the activation {type(module.act).__name__}; "
+                "published encoders with a gated MLP use SiLU.",
                 hint='Add `mlp = "swiglu"` to the arguments in its card.',
             )
     return cast(nn.Module, vit)

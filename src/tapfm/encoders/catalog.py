@@ -27,7 +27,7 @@ _UNSUPPORTED = {
 
 
 @cache
-def encoder_cards() -> Mapping[str, EncoderCard]:
+def load_encoder_cards() -> Mapping[str, EncoderCard]:
     """Return all cards by key, in the order of the file."""
     text = resources.files("tapfm.encoders").joinpath("cards.toml").read_text("utf-8")
     return {key: card_from_table(key, table) for key, table in tomllib.loads(text).items()}
@@ -38,13 +38,16 @@ def _normalise_name(name: str) -> str:
     return "".join(character for character in name.lower() if character.isalnum() or character == "+")
 
 
-def encoder_card(name: str) -> EncoderCard:
-    """Return the card with this key or name ("uni", "H-optimus-0", "hoptimus0"), or build one for `timm:<architecture>`."""
+def find_encoder_card(name: str) -> EncoderCard:
+    """Return the card with this key or name ("uni", "H-optimus-0", "hoptimus0").
+
+    For `timm:<architecture>` a card is built from the configuration in timm.
+    """
     if name.lower().startswith(TIMM_PREFIX):
         from tapfm.encoders.timm_card import build_timm_card  # needs timm, and so torch
 
         return build_timm_card(name[len(TIMM_PREFIX) :])
-    cards = encoder_cards()
+    cards = load_encoder_cards()
     wanted = _normalise_name(name)
     for card in cards.values():
         if wanted in (_normalise_name(card.key), _normalise_name(card.name)):

@@ -41,7 +41,7 @@ _REDO_HINT = "Create the file again: tapfm embed"
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """The features of a slide; None is what a file of another tool does not contain."""
+    """The features of a slide. A field is None if the file, of another tool, does not contain it."""
 
     slide_id: str
     features: NDArray[np.float32]  # (tiles, D)
@@ -230,7 +230,8 @@ def read_pt(path: Path, *, metadata_only: bool = False) -> StoredArrays:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     except pickle.UnpicklingError as error:
         raise FeatureStoreError(
-            f"{path} is damaged, or contains Python objects other than tensors. They could run code, so tapfm does not load it.",
+            f"{path} is damaged, or contains Python objects other than tensors. They could run code, so tapfm does not "
+            "load it.",
             hint="TRIDENT writes NumPy arrays to .pt files: use its .h5 files. If you trust the file, convert it: "
             "torch.save(torch.from_numpy(torch.load(FILE, weights_only=False)), FILE)",
         ) from error

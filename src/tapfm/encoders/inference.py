@@ -2,10 +2,9 @@
 
 Every inference (embed, predict, evaluate, validation) encodes tiles with an `InferenceEncoder`.
 
-Two costs come on top of the arithmetic. Element-wise operations between matrix products are limited by memory
-bandwidth; compiling fuses them, but takes minutes, so it is for large jobs. And Python launches each kernel: a small
-encoder finishes a kernel sooner than Python launches the next, so launches are captured once as a CUDA graph and
-replayed.
+Large jobs are compiled: this fuses the element-wise operations between matrix products, which are limited by memory
+bandwidth, but takes minutes. For small encoders, Python launches kernels more slowly than the GPU runs them, so the
+launches are captured once as a CUDA graph and replayed.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from tapfm.runtime.device_memory import convert_memory_errors
 
 Precision = Literal["float32", "bfloat16", "float16", "float8"]
 
-# Of all tiles together: compiling saves about a sixth of the time, which must exceed the time for compiling. This is
-# some minutes of work for a large GPU: a hundred thousand tiles with a ViT-g, or half a million with a ViT-L.
+# Arithmetic of a job from which compiling pays off: it saves about a sixth of the time, but takes minutes itself.
+# Corresponds to a hundred thousand tiles with a ViT-g, or half a million with a ViT-L.
 _COMPILE_FROM_FLOP = 6e16
-# Of one batch: below this, launching kernels takes longer than computing on a large GPU; a batch of a ViT-B is below.
+# Arithmetic of a batch (for example with a ViT-B) up to which a large GPU computes faster than Python launches kernels.
 _CAPTURE_UP_TO_FLOP = 1e13
-_BATCH_FLOP = 6e13  # of one batch: enough to use a large GPU fully, and small enough for the memory of a small GPU
+_BATCH_FLOP = 6e13  # of a default batch: uses a large GPU fully, and fits into the memory of a small one
 SMALLEST_BATCH, _LARGEST_BATCH = 64, 256  # tiles
 
 

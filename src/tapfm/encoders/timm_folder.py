@@ -88,10 +88,10 @@ def _is_replaceable(folder: Path) -> bool:
 def _read_config(config: Path) -> dict[str, Any]:
     """Read a config.json; return an empty dict if it is not a JSON object."""
     try:
-        facts = json.loads(config.read_text("utf-8"))
+        content = json.loads(config.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _timm_config(encoder: VitEncoder, card: EncoderCard, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,17 +150,17 @@ def _swiglu_sizes(vit: Any) -> dict[str, Any]:
 
 
 def extra_timm_arguments(card: EncoderCard) -> str:
-    """Return Python code of further arguments for timm.create_model, or an empty text; for the model card."""
+    """Return additional arguments for timm.create_model as Python code, or an empty text; for the model card."""
     eps = card.arguments.get("layer_norm_eps")
     return "" if eps is None else f"norm_layer=functools.partial(torch.nn.LayerNorm, eps={eps!r})"
 
 
 def check_timm_folder(folder: Path, encoder: VitEncoder) -> None:
-    """Load the folder with timm and check that it gives the same features of random tiles. Raises WeightsMismatchError."""
+    """Load the folder with timm and compare the features of random tiles. Raises WeightsMismatchError."""
     eps = _read_config(folder / CONFIG_FILE).get(_TAPFM_KEY, {}).get("layer_norm_eps")
-    classes = {} if eps is None else {"norm_layer": partial(nn.LayerNorm, eps=eps)}
+    extra = {} if eps is None else {"norm_layer": partial(nn.LayerNorm, eps=eps)}
     try:
-        loaded: Any = timm.create_model(f"local-dir:{folder}", pretrained=True, **classes)
+        loaded: Any = timm.create_model(f"local-dir:{folder}", pretrained=True, **extra)
     except Exception as error:  # timm raises many kinds of errors
         raise WeightsMismatchError(
             f"timm cannot load {folder}: {type(error).__name__}: {error}", hint="Export again."
@@ -181,7 +181,7 @@ def check_timm_folder(folder: Path, encoder: VitEncoder) -> None:
     difference = float((found - expected).norm() / expected.norm()) if found.shape == expected.shape else float("inf")
     if not difference < tolerance:
         raise WeightsMismatchError(
-            f"timm loads {folder}, but its features differ from those of the encoder (relative error {difference:.2g}).",
+            f"timm loads {folder}, but its features differ from the encoder's (relative error {difference:.2g}).",
             hint="Export again. If the error persists, this timm version builds the architecture differently; check it "
             "with: tapfm doctor",
         )
@@ -189,8 +189,8 @@ def check_timm_folder(folder: Path, encoder: VitEncoder) -> None:
 
 def _timm_features(loaded: Any, tiles: Tensor, *, feature: str) -> Tensor:
     """Compute features without tapfm: timm's forward pass, and mean and std from the folder."""
-    facts = timm.data.resolve_model_data_config(loaded)
-    mean, std = (torch.tensor(facts[name], device=tiles.device).view(1, 3, 1, 1) for name in ("mean", "std"))
+    data_config = timm.data.resolve_model_data_config(loaded)
+    mean, std = (torch.tensor(data_config[name], device=tiles.device).view(1, 3, 1, 1) for name in ("mean", "std"))
     dtype = loaded.patch_embed.proj.weight.dtype
     wide = torch.promote_types(dtype, torch.float32)
     tokens = loaded.forward_features(((tiles.to(wide) / 255 - mean) / std).to(dtype))

@@ -56,7 +56,7 @@ class VitEncoder(nn.Module):
         self._compiled = False
         self.tile_px = int(self.vit.patch_embed.img_size[0])
         self.feature_size = int(self.vit.embed_dim) * (2 if feature == "cls+mean" else 1)
-        # Defined by the card, so not saved in checkpoints. Outside `vit`, so that casting its weights does not round them.
+        # Defined by the card, so not saved in checkpoints. Not part of `vit`, so that casting does not round them.
         self.register_buffer("mean", 255 * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
 
@@ -100,12 +100,14 @@ class VitEncoder(nn.Module):
         if len(shape) != 4 or shape[1] != 3 or shape[0] == 0:
             raise TileError(
                 f"Tiles must have the shape K x 3 x {side} x {side} with K > 0; got {' x '.join(map(str, shape))}.",
-                hint="Colour channels are the second dimension. Convert K x height x width x 3 with tensor.permute(0, 3, 1, 2).",
+                hint="Colour channels are the second dimension. Convert K x height x width x 3 with "
+                "tensor.permute(0, 3, 1, 2).",
             )
         if shape[2:] != (side, side):
             raise TileError(
                 f"Tiles of {shape[3]} x {shape[2]} px do not match this encoder, which takes {side} x {side} px.",
-                hint=f"Read the tiles at {side} px, or load the encoder for another tile size: load_encoder(..., tile_px=...).",
+                hint=f"Read the tiles at {side} px, or load the encoder for another tile size: "
+                "load_encoder(..., tile_px=...).",
             )
 
 
@@ -119,7 +121,7 @@ def _set_compile_cache() -> None:
 
 
 def _silence_compiler_warnings() -> None:
-    """Silence warnings of torch about in-place operations, which are not used, and TF32, which tapfm sets on purpose."""
+    """Silence warnings about in-place operations, which are not used, and TF32, which tapfm sets on purpose."""
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
     for message in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):
         warnings.filterwarnings("ignore", message=message, category=UserWarning)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.card import EncoderCard, Feature, Resampling
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.conversion import StateDict, convert_to_timm
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import (
@@ -49,7 +49,7 @@ _MAX_LISTED = 5  # mismatches named in an error
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where an encoder's weights came from."""
+    """Source of the weights of an encoder."""
 
     file: Path
     sha256: str
@@ -75,11 +75,12 @@ def load_encoder(
 ) -> LoadedEncoder:
     """Load an encoder of the catalogue (or a card) onto the CPU.
 
-    `weights`: a file, or a folder like a repository or cache of the Hugging Face Hub; default: the Hugging Face cache, then
-    the hub. `tile_px` and `feature` override those of the card; another tile size resamples the position table. `extra`:
-    further arguments for timm, such as drop_path_rate.
+    weights: a file, or a folder with the layout of a Hub repository or of the Hugging Face cache. Default: the Hugging
+        Face cache, then the Hub.
+    tile_px, feature: override those of the card; another tile size resamples the position table.
+    extra: additional arguments for timm, such as drop_path_rate.
     """
-    card = encoder_card(encoder) if isinstance(encoder, str) else encoder
+    card = find_encoder_card(encoder) if isinstance(encoder, str) else encoder
     found = _find_local_weights(card, Path(weights).expanduser()) if weights is not None else _find_hub_weights(card)
     digest = file_sha256(found.file)
     published = None if card.sha256 is None else digest == card.sha256
@@ -223,8 +224,8 @@ def _read_checkpoint(file: Path) -> Mapping[str, Any]:
             loaded = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise WeightsError(
-            f"{file} is not a checkpoint, or contains Python objects other than tensors. They could run code, so tapfm does "
-            "not load it.",
+            f"{file} is not a checkpoint, or contains Python objects other than tensors. They could run code, so tapfm "
+            "does not load it.",
             hint="If you trust the file, save it again with torch.save(model.state_dict(), ...).",
         ) from error
     except (SafetensorError, RuntimeError, EOFError, LookupError, ValueError) as error:
@@ -299,8 +300,8 @@ def _resample_positions(table: Tensor, old: int, new: int, prefix: int, method: 
 def _check_config(config: Path, card: EncoderCard) -> None:
     """Check heads, epsilon and activation, which shapes do not show, against a config.json of transformers or timm."""
     try:
-        facts = json.loads(config.read_text())
-        facts = {**facts, **facts.get("model_args", {})}
+        values = json.loads(config.read_text())
+        values = {**values, **values.get("model_args", {})}
     except (ValueError, TypeError, AttributeError) as error:
         raise WeightsError(
             f"{config} is not a model configuration: {error}", hint="Remove the file, or download it again."
@@ -309,17 +310,17 @@ def _check_config(config: Path, card: EncoderCard) -> None:
         vit: Any = build_vit(card)
     block = vit.blocks[0]
     activation = type(block.mlp.act).__name__.lower() if hasattr(block.mlp, "act") else None
-    ours = {"num_attention_heads": block.attn.num_heads, "num_heads": block.attn.num_heads}
-    if facts.get("model_type") in ("vit", "dinov2", "dinov2_with_registers"):
-        ours["layer_norm_eps"] = block.norm1.eps
-        if not facts.get("use_swiglu_ffn"):  # SwiGLU ignores hidden_act
-            ours["hidden_act"] = activation
-    elif isinstance(facts.get("act_layer"), str):
-        ours["act_layer"] = activation
+    expected = {"num_attention_heads": block.attn.num_heads, "num_heads": block.attn.num_heads}
+    if values.get("model_type") in ("vit", "dinov2", "dinov2_with_registers"):
+        expected["layer_norm_eps"] = block.norm1.eps
+        if not values.get("use_swiglu_ffn"):  # SwiGLU ignores hidden_act
+            expected["hidden_act"] = activation
+    elif isinstance(values.get("act_layer"), str):
+        expected["act_layer"] = activation
     wrong = [
-        f"{name} is {facts[name]} in {config}, {value} in the encoder"
-        for name, value in ours.items()
-        if name in facts and facts[name] != value
+        f"{name} is {values[name]} in {config}, {value} in the encoder"
+        for name, value in expected.items()
+        if name in values and values[name] != value
     ]
     if wrong:
         raise WeightsMismatchError(

@@ -144,7 +144,7 @@ class PixelBags:
         sampled = self._sampled_rows(visit)
         bag = self._next(visit, sampled)
         if not bag.tiles:
-            raise no_readable_tiles(tuple(bag.missing.values()))
+            raise make_unreadable_error(tuple(bag.missing.values()))
         return bag
 
     def read_parts(self, visit: BagRequest) -> Iterator[Bag]:
@@ -259,7 +259,7 @@ def _tile_coordinates(positions: Positions, side_px0: int | None) -> Tensor:
     return torch.from_numpy((positions / side_px0).astype(np.float32))
 
 
-def no_readable_tiles(reasons: Sequence[str]) -> SlideFailed:
+def make_unreadable_error(reasons: Sequence[str]) -> SlideFailed:
     return SlideFailed(f"none of {len(reasons):,} tiles can be read: {reasons[0]}")
 
 

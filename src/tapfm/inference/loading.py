@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 
-from tapfm.aggregators.catalog import aggregator_card
+from tapfm.aggregators.catalog import find_aggregator_card
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
@@ -74,7 +74,10 @@ def prepare_models(
     console: Console,
     loading: Future[list[SlideModel]] | None = None,
 ) -> list[InferenceModel]:
-    """Prepare all members of a model for these slides; `loading` returns their weights if loading has started already."""
+    """Prepare all members of a model for these slides.
+
+    loading: the models, if loading has already started in another thread.
+    """
     tiles = sum(len(slide.tiles) for slide in slides if slide.tiles is not None)
     prepared = []
     for member in model_folder.members:
@@ -112,8 +115,8 @@ def _load_base_encoder(member: ModelMember, saved: SavedModel, device: torch.dev
     feature_size = saved.description["aggregator"]["feature_size"]
     if loaded.encoder.feature_size != feature_size:
         raise RunError(
-            f"{member.folder} was trained on features of size {feature_size}, but {saved.card.name} computes features of "
-            f"size {loaded.encoder.feature_size}.",
+            f"{member.folder} was trained on features of size {feature_size}, but {saved.card.name} computes features "
+            f"of size {loaded.encoder.feature_size}.",
             hint="Evaluate on features from the same encoder: tapfm evaluate RUN --features DIR",
         )
     return loaded.encoder.to(device)
@@ -122,7 +125,7 @@ def _load_base_encoder(member: ModelMember, saved: SavedModel, device: torch.dev
 def _check_features_match(saved: SavedModel, slides: Sequence[RunSlide]) -> None:
     """Raise FeatureStoreError if the features are not like those that the model was trained on."""
     aggregator, encoder = saved.description["aggregator"], saved.description["encoder"]
-    card = aggregator_card(aggregator["name"])
+    card = find_aggregator_card(aggregator["name"])
     for slide in slides:
         assert slide.features is not None
         path, metadata = slide.features.path, slide.features.metadata

@@ -29,7 +29,7 @@ from torch import Tensor
 from tapfm.contracts import BagOutput, EncodedTiles
 from tapfm.encoders.inference import SMALLEST_BATCH, InferenceEncoder, concatenate, default_batch, wrap_encoder
 from tapfm.errors import DeviceMemoryError, DiskFullError, InputError, Interrupted, NonFiniteError, TapfmError
-from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, check_missing_tiles, no_readable_tiles
+from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, check_missing_tiles, make_unreadable_error
 from tapfm.inference.tile_columns import TileColumn, column_name
 from tapfm.runs.model import SlideModel
 from tapfm.runtime.device_memory import convert_memory_errors, free_memory
@@ -94,13 +94,13 @@ class Predictor:
         """
         self._encoders = [model.encoder for model in models if model.encoder is not None]
         self._models = [model.model for model in models if model.model is not None]
-        sides = sorted({encoder.encoder.tile_px for encoder in self._encoders})
-        if len(sides) > 1:
+        tile_sizes = sorted({encoder.encoder.tile_px for encoder in self._encoders})
+        if len(tile_sizes) > 1:
             raise InputError(
-                f"The members of the ensemble take tiles of different sizes: {', '.join(map(str, sides))} px.",
+                f"The members of the ensemble take tiles of different sizes: {', '.join(map(str, tile_sizes))} px.",
                 hint="Predict with each member separately and compare them: tapfm compare",
             )
-        self.tile_px = sides[0] if sides else None  # None: stored features
+        self.tile_px = tile_sizes[0] if tile_sizes else None  # None: stored features
         self.device = self._encoders[0].device if self._encoders else self._models[0].device
         self.targets: TargetKinds = self._models[0].task.targets if self._models else {}
         self.batch = batch or min((default_batch(each.encoder) for each in self._encoders), default=1)
@@ -123,9 +123,9 @@ class Predictor:
     ) -> dict[str, SlideFailed]:
         """Encode all tiles of each slide and pass them to `finish`, which predicts and saves; return the failures.
 
-        The next slides are prefetched meanwhile. `slide_ids` may be an iterator; an id is taken just before its slide is
-        read. `on_slide` is called after each slide. Raises Interrupted if `stop_signal` returns the number of a signal,
-        and OSError if `finish` cannot write.
+        The next slides are prefetched meanwhile. `slide_ids` may be an iterator; an id is taken just before its slide
+        is read. `on_slide` is called after each slide. Raises Interrupted if `stop_signal` returns the number of a
+        signal, and OSError if `finish` cannot write.
         """
         failed: dict[str, SlideFailed] = {}
         visits, planned = _tee(BagRequest("inference", slide_id) for slide_id in slide_ids)
@@ -171,7 +171,7 @@ class Predictor:
             if part.tiles:
                 encoded.append(self._encode_part(part))
         if not encoded:
-            raise no_readable_tiles(tuple(missing.values()))
+            raise make_unreadable_error(tuple(missing.values()))
         return EncodedSlide(
             tuple(concatenate(parts) for parts in zip(*encoded, strict=True)),
             np.concatenate(rows),
@@ -205,9 +205,9 @@ class Predictor:
             columns = {"attention": _as_values(raw_attention)} | _tile_columns(output, self.targets)
             constants: dict[str, float | None] = dict.fromkeys(self.targets)
             if output.contributions is not None:
-                given = output.contributions()
-                columns |= _columns_by_target("contribution", given.per_tile_CK, self.targets)
-                constants |= dict(zip(self.targets, given.constant_C.tolist(), strict=True))
+                contributions = output.contributions()
+                columns |= _columns_by_target("contribution", contributions.per_tile_CK, self.targets)
+                constants |= dict(zip(self.targets, contributions.constant_C.tolist(), strict=True))
             outputs.append(SlideOutput(logits, constants, columns))
         return outputs
 
@@ -258,7 +258,7 @@ class Predictor:
 def _tee(items: Iterable[Item]) -> tuple[Iterator[Item], Iterator[Item]]:
     """Return two iterators over the same items, for two threads; `itertools.tee` is not thread-safe.
 
-    An error raised by the items is raised in both.
+    An error raised while iterating is raised in both.
     """
     source, lock, errors = iter(items), Lock(), list[Exception]()
     queues: tuple[deque[Item], deque[Item]] = (deque(), deque())
@@ -298,7 +298,7 @@ def _convert_slide_errors() -> Iterator[None]:
         raise SlideFailed(error.message, error.hint) from error
     except torch.OutOfMemoryError as error:
         raise SlideFailed(
-            "out of memory with all tiles of the slide at once",
+            "out of memory in the aggregator, which needs all tiles of the slide at once",
             "Use a device with more memory: --device cpu",
             "predict",
         ) from error

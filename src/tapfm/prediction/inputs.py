@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tapfm.cohort.cohort_table import TABLE_SUFFIXES, Cohort, read_cohort
 from tapfm.cohort.splits import SPLITS
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import CohortError, InputError, LabelError, TapfmError
 from tapfm.runs.data import RunSlide
 from tapfm.runs.folder import RunFolder
@@ -120,7 +120,7 @@ def _choose_tile_spec(model_folder: ModelFolder) -> tuple[TileSpec, str]:
     if known:
         names = {field.name for field in fields(TileSpec)}
         return TileSpec(**{name: value for name, value in known[0].items() if name in names}), "as in training"
-    card = encoder_card(model_folder.members[0].encoder)
+    card = find_encoder_card(model_folder.members[0].encoder)
     mpp = card.mpp[0] if card.mpp and _DEFAULT_MPP not in card.mpp else _DEFAULT_MPP
     return TileSpec(
         tile_px=card.tile_px, mpp=mpp

@@ -61,7 +61,7 @@ def _find_predictions(path: Path, split: str) -> Path:
     if not path.exists():
         raise InputError(
             f"{path} does not exist.",
-            hint="Pass folders of evaluations or runs, or CSV files of predictions. NAME=PATH sets the name of a model.",
+            hint="Pass folders of evaluations or runs, or CSV files of predictions. NAME=PATH names a model.",
         )
     if (path / "predictions.csv").is_file():
         return path / "predictions.csv"
@@ -86,7 +86,8 @@ def _match_cohorts(methods: dict[str, list[Prediction]]) -> dict[str, list[Predi
         cohorts = Counter(patient for patient, _ in {(each.patient_id, each.cohort) for each in predictions})
         if several := sorted(patient for patient, count in cohorts.items() if count > 1):
             raise InputError(
-                f"{without_cohorts[0]} has no column 'cohort', but in {name} patient '{several[0]}' is in several cohorts.",
+                f"{without_cohorts[0]} has no column 'cohort', but patient '{several[0]}' of {name} is in several "
+                "cohorts.",
                 hint=f"Add the column 'cohort' to the table of {without_cohorts[0]}.",
             )
     return {name: [replace(each, cohort=None) for each in predictions] for name, predictions in methods.items()}

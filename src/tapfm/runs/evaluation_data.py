@@ -250,7 +250,7 @@ def _describe_slide_changes(slide: RunSlide, row: Mapping[str, str], member: Mod
 
 
 def _check_overlap(model_folder: ModelFolder, slides: Sequence[RunSlide], *, own: bool, allow: bool) -> list[str]:
-    """Raise CohortError if patients were used for training or validation, unless `allow`; return notes for the report."""
+    """Return notes for the report. Raises CohortError if patients were used for training, unless `allow`."""
     seen = model_folder.seen_patients()
     unknown = any(member.config is None for member in model_folder.members)
     notes = [
@@ -266,8 +266,8 @@ def _check_overlap(model_folder: ModelFolder, slides: Sequence[RunSlide], *, own
     named = [f"{patient} ({split})" for patient, split in sorted(shared.items())]
     if not allow:
         raise CohortError(
-            f"{format_count(len(shared), 'patient')} of this cohort were used for training or validation of {model_folder.path}: "
-            f"{format_names(named, _MAX_LISTED)}.",
+            f"{format_count(len(shared), 'patient')} of this cohort were used for training or validation of "
+            f"{model_folder.path}: {format_names(named, _MAX_LISTED)}.",
             hint="Metrics on them would be optimistic. If they are different people with the same ids: --allow-overlap",
         )
     return [*notes, f"OVERLAP allowed: {format_count(len(shared), 'patient')} were also in training or validation."]

@@ -63,8 +63,8 @@ def export_run(
         check_hub_token()
     check_replaceable_model(out)
     if not (out / AGGREGATOR_FILE).exists():  # README.md would be overwritten, and all files would be pushed
-        stopped = (WEIGHTS_FILE, CONFIG_FILE)  # files of an interrupted export
-        check_no_other_files(out, allowed=stopped, hint="Choose a new folder with --out, such as exported.")
+        unfinished = (WEIGHTS_FILE, CONFIG_FILE)  # files of an interrupted export
+        check_no_other_files(out, allowed=unfinished, hint="Choose a new folder with --out, such as exported.")
     _check_not_base_weights(run_folder, out)
     if not force:
         _check_same_run(run_folder, out)
@@ -142,7 +142,7 @@ def _final_scores(run_folder: RunFolder) -> Mapping[str, AucScores]:
 
 @torch.no_grad()
 def _check_export(saved: SavedModel, out: Path) -> None:
-    """Load the export and check that it gives the same logits as the run on random tiles. Raises WeightsMismatchError."""
+    """Load the export and compare its logits of random tiles with the run's. Raises WeightsMismatchError."""
     model, noise = saved.model, make_rng("export")
     coordinates = torch.arange(float(_TILES))[:, None].expand(-1, 2)  # adjacent tiles
     if model.encoder is None:

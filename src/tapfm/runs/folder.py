@@ -122,8 +122,8 @@ class RunFolder:
         expected = self.environments()[0]["weights_sha256"] if self.environments() else sha256
         if sha256 != expected:
             raise RunError(
-                f"{self.folder} was started with different encoder weights: SHA-256 {expected}, but the weights found have "
-                f"{sha256}.",
+                f"{self.folder} was started with different encoder weights: SHA-256 {expected}, but the weights found "
+                f"have {sha256}.",
                 hint="Use the original weights (setting encoder.weights), or start a new run with another --out.",
             )
 

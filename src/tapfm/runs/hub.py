@@ -105,5 +105,5 @@ def _make_push_error(repository: str, error: Exception) -> InputError:
             f"{repository} could not be pushed: {reason}", hint="Check the network connection, then repeat the command."
         )
     return InputError(
-        f"The Hugging Face Hub refused {repository} (status {status}): {reason}", hint="Repeat the command later."
+        f"The Hugging Face Hub rejected {repository} (status {status}): {reason}", hint="Repeat the command later."
     )

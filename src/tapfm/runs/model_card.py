@@ -21,9 +21,9 @@ _HUB_LICENCES = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-nd-
 
 def format_model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, AucScores]) -> str:
     """Return the text of README.md; it contains no ids of slides or patients."""
-    card, facts = saved.card, saved.description
-    targets = ", ".join(facts["targets"])
-    adapted = facts["encoder"]["adapted"]
+    card, description = saved.card, saved.description
+    targets = ", ".join(description["targets"])
+    adapted = description["encoder"]["adapted"]
     title = f"{card.name}, adapted to {targets}" if adapted else f"Aggregator of {card.name} features for {targets}"
     lines = [
         "---",
@@ -40,7 +40,7 @@ def format_model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[
         *(_encoder_usage_lines(saved) if adapted else _aggregator_usage_lines(saved)),
         "## Data",
         "",
-        *_data_lines(run_folder, facts["targets"]),
+        *_data_lines(run_folder, description["targets"]),
         "",
         "## Metrics",
         "",
@@ -52,8 +52,8 @@ def format_model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[
         "",
         "## Limitations",
         "",
-        "For research only; not a medical device. The metrics are for the slides above and may not hold for other scanners, "
-        "stains or populations.",
+        "For research only; not a medical device. The metrics are for the slides above and may not hold for other "
+        "scanners, stains or populations.",
         "",
     ]
     return "\n".join(lines)
@@ -68,20 +68,20 @@ def _licence_keys(licence: str) -> list[str]:
 
 def _training_sentence(saved: SavedModel) -> str:
     """Return how the model was trained."""
-    facts, name = saved.description, saved.card.name
-    aggregator = f"aggregator `{facts['aggregator']['name']}`"
-    how = f"recipe `{facts['recipe']}`, seed {facts['seed']}, epoch {facts['epoch']}"
-    if not facts["encoder"]["adapted"]:
-        source = facts["encoder"].get("features_source")
+    description, name = saved.description, saved.card.name
+    aggregator = f"aggregator `{description['aggregator']['name']}`"
+    settings = f"recipe `{description['recipe']}`, seed {description['seed']}, epoch {description['epoch']}"
+    if not description["encoder"]["adapted"]:
+        source = description["encoder"].get("features_source")
         encoder = (
             f"The encoder is the published {name}"
             if source is None
             else f"The features are from files of another tool ({source}), assumed to be {name} features"
         )
-        return f"{encoder}. The {aggregator} was trained with tapfm: {how}."
+        return f"{encoder}. The {aggregator} was trained with tapfm: {settings}."
     return (
-        f"{name} was adapted with tapfm to slide labels ({', '.join(facts['targets'])}): method `{facts['method']}`, "
-        f"{aggregator}, scope `{facts['scope']}`, {how}."
+        f"{name} was adapted with tapfm to slide labels ({', '.join(description['targets'])}): "
+        f"method `{description['method']}`, {aggregator}, scope `{description['scope']}`, {settings}."
     )
 
 
@@ -150,7 +150,9 @@ def _data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
 def _metric_lines(result: Mapping[str, AucScores]) -> list[str]:
     """Return a table of AUCs by split, or why there are none."""
     if not result:
-        return ["None: the run was not finished when it was exported, or it has no validation and test slides."]
+        return [
+            "No metrics: the run was not finished when it was exported, or it has no validation and test slides."
+        ]
     rows = [
         table_row(
             split,

@@ -17,7 +17,7 @@ from tapfm.config.loading import load_config
 from tapfm.config.settings import RunConfig
 from tapfm.encoders.adapters import merge_adapters
 from tapfm.encoders.card import EncoderCard
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.timm_folder import WEIGHTS_FILE
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import CheckpointError, RunError, SettingError, WeightsDigestError
@@ -96,7 +96,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
     if encoder is not None:
         merge_adapters(encoder)
     model.train(False)
-    return SavedModel(model, encoder_card(config.encoder.name), description)
+    return SavedModel(model, find_encoder_card(config.encoder.name), description)
 
 
 def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
@@ -109,7 +109,7 @@ def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
         raise RunError(
             f"{folder} is not an exported model ({error}).", hint="Create one: tapfm export runs/NAME --out DIR"
         ) from error
-    card, feature_size = encoder_card(name), description["aggregator"]["feature_size"]
+    card, feature_size = find_encoder_card(name), description["aggregator"]["feature_size"]
     if feature_size != card.feature_size:
         raise RunError(
             f"{folder} was trained on features of size {feature_size}, but {card.name} computes features of size "
@@ -119,8 +119,8 @@ def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
     encoder, _, provenance = load_encoder(card, weights=folder / WEIGHTS_FILE if adapted else None)
     if not adapted and (expected := description["encoder"]["base_weights_sha256"]) not in (None, provenance.sha256):
         raise WeightsDigestError(
-            f"{folder} was trained on features from different weights of {card.name}: SHA-256 {expected}, but the published "
-            f"weights have {provenance.sha256}.",
+            f"{folder} was trained on features from different weights of {card.name}: SHA-256 {expected}, but the "
+            f"published weights have {provenance.sha256}.",
             hint="Train again on features from the published weights: tapfm embed",
         )
     encoder.to(device)
@@ -157,7 +157,7 @@ def _build_aggregator(description: dict[str, Any], device: torch.device) -> torc
 def _infer_feature_size(tensors: dict[str, Tensor], config: RunConfig) -> int:
     """Return the feature size of the aggregator: from the encoder card, or from the shapes of its tensors."""
     if config.adaptation.method != "fixed":
-        return encoder_card(config.encoder.name).feature_size
+        return find_encoder_card(config.encoder.name).feature_size
     # try each size that occurs in the tensors, until the aggregator has exactly these shapes
     shapes = {name: each.shape for name, each in tensors.items() if name.startswith("aggregator/")}
     for size in sorted({size for shape in shapes.values() for size in shape}, reverse=True):
@@ -189,7 +189,7 @@ def _check_base_weights(run_folder: RunFolder, sha256: str, config: RunConfig) -
     expected = run_folder.environments()[0]["weights_sha256"]
     if config.adaptation.scope != "full" and sha256 != expected:
         raise WeightsDigestError(
-            f"The weights of {config.encoder.name} differ from those that {run_folder.folder} was started with: SHA-256 "
-            f"{sha256} instead of {expected}.",
+            f"The weights of {config.encoder.name} differ from those that {run_folder.folder} was started with: "
+            f"SHA-256 {sha256} instead of {expected}.",
             hint="Set encoder.weights in config.toml to the original file.",
         )

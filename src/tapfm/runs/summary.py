@@ -67,7 +67,8 @@ def _result_lines(config: RunConfig, progress: RunProgress, result: Mapping[str,
         rows.append(table_row(split, scores.count, *aucs, *([scores.macro] if several else [])))
     note = "These AUCs have no confidence intervals: with few slides an AUC is uncertain by 0.1 or more."
     return [
-        f"{selected} {_describe_selection(config, progress)}. The metrics are for this epoch, on all tiles of each slide.",
+        f"{selected} {_describe_selection(config, progress)}. "
+        "The metrics are for this epoch, on all tiles of each slide.",
         "",
         markdown_table(Table(columns, rows, notes=[note])).rstrip(),
     ]

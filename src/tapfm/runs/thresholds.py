@@ -39,7 +39,7 @@ def _read_validation_predictions(run: Path, targets: TargetKinds) -> list[Predic
 
 
 def _pool_predictions(by_member: Sequence[Sequence[Prediction]], targets: TargetKinds) -> list[Prediction]:
-    """Combine predictions of the members: averaged if their slides are the same (seeds), concatenated otherwise (folds)."""
+    """Average the predictions of members with the same slides (seeds); concatenate those of folds."""
     slides = [[each.slide_id for each in predictions] for predictions in by_member]
     if all(each == slides[0] for each in slides):
         return average_predictions(by_member, targets)

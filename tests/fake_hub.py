@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine: the part of its protocol that tapfm uses, spoken over real HTTP."""
+"""A fake Hugging Face Hub: a local HTTP server with the part of the protocol that tapfm uses."""
 
 from __future__ import annotations
 
@@ -14,84 +14,87 @@ from pathlib import Path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_good"
-OPENED = "MahmoodLab/UNI2-h"  # by TOKEN
-SILENT = "paige-ai/Virchow2"  # answers with a fault of its own
+ACCESSIBLE = "MahmoodLab/UNI2-h"  # gated, but accessible with TOKEN
+FAILING = "paige-ai/Virchow2"  # responds with a server error
 GATED = ("lab/gated", "MahmoodLab/UNI", "bioptimus/H-optimus-1")
-OWNER = "lab"  # whose repositories TOKEN may write
+OWNER = "lab"  # TOKEN has write access to its repositories
 
-Answer = tuple[int, dict[str, str], bytes]
+Response = tuple[int, dict[str, str], bytes]
 
 
-class Hub:
-    """lab/open gives `weights`; some repositories are gated; all others are said not to exist, until they are made.
+class FakeHub:
+    """A Hub with the repository lab/open, which contains `weights`, and gated repositories.
 
-    `private` says of the repositories that were made whether they are private, `pushed` which files they hold.
+    Other repositories are reported as missing until they are created. `private` has the visibility of created
+    repositories, `pushed` their files, and `requests` the method and path of every request.
     """
 
     def __init__(self, weights: bytes = b"") -> None:
         self.weights = weights
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.endpoint = ""
         self.private: dict[str, bool] = {}
         self.pushed: dict[str, dict[str, bytes]] = {}
         self._large_files: dict[str, bytes] = {}
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
-        """For a process of its own: the hub's client reads its settings once, at import."""
+        """Return the environment of a separate process; the client of the Hub reads its settings at import."""
         plain = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
         ours = {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home / "hf"), "TAPFM_CACHE": str(home / "cache")}
         return plain | ours | {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"} | more
 
-    def answer(self, method: str, path: str, token: str, body: bytes) -> Answer:
-        self.asked.append((method, path))
+    def respond(self, method: str, path: str, token: str, body: bytes) -> Response:
+        self.requests.append((method, path))
         if method in ("GET", "HEAD"):
-            return self._give(path, token)
-        return self._take(path, body) if token == TOKEN or path.startswith("/large-files/") else (401, {}, b"")
+            return self._respond_to_get(path, token)
+        return (
+            self._respond_to_post(path, body) if token == TOKEN or path.startswith("/large-files/") else (401, {}, b"")
+        )
 
-    def _give(self, path: str, token: str) -> Answer:
+    def _respond_to_get(self, path: str, token: str) -> Response:
         if path == "/api/whoami-v2":
             return (200, {}, json.dumps({"name": "lab"}).encode()) if token == TOKEN else (401, {}, b"")
         repository = "/".join(path.removeprefix("/api/models").strip("/").split("/")[:2])
         if path == f"/lab/open/resolve/{COMMIT}/model.safetensors":
-            return file_answer(self.weights)
+            return file_response(self.weights)
         if repository in self.private and token == TOKEN:
             files, name = self.pushed[repository], path.rpartition("/")[2]
             if "/resolve/" not in path:
-                return json_answer({"id": repository, "private": self.private[repository]})
-            return file_answer(files[name]) if name in files else (404, {"X-Error-Code": "EntryNotFound"}, b"")
-        if repository == OPENED and token == TOKEN:
+                return json_response({"id": repository, "private": self.private[repository]})
+            return file_response(files[name]) if name in files else (404, {"X-Error-Code": "EntryNotFound"}, b"")
+        if repository == ACCESSIBLE and token == TOKEN:
             return 200, {}, b"{}"
-        if repository == SILENT:
+        if repository == FAILING:
             return 500, {}, b""
         if repository in GATED:
             return 403, {"X-Error-Code": "GatedRepo"}, b""
         return 401, {"X-Error-Code": "RepoNotFound"}, b""
 
-    def _take(self, path: str, body: bytes) -> Answer:
-        """Make a repository and push to it: what is asked in the order of the branches."""
+    def _respond_to_post(self, path: str, body: bytes) -> Response:
+        """Respond to the requests of a push, in the order in which the client sends them."""
         if path == "/api/repos/create":
-            wanted = json.loads(body)
-            repository = f"{wanted['organization']}/{wanted['name']}"
-            if wanted["organization"] != OWNER:
+            request = json.loads(body)
+            repository = f"{request['organization']}/{request['name']}"
+            if request["organization"] != OWNER:
                 return 403, {}, b""
             status = 409 if repository in self.private else 200
-            # older clients say "private": true
-            private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
+            # older clients send "private": true
+            private = request.get("visibility") == "private" or bool(request.get("private"))
             self.private.setdefault(repository, private)
             self.pushed.setdefault(repository, {})
-            return json_answer({"url": f"{self.endpoint}/{repository}"}, status)
+            return json_response({"url": f"{self.endpoint}/{repository}"}, status)
         if path == "/api/validate-yaml":
-            return json_answer({"errors": [], "warnings": []})
+            return json_response({"errors": [], "warnings": []})
         if "/preupload/" in path:
             names = [file["path"] for file in json.loads(body)["files"]]
             modes = [("lfs" if name.endswith(".safetensors") else "regular") for name in names]
             files = [{"path": n, "uploadMode": m, "shouldIgnore": False} for n, m in zip(names, modes, strict=True)]
-            return json_answer({"files": files})
+            return json_response({"files": files})
         if path.endswith("/info/lfs/objects/batch"):
             objects = json.loads(body)["objects"]
             for each in objects:
                 each["actions"] = {"upload": {"href": f"{self.endpoint}/large-files/{each['oid']}"}}
-            return json_answer({"transfer": "basic", "objects": objects})
+            return json_response({"transfer": "basic", "objects": objects})
         if path.startswith("/large-files/"):
             self._large_files[path.rpartition("/")[2]] = body
             return 200, {}, b""
@@ -102,10 +105,11 @@ class Hub:
                 self.pushed[repository][file["path"]] = base64.b64decode(file["content"])
             elif line["key"] == "lfsFile":
                 self.pushed[repository][file["path"]] = self._large_files[file["oid"]]
-        return json_answer({"commitUrl": f"{self.endpoint}/{repository}/commit/{COMMIT}", "commitOid": COMMIT})
+        return json_response({"commitUrl": f"{self.endpoint}/{repository}/commit/{COMMIT}", "commitOid": COMMIT})
 
     @contextmanager
-    def served(self) -> Iterator[Hub]:
+    def serve(self) -> Iterator[FakeHub]:
+        """Run the server."""
         hub = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -113,7 +117,7 @@ class Hub:
                 token = self.headers.get("Authorization", "").removeprefix("Bearer ")
                 sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 path = self.path.partition("?")[0]
-                status, headers, body = hub.answer(self.command, path, token, sent)
+                status, headers, body = hub.respond(self.command, path, token, sent)
                 self.send_response(status)
                 for name, value in {**headers, "Content-Length": str(len(body))}.items():
                     self.send_header(name, value)
@@ -138,9 +142,9 @@ class Hub:
             thread.join()
 
 
-def json_answer(content: object, status: int = 200) -> Answer:
+def json_response(content: object, status: int = 200) -> Response:
     return status, {"Content-Type": "application/json"}, json.dumps(content).encode()
 
 
-def file_answer(content: bytes) -> Answer:
+def file_response(content: bytes) -> Response:
     return 200, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}, content
