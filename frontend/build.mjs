@@ -1,16 +1,16 @@
-// Builds the pages of `tapfm view` into the Python package. index.html is written last: where it is, all of it is.
+// Builds the pages of `tapfm view` into the Python package. index.html is written last: if it exists, the build is complete.
 import { build } from "esbuild";
 import { copyFile, mkdir, rm } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 
-const here = (path) => fileURLToPath(new URL(path, import.meta.url));
-const out = here("../src/tapfm/viewer/static/");
+const resolvePath = (path) => fileURLToPath(new URL(path, import.meta.url));
+const outputFolder = resolvePath("../src/tapfm/viewer/static/");
 
-await rm(out, { recursive: true, force: true });
-await mkdir(out, { recursive: true });
+await rm(outputFolder, { recursive: true, force: true });
+await mkdir(outputFolder, { recursive: true });
 await build({
-  entryPoints: { viewer: here("src/main.ts"), style: here("src/style.css") },
-  outdir: out,
+  entryPoints: { viewer: resolvePath("src/main.ts"), style: resolvePath("src/style.css") },
+  outdir: outputFolder,
   bundle: true,
   minify: true,
   format: "esm",
@@ -18,6 +18,6 @@ await build({
   legalComments: "eof",
   logLevel: "warning",
 });
-await copyFile(here("node_modules/openseadragon/LICENSE.txt"), `${out}openseadragon-licence.txt`);
-await copyFile(here("src/icon.svg"), `${out}icon.svg`);
-await copyFile(here("src/index.html"), `${out}index.html`);
+await copyFile(resolvePath("node_modules/openseadragon/LICENSE.txt"), `${outputFolder}openseadragon-licence.txt`);
+await copyFile(resolvePath("src/icon.svg"), `${outputFolder}icon.svg`);
+await copyFile(resolvePath("src/index.html"), `${outputFolder}index.html`);

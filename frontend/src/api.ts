@@ -1,15 +1,16 @@
-// What the server tells: see src/tapfm/viewer/server.py.
+// Requests to the server and the types of its responses, see src/tapfm/viewer/app.py.
 
-export interface Said {
+export interface TargetPrediction {
   logit: number;
   probability: number;
   threshold: number | null;
   call: 0 | 1 | null;
   label: 0 | 1 | null;
-  constant: number | null;
+  constant: number | null; // logit = constant + sum of the tiles' contributions
 }
 
-export interface SlideLine {
+/** Entry of the slide list. */
+export interface SlideSummary {
   key: string;
   slide_id: string;
   has_file: boolean;
@@ -18,35 +19,36 @@ export interface SlideLine {
   split: string | null;
   tiles: number | null;
   tiles_failed: number | null;
-  targets: Record<string, Said>;
+  targets: Record<string, TargetPrediction>;
 }
 
-export interface Scale {
+export interface ColourScale {
   low: number;
   high: number;
   unit: string;
-  diverging: boolean;
+  diverging: boolean; // 0 is in the middle
   ticks: number[];
 }
 
+/** A tile value that the heatmap can show. */
 export interface Layer {
   column: string;
   kind: "attention" | "weight" | "contribution" | "score";
   target: string | null;
   title: string;
-  scale: Scale;
-  percentile_scale: Scale;
+  scale: ColourScale;
+  percentile_scale: ColourScale;
 }
 
-export interface Slide extends SlideLine {
+export interface Slide extends SlideSummary {
   width_px0: number;
   height_px0: number;
   bounds: { x_px0: number; y_px0: number; width_px0: number; height_px0: number };
   last_level: number;
-  picture_px: number;
+  image_px: number; // side of an image of the pyramid
   mpp: number | null;
   format: string | null;
-  side_px0: number | null;
+  side_px0: number | null; // of a tile
   tile_px: number | null;
   layers: Layer[];
   notes: string[];
@@ -58,10 +60,10 @@ export interface Collection {
   version: string;
   targets: string[];
   palettes: { sequential: Colour[]; diverging: Colour[] };
-  slides: SlideLine[];
+  slides: SlideSummary[];
 }
 
-/** The tiles of a slide; positions are level-0 pixels, padding outside the bounds included. */
+/** The tiles of a slide. Positions are level-0 pixels from the corner of the slide, not of its bounds. */
 export interface Tiles {
   count: number;
   x: Int32Array;
@@ -78,46 +80,46 @@ export const NO_TILES: Tiles = {
   percentiles: new Map(),
 };
 
-async function ask(path: string): Promise<Response> {
-  let answer: Response;
+async function request(path: string): Promise<Response> {
+  let response: Response;
   try {
-    answer = await fetch(path);
+    response = await fetch(path);
   } catch {
-    throw new Error("The server does not answer: is tapfm view still running?");
+    throw new Error("No response from the server. Check that tapfm view is still running.");
   }
-  if (answer.ok) return answer;
-  const told = await answer.json().catch(() => ({}));
-  throw new Error(told.error ?? `The server answered ${answer.status}.`);
+  if (response.ok) return response;
+  const body = await response.json().catch(() => ({}));
+  throw new Error(body.error ?? `The server responded with status ${response.status}.`);
 }
 
-export const fetchCollection = async (): Promise<Collection> => (await ask("api/collection")).json();
+export const fetchCollection = async (): Promise<Collection> => (await request("api/collection")).json();
 
-export const fetchSlide = async (key: string): Promise<Slide> => (await ask(`api/slides/${key}`)).json();
+export const fetchSlide = async (key: string): Promise<Slide> => (await request(`api/slides/${key}`)).json();
 
 export async function fetchTiles(key: string): Promise<Tiles> {
-  return unpack(await (await ask(`api/slides/${key}/numbers`)).arrayBuffer());
+  return unpackTiles(await (await request(`api/slides/${key}/tile-values`)).arrayBuffer());
 }
 
-export const thumbnailOf = (key: string): string => `api/slides/${key}/thumbnail.jpeg`;
+export const thumbnailUrl = (key: string): string => `api/slides/${key}/thumbnail.jpeg`;
 
-export const tilePictureOf = (key: string, tile: number): string => `api/slides/${key}/tiles/${tile}.jpeg`;
+export const tileImageUrl = (key: string, tile: number): string => `api/slides/${key}/tiles/${tile}.jpeg`;
 
-export const pictureOf = (key: string, level: number, column: number, row: number): string =>
-  `api/slides/${key}/pictures/${level}/${column}_${row}.jpeg`;
+export const pyramidImageUrl = (key: string, level: number, column: number, row: number): string =>
+  `api/slides/${key}/images/${level}/${column}_${row}.jpeg`;
 
-/** Read the block of numbers: its layout is told in src/tapfm/viewer/tile_numbers.py. */
-export function unpack(block: ArrayBuffer): Tiles {
-  const length = new DataView(block).getUint32(0, true);
-  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(block, 4, length)));
+/** Decode the binary format of src/tapfm/viewer/tile_values.py. */
+function unpackTiles(data: ArrayBuffer): Tiles {
+  const headerLength = new DataView(data).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, headerLength)));
   const count: number = header.count;
   const tiles: Tiles = { ...NO_TILES, count, values: new Map(), percentiles: new Map() };
-  let offset = Math.ceil((4 + length) / 4) * 4;
+  let offset = Math.ceil((4 + headerLength) / 4) * 4;
   for (const name of header.columns as string[]) {
-    if (name === "x" || name === "y") tiles[name] = new Int32Array(block, offset, count);
+    if (name === "x" || name === "y") tiles[name] = new Int32Array(data, offset, count);
     else {
-      const percentile = name.startsWith("percentile.");
-      const column = percentile ? name.slice("percentile.".length) : name;
-      (percentile ? tiles.percentiles : tiles.values).set(column, new Float32Array(block, offset, count));
+      const isPercentile = name.startsWith("percentile.");
+      const column = isPercentile ? name.slice("percentile.".length) : name;
+      (isPercentile ? tiles.percentiles : tiles.values).set(column, new Float32Array(data, offset, count));
     }
     offset += 4 * count;
   }

@@ -1,106 +1,114 @@
-// Squares of tiles over the slide, in the colours of their numbers; and which tile is under the pointer.
+// The heatmap: draws coloured tiles and tile outlines over the slide, and finds the tile at a position.
 
-import { NO_TILES, type Colour, type Scale, type Tiles } from "./api";
+import { NO_TILES, type Colour, type ColourScale, type Tiles } from "./api";
 
-/** From pixels of level 0, counted from the corner of the bounds, to pixels of the screen: x * scale + left. */
-export interface Placing {
+/** From level-0 pixels relative to the corner of the bounds to screen pixels: x * scale + left, y * scale + top. */
+export interface ScreenTransform {
   scale: number;
   left: number;
   top: number;
 }
 
-const SHEET_TILE_PX = 8; // squares smaller than this come from a sheet
-const MOST_SHEET_PX = 4096;
+const OVERVIEW_TILE_PX = 8; // tiles smaller than this on screen are drawn from the overview
+const MAX_OVERVIEW_PX = 4096;
 
-export class HeatMap {
-  shown = true;
+/** All tiles drawn once at a small scale. */
+interface Overview {
+  canvas: HTMLCanvasElement;
+  scale: number;
+}
+
+export class Heatmap {
+  isVisible = true;
   private tiles: Tiles = NO_TILES;
-  private sidePx0 = 0;
-  private corner = { x: 0, y: 0 };
-  private cells = new Map<number, number[]>();
-  private strength: Float32Array = new Float32Array(); // 0 to 1: what hiding goes by
-  private colour = new Uint8Array();
-  private order = new Uint32Array(); // the strongest last, so that they lie on top where tiles overlap
-  private css: string[] = [];
-  private hideBelow = 0;
-  private sheet: { canvas: HTMLCanvasElement; scale: number } | null = null;
+  private sidePx0 = 0; // of a tile
+  private corner = { x: 0, y: 0 }; // of the bounds
+  private grid = new Map<number, number[]>(); // grid cell -> tiles whose corner is in it
+  private strengths: Float32Array = new Float32Array(); // 0 to 1: position on the scale, or distance from 0 if diverging
+  private colourIndices = new Uint8Array();
+  private drawOrder = new Uint32Array(); // strongest last, so that they are on top if tiles overlap
+  private cssColours: string[] = [];
+  private minStrength = 0;
+  private overview: Overview | null = null;
 
   constructor(
-    private readonly squares: HTMLCanvasElement,
-    private readonly marks: HTMLCanvasElement,
+    private readonly tileCanvas: HTMLCanvasElement,
+    private readonly outlineCanvas: HTMLCanvasElement,
   ) {}
 
   setTiles(tiles: Tiles, sidePx0: number, corner: { x: number; y: number }): void {
-    Object.assign(this, { tiles, sidePx0, corner, cells: new Map() });
-    this.order = new Uint32Array();
-    this.sheet = null;
+    Object.assign(this, { tiles, sidePx0, corner, grid: new Map() });
+    this.drawOrder = new Uint32Array();
+    this.overview = null;
     for (let tile = 0; tile < tiles.count; tile++) {
-      const cell = this.cellOf(tiles.x[tile], tiles.y[tile]);
-      const inside = this.cells.get(cell);
-      if (inside) inside.push(tile);
-      else this.cells.set(cell, [tile]);
+      const cell = this.gridCell(tiles.x[tile], tiles.y[tile]);
+      const inCell = this.grid.get(cell);
+      if (inCell) inCell.push(tile);
+      else this.grid.set(cell, [tile]);
     }
   }
 
-  setValues(values: Float32Array, scale: Scale, palette: Colour[]): void {
+  setValues(values: Float32Array, scale: ColourScale, palette: Colour[]): void {
     const count = values.length;
-    this.sheet = null;
-    this.css = palette.map(([red, green, blue]) => `rgb(${red} ${green} ${blue})`);
-    this.colour = new Uint8Array(count);
-    this.strength = new Float32Array(count);
+    this.overview = null;
+    this.cssColours = palette.map(([red, green, blue]) => `rgb(${red} ${green} ${blue})`);
+    this.colourIndices = new Uint8Array(count);
+    this.strengths = new Float32Array(count);
     for (let tile = 0; tile < count; tile++) {
-      const place = Math.min(1, Math.max(0, (values[tile] - scale.low) / (scale.high - scale.low)));
-      this.colour[tile] = Math.round(place * (palette.length - 1));
-      this.strength[tile] = scale.diverging ? Math.abs(2 * place - 1) : place;
+      const fraction = Math.min(1, Math.max(0, (values[tile] - scale.low) / (scale.high - scale.low)));
+      this.colourIndices[tile] = Math.round(fraction * (palette.length - 1));
+      this.strengths[tile] = scale.diverging ? Math.abs(2 * fraction - 1) : fraction;
     }
-    this.order = new Uint32Array(count).map((_, index) => index);
-    this.order.sort((one, other) => this.strength[one] - this.strength[other] || this.colour[one] - this.colour[other]);
+    this.drawOrder = new Uint32Array(count).map((_, index) => index);
+    this.drawOrder.sort(
+      (a, b) => this.strengths[a] - this.strengths[b] || this.colourIndices[a] - this.colourIndices[b],
+    );
   }
 
-  /** Hide tiles below a part of the scale; of a scale around 0, by the absolute value. */
-  setHiding(part: number): void {
-    if (part !== this.hideBelow) this.sheet = null;
-    this.hideBelow = part;
+  /** Hide tiles below a fraction of the colour scale; for a diverging scale, of the absolute value. */
+  setMinStrength(fraction: number): void {
+    if (fraction !== this.minStrength) this.overview = null;
+    this.minStrength = fraction;
   }
 
   isHidden(tile: number): boolean {
-    return this.strength[tile] < this.hideBelow;
+    return this.strengths[tile] < this.minStrength;
   }
 
   get visibleCount(): number {
     let count = 0;
-    for (const strength of this.strength) if (strength >= this.hideBelow) count++;
+    for (const strength of this.strengths) if (strength >= this.minStrength) count++;
     return count;
   }
 
-  draw(placing: Placing, widthPx: number, heightPx: number, ratio: number): void {
-    const context = sized(this.squares, widthPx, heightPx, ratio);
-    if (!this.shown || this.order.length === 0) return;
-    const scale = placing.scale * ratio;
-    const left = placing.left * ratio;
-    const top = placing.top * ratio;
-    if (this.sidePx0 * scale >= SHEET_TILE_PX) {
-      this.paint(context, scale, left, top, widthPx * ratio, heightPx * ratio);
+  draw(transform: ScreenTransform, widthPx: number, heightPx: number, pixelRatio: number): void {
+    const context = prepareCanvas(this.tileCanvas, widthPx, heightPx, pixelRatio);
+    if (!this.isVisible || this.drawOrder.length === 0) return;
+    const scale = transform.scale * pixelRatio;
+    const left = transform.left * pixelRatio;
+    const top = transform.top * pixelRatio;
+    if (this.sidePx0 * scale >= OVERVIEW_TILE_PX) {
+      this.drawTiles(context, scale, left, top, widthPx * pixelRatio, heightPx * pixelRatio);
       return;
     }
-    // small squares are many: painted once, and then moved and shrunk as one picture
-    const sheet = (this.sheet ??= this.paintSheet());
-    const [width, height] = [sheet.canvas.width / sheet.scale, sheet.canvas.height / sheet.scale];
-    context.drawImage(sheet.canvas, left, top, width * scale, height * scale);
+    // Many small tiles are slow to draw one by one, so the overview is drawn once and then scaled.
+    const overview = (this.overview ??= this.drawOverview());
+    const [width, height] = [overview.canvas.width / overview.scale, overview.canvas.height / overview.scale];
+    context.drawImage(overview.canvas, left, top, width * scale, height * scale);
   }
 
-  private paintSheet(): { canvas: HTMLCanvasElement; scale: number } {
-    const right = this.tiles.x.reduce((most, x) => Math.max(most, x), 0) - this.corner.x + this.sidePx0;
-    const bottom = this.tiles.y.reduce((most, y) => Math.max(most, y), 0) - this.corner.y + this.sidePx0;
-    const scale = Math.min(SHEET_TILE_PX / this.sidePx0, MOST_SHEET_PX / Math.max(right, bottom));
+  private drawOverview(): Overview {
+    const right = this.tiles.x.reduce((largest, x) => Math.max(largest, x), 0) - this.corner.x + this.sidePx0;
+    const bottom = this.tiles.y.reduce((largest, y) => Math.max(largest, y), 0) - this.corner.y + this.sidePx0;
+    const scale = Math.min(OVERVIEW_TILE_PX / this.sidePx0, MAX_OVERVIEW_PX / Math.max(right, bottom));
     const canvas = document.createElement("canvas");
-    const context = sized(canvas, Math.ceil(right * scale), Math.ceil(bottom * scale), 1);
-    this.paint(context, scale, 0, 0, canvas.width, canvas.height);
+    const context = prepareCanvas(canvas, Math.ceil(right * scale), Math.ceil(bottom * scale), 1);
+    this.drawTiles(context, scale, 0, 0, canvas.width, canvas.height);
     return { canvas, scale };
   }
 
-  /** Paint the squares that can be seen; lengths are pixels of the canvas. */
-  private paint(
+  /** Draw the tiles that are inside the canvas. Lengths are canvas pixels. */
+  private drawTiles(
     context: CanvasRenderingContext2D,
     scale: number,
     left: number,
@@ -108,71 +116,91 @@ export class HeatMap {
     width: number,
     height: number,
   ): void {
-    // Tiles lie up to one pixel of level 0 apart, as their positions are rounded: from afar that is no gap to be seen.
+    // Tile positions are rounded, so neighbours can be one level-0 pixel apart. One extra pixel hides such gaps.
     const side = (this.sidePx0 + (scale < 1 ? 1 : 0)) * scale;
-    let painted = -1;
-    for (const tile of this.order) {
-      if (this.strength[tile] < this.hideBelow) continue;
+    let currentColour = -1;
+    for (const tile of this.drawOrder) {
+      if (this.strengths[tile] < this.minStrength) continue;
       const x = (this.tiles.x[tile] - this.corner.x) * scale + left;
       const y = (this.tiles.y[tile] - this.corner.y) * scale + top;
       if (x > width || y > height || x + side < 0 || y + side < 0) continue;
-      if (painted !== this.colour[tile]) {
-        painted = this.colour[tile];
-        context.fillStyle = this.css[painted];
+      if (currentColour !== this.colourIndices[tile]) {
+        currentColour = this.colourIndices[tile];
+        context.fillStyle = this.cssColours[currentColour];
       }
-      // edges on whole pixels: neighbours meet without a seam
-      const [from, upper] = [Math.round(x), Math.round(y)];
-      context.fillRect(from, upper, Math.max(1, Math.round(x + side) - from), Math.max(1, Math.round(y + side) - upper));
+      // Edges are rounded to whole pixels, so that there are no seams between neighbours.
+      const [leftEdge, topEdge] = [Math.round(x), Math.round(y)];
+      const tileWidth = Math.max(1, Math.round(x + side) - leftEdge);
+      const tileHeight = Math.max(1, Math.round(y + side) - topEdge);
+      context.fillRect(leftEdge, topEdge, tileWidth, tileHeight);
     }
   }
 
-  drawMarks(placing: Placing | null, widthPx: number, heightPx: number, ratio: number, hovered: number, chosen: number): void {
-    const context = sized(this.marks, widthPx, heightPx, ratio);
-    for (const [tile, width] of [[hovered, 1.5], [chosen, 3]] as const) {
-      if (placing === null || tile < 0 || tile >= this.tiles.count) continue;
-      const x = ((this.tiles.x[tile] - this.corner.x) * placing.scale + placing.left) * ratio;
-      const y = ((this.tiles.y[tile] - this.corner.y) * placing.scale + placing.top) * ratio;
-      const side = Math.max(4 * ratio, this.sidePx0 * placing.scale * ratio);
-      // dark around light: seen on every tissue and every colour
-      for (const [colour, more] of [["rgb(0 0 0 / 0.75)", 2], [width > 2 ? "#ffdf3d" : "#fff", 0]] as const) {
-        context.strokeStyle = colour;
-        context.lineWidth = (width + more) * ratio;
+  /** Draw the outlines of the hovered and the selected tile; -1 means no tile. */
+  drawOutlines(
+    transform: ScreenTransform | null,
+    widthPx: number,
+    heightPx: number,
+    pixelRatio: number,
+    hoveredTile: number,
+    selectedTile: number,
+  ): void {
+    const context = prepareCanvas(this.outlineCanvas, widthPx, heightPx, pixelRatio);
+    const outlines = [
+      { tile: hoveredTile, lineWidth: 1.5, colour: "#fff" },
+      { tile: selectedTile, lineWidth: 3, colour: "#ffdf3d" },
+    ];
+    for (const { tile, lineWidth, colour } of outlines) {
+      if (transform === null || tile < 0 || tile >= this.tiles.count) continue;
+      const x = ((this.tiles.x[tile] - this.corner.x) * transform.scale + transform.left) * pixelRatio;
+      const y = ((this.tiles.y[tile] - this.corner.y) * transform.scale + transform.top) * pixelRatio;
+      const side = Math.max(4 * pixelRatio, this.sidePx0 * transform.scale * pixelRatio);
+      // A light line on a wider dark one is visible on every background.
+      for (const [strokeStyle, extraWidth] of [["rgb(0 0 0 / 0.75)", 2], [colour, 0]] as const) {
+        context.strokeStyle = strokeStyle;
+        context.lineWidth = (lineWidth + extraWidth) * pixelRatio;
         context.strokeRect(x, y, side, side);
       }
     }
   }
 
-  /** Find the tile at a point of level 0; where tiles overlap, the one whose centre is nearest. */
-  at(xPx0: number, yPx0: number): number {
-    let best = -1;
-    let nearest = Infinity;
-    if (this.sidePx0 <= 0) return best;
+  /** Return the tile at a level-0 position, or -1. If tiles overlap, return the one with the nearest centre. */
+  tileAt(xPx0: number, yPx0: number): number {
+    let nearestTile = -1;
+    let smallestDistance = Infinity;
+    if (this.sidePx0 <= 0) return nearestTile;
     for (const dx of [-1, 0])
       for (const dy of [-1, 0])
-        for (const tile of this.cells.get(this.cellOf(xPx0 + dx * this.sidePx0, yPx0 + dy * this.sidePx0)) ?? []) {
+        for (const tile of this.grid.get(this.gridCell(xPx0 + dx * this.sidePx0, yPx0 + dy * this.sidePx0)) ?? []) {
           const x = xPx0 - this.tiles.x[tile];
           const y = yPx0 - this.tiles.y[tile];
           if (x < 0 || y < 0 || x >= this.sidePx0 || y >= this.sidePx0) continue;
           const distance = Math.hypot(x - this.sidePx0 / 2, y - this.sidePx0 / 2);
-          if (distance < nearest) [best, nearest] = [tile, distance];
+          if (distance < smallestDistance) [nearestTile, smallestDistance] = [tile, distance];
         }
-    return best;
+    return nearestTile;
   }
 
-  private cellOf(x: number, y: number): number {
+  private gridCell(x: number, y: number): number {
     return Math.floor(y / this.sidePx0) * 1_000_003 + Math.floor(x / this.sidePx0);
   }
 }
 
-function sized(canvas: HTMLCanvasElement, widthPx: number, heightPx: number, ratio: number): CanvasRenderingContext2D {
-  const width = Math.round(widthPx * ratio);
-  const height = Math.round(heightPx * ratio);
+/** Set the size of a canvas and clear it. */
+function prepareCanvas(
+  canvas: HTMLCanvasElement,
+  widthPx: number,
+  heightPx: number,
+  pixelRatio: number,
+): CanvasRenderingContext2D {
+  const width = Math.round(widthPx * pixelRatio);
+  const height = Math.round(heightPx * pixelRatio);
   if (canvas.width !== width || canvas.height !== height) {
     canvas.width = width;
     canvas.height = height;
   }
   const context = canvas.getContext("2d");
-  if (context === null) throw new Error("This browser cannot draw.");
+  if (context === null) throw new Error("This browser does not support drawing on a canvas.");
   context.clearRect(0, 0, width, height);
   return context;
 }

@@ -1,4 +1,4 @@
-// The viewer: puts list, slide, panel and dialogs together.
+// Entry point of the viewer: connects the slide list, the slide view, the side panel and the dialogs.
 
 import {
   fetchCollection,
@@ -8,18 +8,19 @@ import {
   type Collection,
   type Layer,
   type Slide,
-  type SlideLine,
+  type SlideSummary,
   type Tiles,
 } from "./api";
-import { Keys } from "./keys";
-import { readView, writeView, type View } from "./link";
-import { SlideList } from "./list";
-import { byId } from "./page";
-import { Panel, scaleOf, type Drawing } from "./panel";
-import { Stage, type Place } from "./stage";
-import { rankOf, TileDialog, Tooltip } from "./tile_dialog";
+import { getElement } from "./dom";
+import { KeyboardShortcuts } from "./shortcuts";
+import { layerScale, SidePanel, type HeatmapSettings } from "./side_panel";
+import { SlideList } from "./slide_list";
+import { SlideView, type ViewPosition } from "./slide_view";
+import { TileDialog, Tooltip } from "./tile_dialog";
+import { formatViewHash, parseViewHash, type ViewState } from "./view_link";
 
-const DIRECTIONS: Record<string, [number, number]> = {
+const ZOOM_FACTOR = 1.6; // of the buttons and keys
+const PAN_DIRECTIONS: Record<string, [number, number]> = {
   ArrowLeft: [-0.2, 0],
   ArrowRight: [0.2, 0],
   ArrowUp: [0, -0.2],
@@ -27,266 +28,296 @@ const DIRECTIONS: Record<string, [number, number]> = {
 };
 
 class Viewer {
-  private readonly stage = new Stage();
+  private readonly slideView = new SlideView();
   private readonly tooltip = new Tooltip();
   private readonly dialog = new TileDialog();
   private readonly list: SlideList;
-  private readonly panel: Panel;
-  private slide: Slide | null = null;
-  private opened: SlideLine | null = null; // the slide, or the one that could not be shown
+  private readonly panel: SidePanel;
+  private slide: Slide | null = null; // null if the selected slide cannot be opened
+  private selectedSlide: SlideSummary | null = null;
   private tiles: Tiles = NO_TILES;
-  private order: number[] = []; // of tiles, the most influential first
-  private drawing: Drawing = { layer: null, percentile: false, opacity: 55, hide: 0, shown: true };
-  private numbers = ""; // which ones the tiles are sorted and coloured by
-  private asked = 0; // counts slides that were asked for: answers that come late are dropped
-  private answered = 0; // the last of them that was answered
-  private hash = location.hash; // as we know it: another one is about to be restored
+  private tileOrder: number[] = []; // most influential first
+  private settings: HeatmapSettings = { layer: null, percentile: false, opacity: 55, hide: 0, isVisible: true };
+  private appliedValues = ""; // identifies the values by which the tiles are currently sorted and coloured
+  private latestRequest = 0; // number of the latest slide request; responses to earlier ones are ignored
+  private finishedRequest = 0;
+  private hash = location.hash; // the last fragment that was read or written
 
   constructor(private readonly collection: Collection) {
     this.list = new SlideList(collection);
-    this.panel = new Panel(collection);
-    this.list.onChoose = (slide) => void this.open(slide, {});
-    this.panel.onChange = (change) => this.draw(change);
-    this.panel.onTile = (tile) => this.choose(tile, { go: true, open: true });
-    this.stage.onMoved = () => this.writeAddress();
-    this.stage.onHover = (tile, x, y) => this.hover(tile, x, y);
-    this.stage.onClick = (tile) => this.clicked(tile);
-    this.stage.onBroken = () => this.tell("Parts of this slide cannot be read.");
-    this.dialog.onStep = (places) => this.step(places);
-    this.dialog.onShow = () => this.choose(this.stage.chosen, { go: true });
+    this.panel = new SidePanel(collection);
+    this.list.onSelect = (slide) => void this.openSlide(slide, {});
+    this.panel.onChange = (change) => this.updateHeatmap(change);
+    this.panel.onTileClick = (tile) => this.selectTile(tile, { moveToTile: true, openDialog: true });
+    this.slideView.onMove = () => this.updateAddress();
+    this.slideView.onHover = (tile, x, y) => this.handleHover(tile, x, y);
+    this.slideView.onClick = (tile) => this.handleClick(tile);
+    this.slideView.onImageError = () => this.showMessage("Some parts of this slide cannot be read.");
+    this.dialog.onStep = (offset) => this.stepTile(offset);
+    this.dialog.onShowOnSlide = () => this.selectTile(this.slideView.selectedTile, { moveToTile: true });
     this.connectButtons();
-    this.makeKeys();
-    addEventListener("hashchange", () => void this.restore());
+    this.addShortcuts();
+    addEventListener("hashchange", () => void this.restoreView());
   }
 
-  async restore(): Promise<void> {
+  /** Show the view of the address. */
+  async restoreView(): Promise<void> {
     this.hash = location.hash;
-    const view = readView(this.hash);
-    const named = this.collection.slides.find((slide) => slide.slide_id === view.slide);
-    const slide = named ?? this.list.visible[0];
-    if (slide) await this.open(slide, view);
-    if (view.slide !== undefined && !named) this.tell(`There is no slide ${view.slide} here.`);
+    const view = parseViewHash(this.hash);
+    const requested = this.collection.slides.find((slide) => slide.slide_id === view.slide);
+    const slide = requested ?? this.list.visibleSlides[0];
+    if (slide) await this.openSlide(slide, view);
+    if (view.slide !== undefined && !requested) this.showMessage(`The slide ${view.slide} is not in this viewer.`);
   }
 
-  private async open(line: SlideLine, view: View): Promise<void> {
-    const place = view.x !== undefined && view.y !== undefined && view.zoom !== undefined ? (view as Place) : null;
-    document.title = `${line.slide_id} \u00b7 tapfm view`;
-    this.list.mark(line.key);
+  private async openSlide(summary: SlideSummary, view: ViewState): Promise<void> {
+    const hasPosition = view.x !== undefined && view.y !== undefined && view.zoom !== undefined;
+    const position = hasPosition ? (view as ViewPosition) : null;
+    document.title = `${summary.slide_id} \u00b7 tapfm view`;
+    this.list.markCurrent(summary.key);
     this.tooltip.hide();
-    this.tell("");
-    document.body.classList.remove("with-slides");
-    byId("toggle-slides").setAttribute("aria-expanded", "false");
-    const asked = ++this.asked;
-    if (this.slide?.key === line.key) {
-      this.answered = asked;
-      this.take(view);
-      if (place) this.stage.go(place, true);
+    this.showMessage("");
+    document.body.classList.remove("slides-open");
+    getElement("toggle-slides").setAttribute("aria-expanded", "false");
+    const request = ++this.latestRequest;
+    if (this.slide?.key === summary.key) {
+      this.finishedRequest = request;
+      this.applySettings(view);
+      if (position) this.slideView.moveTo(position, true);
       return;
     }
     try {
-      const slide = await fetchSlide(line.key);
-      const tiles = slide.layers.length ? await fetchTiles(line.key) : NO_TILES;
-      if (asked !== this.asked) return;
-      this.answered = asked;
-      this.show(slide, tiles, view, place);
+      const slide = await fetchSlide(summary.key);
+      const tiles = slide.layers.length ? await fetchTiles(summary.key) : NO_TILES;
+      if (request !== this.latestRequest) return;
+      this.finishedRequest = request;
+      this.showSlide(slide, tiles, view, position);
     } catch (error) {
-      if (asked !== this.asked) return;
-      this.answered = asked;
+      if (request !== this.latestRequest) return;
+      this.finishedRequest = request;
       this.slide = null;
-      this.opened = line;
-      this.stage.close();
+      this.selectedSlide = summary;
+      this.slideView.close();
       this.dialog.close();
       document.body.classList.add("without-panel");
-      this.panel.showFailure(line);
-      this.tell(`${line.slide_id}: ${(error as Error).message}`);
-      this.writeAddress();
+      this.panel.showUnavailableSlide(summary);
+      this.showMessage(`${summary.slide_id}: ${(error as Error).message}`);
+      this.updateAddress();
     }
   }
 
-  private show(slide: Slide, tiles: Tiles, view: View, place: Place | null): void {
-    this.slide = this.opened = slide;
+  private showSlide(slide: Slide, tiles: Tiles, view: ViewState, position: ViewPosition | null): void {
+    this.slide = this.selectedSlide = slide;
     this.tiles = tiles;
     this.dialog.close();
-    this.numbers = "";
-    document.body.classList.toggle("without-panel", slide.layers.length === 0 && Object.keys(slide.targets).length === 0);
+    this.appliedValues = "";
+    const hasPrediction = slide.layers.length > 0 || Object.keys(slide.targets).length > 0;
+    document.body.classList.toggle("without-panel", !hasPrediction);
     this.panel.showSlide(slide);
     const { x_px0, y_px0 } = slide.bounds;
-    this.stage.map.setTiles(tiles, slide.side_px0 ?? 0, { x: x_px0, y: y_px0 });
-    this.stage.open(slide, place);
-    // the layer stays from slide to slide, where the next one has it
-    const same = slide.layers.find((layer) => layer.column === this.drawing.layer?.column);
-    this.drawing.layer = same ?? slide.layers[0] ?? null;
-    this.take(view);
+    this.slideView.heatmap.setTiles(tiles, slide.side_px0 ?? 0, { x: x_px0, y: y_px0 });
+    this.slideView.open(slide, position);
+    // Keep the current layer if the new slide has it.
+    const sameLayer = slide.layers.find((layer) => layer.column === this.settings.layer?.column);
+    this.settings.layer = sameLayer ?? slide.layers[0] ?? null;
+    this.applySettings(view);
   }
 
-  private take(view: View): void {
+  /** Apply the heatmap settings of a link; undefined ones stay unchanged. */
+  private applySettings(view: ViewState): void {
     const layer = this.slide?.layers.find((each) => each.column === view.layer);
-    this.draw({
+    this.updateHeatmap({
       ...(layer && { layer }),
       ...(view.percentile !== undefined && { percentile: view.percentile }),
       ...(view.opacity !== undefined && { opacity: view.opacity }),
       ...(view.hide !== undefined && { hide: view.hide }),
-      ...(view.shown !== undefined && { shown: view.shown }),
+      ...(view.heatmap !== undefined && { isVisible: view.heatmap }),
     });
   }
 
-  private draw(change: Partial<Drawing>): void {
-    Object.assign(this.drawing, change);
-    const { layer, percentile, hide, opacity, shown } = this.drawing;
-    const map = this.stage.map;
-    map.shown = shown;
-    map.setHiding(hide / 100);
-    this.stage.opacity = opacity / 100;
-    if (layer && this.slide) this.chooseNumbers(this.slide, layer, percentile);
-    else this.order = [];
-    this.panel.showDrawing(this.drawing, map.visibleCount, this.tiles);
-    this.panel.showRank(this.order.indexOf(this.stage.chosen), this.order.length);
-    this.stage.redraw();
-    this.writeAddress();
+  private updateHeatmap(change: Partial<HeatmapSettings>): void {
+    Object.assign(this.settings, change);
+    const { layer, percentile, hide, opacity, isVisible } = this.settings;
+    const heatmap = this.slideView.heatmap;
+    heatmap.isVisible = isVisible;
+    heatmap.setMinStrength(hide / 100);
+    this.slideView.opacity = opacity / 100;
+    if (layer && this.slide) this.applyLayer(this.slide, layer, percentile);
+    else this.tileOrder = [];
+    this.panel.showHeatmapSettings(this.settings, heatmap.visibleCount, this.tiles);
+    this.panel.showRank(this.tileOrder.indexOf(this.slideView.selectedTile), this.tileOrder.length);
+    this.slideView.redraw();
+    this.updateAddress();
   }
 
-  /** Sort and colour the tiles by a layer, unless that is done: sliders ask often. */
-  private chooseNumbers(slide: Slide, layer: Layer, percentile: boolean): void {
-    const numbers = `${slide.key} ${percentile} ${layer.column}`;
-    if (numbers === this.numbers) return;
+  /** Sort and colour the tiles by a layer. Does nothing if this is done already, because sliders call it often. */
+  private applyLayer(slide: Slide, layer: Layer, percentile: boolean): void {
+    const wanted = `${slide.key} ${percentile} ${layer.column}`;
+    if (wanted === this.appliedValues) return;
     const values = this.tiles.values.get(layer.column) as Float32Array;
-    const scale = scaleOf(layer, percentile);
-    const shown = percentile ? (this.tiles.percentiles.get(layer.column) as Float32Array) : values;
-    this.numbers = numbers;
-    this.stage.map.setValues(shown, scale, this.panel.paletteOf(scale));
-    this.order = influence(values, layer);
+    const scale = layerScale(layer, percentile);
+    const shownValues = percentile ? (this.tiles.percentiles.get(layer.column) as Float32Array) : values;
+    this.appliedValues = wanted;
+    this.slideView.heatmap.setValues(shownValues, scale, this.panel.paletteOf(scale));
+    this.tileOrder = sortByInfluence(values, layer);
     this.panel.showGallery(layer, this.tiles);
-    this.panel.markInGallery(this.stage.chosen);
+    this.panel.markInGallery(this.slideView.selectedTile);
   }
 
-  private choose(tile: number, { go = false, open = false }): void {
-    if (!this.slide || tile < 0 || !this.drawing.layer) return;
-    this.stage.chosen = tile;
+  private selectTile(tile: number, { moveToTile = false, openDialog = false }): void {
+    if (!this.slide || tile < 0 || !this.settings.layer) return;
+    this.slideView.selectedTile = tile;
     this.tooltip.hide();
-    this.panel.showRank(this.order.indexOf(tile), this.order.length);
+    this.panel.showRank(this.tileOrder.indexOf(tile), this.tileOrder.length);
     this.panel.markInGallery(tile);
-    if (go) this.stage.goToTile(this.tiles.x[tile], this.tiles.y[tile], this.slide.side_px0 ?? 1);
-    this.stage.redrawMarks();
-    if (open || this.dialog.isOpen) {
-      const values = this.tiles.values.get(this.drawing.layer.column) as Float32Array;
-      const rank = rankOf(values, tile, this.drawing.layer.scale.diverging);
-      this.dialog.show(this.slide, this.tiles, this.drawing.layer, tile, rank);
-    }
+    if (moveToTile) this.slideView.moveToTile(this.tiles.x[tile], this.tiles.y[tile], this.slide.side_px0 ?? 1);
+    this.slideView.redrawOutlines();
+    if (openDialog || this.dialog.isOpen) this.dialog.show(this.slide, this.tiles, this.settings.layer, tile);
   }
 
-  /** Go to the tile so many places further down in influence. */
-  private step(places: number): void {
-    if (!this.order.length) return;
-    const now = this.order.indexOf(this.stage.chosen);
-    const next = now < 0 ? 0 : Math.min(this.order.length - 1, Math.max(0, now + places));
-    this.choose(this.order[next], { go: true });
+  /** Select the tile that is `offset` ranks less influential than the current one. */
+  private stepTile(offset: number): void {
+    if (!this.tileOrder.length) return;
+    const current = this.tileOrder.indexOf(this.slideView.selectedTile);
+    const next = current < 0 ? 0 : Math.min(this.tileOrder.length - 1, Math.max(0, current + offset));
+    this.selectTile(this.tileOrder[next], { moveToTile: true });
   }
 
-  private clicked(tile: number): void {
-    if (tile >= 0 && !(this.drawing.shown && this.stage.map.isHidden(tile))) this.choose(tile, { open: true });
+  private handleClick(tile: number): void {
+    const isHidden = this.settings.isVisible && this.slideView.heatmap.isHidden(tile);
+    if (tile >= 0 && !isHidden) this.selectTile(tile, { openDialog: true });
   }
 
-  private hover(tile: number, x: number, y: number): void {
-    if (this.slide && tile >= 0) this.tooltip.show(this.slide, this.tiles, this.drawing.layer, tile, x, y);
+  private handleHover(tile: number, x: number, y: number): void {
+    if (this.slide && tile >= 0) this.tooltip.show(this.slide, this.tiles, this.settings.layer, tile, x, y);
     else this.tooltip.hide();
   }
 
-  private stepLayer(places: number): void {
+  private stepLayer(offset: number): void {
     const layers = this.slide?.layers ?? [];
     if (!layers.length) return;
-    const now = layers.findIndex((layer) => layer === this.drawing.layer);
-    this.draw({ layer: layers[(now + places + layers.length) % layers.length] });
+    const current = layers.findIndex((layer) => layer === this.settings.layer);
+    this.updateHeatmap({ layer: layers[(current + offset + layers.length) % layers.length] });
   }
 
-  private view(): View {
-    if (!this.slide) return { slide: this.opened?.slide_id };
-    const { layer, percentile, opacity, hide, shown } = this.drawing;
-    return { slide: this.slide.slide_id, ...this.stage.place, layer: layer?.column, percentile, opacity, hide, shown };
+  private changeOpacity(percent: number): void {
+    this.updateHeatmap({ opacity: Math.min(100, Math.max(0, this.settings.opacity + percent)) });
   }
 
-  private writeAddress(): void {
-    if (!this.opened || (this.slide && !this.stage.place)) return;
-    if (this.answered !== this.asked || this.hash !== location.hash) return; // another view is on its way
-    // the way back leads from slide to slide, not through every move
-    const before = readView(this.hash).slide;
-    const known = this.collection.slides.some((slide) => slide.slide_id === before);
-    const write = known && before !== this.opened.slide_id ? "pushState" : "replaceState";
-    history[write](null, "", location.pathname + writeView(this.view()));
+  private currentView(): ViewState {
+    if (!this.slide) return { slide: this.selectedSlide?.slide_id };
+    const { layer, percentile, opacity, hide, isVisible } = this.settings;
+    const heatmap = { layer: layer?.column, percentile, opacity, hide, heatmap: isVisible };
+    return { slide: this.slide.slide_id, ...this.slideView.position, ...heatmap };
+  }
+
+  /** Write the current view into the address. */
+  private updateAddress(): void {
+    if (!this.selectedSlide || (this.slide && !this.slideView.position)) return;
+    if (this.finishedRequest !== this.latestRequest || this.hash !== location.hash) return; // a new view is loading
+    // Only a change of the slide adds an entry to the browser history, not every move.
+    const previous = parseViewHash(this.hash).slide;
+    const isKnown = this.collection.slides.some((slide) => slide.slide_id === previous);
+    const method = isKnown && previous !== this.selectedSlide.slide_id ? "pushState" : "replaceState";
+    history[method](null, "", location.pathname + formatViewHash(this.currentView()));
     this.hash = location.hash;
   }
 
-  private tell(text: string): void {
-    const message = byId("message");
+  private showMessage(text: string): void {
+    const message = getElement("message");
     message.textContent = text;
     message.hidden = text === "";
   }
 
   private async copyLink(): Promise<void> {
-    this.writeAddress();
-    const copied = byId("copied");
+    this.updateAddress();
+    const status = getElement("copy-status");
     try {
       await navigator.clipboard.writeText(location.href);
-      copied.textContent = "copied";
+      status.textContent = "Copied";
     } catch {
-      copied.textContent = "it is in the address bar"; // browsers allow copying on safe addresses only
+      // Browsers allow access to the clipboard only for localhost and HTTPS.
+      status.textContent = "Copy it from the address bar";
     }
-    setTimeout(() => (copied.textContent = ""), 3000);
+    setTimeout(() => (status.textContent = ""), 3000);
   }
 
   private connectButtons(): void {
-    const click = (id: string, does: () => void): void => byId(id).addEventListener("click", does);
-    click("zoom-in", () => this.stage.zoomBy(1.6));
-    click("zoom-out", () => this.stage.zoomBy(1 / 1.6));
-    click("home", () => this.stage.home());
-    click("native", () => this.stage.native());
-    click("next-tile", () => this.step(1));
-    click("previous-tile", () => this.step(-1));
-    click("copy", () => void this.copyLink());
+    const onClick = (id: string, action: () => void): void => getElement(id).addEventListener("click", action);
+    onClick("zoom-in", () => this.slideView.zoomBy(ZOOM_FACTOR));
+    onClick("zoom-out", () => this.slideView.zoomBy(1 / ZOOM_FACTOR));
+    onClick("whole-slide", () => this.slideView.showWholeSlide());
+    onClick("full-resolution", () => this.slideView.showFullResolution());
+    onClick("next-tile", () => this.stepTile(1));
+    onClick("previous-tile", () => this.stepTile(-1));
+    onClick("copy-link", () => void this.copyLink());
     for (const [id, other] of [["slides", "panel"], ["panel", "slides"]])
-      click(`toggle-${id}`, () => {
-        document.body.classList.remove(`with-${other}`);
-        const open = document.body.classList.toggle(`with-${id}`);
-        byId(`toggle-${id}`).setAttribute("aria-expanded", String(open));
-        byId(`toggle-${other}`).setAttribute("aria-expanded", "false");
+      onClick(`toggle-${id}`, () => {
+        document.body.classList.remove(`${other}-open`);
+        const isOpen = document.body.classList.toggle(`${id}-open`);
+        getElement(`toggle-${id}`).setAttribute("aria-expanded", String(isOpen));
+        getElement(`toggle-${other}`).setAttribute("aria-expanded", "false");
       });
   }
 
-  private makeKeys(): void {
-    const keys = new Keys([
-      { keys: ["j"], says: "next slide", does: () => this.list.step(1) },
-      { keys: ["k"], says: "previous slide", does: () => this.list.step(-1) },
-      { keys: ["/"], says: "search slides", does: () => this.list.focusSearch() },
-      { keys: ["h"], says: "map on and off", does: () => this.draw({ shown: !this.drawing.shown }) },
-      { keys: ["l"], says: "next layer", does: () => this.stepLayer(1) },
-      { keys: ["p"], says: "values or percentiles", does: () => this.draw({ percentile: !this.drawing.percentile }) },
-      { keys: ["["], says: "map less opaque", does: () => this.draw({ opacity: Math.max(0, this.drawing.opacity - 10) }) },
-      { keys: ["]"], says: "map more opaque", does: () => this.draw({ opacity: Math.min(100, this.drawing.opacity + 10) }) },
-      { keys: ["t"], says: "most influential tile", does: () => this.choose(this.order[0] ?? -1, { go: true }), inDialog: true },
-      { keys: ["n"], says: "next tile by influence", does: () => this.step(1), inDialog: true },
-      { keys: ["b"], says: "tile before it", does: () => this.step(-1), inDialog: true },
-      { keys: ["Enter"], says: "open the tile", does: () => this.choose(this.stage.chosen, { open: true }) },
-      { keys: ["+"], also: ["="], says: "zoom in", does: () => this.stage.zoomBy(1.6) },
-      { keys: ["-"], also: ["_"], says: "zoom out", does: () => this.stage.zoomBy(1 / 1.6) },
-      { keys: ["1"], says: "own resolution of the slide", does: () => this.stage.native() },
-      { keys: ["0", "Home"], says: "whole slide", does: () => this.stage.home() },
-      { keys: Object.keys(DIRECTIONS), says: "move", does: (key) => this.stage.panBy(...DIRECTIONS[key]) },
-      { keys: ["?"], says: "these keys", does: () => keys.toggleHelp() },
+  private addShortcuts(): void {
+    const view = this.slideView;
+    const shortcuts = new KeyboardShortcuts([
+      { keys: ["j"], description: "Next slide", action: () => this.list.step(1) },
+      { keys: ["k"], description: "Previous slide", action: () => this.list.step(-1) },
+      { keys: ["/"], description: "Search slides", action: () => this.list.focusSearch() },
+      {
+        keys: ["h"],
+        description: "Show or hide the heatmap",
+        action: () => this.updateHeatmap({ isVisible: !this.settings.isVisible }),
+      },
+      { keys: ["l"], description: "Next layer", action: () => this.stepLayer(1) },
+      {
+        keys: ["p"],
+        description: "Values or percentiles",
+        action: () => this.updateHeatmap({ percentile: !this.settings.percentile }),
+      },
+      { keys: ["["], description: "Less opaque heatmap", action: () => this.changeOpacity(-10) },
+      { keys: ["]"], description: "More opaque heatmap", action: () => this.changeOpacity(10) },
+      {
+        keys: ["t"],
+        description: "Most influential tile",
+        action: () => this.selectTile(this.tileOrder[0] ?? -1, { moveToTile: true }),
+        worksInDialog: true,
+      },
+      { keys: ["n"], description: "Next tile by influence", action: () => this.stepTile(1), worksInDialog: true },
+      { keys: ["b"], description: "Previous tile by influence", action: () => this.stepTile(-1), worksInDialog: true },
+      {
+        keys: ["Enter"],
+        description: "Open the selected tile",
+        action: () => this.selectTile(view.selectedTile, { openDialog: true }),
+      },
+      { keys: ["+"], aliases: ["="], description: "Zoom in", action: () => view.zoomBy(ZOOM_FACTOR) },
+      { keys: ["-"], aliases: ["_"], description: "Zoom out", action: () => view.zoomBy(1 / ZOOM_FACTOR) },
+      { keys: ["1"], description: "Full resolution", action: () => view.showFullResolution() },
+      { keys: ["0", "Home"], description: "Whole slide", action: () => view.showWholeSlide() },
+      {
+        keys: Object.keys(PAN_DIRECTIONS),
+        description: "Pan",
+        action: (key) => view.panBy(...PAN_DIRECTIONS[key]),
+      },
+      { keys: ["?"], description: "Show or hide this list", action: () => shortcuts.toggleHelp() },
     ]);
   }
 }
 
-/** Order tiles by what they do: the largest values first; around 0, the largest absolute ones. */
-function influence(values: Float32Array, layer: Layer): number[] {
-  const size = (value: number): number => (layer.scale.diverging ? Math.abs(value) : value);
-  return Array.from(values.keys()).sort((one, other) => size(values[other]) - size(values[one]) || one - other);
+/** Return the tiles by descending value; for a diverging scale, by descending absolute value. */
+function sortByInfluence(values: Float32Array, layer: Layer): number[] {
+  const influence = (value: number): number => (layer.scale.diverging ? Math.abs(value) : value);
+  return Array.from(values.keys()).sort((a, b) => influence(values[b]) - influence(values[a]) || a - b);
 }
 
 async function start(): Promise<void> {
-  const message = byId("message");
-  // the token, if there was one, is in a cookie by now: it does not belong into links
+  const message = getElement("message");
+  // The token is in a cookie now. Remove it from the address so that copied links do not contain it.
   history.replaceState(null, "", location.pathname + location.hash);
   try {
-    await new Viewer(await fetchCollection()).restore();
+    await new Viewer(await fetchCollection()).restoreView();
   } catch (error) {
     message.textContent = (error as Error).message;
     message.hidden = false;

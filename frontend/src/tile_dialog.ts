@@ -1,24 +1,26 @@
-// One tile: its numbers beside the pointer, and at full size with all of them.
+// Values of one tile: in a tooltip at the pointer, and in a dialog with the tile at full resolution.
 
-import { tilePictureOf, type Layer, type Slide, type Tiles } from "./api";
-import { lengthOf, short, signed } from "./numbers";
-import { byId, make } from "./page";
+import { tileImageUrl, type Layer, type Slide, type Tiles } from "./api";
+import { createElement, getElement } from "./dom";
+import { formatCount, formatLength, formatNumber, formatSigned } from "./formatting";
 
-/** Name a layer in a few words, for tables. */
-export function nameOf(layer: Layer): string {
-  return layer.target === null ? layer.kind : `${layer.kind}, ${layer.target}`;
+/** Return a short name of a layer for tables, such as "contribution (EGFR)". */
+function layerName(layer: Layer): string {
+  return layer.target === null ? layer.kind : `${layer.kind} (${layer.target})`;
 }
 
-const valueOf = (layer: Layer, value: number): string => (layer.scale.diverging ? signed(value) : short(value));
+const formatValue = (layer: Layer, value: number): string =>
+  layer.scale.diverging ? formatSigned(value) : formatNumber(value);
 
-export function placeOf(slide: Slide, tiles: Tiles, tile: number): string {
-  const x = lengthOf(tiles.x[tile] - slide.bounds.x_px0, slide.mpp);
-  const y = lengthOf(tiles.y[tile] - slide.bounds.y_px0, slide.mpp);
+/** Format the position of a tile relative to the corner of the bounds. */
+function formatPosition(slide: Slide, tiles: Tiles, tile: number): string {
+  const x = formatLength(tiles.x[tile] - slide.bounds.x_px0, slide.mpp);
+  const y = formatLength(tiles.y[tile] - slide.bounds.y_px0, slide.mpp);
   return `x ${x}, y ${y}`;
 }
 
 export class Tooltip {
-  private readonly element = byId("tooltip");
+  private readonly element = getElement("tooltip");
   private tile = -1;
 
   hide(): void {
@@ -26,22 +28,23 @@ export class Tooltip {
     this.tile = -1;
   }
 
-  show(slide: Slide, tiles: Tiles, drawn: Layer | null, tile: number, x: number, y: number): void {
+  show(slide: Slide, tiles: Tiles, currentLayer: Layer | null, tile: number, x: number, y: number): void {
     if (tile !== this.tile || this.element.hidden) {
       this.tile = tile;
       const rows = slide.layers.map((layer) =>
-        make(
+        createElement(
           "tr",
-          layer === drawn ? { class: "drawn" } : {},
-          make("th", { scope: "row" }, nameOf(layer)),
-          make("td", {}, valueOf(layer, tiles.values.get(layer.column)?.[tile] ?? NaN)),
-          make("td", { class: "quiet" }, `${Math.round(tiles.percentiles.get(layer.column)?.[tile] ?? NaN)}%`),
+          layer === currentLayer ? { class: "current" } : {},
+          createElement("th", { scope: "row" }, layerName(layer)),
+          createElement("td", {}, formatValue(layer, tiles.values.get(layer.column)?.[tile] ?? NaN)),
+          createElement("td", { class: "muted" }, `${Math.round(tiles.percentiles.get(layer.column)?.[tile] ?? NaN)}%`),
         ),
       );
-      const head = make("tr", {}, make("td"), make("td"), make("td", { class: "quiet" }, "percentile"));
+      const head = createElement("tr", {});
+      for (const name of ["", "value", "percentile"]) head.append(createElement("td", { class: "muted" }, name));
       this.element.replaceChildren(
-        make("p", {}, placeOf(slide, tiles, tile)),
-        make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)),
+        createElement("p", {}, formatPosition(slide, tiles, tile)),
+        createElement("table", {}, createElement("thead", {}, head), createElement("tbody", {}, ...rows)),
       );
       this.element.hidden = false;
     }
@@ -53,19 +56,19 @@ export class Tooltip {
 }
 
 export class TileDialog {
-  onStep: (places: number) => void = () => {};
-  onShow: () => void = () => {};
-  private readonly dialog = byId<HTMLDialogElement>("tile");
+  onStep: (offset: number) => void = () => {};
+  onShowOnSlide: () => void = () => {};
+  private readonly dialog = getElement<HTMLDialogElement>("tile-dialog");
 
   constructor() {
-    byId("tile-close").addEventListener("click", () => this.dialog.close());
-    byId("tile-previous").addEventListener("click", () => this.onStep(-1));
-    byId("tile-next").addEventListener("click", () => this.onStep(1));
-    byId("tile-show").addEventListener("click", () => {
+    getElement("tile-close").addEventListener("click", () => this.dialog.close());
+    getElement("tile-previous").addEventListener("click", () => this.onStep(-1));
+    getElement("tile-next").addEventListener("click", () => this.onStep(1));
+    getElement("tile-show").addEventListener("click", () => {
       this.dialog.close();
-      this.onShow();
+      this.onShowOnSlide();
     });
-    closeOnBackdrop(this.dialog);
+    closeOnBackdropClick(this.dialog);
   }
 
   get isOpen(): boolean {
@@ -76,53 +79,59 @@ export class TileDialog {
     this.dialog.close();
   }
 
-  /** Show a tile; `rank` is its place in the layer that is drawn. */
-  show(slide: Slide, tiles: Tiles, drawn: Layer, tile: number, rank: number): void {
-    const by = drawn.scale.diverging ? `absolute ${nameOf(drawn)}` : nameOf(drawn);
-    byId("tile-title").textContent = `${slide.slide_id}, tile ${rank + 1} of ${tiles.count.toLocaleString("en")} by ${by}`;
-    const picture = byId<HTMLImageElement>("tile-picture");
-    const source = slide.has_file ? tilePictureOf(slide.key, tile) : null;
-    picture.hidden = source === null;
-    if (source !== null && picture.getAttribute("src") !== source) picture.src = source;
-    picture.alt = `Tile at ${placeOf(slide, tiles, tile)}`;
+  show(slide: Slide, tiles: Tiles, currentLayer: Layer, tile: number): void {
+    const rank = tileRank(tiles, tile, currentLayer);
+    const criterion = currentLayer.scale.diverging ? `absolute ${layerName(currentLayer)}` : layerName(currentLayer);
+    getElement("tile-title").textContent =
+      `${slide.slide_id}: tile ${formatCount(rank + 1)} of ${formatCount(tiles.count)} by ${criterion}`;
+    const image = getElement<HTMLImageElement>("tile-image");
+    const source = slide.has_file ? tileImageUrl(slide.key, tile) : null;
+    image.hidden = source === null;
+    if (source !== null && image.getAttribute("src") !== source) image.src = source;
+    image.alt = `Tile at ${formatPosition(slide, tiles, tile)}`;
     const side = slide.side_px0 ?? 0;
-    byId("tile-size").textContent = `${lengthOf(side, slide.mpp)} wide: ${side} px of the slide, ${slide.tile_px} px for the model`;
-    const head = make("tr", {});
-    for (const name of ["", "value", "rank", "percentile"]) head.append(make("th", { scope: "col" }, name));
+    getElement("tile-size").textContent =
+      `${formatLength(side, slide.mpp)} wide, ${formatCount(side)} px on the slide, ${slide.tile_px} px as model input`;
+    const head = createElement("tr", {});
+    for (const name of ["", "value", "rank", "percentile"]) head.append(createElement("th", { scope: "col" }, name));
     const rows = slide.layers.map((layer) => {
-      const values = tiles.values.get(layer.column) as Float32Array;
+      const value = tiles.values.get(layer.column)?.[tile] ?? NaN;
       const percentile = tiles.percentiles.get(layer.column)?.[tile] ?? NaN;
-      return make(
+      return createElement(
         "tr",
-        layer === drawn ? { class: "drawn" } : {},
-        make("th", { scope: "row" }, nameOf(layer)),
-        make("td", { class: "number" }, valueOf(layer, values[tile])),
-        make("td", { class: "number" }, (rankOf(values, tile, layer.scale.diverging) + 1).toLocaleString("en")),
-        make("td", { class: "number" }, `${percentile.toFixed(0)}%`),
+        layer === currentLayer ? { class: "current" } : {},
+        createElement("th", { scope: "row" }, layerName(layer)),
+        createElement("td", { class: "number" }, formatValue(layer, value)),
+        createElement("td", { class: "number" }, formatCount(tileRank(tiles, tile, layer) + 1)),
+        createElement("td", { class: "number" }, `${percentile.toFixed(0)}%`),
       );
     });
-    byId("tile-numbers").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
-    byId("tile-place").textContent =
-      `${placeOf(slide, tiles, tile)} from the corner; level 0: ${tiles.x[tile].toLocaleString("en")}, ${tiles.y[tile].toLocaleString("en")}. ` +
-      "Ranks of contributions go by their absolute value.";
-    byId("tile-place").hidden = false;
+    const table = getElement("tile-values");
+    table.replaceChildren(createElement("thead", {}, head), createElement("tbody", {}, ...rows));
+    const ranking = slide.layers.some((layer) => layer.kind === "contribution")
+      ? " Contributions are ranked by absolute value."
+      : "";
+    getElement("tile-position").textContent =
+      `Upper left corner of the tile: ${formatPosition(slide, tiles, tile)} from the corner of the slide ` +
+      `(level-0 pixels: ${formatCount(tiles.x[tile])}, ${formatCount(tiles.y[tile])}).${ranking}`;
     if (!this.dialog.open) this.dialog.showModal();
   }
 }
 
-/** Say how many tiles have more. */
-export function rankOf(values: Float32Array, tile: number, absolute: boolean): number {
-  const size = (value: number): number => (absolute ? Math.abs(value) : value);
-  const own = size(values[tile]);
+/** Return the rank of a tile in a layer, from 0. Diverging layers are ranked by absolute value. */
+function tileRank(tiles: Tiles, tile: number, layer: Layer): number {
+  const values = tiles.values.get(layer.column) as Float32Array;
+  const sortValue = (value: number): number => (layer.scale.diverging ? Math.abs(value) : value);
+  const own = sortValue(values[tile]);
   let rank = 0;
   for (let other = 0; other < values.length; other++) {
-    const value = size(values[other]);
+    const value = sortValue(values[other]);
     if (value > own || (value === own && other < tile)) rank++;
   }
   return rank;
 }
 
-export function closeOnBackdrop(dialog: HTMLDialogElement): void {
+export function closeOnBackdropClick(dialog: HTMLDialogElement): void {
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog) dialog.close();
   });

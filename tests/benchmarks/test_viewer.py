@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tapfm.viewer.assets import _FOLDER as FOLDER
+from tapfm.viewer.assets import _STATIC_FOLDER as STATIC_FOLDER
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.skipif(not (FOLDER / "index.html").exists(), reason="the viewer's pages are not built: make setup")
+@pytest.mark.skipif(not (STATIC_FOLDER / "index.html").exists(), reason="the viewer's pages are not built: make setup")
 def test_clients_get_every_picture_cold_and_cached(tmp_path):
     command = [sys.executable, str(ROOT / "benchmarks" / "viewer.py"), "--json", str(tmp_path / "rows.json")]
     command += ["--clients", "3", "--steps", "4", "--width", "4096", "--height", "2048"]

@@ -1,21 +1,21 @@
-"""The built pages."""
+"""Built web pages of the viewer."""
 
 import pytest
 
 from tapfm.errors import InputError
-from tapfm.viewer.assets import _FOLDER as FOLDER
+from tapfm.viewer.assets import _STATIC_FOLDER as STATIC_FOLDER
 from tapfm.viewer.assets import read_assets
 
 
-def test_without_pages_it_is_told_how_to_build_them(tmp_path):
-    (tmp_path / "viewer.js").write_text("half of it")
+def test_missing_pages_raise_an_error_with_build_instructions(tmp_path):
+    (tmp_path / "viewer.js").write_text("incomplete")
     for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(InputError, match="not built") as told:
+        with pytest.raises(InputError, match="not built") as error:
             read_assets(folder)
-        assert "make setup" in told.value.hint
+        assert "make setup" in error.value.hint
 
 
-def test_pages_know_their_kind_and_change_their_tag(tmp_path):
+def test_assets_have_media_types_and_an_etag_of_their_content(tmp_path):
     (tmp_path / "index.html").write_text("<!doctype html>")
     (tmp_path / "viewer.js").write_text("1")
     (tmp_path / "other.map").write_text("{}")
@@ -26,8 +26,8 @@ def test_pages_know_their_kind_and_change_their_tag(tmp_path):
     assert read_assets(tmp_path)["viewer.js"].etag != before["viewer.js"].etag
 
 
-@pytest.mark.skipif(not (FOLDER / "index.html").exists(), reason="the viewer's pages are not built: make setup")
-def test_the_built_pages_are_whole_and_ask_nobody_else():
+@pytest.mark.skipif(not (STATIC_FOLDER / "index.html").exists(), reason="the viewer's pages are not built: make setup")
+def test_built_pages_are_complete_and_load_nothing_from_other_servers():
     assets = read_assets()
     assert {"index.html", "viewer.js", "style.css", "icon.svg", "openseadragon-licence.txt"} == set(assets)
     page = assets["index.html"].data.decode()

@@ -1,1 +1,1 @@
-"""The local web viewer: slides at native resolution under the numbers of a prediction."""
+"""Local web viewer: slides at full resolution with heatmaps and tile values of a prediction."""

@@ -1,4 +1,4 @@
-"""The built pages of the viewer. They are made from `frontend/` and are part of the wheel, not of the repository."""
+"""Built web pages of the viewer. Their source is `frontend/`; wheels contain them, the repository does not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from tapfm.errors import InputError
 from tapfm.runtime.files import fingerprint
 
-_FOLDER = Path(__file__).with_name("static")
-PAGE = "index.html"
-_TYPES = {
+_STATIC_FOLDER = Path(__file__).with_name("static")
+INDEX_PAGE = "index.html"
+_MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -22,23 +22,23 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Asset:
-    """A file of the page, held in memory: no request ever leads to a path."""
+    """A file of the web page, kept in memory so that requests never access the file system."""
 
     data: bytes
     media_type: str
     etag: str
 
 
-def read_assets(folder: Path = _FOLDER) -> Mapping[str, Asset]:
-    """Read the built pages, or say how to build them."""
-    files = sorted(path for path in folder.glob("*") if path.suffix in _TYPES) if folder.is_dir() else []
-    if PAGE not in {path.name for path in files}:
+def read_assets(folder: Path = _STATIC_FOLDER) -> Mapping[str, Asset]:
+    """Read the built pages. Raises InputError with build instructions if they are missing."""
+    files = sorted(path for path in folder.glob("*") if path.suffix in _MEDIA_TYPES) if folder.is_dir() else []
+    if INDEX_PAGE not in {path.name for path in files}:
         raise InputError(
-            "The pages of the viewer are not built.",
-            hint="In a checkout: install Node.js with npm (18 or newer), then type: make setup. A wheel has them.",
+            "The web pages of the viewer are not built.",
+            hint="In a checkout, install Node.js 18 or newer with npm and run: make setup. Wheels contain the pages.",
         )
     assets = {}
     for path in files:
         data = path.read_bytes()
-        assets[path.name] = Asset(data, _TYPES[path.suffix], f'"{fingerprint(data.hex())[:16]}"')
+        assets[path.name] = Asset(data, _MEDIA_TYPES[path.suffix], f'"{fingerprint(data.hex())[:16]}"')
     return assets

@@ -1,4 +1,4 @@
-"""Which slides the viewer shows. Everything it serves is asked for by a key of this list, never by a path."""
+"""The slides that the viewer shows. Clients request them by key, never by path."""
 
 from __future__ import annotations
 
@@ -20,99 +20,99 @@ _KEY_LENGTH = 16  # hexadecimal digits
 
 
 @dataclass(frozen=True)
-class ViewedSlide:
-    """A slide of the list, with what was predicted for it, if anything was."""
+class ViewerSlide:
+    """A slide of the collection, with its prediction if there is one."""
 
-    key: str  # changes with the file and the prediction: what a browser has kept under it stays right
+    key: str  # changes with the file and the prediction, so that browsers can cache responses permanently
     slide_id: str
-    path: Path | None  # None where the file is not there any more
-    mpp: float | None = None  # as a table states it
+    path: Path | None  # None if the file is missing
+    mpp: float | None = None  # from the cohort table or the prediction
     prediction: PredictedSlide | None = None
     folder: PredictionFolder | None = None
 
-    def tiles(self) -> TileTable | None:
-        """Read the numbers of its tiles."""
+    def read_tiles(self) -> TileTable | None:
+        """Read the tile values, or return None without a prediction."""
         return None if self.folder is None else self.folder.tiles(self.slide_id)
 
 
 @dataclass(frozen=True)
-class Collection:
-    """The slides that are shown."""
+class SlideCollection:
+    """All slides that the viewer shows."""
 
-    slides: tuple[ViewedSlide, ...]
+    slides: tuple[ViewerSlide, ...]
 
     @property
     def targets(self) -> list[str]:
-        """Name all targets that were predicted, in their order."""
-        said = (slide.prediction.targets for slide in self.slides if slide.prediction is not None)
-        return list(dict.fromkeys(target for targets in said for target in targets))
+        """Names of all predicted targets, in their original order."""
+        predictions = (slide.prediction for slide in self.slides if slide.prediction is not None)
+        return list(dict.fromkeys(target for prediction in predictions for target in prediction.targets))
 
     @property
-    def lost(self) -> list[str]:
-        """Name the slides whose files are not there."""
+    def missing_slide_ids(self) -> list[str]:
+        """Ids of the slides whose file is missing."""
         return [slide.slide_id for slide in self.slides if slide.path is None]
 
 
-def collect_viewed_slides(sources: Sequence[Path], slides_folder: Path | None = None) -> Collection:
-    """Gather the slides of folders of predictions, of folders and tables of slides, and of files."""
+def collect_slides(sources: Sequence[Path], slides_folder: Path | None = None) -> SlideCollection:
+    """Collect the slides of prediction folders, slide folders, cohort tables and slide files.
+
+    `slides_folder` is searched for slide files that have moved since their prediction.
+    """
     finder = make_slide_finder(slides_folder)
-    found: list[ViewedSlide] = []
+    slides: list[ViewerSlide] = []
     for source in sources:
         folder = PredictionFolder(source)
-        found += _predicted_slides(folder, finder) if folder.exists else _plain_slides(source, slides_folder)
-    unique = _without_repetition(found)
+        slides += _predicted_slides(folder, finder) if folder.exists else _unpredicted_slides(source, slides_folder)
+    unique = _remove_duplicates(slides)
     if not unique:
         raise InputError(
-            f"There is no slide in {', '.join(map(str, sources))} yet.",
-            hint="A slide is there as soon as its prediction is done.",
+            f"No finished slides in {', '.join(map(str, sources))}.",
+            hint="A slide appears in a prediction folder when tapfm predict has finished it. Try again later.",
         )
-    return Collection(tuple(unique))
+    return SlideCollection(tuple(unique))
 
 
-def _predicted_slides(folder: PredictionFolder, finder: SlideFinder | None) -> list[ViewedSlide]:
-    """List the slides of a prediction; a file that moved is looked for where the user says."""
+def _predicted_slides(folder: PredictionFolder, finder: SlideFinder | None) -> list[ViewerSlide]:
     folder.read_metadata()  # raises if it cannot be read
     slides = []
     for prediction in folder.slides():
         path = find_slide_file(prediction, finder)
-        key = _key_of(prediction.slide_id, path, prediction.key, str(folder.path.resolve()))
-        slides.append(ViewedSlide(key, prediction.slide_id, path, prediction.mpp, prediction, folder))
+        key = _slide_key(prediction.slide_id, path, prediction.key, str(folder.path.resolve()))
+        slides.append(ViewerSlide(key, prediction.slide_id, path, prediction.mpp, prediction, folder))
     return slides
 
 
-def _plain_slides(source: Path, slides_folder: Path | None) -> list[ViewedSlide]:
-    """List slides without a prediction."""
+def _unpredicted_slides(source: Path, slides_folder: Path | None) -> list[ViewerSlide]:
     rows = read_cohort(source, slides_folder).rows
-    return [ViewedSlide(_key_of(row.slide_id, row.path), row.slide_id, row.path, row.mpp) for row in rows]
+    return [ViewerSlide(_slide_key(row.slide_id, row.path), row.slide_id, row.path, row.mpp) for row in rows]
 
 
-def _without_repetition(slides: Iterable[ViewedSlide]) -> list[ViewedSlide]:
-    """Keep each slide once, with its prediction where one has it; two slides with one id are refused."""
-    by_id: dict[str, list[ViewedSlide]] = defaultdict(list)
+def _remove_duplicates(slides: Iterable[ViewerSlide]) -> list[ViewerSlide]:
+    """Keep each file once, preferably with its prediction. Raises if different slides have the same id."""
+    by_id: dict[str, list[ViewerSlide]] = defaultdict(list)
     for slide in slides:
-        same = by_id[slide.slide_id]
-        twin = next((each for each in same if _is_same_file(each.path, slide.path)), None)
-        if twin is None or (twin.prediction is not None and slide.prediction is not None):
-            same.append(slide)
+        same_id = by_id[slide.slide_id]
+        duplicate = next((each for each in same_id if _is_same_file(each.path, slide.path)), None)
+        if duplicate is None or (duplicate.prediction is not None and slide.prediction is not None):
+            same_id.append(slide)
         elif slide.prediction is not None:
-            same[same.index(twin)] = slide
-    if clashing := [slide_id for slide_id, same in by_id.items() if len(same) > 1]:
+            same_id[same_id.index(duplicate)] = slide
+    if repeated := [slide_id for slide_id, same_id in by_id.items() if len(same_id) > 1]:
         raise CohortError(
-            f"Several slides are called {', '.join(clashing[:5])}{', ...' if len(clashing) > 5 else ''}.",
-            hint="Look at them one after the other; where slides have moved since their prediction, use --slides.",
+            f"Several slides have the same id: {', '.join(repeated[:5])}{', ...' if len(repeated) > 5 else ''}.",
+            hint="View them one at a time. If slides have moved since their prediction, pass their folder to --slides.",
         )
-    return [slide for same in by_id.values() for slide in same]
+    return [slide for same_id in by_id.values() for slide in same_id]
 
 
-def _is_same_file(one: Path | None, other: Path | None) -> bool:
-    """Say whether two paths lead to one file."""
-    return one is not None and other is not None and one.resolve() == other.resolve()
+def _is_same_file(first: Path | None, second: Path | None) -> bool:
+    return first is not None and second is not None and first.resolve() == second.resolve()
 
 
-def _key_of(slide_id: str, path: Path | None, *more: str) -> str:
-    """Make a key of a slide: opaque, and another one when its file changes."""
+def _slide_key(slide_id: str, path: Path | None, *prediction: str) -> str:
+    """Return an opaque key that changes when the slide's files or its prediction change."""
     files: list[tuple[str, int, int]] = []
     if path is not None:
-        with contextlib.suppress(OSError):  # a link that leads nowhere: told when the slide is opened
+        with contextlib.suppress(OSError):  # a broken link is reported when the slide is opened
             files = [file_identity(file) for file in list_slide_files(path)]
-    return fingerprint(slide_id, str(path and path.resolve()), files, more)[:_KEY_LENGTH]
+    return fingerprint(slide_id, str(path and path.resolve()), files, prediction)[:_KEY_LENGTH]

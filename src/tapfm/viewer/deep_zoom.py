@@ -1,8 +1,8 @@
-"""The pyramid of pictures that the page asks for: where each picture lies on the slide.
+"""Geometry of the image pyramid that the page displays (Deep Zoom).
 
-Level 0 is one picture; each further level doubles the resolution, and the last one is the slide's own. Pictures count
-from the corner of the slide's bounds, so that the padding of MRXS-like slides is never shown. A picture at the right or
-lower edge covers what is left, to the pixel, as the page places it.
+Level 0 is a single image, each further level doubles the resolution, and the last level has the full resolution of the
+slide. Columns and rows start at the corner of the slide's bounds, so the padding of formats such as MRXS is not shown.
+Images at the right and lower edge are smaller: they end exactly at the bounds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from tapfm.slides.slide import Box
 
-_PICTURE_PX = 512
+_IMAGE_PX = 512
 
 
-class ZoomTile(NamedTuple):
-    """A part of the slide and the size it is shown at."""
+class PyramidImage(NamedTuple):
+    """A region of the slide in level-0 pixels, and the size of its image."""
 
     box: Box
     width_px: int
@@ -25,28 +25,28 @@ class ZoomTile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DeepZoom:
-    """The pyramid over the bounds of a slide."""
+class DeepZoomPyramid:
+    """Image pyramid over the bounds of a slide."""
 
     bounds: Box
-    picture_px: int = _PICTURE_PX
+    image_px: int = _IMAGE_PX  # side of an image
 
     @property
     def last_level(self) -> int:
-        """Number the level that has the slide's own resolution."""
+        """Index of the level with the full resolution of the slide."""
         longest = max(self.bounds.width_px0, self.bounds.height_px0)
-        return max(0, math.ceil(math.log2(longest / self.picture_px)))
+        return max(0, math.ceil(math.log2(longest / self.image_px)))
 
-    def picture(self, level: int, column: int, row: int) -> ZoomTile | None:
-        """Say what a picture shows; None where there is none."""
+    def find_image(self, level: int, column: int, row: int) -> PyramidImage | None:
+        """Return the region of an image, or None outside the pyramid."""
         if not 0 <= level <= self.last_level or column < 0 or row < 0:
             return None
         downsample = 2 ** (self.last_level - level)
-        side_px0 = self.picture_px * downsample
+        side_px0 = self.image_px * downsample
         x, y = column * side_px0, row * side_px0
         width_px0 = min(side_px0, self.bounds.width_px0 - x)
         height_px0 = min(side_px0, self.bounds.height_px0 - y)
         if width_px0 <= 0 or height_px0 <= 0:
             return None
         box = Box(self.bounds.x_px0 + x, self.bounds.y_px0 + y, width_px0, height_px0)
-        return ZoomTile(box, math.ceil(width_px0 / downsample), math.ceil(height_px0 / downsample))
+        return PyramidImage(box, math.ceil(width_px0 / downsample), math.ceil(height_px0 / downsample))

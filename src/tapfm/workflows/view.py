@@ -1,4 +1,4 @@
-"""`tapfm view`: slides and predictions in a browser."""
+"""`tapfm view`: view slides and predictions in a browser."""
 
 from __future__ import annotations
 
@@ -23,74 +23,89 @@ class ViewOptions:
     """Options of `tapfm view`."""
 
     sources: Annotated[
-        tuple[Path, ...], Argument("Output of tapfm predict; folders of slides; slides.", metavar="DIR|SLIDE...")
+        tuple[Path, ...],
+        Argument("Output folders of `tapfm predict`, folders of slides, or slides.", metavar="DIR|SLIDE..."),
     ]
     _: KW_ONLY
     slides: Annotated[
-        Path | None, Option("Where to look for slides that moved since their prediction.", metavar="DIR")
+        Path | None, Option("Folder to search for slides that were moved after the prediction.", metavar="DIR")
     ] = None
     port: Annotated[
         int | None,
         Option(
-            "Port; 0 takes any free one.", metavar="N", default="the next free from 8000", at_least=0, at_most=65535
+            "TCP port to listen on. 0: any free port.",
+            metavar="N",
+            default="the first free port from 8000",
+            at_least=0,
+            at_most=65535,
         ),
     ] = None
-    host: Annotated[str, Option("An address that other machines can reach needs a token.", metavar="ADDRESS")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[
+        str,
+        Option(
+            "Address to listen on. With 0.0.0.0, other machines can connect; the printed address then contains a "
+            "token that they need.",
+            metavar="ADDRESS",
+        ),
+    ] = "127.0.0.1"
     browser: Annotated[
-        bool | None, Option("Open the page.", flags="--open/--no-browser", default="where there is a desktop")
+        bool | None,
+        Option(
+            "Open the page in a browser, or only print its address.",
+            flags="--open/--no-browser",
+            default="open, if this machine has a desktop",
+        ),
     ] = None
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """A viewer that listens already; it answers within `serve`."""
+    """A viewer with an open socket. Requests are answered while `serve` runs."""
 
-    address: str  # with the token, where one is needed
+    address: str  # includes the token if one is needed
     slides: int
-    missing_slides: int  # only their numbers are shown
-    is_public: bool  # other machines can reach it
+    missing_slides: int  # slides whose file was not found; only their predictions are shown
+    is_public: bool  # other machines can connect
     open_browser: bool
-    _server: ASGIApp
+    _app: ASGIApp
     _listener: socket.socket
 
     def serve(self) -> None:
         """Answer requests until Ctrl-C or SIGTERM."""
-        from tapfm.viewer.serving import serve
+        from tapfm.viewer.server import serve
 
-        serve(self._server, self._listener)
+        serve(self._app, self._listener)
 
 
 @command_function(ViewOptions)
-def view(options: ViewOptions, console: Console) -> Viewer:  # noqa: ARG001 - every verb has a console
-    """Prepare a viewer of slides and predictions: open its `address` while its `serve()` runs."""
+def view(options: ViewOptions, console: Console) -> Viewer:  # noqa: ARG001 - required by command_function
+    """Return a viewer of slides and predictions. Open its `address` while its `serve()` runs."""
     from tapfm.viewer.assets import read_assets
-    from tapfm.viewer.collection import collect_viewed_slides
+    from tapfm.viewer.collection import collect_slides
 
     assets = read_assets()
-    collection = collect_viewed_slides(options.sources, options.slides)
+    collection = collect_slides(options.sources, options.slides)
 
-    from tapfm.viewer.gate import Admission, is_loopback
-    from tapfm.viewer.server import make_server
-    from tapfm.viewer.serving import address_of, open_socket
+    from tapfm.viewer.access_control import AccessPolicy, is_loopback
+    from tapfm.viewer.app import create_app
+    from tapfm.viewer.server import open_socket, viewer_url
 
     listener = open_socket(options.host, options.port)
     port = listener.getsockname()[1]
-    admission = Admission.of(options.host, port)
+    policy = AccessPolicy.for_host(options.host, port)
     return Viewer(
-        address_of(options.host, port, admission),
+        viewer_url(options.host, port, policy),
         slides=len(collection.slides),
-        missing_slides=len(collection.lost),
+        missing_slides=len(collection.missing_slide_ids),
         is_public=not is_loopback(options.host),
         open_browser=_has_desktop() if options.browser is None else options.browser,
-        _server=make_server(collection, assets, admission),
+        _app=create_app(collection, assets, policy),
         _listener=listener,
     )
 
 
 def _has_desktop() -> bool:
-    """Return whether somebody sits in front of this machine, not at the far end of a connection."""
+    """Return whether a browser can be opened: the session is local and has a display."""
     if not sys.stdout.isatty() or "SSH_CONNECTION" in os.environ:
         return False
     return sys.platform in ("darwin", "win32") or any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -1,8 +1,8 @@
-"""What the page is told of tiles: the layers that can be drawn, and the numbers of all tiles as one block of bytes.
+"""Tile values for the page: descriptions of the layers, and the values of all tiles in a binary format.
 
-The block is: the length of a JSON header as a little-endian uint32, the header, padding to a multiple of 4, then the
-columns one after the other: x and y as int32 (level-0 pixels, padding outside the bounds included), then for each
-layer its values and their percentiles as float32.
+The binary format is: the length of a JSON header as little-endian uint32, the header, padding to a multiple of 4 bytes,
+then the columns one after another. The first two columns are x and y as int32, in level-0 pixels from the corner of the
+slide, not of its bounds. Then each layer has two float32 columns: its values and their percentiles.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tapfm.prediction.layers import ColourScale, Layer, layer_values, palette, p
 from tapfm.prediction.tile_table import TileTable
 
 
-def describe(layer: Layer, table: TileTable) -> dict[str, Any]:
-    """Say what a layer is and how both of its maps are coloured."""
+def describe_layer(layer: Layer, table: TileTable) -> dict[str, Any]:
+    """Return a layer as JSON, with the colour scales of its values and of its percentiles."""
     values = table.values[layer.column]
     _, scale = layer_values(values, layer.kind)
     _, percentile_scale = layer_values(values, layer.kind, percentile=True)
@@ -28,26 +28,25 @@ def describe(layer: Layer, table: TileTable) -> dict[str, Any]:
         "kind": layer.kind,
         "target": layer.target,
         "title": layer.title,
-        "scale": _as_json(scale),
-        "percentile_scale": _as_json(percentile_scale),
+        "scale": _describe_scale(scale),
+        "percentile_scale": _describe_scale(percentile_scale),
     }
 
 
-def _as_json(scale: ColourScale) -> dict[str, Any]:
-    """Write a scale for the page."""
+def _describe_scale(scale: ColourScale) -> dict[str, Any]:
     return {**asdict(scale), "ticks": scale.ticks()}
 
 
-def palettes() -> dict[str, list[list[int]]]:
-    """Give the colours of both kinds of scales."""
+def colour_palettes() -> dict[str, list[list[int]]]:
+    """Return the colours of sequential and diverging scales."""
     return {
         "sequential": palette(diverging=False).tolist(),
         "diverging": palette(diverging=True).tolist(),
     }
 
 
-def pack(table: TileTable, layers: list[Layer]) -> bytes:
-    """Write the numbers of all tiles."""
+def pack_tile_values(table: TileTable, layers: list[Layer]) -> bytes:
+    """Encode positions, values and percentiles of all tiles in the binary format."""
     columns: list[tuple[str, NDArray[Any]]] = [
         ("x", table.positions[:, 0].astype("<i4")),
         ("y", table.positions[:, 1].astype("<i4")),
@@ -57,6 +56,6 @@ def pack(table: TileTable, layers: list[Layer]) -> bytes:
         columns.append((layer.column, values.astype("<f4")))
         columns.append((f"percentile.{layer.column}", percentiles(values).astype("<f4")))
     header = json.dumps({"count": len(table), "columns": [name for name, _ in columns]}).encode()
-    start = np.array([len(header)], "<u4").tobytes()
-    padding = b" " * (-(len(start) + len(header)) % 4)
-    return b"".join([start, header, padding, *(column.tobytes() for _, column in columns)])
+    header_length = np.array([len(header)], "<u4").tobytes()
+    padding = b" " * (-(len(header_length) + len(header)) % 4)
+    return b"".join([header_length, header, padding, *(column.tobytes() for _, column in columns)])
