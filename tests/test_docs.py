@@ -13,11 +13,11 @@ from cohort_files import rows_of
 from command_line import PROGRAM, tapfm
 from safetensors.torch import save_file
 from slide_files import section, write_slide
-from training_lab import make_lab
+from training_workspace import create_workspace
 
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card, encoder_cards
-from tapfm.viewer.assets import _FOLDER as FOLDER
+from tapfm.encoders.catalog import find_encoder_card, load_encoder_cards
+from tapfm.viewer.assets import _STATIC_FOLDER as STATIC_FOLDER
 
 ROOT = Path(__file__).parents[1]
 HOW_TO = ROOT / "docs" / "how-to"
@@ -67,7 +67,7 @@ def prepared(tmp_path_factory, synthetic, one_thread):  # noqa: ARG001 - for the
     """All files that the docs use: slides, tables, a corrected outline, a synthetic cohort, tiles, features and a run."""
     folder = tmp_path_factory.mktemp("lab")
     shutil.copytree(synthetic, folder / "synthetic")
-    make_lab(folder / "small")
+    create_workspace(folder / "small")
     shutil.move(folder / "small" / "tiles", folder / "tiles")
     rows = rows_of(folder / "small" / "cohort.csv")
     lines = [f"{row['slide_id']},small/{row['path']},{row['patient_id']},{row['split']},{row['FGFR3']}" for row in rows]
@@ -138,7 +138,7 @@ SERVERS = [command for command in COMMANDS if command.startswith("tapfm view")]
 
 @pytest.mark.parametrize("command", SERVERS)
 def test_every_server_of_the_docs_starts_and_stops(command, lab):
-    if not (FOLDER / "index.html").exists():
+    if not (STATIC_FOLDER / "index.html").exists():
         pytest.skip("the viewer is not built: make setup (needs npm)")
     program = [*PROGRAM, *shlex.split(command)[1:], "--port", "0", "--no-browser"]  # the last value counts
     server = subprocess.Popen(program, cwd=lab, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -237,7 +237,7 @@ def test_every_make_target_of_the_docs_exists_and_is_listed(target):
 def test_training_step_example_runs(tmp_path, monkeypatch, capsys):
     (example,) = blocks(HOW_TO / "use-the-step.md", "python")
     torch.manual_seed(0)
-    save_file(build_vit(encoder_card("kaiko-s16")).state_dict(), tmp_path / "kaiko-s16.safetensors")
+    save_file(build_vit(find_encoder_card("kaiko-s16")).state_dict(), tmp_path / "kaiko-s16.safetensors")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TAPFM_CACHE", str(tmp_path / "cache"))
     exec(compile(example, "use-the-step.md", "exec"), {})
@@ -246,8 +246,8 @@ def test_training_step_example_runs(tmp_path, monkeypatch, capsys):
 
 def test_readme_states_the_number_of_encoders():
     text = (ROOT / "README.md").read_text()
-    assert f"| {len(encoder_cards())} ViTs and any of timm" in text
-    assert f"the {len(encoder_cards())} ViTs" in text
+    assert f"| {len(load_encoder_cards())} ViTs and any of timm" in text
+    assert f"the {len(load_encoder_cards())} ViTs" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
