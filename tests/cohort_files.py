@@ -15,10 +15,10 @@ def make_cohort(folder, count=4, side_px=1200):
     return folder / "cohort.csv"
 
 
-def rows_of(path):
+def read_rows(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def tile_files(out):
+def read_tile_files(out):
     return {path.name: path.read_bytes() for path in sorted((out / "patches").glob("*.h5"))}

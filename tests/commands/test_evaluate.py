@@ -7,10 +7,10 @@ import shutil
 import signal
 
 import pytest
-from cohort_files import rows_of
+from cohort_files import read_rows
 from command_line import tapfm
 from PIL import Image
-from training_lab import edit, slide_id, train_in
+from training_workspace import case_id, edit_csv, run_train
 
 import tapfm as tapfm_package
 from tapfm.baselines import slide_colours
@@ -21,18 +21,18 @@ from tapfm.runtime.files import file_sha256
 from tapfm.tasks.catalog import target_kinds
 from tapfm.workflows import evaluation_run as evaluate_model
 
-FEW = ("--resamples", 50, "--workers", 0, "--device", "cpu")
+FAST_OPTIONS = ("--resamples", 50, "--workers", 0, "--device", "cpu")
 
 
 def evaluate(run, out, *options):
-    return tapfm("evaluate", run, "--out", out, *FEW, *options)
+    return tapfm("evaluate", run, "--out", out, *FAST_OPTIONS, *options)
 
 
-def metrics_of(folder):
+def read_metrics(folder):
     return json.loads((folder / "metrics.json").read_text())
 
 
-def files_of(folder):
+def read_files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
 
 
@@ -49,16 +49,16 @@ def evaluated(run, tmp_path_factory):
     return folder
 
 
-def without_its_predictions(run, folder):
-    """Copy a run, and make it forget what it predicted."""
+def copy_without_predictions(run, folder):
+    """Copy a run without its stored predictions."""
     shutil.copytree(run, folder)
     for path in folder.glob(".predictions-*"):
         path.unlink()
     return folder
 
 
-def test_the_folder_explains_itself(run, evaluated):
-    assert files_of(evaluated).keys() == {
+def test_evaluation_folder_contents(run, evaluated):
+    assert read_files(evaluated).keys() == {
         *("predictions.csv", "predictions-baseline.csv", "metrics.json", "metrics.csv", "metrics.md"),
         *("failures.csv", "colours.csv", "roc.png", "pr.png", "reliability.png", "scores.png", "evaluation.json"),
     }
@@ -67,21 +67,21 @@ def test_the_folder_explains_itself(run, evaluated):
     assert about["members"] == [{"run": RunFolder(run).identity(), "weights_sha256": file_sha256(best)}]
     assert (about["cohort"], about["split"], about["unit"]) == ("own", "test", "slide")
     for name in ("roc", "pr", "reliability", "scores"):
-        with Image.open(evaluated / f"{name}.png") as picture:
-            assert picture.width > 500
+        with Image.open(evaluated / f"{name}.png") as image:
+            assert image.width > 500
 
 
-def test_figures_are_those_of_the_predictions(run, evaluated):
+def test_metrics_match_the_predictions(run, evaluated):
     predictions = read_predictions(evaluated / "predictions.csv")
     assert predictions == read_predictions(run / "predictions-test.csv")
-    found = metrics_of(evaluated)["models"]["model"]["all"]["FGFR3"]["auc"]
+    found = read_metrics(evaluated)["models"]["model"]["all"]["FGFR3"]["auc"]
     assert found["value"] == compute_scores(predictions, target_kinds(["FGFR3"]), "slide").auc["FGFR3"]
     assert (found["units"], found["positives"]) == (4, 2)
     assert f"{found['value']:.3f}" in (evaluated / "metrics.md").read_text()
 
 
-def test_the_table_is_tidy(evaluated):
-    rows = rows_of(evaluated / "metrics.csv")
+def test_metrics_csv_columns_and_rows(evaluated):
+    rows = read_rows(evaluated / "metrics.csv")
     assert list(rows[0]) == [
         *("model", "subgroup", "target", "metric", "value", "ci_low", "ci_high"),
         *("delong_low", "delong_high", "units", "positives", "reason"),
@@ -96,22 +96,22 @@ def test_the_table_is_tidy(evaluated):
     assert {row["metric"] for row in rows if row["subgroup"]} == {"auc", "average_precision", "brier"}
 
 
-def test_thresholds_are_those_of_validation(run, evaluated):
+def test_thresholds_are_chosen_on_validation_slides(run, evaluated):
     chosen = choose_thresholds(read_predictions(run / "predictions-val.csv"), target_kinds(["FGFR3"]), "slide", 0.9)
-    written = metrics_of(evaluated)["thresholds"]
+    written = read_metrics(evaluated)["thresholds"]
     assert written["youden"] == chosen.youden
     assert written["at_sensitivity"] == chosen.at_sensitivity
     assert "2 validation slides of the run" in written["chosen_on"]
 
 
-def test_slides_that_training_predicted_come_out_the_same_when_read_again(run, evaluated, tmp_path):
-    again = without_its_predictions(run, tmp_path / "run")
+def test_predictions_match_those_of_training(run, evaluated, tmp_path):
+    again = copy_without_predictions(run, tmp_path / "run")
     assert evaluate(again, tmp_path / "evaluation").returncode == 0
     assert (tmp_path / "evaluation" / "predictions.csv").read_bytes() == (evaluated / "predictions.csv").read_bytes()
 
 
-def test_predictions_of_other_weights_are_not_taken(run, tmp_path):
-    other = without_its_predictions(run, tmp_path / "run")
+def test_predictions_of_other_weights_are_not_reused(run, tmp_path):
+    other = copy_without_predictions(run, tmp_path / "run")
     text = (run / ".predictions-test.jsonl").read_text().replace('["', '["0')
     (other / ".predictions-test.jsonl").write_text(text)
     (other / "predictions-test.csv").unlink()
@@ -121,138 +121,140 @@ def test_predictions_of_other_weights_are_not_taken(run, tmp_path):
     )
 
 
-def test_the_same_evaluation_gives_the_same_files(run, evaluated, tmp_path):
+def test_evaluation_is_reproducible(run, evaluated, tmp_path):
     assert evaluate(run, tmp_path / "again", "--by", "split").returncode == 0
-    assert files_of(tmp_path / "again") == files_of(evaluated)
+    assert read_files(tmp_path / "again") == read_files(evaluated)
 
 
-def test_patients_are_counted_once_when_asked(run, tmp_path):
+def test_unit_patient(run, tmp_path):
     assert evaluate(run, tmp_path / "patients", "--unit", "patient").returncode == 0
-    assert metrics_of(tmp_path / "patients")["models"]["model"]["all"]["FGFR3"]["auc"]["units"] == 3
+    assert read_metrics(tmp_path / "patients")["models"]["model"]["all"]["FGFR3"]["auc"]["units"] == 3
 
 
 @pytest.mark.parametrize(("split", "slides"), [("val", 2), ("train", 4), ("all", 10)])
-def test_slides_that_are_not_held_out_are_said_to_be_so(run, tmp_path, split, slides):
+def test_warning_if_slides_are_not_held_out(run, tmp_path, split, slides):
     result = evaluate(run, tmp_path / split, "--split", split)
     assert result.returncode == 0, result.said
     assert "NOT HELD OUT" in result.said
     assert "**NOT HELD OUT" in (tmp_path / split / "metrics.md").read_text()
-    assert metrics_of(tmp_path / split)["slides"] == slides
+    assert read_metrics(tmp_path / split)["slides"] == slides
 
 
-def test_the_page_says_where_thresholds_come_from(evaluated):
+def test_page_states_the_source_of_thresholds(evaluated):
     page = (evaluated / "metrics.md").read_text()
     assert re.search(r"^Thresholds were chosen on \d+ validation slides of the run", page, re.MULTILINE)
 
 
-def test_held_out_slides_are_not(evaluated):
+def test_no_warning_for_held_out_slides(evaluated):
     assert "HELD OUT" not in (evaluated / "metrics.md").read_text()
 
 
-def test_one_class_gives_empty_figures_that_say_why(own_lab):
-    edit(own_lab / "cohort.csv", lambda rows: [row.update(FGFR3="0") for row in rows if row["split"] == "test"])
-    assert train_in(own_lab).returncode == 0
-    result = evaluate(own_lab / "run", own_lab / "evaluation")
+def test_missing_class_is_explained(workspace_copy):
+    edit_csv(
+        workspace_copy / "cohort.csv", lambda rows: [row.update(FGFR3="0") for row in rows if row["split"] == "test"]
+    )
+    assert run_train(workspace_copy).returncode == 0
+    result = evaluate(workspace_copy / "run", workspace_copy / "evaluation")
     assert result.returncode == 0, result.said
     assert "no positive slide among 4" in result.said
-    rows = rows_of(own_lab / "evaluation" / "metrics.csv")
+    rows = read_rows(workspace_copy / "evaluation" / "metrics.csv")
     (auc,) = [row for row in rows if (row["model"], row["metric"]) == ("model", "auc")]
     assert (auc["value"], auc["reason"].startswith("no positive slide among 4")) == ("", True)
-    assert "no positive slide among 4" in (own_lab / "evaluation" / "metrics.md").read_text()
+    assert "no positive slide among 4" in (workspace_copy / "evaluation" / "metrics.md").read_text()
 
 
 @pytest.fixture
-def own_run(run, lab, own_lab):
-    """A run in a lab of its own, that forgets what it predicted."""
-    copied = without_its_predictions(run, own_lab / "run")
+def run_in_copy(run, workspace, workspace_copy):
+    """A copy of the workspace with a run that has no stored predictions."""
+    copied = copy_without_predictions(run, workspace_copy / "run")
     text = (copied / "config.toml").read_text()
-    (copied / "config.toml").write_text(text.replace(str(lab), str(own_lab)))
-    return own_lab
+    (copied / "config.toml").write_text(text.replace(str(workspace), str(workspace_copy)))
+    return workspace_copy
 
 
-def test_a_changed_cohort_is_refused_with_the_difference(own_run):
-    edit(own_run / "cohort.csv", lambda rows: rows[6].update(FGFR3="1"))
-    result = evaluate(own_run / "run", own_run / "evaluation")
+def test_changed_label_is_rejected(run_in_copy):
+    edit_csv(run_in_copy / "cohort.csv", lambda rows: rows[6].update(FGFR3="1"))
+    result = evaluate(run_in_copy / "run", run_in_copy / "evaluation")
     assert result.returncode == 2
-    assert "case-06: FGFR3 was '0', is '1'" in result.said
+    assert "case-06: FGFR3 was '0', is now '1'" in result.said
 
 
-def test_a_training_slide_moved_to_test_is_refused(own_run):
-    edit(own_run / "cohort.csv", lambda rows: rows[0].update(split="test"))
-    result = evaluate(own_run / "run", own_run / "evaluation")
+def test_training_slide_moved_to_test_is_rejected(run_in_copy):
+    edit_csv(run_in_copy / "cohort.csv", lambda rows: rows[0].update(split="test"))
+    result = evaluate(run_in_copy / "run", run_in_copy / "evaluation")
     assert result.returncode == 2
-    assert "case-00: was in train, is in test" in result.said
+    assert "case-00: split was 'train', is now 'test'" in result.said
 
 
-def test_a_new_test_slide_of_a_training_patient_is_refused(own_run):
+def test_new_test_slide_of_a_training_patient_is_rejected(run_in_copy):
     def add(rows):
-        rows[0]["split"] = ""  # or the table itself would be refused
+        rows[0]["split"] = ""  # otherwise the table itself would be rejected
         rows.append(rows[9] | {"slide_id": "case-10", "patient_id": "Doe0"})
 
-    edit(own_run / "cohort.csv", add)
-    shutil.copy(own_run / "tiles/patches/case-09_patches.h5", own_run / "tiles/patches/case-10_patches.h5")
-    result = evaluate(own_run / "run", own_run / "evaluation")
+    edit_csv(run_in_copy / "cohort.csv", add)
+    shutil.copy(run_in_copy / "tiles/patches/case-09_patches.h5", run_in_copy / "tiles/patches/case-10_patches.h5")
+    result = evaluate(run_in_copy / "run", run_in_copy / "evaluation")
     assert result.returncode == 2
     assert "Doe0 (train)" in result.said
 
 
-def test_a_slide_that_cannot_be_read_is_left_out_told_and_evaluated_when_mended(own_run):
-    out = own_run / "evaluation"
-    whole = (own_run / "9.svs").read_bytes()
-    (own_run / "9.svs").write_bytes(b"no slide")
-    result = evaluate(own_run / "run", out)
+def test_unreadable_slide_fails_and_is_evaluated_after_repair(run_in_copy):
+    out = run_in_copy / "evaluation"
+    whole = (run_in_copy / "9.svs").read_bytes()
+    (run_in_copy / "9.svs").write_bytes(b"no slide")
+    result = evaluate(run_in_copy / "run", out)
     assert result.returncode == 3
-    (row,) = rows_of(out / "failures.csv")
+    (row,) = read_rows(out / "failures.csv")
     assert (row["slide_id"], row["problem"]) == ("case-09", "failed")
-    assert [each.slide_id for each in read_predictions(out / "predictions.csv")] == [slide_id(i) for i in (6, 7, 8)]
+    assert [each.slide_id for each in read_predictions(out / "predictions.csv")] == [case_id(i) for i in (6, 7, 8)]
     assert "case-09" in (out / "metrics.md").read_text()
-    assert evaluate(own_run / "run", out, "--resume", "--allow-failures", 1).returncode == 0
-    (own_run / "9.svs").write_bytes(whole)
-    assert evaluate(own_run / "run", out, "--resume").returncode == 0
-    assert read_predictions(out / "predictions.csv") == read_predictions(own_run / "run" / "predictions-test.csv")
+    assert evaluate(run_in_copy / "run", out, "--resume", "--allow-failures", 1).returncode == 0
+    (run_in_copy / "9.svs").write_bytes(whole)
+    assert evaluate(run_in_copy / "run", out, "--resume").returncode == 0
+    assert read_predictions(out / "predictions.csv") == read_predictions(run_in_copy / "run" / "predictions-test.csv")
 
 
-def test_a_slide_without_tiles_costs_that_slide(own_run):
-    (own_run / "tiles" / "patches" / "case-08_patches.h5").unlink()
-    result = evaluate(own_run / "run", own_run / "evaluation")
+def test_slide_without_tiles_fails(run_in_copy):
+    (run_in_copy / "tiles" / "patches" / "case-08_patches.h5").unlink()
+    result = evaluate(run_in_copy / "run", run_in_copy / "evaluation")
     assert result.returncode == 3
-    assert "There is no file of its tiles" in (own_run / "evaluation" / "failures.csv").read_text()
+    assert "no tile file" in (run_in_copy / "evaluation" / "failures.csv").read_text()
 
 
-def test_no_slide_at_all_is_an_error(own_run):
+def test_no_slide_files_is_an_error(run_in_copy):
     for number in range(10):
-        (own_run / f"{number}.svs").unlink()
-    result = evaluate(own_run / "run", own_run / "evaluation")
+        (run_in_copy / f"{number}.svs").unlink()
+    result = evaluate(run_in_copy / "run", run_in_copy / "evaluation")
     assert result.returncode == 2
     assert "--slides FOLDER" in result.said
-    assert not (own_run / "evaluation").exists()
+    assert not (run_in_copy / "evaluation").exists()
 
 
-def test_an_evaluation_that_was_stopped_goes_on(own_run, monkeypatch):
-    out, asked = own_run / "evaluation", iter([None, signal.SIGINT])
+def test_resume_after_interrupt(run_in_copy, monkeypatch):
+    out, signals = run_in_copy / "evaluation", iter([None, signal.SIGINT])
     with monkeypatch.context() as patch:
-        patch.setattr(evaluate_model.StopSignalHandler, "signal_number", lambda _: next(asked))
-        assert evaluate(own_run / "run", out).returncode == 130
+        patch.setattr(evaluate_model.StopSignalHandler, "signal_number", lambda _: next(signals))
+        assert evaluate(run_in_copy / "run", out).returncode == 130
     assert not (out / "metrics.json").exists()
     assert not (out / "predictions.csv").exists()
     assert len((out / ".predictions-1.jsonl").read_text().split()) > 0
-    result = evaluate(own_run / "run", out)
+    result = evaluate(run_in_copy / "run", out)
     assert result.returncode == 2
     assert "unfinished evaluation" in result.said
-    assert evaluate(own_run / "run", out, "--resume").returncode == 0
-    assert read_predictions(out / "predictions.csv") == read_predictions(own_run / "run" / "predictions-test.csv")
+    assert evaluate(run_in_copy / "run", out, "--resume").returncode == 0
+    assert read_predictions(out / "predictions.csv") == read_predictions(run_in_copy / "run" / "predictions-test.csv")
 
 
-def test_an_evaluation_is_not_written_over(run, evaluated, train):
+def test_existing_evaluation_is_not_overwritten(run, evaluated, train):
     result = evaluate(run, evaluated)
     assert result.returncode == 2
-    assert "holds an evaluation of" in result.said
+    assert "already contains an evaluation of" in result.said
     result = evaluate(train("other", "seed=1"), evaluated, "--resume")
     assert result.returncode == 2
     assert f"model was {run} (weights" in result.said
 
 
-def test_other_files_are_not_mixed_with_it(run, tmp_path):
+def test_folder_with_other_files_is_rejected(run, tmp_path):
     (tmp_path / "thesis.tex").touch()
     result = evaluate(run, tmp_path)
     assert result.returncode == 2
@@ -260,32 +262,32 @@ def test_other_files_are_not_mixed_with_it(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--unit", "tile"), "--unit must be slide or patient"),
         (("--sensitivity", 0), "--sensitivity must be above 0"),
         (("--resamples", 0), "--resamples"),
-        (("--split", "tset"), "'tset' is no split"),
+        (("--split", "tset"), "'tset' is not a split"),
         (("--by", "scaner"), "no column named 'scaner'"),
         (("--features", "features"), "adapted encoder"),
         (("--device", "abacus"), "not a device"),
     ],
 )
-def test_what_cannot_be_is_refused(run, tmp_path, options, said):
-    copied = without_its_predictions(run, tmp_path / "run")
+def test_invalid_options_are_rejected(run, tmp_path, options, message):
+    copied = copy_without_predictions(run, tmp_path / "run")
     result = evaluate(copied, tmp_path / "evaluation", *options)
     assert result.returncode == 2, result.said
-    assert said in result.said
+    assert message in result.said
     assert "Traceback" not in result.said
 
 
-def test_a_folder_that_is_no_model_says_what_one_is(tmp_path):
+def test_folder_without_a_model_is_rejected(tmp_path):
     result = evaluate(tmp_path, tmp_path / "evaluation")
     assert result.returncode == 2
-    assert "no config.toml, no tapfm.json, no ensemble.json" in result.said
+    assert "no config.toml, tapfm.json or ensemble.json" in result.said
 
 
-def test_a_run_that_has_not_finished_an_epoch_is_sent_back(run, tmp_path):
+def test_run_without_a_finished_epoch_is_rejected(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "best.safetensors").unlink()
     result = evaluate(tmp_path / "run", tmp_path / "evaluation")
@@ -293,34 +295,36 @@ def test_a_run_that_has_not_finished_an_epoch_is_sent_back(run, tmp_path):
     assert "--resume" in result.said
 
 
-def test_a_run_that_is_not_finished_is_said_to_be_so(run, tmp_path, monkeypatch):
+def test_warning_if_the_run_is_not_finished(run, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate_model, "is_finished", lambda _: False)
     result = evaluate(run, tmp_path / "evaluation")
     assert result.returncode == 0, result.said
-    assert "is not finished: this is the best of its epochs so far" in result.said
+    assert "is not finished; the best epoch so far is evaluated" in result.said
     assert "is not finished" in (tmp_path / "evaluation" / "metrics.md").read_text()
 
 
-def test_a_fold_is_evaluated_on_its_own_test_slides(own_lab):
+def test_fold_is_evaluated_on_its_test_slides(workspace_copy):
     def folds(rows):
         for row in rows:
             row["fold_0"] = {"train": "test", "test": "train"}.get(row["split"], row["split"])
 
-    edit(own_lab / "cohort.csv", folds)
-    assert train_in(own_lab, "--set", "cohort.fold=0").returncode == 0
-    assert evaluate(own_lab / "run", own_lab / "evaluation").returncode == 0
-    predictions = read_predictions(own_lab / "evaluation" / "predictions.csv")
-    assert [each.slide_id for each in predictions] == [slide_id(i) for i in range(4)]
+    edit_csv(workspace_copy / "cohort.csv", folds)
+    assert run_train(workspace_copy, "--set", "cohort.fold=0").returncode == 0
+    assert evaluate(workspace_copy / "run", workspace_copy / "evaluation").returncode == 0
+    predictions = read_predictions(workspace_copy / "evaluation" / "predictions.csv")
+    assert [each.slide_id for each in predictions] == [case_id(i) for i in range(4)]
 
 
-def test_without_validation_slides_no_threshold_is_made_up(own_lab):
-    edit(own_lab / "cohort.csv", lambda rows: [row.update(split="") for row in rows if row["split"] == "val"])
-    assert train_in(own_lab).returncode == 0
-    assert evaluate(own_lab / "run", own_lab / "evaluation").returncode == 0
-    rows = rows_of(own_lab / "evaluation" / "metrics.csv")
+def test_no_thresholds_without_validation_slides(workspace_copy):
+    edit_csv(
+        workspace_copy / "cohort.csv", lambda rows: [row.update(split="") for row in rows if row["split"] == "val"]
+    )
+    assert run_train(workspace_copy).returncode == 0
+    assert evaluate(workspace_copy / "run", workspace_copy / "evaluation").returncode == 0
+    rows = read_rows(workspace_copy / "evaluation" / "metrics.csv")
     (f1,) = [row for row in rows if (row["model"], row["metric"]) == ("model", "f1")]
     assert (f1["value"], "no threshold" in f1["reason"]) == ("", True)
-    assert "No threshold was chosen" in (own_lab / "evaluation" / "metrics.md").read_text()
+    assert "no threshold was chosen" in (workspace_copy / "evaluation" / "metrics.md").read_text()
 
 
 # a fixed encoder
@@ -331,9 +335,9 @@ def fixed(train):
     return train("fixed", "adaptation.method=fixed")
 
 
-def test_tiles_encoded_on_the_fly_give_what_stored_features_give(fixed, lab, tmp_path):
+def test_tiles_and_stored_features_give_the_same_predictions(fixed, workspace, tmp_path):
     assert evaluate(fixed, tmp_path / "features").returncode == 0
-    result = evaluate(fixed, tmp_path / "tiles", "--tiles", lab / "tiles")
+    result = evaluate(fixed, tmp_path / "tiles", "--tiles", workspace / "tiles")
     assert result.returncode == 0, result.said
     stored, encoded = (read_predictions(tmp_path / name / "predictions.csv") for name in ("features", "tiles"))
     assert [each.slide_id for each in stored] == [each.slide_id for each in encoded]
@@ -342,48 +346,48 @@ def test_tiles_encoded_on_the_fly_give_what_stored_features_give(fixed, lab, tmp
     assert json.loads((tmp_path / "tiles" / "evaluation.json").read_text())["from"] == "tiles"
 
 
-def test_features_of_other_weights_are_refused(fixed, tmp_path):
-    copied = without_its_predictions(fixed, tmp_path / "run")
+def test_features_of_other_weights_are_rejected(fixed, tmp_path):
+    copied = copy_without_predictions(fixed, tmp_path / "run")
     environment = json.loads((copied / "environment.json").read_text())
     environment[0]["weights_sha256"] = "0" * 64
     (copied / "environment.json").write_text(json.dumps(environment))
     result = evaluate(copied, tmp_path / "features")
     assert result.returncode == 2
-    assert "other weights" in result.said
+    assert "different weights" in result.said
     result = evaluate(copied, tmp_path / "tiles", "--tiles", tmp_path)
     assert result.returncode == 2
     tiles = RunFolder(copied).settings()["tiles"]["folder"]
     result = evaluate(copied, tmp_path / "encoded", "--tiles", tiles)
     assert result.returncode == 2
-    assert "features of other weights" in result.said
+    assert "features from different weights" in result.said
 
 
-def test_without_pixels_the_baseline_knows_the_number_of_tiles_alone(own_lab):
-    text = (own_lab / "run.toml").read_text().replace('folder = "tiles"\n', "")
-    (own_lab / "run.toml").write_text(text)
-    assert train_in(own_lab, "--set", "adaptation.method=fixed").returncode == 0
-    assert evaluate(own_lab / "run", own_lab / "evaluation").returncode == 0
-    assert "the number of tiles alone" in metrics_of(own_lab / "evaluation")["baseline"]
-    assert not (own_lab / "evaluation" / "colours.csv").exists()
+def test_baseline_without_slides_uses_the_number_of_tiles(workspace_copy):
+    text = (workspace_copy / "run.toml").read_text().replace('folder = "tiles"\n', "")
+    (workspace_copy / "run.toml").write_text(text)
+    assert run_train(workspace_copy, "--set", "adaptation.method=fixed").returncode == 0
+    assert evaluate(workspace_copy / "run", workspace_copy / "evaluation").returncode == 0
+    assert "only the number of tiles" in read_metrics(workspace_copy / "evaluation")["baseline"]
+    assert not (workspace_copy / "evaluation" / "colours.csv").exists()
 
 
 # colours
 
 
-def test_colours_are_read_once_and_shared(run, tmp_path, monkeypatch):
+def test_colours_are_read_once_and_reused(run, tmp_path, monkeypatch):
     shared = tmp_path / "colours.csv"
     assert evaluate(run, tmp_path / "a", "--colours", shared).returncode == 0
-    assert len(rows_of(shared)) == 10
+    assert len(read_rows(shared)) == 10
     with monkeypatch.context() as patch:
         patch.setattr(slide_colours, "TileStream", None)
         assert evaluate(run, tmp_path / "b", "--colours", shared).returncode == 0
     assert (tmp_path / "a" / "metrics.csv").read_bytes() == (tmp_path / "b" / "metrics.csv").read_bytes()
 
 
-def test_a_table_of_colours_that_was_cut_off_is_mended(run, tmp_path):
+def test_truncated_colour_table_is_completed(run, tmp_path):
     shared = tmp_path / "colours.csv"
     assert evaluate(run, tmp_path / "a", "--colours", shared).returncode == 0
-    before = {row["slide_id"]: row for row in rows_of(shared)}
+    before = {row["slide_id"]: row for row in read_rows(shared)}
     shared.write_text(shared.read_text()[:-30])
     assert evaluate(run, tmp_path / "b", "--colours", shared).returncode == 0
     with shared.open(newline="") as file:
@@ -391,23 +395,23 @@ def test_a_table_of_colours_that_was_cut_off_is_mended(run, tmp_path):
     assert whole == before
 
 
-def test_another_file_is_not_taken_for_colours(run, tmp_path):
+def test_other_files_are_rejected_as_colour_table(run, tmp_path):
     result = evaluate(run, tmp_path / "a", "--colours", run / "split.csv")
     assert result.returncode == 2
-    assert "no table of colours" in result.said
+    assert "is not a table of colour statistics" in result.said
     result = evaluate(run, tmp_path / "b", "--colours", run / "split.csv" / "colours.csv")
     assert result.returncode == 2
     assert "cannot be written" in result.said
-    assert not (tmp_path / "b" / ".predictions-1.jsonl").exists(), "before slides are read"
+    assert not (tmp_path / "b" / ".predictions-1.jsonl").exists(), "rejected before slides are read"
 
 
 # from Python
 
 
-def test_the_same_from_python(run, evaluated, tmp_path):
+def test_python_api(run, evaluated, tmp_path):
     evaluation = tapfm_package.evaluate(
         run, out=tmp_path / "python", by=["split"], resamples=50, workers=0, device="cpu"
     )
-    assert files_of(evaluation.folder) == files_of(evaluated)
-    assert evaluation.auc["FGFR3"].value == metrics_of(evaluated)["models"]["model"]["all"]["FGFR3"]["auc"]["value"]
+    assert read_files(evaluation.folder) == read_files(evaluated)
+    assert evaluation.auc["FGFR3"].value == read_metrics(evaluated)["models"]["model"]["all"]["FGFR3"]["auc"]["value"]
     assert evaluation.failed == {}

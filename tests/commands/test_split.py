@@ -1,4 +1,4 @@
-"""`tapfm split` as a user types it."""
+"""Tests of `tapfm split`."""
 
 import csv
 import os
@@ -6,7 +6,7 @@ import shlex
 import tomllib
 
 import pytest
-from cohort_files import rows_of
+from cohort_files import read_rows
 from command_line import tapfm
 from slide_files import section, write_slide
 
@@ -14,7 +14,7 @@ from tapfm.cohort.cohort_table import read_cohort
 from tapfm.cohort.splits import read_splits
 
 
-def table(path, count=40, header="slide_id,path,patient_id,FGFR3,objective", extra=lambda _: ""):
+def write_table(path, count=40, header="slide_id,path,patient_id,FGFR3,objective", extra=lambda _: ""):
     """Write two slides for each patient; every fifth patient is positive, every third scanned at 40x."""
     lines = [header]
     for i in range(count):
@@ -26,15 +26,15 @@ def table(path, count=40, header="slide_id,path,patient_id,FGFR3,objective", ext
     return path
 
 
-def refused(*arguments):
+def split_error(*arguments):
     result = tapfm("split", *arguments)
     assert result.returncode == 2, result.stdout
     assert "Traceback" not in result.stderr
     return result.stderr
 
 
-def test_a_table_of_prevalence_and_a_file_to_go_on_with(tmp_path):
-    cohort, out = table(tmp_path / "cohort.csv", 100), tmp_path / "split.csv"
+def test_split_prints_counts_and_writes_a_table(tmp_path):
+    cohort, out = write_table(tmp_path / "cohort.csv", 100), tmp_path / "split.csv"
     result = tapfm("split", cohort, "--out", out)
     assert result.returncode == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
@@ -43,29 +43,29 @@ def test_a_table_of_prevalence_and_a_file_to_go_on_with(tmp_path):
     positives = [" ".join(line[-4:]) for line in lines[1:4]]
     assert positives == ["16 of 80 (20%)", "2 of 10 (20%)", "2 of 10 (20%)"]
     assert f"Next: tapfm config --cohort {out} --out run.toml" in result.stdout
-    before, after = rows_of(cohort), rows_of(out)
+    before, after = read_rows(cohort), read_rows(out)
     assert list(after[0]) == [*before[0], "split"]
     assert [{name: row[name] for name in before[0]} for row in after] == before
     assert len(read_splits(read_cohort(out, must_exist=False))) == 100
 
 
-def test_the_same_seed_gives_the_same_file_in_another_order_of_the_rows(tmp_path):
-    cohort, shuffled = table(tmp_path / "cohort.csv"), tmp_path / "shuffled.csv"
+def test_split_does_not_depend_on_row_order(tmp_path):
+    cohort, shuffled = write_table(tmp_path / "cohort.csv"), tmp_path / "shuffled.csv"
     header, *lines = cohort.read_text().splitlines()
     shuffled.write_text("\n".join([header, *reversed(lines)]) + "\n")
     for source, out, seed in ((cohort, "a.csv", 3), (shuffled, "b.csv", 3), (cohort, "c.csv", 4)):
         assert tapfm("split", source, "--out", tmp_path / out, "--seed", seed).returncode == 0
-    of_slide = [{row["slide_id"]: row["split"] for row in rows_of(tmp_path / f"{name}.csv")} for name in "abc"]
-    assert of_slide[0] == of_slide[1] != of_slide[2]
+    splits = [{row["slide_id"]: row["split"] for row in read_rows(tmp_path / f"{name}.csv")} for name in "abc"]
+    assert splits[0] == splits[1] != splits[2]
 
 
-def test_folds_are_columns_that_test_every_patient_once(tmp_path):
-    cohort, out = table(tmp_path / "cohort.csv", extra=lambda _: ",train"), tmp_path / "folds.csv"
+def test_folds_are_columns_with_each_patient_in_test_once(tmp_path):
+    cohort, out = write_table(tmp_path / "cohort.csv", extra=lambda _: ",train"), tmp_path / "folds.csv"
     cohort.write_text(cohort.read_text().replace("objective\n", "objective,fold_7\n"))
     result = tapfm("split", cohort, "--out", out, "--folds", 4, "--force")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[0].split()[:3] == ["fold", "split", "patients"]
-    rows = rows_of(out)
+    rows = read_rows(out)
     names = [f"fold_{i}" for i in range(4)]
     assert list(rows[0]) == ["slide_id", "path", "patient_id", "FGFR3", "objective", *names]
     assert all(sorted(row[name] for name in names) == ["test", "train", "train", "val"] for row in rows)
@@ -73,68 +73,70 @@ def test_folds_are_columns_that_test_every_patient_once(tmp_path):
         assert len(read_splits(read_cohort(out, must_exist=False), fold)) == 40
 
 
-def test_splits_that_are_there_are_checked_and_kept_unless_forced(tmp_path):
+def test_existing_splits_are_kept_without_force(tmp_path):
     header = "slide_id,path,patient_id,FGFR3,objective,set"
-    sound = table(tmp_path / "sound.csv", header=header, extra=lambda i: ",train" if i < 30 else ",test")
-    error = refused(sound, "--out", tmp_path / "new.csv")
-    assert "already has splits, and no patient is in two of them" in error
+    valid = write_table(tmp_path / "valid.csv", header=header, extra=lambda i: ",train" if i < 30 else ",test")
+    error = split_error(valid, "--out", tmp_path / "new.csv")
+    assert "already has valid splits" in error
     assert "--force" in error
-    assert tapfm("split", sound, "--out", tmp_path / "new.csv", "--force").returncode == 0
-    rows = rows_of(tmp_path / "new.csv")
+    assert tapfm("split", valid, "--out", tmp_path / "new.csv", "--force").returncode == 0
+    rows = read_rows(tmp_path / "new.csv")
     assert list(rows[0]) == header.split(",")
     assert {row["set"] for row in rows} == {"train", "val", "test"}
 
 
-def test_a_patient_in_two_splits_is_an_error_whose_hint_mends_it(tmp_path):
+def test_patient_overlap_error_offers_a_command_that_fixes_it(tmp_path):
     header = "slide_id,path,patient_id,FGFR3,objective,split"
-    leaking = table(tmp_path / "leaking.csv", header=header, extra=lambda i: ",train" if i < 35 else ",test")
-    error = refused(leaking, "--out", tmp_path / "new.csv")
+    overlapping = write_table(
+        tmp_path / "overlapping.csv", header=header, extra=lambda i: ",train" if i < 35 else ",test"
+    )
+    error = split_error(overlapping, "--out", tmp_path / "new.csv")
     assert "1 patient is in more than one split" in error
     assert "P17: train has s34; test has s35" in error
     command = shlex.split(error.partition("new splits: ")[2].splitlines()[0])
     assert command[0] == "tapfm"
     assert tapfm(*command[1:]).returncode == 0
-    assert "more than one split" in refused(leaking, "--out", tmp_path / "folds.csv", "--folds", 3)
+    assert "more than one split" in split_error(overlapping, "--out", tmp_path / "folds.csv", "--folds", 3)
 
 
-def test_folds_replace_a_split_that_would_be_trained_on_instead(tmp_path):
+def test_folds_replace_an_existing_split(tmp_path):
     header = "slide_id,path,patient_id,FGFR3,objective,set"
-    cohort = table(tmp_path / "cohort.csv", header=header, extra=lambda i: ",train" if i < 34 else ",test")
-    assert "--force" in refused(cohort, "--out", tmp_path / "folds.csv", "--folds", 3)
+    cohort = write_table(tmp_path / "cohort.csv", header=header, extra=lambda i: ",train" if i < 34 else ",test")
+    assert "--force" in split_error(cohort, "--out", tmp_path / "folds.csv", "--folds", 3)
     assert tapfm("split", cohort, "--out", tmp_path / "folds.csv", "--folds", 3, "--force").returncode == 0
     names = ["slide_id", "path", "patient_id", "FGFR3", "objective", "fold_0", "fold_1", "fold_2"]
-    assert list(rows_of(tmp_path / "folds.csv")[0]) == names
+    assert list(read_rows(tmp_path / "folds.csv")[0]) == names
     result = tapfm("config", "--cohort", tmp_path / "folds.csv", "--encoder", "tapfm-pocket")
     assert tomllib.loads(result.stdout)["cohort"]["fold"] == 0
 
 
-def test_paths_lead_to_the_slides_from_where_the_new_table_is(tmp_path, monkeypatch):
-    cohort = table(tmp_path / "data" / "cohort.csv")
+def test_paths_are_relative_to_the_new_table(tmp_path, monkeypatch):
+    cohort = write_table(tmp_path / "data" / "cohort.csv")
     (tmp_path / "data" / "slides").mkdir()
     for i in range(40):
         (tmp_path / "data" / "slides" / f"s{i}.svs").touch()
     monkeypatch.chdir(tmp_path)
     for out, expected in (("split.csv", "data/slides/s0.svs"), ("runs/one/split.csv", "../../data/slides/s0.svs")):
         assert tapfm("split", os.path.relpath(cohort), "--out", out).returncode == 0
-        assert rows_of(tmp_path / out)[0]["path"] == expected
+        assert read_rows(tmp_path / out)[0]["path"] == expected
         assert len(read_cohort(tmp_path / out)) == 40
 
 
-def test_an_absolute_path_stays_and_links_lead_to_the_slide(tmp_path):
-    cohort = table(tmp_path / "data" / "cohort.csv", 12)
-    stated = tmp_path / "archive" / "s1.svs"
-    cohort.write_text(cohort.read_text().replace("slides/s1.svs", str(stated)))
-    for path in (stated, tmp_path / "data" / "slides" / "s0.svs", tmp_path / "deep" / "below" / "x"):
+def test_absolute_paths_and_symbolic_links(tmp_path):
+    cohort = write_table(tmp_path / "data" / "cohort.csv", 12)
+    absolute = tmp_path / "archive" / "s1.svs"
+    cohort.write_text(cohort.read_text().replace("slides/s1.svs", str(absolute)))
+    for path in (absolute, tmp_path / "data" / "slides" / "s0.svs", tmp_path / "deep" / "below" / "x"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (tmp_path / "link").symlink_to(tmp_path / "deep" / "below")
     assert tapfm("split", cohort, "--out", tmp_path / "link" / "split.csv").returncode == 0
-    first, second = rows_of(tmp_path / "link" / "split.csv")[:2]
+    first, second = read_rows(tmp_path / "link" / "split.csv")[:2]
     assert (tmp_path / "link" / first["path"]).samefile(tmp_path / "data" / "slides" / "s0.svs")
-    assert second["path"] == str(stated)
+    assert second["path"] == str(absolute)
 
 
-def test_slides_found_by_id_are_found_again_under_the_same_id(tmp_path):
+def test_slides_found_by_id_keep_their_id(tmp_path):
     slides = tmp_path / "slides"
     slides.mkdir()
     for i in range(6):
@@ -143,14 +145,14 @@ def test_slides_found_by_id_are_found_again_under_the_same_id(tmp_path):
         "case_id,slide_id,label,mpp\n" + "".join(f"P{i},s{i}.svs,{i % 2},0.25\n" for i in range(6))
     )
     assert tapfm("split", tmp_path / "clam.csv", "--out", tmp_path / "here.csv").returncode == 0
-    assert list(rows_of(tmp_path / "here.csv")[0]) == ["case_id", "slide_id", "label", "mpp", "split"]
+    assert list(read_rows(tmp_path / "here.csv")[0]) == ["case_id", "slide_id", "label", "mpp", "split"]
     assert tapfm("split", tmp_path / "clam.csv", "--out", tmp_path / "there" / "split.csv").returncode == 0
     before, after = read_cohort(tmp_path / "clam.csv"), read_cohort(tmp_path / "there" / "split.csv")
     assert [row.slide_id for row in after.rows] == [row.slide_id for row in before.rows]
     assert all(new.path.samefile(old.path) for new, old in zip(after.rows, before.rows, strict=True))
 
 
-def test_every_column_of_another_tools_table_is_kept(tmp_path):
+def test_all_columns_of_another_tool_are_kept(tmp_path):
     lines = [f"{i};P{i};007-{i};{i % 2};;a, b" for i in range(8)]
     (tmp_path / "t.csv").write_text("\n".join([";case_id;slide_id;FGFR3;;remark", *lines]) + "\n")
     assert tapfm("split", tmp_path / "t.csv", "--out", tmp_path / "split.csv").returncode == 0
@@ -160,7 +162,7 @@ def test_every_column_of_another_tools_table_is_kept(tmp_path):
     assert first[:6] == ["0", "P0", "007-0", "0", "", "a, b"]
 
 
-def test_slides_are_opened_for_their_resolution_and_missing_ones_counted(tmp_path):
+def test_resolution_is_read_from_slides_and_unknown_ones_are_counted(tmp_path):
     for i in range(6):
         write_slide(tmp_path / f"s{i}.svs", section(300, 300), mpp=0.25 if i < 3 else 0.5, downsamples=(1,))
     (tmp_path / "s6.svs").write_bytes(b"nothing")
@@ -168,73 +170,78 @@ def test_slides_are_opened_for_their_resolution_and_missing_ones_counted(tmp_pat
     (tmp_path / "cohort.csv").write_text("\n".join(["slide_id,path,FGFR3", *rows]) + "\n")
     result = tapfm("split", tmp_path / "cohort.csv", "--out", tmp_path / "split.csv", "--fractions", "0.5", "0", "0.5")
     assert result.returncode == 0, result.stderr
-    assert "Slides to open for their scan resolution: 7" in result.stderr
+    assert "scan resolution of 7 slides" in result.stderr
     assert "scan resolution of 2 slides is unknown" in result.stdout
     lines = [line.split() for line in result.stdout.splitlines()[1:3]]
     assert [line[0] for line in lines] == ["train", "test"]
-    assert [sum(int(line[place]) for line in lines) for place in (3, 5)] == [3, 6]  # "2 of 3 (67%)", ...
+    assert [sum(int(line[column]) for line in lines) for column in (3, 5)] == [3, 6]  # "2 of 3 (67%)", ...
 
 
-def test_a_split_with_one_class_or_nobody_is_said(tmp_path):
+def test_note_about_missing_class_or_empty_split(tmp_path):
     (tmp_path / "cohort.csv").write_text("slide_id,mpp,FGFR3\na,0.5,1\nb,0.5,0\nc,0.5,0\n")
     result = tapfm("split", tmp_path / "cohort.csv", "--out", tmp_path / "split.csv")
     assert result.returncode == 0, result.stderr
-    assert "val has no positive slide of FGFR3: its metric will be empty there." in result.stdout
+    assert "val has no positive slide for FGFR3" in result.stdout
     assert "test is empty" in result.stdout
 
 
-def test_columns_that_are_nearly_labels_are_said_or_refused(tmp_path):
-    cohort = table(
+def test_columns_with_invalid_labels_are_noted_or_rejected(tmp_path):
+    cohort = write_table(
         tmp_path / "cohort.csv",
         header="slide_id,path,patient_id,FGFR3,objective,KRAS,site",
         extra=lambda i: f",{'unknown' if i == 7 else i % 2},b",
     )
     result = tapfm("split", cohort, "--out", tmp_path / "split.csv")
     assert result.returncode == 0, result.stderr
-    assert "Not balanced, as labels are 0, 1 or empty: KRAS has 'unknown' (s7) in 1 of 40 rows." in result.stdout
+    assert "labels must be 0, 1 or empty: KRAS has 'unknown' (s7) in 1 of 40 rows." in result.stdout
     assert "site" not in result.stdout
-    error = refused(cohort, "--out", tmp_path / "x.csv", "--targets", "KRAS", "--targets", "site")
+    error = split_error(cohort, "--out", tmp_path / "x.csv", "--targets", "KRAS", "--targets", "site")
     assert "KRAS has 'unknown' (s7) in 1 of 40 rows" in error
     assert "site has 'b' (s0) in 40 of 40 rows" in error
-    assert "Did you mean: FGFR3" in refused(cohort, "--out", tmp_path / "x.csv", "--targets", "FGFR")
+    assert "Did you mean: FGFR3" in split_error(cohort, "--out", tmp_path / "x.csv", "--targets", "FGFR")
     assert not (tmp_path / "x.csv").exists()
 
 
-def test_training_without_a_class_is_refused(tmp_path):
-    cohort = table(tmp_path / "cohort.csv", header="slide_id,path,patient_id,FGFR3,objective,ALK", extra=lambda _: ",0")
-    error = refused(cohort, "--out", tmp_path / "x.csv", "--targets", "ALK")
-    assert "cannot teach:\n  ALK: 0 positive and 32 negative slides" in error
+def test_training_split_without_a_class_is_rejected(tmp_path):
+    cohort = write_table(
+        tmp_path / "cohort.csv", header="slide_id,path,patient_id,FGFR3,objective,ALK", extra=lambda _: ",0"
+    )
+    error = split_error(cohort, "--out", tmp_path / "x.csv", "--targets", "ALK")
+    assert "training split (column split):\n  ALK: 0 positive and 32 negative slides" in error
     assert not (tmp_path / "x.csv").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "problem"),
     [
         (["--out", "there.csv"], "there.csv already exists"),
         (["--out", "cohort.csv"], "cohort.csv is the cohort itself"),
-        (["--out", "x.svs"], "not the name of a table"),
+        (["--out", "x.svs"], "not the name of a CSV file"),
         (["--out", "cohort.csv/x.csv"], "cannot be written"),
-        (["--out", "x.csv", "--fractions", "0.8", "0.1", "0.2"], "0.8 0.1 0.2 are no split"),
-        (["--out", "x.csv", "--folds", "2"], "From 3 "),
-        (["--out", "x.csv", "--folds", "5", "--fractions", "1", "0", "0"], "both given"),
+        (["--out", "x.csv", "--fractions", "0.8", "0.1", "0.2"], "0.8 0.1 0.2 are not valid"),
+        (["--out", "x.csv", "--folds", "2"], "must be from 3 to 20"),
+        (
+            ["--out", "x.csv", "--folds", "5", "--fractions", "1", "0", "0"],
+            "--folds and --fractions cannot be combined",
+        ),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_changes_nothing(tmp_path, monkeypatch, arguments, says):
+def test_invalid_options_are_rejected_and_change_nothing(tmp_path, monkeypatch, arguments, problem):
     monkeypatch.chdir(tmp_path)
-    before = table(tmp_path / "cohort.csv").read_bytes()
+    before = write_table(tmp_path / "cohort.csv").read_bytes()
     (tmp_path / "there.csv").write_text("mine")
-    assert says in refused("cohort.csv", *arguments)
+    assert problem in split_error("cohort.csv", *arguments)
     assert (tmp_path / "cohort.csv").read_bytes() == before
     assert (tmp_path / "there.csv").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cohort.csv", "there.csv"]
 
 
-def test_a_folder_is_no_table(tmp_path):
+def test_folder_instead_of_a_table_is_rejected(tmp_path):
     (tmp_path / "a.svs").touch()
-    assert "tapfm inspect" in refused(tmp_path, "--out", tmp_path / "x.csv")
+    assert "tapfm inspect" in split_error(tmp_path, "--out", tmp_path / "x.csv")
 
 
-def test_the_cohort_itself_takes_its_splits_when_forced(tmp_path):
-    cohort = table(tmp_path / "cohort.csv")
+def test_force_overwrites_the_cohort_table(tmp_path):
+    cohort = write_table(tmp_path / "cohort.csv")
     assert tapfm("split", cohort, "--out", cohort, "--force").returncode == 0
     assert len(read_splits(read_cohort(cohort, must_exist=False))) == 40

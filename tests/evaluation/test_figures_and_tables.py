@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from report_lab import history, predictions
+from report_folders import make_history, make_predictions
 
 from tapfm.evaluation.figures import EvaluatedPredictions, build_evaluation_figures, build_target_panels
 from tapfm.evaluation.metric_tables import (
@@ -68,7 +68,9 @@ def marks(panel, kind):
 
 
 def test_legends_show_the_metrics():
-    panels, results = make_panels(predictions(20), validation=predictions(8), baseline=predictions(20, seed=3))
+    panels, results = make_panels(
+        make_predictions(20), validation=make_predictions(8), baseline=make_predictions(20, seed=3)
+    )
     found = results.select_metrics("model")
     assert list(panels) == ["roc", "pr", "reliability", "scores"]
     chance, baseline, model = marks(panels["roc"], Line)
@@ -84,7 +86,7 @@ def test_legends_show_the_metrics():
 
 
 def test_roc_line_omits_points_on_straight_lines():
-    slides = predictions(200, strength=1.0)
+    slides = make_predictions(200, strength=1.0)
     panels, _ = make_panels(slides)
     line = marks(panels["roc"], Line)[-1]
     positive = np.array([each.labels["FGFR3"] == 1 for each in slides])
@@ -95,7 +97,7 @@ def test_roc_line_omits_points_on_straight_lines():
 
 
 def test_roc_band_contains_the_curve():
-    panels, _ = make_panels(predictions(120, strength=1.0), resamples=300)
+    panels, _ = make_panels(make_predictions(120, strength=1.0), resamples=300)
     (band,), line = marks(panels["roc"], Band), marks(panels["roc"], Line)[-1]
     low, high, curve = np.array(band.low), np.array(band.high), np.interp(band.x, line.x, line.y)
     assert (low <= high).all()
@@ -126,8 +128,8 @@ def test_panels_and_table_explain_missing_class():
 
 def test_several_targets_have_panels_columns_and_a_mean():
     targets = ("EGFR", "KRAS")
-    slides = predictions(12, targets=targets)
-    results = compute_results(slides, targets, validation=predictions(8, targets=targets))
+    slides = make_predictions(12, targets=targets)
+    results = compute_results(slides, targets, validation=make_predictions(8, targets=targets))
     figures = build_evaluation_figures(make_evaluated(slides, results), results.targets, "first, test")
     assert [panel.title for panel in figures["roc"].panels] == ["EGFR", "KRAS"]
     table = build_metric_table(results)
@@ -140,8 +142,8 @@ def test_several_targets_have_panels_columns_and_a_mean():
 
 def test_tables_of_baseline_and_subgroups():
     group = Subgroup("scanner", "alpha | beta", frozenset(f"S{i:03}" for i in range(8)))
-    slides = predictions(12)
-    results = compute_results(slides, baseline=predictions(12, seed=3), groups=[group])
+    slides = make_predictions(12)
+    results = compute_results(slides, baseline=make_predictions(12, seed=3), groups=[group])
     (baseline,), (subgroups,) = build_baseline_tables(results), build_subgroup_tables(results)
     assert [row.cells[0].value for row in baseline.rows] == ["AUC", "average precision", "Brier score"]
     assert baseline.rows[0].cells[3].value == results.differences[0].difference
@@ -151,7 +153,9 @@ def test_tables_of_baseline_and_subgroups():
 
 
 def test_metrics_json_round_trip(tmp_path):
-    results = compute_results(predictions(12), validation=predictions(8), baseline=predictions(12, seed=3))
+    results = compute_results(
+        make_predictions(12), validation=make_predictions(8), baseline=make_predictions(12, seed=3)
+    )
     (tmp_path / "metrics.json").write_bytes(format_metrics_json(results))
     again = read_metrics_json(tmp_path / "metrics.json")
     assert format_metrics_json(again) == format_metrics_json(results)
@@ -161,8 +165,8 @@ def test_metrics_json_round_trip(tmp_path):
 
 
 def test_training_curves_mark_the_selected_epoch():
-    panels = training_figure(history(3), 2, "").panels
-    assert [panel.title for panel in panels] == ["Loss of the aggregator", "AUC", "Loss of the encoder"]
+    panels = training_figure(make_history(3), 2, "").panels
+    assert [panel.title for panel in panels] == ["Aggregator loss", "AUC", "Encoder loss"]
     assert all(2 in [rule.value for rule in marks(panel, Rule)] for panel in panels)
 
 
@@ -170,14 +174,14 @@ def test_training_curves_skip_missing_and_non_finite_values():
     rows = [{"epoch": 1, "loss_agg": 0.5, "loss_pfm": 0.0, "val_loss": None, "val_macro_auc": None}]
     (loss,) = training_figure(rows, None, "").panels
     assert [line.label for line in marks(loss, Line)] == ["training"]
-    rows = history(3)
+    rows = make_history(3)
     rows[1] |= {"loss_agg": float("nan"), "val_loss": float("inf")}
     training, validation = marks(training_figure(rows, 2, "").panels[0], Line)
     assert training.x == validation.x == [1, 3]
 
 
 def test_each_target_has_a_faint_line():
-    rows = [row | {"val_auc": {"A": 0.7, "B": None}} for row in history(2)]
+    rows = [row | {"val_auc": {"A": 0.7, "B": None}} for row in make_history(2)]
     lines = marks(training_figure(rows, None, "").panels[1], Line)
     assert [line.faint for line in lines] == [True, False, False]
     assert lines[-1].label == "validation, mean of targets"
