@@ -1,13 +1,13 @@
-"""Pages in a real browser: Chromium through playwright.
+"""Fixtures for tests in Chromium, controlled by playwright.
 
     from browser import chromium, page  # noqa: F401
 
-    def test_of_a_page(page: Page) -> None:
+    def test_page(page: Page) -> None:
         page.goto(...)
 
-`page` fails its test where the page wrote an error or a warning to the console, threw, asked for something that was not
-there, or asked for anything that is not on this machine. Without Chromium these tests are skipped and say why. A test
-that needs a page of its own kind (a phone, a dark one, two at once) opens it by `watched_page(chromium, viewport=...)`.
+The test fails if the page writes an error or a warning to the console, throws an exception, requests a missing file, or
+sends a request to another machine. Tests are skipped if Chromium is not installed. For other page options (phone, dark
+theme, several pages), use `open_checked_page(chromium, viewport=...)`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, Route, sync_playwright
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-HERE = {"127.0.0.1", "localhost", "::1"}
-# In a container there is neither a sandbox to enter nor a GPU; and nothing of the browser's own may go out.
+EXECUTABLES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
+# Containers have neither a sandbox nor a GPU, and the browser itself must not use the network.
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -36,18 +36,18 @@ ARGUMENTS = [
 ]
 
 
-def chromium_path() -> Path | None:
-    """Find the browser in PATH."""
-    found = next((path for path in map(shutil.which, NAMES) if path), None)
+def find_chromium() -> Path | None:
+    """Return the path of the browser, or None if it is not in PATH."""
+    found = next((path for path in map(shutil.which, EXECUTABLES) if path), None)
     return Path(found) if found else None
 
 
 @contextmanager
-def browser() -> Iterator[Browser]:
-    """Start Chromium without a window; end it."""
-    path = chromium_path()
+def launch_browser() -> Iterator[Browser]:
+    """Run headless Chromium, or skip the test if it is not installed."""
+    path = find_chromium()
     if path is None:
-        pytest.skip(f"no browser: none of {', '.join(NAMES)} is in PATH (Debian: apt-get install chromium)")
+        pytest.skip(f"no browser: none of {', '.join(EXECUTABLES)} is in PATH (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         try:
@@ -57,31 +57,31 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def watched_page(chromium: Browser, *, expected: tuple[str, ...] = (), **options: Any) -> Iterator[Page]:
-    """Open a page that may only ask this machine, and fail at the end with what went wrong on it.
+def open_checked_page(chromium: Browser, *, expected: tuple[str, ...] = (), **options: Any) -> Iterator[Page]:
+    """Open a page that can only reach this machine, and fail at the end if any errors occurred.
 
-    `options` are those of playwright's `new_context` (viewport, color_scheme, ...). What contains one of `expected` is
-    no failure: a test of refused requests says so by it.
+    options: those of playwright's `new_context` (viewport, color_scheme, ...).
+    expected: errors that contain one of these texts are ignored.
     """
-    wrong: list[str] = []
+    errors: list[str] = []
 
     def on_console(message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            wrong.append(f"console {message.type}: {message.text} ({message.location.get('url')})")
+            errors.append(f"console {message.type}: {message.text} ({message.location.get('url')})")
 
     def on_response(response: Response) -> None:
         if response.status >= 400:
-            wrong.append(f"{response.status} for {response.url}")
+            errors.append(f"{response.status} for {response.url}")
 
     def on_failed_request(request: Request) -> None:
-        # a picture that is no longer wanted is given up by the page itself, as when a viewer zooms on
+        # the page cancels requests for images that it no longer needs, for example after zooming
         if request.failure != "net::ERR_ABORTED":
-            wrong.append(f"no answer ({request.failure}): {request.url}")
+            errors.append(f"request failed ({request.failure}): {request.url}")
 
-    def guard(route: Route) -> None:
+    def block_other_hosts(route: Route) -> None:
         parts = urlsplit(route.request.url)
-        if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname not in HERE:
-            wrong.append(f"a request that leaves this machine: {route.request.url}")
+        if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname not in LOCAL_HOSTS:
+            errors.append(f"request to another machine: {route.request.url}")
             route.abort()
         else:
             route.continue_()
@@ -91,27 +91,27 @@ def watched_page(chromium: Browser, *, expected: tuple[str, ...] = (), **options
         opened = context.new_page()
         opened.set_default_timeout(20_000)
         opened.on("console", on_console)
-        opened.on("pageerror", lambda error: wrong.append(f"thrown: {error}"))
+        opened.on("pageerror", lambda error: errors.append(f"uncaught exception: {error}"))
         opened.on("response", on_response)
         opened.on("requestfailed", on_failed_request)
-        opened.route("**/*", guard)
+        opened.route("**/*", block_other_hosts)
         yield opened
         opened.unroute_all(behavior="wait")
     finally:
         context.close()
-    unexpected = [each for each in wrong if not any(part in each for part in expected)]
+    unexpected = [error for error in errors if not any(text in error for text in expected)]
     assert not unexpected, "\n".join(unexpected)
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """Give one browser to the tests of a file: each page has a context of its own."""
-    with browser() as started:
+    """One browser for all tests of a file."""
+    with launch_browser() as started:
         yield started
 
 
 @pytest.fixture
 def page(chromium: Browser) -> Iterator[Page]:
-    """Give a page on a desk."""
-    with watched_page(chromium, viewport={"width": 1280, "height": 900}) as opened:
+    """A page with the size of a desktop screen."""
+    with open_checked_page(chromium, viewport={"width": 1280, "height": 900}) as opened:
         yield opened

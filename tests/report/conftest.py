@@ -1,3 +1,3 @@
-"""Pages in a browser, for the tests of a report."""
+"""Browser fixtures for the tests of reports."""
 
 from browser import chromium, page  # noqa: F401

@@ -11,11 +11,11 @@ from PIL import Image
 
 from tapfm.errors import InputError
 from tapfm.results.document import Paragraph, Section, read_sections, write_sections
-from tapfm.results.drawing import _COLOURS as COLOURS
-from tapfm.results.drawing import _draw_png as draw_png
-from tapfm.results.drawing import draw_svg
 from tapfm.results.estimate import Estimate
 from tapfm.results.figure import SERIES, Axis, Band, Bars, Figure, Line, Panel, Points, Rule
+from tapfm.results.figure_drawing import _COLOURS as COLOURS
+from tapfm.results.figure_drawing import _draw_png as draw_png
+from tapfm.results.figure_drawing import draw_svg
 from tapfm.results.html import html_figure
 from tapfm.results.markdown import markdown_sections
 from tapfm.results.table import Cell, Column, Table, table_row

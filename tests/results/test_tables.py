@@ -21,7 +21,7 @@ AUC = Estimate(0.87654321, 0.8, 0.95)
 TABLE = Table(
     [
         Column("Model", "model", text=True),
-        Column("Test (N = 40)", "auc", group="FGFR3", interval=True, form=".4f"),
+        Column("Test (N = 40)", "auc", group="FGFR3", interval=True, float_format=".4f"),
         Column("External", "external", group="FGFR3"),
         Column("seconds", shown=False),
     ],

@@ -33,7 +33,7 @@ def test_the_best_is_bold_and_the_second_underlined():
 
 
 def test_intervals_may_have_fewer_digits_than_values():
-    column = Column("AUC", form=".4f", interval_form=".2f")
+    column = Column("AUC", float_format=".4f", interval_format=".2f")
     assert "| 0.5000 (0.25 to 0.75) |" in markdown_table(Table([column], [table_row(Estimate(0.5, 0.25, 0.75))]))
 
 

@@ -1,1 +1,1 @@
-"""One page that holds all of a report: its content as plain data, its charts as SVG, and how it becomes HTML."""
+"""Report about runs or a study: a single HTML page with tables, figures and images."""

@@ -1,4 +1,4 @@
-"""What a report is made of besides tables and figures. Everything is plain text; `page.py` escapes it."""
+"""Content of a report as data, in addition to tables and figures. All texts are plain; `html_page.py` escapes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tapfm.results.table import Table
 
 @dataclass(frozen=True)
 class Code:
-    """A file as it is."""
+    """The text of a file, in monospaced type."""
 
     kind: ClassVar[str] = "code"
     text: str
@@ -21,129 +21,126 @@ class Code:
 
 @dataclass(frozen=True)
 class Collapsible:
-    """Blocks that a reader may open and shut."""
+    """Blocks that the reader can expand and collapse."""
 
-    kind: ClassVar[str] = "fold"
+    kind: ClassVar[str] = "collapsible"
     title: str
     blocks: Sequence[Block]
-    summary: str = ""
+    summary: str = ""  # shown after the title
     open: bool = False
 
 
 @dataclass(frozen=True)
-class SlideLine:
-    """What is said of one target of one slide."""
+class PredictionRow:
+    """The prediction for one target of one slide."""
 
     slide_id: str
     patient_id: str
-    where: str  # test, validation, external.csv, ...
+    slide_set: str  # test, validation, external.csv, ...
     target: str
     probability: float
     threshold: float | None
-    call: str  # as words; empty: none
-    label: str
-    outcome: str  # of the call: right, or how it is wrong
+    call: str  # empty without a threshold
+    label: str  # empty if unknown
+    outcome: str  # correct, false positive, false negative; empty if the call or the label is missing
     tiles: int
     model: str = ""
 
     @property
-    def wrong(self) -> bool:
-        """Whether the call is wrong."""
+    def is_wrong(self) -> bool:
+        """Whether the call differs from the label."""
         return self.outcome not in ("", "correct")
 
 
 @dataclass(frozen=True)
-class SlidesBlock:
-    """The table of slides, to sort and to filter."""
+class PredictionTable:
+    """The table of all slides, which the reader can sort and filter."""
 
-    kind: ClassVar[str] = "slides"
-    few: ClassVar[int] = 300  # lines on the screen at first: thousands would take seconds to lay out
-    lines: Sequence[SlideLine]
+    kind: ClassVar[str] = "predictions"
+    rows_shown: ClassVar[int] = 300  # at first: thousands of rows take a browser seconds to render
+    rows: Sequence[PredictionRow]
 
     @property
-    def places(self) -> list[str]:
-        """List where slides are from."""
-        return list(dict.fromkeys(line.where for line in self.lines))
+    def slide_sets(self) -> list[str]:
+        return list(dict.fromkeys(row.slide_set for row in self.rows))
 
     @property
     def targets(self) -> list[str]:
-        """List the targets."""
-        return list(dict.fromkeys(line.target for line in self.lines))
+        return list(dict.fromkeys(row.target for row in self.rows))
 
     @property
     def models(self) -> list[str]:
-        """List the models."""
-        return list(dict.fromkeys(line.model for line in self.lines))
+        return list(dict.fromkeys(row.model for row in self.rows))
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture in the page itself."""
+class EmbeddedImage:
+    """An image stored in the page itself."""
 
-    data: str  # a data: URI
+    data_uri: str
     width_px: int
     height_px: int
-    said: str  # for those who do not see it
+    alt_text: str
 
 
 @dataclass(frozen=True)
-class SlideHeatmaps:
-    """A slide as it is, and with what the model saw in it."""
+class SlideHeatmap:
+    """A slide without and with its heatmap, or the reason why its images are missing."""
 
     slide_id: str
     target: str
     outcome: str
-    facts: Sequence[str]
-    pictures: Sequence[Picture]
-    why: str = ""  # there are none
-    wrong: bool = False  # the call
+    details: Sequence[str]
+    images: Sequence[EmbeddedImage]
+    missing_reason: str = ""
+    is_wrong: bool = False  # the call differs from the label
 
 
 @dataclass(frozen=True)
 class ColourBar:
-    """What colours mean."""
+    """Legend of the colours of heatmaps."""
 
     colours: tuple[str, ...]  # from low to high, as #rrggbb
-    low: str
-    high: str
-    said: str
+    low_label: str
+    high_label: str
+    description: str
 
 
 @dataclass(frozen=True)
 class HeatmapGallery:
-    """Slides with their maps."""
+    """Slides with their heatmaps, below the colour bars."""
 
-    kind: ClassVar[str] = "heats"
-    heats: Sequence[SlideHeatmaps]
-    bars: Sequence[ColourBar]
+    kind: ClassVar[str] = "heatmaps"
+    heatmaps: Sequence[SlideHeatmap]
+    colour_bars: Sequence[ColourBar]
     title: str = ""
 
 
 @dataclass(frozen=True)
-class TilePicture:
-    """One tile, and what it did."""
+class TileImage:
+    """A tile with its value, such as its contribution to the logit."""
 
-    picture: Picture
+    image: EmbeddedImage
     slide_id: str
     value: str
 
 
 @dataclass(frozen=True)
 class TileGallery:
-    """Tiles that said most, of one target and one side."""
+    """The most influential tiles for one target, from slides with the same call."""
 
-    kind: ClassVar[str] = "gallery"
+    kind: ClassVar[str] = "tiles"
     title: str
-    tiles: Sequence[TilePicture]
+    tiles: Sequence[TileImage]
     note: str = ""
 
 
-Block = Table | Figure | Paragraph | Code | Collapsible | SlidesBlock | HeatmapGallery | TileGallery
+Block = Table | Figure | Paragraph | Code | Collapsible | PredictionTable | HeatmapGallery | TileGallery
 
 
 @dataclass(frozen=True)
 class PageSection:
-    """A part of the page."""
+    """A section of the page."""
 
     title: str
     blocks: Sequence[Block]
@@ -152,12 +149,12 @@ class PageSection:
 
 @dataclass(frozen=True)
 class Page:
-    """All of it."""
+    """The complete page."""
 
-    kicker: str  # what is reported
+    subject: str  # above the title: which runs or study
     title: str
     summary: Sequence[str]
     headline: Table | None
     warnings: Sequence[str]
     sections: Sequence[PageSection]
-    made: str  # when, and by which version
+    created: str  # date and version of tapfm

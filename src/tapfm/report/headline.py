@@ -1,30 +1,30 @@
-"""The table at the top of a report: AUCs on held-out slides."""
+"""Table at the top of a report: the main metric on each set of slides."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tapfm.evaluation.metric_values import target_title
-from tapfm.report.result import EvaluatedSlideSet
+from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
 from tapfm.results.table import Cell, Column, Row, Table, table_row
 
 
-def headline_table(results: Sequence[tuple[str, EvaluatedSlideSet]]) -> Table:
-    """Return the AUC of each target on each set of slides; results come with the name of their model, or none."""
+def build_headline_table(named_results: Sequence[tuple[str, EvaluatedSlideSet]]) -> Table:
+    """Return the main metric (AUC) of each target on each set of slides, from pairs of run name (or "") and result."""
     rows: list[Row] = []
-    for model, result in results:
-        several, first = len(result.results.columns) > 1, result.results.main_metrics[0]
-        name = f"{model}, {result.title}" if model else result.title
-        if several:
-            rows.append(Row(heading=name))
-        for target in result.results.columns:
-            found = result.metrics.get((target, first))
-            if found is not None:
-                positives = "" if found.positives is None else f"{found.positives:,} of {found.units:,}"
-                title = target_title(target) if several else name
-                rows.append(table_row(title, Cell(found.estimate, rank=1), positives))
-    units = {f"{result.unit}s" for _, result in results}
+    for run_name, result in named_results:
+        several_targets, main_metric = len(result.results.targets_and_mean) > 1, result.results.main_metrics[0]
+        set_title = f"{run_name}, {result.title}" if run_name else result.title
+        if several_targets:
+            rows.append(Row(heading=set_title))
+        for target in result.results.targets_and_mean:
+            value = result.metrics.get((target, main_metric))
+            if value is not None:
+                positives = "" if value.positives is None else f"{value.positives:,} of {value.units:,}"
+                row_title = target_title(target) if several_targets else set_title
+                rows.append(table_row(row_title, Cell(value.estimate, rank=1), positives))
+    units = {f"{result.unit}s" for _, result in named_results}
     positive = f"Positive {units.pop()}" if len(units) == 1 else "Positive"
-    scores = dict.fromkeys(result.results.metric_names[result.results.main_metrics[0]] for _, result in results)
-    score = f"{' or '.join(scores)}, 95% confidence interval"
-    return Table([Column("", text=True), Column(score), Column(positive)], rows)
+    names = dict.fromkeys(result.results.metric_names[result.results.main_metrics[0]] for _, result in named_results)
+    metric_column = f"{' or '.join(names)} (95% confidence interval)"
+    return Table([Column("", text=True), Column(metric_column), Column(positive)], rows)

@@ -1,16 +1,16 @@
-"""Several runs side by side, on the same slides."""
+"""Comparison of several runs on the sets of slides that they share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tapfm.evaluation.comparison_tables import differences_table
+from tapfm.evaluation.comparison_tables import build_differences_table
 from tapfm.evaluation.method_comparison import compare_methods
 from tapfm.evaluation.metric_values import target_title
 from tapfm.evaluation.predictions import Prediction, slide_key
 from tapfm.report.content import Block
-from tapfm.report.result import EvaluatedSlideSet
-from tapfm.report.runs import ReportedRun
+from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
+from tapfm.report.reported_run import ReportedRun
 from tapfm.results.document import Paragraph
 from tapfm.results.table import Column, Table, table_row
 from tapfm.tasks.target import Label
@@ -18,58 +18,58 @@ from tapfm.tasks.target import Label
 ResultsByRun = Mapping[str, Sequence[EvaluatedSlideSet]]  # by name of the run
 
 
-def side_by_side(runs: Sequence[ReportedRun], results: ResultsByRun) -> list[Block]:
-    """Compare the AUCs of runs on the sets of slides that they share."""
+def build_comparison_blocks(runs: Sequence[ReportedRun], results: ResultsByRun) -> list[Block]:
+    """Return the AUCs of all runs on each shared set of slides, and paired tests."""
     blocks: list[Block] = []
-    every = [result for run in runs for result in results[run.name]]
-    held_out = [result for result in every if not result.warning]
-    for title in dict.fromkeys(_set_name(result) for result in held_out or every):
-        of_runs = {run.name: [each for each in results[run.name] if _set_name(each) == title] for run in runs}
-        having = {name: found[0] for name, found in of_runs.items() if found}
-        if len(having) < 2:
+    every_result = [result for run in runs for result in results[run.name]]
+    held_out = [result for result in every_result if not result.warning]
+    for title in dict.fromkeys(_set_title(result) for result in held_out or every_result):
+        all_by_run = {run.name: [each for each in results[run.name] if _set_title(each) == title] for run in runs}
+        first_by_run = {name: found[0] for name, found in all_by_run.items() if found}
+        if len(first_by_run) < 2:
             continue
-        blocks += [_auc_table(title, having), _differences(title, having)]
-        if any(len(found) > 1 for found in of_runs.values()):
-            blocks.append(Paragraph(f"A run has several evaluations of {title}: the first one is compared."))
-    return blocks or [Paragraph("The runs have no set of slides in common.")]
+        blocks += [_build_auc_table(title, first_by_run), _build_differences(title, first_by_run)]
+        if any(len(found) > 1 for found in all_by_run.values()):
+            note = f"A run has several evaluations of the set {title}. Only the first one is compared."
+            blocks.append(Paragraph(note))
+    return blocks or [Paragraph("The runs were not evaluated on a common set of slides.")]
 
 
-def _set_name(result: EvaluatedSlideSet) -> str:
-    """Name the set of slides, which runs may share."""
-    return result.group or result.title
+def _set_title(result: EvaluatedSlideSet) -> str:
+    return result.title_without_folder or result.title
 
 
-def _auc_table(title: str, having: Mapping[str, EvaluatedSlideSet]) -> Table:
-    """Return a row for each run, a column for each target."""
-    targets = list(dict.fromkeys(target for result in having.values() for target in result.results.columns))
+def _build_auc_table(title: str, results: Mapping[str, EvaluatedSlideSet]) -> Table:
+    """Return the AUCs: a row for each run, a column for each target."""
+    targets = list(dict.fromkeys(target for result in results.values() for target in result.results.targets_and_mean))
     rows = []
-    for name, result in having.items():
-        found = [result.metrics.get((target, "auc")) for target in targets]
-        rows.append(table_row(name, *(None if each is None else each.estimate for each in found)))
-    return Table([Column("", text=True), *(Column(target_title(each)) for each in targets)], rows, f"AUC, {title}")
+    for name, result in results.items():
+        values = [result.metrics.get((target, "auc")) for target in targets]
+        rows.append(table_row(name, *(None if value is None else value.estimate for value in values)))
+    columns = [Column("", text=True), *(Column(target_title(target)) for target in targets)]
+    return Table(columns, rows, f"AUC, {title}")
 
 
-def _differences(title: str, having: Mapping[str, EvaluatedSlideSet]) -> Block:
-    """Test pairs of runs, if all of them have the same slides, labels and targets."""
-    first, *others = having.values()
-    same = all(
-        _labels_of(each.predictions) == _labels_of(first.predictions)
-        and list(each.targets) == list(first.targets)
-        and each.unit == first.unit
-        for each in others
+def _build_differences(title: str, results: Mapping[str, EvaluatedSlideSet]) -> Block:
+    """Return paired tests if all runs have the same slides, labels and targets; otherwise a note."""
+    first, *others = results.values()
+    comparable = all(
+        _labels_by_slide(other.predictions) == _labels_by_slide(first.predictions)
+        and list(other.targets) == list(first.targets)
+        and other.unit == first.unit
+        for other in others
     )
-    if not same:
+    if not comparable:
         return Paragraph(
-            f"The runs have different slides or labels in {title}, so their AUCs cannot be compared directly. "
-            "tapfm compare uses the patients that all of them have."
+            f"The runs have different slides or labels in the set {title}, so their AUCs cannot be compared directly. "
+            "`tapfm compare` compares them on the patients that all of them have."
         )
-    methods = {name: [list(result.predictions)] for name, result in having.items()}
+    methods = {name: [list(result.predictions)] for name, result in results.items()}
     about = first.results.about
-    return differences_table(
+    return build_differences_table(
         compare_methods(methods, first.targets, first.unit, resamples=about["resamples"], seed=about["seed"])
     )
 
 
-def _labels_of(predictions: Sequence[Prediction]) -> dict[object, dict[str, Label]]:
-    """Return the labels of each slide."""
+def _labels_by_slide(predictions: Sequence[Prediction]) -> dict[object, dict[str, Label]]:
     return {slide_key(each): dict(each.labels) for each in predictions}

@@ -1,4 +1,4 @@
-"""Results of a run: from its evaluations, or measured here from the predictions it wrote when it finished."""
+"""Results of a run, from its evaluations or from the predictions that it wrote at the end of training."""
 
 from __future__ import annotations
 
@@ -10,35 +10,44 @@ from tapfm.cohort.splits import ALL, TEST, TRAIN, VALIDATION
 from tapfm.evaluation.metric_tables import describe_intervals
 from tapfm.evaluation.metric_values import ChosenThresholds, choose_thresholds
 from tapfm.evaluation.metrics_json import read_metrics_json
+from tapfm.evaluation.model_evaluation import (
+    BaselinePredictions,
+    EvaluatedTable,
+    EvaluationSettings,
+    evaluate_predictions,
+)
 from tapfm.evaluation.predictions import Prediction, read_predictions
-from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, evaluate_predictions
-from tapfm.report.finding import ResultFolder
-from tapfm.report.result import EvaluatedSlideSet
-from tapfm.report.runs import ReportedRun
+from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
+from tapfm.report.reported_run import ReportedRun
+from tapfm.report.result_folders import ResultFolder
 from tapfm.runtime.messages import format_count
 from tapfm.tasks.catalog import target_kinds
 
 _TITLES = {VALIDATION: "validation", TEST: "test"}
-_CHOSEN_HERE = "The epoch and the thresholds were chosen on these slides, so these metrics are optimistic."
-_OPTIMISTIC = {  # splits of a run's own cohort
-    VALIDATION: _CHOSEN_HERE,
+_USED_FOR_SELECTION = "The epoch and the thresholds were chosen on these slides, so these metrics are optimistic."
+_WARNINGS = {  # for splits of the run's own cohort
+    VALIDATION: _USED_FOR_SELECTION,
     TRAIN: "The model was trained on these slides, so these metrics are optimistic.",
     ALL: "The model was trained on some of these slides, and the epoch and the thresholds were chosen on others, so "
     "these metrics are optimistic.",
 }
 
 
-def _result_of_split(run: ReportedRun, split: str, resamples: int) -> EvaluatedSlideSet:
-    """Measure what a finished run predicted for one of its splits."""
+def _evaluate_split(run: ReportedRun, split: str, resamples: int) -> EvaluatedSlideSet:
+    """Compute the metrics of a split from the predictions in the run folder."""
     predictions, validation = run.predictions[split], run.predictions.get(VALIDATION, ())
-    settings, kinds = EvaluationSettings(run.unit, resamples=resamples), target_kinds(run.targets)
-    chosen = choose_thresholds(validation, kinds, run.unit, settings.sensitivity) if validation else None
-    where = f"{format_count(len(validation), 'validation slide')} of the run" if validation else ""
+    settings, targets = EvaluationSettings(run.unit, resamples=resamples), target_kinds(run.targets)
+    thresholds = choose_thresholds(validation, targets, run.unit, settings.sensitivity) if validation else None
+    thresholds_source = (
+        f"{format_count(len(validation), 'validation slide')} of the run"
+        if validation
+        else "the run has no predictions for validation slides"
+    )
     results = evaluate_predictions(
         predictions,
-        kinds,
+        targets,
         settings,
-        thresholds=ChosenThresholds(chosen, where or "the run has no predictions of validation slides"),
+        thresholds=ChosenThresholds(thresholds, thresholds_source),
         groups=(),
         baseline=BaselinePredictions((), (), ""),
         table=EvaluatedTable("split.csv", (), ()),
@@ -54,69 +63,71 @@ def _result_of_split(run: ReportedRun, split: str, resamples: int) -> EvaluatedS
     )
     return EvaluatedSlideSet(
         title=_TITLES.get(split, split),
-        about=f"{_size(predictions)} of the run's own cohort, all tiles of each, measured for this page from "
-        f"predictions-{split}.csv. {describe_intervals(run.unit, resamples)}",
+        description=f"{_describe_size(predictions)} from the run's own cohort, with all tiles. The metrics were "
+        f"computed for this report from predictions-{split}.csv. {describe_intervals(run.unit, resamples)}",
         results=results,
         predictions=predictions,
-        warning=_CHOSEN_HERE if split == VALIDATION else "",
+        warning=_USED_FOR_SELECTION if split == VALIDATION else "",
     )
 
 
-def _result_of_evaluation(found: ResultFolder, run: ReportedRun) -> EvaluatedSlideSet:
-    """Read what `tapfm evaluate` measured; the title names a model that is not the run."""
-    results = read_metrics_json(found.path / "metrics.json")
+def _read_evaluation(folder: ResultFolder, run: ReportedRun) -> EvaluatedSlideSet:
+    """Read the results of `tapfm evaluate`. The title contains the model if it is not the run."""
+    results = read_metrics_json(folder.path / "metrics.json")
     about = results.about
-    own, split, table = about["cohort"] == "own", about["split"], about["table"]
-    title = _TITLES.get(split, split) if own else table + (f", {split}" if split else "")
-    cohort = f"the run's own cohort ({table})" if own else "another cohort"
+    own_cohort, split, table = about["cohort"] == "own", about["split"], about["table"]
+    title = _TITLES.get(split, split) if own_cohort else table + (f", {split}" if split else "")
+    cohort = f"the run's own cohort ({table})" if own_cohort else "another cohort"
     intervals = describe_intervals(about["unit"], about["resamples"])
-    predictions = read_predictions(found.path / "predictions.csv")
-    model = "" if found.made_by(run.weights_sha256) else Path(found.model).name
-    another = [f"By {found.maker}, not by the run {run.name}."] if model else []
+    predictions = read_predictions(folder.path / "predictions.csv")
+    model = "" if folder.is_result_of(run.weights_sha256) else Path(folder.model).name
+    model_notes = [f"These are results of {folder.describe_model()}, not of the run {run.name}."] if model else []
     return EvaluatedSlideSet(
         title=f"{title}, by {model}" if model else title,
-        about=f"{_size(predictions)} of {cohort}, all tiles of each, by tapfm evaluate ({found.path.name}). "
-        f"{intervals}",
-        results=replace(results, notes=(*another, *results.notes)),
+        description=f"{_describe_size(predictions)} from {cohort}, with all tiles. The metrics were computed by "
+        f"tapfm evaluate (folder {folder.path.name}). {intervals}",
+        results=replace(results, notes=(*model_notes, *results.notes)),
         predictions=predictions,
-        baseline=_baseline_of(found.path) if len(results.models) > 1 else (),
-        warning=_OPTIMISTIC.get(split, "") if own else "",
-        own=own,
+        baseline=_read_baseline(folder.path) if len(results.models) > 1 else (),
+        warning=_WARNINGS.get(split, "") if own_cohort else "",
+        own_cohort=own_cohort,
         model=model,
     )
 
 
-def _baseline_of(folder: Path) -> list[Prediction]:
-    """Read the predictions of the colour baseline, if they were kept."""
+def _read_baseline(folder: Path) -> list[Prediction]:
+    """Read the predictions of the colour baseline; return an empty list if there is no file."""
     path = folder / "predictions-baseline.csv"
     return read_predictions(path) if path.is_file() else []
 
 
-def _size(predictions: Sequence[Prediction]) -> str:
-    """Count slides and patients."""
+def _describe_size(predictions: Sequence[Prediction]) -> str:
     patients = len({(each.cohort, each.patient_id) for each in predictions})
     return f"{format_count(len(predictions), 'slide')} of {format_count(patients, 'patient')}"
 
 
 def read_run_results(run: ReportedRun, evaluations: list[ResultFolder], resamples: int) -> list[EvaluatedSlideSet]:
-    """Gather the results of a run: test first, then other cohorts, what something was chosen on last.
+    """Return the results of a run: test first, then other cohorts, and sets with optimistic metrics last.
 
-    A split that was evaluated is not measured again.
+    Metrics are computed here only for splits without an evaluation.
     """
-    evaluated = [(each.path.name, _result_of_evaluation(each, run)) for each in evaluations]
-    own = {result.title for _, result in evaluated if result.own and not result.model}
-    measured = [("", _result_of_split(run, split, resamples)) for split in run.predictions if _TITLES[split] not in own]
-    return _told_apart(
-        sorted([*measured, *evaluated], key=lambda each: (bool(each[1].warning), each[1].title != _TITLES[TEST]))
-    )
+    evaluated = [(folder.path.name, _read_evaluation(folder, run)) for folder in evaluations]
+    evaluated_splits = {result.title for _, result in evaluated if result.own_cohort and not result.model}
+    computed = [
+        ("", _evaluate_split(run, split, resamples))
+        for split in run.predictions
+        if _TITLES[split] not in evaluated_splits
+    ]
+    in_order = sorted([*computed, *evaluated], key=lambda pair: (bool(pair[1].warning), pair[1].title != _TITLES[TEST]))
+    return _make_titles_unique(in_order)
 
 
-def _told_apart(named: Sequence[tuple[str, EvaluatedSlideSet]]) -> list[EvaluatedSlideSet]:
-    """Add their folders to the titles that several results have, as where a split was evaluated twice."""
-    titles = [result.title for _, result in named]
+def _make_titles_unique(results: Sequence[tuple[str, EvaluatedSlideSet]]) -> list[EvaluatedSlideSet]:
+    """Add the folder to titles that several results have, from pairs of folder name and result."""
+    titles = [result.title for _, result in results]
     return [
         result
         if titles.count(result.title) == 1
-        else replace(result, title=f"{result.title} ({folder})", group=result.title)
-        for folder, result in named
+        else replace(result, title=f"{result.title} ({folder})", title_without_folder=result.title)
+        for folder, result in results
     ]

@@ -1,4 +1,4 @@
-"""The sections of a page: slides and labels, training, results, every slide, pictures, and what failed."""
+"""Sections of a report: slides and labels, training, results, predictions, heatmaps, tiles and failures."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tapfm.evaluation.figures import target_panels
-from tapfm.evaluation.metric_tables import baseline_tables, metric_table, subgroup_tables
+from tapfm.evaluation.figures import build_target_panels
+from tapfm.evaluation.metric_tables import build_baseline_tables, build_metric_table, build_subgroup_tables
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.slide_files import make_slide_finder
-from tapfm.report import background, cohorts
-from tapfm.report.content import Block, Collapsible, PageSection, SlideLine, SlidesBlock
-from tapfm.report.finding import ResultFolder
-from tapfm.report.result import EvaluatedSlideSet
-from tapfm.report.runs import ReportedRun
-from tapfm.report.slide_pictures import PictureBudget, PictureSettings, gallery_blocks, heatmap_blocks
+from tapfm.report.appendix import build_failures_table
+from tapfm.report.content import Block, Collapsible, PageSection, PredictionRow, PredictionTable
+from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
+from tapfm.report.reported_run import ReportedRun
+from tapfm.report.result_folders import ResultFolder
+from tapfm.report.slide_counts import build_slide_count_blocks
+from tapfm.report.slide_images import ImageBudget, ImageSettings, build_heatmap_blocks, build_tile_blocks
 from tapfm.report.sources import ReportSources
 from tapfm.results.document import Paragraph
 from tapfm.results.figure import Figure
@@ -27,123 +28,123 @@ from tapfm.runtime.messages import format_count
 from tapfm.runtime.progress import SlideProgress
 from tapfm.tasks.target import Label, TargetKind
 
-_SETS = {"test": "Test slides", "validation": "Validation slides"}
-_SAME_PROBABILITY = 1e-3
-_MOST_LINES = 20_000  # of the table of slides; a browser sorts them still
+_SET_TITLES = {"test": "Test slides", "validation": "Validation slides"}
+_MAX_PROBABILITY_DIFFERENCE = 1e-3  # of the same slide in an evaluation and in a prediction folder
+_MAX_ROWS = 20_000  # a browser can still sort so many
 
 
-def cohort_blocks(gathered: ReportSources) -> list[Block]:
-    """Count the slides of each run; runs of the same slides once."""
+def build_cohort_section(sources: ReportSources) -> PageSection:
+    """Return the number of slides and labels of each run; runs with the same slides are shown once."""
     blocks: list[Block] = []
-    seen: list[object] = []
-    for run in gathered.runs:
-        found = cohorts.cohort_blocks(run, gathered.results[run.name])
-        if run.slides and found not in seen:
-            seen.append(found)
-            blocks += [Collapsible(run.name, found, open=True)] if len(seen) > 1 else found
-    return blocks
+    distinct: list[list[Block]] = []
+    for run in sources.runs:
+        counts = build_slide_count_blocks(run, sources.results[run.name])
+        if run.slides and counts not in distinct:
+            distinct.append(counts)
+            blocks += [Collapsible(run.name, counts, open=True)] if len(distinct) > 1 else counts
+    intro = "The number of slides in each split, and how many of the slides with a label are positive."
+    return PageSection("Slides and labels", blocks, intro)
 
 
-def training_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
-    """Draw the curves of each run."""
+def build_training_section(runs: Sequence[ReportedRun]) -> PageSection:
+    """Return the training curves of each run."""
     blocks: list[Block] = []
-    for number, run in enumerate(runs):
+    for index, run in enumerate(runs):
         if run.history:
-            best = None if run.best is None else int(run.best["epoch"])
-            figure = training_figure(run.history, best, "")
+            best_epoch = None if run.best_epoch is None else int(run.best_epoch["epoch"])
+            figure = training_figure(run.history, best_epoch, "")
             seconds = sum(float(row.get("seconds", 0.0)) for row in run.history)
             epochs = format_count(len(run.history), "epoch")
             note = Paragraph(f"{epochs} in {format_duration(seconds)}, including validation.")
-            blocks += [Collapsible(run.name, [figure, note], open=number == 0)] if len(runs) > 1 else [figure, note]
-    return blocks
+            blocks += [Collapsible(run.name, [figure, note], open=index == 0)] if len(runs) > 1 else [figure, note]
+    return PageSection("Training", blocks)
 
 
-def results_intro(gathered: ReportSources) -> str:
-    """Say what the figures are of."""
-    if not any(gathered.results.values()):
-        return ""
-    return "By set of slides. What cannot be computed is empty and says why."
-
-
-def result_blocks(gathered: ReportSources) -> list[Block]:
-    """Show each set of slides: figures, then pictures of each target."""
+def build_results_section(sources: ReportSources) -> PageSection:
+    """Return the figures and metrics of each set of slides."""
     blocks: list[Block] = []
-    for number, (name, result) in enumerate(gathered.every_result):
-        inner: list[Block] = [Paragraph(result.about)]
+    for index, (run_name, result) in enumerate(sources.named_results()):
+        inner: list[Block] = [Paragraph(result.description)]
         inner += [Paragraph(result.warning, warning=True)] if result.warning else []
         inner += [Paragraph(note, warning=True) for note in result.results.notes]
-        inner += _result_figures(result)
-        inner.append(metric_table(result.results))
-        inner += [replace(table, title="Colour baseline") for table in baseline_tables(result.results)]
-        inner += [replace(table, title="Subgroups") for table in subgroup_tables(result.results)]
-        of = _SETS.get(result.title, result.title)
-        title = f"{of}, {name}" if name else of
-        blocks.append(Collapsible(title, inner, _auc_text(result), open=number == 0))
-    return blocks
+        inner += _build_result_figures(result)
+        inner.append(build_metric_table(result.results))
+        inner += [replace(table, title="Colour baseline") for table in build_baseline_tables(result.results)]
+        inner += [replace(table, title="Subgroups") for table in build_subgroup_tables(result.results)]
+        set_title = _SET_TITLES.get(result.title, result.title)
+        title = f"{set_title}, {run_name}" if run_name else set_title
+        blocks.append(Collapsible(title, inner, _describe_main_metric(result), open=index == 0))
+    intro = "Metrics on each set of slides. If a value is missing, a footnote gives the reason."
+    return PageSection("Results", blocks, intro)
 
 
-def _result_figures(result: EvaluatedSlideSet) -> list[Figure]:
-    """Return the figures of each target; with several targets their names are titles."""
-    evaluated, several = result.evaluated_predictions(), len(result.targets) > 1
+def _build_result_figures(result: EvaluatedSlideSet) -> list[Figure]:
+    """Return a figure for each target. With several targets, the target is the title."""
+    evaluated, several_targets = result.evaluated_predictions(), len(result.targets) > 1
     return [
-        Figure(target if several else "", list(target_panels(evaluated, target, kind).values()))
+        Figure(target if several_targets else "", list(build_target_panels(evaluated, target, kind).values()))
         for target, kind in result.targets.items()
     ]
 
 
-def _auc_text(result: EvaluatedSlideSet) -> str:
-    """Write the AUC for the line that is seen while a part is shut."""
-    first = result.results.main_metrics[0]
-    found = result.metrics.get((result.results.columns[-1], first))
-    if found is None or found.estimate.value is None:
+def _describe_main_metric(result: EvaluatedSlideSet) -> str:
+    """Return the AUC, or the mean AUC of several targets, which is visible if the block is collapsed."""
+    main_metric = result.results.main_metrics[0]
+    value = result.metrics.get((result.results.targets_and_mean[-1], main_metric))
+    if value is None or value.estimate.value is None:
         return ""
     mean = "mean " if len(result.targets) > 1 else ""
-    return f"{mean}{result.results.metric_names[first]} {format_number(found.estimate.value)}"
+    return f"{mean}{result.results.metric_names[main_metric]} {format_number(value.estimate.value)}"
 
 
-def _call_texts(kind: TargetKind, call: Label, label: Label) -> dict[str, str]:
-    """Return a call, a label and their agreement as words; empty where there is none."""
+def _describe_call(kind: TargetKind, call: Label, label: Label) -> dict[str, str]:
+    """Return call, label and outcome as text, empty if they are missing."""
     values = {"call": call, "label": label}
     texts = {name: "" if value is None else kind.describe_label(value) for name, value in values.items()}
     return texts | {"outcome": kind.describe_outcome(call, label)}
 
 
-def slides_section(gathered: ReportSources) -> PageSection:
-    """Return a line per slide and target: from the results, then from predictions that no result contains."""
-    lines = [line for run in gathered.runs for result in gathered.results[run.name] for line in _lines_of(run, result)]
-    seen = {(line.model, line.slide_id, line.target): line.probability for line in lines}
-    for found in gathered.predictions:
-        for line in _predicted_lines(gathered.runs, found):
-            evaluated = seen.get((line.model, line.slide_id, line.target))
-            # another probability by the same weights is another slide of the same name, or other tiles
-            if evaluated is None or abs(evaluated - line.probability) > _SAME_PROBABILITY:
-                lines.append(line)
-    if not lines:
-        return PageSection("Slides", [])
-    intro = "Every slide and target. The mark in a bar is the threshold, chosen on validation slides."
-    blocks: list[Block] = [shown := SlidesBlock(lines[:_MOST_LINES])]
-    if len(shown.places) == 1:  # the table has no column of it
-        intro += f" All of them: {shown.places[0]}."
-    if len(lines) > _MOST_LINES:
-        left = len(lines) - _MOST_LINES
-        note = f"{left:,} lines are left out: the tables predictions.csv have all of them."
+def build_predictions_section(sources: ReportSources) -> PageSection:
+    """Return a row for each slide and target, from the results and from prediction folders with other slides."""
+    rows = [
+        row
+        for run in sources.runs
+        for result in sources.results[run.name]
+        for row in _list_evaluated_predictions(run, result)
+    ]
+    evaluated = {(row.model, row.slide_id, row.target): row.probability for row in rows}
+    for folder in sources.predictions:
+        for row in _list_folder_predictions(sources.runs, folder):
+            probability = evaluated.get((row.model, row.slide_id, row.target))
+            # a different probability means another slide with the same name, or other tiles
+            if probability is None or abs(probability - row.probability) > _MAX_PROBABILITY_DIFFERENCE:
+                rows.append(row)
+    title = "Predictions of all slides"
+    if not rows:
+        return PageSection(title, [])
+    table = PredictionTable(rows[:_MAX_ROWS])
+    blocks: list[Block] = [table]
+    intro = "The predicted probability of each slide. The mark in a bar is the threshold, chosen on validation slides."
+    if len(table.slide_sets) == 1:  # then the table has no such column
+        intro += f" Set of slides: {table.slide_sets[0]}."
+    if len(rows) > _MAX_ROWS:
+        note = f"{len(rows) - _MAX_ROWS:,} rows are not shown. The predictions.csv files contain all rows."
         blocks.append(Paragraph(note, warning=True))
-    return PageSection("Slides", blocks, intro)
+    return PageSection(title, blocks, intro)
 
 
-def _lines_of(run: ReportedRun, result: EvaluatedSlideSet) -> list[SlideLine]:
-    """List the slides of a result."""
-    kinds, thresholds = result.targets, result.thresholds
+def _list_evaluated_predictions(run: ReportedRun, result: EvaluatedSlideSet) -> list[PredictionRow]:
+    targets, thresholds = result.targets, result.thresholds
     return [
-        SlideLine(
+        PredictionRow(
             slide_id=each.slide_id,
             patient_id=each.patient_id,
-            where=result.title,
+            slide_set=result.title,
             target=target,
-            probability=kinds[target].activate(logit),
+            probability=targets[target].activate(logit),
             threshold=thresholds.get(target),
-            **_call_texts(
-                kinds[target], kinds[target].apply_threshold(logit, thresholds.get(target)), each.labels.get(target)
+            **_describe_call(
+                targets[target], targets[target].apply_threshold(logit, thresholds.get(target)), each.labels.get(target)
             ),
             tiles=each.tiles,
             model=result.model or run.name,
@@ -153,55 +154,60 @@ def _lines_of(run: ReportedRun, result: EvaluatedSlideSet) -> list[SlideLine]:
     ]
 
 
-def _predicted_lines(runs: Sequence[ReportedRun], found: ResultFolder) -> list[SlideLine]:
-    """List the slides of a folder of predictions."""
-    model = next((run.name for run in runs if found.made_by(run.weights_sha256)), Path(found.model).name)
+def _list_folder_predictions(runs: Sequence[ReportedRun], folder: ResultFolder) -> list[PredictionRow]:
+    model = next((run.name for run in runs if folder.is_result_of(run.weights_sha256)), Path(folder.model).name)
     return [
-        SlideLine(
+        PredictionRow(
             slide_id=slide.slide_id,
             patient_id=slide.patient_id,
-            where=found.path.name,
+            slide_set=folder.path.name,
             target=target,
-            probability=said.probability,
-            threshold=said.threshold,
-            **_call_texts(slide.kinds[target], said.call, said.label),
+            probability=prediction.probability,
+            threshold=prediction.threshold,
+            **_describe_call(slide.kinds[target], prediction.call, prediction.label),
             tiles=slide.tiles,
             model=model,
         )
-        for slide in PredictionFolder(found.path).slides()
-        for target, said in slide.targets.items()
+        for slide in PredictionFolder(folder.path).slides()
+        for target, prediction in slide.targets.items()
     ]
 
 
-def picture_sections(
-    gathered: ReportSources, settings: PictureSettings, budget: PictureBudget, console: Console
+def build_image_sections(
+    sources: ReportSources, settings: ImageSettings, budget: ImageBudget, console: Console
 ) -> list[PageSection]:
-    """Draw maps and galleries of each folder of predictions."""
-    finder = make_slide_finder(settings.slides)
-    maps: list[Block] = []
-    galleries: list[Block] = []
-    for found in gathered.predictions:
-        folder = PredictionFolder(found.path)
-        slides = folder.slides()
-        of = [Paragraph(f"From {found.path.name}:")] if len(gathered.predictions) > 1 else []
+    """Return the heatmaps and the most influential tiles of each prediction folder."""
+    finder = make_slide_finder(settings.slides_folder)
+    heatmaps: list[Block] = []
+    tiles: list[Block] = []
+    for folder in sources.predictions:
+        prediction_folder = PredictionFolder(folder.path)
+        slides = prediction_folder.slides()
+        heading = [Paragraph(f"From {folder.path.name}:")] if len(sources.predictions) > 1 else []
         if settings.heatmaps:
-            maps_possible = sum(len(slide.targets) for slide in slides)
-            most = min(settings.heatmaps, maps_possible)
-            with SlideProgress(console, "drawing heatmaps", slides=most) as progress:
-                if drawn := heatmap_blocks(folder, slides, settings, finder, budget, progress):
-                    maps += [*of, *drawn]
-        if settings.tiles and (shown := gallery_blocks(folder, slides, settings, finder, budget)):
-            galleries += [*of, *shown]
-    intro = (
-        "Each slide as it is, and with what each tile adds to the logit or how much it counts. Of every outcome the "
-        "slides furthest from the threshold, wrong calls first."
+            count = min(settings.heatmaps, sum(len(slide.targets) for slide in slides))
+            with SlideProgress(console, "drawing heatmaps", slides=count) as progress:
+                blocks = build_heatmap_blocks(prediction_folder, slides, settings, finder, budget, progress)
+            heatmaps += [*heading, *blocks] if blocks else []
+        if settings.tiles:
+            blocks = build_tile_blocks(prediction_folder, slides, settings, finder, budget)
+            tiles += [*heading, *blocks] if blocks else []
+    heatmap_intro = (
+        "Each slide without and with its heatmap. Wrong calls come first. For each outcome, the slides with the "
+        "probability furthest from the threshold are shown."
     )
-    tiles = "The tiles that moved the model most: they are what to look at before believing it."
-    return [PageSection("Maps of slides", maps, intro), PageSection("Most influential tiles", galleries, tiles)]
+    tile_intro = (
+        "The tiles with the strongest influence on the predictions. Before you trust the model, check that they show "
+        "relevant tissue and not artefacts such as pen marks, folds or blur."
+    )
+    return [
+        PageSection("Heatmaps", heatmaps, heatmap_intro),
+        PageSection("Most influential tiles", tiles, tile_intro),
+    ]
 
 
-def failures_section(gathered: ReportSources) -> PageSection:
-    """List what failed."""
-    steps = [] if gathered.study is None else gathered.study.failed
-    table = background.failures_table(gathered.runs, [*gathered.evaluations, *gathered.predictions], steps)
-    return PageSection("What failed", [table] if table is not None else [])
+def build_failures_section(sources: ReportSources) -> PageSection:
+    """Return a table of failed slides and study steps."""
+    study_steps = [] if sources.study is None else sources.study.failed_steps
+    table = build_failures_table(sources.runs, [*sources.evaluations, *sources.predictions], study_steps)
+    return PageSection("Failures", [table] if table is not None else [])

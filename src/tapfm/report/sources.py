@@ -1,4 +1,4 @@
-"""What a page is made of: runs or a study, and the evaluations and predictions that belong to them."""
+"""Sources of a report: runs or a study, with their evaluations and predictions."""
 
 from __future__ import annotations
 
@@ -7,86 +7,98 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tapfm.errors import InputError
-from tapfm.report import finding
-from tapfm.report import study as studies
-from tapfm.report.finding import ResultFolder
-from tapfm.report.result import EvaluatedSlideSet
+from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
+from tapfm.report.reported_run import ReportedRun, read_run
+from tapfm.report.reported_study import ReportedStudy, is_study, read_study, select_runs
+from tapfm.report.result_folders import (
+    ResultFolder,
+    find_evaluations,
+    find_predictions,
+    read_evaluation_folder,
+    read_prediction_folder,
+    remove_duplicates,
+)
 from tapfm.report.run_results import read_run_results
-from tapfm.report.runs import ReportedRun, read_run
 
 
 @dataclass(frozen=True)
 class ReportSources:
-    """Everything that a page is made of."""
+    """Runs, study, evaluations and predictions that a report shows."""
 
-    runs: Sequence[ReportedRun]  # shown in full
-    study: studies.ReportedStudy | None
-    results: Mapping[str, Sequence[EvaluatedSlideSet]]  # by run
+    runs: Sequence[ReportedRun]  # shown in detail
+    study: ReportedStudy | None
+    results: Mapping[str, Sequence[EvaluatedSlideSet]]  # by name of the run
     evaluations: Sequence[ResultFolder]
     predictions: Sequence[ResultFolder]
-    why_these_runs: str = ""  # of a study
+    selection_reason: str = ""  # why these runs of a study are shown in detail
 
-    @property
-    def every_result(self) -> list[tuple[str, EvaluatedSlideSet]]:
-        """List the results with the names of their runs, which are empty where there is one run only."""
+    def named_results(self) -> list[tuple[str, EvaluatedSlideSet]]:
+        """Return all results with the names of their runs, which are empty if there is only one run."""
         several_runs = len(self.runs) > 1
         return [(run.name if several_runs else "", result) for run in self.runs for result in self.results[run.name]]
 
 
 def read_report_sources(
-    sources: Sequence[Path],
+    paths: Sequence[Path],
     *,
     evaluations: Sequence[Path],
     predictions: Sequence[Path],
     run_names: Sequence[str],
     resamples: int,
 ) -> ReportSources:
-    """Read runs or a study, and find what belongs to them.
+    """Read runs or a study, and find their evaluations and predictions.
 
-    run_names: of a study, the runs that are shown in full; where there are none, `runs_in_full` chooses.
-    resamples: for the intervals of what is not measured yet.
+    run_names: runs of a study to show in detail. If empty, `select_runs` chooses them.
+    resamples: bootstrap resamples for metrics that are computed for the report.
     """
-    of_studies = [source for source in sources if studies.is_study(source)]
-    if of_studies and len(sources) > 1:
-        raise InputError(f"{of_studies[0]} is a study.", hint="Give one study, or runs: a page shows one or the other.")
-    if run_names and not of_studies:
-        raise InputError("--run is for studies.", hint="Give the runs themselves: tapfm report runs/first runs/second")
-    study = studies.read_study(of_studies[0]) if of_studies else None
-    named_evaluations = [finding.named_evaluation(path) for path in evaluations]
-    named_predictions = [finding.named_predictions(path) for path in predictions]
-    why = ""
+    study_paths = [path for path in paths if is_study(path)]
+    if study_paths and len(paths) > 1:
+        hint = "Pass either one study folder, or one or several run folders."
+        raise InputError(f"{study_paths[0]} is a study, which cannot be combined with other folders.", hint=hint)
+    if run_names and not study_paths:
+        hint = "Pass the run folders instead: tapfm report runs/first runs/second --out report.html"
+        raise InputError("--run only applies to a study.", hint=hint)
+    study = read_study(study_paths[0]) if study_paths else None
+    passed_evaluations = [read_evaluation_folder(path) for path in evaluations]
+    passed_predictions = [read_prediction_folder(path) for path in predictions]
+    selection_reason = ""
     if study is not None:
-        made_by = {digest for found in [*named_evaluations, *named_predictions] for digest in found.digests()}
-        runs, why = studies.runs_in_full(study, run_names, made_by)
+        digests = {
+            digest for folder in [*passed_evaluations, *passed_predictions] for digest in folder.weights_digests()
+        }
+        runs, selection_reason = select_runs(study, run_names, digests)
     else:
-        folders = list({source.resolve(): source for source in sources}.values())
-        runs = _distinct([read_run(folder) for folder in folders])
-    results, of_evaluations, of_predictions = {}, list(named_evaluations), list(named_predictions)
-    for number, run in enumerate(runs):
-        of_run = [found for found in named_evaluations if _belongs(found, run, runs, first=number == 0)]
-        of_run = finding.once([*of_run, *finding.evaluations_of(run.folder, run.weights_sha256)])
-        of_evaluations += of_run
-        of_predictions += finding.predictions_of(run.folder, run.weights_sha256)
-        results[run.name] = read_run_results(run, of_run, resamples)
-    return ReportSources(runs, study, results, finding.once(of_evaluations), finding.once(of_predictions), why)
+        folders = list({path.resolve(): path for path in paths}.values())
+        runs = _make_names_unique([read_run(folder) for folder in folders])
+    results, all_evaluations, all_predictions = {}, list(passed_evaluations), list(passed_predictions)
+    for index, run in enumerate(runs):
+        run_evaluations = [folder for folder in passed_evaluations if _belongs_to(folder, runs, index)]
+        run_evaluations += find_evaluations(run.folder, run.weights_sha256)
+        run_evaluations = remove_duplicates(run_evaluations)
+        all_evaluations += run_evaluations
+        all_predictions += find_predictions(run.folder, run.weights_sha256)
+        results[run.name] = read_run_results(run, run_evaluations, resamples)
+    return ReportSources(
+        runs, study, results, remove_duplicates(all_evaluations), remove_duplicates(all_predictions), selection_reason
+    )
 
 
-def _belongs(found: ResultFolder, run: ReportedRun, runs: Sequence[ReportedRun], *, first: bool) -> bool:
-    """Give an evaluation that was named to the run that made it; one of none of them (an ensemble) to the first."""
-    if found.made_by(run.weights_sha256):
+def _belongs_to(folder: ResultFolder, runs: Sequence[ReportedRun], index: int) -> bool:
+    """Return whether an evaluation is shown with this run. Evaluations of other models are shown with the first run."""
+    if folder.is_result_of(runs[index].weights_sha256):
         return True
-    return first and not any(found.made_by(each.weights_sha256) for each in runs)
+    return index == 0 and not any(folder.is_result_of(run.weights_sha256) for run in runs)
 
 
-def _distinct(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """Name runs by their folders, where two have the same name."""
+def _make_names_unique(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
+    """Use the folder as the name of runs that have the same name."""
     names = [run.name for run in runs]
     return [run if names.count(run.name) == 1 else replace(run, name=str(run.folder)) for run in runs]
 
 
-def describe_sources(gathered: ReportSources) -> list[str]:
-    """Say what was found, for the one who typed the command."""
-    lines = [] if gathered.study is None else [f"study {gathered.study.folder}"]
-    lines += [f"run {run.folder}" for run in gathered.runs]
-    lines += [f"evaluation {found.path}" for found in gathered.evaluations]
-    return lines + [f"predictions {found.path}" for found in gathered.predictions]
+def list_source_folders(sources: ReportSources) -> list[str]:
+    """Return a line for each folder that the report uses, such as "run runs/first"."""
+    lines = [] if sources.study is None else [f"study {sources.study.folder}"]
+    lines += [f"run {run.folder}" for run in sources.runs]
+    lines += [f"evaluation {folder.path}" for folder in sources.evaluations]
+    return lines + [f"predictions {folder.path}" for folder in sources.predictions]

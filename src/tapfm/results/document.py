@@ -17,7 +17,7 @@ from tapfm.runtime.files import write_atomically
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of plain text; warnings stand out."""
+    """A paragraph of plain text. Warnings are highlighted."""
 
     text: str
     warning: bool = False
@@ -29,16 +29,16 @@ Block = Paragraph | Table | Figure
 
 @dataclass(frozen=True)
 class Section:
-    """A title and what stands below it."""
+    """A title and the blocks below it."""
 
     title: str
     blocks: Sequence[Block]
 
 
 def write_sections(path: Path, sections: Sequence[Section]) -> None:
-    """Write sections as JSON; numbers that are not finite are missing there."""
-    written = _without_non_finite([asdict(each) for each in sections])
-    write_atomically(path, f"{json.dumps(written, indent=1, allow_nan=False)}\n".encode())
+    """Write sections as JSON. Infinite values and NaN are written as null."""
+    content = _without_non_finite([asdict(each) for each in sections])
+    write_atomically(path, f"{json.dumps(content, indent=1, allow_nan=False)}\n".encode())
 
 
 def _without_non_finite(value: Any) -> Any:
@@ -50,7 +50,7 @@ def _without_non_finite(value: Any) -> Any:
 
 
 def read_sections(path: Path, *, hint: str) -> list[Section]:
-    """Read sections that `write_sections` wrote. `hint` says how to write a damaged file again."""
+    """Read a file of `write_sections`. `hint` is shown with the error if the file is damaged."""
     from pydantic import TypeAdapter, ValidationError
 
     try:

@@ -1,4 +1,4 @@
-"""A number with its confidence interval, or the reason why there is none."""
+"""A value with its confidence interval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its confidence interval; what is missing is None, never NaN, and `why` says why."""
+    """A value and its confidence interval. Missing parts are None, never NaN, and `reason` explains why."""
 
     value: float | None
     low: float | None = None

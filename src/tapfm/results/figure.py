@@ -1,4 +1,4 @@
-"""A figure as a value: panels of lines, bands, points and bars. `drawing.py` draws it as PNG or SVG."""
+"""Figures as data: panels with lines, bands, points and bars. `figure_drawing.py` draws them as PNG or SVG."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dash = Literal["solid", "dashed", "dotted"]
-# model, other and grey have a meaning in all figures: the model or positive, its counterpart, and reference lines
+# Same meaning in all figures. model: the model, or positive; other: the baseline, or negative; grey: reference lines
 Colour = Literal["model", "other", "grey", "series-1", "series-2", "series-3", "series-4", "series-5", "series-6"]
 SERIES: tuple[Colour, ...] = ("series-1", "series-2", "series-3", "series-4", "series-5", "series-6")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis; limits and ticks that are None are chosen from the data."""
+    """An axis. Limits and ticks that are None are computed from the data."""
 
     label: str = ""
     low: float | None = None
@@ -26,7 +26,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Line:
-    """Points that are connected; with `steps`, horizontally up to the next point."""
+    """A line through points. With `steps`, it is horizontal up to the next point."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -53,20 +53,20 @@ class Band:
 
 @dataclass(frozen=True)
 class Points:
-    """Points with an area and a text each, where given."""
+    """Points, optionally with areas and texts."""
 
     x: Sequence[float]
     y: Sequence[float]
     colour: Colour = "model"
     label: str = ""
-    sizes: Sequence[float] = ()  # areas relative to the largest, 0 to 1
+    sizes: Sequence[float] = ()  # area of each point relative to the largest, 0 to 1
     texts: Sequence[str] = ()
     kind: Literal["points"] = "points"
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Adjacent bars between edges, each from its floor upwards."""
+    """Adjacent bars. `edges` has one value more than `heights`; `floors` are the lower ends, 0 by default."""
 
     edges: Sequence[float]
     heights: Sequence[float]
@@ -78,7 +78,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Rule:
-    """A vertical line through the whole panel, or a horizontal one."""
+    """A vertical or horizontal reference line across the whole panel."""
 
     value: float
     label: str = ""
@@ -93,7 +93,7 @@ Mark = Line | Band | Points | Bars | Rule
 
 @dataclass(frozen=True)
 class Panel:
-    """A pair of axes with marks, later marks above earlier ones; or the reason why it is empty."""
+    """Axes with marks, drawn in this order. `why_empty` is shown instead of axes if it is not empty."""
 
     title: str
     x: Axis = Axis()
@@ -105,7 +105,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels side by side."""
+    """A figure with panels side by side."""
 
     title: str
     panels: Sequence[Panel]

@@ -1,28 +1,28 @@
-"""Format numbers for people."""
+"""Format numbers, confidence intervals, durations and sizes as text."""
 
 from __future__ import annotations
 
 from tapfm.results.estimate import Estimate
 
-MISSING = "-"  # in place of a number that does not exist
+MISSING = "-"  # shown for a missing value
 
 
-def format_number(value: float | None, form: str = ".3f") -> str:
+def format_number(value: float | None, format_spec: str = ".3f") -> str:
     """Format a number, or return a dash for None."""
-    return MISSING if value is None else f"{value:{form}}"
+    return MISSING if value is None else f"{value:{format_spec}}"
 
 
-def format_interval(estimate: Estimate, form: str = ".3f") -> str:
-    """Format a confidence interval, or return an empty text if there is none."""
+def format_interval(estimate: Estimate, format_spec: str = ".3f") -> str:
+    """Format a confidence interval, or return an empty string if there is none."""
     if estimate.low is None or estimate.high is None:
         return ""
-    return f"{estimate.low:{form}} to {estimate.high:{form}}"
+    return f"{estimate.low:{format_spec}} to {estimate.high:{format_spec}}"
 
 
-def format_estimate(estimate: Estimate, form: str = ".3f") -> str:
+def format_estimate(estimate: Estimate, format_spec: str = ".3f") -> str:
     """Format a value with its interval in brackets, or return a dash."""
-    interval = format_interval(estimate, form)
-    return format_number(estimate.value, form) + (f" ({interval})" if interval and estimate.value is not None else "")
+    value, interval = format_number(estimate.value, format_spec), format_interval(estimate, format_spec)
+    return f"{value} ({interval})" if interval and estimate.value is not None else value
 
 
 def format_p_value(value: float | None) -> str:
@@ -33,11 +33,11 @@ def format_p_value(value: float | None) -> str:
 
 
 def format_percentage(part: int, whole: int) -> str:
-    """Format a share in per cent; shares near 0 and 1 get a decimal place, so that few of many is not 0%."""
+    """Format a fraction in per cent. Fractions near 0 and 1 get one decimal place, so that 3 of 1,000 is not 0%."""
     if not whole:
         return MISSING
-    few = 0 < part < 0.01 * whole or 0.99 * whole < part < whole
-    return f"{part / whole:.1%}" if few else f"{part / whole:.0%}"
+    is_extreme = 0 < part < 0.01 * whole or 0.99 * whole < part < whole
+    return f"{part / whole:.1%}" if is_extreme else f"{part / whole:.0%}"
 
 
 def format_duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Write tables and figures as HTML; texts are escaped."""
+"""Tables and figures as HTML. All texts are escaped."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import groupby
 
 from markupsafe import Markup, escape
 
-from tapfm.results.drawing import draw_svg
 from tapfm.results.figure import Figure
+from tapfm.results.figure_drawing import draw_svg
 from tapfm.results.table import (
     Cell,
     Column,
@@ -22,15 +22,15 @@ from tapfm.results.table import (
     missing_text,
 )
 
-_RANKS = {1: Markup("<strong>{}</strong>"), 2: Markup("<u>{}</u>")}
-_LONG = 50  # characters of a text that is wrapped
-_SCALE = 0.8  # of panels on a page, where their text has the size of small print
+_RANK_TAGS = {1: Markup("<strong>{}</strong>"), 2: Markup("<u>{}</u>")}
+_MAX_UNWRAPPED = 50  # characters; longer texts are wrapped
+_PANEL_SCALE = 0.8  # so that text in panels is as small as notes on the page
 
 
 def html_table(table: Table) -> Markup:
-    """Return a table in a region that scrolls, with its notes; missing values refer to a numbered list of reasons."""
+    """Return a table in a scrollable region, with its notes. Reasons for missing values become footnotes."""
     shown = table.shown()
-    reasons, classes = list_reasons(shown), [_css_class(shown, place) for place in range(len(shown.columns))]
+    reasons, classes = list_reasons(shown), [_css_class(shown, index) for index in range(len(shown.columns))]
     parts = [Markup("<h3>{}</h3>").format(table.title) if table.title else Markup("")]
     parts.append(
         Markup('<div class="scroll" tabindex="0" role="region" aria-label="{}"><table>').format(table.title or "Table")
@@ -58,11 +58,11 @@ def _head(columns: Sequence[Column], classes: Sequence[str]) -> Markup:
     return Markup("").join(lines)
 
 
-def _css_class(table: Table, place: int) -> str:
-    """Return the CSS class of a column; numbers with details are left-aligned, so that the numbers align."""
-    if table.columns[place].text:
+def _css_class(table: Table, index: int) -> str:
+    """Return the CSS class of a column. Numbers with details are left-aligned, which aligns the numbers."""
+    if table.columns[index].text:
         return ""
-    return "number detailed" if has_details(table, place) else "number"
+    return "number detailed" if has_details(table, index) else "number"
 
 
 def _attribute(css_class: str) -> Markup:
@@ -75,9 +75,9 @@ def _row(row: Row, columns: Sequence[Column], classes: Sequence[str], reasons: S
             len(columns), row.heading
         )
     cells = []
-    for place, (cell, column, css_class) in enumerate(zip(row.cells, columns, classes, strict=True)):
-        opening, closing = (Markup('th scope="row"'), Markup("th")) if place == 0 else (Markup("td"), Markup("td"))
-        long = column.text and len(cell_text(cell, column)) > _LONG
+    for index, (cell, column, css_class) in enumerate(zip(row.cells, columns, classes, strict=True)):
+        opening, closing = (Markup('th scope="row"'), Markup("th")) if index == 0 else (Markup("td"), Markup("td"))
+        long = column.text and len(cell_text(cell, column)) > _MAX_UNWRAPPED
         attribute = _attribute("long" if long else css_class)
         cells.append(Markup("<{}{}>{}</{}>").format(opening, attribute, _cell(cell, column, reasons), closing))
     return Markup("<tr>{}</tr>").format(Markup("").join(cells))
@@ -85,24 +85,24 @@ def _row(row: Row, columns: Sequence[Column], classes: Sequence[str], reasons: S
 
 def _cell(cell: Cell, column: Column, reasons: Sequence[str]) -> Markup:
     text, detail, reason = cell_text(cell, column), cell_detail(cell, column), cell_reason(cell)
-    text = text if isinstance(cell.value, str) else _minus(text, column) or missing_text(cell)
-    parts = [_RANKS[cell.rank].format(text) if text and cell.rank in _RANKS else escape(text)]
+    text = text if isinstance(cell.value, str) else _use_minus_signs(text, column) or missing_text(cell)
+    parts = [_RANK_TAGS[cell.rank].format(text) if text and cell.rank in _RANK_TAGS else escape(text)]
     if reason:
         parts.append(Markup('<sup class="reason">{}</sup>').format(reasons.index(reason) + 1))
     if detail:
-        parts.append(Markup(' <span class="detail">{}</span>').format(_minus(detail, column)))
+        parts.append(Markup(' <span class="detail">{}</span>').format(_use_minus_signs(detail, column)))
     return Markup("").join(parts)
 
 
-def _minus(text: str, column: Column) -> str:
-    """Replace hyphens of numbers by minus signs, which are as wide as a plus."""
+def _use_minus_signs(text: str, column: Column) -> str:
+    """Replace hyphens in numbers with minus signs, which are as wide as plus signs."""
     return text if column.text else text.replace("-", "\N{MINUS SIGN}")
 
 
 def html_figure(figure: Figure, numbers: Iterator[int]) -> Markup:
-    """Return a figure as SVG with its title and caption; an empty panel says why it is empty.
+    """Return a figure as SVG with its title and caption. An empty panel shows its reason.
 
-    `numbers` gives each drawing of a page its own number.
+    `numbers` yields a different number for each drawing on a page, which makes ids unique.
     """
     panels = []
     for panel in figure.panels:
@@ -110,7 +110,7 @@ def html_figure(figure: Figure, numbers: Iterator[int]) -> Markup:
         if panel.why_empty:
             drawing = Markup('<p class="empty">{}</p>').format(panel.why_empty)
         else:
-            width_in, height_in = _SCALE * figure.panel_width_in, _SCALE * figure.panel_height_in
+            width_in, height_in = _PANEL_SCALE * figure.panel_width_in, _PANEL_SCALE * figure.panel_height_in
             alone = Figure(title, [panel], panel_width_in=width_in, panel_height_in=height_in)
             drawing = Markup(draw_svg(alone, next(numbers)))  # escaped by the XML writer
         panels.append(Markup('<figure><figcaption class="name">{}</figcaption>{}</figure>').format(title, drawing))

@@ -1,4 +1,4 @@
-"""Write tables for LaTeX, in the layout of the paper's tables."""
+"""Tables as LaTeX, in the layout of the paper's tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import groupby
 
 from tapfm.results.table import Cell, Column, Row, Table, cell_detail, cell_text, missing_text
 
-_RANKS = {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
+_RANK_FORMATS = {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
 _ESCAPES = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -25,10 +25,10 @@ _ESCAPES = {
 
 
 def latex_table(table: Table, caption: str, label: str) -> str:
-    """Return a table environment; needs the packages booktabs, multirow and graphicx."""
+    """Return a table environment, which requires the packages booktabs, multirow and graphicx."""
     shown = table.shown()
     lines = [
-        "% needs: booktabs, multirow, graphicx",
+        "% requires: booktabs, multirow, graphicx",
         r"\begin{table}[!htb]",
         rf"\caption{{{_escape_latex(caption)}}}",
         rf"\label{{tab:{label}}}",
@@ -48,36 +48,36 @@ def latex_table(table: Table, caption: str, label: str) -> str:
 
 
 def _header_lines(columns: Sequence[Column]) -> list[str]:
-    """Write the titles of columns; groups of columns have a title above them."""
+    """Return the lines with column titles, and above them the titles of column groups."""
     titles = [rf"\textbf{{{_escape_latex(column.title)}}}" for column in columns]
     if not any(column.group for column in columns):
         return [f"{' & '.join(titles)} \\\\", r"\midrule"]
-    above, rules, place = [], [], 0
+    above, rules, start = [], [], 0
     for group, members in groupby(columns, key=lambda column: column.group):
         width = len(list(members))
         if group:
             above.append(rf"\multicolumn{{{width}}}{{c}}{{\textbf{{{_escape_latex(group)}}}}}")
-            rules.append(rf"\cmidrule(lr){{{place + 1}-{place + width}}}")
+            rules.append(rf"\cmidrule(lr){{{start + 1}-{start + width}}}")
         else:
-            above += [rf"\multirow{{2}}{{*}}{{{title}}}" for title in titles[place : place + width]]
-            titles[place : place + width] = [""] * width
-        place += width
+            above += [rf"\multirow{{2}}{{*}}{{{title}}}" for title in titles[start : start + width]]
+            titles[start : start + width] = [""] * width
+        start += width
     return [f"{' & '.join(above)} \\\\", " ".join(rules), f"{' & '.join(titles)} \\\\", r"\midrule"]
 
 
 def _row_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     lines: list[str] = []
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row.cells:
             cells = [_cell(cell, column) for cell, column in zip(row.cells, columns, strict=True)]
             lines.append(f"{' & '.join(cells)} \\\\")
             continue
-        if place:
+        if index:
             lines.append(r"\midrule")
         text = _escape_latex(row.heading)
         text = rf"{{c}}{{\textbf{{{text}}}}}" if row.level == 1 else rf"{{l}}{{\textit{{{text}}}}}"
         lines.append(rf"\multicolumn{{{len(columns)}}}{text} \\")
-        if row.level == 2 or (place + 1 < len(rows) and rows[place + 1].cells):
+        if row.level == 2 or (index + 1 < len(rows) and rows[index + 1].cells):
             lines.append(r"\midrule")
     return lines
 
@@ -86,11 +86,11 @@ def _cell(cell: Cell, column: Column) -> str:
     text = _escape_latex(cell_text(cell, column))
     if not text:
         return "--" if missing_text(cell) else ""
-    ranked = _RANKS.get(cell.rank, "{}").format(text)
+    ranked = _RANK_FORMATS.get(cell.rank, "{}").format(text)
     detail = _escape_latex(cell_detail(cell, column).replace(" to ", "--"))
     return rf"{ranked} {{\scriptsize ({detail})}}" if detail else ranked
 
 
 def _escape_latex(text: str) -> str:
-    """Return plain text with the characters escaped that LaTeX treats as commands."""
+    """Return text with all special characters of LaTeX escaped."""
     return "".join(_ESCAPES.get(character, character) for character in text)

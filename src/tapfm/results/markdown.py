@@ -1,4 +1,4 @@
-"""Write tables and sections as Markdown."""
+"""Tables and sections as Markdown."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tapfm.results.table import (
     missing_text,
 )
 
-_RANKS = {1: "**{}**", 2: "<u>{}</u>"}
+_RANK_FORMATS = {1: "**{}**", 2: "<u>{}</u>"}
 
 
 def markdown_table(table: Table) -> str:
-    """Return a table with its notes; missing values refer to a numbered list of reasons."""
+    """Return a table with its notes. Reasons for missing values become footnotes."""
     shown = table.shown()
     reasons = list_reasons(shown)
     titles = [f"{column.group}, {column.title}" if column.group else column.title for column in shown.columns]
@@ -51,17 +51,17 @@ def _cell(cell: Cell, column: Column, reasons: Sequence[str]) -> str:
     mark = f" <sup>{reasons.index(reason) + 1}</sup>" if reason else ""
     if not text:
         return (detail or missing_text(cell)) + mark
-    ranked = _RANKS.get(cell.rank, "{}").format(text)
+    ranked = _RANK_FORMATS.get(cell.rank, "{}").format(text)
     return (f"{ranked} ({detail})" if detail else ranked) + mark
 
 
 def _escape(text: str) -> str:
-    """Keep a text from ending its cell or its line."""
+    """Return the text on one line, with escaped pipes."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def markdown_sections(title: str, sections: Sequence[Section], figure_files: Mapping[str, str]) -> str:
-    """Return a page; `figure_files` has the file of each figure, by title."""
+    """Return sections as a page. `figure_files` maps titles of figures to image files."""
     lines = [f"# {title}", ""]
     for section in sections:
         if section.title:

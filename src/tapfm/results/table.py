@@ -1,4 +1,4 @@
-"""A table as a value. `markdown.py`, `latex.py`, `html.py`, `terminal.py` and `table_csv` below write it."""
+"""Tables as data. `markdown.py`, `latex.py`, `html.py`, `terminal.py` and `table_csv` below convert them to text."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ Value = Estimate | str | int | float | None
 
 @dataclass(frozen=True)
 class Column:
-    """The header of a column, and how its numbers are formatted."""
+    """The header of a column and the format of its values."""
 
     title: str
-    name: str = ""  # in CSV files; empty: the title
+    name: str = ""  # in CSV files; the title if empty
     group: str = ""  # header above adjacent columns with the same group
-    form: str = ".3f"  # format of floats
+    float_format: str = ".3f"
     text: bool = False  # left-aligned
-    interval: bool = False  # holds estimates: three columns in CSV files
-    shown: bool = True  # False: in CSV files only
-    interval_form: str = ""  # format of the ends of intervals; empty: as `form`
+    interval: bool = False  # contains estimates, which are three columns in CSV files
+    shown: bool = True  # False if the column is only in CSV files
+    interval_format: str = ""  # format of confidence limits; `float_format` if empty
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value with the rank it has in its column, further details, and why something is missing."""
+    """A value with its rank in the column. `reason` explains a missing value or interval."""
 
     value: Value = None
-    detail: str = ""  # after the value and its interval, in smaller type
+    detail: str = ""  # shown in small type after the value and its interval
     reason: str = ""
-    rank: int = 0  # 1 is printed bold, 2 underlined
+    rank: int = 0  # 1 (best) is bold, 2 is underlined, 0 is not ranked
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of cells; or a heading without cells, above the rows that belong to it."""
+    """A row of cells, or a heading without cells above a group of rows."""
 
     cells: Sequence[Cell] = ()
     heading: str = ""
-    level: Literal[1, 2] = 2  # of a heading
+    level: Literal[1, 2] = 2  # of the heading
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table; its first column names the rows."""
+    """A table whose first column contains the row names."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
@@ -57,10 +57,10 @@ class Table:
     kind: Literal["table"] = "table"
 
     def shown(self) -> Table:
-        """Return the table without the columns that are for CSV files only."""
-        places = [place for place, column in enumerate(self.columns) if column.shown]
-        rows = [Row([row.cells[place] for place in places]) if row.cells else row for row in self.rows]
-        return Table([self.columns[place] for place in places], rows, self.title, self.notes)
+        """Return the table without the columns that are only for CSV files."""
+        indices = [index for index, column in enumerate(self.columns) if column.shown]
+        rows = [Row([row.cells[index] for index in indices]) if row.cells else row for row in self.rows]
+        return Table([self.columns[index] for index in indices], rows, self.title, self.notes)
 
 
 def table_row(*values: Value | Cell) -> Row:
@@ -69,44 +69,44 @@ def table_row(*values: Value | Cell) -> Row:
 
 
 def cell_text(cell: Cell, column: Column) -> str:
-    """Return the formatted value of a cell, without its details; empty if there is none."""
+    """Return the formatted value of a cell without its details, or an empty string if it has no value."""
     value = cell.value.value if isinstance(cell.value, Estimate) else cell.value
     if value is None:
         return ""
     if isinstance(value, str):
         return value
-    return f"{value:,}" if isinstance(value, int) else format_number(value, column.form)
+    return f"{value:,}" if isinstance(value, int) else format_number(value, column.float_format)
 
 
 def missing_text(cell: Cell) -> str:
-    """Return what a cell without a value shows: a dash where a number is missing, nothing where there is none."""
+    """Return the text of a cell without a value: a dash if the value is missing, empty if no value is expected."""
     return MISSING if isinstance(cell.value, Estimate) or cell.reason else ""
 
 
 def cell_detail(cell: Cell, column: Column) -> str:
     """Return the confidence interval and further details of a cell."""
-    form = column.interval_form or column.form
-    interval = format_interval(cell.value, form) if isinstance(cell.value, Estimate) else ""
+    limit_format = column.interval_format or column.float_format
+    interval = format_interval(cell.value, limit_format) if isinstance(cell.value, Estimate) else ""
     return ", ".join(part for part in (interval, cell.detail) if part)
 
 
-def has_details(table: Table, place: int) -> bool:
-    """Return whether any cell of a column has details."""
-    return any(cell_detail(row.cells[place], table.columns[place]) for row in table.rows if row.cells)
+def has_details(table: Table, index: int) -> bool:
+    """Return whether any cell of the column at this index has details."""
+    return any(cell_detail(row.cells[index], table.columns[index]) for row in table.rows if row.cells)
 
 
 def cell_reason(cell: Cell) -> str:
-    """Return why something of a cell is missing; empty if nothing is."""
+    """Return why a value or interval is missing, or an empty string if nothing is missing."""
     return cell.reason or (cell.value.reason if isinstance(cell.value, Estimate) else "")
 
 
 def list_reasons(table: Table) -> list[str]:
-    """Return the reasons of all cells of a table, each once."""
+    """Return the distinct reasons for missing values in a table."""
     return list(dict.fromkeys(reason for row in table.rows for cell in row.cells if (reason := cell_reason(cell))))
 
 
 def table_csv(table: Table) -> str:
-    """Return a table as CSV: all columns, numbers in full precision, intervals as NAME_low and NAME_high."""
+    """Return a table as CSV with all columns and full precision. Intervals become NAME_low and NAME_high."""
     header: list[str] = []
     for column in table.columns:
         name = column.name or column.title
@@ -123,12 +123,12 @@ def table_csv(table: Table) -> str:
 
 def _csv_fields(value: Value, column: Column) -> list[str]:
     if not column.interval:
-        return [_exact(value.value if isinstance(value, Estimate) else value)]
+        return [_full_precision(value.value if isinstance(value, Estimate) else value)]
     if isinstance(value, Estimate):
-        return [_exact(value.value), _exact(value.low), _exact(value.high)]
-    return [_exact(value), "", ""]
+        return [_full_precision(value.value), _full_precision(value.low), _full_precision(value.high)]
+    return [_full_precision(value), "", ""]
 
 
-def _exact(value: str | float | None) -> str:
-    """Write a value so that it can be read back unchanged."""
+def _full_precision(value: str | float | None) -> str:
+    """Return a value as text without rounding."""
     return "" if value is None else repr(float(value)) if isinstance(value, float) else str(value)

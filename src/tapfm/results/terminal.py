@@ -1,4 +1,4 @@
-"""Print tables in a terminal."""
+"""Tables for the terminal, printed with rich."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from rich.text import Text
 
 from tapfm.results.table import Cell, Column, Table, cell_detail, cell_text, has_details, missing_text
 
-_RANKS = {1: "bold", 2: "underline"}
+_RANK_STYLES = {1: "bold", 2: "underline"}
 
 
 def rich_table(table: Table) -> RichTable:
-    """Return a table that rich prints; texts are not interpreted as markup."""
+    """Return a table as a rich table. Texts are not interpreted as markup."""
     shown = table.shown()
-    printed = RichTable(
+    converted = RichTable(
         box=None, padding=(0, 2, 0, 0), title=table.title or None, title_justify="left", title_style="bold"
     )
-    for place, column in enumerate(shown.columns):
-        left = column.text or has_details(shown, place)  # values stand below each other, whatever follows them
+    for index, column in enumerate(shown.columns):
+        left = column.text or has_details(shown, index)  # keeps the values aligned
         title = f"{column.group}, {column.title}" if column.group else column.title
-        printed.add_column(Text(title), justify="left" if left else "right")
+        converted.add_column(Text(title), justify="left" if left else "right")
     for row in shown.rows:
         if row.cells:
-            printed.add_row(*(_cell(cell, column) for cell, column in zip(row.cells, shown.columns, strict=True)))
+            converted.add_row(*(_cell(cell, column) for cell, column in zip(row.cells, shown.columns, strict=True)))
         else:
-            printed.add_row(Text(row.heading, style="bold" if row.level == 1 else "italic"))
-    return printed
+            converted.add_row(Text(row.heading, style="bold" if row.level == 1 else "italic"))
+    return converted
 
 
 def _cell(cell: Cell, column: Column) -> Text:
     text, detail = cell_text(cell, column), cell_detail(cell, column)
-    printed = Text().append(text or missing_text(cell), style=_RANKS.get(cell.rank, ""))
-    return printed.append(f" ({detail})") if detail else printed
+    styled = Text().append(text or missing_text(cell), style=_RANK_STYLES.get(cell.rank, ""))
+    return styled.append(f" ({detail})") if detail else styled

@@ -1,109 +1,112 @@
 "use strict";
-// The theme first, before anything is painted. Without storage (some browsers, for files) it is not remembered.
+// Set the theme before the first paint. If the browser has no storage for local files, the choice is not saved.
 const root = document.documentElement;
-root.classList.add("script"); // long tables show their first rows: those who have no script see all of them
-const remembered = {
+root.classList.add("has-script"); // long tables are shortened only if there is a script that can show all rows
+const savedTheme = {
   read() { try { return localStorage.getItem("tapfm-report-theme"); } catch { return null; } },
-  write(theme) { try { localStorage.setItem("tapfm-report-theme", theme); } catch { /* not remembered */ } },
+  write(theme) { try { localStorage.setItem("tapfm-report-theme", theme); } catch { /* no storage */ } },
 };
-if (["light", "dark"].includes(remembered.read())) root.dataset.theme = remembered.read();
+if (["light", "dark"].includes(savedTheme.read())) root.dataset.theme = savedTheme.read();
 
-function themes() {
+function initTheme() {
   const button = document.getElementById("theme");
-  const night = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme || (night.matches ? "dark" : "light")) === "dark";
-  const show = () => {
+  const systemDark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme || (systemDark.matches ? "dark" : "light")) === "dark";
+  const update = () => {
     button.setAttribute("aria-pressed", String(isDark()));
     button.textContent = isDark() ? "Light" : "Dark";
-    button.title = isDark() ? "Show dark on light" : "Show light on dark";
+    button.title = isDark() ? "Use the light theme" : "Use the dark theme";
   };
   button.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    remembered.write(root.dataset.theme);
-    show();
+    savedTheme.write(root.dataset.theme);
+    update();
   });
-  night.addEventListener("change", show);
+  systemDark.addEventListener("change", update);
   button.hidden = false;
-  show();
+  update();
 }
 
-function contents() {
+function initContents() {
   const details = document.querySelector(".contents details");
-  const wide = matchMedia("(min-width: 64rem)");
-  const fit = () => { details.open = wide.matches; };
-  wide.addEventListener("change", fit);
-  fit();
+  const wideScreen = matchMedia("(min-width: 64rem)");
+  const update = () => { details.open = wideScreen.matches; };
+  wideScreen.addEventListener("change", update);
+  update();
   details.addEventListener("click", (event) => {
-    if (!wide.matches && event.target.closest("a")) details.open = false;
+    if (!wideScreen.matches && event.target.closest("a")) details.open = false;
   });
   const links = new Map([...document.querySelectorAll(".contents a")].map((link) => [link.hash.slice(1), link]));
-  const seen = new Set();
-  const watcher = new IntersectionObserver((entries) => {
-    for (const entry of entries) entry.isIntersecting ? seen.add(entry.target.id) : seen.delete(entry.target.id);
-    const here = [...links.keys()].find((id) => seen.has(id));
-    for (const [id, link] of links) id === here ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+  const visible = new Set();
+  const observer = new IntersectionObserver((entries) => {
+    for (const entry of entries) entry.isIntersecting ? visible.add(entry.target.id) : visible.delete(entry.target.id);
+    const current = [...links.keys()].find((id) => visible.has(id));
+    for (const [id, link] of links) id === current ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
   }, { rootMargin: "-10% 0px -60% 0px" });
-  for (const section of document.querySelectorAll("main > section")) watcher.observe(section);
+  for (const section of document.querySelectorAll("main > section")) observer.observe(section);
 }
 
-// On paper everything is open, and as it was afterwards.
-function printing() {
-  let shut = [];
-  const open = () => {
-    if (shut.length) return;
-    shut = [...document.querySelectorAll("details.fold:not([open])")];
-    for (const each of shut) each.open = true;
+// Expand all sections for printing, and collapse them again afterwards.
+function initPrinting() {
+  let collapsed = [];
+  const expand = () => {
+    if (collapsed.length) return;
+    collapsed = [...document.querySelectorAll("details.collapsible:not([open])")];
+    for (const details of collapsed) details.open = true;
   };
-  const close = () => {
-    for (const each of shut) each.open = false;
-    shut = [];
+  const restore = () => {
+    for (const details of collapsed) details.open = false;
+    collapsed = [];
   };
-  addEventListener("beforeprint", open);
-  addEventListener("afterprint", close);
-  matchMedia("print").addEventListener("change", (media) => (media.matches ? open() : close()));
+  addEventListener("beforeprint", expand);
+  addEventListener("afterprint", restore);
+  matchMedia("print").addEventListener("change", (media) => (media.matches ? expand() : restore()));
 }
 
-function slides() {
+// Sort and filter the table of predictions.
+function initSlideTable() {
   const table = document.getElementById("slide-table");
   if (!table) return;
   const body = table.tBodies[0];
-  const rows = [...body.querySelectorAll("tr")].map((row) => {
-    const cells = [...row.querySelectorAll("th, td")];
-    const text = cells.slice(0, 2).map((cell) => cell.textContent).join("\n").toLowerCase();
-    return { row, cells, text, wrong: "wrong" in row.dataset };
+  const rows = [...body.querySelectorAll("tr")].map((element) => {
+    const cells = [...element.querySelectorAll("th, td")];
+    const searchText = cells.slice(0, 2).map((cell) => cell.textContent).join("\n").toLowerCase();
+    return { element, cells, searchText, wrong: "wrong" in element.dataset };
   });
-  const names = new Intl.Collator("en", { numeric: true });
-  const more = document.getElementById("slide-more");
-  const { few, absent } = { few: Number(table.dataset.few), absent: table.dataset.absent };
-  let most = few; // rows on the screen; paper has all that fit the filters
+  const collator = new Intl.Collator("en", { numeric: true });
+  const showAll = document.getElementById("show-all");
+  const initialLimit = Number(table.dataset.rowsShown);
+  const missing = table.dataset.missing;
+  let limit = initialLimit; // rows on the screen; a print contains all rows that match the filters
   let order = rows;
 
-  const values = (column, numeric) => order.map((each) => {
-    const cell = each.cells[column];
+  const columnValues = (column, numeric) => order.map((row) => {
+    const cell = row.cells[column];
     if (!numeric) return cell.textContent;
-    return cell.dataset.v === "" ? NaN : Number(cell.dataset.v);
+    return cell.dataset.value === "" ? NaN : Number(cell.dataset.value);
   });
-  // equal texts, of which a column may have few, are compared once
-  const places = (texts) => new Map([...new Set(texts)].sort(names.compare).map((text, place) => [text, place]));
+  // rank the distinct texts first, because a column may have few of them
+  const rankTexts = (texts) => new Map([...new Set(texts)].sort(collator.compare).map((text, rank) => [text, rank]));
   const sort = (header) => {
-    const numeric = header.dataset.by === "number";
-    const now = header.getAttribute("aria-sort");
-    const first = numeric ? "descending" : "ascending";
-    const next = now === "none" ? first : now === "ascending" ? "descending" : "ascending";
+    const numeric = header.dataset.sort === "number";
+    const direction = header.getAttribute("aria-sort");
+    const firstDirection = numeric ? "descending" : "ascending";
+    const next = direction === "none" ? firstDirection : direction === "ascending" ? "descending" : "ascending";
     for (const other of table.tHead.rows[0].cells) other.setAttribute("aria-sort", other === header ? next : "none");
     const sign = next === "ascending" ? 1 : -1;
-    const found = values(header.cellIndex, numeric);
-    const place = numeric ? null : places(found);
-    // equal ones stay as they are on the screen: sort by one column, then by another
-    const keyed = order.map((each, i) => [numeric ? found[i] : found[i] === absent ? NaN : place.get(found[i]), each]);
+    const values = columnValues(header.cellIndex, numeric);
+    const ranks = numeric ? null : rankTexts(values);
+    const sortKey = (value) => (numeric ? value : value === missing ? NaN : ranks.get(value));
+    const keyed = order.map((row, i) => [sortKey(values[i]), row]);
+    // the sort is stable: rows with equal values keep the order of the previous sort
     keyed.sort(([a], [b]) => {
-      if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b); // nothing comes last
+      if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b); // missing values come last
       return sign * (a - b);
     });
-    order = keyed.map(([, each]) => each);
-    body.replaceChildren(); // emptied first: to move thousands of rows within a table takes Chromium seconds
-    body.append(...order.map((each) => each.row));
-    show();
+    order = keyed.map(([, row]) => row);
+    body.replaceChildren(); // moving thousands of rows within a table takes Chromium seconds
+    body.append(...order.map((row) => row.element));
+    update();
   };
   for (const header of table.tHead.rows[0].cells) {
     const button = document.createElement("button");
@@ -115,37 +118,38 @@ function slides() {
   }
 
   const form = document.getElementById("slide-filters");
-  const chosen = (id) => document.getElementById(id)?.value ?? "";
+  const filterValue = (id) => document.getElementById(id)?.value ?? "";
   const filter = () => {
-    const text = chosen("filter-text").trim().toLowerCase();
-    const wanted = ["where", "target", "model"].map((name) => [name, chosen(`filter-${name}`)]).filter(([, each]) => each);
+    const text = filterValue("filter-text").trim().toLowerCase();
+    const selected = ["set", "target", "model"].map((name) => [name, filterValue(`filter-${name}`)]).filter(([, value]) => value);
     const wrongOnly = document.getElementById("filter-wrong").checked;
-    for (const each of rows) {
-      each.fits = each.text.includes(text) && (!wrongOnly || each.wrong) && wanted.every(([name, one]) => each.row.dataset[name] === one);
+    for (const row of rows) {
+      row.matches = row.searchText.includes(text) && (!wrongOnly || row.wrong)
+        && selected.every(([name, value]) => row.element.dataset[name] === value);
     }
-    show();
+    update();
   };
-  const show = () => {
-    let fitting = 0;
-    for (const each of order) {
-      each.row.hidden = !each.fits;
-      each.row.classList.toggle("later", each.fits && ++fitting > most);
+  const update = () => {
+    let matching = 0;
+    for (const row of order) {
+      row.element.hidden = !row.matches;
+      row.element.classList.toggle("beyond-limit", row.matches && ++matching > limit);
     }
-    const count = (number) => number.toLocaleString("en");
-    const all = `${count(fitting)} of ${count(rows.length)}`;
-    document.getElementById("slide-count").textContent = fitting > most ? `${all}, the first ${count(most)} shown` : all;
+    const format = (number) => number.toLocaleString("en");
+    const count = `${format(matching)} of ${format(rows.length)} rows`;
+    document.getElementById("slide-count").textContent = matching > limit ? `${count}, first ${format(limit)} shown` : count;
     const filtered = document.getElementById("slide-filtered");
-    filtered.hidden = fitting === rows.length;
-    filtered.textContent = `Filtered: ${all} lines.`;
-    more.hidden = fitting <= most;
-    more.textContent = `Show all ${count(fitting)}`;
+    filtered.hidden = matching === rows.length;
+    filtered.textContent = `Filtered: ${count}.`;
+    showAll.hidden = matching <= limit;
+    showAll.textContent = `Show all ${format(matching)} rows`;
   };
-  more.addEventListener("click", () => {
-    most = Infinity;
-    show();
+  showAll.addEventListener("click", () => {
+    limit = Infinity;
+    update();
   });
   form.addEventListener("input", () => {
-    most = few;
+    limit = initialLimit;
     filter();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -154,8 +158,8 @@ function slides() {
 }
 
 document.addEventListener("DOMContentLoaded", () => {
-  themes();
-  contents();
-  printing();
-  slides();
+  initTheme();
+  initContents();
+  initPrinting();
+  initSlideTable();
 });

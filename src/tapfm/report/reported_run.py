@@ -1,4 +1,4 @@
-"""A run as a report sees it: what its folder says, finished or not. Neither weights nor torch are loaded."""
+"""Contents of a run folder that a report shows. Weights are not loaded, and torch is not imported."""
 
 from __future__ import annotations
 
@@ -16,92 +16,89 @@ from tapfm.evaluation.predictions import Prediction, Unit, read_predictions
 from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.files import file_sha256
 
-_CONFIGURATION = "config.toml"  # marks a run
-_BEST = Path("checkpoints") / "best.safetensors"
+_CONFIG_TOML = "config.toml"
+_BEST_CHECKPOINT = Path("checkpoints") / "best.safetensors"
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """Everything that the folder of a run tells, besides its weights."""
+    """Contents of a run folder, finished or not."""
 
     name: str
     folder: Path
-    settings: Mapping[str, Any]
-    configuration: str  # config.toml as it is
-    slides: Sequence[Mapping[str, str]]  # split.csv
-    history: Sequence[Mapping[str, Any]]
+    settings: Mapping[str, Any]  # config.toml
+    config_text: str  # config.toml as text
+    slides: Sequence[Mapping[str, str]]  # rows of split.csv
+    history: Sequence[Mapping[str, Any]]  # rows of history.jsonl
     predictions: Mapping[str, Sequence[Prediction]]  # by split
-    environments: Sequence[Mapping[str, Any]]
-    failures: Sequence[Mapping[str, str]]
+    environments: Sequence[Mapping[str, Any]]  # one for each start or resumption
+    failures: Sequence[Mapping[str, str]]  # rows of failures.csv
     finished: bool
 
     @cached_property
     def weights_sha256(self) -> str | None:
-        """Fingerprint the weights of the best epoch; when it is asked for: a study has many runs of gigabytes."""
-        return file_sha256(self.folder / _BEST) if (self.folder / _BEST).is_file() else None
+        """SHA-256 of the best checkpoint, computed on first use because a study has many large checkpoints."""
+        path = self.folder / _BEST_CHECKPOINT
+        return file_sha256(path) if path.is_file() else None
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """What it learns."""
         return tuple(self.settings.get("task", {}).get("targets", ()))
 
     @property
     def unit(self) -> Unit:
-        """What counts once."""
+        """Slide or patient: what the metrics count once."""
         return "patient" if self.settings.get("selection", {}).get("unit") == "patient" else "slide"
 
     @property
     def encoder(self) -> str:
-        """Name the encoder."""
         return str(self.settings.get("encoder", {}).get("name", ""))
 
     @property
     def aggregator(self) -> str:
-        """Name the aggregator."""
         return str(self.settings.get("aggregator", {}).get("name", ""))
 
     @property
     def method(self) -> str:
-        """Say how the encoder was adapted."""
+        """Adaptation method: tapfm, finetune or fixed."""
         return str(self.settings.get("adaptation", {}).get("method", ""))
 
     @property
-    def epochs_planned(self) -> int | None:
-        """Say how many epochs were asked for."""
+    def planned_epochs(self) -> int | None:
         return self.settings.get("schedule", {}).get("epochs")
 
     @property
-    def best(self) -> Mapping[str, Any] | None:
-        """Find the epoch that was kept: the highest score, of equal ones the earlier; the last where none has one."""
+    def best_epoch(self) -> Mapping[str, Any] | None:
+        """Row of the first epoch with the highest score, or of the last epoch if no epoch has a score."""
         scored = [row for row in self.history if row.get("score") is not None]
         if scored:
             return max(scored, key=lambda row: float(row["score"]))
         return self.history[-1] if self.history else None
 
-    def of_split(self, split: str) -> list[Mapping[str, str]]:
-        """List the slides of a split."""
+    def slides_of_split(self, split: str) -> list[Mapping[str, str]]:
+        """Return the rows of split.csv for one split."""
         return [row for row in self.slides if row.get("split") == split]
 
     @property
     def validation_auc(self) -> float | None:
-        """Give what the kept epoch reached on validation."""
-        value = None if self.best is None else self.best.get("val_macro_auc")
+        """Validation AUC of the best epoch."""
+        value = None if self.best_epoch is None else self.best_epoch.get("val_macro_auc")
         return None if value is None else float(value)
 
 
 def read_run(folder: Path, name: str | None = None) -> ReportedRun:
-    """Read all small files of a run; what is not there yet is left out."""
+    """Read a run folder. Missing files, as of an unfinished run, result in empty fields."""
     try:
-        text = (folder / _CONFIGURATION).read_text("utf-8")
+        text = (folder / _CONFIG_TOML).read_text("utf-8")
         settings = tomllib.loads(text)
         if not settings.get("task", {}).get("targets"):
-            raise ValueError(f"{_CONFIGURATION} names no targets")
-        history = [json.loads(line) for line in _text_of(folder / "history.jsonl").splitlines()]
-        environments = json.loads(_text_of(folder / "environment.json") or "[]")
+            raise ValueError(f"{_CONFIG_TOML} has no targets")
+        history = [json.loads(line) for line in _read_text_or_empty(folder / "history.jsonl").splitlines()]
+        environments = json.loads(_read_text_or_empty(folder / "environment.json") or "[]")
         slides, failures = read_table(folder / "split.csv"), read_table(folder / "failures.csv")
-    except (OSError, ValueError) as error:  # TOML's and JSON's errors are ValueErrors
+    except (OSError, ValueError) as error:  # errors of tomllib and json are ValueErrors
         raise RunError(
-            f"The folder of the run {folder} cannot be read ({error}).", hint="Copy the whole folder of the run again."
+            f"The run folder {folder} cannot be read ({error}).", hint="Copy the complete run folder again."
         ) from error
     predictions = {
         split: read_predictions(path)
@@ -109,37 +106,36 @@ def read_run(folder: Path, name: str | None = None) -> ReportedRun:
         if (path := folder / f"predictions-{split}.csv").is_file()
     }
     return ReportedRun(
-        name=name or _name_of(folder),
+        name=name or _name_from_folder(folder),
         folder=folder,
         settings=settings,
-        configuration=text,
+        config_text=text,
         slides=slides,
         history=history,
         predictions={split: found for split, found in predictions.items() if found},
         environments=environments if isinstance(environments, list) else [environments],
         failures=failures,
-        finished=(folder / "summary.md").is_file(),  # which is written last
+        finished=(folder / "summary.md").is_file(),  # the last file that training writes
     )
 
 
-def _text_of(path: Path) -> str:
-    """Read a file; nothing where there is none."""
+def _read_text_or_empty(path: Path) -> str:
     return path.read_text("utf-8") if path.is_file() else ""
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """Read a CSV file; nothing where there is none."""
+    """Return the rows of a CSV file; an empty list if it does not exist."""
     return read_csv(path) if path.is_file() else []
 
 
-def _name_of(folder: Path) -> str:
-    """Name a run by its place below `runs`, or by its folder."""
+def _name_from_folder(folder: Path) -> str:
+    """Return the path below `runs/`, or the name of the folder."""
     parts = folder.resolve().parts
-    below = [place for place, part in enumerate(parts[:-1]) if part == "runs"]
-    return "/".join(parts[below[-1] + 1 :]) if below else parts[-1]
+    runs_indices = [index for index, part in enumerate(parts[:-1]) if part == "runs"]
+    return "/".join(parts[runs_indices[-1] + 1 :]) if runs_indices else parts[-1]
 
 
 def count_training_slides(run: ReportedRun) -> tuple[int, int]:
-    """Count slides and patients of the training split."""
-    rows = run.of_split(TRAIN)
+    """Return the number of slides and patients in the training split."""
+    rows = run.slides_of_split(TRAIN)
     return len(rows), len({(row.get("cohort"), row.get("patient_id")) for row in rows})

@@ -1,4 +1,4 @@
-"""Results of a model on a set of slides, as a report shows them."""
+"""Predictions and metrics of a model on one set of slides."""
 
 from __future__ import annotations
 
@@ -14,42 +14,41 @@ from tapfm.tasks.target import TargetKinds
 
 @dataclass(frozen=True)
 class EvaluatedSlideSet:
-    """Predictions of a set of slides, and what was measured of them."""
+    """Predictions and metrics of a model on one set of slides."""
 
-    title: str  # test, validation, external.csv; with the folder where two would be the same
-    about: str  # which slides, and where the numbers come from
+    title: str  # test, validation, external.csv; followed by the folder if several sets have the same title
+    description: str  # number and origin of the slides, and the source of the metrics
     results: EvaluationResults
     predictions: Sequence[Prediction]
     baseline: Sequence[Prediction] = ()
-    warning: str = ""  # the slides were used to choose something
-    own: bool = True  # slides of the run's own cohort
-    group: str = ""  # the title before the folder was added
-    model: str = ""  # where it is not the run
+    warning: str = ""  # why the metrics are optimistic; empty for held-out slides
+    own_cohort: bool = True  # the cohort of the run
+    title_without_folder: str = ""  # only if the title contains a folder
+    model: str = ""  # only if it is not the run
 
     @property
     def targets(self) -> TargetKinds:
-        """The targets of the model."""
-        return self.results.kinds
+        return self.results.targets
 
     @property
     def unit(self) -> Unit:
-        """What counts once."""
+        """Slide or patient: what the metrics count once."""
         unit: Unit = self.results.about["unit"]
         return unit
 
     @property
     def metrics(self) -> dict[tuple[str, str], MetricValue]:
-        """The metrics of the model by target and name."""
+        """Metrics of the model by target and metric."""
         return self.results.select_metrics(MODEL)
 
     @property
     def thresholds(self) -> dict[str, float | None]:
-        """Youden's thresholds by target; empty if none were chosen."""
-        chosen = self.results.chosen.thresholds
-        return {} if chosen is None else dict(chosen.youden)
+        """Youden thresholds by target; empty if there are no thresholds."""
+        thresholds = self.results.chosen_thresholds.thresholds
+        return {} if thresholds is None else dict(thresholds.youden)
 
     def evaluated_predictions(self) -> EvaluatedPredictions:
-        """Return what the figures are drawn from."""
+        """Return the data for the figures."""
         about = self.results.about
         return EvaluatedPredictions(
             self.predictions,

@@ -1,0 +1,134 @@
+"""Contents of a study folder that a report shows: tables, figures, and the runs to show in detail."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapfm.config.study import StudyConfig, load_study
+from tapfm.errors import InputError
+from tapfm.evaluation.metric_values import MACRO, target_title
+from tapfm.report.content import PageSection
+from tapfm.report.reported_run import ReportedRun, read_run, read_table
+from tapfm.report.result_folders import STUDY_TOML
+from tapfm.results.document import read_sections
+from tapfm.results.table import Cell, Column, Table, table_row
+from tapfm.runs.ensemble import is_run
+from tapfm.runtime.messages import format_command, format_count
+from tapfm.study.comparison import COHORT_TITLES, parse_auc_row
+from tapfm.study.runs import PlannedRun, list_runs
+
+_AUC_TABLES = ("table_binary.csv", "table_multilabel.csv")
+_STUDY_JSON = "study.json"
+CsvRow = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ReportedStudy:
+    """Contents of a study folder, finished or not."""
+
+    folder: Path
+    config: StudyConfig
+    runs: Mapping[str, ReportedRun]  # by name; those that were started
+    planned: Sequence[PlannedRun]
+    auc_rows: Sequence[CsvRow]  # of table_*.csv
+    status_rows: Sequence[CsvRow]  # of status.csv
+
+    @property
+    def finished_runs(self) -> list[ReportedRun]:
+        return [run for run in self.runs.values() if run.finished]
+
+    @property
+    def has_sections(self) -> bool:
+        """Whether the study has written its tables and figures for reports."""
+        return (self.folder / _STUDY_JSON).is_file()
+
+    @property
+    def tables_command(self) -> str:
+        """Command that writes the tables and figures of the finished runs."""
+        return format_command("study", "--tables", "--out", self.folder)
+
+    @property
+    def failed_steps(self) -> list[CsvRow]:
+        """Rows of status.csv for steps that failed."""
+        return [row for row in self.status_rows if row.get("state") == "failed"]
+
+
+def is_study(folder: Path) -> bool:
+    """Return whether a folder is a study folder."""
+    return (folder / STUDY_TOML).is_file()
+
+
+def read_study(folder: Path) -> ReportedStudy:
+    """Read a study folder, with the runs that were started so far."""
+    config = load_study(folder / STUDY_TOML)
+    planned = list_runs(config)
+    run_folders = {run.name: folder / "runs" / run.name for run in planned}
+    try:
+        auc_rows = [row for name in _AUC_TABLES for row in read_table(folder / name)]
+        status_rows = read_table(folder / "status.csv")
+    except (OSError, ValueError) as error:
+        command = format_command("study", "--tables", "--out", folder)
+        raise InputError(
+            f"A table in {folder} cannot be read ({error}).", hint=f"Write the tables again: {command}"
+        ) from error
+    runs = {name: read_run(path, name) for name, path in run_folders.items() if is_run(path)}
+    return ReportedStudy(folder, config, runs, planned, auc_rows, status_rows)
+
+
+def select_runs(
+    study: ReportedStudy, names: Sequence[str], weights_digests: Collection[str]
+) -> tuple[list[ReportedRun], str]:
+    """Return the runs to show in detail, and a reason to print, which is empty if the user chose them.
+
+    These are the runs with these names; or else the runs with these weights; or else, for each set of targets, the run
+    with the highest validation AUC. Methods are compared on test slides, so those are not used to choose a run.
+    """
+    for name in names:
+        if name not in study.runs:
+            raise InputError(
+                f"The study {study.folder} has no run {name}.", hint="Its runs are: " + ", ".join(study.runs)
+            )
+    if names:
+        return [study.runs[name] for name in names], ""
+    if weights_digests and (matching := [run for run in study.runs.values() if run.weights_sha256 in weights_digests]):
+        return matching, ""
+    best: dict[tuple[str, ...], ReportedRun] = {}
+    for run in study.finished_runs:
+        previous = best.setdefault(run.targets, run)
+        if (run.validation_auc or 0.0) > (previous.validation_auc or 0.0):
+            best[run.targets] = run
+    return list(best.values()), "highest validation AUC"
+
+
+def build_study_headline(study: ReportedStudy) -> Table | None:
+    """Return the best method and its AUC for each cohort and target."""
+    rows = []
+    cohorts_and_targets = list(dict.fromkeys((row["cohort"], row["target"]) for row in study.auc_rows))
+    if any(target == MACRO for _, target in cohorts_and_targets):  # with several targets, show only their mean
+        cohorts_and_targets = [(cohort, target) for cohort, target in cohorts_and_targets if target == MACRO]
+    for cohort, target in cohorts_and_targets:
+        methods = [row for row in study.auc_rows if (row["cohort"], row["target"]) == (cohort, target)]
+        best = [row for row in methods if row["rank"] == "1"]
+        if not best:
+            continue
+        others = f" and {format_count(len(best) - 1, 'other')}" if len(best) > 1 else ""
+        title = f"{target_title(target)}, {COHORT_TITLES.get(cohort, cohort).lower()}"
+        rows.append(
+            table_row(
+                Cell(title, f"N = {best[0]['patients']}"),
+                Cell(parse_auc_row(best[0]), rank=1),
+                Cell(f"{best[0]['model']}{others}", f"best of {format_count(len(methods), 'method')}"),
+            )
+        )
+    columns = [Column("", text=True), Column("AUC (95% confidence interval)"), Column("Method", text=True)]
+    return Table(columns, rows) if rows else None
+
+
+def read_study_sections(study: ReportedStudy) -> list[PageSection]:
+    """Read the tables and figures of a study from study.json."""
+    if not study.has_sections:
+        return []
+    sections = read_sections(study.folder / _STUDY_JSON, hint=f"Create it again: {study.tables_command}")
+    return [PageSection(each.title, each.blocks) for each in sections]
