@@ -1,4 +1,4 @@
-"""Chunked and hybrid encoding give the one-pass gradient, whatever the pieces."""
+"""Chunked and hybrid encoding give the same gradient as one pass."""
 
 import contextlib
 
@@ -25,21 +25,21 @@ bags = {
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)], ids=["64", "32"])
 @given(**bags)
 @settings(max_examples=40)
-def test_any_pieces_give_the_one_pass_gradient(dtype, tolerance, tiles, chunk, keep, lambda_, beta, seed):
+def test_any_chunking_gives_the_one_pass_gradient(dtype, tolerance, tiles, chunk, keep, lambda_, beta, seed):
     encoder = small_encoder(dtype=dtype, seed=seed)
     aggregator, bag = cls_attention(encoder), some_tiles(encoder, tiles, seed)
     losses = {"lambda_": lambda_, "beta": beta}
     one_pass = step_gradient(encoder, aggregator, bag, **losses)
-    pieces = step_gradient(encoder, aggregator, bag, chunking=Chunking(chunk, keep), **losses)
-    assert relative_difference(pieces, one_pass) < tolerance
+    chunked = step_gradient(encoder, aggregator, bag, chunking=Chunking(chunk, keep), **losses)
+    assert relative_difference(chunked, one_pass) < tolerance
 
 
 @given(tiles=st.integers(3, 12), chunk=st.integers(1, 6), keep=st.integers(0, 2))
 @settings(max_examples=20)
-def test_the_attention_term_survives_any_pieces(tiles, chunk, keep):
-    """g(lambda = 1) - g(lambda = 0) by itself: in the whole gradient its loss could go unseen.
+def test_any_chunking_gives_the_same_attention_gradient(tiles, chunk, keep):
+    """Compare g(lambda = 1) - g(lambda = 0): an error in it could be too small to notice in the whole gradient.
 
-    From 3 tiles on: min-max makes of 2 always 0 and 1, so that their attention has no gradient.
+    With 2 tiles, min-max always gives 0 and 1, and the attention has no gradient. So this needs at least 3.
     """
     encoder = small_encoder()
     aggregator, bag = cls_attention(encoder), some_tiles(encoder, tiles)
@@ -54,7 +54,7 @@ def test_the_attention_term_survives_any_pieces(tiles, chunk, keep):
 
 
 @pytest.mark.parametrize("noise", [{"drop_path_rate": 0.5}, {"proj_drop_rate": 0.3}, {"attn_drop_rate": 0.3}], ids=str)
-def test_the_second_pass_replays_the_masks_of_the_first(noise):
+def test_second_pass_uses_the_dropout_masks_of_the_first(noise):
     encoder = small_encoder(depth=3, **noise).train()
     aggregator, bag = cls_attention(encoder), some_tiles(encoder, 11)
 
@@ -67,10 +67,10 @@ def test_the_second_pass_replays_the_masks_of_the_first(noise):
     assert relative_difference(gradient(keep=1), graphs_kept) < 1e-9
     torch.manual_seed(8)
     other = step_gradient(encoder, aggregator, bag, chunking=Chunking(4, 3))
-    assert relative_difference(other, graphs_kept) > 1e-3, "without masks the test would show nothing"
+    assert relative_difference(other, graphs_kept) > 1e-3, "the masks must matter for this test"
 
 
-def test_replaying_leaves_the_generator_as_one_pass_would():
+def test_second_pass_does_not_change_the_random_state():
     encoder = small_encoder(drop_path_rate=0.5).train()
     aggregator, bag = cls_attention(encoder), some_tiles(encoder, 8)
     after = []
@@ -82,22 +82,22 @@ def test_replaying_leaves_the_generator_as_one_pass_would():
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2])
-def test_bfloat16_pieces_agree_with_one_pass(keep):
+def test_bfloat16_chunks_agree_with_one_pass(keep):
     encoder = small_encoder(dtype=torch.float32)
     aggregator, bag = cls_attention(encoder), some_tiles(encoder, 12)
     low = {"compute_dtype": torch.bfloat16}
     one_pass = step_gradient(encoder, aggregator, bag, **low)
-    pieces = step_gradient(encoder, aggregator, bag, chunking=Chunking(5, keep), **low)
-    assert torch.cosine_similarity(pieces, one_pass, dim=0) > 0.999
+    chunked = step_gradient(encoder, aggregator, bag, chunking=Chunking(5, keep), **low)
+    assert torch.cosine_similarity(chunked, one_pass, dim=0) > 0.999
     exact = step_gradient(encoder, aggregator, bag)
-    assert torch.cosine_similarity(pieces, exact, dim=0) > 0.99
+    assert torch.cosine_similarity(chunked, exact, dim=0) > 0.99
     assert all(p.grad.dtype == torch.float32 for p in encoder.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("keep", [0, 2])
 @pytest.mark.parametrize("compute_dtype", [torch.bfloat16, None])
-def test_an_outer_autocast_changes_nothing(keep, compute_dtype):
-    """Its cache would hand the first pass's weight copies, which have no graph, to the second pass."""
+def test_outer_autocast_does_not_change_the_gradient(keep, compute_dtype):
+    """Its cache could pass weight copies without a graph from the first pass to the second."""
     encoder = small_encoder(dtype=torch.float32)
     aggregator, bag = cls_attention(encoder), some_tiles(encoder, 8)
     settings_ = {"chunking": Chunking(4, keep_graphs=keep), "compute_dtype": compute_dtype}
@@ -108,8 +108,8 @@ def test_an_outer_autocast_changes_nothing(keep, compute_dtype):
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2])
-def test_an_outer_autocast_over_several_steps_does_not_use_weights_from_before_the_update(keep):
-    """Its cache outlives the step, and the copies in it are those of the old weights."""
+def test_outer_autocast_over_several_steps_uses_updated_weights(keep):
+    """Its cache outlives the step and could contain copies of the old weights."""
 
     def two_steps(outer):
         encoder = small_encoder(dtype=torch.float32)
@@ -126,7 +126,7 @@ def test_an_outer_autocast_over_several_steps_does_not_use_weights_from_before_t
 
 
 @given(count=st.integers(1, 300), tiles=st.integers(1, 80))
-def test_a_bag_is_cut_into_the_fewest_chunks_of_nearly_the_same_size(count, tiles):
+def test_bag_is_split_into_the_fewest_even_chunks(count, tiles):
     chunks = Chunking(tiles).split_bag(count)
     assert [row for chunk in chunks for row in range(count)[chunk]] == list(range(count))
     sizes = [chunk.stop - chunk.start for chunk in chunks]
@@ -135,14 +135,14 @@ def test_a_bag_is_cut_into_the_fewest_chunks_of_nearly_the_same_size(count, tile
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_chunk_is_halved_until_it_is_one_tile():
+def test_halving_ends_at_one_tile():
     assert Chunking().halve(75) == Chunking(38, keep_graphs=1)
-    assert Chunking(64, keep_graphs=3).halve(75) == Chunking(19, keep_graphs=1), "75 tiles are chunks of 38 and 37"
+    assert Chunking(64, keep_graphs=3).halve(75) == Chunking(19, keep_graphs=1), "75 tiles make chunks of 38 and 37"
     assert Chunking(2, keep_graphs=0).halve(9) == Chunking(1, keep_graphs=0)
     assert Chunking(1).halve(9) is None
 
 
-def test_a_fixed_encoder_is_left_alone():
+def test_frozen_encoder_gets_no_gradient():
     encoder = small_encoder().requires_grad_(False)
     aggregator = cls_attention(encoder)
     adaptation = AdaptationSettings(chunking=Chunking(2))
@@ -151,7 +151,7 @@ def test_a_fixed_encoder_is_left_alone():
     assert gradient_of(aggregator).norm() > 0
 
 
-def test_only_the_parameters_that_train_get_a_gradient():
+def test_only_trainable_parameters_get_a_gradient():
     encoder = small_encoder()
     encoder.vit.blocks[0].requires_grad_(False)
     aggregator, bag = cls_attention(encoder), some_tiles(encoder, 6)
@@ -163,6 +163,6 @@ def test_only_the_parameters_that_train_get_a_gradient():
 @pytest.mark.parametrize(
     "settings_", [{"tiles": 0}, {"tiles": -3}, {"tiles": 2.5}, {"keep_graphs": -1}, {"keep_graphs": "all"}], ids=str
 )
-def test_bad_chunking_is_refused(settings_):
+def test_invalid_chunking_is_an_error(settings_):
     with pytest.raises(SettingError):
         Chunking(**settings_)

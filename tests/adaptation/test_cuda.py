@@ -1,4 +1,4 @@
-"""What only a GPU can show: its random generator, its memory, compiled kernels, host tiles."""
+"""Training on a GPU: random state, memory, compiled kernels, tiles in host memory."""
 
 from dataclasses import replace
 from typing import get_args
@@ -20,24 +20,24 @@ from tapfm.tasks.cross_entropy import encode_labels
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
-def on_gpu(**settings):
+def models_on_gpu(**settings):
     encoder = small_encoder(**settings).cuda()
     return encoder, cls_attention(encoder).cuda()
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_pieces_give_the_one_pass_gradient_from_tiles_on_the_host(pinned):
-    encoder, aggregator = on_gpu()
+def test_chunks_of_host_tiles_give_the_one_pass_gradient(pinned):
+    encoder, aggregator = models_on_gpu()
     tiles = some_tiles(encoder, 11)
     tiles = tiles.pin_memory() if pinned else tiles
     one_pass = step_gradient(encoder, aggregator, tiles)
     for keep in (0, 2):
-        pieces = step_gradient(encoder, aggregator, tiles, chunking=Chunking(4, keep))
-        assert relative_difference(pieces, one_pass) < 1e-9
+        chunked = step_gradient(encoder, aggregator, tiles, chunking=Chunking(4, keep))
+        assert relative_difference(chunked, one_pass) < 1e-9
 
 
-def test_the_second_pass_replays_the_masks_of_the_gpus_generator():
-    encoder, aggregator = on_gpu(depth=3, drop_path_rate=0.5, proj_drop_rate=0.2)
+def test_second_pass_uses_the_dropout_masks_of_the_first():
+    encoder, aggregator = models_on_gpu(depth=3, drop_path_rate=0.5, proj_drop_rate=0.2)
     encoder.train()
     tiles = some_tiles(encoder, 11)
 
@@ -50,9 +50,9 @@ def test_the_second_pass_replays_the_masks_of_the_gpus_generator():
     assert relative_difference(gradient(3, seed=8), graphs_kept) > 1e-3
 
 
-@pytest.mark.filterwarnings("default")  # the compiler has warnings of its own
-def test_compiled_blocks_give_the_eager_gradient():
-    encoder, aggregator = on_gpu(dtype=torch.float32, depth=3)
+@pytest.mark.filterwarnings("default")  # the compiler issues warnings
+def test_compiled_blocks_give_the_same_gradient():
+    encoder, aggregator = models_on_gpu(dtype=torch.float32, depth=3)
     tiles = some_tiles(encoder, 12)
     eager = step_gradient(encoder, aggregator, tiles)
     encoder.compile_blocks()
@@ -65,8 +65,8 @@ def test_compiled_blocks_give_the_eager_gradient():
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("recompute", get_args(Recompute))
-def test_a_ragged_bag_compiles_nothing_anew(recompute):
-    encoder, aggregator = on_gpu(dtype=torch.float32, depth=3)
+def test_other_bag_sizes_do_not_recompile(recompute):
+    encoder, aggregator = models_on_gpu(dtype=torch.float32, depth=3)
     encoder.recompute = (recompute,) * len(encoder.vit.blocks)
     encoder.compile_blocks()
     step_gradient(encoder, aggregator, some_tiles(encoder, 12), chunking=Chunking(4))
@@ -77,20 +77,20 @@ def test_a_ragged_bag_compiles_nothing_anew(recompute):
 
 @pytest.mark.parametrize("slides_per_step", [1, 2])
 @pytest.mark.parametrize("weights_dtype", [None, torch.bfloat16])
-def test_no_step_waits_for_the_device(weights_dtype, slides_per_step):
+def test_train_step_does_not_synchronise(weights_dtype, slides_per_step):
     learner = make_learner(device="cuda", weights_dtype=weights_dtype, clip_norm=1.0, slides_per_step=slides_per_step)
     learner.start_epoch(0)
     tiles = some_tiles(learner.model.encoder, 40).pin_memory()
 
-    def learn(number):
-        now = number % slides_per_step == slides_per_step - 1
-        return learner.train_step(Bag(tiles, np.arange(40)), encode_labels([1]), update=now, slide_id="s")
+    def train(number):
+        update = number % slides_per_step == slides_per_step - 1
+        return learner.train_step(Bag(tiles, np.arange(40)), encode_labels([1]), update=update, slide_id="s")
 
-    for number in range(2):  # what is made once may wait
-        learn(number)
+    for number in range(2):  # initialisation may synchronise
+        train(number)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        reports = [learn(number) for number in range(2)]
+        reports = [train(number) for number in range(2)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(report.loss_agg.isfinite() for report in reports)
@@ -101,30 +101,30 @@ def test_no_step_waits_for_the_device(weights_dtype, slides_per_step):
     [({"weights_dtype": torch.bfloat16}, 0.02), ({"compute_dtype": torch.float16}, 0.005)],
     ids=["bfloat16", "float16"],
 )
-def test_low_precision_follows_the_loss_of_float32(settings, tolerance):
+def test_loss_in_low_precision_follows_float32(settings, tolerance):
     def losses(**settings):
         learner = make_learner(device="cuda", rate=1e-4, **settings)
         learner.start_epoch(0)
-        found = []
+        values = []
         for step in range(12):
             tiles = some_tiles(learner.model.encoder, 20, seed=step % 3)
             bag = Bag(tiles, np.arange(20))
-            found.append(learner.train_step(bag, encode_labels([step % 2]), update=True, slide_id="s").loss_agg)
-        return torch.stack(found)
+            values.append(learner.train_step(bag, encode_labels([step % 2]), update=True, slide_id="s").loss_agg)
+        return torch.stack(values)
 
     plain = losses()
-    assert plain.std() > 10 * tolerance, "a loss that does not move shows nothing"
+    assert plain.std() > 10 * tolerance, "the loss must change for this test"
     torch.testing.assert_close(losses(**settings), plain, rtol=0, atol=tolerance)
 
 
-def test_a_step_that_does_not_fit_starts_over_with_half_the_chunk():
-    """The card is made too small for one pass over the bag, and large enough for a part of it."""
-    other = make_learner(device="cuda")  # its step makes libraries allocate their memory
+def test_out_of_memory_is_retried_with_half_the_chunk_size():
+    """Limit the GPU memory so that one pass does not fit, but half of the tiles do."""
+    other = make_learner(device="cuda")  # its step lets libraries allocate their workspaces
     other.start_epoch(0)
     tiles = some_tiles(other.model.encoder, 512)
     other.train_step(Bag(tiles[:4], np.arange(4)), encode_labels([1]), update=True, slide_id="s")
-    learner, told = make_learner(device="cuda"), []
-    learner.on_smaller_chunks, learner.adaptation = told.append, replace(learner.adaptation, chunking=Chunking())
+    learner, reported = make_learner(device="cuda"), []
+    learner.on_smaller_chunks, learner.adaptation = reported.append, replace(learner.adaptation, chunking=Chunking())
     learner.start_epoch(0)
     free_memory(learner.model.device)
     before = torch.cuda.memory_allocated()
@@ -134,36 +134,36 @@ def test_a_step_that_does_not_fit_starts_over_with_half_the_chunk():
     one_pass.checks.raise_if_not_finite("s", 0)
 
     learner = make_learner(device="cuda")
-    learner.on_smaller_chunks, learner.adaptation = told.append, replace(learner.adaptation, chunking=Chunking())
+    learner.on_smaller_chunks, learner.adaptation = reported.append, replace(learner.adaptation, chunking=Chunking())
     learner.start_epoch(0)
     free_memory(learner.model.device)
-    most = torch.cuda.memory_allocated() + 0.6 * needed
-    torch.cuda.set_per_process_memory_fraction(most / torch.cuda.mem_get_info()[1])
+    limit = torch.cuda.memory_allocated() + 0.6 * needed
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
     try:
         report = learner.train_step(Bag(tiles, np.arange(512)), encode_labels([1]), update=True, slide_id="s")
         torch.testing.assert_close(report.loss_agg, one_pass.loss_agg, rtol=1e-3, atol=1e-4)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert told
-    assert told[0] == 256
+    assert reported
+    assert reported[0] == 256
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_peak_memory_does_not_grow_with_the_number_of_tiles(checkpointed):
-    encoder, aggregator = on_gpu(dtype=torch.float32, depth=4)
-    encoder.recompute = ("block" if checkpointed else "nothing",) * len(encoder.vit.blocks)
+@pytest.mark.parametrize("recompute", ["nothing", "block"])
+def test_peak_memory_does_not_grow_with_the_number_of_tiles(recompute):
+    encoder, aggregator = models_on_gpu(dtype=torch.float32, depth=4)
+    encoder.recompute = (recompute,) * len(encoder.vit.blocks)
 
-    def peak(tiles):
+    def peak_bytes(tiles):
         bag = some_tiles(encoder, tiles)
         step_gradient(encoder, aggregator, bag[:16], chunking=Chunking(16))
         torch.cuda.reset_peak_memory_stats()
         step_gradient(encoder, aggregator, bag, chunking=Chunking(16))
         return torch.cuda.max_memory_allocated()
 
-    assert peak(512) == pytest.approx(peak(32), rel=0.05)
+    assert peak_bytes(512) == pytest.approx(peak_bytes(32), rel=0.05)
 
 
-def test_a_run_learns_stops_and_goes_on_as_on_the_cpu(tmp_path):
+def test_interrupted_run_on_a_gpu_follows_the_cpu(tmp_path):
     slides = write_slides(tmp_path, 6)
     train = {name: slides[name] for name in list(slides)[:4]}
     validation = {name: slides[name] for name in list(slides)[4:]}

@@ -1,4 +1,4 @@
-"""A step that did not fit starts over; low precision learns beside full precision; scales of float16."""
+"""Retries after out of memory, training in low precision, and the loss scale of float16."""
 
 from dataclasses import replace
 
@@ -18,68 +18,68 @@ from tapfm.inference.bags import Bag
 from tapfm.tasks.cross_entropy import encode_labels
 
 
-def bag_of(learner, seed, tiles=9):
+def make_bag(learner, seed, tiles=9):
     return Bag(some_tiles(learner.model.encoder, tiles, seed), np.arange(tiles))
 
 
-def learn(learner, *seeds, together=1):
+def train(learner, *seeds, slides_per_step=1):
     reports = []
     for number, seed in enumerate(seeds):
-        now = (number + 1) % together == 0
+        update = (number + 1) % slides_per_step == 0
         reports.append(
-            learner.train_step(bag_of(learner, seed), encode_labels([seed % 2]), update=now, slide_id=f"s{seed}")
+            learner.train_step(make_bag(learner, seed), encode_labels([seed % 2]), update=update, slide_id=f"s{seed}")
         )
     return reports
 
 
-def assert_moved_alike(ours, expected, begun):
-    """Adam's first steps are signs: where a gradient is 0 but for rounding, any step is right."""
+def assert_same_update(ours, expected, initial):
+    """Compare the changes of all weights. Adam's first steps are signs, so single weights may differ by rounding."""
     for owner in ("encoder/", "aggregator/"):
         moves = [
-            torch.cat([(each.weights()[name] - w).flatten() for name, w in begun.weights().items() if owner in name])
+            torch.cat([(each.weights()[name] - w).flatten() for name, w in initial.weights().items() if owner in name])
             for each in (ours, expected)
         ]
         assert moves[1].norm() > 0
         assert relative_difference(*moves) < 0.05
 
 
-class TooSmall:
-    """Stands for a card that holds no more than so many tiles with a graph."""
+class LimitedMemory:
+    """Encoder forward that is out of memory for more than `max_tiles` tiles with a graph, after `first_call` calls."""
 
-    def __init__(self, learner, monkeypatch, *, most, after=0, error=None):
-        self.calls, self.most, self.after = [], most, after
-        self.error = error or torch.OutOfMemoryError("as a GPU says it")
+    def __init__(self, learner, monkeypatch, *, max_tiles, first_call=0, error=None):
+        self.calls, self.max_tiles, self.first_call = [], max_tiles, first_call
+        self.error = error or torch.OutOfMemoryError("CUDA out of memory")
         self.forward = learner.model.encoder.forward
         monkeypatch.setattr(learner.model.encoder, "forward", self)
 
     def __call__(self, tiles):
         self.calls.append(len(tiles))
-        if torch.is_grad_enabled() and len(tiles) > self.most and len(self.calls) > self.after:
+        if torch.is_grad_enabled() and len(tiles) > self.max_tiles and len(self.calls) > self.first_call:
             raise self.error
         return self.forward(tiles)
 
 
 @pytest.mark.parametrize("bag_gradient", ["before", "after", "joint"])
-def test_a_step_that_does_not_fit_starts_over_in_smaller_chunks(monkeypatch, bag_gradient):
+def test_out_of_memory_is_retried_with_smaller_chunks(monkeypatch, bag_gradient):
     def make():
         learner = make_learner()
         learner.adaptation = replace(learner.adaptation, chunking=Chunking(), bag_gradient=bag_gradient)
         learner.start_epoch(0)
         return learner
 
-    expected, ours, told = make(), make(), []
-    plain = learn(expected, 1, 2)
-    ours.on_smaller_chunks = told.append
-    TooSmall(ours, monkeypatch, most=3)
-    starting_over = learn(ours, 1, 2)
-    assert told == [5, 3], "9 tiles; at most 5; at most 3"
-    for one, other in zip(plain, starting_over, strict=True):
+    expected, ours, reported = make(), make(), []
+    plain = train(expected, 1, 2)
+    ours.on_smaller_chunks = reported.append
+    LimitedMemory(ours, monkeypatch, max_tiles=3)
+    retried = train(ours, 1, 2)
+    assert reported == [5, 3], "9 tiles, then at most 5, then at most 3"
+    for one, other in zip(plain, retried, strict=True):
         torch.testing.assert_close(one.loss_agg, other.loss_agg, rtol=1e-5, atol=1e-6)
-    assert_moved_alike(ours, expected, make())
+    assert_same_update(ours, expected, make())
     assert ours.adaptation.chunking == Chunking(3)
 
 
-ELSEWHERE = [  # as libraries say that there is no memory
+LIBRARY_ERRORS = [  # out of memory in libraries
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
@@ -87,35 +87,37 @@ ELSEWHERE = [  # as libraries say that there is no memory
 ]
 
 
-@pytest.mark.parametrize("said", ELSEWHERE)
-def test_memory_that_ends_in_a_library_is_no_other_error(monkeypatch, said):
-    ours, told = make_learner(), []
+@pytest.mark.parametrize("message", LIBRARY_ERRORS)
+def test_out_of_memory_in_a_library_is_retried(monkeypatch, message):
+    ours, reported = make_learner(), []
     ours.adaptation = replace(ours.adaptation, chunking=Chunking())
     ours.start_epoch(0)
-    ours.on_smaller_chunks = told.append
-    TooSmall(ours, monkeypatch, most=5, error=RuntimeError(said))
-    learn(ours, 1)
-    assert told == [5]
-    TooSmall(ours, monkeypatch, most=0, error=RuntimeError("CUDA error: an illegal memory access was encountered"))
+    ours.on_smaller_chunks = reported.append
+    LimitedMemory(ours, monkeypatch, max_tiles=5, error=RuntimeError(message))
+    train(ours, 1)
+    assert reported == [5]
+    LimitedMemory(
+        ours, monkeypatch, max_tiles=0, error=RuntimeError("CUDA error: an illegal memory access was encountered")
+    )
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        learn(ours, 2)
-    assert told == [5]
+        train(ours, 2)
+    assert reported == [5]
 
 
-def test_slides_whose_gradients_wait_are_gone_through_again(monkeypatch):
+def test_pending_slides_are_repeated_after_out_of_memory(monkeypatch):
     expected, ours = make_learner(slides_per_step=3), make_learner(slides_per_step=3)
     for learner in (expected, ours):
         learner.adaptation = replace(learner.adaptation, chunking=Chunking(4))
         learner.start_epoch(0)
-    learn(expected, 1, 2, 3, together=3)
-    small = TooSmall(ours, monkeypatch, most=2, after=9)  # in the middle of the third slide
-    learn(ours, 1, 2, 3, together=3)
+    train(expected, 1, 2, 3, slides_per_step=3)
+    small = LimitedMemory(ours, monkeypatch, max_tiles=2, first_call=9)  # in the middle of the third slide
+    train(ours, 1, 2, 3, slides_per_step=3)
     assert small.calls.count(3) > 0, "chunks of 9 tiles, at most 4"
     assert max(small.calls[-5:]) == 2
-    assert_moved_alike(ours, expected, make_learner())
+    assert_same_update(ours, expected, make_learner())
 
 
-def test_random_masks_are_drawn_anew_from_where_the_step_began(monkeypatch):
+def test_retry_uses_the_random_state_of_the_start_of_the_step(monkeypatch):
     def make():
         learner = make_learner()
         for module in learner.model.encoder.modules():
@@ -127,68 +129,68 @@ def test_random_masks_are_drawn_anew_from_where_the_step_began(monkeypatch):
         return learner
 
     expected = make()
-    learn(expected, 1)
+    train(expected, 1)
     after = torch.rand(3)
     ours = make()
     ours.adaptation = replace(ours.adaptation, chunking=Chunking(3, keep_graphs=0))
-    TooSmall(ours, monkeypatch, most=2)
-    learn(ours, 1)
+    LimitedMemory(ours, monkeypatch, max_tiles=2)
+    train(ours, 1)
     torch.testing.assert_close(torch.rand(3), after)
 
 
-def test_where_one_tile_is_too_much_it_says_what_to_type(monkeypatch):
+def test_error_if_one_tile_does_not_fit(monkeypatch):
     learner = make_learner()
     learner.start_epoch(0)
-    TooSmall(learner, monkeypatch, most=0)
-    with pytest.raises(TapfmError, match="'s1': the memory of cpu does not hold one step") as caught:
-        learn(learner, 1)
+    LimitedMemory(learner, monkeypatch, max_tiles=0)
+    with pytest.raises(TapfmError, match="'s1': cpu does not have enough memory for one step") as caught:
+        train(learner, 1)
     assert "tapfm plan" in caught.value.hint
 
 
-def test_where_memory_ends_again_while_waiting_slides_are_gone_through_they_start_over_too(monkeypatch):
-    expected, ours, told = make_learner(slides_per_step=2), make_learner(slides_per_step=2), []
+def test_out_of_memory_while_pending_slides_are_repeated_is_retried(monkeypatch):
+    expected, ours, reported = make_learner(slides_per_step=2), make_learner(slides_per_step=2), []
     for learner in (expected, ours):
         learner.adaptation = replace(learner.adaptation, chunking=Chunking(9))
         learner.start_epoch(0)
-    learn(expected, 1, 2, together=2)
-    ours.on_smaller_chunks = told.append
-    TooSmall(ours, monkeypatch, most=3, after=1)  # the first slide fits once, and then no more
-    learn(ours, 1, 2, together=2)
-    assert told == [5, 3]
-    assert_moved_alike(ours, expected, make_learner())
+    train(expected, 1, 2, slides_per_step=2)
+    ours.on_smaller_chunks = reported.append
+    LimitedMemory(ours, monkeypatch, max_tiles=3, first_call=1)  # the first slide fits only once
+    train(ours, 1, 2, slides_per_step=2)
+    assert reported == [5, 3]
+    assert_same_update(ours, expected, make_learner())
 
 
 @pytest.mark.parametrize("bag_gradient", ["before", "joint"])
-def test_an_update_of_the_encoder_is_never_made_twice(monkeypatch, bag_gradient):
-    """Memory ends within the optimiser's step, or, after it, in joint's second look."""
+def test_update_of_the_encoder_is_never_repeated(monkeypatch, bag_gradient):
+    """Out of memory in the optimiser's step or, with "joint", in the forward pass after it."""
     learner = make_learner()
     learner.adaptation = replace(learner.adaptation, bag_gradient=bag_gradient)
     learner.start_epoch(0)
     steps, step = [], learner._encoder_optimiser.step
 
-    def no_memory(*_args, **_kwargs):
-        raise torch.OutOfMemoryError("as a GPU says it")
+    def run_out_of_memory(*_args, **_kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
     def update(**settings):
         steps.append(step(**settings))
         if bag_gradient == "before":
-            no_memory()
-        monkeypatch.setattr(learner.model.encoder, "forward", no_memory)
+            run_out_of_memory()
+        monkeypatch.setattr(learner.model.encoder, "forward", run_out_of_memory)
 
     monkeypatch.setattr(learner._encoder_optimiser, "step", update)
-    with pytest.raises(TapfmError, match="'s1': the memory of cpu ended in the middle of the encoder's") as caught:
-        learn(learner, 1)
+    with pytest.raises(TapfmError, match="'s1': cpu ran out of memory during the update of the encoder") as caught:
+        train(learner, 1)
     assert len(steps) == 1
     assert "machine.offload_optimiser=true" in caught.value.hint
 
 
 @pytest.mark.parametrize("settings", [{}, {"moments": "int8"}, {"offload": True}], ids=str)
-def test_weights_in_bfloat16_learn_as_those_in_float32(settings):
+def test_training_with_bfloat16_weights_follows_float32(settings):
     plain, low = make_learner(rate=1e-4), make_learner(rate=1e-4, weights_dtype=torch.bfloat16, **settings)
     before = {name: weight.clone() for name, weight in plain.weights().items()}
     for learner in (plain, low):
         learner.start_epoch(0)
-    losses = [torch.stack([report.loss_agg for report in learn(each, *range(12))]) for each in (plain, low)]
+    losses = [torch.stack([report.loss_agg for report in train(each, *range(12))]) for each in (plain, low)]
     torch.testing.assert_close(losses[1], losses[0], rtol=0.03, atol=0.01)
     assert {weight.dtype for weight in low.weights().values()} == {torch.float32}
     moved, ours = (
@@ -200,60 +202,60 @@ def test_weights_in_bfloat16_learn_as_those_in_float32(settings):
     assert all(p.dtype == torch.bfloat16 for p in low.model.encoder.vit.parameters())
 
 
-def test_gradients_of_many_chunks_are_summed_up_in_float32():
+def test_gradients_of_chunks_are_accumulated_in_float32():
     wide = make_learner(weights_dtype=torch.bfloat16)
     narrow = make_learner(weights_dtype=torch.bfloat16, float32_gradients=False)
     for learner in (wide, narrow):
         learner.start_epoch(0)
         learner.adaptation = replace(learner.adaptation, chunking=Chunking(1, keep_graphs=0))
-        learner.train_step(bag_of(learner, 1), encode_labels([1]), update=False, slide_id="s")
+        learner.train_step(make_bag(learner, 1), encode_labels([1]), update=False, slide_id="s")
     types = [{p.grad.dtype for p in each.model.encoder.parameters() if p.grad is not None} for each in (wide, narrow)]
     assert types == [{torch.float32}, {torch.bfloat16}]
 
 
-def test_a_checkpoint_of_low_precision_goes_on_bit_by_bit():
+def test_resume_in_low_precision_is_bit_exact():
     def make():
         learner = make_learner(weights_dtype=torch.bfloat16, moments="bfloat16")
         learner.start_epoch(0)
         return learner
 
     whole, first, second = make(), make(), make()
-    learn(whole, 1, 2, 3, 4)
-    learn(first, 1, 2)
+    train(whole, 1, 2, 3, 4)
+    train(first, 1, 2)
     state = {name: value.clone() for name, value in first.state().items()}
     second.restore(state)
-    learn(second, 3, 4)
+    train(second, 3, 4)
     for name, weight in whole.weights().items():
         assert torch.equal(weight, second.weights()[name]), name
 
 
-def test_a_step_that_is_not_finite_changes_nothing_even_when_its_report_is_read_late():
+def test_group_with_a_non_finite_gradient_changes_no_encoder_weight():
     learner = make_learner(slides_per_step=2)
     learner.start_epoch(0)
     broken = learner.model.encoder.vit.blocks[0].mlp.fc1.weight.register_hook(lambda grad: grad * float("nan"))
     before = {name: weight.clone() for name, weight in learner.weights().items()}
-    bad = learner.train_step(bag_of(learner, 1), encode_labels([1]), update=False, slide_id="s")
+    bad = learner.train_step(make_bag(learner, 1), encode_labels([1]), update=False, slide_id="s")
     broken.remove()
-    learner.train_step(bag_of(learner, 2), encode_labels([0]), update=True, slide_id="t")
+    learner.train_step(make_bag(learner, 2), encode_labels([0]), update=True, slide_id="t")
     assert not bool(bad.checks.all())
     encoder = {name for name in before if name.startswith("encoder/")}
     assert all(torch.equal(learner.weights()[name], before[name]) for name in encoder)
 
 
-def test_the_scale_halves_after_infinite_gradients_and_doubles_after_enough_finite_ones(monkeypatch):
+def test_loss_scale_halves_after_overflow_and_doubles_after_finite_steps(monkeypatch):
     monkeypatch.setattr(loss_scale, "_GROWTH_INTERVAL", 3)
     scale, yes, no = LossScale(torch.device("cpu")), torch.tensor(True), torch.tensor(False)
-    seen = []
+    values = []
     for finite in (no, yes, yes, yes, yes, no, yes, yes, yes):
         scale.advance(finite)
-        seen.append(float(scale.value) / loss_scale._INITIAL)
-    assert seen == [0.5, 0.5, 0.5, 1, 1, 0.5, 0.5, 0.5, 1]
+        values.append(float(scale.value) / loss_scale._INITIAL)
+    assert values == [0.5, 0.5, 0.5, 1, 1, 0.5, 0.5, 0.5, 1]
     other = LossScale(torch.device("cpu"))
     other.restore(scale.state())
     assert other.state() == scale.state()
 
 
-def test_a_scale_that_has_become_too_small_is_said():
+def test_loss_scale_is_not_usable_below_its_minimum():
     scale = LossScale(torch.device("cpu"))
     for _ in range(24):
         assert bool(scale.usable())
@@ -262,36 +264,36 @@ def test_a_scale_that_has_become_too_small_is_said():
     assert not bool(scale.usable())
 
 
-def test_float16_skips_a_step_whose_gradients_overflow_and_learns_with_a_smaller_scale():
+def test_float16_skips_a_step_with_overflow_and_lowers_the_scale():
     learner = make_learner(compute_dtype=torch.float16)
     learner.start_epoch(0)
     learner._loss_scale.value.fill_(2.0**126)
     before = {name: weight.clone() for name, weight in learner.weights().items()}
-    first = learn(learner, 1)[0]
+    first = train(learner, 1)[0]
     encoder = {name for name in before if name.startswith("encoder/")}
     assert all(torch.equal(learner.weights()[name], before[name]) for name in encoder), "skipped"
-    assert bool(first.checks.all()), "and no error"
+    assert bool(first.checks.all()), "overflow is not an error"
     assert first.norm_encoder == 0
     assert learner.state()["moments/loss_scale/value"] == 2.0**125
     for _ in range(140):
-        if learn(learner, 1)[0].norm_encoder > 0:
+        if train(learner, 1)[0].norm_encoder > 0:
             break
     assert any(not torch.equal(learner.weights()[name], before[name]) for name in encoder)
 
 
-def test_float16_gradients_that_overflow_are_not_applied_when_the_last_slide_of_a_group_fails():
+def test_float16_overflow_is_not_applied_if_the_last_slide_of_a_group_fails():
     learner = make_learner(compute_dtype=torch.float16, slides_per_step=2)
     learner.start_epoch(0)
     learner._loss_scale.value.fill_(2.0**126)
     before = {name: weight.clone() for name, weight in learner.weights().items()}
-    learner.train_step(bag_of(learner, 1), encode_labels([1]), update=False, slide_id="s")
+    learner.train_step(make_bag(learner, 1), encode_labels([1]), update=False, slide_id="s")
     learner.apply_pending()
     for name, weight in learner.weights().items():
         assert torch.equal(weight, before[name]) == name.startswith("encoder/"), name
     assert learner._loss_scale.value == 2.0**125
 
 
-def test_a_scale_that_nothing_stops_does_not_become_infinite(monkeypatch):
+def test_loss_scale_does_not_become_infinite(monkeypatch):
     monkeypatch.setattr(loss_scale, "_GROWTH_INTERVAL", 1)
     scale = LossScale(torch.device("cpu"))
     for _ in range(130):
@@ -308,11 +310,11 @@ def test_stored_features_need_no_loss_scale():
     assert not any("loss_scale" in name for name in learner.state())
 
 
-def test_the_scale_leaves_the_size_of_the_update_as_it_is():
+def test_loss_scale_does_not_change_the_update():
     scaled, plain = make_learner(compute_dtype=torch.float16, clip_norm=0.5), make_learner(clip_norm=0.5)
     for learner in (scaled, plain):
         learner.start_epoch(0)
-    reports = [learn(learner, 1)[0] for learner in (scaled, plain)]
+    reports = [train(learner, 1)[0] for learner in (scaled, plain)]
     torch.testing.assert_close(reports[0].norm_encoder, reports[1].norm_encoder, rtol=0.02, atol=0)
     moved = [
         torch.cat([weight.flatten() for name, weight in each.weights().items() if "encoder" in name])

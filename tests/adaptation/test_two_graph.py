@@ -1,4 +1,4 @@
-"""The step on bad input, and a short run that is pinned."""
+"""The two-graph step: errors for invalid input, and the loss curve of a short run."""
 
 import pickle
 
@@ -13,7 +13,7 @@ from tapfm.errors import LabelError, NonFiniteError, SettingError, TileError, Un
 from tapfm.tasks.cross_entropy import encode_labels
 
 
-def test_a_non_finite_loss_stops_before_any_update():
+def test_non_finite_loss_prevents_all_updates():
     encoder = small_encoder()
     aggregator = cls_attention(encoder)
     with torch.no_grad():
@@ -33,7 +33,7 @@ def test_a_non_finite_loss_stops_before_any_update():
 
 
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep_graphs=0)], ids=["one pass", "chunked"])
-def test_a_non_finite_encoder_gradient_stops_before_its_update_and_is_named(chunking):
+def test_non_finite_encoder_gradient_prevents_its_update_and_is_named(chunking):
     encoder = small_encoder()
     aggregator = cls_attention(encoder)
     encoder.vit.blocks[0].mlp.fc1.weight.register_hook(lambda gradient: gradient * float("nan"))
@@ -51,18 +51,18 @@ def test_a_non_finite_encoder_gradient_stops_before_its_update_and_is_named(chun
     assert updates == []
 
 
-def test_a_non_finite_gradient_at_the_tiles_is_named():
+def test_error_names_a_non_finite_gradient_at_the_tiles():
     encoder = small_encoder()
 
     class Broken(torch.nn.Module):
-        def forward(self, z_KD, r_K):  # finite, with an infinite slope at 0
+        def forward(self, z_KD, r_K):  # finite values with an infinite gradient at 0
             return BagOutput((z_KD[:, :1] - z_KD[:, :1].detach()).square().sqrt().sum(0) + 0 * r_K.sum(), None)
 
     with pytest.raises(NonFiniteError, match="gradient at the tile features"):
         take_step(encoder, Broken(), some_tiles(encoder))
 
 
-def test_float16_without_a_loss_scale_is_refused():
+def test_float16_without_a_loss_scale_is_an_error():
     encoder = small_encoder(dtype=torch.float32)
     with pytest.raises(SettingError, match="loss_scale"):
         take_step(
@@ -73,30 +73,30 @@ def test_float16_without_a_loss_scale_is_refused():
         )
 
 
-def test_a_slide_without_any_label_is_refused():
+def test_slide_without_labels_is_an_error():
     encoder = small_encoder()
     with pytest.raises(LabelError, match="'case-3' has no label"):
         take_step(encoder, cls_attention(encoder), some_tiles(encoder), targets=encode_labels([None]), slide="case-3")
 
 
-def test_an_aggregator_with_another_number_of_targets_is_refused():
+def test_aggregator_with_another_number_of_targets_is_an_error():
     encoder = small_encoder()
-    message = r"1 targets \(FGFR3\), the aggregator gives \(3,\) logits and the slide has \({},\) labels"
+    message = r"1 targets \(FGFR3\), but the aggregator returned \(3,\) logits and the slide has \({},\) labels"
     for targets in (POSITIVE, encode_labels([1, 0, 1])):
         with pytest.raises(LabelError, match=message.format(len(targets.labels_C))):
             take_step(encoder, cls_attention(encoder, targets=3), some_tiles(encoder), targets=targets)
 
 
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(2)], ids=["one pass", "chunked"])
-def test_a_slide_without_tiles_is_refused(chunking):
+def test_slide_without_tiles_is_an_error(chunking):
     encoder = small_encoder()
-    none = some_tiles(encoder)[:0]
+    no_tiles = some_tiles(encoder)[:0]
     with pytest.raises(TileError, match="no tiles"):
-        take_step(encoder, cls_attention(encoder), none, adaptation=AdaptationSettings(chunking=chunking))
+        take_step(encoder, cls_attention(encoder), no_tiles, adaptation=AdaptationSettings(chunking=chunking))
 
 
 class Additive(torch.nn.Module):
-    """Three parameters whose gradients autograd gives as one tensor, or as one number spread out."""
+    """Aggregator with parameters for whose gradients autograd returns the same or an expanded tensor."""
 
     def __init__(self, feature_size, slope=1.0):
         super().__init__()
@@ -111,19 +111,19 @@ class Additive(torch.nn.Module):
         return BagOutput(self.classifier(z_KD.mean(0)) + steep + self.two + self.many.sum(), None)
 
 
-def test_gradients_of_the_aggregator_are_tensors_of_its_own_and_add_up():
+def test_aggregator_gradients_are_separate_tensors_and_accumulate():
     encoder = small_encoder()
     aggregator = Additive(encoder.feature_size)
     take_step(encoder, aggregator, some_tiles(encoder))
     once = [p.grad.clone() for p in aggregator.parameters()]
     assert len({p.grad.data_ptr() for p in aggregator.parameters()}) == len(once)
-    torch.nn.utils.clip_grad_norm_(aggregator.parameters(), 1e9)  # raises on a tensor that is one number spread out
+    torch.nn.utils.clip_grad_norm_(aggregator.parameters(), 1e9)  # raises an error for an expanded tensor
     take_step(encoder, aggregator, some_tiles(encoder))
     for parameter, gradient in zip(aggregator.parameters(), once, strict=True):
         torch.testing.assert_close(parameter.grad, 2 * gradient)
 
 
-def test_a_non_finite_gradient_of_the_aggregator_is_named_before_any_update():
+def test_non_finite_aggregator_gradient_is_named_and_prevents_its_update():
     encoder, updates = small_encoder(), []
     aggregator = Additive(encoder.feature_size, slope="infinite")
     with pytest.raises(NonFiniteError, match=r"gradient of the aggregator's one is not finite"):
@@ -131,11 +131,11 @@ def test_a_non_finite_gradient_of_the_aggregator_is_named_before_any_update():
     assert updates == []
 
 
-def test_an_update_that_breaks_the_aggregator_is_noticed_when_gradients_are_taken_after_it():
+def test_non_finite_aggregator_after_the_update_is_an_error():
     encoder = small_encoder()
     aggregator = cls_attention(encoder)
 
-    def break_it():
+    def break_weights():
         with torch.no_grad():
             aggregator.classifier.weight.fill_(float("nan"))
 
@@ -145,12 +145,12 @@ def test_an_update_that_breaks_the_aggregator_is_noticed_when_gradients_are_take
             aggregator,
             some_tiles(encoder),
             adaptation=AdaptationSettings(bag_gradient="after"),
-            update_aggregator=break_it,
+            update_aggregator=break_weights,
         )
 
 
 @pytest.mark.parametrize("bag_gradient", ["before", "after"])
-def test_the_loss_reported_is_that_before_the_update(bag_gradient):
+def test_reported_loss_is_from_before_the_update(bag_gradient):
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     with torch.no_grad():
@@ -166,26 +166,26 @@ def test_the_loss_reported_is_that_before_the_update(bag_gradient):
     torch.testing.assert_close(report.loss_agg, expected)
 
 
-def test_errors_travel_between_processes():
+def test_errors_can_be_pickled():
     for error in (
         NonFiniteError("what", hint="do"),
         UnknownNameError.with_suggestions("encoder", "un1", ["uni"], see="tapfm encoders"),
     ):
-        copy = pickle.loads(pickle.dumps(error))
-        assert (type(copy), str(copy)) == (type(error), str(error))
+        restored = pickle.loads(pickle.dumps(error))
+        assert (type(restored), str(restored)) == (type(error), str(error))
 
 
-def test_one_tile_is_enough():
+def test_step_with_one_tile():
     encoder = small_encoder()
     report = take_step(encoder, cls_attention(encoder), some_tiles(encoder, 1))
-    assert report.norm_g_r == 0, "with one tile its weight is 1, whatever its attention"
+    assert report.norm_g_r == 0, "the weight of a single tile is always 1"
     assert report.norm_encoder.isfinite()
     assert report.norm_encoder > 0
 
 
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(3, keep_graphs=1)], ids=["one pass", "chunked"])
-def test_a_short_run_learns_and_is_the_same_in_one_pass_and_in_pieces(chunking):
-    """Ten steps of AdamW on two slides; the curve is pinned, so that a change of the maths shows."""
+def test_short_run_has_the_expected_losses(chunking):
+    """Compare ten steps of AdamW on two slides with stored losses, to detect changes of the computation."""
     encoder = small_encoder()
     aggregator = cls_attention(encoder)
     encoder_optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-3)
@@ -206,11 +206,11 @@ def test_a_short_run_learns_and_is_the_same_in_one_pass_and_in_pieces(chunking):
             update_encoder=encoder_optimizer.step,
         )
         losses.append(report.loss_agg.item())
-    assert losses == pytest.approx(PINNED, rel=1e-6)
+    assert losses == pytest.approx(EXPECTED_LOSSES, rel=1e-6)
     assert sum(losses[-2:]) < 0.9 * sum(losses[:2])
 
 
-PINNED = [
+EXPECTED_LOSSES = [
     0.245863238, 2.10855887, 0.137595575, 1.73946898, 0.245037148,
     1.34888836, 0.42961315, 1.05027959, 0.637497687, 0.871826766,
 ]  # fmt: skip
