@@ -1,4 +1,4 @@
-"""What the paper states of the method as a whole: invariance, separate graphs, cost and memory in K."""
+"""Claims of the paper about the whole method: invariance, separate graphs, time and memory as functions of K."""
 
 import pytest
 import torch
@@ -10,15 +10,13 @@ from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.two_graph import AdaptationSettings
 
 
-def test_permutation_invariance_of_bag_prediction_and_gradients():
+def test_prediction_and_gradients_are_invariant_to_the_order_of_tiles():
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder, 7)
     shuffled = tiles[torch.randperm(7, generator=torch.Generator().manual_seed(1))]
 
-    def report(bag):
-        return take_step(encoder, aggregator, bag)
-
-    torch.testing.assert_close(report(tiles).logits_C, report(shuffled).logits_C, rtol=1e-12, atol=0)
+    logits, shuffled_logits = (take_step(encoder, aggregator, bag).logits_C for bag in (tiles, shuffled))
+    torch.testing.assert_close(logits, shuffled_logits, rtol=1e-12, atol=0)
     for chunking in (Chunking(), Chunking(3, keep_graphs=0)):
         ours = step_gradient(encoder, aggregator, shuffled, chunking=chunking)
         assert relative_difference(ours, step_gradient(encoder, aggregator, tiles)) < 1e-9
@@ -33,23 +31,23 @@ def test_weights_are_normalised_over_the_bag_and_not_per_chunk():
 
 
 def test_the_two_graphs_are_separate():
-    """The aggregator's update leaves the encoder alone, and the encoder's loss leaves the aggregator alone."""
+    """Graph 1 gives the encoder no gradient, and graph 2 does not change the aggregator's gradient."""
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
-    seen = {}
+    gradients = {}
 
     def update_aggregator():
-        seen["encoder after graph 1"] = [p.grad for p in encoder.parameters()]
-        seen["aggregator after graph 1"] = [p.grad.clone() for p in aggregator.parameters()]
+        gradients["encoder after graph 1"] = [p.grad for p in encoder.parameters()]
+        gradients["aggregator after graph 1"] = [p.grad.clone() for p in aggregator.parameters()]
 
     take_step(encoder, aggregator, tiles, update_aggregator=update_aggregator)
-    assert all(gradient is None for gradient in seen["encoder after graph 1"])
-    for parameter, gradient in zip(aggregator.parameters(), seen["aggregator after graph 1"], strict=True):
+    assert all(gradient is None for gradient in gradients["encoder after graph 1"])
+    for parameter, gradient in zip(aggregator.parameters(), gradients["aggregator after graph 1"], strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
 
 
-class Operations(TorchDispatchMode):
-    """Counts multiply-adds; torch's FlopCounterMode cannot follow autograd.grad, which the step uses."""
+class FlopCounter(TorchDispatchMode):
+    """Counts floating point operations. torch's FlopCounterMode does not support autograd.grad."""
 
     total = 0
 
@@ -61,56 +59,56 @@ class Operations(TorchDispatchMode):
         return result
 
 
-def operations(tiles: int, chunking: Chunking) -> int:
+def count_flop(tiles: int, chunking: Chunking) -> int:
     encoder = small_encoder(dtype=torch.float32)
     aggregator = cls_attention(encoder)
-    with Operations() as counted:
+    with FlopCounter() as counter:
         step_gradient(encoder, aggregator, some_tiles(encoder, tiles), chunking=chunking)
-    return counted.total
+    return counter.total
 
 
 def activation_bytes(tiles: int, chunking: Chunking) -> int:
-    """Most bytes that graphs hold for backward at any one moment, parameters aside."""
+    """Return the peak size of all tensors that autograd saves, without parameters."""
     encoder = small_encoder(dtype=torch.float32, depth=4)
     aggregator, bag = cls_attention(encoder), some_tiles(encoder, tiles)
     parameters = {p.untyped_storage().data_ptr() for p in encoder.parameters()}
-    held, peak = {}, 0
+    saved, peak = {}, 0
 
-    class Held:
+    class SavedTensor:
         def __init__(self, tensor):
             nonlocal peak
             self.tensor, self.key = tensor, tensor.untyped_storage().data_ptr()
             if self.key not in parameters:
-                count, size = held.get(self.key, (0, tensor.untyped_storage().nbytes()))
-                held[self.key] = (count + 1, size)
-                peak = max(peak, sum(size for _, size in held.values()))
+                count, size = saved.get(self.key, (0, tensor.untyped_storage().nbytes()))
+                saved[self.key] = (count + 1, size)
+                peak = max(peak, sum(size for _, size in saved.values()))
 
         def __del__(self):
-            count, size = held.get(self.key, (0, 0))
+            count, size = saved.get(self.key, (0, 0))
             if count > 1:
-                held[self.key] = (count - 1, size)
+                saved[self.key] = (count - 1, size)
             else:
-                held.pop(self.key, None)
+                saved.pop(self.key, None)
 
-    with torch.autograd.graph.saved_tensors_hooks(Held, lambda box: box.tensor):
+    with torch.autograd.graph.saved_tensors_hooks(SavedTensor, lambda saved_tensor: saved_tensor.tensor):
         step_gradient(encoder, aggregator, bag, chunking=chunking)
     return peak
 
 
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(4, keep_graphs=0)], ids=["one pass", "chunked"])
 def test_time_is_linear_in_the_number_of_tiles(chunking):
-    """Counted in operations, which do not depend on the machine."""
-    eight, sixteen, thirty_two = (operations(k, chunking) for k in (8, 16, 32))
+    """Counts operations, which do not depend on the machine."""
+    eight, sixteen, thirty_two = (count_flop(k, chunking) for k in (8, 16, 32))
     assert thirty_two - sixteen == 2 * (sixteen - eight) > 0
 
 
-def test_chunking_costs_exactly_one_more_forward_of_the_chunks_not_kept():
+def test_chunks_without_kept_graph_cost_one_more_forward_pass():
     encoder = small_encoder(dtype=torch.float32)
-    with torch.no_grad(), Operations() as forward:
+    with torch.no_grad(), FlopCounter() as forward:
         encoder(some_tiles(encoder, 16))
-    one_pass = operations(16, Chunking())
+    one_pass = count_flop(16, Chunking())
     for keep, encoded_again in ((0, 16), (1, 12), (3, 4), (4, 0)):
-        assert operations(16, Chunking(4, keep_graphs=keep)) - one_pass == forward.total * encoded_again / 16
+        assert count_flop(16, Chunking(4, keep_graphs=keep)) - one_pass == forward.total * encoded_again / 16
 
 
 def test_one_pass_memory_is_linear_in_the_number_of_tiles():
@@ -126,12 +124,12 @@ def test_chunked_memory_is_constant_in_the_number_of_tiles(keep):
     assert many < activation_bytes(64, Chunking()) / 10
 
 
-def test_keeping_one_graph_costs_no_memory():
-    """Which is why it is the default: the second pass holds one graph at a time as well."""
+def test_keeping_one_graph_needs_no_more_memory():
+    """This is the default, because the second pass has one graph at a time as well."""
     kept, none = (activation_bytes(64, Chunking(4, keep_graphs=keep)) for keep in (1, 0))
     assert kept == pytest.approx(none, rel=0.01)
 
 
-def test_hybrid_memory_grows_with_the_graphs_kept():
+def test_hybrid_memory_grows_with_the_kept_graphs():
     one, three = (activation_bytes(16, Chunking(4, keep_graphs=keep)) for keep in (1, 3))
     assert three == pytest.approx(3 * one, rel=0.1)

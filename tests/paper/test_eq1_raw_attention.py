@@ -6,7 +6,7 @@ from support import FAMILIES, full_attention, relative_difference, small_encoder
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_raw_attention_equals_the_plain_n_by_n_computation(family):
+def test_raw_attention_equals_the_full_attention_matrix(family):
     encoder = small_encoder(family).eval()
     tiles = some_tiles(encoder)
     attention_KHNN, _ = full_attention(encoder, tiles)
@@ -18,7 +18,7 @@ def test_raw_attention_equals_the_plain_n_by_n_computation(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_feature_equals_the_encoders_own_last_token(family):
+def test_feature_equals_the_output_of_the_vit(family):
     encoder = small_encoder(family).eval()
     tiles = some_tiles(encoder)
     _, tokens_KND = full_attention(encoder, tiles)
@@ -31,7 +31,7 @@ def test_feature_equals_the_encoders_own_last_token(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradient_of_raw_attention_equals_the_plain_one(family):
+def test_gradient_of_raw_attention_equals_that_of_the_full_matrix(family):
     encoder = small_encoder(family).eval()
     tiles = some_tiles(encoder)
     direction_K = torch.linspace(-1, 1, len(tiles), dtype=torch.float64)
@@ -42,31 +42,31 @@ def test_gradient_of_raw_attention_equals_the_plain_one(family):
         return torch.cat([g.flatten() for g in gradients])
 
     attention_KHNN, _ = full_attention(encoder, tiles)
-    plain = gradient(attention_KHNN[:, :, 0, encoder.vit.num_prefix_tokens :].mean((1, 2)))
-    assert plain.norm() > 0
-    assert relative_difference(gradient(encoder(tiles).r_K), plain) < 1e-9
+    expected = gradient(attention_KHNN[:, :, 0, encoder.vit.num_prefix_tokens :].mean((1, 2)))
+    assert expected.norm() > 0
+    assert relative_difference(gradient(encoder(tiles).r_K), expected) < 1e-9
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_mean_over_all_tokens_would_be_constant_and_over_patches_is_one_minus_the_sinks(family):
+def test_raw_attention_is_the_attention_that_prefix_tokens_do_not_get(family):
     encoder = small_encoder(family).eval()
     tiles = some_tiles(encoder)
     attention_KHNN, _ = full_attention(encoder, tiles)
     row_KN = attention_KHNN[:, :, 0].mean(1)
     tokens, prefix = row_KN.shape[1], encoder.vit.num_prefix_tokens
-    # the trap: a number that looks like attention and says nothing
+    # the mean over all tokens is constant and carries no information
     torch.testing.assert_close(row_KN.mean(1), torch.full((5,), 1 / tokens, dtype=torch.float64))
-    sinks_K = row_KN[:, :prefix].sum(1)
-    torch.testing.assert_close(encoder(tiles).r_K, (1 - sinks_K) / (tokens - prefix))
+    prefix_K = row_KN[:, :prefix].sum(1)
+    torch.testing.assert_close(encoder(tiles).r_K, (1 - prefix_K) / (tokens - prefix))
 
 
-def test_raw_attention_is_float32_under_autocast_and_keeps_the_order_of_tiles():
+def test_raw_attention_is_float32_under_autocast():
     encoder = small_encoder(dtype=torch.float32).eval()
     tiles = some_tiles(encoder, 32)
     exact_K = encoder(tiles).r_K
     with torch.autocast("cpu", torch.bfloat16):
         z_KD, r_K = encoder(tiles)
     assert z_KD.dtype == r_K.dtype == torch.float32
-    assert len(r_K.unique()) == 32, "in bfloat16 only a handful of values would be left"
+    assert len(r_K.unique()) == 32, "bfloat16 would have only a few different values"
     ranks, exact_ranks = r_K.argsort().argsort().double(), exact_K.argsort().argsort().double()
     assert torch.corrcoef(torch.stack([ranks, exact_ranks]))[0, 1] > 0.99

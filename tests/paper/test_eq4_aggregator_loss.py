@@ -1,4 +1,4 @@
-"""Eq. 4: weighted cross-entropy, with weights from the training split and missing labels left out."""
+"""Eq. 4: weighted cross-entropy, with weights from the training split and without missing labels."""
 
 import math
 
@@ -16,12 +16,12 @@ def log_sigmoid(x):
     return -math.log(1 + math.exp(-x))
 
 
-def test_class_weights_come_from_the_labelled_slides():
+def test_class_weights_count_only_labelled_slides():
     weights = ClassWeights.from_labels("FGFR3", [1, 0, 0, 0, None, None])  # M = 4, P = 1
     assert weights == ClassWeights(positive=4 / 2, negative=4 / 6, alpha=4)
 
 
-def test_binary_loss_is_weighted_by_the_class_of_the_slide():
+def test_binary_loss_has_class_weights():
     task = BinaryTask.from_training_labels("FGFR3", [1, 0, 0, 0])
     logit = torch.tensor([0.7], dtype=torch.float64)
     assert task.loss(logit, encode_labels([1])).item() == pytest.approx(-2 * log_sigmoid(0.7))
@@ -29,7 +29,7 @@ def test_binary_loss_is_weighted_by_the_class_of_the_slide():
     assert task.targets["FGFR3"].activate(0.7) == pytest.approx(math.exp(log_sigmoid(0.7)))
 
 
-def test_balanced_weights_give_each_class_half_of_the_loss():
+def test_both_classes_have_the_same_total_weight():
     labels = [1] * 16 + [0] * 84
     task = BinaryTask.from_training_labels("FGFR3", labels)
     zero = torch.zeros(1)
@@ -46,7 +46,7 @@ def test_multi_label_loss_is_the_sum_over_targets_with_alpha():
     assert task.loss(logits, encode_labels([1, 0])).item() == pytest.approx(egfr + alk)
 
 
-def test_a_missing_label_takes_no_part_in_loss_or_gradient():
+def test_missing_label_does_not_change_loss_or_gradient():
     task = MultiLabelTask.from_training_labels({"EGFR": [1, 0], "KRAS": [1, 0]})
     logits = torch.tensor([0.3, -1.2], requires_grad=True)
     loss = task.loss(logits, encode_labels([1, None]))
@@ -55,7 +55,7 @@ def test_a_missing_label_takes_no_part_in_loss_or_gradient():
     assert gradient[1] == 0 != gradient[0]
 
 
-def test_extreme_logits_stay_finite():
+def test_extreme_logits_give_a_finite_loss():
     task = BinaryTask.from_training_labels("FGFR3", [1, 0])
     assert task.loss(torch.tensor([-500.0]), encode_labels([1])).item() == pytest.approx(500)
 
@@ -63,13 +63,13 @@ def test_extreme_logits_stay_finite():
 @pytest.mark.parametrize(
     ("labels", "missing"), [([0, 0, None], "no positive"), ([1, 1], "no negative"), ([None], "no ")]
 )
-def test_a_training_split_without_both_classes_is_refused(labels, missing):
-    with pytest.raises(LabelError, match=missing) as refusal:
+def test_training_labels_of_one_class_are_an_error(labels, missing):
+    with pytest.raises(LabelError, match=missing) as caught:
         ClassWeights.from_labels("MET", labels)
-    assert "MET" in str(refusal.value)
+    assert "MET" in str(caught.value)
 
 
-def test_labels_other_than_0_and_1_are_refused():
+def test_labels_other_than_0_and_1_are_an_error():
     with pytest.raises(LabelError, match="got 2"):
         ClassWeights.from_labels("MET", [0, 1, 2])
     with pytest.raises(LabelError, match=r"got 0\.5"):

@@ -1,4 +1,4 @@
-"""Eqs. 5-7: the encoder's own loss, and the identities that tie it to ordinary backpropagation."""
+"""Eqs. 5-7: the loss of the encoder, and its relation to ordinary backpropagation."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from tapfm.errors import SettingError
 from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tasks.multilabel import MultiLabelTask
 
-EXACT = 1e-9  # relative, in norm, float64
+EXACT = 1e-9  # relative difference of norms in float64
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -36,7 +36,7 @@ def test_lambda_1_equals_end_to_end(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_lambda_0_equals_end_to_end_with_the_attention_held_constant(family):
+def test_lambda_0_equals_end_to_end_with_constant_attention(family):
     encoder = small_encoder(family)
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     expected = end_to_end_gradient(encoder, aggregator, tiles, hold_attention=True)
@@ -44,8 +44,8 @@ def test_lambda_0_equals_end_to_end_with_the_attention_held_constant(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_attention_term_alone_is_right_and_not_lost(family):
-    """It is a small part of the whole, so that a comparison of the whole could miss it."""
+def test_attention_loss_gives_the_right_part_of_the_gradient(family):
+    """Tested separately, because it is a small part of the whole gradient."""
     encoder = small_encoder(family)
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     ours = step_gradient(encoder, aggregator, tiles) - step_gradient(encoder, aggregator, tiles, lambda_=0.0)
@@ -59,7 +59,7 @@ def test_the_attention_term_alone_is_right_and_not_lost(family):
     assert relative_difference(2 * half, expected) < 1e-7
 
 
-def test_multi_label_and_missing_labels_follow_the_same_identity():
+def test_lambda_1_equals_end_to_end_with_several_targets_and_missing_labels():
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder, targets=3, tau=0.3, layer_norm=True), some_tiles(encoder)
     task = MultiLabelTask.from_training_labels({"EGFR": [1, 0, 0], "KRAS": [1, 1, 0], "MET": [1, 0, 0]})
@@ -68,7 +68,7 @@ def test_multi_label_and_missing_labels_follow_the_same_identity():
     assert relative_difference(step_gradient(encoder, aggregator, tiles, **case), expected) < EXACT
 
 
-def test_an_aggregator_without_attention_gives_plain_fine_tuning():
+def test_aggregator_without_attention_gives_end_to_end_fine_tuning():
     encoder = small_encoder()
     torch.manual_seed(0)
     aggregator, tiles = MeanPool(encoder.feature_size).double(), some_tiles(encoder)
@@ -77,7 +77,7 @@ def test_an_aggregator_without_attention_gives_plain_fine_tuning():
         assert relative_difference(step_gradient(encoder, aggregator, tiles, lambda_=lambda_), expected) < EXACT
 
 
-def test_the_aggregator_gets_its_own_end_to_end_gradient():
+def test_aggregator_gets_the_end_to_end_gradient():
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     step_gradient(encoder, aggregator, tiles)
@@ -87,8 +87,8 @@ def test_the_aggregator_gets_its_own_end_to_end_gradient():
     assert relative_difference(ours, gradient_of(aggregator)) < EXACT
 
 
-def test_eq5_descends_with_the_plus_sign():
-    """The paper's first equality has a minus sign, with which the aggregator's loss would grow."""
+def test_eq5_with_a_plus_sign_lowers_the_loss():
+    """The first equality in the paper has a minus sign, which would increase the aggregator's loss."""
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
 
@@ -102,14 +102,14 @@ def test_eq5_descends_with_the_plus_sign():
                 parameter -= sign * rate * piece
                 offset += parameter.numel()
             z_KD, _ = moved(tiles)
-            _, r_K = encoder(tiles)  # lambda = 0: the attention is held
+            _, r_K = encoder(tiles)  # lambda = 0: the attention is constant
             return TASK.loss(aggregator(z_KD, r_K).logits_C, POSITIVE).item()
 
     before = TASK.loss(aggregator(*encoder(tiles)).logits_C, POSITIVE).item()
     assert loss_after(+1) < before < loss_after(-1)
 
 
-def test_reported_losses_are_those_of_the_equations():
+def test_reported_losses_equal_the_equations():
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     adaptation = AdaptationSettings(lambda_=0.5, beta=0.1)
@@ -131,8 +131,8 @@ def test_reported_losses_are_those_of_the_equations():
     assert not any(value.requires_grad for value in report if isinstance(value, torch.Tensor))
 
 
-def test_the_raw_attention_pairing_would_be_blind():
-    """sum r_i g_ri is 0 whatever the loss, because min-max is free of scale; hence a_i g_ai is what is logged."""
+def test_sum_of_raw_attention_times_its_gradient_is_zero():
+    """sum r_i g_ri is always 0, because min-max is invariant to scale. So the reported loss is sum a_i g_ai."""
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     z_KD, r_K = (x.detach().requires_grad_() for x in encoder(tiles))
@@ -142,7 +142,7 @@ def test_the_raw_attention_pairing_would_be_blind():
 
 
 @pytest.mark.parametrize("bag_gradient", ["before", "after"])
-def test_gradients_at_the_tiles_are_taken_before_or_after_the_aggregators_update(bag_gradient):
+def test_bag_gradient_is_computed_before_or_after_the_update_of_the_aggregator(bag_gradient):
     encoder = small_encoder()
     tiles = some_tiles(encoder)
     aggregator, twin = cls_attention(encoder), cls_attention(encoder)
@@ -159,10 +159,10 @@ def test_gradients_at_the_tiles_are_taken_before_or_after_the_aggregators_update
     original = end_to_end_gradient(encoder, twin, tiles)
     expected, other = (original, updated) if bag_gradient == "before" else (updated, original)
     assert relative_difference(ours, expected) < EXACT
-    assert relative_difference(ours, other) > 1e-3, "the two orders must differ for the test to tell them apart"
+    assert relative_difference(ours, other) > 1e-3, "the two orders must give different gradients for this test"
 
 
-def test_the_joint_update_moves_the_encoder_first_and_the_aggregator_by_what_it_says_then():
+def test_joint_updates_the_aggregator_with_a_gradient_from_the_updated_encoder():
     encoder, before = small_encoder(), small_encoder()
     tiles = some_tiles(encoder)
     aggregator, twin = cls_attention(encoder), cls_attention(encoder)
@@ -170,19 +170,21 @@ def test_the_joint_update_moves_the_encoder_first_and_the_aggregator_by_what_it_
     take_step(
         encoder, aggregator, tiles, adaptation=AdaptationSettings(bag_gradient="joint"), update_encoder=optimizer.step
     )
-    assert torch.equal(gradient_of(encoder), step_gradient(before, twin, tiles)), "the encoder's is Algorithm 1's"
+    assert torch.equal(gradient_of(encoder), step_gradient(before, twin, tiles)), (
+        "the encoder's gradient is that of Algorithm 1"
+    )
     ours = gradient_of(aggregator).clone()
     gradients = []
-    for each in (encoder, before):  # updated by now, and not
+    for each in (encoder, before):  # after and before its update
         twin.zero_grad()
         end_to_end_gradient(each, twin, tiles)
         gradients.append(gradient_of(twin).clone())
     updated, original = gradients
     assert relative_difference(ours, updated) < EXACT
-    assert relative_difference(ours, original) > 1e-3, "the encoder must have moved for the test to tell them apart"
+    assert relative_difference(ours, original) > 1e-3, "the encoder must have changed for this test"
 
 
-def test_the_joint_update_is_the_same_in_chunks():
+def test_joint_update_does_not_depend_on_chunks():
     tiles = some_tiles(small_encoder())
     gradients = []
     for chunking in (Chunking(), Chunking(2, keep_graphs=0)):
@@ -194,7 +196,7 @@ def test_the_joint_update_is_the_same_in_chunks():
     assert relative_difference(*gradients) < EXACT
 
 
-def test_updates_come_in_the_order_of_algorithm_1():
+def test_updates_have_the_order_of_algorithm_1():
     encoder = small_encoder()
     aggregator, order = cls_attention(encoder), []
 
@@ -212,7 +214,7 @@ def test_updates_come_in_the_order_of_algorithm_1():
     assert order == ["aggregator", "encoder"]
 
 
-def test_beta_adds_the_gradient_of_the_cosine_term():
+def test_beta_adds_the_gradient_of_the_cosine_loss():
     encoder = small_encoder()
     aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
     plain = step_gradient(encoder, aggregator, tiles)
@@ -225,24 +227,24 @@ def test_beta_adds_the_gradient_of_the_cosine_term():
     assert relative_difference(with_term - plain, 0.7 * gradient_of(encoder)) < EXACT
 
 
-def test_the_cosine_term_as_printed_goes_uphill_and_its_variant_downhill():
+def test_cosine_loss_of_the_paper_increases_the_loss_and_descending_lowers_it():
     torch.manual_seed(0)
     z_KD = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
     g_z_KD = torch.randn(4, 8, dtype=torch.float64)
-    for cosine, change in (("paper", 1), ("descending", -1)):
+    for cosine, sign in (("paper", 1), ("descending", -1)):
         (gradient,) = torch.autograd.grad(cosine_loss(z_KD, g_z_KD, cosine).sum(), z_KD)
         moved = z_KD - 1e-3 * gradient
-        first_order_change_of_the_loss = ((moved - z_KD) * g_z_KD).sum()
-        assert first_order_change_of_the_loss * change > 0
+        loss_change = ((moved - z_KD) * g_z_KD).sum()
+        assert loss_change * sign > 0
 
 
-def test_the_cosine_term_ignores_tiles_without_gradient_and_survives_tiny_ones():
+def test_cosine_loss_ignores_tiles_without_gradient_and_handles_tiny_gradients():
     z_KD = torch.ones(3, 4, requires_grad=True)
     g_z_KD = torch.zeros(3, 4)
     g_z_KD[0] = 1e-30
     term = cosine_loss(z_KD, g_z_KD, "paper").sum()
     (gradient,) = torch.autograd.grad(term, z_KD)
-    assert term.item() == pytest.approx(0, abs=1e-6), "tile 0 points along its gradient, the others have none"
+    assert term.item() == pytest.approx(0, abs=1e-6), "tile 0 is parallel to its gradient, the others have none"
     assert gradient.isfinite().all()
     assert cosine_loss(z_KD, -g_z_KD, "paper").sum().item() == pytest.approx(2)
 
@@ -259,6 +261,6 @@ def test_the_cosine_term_ignores_tiles_without_gradient_and_survives_tiny_ones()
     ],
     ids=str,
 )
-def test_settings_outside_their_range_are_refused(settings):
+def test_invalid_settings_are_an_error(settings):
     with pytest.raises(SettingError):
         AdaptationSettings(**settings)
