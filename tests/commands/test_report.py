@@ -115,7 +115,7 @@ def test_evaluations_of_the_same_weights_are_found_in_the_run_and_next_to_runs(t
     assert "computed for this report from predictions-test.csv" not in text  # there is an evaluation
     assert "scanner = &lt;alpha&gt;" in html
     assert "Colour baseline" in text
-    assert "X9 external failed file truncated" in text
+    assert "X9 evaluation, external failed file truncated" in text
     assert text.index("Test slides AUC") < text.index("external.csv AUC") < text.index("Validation slides AUC")
 
 
@@ -226,7 +226,7 @@ def test_ids_that_contain_html_are_escaped(tmp_path):
     _, html = create_test_report(run, tmp_path / "report.html", title=evil)
     assert html.count("<script>") == 1  # the script of the page
     assert html.count("&lt;script&gt;alert(1)") > 12
-    assert "incomplete training, first failed X9 evaluation" in page_text(html)
+    assert "incomplete training, first failed X9 evaluation, evaluation" in page_text(html)
 
 
 def test_scanners_of_the_cohort_table_are_counted(tmp_path):
@@ -363,7 +363,7 @@ def test_heatmaps_and_tiles_of_predictions_are_shown(tmp_path, predicted):
         assert outcome in text
     assert "a&lt;b" in html
     assert "lowers the logit" in text
-    assert "Z1 new failed no tissue Scan it again." in text
+    assert "Z1 prediction, new failed no tissue Scan it again." in text
 
 
 def test_tile_galleries_have_the_most_influential_tiles_in_order(tmp_path, predicted):
@@ -373,7 +373,7 @@ def test_tile_galleries_have_the_most_influential_tiles_in_order(tmp_path, predi
     # contributions are (-1, 0.5, 2, 0.1) times 1 to 4; slides a<b and d are called positive
     assert shown[:3] == [("+6.00", "d"), ("+2.00", "a&lt;b"), ("+1.50", "d")]
     assert shown[3:] == [("−4.00", "e"), ("−2.00", "c"), ("+0.200", "c")]
-    assert "Without 1 slide whose slide file or tile table is missing." in page_text(html)
+    assert "1 slide not included: slide file or tile table missing." in page_text(html)
     assert "Heatmaps" not in section_titles(html)
 
 

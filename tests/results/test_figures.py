@@ -1,4 +1,4 @@
-"""Figures: the same PNG each time, and SVG that obeys a page's theme and its Content-Security-Policy."""
+"""Figures: reproducible PNG, and SVG that follows the theme and the Content-Security-Policy of a page."""
 
 import io
 import itertools
@@ -33,37 +33,37 @@ PANEL = Panel(
         Rule(2, horizontal=True, dash="dotted"),
     ],
 )
-FIGURE = Figure("A figure", [PANEL, Panel("nothing", why_empty="no positive slide among 12")])
+FIGURE = Figure("A figure", [PANEL, Panel("empty panel", why_empty="no positive slide among 12")])
 
 
 def pixels(figure):
-    with Image.open(io.BytesIO(draw_png(figure))) as picture:
-        return np.asarray(picture.convert("RGB"))
+    with Image.open(io.BytesIO(draw_png(figure))) as image:
+        return np.asarray(image.convert("RGB"))
 
 
-def test_the_same_figure_gives_the_same_bytes():
+def test_drawing_is_reproducible():
     assert draw_png(FIGURE) == draw_png(FIGURE)
     assert draw_svg(FIGURE) == draw_svg(FIGURE)
 
 
-def test_every_mark_is_drawn_in_its_colour():
+def test_marks_are_drawn_in_their_colours():
     drawn = {tuple(colour) for colour in pixels(Figure("", [PANEL])).reshape(-1, 3)}
     for name in ("series-3", "series-4", "grey"):
         assert tuple(bytes.fromhex(COLOURS[name][1:])) in drawn
 
 
-def test_an_empty_panel_has_no_axes_but_a_reason():
+def test_empty_panel_shows_its_reason_and_no_axes():
     svg = draw_svg(Figure("", [FIGURE.panels[1]]))
     assert "no positive slide among 12" in "".join(ElementTree.fromstring(svg).itertext())
     assert "<use" not in svg  # ticks
 
 
-def test_colours_have_different_values_since_the_theme_tells_them_by_value():
+def test_colours_are_distinct_so_that_themes_can_replace_them():
     assert len(set(COLOURS.values())) == len(COLOURS)
     assert set(SERIES) <= set(COLOURS)
 
 
-def test_svg_has_no_styles_and_takes_its_colours_from_the_page():
+def test_svg_has_no_style_attributes_and_uses_css_variables():
     root = ElementTree.fromstring(draw_svg(Figure("An & title", [PANEL])))
     assert root.get("aria-label") == "An & title"
     elements = list(root.iter())
@@ -75,7 +75,7 @@ def test_svg_has_no_styles_and_takes_its_colours_from_the_page():
     assert all(text in texts for text in ("x & y", "count", "line", "12"))
 
 
-def test_equal_drawings_of_a_page_do_not_share_ids():
+def test_equal_drawings_on_a_page_have_different_ids():
     html = html_figure(Figure("", [PANEL, PANEL]), itertools.count())
     ids = re.findall(r'id="([^"]*)"', html)
     assert ids
@@ -83,11 +83,11 @@ def test_equal_drawings_of_a_page_do_not_share_ids():
 
 
 @pytest.mark.parametrize("entries", [0, 3, 14])
-def test_a_legend_does_not_shrink_the_axes(entries):
+def test_legend_does_not_shrink_the_axes(entries):
     lines = [Line([0, 1], [0, 1], label=f"method {i} with a name of some length, finetuned") for i in range(entries)]
     figure = Figure("", [Panel("", Axis("x", 0, 1), Axis("y", 0, 1), [Line([0, 1], [0, 1], "series-5"), *lines])])
     drawn = np.argwhere((pixels(figure) == list(bytes.fromhex(COLOURS["series-5"][1:]))).all(axis=2))
-    if entries:  # other lines lie above it
+    if entries:  # other lines cover the first one
         drawn = np.argwhere((pixels(figure) == list(bytes.fromhex(COLOURS["model"][1:]))).all(axis=2))
         drawn = drawn[drawn[:, 0] < 140 * 3.2]  # not the legend
     height_px, width_px = np.ptp(drawn, axis=0)
@@ -96,7 +96,7 @@ def test_a_legend_does_not_shrink_the_axes(entries):
 
 
 @pytest.mark.parametrize("label", ["", "a label of the axis"])
-def test_labels_of_an_axis_stay_inside_the_picture(label):
+def test_axis_labels_stay_inside_the_image(label):
     wide = Panel("", Axis("x"), Axis(label), [Line([0, 1], [-123456.75, -123456.25])])
     names = Panel(
         "", Axis("x"), Axis(label, ticks=[0, 1], tick_labels=["a name of forty characters, or nearly so" * 2, "b"])
@@ -107,14 +107,14 @@ def test_labels_of_an_axis_stay_inside_the_picture(label):
         assert (both[:, 8 * 140 - 4 : 8 * 140 + 4] == 255).all()  # between the panels
 
 
-def test_names_in_a_legend_may_start_with_an_underscore_and_are_wrapped():
+def test_legend_labels_may_start_with_an_underscore_and_are_wrapped():
     panel = Panel("", marks=[Line([0, 1], [0, 1], label="_hidden"), Line([0, 1], [1, 0], label="word " * 30)])
     texts = [element.text for element in ElementTree.fromstring(draw_svg(Figure("", [panel]))).iter("text")]
     assert "_hidden" in texts
     assert " ".join(text for text in texts if text.startswith("word")) == ("word " * 30).strip()
 
 
-def test_a_figure_without_panels_is_an_empty_picture():
+def test_figure_without_panels_can_be_drawn():
     assert draw_png(Figure("title", []))
 
 
@@ -126,35 +126,35 @@ def test_long_curves_are_simplified():
 @pytest.mark.parametrize(
     "name", ["a$b$", "$\\frac{1}$", "\N{CJK UNIFIED IDEOGRAPH-6F22}", "x" * 500, "\\", "a\x0bb", "f\udcffx"]
 )
-def test_names_are_text_whatever_they_hold(name):
+def test_special_characters_in_names_are_drawn_as_text(name):
     panel = Panel(name, Axis(name, ticks=[0], tick_labels=[name]), Axis(name), [Line([0, 1], [0, 1], label=name)])
     assert draw_png(Figure(name, [panel, Panel("b", why_empty=name)]))
     texts = "".join("".join(ElementTree.fromstring(draw_svg(Figure("t", [panel]))).itertext()).split())
     assert re.sub("[\x0b\udcff]", "\N{REPLACEMENT CHARACTER}", name) in texts
 
 
-def test_html_names_panels_and_says_why_one_is_empty():
+def test_html_figure_has_panel_titles_and_reasons():
     html = html_figure(FIGURE, itertools.count())
     assert "curve &lt;1&gt;" in html
     assert '<p class="empty">no positive slide among 12</p>' in html
     assert html.count("<svg") == 1
 
 
-def test_sections_come_back_from_their_file(tmp_path):
+def test_sections_are_read_back_from_json(tmp_path):
     table = Table(
         [Column("a", text=True), Column("b")], [table_row("x", Cell(Estimate(0.5, reason="few"), "p 0.1", rank=1))]
     )
     sections = [Section("One", (Paragraph("text", warning=True), table, FIGURE)), Section("", ())]
     write_sections(tmp_path / "sections.json", sections)
-    again = read_sections(tmp_path / "sections.json", hint="")
+    sections_read = read_sections(tmp_path / "sections.json", hint="")
     files = {FIGURE.title: "figure.png"}
-    assert markdown_sections("T", again, files) == markdown_sections("T", sections, files)
-    assert draw_png(again[0].blocks[2]) == draw_png(FIGURE)
-    assert "**text**" in markdown_sections("T", again, files)
-    unknown = [
+    assert markdown_sections("T", sections_read, files) == markdown_sections("T", sections, files)
+    assert draw_png(sections_read[0].blocks[2]) == draw_png(FIGURE)
+    assert "**text**" in markdown_sections("T", sections_read, files)
+    not_finite = [
         Section("", [Table([Column("a")], [table_row(float("nan")), table_row(Estimate(0.5, float("-inf"), 1.0))])])
     ]
-    write_sections(tmp_path / "nan.json", unknown)
+    write_sections(tmp_path / "nan.json", not_finite)
     first, second = read_sections(tmp_path / "nan.json", hint="")[0].blocks[0].rows
     assert (first.cells[0].value, second.cells[0].value.low) == (None, None)
     (tmp_path / "sections.json").write_text("[{}]")

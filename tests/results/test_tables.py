@@ -1,4 +1,4 @@
-"""A table is the same in every format: its numbers, intervals, ranks and reasons."""
+"""Tables as CSV, Markdown, LaTeX, HTML and terminal output."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ TABLE = Table(
 )
 
 
-def test_csv_has_every_column_in_full_precision_and_no_headings():
+def test_csv_has_all_columns_in_full_precision_and_no_headings():
     rows = list(csv.DictReader(io.StringIO(table_csv(TABLE))))
     assert list(rows[0]) == ["model", "auc", "auc_low", "auc_high", "external", "seconds"]
     assert [float(rows[0][name]) for name in ("auc", "auc_low", "auc_high")] == [AUC.value, AUC.low, AUC.high]
@@ -43,12 +43,12 @@ def test_csv_has_every_column_in_full_precision_and_no_headings():
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_floats_come_back_from_csv_as_they_were(number):
+def test_floats_are_written_to_csv_without_loss(number):
     text = table_csv(Table([Column("x")], [table_row(number)]))
     assert float(list(csv.reader(io.StringIO(text)))[1][0]) == number
 
 
-def test_markdown():
+def test_markdown_table():
     lines = markdown_table(TABLE).splitlines()
     assert lines[:6] == [
         "**A table**",
@@ -62,7 +62,7 @@ def test_markdown():
     assert lines[7:] == ["", "<sup>1</sup> no positive slide", "", "A note."]
 
 
-def test_latex_groups_columns_and_escapes_names():
+def test_latex_table_has_column_groups_and_escaped_names():
     text = latex_table(TABLE, "50% of it", "label")
     assert r"\multirow{2}{*}{\textbf{Model}} & \multicolumn{2}{c}{\textbf{FGFR3}} \\" in text
     assert r"\cmidrule(lr){2-3}" in text
@@ -73,29 +73,29 @@ def test_latex_groups_columns_and_escapes_names():
 
 
 @given(st.text())
-def test_latex_has_no_active_character_left(text):
+def test_all_special_characters_of_latex_are_escaped(text):
     escaped = escape_latex(text)
     for character in "&%$#_":
         assert escaped.count(character) == escaped.count(f"\\{character}")
 
 
-def test_html_is_escaped_and_numbers_its_reasons():
+def test_html_table_is_escaped_and_has_footnotes():
     html = html_table(Table([Column("<b>")], [table_row(Estimate(None, reason="<none>")), table_row(-1.5)], "<t>"))
     assert "<b>" not in html.replace("&lt;b&gt;", "")
     assert '<sup class="reason">1</sup>' in html
     assert "<li>&lt;none&gt;</li>" in html
     assert "\N{MINUS SIGN}1.500" in html
-    assert ">-<" in html_table(Table([Column("p")], [table_row("-")]))  # a text is not a number
+    assert ">-<" in html_table(Table([Column("p")], [table_row("-")]))  # only numbers get a minus sign
 
 
-def test_every_format_has_the_same_dash_for_a_missing_number():
+def test_missing_values_are_dashes_in_all_formats():
     table = Table([Column("a"), Column("b")], [table_row(Estimate(None), None)])
     assert "| - |  |" in markdown_table(table)
     assert "-- &  " in latex_table(table, "", "")
     assert ">-</th>" in html_table(table)
 
 
-def test_the_terminal_shows_what_the_page_shows():
+def test_terminal_table_has_intervals_and_no_hidden_columns():
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(rich_table(TABLE))
     text = console.export_text()
@@ -104,18 +104,18 @@ def test_the_terminal_shows_what_the_page_shows():
     assert "TAPFM" in text
 
 
-def test_rows_have_to_fit_their_columns():
+def test_row_with_missing_cells_is_an_error():
     with pytest.raises(ValueError, match="zip"):
         table_csv(Table([Column("a"), Column("b")], [table_row(1)]))
 
 
-def test_reasons_are_listed_once():
+def test_equal_reasons_are_listed_once():
     assert list_reasons(Table([Column("a")], [table_row(Cell(reason="x")), table_row(Estimate(None, reason="x"))])) == [
         "x"
     ]
 
 
-def test_numbers():
+def test_number_formats():
     assert format_estimate(Estimate(None)) == "-"
     assert format_estimate(Estimate(0.5, 0.25, 0.75), "+.2f") == "+0.50 (+0.25 to +0.75)"
     assert [format_p_value(p) for p in (None, 0.0004, 0.04)] == ["-", "< 0.001", "0.040"]

@@ -33,15 +33,20 @@ def _build_failure_rows(step: str, failures: Sequence[Mapping[str, str]]) -> lis
 
 
 def build_failures_table(
-    runs: Sequence[ReportedRun], folders: Sequence[ResultFolder], study_steps: Sequence[Mapping[str, str]]
+    runs: Sequence[ReportedRun],
+    evaluations: Sequence[ResultFolder],
+    predictions: Sequence[ResultFolder],
+    study_steps: Sequence[Mapping[str, str]],
 ) -> Table | None:
     """Return failed slides of runs, evaluations and predictions, and failed steps of a study; None without failures."""
     study_columns = ("run", "step", "state", "reason", "command")
     rows = [table_row(*(step.get(name) or "" for name in study_columns)) for step in study_steps]
     for run in runs:
         rows += _build_failure_rows(f"training, {run.name}", run.failures)
-    for folder in folders:
-        rows += _build_failure_rows(folder.path.name, _read_failures(folder.path / "failures.csv"))
+    for step, folders in (("evaluation", evaluations), ("prediction", predictions)):
+        for folder in folders:
+            failures = _read_failures(folder.path / "failures.csv")
+            rows += _build_failure_rows(f"{step}, {folder.path.name}", failures)
     return Table([Column(title, text=True) for title in _FAILURE_COLUMNS], rows) if rows else None
 
 

@@ -27,4 +27,6 @@ def build_headline_table(named_results: Sequence[tuple[str, EvaluatedSlideSet]])
     positive = f"Positive {units.pop()}" if len(units) == 1 else "Positive"
     names = dict.fromkeys(result.results.metric_names[result.results.main_metrics[0]] for _, result in named_results)
     metric_column = f"{' or '.join(names)} (95% confidence interval)"
-    return Table([Column("", text=True), Column(metric_column), Column(positive)], rows)
+    several_targets = any(len(result.results.targets_and_mean) > 1 for _, result in named_results)
+    first_column = "Target" if several_targets else "Slides"
+    return Table([Column(first_column, text=True), Column(metric_column), Column(positive)], rows)

@@ -114,12 +114,13 @@ def build_study_headline(study: ReportedStudy) -> Table | None:
         if not best:
             continue
         others = f" and {format_count(len(best) - 1, 'other')}" if len(best) > 1 else ""
+        rank = f"best of {len(methods)} methods" if len(methods) > 1 else ""
         title = f"{target_title(target)}, {COHORT_TITLES.get(cohort, cohort).lower()}"
         rows.append(
             table_row(
                 Cell(title, f"N = {best[0]['patients']}"),
                 Cell(parse_auc_row(best[0]), rank=1),
-                Cell(f"{best[0]['model']}{others}", f"best of {format_count(len(methods), 'method')}"),
+                Cell(f"{best[0]['model']}{others}", rank),
             )
         )
     columns = [Column("", text=True), Column("AUC (95% confidence interval)"), Column("Method", text=True)]

@@ -209,5 +209,5 @@ def build_image_sections(
 def build_failures_section(sources: ReportSources) -> PageSection:
     """Return a table of failed slides and study steps."""
     study_steps = [] if sources.study is None else sources.study.failed_steps
-    table = build_failures_table(sources.runs, [*sources.evaluations, *sources.predictions], study_steps)
+    table = build_failures_table(sources.runs, sources.evaluations, sources.predictions, study_steps)
     return PageSection("Failures", [table] if table is not None else [])

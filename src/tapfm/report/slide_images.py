@@ -241,10 +241,12 @@ def _build_colour_bar(layer: Layer, scale: ColourScale) -> ColourBar:
     colours = palette(diverging=scale.diverging)
     steps = [colours[round(step * 255 / (_COLOUR_BAR_STEPS - 1))] for step in range(_COLOUR_BAR_STEPS)]
     low, high = colour_bar_labels(layer, percentile=False)
-    # the labels of contributions already imply the 0
-    centre = ", 0 in the middle" if scale.diverging and layer.kind != "contribution" else ""
-    heading = layer_heading(Layer(layer.column, layer.kind), percentile=False) + centre
-    description = f"{heading} ({scale.unit}). Each slide has its own colour scale; its range is below the images."
+    heading = layer_heading(Layer(layer.column, layer.kind), percentile=False)
+    if layer.kind == "contribution":
+        description = f"{heading}: a higher logit means a higher probability."
+    else:
+        description = f"{heading} ({scale.unit}){', 0 in the middle' if scale.diverging else ''}."
+    description += " Each slide has its own colour scale; its range is below the images."
     return ColourBar(tuple("#{:02x}{:02x}{:02x}".format(*step) for step in steps), low, high, description)
 
 
@@ -280,7 +282,7 @@ def build_tile_blocks(
             _add_candidates(candidates, slide, table, target, settings.tiles, limits[target])
     blocks: list[Block] = []
     if missing := len(slides) - len(readable):
-        blocks.append(Paragraph(f"Without {format_count(missing, 'slide')} whose slide file or tile table is missing."))
+        blocks.append(Paragraph(f"{format_count(missing, 'slide')} not included: slide file or tile table missing."))
     for target in targets:
         for call in (1, 0):
             tiles = heapq.nlargest(settings.tiles, candidates.get((target, call), []))
@@ -356,7 +358,8 @@ def _build_tile_gallery(
     extreme = "highest" if call or not _is_signed(layer) else "lowest"
     layer_name = Layer(layer.column, layer.kind).title
     title = f"{target}: {extreme} {layer_name} in slides called {first_slide.kinds[target].describe_label(call)}"
-    note = f"Values: {layer_name} ({UNITS[layer.kind]}). At most {format_count(tiles_per_slide, 'tile')} of a slide."
+    unit = "" if layer.kind == "contribution" else f" ({UNITS[layer.kind]})"
+    note = f"Below each tile: {layer_name}{unit}, and slide. At most {format_count(tiles_per_slide, 'tile')} per slide."
     if omitted := budget.omitted - omitted_before:
         note += f" {format_count(omitted, 'tile')} omitted: the limit for images is reached."
     if unreadable:
