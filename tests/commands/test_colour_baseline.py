@@ -49,10 +49,12 @@ def test_baseline_detects_colours_that_depend_on_the_label(shift, low, high):
 
 
 def test_baseline_detects_tile_counts_that_depend_on_the_label():
-    def size(number):
+    def count_tiles(number):
         return 50 if number % 2 else 20
 
-    slides = BaselineSlides(make_slides(20, "train", tiles=size), (), make_slides(10, "test", first=20, tiles=size))
+    slides = BaselineSlides(
+        make_slides(20, "train", tiles=count_tiles), (), make_slides(10, "test", first=20, tiles=count_tiles)
+    )
     baseline = predict_baseline(slides, target_kinds(["FGFR3"]), None)
     assert compute_auc(baseline) == 1.0
     assert "only the number of tiles" in baseline.note

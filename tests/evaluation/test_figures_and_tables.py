@@ -63,7 +63,7 @@ def make_panels(slides, target="FGFR3", baseline=(), **given):
     return build_target_panels(make_evaluated(slides, results, baseline), target, results.targets[target]), results
 
 
-def marks(panel, kind):
+def select_marks(panel, kind):
     return [mark for mark in panel.marks if isinstance(mark, kind)]
 
 
@@ -73,22 +73,24 @@ def test_legends_show_the_metrics():
     )
     found = results.select_metrics("model")
     assert list(panels) == ["roc", "pr", "reliability", "scores"]
-    chance, baseline, model = marks(panels["roc"], Line)
+    chance, baseline, model = select_marks(panels["roc"], Line)
     assert model.label == f"AUC {format_estimate(found['FGFR3', 'auc'].estimate)}"
     assert (chance.dash, baseline.label) == ("dotted", "colour baseline")
-    assert marks(panels["pr"], Rule)[0].label == "prevalence 50%"
-    assert marks(panels["reliability"], Points)[0].label == f"ECE {format_estimate(found['FGFR3', 'ece'].estimate)}"
-    negative, positive = marks(panels["scores"], Bars)
+    assert select_marks(panels["pr"], Rule)[0].label == "prevalence 50%"
+    assert (
+        select_marks(panels["reliability"], Points)[0].label == f"ECE {format_estimate(found['FGFR3', 'ece'].estimate)}"
+    )
+    negative, positive = select_marks(panels["scores"], Bars)
     assert (negative.label, positive.label) == ("negative (10)", "positive (10)")
     assert sum(negative.heights) == sum(positive.heights) == 10
     assert positive.floors == negative.heights  # stacked
-    assert marks(panels["scores"], Rule)[0].value == results.chosen_thresholds.thresholds.youden["FGFR3"]
+    assert select_marks(panels["scores"], Rule)[0].value == results.chosen_thresholds.thresholds.youden["FGFR3"]
 
 
 def test_roc_line_omits_points_on_straight_lines():
     slides = make_predictions(200, strength=1.0)
     panels, _ = make_panels(slides)
-    line = marks(panels["roc"], Line)[-1]
+    line = select_marks(panels["roc"], Line)[-1]
     positive = np.array([each.labels["FGFR3"] == 1 for each in slides])
     x, y, _ = roc_curve(positive, np.array([each.logits["FGFR3"] for each in slides]))
     assert len(line.x) < len(x)
@@ -98,7 +100,7 @@ def test_roc_line_omits_points_on_straight_lines():
 
 def test_roc_band_contains_the_curve():
     panels, _ = make_panels(make_predictions(120, strength=1.0), resamples=300)
-    (band,), line = marks(panels["roc"], Band), marks(panels["roc"], Line)[-1]
+    (band,), line = select_marks(panels["roc"], Band), select_marks(panels["roc"], Line)[-1]
     low, high, curve = np.array(band.low), np.array(band.high), np.interp(band.x, line.x, line.y)
     assert (low <= high).all()
     assert np.mean((low <= curve + 1e-9) & (curve <= high + 1e-9)) > 0.9
@@ -115,7 +117,7 @@ def make_slides(label, logits, start=0):
 
 def test_no_roc_band_with_one_positive_patient():
     panels, _ = make_panels(make_slides(0, [1.0, 2.0]) + make_slides(1, [1.5], 2))
-    assert not marks(panels["roc"], Band)
+    assert not select_marks(panels["roc"], Band)
 
 
 def test_panels_and_table_explain_missing_class():
@@ -167,21 +169,21 @@ def test_metrics_json_round_trip(tmp_path):
 def test_training_curves_mark_the_selected_epoch():
     panels = training_figure(make_history(3), 2, "").panels
     assert [panel.title for panel in panels] == ["Aggregator loss", "AUC", "Encoder loss"]
-    assert all(2 in [rule.value for rule in marks(panel, Rule)] for panel in panels)
+    assert all(2 in [rule.value for rule in select_marks(panel, Rule)] for panel in panels)
 
 
 def test_training_curves_skip_missing_and_non_finite_values():
     rows = [{"epoch": 1, "loss_agg": 0.5, "loss_pfm": 0.0, "val_loss": None, "val_macro_auc": None}]
     (loss,) = training_figure(rows, None, "").panels
-    assert [line.label for line in marks(loss, Line)] == ["training"]
+    assert [line.label for line in select_marks(loss, Line)] == ["training"]
     rows = make_history(3)
     rows[1] |= {"loss_agg": float("nan"), "val_loss": float("inf")}
-    training, validation = marks(training_figure(rows, 2, "").panels[0], Line)
+    training, validation = select_marks(training_figure(rows, 2, "").panels[0], Line)
     assert training.x == validation.x == [1, 3]
 
 
 def test_each_target_has_a_faint_line():
     rows = [row | {"val_auc": {"A": 0.7, "B": None}} for row in make_history(2)]
-    lines = marks(training_figure(rows, None, "").panels[1], Line)
+    lines = select_marks(training_figure(rows, None, "").panels[1], Line)
     assert [line.faint for line in lines] == [True, False, False]
     assert lines[-1].label == "validation, mean of targets"

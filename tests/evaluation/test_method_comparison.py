@@ -202,7 +202,7 @@ def test_invalid_comparisons_are_rejected():
         compare_methods({"a": [a], "b": []}, target_kinds(["A"]), "patient")
     with pytest.raises(InputError, match="'b' has two predictions for slide 's0'"):
         compare_methods({"a": [a], "b": [[a[0], replace(a[0], split="val")]]}, target_kinds(["A"]), "patient")
-    with pytest.raises(UnknownNameError, match="no method named 'c'"):
+    with pytest.raises(UnknownNameError, match="named 'c'"):
         compare_methods({"a": [a], "b": [a]}, target_kinds(["A"]), "patient", against="c")
 
 

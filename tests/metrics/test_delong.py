@@ -72,7 +72,8 @@ def test_small_example():
     assert found.high == pytest.approx(1 / (1 + math.exp(-half_width - math.log(2))), abs=1e-6)
     test = auc_difference(positive, scores, np.array([6.0, 7.0, 8.0, 0.0, 2.0, 4.0]))
     assert test.difference.value == pytest.approx(-1 / 3)
-    assert test.p == pytest.approx(math.erfc((1 / 3) / math.sqrt(2 / 27) / math.sqrt(2)))  # AUC 1 has no variance
+    # the second AUC is 1, with variance 0
+    assert test.p == pytest.approx(math.erfc((1 / 3) / math.sqrt(2 / 27) / math.sqrt(2)))
 
 
 def test_paired_variance_matches_bootstrap():

@@ -21,14 +21,14 @@ def cross_entropy(label, logit):
     return -label * math.log(probability) - (1 - label) * math.log(1 - probability)
 
 
-def logits(*values):
+def make_logits(*values):
     return torch.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
 @pytest.mark.parametrize(("label", "weight", "smoothed"), [(1, 2.0, 0.95), (0, 2 / 3, 0.05)])
 def test_balanced_weights_do_not_depend_on_smoothing(label, weight, smoothed):
     task = BinaryTask.from_training_labels("FGFR3", QUARTER, smoothing=0.1)
-    loss = task.loss(logits(0.7), encode_labels([label]))
+    loss = task.loss(make_logits(0.7), encode_labels([label]))
     assert loss.item() == pytest.approx(weight * cross_entropy(smoothed, 0.7))
 
 
@@ -39,14 +39,14 @@ def test_balanced_weights_do_not_depend_on_smoothing(label, weight, smoothed):
 )
 def test_reference_weights_depend_on_smoothing(smoothing, label, weight, smoothed):
     task = BinaryTask.from_training_labels("FGFR3", QUARTER, smoothing=smoothing, weighting="reference")
-    loss = task.loss(logits(0.7), encode_labels([label]))
+    loss = task.loss(make_logits(0.7), encode_labels([label]))
     assert loss.item() == pytest.approx(weight * cross_entropy(smoothed, 0.7))
 
 
 def test_reference_alphas_have_mean_1():
     # 1/p = 4 and 2: c = 4 x 2/6 and 2 x 2/6
     task = MultiLabelTask.from_training_labels({"EGFR": QUARTER, "KRAS": HALF}, smoothing=0.1, weighting="reference")
-    loss = task.loss(logits(0.3, -1.2), encode_labels([1, 0]))
+    loss = task.loss(make_logits(0.3, -1.2), encode_labels([1, 0]))
     egfr, kras = 4 / 3 * 0.725 * cross_entropy(0.95, 0.3), 2 / 3 * 0.5 * cross_entropy(0.05, -1.2)
     assert loss.item() == pytest.approx(egfr + kras)
 
@@ -57,17 +57,19 @@ def test_reference_alpha_of_a_single_target_is_1():
     labels = {"FGFR3": QUARTER}
     one = MultiLabelTask.from_training_labels(labels, smoothing=0.1, weighting="reference")
     binary = BinaryTask.from_training_labels("FGFR3", QUARTER, smoothing=0.1, weighting="reference")
-    assert torch.equal(one.loss(logits(0.7), encode_labels([1])), binary.loss(logits(0.7), encode_labels([1])))
+    assert torch.equal(
+        one.loss(make_logits(0.7), encode_labels([1])), binary.loss(make_logits(0.7), encode_labels([1]))
+    )
 
 
 @pytest.mark.parametrize("weighting", ["balanced", "reference"])
 def test_gradient_is_the_difference_to_the_smoothed_label(weighting):
     task = BinaryTask.from_training_labels("FGFR3", HALF, smoothing=0.2, weighting=weighting)
     for label, smoothed, weight in [(1, 0.9, task.weights.positive), (0, 0.1, task.weights.negative)]:
-        logit = logits(0.7)
+        logit = make_logits(0.7)
         (gradient,) = torch.autograd.grad(task.loss(logit, encode_labels([label])), logit)
         assert gradient.item() == pytest.approx(weight * (1 / (1 + math.exp(-0.7)) - smoothed))
-        at_smoothed_label = logits(math.log(smoothed / (1 - smoothed)))  # the minimum of the loss
+        at_smoothed_label = make_logits(math.log(smoothed / (1 - smoothed)))  # the minimum of the loss
         (gradient,) = torch.autograd.grad(task.loss(at_smoothed_label, encode_labels([label])), at_smoothed_label)
         assert gradient.item() == pytest.approx(0, abs=1e-12)
 
@@ -75,7 +77,7 @@ def test_gradient_is_the_difference_to_the_smoothed_label(weighting):
 @pytest.mark.parametrize("weighting", ["balanced", "reference"])
 def test_missing_label_has_no_loss_and_no_gradient(weighting):
     task = MultiLabelTask.from_training_labels({"EGFR": QUARTER, "KRAS": HALF}, smoothing=0.1, weighting=weighting)
-    both = logits(0.3, -1.2)
+    both = make_logits(0.3, -1.2)
     loss = task.loss(both, encode_labels([None, 1]))
     (gradient,) = torch.autograd.grad(loss, both)
     weights = task.weights[1]

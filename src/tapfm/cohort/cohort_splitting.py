@@ -118,7 +118,8 @@ def _check_files(source: Path, out: Path, *, force: bool) -> None:
     if source.is_dir() or (source.exists() and source.suffix.lower() not in (*TABLE_SUFFIXES, ".xlsx")):
         command = f"tapfm inspect {shlex.quote(str(source))} --write-cohort cohort.csv"
         raise InputError(
-            f"{source} is not a cohort table.", hint=f"Create one, then add patients and labels to it: {command}"
+            f"{source} is not a cohort table.",
+            hint=f"Create a table with this command, then add patients and labels to the table: {command}",
         )
     if out.suffix.lower() not in TABLE_SUFFIXES or out.is_dir():
         raise InputError(f"--out {out} is not the name of a CSV file.", hint="Give a file, for example --out split.csv")
@@ -140,8 +141,8 @@ def _check_earlier_splits(cohort: Cohort, *, making_folds: bool, force: bool) ->
     if replaced and not force:
         raise InputError(
             f"{cohort.source} already has valid {'folds' if folds else 'splits'}.",
-            hint="Use them: "
-            f"tapfm config --cohort {shlex.quote(str(cohort.source))} --out run.toml. Or replace them with --force.",
+            hint="Replace them with --force, or use them: "
+            f"tapfm config --cohort {shlex.quote(str(cohort.source))} --out run.toml",
         )
 
 

@@ -114,11 +114,11 @@ def _unique_id_candidates(slide_id: str) -> Iterator[str]:
 def write_cohort_table(rows: Sequence[SlideRow], path: Path) -> None:
     """Write a cohort table with an id and a path for each slide and an empty column `mpp` to fill in."""
     base = path.absolute().parent
-    taken: set[str] = set()
+    used_ids: set[str] = set()
     table = []
     for row in rows:
-        slide_id = next(name for name in _unique_id_candidates(row.slide_id) if name not in taken)
-        taken.add(slide_id)
+        slide_id = next(name for name in _unique_id_candidates(row.slide_id) if name not in used_ids)
+        used_ids.add(slide_id)
         absolute = row.path.absolute()  # symbolic links are not resolved
         written_path = absolute.relative_to(base) if absolute.is_relative_to(base) else absolute
         table.append([slide_id, written_path.as_posix(), slide_id, ""])

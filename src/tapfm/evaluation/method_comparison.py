@@ -123,7 +123,7 @@ def _list_pairs(methods: Mapping[str, SeedPredictions], against: str | None) -> 
     if against is None:
         return list(combinations(methods, 2))
     if against not in methods:
-        raise UnknownNameError.with_suggestions("method", against, methods, see=", ".join(methods))
+        raise UnknownNameError.with_suggestions("model", against, methods, see=", ".join(methods))
     return [(name, against) for name in methods if name != against]
 
 

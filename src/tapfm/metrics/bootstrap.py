@@ -32,7 +32,7 @@ class Resamples:
     """How often each patient is in each resample, and the patient of each unit (slide or patient)."""
 
     counts: NDArray[np.uint16]  # resamples x patients
-    patient_index: NDArray[np.intp]  # of each unit, a column of `counts`
+    patient_index: NDArray[np.intp]  # for each unit, the column of its patient in `counts`
 
     def __len__(self) -> int:
         return len(self.counts)

@@ -25,7 +25,7 @@ Truth = NDArray[Any]  # the labels of one target that are not missing, in the fo
 
 @dataclass(frozen=True)
 class TargetThresholds:
-    """Thresholds of one target, chosen on the validation split; None if there is none."""
+    """Thresholds of one target, chosen on the validation split; None if no threshold could be chosen."""
 
     youden: float | None = None
     at_sensitivity: float | None = None  # reaches a given sensitivity
