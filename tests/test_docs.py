@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cohort_files import rows_of
+from cohort_files import read_rows
 from command_line import PROGRAM, tapfm
 from safetensors.torch import save_file
 from slide_files import section, write_slide
@@ -64,12 +64,12 @@ def synthetic(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, synthetic, one_thread):  # noqa: ARG001 - for the whole module
-    """All files that the docs use: slides, tables, a corrected outline, a synthetic cohort, tiles, features and a run."""
-    folder = tmp_path_factory.mktemp("lab")
+    """All files that the docs use: slides, tables, an edited outline, a synthetic cohort, tiles, features and a run."""
+    folder = tmp_path_factory.mktemp("workspace")
     shutil.copytree(synthetic, folder / "synthetic")
     create_workspace(folder / "small")
     shutil.move(folder / "small" / "tiles", folder / "tiles")
-    rows = rows_of(folder / "small" / "cohort.csv")
+    rows = read_rows(folder / "small" / "cohort.csv")
     lines = [f"{row['slide_id']},small/{row['path']},{row['patient_id']},{row['split']},{row['FGFR3']}" for row in rows]
     (folder / "split.csv").write_text("\n".join(["slide_id,path,patient_id,split,FGFR3", *lines]) + "\n")
     (folder / "slides").mkdir()
@@ -118,16 +118,16 @@ machine.workers = 0
 
 
 @pytest.fixture
-def lab(tmp_path, prepared):
-    return shutil.copytree(prepared, tmp_path / "lab")
+def workspace(tmp_path, prepared):
+    return shutil.copytree(prepared, tmp_path / "workspace")
 
 
 def remove_output(command, folder):
     """Remove the files that the command will write, unless it resumes."""
-    words = shlex.split(command)
+    arguments = shlex.split(command)
     for option in ("--out", "--write"):
-        if option in words and not {"--resume", "--tables"} & set(words):
-            out = folder / words[words.index(option) + 1]
+        if option in arguments and not {"--resume", "--tables"} & set(arguments):
+            out = folder / arguments[arguments.index(option) + 1]
             if out.is_dir():
                 shutil.rmtree(out)
             out.unlink(missing_ok=True)
@@ -137,11 +137,11 @@ SERVERS = [command for command in COMMANDS if command.startswith("tapfm view")]
 
 
 @pytest.mark.parametrize("command", SERVERS)
-def test_every_server_of_the_docs_starts_and_stops(command, lab):
+def test_every_server_of_the_docs_starts_and_stops(command, workspace):
     if not (STATIC_FOLDER / "index.html").exists():
         pytest.skip("the viewer is not built: make setup (needs npm)")
     program = [*PROGRAM, *shlex.split(command)[1:], "--port", "0", "--no-browser"]  # the last value counts
-    server = subprocess.Popen(program, cwd=lab, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(program, cwd=workspace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     address = server.stdout.readline()
     server.send_signal(signal.SIGINT)
     _, errors = server.communicate(timeout=60)
@@ -150,24 +150,24 @@ def test_every_server_of_the_docs_starts_and_stops(command, lab):
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in SERVERS])
-def test_every_command_of_the_docs_runs(command, lab, monkeypatch):
-    remove_output(command, lab)
-    monkeypatch.chdir(lab)
-    monkeypatch.setenv("TAPFM_CACHE", str(lab))
+def test_every_command_of_the_docs_runs(command, workspace, monkeypatch):
+    remove_output(command, workspace)
+    monkeypatch.chdir(workspace)
+    monkeypatch.setenv("TAPFM_CACHE", str(workspace))
     result = tapfm(*shlex.split(command)[1:], *(FEWER_SLIDES if command.startswith("tapfm synth") else ()))
     assert result.returncode == 0, result.said
 
 
-def test_tiling_example_runs(lab, monkeypatch, capsys):
-    monkeypatch.chdir(lab)
+def test_tiling_example_runs(workspace, monkeypatch, capsys):
+    monkeypatch.chdir(workspace)
     assert tapfm("tile", "cohort.csv", "--out", "tiles").returncode == 0
     (example,) = blocks(HOW_TO / "tile-your-slides.md", "python")
     exec(compile(example, "tile-your-slides.md", "exec"), {})
     assert capsys.readouterr().out == "4 (224, 224, 3) 0.5\n"
 
 
-def test_ground_truth_example_runs(lab, monkeypatch, capsys):
-    monkeypatch.chdir(lab)
+def test_ground_truth_example_runs(workspace, monkeypatch, capsys):
+    monkeypatch.chdir(workspace)
     assert tapfm("tile", "synthetic/cohort.csv", "--out", "synthetic/tiles").returncode == 0
     (example,) = blocks(HOW_TO / "generate-a-synthetic-cohort.md", "python")
     exec(compile(example, "generate-a-synthetic-cohort.md", "exec"), {})
@@ -175,49 +175,49 @@ def test_ground_truth_example_runs(lab, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/how-to/train-a-model.md"])
-def test_training_examples_run(lab, monkeypatch, capsys, page):
-    monkeypatch.chdir(lab)
+def test_training_examples_run(workspace, monkeypatch, capsys, page):
+    monkeypatch.chdir(workspace)
     (example,) = blocks(ROOT / page, "python")
     if page == "README.md":
         for name in ("split.csv", "tiles", "runs"):
-            remove_output(f"--out {name}", lab)
+            remove_output(f"--out {name}", workspace)
         assert len([line for line in example.splitlines() if line]) == 9
     exec(compile(example, page, "exec"), {})
     assert re.fullmatch(r"[12] \{'FGFR3': [\d.]+\}\n", capsys.readouterr().out)
-    assert (lab / "runs").is_dir()
+    assert (workspace / "runs").is_dir()
 
 
-def test_evaluation_example_runs(lab, monkeypatch, capsys):
-    monkeypatch.chdir(lab)
+def test_evaluation_example_runs(workspace, monkeypatch, capsys):
+    monkeypatch.chdir(workspace)
     (example,) = blocks(HOW_TO / "evaluate-a-model.md", "python")
     exec(compile(example, "evaluate-a-model.md", "exec"), {})
     assert re.search(r"^Estimate\(value=[\d.]+, ", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_prediction_example_runs(lab, monkeypatch, capsys):
-    monkeypatch.chdir(lab)
+def test_prediction_example_runs(workspace, monkeypatch, capsys):
+    monkeypatch.chdir(workspace)
     (example,) = blocks(HOW_TO / "predict-slides.md", "python")
     exec(compile(example, "predict-slides.md", "exec"), {})
     assert re.fullmatch(r"case-17 \d+ True\n", capsys.readouterr().out)
 
 
-def test_study_example_runs(lab, monkeypatch, capsys):
-    monkeypatch.chdir(lab)
+def test_study_example_runs(workspace, monkeypatch, capsys):
+    monkeypatch.chdir(workspace)
     (example,) = blocks(HOW_TO / "run-a-study.md", "python")
     exec(compile(example, "run-a-study.md", "exec"), {})
     assert capsys.readouterr().out == "{}\n"
 
 
-def test_report_example_runs(lab, monkeypatch, capsys):
-    monkeypatch.chdir(lab)
+def test_report_example_runs(workspace, monkeypatch, capsys):
+    monkeypatch.chdir(workspace)
     (example,) = blocks(HOW_TO / "make-a-report.md", "python")
     exec(compile(example, "make-a-report.md", "exec"), {})
     assert capsys.readouterr().out == "0\n"
 
 
-def test_configuration_errors_are_quoted_as_printed(lab):
+def test_configuration_errors_are_quoted_as_printed(workspace):
     changes = ("--set", "adaptation.lamda=1", "--set", "schedule.epochs=ten")
-    errors = tapfm("config", lab / "run.toml", *changes).stderr
+    errors = tapfm("config", workspace / "run.toml", *changes).stderr
     page = (HOW_TO / "train-a-model.md").read_text()
     for line in errors.splitlines()[1:3]:
         assert f"    {line}" in page, errors
