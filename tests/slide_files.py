@@ -1,4 +1,4 @@
-"""Slides with a known answer, written as real files."""
+"""Write slide files with known content for tests."""
 
 from pathlib import Path
 
@@ -16,12 +16,15 @@ SCN_NAMESPACE = "http://www.leica-microsystems.com/scn/2010/10/01"
 
 
 def section(width_px, height_px, *, seed=0, tissue=(0.1, 0.1, 0.9, 0.9), nuclei_per_mpx=3000, colour=EOSIN):
-    """Paint glass with a rectangle of sharp, stained tissue (as parts of the picture: left, top, right, bottom)."""
+    """Return an image of glass with a rectangle of sharp, stained tissue.
+
+    tissue: left, top, right and bottom as fractions of the image.
+    """
     rng = np.random.default_rng(seed)
-    picture = np.full((height_px, width_px, 3), GLASS, np.float32)
-    left, right = (round(part * width_px) for part in tissue[::2])
-    top, bottom = (round(part * height_px) for part in tissue[1::2])
-    part = picture[top:bottom, left:right]
+    image = np.full((height_px, width_px, 3), GLASS, np.float32)
+    left, right = (round(fraction * width_px) for fraction in tissue[::2])
+    top, bottom = (round(fraction * height_px) for fraction in tissue[1::2])
+    part = image[top:bottom, left:right]
     part[:] = colour
     count = round(nuclei_per_mpx * part.shape[0] * part.shape[1] / 1e6)
     for x, y, radius in zip(
@@ -30,10 +33,10 @@ def section(width_px, height_px, *, seed=0, tissue=(0.1, 0.1, 0.9, 0.9), nuclei_
         rng.integers(4, 9, count),
         strict=True,
     ):
-        patch = part[max(y - radius, 0) : y + radius, max(x - radius, 0) : x + radius]
-        patch[:] = (110, 70, 150)
-    picture += rng.normal(0, 2, picture.shape)
-    return np.clip(picture, 0, 255).astype(np.uint8)
+        nucleus = part[max(y - radius, 0) : y + radius, max(x - radius, 0) : x + radius]
+        nucleus[:] = (110, 70, 150)
+    image += rng.normal(0, 2, image.shape)
+    return np.clip(image, 0, 255).astype(np.uint8)
 
 
 def write_slide(
@@ -51,7 +54,7 @@ def write_slide(
     predictor=False,
     resolution_mpp=None,
 ):
-    """Write a tiled pyramid: with Aperio's header, or as a plain TIFF whose resolution tag has the scale."""
+    """Write a tiled pyramid: an Aperio SVS, or a plain TIFF with the scale in its resolution tag."""
     objective = round(10 / mpp) if objective is None and mpp is not None else objective
     height_px, width_px = pixels.shape[:2]
     fields = [f"AppMag = {objective}"] * (objective is not None) + [f"MPP = {mpp}"] * (mpp is not None)
@@ -71,15 +74,15 @@ def write_slide(
         options["predictor"] = True
     with tifffile.TiffWriter(path) as file:
         for downsample in downsamples:
-            shrunk = (width_px // downsample, height_px // downsample)
-            picture = cv2.resize(pixels, shrunk, interpolation=cv2.INTER_AREA) if downsample > 1 else pixels
+            size = (width_px // downsample, height_px // downsample)
+            image = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA) if downsample > 1 else pixels
             if aperio:
-                file.write(picture, description=description, **options)
+                file.write(image, description=description, **options)
                 continue
             scale = {}
             if resolution_mpp is not None:
                 scale = {"resolution": (10_000 / resolution_mpp,) * 2, "resolutionunit": "CENTIMETER"}
-            file.write(picture, subfiletype=int(downsample > 1), **scale, **options)
+            file.write(image, subfiletype=int(downsample > 1), **scale, **options)
     return path
 
 
@@ -118,11 +121,11 @@ def write_scn(path, areas, canvas_px, *, mpp=0.5, objective=20):
     for number, (x_px, y_px, pixels) in enumerate(areas):
         sizes = []
         for downsample in (1, 4):
-            picture = cv2.resize(
+            level = cv2.resize(
                 pixels, (pixels.shape[1] // downsample, pixels.shape[0] // downsample), interpolation=cv2.INTER_AREA
             )
-            sizes.append((picture.shape[1], picture.shape[0], len(pages)))
-            pages.append(picture)
+            sizes.append((level.shape[1], level.shape[0], len(pages)))
+            pages.append(level)
         xml = dimensions(sizes)
         images.append(image(f"area {number}", pixels.shape[1], pixels.shape[0], x_px, y_px, xml, objective))
     description = (
@@ -130,9 +133,9 @@ def write_scn(path, areas, canvas_px, *, mpp=0.5, objective=20):
         f'sizeX="{canvas_px[0] * nm}" sizeY="{canvas_px[1] * nm}">{"".join(images)}</collection></scn>'
     )
     with tifffile.TiffWriter(path, bigtiff=True) as file:
-        for number, picture in enumerate(pages):
+        for number, page in enumerate(pages):
             file.write(
-                picture,
+                page,
                 tile=(256, 256),
                 photometric="rgb",
                 subsampling=(1, 1),
@@ -147,7 +150,7 @@ def write_scn(path, areas, canvas_px, *, mpp=0.5, objective=20):
 
 
 def damage(path, blocks):
-    """Lose some JPEG blocks of level 0, by their number."""
+    """Damage JPEG tiles of level 0, given by index."""
     with tifffile.TiffFile(path) as file:
         offsets = file.pages[0].dataoffsets
     data = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""`tapfm synth` as a user types it, and that the rest of tapfm agrees with what was painted."""
+"""`tapfm synth`: the generated files, resuming, and agreement with `tapfm inspect` and `tapfm tile`."""
 
 import json
 import shlex
@@ -10,7 +10,7 @@ from contextlib import closing
 import numpy as np
 import openslide
 import pytest
-from cohort_files import rows_of
+from cohort_files import read_rows
 from command_line import PROGRAM, start, tapfm, wait_for
 
 from tapfm.cohort.cohort_table import read_cohort
@@ -23,7 +23,7 @@ from tapfm.tiles.store import read_tiles
 SMALL = ("--slides", 6, "--external", 2, "--tiles", 16, "--prevalence", 0.5)
 
 
-def contents(folder):
+def read_files(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -32,15 +32,16 @@ def contents(folder):
 
 
 @pytest.fixture(scope="module")
-def painted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("synth") / "painted"
+def cohort_run(tmp_path_factory):
+    """Folder and output of a finished `tapfm synth`."""
+    folder = tmp_path_factory.mktemp("synth") / "synthetic"
     result = tapfm("synth", folder, *SMALL)
     assert result.returncode == 0, result.stderr
     return folder, result
 
 
-def test_it_says_what_it_painted_and_what_to_type_next(painted):
-    folder, result = painted
+def test_output_is_a_table_and_next_commands(cohort_run):
+    folder, result = cohort_run
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["cohort", "split", "slides", "40x", "FGFR3", "positive"]
     assert [line.split()[:3] for line in lines[1:4]] == [
@@ -52,11 +53,11 @@ def test_it_says_what_it_painted_and_what_to_type_next(painted):
         f"Next: tapfm inspect {folder}/cohort.csv; tapfm tile {folder}/cohort.csv --out {folder}/tiles" in result.stdout
     )
     assert (folder / "contact-sheet.jpg").stat().st_size > 10_000
-    assert "No patient" in (folder / "README.md").read_text()
+    assert "no patient data" in (folder / "README.md").read_text()
 
 
-def test_the_table_is_a_cohort(painted):
-    folder, _ = painted
+def test_cohort_tables_can_be_read(cohort_run):
+    folder, _ = cohort_run
     cohort = read_cohort(folder / "cohort.csv")
     assert [row.slide_id for row in cohort.rows] == [f"S00{i}" for i in range(1, 7)]
     assert len({row.patient_id for row in cohort.rows}) == 6
@@ -67,9 +68,9 @@ def test_the_table_is_a_cohort(painted):
     assert {row.labels["site"] for row in external.rows} <= {"site-x", "site-y"}
 
 
-def test_slides_open_in_openslide_with_scale_and_objective(painted):
-    folder, _ = painted
-    for row in rows_of(folder / "cohort.csv"):
+def test_openslide_reads_scale_and_objective(cohort_run):
+    folder, _ = cohort_run
+    for row in read_rows(folder / "cohort.csv"):
         with openslide.OpenSlide(folder / row["path"]) as slide:
             assert slide.properties["openslide.vendor"] == "aperio"
             assert slide.level_count >= 2
@@ -77,37 +78,37 @@ def test_slides_open_in_openslide_with_scale_and_objective(painted):
             assert f"{objective}x" == row["objective"]
             assert float(slide.properties["openslide.mpp-x"]) * objective == pytest.approx(10, rel=0.03)
             assert set(slide.associated_images) == {"thumbnail", "label", "macro"}
-    assert {row["objective"] for row in rows_of(folder / "cohort.csv")} == {"20x", "40x"}
+    assert {row["objective"] for row in read_rows(folder / "cohort.csv")} == {"20x", "40x"}
 
 
-def test_both_readers_see_the_same_pixels(painted):
-    folder, _ = painted
+def test_both_readers_return_the_same_pixels(cohort_run):
+    folder, _ = cohort_run
     path = folder / "slides" / "S001.svs"
-    with closing(open_slide(path)) as ours, openslide.OpenSlide(path) as theirs:
-        assert ours.metadata.reader != "OpenSlide"
-        x, y = ours.metadata.width_px0 // 2, ours.metadata.height_px0 // 2
-        region = np.asarray(theirs.read_region((x, y), 0, (300, 200)).convert("RGB"))
-        np.testing.assert_array_equal(ours.read_level(0, x, y, 300, 200), region)
+    with closing(open_slide(path)) as slide, openslide.OpenSlide(path) as reference:
+        assert slide.metadata.reader != "OpenSlide"
+        x, y = slide.metadata.width_px0 // 2, slide.metadata.height_px0 // 2
+        region = np.asarray(reference.read_region((x, y), 0, (300, 200)).convert("RGB"))
+        np.testing.assert_array_equal(slide.read_level(0, x, y, 300, 200), region)
 
 
-def test_inspect_finds_nothing_wrong(painted):
-    folder, _ = painted
+def test_inspect_finds_no_problems(cohort_run):
+    folder, _ = cohort_run
     result = tapfm("inspect", folder / "cohort.csv", "--json")
     assert result.returncode == 0, result.stdout
     found = {each["slide_id"]: each for each in json.loads(result.stdout)}
-    for row in rows_of(folder / "cohort.csv"):
+    for row in read_rows(folder / "cohort.csv"):
         truth = read_truth(folder / "truth", row["slide_id"])
         assert found[row["slide_id"]]["mpp"] == pytest.approx(truth.mpp)
         assert not found[row["slide_id"]]["problem"]
 
 
-def test_only_slides_are_found_in_the_folder(painted):
-    folder, _ = painted
-    assert len(find_slides(folder)) == 8  # no contact sheet, no picture of the truth
+def test_find_slides_ignores_other_images(cohort_run):
+    folder, _ = cohort_run
+    assert len(find_slides(folder)) == 8  # without contact sheet and truth images
 
 
-def test_tissue_is_found_where_it_was_painted(painted):
-    folder, _ = painted
+def test_detected_tissue_agrees_with_the_truth(cohort_run):
+    folder, _ = cohort_run
     for path in sorted((folder / "slides").glob("*.svs")):
         truth = read_truth(folder / "truth", path.stem)
         with closing(open_slide(path)) as slide:
@@ -118,59 +119,60 @@ def test_tissue_is_found_where_it_was_painted(painted):
             np.linspace(0, side - 1, count).astype(int)
             for side, count in zip(truth.tissue.shape, found.shape, strict=True)
         )
-        there = truth.tissue[np.ix_(rows, columns)]
-        overlap = 2 * (found & there).sum() / (found.sum() + there.sum())
-        assert overlap > 0.9, path.stem  # Dice
+        expected = truth.tissue[np.ix_(rows, columns)]
+        dice = 2 * (found & expected).sum() / (found.sum() + expected.sum())
+        assert dice > 0.9, path.stem
 
 
-def test_tiles_are_those_of_the_truth(painted, tmp_path):
-    folder, _ = painted
+def test_tiles_agree_with_the_truth(cohort_run, tmp_path):
+    folder, _ = cohort_run
     assert tapfm("tile", folder / "cohort.csv", "--out", tmp_path, "--keep-pen", "--keep-blur").returncode == 0
-    known = {(row["slide_id"], row["x_px0"], row["y_px0"]): row for row in rows_of(folder / "truth" / "tiles.csv")}
+    rows = read_rows(folder / "truth" / "tiles.csv")
+    truth_rows = {(row["slide_id"], row["x_px0"], row["y_px0"]): row for row in rows}
     for path in (tmp_path / "patches").glob("*.h5"):
         tiles = read_tiles(path)
-        on_tissue = {key for key, row in known.items() if key[0] == tiles.slide_id and float(row["tissue"]) >= 0.5}
-        taken = {(tiles.slide_id, str(x), str(y)) for x, y in tiles.positions}
-        assert taken <= set(known)  # the same grid
-        assert len(on_tissue - taken) <= 0.05 * len(on_tissue)
-        assert {int(known[key]["side_px0"]) for key in taken} == {tiles.side_px0}
+        on_tissue = {key for key, row in truth_rows.items() if key[0] == tiles.slide_id and float(row["tissue"]) >= 0.5}
+        extracted = {(tiles.slide_id, str(x), str(y)) for x, y in tiles.positions}
+        assert extracted <= set(truth_rows)  # on the same grid
+        assert len(on_tissue - extracted) <= 0.05 * len(on_tissue)
+        assert {int(truth_rows[key]["side_px0"]) for key in extracted} == {tiles.side_px0}
 
 
-def test_the_signal_is_in_a_minority_of_the_tiles_of_positive_slides_alone(painted):
-    folder, _ = painted
-    carrying = {row["slide_id"]: [] for row in rows_of(folder / "cohort.csv") + rows_of(folder / "external.csv")}
-    for row in rows_of(folder / "truth" / "tiles.csv"):
-        carrying[row["slide_id"]].append(float(row["FGFR3"]) >= 0.1)
-    for row in rows_of(folder / "cohort.csv") + rows_of(folder / "external.csv"):
-        assert any(carrying[row["slide_id"]]) == (row["FGFR3"] == "1")
-        assert np.mean(carrying[row["slide_id"]]) < 0.5
+def test_signal_is_in_less_than_half_of_the_tiles_of_positive_slides_only(cohort_run):
+    folder, _ = cohort_run
+    has_signal = {row["slide_id"]: [] for row in read_rows(folder / "cohort.csv") + read_rows(folder / "external.csv")}
+    for row in read_rows(folder / "truth" / "tiles.csv"):
+        has_signal[row["slide_id"]].append(float(row["FGFR3"]) >= 0.1)
+    for row in read_rows(folder / "cohort.csv") + read_rows(folder / "external.csv"):
+        assert any(has_signal[row["slide_id"]]) == (row["FGFR3"] == "1")
+        assert np.mean(has_signal[row["slide_id"]]) < 0.5
 
 
-def test_the_same_seed_paints_the_same_files(painted, tmp_path):
-    folder, _ = painted
+def test_same_seed_gives_same_files(cohort_run, tmp_path):
+    folder, _ = cohort_run
     assert tapfm("synth", tmp_path / "again", *SMALL, "--workers", 0).returncode == 0
-    first, second = contents(folder), contents(tmp_path / "again")
+    first, second = read_files(folder), read_files(tmp_path / "again")
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
-    for seed in (0, 1):  # two small slides each, which differ by the seed alone
+    for seed in (0, 1):  # cohorts that differ only in the seed
         settings = ("--slides", 2, "--external", 0, "--tiles", 10, "--seed", seed)
         assert tapfm("synth", tmp_path / f"seed-{seed}", *settings).returncode == 0
-    assert len({contents(tmp_path / f"seed-{seed}")["slides/S001.svs"] for seed in (0, 1)}) == 2
+    assert len({read_files(tmp_path / f"seed-{seed}")["slides/S001.svs"] for seed in (0, 1)}) == 2
 
 
-def test_a_second_run_paints_nothing_and_mends_what_is_gone(painted):
-    folder, _ = painted
-    before = contents(folder)
+def test_second_run_generates_only_missing_slides(cohort_run):
+    folder, _ = cohort_run
+    before = read_files(folder)
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.svs")}
     result = tapfm("synth", folder, *SMALL)
-    assert "8 of 8 slides are already painted" in result.stderr
+    assert "8 of 8 slides already exist" in result.stderr
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.svs")} == times
     (folder / "slides" / "S002.svs").unlink()
-    assert "7 of 8 slides are already painted" in tapfm("synth", folder, *SMALL).stderr
-    assert contents(folder) == before
+    assert "7 of 8 slides already exist" in tapfm("synth", folder, *SMALL).stderr
+    assert read_files(folder) == before
 
 
-def damage_json(folder):
+def truncate_json(folder):
     (folder / "truth" / "S002.json").write_text("{")
 
 
@@ -178,43 +180,43 @@ def empty_json(folder):
     (folder / "truth" / "S002.json").write_text("{}")
 
 
-def cut_slide(folder):
+def truncate_slide(folder):
     slide = folder / "slides" / "S002.svs"
     slide.write_bytes(slide.read_bytes()[:1000])
 
 
-def lose_outlines(folder):
+def delete_outlines(folder):
     (folder / "truth" / "S002.geojson").unlink()
 
 
-@pytest.mark.parametrize("harm", [damage_json, empty_json, cut_slide, lose_outlines])
-def test_a_second_run_mends_what_is_damaged(painted, harm):
-    folder, _ = painted
-    before = contents(folder)
-    harm(folder)
+@pytest.mark.parametrize("damage", [truncate_json, empty_json, truncate_slide, delete_outlines])
+def test_second_run_regenerates_damaged_slides(cohort_run, damage):
+    folder, _ = cohort_run
+    before = read_files(folder)
+    damage(folder)
     result = tapfm("synth", folder, *SMALL)
     assert result.returncode == 0, result.stderr
-    assert "7 of 8 slides are already painted" in result.stderr
-    assert contents(folder) == before
+    assert "7 of 8 slides already exist" in result.stderr
+    assert read_files(folder) == before
 
 
-def test_what_another_command_is_writing_below_is_left_alone(painted):
-    folder, _ = painted
-    theirs = folder / "tiles" / "patches" / ".S001.h5.abc.unfinished"
-    theirs.parent.mkdir(parents=True)
-    theirs.touch()
-    ours = folder / "slides" / ".S001.svs.abc.unfinished"
-    ours.touch()
+def test_unfinished_files_of_other_commands_are_kept(cohort_run):
+    folder, _ = cohort_run
+    other = folder / "tiles" / "patches" / ".S001.h5.abc.unfinished"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    own = folder / "slides" / ".S001.svs.abc.unfinished"
+    own.touch()
     assert tapfm("synth", folder, *SMALL).returncode == 0
-    assert theirs.exists()
-    assert not ours.exists()
+    assert other.exists()
+    assert not own.exists()
     shutil.rmtree(folder / "tiles")
 
 
 @pytest.mark.parametrize(
     "names", [["slides/notes.txt"], ["slides/.."], ["slides/"], ["../victim.svs"], ["/victim.svs"], 3, None]
 )
-def test_settings_that_name_other_files_are_refused(tmp_path, names):
+def test_settings_file_with_other_paths_is_rejected(tmp_path, names):
     folder = tmp_path / "p"
     (folder / "slides").mkdir(parents=True)
     (folder / "slides" / "notes.txt").write_text("mine")
@@ -227,13 +229,13 @@ def test_settings_that_name_other_files_are_refused(tmp_path, names):
     assert (tmp_path / "victim.svs").exists()
 
 
-def test_a_folder_with_hidden_files_alone_is_empty(tmp_path):
+def test_folder_with_only_hidden_files_counts_as_empty(tmp_path):
     (tmp_path / ".DS_Store").touch()
     (tmp_path / ".tapfm-output").touch()
     assert tapfm("synth", tmp_path, "--slides", 2, "--external", 0, "--tiles", 10).returncode == 0
 
 
-def test_a_full_disk_is_an_error_not_a_traceback(tmp_path):
+def test_full_disk_is_an_error_without_traceback(tmp_path):
     command = f"ulimit -f 4; {shlex.join(PROGRAM)} synth {tmp_path}/p --slides 2 --external 0 --tiles 10"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.returncode == 1
@@ -241,53 +243,50 @@ def test_a_full_disk_is_an_error_not_a_traceback(tmp_path):
     assert RESUME_HINT in result.stderr
 
 
-def test_rare_targets_are_told_to_be_planted_more_often(tmp_path):
+def test_higher_prevalence_of_rare_targets_is_reported(tmp_path):
     settings = ("--task", "luad4", "--slides", 12, "--external", 0, "--tiles", 10, "--fractions", 0.5, 0.0, 0.5)
     result = tapfm("synth", tmp_path / "p", *settings)
-    assert (
-        "ALK, development: 4 positive instead of 0 (3% of 12), so that every split that is large enough"
-        in result.stdout
-    )
+    assert "ALK in the development cohort: 4 positive slides instead of 0 (3% of 12)" in result.stdout
 
 
-def test_other_settings_need_force_and_leave_nothing_behind(tmp_path):
+def test_other_settings_need_force_and_replace_the_cohort(tmp_path):
     small = ("--slides", 3, "--external", 0, "--tiles", 10)
     folder = tmp_path / "p"
     assert tapfm("synth", folder, *small).returncode == 0
     (folder / "notes.txt").write_text("mine")
-    refused = tapfm("synth", folder, "--slides", 2, "--external", 0, "--tiles", 10)
-    assert refused.returncode == 2
-    assert "--force" in refused.stderr
+    rejected = tapfm("synth", folder, "--slides", 2, "--external", 0, "--tiles", 10)
+    assert rejected.returncode == 2
+    assert "--force" in rejected.stderr
     assert len(list((folder / "slides").glob("*.svs"))) == 3
     assert tapfm("synth", folder, "--slides", 2, "--external", 0, "--tiles", 10, "--force").returncode == 0
     assert [path.name for path in sorted((folder / "slides").glob("*"))] == ["S001.svs", "S002.svs"]
     assert not (folder / "truth" / "S003.png").exists()
     assert (folder / "notes.txt").read_text() == "mine"
-    assert len(rows_of(folder / "cohort.csv")) == 2
+    assert len(read_rows(folder / "cohort.csv")) == 2
 
 
-@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_stopped_goes_on(tmp_path, blow):
+@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_stopped_command_resumes(tmp_path, stop_signal):
     folder, settings = tmp_path / "p", ("--slides", 6, "--external", 0, "--tiles", 12)
     process = start("synth", folder, *settings, "--workers", 2)
     wait_for(lambda: len(list((folder / "slides").glob("S*.svs"))) >= 2, process)
-    process.send_signal(blow)
+    process.send_signal(stop_signal)
     _, stderr = process.communicate()
-    assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[blow], stderr
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[stop_signal], stderr
     assert "Traceback" not in stderr
-    assert (RESUME_HINT in stderr) == (blow != signal.SIGKILL)
-    assert not (folder / "cohort.csv").exists()  # no table of slides that are not there
+    assert (RESUME_HINT in stderr) == (stop_signal != signal.SIGKILL)
+    assert not (folder / "cohort.csv").exists()  # no table of an incomplete cohort
     for path in (folder / "slides").glob("S*.svs"):
         openslide.OpenSlide(path).close()
     result = tapfm("synth", folder, *settings)
     assert result.returncode == 0, result.stderr
-    assert "of 6 slides are already painted" in result.stderr
-    assert len(rows_of(folder / "cohort.csv")) == 6
+    assert "of 6 slides already exist" in result.stderr
+    assert len(read_rows(folder / "cohort.csv")) == 6
     assert not list(folder.rglob("*.unfinished"))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--task", "fgfr2"], "fgfr3"),
         (["--difficulty", "heavy"], "easy, medium, hard"),
@@ -296,43 +295,43 @@ def test_a_run_that_is_stopped_goes_on(tmp_path, blow):
         (["--prevalence", "KRAS=0.4"], "FGFR3"),
         (["--fractions", "0.5", "0.5", "0.5"], "--fractions 0.8 0.1 0.1"),
         (["--fractions", "nan", "0", "1"], "--fractions 0.8 0.1 0.1"),
-        (["--slides", "0"], "2 to 9999"),
+        (["--slides", "0"], "--slides must be from 2 to 9999"),
         (["--tiles", "100000"], "10 to 1000"),
-        (["--workers", "-1"], "has to be at least"),
+        (["--workers", "-1"], "--workers must be at least 0"),
     ],
 )
-def test_wrong_settings_are_refused_before_anything_is_written(tmp_path, arguments, says):
+def test_invalid_options_are_rejected_before_writing(tmp_path, arguments, message):
     result = tapfm("synth", tmp_path / "p", *arguments)
     assert result.returncode == 2
-    assert says in result.stderr
+    assert message in result.stderr
     assert not (tmp_path / "p").exists()
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
+def test_folder_with_other_files_is_rejected(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     result = tapfm("synth", tmp_path)
     assert result.returncode == 2
-    assert "was not painted by tapfm synth" in result.stderr
+    assert "was not created by tapfm synth" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     assert tapfm("synth", tmp_path / "thesis.txt").returncode == 2
     assert tapfm("synth", "/dev/null").returncode == 2
 
 
-def test_prevalences_by_target(tmp_path):
+def test_prevalence_by_target(tmp_path):
     settings = ("--task", "luad4", "--slides", 10, "--external", 0, "--tiles", 10, "--fractions", 1, 0, 0)
     result = tapfm("synth", tmp_path / "p", *settings, "--prevalence", "egfr=0.7", "--prevalence", 0.3)
     assert result.returncode == 0, result.stderr
-    rows = rows_of(tmp_path / "p" / "cohort.csv")
+    rows = read_rows(tmp_path / "p" / "cohort.csv")
     assert [sum(row[name] == "1" for row in rows) for name in ("EGFR", "KRAS", "MET", "ALK")] == [7, 3, 3, 3]
-    assert rows_of(tmp_path / "p" / "truth" / "tiles.csv")[0].keys() >= {"EGFR", "KRAS", "MET", "ALK"}
+    assert read_rows(tmp_path / "p" / "truth" / "tiles.csv")[0].keys() >= {"EGFR", "KRAS", "MET", "ALK"}
     assert not (tmp_path / "p" / "external.csv").exists()
 
 
-def test_without_workers_slides_are_painted_in_this_process(painted, tmp_path, monkeypatch):
-    def refuse(*_):
+def test_zero_workers_generate_in_this_process(cohort_run, tmp_path, monkeypatch):
+    def fail(*_):
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr("tapfm.runtime.workers.start_worker", refuse)
-    result = tapfm("synth", tmp_path / "painted", *SMALL, "--workers", 0)
+    monkeypatch.setattr("tapfm.runtime.workers.start_worker", fail)
+    result = tapfm("synth", tmp_path / "synthetic", *SMALL, "--workers", 0)
     assert result.returncode == 0, result.stderr
-    assert contents(tmp_path / "painted") == contents(painted[0])
+    assert read_files(tmp_path / "synthetic") == read_files(cohort_run[0])

@@ -1,4 +1,4 @@
-"""`tapfm tile` as a user types it: the right files, honest failures, and nothing lost however it ends."""
+"""`tapfm tile`: output files, failed slides, resuming, options."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ import cv2
 import h5py
 import numpy as np
 import pytest
-from cohort_files import make_cohort, rows_of, tile_files
+from cohort_files import make_cohort, read_rows, read_tile_files
 from command_line import PROGRAM, tapfm
 from PIL import Image
 from slide_files import REAL, needs_real_slides, section, write_slide
@@ -21,7 +21,7 @@ from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import read_tiles
 from tapfm.tiles.tiling import TILING_VERSION
 
-CHANGED = {
+OTHER_VALUES = {
     "tile_px": 256,
     "mpp": 0.4,
     "overlap_px": 16,
@@ -32,12 +32,12 @@ CHANGED = {
 }
 
 
-def test_a_cohort_of_two_scanners(tmp_path):
+def test_cohort_of_20x_and_40x_slides(tmp_path):
     out = tmp_path / "tiles"
     result = tapfm("tile", make_cohort(tmp_path / "c"), "--out", out, "--workers", 2)
     assert result.returncode == 0, result.stderr
     assert "Tiled 4 of 4 slides: 58 tiles." in result.stdout
-    rows = rows_of(out / "summary.csv")
+    rows = read_rows(out / "summary.csv")
     assert [row["slide_id"] for row in rows] == [f"case-{i}" for i in range(4)]
     assert [row["status"] for row in rows] == ["ok"] * 4
     assert [row["mpp"] for row in rows] == ["0.5", "0.25", "0.5", "0.25"]
@@ -46,7 +46,7 @@ def test_a_cohort_of_two_scanners(tmp_path):
         len(read_tiles(out / "patches" / f"case-{i}_patches.h5")) for i in range(4)
     ]
     assert {"tissue_mm2", "removed_background", "removed_pen", "removed_blur", "reason", "seconds"} <= rows[0].keys()
-    assert rows_of(out / "failures.csv") == []
+    assert read_rows(out / "failures.csv") == []
     for i in range(4):
         with Image.open(out / "overlays" / f"case-{i}.png") as overlay:
             assert max(overlay.size) >= 1200
@@ -57,7 +57,7 @@ def test_a_cohort_of_two_scanners(tmp_path):
     assert at_20x.achieved_mpp == at_40x.achieved_mpp == 0.5
 
 
-def broken_cohort(tmp_path):
+def write_cohort_with_broken_slides(tmp_path):
     cohort = make_cohort(tmp_path / "c", 2)
     folder = cohort.parent
     (folder / "junk.svs").write_bytes(b"nothing")
@@ -70,54 +70,55 @@ def broken_cohort(tmp_path):
     return cohort
 
 
-def test_broken_slides_cost_themselves_only(tmp_path):
-    cohort, out = broken_cohort(tmp_path), tmp_path / "tiles"
+def test_broken_slides_do_not_affect_the_others(tmp_path):
+    cohort, out = write_cohort_with_broken_slides(tmp_path), tmp_path / "tiles"
     result = tapfm("tile", cohort, "--out", out)
     assert result.returncode == 3
     assert "Tiled 2 of 6 slides" in result.stdout
-    assert f"4 failed: {out / 'failures.csv'}" in result.stdout
+    assert "4 slides failed" in result.stdout
+    assert str(out / "failures.csv") in result.stdout
     assert "Traceback" not in result.stderr
-    reasons = {row["slide_id"]: row["reason"] for row in rows_of(out / "failures.csv")}
-    assert "not a slide in any format" in reasons["junk"]
+    reasons = {row["slide_id"]: row["reason"] for row in read_rows(out / "failures.csv")}
+    assert "not in a slide format" in reasons["junk"]
     assert "has no tissue" in reasons["glass"]
-    assert "0.005 um per pixel, outside 0.1 to 1.2" in reasons["absurd"]
+    assert "0.005 um per pixel, outside the plausible range of 0.1 to 1.2" in reasons["absurd"]
     assert "short.svs" in reasons["short"]
-    assert all(row["hint"] for row in rows_of(out / "failures.csv"))
-    assert sorted(tile_files(out)) == ["case-0_patches.h5", "case-1_patches.h5"]
-    assert (out / "overlays" / "glass.png").exists()  # so that one sees why
+    assert all(row["hint"] for row in read_rows(out / "failures.csv"))
+    assert sorted(read_tile_files(out)) == ["case-0_patches.h5", "case-1_patches.h5"]
+    assert (out / "overlays" / "glass.png").exists()  # shows why
     assert "has no tissue" in (out / "index.html").read_text()
     assert tapfm("tile", cohort, "--out", out, "--allow-failures", 3).returncode == 3
     assert tapfm("tile", cohort, "--out", out, "--allow-failures", 4).returncode == 0
 
 
-def test_the_column_mpp_mends_a_slide_and_only_that_one_is_done(tmp_path):
-    cohort, out = broken_cohort(tmp_path), tmp_path / "tiles"
+def test_slide_is_tiled_after_its_mpp_is_entered(tmp_path):
+    cohort, out = write_cohort_with_broken_slides(tmp_path), tmp_path / "tiles"
     tapfm("tile", cohort, "--out", out)
     cohort.write_text(cohort.read_text().replace("absurd,absurd.tif,,,", "absurd,absurd.tif,,0.5,"))
     before = {path: path.stat().st_mtime_ns for path in (out / "patches").iterdir()}
     result = tapfm("tile", cohort, "--out", out, "--only", "absurd")
     assert result.returncode == 0
     assert "Tiled 3 of 6 slides" in result.stdout
-    rows = {row["slide_id"]: row for row in rows_of(out / "summary.csv")}
-    assert (rows["absurd"]["status"], rows["absurd"]["mpp_source"]) == ("ok", "manifest")
+    rows = {row["slide_id"]: row for row in read_rows(out / "summary.csv")}
+    assert (rows["absurd"]["status"], rows["absurd"]["mpp_source"]) == ("ok", "cohort table")
     assert (rows["case-0"]["status"], rows["case-0"]["seconds"] != "") == ("ok", True)
-    assert (rows["junk"]["status"], "not a slide" in rows["junk"]["reason"]) == ("failed", True)
+    assert (rows["junk"]["status"], "not in a slide format" in rows["junk"]["reason"]) == ("failed", True)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_only_with_other_settings_does_not_pass_the_others_off_as_done(tmp_path):
+def test_only_with_other_settings_marks_the_others_as_not_tiled(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 3), tmp_path / "tiles"
     tapfm("tile", cohort, "--out", out)
     (out / "summary.csv").unlink()
     result = tapfm("tile", cohort, "--out", out, "--only", "case-1", "--size", 112)
     assert "Tiled 1 of 3 slides" in result.stdout
-    rows = {row["slide_id"]: row for row in rows_of(out / "summary.csv")}
+    rows = {row["slide_id"]: row for row in read_rows(out / "summary.csv")}
     assert [rows[f"case-{i}"]["status"] for i in range(3)] == ["not tiled", "ok", "not tiled"]
     again = tapfm("tile", cohort, "--out", out, "--only", "case-1")
-    assert "Tiled 3 of 3 slides" in again.stdout  # the other two are still those of these settings
+    assert "Tiled 3 of 3 slides" in again.stdout  # the other two were tiled with these settings
 
 
-def test_results_below_the_slides_are_no_slides(tmp_path):
+def test_output_folder_inside_the_slide_folder_is_ignored(tmp_path):
     make_cohort(tmp_path / "c", 2)
     (tmp_path / "c" / "cohort.csv").write_text("case_id,slide_id\nP0,s0\nP1,s1\n")
     for source in (tmp_path / "c", tmp_path / "c" / "cohort.csv"):
@@ -127,14 +128,14 @@ def test_results_below_the_slides_are_no_slides(tmp_path):
             assert "Tiled 2 of 2 slides" in result.stdout
 
 
-def test_slides_of_the_current_folder(tmp_path):
+def test_inspect_and_tile_the_current_folder(tmp_path):
     make_cohort(tmp_path / "c", 2)
     for arguments in (["inspect", "."], ["tile", ".", "--out", "tiles"]):
         result = subprocess.run([*PROGRAM, *arguments], cwd=tmp_path / "c", capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
 
 
-def test_a_slide_that_fails_keeps_no_picture_of_other_settings(tmp_path):
+def test_failed_slide_keeps_no_old_files(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
     tapfm("tile", cohort, "--out", out)
     (cohort.parent / "s0.svs").write_bytes(b"gone")
@@ -142,43 +143,43 @@ def test_a_slide_that_fails_keeps_no_picture_of_other_settings(tmp_path):
     assert [path.name for part in ("overlays", "tissue", "patches") for path in (out / part).iterdir()] == []
 
 
-def test_a_slide_without_a_tile_keeps_its_counts(tmp_path):
+def test_slide_without_tiles_keeps_its_counts(tmp_path):
     pixels = cv2.GaussianBlur(section(1120, 1120, tissue=(0, 0, 1, 1)), (0, 0), 10)
     write_slide(tmp_path / "a.svs", pixels)
     assert tapfm("tile", tmp_path / "a.svs", "--out", tmp_path / "t").returncode == 3
-    (row,) = rows_of(tmp_path / "t" / "summary.csv")
+    (row,) = read_rows(tmp_path / "t" / "summary.csv")
     assert (row["status"], row["mpp"], row["removed_blur"], row["tiles"]) == ("failed", "0.5", "25", "0")
-    assert "look at the overlay" in row["warnings"]
+    assert "check the overlay" in row["warnings"]
 
 
-def test_ids_that_look_like_each_others_files(tmp_path):
+def test_slide_ids_that_match_file_names_of_other_slides(tmp_path):
     make_cohort(tmp_path / "c", 2)
     (tmp_path / "c" / "cohort.csv").write_text("slide_id,path\nx,s0.svs\nx_patches,s1.svs\n")
     out = tmp_path / "tiles"
     for _ in range(2):
         assert "Tiled 2 of 2" in tapfm("tile", tmp_path / "c" / "cohort.csv", "--out", out, "--force").stdout
-        assert sorted(tile_files(out)) == ["x_patches.h5", "x_patches_patches.h5"]
+        assert sorted(read_tile_files(out)) == ["x_patches.h5", "x_patches_patches.h5"]
 
 
-def test_tiles_of_slides_that_left_the_cohort_are_told(tmp_path):
+def test_tile_files_of_removed_slides_are_reported(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 3), tmp_path / "tiles"
     tapfm("tile", cohort, "--out", out)
     cohort.write_text("\n".join(cohort.read_text().splitlines()[:3]))
-    assert "1 more files in" in tapfm("tile", cohort, "--out", out).stdout
+    assert "case-2_patches.h5" in tapfm("tile", cohort, "--out", out).stdout
 
 
-def test_a_damaged_tile_file_is_made_again(tmp_path):
+def test_damaged_tile_file_is_recreated(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 2), tmp_path / "tiles"
     tapfm("tile", cohort, "--out", out)
-    whole = tile_files(out)
+    expected = read_tile_files(out)
     with h5py.File(out / "patches" / "case-0_patches.h5", "r+") as file:
         file["coords"].attrs["tapfm_summary"] = "{"
     (out / "patches" / "case-1_patches.h5").write_bytes(b"half")
     assert tapfm("tile", cohort, "--out", out).returncode == 0
-    assert tile_files(out) == whole
+    assert read_tile_files(out) == expected
 
 
-def test_a_second_run_does_nothing_and_says_so(tmp_path):
+def test_second_run_skips_finished_slides(tmp_path):
     cohort, out = make_cohort(tmp_path / "c"), tmp_path / "tiles"
     tapfm("tile", cohort, "--out", out)
     first = {path: path.stat().st_mtime_ns for path in (out / "patches").iterdir()}
@@ -191,21 +192,22 @@ def test_a_second_run_does_nothing_and_says_so(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (out / "patches").iterdir()} != first
 
 
-def test_every_setting_is_in_the_key():
-    # a setting that is added without a value here fails this test
-    assert CHANGED.keys() == {each.name for each in dataclasses.fields(TileSpec)}
+def test_every_setting_is_tested():
+    # fails if a setting is added without a value above
+    assert OTHER_VALUES.keys() == {each.name for each in dataclasses.fields(TileSpec)}
 
 
-@pytest.mark.parametrize("name", CHANGED)
-def test_changing_a_setting_changes_the_key(tmp_path, name):
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_each_setting_changes_the_key(tmp_path, name):
     row = SlideRow("a", write_slide(tmp_path / "a.svs", section(300, 300)), "a")
     keys = {
-        make_job(row, tmp_path, spec, "trident", None).key for spec in (TileSpec(), TileSpec(**{name: CHANGED[name]}))
+        make_job(row, tmp_path, spec, "trident", None).key
+        for spec in (TileSpec(), TileSpec(**{name: OTHER_VALUES[name]}))
     }
     assert len(keys) == 2
 
 
-def test_whatever_decides_the_tiles_is_in_the_key(tmp_path):
+def test_key_depends_on_scale_layout_annotation_file_and_version(tmp_path):
     path = write_slide(tmp_path / "a.svs", section(300, 300))
     row = SlideRow("a", path, "a")
     (tmp_path / "mask.geojson").write_text("{}")
@@ -227,71 +229,72 @@ def test_whatever_decides_the_tiles_is_in_the_key(tmp_path):
     assert len(set(keys)) == 8
 
 
-def test_tiles_of_other_settings_are_never_left_for_a_slide_that_now_fails(tmp_path):
+def test_tiles_of_other_settings_are_removed_if_the_slide_fails(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 2), tmp_path / "tiles"
     tapfm("tile", cohort, "--out", out)
-    assert len(tile_files(out)) == 2
+    assert len(read_tile_files(out)) == 2
     result = tapfm("tile", cohort, "--out", out, "--size", 2048)  # larger than the slides
     assert result.returncode == 3
-    assert tile_files(out) == {}
+    assert read_tile_files(out) == {}
 
 
-def test_one_layout_replaces_the_other(tmp_path):
+def test_changing_the_layout_replaces_the_files(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
     tapfm("tile", cohort, "--out", out)
     tapfm("tile", cohort, "--out", out, "--layout", "clam")
-    assert list(tile_files(out)) == ["case-0.h5"]
+    assert list(read_tile_files(out)) == ["case-0.h5"]
     assert read_tiles(out / "patches" / "case-0.h5").side_px0 == 224
 
 
-def test_any_number_of_workers_makes_the_same_files(tmp_path):
+def test_number_of_workers_does_not_change_the_files(tmp_path):
     cohort = make_cohort(tmp_path / "c", 5)
-    made = []
+    outputs = []
     for workers in (0, 1, 4):
         out = tmp_path / f"w{workers}"
         assert tapfm("tile", cohort, "--out", out, "--workers", workers).returncode == 0
         paths = [*out.glob("patches/*.h5"), *out.glob("overlays/*.png"), *out.glob("tissue/*.geojson")]
         assert len(paths) == 15
         files = {path.relative_to(out): path.read_bytes() for path in paths}
-        made.append((files, [{**row, "seconds": ""} for row in rows_of(out / "summary.csv")]))
-    assert made[0] == made[1] == made[2]
+        outputs.append((files, [{**row, "seconds": ""} for row in read_rows(out / "summary.csv")]))
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--size", "3"], "size is 3"),
         (["--mpp", "0"], "mpp is 0"),
         (["--min-tissue", "2"], "min-tissue is 2"),
         (["--tissue", "magic"], "otsu, darkness, texture"),
         (["--layout", "tridnet"], "Did you mean: trident"),
-        (["--workers", "-1"], "has to be at least"),
-        (["--only", "case-9"], "Ids there are: case-0, case-1"),
+        (["--workers", "-1"], "--workers must be at least 0"),
+        (["--only", "case-9"], "Available ids: case-0, case-1"),
         (["--tissue-mask", "absent"], "absent does not exist"),
         (["--slides"], "requires an argument"),
-        (["--allow-failures", "-1"], "has to be at least"),
+        (["--allow-failures", "-1"], "--allow-failures must be at least 0"),
     ],
 )
-def test_wrong_use_is_told_and_nothing_is_written(tmp_path, arguments, says):
+def test_invalid_options_are_rejected_before_writing(tmp_path, arguments, message):
     result = tapfm("tile", make_cohort(tmp_path / "c", 2), "--out", tmp_path / "tiles", *arguments)
     assert result.returncode == 2, result.stderr
-    assert says in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "tiles").exists()
 
 
-def test_a_table_with_problems_is_told_and_nothing_is_written(tmp_path):
+def test_invalid_cohort_table_is_rejected_before_writing(tmp_path):
     cohort = make_cohort(tmp_path / "c", 2)
     with cohort.open("a") as file:
         file.write("case-0,s1.svs,,,\nx,absent.svs,,,\n")
     result = tapfm("tile", cohort, "--out", tmp_path / "tiles")
     assert result.returncode == 2
-    assert "line 4: slide_id 'case-0' is also on line 2" in result.stderr
-    assert "line 5: no file" in result.stderr
+    assert "row 4: duplicate slide_id 'case-0'" in result.stderr
+    assert "row 5:" in result.stderr
+    assert "absent.svs does not exist" in result.stderr
     assert not (tmp_path / "tiles").exists()
 
 
-def test_drawn_tissue_for_some_slides(tmp_path):
+def test_tissue_annotations_of_some_slides(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 3), tmp_path / "tiles"
     masks = tmp_path / "masks"
     masks.mkdir()
@@ -310,10 +313,10 @@ def test_drawn_tissue_for_some_slides(tmp_path):
         [224, 224],
     ]
     assert read_tiles(out / "patches" / "case-1_patches.h5").positions.tolist() == [[0, 0]]
-    (failure,) = rows_of(out / "failures.csv")
-    assert "case-2.geojson is not GeoJSON" in failure["reason"]
-    assert "Tissue drawn by hand: 3 of 3 slides" in result.stderr
-    assert [row["tissue"] for row in rows_of(out / "summary.csv")] == ["drawn", "drawn", ""]
+    (failure,) = read_rows(out / "failures.csv")
+    assert "case-2.geojson is not a GeoJSON file" in failure["reason"]
+    assert "annotations found for 3 of 3 slides" in result.stderr
+    assert [row["tissue"] for row in read_rows(out / "summary.csv")] == ["annotation", "annotation", ""]
     (tmp_path / "none").mkdir()
     none = tapfm("tile", cohort, "--out", out, "--tissue-mask", tmp_path / "none")
     assert none.returncode == 2
@@ -323,32 +326,32 @@ def test_drawn_tissue_for_some_slides(tmp_path):
     assert "--only ID" in several.stderr
 
 
-def test_two_files_for_a_slide_are_refused(tmp_path):
+def test_two_annotations_of_a_slide_are_rejected(tmp_path):
     cohort, masks = make_cohort(tmp_path / "c", 1), tmp_path / "masks"
     masks.mkdir()
     for suffix in ("png", "geojson"):
         (masks / f"case-0.{suffix}").touch()
     result = tapfm("tile", cohort, "--out", tmp_path / "tiles", "--tissue-mask", masks)
     assert result.returncode == 2
-    assert "case-0.geojson and case-0.png: which is meant?" in result.stderr
+    assert "case-0.geojson and case-0.png" in result.stderr
 
 
-def test_tiles_of_another_tool_are_not_touched(tmp_path):
+def test_tile_files_of_another_tool_are_not_overwritten(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 2), tmp_path / "tiles"
     (out / "patches").mkdir(parents=True)
     for name in ("case-0.h5", "case-1.h5"):
         with h5py.File(out / "patches" / name, "w") as file:
             coords = file.create_dataset("coords", data=np.zeros((3, 2), int))
             coords.attrs.update({"patch_size": 256, "patch_level": 0, "name": name.removesuffix(".h5")})
-    before = tile_files(out)
-    refused = tapfm("tile", cohort, "--out", out, "--layout", "clam")
-    assert refused.returncode == 2
-    assert "2 files that tapfm did not write, such as case-0.h5" in refused.stderr
+    before = read_tile_files(out)
+    rejected = tapfm("tile", cohort, "--out", out, "--layout", "clam")
+    assert rejected.returncode == 2
+    assert "2 tile files that were not created by tapfm, such as case-0.h5" in rejected.stderr
     assert tapfm("tile", cohort, "--out", out).returncode == 0
-    assert before.items() <= tile_files(out).items()
+    assert before.items() <= read_tile_files(out).items()
 
 
-def test_results_in_the_folder_of_the_slides(tmp_path):
+def test_output_in_the_slide_folder(tmp_path):
     make_cohort(tmp_path / "c", 2)
     for _ in range(2):
         result = subprocess.run(
@@ -357,7 +360,7 @@ def test_results_in_the_folder_of_the_slides(tmp_path):
         assert "Tiled 2 of 2 slides" in result.stdout, result.stderr
 
 
-def test_our_own_outline_edited_comes_back(tmp_path):
+def test_written_outlines_can_be_used_as_annotations(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
     tapfm("tile", cohort, "--out", out)
     before = read_tiles(out / "patches" / "case-0_patches.h5").positions.tolist()
@@ -371,20 +374,20 @@ def test_our_own_outline_edited_comes_back(tmp_path):
 
 
 @needs_real_slides
-def test_the_folder_of_real_slides(tmp_path):
+def test_folder_of_real_slides(tmp_path):
     result = tapfm("tile", REAL, "--out", tmp_path / "tiles")
     assert result.returncode == 3
     assert "Tiled 3 of 8 slides" in result.stdout
-    rows = {row["slide_id"]: row for row in rows_of(tmp_path / "tiles" / "summary.csv")}
+    rows = {row["slide_id"]: row for row in read_rows(tmp_path / "tiles" / "summary.csv")}
     assert rows["CMU-1-Small-Region"]["tiles"] == "61"
     assert "0.00499 um per pixel" in rows["CMU-1-Small-Region.jpeg"]["reason"]
     assert "column `mpp`" in result.stdout
 
 
-def test_a_slide_whose_old_files_cannot_be_removed_costs_itself_only(tmp_path):
+def test_slide_whose_old_files_cannot_be_removed_fails_alone(tmp_path):
     out = tmp_path / "tiles"
-    (out / "overlays" / "case-1.png").mkdir(parents=True)  # a folder where a file is to be removed
+    (out / "overlays" / "case-1.png").mkdir(parents=True)  # a folder that cannot be removed as a file
     result = tapfm("tile", make_cohort(tmp_path / "c"), "--out", out, "--workers", 1)
     assert result.returncode == 3, result.stderr
-    assert [row["slide_id"] for row in rows_of(out / "failures.csv")] == ["case-1"]
-    assert [row["status"] for row in rows_of(out / "summary.csv")] == ["ok", "failed", "ok", "ok"]
+    assert [row["slide_id"] for row in read_rows(out / "failures.csv")] == ["case-1"]
+    assert [row["status"] for row in read_rows(out / "summary.csv")] == ["ok", "failed", "ok", "ok"]

@@ -1,4 +1,4 @@
-"""`tapfm tile` when it is stopped, killed, run twice or run for long: whole files, nothing lost, memory flat."""
+"""`tapfm tile` when it is stopped, killed, started twice or runs long: complete files, resuming, constant memory."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cohort_files import make_cohort, rows_of, tile_files
+from cohort_files import make_cohort, read_rows, read_tile_files
 from command_line import PROGRAM, start, tapfm, wait_for
 from slide_files import section, write_slide
 
@@ -16,31 +16,31 @@ from tapfm.runtime.output_folder import lock_folder
 from tapfm.tiles.store import read_tiles
 
 
-def children_of(pid):
+def child_pids(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def gone(pid):
+def has_exited(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_stopped_leaves_whole_files_and_goes_on(tmp_path, blow):
+@pytest.mark.parametrize("stop_signal", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_stopped_command_leaves_complete_files_and_resumes(tmp_path, stop_signal):
     cohort = make_cohort(tmp_path / "c", 8)
-    tapfm("tile", cohort, "--out", tmp_path / "whole", "--workers", 2)
+    tapfm("tile", cohort, "--out", tmp_path / "uninterrupted", "--workers", 2)
     out = tmp_path / "tiles"
     process = start("tile", cohort, "--out", out, "--workers", 2)
     wait_for(lambda: len(list((out / "patches").glob("*.h5"))) >= 2, process)
-    workers = children_of(process.pid)
-    process.send_signal(blow)
+    workers = child_pids(process.pid)
+    process.send_signal(stop_signal)
     _, stderr = process.communicate()
-    assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[blow], stderr
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[stop_signal], stderr
     assert "Traceback" not in stderr
-    assert (RESUME_HINT in stderr) == (blow != signal.SIGKILL)
-    wait_for_all_gone(workers)
+    assert (RESUME_HINT in stderr) == (stop_signal != signal.SIGKILL)
+    wait_for_exit(workers)
     for path in (out / "patches").glob("*.h5"):
         read_tiles(path)
     done = {path: path.stat().st_mtime_ns for path in (out / "patches").glob("*.h5")}
@@ -48,31 +48,31 @@ def test_a_run_that_is_stopped_leaves_whole_files_and_goes_on(tmp_path, blow):
     assert result.returncode == 0, result.stderr
     assert "of 8 slides are already tiled" in result.stderr
     assert {path: path.stat().st_mtime_ns for path in done} == done
-    assert tile_files(out) == tile_files(tmp_path / "whole")
+    assert read_tile_files(out) == read_tile_files(tmp_path / "uninterrupted")
     assert not list(out.rglob("*.unfinished"))
-    assert len(rows_of(out / "summary.csv")) == 8
+    assert len(read_rows(out / "summary.csv")) == 8
 
 
-def wait_for_all_gone(pids):
+def wait_for_exit(pids):
     deadline = time.monotonic() + 60
-    while not all(map(gone, pids)):
-        assert time.monotonic() < deadline, "workers outlive their parent"
+    while not all(map(has_exited, pids)):
+        assert time.monotonic() < deadline, "workers are still running"
         os.sched_yield()
 
 
-def test_a_worker_that_is_killed_costs_its_slide(tmp_path):
+def test_killed_worker_fails_only_its_slide(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 12), tmp_path / "tiles"
     process = start("tile", cohort, "--out", out, "--workers", 1)
     wait_for(lambda: len(list((out / "patches").glob("*.h5"))) >= 1, process)
-    os.kill(children_of(process.pid)[-1], signal.SIGKILL)
+    os.kill(child_pids(process.pid)[-1], signal.SIGKILL)
     stdout, _ = process.communicate()
     assert process.returncode == 3
     assert "Tiled 11 of 12 slides" in stdout
-    (failure,) = rows_of(out / "failures.csv")
+    (failure,) = read_rows(out / "failures.csv")
     assert "killed by SIGKILL (out of memory?)" in failure["reason"]
 
 
-def test_what_a_killed_run_was_writing_is_removed(tmp_path):
+def test_unfinished_files_of_a_killed_command_are_removed(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
     (out / "patches").mkdir(parents=True)
     (out / "patches" / ".case-0_patches.h5.abc.unfinished").write_bytes(b"half")
@@ -82,16 +82,16 @@ def test_what_a_killed_run_was_writing_is_removed(tmp_path):
     assert (out / "mine.txt").read_text() == "kept"
 
 
-def test_two_runs_in_one_folder_are_refused(tmp_path):
+def test_two_commands_in_one_folder_are_rejected(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
     with lock_folder(out, "tapfm tile"):
         second = tapfm("tile", cohort, "--out", out)
     assert second.returncode == 2
-    assert "Another tapfm tile is at work" in second.stderr
+    assert "Another tapfm tile is running" in second.stderr
     assert tapfm("tile", cohort, "--out", out).returncode == 0
 
 
-def test_memory_stays_flat_over_two_hundred_slides(tmp_path):
+def test_memory_is_constant_over_200_slides(tmp_path):
     folder = tmp_path / "c"
     folder.mkdir()
     for i in range(10):
@@ -105,7 +105,7 @@ def test_memory_stays_flat_over_two_hundred_slides(tmp_path):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        _, status, usage = os.wait4(process.pid, 0)  # its own peak, or that of the largest worker
+        _, status, usage = os.wait4(process.pid, 0)  # peak of the process or its largest worker
         process.returncode = os.waitstatus_to_exitcode(status)
         assert process.returncode == 0
         peaks[count] = usage.ru_maxrss

@@ -1,4 +1,4 @@
-"""What is refused and why, what damage costs, and which files of a folder are slides."""
+"""Opening of slides: unsupported and damaged files, and slides of a folder."""
 
 from pathlib import Path
 
@@ -14,50 +14,49 @@ from tapfm.slides.readers.openslide import OpenSlideSlide
 from tapfm.slides.readers.tiff import TiffSlide
 from tapfm.slides.readers.tiff_structure import UnsupportedTiffError
 
-# --- what cannot be read
+# --- unsupported and damaged files
 
 
-def test_a_truncated_slide_is_refused_with_the_number_of_lost_tiles(tmp_path):
+def test_truncated_slide_is_an_error_with_the_number_of_missing_tiles(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(1500, 1200), downsamples=(1,))
     with tifffile.TiffFile(path) as file:
-        # the directory lies in front of the tiles here, so that the header stays whole
+        # the directory is before the tiles here, so the header stays intact
         offsets = file.pages[0].dataoffsets
     assert min(offsets) > 0
     path.write_bytes(path.read_bytes()[: sorted(offsets)[-5]])
-    with pytest.raises(UnreadableSlideError, match=r"slide\.svs ends before 5 of its 30 tiles"):
+    with pytest.raises(UnreadableSlideError, match=r"slide\.svs is truncated: 5 of 30 tiles"):
         open_slide(path)
 
 
-@pytest.mark.parametrize("kept", [0, 3, 7, 100, 400])
-def test_a_header_that_breaks_off_is_an_error_of_ours(tmp_path, kept):
+@pytest.mark.parametrize("length", [0, 3, 7, 100, 400])
+def test_truncated_header_is_an_unreadable_slide_error(tmp_path, length):
     path = write_slide(tmp_path / "slide.svs", section(600, 600))
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(UnreadableSlideError, match=r"slide\.svs"):
         open_slide(path)
 
 
 @needs_real_slides
-def test_a_broken_slide_is_an_error_that_names_it():
-    with pytest.raises(UnreadableSlideError, match=r"broken\.svs is not a slide"):
+def test_broken_slide_is_an_error_with_the_file_name():
+    with pytest.raises(UnreadableSlideError, match=r"broken\.svs is not in a slide format"):
         open_slide(REAL / "broken.svs")
 
 
-def test_a_tile_that_cannot_be_decoded_costs_that_tile(tmp_path):
+def test_undecodable_tile_does_not_affect_other_tiles(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(1024, 1024), downsamples=(1,))
     with tifffile.TiffFile(path) as file:
         offset = file.pages[0].dataoffsets[0]
     data = bytearray(path.read_bytes())
     data[offset : offset + 64] = bytes(64)
     path.write_bytes(data)
-    ours, theirs = TiffSlide(path), OpenSlideSlide(path)
-    for slide in (ours, theirs):
+    for slide in (TiffSlide(path), OpenSlideSlide(path)):
         with pytest.raises(TileReadError, match=r"slide\.svs"):
             slide.read(0, 0, 100, 100)
-        # OpenSlide answers nothing more on a handle that failed once: ours is a new one
+        # an OpenSlide handle that failed once keeps failing, so the reader must have opened a new one
         assert slide.read(600, 600, 100, 100).std() > 0
 
 
-def test_a_tile_that_breaks_off_is_not_painted_grey(tmp_path):
+def test_truncated_jpeg_tile_is_an_error(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(1024, 1024), downsamples=(1,))
     with tifffile.TiffFile(path) as file:
         offset, length = file.pages[0].dataoffsets[0], file.pages[0].databytecounts[0]
@@ -69,18 +68,18 @@ def test_a_tile_that_breaks_off_is_not_painted_grey(tmp_path):
             slide.read(0, 0, 256, 256)
 
 
-def test_grey_tiles_that_break_off_are_refused_too(tmp_path):
+def test_truncated_greyscale_jpeg_tile_is_an_error(tmp_path):
     path = write_slide(tmp_path / "a.tif", section(512, 512)[..., 0], downsamples=(1,), aperio=False)
     with tifffile.TiffFile(path) as file:
         offset, length = file.pages[0].dataoffsets[0], file.pages[0].databytecounts[0]
     data = bytearray(path.read_bytes())
     data[offset + length // 2 : offset + length] = bytes(length - length // 2)
     path.write_bytes(data)
-    with pytest.raises(TileReadError, match="breaks off"):
+    with pytest.raises(TileReadError, match="truncated"):
         TiffSlide(path).read(0, 0, 256, 256)
 
 
-def test_a_tile_that_is_smaller_than_it_should_be(tmp_path):
+def test_tile_of_wrong_size_is_an_error(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(512, 512), downsamples=(1,))
     small = write_slide(tmp_path / "small.svs", section(64, 64), downsamples=(1,), tile_px=64)
     with tifffile.TiffFile(path) as file, tifffile.TiffFile(small) as other:
@@ -89,11 +88,11 @@ def test_a_tile_that_is_smaller_than_it_should_be(tmp_path):
     data = bytearray(path.read_bytes())
     data[offset : offset + length] = tile[:-2] + bytes(length - len(tile)) + tile[-2:]
     path.write_bytes(data)
-    with pytest.raises(TileReadError, match="64 x 64 pixels, not 256 x 256"):
+    with pytest.raises(TileReadError, match="expected 256 x 256 pixels, got 64 x 64"):
         TiffSlide(path).read(0, 0, 256, 256)
 
 
-def test_one_bad_tile_does_not_cost_the_picture_of_a_slide_without_a_pyramid(tmp_path):
+def test_thumbnail_with_one_damaged_tile(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(2560, 2560, tissue=(0, 0, 1, 1)), downsamples=(1,))
     with tifffile.TiffFile(path) as file:
         offsets = file.pages[0].dataoffsets
@@ -101,9 +100,9 @@ def test_one_bad_tile_does_not_cost_the_picture_of_a_slide_without_a_pyramid(tmp
     data[offsets[33] : offsets[33] + 64] = bytes(64)
     path.write_bytes(data)
     for slide in (TiffSlide(path), OpenSlideSlide(path)):
-        picture = slide.thumbnail(160).pixels
-        white = (picture == 255).all(axis=2)
-        assert white[50:62, 50:62].all()  # the tile at 768, 768, and no more than a little around it
+        thumbnail = slide.thumbnail(160).pixels
+        white = (thumbnail == 255).all(axis=2)
+        assert white[50:62, 50:62].all()  # the tile at 768, 768, and little around it
         assert white.sum() <= 24 * 24
     for tile in range(0, 100, 9):
         data[offsets[tile] : offsets[tile] + 64] = bytes(64)
@@ -112,7 +111,7 @@ def test_one_bad_tile_does_not_cost_the_picture_of_a_slide_without_a_pyramid(tmp
         TiffSlide(path).thumbnail(160)
 
 
-def test_what_the_fast_reader_is_not_sure_of_goes_to_openslide(tmp_path):
+def test_unsupported_tiff_is_opened_with_openslide(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(600, 600), downsamples=(1,))
     with tifffile.TiffFile(path, mode="r+") as file:
         counts = list(file.pages[0].databytecounts)
@@ -122,29 +121,29 @@ def test_what_the_fast_reader_is_not_sure_of_goes_to_openslide(tmp_path):
     assert open_slide(path).metadata.reader == "openslide"
 
 
-def test_sixteen_bits_are_refused_with_the_reason(tmp_path):
+def test_16_bit_tiff_is_rejected(tmp_path):
     tifffile.imwrite(tmp_path / "deep.tif", np.zeros((300, 300, 3), np.uint16), photometric="rgb")
     with pytest.raises(UnreadableSlideError, match="uint16 pixels"):
         open_slide(tmp_path / "deep.tif")
 
 
-def test_a_missing_file_and_an_empty_folder(tmp_path):
-    with pytest.raises(UnreadableSlideError, match="no file"):
+def test_missing_file_and_empty_folder_are_errors(tmp_path):
+    with pytest.raises(UnreadableSlideError, match="does not exist"):
         open_slide(tmp_path / "absent.svs")
-    with pytest.raises(UnreadableSlideError, match=r"without \.dcm files"):
+    with pytest.raises(UnreadableSlideError, match=r"contains no \.dcm files"):
         open_slide(tmp_path)
 
 
-def test_a_picture_that_is_none(tmp_path):
-    (tmp_path / "a.png").write_bytes(b"not a picture")
+def test_invalid_image_file_is_an_error(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"not an image")
     with pytest.raises(UnreadableSlideError, match=r"a\.png cannot be decoded"):
         open_slide(tmp_path / "a.png")
 
 
-# --- finding
+# --- finding slides
 
 
-def test_slides_of_a_folder(tmp_path, monkeypatch):
+def test_find_slides(tmp_path, monkeypatch):
     parts = ("c.d.mrxs", "c.d/Data0001.jpg", "c.d/deep/Data0002.dat", "d.vms", "d-0-0.jpg", "dcm/1.dcm", "dcm/2.dcm")
     for name in (
         "b/x.svs",
@@ -173,7 +172,7 @@ def test_slides_of_a_folder(tmp_path, monkeypatch):
 
 
 @needs_real_slides
-def test_two_dicom_series_in_a_folder_are_not_taken_for_one(tmp_path):
+def test_two_dicom_series_in_a_folder_are_rejected(tmp_path):
     for file in (REAL / "CMU-1-Small-Region-DICOM").iterdir():
         data = file.read_bytes()
         (tmp_path / file.name).write_bytes(data)
@@ -185,6 +184,6 @@ def test_two_dicom_series_in_a_folder_are_not_taken_for_one(tmp_path):
         open_slide(tmp_path)
 
 
-def test_background_is_the_colour_of_glass_in_generated_slides(tmp_path):
+def test_generated_slides_have_the_glass_colour_as_background(tmp_path):
     slide = open_slide(write_slide(tmp_path / "slide.svs", section(600, 600)))
     assert np.abs(slide.read(0, 0, 50, 50).mean(axis=(0, 1)) - GLASS).max() < 2

@@ -1,4 +1,4 @@
-"""Handles open in the worker, forked or spawned; few at a time; nothing leaks."""
+"""Slide pool: works in forked and spawned workers, limits open slides, does not leak."""
 
 import multiprocessing
 import os
@@ -24,46 +24,46 @@ def slides(tmp_path):
     return [fast, slow]
 
 
-def read_all(pool, paths, line):
-    line.send([pool.get(path).read(300, 300, 448, 224) for path in paths])
-    line.close()
+def read_all(pool, paths, connection):
+    connection.send([pool.get(path).read(300, 300, 448, 224) for path in paths])
+    connection.close()
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_pool_that_was_used_before_works_in_workers(slides, start):
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_used_pool_works_in_workers(slides, start_method):
     pool = SlidePool()
-    before = [pool.get(path).read(300, 300, 448, 224) for path in slides]
-    context = multiprocessing.get_context(start)
+    expected = [pool.get(path).read(300, 300, 448, 224) for path in slides]
+    context = multiprocessing.get_context(start_method)
     for _ in range(2):
-        ours, theirs = context.Pipe()
-        worker = context.Process(target=read_all, args=(pool, slides, theirs))
+        receiver, sender = context.Pipe()
+        worker = context.Process(target=read_all, args=(pool, slides, sender))
         worker.start()
-        theirs.close()
-        for here, there in zip(before, ours.recv(), strict=True):
-            np.testing.assert_array_equal(here, there)
+        sender.close()
+        for tile, worker_tile in zip(expected, receiver.recv(), strict=True):
+            np.testing.assert_array_equal(tile, worker_tile)
         worker.join()
         assert worker.exitcode == 0
-    for path, here in zip(slides, before, strict=True):
-        np.testing.assert_array_equal(pool.get(path).read(300, 300, 448, 224), here)
+    for path, tile in zip(slides, expected, strict=True):
+        np.testing.assert_array_equal(pool.get(path).read(300, 300, 448, 224), tile)
 
 
-def test_the_least_recently_used_slide_is_let_go_and_closes_when_nobody_holds_it(tmp_path):
+def test_least_recently_used_slide_is_dropped_and_closed_without_references(tmp_path):
     paths = [write_slide(tmp_path / f"{i}.svs", section(300, 300, seed=i), downsamples=(1,)) for i in range(4)]
     pool = SlidePool(max_open=2)
-    held, unheld = pool.get(paths[0]), weakref.ref(pool.get(paths[1]))
-    assert pool.get(paths[0]) is held
-    pool.get(paths[2])  # lets go of 1
-    assert unheld() is None
+    referenced, unreferenced = pool.get(paths[0]), weakref.ref(pool.get(paths[1]))
+    assert pool.get(paths[0]) is referenced
+    pool.get(paths[2])  # drops slide 1
+    assert unreferenced() is None
     pool.get(paths[3])
-    pool.get(paths[2])  # lets go of 0, which is held here
+    pool.get(paths[2])  # drops slide 0, which is referenced here
     assert list(pool._open) == [paths[3], paths[2]]
-    assert held.read(0, 0, 100, 50).shape == (50, 50, 3)
-    held.close()
+    assert referenced.read(0, 0, 100, 50).shape == (50, 50, 3)
+    referenced.close()
     with pytest.raises(TileReadError, match="closed file"):
-        held.read(0, 0, 100, 50)
+        referenced.read(0, 0, 100, 50)
 
 
-def test_threads_may_read_more_slides_than_stay_open(tmp_path):
+def test_threads_can_read_more_slides_than_max_open(tmp_path):
     area = section(1024, 1024, tissue=(0, 0, 1, 1))
     paths = [write_scn(tmp_path / f"{i}.scn", [(0, 0, area)], (2048, 2048)) for i in range(4)]
     paths += [write_slide(tmp_path / f"{i}.svs", area) for i in range(4)]
@@ -75,7 +75,7 @@ def test_threads_may_read_more_slides_than_stay_open(tmp_path):
             np.testing.assert_array_equal(tile, expected[path])
 
 
-def test_a_pool_travels_without_its_handles(slides):
+def test_pickled_pool_has_no_handles(slides):
     pool = SlidePool(max_open=3, cache_bytes=1000)
     pool.get(slides[0])
     copy = pickle.loads(pickle.dumps(pool))
@@ -88,15 +88,15 @@ def resident_bytes():
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize("reader", [TiffSlide, OpenSlideSlide])
-def test_nothing_leaks_over_ten_thousand_reads(tmp_path, reader):
+def test_ten_thousand_reads_do_not_leak(tmp_path, reader):
     path = write_slide(tmp_path / "s.svs", section(2048, 2048, nuclei_per_mpx=100), downsamples=(1,), tile_px=64)
-    cache_bytes = 500_000  # of 12 MB decoded: everything passes through the cache
+    cache_bytes = 500_000  # much less than the decoded slide of 12 MB
     slide = reader(path, cache_bytes)
-    places = np.random.default_rng(0).integers(0, 1984, (10_000, 2)).tolist()
-    for x, y in places[:2000]:
+    positions = np.random.default_rng(0).integers(0, 1984, (10_000, 2)).tolist()
+    for x, y in positions[:2000]:
         slide.read(x, y, 64, 32)
     before, files = resident_bytes(), len(list(Path("/proc/self/fd").iterdir()))
-    for x, y in places[2000:]:
+    for x, y in positions[2000:]:
         slide.read(x, y, 64, 32)
     assert resident_bytes() - before < 8_000_000
     assert len(list(Path("/proc/self/fd").iterdir())) == files

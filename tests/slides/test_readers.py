@@ -1,4 +1,4 @@
-"""The same pixels from every reader, and honest refusals."""
+"""Slide readers: all return the same pixels and metadata; unsupported files are rejected."""
 
 import numpy as np
 import openslide
@@ -31,32 +31,32 @@ def random_regions(slide, level, count, seed=0):
 
 
 def assert_equal_pixels(path, count=60):
-    ours, theirs = TiffSlide(path), OpenSlideSlide(path)
-    assert [(each.width_px, each.height_px) for each in ours.metadata.levels] == [
-        (each.width_px, each.height_px) for each in theirs.metadata.levels
+    tiff, reference = TiffSlide(path), OpenSlideSlide(path)
+    assert [(each.width_px, each.height_px) for each in tiff.metadata.levels] == [
+        (each.width_px, each.height_px) for each in reference.metadata.levels
     ]
-    assert [each.downsample for each in ours.metadata.levels] == [each.downsample for each in theirs.metadata.levels]
-    for level in range(len(ours.metadata.levels)):
-        for region in random_regions(ours, level, count):
+    assert [each.downsample for each in tiff.metadata.levels] == [each.downsample for each in reference.metadata.levels]
+    for level in range(len(tiff.metadata.levels)):
+        for region in random_regions(tiff, level, count):
             np.testing.assert_array_equal(
-                ours.read_level(level, *region), theirs.read_level(level, *region), str(region)
+                tiff.read_level(level, *region), reference.read_level(level, *region), str(region)
             )
-    return ours, theirs
+    return tiff, reference
 
 
-# --- the fast reader against OpenSlide
+# --- TiffSlide compared with OpenSlide
 
 
 @needs_real_slides
 @pytest.mark.parametrize("name", ["CMU-1-Small-Region.svs", "CMU-1-Small-Region.jpeg.tiff"])
-def test_real_slides_have_the_same_pixels_and_facts_as_in_openslide(name):
-    ours, theirs = assert_equal_pixels(REAL / name, count=150)
-    for fact in ("vendor", "format", "mpp_in_file", "objective_power", "bounds"):
-        assert getattr(ours.metadata, fact) == pytest.approx(getattr(theirs.metadata, fact)), fact
+def test_real_slides_have_the_pixels_and_metadata_of_openslide(name):
+    tiff, reference = assert_equal_pixels(REAL / name, count=150)
+    for field in ("vendor", "format", "mpp_in_file", "objective_power", "bounds"):
+        assert getattr(tiff.metadata, field) == pytest.approx(getattr(reference.metadata, field)), field
 
 
 @pytest.mark.parametrize(
-    "how",
+    "options",
     [
         {"subsampling": (2, 2)},
         {"subsampling": (2, 1)},
@@ -68,28 +68,30 @@ def test_real_slides_have_the_same_pixels_and_facts_as_in_openslide(name):
         {"compression": None, "aperio": False},
         {"compression": 33005},
     ],
-    ids=lambda how: "-".join(f"{k}={v}" for k, v in how.items()),
+    ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()),
 )
-def test_each_compression_has_the_same_pixels_as_in_openslide(tmp_path, how):
-    # 33005 is Aperio's number for JPEG 2000 in RGB; tifffile writes it as 34712, which OpenSlide refuses
-    jpeg2000 = how.get("compression") == 33005
+def test_each_compression_has_the_pixels_of_openslide(tmp_path, options):
+    # 33005 is Aperio's code of JPEG 2000 in RGB; tifffile writes 34712, which OpenSlide does not support
+    jpeg2000 = options.get("compression") == 33005
     path = tmp_path / "slide.svs"
-    write_slide(path, section(900, 700), downsamples=(1, 2), **(how | {"compression": "jpeg2000"} if jpeg2000 else how))
+    if jpeg2000:
+        options = options | {"compression": "jpeg2000"}
+    write_slide(path, section(900, 700), downsamples=(1, 2), **options)
     if jpeg2000:
         set_compression(path, 33005)
     assert_equal_pixels(path)
 
 
-def test_aperio_jpeg_2000_in_ycbcr_has_the_same_colours_as_in_openslide(tmp_path):
+def test_aperio_jpeg_2000_in_ycbcr_has_the_colours_of_openslide(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(600, 500), downsamples=(1,), compression="jpeg2000")
     set_compression(path, 33003)
-    ours, theirs = TiffSlide(path), OpenSlideSlide(path)
-    for region in random_regions(ours, 0, 30):
-        difference = ours.read_level(0, *region).astype(int) - theirs.read_level(0, *region)
-        assert np.abs(difference).max() <= 1  # OpenSlide's tables round otherwise
+    tiff, reference = TiffSlide(path), OpenSlideSlide(path)
+    for region in random_regions(tiff, 0, 30):
+        difference = tiff.read_level(0, *region).astype(int) - reference.read_level(0, *region)
+        assert np.abs(difference).max() <= 1  # OpenSlide rounds differently
 
 
-def test_aperio_jpeg_2000_that_we_cannot_decode_goes_to_openslide(tmp_path):
+def test_undecodable_aperio_jpeg_2000_is_opened_with_openslide(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(600, 500), downsamples=(1,), compression="zlib")
     set_compression(path, 33003)
     with pytest.raises(UnsupportedTiffError, match="tile 0"):
@@ -103,7 +105,7 @@ def set_compression(path, number):
             page.tags["Compression"].overwrite(number)
 
 
-def test_scattered_reads_decode_less_and_give_the_same_pixels(tmp_path):
+def test_scattered_reads_decode_fewer_rows_with_the_same_pixels(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(2048, 2048), downsamples=(1,), subsampling=(2, 2))
     whole = TiffSlide(path)
     expected = whole.read_level(0, 0, 0, 2048, 2048)
@@ -113,18 +115,18 @@ def test_scattered_reads_decode_less_and_give_the_same_pixels(tmp_path):
         x, y, side = *rng.integers(0, 1800, 2).tolist(), int(rng.integers(1, 240))
         scattered = TiffSlide(path)
         np.testing.assert_array_equal(scattered.read_level(0, x, y, side, side), expected[y : y + side, x : x + side])
-        for (_, index), pixels in scattered._cache.items():  # every row that is kept is exact, not only those asked for
+        for (_, index), pixels in scattered._cache.items():  # all cached rows are exact, not only the requested ones
             decoded_rows.append(len(pixels))
             top, left = 256 * (index // 8), 256 * (index % 8)
             np.testing.assert_array_equal(pixels, expected[top : top + len(pixels), left : left + 256])
-        # and again larger, now that parts are in the cache
+        # a larger region, of which parts are in the cache
         np.testing.assert_array_equal(scattered.read_level(0, x, y, 248, 248), expected[y : y + 248, x : x + 248])
     assert np.mean(decoded_rows) < 230
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 100, 239, 255, 256])
 @pytest.mark.parametrize("subsampling", [(1, 1), (2, 1), (2, 2)])
-def test_the_upper_rows_of_a_jpeg_are_those_of_the_whole(tmp_path, rows, subsampling):
+def test_partially_decoded_jpeg_has_exact_rows(tmp_path, rows, subsampling):
     path = write_slide(tmp_path / "slide.svs", section(256, 256), downsamples=(1,), subsampling=subsampling)
     with tifffile.TiffFile(path) as file:
         page = file.pages[0]
@@ -136,24 +138,24 @@ def test_the_upper_rows_of_a_jpeg_are_those_of_the_whole(tmp_path, rows, subsamp
     np.testing.assert_array_equal(part, whole[: len(part)])
 
 
-def test_a_progressive_jpeg_is_decoded_whole(tmp_path):
+def test_progressive_jpeg_is_decoded_completely(tmp_path):
     Image.fromarray(section(128, 128)).save(tmp_path / "p.jpg", progressive=True)
     assert find_frame_header((tmp_path / "p.jpg").read_bytes()) is None
 
 
 @needs_real_slides
-def test_jpeg_2000_that_openslide_refuses_shows_the_same_tissue():
+def test_jpeg_2000_unsupported_by_openslide_shows_the_same_tissue():
     with pytest.raises(openslide.OpenSlideError):
         openslide.OpenSlide(REAL / "CMU-1-Small-Region.jp2.tiff")
-    refused = open_slide(REAL / "CMU-1-Small-Region.jp2.tiff")
+    converted = open_slide(REAL / "CMU-1-Small-Region.jp2.tiff")
     original = open_slide(REAL / "CMU-1-Small-Region.svs")
-    difference = refused.read(700, 900, 448, 224).astype(int) - original.read(700, 900, 448, 224)
+    difference = converted.read(700, 900, 448, 224).astype(int) - original.read(700, 900, 448, 224)
     assert np.abs(difference).mean() < 3
 
 
 @needs_real_slides
-def test_every_block_is_where_it_says_it_is():
-    # each 8 x 8 block of this picture has its own column and row written in it
+def test_blocks_are_read_at_their_positions():
+    # each 8 x 8 block of this image encodes its column and row
     blocks = tifffile.imread(REAL / "XYC-half-mpp.tiff").reshape(64, 8, 64, 8, 3).swapaxes(1, 2)
     assert len(np.unique(blocks.reshape(4096, -1), axis=0)) == 4096
     slide = open_slide(REAL / "XYC-half-mpp.tiff")
@@ -162,7 +164,7 @@ def test_every_block_is_where_it_says_it_is():
 
 
 @needs_real_slides
-def test_a_real_ome_tiff_is_read_as_its_own_library_reads_it():
+def test_real_ome_tiff_has_the_pixels_of_tifffile():
     whole = tifffile.imread(REAL / "XYC-grid.ome.tiff")
     slide = open_slide(REAL / "XYC-grid.ome.tiff")
     assert slide.metadata.format == "OME-TIFF"
@@ -171,14 +173,14 @@ def test_a_real_ome_tiff_is_read_as_its_own_library_reads_it():
 
 
 @needs_real_slides
-def test_dicom_shows_the_same_region_as_the_svs():
+def test_dicom_shows_the_same_tissue_as_svs():
     dicom, svs = open_slide(REAL / "CMU-1-Small-Region-DICOM"), open_slide(REAL / "CMU-1-Small-Region.svs")
     assert (dicom.metadata.format, dicom.metadata.mpp_in_file) == ("DICOM", 0.499)
     difference = dicom.read(700, 900, 448, 224).astype(int) - svs.read(700, 900, 448, 224)
     assert np.abs(difference).mean() < 3
 
 
-def test_ome_tiff_has_its_pyramid_and_scale(tmp_path):
+def test_ome_tiff_pyramid_and_scale(tmp_path):
     pixels = section(1000, 800)
     slide = open_slide(write_ome(tmp_path / "slide.ome.tiff", pixels, mpp=0.25))
     assert (slide.metadata.format, slide.metadata.reader, slide.metadata.mpp_in_file) == ("OME-TIFF", "tiff", 0.25)
@@ -186,7 +188,7 @@ def test_ome_tiff_has_its_pyramid_and_scale(tmp_path):
     np.testing.assert_array_equal(slide.read_level(0, 100, 50, 300, 200), pixels[50:250, 100:400])
 
 
-def test_the_objective_of_an_ome_image_is_its_own(tmp_path):
+def test_objective_of_ome_image_with_several_objectives(tmp_path):
     path = write_ome(tmp_path / "a.ome.tif", section(600, 600))
     with tifffile.TiffFile(path) as file:
         xml = file.ome_metadata
@@ -199,7 +201,7 @@ def test_the_objective_of_an_ome_image_is_its_own(tmp_path):
     assert read_ome_metadata(named.replace('SizeX="600"', 'SizeX="600.0"'), page)[:2] == (0.5, 20)
 
 
-def test_an_ome_tiff_of_several_planes_is_refused(tmp_path):
+def test_ome_tiff_with_several_planes_is_rejected(tmp_path):
     grey = section(300, 300)[..., 0]
     for axes, planes in (("CYX", np.stack([grey] * 3)), ("ZYX", np.stack([grey] * 2))):
         tifffile.imwrite(tmp_path / "a.ome.tif", planes, ome=True, metadata={"axes": axes}, photometric="minisblack")
@@ -207,7 +209,7 @@ def test_an_ome_tiff_of_several_planes_is_refused(tmp_path):
             open_slide(tmp_path / "a.ome.tif")
 
 
-def test_the_scale_of_the_largest_of_several_ome_images(tmp_path):
+def test_scale_of_the_largest_ome_image_is_used(tmp_path):
     with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as file:
         for size, mpp in ((200, 1.0), (900, 0.25)):
             metadata = {"axes": "YXS", "PhysicalSizeX": mpp, "PhysicalSizeY": mpp}
@@ -220,7 +222,7 @@ def test_the_scale_of_the_largest_of_several_ome_images(tmp_path):
     assert "2 large images" in open_slide(tmp_path / "b.ome.tif").metadata.note
 
 
-def test_the_largest_page_is_the_slide(tmp_path):
+def test_largest_page_is_the_slide(tmp_path):
     with tifffile.TiffWriter(tmp_path / "a.tif") as file:
         file.write(section(100, 80), photometric="rgb", metadata=None)
         file.write(section(256, 256), photometric="rgb", tile=(128, 128), metadata=None)
@@ -230,14 +232,14 @@ def test_the_largest_page_is_the_slide(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("unassalpha", 178), ("assocalpha", 228), ("unspecified", 100)])
-def test_a_fourth_channel_is_what_the_file_says_it_is(tmp_path, kind, expected):
+def test_fourth_channel_follows_extrasamples(tmp_path, kind, expected):
     pixels = np.full((64, 64, 4), 100, np.uint8)
     pixels[..., 3] = 127
     tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=[kind], tile=(64, 64))
     assert set(np.unique(open_slide(tmp_path / "a.tif").read_level(0, 0, 0, 64, 64))) == {expected}
 
 
-def test_four_grey_channels_are_no_colours(tmp_path):
+def test_four_grey_channels_are_rejected(tmp_path):
     tifffile.imwrite(
         tmp_path / "a.tif", np.zeros((64, 64, 4), np.uint8), photometric="minisblack", planarconfig="contig"
     )
@@ -245,7 +247,7 @@ def test_four_grey_channels_are_no_colours(tmp_path):
         open_slide(tmp_path / "a.tif")
 
 
-def test_pixels_that_are_not_square_are_noted(tmp_path):
+def test_non_square_pixels_give_a_note(tmp_path):
     tifffile.imwrite(
         tmp_path / "a.tif",
         section(300, 300),
@@ -254,20 +256,20 @@ def test_pixels_that_are_not_square_are_noted(tmp_path):
         resolution=(20_000, 40_000),
         resolutionunit="CENTIMETER",
     )
-    assert "0.5 um across, 0.25 um down" in TiffSlide(tmp_path / "a.tif").metadata.note
+    assert "0.5 um horizontally, 0.25 um vertically" in TiffSlide(tmp_path / "a.tif").metadata.note
 
 
-def test_levels_of_odd_sizes_have_the_same_pixels_at_level_0(tmp_path):
+def test_slide_with_odd_level_sizes(tmp_path):
     path = write_slide(tmp_path / "a.svs", section(901, 1103), downsamples=(1, 4))
-    ours, theirs = TiffSlide(path), OpenSlideSlide(path)
-    for region in random_regions(ours, 0, 40):
-        np.testing.assert_array_equal(ours.read_level(0, *region), theirs.read_level(0, *region))
-    # OpenSlide takes positions in level-0 pixels only, and interpolates where they fall between those of a level
-    difference = ours.read(100, 200, 400, 100).astype(int) - theirs.read(100, 200, 400, 100)
+    tiff, reference = TiffSlide(path), OpenSlideSlide(path)
+    for region in random_regions(tiff, 0, 40):
+        np.testing.assert_array_equal(tiff.read_level(0, *region), reference.read_level(0, *region))
+    # OpenSlide takes level-0 positions and interpolates between the pixels of a level
+    difference = tiff.read(100, 200, 400, 100).astype(int) - reference.read(100, 200, 400, 100)
     assert np.abs(difference).mean() < 4
 
 
-def test_red_green_and_blue_kept_apart(tmp_path):
+def test_separate_colour_planes(tmp_path):
     pixels = section(500, 300)
     tifffile.imwrite(
         tmp_path / "planar.tif", np.moveaxis(pixels, 2, 0), planarconfig="separate", photometric="rgb", tile=(128, 128)
@@ -276,7 +278,7 @@ def test_red_green_and_blue_kept_apart(tmp_path):
     np.testing.assert_array_equal(slide.read_level(0, 17, 31, 400, 200), pixels[31:231, 17:417])
 
 
-def test_grey_and_strips_and_transparency_in_tiff(tmp_path):
+def test_grey_strips_and_transparency_in_tiff(tmp_path):
     grey = section(300, 200)[..., 0]
     tifffile.imwrite(tmp_path / "grey.tif", grey, photometric="minisblack", rowsperstrip=16)
     np.testing.assert_array_equal(
@@ -298,7 +300,7 @@ def scn_with_two_areas(tmp_path):
     return write_scn(tmp_path / "two.scn", [(512, 256, first), (2048, 1024, second)], (4096, 2048)), first
 
 
-def test_a_leica_slide_has_its_bounds_and_its_gaps_are_background(tmp_path):
+def test_leica_slide_with_bounds_and_gaps(tmp_path):
     path, first = scn_with_two_areas(tmp_path)
     slide = open_slide(path)
     assert (slide.metadata.format, slide.metadata.reader) == ("SCN", "openslide")
@@ -317,17 +319,17 @@ def test_a_leica_slide_has_its_bounds_and_its_gaps_are_background(tmp_path):
     assert (thumbnail.pixels[0, 250] == 255).all()
 
 
-def test_transparent_pixels_take_the_slides_own_background(tmp_path):
+def test_transparent_pixels_get_the_background_colour_of_the_slide(tmp_path):
     path, _ = scn_with_two_areas(tmp_path)
     slide = OpenSlideSlide(path)
     object.__setattr__(slide.metadata, "background", (200, 210, 220))
     assert (slide.read(0, 0, 224, 112) == (200, 210, 220)).all()
 
 
-# --- plain pictures
+# --- plain images
 
 
-def test_plain_pictures(tmp_path):
+def test_plain_images(tmp_path):
     pixels = section(400, 300)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     slide = open_slide(tmp_path / "a.png")
@@ -339,13 +341,13 @@ def test_plain_pictures(tmp_path):
     assert (open_slide(tmp_path / "clear.png").read(0, 0, 200, 100) == 255).all()
 
 
-def test_more_than_eight_bits_are_refused(tmp_path):
+def test_16_bit_png_is_rejected(tmp_path):
     Image.fromarray(np.full((50, 50), 40_000, np.uint16)).save(tmp_path / "deep.png")
     with pytest.raises(UnreadableSlideError, match="more than 8 bits"):
         open_slide(tmp_path / "deep.png")
 
 
-def test_padding_behind_a_jpeg_does_no_harm(tmp_path):
+def test_padding_after_a_jpeg_is_ignored(tmp_path):
     path = write_slide(tmp_path / "a.svs", section(256, 256), downsamples=(1,))
     with tifffile.TiffFile(path, mode="r+") as file:
         page = file.pages[0]

@@ -1,4 +1,4 @@
-"""Any rectangle at any size, from the best level, resized once."""
+"""Reading of regions at any size from the best level, and thumbnails."""
 
 import numpy as np
 import pytest
@@ -18,40 +18,40 @@ LEVELS = (Level(1000, 1000, 1, 1), Level(250, 250, 4.0002, 4.0002), Level(62, 62
 @pytest.mark.parametrize(
     ("downsample", "level"), [(0.5, 0), (1, 0), (2, 0), (3.9, 0), (4, 1), (4.2, 1), (16, 1), (16.1, 2), (100, 2)]
 )
-def test_the_best_level_is_the_coarsest_that_is_fine_enough(downsample, level):
+def test_best_level_is_the_coarsest_that_is_fine_enough(downsample, level):
     assert best_level(LEVELS, downsample) == level
 
 
-def test_a_whole_ratio_is_the_mean_of_what_falls_together():
+def test_integer_ratio_averages_blocks():
     pixels = section(448, 448, tissue=(0, 0, 1, 1))
     expected = pixels.reshape(224, 2, 224, 2, 3).mean(axis=(1, 3))
-    shrunk = resize(pixels, (0, 0, 448, 448), 224, 224)
-    assert np.abs(shrunk - expected).max() <= 0.5
+    resized = resize(pixels, (0, 0, 448, 448), 224, 224)
+    assert np.abs(resized - expected).max() <= 0.5
 
 
-def test_an_equal_size_is_not_touched():
+def test_equal_size_returns_the_same_pixels():
     pixels = section(224, 224)
     assert resize(pixels, (0, 0, 224, 224), 224, 224) is pixels
 
 
 @pytest.mark.parametrize("side_px", [423, 487, 339, 225, 100])
-def test_any_other_ratio_keeps_mean_and_place(side_px):
+def test_other_ratios_do_not_shift_the_image(side_px):
     ramp = np.linspace(0, 255, side_px)
     pixels = np.rint(np.dstack([np.broadcast_to(ramp, (side_px, side_px))] * 3)).astype(np.uint8)
     scaled = resize(pixels, (0, 0, side_px, side_px), 224, 224)[..., 0].mean(axis=0)
     expected = ((np.arange(224) + 0.5) / 224 * side_px - 0.5) / (side_px - 1) * 255
-    assert np.abs(scaled - expected)[3:-3].max() < 1.0  # a ramp stays the same ramp: nothing is shifted
+    assert np.abs(scaled - expected)[3:-3].max() < 1.0  # a shift would change the ramp
 
 
-def test_fine_detail_is_averaged_not_sampled():
-    # a chequerboard of single pixels is grey from afar, at any ratio
+def test_downsampling_is_antialiased():
+    # a chequerboard of single pixels becomes grey at any ratio
     board = (np.indices((423, 423)).sum(axis=0) % 2 * 255).astype(np.uint8)
-    shrunk = resize(np.dstack([board] * 3), (0, 0, 423, 423), 100, 100)
-    assert np.abs(shrunk.astype(int) - 127).max() < 25
+    resized = resize(np.dstack([board] * 3), (0, 0, 423, 423), 100, 100)
+    assert np.abs(resized.astype(int) - 127).max() < 25
 
 
-def test_a_fraction_of_a_level_pixel_is_not_lost(tmp_path):
-    # a ramp in which a shift by one level-0 pixel would show, read where level 1 does not begin a pixel
+def test_subpixel_positions_are_exact(tmp_path):
+    # a ramp shows a shift by one level-0 pixel; most positions are between the pixels of level 1
     ramp = np.linspace(0, 255, 2048)
     pixels = np.rint(np.dstack([np.broadcast_to(ramp, (1024, 2048))] * 3)).astype(np.uint8)
     slide = open_slide(write_slide(tmp_path / "s.tif", pixels, downsamples=(1, 4), compression="zlib", aperio=False))
@@ -75,7 +75,7 @@ def test_downsamples_of_rounded_levels(size, full, downsamples):
     assert (level.downsample_x, level.downsample_y) == pytest.approx(downsamples)
 
 
-def test_the_far_end_of_a_narrow_slide_is_where_it_is(tmp_path):
+def test_positions_at_the_far_end_of_a_narrow_slide(tmp_path):
     pixels = np.full((152, 40_000, 3), 240, np.uint8)
     pixels[:, 36_000:38_000] = (200, 100, 150)
     path = write_slide(tmp_path / "s.svs", pixels, downsamples=(1, 16))
@@ -84,20 +84,20 @@ def test_the_far_end_of_a_narrow_slide_is_where_it_is(tmp_path):
         assert np.flatnonzero(row < 170)[[0, -1]] == pytest.approx([2250, 2374], abs=2)
 
 
-def test_no_white_is_let_in_at_the_edge_of_a_level_that_was_rounded_down(tmp_path):
+def test_edge_of_a_rounded_level_has_no_white(tmp_path):
     pixels = np.full((1003, 2003, 3), (120, 60, 120), np.uint8)
     slide = open_slide(write_slide(tmp_path / "s.tif", pixels, downsamples=(1, 4), compression="zlib", aperio=False))
     assert [level.width_px for level in slide.metadata.levels] == [2003, 500]
-    for picture in (slide.read(2003 - 448, 1003 - 448, 448, 112), slide.thumbnail(500).pixels):
-        assert (picture == (120, 60, 120)).all()
-    assert (slide.read(2003 - 400, 0, 448, 112)[:, -10:] == 255).all()  # beyond the slide it is white
+    for pixels_read in (slide.read(2003 - 448, 1003 - 448, 448, 112), slide.thumbnail(500).pixels):
+        assert (pixels_read == (120, 60, 120)).all()
+    assert (slide.read(2003 - 400, 0, 448, 112)[:, -10:] == 255).all()  # white outside the slide
     assert (slide.read(2002, 1002, 1, 1) == (120, 60, 120)).all()
-    # a strip of the slide that the level no longer has: its last column stands for it
+    # a strip that the rounded level does not contain: its last column is used
     assert (read_region(slide, 1999, 0, 4, 400, 1, 100) == (120, 60, 120)).all()
 
 
 @pytest.mark.parametrize("downsamples", [(1,), (1, 4), (1, 2, 4, 8)])
-def test_a_tile_looks_the_same_from_any_pyramid(tmp_path, downsamples):
+def test_tile_is_the_same_for_any_pyramid(tmp_path, downsamples):
     pixels = section(2048, 1024, tissue=(0, 0, 1, 1))
     slide = open_slide(
         write_slide(tmp_path / "s.tif", pixels, downsamples=downsamples, compression="zlib", aperio=False)
@@ -107,7 +107,7 @@ def test_a_tile_looks_the_same_from_any_pyramid(tmp_path, downsamples):
     assert np.abs(tile - reference).mean() < (6 if len(downsamples) > 1 else 0.6)
 
 
-def test_a_thumbnail_of_a_slide_without_a_pyramid_is_its_mean_picture(tmp_path):
+def test_thumbnail_without_a_pyramid_is_the_block_mean(tmp_path):
     pixels = section(9000, 1200, nuclei_per_mpx=50)
     slide = open_slide(write_slide(tmp_path / "s.svs", pixels, downsamples=(1,)))
     thumbnail = slide.thumbnail(90)
@@ -117,7 +117,7 @@ def test_a_thumbnail_of_a_slide_without_a_pyramid_is_its_mean_picture(tmp_path):
     assert np.abs(thumbnail.pixels - reference).mean() < 3
 
 
-def test_threads_make_the_same_picture_and_find_the_same_damage(tmp_path):
+def test_threads_give_the_same_thumbnail_and_damage(tmp_path):
     path = write_slide(tmp_path / "s.svs", section(9000, 1200), downsamples=(1,))
     slide = open_slide(path)
     np.testing.assert_array_equal(make_thumbnail(slide, 800, 3).pixels, make_thumbnail(slide, 800).pixels)

@@ -1,4 +1,4 @@
-"""Microns per pixel: who is believed, and when nobody is."""
+"""Resolution of microns per pixel: priority of sources, warnings and errors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,85 +11,85 @@ from tapfm.slides.opening import open_slide
 from tapfm.slides.scale import resolve_scale
 from tapfm.slides.slide import Box, Level, SlideMetadata
 
-FACTS = SlideMetadata(
+METADATA = SlideMetadata(
     Path("case-17.svs"), "SVS", "aperio", "tiff", (Level.from_sizes(10, 10, 10, 10),), None, None, Box(0, 0, 10, 10)
 )
 
 
-def metadata(mpp, objective=None):
-    return replace(FACTS, mpp_in_file=mpp, objective_power=objective)
+def make_metadata(mpp, objective=None):
+    return replace(METADATA, mpp_in_file=mpp, objective_power=objective)
 
 
 @pytest.mark.parametrize(
-    ("in_file", "objective", "manifest", "mpp", "source", "warned"),
+    ("in_file", "objective", "in_table", "mpp", "source", "warned"),
     [
         (0.499, 20, None, 0.499, "file", False),
         (0.2645, 40, None, 0.2645, "file", False),
         (0.33, None, None, 0.33, "file", False),
         (0.1, None, None, 0.1, "file", False),
         (1.2, None, None, 1.2, "file", False),
-        (0.33, 40, None, 0.33, "file", True),  # 32% off, a scanner's own optics
-        (0.5, 20, 0.25, 0.25, "manifest", True),
-        (None, None, 0.25, 0.25, "manifest", False),
-        (0.00499, None, 0.499, 0.499, "manifest", False),
-        (0.5, 20, 4.0, 4.0, "manifest", True),
-        (None, None, 4.0, 4.0, "manifest", True),  # it wins, and is worth a look
-        (None, None, 0.05, 0.05, "manifest", True),
+        (0.33, 40, None, 0.33, "file", True),  # differs by 32% from the nominal value, as some scanners do
+        (0.5, 20, 0.25, 0.25, "cohort table", True),
+        (None, None, 0.25, 0.25, "cohort table", False),
+        (0.00499, None, 0.499, 0.499, "cohort table", False),
+        (0.5, 20, 4.0, 4.0, "cohort table", True),
+        (None, None, 4.0, 4.0, "cohort table", True),  # used, with a warning
+        (None, None, 0.05, 0.05, "cohort table", True),
         (None, 20, None, 0.5, "objective", True),
         (None, 40, None, 0.25, "objective", True),
     ],
 )
-def test_who_is_believed(in_file, objective, manifest, mpp, source, warned):
-    scale = resolve_scale(metadata(in_file, objective), manifest)
+def test_priority_of_sources(in_file, objective, in_table, mpp, source, warned):
+    scale = resolve_scale(make_metadata(in_file, objective), in_table)
     assert (scale.mpp, scale.source, bool(scale.warnings)) == (mpp, source, warned)
 
 
 @pytest.mark.parametrize(
-    ("in_file", "objective", "says"),
+    ("in_file", "objective", "message"),
     [
-        (0.00499, None, "0.00499 um per pixel, outside 0.1 to 1.2"),
+        (0.00499, None, "0.00499 um per pixel, outside the plausible range of 0.1 to 1.2"),
         (2.5, 4, "2.5 um per pixel, outside"),
         (0.0999, None, "outside"),
         (1.21, None, "outside"),
-        (0.5, 40, "0.5 um per pixel and an objective power of 40x, which is 0.25"),
-        (0.25, 20, "one of them is wrong"),
-        (None, None, "neither its microns per pixel nor its objective power"),
+        (0.5, 40, "0.5 um per pixel, but an objective power of 40x, which usually means 0.25"),
+        (0.25, 20, "contradict each other"),
+        (None, None, "neither microns per pixel nor an objective power"),
         (None, 2, "objective power of 2"),
     ],
 )
-def test_what_is_refused(in_file, objective, says):
+def test_unknown_or_implausible_scale_is_an_error(in_file, objective, message):
     with pytest.raises(ScaleError) as error:
-        resolve_scale(metadata(in_file, objective))
-    assert says in str(error.value)
+        resolve_scale(make_metadata(in_file, objective))
+    assert message in str(error.value)
     assert "case-17.svs" in error.value.message
     assert "column `mpp`" in error.value.hint
 
 
 @pytest.mark.parametrize(
-    ("mpp", "refused"), [(0.25 * 1.69, False), (0.25 * 1.71, True), (0.25 / 1.69, False), (0.25 / 1.71, True)]
+    ("mpp", "rejected"), [(0.25 * 1.69, False), (0.25 * 1.71, True), (0.25 / 1.69, False), (0.25 / 1.71, True)]
 )
-def test_a_contradiction_begins_at_1_7(mpp, refused):
-    if refused:
-        with pytest.raises(ScaleError, match="one of them is wrong"):
-            resolve_scale(metadata(mpp, 40))
+def test_mpp_and_objective_contradict_above_a_ratio_of_1_7(mpp, rejected):
+    if rejected:
+        with pytest.raises(ScaleError, match="contradict each other"):
+            resolve_scale(make_metadata(mpp, 40))
     else:
-        assert resolve_scale(metadata(mpp, 40)).warnings
+        assert resolve_scale(make_metadata(mpp, 40)).warnings
 
 
 @pytest.mark.parametrize(
     ("mpp", "warned"), [(0.5 * 1.149, False), (0.5 * 1.151, True), (0.5 * 0.851, False), (0.5 * 0.849, True)]
 )
-def test_a_warning_begins_at_15_percent(mpp, warned):
-    assert bool(resolve_scale(metadata(mpp, 20)).warnings) == warned
+def test_warning_above_a_difference_of_15_percent(mpp, warned):
+    assert bool(resolve_scale(make_metadata(mpp, 20)).warnings) == warned
 
 
-def test_pixels_that_are_not_square_are_told():
-    odd = replace(metadata(0.5), note="pixels are not square")
-    assert resolve_scale(odd).warnings == ("pixels are not square",)
+def test_metadata_note_becomes_a_warning():
+    with_note = replace(make_metadata(0.5), note="pixels are not square")
+    assert resolve_scale(with_note).warnings == ("pixels are not square",)
 
 
 @needs_real_slides
-def test_the_real_slide_that_is_wrong_by_100_is_refused():
+def test_real_slide_with_wrong_scale_is_rejected():
     with pytest.raises(ScaleError, match=r"0\.00499"):
         resolve_scale(open_slide(REAL / "CMU-1-Small-Region.jpeg.tiff").metadata)
     assert resolve_scale(open_slide(REAL / "CMU-1-Small-Region.jpeg.tiff").metadata, 0.499).mpp == 0.499

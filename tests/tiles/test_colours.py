@@ -1,4 +1,4 @@
-"""Colours of tiles in 21 numbers."""
+"""Colour statistics of tiles."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,12 @@ from tapfm.tiles.colours import _STATISTICS as STATISTICS
 from tapfm.tiles.colours import COLOUR_STATISTICS, colour_histograms, colour_statistics
 
 
-def pixels(seed, tiles=3, side=20):
+def random_tiles(seed, tiles=3, side=20):
     return np.random.default_rng(seed).integers(0, 256, (tiles, 3, side, side), "uint8")
 
 
-def test_they_are_those_of_all_pixels_of_a_channel():
-    tiles = pixels(0)
+def test_statistics_equal_numpy():
+    tiles = random_tiles(0)
     found = dict(zip(COLOUR_STATISTICS, colour_statistics(colour_histograms(tiles)), strict=True))
     assert len(found) == 21
     for channel, name in enumerate(("red", "green", "blue")):
@@ -27,18 +27,18 @@ def test_they_are_those_of_all_pixels_of_a_channel():
             assert found[f"{name}_percentile_{percent}"] == expected
 
 
-def test_parts_of_a_slide_add_up():
-    tiles = pixels(1, tiles=5)
+def test_histograms_of_parts_can_be_added():
+    tiles = random_tiles(1, tiles=5)
     parts = colour_histograms(tiles[:2]) + colour_histograms(tiles[2:])
     assert colour_statistics(parts) == colour_statistics(colour_histograms(tiles))
 
 
-def test_where_pixels_are_does_not_count():
-    tiles = pixels(2)
+def test_statistics_do_not_depend_on_pixel_positions():
+    tiles = random_tiles(2)
     shuffled = np.random.default_rng(3).permuted(tiles.reshape(3, 3, -1), axis=2).reshape(tiles.shape)
     assert colour_statistics(colour_histograms(shuffled)) == colour_statistics(colour_histograms(tiles))
 
 
-def test_a_slide_of_one_colour_has_no_spread():
-    one = colour_statistics(colour_histograms(np.full((1, 3, 4, 4), 200, np.uint8)))
-    assert one[: len(STATISTICS)] == [200.0, 0.0, 0.0, *[200.0] * len(PERCENTILES)]
+def test_uniform_colour_has_zero_deviation_and_skewness():
+    statistics = colour_statistics(colour_histograms(np.full((1, 3, 4, 4), 200, np.uint8)))
+    assert statistics[: len(STATISTICS)] == [200.0, 0.0, 0.0, *[200.0] * len(PERCENTILES)]

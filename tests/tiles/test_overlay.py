@@ -1,4 +1,4 @@
-"""The picture that people judge the tiles by: everything on it is where it is on the slide."""
+"""Overlays: removed tiles are coloured at their positions, and the caption fits."""
 
 import io
 
@@ -15,7 +15,7 @@ from tapfm.tiles.overlay import draw_overlay
 from tapfm.tiles.tiling import tile_slide
 
 
-def overlay_of(path):
+def render_overlay(path):
     slide = open_slide(path)
     scale = resolve_scale(slide.metadata)
     tiled = tile_slide(slide, scale, TileSpec())
@@ -24,29 +24,31 @@ def overlay_of(path):
 
 
 @pytest.mark.parametrize("bounded", [False, True])
-def test_inked_tiles_are_painted_where_they_are_and_nothing_else_is(tmp_path, bounded):
+def test_only_pen_tiles_are_coloured(tmp_path, bounded):
     pixels = section(1120, 1120, tissue=(0, 0, 1, 1))
     pixels[448:672, 448:672] = (30, 60, 170)
     if bounded:
         path = write_scn(tmp_path / "s.scn", [(512, 256, pixels)], (4096, 2048))
     else:
         path = write_slide(tmp_path / "s.svs", pixels)
-    picture, tiled = overlay_of(path)
+    overlay, tiled = render_overlay(path)
     left, top = (512, 256) if bounded else (0, 0)
-    inked = {tuple(place) for place in (tiled.positions[tiled.statuses == TileStatus.PEN] - [left, top]).tolist()}
-    assert (448, 448) in inked
+    pen_tiles = {
+        tuple(position) for position in (tiled.positions[tiled.statuses == TileStatus.PEN] - [left, top]).tolist()
+    }
+    assert (448, 448) in pen_tiles
     for x in range(0, 1120, 224):
         for y in range(0, 1120, 224):
-            # away from the lines of the grid
-            before, after = (each[y + 40 : y + 180, x + 40 : x + 180].mean(axis=(0, 1)) for each in (pixels, picture))
-            painted = 0.55 * np.array(COLOURS[TileStatus.PEN]) + 0.45 * before
-            expected = painted if (x, y) in inked else before
+            # without the lines of the grid
+            before, after = (each[y + 40 : y + 180, x + 40 : x + 180].mean(axis=(0, 1)) for each in (pixels, overlay))
+            coloured = 0.55 * np.array(COLOURS[TileStatus.PEN]) + 0.45 * before
+            expected = coloured if (x, y) in pen_tiles else before
             assert np.abs(after - expected).max() < 12, (x, y)
 
 
-def test_a_narrow_slide_has_room_for_its_caption(tmp_path):
-    picture, _ = overlay_of(write_slide(tmp_path / "s.svs", section(300, 2400, tissue=(0, 0, 1, 1))))
-    assert picture.shape[1] > 200
-    assert (picture[:, -5:] == 255).all()
-    caption = picture[-60:]
+def test_overlay_of_narrow_slide_is_widened_for_the_caption(tmp_path):
+    overlay, _ = render_overlay(write_slide(tmp_path / "s.svs", section(300, 2400, tissue=(0, 0, 1, 1))))
+    assert overlay.shape[1] > 200
+    assert (overlay[:, -5:] == 255).all()
+    caption = overlay[-60:]
     assert (caption < 100).any()

@@ -1,4 +1,4 @@
-"""Tiles drawn for an epoch: without replacement, by address, every tile as often as any other."""
+"""Sampling of tiles for an epoch: without replacement, reproducible, uniform."""
 
 import numpy as np
 import pytest
@@ -10,38 +10,38 @@ from tapfm.tiles.sampling import sample_tiles
 
 
 @given(count=st.integers(0, 500), tiles_per_slide=st.integers(1, 300), seed=st.integers(0, 2**32))
-def test_a_draw_has_distinct_tiles_of_the_slide_in_order(count, tiles_per_slide, seed):
-    drawn = sample_tiles(count, tiles_per_slide, seed, 3, "case-1")
-    assert drawn.dtype == np.int64
-    assert len(drawn) == min(count, tiles_per_slide)
-    assert (np.diff(drawn) > 0).all()
-    assert set(drawn.tolist()) <= set(range(count))
+def test_sampled_tiles_are_distinct_and_sorted(count, tiles_per_slide, seed):
+    sampled = sample_tiles(count, tiles_per_slide, seed, 3, "case-1")
+    assert sampled.dtype == np.int64
+    assert len(sampled) == min(count, tiles_per_slide)
+    assert (np.diff(sampled) > 0).all()
+    assert set(sampled.tolist()) <= set(range(count))
 
 
 @pytest.mark.parametrize("tiles_per_slide", [None, 10, 11])
-def test_a_slide_with_no_more_tiles_than_wanted_gives_all_of_them(tiles_per_slide):
+def test_small_slide_gives_all_tiles(tiles_per_slide):
     assert sample_tiles(10, tiles_per_slide, 0, 1, "case-1").tolist() == list(range(10))
 
 
-def test_a_draw_belongs_to_its_address():
+def test_sample_depends_on_the_address():
     first = sample_tiles(1000, 100, 7, 3, "case-1")
     np.testing.assert_array_equal(first, sample_tiles(1000, 100, 7, 3, "case-1"))
     for other in [(7, 4, "case-1"), (8, 3, "case-1"), (7, 3, "case-2")]:
         assert not np.array_equal(first, sample_tiles(1000, 100, *other))
 
 
-def test_over_the_epochs_every_tile_is_drawn_about_as_often():
-    epochs, count, wanted = 400, 60, 15
+def test_tiles_are_sampled_uniformly_over_epochs():
+    epochs, count, tiles_per_slide = 400, 60, 15
     times = np.zeros(count)
     for epoch in range(epochs):
-        times[sample_tiles(count, wanted, 0, epoch, "case-1")] += 1
-    share = wanted / count
-    deviation = np.sqrt(epochs * share * (1 - share))
-    assert times.sum() == epochs * wanted
-    assert np.abs(times - epochs * share).max() < 4 * deviation
-    assert times.std() == pytest.approx(deviation, rel=0.3)  # neither favourites nor a rota
+        times[sample_tiles(count, tiles_per_slide, 0, epoch, "case-1")] += 1
+    fraction = tiles_per_slide / count
+    deviation = np.sqrt(epochs * fraction * (1 - fraction))
+    assert times.sum() == epochs * tiles_per_slide
+    assert np.abs(times - epochs * fraction).max() < 4 * deviation
+    assert times.std() == pytest.approx(deviation, rel=0.3)  # as variable as independent sampling
 
 
-def test_no_tiles_at_all_are_refused():
+def test_zero_tiles_per_slide_is_rejected():
     with pytest.raises(SettingError, match="at least 1"):
         sample_tiles(10, 0, 0, 1, "case-1")

@@ -1,4 +1,4 @@
-"""Tile files that TRIDENT and CLAM read by their own rules, and theirs that we read."""
+"""Tile files: TRIDENT and CLAM can read those of tapfm, and tapfm can read theirs."""
 
 from dataclasses import replace
 
@@ -33,28 +33,28 @@ def tile_set(mpp=0.25, spec=None, positions=None):
     )
 
 
-def test_the_digest_is_of_the_tiles_and_not_of_what_made_them():
+def test_content_digest_depends_on_the_tiles_only():
     tiles = tile_set()
-    changed = {
+    changes = {
         "positions": tiles.positions + 1,
         "side_px0": tiles.side_px0 + 1,
         "tile_px": tiles.tile_px + 1,
         "size_px0": (40_000, 30_001),
     }
-    digests = {replace(tiles, **{name: value}).content_digest for name, value in changed.items()}
+    digests = {replace(tiles, **{name: value}).content_digest for name, value in changes.items()}
     assert len(digests | {tiles.content_digest}) == 5
     assert replace(tiles, fingerprint="other", summary={}, slide_mpp=None).content_digest == tiles.content_digest
 
 
 def trident_side_px0(attributes):
-    """How TRIDENT's patcher finds the side to read from the attributes of `coords`."""
+    """Compute the side from the attributes of `coords` as TRIDENT does."""
     source_um, target_um = 10 / attributes["level0_magnification"], 10 / attributes["target_magnification"]
     return round(attributes["patch_size"] * (target_um / source_um))
 
 
 @pytest.mark.parametrize("mpp", [0.5, 0.25, 0.23, 0.2645, 0.33])
 @pytest.mark.parametrize("layout", ["trident", "clam"])
-def test_what_is_written_is_read_back(tmp_path, layout, mpp):
+def test_read_tiles_returns_what_was_written(tmp_path, layout, mpp):
     tiles = tile_set(mpp, TileSpec(overlap_px=32))
     again = read_tiles(write_tiles(tmp_path, tiles, layout))
     np.testing.assert_array_equal(again.positions, tiles.positions)
@@ -66,12 +66,12 @@ def test_what_is_written_is_read_back(tmp_path, layout, mpp):
 
 @pytest.mark.parametrize(("mpp", "objective"), [(0.5, 20), (0.25, 40), (0.2645, 40)])
 @pytest.mark.parametrize("layout", ["trident", "clam"])
-def test_each_tool_reads_our_pixels_by_its_own_rules(tmp_path, layout, mpp, objective):
+def test_trident_and_clam_read_the_same_pixels(tmp_path, layout, mpp, objective):
     path = write_slide(tmp_path / "case-17.svs", section(1800, 1500), mpp=mpp, objective=objective)
     slide = open_slide(path)
     tiled = tile_slide(slide, resolve_scale(slide.metadata), TileSpec())
     tiles = tile_set(mpp, positions=tiled.kept)
-    theirs = openslide.OpenSlide(path)
+    reference = openslide.OpenSlide(path)
     with h5py.File(write_tiles(tmp_path, tiles, layout)) as file:
         coords, attributes = np.asarray(file["coords"]), dict(file["coords"].attrs)
     for x, y in coords[:4].tolist():
@@ -79,17 +79,17 @@ def test_each_tool_reads_our_pixels_by_its_own_rules(tmp_path, layout, mpp, obje
             side_px0 = trident_side_px0(attributes)
             assert side_px0 == attributes["patch_size_level0"]
             target_px = attributes["patch_size"]
-            region = theirs.read_region((x, y), 0, (side_px0, side_px0))
+            region = reference.read_region((x, y), 0, (side_px0, side_px0))
         else:
             patch_px, level = int(attributes["patch_size"]), int(attributes["patch_level"])
-            region = theirs.read_region((x, y), level, (patch_px, patch_px))
+            region = reference.read_region((x, y), level, (patch_px, patch_px))
             target_px = 224  # CLAM's --target_patch_size
         pixels = np.asarray(region.convert("RGB"))
-        shrunk = resize(pixels, (0, 0, pixels.shape[1], pixels.shape[0]), target_px, target_px)
-        np.testing.assert_array_equal(shrunk, slide.read(x, y, tiled.side_px0, 224))
+        tile = resize(pixels, (0, 0, pixels.shape[1], pixels.shape[0]), target_px, target_px)
+        np.testing.assert_array_equal(tile, slide.read(x, y, tiled.side_px0, 224))
 
 
-def test_patch_size_means_another_thing_in_each_layout_at_40x(tmp_path):
+def test_patch_size_at_40x_differs_between_layouts(tmp_path):
     sizes = {}
     for layout in ("trident", "clam"):
         with h5py.File(write_tiles(tmp_path, tile_set(0.25), layout)) as file:
@@ -97,7 +97,7 @@ def test_patch_size_means_another_thing_in_each_layout_at_40x(tmp_path):
     assert sizes == {"trident": 224, "clam": 448}
 
 
-def test_the_trident_layout_is_exact(tmp_path):
+def test_trident_layout(tmp_path):
     path = write_tiles(tmp_path, tile_set(0.25), "trident")
     assert path == tmp_path / "patches" / "case-17_patches.h5"
     with h5py.File(path) as file:
@@ -120,7 +120,7 @@ TRIDENT = {
 }
 
 
-def test_the_clam_layout_is_exact(tmp_path):
+def test_clam_layout(tmp_path):
     path = write_tiles(tmp_path, tile_set(0.25), "clam")
     assert path == tmp_path / "patches" / "case-17.h5"
     with h5py.File(path) as file:
@@ -134,7 +134,7 @@ def test_the_clam_layout_is_exact(tmp_path):
             assert attributes[name].tolist() == value
 
 
-def written(path, coords, attributes):
+def write_tile_file(path, coords, attributes):
     path.parent.mkdir(exist_ok=True)
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("coords", data=coords)
@@ -143,12 +143,14 @@ def written(path, coords, attributes):
     return path
 
 
-def test_a_file_that_trident_wrote(tmp_path):
-    theirs = TRIDENT | {"patch_size": 512, "patch_size_level0": 1024, "overlap": 64, "savetodir": "None"}
-    tiles = read_tiles(written(tmp_path / "x_patches.h5", np.array([[0, 1024]], np.int64), theirs))
+def test_read_trident_file(tmp_path):
+    attributes = TRIDENT | {"patch_size": 512, "patch_size_level0": 1024, "overlap": 64, "savetodir": "None"}
+    tiles = read_tiles(write_tile_file(tmp_path / "x_patches.h5", np.array([[0, 1024]], np.int64), attributes))
     assert (tiles.slide_id, tiles.side_px0, tiles.tile_px, tiles.target_mpp) == ("case-17", 1024, 512, 0.5)
     assert (tiles.overlap_px, tiles.size_px0, tiles.fingerprint) == (64, (40_000, 30_000), None)
-    empty = read_tiles(written(tmp_path / "e_patches.h5", np.empty((0, 2)), theirs | {"level0_width": "None"}))
+    empty = read_tiles(
+        write_tile_file(tmp_path / "e_patches.h5", np.empty((0, 2)), attributes | {"level0_width": "None"})
+    )
     assert (len(empty), empty.size_px0) == (0, None)
 
 
@@ -160,30 +162,32 @@ def test_a_file_that_trident_wrote(tmp_path):
         ({"patch_size": 512, "patch_level": 0, "downsample": [1.0, 1.0], "custom_downsample": 2}, 512, 256),
     ],
 )
-def test_a_file_that_clam_wrote(tmp_path, attributes, side_px0, tile_px):
-    tiles = read_tiles(written(tmp_path / "case-9.h5", np.array([[4, 8]]), attributes | {"level_dim": [9000, 8000]}))
+def test_read_clam_file(tmp_path, attributes, side_px0, tile_px):
+    tiles = read_tiles(
+        write_tile_file(tmp_path / "case-9.h5", np.array([[4, 8]]), attributes | {"level_dim": [9000, 8000]})
+    )
     assert (tiles.slide_id, tiles.side_px0, tiles.tile_px, tiles.target_mpp) == ("case-9", side_px0, tile_px, None)
 
 
 @pytest.mark.parametrize(
-    ("attributes", "says"),
-    [({}, "does not say how large"), ({"patch_size": 256, "patch_level": 2}, "no `downsample`")],
+    ("attributes", "message"),
+    [({}, "does not contain the size"), ({"patch_size": 256, "patch_level": 2}, "no attribute `downsample`")],
 )
-def test_a_file_without_sizes_is_refused(tmp_path, attributes, says):
-    with pytest.raises(TileStoreError, match=says):
-        read_tiles(written(tmp_path / "a.h5", np.array([[0, 0]]), attributes))
+def test_file_without_tile_size_is_rejected(tmp_path, attributes, message):
+    with pytest.raises(TileStoreError, match=message):
+        read_tiles(write_tile_file(tmp_path / "a.h5", np.array([[0, 0]]), attributes))
 
 
-def test_files_that_are_none(tmp_path):
+def test_files_without_tile_positions_are_rejected(tmp_path):
     (tmp_path / "a.h5").write_bytes(b"none")
     with pytest.raises(TileStoreError, match="cannot be read as HDF5"):
         read_tiles(tmp_path / "a.h5")
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["features"] = np.zeros((3, 4))
-    with pytest.raises(TileStoreError, match="only: features"):
+    with pytest.raises(TileStoreError, match="datasets: features"):
         read_tiles(tmp_path / "b.h5")
 
 
-def test_the_same_tiles_are_the_same_bytes(tmp_path):
+def test_same_tiles_give_same_bytes(tmp_path):
     first = write_tiles(tmp_path / "a", tile_set(), "trident").read_bytes()
     assert first == write_tiles(tmp_path / "b", tile_set(), "trident").read_bytes()

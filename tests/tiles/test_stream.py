@@ -1,4 +1,4 @@
-"""Tiles read ahead: the same for any number of workers, in order, within bounds, whatever dies."""
+"""Prefetching of tiles: same results in order for any number of workers, limited memory, crashed workers."""
 
 import multiprocessing
 import os
@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def requests(folder, count=5, tiles=2 * TILES_PER_PART + 3, side_px0=96):
+def make_requests(folder, count=5, tiles=2 * TILES_PER_PART + 3, side_px0=96):
     rng = np.random.default_rng(0)
     return [
         TileRequest(f"s{i % 3}", folder / f"s{i % 3}.svs", rng.integers(0, 500, (tiles, 2)), side_px0, 48)
@@ -33,141 +33,141 @@ def requests(folder, count=5, tiles=2 * TILES_PER_PART + 3, side_px0=96):
     ]
 
 
-def read_all(wanted, workers, **arguments):
-    with TileStream(wanted, workers=workers, **arguments) as stream:
+def read_all(requests, workers, **arguments):
+    with TileStream(requests, workers=workers, **arguments) as stream:
         return list(stream)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_every_tile_comes_in_its_place_for_any_number_of_workers(folder, workers):
-    wanted = requests(folder)
-    found = read_all(wanted, workers)
-    assert [read.request.slide_id for read in found] == [request.slide_id for request in wanted]
-    for request, read in zip(wanted, found, strict=True):
+def test_same_tiles_in_order_for_any_number_of_workers(folder, workers):
+    requests = make_requests(folder)
+    results = read_all(requests, workers)
+    assert [result.request.slide_id for result in results] == [request.slide_id for request in requests]
+    for request, result in zip(requests, results, strict=True):
         slide = open_slide(request.path)
         expected = np.stack([slide.read(x, y, 96, 48).transpose(2, 0, 1) for x, y in request.positions.tolist()])
-        assert np.array_equal(read.pixels, expected)
-        assert read.rows.tolist() == list(range(len(request.positions)))
-        assert read.failed == 0
+        assert np.array_equal(result.pixels, expected)
+        assert result.rows.tolist() == list(range(len(request.positions)))
+        assert result.failed == 0
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_tiles_are_read_into_the_memory_that_is_given_for_them(folder, workers):
-    given = []
+def test_tiles_are_read_into_allocated_arrays(folder, workers):
+    allocated = []
 
     def allocate(shape):
-        given.append(np.zeros(shape, np.uint8))
-        return given[-1]
+        allocated.append(np.zeros(shape, np.uint8))
+        return allocated[-1]
 
-    wanted = requests(folder, count=3)
-    expected, found = read_all(wanted, 0), read_all(wanted, workers, allocate=allocate)
-    for memory, read, plain in zip(given, found, expected, strict=True):
-        assert np.shares_memory(memory, read.pixels)
-        assert np.array_equal(read.pixels, plain.pixels)
+    requests = make_requests(folder, count=3)
+    expected, results = read_all(requests, 0), read_all(requests, workers, allocate=allocate)
+    for array, result, reference in zip(allocated, results, expected, strict=True):
+        assert np.shares_memory(array, result.pixels)
+        assert np.array_equal(result.pixels, reference.pixels)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_no_more_is_read_ahead_than_the_bound_allows(folder, workers):
-    asked = []
+def test_prefetching_is_limited_by_prefetch_bytes(folder, workers):
+    generated = []
 
     def generate():
-        for request in requests(folder, count=8, tiles=4):
-            asked.append(request)
+        for request in make_requests(folder, count=8, tiles=4):
+            generated.append(request)
             yield request
 
     size = 4 * 3 * 48 * 48
     with TileStream(generate(), workers=workers, prefetch_bytes=2 * size) as stream:
-        for taken, _ in enumerate(stream, start=1):
-            assert len(asked) <= taken + 2
-    assert len(asked) == 8
+        for count, _ in enumerate(stream, start=1):
+            assert len(generated) <= count + 2
+    assert len(generated) == 8
 
 
-def test_a_request_larger_than_the_bound_is_read_all_the_same(folder):
-    assert len(read_all(requests(folder), 1, prefetch_bytes=1)) == 5
+def test_request_larger_than_prefetch_bytes_is_read(folder):
+    assert len(read_all(make_requests(folder), 1, prefetch_bytes=1)) == 5
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_slide_that_cannot_be_opened_costs_its_own_tiles_only(folder, tmp_path, workers):
+def test_unreadable_slide_does_not_affect_other_requests(folder, tmp_path, workers):
     (tmp_path / "bad.svs").write_bytes(b"no slide")
-    good = requests(folder, count=2)
+    good = make_requests(folder, count=2)
     bad = [TileRequest("bad", tmp_path / name, good[0].positions, 96, 48) for name in ("bad.svs", "absent.svs")]
     first, no_slide, absent, last = read_all([good[0], *bad, good[1]], workers)
     assert first.failed == last.failed == 0
-    for read in (no_slide, absent):
-        assert read.failed == len(read.reasons) == len(good[0].positions)
-        assert len(read.pixels) == len(read.rows) == 0
-        assert read.reasons[0]
+    for result in (no_slide, absent):
+        assert result.failed == len(result.reasons) == len(good[0].positions)
+        assert len(result.pixels) == len(result.rows) == 0
+        assert result.reasons[0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_tiles_on_a_damaged_block_are_skipped_and_the_others_move_up(tmp_path, workers):
+def test_tiles_in_a_damaged_block_are_skipped(tmp_path, workers):
     path = write_slide(tmp_path / "s.svs", section(640, 640), downsamples=(1,))
-    whole = [(x, y) for y in range(0, 640, 64) for x in range(0, 640, 64)]
-    request = TileRequest("s", path, np.array(whole), 64, 64)
+    positions = [(x, y) for y in range(0, 640, 64) for x in range(0, 640, 64)]
+    request = TileRequest("s", path, np.array(positions), 64, 64)
     (before,) = read_all([request], 0)
     damage(path, [4])  # x and y from 256 to 512: 16 tiles
-    (read,) = read_all([request], workers)
-    lost = [i for i, (x, y) in enumerate(whole) if 256 <= x < 512 and 256 <= y < 512]
+    (result,) = read_all([request], workers)
+    lost = [i for i, (x, y) in enumerate(positions) if 256 <= x < 512 and 256 <= y < 512]
     assert len(lost) == 16
-    assert sorted(set(range(100)) - set(read.rows.tolist())) == lost
-    assert np.array_equal(read.pixels, before.pixels[read.rows])
-    assert len(read.reasons) == 16
-    assert "s.svs" in read.reasons[0]
+    assert sorted(set(range(100)) - set(result.rows.tolist())) == lost
+    assert np.array_equal(result.pixels, before.pixels[result.rows])
+    assert len(result.reasons) == 16
+    assert "s.svs" in result.reasons[0]
 
 
-def test_a_worker_that_dies_is_replaced_and_its_tiles_are_read_again(folder):
-    wanted = requests(folder, count=6)
-    expected = read_all(wanted, 0)
+def test_crashed_workers_are_replaced_and_their_tiles_retried(folder):
+    requests = make_requests(folder, count=6)
+    expected = read_all(requests, 0)
     before = set(multiprocessing.active_children())
-    with TileStream(wanted, workers=2, prefetch_bytes=1) as stream:
-        found = [next(stream)]
+    with TileStream(requests, workers=2, prefetch_bytes=1) as stream:
+        results = [next(stream)]
         workers = set(multiprocessing.active_children()) - before
         assert len(workers) == 2
         for worker in workers:
             os.kill(worker.pid, signal.SIGKILL)
-        found += stream
-    assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(expected, found, strict=True))
+        results += stream
+    assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(expected, results, strict=True))
 
 
-def test_closing_early_ends_the_workers(folder):
+def test_close_stops_the_workers(folder):
     before = set(multiprocessing.active_children())
-    stream = TileStream(requests(folder, count=50), workers=2)
+    stream = TileStream(make_requests(folder, count=50), workers=2)
     next(stream)
     stream.close()
     assert set(multiprocessing.active_children()) <= before
 
 
-@pytest.mark.parametrize(("hired", "workers"), [(2, 1), (1, 2), (2, 0)])
-def test_workers_that_were_hired_before_read_the_same(folder, hired, workers):
-    wanted = requests(folder)
+@pytest.mark.parametrize(("pool_size", "workers"), [(2, 1), (1, 2), (2, 0)])
+def test_workers_of_a_pool_are_used_first(folder, pool_size, workers):
+    requests = make_requests(folder)
     before = set(multiprocessing.active_children())
-    with closing(WorkerPool(hired, serve_requests)) as pool:
-        ahead = set(multiprocessing.active_children()) - before
-        with TileStream(wanted, workers=workers, pool=pool) as stream:
-            found = list(stream)
-            employed = set(multiprocessing.active_children()) - before
-    assert len(employed) == workers
-    assert len(employed & ahead) == min(hired, workers)
+    with closing(WorkerPool(pool_size, serve_requests)) as pool:
+        in_pool = set(multiprocessing.active_children()) - before
+        with TileStream(requests, workers=workers, pool=pool) as stream:
+            results = list(stream)
+            used = set(multiprocessing.active_children()) - before
+    assert len(used) == workers
+    assert len(used & in_pool) == min(pool_size, workers)
     assert set(multiprocessing.active_children()) <= before
-    assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(read_all(wanted, 0), found, strict=True))
+    assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(read_all(requests, 0), results, strict=True))
 
 
-def test_what_goes_wrong_with_the_plan_is_told_to_who_reads(folder):
+def test_errors_of_the_request_generator_are_raised(folder):
     def generate():
-        yield requests(folder)[0]
+        yield make_requests(folder)[0]
         raise ZeroDivisionError
 
     with TileStream(generate(), workers=1) as stream, pytest.raises(ZeroDivisionError):
         list(stream)
 
 
-def test_waiting_is_counted(folder):
-    with TileStream(requests(folder), workers=0) as stream:
+def test_wait_time_is_measured(folder):
+    with TileStream(make_requests(folder), workers=0) as stream:
         list(stream)
         assert stream.waited_s > 0
 
 
-def test_scripts_without_a_main_guard_can_read_ahead(folder, tmp_path):
+def test_stream_works_in_scripts_without_main_guard(folder, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(f"""
 from pathlib import Path
@@ -177,7 +177,7 @@ from tapfm.tiles.stream import TileStream
 print("once")
 request = TileRequest("s0", Path({str(folder / "s0.svs")!r}), np.zeros((3, 2), int), 96, 48)
 with TileStream([request], workers=2) as stream:
-    print([read.failed for read in stream])
+    print([result.failed for result in stream])
 """)
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert result.stdout == "once\n[0]\n", result.stderr

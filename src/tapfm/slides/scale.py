@@ -14,11 +14,10 @@ from tapfm.slides.slide import SlideMetadata
 
 _PLAUSIBLE_MPP = (0.1, 1.2)  # um per pixel; about 100x to 8x
 _MAX_NOMINAL_RATIO = 1.7  # file value / nominal value, or its inverse; above it the two contradict each other
-_NOMINAL_TOLERANCE = (
-    0.15  # relative difference to the nominal value; a larger one is a warning, as it occurs on real scanners
-)
+# Relative difference to the nominal value. A larger one is only a warning, because it occurs with real scanners.
+_NOMINAL_TOLERANCE = 0.15
 
-ScaleSource = Literal["manifest", "file", "objective"]
+ScaleSource = Literal["cohort table", "file", "objective"]
 
 
 @dataclass(frozen=True)
@@ -42,23 +41,29 @@ def resolve_scale(metadata: SlideMetadata, table_mpp: float | None = None) -> Sc
     if table_mpp is not None:
         plausible = _PLAUSIBLE_MPP[0] <= table_mpp <= _PLAUSIBLE_MPP[1]
         implausible = () if plausible else (f"the cohort table gives an unusual value of {table_mpp:g} um per pixel",)
-        return Scale(table_mpp, "manifest", (*implausible, *_nominal_warnings(table_mpp, objective)))
+        return Scale(table_mpp, "cohort table", (*implausible, *_nominal_warnings(table_mpp, objective)))
     name, mpp = metadata.path.name, metadata.mpp_in_file
-    hint = "Enter the correct microns per pixel in the column `mpp` of the cohort table; it overrides the file."
+    hint = (
+        "Enter the correct microns per pixel in the column `mpp` of the cohort table; it overrides the file. "
+        "To create a table: tapfm inspect SLIDES --write-cohort cohort.csv"
+    )
     if mpp is None:
         if objective is None:
-            raise ScaleError(f"{name} contains neither microns per pixel nor an objective power.", hint=hint)
+            raise ScaleError(
+                f"The metadata of {name} contain neither microns per pixel nor an objective power.", hint=hint
+            )
         assumed = nominal_mpp(objective)
         if not _PLAUSIBLE_MPP[0] <= assumed <= _PLAUSIBLE_MPP[1]:
             raise ScaleError(
-                f"{name} contains no microns per pixel, and its objective power of {objective:g} is implausible.",
+                f"The metadata of {name} contain no microns per pixel, and an implausible objective power of "
+                f"{objective:g}.",
                 hint=hint,
             )
         warning = f"no microns per pixel in the file; assuming {assumed:g} from the objective power of {objective:g}x"
         return Scale(assumed, "objective", (*notes, warning))
     if not _PLAUSIBLE_MPP[0] <= mpp <= _PLAUSIBLE_MPP[1]:
         raise ScaleError(
-            f"{name} contains {mpp:.4g} um per pixel, outside the plausible range of "
+            f"The metadata of {name} give {mpp:.4g} um per pixel, outside the plausible range of "
             f"{_PLAUSIBLE_MPP[0]:g} to {_PLAUSIBLE_MPP[1]:g}.",
             hint=hint,
         )
@@ -66,7 +71,7 @@ def resolve_scale(metadata: SlideMetadata, table_mpp: float | None = None) -> Sc
         ratio = mpp / nominal_mpp(objective)
         if max(ratio, 1 / ratio) > _MAX_NOMINAL_RATIO:
             raise ScaleError(
-                f"{name} contains contradictory values: {mpp:.4g} um per pixel, but an objective power of "
+                f"The metadata of {name} contradict each other: {mpp:.4g} um per pixel, but an objective power of "
                 f"{objective:g}x, which usually means {nominal_mpp(objective):.4g}.",
                 hint=hint,
             )

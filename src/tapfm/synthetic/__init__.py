@@ -1,1 +1,1 @@
-"""Painted H&E slides with a planted signal, to try and to test everything without slides of one's own."""
+"""Synthetic H&E slides with a planted signal, to try and test tapfm without real slides."""

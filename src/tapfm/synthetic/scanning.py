@@ -1,4 +1,4 @@
-"""From stains to what a scanner sees: the site's colours, the scanner's eye, and what goes wrong on the way."""
+"""Turn stains into the pixels of a scanned slide: staining colours, scanner properties and artefacts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tapfm.runtime.seeding import make_rng
 from tapfm.slides.slide import Pixels
 from tapfm.slides.tissue import Mask
 from tapfm.synthetic.fields import enlarge_rows, resize_field, smooth_noise
-from tapfm.synthetic.rendering import Stains
 from tapfm.synthetic.section import MAP_MPP
+from tapfm.synthetic.stain_rendering import Stains
 
 Vector: TypeAlias = tuple[float, float, float]  # red, green, blue
 Pen: TypeAlias = Literal["blue", "green", "black"]
@@ -25,7 +25,7 @@ _STRIP_PX = 128  # rows rendered at once
 
 @dataclass(frozen=True)
 class Staining:
-    """The optical density that a unit of each stain has in red, green and blue, and how strongly it was stained."""
+    """Optical density of a unit of each stain in red, green and blue, and staining strengths."""
 
     haematoxylin: Vector = (0.59, 0.72, 0.37)
     eosin: Vector = (0.11, 0.87, 0.48)
@@ -36,40 +36,40 @@ class Staining:
 
 @dataclass(frozen=True)
 class Scanner:
-    """How a scanner sees; `mpp` and `objective` are what it writes into the file."""
+    """Properties of a scanner. `mpp` and `objective` are also written to the file."""
 
     name: str
     mpp: float
     objective: int
     white: Vector = (243.0, 242.0, 243.0)
-    blur_um: float = 0.32  # deviation of its point spread
-    sharpening: float = 0.0  # share of the unsharp mask that the scanner's software adds
-    noise: float = 1.3  # deviation, in grey levels
+    blur_um: float = 0.32  # standard deviation of the point spread function
+    sharpening: float = 0.0  # amount of unsharp masking
+    noise: float = 1.3  # standard deviation in grey levels
     jpeg_quality: int = 80
 
 
 @dataclass(frozen=True)
 class Artefacts:
-    """What went wrong between the tissue and the file."""
+    """Artefacts of a slide."""
 
-    folds: int = 0
-    blurred_um: float = 0.0  # radius of a part out of focus
+    folds: int = 0  # number of tissue folds
+    blur_radius_um: float = 0.0  # of a region that is out of focus; 0: no such region
     pen: Pen | None = None
-    dust: int = 0
+    dust: int = 0  # number of dust particles
 
 
 @dataclass(frozen=True)
 class Scan:
-    """A scanned slide, and where accidents are (maps of MAP_MPP microns per pixel)."""
+    """Pixels of a scanned slide, and masks of its artefacts with MAP_MPP microns per pixel."""
 
     pixels: Pixels
-    fold: Mask
-    blurred: Mask
-    pen: Mask
+    fold_mask: Mask
+    blur_mask: Mask
+    pen_mask: Mask
 
 
 def vary_colour(vector: Vector, rng: np.random.Generator, spread: float) -> Vector:
-    """Turn a stain's colour a little, at the same strength."""
+    """Return a random variation of a stain's colour with the same total optical density."""
     moved = np.clip(np.array(vector) + rng.normal(0, spread, 3), 0.02, None)
     red, green, blue = moved * np.linalg.norm(vector) / np.linalg.norm(moved)
     return float(red), float(green), float(blue)
@@ -78,15 +78,15 @@ def vary_colour(vector: Vector, rng: np.random.Generator, spread: float) -> Vect
 def scan_section(
     stains: Stains, tissue: Mask, staining: Staining, scanner: Scanner, artefacts: Artefacts, *address: int | str
 ) -> Scan:
-    """Scan a painted section; the same address gives the same picture."""
+    """Render the pixels of a section as a scanner records them; the same address gives the same pixels."""
     rng = make_rng(*address, "accidents")
     fold, shift_um = _draw_folds(rng, tissue, artefacts.folds)
     if fold.any():
         stains = _apply_folds(stains, fold, (round(shift_um[0] / scanner.mpp), round(shift_um[1] / scanner.mpp)))
     pixels = _render_pixels(stains, staining, scanner, make_rng(*address, "noise"))
     blurred = np.zeros_like(tissue)
-    if artefacts.blurred_um > 0 and tissue.any():
-        blurred = _blur_region(rng, pixels, tissue, artefacts.blurred_um, scanner.mpp)
+    if artefacts.blur_radius_um > 0 and tissue.any():
+        blurred = _blur_region(rng, pixels, tissue, artefacts.blur_radius_um, scanner.mpp)
     pen = np.zeros_like(tissue)
     if artefacts.pen is not None and tissue.any():
         pen = _draw_pen(rng, pixels, tissue, artefacts.pen)
@@ -95,7 +95,7 @@ def scan_section(
 
 
 def _render_pixels(stains: Stains, staining: Staining, scanner: Scanner, rng: np.random.Generator) -> Pixels:
-    """Let light through the stains (Beer and Lambert), and take its picture."""
+    """Compute the transmitted light (Beer-Lambert law), with the blur, sharpening and noise of the scanner."""
     height, width = stains.eosin.shape
     pixels = np.empty((height, width, 3), np.uint8)
     vectors = [
@@ -106,10 +106,9 @@ def _render_pixels(stains: Stains, staining: Staining, scanner: Scanner, rng: np
             (1.0, staining.blood),
         )
     ]
-    # uneven light, as every slide has it
-    light = 1 + 0.006 * smooth_noise(rng, (height // 16 + 2, width // 16 + 2), 60)
-    sheet = rng.normal(0, scanner.noise, (_STRIP_PX, 512, 3)).astype(np.float32)
-    noise = np.tile(sheet, (1, -(-width // 512), 1))[:, :width]
+    illumination = 1 + 0.006 * smooth_noise(rng, (height // 16 + 2, width // 16 + 2), 60)
+    noise_tile = rng.normal(0, scanner.noise, (_STRIP_PX, 512, 3)).astype(np.float32)
+    noise = np.tile(noise_tile, (1, -(-width // 512), 1))[:, :width]
     sigma_px, margin = scanner.blur_um / scanner.mpp, 8
     for top in range(0, height, _STRIP_PX):
         bottom = min(top + _STRIP_PX, height)
@@ -123,17 +122,17 @@ def _render_pixels(stains: Stains, staining: Staining, scanner: Scanner, rng: np
             strip[..., channel] = np.float32(scanner.white[channel]) * np.exp(-density)
         strip = cv2.GaussianBlur(strip, (0, 0), sigma_px)
         if scanner.sharpening > 0:
-            soft = cv2.GaussianBlur(strip, (0, 0), 1.2)
-            strip += np.float32(scanner.sharpening) * (strip - soft)
+            blurred = cv2.GaussianBlur(strip, (0, 0), 1.2)
+            strip += np.float32(scanner.sharpening) * (strip - blurred)
         strip = strip[top - first : bottom - first]
-        strip *= enlarge_rows(light, 16, top, bottom, width)[..., None]
+        strip *= enlarge_rows(illumination, 16, top, bottom, width)[..., None]
         strip += noise[: bottom - top]
         pixels[top:bottom] = np.clip(strip, 0, 255).astype(np.uint8)
     return pixels
 
 
 def _draw_folds(rng: np.random.Generator, tissue: Mask, count: int) -> tuple[Mask, tuple[float, float]]:
-    """Draw bands along which the tissue lies double, and how far the upper layer is shifted (um)."""
+    """Return a mask of folds, where the tissue is doubled, and the shift (x, y) of the upper layer in microns."""
     canvas = np.zeros(tissue.shape, np.uint8)
     rows, columns = np.nonzero(tissue)
     for _ in range(count if len(rows) else 0):
@@ -144,7 +143,7 @@ def _draw_folds(rng: np.random.Generator, tissue: Mask, count: int) -> tuple[Mas
 
 
 def _random_curve(rng: np.random.Generator, x: float, y: float, length: float, bend: float) -> npt.NDArray[np.int32]:
-    """Walk a bent line through a point."""
+    """Return the points of a random curve through (x, y)."""
     angle, turn = rng.uniform(0, 2 * np.pi), rng.normal(0, bend)
     steps = np.linspace(-0.5, 0.5, 24)
     angles = angle + turn * steps + 0.25 * np.sin(steps * rng.uniform(4, 9))
@@ -153,22 +152,22 @@ def _random_curve(rng: np.random.Generator, x: float, y: float, length: float, b
 
 
 def _apply_folds(stains: Stains, fold: Mask, shift_px: tuple[int, int]) -> Stains:
-    """Lay the tissue from a little further over itself."""
+    """Add the stains of the tissue at a distance of `shift_px` in the folded areas."""
     height, width = stains.eosin.shape
     weight = resize_field(cv2.GaussianBlur(fold.astype(np.float32), (0, 0), 1.0), (height, width))
     left, top, across, down = cv2.boundingRect((weight > 0).astype(np.uint8))
-    here = np.s_[top : top + down, left : left + across]
-    further = np.ix_(
+    folded = np.s_[top : top + down, left : left + across]
+    shifted = np.ix_(
         (np.arange(top, top + down) - shift_px[1]) % height, (np.arange(left, left + across) - shift_px[0]) % width
     )
     planes = [plane.copy() for plane in (stains.haematoxylin, stains.eosin, stains.blood)]
     for plane in planes:
-        plane[here] += weight[here] * (np.float32(0.75) * plane[further] + np.float32(0.25) * plane[here])
+        plane[folded] += weight[folded] * (np.float32(0.75) * plane[shifted] + np.float32(0.25) * plane[folded])
     return Stains(*planes)
 
 
 def _blur_region(rng: np.random.Generator, pixels: Pixels, tissue: Mask, radius_um: float, mpp: float) -> Mask:
-    """Blur a round part of the picture; gives the part that is blurred in full."""
+    """Blur a random round region in place; return a mask of the fully blurred tissue."""
     rows, columns = np.nonzero(tissue)
     at = int(rng.integers(len(rows)))
     y, x = np.mgrid[0 : tissue.shape[0], 0 : tissue.shape[1]].astype(np.float32)
@@ -178,14 +177,14 @@ def _blur_region(rng: np.random.Generator, pixels: Pixels, tissue: Mask, radius_
     box = cv2.boundingRect((weight > 0).astype(np.uint8))
     left, top, right, bottom = (int(v * scale) for v in (box[0], box[1], box[0] + box[2], box[1] + box[3]))
     part = pixels[top:bottom, left:right]
-    soft = cv2.GaussianBlur(part, (0, 0), rng.uniform(3.2, 4.5) / mpp)
+    blurred = cv2.GaussianBlur(part, (0, 0), rng.uniform(3.2, 4.5) / mpp)
     alpha = resize_field(weight[box[1] : box[1] + box[3], box[0] : box[0] + box[2]], part.shape[:2])[..., None]
-    part[:] = (part + alpha * (soft.astype(np.float32) - part)).astype(np.uint8)
+    part[:] = (part + alpha * (blurred.astype(np.float32) - part)).astype(np.uint8)
     return np.asarray((weight >= 1) & tissue)
 
 
 def _draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: Pen) -> Mask:
-    """Draw a stroke of a marker pen beside the tissue, and partly over it."""
+    """Draw a stroke of a marker pen at the edge of the tissue, in place; return its mask."""
     edge = tissue & ~cv2.erode(tissue.astype(np.uint8), np.ones((5, 5), np.uint8)).astype(bool)
     rows, columns = np.nonzero(edge)
     at = int(rng.integers(len(rows)))
@@ -198,7 +197,7 @@ def _draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: Pen) 
         int(rng.uniform(70, 130)),
         cv2.LINE_AA,
     )
-    # ink lies thicker here and thinner there, and a felt tip leaves a streaky edge
+    # the density of the ink varies and its edge is streaky
     amount = cv2.GaussianBlur(canvas, (0, 0), 2.0).astype(np.float32) / 255
     amount *= np.clip(
         0.88 + 0.10 * smooth_noise(rng, tissue.shape, 60) + 0.05 * smooth_noise(rng, tissue.shape, 7), 0, 1
@@ -211,13 +210,13 @@ def _draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: Pen) 
 
 
 def _draw_dust(rng: np.random.Generator, pixels: Pixels, count: int, mpp: float) -> None:
-    """Drop specks and fibres of dust on the slide, out of focus as they lie on the glass."""
+    """Draw dust particles and fibres in place. They are blurred, because they lie above the focal plane."""
     height, width = pixels.shape[:2]
     for _ in range(count):
         x, y = rng.uniform(0, width), rng.uniform(0, height)
-        reach_um = 60.0
-        left, top = int(max(x - reach_um / mpp, 0)), int(max(y - reach_um / mpp, 0))
-        part = pixels[top : int(y + reach_um / mpp), left : int(x + reach_um / mpp)]
+        margin_um = 60.0
+        left, top = int(max(x - margin_um / mpp, 0)), int(max(y - margin_um / mpp, 0))
+        part = pixels[top : int(y + margin_um / mpp), left : int(x + margin_um / mpp)]
         canvas = np.zeros(part.shape[:2], np.uint8)
         centre = x - left, y - top
         if rng.random() < 0.3:

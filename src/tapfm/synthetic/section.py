@@ -1,7 +1,6 @@
-"""The plan of a section of tissue, in microns: where each compartment lies and where each nucleus stands.
+"""Generate a section of tissue in microns: masks of its compartments and foci, and the positions of its nuclei.
 
-Nothing here knows pixels of a scanner or colours: `painting.py` draws the plan at any scale, and what is planted, and
-where, is known exactly.
+A section does not depend on a scanner or staining; `stain_rendering.py` renders it at any scale.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ import numpy.typing as npt
 
 from tapfm.runtime.seeding import make_rng
 from tapfm.slides.tissue import Mask, find_small_components
-from tapfm.synthetic.fields import Field, Shape, distance_inside, rough_noise, smooth_noise, wavy_coordinates
+from tapfm.synthetic.fields import Field, Shape, distance_inside, fibre_coordinates, rough_noise, smooth_noise
 from tapfm.synthetic.nuclei import ENDOTHELIAL, EPITHELIAL, LYMPHOCYTE, STROMAL, Nuclei, NucleusKind
 
 Outline: TypeAlias = Literal["resection", "chips", "cores"]
 
-MAP_MPP = 1.0  # um per pixel of the plan's maps
+MAP_MPP = 1.0  # um per pixel of masks and maps
 _MAX_FOCI_FRACTION = 0.9  # of the epithelium
 _MIN_LUMEN_UM2, _MAX_LUMEN_UM2 = 180, 30_000
-_MARGIN = 0.06  # part of the shorter side that stays glass along the edges
+_MARGIN_FRACTION = 0.06  # of the shorter side; glass along the edges
 
 
 class Compartment(IntEnum):
-    """What a place of the section is."""
+    """Type of tissue at a position of the section."""
 
     GLASS = 0
     STROMA = 1
@@ -42,68 +41,68 @@ class Compartment(IntEnum):
 
 @dataclass(frozen=True)
 class Focus:
-    """Nests whose nuclei are of another kind: a share of all epithelium, and so of the tissue that has any."""
+    """A part of the epithelium with nuclei of another kind; `fraction` is its fraction of the epithelium."""
 
     name: str
     kind: NucleusKind
-    share: float
+    fraction: float
 
 
 @dataclass(frozen=True)
 class SectionSpec:
-    """What a section is to be like; shares are of the tissue, but for those of foci and lumens."""
+    """Settings of a section. Fractions are of the tissue area unless a comment says otherwise."""
 
     width_um: float
     height_um: float
-    tissue_share: float  # of the whole area
+    tissue_fraction: float  # of the whole area
     outline: Outline = "resection"
-    epithelium_share: float = 0.42
-    gland_share: float = 0.5  # of the places in the epithelium where a lumen could be
-    fat_share: float = 0.06
-    lymphoid_share: float = 0.04
-    inflammation: float = 0.15  # lymphocytes scattered through the stroma
-    nuclear_scale: float = 1.0  # the slide's own size of epithelial nuclei, and
-    spacing_scale: float = 1.0  # how far apart they stand
+    epithelium_fraction: float = 0.42
+    lumen_fraction: float = 0.5  # probability that a cavity of the epithelium is a lumen
+    fat_fraction: float = 0.06
+    lymphoid_fraction: float = 0.04
+    inflammation: float = 0.15  # fraction of the stroma with clusters of lymphocytes
+    nuclear_scale: float = 1.0  # size of the epithelial nuclei of this slide
+    spacing_scale: float = 1.0  # their spacing
     foci: tuple[Focus, ...] = ()
 
 
 @dataclass(frozen=True)
 class Section:
-    """A planned section; maps have MAP_MPP microns per pixel."""
+    """A generated section. Masks and maps have MAP_MPP microns per pixel."""
 
     spec: SectionSpec
     compartments: npt.NDArray[np.uint8]
     focus: npt.NDArray[np.uint8]  # 0, or 1 + the index of the focus in the spec
     along: Field  # coordinates along and across the fibres of the stroma
     across: Field
-    vessel_edge_um: Field  # distance from a vessel's wall, inside it
+    vessel_edge_um: Field  # distance from the wall, inside vessels
     fat_walls: Mask
     nuclei: tuple[Nuclei, ...]
 
     @property
     def tissue(self) -> Mask:
-        """All that is not glass, with the lumens and the fat inside it."""
+        """Mask of all tissue, including lumens and fat."""
         return np.asarray(self.compartments != Compartment.GLASS)
 
 
-def plan_section(spec: SectionSpec, *address: int | str) -> Section:
-    """Lay out a section; the same address gives the same one."""
+def generate_section(spec: SectionSpec, *address: int | str) -> Section:
+    """Generate a section; the same address gives the same section."""
     shape_hw = round(spec.height_um / MAP_MPP), round(spec.width_um / MAP_MPP)
-    tissue = _outline(make_rng(*address, "outline"), shape_hw, spec)
+    tissue = _generate_tissue(make_rng(*address, "outline"), shape_hw, spec)
     compartments = np.where(tissue, np.uint8(Compartment.STROMA), np.uint8(Compartment.GLASS))
     area = int(tissue.sum())
 
     rng = make_rng(*address, "compartments")
     inner = distance_inside(tissue)
-    fat = _select_highest(rough_noise(rng, shape_hw, 420, 3), tissue & (inner > 30), spec.fat_share * area)
+    fat = _select_highest(rough_noise(rng, shape_hw, 420, 3), tissue & (inner > 30), spec.fat_fraction * area)
     nests = 0.9 * smooth_noise(rng, shape_hw, 420) + rough_noise(rng, shape_hw, 125, 3, 0.42)
-    epithelium = _remove_small_components(_select_highest(nests, tissue & ~fat, spec.epithelium_share * area), 900)
-    # a lumen keeps its distance from the stroma: what remains is an epithelium of even thickness
+    epithelium = _remove_small_components(_select_highest(nests, tissue & ~fat, spec.epithelium_fraction * area), 900)
+    # a lumen keeps a distance from the stroma, so that the epithelium around it has an even thickness
     depth = distance_inside(epithelium)
     thickness = 22 + 4 * smooth_noise(rng, shape_hw, 200) + 3.5 * rough_noise(rng, shape_hw, 40, 2)
-    lumen = _open_lumens(rng, depth > thickness, spec.gland_share)
+    lumen = _open_lumens(rng, depth > thickness, spec.lumen_fraction)
     stroma = tissue & ~fat & ~epithelium
-    lymphoid = _select_highest(rough_noise(rng, shape_hw, 230, 2), stroma & (inner > 15), spec.lymphoid_share * area)
+    lymphoid = _select_highest(rough_noise(rng, shape_hw, 230, 2), stroma & (inner > 15), spec.lymphoid_fraction * area)
     vessels = _draw_vessels(make_rng(*address, "vessels"), stroma & ~lymphoid & (inner > 40), area)
     for mask, compartment in (
         (fat, Compartment.FAT),
@@ -114,8 +113,8 @@ def plan_section(spec: SectionSpec, *address: int | str) -> Section:
     ):
         compartments[mask] = compartment
 
-    along, across = wavy_coordinates(make_rng(*address, "fibres"), shape_hw, bend_px=38, wavelength_px=260)
-    focus = _choose_foci(make_rng(*address, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
+    along, across = fibre_coordinates(make_rng(*address, "fibres"), shape_hw, bend_px=38, wavelength_px=260)
+    focus = _place_foci(make_rng(*address, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
     nuclei = _place_nuclei(compartments, focus, across, spec, *address, "nuclei")
     return Section(
         spec,
@@ -130,31 +129,30 @@ def plan_section(spec: SectionSpec, *address: int | str) -> Section:
 
 
 def _select_highest(field: Field, within: Mask, area: float) -> Mask:
-    """Take the highest places of a field, `area` pixels of them, within a mask."""
+    """Return a mask of the `area` pixels with the highest values within a mask."""
     values = field[within]
-    wanted = min(int(area), len(values))
-    if wanted <= 0:
+    count = min(int(area), len(values))
+    if count <= 0:
         return np.zeros_like(within)
-    threshold = np.partition(values, len(values) - wanted)[len(values) - wanted]
+    threshold = np.partition(values, len(values) - count)[len(values) - count]
     return np.asarray(within & (field >= threshold))
 
 
-def _open_lumens(rng: np.random.Generator, cavities: Mask, share: float) -> Mask:
-    """Open a share of the places where a lumen could be, each as a whole; large ones stay solid nests."""
+def _open_lumens(rng: np.random.Generator, cavities: Mask, fraction: float) -> Mask:
+    """Return a random fraction of the cavities as lumens. Very small and very large cavities stay solid."""
     _, labels, statistics, _ = cv2.connectedComponentsWithStats(cavities.astype(np.uint8), connectivity=4)
     area = statistics[:, cv2.CC_STAT_AREA]
-    opened = (area >= _MIN_LUMEN_UM2) & (area <= _MAX_LUMEN_UM2) & (rng.random(len(area)) < share)
+    opened = (area >= _MIN_LUMEN_UM2) & (area <= _MAX_LUMEN_UM2) & (rng.random(len(area)) < fraction)
     opened[0] = False
     return np.asarray(opened[labels])
 
 
 def _remove_small_components(mask: Mask, smallest_px: int) -> Mask:
-    """Drop pieces smaller than that."""
     return mask & ~find_small_components(mask, smallest_px, connectivity=4)
 
 
-def _outline(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mask:
-    """Draw the outline of the tissue: one large piece, chips, or needle cores, ragged at the edge."""
+def _generate_tissue(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mask:
+    """Return a tissue mask with irregular edges: one large piece, chips or needle cores."""
     height, width = shape_hw
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
     if spec.outline == "resection":
@@ -188,63 +186,66 @@ def _outline(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Ma
     field += 0.16 * rough_noise(rng, shape_hw, 520, 3) + 0.016 * rough_noise(rng, shape_hw, 55, 3, 0.6)
     edge_um = MAP_MPP * np.minimum(np.minimum(x, width - 1 - x), np.minimum(y, height - 1 - y))
     uneven = np.clip(1 + 0.4 * smooth_noise(rng, shape_hw, 160), 0.4, None)
-    allowed = edge_um > _MARGIN * min(spec.width_um, spec.height_um) * uneven
-    tissue = _remove_small_components(_select_highest(field, allowed, spec.tissue_share * height * width), 6000)
-    return ~_remove_small_components(~tissue, 400)  # pinholes of the noise are no lumens
+    allowed = edge_um > _MARGIN_FRACTION * min(spec.width_um, spec.height_um) * uneven
+    tissue = _remove_small_components(_select_highest(field, allowed, spec.tissue_fraction * height * width), 6000)
+    return ~_remove_small_components(~tissue, 400)  # fills small holes caused by the noise
 
 
 def _draw_vessels(rng: np.random.Generator, stroma: Mask, area: int) -> Mask:
-    """Scatter small vessels in the stroma, cut along or across."""
-    drawn = np.zeros(stroma.shape, np.uint8)
+    """Return a mask of small vessels at random positions in the stroma."""
+    canvas = np.zeros(stroma.shape, np.uint8)
     rows, columns = np.nonzero(stroma)
     for _ in range(round(area / 45_000) if len(rows) else 0):
         at = int(rng.integers(len(rows)))
         long = rng.uniform(8, 26)
         axes = (long, long * rng.uniform(0.35, 0.9))
         cv2.ellipse(
-            drawn, ((float(columns[at]), float(rows[at])), (2 * axes[0], 2 * axes[1]), rng.uniform(0, 180)), 1, -1
+            canvas, ((float(columns[at]), float(rows[at])), (2 * axes[0], 2 * axes[1]), rng.uniform(0, 180)), 1, -1
         )
-    return np.asarray(drawn.astype(bool) & stroma)
+    return np.asarray(canvas.astype(bool) & stroma)
 
 
-def _choose_foci(rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focus]) -> npt.NDArray[np.uint8]:
-    """Give each focus its share of the epithelium, in one or two places; where they want too much, each gets less."""
-    chosen = np.zeros(epithelium.shape, np.uint8)
-    area = epithelium.sum() * min(1, _MAX_FOCI_FRACTION / max(sum(focus.share for focus in foci), 1e-9))
+def _place_foci(rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focus]) -> npt.NDArray[np.uint8]:
+    """Place each focus in one or two regions of the epithelium; return 0 or 1 + index of the focus for each pixel.
+
+    All foci are reduced if their fractions add up to more than _MAX_FOCI_FRACTION.
+    """
+    placed = np.zeros(epithelium.shape, np.uint8)
+    area = epithelium.sum() * min(1, _MAX_FOCI_FRACTION / max(sum(focus.fraction for focus in foci), 1e-9))
     y, x = np.mgrid[0 : epithelium.shape[0], 0 : epithelium.shape[1]].astype(np.float32)
     for index, focus in enumerate(foci):
-        free = epithelium & (chosen == 0)
+        free = epithelium & (placed == 0)
         rows, columns = np.nonzero(free)
         nearness = np.full(epithelium.shape, -np.inf, np.float32)
         for _ in range(int(rng.integers(1, 3))):
             at = int(rng.integers(len(rows)))
             np.maximum(nearness, -np.hypot(x - columns[at], y - rows[at]), out=nearness)
         nearness += 35 * smooth_noise(rng, epithelium.shape, 150)
-        chosen[_select_highest(nearness, free, max(focus.share * area, 1))] = index + 1
-    return chosen
+        placed[_select_highest(nearness, free, max(focus.fraction * area, 1))] = index + 1
+    return placed
 
 
-def _hexagonal_points(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> tuple[Field, Field]:
-    """Scatter points over the section at about an even distance from each other, in microns."""
+def _sample_points(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> tuple[Field, Field]:
+    """Return points (x, y) in microns on a jittered hexagonal grid over the section."""
     height_um, width_um = shape_hw[0] * MAP_MPP, shape_hw[1] * MAP_MPP
     row_um = spacing_um * np.sqrt(3) / 2
     rows, columns = np.mgrid[0 : int(height_um / row_um), 0 : int(width_um / spacing_um)].astype(np.float32)
     x = (columns + 0.5 * (rows % 2) + 0.25) * spacing_um + rng.normal(0, 0.17 * spacing_um, rows.shape)
     y = (rows + 0.5) * row_um + rng.normal(0, 0.17 * spacing_um, rows.shape)
-    x, y = x.astype(np.float32), y.astype(np.float32)  # before they are compared: rounding may reach the edge
+    x, y = x.astype(np.float32), y.astype(np.float32)  # before the comparison: rounding may move a point to the edge
     inside = (x >= 0) & (y >= 0) & (x < width_um) & (y < height_um)
     return x[inside], y[inside]
 
 
 def _fat_walls(rng: np.random.Generator, fat: Mask, spacing_um: float = 62.0) -> Mask:
-    """Draw the walls of fat cells: thin, and thicker where three meet, so that the cells are round."""
-    x, y = _hexagonal_points(rng, fat.shape, spacing_um)
-    from_border = distance_inside(~cell_borders_between(x, y, fat.shape))
+    """Return a mask of the walls of fat cells. They are thicker where three cells meet, so that the cells are round."""
+    x, y = _sample_points(rng, fat.shape, spacing_um)
+    from_border = distance_inside(~draw_cell_borders(x, y, fat.shape))
     return fat & (cv2.GaussianBlur(from_border, (0, 0), 4.0) < 3.32)
 
 
-def cell_borders_between(x_um: Field, y_um: Field, shape_hw: Shape) -> Mask:
-    """Draw the lines that are as near to one point as to another."""
+def draw_cell_borders(x_um: Field, y_um: Field, shape_hw: Shape) -> Mask:
+    """Return a mask of the borders between the Voronoi cells of points."""
     empty = np.ones(shape_hw, np.uint8)
     empty[(y_um / MAP_MPP).astype(int), (x_um / MAP_MPP).astype(int)] = 0
     if empty.all():
@@ -263,43 +264,45 @@ def _place_nuclei(
     spec: SectionSpec,
     *address: int | str,
 ) -> tuple[Nuclei, ...]:
-    """Put nuclei of each kind into their compartments; each kind draws for itself, so that a focus moves no other."""
-    inner = distance_inside(compartments != Compartment.GLASS) > 4  # none hangs over the edge
+    """Place the nuclei of each compartment and focus.
+
+    Each has its own random stream, so that a focus does not change the nuclei outside it.
+    """
+    inner = distance_inside(compartments != Compartment.GLASS) > 4  # no nucleus extends beyond the edge
     stroma, epithelium = inner & (compartments == Compartment.STROMA), compartments == Compartment.EPITHELIUM
     lymphoid, vessel = compartments == Compartment.LYMPHOID, compartments == Compartment.VESSEL
     depth = distance_inside(epithelium | (compartments == Compartment.LUMEN))
     from_lumen = distance_inside(compartments != Compartment.LUMEN)
-    towards_middle = _gradient_angle(cv2.GaussianBlur(depth, (0, 0), 3.0))
-    fibres = _gradient_angle(across) + np.float32(np.pi / 2)
+    inwards = _gradient_angle(cv2.GaussianBlur(depth, (0, 0), 3.0))
+    along_fibres = _gradient_angle(across) + np.float32(np.pi / 2)
     from_wall = distance_inside(vessel)
-    round_the_wall = _gradient_angle(from_wall) + np.float32(np.pi / 2)
-    # cells of a gland stand on the stroma with their nucleus low: what is near the lumen is cytoplasm
-    room = inner & epithelium & (depth > 3.5) & (from_lumen > 8)
-    # lymphocytes come one by one and in swarms
-    swarming = rough_noise(make_rng(*address, "swarms"), stroma.shape, 120, 2)
-    swarms = _select_highest(swarming, stroma, spec.inflammation * stroma.sum())
+    along_wall = _gradient_angle(from_wall) + np.float32(np.pi / 2)
+    # glandular cells have their nucleus on the side of the stroma; there is only cytoplasm near the lumen
+    epithelial = inner & epithelium & (depth > 3.5) & (from_lumen > 8)
+    density = rough_noise(make_rng(*address, "swarms"), stroma.shape, 120, 2)
+    clusters = _select_highest(density, stroma, spec.inflammation * stroma.sum())
 
-    def placed(name: str, kind: NucleusKind, where: Mask, direction: Field, keep: float) -> Nuclei:
-        return _fill_with_nuclei(make_rng(*address, name), name, kind, where, direction, keep)
+    def place(name: str, kind: NucleusKind, mask: Mask, direction: Field, keep: float) -> Nuclei:
+        return _fill_with_nuclei(make_rng(*address, name), name, kind, mask, direction, keep)
 
-    nests = [("epithelium", EPITHELIAL), *((each.name, each.kind) for each in spec.foci)]
+    kinds = [("epithelium", EPITHELIAL), *((each.name, each.kind) for each in spec.foci)]
     nuclei = []
-    for number, (name, kind) in enumerate(nests):
-        sized = _scale_kind(kind, spec.nuclear_scale, spec.spacing_scale)
-        direction = fibres if kind.length_um > 2 * kind.width_um else towards_middle
-        nuclei.append(placed(name, sized, room & (focus == number), direction, 0.94))
+    for number, (name, kind) in enumerate(kinds):
+        scaled = _scale_kind(kind, spec.nuclear_scale, spec.spacing_scale)
+        direction = along_fibres if kind.length_um > 2 * kind.width_um else inwards
+        nuclei.append(place(name, scaled, epithelial & (focus == number), direction, 0.94))
     nuclei += [
-        placed("stroma", STROMAL, stroma, fibres, 0.7),
-        placed("lymphoid", LYMPHOCYTE, lymphoid & inner, fibres, 0.86),
-        placed("single lymphocytes", LYMPHOCYTE, stroma, fibres, 0.05),
-        placed("lymphocytes in swarms", LYMPHOCYTE, swarms, fibres, 0.42),
-        placed("vessel", ENDOTHELIAL, vessel & (from_wall < 2.5), round_the_wall, 1.0),
+        place("stroma", STROMAL, stroma, along_fibres, 0.7),
+        place("lymphoid", LYMPHOCYTE, lymphoid & inner, along_fibres, 0.86),
+        place("single lymphocytes", LYMPHOCYTE, stroma, along_fibres, 0.05),
+        place("lymphocytes in swarms", LYMPHOCYTE, clusters, along_fibres, 0.42),
+        place("vessel", ENDOTHELIAL, vessel & (from_wall < 2.5), along_wall, 1.0),
     ]
     return tuple(each for each in nuclei if len(each))
 
 
 def _scale_kind(kind: NucleusKind, scale: float, spacing: float) -> NucleusKind:
-    """Make nuclei larger or smaller, with what they cover left as it is, and then bring them closer or apart."""
+    """Scale the size of nuclei with their spacing, then scale the spacing alone."""
     return replace(
         kind,
         length_um=kind.length_um * scale,
@@ -309,28 +312,28 @@ def _scale_kind(kind: NucleusKind, scale: float, spacing: float) -> NucleusKind:
 
 
 def _gradient_angle(field: Field) -> Field:
-    """Give the angle in which a field rises."""
+    """Return the direction of the gradient of a field, in radians."""
     smooth = cv2.GaussianBlur(field, (0, 0), 2.0)
     return np.arctan2(cv2.Sobel(smooth, cv2.CV_32F, 0, 1), cv2.Sobel(smooth, cv2.CV_32F, 1, 0)).astype(np.float32)
 
 
 def _fill_with_nuclei(
-    rng: np.random.Generator, name: str, kind: NucleusKind, room: Mask, direction: Field, keep: float = 1.0
+    rng: np.random.Generator, name: str, kind: NucleusKind, mask: Mask, direction: Field, keep: float = 1.0
 ) -> Nuclei:
-    """Fill a part of the section with nuclei of a kind."""
-    x, y = _hexagonal_points(rng, room.shape, kind.spacing_um)
+    """Fill a mask with nuclei of a kind; `keep` is the fraction of the positions that get a nucleus."""
+    x, y = _sample_points(rng, mask.shape, kind.spacing_um)
     count, spread = len(x), kind.size_spread
-    # drawn for all places before any is left out: what room there is changes nothing elsewhere
-    chance, turn = rng.random(count), rng.uniform(-np.pi / 2, np.pi / 2, count)
+    # sampled for all positions before the mask is applied, so that the mask does not change the nuclei that remain
+    chance, rotation = rng.random(count), rng.uniform(-np.pi / 2, np.pi / 2, count)
     size = np.clip(rng.normal(1, spread, count), 1 - 3 * spread, 1 + 3 * spread)
     ratio = np.clip(rng.normal(1, 0.08, count), 0.8, 1.2)
     paired = rng.random(count) < kind.paired
     rows, columns = (y / MAP_MPP).astype(int), (x / MAP_MPP).astype(int)
-    angle = direction[rows, columns] + (1 - kind.aligned) * turn
-    kept = room[rows, columns] & (chance < keep)
+    angle = direction[rows, columns] + (1 - kind.aligned) * rotation
+    kept = mask[rows, columns] & (chance < keep)
     x, y, angle, paired = x[kept], y[kept], angle[kept], paired[kept]
     length, width = (kind.length_um * size * ratio)[kept], (kind.width_um * size / ratio)[kept]
-    if paired.any():  # the second one touches the first from the side
+    if paired.any():  # add a second nucleus next to the first
         side = angle + np.pi / 2
         shift_x, shift_y = np.cos(side) * width * 0.49, np.sin(side) * width * 0.49
         x = np.concatenate([x - paired * shift_x, (x + shift_x)[paired]])

@@ -1,4 +1,4 @@
-"""What is known of a painted slide because it was planted: its tissue, and which tiles carry which signal."""
+"""Ground truth of a synthetic slide: its compartments, and the tiles that contain the signal of each target."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tapfm.slides.tissue import Mask
 from tapfm.synthetic.section import Compartment
 from tapfm.tiles.grid import Positions, TileSpec, mask_coverage, tile_grid
 
-SIGNAL_THRESHOLD = 0.1  # part of a tile that a target's epithelium has to cover for the tile to carry its signal
-_FIRST_FOCUS = 16  # in the truth's picture: value of the slide's first focus; compartments lie below
+SIGNAL_THRESHOLD = 0.1  # a tile contains the signal of a target if its focus covers at least this fraction of the tile
+_FIRST_FOCUS = 16  # pixel value of the first focus in the truth image; lower values are compartments
 _COLOURS: dict[str, tuple[int, int, int]] = {
     "glass": (255, 255, 255),
     "stroma": (244, 187, 204),
@@ -36,48 +36,48 @@ _FOCUS_COLOURS = [(0, 140, 60), (240, 130, 0), (0, 130, 200), (200, 0, 120), (12
 
 @dataclass(frozen=True)
 class SlideTruth:
-    """Maps over a whole slide: each covers its `box`, all of level 0."""
+    """Compartment and focus of each position; both maps cover the whole slide."""
 
     compartments: npt.NDArray[np.uint8]
     focus: npt.NDArray[np.uint8]  # 0, or 1 + the index in `foci`
-    foci: tuple[str, ...]  # targets first, then what only resembles them
+    foci: tuple[str, ...]  # targets first, then lookalikes
     width_px0: int
     height_px0: int
     mpp: float
 
     @property
     def tissue(self) -> Mask:
-        """All that is not glass."""
+        """Mask of all tissue."""
         return np.asarray(self.compartments != Compartment.GLASS)
 
     @property
     def epithelium(self) -> Mask:
-        """The epithelium, where alone a signal can be."""
+        """Mask of the epithelium, which includes all foci."""
         return np.asarray(self.compartments == Compartment.EPITHELIUM)
 
     def default_grid(self) -> tuple[Positions, int]:
-        """Lay the usual grid, 224 px at 0.5 um per pixel: corners and side, in level-0 pixels."""
+        """Return positions and side of the default tile grid (224 px at 0.5 um per pixel), in level-0 pixels."""
         spec = TileSpec()
         whole = Box(0, 0, self.width_px0, self.height_px0)
         return tile_grid(whole, spec, self.mpp), spec.side_px0(self.mpp)
 
     def coverage(self, mask: Mask, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
-        """Say which part of each tile a mask of this slide covers; positions are level-0 corners."""
-        return mask_coverage(mask, self.to_thumbnail(mask), positions, side_px0)
+        """Return the fraction of each tile that a mask of this slide covers."""
+        return mask_coverage(mask, self.make_thumbnail(mask), positions, side_px0)
 
-    def signal(self, target: str, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
-        """Say which part of each tile shows a target's morphology: 0 everywhere on a slide without it."""
+    def signal_coverage(self, target: str, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
+        """Return the fraction of each tile with the morphology of a target; 0 for all tiles of a negative slide."""
         if target not in self.foci:
             return np.zeros(len(positions))
         return self.coverage(np.asarray(self.focus == self.foci.index(target) + 1), positions, side_px0)
 
-    def to_thumbnail(self, mask: Mask) -> Thumbnail:
-        """Say where a map lies on the slide."""
+    def make_thumbnail(self, mask: Mask) -> Thumbnail:
+        """Return a blank thumbnail of the slide with the shape of a mask."""
         return Thumbnail(np.broadcast_to(np.uint8(0), (*mask.shape, 3)), Box(0, 0, self.width_px0, self.height_px0))
 
 
 def encode_truth_image(truth: SlideTruth) -> bytes:
-    """Write compartments and foci as a picture with a palette: to look at, and to read back."""
+    """Encode compartments and foci as a PNG file with a colour palette."""
     values = np.where(truth.focus > 0, truth.focus + np.uint8(_FIRST_FOCUS - 1), truth.compartments).astype(np.uint8)
     image = Image.fromarray(values, mode="P")
     palette = np.full((256, 3), 255, np.uint8)
@@ -90,7 +90,7 @@ def encode_truth_image(truth: SlideTruth) -> bytes:
 
 
 def truth_metadata(truth: SlideTruth) -> dict[str, object]:
-    """Say what the picture does not."""
+    """Return the metadata of a truth image, as a JSON object."""
     return {
         "width_px0": truth.width_px0,
         "height_px0": truth.height_px0,
@@ -103,44 +103,46 @@ def truth_metadata(truth: SlideTruth) -> dict[str, object]:
 
 def read_truth(folder: Path, slide_id: str) -> SlideTruth:
     """Read the truth of one slide from the folder that `tapfm synth` wrote it to."""
-    picture, facts_file = folder / f"{slide_id}.png", folder / f"{slide_id}.json"
+    image_path, metadata_path = folder / f"{slide_id}.png", folder / f"{slide_id}.json"
     try:
-        facts = json.loads(facts_file.read_text(encoding="utf-8"))
-        with Image.open(picture) as image:
+        metadata = json.loads(metadata_path.read_text(encoding="utf-8"))
+        with Image.open(image_path) as image:
             values = np.asarray(image)
-        sizes = int(facts["width_px0"]), int(facts["height_px0"]), float(facts["mpp"])
-        foci = tuple(str(name) for name in facts["foci"])
+        sizes = int(metadata["width_px0"]), int(metadata["height_px0"]), float(metadata["mpp"])
+        foci = tuple(str(name) for name in metadata["foci"])
     except FileNotFoundError as error:
         raise InputError(
-            f"There is no truth of slide {slide_id} in {folder}.",
-            hint="Give the folder `truth` of a cohort that tapfm synth painted.",
+            f"{folder} contains no ground truth of slide {slide_id}.",
+            hint="Give the folder `truth` of a cohort that was generated by tapfm synth.",
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"The truth of slide {slide_id} in {folder} is damaged ({type(error).__name__}: {error}).",
-            hint="Run the tapfm synth that painted it once more: it mends what is damaged.",
+            f"The ground truth of slide {slide_id} in {folder} is damaged ({type(error).__name__}: {error}).",
+            hint="Run the same tapfm synth command again; it regenerates damaged files.",
         ) from error
     focus = np.where(values >= _FIRST_FOCUS, values - _FIRST_FOCUS + 1, 0).astype(np.uint8)
     compartments = np.where(focus > 0, np.uint8(Compartment.EPITHELIUM), values).astype(np.uint8)
     return SlideTruth(compartments, focus, foci, *sizes)
 
 
-def encode_truth_geojson(truth: SlideTruth, accidents: Mapping[str, Mask], slide_id: str) -> bytes:
-    """Write foci and accidents as annotations of QuPath."""
+def encode_truth_geojson(truth: SlideTruth, artefacts: Mapping[str, Mask], slide_id: str) -> bytes:
+    """Encode foci and artefacts as GeoJSON annotations for QuPath."""
     features = []
     for index, name in enumerate(truth.foci):
         mask = np.asarray(truth.focus == index + 1)
-        features += build_qupath_features(mask, truth.to_thumbnail(mask), (0, 0), slide_id, name, _FOCUS_COLOURS[index])
-    for name, mask in accidents.items():
-        features += build_qupath_features(mask, truth.to_thumbnail(mask), (0, 0), slide_id, name, (90, 90, 90))
+        features += build_qupath_features(
+            mask, truth.make_thumbnail(mask), (0, 0), slide_id, name, _FOCUS_COLOURS[index]
+        )
+    for name, mask in artefacts.items():
+        features += build_qupath_features(mask, truth.make_thumbnail(mask), (0, 0), slide_id, name, (90, 90, 90))
     return json.dumps({"type": "FeatureCollection", "features": features}).encode()
 
 
 def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[list[str]]:
-    """List the tiles of the usual grid, and what each carries."""
+    """Return the rows of `truth/tiles.csv` for one slide: the tiles of the default grid."""
     positions, side_px0 = truth.default_grid()
     tissue = truth.coverage(truth.tissue, positions, side_px0)
-    signals = [truth.signal(each, positions, side_px0) for each in targets]
+    signals = [truth.signal_coverage(each, positions, side_px0) for each in targets]
     return [
         [slide_id, str(x), str(y), str(side_px0), f"{tissue[i]:.3f}", *(f"{each[i]:.3f}" for each in signals)]
         for i, (x, y) in enumerate(positions)
@@ -148,5 +150,5 @@ def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[
 
 
 def encode_tile_table(rows: Sequence[Sequence[str]], targets: Sequence[str]) -> bytes:
-    """Return the table of all tiles: which part of each is tissue, and which part shows each target."""
+    """Encode `truth/tiles.csv`: the fraction of tissue and of the signal of each target in each tile."""
     return csv_text(["slide_id", "x_px0", "y_px0", "side_px0", "tissue", *targets], rows).encode()

@@ -137,7 +137,8 @@ def _check_foreign_files(jobs: Sequence[TilingJob]) -> None:
     foreign = [path.name for path, slide_id in paths if path.exists() and not _may_replace(path, slide_id)]
     if foreign:
         raise InputError(
-            f"{jobs[0].folder}/patches contains {len(foreign):,} files that were not created by tapfm, such as {foreign[0]}.",
+            f"{jobs[0].folder}/patches contains {len(foreign):,} tile files that were not created by tapfm, such as "
+            f"{foreign[0]}.",
             hint="Choose another folder with --out.",
         )
 
@@ -227,7 +228,7 @@ def _tile_and_write(job: TilingJob) -> TileRecord:
         status="ok",
         mpp=scale.mpp,
         mpp_source=scale.source,
-        tissue=job.spec.tissue if job.tissue_path is None else "drawn",
+        tissue=job.spec.tissue if job.tissue_path is None else "annotation",
         achieved_mpp=job.spec.achieved_mpp(scale.mpp),
         tiles=counts[TileStatus.KEPT],
         tissue_mm2=tiled.tissue_mm2,

@@ -15,10 +15,11 @@ from tapfm.tiles.grid import TileStatus
 from tapfm.tiles.image_text import TEXT_COLOUR, ScaleBar, load_font
 from tapfm.tiles.tiling import TiledSlide
 
-_LONGEST_PX, _MIN_THUMBNAIL_PX = 1200, 600
+_LONGEST_PX = 1200  # longer side of the overlay
+_MIN_THUMBNAIL_PX = 600  # a smaller thumbnail is read again at a larger size
 _MARGIN_PX, _LINE_PX = 12, 22
 _OUTLINE = (16, 122, 87)
-# distinguishable with colour vision deficiency, and from the pink and purple of H&E
+# distinguishable for colour-blind readers, and from the pink and purple of H&E
 _COLOURS: dict[TileStatus, Colour] = {
     TileStatus.KEPT: (16, 122, 87),
     TileStatus.PEN: (0, 114, 189),
@@ -28,10 +29,10 @@ _COLOURS: dict[TileStatus, Colour] = {
 }
 _LEGEND_TEXTS = {
     TileStatus.KEPT: "tiles",
-    TileStatus.PEN: "pen",
-    TileStatus.BLUR: "out of focus",
-    TileStatus.UNREADABLE: "unreadable",
-    TileStatus.PADDING: "scanner padding",
+    TileStatus.PEN: "removed (pen)",
+    TileStatus.BLUR: "removed (out of focus)",
+    TileStatus.UNREADABLE: "removed (unreadable)",
+    TileStatus.PADDING: "removed (scanner padding)",
 }
 
 
@@ -40,11 +41,11 @@ def draw_overlay(slide: Slide, tiled: TiledSlide, scale: Scale, title: str) -> b
     pixels = _overlay_background(slide, tiled)
     height_px, width_px = pixels.shape[:2]
     box = tiled.thumbnail.box
-    shrink = np.array([box.width_px0 / width_px, box.height_px0 / height_px])
+    downsample = np.array([box.width_px0 / width_px, box.height_px0 / height_px])
 
     canvas = pixels.copy()
-    corners = (tiled.positions - [box.x_px0, box.y_px0]) / shrink
-    ends = corners + tiled.side_px0 / shrink
+    corners = (tiled.positions - [box.x_px0, box.y_px0]) / downsample
+    ends = corners + tiled.side_px0 / downsample
     squares = np.concatenate([np.rint(corners), np.rint(ends)], axis=1).astype(int)
     for status, colour in _COLOURS.items():
         layer = canvas.copy()
@@ -56,14 +57,13 @@ def draw_overlay(slide: Slide, tiled: TiledSlide, scale: Scale, title: str) -> b
     for piece in trace_outlines(mask.astype(bool)):
         cv2.polylines(canvas, piece, isClosed=True, color=_OUTLINE, thickness=2, lineType=cv2.LINE_AA)
 
-    mpp = scale.mpp * float(shrink.mean())
+    mpp = scale.mpp * float(downsample.mean())
     image = _add_caption(
         Image.fromarray(canvas), title, _format_caption(tiled, scale), _list_legend_entries(tiled), mpp
     )
     buffer = io.BytesIO()
-    image.save(
-        buffer, "PNG", compress_level=1
-    )  # higher levels take ten times as long as the tiling and save a tenth of the bytes
+    # higher compression levels would take ten times as long as the tiling and save a tenth of the bytes
+    image.save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
 
 
@@ -75,8 +75,8 @@ def _overlay_background(slide: Slide, tiled: TiledSlide) -> Pixels:
         return slide.thumbnail(_LONGEST_PX).pixels
     if longest_px <= _LONGEST_PX:
         return tiled.thumbnail.pixels
-    shrunk = (max(1, width_px * _LONGEST_PX // longest_px), max(1, height_px * _LONGEST_PX // longest_px))
-    return np.asarray(cv2.resize(tiled.thumbnail.pixels, shrunk, interpolation=cv2.INTER_AREA), dtype=np.uint8)
+    size = (max(1, width_px * _LONGEST_PX // longest_px), max(1, height_px * _LONGEST_PX // longest_px))
+    return np.asarray(cv2.resize(tiled.thumbnail.pixels, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
 
 
 def _format_caption(tiled: TiledSlide, scale: Scale) -> str:

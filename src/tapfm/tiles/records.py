@@ -14,7 +14,7 @@ class TileRecord:
     reason: str = ""
     mpp: float | None = None
     mpp_source: str = ""
-    tissue: str = ""  # detection method, or "drawn" for an annotation
+    tissue: str = ""  # detection method, or "annotation" if --tissue-mask was used
     achieved_mpp: float | None = None
     tiles: int = 0
     tissue_mm2: float | None = None

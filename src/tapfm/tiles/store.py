@@ -1,12 +1,14 @@
-"""Tile positions in HDF5, one file per slide, in TRIDENT's layout or CLAM's; both are read back, also from those tools.
+"""Read and write tile positions in HDF5, one file per slide, in the layout of TRIDENT or CLAM.
 
-TRIDENT  <slide>_patches.h5   `coords` (N, 2) int64, level-0 top left; `patch_size` is the tile's side in pixels,
-                              `patch_size_level0` its side on the slide. Its reader takes that side again from
-                              patch_size * level0_magnification / target_magnification, so the magnification we store
-                              is the effective one: 40 at 0.25 um per pixel, 37.77 at 0.2645.
-CLAM     <slide>.h5           `patch_size` is the side at `patch_level`, so 448 where TRIDENT says 224 at 40x.
+Files written by TRIDENT and CLAM can be read too.
 
-All attributes stand on the dataset. Ours come on top, under names neither of them uses.
+TRIDENT  <slide>_patches.h5   `coords` (N, 2) int64, top left corners in level-0 pixels. `patch_size` is the side of a
+                              tile in pixels, `patch_size_level0` its side in level-0 pixels. TRIDENT computes the
+                              latter as patch_size * level0_magnification / target_magnification, so the effective
+                              magnification is stored: 40 at 0.25 um per pixel, 37.77 at 0.2645.
+CLAM     <slide>.h5           `patch_size` is the side in pixels of `patch_level`: 448 at 40x where TRIDENT stores 224.
+
+All attributes are attributes of the dataset. tapfm adds attributes under names that neither tool uses.
 """
 
 from __future__ import annotations
@@ -30,13 +32,14 @@ from tapfm.tiles.grid import Positions
 Layout = Literal["trident", "clam"]
 LAYOUTS: tuple[Layout, ...] = ("trident", "clam")
 _SUFFIXES: dict[Layout, str] = {"trident": "_patches.h5", "clam": ".h5"}
+_REGENERATE_HINT = "Create it again with tapfm tile."
 
 
 @dataclass(frozen=True)
 class TileSet:
-    """The tiles of a slide: squares of `side_px0` level-0 pixels at `positions`, each to be read as `tile_px`.
+    """The tiles of a slide: squares of `side_px0` level-0 pixels at `positions`, read as `tile_px` x `tile_px` pixels.
 
-    What another tool's file does not say is None.
+    Values that a file of another tool does not contain are None.
     """
 
     slide_id: str
@@ -48,15 +51,15 @@ class TileSet:
     overlap_px: int = 0
     size_px0: tuple[int, int] | None = None
     fingerprint: str | None = None
-    summary: Mapping[str, Any] | None = None  # what `tapfm tile` found, for its table
-    spec: Mapping[str, Any] | None = None  # the settings that decided which tiles there are, as TileSpec has them
+    summary: Mapping[str, Any] | None = None  # row of summary.csv
+    spec: Mapping[str, Any] | None = None  # fields of the TileSpec
 
     def __len__(self) -> int:
         return len(self.positions)
 
     @property
     def tiling_settings(self) -> dict[str, Any] | None:
-        """How they were laid, in the words of TileSpec; as much of it as is known."""
+        """Fields of the TileSpec that are known; None if none is."""
         if self.spec is not None:
             return dict(self.spec)
         if self.target_mpp is None:
@@ -65,34 +68,34 @@ class TileSet:
 
     @property
     def content_digest(self) -> str:
-        """Digest of the tiles themselves: positions, side and slide size, whichever code or settings made them."""
+        """Digest of positions, tile size and slide size. It does not depend on version or settings."""
         positions = hashlib.sha256(np.ascontiguousarray(self.positions, np.int64).tobytes()).hexdigest()
         return fingerprint(positions, self.side_px0, self.tile_px, self.size_px0)[:16]
 
     @property
     def achieved_mpp(self) -> float | None:
-        """Microns per pixel at which tiles come out; differs from the target by less than half a level-0 pixel."""
+        """Exact microns per pixel of the tiles; differs from `target_mpp`, because the side is rounded."""
         return None if self.slide_mpp is None else self.side_px0 * self.slide_mpp / self.tile_px
 
 
 def tile_file_path(folder: Path, slide_id: str, layout: Layout) -> Path:
-    """Say where a slide's file is, under the name that the layout's own tool gives it."""
+    """Return the path of a slide's tile file; its name is the one that the tool of the layout uses."""
     return folder / "patches" / f"{slide_id}{_SUFFIXES[layout]}"
 
 
 def find_tiles(folder: Path, slide_id: str) -> TileSet:
-    """Find a slide's tiles, in whichever layout; none at all are refused."""
+    """Read the tiles of a slide in either layout. Raise TileStoreError if there is no file or no tile."""
     path = next((path for layout in LAYOUTS if (path := tile_file_path(folder, slide_id, layout)).exists()), None)
     if path is None:
-        raise TileStoreError(f"There is no file of its tiles in {folder / 'patches'}.")
+        raise TileStoreError(f"{folder / 'patches'} contains no tile file of slide {slide_id}.")
     tiles = read_tiles(path)
     if not len(tiles):
-        raise TileStoreError(f"{path} has no tiles.")
+        raise TileStoreError(f"{path} contains no tiles.")
     return tiles
 
 
 def write_tiles(folder: Path, tiles: TileSet, layout: Layout) -> Path:
-    """Write a slide's file, whole or not at all."""
+    """Write the tile file of a slide atomically; return its path."""
     path = tile_file_path(folder, tiles.slide_id, layout)
     buffer = io.BytesIO()
     with h5py.File(buffer, "w") as file:
@@ -105,10 +108,9 @@ def write_tiles(folder: Path, tiles: TileSet, layout: Layout) -> Path:
 
 
 def trident_attributes(tiles: TileSet) -> dict[str, Any]:
-    """Name things as TRIDENT does."""
     assert tiles.target_mpp is not None
     assert tiles.size_px0 is not None
-    magnification = nominal_mpp(tiles.target_mpp)  # the relation is its own inverse
+    magnification = nominal_mpp(tiles.target_mpp)  # magnification = 10 / mpp, and mpp = 10 / magnification
     return {
         "patch_size": tiles.tile_px,
         "patch_size_level0": tiles.side_px0,
@@ -123,7 +125,7 @@ def trident_attributes(tiles: TileSet) -> dict[str, Any]:
 
 
 def _clam_attributes(tiles: TileSet) -> dict[str, Any]:
-    """Name things as CLAM does: always at level 0, where every side is possible."""
+    """Return the attributes of CLAM, always for level 0, where tiles can have any side."""
     assert tiles.size_px0 is not None
     return {
         "patch_size": tiles.side_px0,
@@ -137,7 +139,7 @@ def _clam_attributes(tiles: TileSet) -> dict[str, Any]:
 
 
 def tapfm_attributes(tiles: TileSet) -> dict[str, Any]:
-    """Keep what neither layout has room for."""
+    """Return the attributes that tapfm adds to both layouts."""
     assert tiles.size_px0 is not None
     return {
         "tile_px": tiles.tile_px,
@@ -155,41 +157,41 @@ def tapfm_attributes(tiles: TileSet) -> dict[str, Any]:
 
 
 def _to_int_if_whole(value: float) -> int | float:
-    """Write 40.0 as 40, as the other tools do."""
+    """Return an int for a whole number, as the other tools store it."""
     return round(value) if abs(value - round(value)) < 1e-9 else value
 
 
 def read_tiles(path: Path) -> TileSet:
-    """Read a slide's file, ours or one that TRIDENT or CLAM wrote."""
+    """Read a tile file of tapfm, TRIDENT or CLAM."""
     try:
         with h5py.File(path, "r") as file:
             if "coords" not in file:
                 raise TileStoreError(
-                    f"{path} has no dataset `coords`, only: {', '.join(file) or 'nothing'}.",
-                    hint="Tile positions are in the files of a folder `patches`.",
+                    f"{path} contains no dataset `coords` (datasets: {', '.join(file) or 'none'}).",
+                    hint="Give a tile file from the folder `patches`.",
                 )
             attributes = {name: value for name, value in file["coords"].attrs.items() if not is_stored_none(value)}
             positions = np.asarray(file["coords"])
     except TileStoreError:
         raise
-    except Exception as error:  # damage shows in many ways
-        raise TileStoreError(f"{path} cannot be read as HDF5 ({error}).", hint="Make it again: tapfm tile") from error
+    except Exception as error:  # a damaged file can make h5py raise anything
+        raise TileStoreError(f"{path} cannot be read as HDF5 ({error}).", hint=_REGENERATE_HINT) from error
     if positions.size == 0:
         positions = np.empty((0, 2), np.int64)
     if positions.ndim != 2 or positions.shape[1] != 2:
         raise TileStoreError(
-            f"{path}: `coords` has the shape {positions.shape}, not (tiles, 2).", hint="Use another file."
+            f"{path}: `coords` has shape {positions.shape} instead of (tiles, 2).", hint=_REGENERATE_HINT
         )
     try:
         return _parse_tile_set(path, positions.astype(np.int64), attributes)
     except (KeyError, ValueError, TypeError) as error:
         raise TileStoreError(
-            f"{path} has a damaged attribute ({type(error).__name__}: {error}).", hint="Make it again: tapfm tile"
+            f"{path} has an invalid attribute ({type(error).__name__}: {error}).", hint=_REGENERATE_HINT
         ) from error
 
 
 def _parse_tile_set(path: Path, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
-    """Tell whose file it is."""
+    """Detect which tool wrote the file, and parse its attributes."""
     slide_id = str(attributes.get("name") or path.name.removesuffix(".h5").removesuffix("_patches"))
     if "tapfm_fingerprint" in attributes:
         return _parse_tapfm_tiles(slide_id, positions, attributes)
@@ -198,18 +200,17 @@ def _parse_tile_set(path: Path, positions: Positions, attributes: Mapping[str, A
     if "patch_level" in attributes and "patch_size" in attributes:
         return _parse_clam_tiles(path, slide_id, positions, attributes)
     raise TileStoreError(
-        f"{path}: `coords` does not say how large its tiles are (attributes: {', '.join(attributes) or 'none'}).",
-        hint="Files of features do not either: give the files of a folder `patches`.",
+        f"{path} does not contain the size of its tiles (attributes of `coords`: {', '.join(attributes) or 'none'}).",
+        hint="Give a tile file from the folder `patches`, not a feature file.",
     )
 
 
 def is_stored_none(value: Any) -> bool:
-    """Recognise how TRIDENT stores None."""
+    """Return whether an attribute is None as stored by TRIDENT, which is a string."""
     return isinstance(value, str | bytes) and str(value) in ("None", "b'None'")
 
 
 def _parse_tapfm_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
-    """Read a file of ours, in either layout."""
     return TileSet(
         slide_id,
         positions,
@@ -226,7 +227,6 @@ def _parse_tapfm_tiles(slide_id: str, positions: Positions, attributes: Mapping[
 
 
 def _parse_trident_tiles(slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
-    """Read a file that TRIDENT wrote."""
     magnification = attributes.get("target_magnification")
     width_px0, height_px0 = attributes.get("level0_width"), attributes.get("level0_height")
     return TileSet(
@@ -241,16 +241,16 @@ def _parse_trident_tiles(slide_id: str, positions: Positions, attributes: Mappin
 
 
 def _parse_clam_tiles(path: Path, slide_id: str, positions: Positions, attributes: Mapping[str, Any]) -> TileSet:
-    """Read a file that CLAM wrote: its size is that of `patch_level`, and older files shrink it once more."""
+    """Parse a file of CLAM. `patch_size` is in pixels of `patch_level`; older files have a `custom_downsample`."""
     patch_px, level = int(attributes["patch_size"]), int(attributes["patch_level"])
     if level > 0 and "downsample" not in attributes:
         raise TileStoreError(
-            f"{path}: tiles of level {level}, but no `downsample` to say how large they are.",
-            hint="Make it again: tapfm tile",
+            f"{path} contains tiles of level {level}, but no attribute `downsample`, so their size is unknown.",
+            hint=_REGENERATE_HINT,
         )
     downsample = float(np.ravel(attributes.get("downsample", 1.0))[0])
     custom = int(attributes.get("custom_downsample", 1))
-    size = attributes.get("level_dim") if level == 0 else None  # that of the tiles' own level
+    size = attributes.get("level_dim") if level == 0 else None  # size of `patch_level`
     return TileSet(
         slide_id,
         positions,

@@ -1,8 +1,7 @@
-"""Tiles read ahead: one queue over all slides, filled by a few processes, within a bound of memory.
+"""Prefetch tiles: worker processes read requests ahead into one queue across slides, with limited memory.
 
-The queue does not end with a slide: while the device works on one, the next ones are read. Requests come out in the
-order they were put in, whatever the number of workers, and with 0 workers they are read when they are asked for. A
-process that dies over a damaged slide costs the tiles it was reading, after a second try.
+Results are returned in the order of the requests for any number of workers. With 0 workers, requests are read when they
+are needed. If a worker crashes on a damaged slide, its tiles are retried once and then skipped.
 """
 
 from __future__ import annotations
@@ -22,38 +21,37 @@ from tapfm.runtime.workers import Worker, WorkerPool, describe_exit, start_worke
 from tapfm.slides.pool import SlidePool
 from tapfm.tiles.reading import Allocate, TilePixels, TileReadResult, TileRequest, allocate_array, read_request
 
-TILES_PER_PART = (
-    32  # tiles a worker reads at a time: opening the slide is a small part of it, and a lost part a small loss
-)
-_MAX_ATTEMPTS = 2  # for a part whose process died
-_TIMEOUT_S = 300.0  # for a part that does not come: a network drive that hangs must not hold up the run for ever
-_MAX_OPEN_SLIDES, _CACHE_BYTES = 3, 16 * 2**20  # of each worker
+# Tiles that a worker reads at a time: enough that opening the slide takes little of the time, few enough that a crash
+# loses few tiles.
+TILES_PER_PART = 32
+_MAX_ATTEMPTS = 2  # for a part whose worker crashed
+_TIMEOUT_S = 300.0  # for a part; a hanging network drive must not block the run forever
+_MAX_OPEN_SLIDES, _CACHE_BYTES = 3, 16 * 2**20  # per worker
 
 
 @dataclass
 class _PartialRequest:
-    """Some tiles of a request, in one worker's hands."""
+    """Tiles `start` to `end` of a request, read by one worker."""
 
     pending: _PendingRequest
     start: int
     end: int
     crashes: int = 0
     sent_at: float = 0.0
-    rows: list[int] = field(default_factory=list)  # those that were read, of the request
+    rows: list[int] = field(default_factory=list)  # tiles that were read, as indices into the request
     reasons: tuple[str, ...] = ()
 
     @property
     def request(self) -> TileRequest:
-        """The part as a request of its own."""
         return self.pending.request.select(self.start, self.end)
 
     def fail(self, reason: str) -> None:
-        """Give all its tiles up."""
+        """Mark all tiles as unreadable."""
         self.reasons = (reason,) * (self.end - self.start)
 
 
 class _PendingRequest:
-    """A request that is being read."""
+    """A request that is being read, in parts."""
 
     def __init__(self, request: TileRequest, pixels: TilePixels) -> None:
         self.request, self.pixels = request, pixels
@@ -62,10 +60,10 @@ class _PendingRequest:
             _PartialRequest(self, start, min(start + TILES_PER_PART, count))
             for start in range(0, count, TILES_PER_PART)
         ]
-        self.missing = len(self.parts)
+        self.unfinished = len(self.parts)
 
     def result(self) -> TileReadResult:
-        """Put the parts together; where tiles are missing the others move up."""
+        """Combine the parts. Pixels of missing tiles are removed."""
         rows = np.array([row for part in self.parts for row in part.rows], np.int64)
         reasons = tuple(reason for part in self.parts for reason in part.reasons)
         if len(rows) == len(self.pixels):
@@ -78,10 +76,10 @@ class _PendingRequest:
 
 
 class TileStream:
-    """Reads requests ahead of who iterates over it; `waited_s` is how long that one had to wait.
+    """Iterator over the results of requests, which are read ahead. `waited_s` is the total time the caller waited.
 
-    `allocate` gives the memory that pixels are read into, for example such as a GPU can copy from by itself. Those of
-    a `pool` are the first of its workers.
+    allocate: returns the arrays that pixels are read into, for example in pinned memory.
+    pool: workers that were already started with `serve_requests`; they are used first.
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class TileStream:
             self.waited_s += time.monotonic() - start
 
     def close(self) -> None:
-        """End the workers; what they were reading is dropped."""
+        """Stop the workers and discard what they are reading."""
         self._pool.close()
         if self._reader is not None:
             self._reader.close()
@@ -128,13 +126,13 @@ class TileStream:
 
 
 class _Prefetcher:
-    """A thread that hands parts to workers and puts their answers together."""
+    """A thread that sends parts of requests to workers and collects their results."""
 
     def __init__(
         self, requests: Iterator[TileRequest], workers: list[Worker], prefetch_bytes: int, allocate: Allocate
     ) -> None:
         self._requests, self._prefetch_bytes, self._allocate = requests, prefetch_bytes, allocate
-        self._pending: deque[_PendingRequest] = deque()  # in order; some ready, some being read
+        self._pending: deque[_PendingRequest] = deque()  # in order; finished or being read
         self._waiting: deque[_PartialRequest] = deque()
         self._exhausted = self._closed = False
         self._error: BaseException | None = None
@@ -146,12 +144,12 @@ class _Prefetcher:
         self._thread.start()
 
     def next_result(self) -> TileReadResult:
-        """Wait for the next request to be complete."""
+        """Wait for the next request and return its result."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
                     self._error is not None
-                    or (self._pending and self._pending[0].missing == 0)
+                    or (self._pending and self._pending[0].unfinished == 0)
                     or (self._exhausted and not self._pending)
                 )
             )
@@ -164,7 +162,7 @@ class _Prefetcher:
         return pending.result()
 
     def close(self) -> None:
-        """End thread and workers."""
+        """Stop the thread and the workers."""
         self._closed = True
         self._wake_up()
         self._thread.join()
@@ -180,7 +178,7 @@ class _Prefetcher:
                 self._queue_requests()
                 self._send_parts()
                 self._receive_parts()
-        except BaseException as error:  # the one who takes is told
+        except BaseException as error:  # raised in the thread that iterates
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
@@ -189,7 +187,7 @@ class _Prefetcher:
                 worker.stop()
 
     def _queue_requests(self) -> None:
-        """Take requests while there is room for their pixels; one is taken in any case."""
+        """Queue requests until their pixels reach `prefetch_bytes`; at least one request is queued."""
         while not self._exhausted:
             with self._changed:
                 held = sum(each.request.nbytes for each in self._pending)
@@ -227,17 +225,17 @@ class _Prefetcher:
                 if rows:
                     end = part.start + len(rows)
                     connection.recv_bytes_into(part.pending.pixels[part.start : end].data.cast("B"))
-            except Exception:  # the end of the connection, or half an answer
+            except Exception:  # closed connection or incomplete result
                 self._retire_worker(worker, part, "")
                 continue
             part.rows = [part.start + row for row in rows]
             del self._busy[connection]
             self._idle.append(worker)
             self._finish_part(part)
-        late = time.monotonic() - _TIMEOUT_S
+        deadline = time.monotonic() - _TIMEOUT_S
         for worker, part in [*self._busy.values()]:
-            if part.sent_at < late:
-                self._retire_worker(worker, part, f"nothing came in {_TIMEOUT_S / 60:.0f} minutes")
+            if part.sent_at < deadline:
+                self._retire_worker(worker, part, f"reading timed out after {_TIMEOUT_S / 60:.0f} minutes")
 
     def _retire_worker(self, worker: Worker, part: _PartialRequest, reason: str) -> None:
         del self._busy[worker.connection]
@@ -247,27 +245,27 @@ class _Prefetcher:
         if part.crashes < _MAX_ATTEMPTS and not reason:
             self._waiting.appendleft(part)
             return
-        # the rest of the slide would do the same to the next worker
-        given_up = [part, *(each for each in self._waiting if each.pending is part.pending)]
+        # the rest of the request would probably crash the next worker too
+        failed = [part, *(each for each in self._waiting if each.pending is part.pending)]
         self._waiting = deque(each for each in self._waiting if each.pending is not part.pending)
-        for each in given_up:
+        for each in failed:
             each.fail(reason or describe_exit(exit_code))
             self._finish_part(each)
 
     def _finish_part(self, part: _PartialRequest) -> None:
         with self._changed:
-            part.pending.missing -= 1
+            part.pending.unfinished -= 1
             self._changed.notify_all()
 
 
 def serve_requests(connection: Connection) -> None:
-    """Read what is asked for; runs in a worker."""
+    """Read requests that arrive on a connection and send back their results. Runs in a worker."""
     import cv2
 
-    cv2.setNumThreads(1)  # workers run side by side
+    cv2.setNumThreads(1)  # several workers run in parallel
     pool = SlidePool(_MAX_OPEN_SLIDES, _CACHE_BYTES)
     while True:
-        read = read_request(pool, connection.recv())
-        connection.send((read.rows.tolist(), read.reasons))
-        if len(read.rows):
-            connection.send_bytes(read.pixels.data.cast("B"))
+        result = read_request(pool, connection.recv())
+        connection.send((result.rows.tolist(), result.reasons))
+        if len(result.rows):
+            connection.send_bytes(result.pixels.data.cast("B"))

@@ -1,4 +1,4 @@
-"""Who is in a painted cohort: exact numbers of positives, and nothing else that knows the label."""
+"""Plans of synthetic cohorts: exact numbers of positive slides, and no other property that depends on the label."""
 
 from collections import Counter
 from dataclasses import replace
@@ -7,27 +7,31 @@ import numpy as np
 import pytest
 
 from tapfm.errors import InputError
-from tapfm.synthetic.cohort import _SITES as SITES
-from tapfm.synthetic.cohort import TASKS, CohortSpec, plan_cohort
-from tapfm.synthetic.cohort import _allocate_counts as allocate_counts
-from tapfm.synthetic.cohort import _assign_splits as assign_splits
-from tapfm.synthetic.cohort import _choose_slides as choose_slides
+from tapfm.synthetic.cohort_plan import _SITES as SITES
+from tapfm.synthetic.cohort_plan import TASKS, CohortSpec, plan_cohort
+from tapfm.synthetic.cohort_plan import _allocate_counts as allocate_counts
+from tapfm.synthetic.cohort_plan import _assign_splits as assign_splits
+from tapfm.synthetic.cohort_plan import _sample_slides as sample_slides
 
 
-def of(planned, cohort):
+def select_cohort(planned, cohort):
     return [each for each in planned if each.cohort == cohort]
 
 
-def test_prevalences_are_the_papers_in_exact_numbers():
+def test_default_prevalences_are_those_of_the_paper():
     planned = plan_cohort(CohortSpec(slides=200, external=100))
-    assert sum(each.labels["FGFR3"] for each in of(planned, "development")) == 32  # 16%
-    assert sum(each.labels["FGFR3"] for each in of(planned, "external")) == 14  # 14%
+    assert sum(each.labels["FGFR3"] for each in select_cohort(planned, "development")) == 32  # 16%
+    assert sum(each.labels["FGFR3"] for each in select_cohort(planned, "external")) == 14  # 14%
     lung = plan_cohort(CohortSpec(slides=200, external=200, task="luad4"))
-    assert [sum(each.labels[name] for each in of(lung, "development")) for name in ("EGFR", "KRAS", "MET", "ALK")] == [
+    assert [
+        sum(each.labels[name] for each in select_cohort(lung, "development")) for name in ("EGFR", "KRAS", "MET", "ALK")
+    ] == [
         *(52, 54, 8),
         6,  # 3%
     ]
-    assert [sum(each.labels[name] for each in of(lung, "external")) for name in ("EGFR", "KRAS", "MET", "ALK")] == [
+    assert [
+        sum(each.labels[name] for each in select_cohort(lung, "external")) for name in ("EGFR", "KRAS", "MET", "ALK")
+    ] == [
         *(28, 70, 4),
         2,  # 1%
     ]
@@ -43,50 +47,50 @@ def test_every_split_has_two_positives_of_each_target(task, slides):
         assert min(positives.values()) >= 2
 
 
-def test_a_small_split_has_as_many_positives_as_leave_a_negative():
+def test_small_splits_have_both_classes():
     for seed in range(5):
         planned = plan_cohort(CohortSpec(slides=20, external=3, task="luad4", seed=seed))
         for split, size in (("val", 2), ("test", 2)):
-            rows = [each for each in of(planned, "development") if each.split == split]
+            rows = [each for each in select_cohort(planned, "development") if each.split == split]
             assert len(rows) == size
             for target in TASKS["luad4"]:
                 assert sum(each.labels[target.name] for each in rows) == 1
         for target in TASKS["luad4"]:
-            assert sum(each.labels[target.name] for each in of(planned, "external")) == 1
+            assert sum(each.labels[target.name] for each in select_cohort(planned, "external")) == 1
 
 
 @pytest.mark.parametrize("slides", range(2, 16))
-def test_the_smallest_cohort_has_both_classes(slides):
+def test_smallest_cohorts_have_both_classes(slides):
     planned = plan_cohort(CohortSpec(slides=slides, external=0, task="luad4"))
     for target in TASKS["luad4"]:
         positives = sum(each.labels[target.name] for each in planned)
         assert min(2, slides // 2) <= positives < slides
 
 
-def test_a_prevalence_that_was_asked_for_is_planted_in_both_cohorts():
+def test_prevalence_setting_applies_to_both_cohorts():
     planned = plan_cohort(CohortSpec(slides=50, external=20, prevalence={"FGFR3": 0.4}))
-    assert sum(each.labels["FGFR3"] for each in of(planned, "development")) == 20
-    assert sum(each.labels["FGFR3"] for each in of(planned, "external")) == 8
+    assert sum(each.labels["FGFR3"] for each in select_cohort(planned, "development")) == 20
+    assert sum(each.labels["FGFR3"] for each in select_cohort(planned, "external")) == 8
 
 
-def test_splits_have_the_sizes_of_their_fractions():
+def test_split_sizes_follow_the_fractions():
     assert Counter(assign_splits(60, (0.8, 0.1, 0.1), 0)) == {"train": 48, "val": 6, "test": 6}
     assert Counter(assign_splits(60, (0.5, 0.2, 0.3), 0)) == {"train": 30, "val": 12, "test": 18}
     assert Counter(assign_splits(10, (0.5, 0.0, 0.5), 0)) == {"train": 5, "test": 5}
-    assert Counter(assign_splits(6, (0.8, 0.1, 0.1), 0)) == {"train": 4, "val": 1, "test": 1}  # none is empty
+    assert Counter(assign_splits(6, (0.8, 0.1, 0.1), 0)) == {"train": 4, "val": 1, "test": 1}  # no split is empty
     assert len(assign_splits(2, (0.8, 0.1, 0.1), 0)) == 2
 
 
-def test_shares_are_whole_and_within_bounds():
+def test_allocated_counts_are_within_bounds():
     assert allocate_counts(10, [48, 6, 6], [2, 2, 2], [46, 4, 4]) == [6, 2, 2]
     assert allocate_counts(0, [48, 6, 6], [2, 2, 2], [46, 4, 4]) == [2, 2, 2]
     assert allocate_counts(99, [4, 4], [0, 0], [3, 3]) == [3, 3]
-    assert choose_slides([], 0.5, 2, 0).tolist() == []
+    assert sample_slides([], 0.5, 2, 0).tolist() == []
 
 
-def test_three_in_ten_slides_are_scanned_at_40x():
+def test_30_percent_of_the_slides_are_40x():
     for cohort, count in (("development", 60), ("external", 30)):
-        rows = of(plan_cohort(CohortSpec(slides=60, external=30)), cohort)
+        rows = select_cohort(plan_cohort(CohortSpec(slides=60, external=30)), cohort)
         assert sum(each.scanner.objective == 40 for each in rows) == round(0.3 * count)
         assert all(abs(each.scanner.mpp * each.scanner.objective - 10) < 0.3 for each in rows)
 
@@ -95,7 +99,7 @@ def without_foci(slide):
     return replace(slide, labels={}, section=replace(slide.section, foci=()))
 
 
-def test_nothing_but_the_foci_looks_at_the_label():
+def test_only_foci_depend_on_the_label():
     few = plan_cohort(CohortSpec(slides=40, external=20, prevalence={"FGFR3": 0.1}))
     many = plan_cohort(CohortSpec(slides=40, external=20, prevalence={"FGFR3": 0.9}))
     assert [each.labels for each in few] != [each.labels for each in many]
@@ -105,11 +109,11 @@ def test_nothing_but_the_foci_looks_at_the_label():
     assert all(len(each) == 2 for each in lookalikes)
 
 
-def test_confounders_of_many_slides_do_not_follow_the_label():
-    planned = of(plan_cohort(CohortSpec(slides=2000, external=0, prevalence={"FGFR3": 0.5})), "development")
+def test_other_properties_are_not_correlated_with_the_label():
+    planned = select_cohort(plan_cohort(CohortSpec(slides=2000, external=0, prevalence={"FGFR3": 0.5})), "development")
     label = np.array([each.labels["FGFR3"] for each in planned])
     for value in (
-        lambda each: each.section.tissue_share,
+        lambda each: each.section.tissue_fraction,
         lambda each: each.staining.eosin_strength,
         lambda each: each.staining.haematoxylin_strength,
         lambda each: each.scanner.objective,
@@ -121,32 +125,32 @@ def test_confounders_of_many_slides_do_not_follow_the_label():
         assert abs(correlation) < 3.5 / np.sqrt(len(planned))
 
 
-def test_the_external_cohort_is_shifted():
+def test_external_cohort_has_other_sites_scanners_and_less_tissue():
     planned = plan_cohort(CohortSpec(slides=200, external=200))
-    inside, outside = of(planned, "development"), of(planned, "external")
-    assert not set(SITES["development"]) & {each.site for each in outside}
-    assert not {each.scanner.name for each in inside} & {each.scanner.name for each in outside}
-    shares = [np.mean([each.section.tissue_share for each in rows]) for rows in (inside, outside)]
-    assert shares[0] - shares[1] > 0.08
+    development, external = select_cohort(planned, "development"), select_cohort(planned, "external")
+    assert not set(SITES["development"]) & {each.site for each in external}
+    assert not {each.scanner.name for each in development} & {each.scanner.name for each in external}
+    means = [np.mean([each.section.tissue_fraction for each in rows]) for rows in (development, external)]
+    assert means[0] - means[1] > 0.08
 
 
-def test_a_seed_is_a_cohort():
+def test_cohort_depends_on_the_seed_only():
     assert plan_cohort(CohortSpec(seed=3)) == plan_cohort(CohortSpec(seed=3))
     assert plan_cohort(CohortSpec(seed=3)) != plan_cohort(CohortSpec(seed=4))
 
 
-def test_more_slides_leave_the_pictures_of_the_first_ones_as_they_are():
+def test_more_slides_do_not_change_the_first_slides():
     few, many = plan_cohort(CohortSpec(slides=10)), plan_cohort(CohortSpec(slides=20))
     assert [each.staining for each in few[:10]] == [each.staining for each in many[:10]]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("settings", "hint"),
     [
         ({"task": "brca"}, "fgfr3"),
         ({"difficulty": "heavy"}, "easy"),
-        ({"slides": 1}, "--slides takes 2 to 9999"),
-        ({"external": -1}, "--external 0 to 9999"),
+        ({"slides": 1}, "--slides must be from 2 to 9999"),
+        ({"external": -1}, "--external from 0 to 9999"),
         ({"tiles": 5}, "10 to 1000"),
         ({"fractions": (0.8, 0.1, 0.2)}, "--fractions 0.8 0.1 0.1"),
         ({"fractions": (1.1, -0.2, 0.1)}, "--fractions 0.8 0.1 0.1"),
@@ -155,6 +159,6 @@ def test_more_slides_leave_the_pictures_of_the_first_ones_as_they_are():
         ({"prevalence": {"FGFR": 0.5}}, "FGFR3"),
     ],
 )
-def test_what_cannot_be_painted_is_refused(wrong, says):
-    with pytest.raises(InputError, match=says):
-        CohortSpec(**wrong)
+def test_invalid_settings_are_rejected(settings, hint):
+    with pytest.raises(InputError, match=hint):
+        CohortSpec(**settings)

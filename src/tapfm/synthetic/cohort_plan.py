@@ -1,6 +1,7 @@
-"""Who is in a painted cohort: labels in exact numbers, and everything else drawn without looking at them.
+"""Plan a synthetic cohort: exact numbers of positive slides, and all other properties independent of the labels.
 
-Each property of a slide comes from an address of its own (seed, slide, property), so none can follow the label.
+Each property of a slide is sampled from its own random stream (seed, slide, property), so that it cannot depend on the
+label. The names of the streams must not change, because they determine the slides.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ import numpy as np
 
 from tapfm.errors import InputError, UnknownNameError
 from tapfm.runtime.seeding import make_rng
-from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, mix_kinds
+from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, interpolate_kinds
 from tapfm.synthetic.scanning import Artefacts, Pen, Scanner, Staining, vary_colour
 from tapfm.synthetic.section import Focus, Outline, SectionSpec
 
 CohortName: TypeAlias = Literal["development", "external"]
 
-# Version of the painted slides. Increase it when the same settings give other slides or other truth files; slides of an
-# older version are then painted again. tests/versions/ fails when the output changes and this number does not.
+# Version of the synthetic slides. Increase it when the same settings give different slides or truth files. Slides of an
+# older version are then generated again. tests/versions/ fails if the output changes and this version does not.
 SYNTHETIC_VERSION = 1
 
 _FRACTION_AT_40X = 0.3
-MIN_PER_CLASS = 2  # positives, and negatives, of each target in each split that is large enough
-_TILE_UM = 112.0  # side of a tile of 224 px at 0.5 um per pixel
+MIN_PER_CLASS = 2  # slides of each class, for each target in each split that is large enough
+_TILE_UM = 112.0  # 224 px at 0.5 um per pixel
 _TYPICAL_TISSUE_FRACTION = 0.5
 ASPECT_RATIO = 1.28  # width of a slide over its height
 
 
 @dataclass(frozen=True)
 class SyntheticTarget:
-    """Something to predict: how often it is positive, and what its tiles look like."""
+    """A target: the fraction of positive slides in each cohort, and the morphology of positive slides."""
 
     name: str
     prevalence: Mapping[CohortName, float]
@@ -41,19 +42,18 @@ class SyntheticTarget:
 
 @dataclass(frozen=True)
 class _Difficulty:
-    """How much of a positive slide's nests show it, how clearly, and how much in any slide resembles it."""
+    """Difficulty of the task. Fractions are of the epithelium."""
 
-    share: float  # of the epithelium
-    strength: float
-    lookalikes: float  # of the epithelium, at most, for each of the two
+    signal_fraction: float  # on positive slides
+    strength: float  # 1: the full morphology
+    max_lookalike_fraction: float  # of each lookalike, on all slides
 
 
 def _make_target(name: str, development: float, external: float, morphology: str) -> SyntheticTarget:
-    """Write a line of the table below."""
     return SyntheticTarget(name, {"development": development, "external": external}, morphology)
 
 
-# Prevalences are the paper's. Which morphology stands for which gene means nothing: it has to differ, that is all.
+# The prevalences are those of the paper. The assignment of morphologies to genes is arbitrary.
 TASKS: dict[str, tuple[SyntheticTarget, ...]] = {
     "fgfr3": (_make_target("FGFR3", 0.16, 0.14, "coarse"),),
     "luad4": (
@@ -64,9 +64,9 @@ TASKS: dict[str, tuple[SyntheticTarget, ...]] = {
     ),
 }
 DIFFICULTIES: dict[str, _Difficulty] = {
-    "easy": _Difficulty(share=0.30, strength=1.0, lookalikes=0.0),
-    "medium": _Difficulty(share=0.18, strength=0.85, lookalikes=0.10),
-    "hard": _Difficulty(share=0.10, strength=0.6, lookalikes=0.20),
+    "easy": _Difficulty(signal_fraction=0.30, strength=1.0, max_lookalike_fraction=0.0),
+    "medium": _Difficulty(signal_fraction=0.18, strength=0.85, max_lookalike_fraction=0.10),
+    "hard": _Difficulty(signal_fraction=0.10, strength=0.6, max_lookalike_fraction=0.20),
 }
 
 _SITES: dict[CohortName, dict[str, Staining]] = {
@@ -80,7 +80,7 @@ _SITES: dict[CohortName, dict[str, Staining]] = {
         "site-y": Staining((0.52, 0.76, 0.39), (0.06, 0.88, 0.53), haematoxylin_strength=1.15, eosin_strength=1.28),
     },
 }
-_SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # each at 20x and at 40x
+_SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # (20x, 40x)
     "development": (
         (Scanner("alpha", 0.4990, 20), Scanner("alpha", 0.2495, 40)),
         (
@@ -99,16 +99,16 @@ _SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # each at 
 
 @dataclass(frozen=True)
 class CohortSpec:
-    """What to paint."""
+    """Settings of a synthetic cohort."""
 
     slides: int = 60
     external: int = 30
     task: str = "fgfr3"
     difficulty: str = "medium"
     seed: int = 0
-    tiles: int = 80  # of tissue on a slide, about
-    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    prevalence: Mapping[str, float] = field(default_factory=dict)  # by target, instead of the paper's
+    tiles: int = 80  # approximate number of tissue tiles per slide
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)  # train, validation, test
+    prevalence: Mapping[str, float] = field(default_factory=dict)  # by target; default: the paper's
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -119,15 +119,16 @@ class CohortSpec:
             )
         if not (2 <= self.slides <= 9999 and 0 <= self.external <= 9999):
             raise InputError(
-                f"{self.slides} slides and {self.external} external ones cannot be painted.",
-                hint="--slides takes 2 to 9999, --external 0 to 9999.",
+                f"Cannot generate {self.slides} slides and {self.external} external slides.",
+                hint="--slides must be from 2 to 9999, --external from 0 to 9999.",
             )
         if not 10 <= self.tiles <= 1000:
-            raise InputError(f"--tiles is {self.tiles}.", hint="A painted slide has 10 to 1000 tiles of tissue.")
+            raise InputError(f"--tiles is {self.tiles}.", hint="It must be from 10 to 1000.")
         if not all(0 <= each <= 1 for each in self.fractions) or not abs(sum(self.fractions) - 1) <= 1e-6:
             raise InputError(
-                f"The fractions {' '.join(f'{each:g}' for each in self.fractions)} are no split.",
-                hint="Give training, validation and test, adding up to 1: --fractions 0.8 0.1 0.1",
+                f"--fractions is {' '.join(f'{each:g}' for each in self.fractions)}.",
+                hint="Give the fractions of training, validation and test slides, with a sum of 1: "
+                "--fractions 0.8 0.1 0.1",
             )
         names = [each.name for each in self.targets]
         for name, value in self.prevalence.items():
@@ -135,13 +136,13 @@ class CohortSpec:
                 raise UnknownNameError.with_suggestions("target", name, names, see=", ".join(names))
             if not 0 < value < 1:
                 raise InputError(
-                    f"A prevalence of {value:g} for {name} leaves one class empty.",
-                    hint="Give a share between 0 and 1, for example --prevalence 0.4",
+                    f"A prevalence of {value:g} for {name} would leave one class without slides.",
+                    hint="Give a fraction between 0 and 1, for example --prevalence 0.4",
                 )
 
     @property
     def targets(self) -> tuple[SyntheticTarget, ...]:
-        """The targets of the task, with the prevalences asked for."""
+        """Targets of the task, with the prevalences of these settings."""
         return tuple(
             replace(each, prevalence=dict.fromkeys(each.prevalence, self.prevalence[each.name]))
             if each.name in self.prevalence
@@ -152,7 +153,7 @@ class CohortSpec:
 
 @dataclass(frozen=True)
 class PlannedSlide:
-    """One slide to paint: its place in the cohort, and everything its picture is made from."""
+    """A slide to generate: its row in the cohort table, and the settings of its section, staining and scan."""
 
     slide_id: str
     patient_id: str
@@ -167,32 +168,31 @@ class PlannedSlide:
     seed: int
 
     @property
-    def positive(self) -> list[str]:
-        """Its positive targets."""
+    def positive_targets(self) -> list[str]:
         return [name for name, label in self.labels.items() if label]
 
     @property
     def address(self) -> tuple[int | str, ...]:
-        """Where its randomness is drawn from."""
+        """Address of its random streams."""
         return self.seed, self.slide_id
 
 
 def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
-    """Plan all slides of both cohorts."""
+    """Plan the slides of the development and external cohorts."""
     planned = []
-    names: tuple[tuple[CohortName, int, str, str], ...] = (
+    cohorts: tuple[tuple[CohortName, int, str, str], ...] = (
         ("development", spec.slides, "S", "P"),
         ("external", spec.external, "X", "Q"),
     )
-    for cohort, count, slide_letter, patient_letter in names:
+    for cohort, count, slide_letter, patient_letter in cohorts:
         splits = _assign_splits(count, spec.fractions, spec.seed) if cohort == "development" else ["test"] * count
         labels = {
-            each.name: _choose_slides(
+            each.name: _sample_slides(
                 splits, each.prevalence[cohort], MIN_PER_CLASS, spec.seed, cohort, "label", each.name
             )
             for each in spec.targets
         }
-        at_40x = _choose_slides(splits, _FRACTION_AT_40X, 0, spec.seed, cohort, "resolution")
+        at_40x = _sample_slides(splits, _FRACTION_AT_40X, 0, spec.seed, cohort, "resolution")
         for index in range(count):
             number = f"{index + 1:0{max(3, len(str(count)))}d}"
             planned.append(
@@ -209,45 +209,46 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
     return planned
 
 
-def _allocate_counts(total: int, sizes: Sequence[float], least: Sequence[int], most: Sequence[int]) -> list[int]:
-    """Share a number out in proportion to sizes, whole and within bounds, the largest shortfall first."""
-    counts = list(least)
-    total = min(max(total, sum(least)), sum(most))
-    for _ in range(total - sum(least)):
-        short = [
+def _allocate_counts(total: int, sizes: Sequence[float], minimum: Sequence[int], maximum: Sequence[int]) -> list[int]:
+    """Distribute a total over groups in proportion to their sizes, within the bounds of each group."""
+    counts = list(minimum)
+    total = min(max(total, sum(minimum)), sum(maximum))
+    for _ in range(total - sum(minimum)):
+        shortfalls = [
             total * size / sum(sizes) - count if count < limit else -np.inf
-            for size, count, limit in zip(sizes, counts, most, strict=True)
+            for size, count, limit in zip(sizes, counts, maximum, strict=True)
         ]
-        counts[int(np.argmax(short))] += 1
+        counts[int(np.argmax(shortfalls))] += 1
     return counts
 
 
 def _assign_splits(count: int, fractions: tuple[float, float, float], seed: int) -> list[str]:
-    """Say for each slide of the development cohort which split it is in."""
-    used = [part > 0 for part in fractions]
-    least = [int(each and count >= sum(used)) for each in used]
-    sizes = _allocate_counts(count, fractions, least, [count * each for each in used])
+    """Return the split of each slide of the development cohort."""
+    used = [fraction > 0 for fraction in fractions]
+    minimum = [int(each and count >= sum(used)) for each in used]
+    sizes = _allocate_counts(count, fractions, minimum, [count * each for each in used])
     names = np.repeat(["train", "val", "test"], sizes)
     return [str(name) for name in make_rng(seed, "splits").permutation(names)]
 
 
-def _choose_slides(splits: Sequence[str], share: float, least: int, *address: int | str) -> np.ndarray:
-    """Choose an exact number of slides: `share` of all, but at least `least` of each split that has twice as many.
+def _sample_slides(splits: Sequence[str], fraction: float, min_per_split: int, *address: int | str) -> np.ndarray:
+    """Sample an exact number of slides, `fraction` of all; return a mask.
 
-    As many are left over in such a split. A cohort too small for that has `least` in all, or half of it.
+    In each split at least `min_per_split` slides are sampled and at least as many are not, or half of a smaller split.
+    A cohort whose splits are too small for that has `min_per_split` sampled slides in total, or half of the cohort.
     """
     members = [np.flatnonzero(np.array(splits) == name) for name in dict.fromkeys(splits)]
     sizes = [len(each) for each in members]
-    lowest = [min(least, size // 2) for size in sizes]
+    minimum = [min(min_per_split, size // 2) for size in sizes]
     if sizes:
-        lowest[int(np.argmax(sizes))] += max(0, min(least, len(splits) // 2) - sum(lowest))
-    most = [max(low, size - low) for size, low in zip(sizes, lowest, strict=True)]
-    counts = _allocate_counts(round(share * len(splits)), sizes, lowest, most)
-    chosen = np.zeros(len(splits), bool)
+        minimum[int(np.argmax(sizes))] += max(0, min(min_per_split, len(splits) // 2) - sum(minimum))
+    maximum = [max(low, size - low) for size, low in zip(sizes, minimum, strict=True)]
+    counts = _allocate_counts(round(fraction * len(splits)), sizes, minimum, maximum)
+    sampled = np.zeros(len(splits), bool)
     rng = make_rng(*address)
     for each, count in zip(members, counts, strict=True):
-        chosen[rng.choice(each, count, replace=False)] = True
-    return chosen
+        sampled[rng.choice(each, count, replace=False)] = True
+    return sampled
 
 
 def _plan_slide(
@@ -259,7 +260,7 @@ def _plan_slide(
     labels: Mapping[str, int],
     at_40x: bool,
 ) -> PlannedSlide:
-    """Draw a slide's tissue, stain, scanner and accidents; of all these only the foci look at the labels."""
+    """Sample the properties of a slide. Only the foci depend on the labels."""
     site = str(make_rng(spec.seed, slide_id, "site").choice(list(_SITES[cohort])))
     scanners = _SCANNERS[cohort]
     scanner = scanners[int(make_rng(spec.seed, slide_id, "scanner").integers(len(scanners)))][at_40x]
@@ -279,38 +280,38 @@ def _plan_slide(
 
 
 def _sample_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels: Mapping[str, int]) -> SectionSpec:
-    """Draw how much tissue there is and of what, and put the foci of positive targets and of lookalikes into it."""
+    """Sample the settings of a slide's section, with foci for its positive targets and for lookalikes."""
     rng = make_rng(spec.seed, slide_id, "section")
     height_um = _TILE_UM * np.sqrt(spec.tiles / _TYPICAL_TISSUE_FRACTION / ASPECT_RATIO)
     lowest, highest = (0.40, 0.62) if cohort == "development" else (0.28, 0.50)
-    drawn = SectionSpec(
+    sampled = SectionSpec(
         width_um=round(ASPECT_RATIO * height_um),
         height_um=round(height_um),
-        tissue_share=rng.uniform(lowest, highest),
+        tissue_fraction=rng.uniform(lowest, highest),
         outline=cast(Outline, str(rng.choice(["resection", "chips", "cores"], p=[0.4, 0.4, 0.2]))),
-        epithelium_share=rng.uniform(0.38, 0.5),
-        gland_share=rng.uniform(0.25, 0.7),
-        fat_share=rng.uniform(0, 0.1),
-        lymphoid_share=rng.uniform(0.01, 0.06),
+        epithelium_fraction=rng.uniform(0.38, 0.5),
+        lumen_fraction=rng.uniform(0.25, 0.7),
+        fat_fraction=rng.uniform(0, 0.1),
+        lymphoid_fraction=rng.uniform(0.01, 0.06),
         inflammation=rng.uniform(0.05, 0.3),
         nuclear_scale=float(np.clip(rng.normal(1, 0.04), 0.92, 1.08)),
         spacing_scale=float(rng.uniform(0.94, 1.08)),
     )
     difficulty, foci = DIFFICULTIES[spec.difficulty], []
     for each in spec.targets:
-        share = difficulty.share * make_rng(spec.seed, slide_id, "share", each.name).uniform(0.8, 1.25)
+        fraction = difficulty.signal_fraction * make_rng(spec.seed, slide_id, "share", each.name).uniform(0.8, 1.25)
         if labels[each.name]:
-            kind = mix_kinds(EPITHELIAL, MORPHOLOGIES[each.morphology], difficulty.strength)
-            foci.append(Focus(each.name, kind, share))
+            kind = interpolate_kinds(EPITHELIAL, MORPHOLOGIES[each.morphology], difficulty.strength)
+            foci.append(Focus(each.name, kind, fraction))
     for name, kind in LOOKALIKES.items():
-        share = difficulty.lookalikes * make_rng(spec.seed, slide_id, "share", name).uniform(0, 1)
-        if share > 0:
-            foci.append(Focus(name, mix_kinds(EPITHELIAL, kind, difficulty.strength), share))
-    return replace(drawn, foci=tuple(foci))
+        fraction = difficulty.max_lookalike_fraction * make_rng(spec.seed, slide_id, "share", name).uniform(0, 1)
+        if fraction > 0:
+            foci.append(Focus(name, interpolate_kinds(EPITHELIAL, kind, difficulty.strength), fraction))
+    return replace(sampled, foci=tuple(foci))
 
 
 def _sample_staining(site: Staining, seed: int, slide_id: str) -> Staining:
-    """Vary the site's stain from slide to slide."""
+    """Sample a variation of the site's staining."""
     rng = make_rng(seed, slide_id, "staining")
     return replace(
         site,
@@ -322,11 +323,10 @@ def _sample_staining(site: Staining, seed: int, slide_id: str) -> Staining:
 
 
 def _sample_artefacts(seed: int, slide_id: str) -> Artefacts:
-    """Draw what went wrong with a slide; mostly a little."""
     rng = make_rng(seed, slide_id, "what goes wrong")
     return Artefacts(
         folds=int(rng.choice([0, 1, 2], p=[0.65, 0.25, 0.1])),
-        blurred_um=float(rng.uniform(120, 220)) if rng.random() < 0.2 else 0.0,
+        blur_radius_um=float(rng.uniform(120, 220)) if rng.random() < 0.2 else 0.0,
         pen=cast(Pen, str(rng.choice(["blue", "green", "black"]))) if rng.random() < 0.15 else None,
         dust=int(rng.integers(3, 14)),
     )

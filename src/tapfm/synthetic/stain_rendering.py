@@ -1,4 +1,4 @@
-"""From the plan of a section to stains: how much haematoxylin, eosin and blood lies on each pixel."""
+"""Render a section as stains: the optical density of haematoxylin, eosin and blood at each pixel."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tapfm.synthetic.fields import (
     Field,
     Noise,
     Shape,
-    draw_fibres,
     enlarge_rows,
     make_noise,
+    render_fibres,
     resize_field,
     rough_noise,
     smooth_noise,
     soft_step,
 )
 from tapfm.synthetic.nuclei import composite_nuclei, render_nuclei
-from tapfm.synthetic.section import MAP_MPP, Compartment, Section, cell_borders_between
+from tapfm.synthetic.section import MAP_MPP, Compartment, Section, draw_cell_borders
 
-ResampleRows: TypeAlias = Callable[[Field], Field]  # draws the rows at hand of a field of the plan
-_TEXTURE_MPP = 0.5  # the finest texture is drawn at this scale, so that a section looks the same at 20x and 40x
-_ENLARGED = MAP_MPP / _TEXTURE_MPP
-_STRIP_PX = 128  # rows painted at once: what they need stays in the processor's cache
-_NUCLEI_PER_BATCH = 256  # nuclei, for the same reason
+ResampleRows: TypeAlias = Callable[[Field], Field]  # returns the rendered rows of a field of the section
+_TEXTURE_MPP = 0.5  # scale of the background at any resolution, so that a section looks the same at 20x and 40x
+_TEXTURE_SCALE = MAP_MPP / _TEXTURE_MPP
+_STRIP_PX = 128  # rows rendered at once, few enough for the CPU cache
+_NUCLEI_PER_BATCH = 256  # for the same reason
 
 
 class Stains(NamedTuple):
-    """Optical density of each stain, before the slide's own colours."""
+    """Optical density of each stain, before the staining colours of the slide are applied."""
 
     haematoxylin: Field
     eosin: Field
@@ -43,11 +43,11 @@ class Stains(NamedTuple):
 
 @dataclass(frozen=True)
 class _Textures:
-    """What the ground is painted with: make_noise to draw at the texture's scale, and fields at the plan's."""
+    """Random textures of the background: `grain` at the scale of the texture, fields at the scale of the section."""
 
     grain: Noise
     clouds: Field
-    thick_fibres: Field  # sheets of make_noise, see `draw_fibres`
+    thick_fibres: Field  # noise textures, see `render_fibres`
     fine_fibres: Field
     looseness: Field
     ripple: Field
@@ -56,34 +56,33 @@ class _Textures:
     cell_borders: Field
     fat_walls: Field
     near_lumen: Field
-    cover: Mapping[Compartment, Field]  # how much of each place is of the compartment, soft at its edge
+    cover: Mapping[Compartment, Field]  # soft masks
 
 
 def render_stains(section: Section, mpp: float, *address: int | str) -> Stains:
-    """Paint a section at a scale; the same address gives the same picture."""
+    """Render the stains of a section at `mpp`; the same address gives the same result."""
     spec = section.spec
-    ground_hw = round(spec.height_um / _TEXTURE_MPP), round(spec.width_um / _TEXTURE_MPP)
+    background_hw = round(spec.height_um / _TEXTURE_MPP), round(spec.width_um / _TEXTURE_MPP)
     shape_hw = round(spec.height_um / mpp), round(spec.width_um / mpp)
-    textures = _make_textures(make_rng(*address, "texture"), section, ground_hw)
-    haematoxylin, eosin = np.empty(ground_hw, np.float32), np.empty(ground_hw, np.float32)
-    for top in range(0, ground_hw[0], _STRIP_PX):
-        rows = np.s_[top : min(top + _STRIP_PX, ground_hw[0])]
-        haematoxylin[rows], eosin[rows] = _render_background(section, textures, rows, ground_hw[1])
+    textures = _make_textures(make_rng(*address, "texture"), section, background_hw)
+    haematoxylin, eosin = np.empty(background_hw, np.float32), np.empty(background_hw, np.float32)
+    for top in range(0, background_hw[0], _STRIP_PX):
+        rows = np.s_[top : min(top + _STRIP_PX, background_hw[0])]
+        haematoxylin[rows], eosin[rows] = _render_background(section, textures, rows, background_hw[1])
     blood = _render_red_cells(make_rng(*address, "blood"), section)
     stains = Stains(resize_field(haematoxylin, shape_hw), resize_field(eosin, shape_hw), resize_field(blood, shape_hw))
     for nuclei in section.nuclei:
         for start in range(0, len(nuclei), _NUCLEI_PER_BATCH):
-            some = nuclei[start : start + _NUCLEI_PER_BATCH]
-            cover, density = render_nuclei(make_rng(*address, "nuclei", nuclei.name, start), some, mpp)
-            composite_nuclei(stains.haematoxylin, stains.eosin, some, cover, density, mpp, other_share=0.7)
+            batch = nuclei[start : start + _NUCLEI_PER_BATCH]
+            cover, density = render_nuclei(make_rng(*address, "nuclei", nuclei.name, start), batch, mpp)
+            composite_nuclei(stains.haematoxylin, stains.eosin, batch, cover, density, mpp, eosin_fraction=0.7)
     return stains
 
 
-def _make_textures(rng: np.random.Generator, section: Section, ground_hw: Shape) -> _Textures:
-    """Draw all make_noise that the ground needs."""
+def _make_textures(rng: np.random.Generator, section: Section, background_hw: Shape) -> _Textures:
     map_hw = section.compartments.shape
     return _Textures(
-        grain=make_noise(rng, ground_hw, 1.9 / _TEXTURE_MPP),
+        grain=make_noise(rng, background_hw, 1.9 / _TEXTURE_MPP),
         clouds=rough_noise(rng, map_hw, 24, 3),
         thick_fibres=smooth_noise(rng, (512, 512), 4.0),
         fine_fibres=smooth_noise(rng, (512, 512), 4.0),
@@ -101,25 +100,23 @@ def _make_textures(rng: np.random.Generator, section: Section, ground_hw: Shape)
 
 
 def _blur_mask(mask: Mask, blur_px: float) -> Field:
-    """Give a mask a soft edge."""
     return np.asarray(cv2.GaussianBlur(mask.astype(np.float32), (0, 0), blur_px), np.float32)
 
 
 def _epithelial_borders(section: Section) -> Mask:
-    """Draw the borders between the cells of the epithelium."""
-    nests = {"epithelium", *(focus.name for focus in section.spec.foci)}
-    cells = [each for each in section.nuclei if each.name in nests]
+    epithelial = {"epithelium", *(focus.name for focus in section.spec.foci)}
+    cells = [each for each in section.nuclei if each.name in epithelial]
     if not cells:
         return np.zeros(section.compartments.shape, bool)
     x_um, y_um = np.concatenate([each.x_um for each in cells]), np.concatenate([each.y_um for each in cells])
-    return cell_borders_between(x_um, y_um, section.compartments.shape)
+    return draw_cell_borders(x_um, y_um, section.compartments.shape)
 
 
 def _render_background(section: Section, textures: _Textures, rows: slice, width: int) -> tuple[Field, Field]:
-    """Paint some rows of everything but nuclei and blood: haematoxylin and eosin."""
+    """Render haematoxylin and eosin of some rows of the section without nuclei and blood."""
 
     def resample(field: Field) -> Field:
-        return enlarge_rows(field, _ENLARGED, rows.start, rows.stop, width)
+        return enlarge_rows(field, _TEXTURE_SCALE, rows.start, rows.stop, width)
 
     haematoxylin = np.zeros((rows.stop - rows.start, width), np.float32)
     eosin = np.zeros_like(haematoxylin)
@@ -135,17 +132,17 @@ def _render_background(section: Section, textures: _Textures, rows: slice, width
 
 
 def _render_stroma(section: Section, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
-    """Collagen: draw_fibres of wavy fibres with clefts between them, looser resample and denser there."""
+    """Render collagen: wavy fibres with clefts between them, of varying density."""
     along, across = resample(section.along), resample(section.across + textures.ripple)
-    thick = draw_fibres(textures.thick_fibres, along, across, 46, 7.5)
-    fine = draw_fibres(textures.fine_fibres, along, across, 15, 1.9)
+    thick = render_fibres(textures.thick_fibres, along, across, 46, 7.5)
+    fine = render_fibres(textures.fine_fibres, along, across, 15, 1.9)
     solid = soft_step(0.8 * thick + 0.75 * fine - 0.5 * resample(textures.looseness) + 0.85, 1.3)
     eosin = (0.56 + 0.10 * thick + 0.14 * fine + 0.10 * grain) * (0.2 + 0.8 * solid)
     return 0.07 + 0.04 * thick + 0.03 * fine + 0.03 * grain, eosin
 
 
 def _render_epithelium(_: Section, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
-    """Cytoplasm with faint borders between cells, denser towards a lumen."""
+    """Render cytoplasm with faint cell borders, denser near a lumen."""
     clouds = resample(textures.clouds)
     eosin = (
         0.46
@@ -158,25 +155,25 @@ def _render_epithelium(_: Section, textures: _Textures, grain: Field, resample: 
 
 
 def _render_lumen(_: Section, textures: _Textures, __: Field, resample: ResampleRows) -> tuple[Field, Field]:
-    """Mostly empty, with some secretion."""
+    """Render an empty lumen with some secretion."""
     secretion = resample(textures.secretion)
     return 0.01 + 0.06 * secretion, (0.24 + 0.07 * resample(textures.clouds)) * secretion
 
 
 def _render_fat(_: Section, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
-    """Empty cells with thin walls."""
+    """Render empty fat cells with thin walls."""
     walls = resample(textures.fat_walls)
     return 0.1 * walls, np.clip(1.5 * walls, 0, 0.6) * (1 + 0.2 * grain)
 
 
 def _render_lymphoid(_: Section, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
-    """Little but cells: a thin ground between them."""
+    """Render the thin background between lymphocytes."""
     clouds = resample(textures.clouds)
     return 0.10 + 0.03 * clouds, 0.34 + 0.09 * clouds + 0.06 * grain
 
 
 def _render_vessel(section: Section, _: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
-    """A thin wall around a clear lumen."""
+    """Render a thin vessel wall around a clear lumen."""
     wall = soft_step(3.2 - resample(section.vessel_edge_um), 1.2)
     return 0.08 * wall, (0.5 + 0.1 * grain) * wall
 
@@ -194,14 +191,14 @@ _COMPARTMENT_RENDERERS: Mapping[
 
 
 def _render_red_cells(rng: np.random.Generator, section: Section) -> Field:
-    """Red cells: discs of 6 um that fill vessels more or less."""
+    """Render red blood cells as discs of about 6 um in some of the vessels."""
     plane = np.zeros([round(side * MAP_MPP / _TEXTURE_MPP) for side in section.compartments.shape], np.uint8)
     rows, columns = np.nonzero(
         (section.vessel_edge_um > 3.5) & (smooth_noise(rng, section.compartments.shape, 150) > 0)
     )
     if len(rows):
         chosen = rng.choice(len(rows), size=max(1, len(rows) // 28), replace=False)
-        shift = 4  # of a fraction of a pixel
+        subpixel_bits = 4
         for row, column, radius_um, level in zip(
             rows[chosen],
             columns[chosen],
@@ -209,6 +206,7 @@ def _render_red_cells(rng: np.random.Generator, section: Section) -> Field:
             rng.integers(110, 190, len(chosen)),
             strict=True,
         ):
-            centre = [int(place * MAP_MPP / _TEXTURE_MPP * 2**shift) for place in (column, row)]
-            cv2.circle(plane, centre, int(radius_um / _TEXTURE_MPP * 2**shift), int(level), -1, cv2.LINE_AA, shift)
+            centre = [int(place * MAP_MPP / _TEXTURE_MPP * 2**subpixel_bits) for place in (column, row)]
+            radius = int(radius_um / _TEXTURE_MPP * 2**subpixel_bits)
+            cv2.circle(plane, centre, radius, int(level), -1, cv2.LINE_AA, subpixel_bits)
     return cv2.GaussianBlur(plane.astype(np.float32) / 255, (0, 0), 0.8)
