@@ -1,4 +1,4 @@
-"""Results of a study, as if its runs were finished, with made-up numbers."""
+"""Fake results of a study, for tests of tables, figures and reports."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ from tapfm.study.runs import PlannedRun, list_methods
 SLIDES = {"cohort": {"table": "c.csv", "tiles": "tiles"}, "external": {"table": "x.csv", "tiles": "x"}}
 
 
-def a_study(**changes):
-    given = {"name": "A_study", "targets": ["FGFR3"], "encoders": ["tapfm-pocket"], "resamples": 200, **SLIDES}
-    return resolve_study(given | {"regimes": ["finetune", "tapfm"]} | changes)
+def make_study(**changes):
+    settings = {"name": "A_study", "targets": ["FGFR3"], "encoders": ["tapfm-pocket"], "resamples": 200, **SLIDES}
+    return resolve_study(settings | {"regimes": ["finetune", "tapfm"]} | changes)
 
 
-def predictions(strength, seed=0, count=30, targets=("FGFR3",), split="test"):
-    """Patients whose logits are so much higher where they are positive; noise is the same for all strengths."""
+def make_predictions(strength, seed=0, count=30, targets=("FGFR3",), split="test"):
+    """Return predictions with random logits, plus `strength` for positive labels. Noise depends only on the seed."""
     rng = np.random.default_rng(seed)
     noise = rng.normal(size=(count, len(targets)))
     return [
@@ -36,7 +36,7 @@ def predictions(strength, seed=0, count=30, targets=("FGFR3",), split="test"):
     ]
 
 
-def history(losses, aucs=None, **more):
+def make_history(losses, aucs=None, **columns):
     aucs = aucs or [0.5 + 0.01 * i for i in range(len(losses))]
     return [
         {
@@ -49,17 +49,17 @@ def history(losses, aucs=None, **more):
             "peak_memory_gib": 0.5 + 0.1 * i,
             "tiles_per_second": 50.0,
         }
-        | {name: values[i] for name, values in more.items()}
+        | {name: values[i] for name, values in columns.items()}
         for i, (loss, auc) in enumerate(zip(losses, aucs, strict=True))
     ]
 
 
-def results_of(study, strengths, *, folder=None, seeds=1, losses=(1.0, 0.9, 0.8), baseline=None, targets=("FGFR3",)):
-    """As many methods as strengths, in the order of the table."""
+def make_results(study, strengths, *, folder=None, seeds=1, losses=(1.0, 0.9, 0.8), baseline=None, targets=("FGFR3",)):
+    """Return results of one method per strength, in the order of the table."""
     methods = []
     for method, strength in zip(list_methods(study), strengths, strict=False):
-        runs = {PlannedRun(method, seed, None).name: history(losses) for seed in range(seeds)}
-        made = [predictions(strength, seed=seed, targets=targets) for seed in range(seeds)]
-        methods.append(MethodResult(method, runs, {"test": made, "external": made}))
-    found = {("test", None): [predictions(baseline, targets=targets)]} if baseline is not None else {}
-    return StudyResults(study, StudyFolder(folder or Path()), methods, found)
+        runs = {PlannedRun(method, seed, None).name: make_history(losses) for seed in range(seeds)}
+        predictions = [make_predictions(strength, seed=seed, targets=targets) for seed in range(seeds)]
+        methods.append(MethodResult(method, runs, {"test": predictions, "external": predictions}))
+    by_cohort = {("test", None): [make_predictions(baseline, targets=targets)]} if baseline is not None else {}
+    return StudyResults(study, StudyFolder(folder or Path()), methods, by_cohort)

@@ -1,4 +1,4 @@
-"""STUDY.toml, presets, and the runs that come of them."""
+"""STUDY.toml, presets, and the runs of a study."""
 
 import tomllib
 from pathlib import Path
@@ -19,42 +19,42 @@ from tapfm.study.preset_studies import (
 )
 from tapfm.study.preset_studies import _preset_tables as preset_tables
 from tapfm.study.presets import PRESETS
-from tapfm.study.runs import list_methods, list_runs, run_config, select_runs
+from tapfm.study.runs import list_methods, list_runs, resolve_run_config, select_runs
 
 SLIDES = {"cohort": {"table": "c.csv", "tiles": "tiles"}}
 SMALL = {"name": "small", "targets": ["FGFR3"], "encoders": ["tapfm-pocket"], **SLIDES}
 
 
-def study(**changes):
+def make_study(**changes):
     return resolve_study(SMALL | changes)
 
 
-def names(config):
+def run_names(config):
     return [run.name for run in list_runs(config)]
 
 
-def test_runs_are_the_cross_product_and_a_whole_seed_comes_first():
-    config = study(regimes=["tapfm", "fixed"], aggregators=["abmil", "mean"], seeds=[0, 1])
-    assert names(config) == [
+def test_runs_are_all_combinations_with_seeds_outermost():
+    config = make_study(regimes=["tapfm", "fixed"], aggregators=["abmil", "mean"], seeds=[0, 1])
+    assert run_names(config) == [
         f"tapfm-pocket/{method}/seed{seed}"
         for seed in (0, 1)
         for method in ("fixed/abmil", "fixed/mean", "tapfm/cls-attention")
     ]
 
 
-def test_folds_variants_and_targets_have_folders_of_their_own():
+def test_folds_variants_and_targets_have_separate_folders():
     variants = [{"name": "lambda 0.5", "settings": {"adaptation": {"lambda": 0.5}}}]
-    config = study(regimes=["tapfm"], folds=[0, 2], variants=variants)
-    assert names(config) == [f"tapfm-pocket/tapfm/cls-attention/lambda-0.5/fold{fold}/seed0" for fold in (0, 2)]
-    each = study(regimes=["tapfm"], targets=["FGFR3", "TP53"], task="binary")
-    assert names(each) == [f"{target}/tapfm-pocket/tapfm/cls-attention/seed0" for target in ("FGFR3", "TP53")]
-    together = study(regimes=["tapfm"], targets=["FGFR3", "TP53"])
+    config = make_study(regimes=["tapfm"], folds=[0, 2], variants=variants)
+    assert run_names(config) == [f"tapfm-pocket/tapfm/cls-attention/lambda-0.5/fold{fold}/seed0" for fold in (0, 2)]
+    separate = make_study(regimes=["tapfm"], targets=["FGFR3", "TP53"], task="binary")
+    assert run_names(separate) == [f"{target}/tapfm-pocket/tapfm/cls-attention/seed0" for target in ("FGFR3", "TP53")]
+    together = make_study(regimes=["tapfm"], targets=["FGFR3", "TP53"])
     assert together.multilabel
-    assert len(names(together)) == 1
+    assert len(run_names(together)) == 1
 
 
-def test_titles_are_those_of_the_paper():
-    config = study(
+def test_titles_are_as_in_the_paper():
+    config = make_study(
         encoders=["UNI", "h-optimus-0"], aggregators=["varmil"], tapfm_aggregators=["cls-attention", "cls-gated"]
     )
     titles = [method.title for method in list_methods(config)]
@@ -62,8 +62,8 @@ def test_titles_are_those_of_the_paper():
     assert titles[4:6] == ["UNI (TAPFM)", "UNI (TAPFM, cls-gated)"]
 
 
-def test_settings_are_laid_over_each_other_and_the_variant_is_on_top():
-    config = study(
+def test_regime_settings_override_study_settings_and_variants_override_both():
+    config = make_study(
         regimes=["fixed", "tapfm"],
         settings={
             "schedule": {"epochs": 3},
@@ -74,7 +74,7 @@ def test_settings_are_laid_over_each_other_and_the_variant_is_on_top():
         variants=[{"name": "more", "settings": {"adaptation": {"tau": 0.5}}}],
         folds=[1],
     )
-    fixed, tapfm = (run_config(config, run, Path("features")) for run in list_runs(config))
+    fixed, tapfm = (resolve_run_config(config, run, Path("features")) for run in list_runs(config))
     assert (fixed.schedule.epochs, fixed.adaptation.tiles_per_slide, fixed.adaptation.tau) == (7, "all", 0.5)
     assert (tapfm.schedule.epochs, tapfm.adaptation.tiles_per_slide) == (3, 5)
     assert (fixed.tiles.features, tapfm.tiles.features) == (Path("features"), None)
@@ -84,19 +84,16 @@ def test_settings_are_laid_over_each_other_and_the_variant_is_on_top():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
-        ({"sedes": [0]}, "sedes: there is no such setting; did you mean seeds?"),
-        ({"encoders": ["unni"]}, "There is no encoder named 'unni'"),
-        ({"aggregators": ["abmli"]}, "There is no aggregator named 'abmli'"),
+        ({"sedes": [0]}, "did you mean seeds?"),
+        ({"encoders": ["unni"]}, "'unni'"),
+        ({"aggregators": ["abmli"]}, "'abmli'"),
         ({"regimes": ["frozen"]}, "regimes.0: input should be 'tapfm', 'finetune' or 'fixed'; got 'frozen'"),
-        (
-            {"settings": {"adaptation": {"lamda": 1}}},
-            "settings.adaptation.lamda: there is no such setting; did you mean",
-        ),
-        ({"settings": {"tapfm": {"sched": {}}}}, "settings.tapfm.sched: there is no such setting"),
+        ({"settings": {"adaptation": {"lamda": 1}}}, "settings.adaptation.lamda: unknown setting; did you mean"),
+        ({"settings": {"tapfm": {"sched": {}}}}, "settings.tapfm.sched: unknown setting"),
         ({"seeds": [1, 1]}, "seeds: 1 is listed twice"),
-        ({"task": "multilabel"}, "multilabel needs several targets"),
+        ({"task": "multilabel"}, "multilabel needs at least two targets"),
         ({"report": "forgetting"}, "probe: is missing"),
         ({"report": "ablation"}, "variants: is missing"),
         ({"report": "stability", "variants": [{"name": "a"}]}, "before, after and joint"),
@@ -105,18 +102,18 @@ def test_settings_are_laid_over_each_other_and_the_variant_is_on_top():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_wrong_is_told(changes, told):
+def test_invalid_settings_are_an_error(changes, message):
     with pytest.raises(SettingError) as error:
-        study(**changes)
-    assert told in error.value.message
+        make_study(**changes)
+    assert message in error.value.message
 
 
-def test_several_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     with pytest.raises(SettingError, match="3 problems"):
-        study(encoders=["uni"], seeds=[0, 0], aggregators=["abmli"], folds=[1, 1])
+        make_study(encoders=["uni"], seeds=[0, 0], aggregators=["abmli"], folds=[1, 1])
 
 
-def test_paths_start_at_the_file(tmp_path):
+def test_paths_are_relative_to_the_file(tmp_path):
     text = format_study(
         SMALL
         | {
@@ -133,16 +130,16 @@ def test_paths_start_at_the_file(tmp_path):
     assert config.variants[0].settings["encoder"]["weights"] == str(tmp_path / "v.safetensors")
 
 
-def test_a_file_that_is_none_is_told(tmp_path):
-    with pytest.raises(InputError, match="cannot be read"):
+def test_missing_or_malformed_file_is_an_error(tmp_path):
+    with pytest.raises(InputError, match=r"absent\.toml"):
         load_study(tmp_path / "absent.toml")
     (tmp_path / "bad.toml").write_text("name =")
-    with pytest.raises(InputError, match="is not TOML"):
+    with pytest.raises(InputError, match="TOML"):
         load_study(tmp_path / "bad.toml")
 
 
-def test_a_study_comes_back_from_its_text_as_it_was():
-    config = study(
+def test_study_written_as_toml_can_be_read_back():
+    config = make_study(
         settings={"adaptation": {"lambda": 0.5}, "fixed": {"schedule": {"epochs": 3}}},
         variants=[{"name": "a", "settings": {"aggregator": {"options": {"gated": False}}}}, {"name": "b"}],
         weights={"tapfm-pocket": "a/b c.safetensors"},
@@ -151,79 +148,87 @@ def test_a_study_comes_back_from_its_text_as_it_was():
     assert resolve_study(tomllib.loads(format_study(config.as_tables()))) == config
 
 
-def test_only_takes_patterns_and_beginnings():
-    config = study(regimes=["fixed", "tapfm"], aggregators=["abmil", "mean"], seeds=[0, 1])
+def test_only_selects_runs_by_pattern_or_folder():
+    config = make_study(regimes=["fixed", "tapfm"], aggregators=["abmil", "mean"], seeds=[0, 1])
     runs = list_runs(config)
     assert len(select_runs(runs, [])) == 6
     assert {run.method.regime for run in select_runs(runs, ["*/tapfm/*"])} == {"tapfm"}
     assert len(select_runs(runs, ["tapfm-pocket/fixed"])) == 4
     assert [run.seed for run in select_runs(runs, ["*/mean/seed1"])] == [1]
-    with pytest.raises(InputError, match="--only nothing fits no run"):
+    with pytest.raises(InputError, match="--only nothing matches no run"):
         select_runs(runs, ["nothing"])
 
 
-def test_an_impossible_run_is_named_and_the_others_are_planned(tmp_path):
-    config = study(
+def test_run_with_invalid_settings_is_reported_and_others_are_planned(tmp_path):
+    config = make_study(
         regimes=["finetune", "tapfm"], variants=[{"name": "half", "settings": {"adaptation": {"lambda": 0.5}}}]
     )
-    planned = plan_study(config, StudyFolder(tmp_path))
-    assert list(planned.configs) == ["tapfm-pocket/tapfm/cls-attention/half/seed0"]
-    assert "adaptation.lambda: is 0 with method finetune" in planned.problems["tapfm-pocket/finetune/abmil/half/seed0"]
-    with pytest.raises(SettingError, match="No run of small is possible"):
-        plan_study(study(regimes=["tapfm"], settings={"adaptation": {"lambda": -1}}), StudyFolder(tmp_path))
+    plan = plan_study(config, StudyFolder(tmp_path))
+    assert list(plan.configs) == ["tapfm-pocket/tapfm/cls-attention/half/seed0"]
+    assert (
+        "adaptation.lambda: must be 0 with method finetune" in plan.problems["tapfm-pocket/finetune/abmil/half/seed0"]
+    )
+    with pytest.raises(SettingError, match="No run of the study small has valid settings"):
+        plan_study(make_study(regimes=["tapfm"], settings={"adaptation": {"lambda": -1}}), StudyFolder(tmp_path))
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_whole_in_both_scales_and_as_a_file(name, tmp_path):
-    given = PresetOptions(cohort=Path("c.csv"), external=Path("x.csv"), probe_tiles=Path("probe"))
-    full = build_preset_study(name, given)
+def test_every_preset_is_valid_in_both_scales_and_as_a_file(name, tmp_path):
+    options = PresetOptions(cohort=Path("c.csv"), external=Path("x.csv"), probe_tiles=Path("probe"))
+    full = build_preset_study(name, options)
     mini = build_mini_study(name, tmp_path)
     for config in (full, mini):
-        planned = plan_study(config, StudyFolder(tmp_path))
-        assert not planned.problems
-        assert planned.runs
-    assert "nothing about tissue" in mini.notes[0]
+        plan = plan_study(config, StudyFolder(tmp_path))
+        assert not plan.problems
+        assert plan.runs
+    assert "nothing about real tissue" in mini.notes[0]
     assert "K = " in mini.notes[1]
     text = format_preset_toml(name, PresetOptions(), tmp_path / "study.toml")
     (tmp_path / "study.toml").write_text(text)
     written = load_study(tmp_path / "study.toml")
     assert written.cohort.table == tmp_path / "split.csv"
-    assert names(written) == names(full)
+    assert run_names(written) == run_names(full)
 
 
-def test_presets_are_the_papers_grids():
-    given = PresetOptions(cohort=Path("c.csv"))
-    table1 = build_preset_study("paper-table1", given)
-    assert len(names(table1)) == 3 * 4 * 2 + 3 * 2
-    configs = {run.name: run_config(table1, run, Path("f")) for run in list_runs(table1)}
+def test_presets_have_the_settings_of_the_paper():
+    options = PresetOptions(cohort=Path("c.csv"))
+    table1 = build_preset_study("paper-table1", options)
+    assert len(run_names(table1)) == 3 * 4 * 2 + 3 * 2
+    configs = {run.name: resolve_run_config(table1, run, Path("f")) for run in list_runs(table1)}
     assert configs["uni/tapfm/cls-attention/seed0"].schedule.epochs == 20
     assert configs["uni/finetune/abmil/seed0"].schedule.epochs == 50
     assert configs["h-optimus-0/tapfm/cls-attention/seed0"].adaptation.tiles_per_slide == 75
-    lambdas = build_preset_study("ablation-lambda", given)
-    values = [run_config(lambdas, run, Path("f")).adaptation.lambda_ for run in list_runs(lambdas)]
+    lambdas = build_preset_study("ablation-lambda", options)
+    values = [resolve_run_config(lambdas, run, Path("f")).adaptation.lambda_ for run in list_runs(lambdas)]
     assert values == [0.25, 0.5, 0.75, 1.0]
-    tiles = build_preset_study("ablation-tiles", given)
-    assert [run_config(tiles, run, Path("f")).adaptation.tiles_per_slide for run in list_runs(tiles)] == [25, 50, 75]
-    assert preset_tables("layers", given)["variants"][3]["settings"] == {"adaptation": {"scope": "last:12"}}
+    tiles = build_preset_study("ablation-tiles", options)
+    assert [resolve_run_config(tiles, run, Path("f")).adaptation.tiles_per_slide for run in list_runs(tiles)] == [
+        25,
+        50,
+        75,
+    ]
+    assert preset_tables("layers", options)["variants"][3]["settings"] == {"adaptation": {"scope": "last:12"}}
 
 
-def test_a_preset_takes_what_is_typed_and_asks_for_what_is_missing():
-    given = PresetOptions(cohort=Path("c.csv"), targets=("A", "B"), encoders=("uni",), seeds=(3,), folds=(0, 1))
-    config = build_preset_study("paper-table1", given)
+def test_options_change_a_preset_and_missing_options_are_an_error():
+    options = PresetOptions(cohort=Path("c.csv"), targets=("A", "B"), encoders=("uni",), seeds=(3,), folds=(0, 1))
+    config = build_preset_study("paper-table1", options)
     assert (config.targets, config.encoders, config.seeds, config.folds) == (["A", "B"], ["uni"], [3], [0, 1])
     assert config.external is None
-    with pytest.raises(InputError, match="needs slides"):
+    with pytest.raises(InputError, match="needs a cohort"):
         build_preset_study("paper-table1", PresetOptions())
     with pytest.raises(InputError, match="tiles of another task"):
         build_preset_study("forgetting", PresetOptions(cohort=Path("c.csv")))
-    with pytest.raises(UnknownNameError, match="no preset named 'paper-table'"):
+    with pytest.raises(UnknownNameError, match="'paper-table'"):
         expand_preset_name("paper-table", mini=False)
-    with pytest.raises(InputError, match="is for --scale mini"):
+    with pytest.raises(InputError, match="only with --scale mini"):
         expand_preset_name("all", mini=False)
     assert len(expand_preset_name("all", mini=True)) == 5
 
 
-def test_a_runs_configuration_is_what_train_reads():
-    config = study(regimes=["tapfm"])
+def test_configuration_of_a_run_can_be_read_back():
+    config = make_study(regimes=["tapfm"])
     (run,) = list_runs(config)
-    assert resolve_config(run_config(config, run, Path("f")).as_tables()) == run_config(config, run, Path("f"))
+    assert resolve_config(resolve_run_config(config, run, Path("f")).as_tables()) == resolve_run_config(
+        config, run, Path("f")
+    )

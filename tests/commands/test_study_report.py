@@ -1,9 +1,9 @@
-"""The files of a study's report, from made-up runs."""
+"""Files of a study report, from fake results."""
 
 import csv
 
 import pytest
-from study_results import a_study, results_of
+from study_results import make_results, make_study
 
 from tapfm.results.document import Paragraph, read_sections, write_sections
 from tapfm.results.figure import Figure
@@ -17,14 +17,14 @@ FILES = {"ROC curves": "roc.png", "Validation AUC and training loss": "curves.pn
 FAILED = ["tapfm-pocket/tapfm/cls-attention/seed0", "train", "failed", "no | memory", "tapfm train x.toml", "x.log"]
 
 
-NOTES = ["Painted slides.", "<b>Not</b> tissue."]
+NOTES = ["Synthetic slides.", "<b>Not</b> tissue."]
 SPLIT = "slide_id,patient_id,cohort,split,FGFR3\ns1,p1,,train,1\ns2,p2,,val,0\ns3,p2,,test,1\ns4,p2,,test,0\n"
 
 
-def write(folder, strengths):
-    """Write the report of a study, as if its runs were in the folder; returns the table of AUCs."""
-    study = a_study(notes=NOTES)
-    results = results_of(study, strengths, folder=folder, baseline=0.3 if strengths else None)
+def write_fake_report(folder, strengths):
+    """Write the report of a study with fake runs, and return the table of AUCs."""
+    study = make_study(notes=NOTES)
+    results = make_results(study, strengths, folder=folder, baseline=0.3 if strengths else None)
     for run in (run for each in results.methods for run in each.histories):
         (folder / "runs" / run).mkdir(parents=True)
         (folder / "runs" / run / "split.csv").write_text(SPLIT)
@@ -37,12 +37,12 @@ def write(folder, strengths):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("study")
-    write(made, (0.5, 1.0))
-    return made
+    folder = tmp_path_factory.mktemp("study")
+    write_fake_report(folder, (0.5, 1.0))
+    return folder
 
 
-def test_sections_are_read_back_as_they_were_written(folder, tmp_path):
+def test_sections_can_be_read_back(folder, tmp_path):
     sections = read_sections(folder / "study.json", hint="")
     assert [section.title for section in sections] == ["Overview", "AUC", "Convergence, time and memory"]
     assert (folder / "study.md").read_text().startswith(markdown_sections("A_study", sections, FILES).rstrip())
@@ -50,7 +50,7 @@ def test_sections_are_read_back_as_they_were_written(folder, tmp_path):
     assert read_sections(tmp_path / "again.json", hint="") == sections
 
 
-def test_every_figure_has_its_file_and_notes_are_plain_text(folder):
+def test_figures_have_files_and_notes_are_plain_text(folder):
     blocks = [block for section in read_sections(folder / "study.json", hint="") for block in section.blocks]
     figures = [FILES[block.title] for block in blocks if isinstance(block, Figure)]
     assert figures == ["roc.png", "curves.png"]
@@ -60,13 +60,13 @@ def test_every_figure_has_its_file_and_notes_are_plain_text(folder):
     assert texts[0].startswith("2 of 2 runs finished: tapfm-pocket × finetune, tapfm × abmil, cls-attention × seed 0")
 
 
-def test_what_failed_is_told_with_its_command(folder):
+def test_failed_steps_are_listed_with_their_command(folder):
     page = (folder / "study.md").read_text()
-    failures = page[page.index("## What failed") :]
+    failures = page[page.index("## Failed steps") :]
     assert all(text.replace("|", r"\|") in failures for text in (FAILED[0], FAILED[1], *FAILED[3:]))
 
 
-def test_each_table_has_its_own_files_with_the_same_numbers(folder):
+def test_tables_have_separate_files_with_the_same_values(folder):
     tables = {
         section.title: block
         for section in read_sections(folder / "study.json", hint="")
@@ -82,11 +82,11 @@ def test_each_table_has_its_own_files_with_the_same_numbers(folder):
         assert [row["model"], *(float(row[name]) for name in names[1:])] == [cell.value for cell in cells.cells]
     page = (folder / "study.md").read_text()
     for name in ("table_binary.md", "costs.md"):
-        own = (folder / name).read_text().split("\n", 2)[2]
-        assert own.strip() in page
+        text = (folder / name).read_text().split("\n", 2)[2]
+        assert text.strip() in page
 
 
-def test_slides_and_patients_of_each_split_are_counted(folder):
+def test_slides_and_patients_are_counted_by_split(folder):
     page = (folder / "study.md").read_text()
     for row in (
         *("| train | 1 | 1 | 1 of 1 (100%) |", "| val | 1 | 1 | 0 of 1 (0%) |"),
@@ -95,10 +95,10 @@ def test_slides_and_patients_of_each_split_are_counted(folder):
         assert row in page
 
 
-def test_a_study_without_results_says_so(tmp_path):
-    assert not write(tmp_path, ()).rows
+def test_study_without_results_has_a_report(tmp_path):
+    assert not write_fake_report(tmp_path, ()).rows
     page = (tmp_path / "study.md").read_text()
     assert "0 of 2 runs finished" in page
-    assert "There are no results yet." in page
+    assert "No results yet." in page
     assert not (tmp_path / "roc.png").exists()
     assert len(read_sections(tmp_path / "study.json", hint="")) == 3

@@ -1,4 +1,4 @@
-"""Tables, figures, fits and conclusions of a study, from made-up results."""
+"""Tables, figures, fits and conclusions of a study, from fake results."""
 
 import csv
 import dataclasses
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from study_results import a_study, history, predictions, results_of
+from study_results import make_history, make_predictions, make_results, make_study
 
 from tapfm.errors import InputError
 from tapfm.evaluation.predictions import write_predictions
@@ -24,7 +24,7 @@ from tapfm.study.costs import costs_table
 from tapfm.study.figures import curves_figure, log_losses_figure, roc_figure
 from tapfm.study.folder import StudyFolder
 from tapfm.study.forgetting import (
-    _draw_tiles as draw_tiles,
+    _resample_tiles as resample_tiles,
 )
 from tapfm.study.forgetting import (
     describe_forgetting,
@@ -32,18 +32,19 @@ from tapfm.study.forgetting import (
     summarise_probes,
 )
 from tapfm.study.probe import _cosine_distance as cosine_distance
+from tapfm.study.probe import _fit_probe as fit_probe
 from tapfm.study.probe import _linear_cka as linear_cka
-from tapfm.study.probe import _probe as probe
 from tapfm.study.probe_tiles import find_probe_tiles
 from tapfm.study.results import MethodResult, StudyResults
 from tapfm.study.results import _pool_folds as pool_folds
 from tapfm.study.runs import PlannedRun, list_methods
 from tapfm.study.stability import (
-    Trajectory,
+    MEASURES,
+    RunStability,
     describe_stability,
-    means_table,
-    measure_trajectories,
-    runs_table,
+    measure_stability,
+    stability_means_table,
+    stability_runs_table,
 )
 from tapfm.study.stability import (
     _measure_history as measure_history,
@@ -52,22 +53,22 @@ from tapfm.study.stability import (
 ORDERS = ("before", "after", "joint")
 
 
-def rows_of(table):
+def csv_rows(table):
     return list(csv.DictReader(io.StringIO(table_csv(table))))
 
 
-def comparison_of(study, *given, **more):
-    return compare_study(results_of(study, *given, **more))
+def compare_fake_study(study, strengths, **options):
+    return compare_study(make_results(study, strengths, **options))
 
 
-def markdown_of(study, comparison):
+def format_markdown(study, comparison):
     return markdown_table(wide_table(comparison, study))
 
 
-def test_the_best_is_bold_the_second_underlined_and_tests_are_against_the_best():
-    study = a_study(aggregators=["abmil", "mean"])
-    comparison = comparison_of(study, (0.5, 1.0, 2.0))
-    text = markdown_of(study, comparison)
+def test_best_is_bold_second_is_underlined_and_tests_are_against_the_best():
+    study = make_study(aggregators=["abmil", "mean"])
+    comparison = compare_fake_study(study, (0.5, 1.0, 2.0))
+    text = format_markdown(study, comparison)
     lines = {line.split(" | ")[0].strip("| "): line for line in text.splitlines()}
     assert lines["tapfm-pocket (TAPFM)"].count("**") == 4  # test and external
     assert lines["tapfm-pocket + mean (FT)"].count("<u>") == 2
@@ -75,7 +76,7 @@ def test_the_best_is_bold_the_second_underlined_and_tests_are_against_the_best()
     assert "p = " in lines["tapfm-pocket + ABMIL (FT)"]
     assert "*Fine-tuned (FT) encoder with MIL aggregators*" in text
     assert "| Model | FGFR3, Test (N = 30) | FGFR3, External (N = 30) |" in text
-    rows = rows_of(tidy_table(comparison))
+    rows = csv_rows(tidy_table(comparison))
     best = next(row for row in rows if row["model"] == "tapfm-pocket (TAPFM)" and row["cohort"] == "test")
     worst = next(row for row in rows if row["model"] == "tapfm-pocket + ABMIL (FT)" and row["cohort"] == "test")
     assert (best["rank"], worst["rank"]) == ("1", "3")
@@ -86,52 +87,52 @@ def test_the_best_is_bold_the_second_underlined_and_tests_are_against_the_best()
     assert 0 < float(worst["p_holm"]) <= 1
 
 
-def test_equal_methods_share_a_rank():
-    study = a_study(aggregators=["abmil", "mean"])
-    comparison = comparison_of(study, (1.0, 1.0, 0.2))
+def test_equal_methods_have_the_same_rank():
+    study = make_study(aggregators=["abmil", "mean"])
+    comparison = compare_fake_study(study, (1.0, 1.0, 0.2))
     assert [method.aucs["test", "FGFR3"].rank for method in comparison.methods] == [1, 1, 3]
-    assert "<u>" not in markdown_of(study, comparison)
+    assert "<u>" not in format_markdown(study, comparison)
 
 
-def test_seeds_are_averaged_and_their_spread_is_told():
-    study = a_study(seeds=[0, 1, 2])
-    comparison = comparison_of(study, (0.5, 1.0), seeds=3)
-    found = comparison.methods[0].aucs["test", "FGFR3"]
-    assert found.seeds == 3
-    assert found.seed_sd > 0
-    assert found.auc.low < found.auc.value < found.auc.high
-    assert "means over 3 seeds" in markdown_of(study, comparison)
+def test_seeds_are_averaged_with_their_standard_deviation():
+    study = make_study(seeds=[0, 1, 2])
+    comparison = compare_fake_study(study, (0.5, 1.0), seeds=3)
+    compared = comparison.methods[0].aucs["test", "FGFR3"]
+    assert compared.seeds == 3
+    assert compared.seed_sd > 0
+    assert compared.auc.low < compared.auc.value < compared.auc.high
+    assert "means over 3 seeds" in format_markdown(study, comparison)
 
 
-def test_the_colour_baseline_has_a_row_and_may_be_the_best():
-    study = a_study()
-    comparison = comparison_of(study, (0.1, 0.5), baseline=3.0)
+def test_colour_baseline_has_a_row_and_can_be_the_best():
+    study = make_study()
+    comparison = compare_fake_study(study, (0.1, 0.5), baseline=3.0)
     assert comparison.methods[-1].title == "colours and tile count"
     assert comparison.methods[-1].aucs["test", "FGFR3"].rank == 1
     assert ("external", "FGFR3") not in comparison.methods[-1].aucs
-    assert "| *Without an encoder* |" in markdown_of(study, comparison)
+    assert "| *Without an encoder* |" in format_markdown(study, comparison)
 
 
-def test_the_best_is_that_of_the_patients_that_all_methods_have():
-    """The first method is the best on its own patients, not on those that both have."""
-    study = a_study(regimes=["tapfm"], tapfm_aggregators=["cls-attention", "mean"])
-    good, fair = predictions(3.0), predictions(1.0)
+def test_best_method_is_chosen_on_common_patients():
+    """The first method is the best on its own patients, but not on the patients that both methods have."""
+    study = make_study(regimes=["tapfm"], tapfm_aggregators=["cls-attention", "mean"])
+    good, fair = make_predictions(3.0), make_predictions(1.0)
     swapped = [dataclasses.replace(each, logits={"FGFR3": -each.logits["FGFR3"]}) for each in good[:10]]
-    made = (swapped + good[10:], fair[:10])
+    predictions = (swapped + good[10:], fair[:10])
     methods = [
-        MethodResult(method, {"r": history([1.0])}, {"test": [slides]})
-        for method, slides in zip(list_methods(study), made, strict=True)
+        MethodResult(method, {"r": make_history([1.0])}, {"test": [slides]})
+        for method, slides in zip(list_methods(study), predictions, strict=True)
     ]
     comparison = compare_study(StudyResults(study, StudyFolder(Path()), methods, {}))
     assert comparison.patients == {("test", "FGFR3"): 10}
     assert [method.aucs["test", "FGFR3"].rank for method in comparison.methods] == [2, 1]
-    assert "20 patients of tapfm-pocket/tapfm/cls-attention are not counted" in comparison.notes[0]
+    assert "20 patients of tapfm-pocket/tapfm/cls-attention excluded" in comparison.notes[0]
 
 
-def test_several_targets_of_one_model_have_their_mean_and_one_cohort_below_the_other():
+def test_multilabel_table_has_macro_average_and_cohorts_below_each_other():
     targets = ("EGFR", "KRAS")
-    study = a_study(targets=list(targets))
-    comparison = comparison_of(study, (0.5, 1.0), targets=targets)
+    study = make_study(targets=list(targets))
+    comparison = compare_fake_study(study, (0.5, 1.0), targets=targets)
     aucs = comparison.methods[0].aucs
     mean = (aucs["test", "EGFR"].auc.value + aucs["test", "KRAS"].auc.value) / 2
     assert aucs["test", "macro"].auc.value == pytest.approx(mean)
@@ -141,10 +142,12 @@ def test_several_targets_of_one_model_have_their_mean_and_one_cohort_below_the_o
     assert r"\multicolumn{4}{c}{\textbf{External (N = 30)}}" in latex_table(table, "c", "l")
 
 
-def test_a_model_for_each_target_has_a_column_for_each():
-    study = a_study(targets=["EGFR", "KRAS"], task="binary", regimes=["tapfm"])
+def test_separate_models_have_one_column_per_target():
+    study = make_study(targets=["EGFR", "KRAS"], task="binary", regimes=["tapfm"])
     methods = [
-        MethodResult(method, {"r": history([1.0])}, {"test": [predictions(strength, targets=(method.target,))]})
+        MethodResult(
+            method, {"r": make_history([1.0])}, {"test": [make_predictions(strength, targets=(method.target,))]}
+        )
         for method, strength in zip(list_methods(study), (0.5, 2.0), strict=True)
     ]
     results = StudyResults(study, StudyFolder(Path()), methods, {})
@@ -156,41 +159,43 @@ def test_a_model_for_each_target_has_a_column_for_each():
     assert costs_table(results).rows[0].cells[0].value == "EGFR: tapfm-pocket (TAPFM)"
 
 
-def test_an_auc_that_is_undefined_is_a_dash_and_says_why():
-    study = a_study(regimes=["tapfm"])
-    one_class = [each for each in predictions(1.0) if each.labels["FGFR3"] == 1]
+def test_undefined_auc_is_a_dash_with_a_reason():
+    study = make_study(regimes=["tapfm"])
+    one_class = [each for each in make_predictions(1.0) if each.labels["FGFR3"] == 1]
     (method,) = list_methods(study)
     results = StudyResults(
-        study, StudyFolder(Path()), [MethodResult(method, {"r": history([1.0])}, {"test": [one_class]})], {}
+        study, StudyFolder(Path()), [MethodResult(method, {"r": make_history([1.0])}, {"test": [one_class]})], {}
     )
     comparison = compare_study(results)
-    text = markdown_of(study, comparison)
+    text = format_markdown(study, comparison)
     assert "| tapfm-pocket (TAPFM) | - <sup>1</sup> |" in text
     assert "no negative" in text
     assert "--" in latex_table(wide_table(comparison, study), "c", "l")
-    assert "no negative" in rows_of(tidy_table(comparison))[0]["reason"]
+    assert "no negative" in csv_rows(tidy_table(comparison))[0]["reason"]
     assert roc_figure(results).panels[0].why_empty
 
 
-def test_an_interval_that_is_missing_says_why():
-    study = a_study()
-    comparison = comparison_of(study, (0.5, 50.0))
+def test_missing_interval_has_a_reason():
+    study = make_study()
+    comparison = compare_fake_study(study, (0.5, 50.0))
     (reason,) = list_reasons(wide_table(comparison, study))
     assert "all resamples give the same value" in reason
 
 
-def test_nothing_finished_makes_tables_without_rows():
-    study = a_study()
+def test_tables_are_empty_without_finished_runs():
+    study = make_study()
     results = StudyResults(study, StudyFolder(Path()), [], {})
     comparison = compare_study(results)
     tables = [tidy_table(comparison), wide_table(comparison, study), costs_table(results), ablation_table([])]
-    assert not any(table.rows for table in [*tables, means_table([]), runs_table([]), forgetting_table([])])
+    assert not any(
+        table.rows for table in [*tables, stability_means_table([]), stability_runs_table([]), forgetting_table([])]
+    )
     assert roc_figure(results) is None
 
 
-def test_latex_is_balanced_and_escaped(tmp_path):
-    study = a_study(aggregators=["abmil", "mean"])
-    comparison = comparison_of(study, (0.5, 1.0, 2.0), baseline=0.1)
+def test_latex_is_valid_and_escaped(tmp_path):
+    study = make_study(aggregators=["abmil", "mean"])
+    comparison = compare_fake_study(study, (0.5, 1.0, 2.0), baseline=0.1)
     text = latex_table(wide_table(comparison, study), "A_study: 95% & more", "comparison")
     body = text.replace(r"\{", "").replace(r"\}", "")
     assert body.count("{") == body.count("}")
@@ -203,35 +208,37 @@ def test_latex_is_balanced_and_escaped(tmp_path):
     if shutil.which("pdflatex"):
         packages = r"\usepackage{booktabs,multirow,graphicx}"
         (tmp_path / "t.tex").write_text(rf"\documentclass{{article}}{packages}\begin{{document}}{text}\end{{document}}")
-        made = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, check=False)
-        assert made.returncode == 0, made.stdout
+        compiled = subprocess.run(
+            ["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, check=False
+        )
+        assert compiled.returncode == 0, compiled.stdout
 
 
-def test_csv_markdown_and_latex_have_the_same_numbers():
-    study = a_study(aggregators=["abmil", "mean"], targets=["EGFR", "KRAS"])
-    comparison = comparison_of(study, (0.5, 1.0, 2.0), baseline=0.1, targets=("EGFR", "KRAS"))
+def test_csv_markdown_and_latex_have_the_same_values():
+    study = make_study(aggregators=["abmil", "mean"], targets=["EGFR", "KRAS"])
+    comparison = compare_fake_study(study, (0.5, 1.0, 2.0), baseline=0.1, targets=("EGFR", "KRAS"))
     table = wide_table(comparison, study)
     texts = markdown_table(table), latex_table(table, "c", "l")
-    rows = rows_of(tidy_table(comparison))
-    assert len(rows) == 3 * 6 + 3  # three methods in two cohorts; the baseline in one
+    rows = csv_rows(tidy_table(comparison))
+    assert len(rows) == 3 * 6 + 3  # three methods in two cohorts, and the baseline in one
     for row in rows:
         for text in texts:
             lines = [line for line in text.splitlines() if row["model"] in line]
-            wanted = [f"{float(row['auc']):.4f}", *(f"{float(row[name]):.3f}" for name in ("ci_low", "ci_high"))]
-            assert any(all(number in line for number in wanted) for line in lines)
+            expected = [f"{float(row['auc']):.4f}", *(f"{float(row[name]):.3f}" for name in ("ci_low", "ci_high"))]
+            assert any(all(number in line for number in expected) for line in lines)
 
 
-def test_costs_are_means_and_the_highest_memory():
-    results = results_of(a_study(regimes=["tapfm"]), (1.0,), losses=(1.0, 0.9, 0.8))
-    (row,) = rows_of(costs_table(results))
+def test_costs_are_means_and_maximum_memory():
+    results = make_results(make_study(regimes=["tapfm"]), (1.0,), losses=(1.0, 0.9, 0.8))
+    (row,) = csv_rows(costs_table(results))
     assert float(row["best_epoch"]) == 3
     assert float(row["seconds"]) == 6
     assert float(row["seconds_per_epoch"]) == 2
     assert float(row["peak_memory_gib"]) == pytest.approx(0.7)
 
 
-def test_roc_curves_pass_through_the_points_where_they_turn():
-    results = results_of(a_study(), (0.0, 50.0), baseline=1.0)
+def test_roc_curves_have_the_right_points_and_area():
+    results = make_results(make_study(), (0.0, 50.0), baseline=1.0)
     test, external = roc_figure(results).panels
     assert [mark.label for mark in test.marks] == [
         "",
@@ -246,29 +253,29 @@ def test_roc_curves_pass_through_the_points_where_they_turn():
     assert area == pytest.approx(compare_study(results).methods[0].aucs["test", "FGFR3"].auc.value, abs=1e-4)
 
 
-def test_of_many_methods_regimes_are_named_once():
-    study = a_study(regimes=["finetune"], variants=[{"name": f"v{i}"} for i in range(16)])
-    results = results_of(study, [1.0] * 16)
+def test_many_methods_are_labelled_by_regime():
+    study = make_study(regimes=["finetune"], variants=[{"name": f"v{i}"} for i in range(16)])
+    results = make_results(study, [1.0] * 16)
     for figure in (roc_figure(results), curves_figure(results)):
         for panel in figure.panels:
             assert [mark.label for mark in panel.marks if mark.label] == ["finetune"]
 
 
-def test_predictions_of_folds_are_pooled_and_a_patient_in_two_is_refused(tmp_path):
-    made = predictions(1.0, count=6)
-    write_predictions(tmp_path / "a.csv", made[:3])
-    write_predictions(tmp_path / "b.csv", made[3:])
+def test_folds_are_pooled_and_a_patient_in_two_folds_is_an_error(tmp_path):
+    predictions = make_predictions(1.0, count=6)
+    write_predictions(tmp_path / "a.csv", predictions[:3])
+    write_predictions(tmp_path / "b.csv", predictions[3:])
     assert len(pool_folds([tmp_path / "a.csv", tmp_path / "b.csv"])) == 6
-    write_predictions(tmp_path / "b.csv", made[2:])
-    with pytest.raises(InputError, match="Patient p2 is tested in two folds"):
+    write_predictions(tmp_path / "b.csv", predictions[2:])
+    with pytest.raises(InputError, match=r"Patient p2 .* two folds"):
         pool_folds([tmp_path / "a.csv", tmp_path / "b.csv"])
 
 
-def test_the_fit_of_an_ablation_finds_the_slope():
+def test_ablation_fit_has_the_right_slope():
     variants = [{"name": f"{rate}", "settings": {"adaptation": {"lambda": rate}}} for rate in (0.25, 1.0)]
-    study = a_study(regimes=["tapfm"], report="ablation", variants=variants, seeds=[0, 1])
+    study = make_study(regimes=["tapfm"], report="ablation", variants=variants, seeds=[0, 1])
     losses = [math.exp(0.3 - 0.07 * epoch) for epoch in range(1, 26)]
-    results = results_of(study, (0.5, 1.0), losses=losses, seeds=2)
+    results = make_results(study, (0.5, 1.0), losses=losses, seeds=2)
     comparison = compare_study(results)
     first, second = fit_losses(results, comparison)
     assert first.fit.b == pytest.approx(-0.07)
@@ -277,7 +284,7 @@ def test_the_fit_of_an_ablation_finds_the_slope():
     assert second.test.value > first.test.value
     assert first.val_auc == pytest.approx(0.74)
     table = ablation_table([first])
-    (row,) = rows_of(table)
+    (row,) = csv_rows(table)
     assert float(row["r_squared"]) == pytest.approx(1.0)
     assert float(row["b_low"]) <= float(row["b"]) <= float(row["b_high"])
     assert float(row["test_auc_low"]) == first.test.low
@@ -286,54 +293,57 @@ def test_the_fit_of_an_ablation_finds_the_slope():
     assert labels == ["", "0.25: b = -0.0700", "", "1.0: b = -0.0700"]
 
 
-def test_too_few_epochs_have_no_fit_and_say_so():
+def test_too_few_epochs_have_no_fit_but_a_reason():
     variants = [{"name": "a", "settings": {"adaptation": {"lambda": 1.0}}}]
-    results = results_of(a_study(regimes=["tapfm"], report="ablation", variants=variants), (0.5,), losses=(1.0, 0.9))
-    fitted = fit_losses(results, compare_study(results))
-    assert "<sup>1</sup> 1 of epochs 2 to 20" in markdown_table(ablation_table(fitted))
-    assert [mark.label for mark in log_losses_figure(fitted).panels[0].marks] == ["a"]
+    results = make_results(
+        make_study(regimes=["tapfm"], report="ablation", variants=variants), (0.5,), losses=(1.0, 0.9)
+    )
+    fits = fit_losses(results, compare_study(results))
+    text = markdown_table(ablation_table(fits))
+    assert "<sup>1</sup>" in text
+    assert "a fit needs at least 3" in text
+    assert [mark.label for mark in log_losses_figure(fits).panels[0].marks] == ["a"]
 
 
-def test_a_steady_run_measures_less_than_a_jumpy_one():
+def test_stability_measures_are_lower_for_a_smooth_loss():
     epochs = range(1, 12)
-    steady = measure_history(history([math.exp(-0.1 * epoch) for epoch in epochs]))
-    jumpy = measure_history(
-        history(
+    smooth = measure_history(make_history([math.exp(-0.1 * epoch) for epoch in epochs]))
+    noisy = measure_history(
+        make_history(
             [math.exp(-0.1 * epoch + 0.2 * (-1) ** epoch) for epoch in epochs],
             norm_encoder=[1.0 + e % 2 for e in epochs],
         )
     )
-    assert steady["residual"] == pytest.approx(0, abs=1e-9)
-    assert steady["step"] == pytest.approx(0.1)
-    assert (steady["rises"], steady["norm_spread"]) == (0, 0)
-    assert all(jumpy[name] > steady[name] for name in steady)
-    assert measure_history(history([1.0, 0.5])) == dict.fromkeys(steady)
+    assert smooth["residual_sd"] == pytest.approx(0, abs=1e-9)
+    assert smooth["mean_abs_change"] == pytest.approx(0.1)
+    assert (smooth["increase_fraction"], smooth["grad_norm_cv"]) == (0, 0)
+    assert all(noisy[name] > smooth[name] for name in smooth)
+    assert measure_history(make_history([1.0, 0.5])) == dict.fromkeys(smooth)
 
 
-def test_runs_of_the_same_seed_are_compared():
+def test_stability_compares_runs_of_the_same_seed():
     variants = [{"name": each, "settings": {"adaptation": {"bag_gradient": each}}} for each in ORDERS]
-    study = a_study(regimes=["tapfm"], report="stability", variants=variants, seeds=[0, 1])
-    trajectories = measure_trajectories(results_of(study, (1.0, 1.0, 1.0), seeds=2, losses=(1.0, 0.9, 0.8, 0.7)))
-    assert [each.order for each in trajectories] == [order for order in ORDERS for _ in (0, 1)]
-    assert len({each.pair for each in trajectories}) == 2
-    assert [row["order"] for row in rows_of(runs_table(trajectories))] == [each.order for each in trajectories]
-    counts = means_table(trajectories).rows[-1]
-    assert [cell_text(cell, column) for cell, column in zip(counts.cells, means_table([]).columns, strict=True)] == [
-        *("runs", "2", "2", "2")
-    ]
+    study = make_study(regimes=["tapfm"], report="stability", variants=variants, seeds=[0, 1])
+    runs = measure_stability(make_results(study, (1.0, 1.0, 1.0), seeds=2, losses=(1.0, 0.9, 0.8, 0.7)))
+    assert [run.order for run in runs] == [order for order in ORDERS for _ in (0, 1)]
+    assert len({run.group for run in runs}) == 2
+    assert [row["order"] for row in csv_rows(stability_runs_table(runs))] == [run.order for run in runs]
+    table = stability_means_table(runs)
+    counts = [cell_text(cell, column) for cell, column in zip(table.rows[-1].cells, table.columns, strict=True)]
+    assert counts == ["runs", "2", "2", "2"]
 
 
-def made_up(joint, before, after, seed=0):
-    numbers = {"joint": joint, "before": before, "after": after}
-    measured = ("residual", "step", "rises", "norm_spread")
+def make_stability_runs(joint, before, after, seed=0):
+    """Return one run per order, with the same value for all measures."""
+    values = {"joint": joint, "before": before, "after": after}
     return [
-        Trajectory(order, f"{order}/seed{seed}", (seed,), dict.fromkeys(measured, value))
-        for order, value in numbers.items()
+        RunStability(order, f"{order}/seed{seed}", (seed,), dict.fromkeys(MEASURES, value))
+        for order, value in values.items()
     ]
 
 
 @pytest.mark.parametrize(
-    ("numbers", "conclusion"),
+    ("values", "conclusion"),
     [
         ((3.0, 1.0, 2.0), "runs support"),
         ((0.5, 1.0, 2.0), "runs contradict"),
@@ -341,102 +351,104 @@ def made_up(joint, before, after, seed=0):
         ((2.0, 2.0, 1.0), "neither support nor contradict"),
     ],
 )
-def test_the_conclusion_follows_the_numbers(numbers, conclusion):
-    sentences = describe_stability([each for seed in range(5) for each in made_up(*numbers, seed=seed)])
+def test_stability_conclusion(values, conclusion):
+    sentences = describe_stability([each for seed in range(5) for each in make_stability_runs(*values, seed=seed)])
     assert conclusion in sentences[-1]
     assert "chance" not in sentences[-1]
-    assert "chance" in describe_stability(made_up(*numbers))[-1]
+    assert "chance" in describe_stability(make_stability_runs(*values))[-1]
 
 
-def test_seeds_that_disagree_settle_nothing():
-    sentences = describe_stability(made_up(3.0, 1.0, 2.0) + made_up(0.5, 1.0, 2.0, seed=1))
+def test_seeds_that_disagree_are_inconclusive():
+    sentences = describe_stability(make_stability_runs(3.0, 1.0, 2.0) + make_stability_runs(0.5, 1.0, 2.0, seed=1))
     assert "neither support nor contradict" in sentences[-1]
-    assert "joint is above both others in 1 of 2 seeds, and below both in 1" in sentences[1]
-    assert describe_stability(made_up(1.0, 1.0, 1.0)[:2])[-1] == "No seed has runs of all three orders yet."
+    assert "joint has the highest value in 1 of 2 seeds and the lowest in 1" in sentences[1]
+    assert describe_stability(make_stability_runs(1.0, 1.0, 1.0)[:2])[-1].startswith("No seed has")
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_probe_is_multinomial_logistic_regression_with_a_penalty_of_1(classes):
+def test_probe_is_multinomial_logistic_regression_with_penalty_1(classes):
     rng = np.random.default_rng(0)
     truth = rng.integers(0, classes, 90)
     features = rng.normal(size=(90, 5)) + truth[:, None] * np.array([2.0, -1.0, 0.0, 0.2, 0.0])
-    found = probe(features, truth, features, classes)
-    residuals = found - np.eye(classes)[truth]
+    probabilities = fit_probe(features, truth, features, classes)
+    residuals = probabilities - np.eye(classes)[truth]
     np.testing.assert_allclose(residuals.sum(0), 0, atol=1e-4)  # intercepts have no penalty
     standardised = (features - features.mean(0)) / features.std(0)
-    # where the loss is smallest the weights are what the residuals leave, and the logits follow from them
-    rest = np.log(found) + standardised @ standardised.T @ residuals
+    # at the minimum of the loss, the weights follow from the residuals: logits - features @ weights are intercepts
+    rest = np.log(probabilities) + standardised @ standardised.T @ residuals
     intercepts = rest - rest.mean(1, keepdims=True)
     np.testing.assert_allclose(intercepts, np.broadcast_to(intercepts[0], intercepts.shape), atol=1e-3)
-    probed = probe(features[:60], truth[:60], features[60:], classes)
-    assert np.mean(probed.argmax(1) == truth[60:]) > 0.5
+    predicted = fit_probe(features[:60], truth[:60], features[60:], classes)
+    assert np.mean(predicted.argmax(1) == truth[60:]) > 0.5
 
 
-def test_drift_is_nothing_where_nothing_moved_and_cka_ignores_rotation_and_scale():
+def test_drift_is_zero_for_equal_features_and_cka_ignores_rotation_and_scale():
     rng = np.random.default_rng(0)
     features = rng.normal(size=(40, 6))
-    turn, _ = np.linalg.qr(rng.normal(size=(6, 6)))
+    rotation, _ = np.linalg.qr(rng.normal(size=(6, 6)))
     assert cosine_distance(features, features) == pytest.approx(0)
     assert cosine_distance(features, -features) == pytest.approx(2)
-    assert linear_cka(features, 3 * features @ turn) == pytest.approx(1)
+    assert linear_cka(features, 3 * features @ rotation) == pytest.approx(1)
     assert linear_cka(features, rng.normal(size=(40, 6))) < 0.5
 
 
-def probe_file(path, after_right, classes=2, count=20):
-    """A probe that was right of all tiles before, and of some after."""
+def write_probe_file(path, correct_after, classes=2, count=20):
+    """Write a probe that is correct for all tiles before adaptation, and for the first `correct_after` tiles after."""
     truth = [i % classes for i in range(count)]
-    right = np.eye(classes)[truth] * 0.8 + 0.1
-    after = [row if i < after_right else row[::-1] for i, row in enumerate(right.tolist())]
-    found = {"classes": ["a", "b"], "train": 9, "test": [], "truth": truth, "before": right.tolist(), "after": after}
+    before = (np.eye(classes)[truth] * 0.8 + 0.1).tolist()
+    after = [row if i < correct_after else row[::-1] for i, row in enumerate(before)]
+    probe = {"classes": ["a", "b"], "train": 9, "test": [], "truth": truth, "before": before, "after": after}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found | {"cosine_distance": 0.25, "linear_cka": 0.75}))
+    path.write_text(json.dumps(probe | {"cosine_distance": 0.25, "linear_cka": 0.75}))
 
 
-def test_forgetting_is_measured_and_compared(tmp_path):
-    study = a_study(report="forgetting", probe={"tiles": "t"}, seeds=[0])
-    results = results_of(study, (0.5, 1.0), folder=tmp_path)
+def test_forgetting_is_measured_and_compared_between_methods(tmp_path):
+    study = make_study(report="forgetting", probe={"tiles": "t"}, seeds=[0])
+    results = make_results(study, (0.5, 1.0), folder=tmp_path)
     finetune, tapfm = (PlannedRun(method, 0, None) for method in list_methods(study))
-    probe_file(StudyFolder(tmp_path).probe(finetune), after_right=8)
-    probe_file(StudyFolder(tmp_path).probe(tapfm), after_right=20)
-    found = summarise_probes(results)
-    assert found[0].found["accuracy", "change"].value == pytest.approx(-0.6)
-    assert found[1].found["accuracy", "change"].value == 0
-    sentences = describe_forgetting(found)
-    assert sentences[0].startswith("tapfm-pocket + ABMIL (FT): accuracy fell, -0.600")
+    write_probe_file(StudyFolder(tmp_path).probe(finetune), correct_after=8)
+    write_probe_file(StudyFolder(tmp_path).probe(tapfm), correct_after=20)
+    probes = summarise_probes(results)
+    assert probes[0].estimates["accuracy", "change"].value == pytest.approx(-0.6)
+    assert probes[1].estimates["accuracy", "change"].value == 0
+    sentences = describe_forgetting(probes)
+    assert sentences[0].startswith("tapfm-pocket + ABMIL (FT): accuracy decreased, -0.600")
     assert sentences[1].startswith("tapfm-pocket (TAPFM): no significant change")
-    assert sentences[2].startswith("tapfm-pocket (TAPFM) keeps more accuracy than tapfm-pocket + ABMIL (FT): +0.600")
-    table = forgetting_table(found)
-    rows = rows_of(table)
+    assert sentences[2].startswith(
+        "tapfm-pocket (TAPFM) preserves more accuracy than tapfm-pocket + ABMIL (FT): +0.600"
+    )
+    table = forgetting_table(probes)
+    rows = csv_rows(table)
     assert float(rows[0]["linear_cka"]) == 0.75
     assert float(rows[0]["auc_before"]) == 1
     assert "| -0.600 (" in markdown_table(table)
 
 
-def test_resampled_tiles_keep_the_size_of_each_class():
+def test_resampling_tiles_preserves_class_sizes():
     truth = np.array([0, 0, 0, 1, 1, 2])
-    counts = draw_tiles(truth, 50)
+    counts = resample_tiles(truth, 50)
     for label, size in ((0, 3), (1, 2), (2, 1)):
         assert (counts[:, truth == label].sum(1) == size).all()
     assert len(np.unique(counts, axis=0)) > 5
 
 
-def test_pictures_are_found_in_both_layouts_and_what_is_missing_is_told(tmp_path):
+def test_probe_tiles_have_two_layouts_and_missing_classes_are_an_error(tmp_path):
     for name in ("a", "b"):
         for number in range(6):
             path = tmp_path / "plain" / name / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"")
-    found = find_probe_tiles(tmp_path / "plain", seed=1)
-    assert found.classes == ("a", "b")
-    assert (len(found.train), len(found.test)) == (6, 6)
-    assert not {each.path for each in found.train} & {each.path for each in found.test}
-    assert find_probe_tiles(tmp_path / "plain", seed=1) == found
-    assert find_probe_tiles(tmp_path / "plain", seed=2) != found
+    tiles = find_probe_tiles(tmp_path / "plain", seed=1)
+    assert tiles.classes == ("a", "b")
+    assert (len(tiles.train), len(tiles.test)) == (6, 6)
+    assert not {each.path for each in tiles.train} & {each.path for each in tiles.test}
+    assert find_probe_tiles(tmp_path / "plain", seed=1) == tiles
+    assert find_probe_tiles(tmp_path / "plain", seed=2) != tiles
     shutil.copytree(tmp_path / "plain", tmp_path / "split" / "train")
     shutil.copytree(tmp_path / "plain", tmp_path / "split" / "test")
     assert len(find_probe_tiles(tmp_path / "split").test) == 12
     shutil.rmtree(tmp_path / "plain" / "b")
-    with pytest.raises(InputError, match="pictures of 1 classes"):
+    with pytest.raises(InputError, match="at least 2 classes"):
         find_probe_tiles(tmp_path / "plain")
     with pytest.raises(InputError, match="no folder"):
         find_probe_tiles(tmp_path / "absent")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cohort_files import rows_of
+from cohort_files import read_rows
 from command_line import PROGRAM, tapfm, wait_for
 from PIL import Image
 
@@ -53,7 +53,7 @@ def test_final_tables_have_the_values_of_the_result_files(demo):
     folder, result = demo
     printed = {cells[0]: cells[1:] for line in result.stdout.splitlines() if (cells := re.split(r" {2,}", line))}
     titles = {"fixed": "fixed encoder + ABMIL", "finetune": "fine-tuned encoder + ABMIL", "tapfm": "TAPFM"}
-    for line in rows_of(folder / "study" / "table_binary.csv"):
+    for line in read_rows(folder / "study" / "table_binary.csv"):
         cell = printed[titles.get(line["regime"], line["model"])][line["cohort"] == "external"]
         assert cell.startswith(f"{float(line['auc']):.3f}")
     measured = json.loads((folder / "attention-check.json").read_text())
@@ -102,7 +102,7 @@ def test_attention_check_agrees_with_the_ground_truth(demo, cohort):
     predictions = PredictionFolder(folder / "predictions" / cohort)
     features = folder / "study" / "features" / f"tapfm-pocket{'' if cohort == 'test' else '-external'}"
     before, after = [], []
-    rows = rows_of(folder / ("split.csv" if cohort == "test" else "synthetic/external.csv"))
+    rows = read_rows(folder / ("split.csv" if cohort == "test" else "synthetic/external.csv"))
     rows = [row for row in rows if row["split"] == "test"]
     assert [slide.slide_id for slide in predictions.slides()] == [row["slide_id"] for row in rows]
     for row in rows:
@@ -151,7 +151,7 @@ def test_all_commands_of_the_tutorial_run(demo, monkeypatch):
     folder = demo[0].parent
     monkeypatch.chdir(folder)
     shutil.copytree("demo/synthetic/slides", "slides")
-    labels = {row["slide_id"]: row["FGFR3"] for row in rows_of(folder / "demo" / "synthetic" / "cohort.csv")}
+    labels = {row["slide_id"]: row["FGFR3"] for row in read_rows(folder / "demo" / "synthetic" / "cohort.csv")}
     assert COMMANDS[0] == ["make", "demo"]
     for program, *arguments in COMMANDS[1:]:
         assert program == "tapfm"
@@ -159,7 +159,7 @@ def test_all_commands_of_the_tutorial_run(demo, monkeypatch):
             start_and_stop_viewer(arguments)
             continue
         result = tapfm(*("tapfm-pocket" if argument == "uni" else argument for argument in arguments))
-        assert result.returncode == 0, f"tapfm {shlex.join(arguments)}\n{result.said}"
+        assert result.returncode == 0, f"tapfm {shlex.join(arguments)}\n{result.output}"
         if "--write-cohort" in arguments:  # the tutorial asks to add a label column
             head, *lines = (folder / "cohort.csv").read_text().splitlines()
             with_labels = [f"{head},FGFR3", *(f"{line},{labels[line.split(',')[0]]}" for line in lines)]
@@ -169,7 +169,7 @@ def test_all_commands_of_the_tutorial_run(demo, monkeypatch):
             assert "# epochs = 20 " in text
             (folder / "run.toml").write_text(text.replace("# epochs = 20 ", "epochs = 1 "))
     assert (folder / "report.html").stat().st_size > 100_000
-    assert len(rows_of(folder / "predicted" / "predictions.csv")) == len(labels)
+    assert len(read_rows(folder / "predicted" / "predictions.csv")) == len(labels)
 
 
 def start_and_stop_viewer(arguments):

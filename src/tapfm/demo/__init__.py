@@ -1,1 +1,1 @@
-"""`tapfm demo`: all of tapfm on synthetic slides, by the commands that a user would type."""
+"""`tapfm demo`: run the complete workflow on synthetic slides."""

@@ -1,4 +1,4 @@
-"""One painted slide four times: as it is, attention before and after, and contributions; planted nests outlined."""
+"""Draw one synthetic slide with heatmaps of attention before and after adaptation, and of contributions."""
 
 from __future__ import annotations
 
@@ -24,41 +24,44 @@ from tapfm.synthetic.truth import SlideTruth
 from tapfm.tiles.image_text import TextBlock, load_font
 
 _PANEL_PX = 440
-_LETTERS_PX = 15
+_FONT_PX = 15
 _MARGIN_PX = 12
 _BLACK = (0, 0, 0)
+_TITLES = {
+    "attention_before": "attention before adaptation, percentiles",
+    "attention_after": "attention after adaptation, percentiles",
+    "contribution_after": "contribution after adaptation (red: positive)",
+}
 
 
 def draw_attention_check(
     path: Path,
     slide: PredictedSlide,
     table: TileTable,
-    values: Mapping[str, NDArray[np.float64]],
+    scores: Mapping[str, NDArray[np.float64]],
     truth: SlideTruth,
 ) -> None:
-    """Draw the slide, then a map for each of the values."""
+    """Draw the slide and a heatmap of each score, with the nests that have the planted signal outlined."""
     with closing(open_slide(slide.path)) as opened:
         thumbnail = opened.thumbnail(_PANEL_PX)
-    panels = {f"{slide.slide_id}, planted nests outlined": thumbnail.pixels}
-    for name, each in values.items():
-        # attention as percentiles: its values before and after are of different sizes
-        percentile = name.startswith("attention")
+    panels = {f"{slide.slide_id}, nests with the planted signal outlined": thumbnail.pixels}
+    for name, values in scores.items():
+        percentile = name.startswith("attention")  # because its scale differs before and after adaptation
         layer = Layer("value", "attention") if percentile else Layer("value", "contribution", TARGET)
-        shown = TileTable(table.positions, {"value": each})
-        title = f"{name}, percentiles" if percentile else f"{name}: red supports {TARGET}"
-        panels[title] = overlay_tiles(thumbnail, slide, shown, layer, percentile=percentile)
-    planted = _planted_mask(thumbnail, truth)
-    pictures = [_panel(title, _draw_outlines(pixels, planted)) for title, pixels in panels.items()]
-    sheet = Image.new("RGB", (sum(each.width for each in pictures), max(each.height for each in pictures)), WHITE)
+        tiles = TileTable(table.positions, {"value": values})
+        panels[_TITLES[name]] = overlay_tiles(thumbnail, slide, tiles, layer, percentile=percentile)
+    signal = _make_signal_mask(thumbnail, truth)
+    images = [_add_title(title, _draw_outlines(pixels, signal)) for title, pixels in panels.items()]
+    sheet = Image.new("RGB", (sum(image.width for image in images), max(image.height for image in images)), WHITE)
     left = 0
-    for picture in pictures:
-        sheet.paste(picture, (left, 0))
-        left += picture.width
+    for image in images:
+        sheet.paste(image, (left, 0))
+        left += image.width
     write_atomically(path, encode_png(sheet))
 
 
-def _planted_mask(thumbnail: Thumbnail, truth: SlideTruth) -> Mask:
-    """Return the pixels of a thumbnail that show nests with the signal."""
+def _make_signal_mask(thumbnail: Thumbnail, truth: SlideTruth) -> Mask:
+    """Return the mask of the thumbnail pixels in nests with the signal."""
     mask = truth.focus == truth.foci.index(TARGET) + 1
     height_px, width_px = thumbnail.pixels.shape[:2]
     down_x, down_y = thumbnail.downsample
@@ -70,21 +73,21 @@ def _planted_mask(thumbnail: Thumbnail, truth: SlideTruth) -> Mask:
 
 
 def _draw_outlines(pixels: Pixels, mask: Mask) -> Pixels:
-    """Return a picture with lines around the areas of a mask."""
-    drawn = pixels.copy()
-    lines, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
-    cv2.drawContours(drawn, lines, -1, _BLACK, 1, cv2.LINE_AA)
-    return drawn
+    """Return a copy of the pixels with the contours of a mask."""
+    outlined = pixels.copy()
+    contours, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+    cv2.drawContours(outlined, contours, -1, _BLACK, 1, cv2.LINE_AA)
+    return outlined
 
 
-def _panel(title: str, pixels: Pixels) -> Image.Image:
-    """Put a title above a picture."""
-    picture = Image.fromarray(pixels)
-    head = TextBlock(picture.width + 2 * _MARGIN_PX, _MARGIN_PX)
+def _add_title(title: str, pixels: Pixels) -> Image.Image:
+    """Return an image with a title above it."""
+    image = Image.fromarray(pixels)
+    head = TextBlock(image.width + 2 * _MARGIN_PX, _MARGIN_PX)
     head.y_px += _MARGIN_PX
-    head.write(title, load_font(_LETTERS_PX, bold=True), _LETTERS_PX)
+    head.write(title, load_font(_FONT_PX, bold=True), _FONT_PX)
     head.y_px += _MARGIN_PX // 2
-    sheet = Image.new("RGB", (head.image.width, head.y_px + picture.height + _MARGIN_PX), WHITE)
+    sheet = Image.new("RGB", (head.image.width, head.y_px + image.height + _MARGIN_PX), WHITE)
     sheet.paste(head.to_image(), (0, 0))
-    sheet.paste(picture, (_MARGIN_PX, head.y_px))
+    sheet.paste(image, (_MARGIN_PX, head.y_px))
     return sheet

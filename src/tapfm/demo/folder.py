@@ -1,4 +1,4 @@
-"""The folder of a demo."""
+"""Layout of a demo folder."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ COHORTS = ("test", "external")
 
 
 class DemoFolder:
-    """Names the files of a demo."""
+    """Paths of the files in a demo folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state = path / "demo.json"  # steps that are done, and their seconds
-        self.synthetic = path / "synthetic"  # slides, their tables, and where the signal is
-        self.split = path / "split.csv"  # table of the development cohort, with its split
-        self.external = self.synthetic / "external.csv"  # table of the external cohort
+        self.state = path / "demo.json"  # finished steps, and the duration of each
+        self.synthetic = path / "synthetic"  # slides, their cohort tables, and the ground truth of the signal
+        self.split = path / "split.csv"  # cohort table with the split, without external slides
+        self.external = self.synthetic / "external.csv"  # cohort table of the external slides
         self.study_file = path / "study.toml"
         self.study = path / "study"
-        self.results = self.study / "table_binary.csv"  # AUCs of the study
-        self.adapted = self.study / "runs" / ENCODER / "tapfm" / "cls-attention" / "seed0"  # run folder of TAPFM
+        self.auc_table = self.study / "table_binary.csv"
+        self.tapfm_run = self.study / "runs" / ENCODER / "tapfm" / "cls-attention" / "seed0"
         self.report = path / "report.html"
-        self.attention_check = path / "attention-check.json"  # how well attention finds the painted signal
-        self.attention_check_image = path / "attention-check.png"  # the same for one slide
+        self.attention_check = path / "attention-check.json"  # how well attention ranks tiles with the signal
+        self.attention_check_image = path / "attention-check.png"  # heatmaps of one slide
 
     def table(self, cohort: str) -> Path:
-        """Table of the cohort `test` or `external`."""
+        """Return the cohort table with the slides of `test` or `external`."""
         return self.split if cohort == "test" else self.external
 
     def tiles(self, cohort: str) -> Path:
-        """Tiles of a cohort."""
         return self.path / ("tiles" if cohort == "test" else "tiles-external")
 
     def predictions(self, cohort: str) -> Path:
-        """Predictions of the adapted model for a cohort."""
+        """Return the folder with the predictions of the TAPFM run for `test` or `external`."""
         return self.path / "predictions" / cohort

@@ -1,4 +1,4 @@
-"""The results of a demo, read from its files."""
+"""Read the results of a finished demo."""
 
 from __future__ import annotations
 
@@ -16,36 +16,35 @@ from tapfm.runtime.messages import format_count
 from tapfm.study.comparison import parse_auc_row
 
 _COHORT_TITLES = {"test": "held-out", "external": "external"}
-_REGIMES = {"fixed": "fixed encoder + ABMIL", "finetune": "fine-tuned encoder + ABMIL", "tapfm": "TAPFM"}
-_SCORES = {
-    "attention before": "attention, pretrained encoder",
-    "attention after": "attention, after TAPFM",
-    "contribution after": "contribution, after TAPFM",
+_REGIME_TITLES = {"fixed": "fixed encoder + ABMIL", "finetune": "fine-tuned encoder + ABMIL", "tapfm": "TAPFM"}
+_SCORE_TITLES = {
+    "attention_before": "attention, pretrained encoder",
+    "attention_after": "attention, after TAPFM",
+    "contribution_after": "contribution, after TAPFM",
 }
 
 
 @dataclass(frozen=True)
 class DemoResults:
-    """The tables that a demo ends with."""
+    """Tables that the demo prints at its end."""
 
     folder: DemoFolder
     aucs: Table
-    attention_check: Table  # how often tiles with the planted signal rank above others
-    seconds: int  # of all steps in all attempts
+    attention_check: Table  # how well attention ranks tiles with the planted signal
+    seconds: int  # duration of all steps, including earlier attempts
 
 
 def read_results(folder: DemoFolder) -> DemoResults:
-    """Read the results of a finished demo."""
-    planted = json.loads(folder.attention_check.read_text("utf-8"))
+    measured = json.loads(folder.attention_check.read_text("utf-8"))
     seconds = json.loads(folder.state.read_text("utf-8"))["seconds"]
-    return DemoResults(folder, _auc_table(folder), _attention_check_table(planted), round(sum(seconds.values())))
+    return DemoResults(folder, _auc_table(folder), _attention_check_table(measured), round(sum(seconds.values())))
 
 
 def _auc_table(folder: DemoFolder) -> Table:
     patients, aucs = dict.fromkeys(COHORTS, "0"), dict[str, dict[str, Cell]]()
-    for line in read_csv(folder.results):
+    for line in read_csv(folder.auc_table):
         patients[line["cohort"]] = line["patients"]
-        title = _REGIMES.get(line["regime"], line["model"])
+        title = _REGIME_TITLES.get(line["regime"], line["model"])
         aucs.setdefault(title, {})[line["cohort"]] = _cell(parse_auc_row(line))
     titles = [f"{_COHORT_TITLES[cohort]} ({patients[cohort]} patients)" for cohort in COHORTS]
     rows = [
@@ -54,17 +53,17 @@ def _auc_table(folder: DemoFolder) -> Table:
     return Table([Column("", text=True), *map(Column, titles)], rows, f"AUC, {TARGET}")
 
 
-def _attention_check_table(planted: Mapping[str, Any]) -> Table:
+def _attention_check_table(measured: Mapping[str, Any]) -> Table:
     columns = [Column("ranked by", text=True)]
     for cohort in COHORTS:
-        slides, share = planted[cohort]["slides"], planted[cohort]["share"]
-        carry = "" if share is None else f", {share:.0%} of tiles with it"
-        columns.append(Column(f"{_COHORT_TITLES[cohort]} ({format_count(slides, 'slide')}{carry})"))
+        slides, fraction = measured[cohort]["slides"], measured[cohort]["signal_tile_fraction"]
+        tiles = "" if fraction is None else f", {fraction:.0%} of tiles with signal"
+        columns.append(Column(f"{_COHORT_TITLES[cohort]} ({format_count(slides, 'slide')}{tiles})"))
     rows = [
-        table_row(title, *(_cell(Estimate(**planted[cohort]["found"][score])) for cohort in COHORTS))
-        for score, title in _SCORES.items()
+        table_row(title, *(_cell(Estimate(**measured[cohort]["mean_auc"][score])) for cohort in COHORTS))
+        for score, title in _SCORE_TITLES.items()
     ]
-    title = "How often a tile with the planted signal ranks above one without (mean of positive slides; chance: 0.5)"
+    title = "AUC of tiles with the planted signal against other tiles (mean over positive slides; chance: 0.5)"
     return Table(columns, rows, title)
 
 

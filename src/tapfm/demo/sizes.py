@@ -1,47 +1,47 @@
-"""Sizes of the demo: nothing else about it depends on them."""
+"""Sizes of the demo: number of slides, tiles and epochs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-TARGET = "FGFR3"  # the one that `tapfm synth --task fgfr3` plants
+TARGET = "FGFR3"  # planted by the default task of `tapfm synth`
 ENCODER = "tapfm-pocket"
 PREVALENCE = 0.4
 FRACTIONS = (0.5, 0.2, 0.3)  # training, validation, test
 COHORT_NOTE = (
-    f"{PREVALENCE:.0%} of the slides are positive. {FRACTIONS[0]:.0%} of all are for training, {FRACTIONS[1]:.0%} for "
-    f"validation, {FRACTIONS[2]:.0%} for testing. Both are chosen for so few slides: the paper has 16%, and 80, 10, "
-    "10%."
+    f"{PREVALENCE:.0%} of the slides are positive. {FRACTIONS[0]:.0%} of the slides are used for training, "
+    f"{FRACTIONS[1]:.0%} for validation and {FRACTIONS[2]:.0%} for testing. These values suit a small cohort; in the "
+    "paper, 16% of the slides are positive and the splits are 80%, 10% and 10%."
 )
 
-Name = Literal["demo", "full", "tiny"]
+SizeName = Literal["demo", "full", "tiny"]
 
 
 @dataclass(frozen=True)
-class Size:
-    """Slides to paint, epochs to train, and a note to print first."""
+class DemoSize:
+    """Number of slides, tiles and epochs of a demo."""
 
-    name: Name
-    takes: str  # how long, in words
+    name: SizeName
+    duration: str  # expected duration, to print
     slides: int
-    external: int
-    tiles: int  # of tissue on a slide, about
+    external_slides: int
+    tissue_tiles: int  # approximate number of tissue tiles per slide
     difficulty: str
-    tiles_per_slide: int  # K: in a step
+    tiles_per_slide: int  # K: tiles per slide and step
     epochs: int
-    fixed_epochs: int  # of the aggregator on stored features: an epoch takes a fraction of a second
+    fixed_epochs: int  # with a fixed encoder: an epoch on stored features takes a fraction of a second
     resamples: int = 2000
-    note: str = ""
+    note: str = ""  # printed before the demo and after its results
 
     @property
     def options(self) -> list[str]:
-        """Options of `tapfm demo` that choose it."""
+        """Options of `tapfm demo` that select this size."""
         return [] if self.name == "demo" else [f"--{self.name}"]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Tables of RUN.toml that all runs share."""
+        """Settings of RUN.toml for all runs of the study."""
         return {
             "adaptation": {"tiles_per_slide": self.tiles_per_slide},
             "schedule": {"epochs": self.epochs, "first_cycle": self.epochs},
@@ -53,10 +53,10 @@ class Size:
         }
 
 
-SIZES: dict[Name, Size] = {
-    "demo": Size("demo", "9 to 10 minutes on two cores", 80, 24, 40, "easy", 16, 12, 30),
-    "full": Size("full", "an hour or more on two cores", 200, 80, 60, "medium", 24, 20, 50),
-    "tiny": Size(
+SIZES: dict[SizeName, DemoSize] = {
+    "demo": DemoSize("demo", "9 to 10 minutes on two cores", 80, 24, 40, "easy", 16, 12, 30),
+    "full": DemoSize("full", "an hour or more on two cores", 200, 80, 60, "medium", 24, 20, 50),
+    "tiny": DemoSize(
         "tiny",
         "one or two minutes",
         10,
@@ -67,6 +67,6 @@ SIZES: dict[Name, Size] = {
         1,
         2,
         resamples=100,
-        note="So few slides only show that every part works here: the figures mean nothing.",
+        note="This size only checks that every step works on this machine: metrics of so few slides are meaningless.",
     ),
 }

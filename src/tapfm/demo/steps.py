@@ -1,4 +1,4 @@
-"""The steps of the demo: commands that a user would type, one after another, into one folder."""
+"""Steps of the demo: ordinary tapfm commands that write to one folder."""
 
 from __future__ import annotations
 
@@ -9,82 +9,83 @@ from pathlib import Path
 from typing import Any
 
 from tapfm.demo.folder import COHORTS, DemoFolder
-from tapfm.demo.sizes import COHORT_NOTE, ENCODER, FRACTIONS, PREVALENCE, TARGET, Size
+from tapfm.demo.sizes import COHORT_NOTE, ENCODER, FRACTIONS, PREVALENCE, TARGET, DemoSize
 from tapfm.runtime.files import write_atomically
+from tapfm.runtime.messages import format_count
 from tapfm.runtime.steps import Step
 
 
-def demo_steps(size: Size, folder: DemoFolder) -> list[Step]:
-    """List the steps in their order; each needs the one before it."""
+def list_demo_steps(size: DemoSize, folder: DemoFolder) -> list[Step]:
+    """Return the steps in order. Each step needs the previous one."""
     cohort = folder.synthetic / "cohort.csv"
-    paint = ["--slides", str(size.slides), "--external", str(size.external), "--tiles", str(size.tiles)]
-    paint += ["--difficulty", size.difficulty, "--prevalence", str(PREVALENCE), "--fractions", *map(str, FRACTIONS)]
-    predictions = [word for name in COHORTS for word in ("--predictions", str(folder.predictions(name)))]
+    synth = ["--slides", str(size.slides), "--external", str(size.external_slides), "--tiles", str(size.tissue_tiles)]
+    synth += ["--difficulty", size.difficulty, "--prevalence", str(PREVALENCE), "--fractions", *map(str, FRACTIONS)]
+    predictions = [argument for name in COHORTS for argument in ("--predictions", str(folder.predictions(name)))]
 
-    def step(name: str, title: str, *words: object, **details: Any) -> Step:
-        return Step(name, tuple(map(str, words)), folder.path / "logs" / f"{name}.txt", title=title, **details)
+    def step(name: str, title: str, *arguments: object, **details: Any) -> Step:
+        return Step(name, tuple(map(str, arguments)), folder.path / "logs" / f"{name}.txt", title=title, **details)
 
     def predict(name: str, slides: str) -> Step:
         out = folder.predictions(name)
-        words = ["predict", "--model", folder.adapted, folder.table(name), "--split", "test"]
-        words += ["--tiles", folder.tiles(name), "--out", out, "--heatmaps", "--resume"]
-        title = f"Predict the {slides} slides, and draw a heatmap of each"
-        return step(f"predict-{name}", title, *words, files=(out / "predictions.csv", out))
+        arguments = ["predict", "--model", folder.tapfm_run, folder.table(name), "--split", "test"]
+        arguments += ["--tiles", folder.tiles(name), "--out", out, "--heatmaps", "--resume"]
+        title = f"Predict the {slides} slides and draw a heatmap of each"
+        return step(f"predict-{name}", title, *arguments, files=(out / "predictions.csv", out))
 
     steps = [
         step(
             "synth",
-            "Paint slides with a signal in some nests of tumour",
-            *("synth", folder.synthetic, *paint),
-            files=(folder.synthetic / "README.md", folder.synthetic),  # the first is written last
-            shown_prefixes=("Look",),
+            "Generate synthetic slides with a signal in some tumour nests",
+            *("synth", folder.synthetic, *synth),
+            files=(folder.synthetic / "README.md", folder.synthetic),  # README.md is written last
+            shown_prefixes=("Thumbnails",),
         ),
         step(
             "inspect",
-            "Inspect the slides: format, size, scale, problems",
+            "Inspect the slides: format, size, resolution, problems",
             *("inspect", cohort, folder.external),
-            shown_prefixes=(f"{size.slides + size.external} slides",),
+            shown_prefixes=(f"{size.slides + size.external_slides} slides",),
         ),
         step(
             "tile",
             "Detect tissue and extract tiles at 0.5 microns per pixel",
             *("tile", cohort, "--out", folder.tiles("test")),
             files=(folder.tiles("test") / "summary.csv", folder.tiles("test")),
-            shown_prefixes=("Tiled", "Look"),
+            shown_prefixes=("Tiled", "Check the overlays"),
         ),
         step(
             "tile-external",
-            "The same for the external cohort: other sites, another scanner",
+            "Tile the external cohort (other sites, another scanner)",
             *("tile", folder.external, "--out", folder.tiles("external")),
             files=(folder.tiles("external") / "summary.csv", folder.tiles("external")),
-            shown_prefixes=("Tiled", "Look"),
+            shown_prefixes=("Tiled", "Check the overlays"),
         ),
         step(
             "split",
-            "Split by patient (--force, as the painted table has a split already)",
+            "Split by patient (--force replaces the split of the synthetic cohort table)",
             *("split", cohort, "--fractions", *map(str, FRACTIONS), "--force", "--out", folder.split),
             files=(folder.split,),
             shown_prefixes=("split", "train", "val", "test"),
         ),
         step(
             "study",
-            "Train in three ways, and evaluate each on held-out and external slides",
+            "Train with three methods, and evaluate each on held-out and external slides",
             *("study", folder.study_file, "--out", folder.study, "--jobs", "2", "--resume"),
-            files=(folder.results, folder.study),
+            files=(folder.auc_table, folder.study),
             before=partial(_write_study, folder.study_file, size),
         ),
         predict("test", "held-out"),
         predict("external", "external"),
         step(
             "report",
-            "Write a report of everything",
+            "Write a report with all results",
             *("report", folder.study, *predictions, "--out", folder.report),
             files=(folder.report,),
-            shown_prefixes=("Written",),
+            shown_prefixes=("Wrote",),
         ),
         step(
             "attention-check",
-            "Compare attention with the painted signal",
+            "Compare attention with the planted signal",
             files=(folder.attention_check, folder.attention_check_image),
             function=partial(_check_attention, folder),
         ),
@@ -98,12 +99,12 @@ def _check_attention(folder: DemoFolder) -> None:
     check_attention(folder)
 
 
-def _write_study(path: Path, size: Size) -> None:
-    """Write STUDY.toml: a fixed encoder with ABMIL, a fine-tuned one with ABMIL, TAPFM."""
+def _write_study(path: Path, size: DemoSize) -> None:
+    """Write STUDY.toml with three methods: fixed encoder + ABMIL, fine-tuned encoder + ABMIL, and TAPFM."""
     from tapfm.config.study import format_study
 
     tables: dict[str, Any] = {
-        "name": f"Three ways to learn {TARGET} from painted slides",
+        "name": f"Three training methods for {TARGET} on synthetic slides",
         "targets": [TARGET],
         "encoders": [ENCODER],
         "regimes": ["fixed", "finetune", "tapfm"],
@@ -111,12 +112,12 @@ def _write_study(path: Path, size: Size) -> None:
         "tapfm_aggregators": ["cls-attention"],
         "resamples": size.resamples,
         "notes": [
-            "Painted slides: no tissue of a patient, an encoder of 0.9 million parameters, few tiles and epochs. "
-            "This shows how tapfm works. It says nothing about tissue, nor which method is better there.",
+            "The slides are synthetic, the encoder has 0.9 million parameters, and there are few tiles and epochs. "
+            "The demo shows how tapfm works. It says nothing about real tissue, or about which method is better there.",
             COHORT_NOTE,
-            f"Where the encoder is fixed, the aggregator sees all tiles of a slide for {size.fixed_epochs} epochs; "
-            f"where it learns, a step has {size.tiles_per_slide} tiles of a slide, for {size.epochs} epochs. "
-            "One seed each.",
+            "With the fixed encoder, the aggregator is trained on all tiles of each slide for "
+            f"{format_count(size.fixed_epochs, 'epoch')}. The other methods use {size.tiles_per_slide} tiles per slide "
+            f"and step, for {format_count(size.epochs, 'epoch')}. Each method has one seed.",
         ],
         "cohort": {"table": "split.csv", "tiles": "tiles"},
         "external": {"table": "synthetic/external.csv", "tiles": "tiles-external"},

@@ -1,1 +1,1 @@
-"""Studies: grids of runs, their evaluations, and the paper's tables."""
+"""Studies: train and evaluate many combinations of encoder, regime and aggregator, and write comparison tables."""

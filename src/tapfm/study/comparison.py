@@ -1,4 +1,4 @@
-"""The paper's comparison: AUC of every method in each cohort and target, with a test against the best."""
+"""Compare the AUCs of all methods by cohort and target, with a paired test against the best method."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from tapfm.evaluation.predictions import compute_scores
 from tapfm.results.estimate import Estimate
 from tapfm.results.formatting import format_p_value
 from tapfm.results.table import Cell, Column, Row, Table, table_row
-from tapfm.study.results import COHORTS, Seeds, StudyResults
+from tapfm.runtime.messages import format_count
+from tapfm.study.results import COHORTS, SeedPredictions, StudyResults
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import BASELINE, TargetKinds
 
-_BLOCKS = {
+_REGIME_TITLES = {
     "fixed": "Fixed encoder with trained MIL aggregators",
     "finetune": "Fine-tuned (FT) encoder with MIL aggregators",
     "tapfm": "TAPFM",
@@ -25,27 +26,27 @@ _BLOCKS = {
 }
 COHORT_TITLES = {"test": "Test", "external": "External"}
 BASELINE_TITLE = "colours and tile count"
-_SAME = 5e-5  # values that are equal with four digits share their rank
+_RANK_TOLERANCE = 5e-5  # AUCs that are equal to four digits have the same rank
 
-CohortTarget = tuple[str, str]  # cohort and target
+CohortTarget = tuple[str, str]  # (cohort, target)
 
 
 @dataclass(frozen=True)
 class ComparedAuc:
-    """The AUC of a method on one target of one cohort."""
+    """The AUC of a method for one target of one cohort."""
 
     auc: Estimate
     seeds: int
-    seed_sd: float | None
+    seed_sd: float | None  # standard deviation over seeds; None with one seed
     against_best: PairedComparison | None  # this method minus the best; None for the best itself
     rank: int | None  # 1 is the best
 
 
 @dataclass(frozen=True)
 class ComparedMethod:
-    """A method, or the colour baseline."""
+    """AUCs of a method or of the colour baseline."""
 
-    row: str  # name
+    row_key: str
     title: str
     encoder: str
     regime: str
@@ -56,7 +57,7 @@ class ComparedMethod:
 
 @dataclass(frozen=True)
 class StudyComparison:
-    """The AUCs of all methods; a method that lacks some has no entry there."""
+    """AUCs of all methods. A method without predictions for a cohort and target has no entry for them."""
 
     patients: Mapping[CohortTarget, int]
     methods: Sequence[ComparedMethod]
@@ -64,7 +65,6 @@ class StudyComparison:
 
 
 def compare_study(results: StudyResults) -> StudyComparison:
-    """Compare all methods in each cohort and target."""
     study = results.study
     patients: dict[CohortTarget, int] = {}
     aucs: dict[str, dict[CohortTarget, ComparedAuc]] = {}
@@ -77,17 +77,17 @@ def compare_study(results: StudyResults) -> StudyComparison:
             comparison, best = _compare_with_best(seeds, targets, target, study)
             patients[cohort, target] = comparison.patients
             for name in seeds:
-                aucs.setdefault(name, {})[cohort, target] = _compared_auc(comparison, seeds, name, best, target)
+                aucs.setdefault(name, {})[cohort, target] = _collect_auc(comparison, seeds, name, best, target)
             notes += [
-                f"{COHORT_TITLES[cohort]}: {len(ids):,} patients of {name} are not counted, because other methods "
-                "have no predictions for them."
+                f"{COHORT_TITLES[cohort]}: {format_count(len(ids), 'patient')} of {name} excluded, because other "
+                "methods have no predictions for them."
                 for name, ids in comparison.excluded.items()
                 if ids
             ]
-    rows = {each.method.row: each.method for each in results.methods}
+    rows = {each.method.row_key: each.method for each in results.methods}
     methods = [
         ComparedMethod(name, row.title, row.encoder, row.regime, row.aggregator, row.variant or "", aucs[name])
-        for name, row in sorted(rows.items(), key=lambda item: list(_BLOCKS).index(item[1].regime))
+        for name, row in sorted(rows.items(), key=lambda item: list(_REGIME_TITLES).index(item[1].regime))
         if name in aucs
     ]
     if BASELINE in aucs:
@@ -96,11 +96,11 @@ def compare_study(results: StudyResults) -> StudyComparison:
 
 
 def _compare_with_best(
-    seeds: Mapping[str, Seeds], targets: TargetKinds, target: str, study: StudyConfig
+    seeds: Mapping[str, SeedPredictions], targets: TargetKinds, target: str, study: StudyConfig
 ) -> tuple[Comparison, str | None]:
-    """Compare methods with the best of them on the patients that all of them have; of equal ones the first."""
+    """Compare all methods with the best method, on the patients that all methods have. Also return the best method."""
     first = next(iter(seeds))
-    # a single method is compared with itself, so that its interval is computed in the same way
+    # a single method is compared with itself, so that its confidence interval is computed in the same way
     methods = seeds if len(seeds) > 1 else {**seeds, f"{first} again": seeds[first]}
     values = compare_methods(methods, targets, study.unit, resamples=1, against=first).aucs
     known = {name: value for name in seeds if (value := values[name, target].value) is not None}
@@ -108,43 +108,45 @@ def _compare_with_best(
     return compare_methods(methods, targets, study.unit, resamples=study.resamples, against=best or first), best
 
 
-def _compared_auc(
-    comparison: Comparison, seeds: Mapping[str, Seeds], name: str, best: str | None, target: str
+def _collect_auc(
+    comparison: Comparison, seeds: Mapping[str, SeedPredictions], name: str, best: str | None, target: str
 ) -> ComparedAuc:
     values = [comparison.aucs[each, target].value for each in seeds]
     pairs = {(pair.first, pair.second, pair.target): pair for pair in comparison.pairs}
     auc = comparison.aucs[name, target]
     scores = [compute_scores(each, target_kinds(comparison.targets), comparison.unit) for each in seeds[name]]
-    found = [score.macro if target == MACRO else score.auc[target] for score in scores]
-    of_seeds = [value for value in found if value is not None]
+    seed_aucs = [score.macro if target == MACRO else score.auc[target] for score in scores]
+    known = [value for value in seed_aucs if value is not None]
     return ComparedAuc(
         auc=auc,
         seeds=len(seeds[name]),
-        seed_sd=stdev(of_seeds) if len(of_seeds) > 1 else None,
+        seed_sd=stdev(known) if len(known) > 1 else None,
         against_best=None if best is None else pairs.get((name, best, target)),
-        rank=None if auc.value is None else 1 + sum(each is not None and each > auc.value + _SAME for each in values),
+        rank=None
+        if auc.value is None
+        else 1 + sum(each is not None and each > auc.value + _RANK_TOLERANCE for each in values),
     )
 
 
 def tidy_table(comparison: StudyComparison) -> Table:
-    """Return a table with a row for each method, cohort and target, for CSV files."""
-    texts = ("model", "encoder", "regime", "aggregator", "variant", "cohort", "target")
-    numbers = ("patients", "auc", "ci_low", "ci_high", "seeds", "seed_sd")
+    """Return a table with one row per method, cohort and target, for the CSV file."""
+    text_names = ("model", "encoder", "regime", "aggregator", "variant", "cohort", "target")
+    value_names = ("patients", "auc", "ci_low", "ci_high", "seeds", "seed_sd")
     columns = [
-        *(Column(name, text=True) for name in texts),
-        *map(Column, numbers),
+        *(Column(name, text=True) for name in text_names),
+        *map(Column, value_names),
         Column("difference_to_best", interval=True),
     ]
     columns += [*map(Column, ("p_bootstrap", "p_delong", "p_holm", "rank")), Column("reason", text=True)]
     rows = []
     for method in comparison.methods:
-        for place, cell in method.aucs.items():
+        for cohort_target, cell in method.aucs.items():
             pair, auc = cell.against_best, cell.auc
             tests = (None,) * 4 if pair is None else (pair.difference, pair.p_bootstrap, pair.p_delong, pair.p_holm)
             rows.append(
                 table_row(
-                    *(method.title, method.encoder, method.regime, method.aggregator, method.variant, *place),
-                    *(comparison.patients[place], auc.value, auc.low, auc.high, cell.seeds, cell.seed_sd),
+                    *(method.title, method.encoder, method.regime, method.aggregator, method.variant, *cohort_target),
+                    *(comparison.patients[cohort_target], auc.value, auc.low, auc.high, cell.seeds, cell.seed_sd),
                     *(*tests, cell.rank, auc.reason),
                 )
             )
@@ -152,56 +154,56 @@ def tidy_table(comparison: StudyComparison) -> Table:
 
 
 def parse_auc_row(line: Mapping[str, str]) -> Estimate:
-    """Return the AUC in a line of the CSV file of the tidy table."""
+    """Return the AUC in a row of the CSV file of the tidy table."""
     value, low, high = (float(line[name]) if line[name] else None for name in ("auc", "ci_low", "ci_high"))
     return Estimate(value, low, high, line["reason"])
 
 
 def wide_table(comparison: StudyComparison, study: StudyConfig) -> Table:
-    """Return the paper's table: a row for each method, below the title of its regime.
+    """Return the table in the layout of the paper: one row per method, below the title of its regime.
 
-    Columns are cohorts within targets; if one model predicts several targets, columns are targets, and one cohort
-    follows the other.
+    There is one column per target and cohort. If one model predicts several targets, there is one column per target,
+    and the rows are repeated for each cohort.
     """
-    places, rows = list(comparison.patients), []
-    titles = {(cohort, target): _cohort_title(comparison, cohort, target) for cohort, target in places}
+    cohort_targets, rows = list(comparison.patients), []
+    titles = {(cohort, target): _cohort_title(comparison, cohort, target) for cohort, target in cohort_targets}
     if study.multilabel:
-        targets = list(dict.fromkeys(target for _, target in places))
+        targets = list(dict.fromkeys(target for _, target in cohort_targets))
         columns = [_auc_column("Macro average" if target == MACRO else target) for target in targets]
-        for cohort in dict.fromkeys(cohort for cohort, _ in places):
-            of_cohort = [(cohort, target) for target in targets]
-            rows += [Row(heading=titles[of_cohort[0]], level=1), *_method_rows(comparison, of_cohort)]
+        for cohort in dict.fromkeys(cohort for cohort, _ in cohort_targets):
+            selected = [(cohort, target) for target in targets]
+            rows += [Row(heading=titles[selected[0]], level=1), *_method_rows(comparison, selected)]
     else:
-        columns = [_auc_column(titles[place], group=place[1]) for place in places]
-        rows += _method_rows(comparison, places)
+        columns = [_auc_column(titles[each], group=each[1]) for each in cohort_targets]
+        rows += _method_rows(comparison, cohort_targets)
     seeds = max((cell.seeds for method in comparison.methods for cell in method.aucs.values()), default=1)
     note = (
-        f"AUC, each {study.unit} counted once; the best is bold, the second underlined. Beside it: the 95% confidence "
-        "interval from resampled patients, and p of a paired test against the best of the column, corrected by Holm's "
-        "method. N: patients."
+        f"AUC by {study.unit}, with 95% confidence interval (bootstrap of patients) and p value of a paired test "
+        "against the best method of the column (Holm-corrected). Best in bold, second best underlined. N: number of "
+        "patients."
     )
     if seeds > 1:
-        note += f" AUCs are means over {seeds} seeds, and the intervals are those of the means."
+        note += f" AUCs are means over {seeds} seeds, with the confidence intervals of these means."
     return Table([Column("Model", text=True), *columns], rows, notes=[note, *comparison.notes])
 
 
 def _auc_column(title: str, group: str = "") -> Column:
-    return Column(title, group=group, form=".4f", interval_form=".3f")
+    return Column(title, group=group, float_format=".4f", interval_format=".3f")
 
 
 def _cohort_title(comparison: StudyComparison, cohort: str, target: str) -> str:
     return f"{COHORT_TITLES[cohort]} (N = {comparison.patients[cohort, target]:,})"
 
 
-def _method_rows(comparison: StudyComparison, places: Sequence[CohortTarget]) -> list[Row]:
-    rows, block = [], ""
+def _method_rows(comparison: StudyComparison, cohort_targets: Sequence[CohortTarget]) -> list[Row]:
+    rows, heading = [], ""
     for method in comparison.methods:
-        if not any(place in method.aucs for place in places):
+        if not any(each in method.aucs for each in cohort_targets):
             continue
-        if _BLOCKS[method.regime] != block:
-            block = _BLOCKS[method.regime]
-            rows.append(Row(heading=block))
-        rows.append(table_row(method.title, *(_wide_cell(method.aucs.get(place)) for place in places)))
+        if _REGIME_TITLES[method.regime] != heading:
+            heading = _REGIME_TITLES[method.regime]
+            rows.append(Row(heading=heading))
+        rows.append(table_row(method.title, *(_wide_cell(method.aucs.get(each)) for each in cohort_targets)))
     return rows
 
 

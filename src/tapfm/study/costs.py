@@ -1,4 +1,4 @@
-"""Epochs, time and memory of each method, from the histories of finished runs."""
+"""Table of the epochs, time and memory that each method needed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tapfm.study.results import MethodResult, StudyResults, find_best_epoch
 _COLUMNS = (
     Column("Model", "model", text=True),
     Column("runs", "runs"),
-    Column("epochs", "epochs", form=".4g"),
-    Column("best epoch", "best_epoch", form=".4g"),
-    Column("seconds per epoch", "seconds_per_epoch", form=",.1f"),
-    Column("seconds", "seconds", form=",.0f"),
-    Column("peak memory, GiB", "peak_memory_gib", form=".2f"),
+    Column("epochs", "epochs", float_format=".4g"),
+    Column("best epoch", "best_epoch", float_format=".4g"),
+    Column("seconds per epoch", "seconds_per_epoch", float_format=",.1f"),
+    Column("seconds per run", "seconds", float_format=",.0f"),
+    Column("peak memory, GiB", "peak_memory_gib", float_format=".2f"),
     Column("tiles per second", "tiles_per_second", shown=False),
 )
 _NOTE = (
-    "Means over runs, with the validation of each epoch. Peak memory is the highest of any run: that of the GPU if one "
-    "was used, otherwise that of the process. The time to store the features of fixed encoders is not included."
+    "Values are means over runs, except for peak memory, which is the maximum. Times include validation, but not the "
+    "computation of the features of fixed encoders. Peak memory is GPU memory if a GPU was used, otherwise memory of "
+    "the process."
 )
 
 
 def costs_table(results: StudyResults) -> Table:
-    """Return what the runs of each method needed."""
     return Table(_COLUMNS, [_method_row(each) for each in results.methods], notes=[_NOTE])
 
 

@@ -1,13 +1,14 @@
-"""The folder of a study.
+"""Layout of a study folder.
 
-study.toml              the study, with absolute paths
-study.md                report: runs, tables, figures, failures
+study.toml              settings of the study, with absolute paths
+study.md                report: runs, tables, figures, failed steps
 study.json              the same tables and figures, for `tapfm report`
-table_*.md, .csv, .tex  AUC of all methods; costs.*, ablation.*, stability.*, forgetting.*; figures
-status.csv              state of each step of each run, why it failed, and its command
-configs/, runs/         RUN.toml and the folder of each run
-evaluations/            output of `tapfm evaluate` for each run, on test and on external slides
-ensembles/              the folds of a method, as one model
+table_*.md, .csv, .tex  AUCs of all methods
+*.md, .csv, .png        other tables and figures: costs, ablation, stability, forgetting
+status.csv              state of each step, the reason if it failed, and its command
+configs/, runs/         RUN.toml and run folder of each run
+evaluations/            output of `tapfm evaluate` for each run, on test and external slides
+ensembles/              ensembles of the folds of each method
 features/, probes/      stored features by encoder; probes of adapted encoders
 logs/                   output of each command
 """
@@ -26,49 +27,46 @@ from tapfm.study.runs import PlannedRun, StudyMethod, safe_folder_name
 
 
 class StudyFolder:
-    """Names the files of a study."""
+    """Paths of the files in a study folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.study = path / "study.toml"
         self.status = path / "status.csv"
-        self.colours = path / "colours.csv"  # colour statistics that all evaluations share
+        self.colours = path / "colours.csv"  # colour statistics of slides, shared by all evaluations
 
     def features(self, encoder: str, cohort: str = "test") -> Path:
-        """Stored features of an encoder, for the cohort `test` or `external`."""
+        """Return the folder with the features of an encoder for the cohort `test` or `external`."""
         return self.path / "features" / (safe_folder_name(encoder) + ("-external" if cohort == "external" else ""))
 
     def config(self, run: PlannedRun) -> Path:
-        """RUN.toml of a run."""
         return self.path / "configs" / f"{run.name}.toml"
 
     def run(self, run: PlannedRun) -> Path:
-        """Folder of a run."""
         return self.path / "runs" / run.name
 
     def evaluation(self, run: PlannedRun, cohort: str) -> Path:
-        """Evaluation of a run on the cohort `test` or `external`."""
+        """Return the folder with the evaluation of a run on the cohort `test` or `external`."""
         return self.path / "evaluations" / run.name / cohort
 
     def ensemble(self, method: StudyMethod, seed: int) -> Path:
-        """The folds of a method as one model."""
+        """Return the folder of the ensemble of all folds of a method."""
         return self.path / "ensembles" / method.name / f"seed{seed}"
 
     def ensemble_evaluation(self, method: StudyMethod, seed: int) -> Path:
-        """Evaluation of an ensemble on external slides."""
+        """Return the folder with the evaluation of an ensemble on external slides."""
         return self.path / "evaluations" / method.name / f"ensemble-seed{seed}" / "external"
 
     def probe(self, run: PlannedRun) -> Path:
-        """Probe of an adapted encoder."""
         return self.path / "probes" / f"{run.name}.json"
 
     def log(self, name: str) -> Path:
-        """Output of a command."""
         return self.path / "logs" / f"{name}.log"
 
-    def finished(self, run: PlannedRun, allow_failures: int = 0) -> bool:
-        """Return whether a run is finished, from its small files: its summary is written last."""
+    def is_finished(self, run: PlannedRun, allow_failures: int = 0) -> bool:
+        """Return whether a run is finished, with at most `allow_failures` failed slides."""
         folder = self.run(run)
+        # the weights are not checked: summary.md is written last
         if not all((folder / name).is_file() for name in ("summary.md", "predictions-test.csv", "history.jsonl")):
             return False
         try:
@@ -77,14 +75,14 @@ class StudyFolder:
             return False
         return failed <= allow_failures
 
-    def changes(self, run: PlannedRun, config: RunConfig) -> list[str]:
-        """Return how the settings of a run that was started differ from those of the study."""
-        started_with = self.run(run) / "config.toml"
-        if not started_with.is_file():
+    def list_changes(self, run: PlannedRun, config: RunConfig) -> list[str]:
+        """Describe each setting of a started run that differs from the given configuration."""
+        run_file = self.run(run) / "config.toml"
+        if not run_file.is_file():
             return []
-        return changed_settings(tomllib.loads(started_with.read_text("utf-8")), config.as_tables())
+        return changed_settings(tomllib.loads(run_file.read_text("utf-8")), config.as_tables())
 
-    def history(self, run: PlannedRun) -> list[dict[str, Any]]:
-        """Read the epochs of a run."""
+    def read_history(self, run: PlannedRun) -> list[dict[str, Any]]:
+        """Return the metrics of each epoch of a run."""
         text = (self.run(run) / "history.jsonl").read_text("utf-8")
         return [json.loads(line) for line in text.splitlines()]

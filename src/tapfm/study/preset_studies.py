@@ -1,4 +1,4 @@
-"""Make a study from a preset and options."""
+"""Build studies from presets and command-line options."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from typing import Any
 from tapfm.config.loading import merge_tables
 from tapfm.config.study import REGIMES, StudyConfig, format_study, resolve_study, resolve_study_paths
 from tapfm.errors import InputError
-from tapfm.study import mini as study_mini
-from tapfm.study.presets import ALL, MINI, MINI_NOTE, PRESETS, get_preset
+from tapfm.study import mini_data
+from tapfm.study.presets import ALL_MINI_PRESETS, MINI_NOTE, MINI_SETTINGS, PRESETS, get_preset
 
-_HEADING = """# A study of tapfm: tapfm study {file} --out studies/first
-# {summary}
-# Paths are relative to this file. [settings] takes tables of RUN.toml for all runs (tapfm config shows them), and
-# [settings.fixed], [settings.finetune] and [settings.tapfm] those for the runs of one regime.
+_HEADING = """# Preset {preset} - {summary}
+# To list the runs:  tapfm study {file} --list
+# To start them:     tapfm study {file} --out studies/first
+#
+# Paths are relative to this file. [settings] contains settings of RUN.toml for all runs (to list them: tapfm config).
+# [settings.fixed], [settings.finetune] and [settings.tapfm] contain settings for the runs of one regime.
 
 """
 
 
 @dataclass(frozen=True)
 class PresetOptions:
-    """Options about a preset; None or empty: not given."""
+    """Command-line options that complete or change a preset. None or empty: not given."""
 
     cohort: Path | None = None
     slides: Path | None = None
@@ -40,12 +42,11 @@ class PresetOptions:
     folds: Sequence[int] = ()
 
     def has_paths(self) -> bool:
-        """Return whether any path was given."""
         return any(isinstance(value, Path) for value in vars(self).values())
 
 
 def _preset_tables(name: str, options: PresetOptions) -> dict[str, Any]:
-    """Return the tables of STUDY.toml, with placeholders for slides that were not given."""
+    """Return the tables of STUDY.toml. Paths that were not given are placeholders."""
     tables = copy.deepcopy(dict(get_preset(name).study))
     given = {"targets": options.targets, "encoders": options.encoders, "seeds": options.seeds, "folds": options.folds}
     tables |= {key: list(values) for key, values in given.items() if values}
@@ -59,24 +60,27 @@ def _preset_tables(name: str, options: PresetOptions) -> dict[str, Any]:
 
 
 def _slides_table(table: Path | str, slides: Path | None, tiles: Path | str) -> dict[str, str]:
-    """Return the table [cohort] or [external]."""
+    """Return the settings of [cohort] or [external]."""
     return {"table": str(table), **({} if slides is None else {"slides": str(slides)}), "tiles": str(tiles)}
 
 
 def build_preset_study(name: str, options: PresetOptions) -> StudyConfig:
-    """Return the study of a preset on given slides."""
+    """Return the study of a preset on the given slides. Raises InputError if required paths are missing."""
     if options.cohort is None:
         raise InputError(
-            f"The preset {name} needs slides.",
-            hint=f"Give --cohort and --tiles; or write it to a file: tapfm study --preset {name} --write study.toml\n"
-            f"To see what it does on painted slides: tapfm study --preset {name} --scale mini --out studies/mini",
+            f"The preset {name} needs a cohort.",
+            hint="Pass --cohort and --tiles, or write the preset to a file and edit it: "
+            f"tapfm study --preset {name} --write study.toml\n"
+            f"To try it on synthetic slides: tapfm study --preset {name} --scale mini --out studies/mini",
         )
     if options.external_tiles is not None and options.external is None:
-        raise InputError("--external-tiles are tiles of an external cohort.", hint="Name it as well: --external CSV")
+        raise InputError(
+            "--external-tiles needs an external cohort.", hint="Pass its cohort table too: --external external.csv"
+        )
     if get_preset(name).study.get("report") == "forgetting" and options.probe_tiles is None:
         raise InputError(
             "The preset forgetting needs tiles of another task.",
-            hint="Give a folder with a folder of pictures for each class: --probe-tiles DIR",
+            hint="Pass a folder with one folder of images per class: --probe-tiles DIR",
         )
     tables = _preset_tables(name, options)
     resolve_study_paths(tables, Path())
@@ -84,16 +88,16 @@ def build_preset_study(name: str, options: PresetOptions) -> StudyConfig:
 
 
 def build_mini_study(name: str, folder: Path, seeds: Sequence[int] = ()) -> StudyConfig:
-    """Return the small form of a preset, on slides that are painted into a folder."""
-    chosen = get_preset(name)
-    tables = copy.deepcopy(dict(chosen.study))
-    for above in (MINI, chosen.mini):
-        merge_tables(tables, copy.deepcopy(dict(above)))
-    task = chosen.synth_task
-    made = study_mini.synthetic_folder(folder, task)
+    """Return the small version of a preset, on synthetic slides in a folder."""
+    preset = get_preset(name)
+    tables = copy.deepcopy(dict(preset.study))
+    for overrides in (MINI_SETTINGS, preset.mini):
+        merge_tables(tables, copy.deepcopy(dict(overrides)))
+    task = preset.synth_task
+    synthetic = mini_data.synthetic_folder(folder, task)
     for cohort, section in (("test", "cohort"), ("external", "external")):
-        table = made / study_mini.TABLES[cohort]
-        tables[section] = _slides_table(table, None, study_mini.tiles_folder(folder, task, cohort))
+        table = synthetic / mini_data.TABLES[cohort]
+        tables[section] = _slides_table(table, None, mini_data.tiles_folder(folder, task, cohort))
     if tables.get("report") == "forgetting":
         tables["probe"] = {"tiles": str(folder / "probe-tiles")}
     if seeds:
@@ -104,35 +108,35 @@ def build_mini_study(name: str, folder: Path, seeds: Sequence[int] = ()) -> Stud
 
 
 def _describe_sizes(tables: Mapping[str, Any]) -> str:
-    """Describe the slides, K and epochs of a small form."""
+    """Describe the numbers of slides, tiles and epochs of a small study."""
     settings = tables["settings"]
     tiles = settings["adaptation"]["tiles_per_slide"]
     varied = [each["settings"].get("adaptation", {}).get("tiles_per_slide") for each in tables.get("variants", [])]
     counts = ", ".join(map(str, varied)) if any(varied) else str(tiles)
-    fixed = settings["fixed"]["schedule"]["epochs"]
-    beside = f" (fixed encoders: all tiles, {fixed} epochs)" if "fixed" in tables["regimes"] else ""
+    fixed_epochs = settings["fixed"]["schedule"]["epochs"]
+    fixed = f" (fixed encoders: all tiles, {fixed_epochs} epochs)" if "fixed" in tables["regimes"] else ""
     return (
-        f"{study_mini.SLIDES} painted slides of about {study_mini.TILES} tiles (60% training, 20% validation, 20% "
-        f"test) and {study_mini.EXTERNAL} external ones; K = {counts} tiles of a slide in a step, "
-        f"{settings['schedule']['epochs']} epochs{beside}."
+        f"{mini_data.SLIDES} synthetic slides with about {mini_data.TILES} tiles each (60% training, 20% validation, "
+        f"20% test) and {mini_data.EXTERNAL} external slides; K = {counts} tiles per slide and step, "
+        f"{settings['schedule']['epochs']} epochs{fixed}."
     )
 
 
 def expand_preset_name(name: str, *, mini: bool) -> list[str]:
-    """Return the presets that a name stands for: itself, or all of them."""
+    """Return the presets to run for --preset NAME: one, or several for `all`."""
     if name != "all":
         get_preset(name)
         return [name]
     if not mini:
         raise InputError(
-            "--preset all is for --scale mini: the paper's tables are of different cohorts.",
-            hint=f"Run them one by one: {', '.join(PRESETS)}",
+            "--preset all works only with --scale mini, because the tables of the paper use different cohorts.",
+            hint=f"Run the presets one by one: {', '.join(PRESETS)}",
         )
-    return list(ALL)
+    return list(ALL_MINI_PRESETS)
 
 
 def format_preset_toml(name: str, options: PresetOptions, file: Path) -> str:
-    """Return STUDY.toml to edit, with paths relative to the folder of the file."""
+    """Return the text of a STUDY.toml to edit, with paths relative to the folder of the file."""
     tables = _preset_tables(name, options)
     for section in ("cohort", "external", "probe"):
         for key, value in tables.get(section, {}).items():
@@ -143,5 +147,11 @@ def format_preset_toml(name: str, options: PresetOptions, file: Path) -> str:
     resolve_study(checked, f"The preset {name}")
     for key, default in {"seeds": [0], "folds": [], "unit": "patient", "resamples": 2000}.items():
         tables.setdefault(key, default)
-    comments = {"regimes": ", ".join(REGIMES), "aggregators": "of fixed and finetune", "tapfm_aggregators": "of tapfm"}
-    return _HEADING.format(file=file.name, summary=get_preset(name).summary) + format_study(tables, comments)
+    comments = {
+        "regimes": f"any of {', '.join(REGIMES)}",
+        "aggregators": "for the regimes fixed and finetune",
+        "tapfm_aggregators": "for the regime tapfm",
+        "folds": "numbers N of the columns fold_N; empty: use the column split",
+    }
+    heading = _HEADING.format(preset=name, summary=get_preset(name).summary, file=file.name)
+    return heading + format_study(tables, comments)

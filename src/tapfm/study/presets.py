@@ -1,4 +1,4 @@
-"""The paper's grids, ready for a lab with its own slides; and small forms of them for painted slides."""
+"""Presets of `tapfm study`: the comparisons of the paper, and small versions of them for synthetic slides."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tapfm.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class Preset:
-    """Tables of STUDY.toml, but for the slides; `mini` is laid over them for painted slides and tapfm-pocket."""
+    """Settings of STUDY.toml, except for the slides. `mini` overrides them for synthetic slides and tapfm-pocket."""
 
     summary: str
     study: Mapping[str, Any]
     mini: Mapping[str, Any] = field(default_factory=dict)
-    synth_task: str = "fgfr3"  # the task of `tapfm synth`
+    synth_task: str = "fgfr3"  # of the synthetic slides
 
 
-def _varied(key: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
-    """Vary one setting of [adaptation]."""
+def _vary_setting(key: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
+    """Return one variant per value of a setting of [adaptation]. The keys of `values` are the names of the variants."""
     return [{"name": name, "settings": {"adaptation": {key: value}}} for name, value in values.items()]
 
 
-_MIL = ["dsmil", "clam", "varmil", "abmil"]  # in the order of the paper's table
-_MINI_FIT = {"schedule": {"epochs": 20}, "selection": {"validation_tiles": 8}}  # epochs enough for the paper's fit
+_MIL_AGGREGATORS = ["dsmil", "clam", "varmil", "abmil"]  # in the order of the paper's table
+_MINI_FIT = {"schedule": {"epochs": 20}, "selection": {"validation_tiles": 8}}  # the paper fits epochs 2 to 20
 _MINI_ABLATION = {"settings": {**_MINI_FIT, "adaptation": {"tiles_per_slide": 8}}}
 _ONLY_TAPFM = {
     "targets": ["FGFR3"],
@@ -41,25 +41,25 @@ def _ablation(name: str, variants: list[dict[str, Any]], note: str) -> dict[str,
 
 PRESETS: dict[str, Preset] = {
     "paper-table1": Preset(
-        "three encoders, three regimes, four MIL aggregators; cls-gated is ours",
+        "table 1 of the paper: three encoders, three regimes, four MIL aggregators; also cls-gated, not in the paper",
         {
             "name": "Binary targets",
             "targets": ["FGFR3"],
             "task": "binary",
             "encoders": ["uni", "gigapath", "h-optimus-0"],
             "regimes": ["fixed", "finetune", "tapfm"],
-            "aggregators": _MIL,
+            "aggregators": _MIL_AGGREGATORS,
             "tapfm_aggregators": ["cls-attention", "cls-gated"],
             "notes": [
-                "The paper (FGFR3, 194 test patients, 260 of TCGA): best fixed 0.8412 and 0.8786, best fine-tuned "
-                "0.8526 and 0.8889, H-optimus-0 (TAPFM) 0.8647 and 0.9021."
+                "AUC in the paper (FGFR3; 194 test patients and 260 external patients of TCGA): best fixed encoder "
+                "0.8412 and 0.8786, best fine-tuned encoder 0.8526 and 0.8889, H-optimus-0 (TAPFM) 0.8647 and 0.9021."
             ],
         },
     ),
     "paper-table2": Preset(
-        "several targets at once; with ABMIL beside, which the paper leaves out",
+        "table 2 of the paper: one model for several targets; also ABMIL, not in the paper's table",
         {
-            "name": "Several targets at once",
+            "name": "One model for several targets",
             "targets": ["EGFR", "KRAS", "MET", "ALK"],
             "task": "multilabel",
             "encoders": ["gigapath", "h-optimus-0"],
@@ -67,8 +67,8 @@ PRESETS: dict[str, Preset] = {
             "aggregators": ["abmil"],
             "tapfm_aggregators": ["cls-attention", "cls-gated"],
             "notes": [
-                "The paper (876 test patients, 438 of TCGA), macro average: GigaPath (TAPFM) 0.8439 and 0.8392, "
-                "H-optimus-0 (TAPFM) 0.8510 and 0.8439."
+                "Macro-average AUC in the paper (876 test patients and 438 external patients of TCGA): GigaPath "
+                "(TAPFM) 0.8439 and 0.8392, H-optimus-0 (TAPFM) 0.8510 and 0.8439."
             ],
         },
         synth_task="luad4",
@@ -77,51 +77,51 @@ PRESETS: dict[str, Preset] = {
         "weight of the attention loss: 0.25, 0.5, 0.75, 1",
         _ablation(
             "Weight of the attention loss",
-            _varied("lambda", {f"lambda {value:g}": value for value in (0.25, 0.5, 0.75, 1.0)}),
-            "The paper (H-optimus-0, FGFR3): b = -0.0701, -0.0718, -0.0706, -0.0810; R² = 0.9737, 0.9808, 0.9765, "
-            "0.9693.",
+            _vary_setting("lambda", {f"lambda {value:g}": value for value in (0.25, 0.5, 0.75, 1.0)}),
+            "Results in the paper, in the order of the variants (H-optimus-0, FGFR3): b = -0.0701, -0.0718, -0.0706, "
+            "-0.0810; R² = 0.9737, 0.9808, 0.9765, 0.9693.",
         ),
         _MINI_ABLATION,
     ),
     "ablation-tiles": Preset(
-        "tiles of a slide in a step: 25, 50, 75",
+        "tiles per slide and step: 25, 50, 75",
         _ablation(
-            "Tiles of a slide in a step",
-            _varied("tiles_per_slide", {f"{count} tiles": count for count in (25, 50, 75)}),
-            "The paper (H-optimus-0, FGFR3): b = -0.0532, -0.0569, -0.0725; R² = 0.9731, 0.9811, 0.9752; validation "
-            "AUC 0.8527, 0.8764, 0.8960.",
+            "Tiles per slide and step",
+            _vary_setting("tiles_per_slide", {f"{count} tiles": count for count in (25, 50, 75)}),
+            "Results in the paper, in the order of the variants (H-optimus-0, FGFR3): b = -0.0532, -0.0569, -0.0725; "
+            "R² = 0.9731, 0.9811, 0.9752; validation AUC 0.8527, 0.8764, 0.8960.",
         ),
         {
             "settings": _MINI_FIT,
-            "variants": _varied("tiles_per_slide", {f"{count} tiles": count for count in (8, 16, 24)}),
+            "variants": _vary_setting("tiles_per_slide", {f"{count} tiles": count for count in (8, 16, 24)}),
         },
     ),
     "ablation-cosine": Preset(
-        "weight of the cosine term: 0, 0.01, 0.1, 1",
+        "weight of the cosine loss: 0, 0.01, 0.1, 1",
         _ablation(
-            "Weight of the cosine term",
-            _varied("beta", {f"beta {value:g}": value for value in (0.0, 0.01, 0.1, 1.0)}),
-            "The paper names no value of beta, and says that the term made no significant difference.",
+            "Weight of the cosine loss",
+            _vary_setting("beta", {f"beta {value:g}": value for value in (0.0, 0.01, 0.1, 1.0)}),
+            "The paper states no value of beta, and reports that the cosine loss made no significant difference.",
         ),
         _MINI_ABLATION,
     ),
     "stability": Preset(
-        "gradients before, after, or updates at once: the paper's proposition",
+        "order of updates (before, after, joint), to test the paper's proposition about stability",
         {
             "name": "Order of updates",
             "report": "stability",
             **_ONLY_TAPFM,
             "seeds": [0, 1, 2, 3, 4],
-            "variants": _varied("bag_gradient", {order: order for order in ("before", "after", "joint")}),
+            "variants": _vary_setting("bag_gradient", {order: order for order in ("before", "after", "joint")}),
         },
         {"seeds": [0, 1], "settings": {"schedule": {"epochs": 12}, "adaptation": {"tiles_per_slide": 8}}},
     ),
     "layers": Preset(
-        "what of the encoder learns: all, the last 1, 4 or 12 blocks, LoRA",
+        "trainable part of the encoder: all, the last 1, 4 or 12 blocks, LoRA",
         {
-            "name": "What of the encoder learns",
+            "name": "Trainable part of the encoder",
             **_ONLY_TAPFM,
-            "variants": _varied(
+            "variants": _vary_setting(
                 "scope",
                 {
                     "all": "full",
@@ -131,37 +131,39 @@ PRESETS: dict[str, Preset] = {
                     "LoRA, rank 16": "lora:16",
                 },
             ),
-            "notes": ["The paper leaves open which layers gain most from adaptation."],
+            "notes": ["The paper does not answer which layers benefit most from adaptation."],
         },
         {
-            "variants": _varied(
+            "variants": _vary_setting(
                 "scope", {"all": "full", "last block": "last:1", "last 2 blocks": "last:2", "LoRA, rank 4": "lora:4"}
             )
         },
     ),
     "forgetting": Preset(
-        "a linear probe on an unrelated tile task, before and after",
+        "a linear probe on an unrelated tile task, before and after adaptation",
         {
-            "name": "What adaptation forgets",
+            "name": "Forgetting after adaptation",
             "report": "forgetting",
             "targets": ["FGFR3"],
             "encoders": ["h-optimus-0"],
             "regimes": ["finetune", "tapfm"],
             "aggregators": ["abmil"],
             "tapfm_aggregators": ["cls-attention"],
-            "notes": ["The paper argues that TAPFM does not forget what the encoder knew; here that is measured."],
+            "notes": [
+                "The paper argues that TAPFM preserves what the encoder learned in pretraining. This study measures it."
+            ],
         },
     ),
 }
 
-# what `--preset all --scale mini` runs
-ALL = ("paper-table1", "paper-table2", "ablation-lambda", "ablation-tiles", "ablation-cosine")
+# presets that `--preset all --scale mini` runs
+ALL_MINI_PRESETS = ("paper-table1", "paper-table2", "ablation-lambda", "ablation-tiles", "ablation-cosine")
 
 MINI_NOTE = (
-    "Scaled down: painted slides, an encoder of 0.9 million parameters, few tiles and few epochs (below). This shows "
-    "that the commands work. It says nothing about tissue, nor which method is better."
+    "Small version: synthetic slides, an encoder with 0.9 million parameters, few tiles and few epochs (see below). "
+    "It checks that the commands work. It says nothing about real tissue, or about which method is better."
 )
-MINI: Mapping[str, Any] = {
+MINI_SETTINGS: Mapping[str, Any] = {
     "encoders": ["tapfm-pocket"],
     "settings": {
         "adaptation": {"tiles_per_slide": 12},
@@ -174,7 +176,7 @@ MINI: Mapping[str, Any] = {
 
 
 def get_preset(name: str) -> Preset:
-    """Find a preset by its name."""
+    """Return a preset by name. Raises UnknownNameError."""
     if name not in PRESETS:
         raise UnknownNameError.with_suggestions("preset", name, [*PRESETS, "all"], see=", ".join([*PRESETS, "all"]))
     return PRESETS[name]

@@ -1,4 +1,4 @@
-"""Tiles of another task: pictures in a folder for each class, learnt from and tested on."""
+"""Labelled tiles of another task, for the linear probe: images in one folder per class."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tapfm.errors import InputError
+from tapfm.runtime.messages import format_count
 from tapfm.runtime.seeding import make_rng
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp"}
-_LEAST = 2  # pictures of a class, on either side
+_MIN_IMAGES = 2  # of each class, for training and for testing
 
 
 @dataclass(frozen=True)
 class ProbeTile:
-    """A tile and its class."""
+    """An image file and its class."""
 
     path: Path
     label: str
@@ -22,7 +23,7 @@ class ProbeTile:
 
 @dataclass(frozen=True)
 class ProbeTileSet:
-    """The tiles of a task."""
+    """Training and test tiles of a task."""
 
     classes: tuple[str, ...]
     train: tuple[ProbeTile, ...]
@@ -30,36 +31,40 @@ class ProbeTileSet:
 
 
 def find_probe_tiles(folder: Path, seed: int = 0) -> ProbeTileSet:
-    """Find train/CLASS/ and test/CLASS/; else CLASS/, of which half is tested on, drawn by the seed."""
-    hint = "It has to hold a folder of pictures for each class, or train/ and test/ with such folders."
+    """Return the tiles in train/CLASS/ and test/CLASS/, or in CLASS/ with a random half of each class for testing."""
+    hint = "The folder must contain one folder of images per class, or train/ and test/ with such folders."
     if not folder.is_dir():
         raise InputError(f"There is no folder {folder}.", hint=hint)
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         train, test = _list_tiles(folder / "train"), _list_tiles(folder / "test")
     else:
         train, test = [], []
-        found = _list_tiles(folder)
-        for label in dict.fromkeys(each.label for each in found):
-            of_class = [each for each in found if each.label == label]
-            order = make_rng(seed, "probe", label).permutation(len(of_class))
-            train += [of_class[i] for i in sorted(order[: len(of_class) // 2])]
-            test += [of_class[i] for i in sorted(order[len(of_class) // 2 :])]
+        tiles = _list_tiles(folder)
+        for label in dict.fromkeys(tile.label for tile in tiles):
+            members = [tile for tile in tiles if tile.label == label]
+            order = make_rng(seed, "probe", label).permutation(len(members))
+            train += [members[i] for i in sorted(order[: len(members) // 2])]
+            test += [members[i] for i in sorted(order[len(members) // 2 :])]
     classes = sorted({each.label for each in (*train, *test)})
     if len(classes) < 2:
-        raise InputError(f"{folder} has pictures of {len(classes)} classes.", hint=hint)
+        raise InputError(f"The probe needs at least 2 classes, but {folder} has {len(classes)}.", hint=hint)
     for label in classes:
-        for side, pictures in (("train", train), ("test", test)):
-            if (count := sum(each.label == label for each in pictures)) < _LEAST:
-                raise InputError(f"Class {label} of {folder} has {count} pictures to {side} on.", hint=hint)
+        for split, tiles in (("training", train), ("testing", test)):
+            if (count := sum(tile.label == label for tile in tiles)) < _MIN_IMAGES:
+                raise InputError(
+                    f"Class {label} in {folder} has {format_count(count, 'image')} for {split}; at least {_MIN_IMAGES} "
+                    "are needed.",
+                    hint=hint,
+                )
     return ProbeTileSet(tuple(classes), tuple(train), tuple(test))
 
 
 def _list_tiles(folder: Path) -> list[ProbeTile]:
-    """List the pictures of each class, in the order of their names."""
+    """Return the images of each class folder, sorted by name."""
     return [
-        ProbeTile(path, of_class.name)
-        for of_class in sorted(folder.iterdir())
-        if of_class.is_dir() and not of_class.name.startswith(".")
-        for path in sorted(of_class.iterdir())
+        ProbeTile(path, class_folder.name)
+        for class_folder in sorted(folder.iterdir())
+        if class_folder.is_dir() and not class_folder.name.startswith(".")
+        for path in sorted(class_folder.iterdir())
         if path.suffix.lower() in _SUFFIXES
     ]

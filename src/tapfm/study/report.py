@@ -1,6 +1,6 @@
-"""Write the results of finished runs: tables, figures, study.md with all of them, and study.json for `tapfm report`.
+"""Write the tables and figures of the finished runs, study.md with all of them, and study.json for `tapfm report`.
 
-The same runs give the same files, byte by byte.
+The same runs always give byte-identical files.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from tapfm.config.settings import RunConfig
 from tapfm.config.study import StudyConfig
 from tapfm.errors import InputError
 from tapfm.results.document import Block, Paragraph, Section, write_sections
-from tapfm.results.drawing import write_png
 from tapfm.results.figure import Figure
+from tapfm.results.figure_drawing import write_png
 from tapfm.results.latex import latex_table
 from tapfm.results.markdown import markdown_sections
 from tapfm.results.table import Column, Row, Table, table_csv, table_row
@@ -29,57 +29,62 @@ from tapfm.study.figures import curves_figure, log_losses_figure, losses_figure,
 from tapfm.study.folder import StudyFolder
 from tapfm.study.forgetting import describe_forgetting, forgetting_table, summarise_probes
 from tapfm.study.results import StudyResults, collect_results
-from tapfm.study.runs import REGIMES_IN_TABLE, list_runs, run_config
-from tapfm.study.stability import describe_stability, means_table, measure_trajectories, runs_table
+from tapfm.study.runs import REGIME_ORDER, list_runs, resolve_run_config
+from tapfm.study.stability import (
+    describe_stability,
+    measure_stability,
+    stability_means_table,
+    stability_runs_table,
+)
 from tapfm.study.status import read_status
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.labels import label_count_cells, label_count_columns
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A section that also has files of its own: NAME.csv, NAME.md, and its figures."""
+class _ReportPart:
+    """A section that is also written to its own files: NAME.csv, NAME.md and its figures."""
 
     title: str
     name: str
     table: Table
-    csv_table: Table | None = None  # if it is another one
+    csv_table: Table | None = None  # table of NAME.csv, if it differs
     sentences: Sequence[str] = ()
-    figures: Mapping[str, Figure] = field(default_factory=dict)  # by file
+    figures: Mapping[str, Figure] = field(default_factory=dict)  # by file name
 
     def section(self) -> Section:
         if not self.table.rows:
-            return Section(self.title, [Paragraph("There are no results yet.")])
+            return Section(self.title, [Paragraph("No results yet.")])
         return Section(self.title, [self.table, *map(Paragraph, self.sentences), *self.figures.values()])
 
 
 def write_report(study: StudyConfig, folder: StudyFolder) -> Table:
-    """Write all tables and figures of the finished runs, and return the table of AUCs."""
+    """Write the tables and figures of a study, and return the table of AUCs."""
     results = collect_results(study, folder)
     comparison = compare_study(results)
     auc = _auc_part(results, comparison)
     curves = {"curves.png": curves_figure(results)} if results.methods else {}
-    parts = [auc, _Part("Convergence, time and memory", "costs", costs_table(results), figures=curves)]
+    parts = [auc, _ReportPart("Convergence, time and memory", "costs", costs_table(results), figures=curves)]
     if study.report in ("ablation", "stability"):
-        fitted = fit_losses(results, comparison)
-        figures = {"ablation-raw.png": losses_figure(fitted), "ablation-log.png": log_losses_figure(fitted)}
+        fits = fit_losses(results, comparison)
+        figures = {"ablation-raw.png": losses_figure(fits), "ablation-log.png": log_losses_figure(fits)}
         title = "Log-linear fit of the training loss"
-        parts.append(_Part(title, "ablation", ablation_table(fitted), figures=figures if fitted else {}))
+        parts.append(_ReportPart(title, "ablation", ablation_table(fits), figures=figures if fits else {}))
     if study.report == "stability":
-        trajectories = measure_trajectories(results)
-        tables, sentences = (means_table(trajectories), runs_table(trajectories)), describe_stability(trajectories)
-        parts.append(_Part("Stability", "stability", *tables, sentences))
+        runs = measure_stability(results)
+        tables, sentences = (stability_means_table(runs), stability_runs_table(runs)), describe_stability(runs)
+        parts.append(_ReportPart("Stability", "stability", *tables, sentences))
     if study.report == "forgetting":
-        found = summarise_probes(results)
-        sentences = describe_forgetting(found)
-        parts.append(_Part("Forgetting", "forgetting", forgetting_table(found), sentences=sentences))
+        probes = summarise_probes(results)
+        sentences = describe_forgetting(probes)
+        parts.append(_ReportPart("Forgetting", "forgetting", forgetting_table(probes), sentences=sentences))
     sections = [Section("Overview", _overview(results)), *(part.section() for part in parts)]
-    _write_files(folder.path, study, parts, [*sections, *_failures(study, folder)])
-    write_sections(folder.path / "study.json", sections)  # status.csv has the failures
+    _write_files(folder.path, study, parts, [*sections, *_list_failures(study, folder)])
+    write_sections(folder.path / "study.json", sections)  # `tapfm report` reads failures from status.csv
     return auc.table
 
 
-def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_Part], sections: Sequence[Section]) -> None:
+def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_ReportPart], sections: Sequence[Section]) -> None:
     figures = {file: figure for part in parts for file, figure in part.figures.items()}
     files = {figure.title: file for file, figure in figures.items()}
     texts = {"study.md": markdown_sections(study.name, sections, files)}
@@ -87,8 +92,8 @@ def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_Part], secti
         texts[f"{part.name}.csv"] = table_csv(part.csv_table or part.table)
         texts[f"{part.name}.md"] = markdown_sections(part.title, [Section("", part.section().blocks)], files)
     caption = (
-        f"{study.name}: AUC of encoders and aggregators, with 95% confidence intervals from resampled patients and p "
-        "of a paired test against the best of each column (Holm-corrected). N: patients. Best bold, second underlined."
+        f"{study.name}: AUC with 95% confidence interval (bootstrap of patients), and p value of a paired test against "
+        "the best method of the column (Holm-corrected). N: number of patients. Best in bold, second best underlined."
     )
     label = "multi_label" if study.multilabel else "comparison"
     texts[f"{parts[0].name}.tex"] = latex_table(parts[0].table, caption, label)
@@ -98,15 +103,15 @@ def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_Part], secti
         write_png(folder / name, figure)
 
 
-def _auc_part(results: StudyResults, comparison: StudyComparison) -> _Part:
+def _auc_part(results: StudyResults, comparison: StudyComparison) -> _ReportPart:
     name = "table_multilabel" if results.study.multilabel else "table_binary"
     roc = roc_figure(results)
     tables = wide_table(comparison, results.study), tidy_table(comparison)
-    return _Part("AUC", name, *tables, figures={} if roc is None else {"roc.png": roc})
+    return _ReportPart("AUC", name, *tables, figures={} if roc is None else {"roc.png": roc})
 
 
 def _overview(results: StudyResults) -> list[Block]:
-    """Return what was run, the notes of the study, its settings, and the sizes of its cohorts."""
+    """Return the number of finished runs, the notes of the study, its main settings and the sizes of its splits."""
     study = results.study
     finished = sum(len(each.histories) for each in results.methods)
     summary = f"{finished} of {format_count(len(list_runs(study)), 'run')} finished: {_describe_runs(study)}."
@@ -115,7 +120,7 @@ def _overview(results: StudyResults) -> list[Block]:
 
 
 def _describe_runs(study: StudyConfig) -> str:
-    """Describe what is combined with what."""
+    """Return the combinations of a study, such as "uni × fixed, tapfm × abmil, cls-attention × seed 0; EGFR"."""
     aggregators = [*(study.aggregators if set(study.regimes) - {"tapfm"} else [])]
     aggregators += study.tapfm_aggregators if "tapfm" in study.regimes else []
     combined: list[Iterable[str]] = [study.encoders, study.regimes, dict.fromkeys(aggregators)]
@@ -126,15 +131,15 @@ def _describe_runs(study: StudyConfig) -> str:
 
 
 def _settings_table(study: StudyConfig, folder: StudyFolder) -> Table:
-    """Return tiles, epochs and learning rates of each regime."""
+    """Return the tiles, epochs and learning rates of each regime."""
     configs: dict[str, list[RunConfig]] = {}
     for run in list_runs(study):
         try:
-            config = run_config(study, run, folder.features(run.method.encoder))
+            config = resolve_run_config(study, run, folder.features(run.method.encoder))
         except InputError:
-            continue  # listed as failed
+            continue  # listed under the failed steps
         configs.setdefault(run.method.regime, []).append(config)
-    titles = ("regime", "tiles per slide and step", "epochs", "learning rate of encoder", "learning rate of aggregator")
+    titles = ("regime", "tiles per slide and step", "epochs", "encoder learning rate", "aggregator learning rate")
     rows = [
         table_row(
             regime,
@@ -143,7 +148,7 @@ def _settings_table(study: StudyConfig, folder: StudyFolder) -> Table:
             "" if regime == "fixed" else _join_values([each.optimiser.encoder_lr for each in configs[regime]]),
             _join_values([each.optimiser.aggregator_lr for each in configs[regime]]),
         )
-        for regime in REGIMES_IN_TABLE
+        for regime in REGIME_ORDER
         if regime in configs
     ]
     return Table([Column(title, text=True) for title in titles], rows)
@@ -154,15 +159,15 @@ def _join_values(values: Sequence[object]) -> str:
 
 
 def _sizes_table(results: StudyResults) -> Table:
-    """Return the numbers of slides, patients and positives of each split."""
+    """Return the number of slides, patients and positives of each split."""
     study = results.study
     finished = {run for each in results.methods for run in each.histories}
     slides: dict[str, dict[str, str]] = {}
     for run in list_runs(study):
-        if run.name in finished:  # the split of a model for one target has the labels of this target only
+        if run.name in finished:  # a run with one target has only the labels of this target
             for row in read_csv(results.folder.run(run) / "split.csv"):
                 slides.setdefault(row["slide_id"], {}).update(row)
-    cohorts = {f"all, in {len(study.folds)} folds": list(slides.values())} if study.folds else {}
+    cohorts = {f"all ({len(study.folds)} folds)": list(slides.values())} if study.folds else {}
     for split in () if study.folds else SPLITS:
         cohorts[split] = [row for row in slides.values() if row["split"] == split]
     external: dict[str, dict[str, str]] = {}
@@ -183,14 +188,14 @@ def _size_row(name: str, slides: Sequence[Mapping[str, str]], targets: Sequence[
     return table_row(name, len(slides), patients, *label_count_cells(slides, target_kinds(targets)))
 
 
-def _failures(study: StudyConfig, folder: StudyFolder) -> list[Section]:
-    """Return a section with the failed steps of the present runs, if any."""
+def _list_failures(study: StudyConfig, folder: StudyFolder) -> list[Section]:
+    """Return a section with the failed steps of the runs of this study, if any. status.csv may have other runs."""
     runs = list_runs(study)
     names = {run.name for run in runs} | {f"{run.method.name}/ensemble-seed{run.seed}" for run in runs}
-    columns = [Column(title, text=True) for title in ("run", "step", "reason", "command to repeat it", "log")]
+    columns = [Column(title, text=True) for title in ("run", "step", "reason", "command", "log")]
     rows = [
-        table_row(run, step, reason, again, log)
-        for run, step, state, reason, again, log in read_status(folder).values()
+        table_row(run, step, reason, command, log)
+        for run, step, state, reason, command, log in read_status(folder).values()
         if state == "failed" and (run in names or run.startswith("features of "))
     ]
-    return [Section("What failed", [Table(columns, rows)])] if rows else []
+    return [Section("Failed steps", [Table(columns, rows)])] if rows else []

@@ -1,4 +1,4 @@
-"""Predictions and histories of the finished runs of a study, read from their files."""
+"""Read the predictions and training histories of the finished runs of a study."""
 
 from __future__ import annotations
 
@@ -13,58 +13,59 @@ from tapfm.errors import InputError
 from tapfm.evaluation.predictions import Prediction, read_predictions
 from tapfm.study.folder import StudyFolder
 from tapfm.study.runs import StudyMethod, list_fold_runs, list_methods
-from tapfm.study.steps import EVALUATED, is_evaluated
+from tapfm.study.steps import METRICS_FILE, is_evaluated
 from tapfm.tasks.target import BASELINE
 
 COHORTS = ("test", "external")
 _PREDICTIONS = "predictions.csv"
 _BASELINE_PREDICTIONS = "predictions-baseline.csv"
 
-Seeds = Sequence[Sequence[Prediction]]  # the predictions of each seed
+SeedPredictions = Sequence[Sequence[Prediction]]  # one list of predictions per seed
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """Histories and predictions of the finished runs of a method."""
+    """Training histories and predictions of the finished runs of a method."""
 
     method: StudyMethod
-    histories: Mapping[str, Sequence[Mapping[str, Any]]]  # by name of run
-    predictions: Mapping[str, Seeds]  # by cohort
+    histories: Mapping[str, Sequence[Mapping[str, Any]]]  # by run name
+    predictions: Mapping[str, SeedPredictions]  # by cohort
 
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All that tables and figures are made from."""
+    """Results of a study, from which its tables and figures are computed."""
 
     study: StudyConfig
     folder: StudyFolder
     methods: Sequence[MethodResult]
-    baseline: Mapping[tuple[str, str | None], Seeds]  # by cohort, and by target of one model for each
+    # by cohort, and by target if each target has its own model
+    baseline: Mapping[tuple[str, str | None], SeedPredictions]
 
-    def predictions(self, cohort: str, target: str) -> dict[str, Seeds]:
-        """Return the predictions of a cohort that have a target, by row of the table; the baseline is the last."""
-        found = {
-            each.method.row: each.predictions[cohort]
+    def predictions(self, cohort: str, target: str) -> dict[str, SeedPredictions]:
+        """Return the predictions of a target in a cohort, by row key of the method. The baseline is the last row."""
+        by_row = {
+            each.method.row_key: each.predictions[cohort]
             for each in self.methods
             if cohort in each.predictions and each.method.target in (None, target)
         }
         baseline = self.baseline.get((cohort, None)) or self.baseline.get((cohort, target))
-        return found | {BASELINE: baseline} if found and baseline else found
+        return by_row | {BASELINE: baseline} if by_row and baseline else by_row
 
 
 def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
-    """Read all that is finished."""
-    found = [result for method in list_methods(study) if (result := _collect_method(study, folder, method)).histories]
-    baseline: dict[tuple[str, str | None], Seeds] = {}
-    for method in (each.method for each in found):
+    """Read the results of all finished runs and evaluations."""
+    methods = [result for method in list_methods(study) if (result := _collect_method(study, folder, method)).histories]
+    baseline: dict[tuple[str, str | None], SeedPredictions] = {}
+    for method in (each.method for each in methods):
         for seed in study.seeds:
-            for cohort, places in _evaluations(study, folder, method, seed).items():
-                files = [place / _BASELINE_PREDICTIONS for place in places]
-                needed = [*files, *(place / EVALUATED for place in places)]
-                # the same beside each method of a target: it learns from the training slides
+            for cohort, folders in _list_evaluations(study, folder, method, seed).items():
+                files = [evaluation / _BASELINE_PREDICTIONS for evaluation in folders]
+                needed = [*files, *(evaluation / METRICS_FILE for evaluation in folders)]
+                # all methods of a target have the same baseline, because it is trained on the same slides
                 if (cohort, method.target) not in baseline and all(map(Path.is_file, needed)):
                     baseline[cohort, method.target] = [_pool_folds(files)]
-    return StudyResults(study, folder, found, baseline)
+    return StudyResults(study, folder, methods, baseline)
 
 
 def _collect_method(study: StudyConfig, folder: StudyFolder, method: StudyMethod) -> MethodResult:
@@ -72,28 +73,29 @@ def _collect_method(study: StudyConfig, folder: StudyFolder, method: StudyMethod
     predictions: dict[str, list[list[Prediction]]] = {}
     for seed in study.seeds:
         for run in list_fold_runs(study, method, seed):
-            if folder.finished(run, study.allow_failures):
-                histories[run.name] = folder.history(run)
-        for cohort, places in _evaluations(study, folder, method, seed).items():
+            if folder.is_finished(run, study.allow_failures):
+                histories[run.name] = folder.read_history(run)
+        for cohort, folders in _list_evaluations(study, folder, method, seed).items():
             slides = study.cohort if cohort == "test" else study.external
             assert slides is not None
-            if all(is_evaluated(place, study, slides) for place in places):  # all folds or none
-                predictions.setdefault(cohort, []).append(_pool_folds([place / _PREDICTIONS for place in places]))
+            if all(is_evaluated(evaluation, study, slides) for evaluation in folders):  # all folds or none
+                files = [evaluation / _PREDICTIONS for evaluation in folders]
+                predictions.setdefault(cohort, []).append(_pool_folds(files))
     return MethodResult(method, histories, predictions)
 
 
-def _evaluations(study: StudyConfig, folder: StudyFolder, method: StudyMethod, seed: int) -> dict[str, list[Path]]:
-    """Return the evaluations that make up each cohort: those of all folds, and on external slides their ensemble."""
+def _list_evaluations(study: StudyConfig, folder: StudyFolder, method: StudyMethod, seed: int) -> dict[str, list[Path]]:
+    """Return the evaluation folders by cohort. With folds: one per fold for `test`, the ensemble for `external`."""
     runs = list_fold_runs(study, method, seed)
-    places = {"test": [folder.evaluation(run, "test") for run in runs]}
+    folders = {"test": [folder.evaluation(run, "test") for run in runs]}
     if study.external is not None:
-        one = folder.ensemble_evaluation(method, seed) if study.folds else folder.evaluation(runs[0], "external")
-        places["external"] = [one]
-    return places
+        ensemble = folder.ensemble_evaluation(method, seed)
+        folders["external"] = [ensemble if study.folds else folder.evaluation(runs[0], "external")]
+    return folders
 
 
 def _pool_folds(files: Sequence[Path]) -> list[Prediction]:
-    """Pool the predictions of folds: each slide, and each patient, is in the test part of one of them."""
+    """Return the test predictions of all folds. Raises InputError if a patient is in the test split of two folds."""
     pooled: list[Prediction] = []
     seen: dict[tuple[str | None, str], Path] = {}
     for file in files:
@@ -102,21 +104,21 @@ def _pool_folds(files: Sequence[Path]) -> list[Prediction]:
             if seen.setdefault((each.cohort, each.patient_id), file) != file:
                 other = seen[each.cohort, each.patient_id]
                 raise InputError(
-                    f"Patient {each.patient_id} is tested in two folds: {other} and {file}.",
-                    hint="Make folds of which each patient is tested in one: tapfm split COHORT.csv --folds 5",
+                    f"Patient {each.patient_id} is in the test split of two folds: {other} and {file}.",
+                    hint="Create folds that test each patient once: tapfm split COHORT.csv --folds 5",
                 )
         pooled += predictions
     return pooled
 
 
 def find_best_epoch(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the epoch that was kept: the one with the highest score, of equal ones the first."""
+    """Return the epoch with the highest score, the first of several, or the last epoch if none has a score."""
     scored = [row for row in history if row["score"] is not None]
     return max(scored, key=lambda row: row["score"]) if scored else history[-1]
 
 
-def means_by_epoch(histories: Iterable[Sequence[Mapping[str, Any]]], key: str) -> dict[int, float]:
-    """Average a number of each epoch over the runs that have it."""
+def average_by_epoch(histories: Iterable[Sequence[Mapping[str, Any]]], key: str) -> dict[int, float]:
+    """Return the mean of a metric by epoch, over the runs that have a value."""
     by_epoch: dict[int, list[float]] = {}
     for history in histories:
         for row in history:
@@ -126,6 +128,6 @@ def means_by_epoch(histories: Iterable[Sequence[Mapping[str, Any]]], key: str) -
 
 
 def mean_or_none(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the values that are not None, or None if there are none."""
+    """Return the mean of the values that are not None, or None if all are."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None

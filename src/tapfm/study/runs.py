@@ -1,4 +1,4 @@
-"""The runs of a study: the cross product of what STUDY.toml lists, each with a name that is its folder."""
+"""Runs of a study: every combination of encoder, regime, aggregator, variant, fold and seed in STUDY.toml."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from tapfm.config.loading import merge_tables, resolve_config
 from tapfm.config.recipes import Method as Regime
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import REGIMES, StudyConfig
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import InputError, SettingError
 
 _TITLES = {"abmil": "ABMIL", "dsmil": "DSMIL", "clam": "CLAM", "varmil": "VarMIL"}  # as the paper writes them
-_SHOWN = 20  # runs that a message names
+_MAX_LISTED = 20  # runs in a message
 
 
 @dataclass(frozen=True)
 class StudyMethod:
-    """What is compared: a row of a table. Folds and seeds of it are summed up."""
+    """A method to compare, which is one row of a table. It is trained once per fold and seed."""
 
     encoder: str
     regime: Regime
     aggregator: str
     variant: str | None
-    target: str | None  # of one model for each target; None where a model predicts all
+    target: str | None  # None if one model predicts all targets
 
     @property
     def name(self) -> str:
-        """Name its folder."""
+        """Relative path of the folder with its runs."""
         parts = (self.target, self.encoder, self.regime, self.aggregator, self.variant)
         return "/".join(safe_folder_name(part) for part in parts if part is not None)
 
     @property
-    def row(self) -> str:
-        """Name of its row in tables, which have a column for each target."""
+    def row_key(self) -> str:
+        """Key of its row in tables. Models of the same method for different targets share a row."""
         return "/".join(filter(None, (self.encoder, self.regime, self.aggregator, self.variant)))
 
     @property
     def title(self) -> str:
-        """Write it as the paper does."""
-        encoder, aggregator = encoder_card(self.encoder).name, _TITLES.get(self.aggregator, self.aggregator)
+        """Title in tables, as in the paper."""
+        encoder, aggregator = find_encoder_card(self.encoder).name, _TITLES.get(self.aggregator, self.aggregator)
         if self.regime == "tapfm":
-            ours = "" if self.aggregator == "cls-attention" else f", {aggregator}"
-            title = f"{encoder} (TAPFM{ours})"
+            other = "" if self.aggregator == "cls-attention" else f", {aggregator}"
+            title = f"{encoder} (TAPFM{other})"
         else:
             title = f"{encoder} + {aggregator}{' (FT)' if self.regime == 'finetune' else ''}"
         return title if self.variant is None else f"{title}, {self.variant}"
 
     @property
     def full_title(self) -> str:
-        """The title, with the target if every target has a model of its own."""
+        """Title with the target, if each target has its own model."""
         return self.title if self.target is None else f"{self.target}: {self.title}"
 
 
@@ -68,19 +68,19 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """Name its folder."""
+        """Relative path of its folder."""
         fold = "" if self.fold is None else f"fold{self.fold}/"
         return f"{self.method.name}/{fold}seed{self.seed}"
 
 
 def list_methods(study: StudyConfig) -> list[StudyMethod]:
-    """List what is compared, in the order of the table: regime, encoder, aggregator, variant."""
+    """Return the methods of a study, ordered by target, regime, encoder, aggregator and variant."""
     targets: Sequence[str | None] = [None] if study.multilabel or len(study.targets) == 1 else study.targets
     variants: Sequence[str | None] = [each.name for each in study.variants] or [None]
     return [
         StudyMethod(encoder, regime, aggregator, variant, target)
         for target in targets
-        for regime in REGIMES_IN_TABLE
+        for regime in REGIME_ORDER
         if regime in study.regimes
         for encoder in study.encoders
         for aggregator in (study.tapfm_aggregators if regime == "tapfm" else study.aggregators)
@@ -88,11 +88,11 @@ def list_methods(study: StudyConfig) -> list[StudyMethod]:
     ]
 
 
-REGIMES_IN_TABLE: tuple[Regime, ...] = ("fixed", "finetune", "tapfm")
+REGIME_ORDER: tuple[Regime, ...] = ("fixed", "finetune", "tapfm")
 
 
 def list_runs(study: StudyConfig) -> list[PlannedRun]:
-    """List all runs: first one seed of everything, so that a table is there early."""
+    """Return all runs. Seeds are the outermost loop, so that one seed of each method is finished early."""
     runs = [
         run for seed in study.seeds for method in list_methods(study) for run in list_fold_runs(study, method, seed)
     ]
@@ -101,38 +101,44 @@ def list_runs(study: StudyConfig) -> list[PlannedRun]:
         if (other := names.setdefault(run.name.lower(), run)) is not run:
             raise SettingError(
                 f"Two runs would have the folder {run.name}: {other.method.title} and {run.method.title}.",
-                hint="Give the variants names that differ in more than signs.",
+                hint="Rename a variant: names must differ in more than case and punctuation.",
             )
     return runs
 
 
 def list_fold_runs(study: StudyConfig, method: StudyMethod, seed: int) -> list[PlannedRun]:
-    """Return the runs of a method with one seed: one for each fold, or one."""
+    """Return the runs of a method with one seed: one per fold, or a single run without folds."""
     folds: Sequence[int | None] = study.folds or [None]
     return [PlannedRun(method, seed, fold) for fold in folds]
 
 
 def select_runs(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
-    """Return the runs that match a pattern, or all without patterns. A pattern may be a folder above runs."""
+    """Return the runs that match any pattern, or all runs without patterns.
+
+    A pattern also matches the runs in a folder. Raises InputError if a pattern matches no run.
+    """
     for pattern in only:
         if not any(_matches(run.name, pattern) for run in runs):
-            names = [run.name for run in runs[:_SHOWN]] + (["..."] if len(runs) > _SHOWN else [])
-            raise InputError(f"--only {pattern} fits no run.", hint="Runs are: " + ", ".join(names))
+            names = [run.name for run in runs[:_MAX_LISTED]] + (["..."] if len(runs) > _MAX_LISTED else [])
+            raise InputError(f"--only {pattern} matches no run.", hint="The runs are: " + ", ".join(names))
     return [run for run in runs if not only or any(_matches(run.name, pattern) for pattern in only)]
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Return whether a pattern matches a name, or a folder above it."""
+    """Return whether a pattern matches a run name or one of its parent folders."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern.rstrip('/')}/*")
 
 
-def run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dict[str, Any]:
-    """Return RUN.toml of one run: the settings of the study, then of the regime, then of the variant."""
+def build_run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dict[str, Any]:
+    """Return the tables of RUN.toml for one run.
+
+    Settings of the regime override those of the study, and settings of the variant override both.
+    """
     method = run.method
     tables: dict[str, Any] = {
         "seed": run.seed,
         "cohort": {"table": str(study.cohort.table)},
-        # method fixed does not read them, but the colour baseline beside it does
+        # not used by method fixed itself, but by the colour baseline of its evaluation
         "tiles": {"folder": str(study.cohort.tiles)},
         "encoder": {"name": method.encoder},
         "aggregator": {"name": method.aggregator},
@@ -156,11 +162,11 @@ def run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dict[str,
     return tables
 
 
-def run_config(study: StudyConfig, run: PlannedRun, features: Path) -> RunConfig:
-    """Resolve the configuration of one run. Raises InputError with the name of the run."""
-    return resolve_config(run_tables(study, run, features), f"The run {run.name}")
+def resolve_run_config(study: StudyConfig, run: PlannedRun, features: Path) -> RunConfig:
+    """Return the configuration of one run. Raises InputError, with the name of the run, if settings are invalid."""
+    return resolve_config(build_run_tables(study, run, features), f"The run {run.name}")
 
 
 def safe_folder_name(part: str) -> str:
-    """Return a name that can be a folder on any file system."""
+    """Return a name that is valid for a folder on any file system."""
     return re.sub(r"[^\w.+=-]+", "-", part).strip("-.") or "-"

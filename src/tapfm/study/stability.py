@@ -1,4 +1,4 @@
-"""How smooth training was with each order of updates, and whether that supports the paper's proposition."""
+"""Measure the stability of training for each order of updates, to test the paper's proposition."""
 
 from __future__ import annotations
 
@@ -13,113 +13,117 @@ from tapfm.metrics.loglinear import fit_log_linear
 from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.study.results import StudyResults, mean_or_none
 
-_FIRST = 2  # epoch: in the first one, the loss falls steeply with every method
+_FIRST_EPOCH = 2  # the loss falls steeply in epoch 1 with any order
 _ORDERS = ("before", "after", "joint")
-_FEW_SEEDS = 5  # fewer than that may agree by chance
+_MIN_SEEDS = 5  # fewer seeds may agree by chance
 MEASURES = {
-    "residual": "spread of log L around its fit",
-    "step": "mean size of the change of log L from epoch to epoch",
-    "rises": "share of epochs in which L rose",
-    "norm_spread": "spread of the encoder's gradient norm, over its mean",
+    "residual_sd": "standard deviation of log L around its fit",
+    "mean_abs_change": "mean absolute change of log L from epoch to epoch",
+    "increase_fraction": "fraction of epochs in which L increased",
+    "grad_norm_cv": "coefficient of variation of the encoder's gradient norm",
 }
 
 
 @dataclass(frozen=True)
-class Trajectory:
-    """How smooth the training of one run was; None if it has too few epochs."""
+class RunStability:
+    """Stability measures of one run."""
 
     order: str  # of updates: before, after, joint
     run: str
-    pair: tuple[object, ...]  # shared by runs that differ in the order only
-    numbers: Mapping[str, float | None]
+    group: tuple[object, ...]  # the same for runs that differ only in the order
+    measures: Mapping[str, float | None]  # None if there are too few epochs
 
 
-def measure_trajectories(results: StudyResults) -> list[Trajectory]:
-    """Measure every run of a stability study."""
+def measure_stability(results: StudyResults) -> list[RunStability]:
+    """Return the measures of every finished run."""
     orders = {each.name: each.settings.get("adaptation", {}).get("bag_gradient") for each in results.study.variants}
-    found = []
+    runs = []
     for each in results.methods:
         method = each.method
         for run, history in each.histories.items():
-            pair = method.encoder, method.regime, method.aggregator, method.target, run.removeprefix(method.name)
-            found.append(Trajectory(str(orders[method.variant or ""]), run, pair, _measure_history(history)))
-    return found
+            group = method.encoder, method.regime, method.aggregator, method.target, run.removeprefix(method.name)
+            runs.append(RunStability(str(orders[method.variant or ""]), run, group, _measure_history(history)))
+    return runs
 
 
 def _measure_history(history: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Measure one run from its second epoch on."""
-    losses = {row["epoch"]: row["loss_agg"] for row in history if row["epoch"] >= _FIRST}
-    norms = [row["norm_encoder"] for row in history if row["epoch"] >= _FIRST]
-    of_fit = fit_log_linear(losses, _FIRST, max(losses, default=_FIRST))
-    if of_fit.a is None or of_fit.b is None:
+    losses = {row["epoch"]: row["loss_agg"] for row in history if row["epoch"] >= _FIRST_EPOCH}
+    norms = [row["norm_encoder"] for row in history if row["epoch"] >= _FIRST_EPOCH]
+    fit = fit_log_linear(losses, _FIRST_EPOCH, max(losses, default=_FIRST_EPOCH))
+    if fit.a is None or fit.b is None:
         return dict.fromkeys(MEASURES)
     logs = [math.log(loss) for loss in losses.values()]
-    steps = [after - before for before, after in itertools.pairwise(logs)]
-    residuals = [log - of_fit.a - of_fit.b * epoch for epoch, log in zip(losses, logs, strict=True)]
+    changes = [after - before for before, after in itertools.pairwise(logs)]
+    residuals = [log - fit.a - fit.b * epoch for epoch, log in zip(losses, logs, strict=True)]
     return {
-        "residual": pstdev(residuals),
-        "step": fmean(map(abs, steps)),
-        "rises": fmean(step > 0 for step in steps),
-        "norm_spread": pstdev(norms) / fmean(norms) if fmean(norms) > 0 else None,
+        "residual_sd": pstdev(residuals),
+        "mean_abs_change": fmean(map(abs, changes)),
+        "increase_fraction": fmean(change > 0 for change in changes),
+        "grad_norm_cv": pstdev(norms) / fmean(norms) if fmean(norms) > 0 else None,
     }
 
 
-def runs_table(trajectories: Sequence[Trajectory]) -> Table:
-    """Return the measures of each run, for CSV files."""
+def stability_runs_table(runs: Sequence[RunStability]) -> Table:
+    """Return the measures of each run, for stability.csv."""
     columns = [Column("run", text=True), Column("order", text=True), *map(Column, MEASURES)]
-    return Table(columns, [table_row(each.run, each.order, *each.numbers.values()) for each in trajectories])
+    return Table(columns, [table_row(each.run, each.order, *each.measures.values()) for each in runs])
 
 
-def means_table(trajectories: Sequence[Trajectory]) -> Table:
+def stability_means_table(runs: Sequence[RunStability]) -> Table:
     """Return the mean of each measure by order of updates."""
-    by_order = {order: [each.numbers for each in trajectories if each.order == order] for order in _ORDERS}
-    columns = [Column("", text=True), *(Column(order, form=".4f") for order in _ORDERS)]
-    if not trajectories:
+    by_order = {order: [each.measures for each in runs if each.order == order] for order in _ORDERS}
+    columns = [Column("", text=True), *(Column(order, float_format=".4f") for order in _ORDERS)]
+    if not runs:
         return Table(columns, [])
     rows = []
     for name, meaning in MEASURES.items():
-        means = [mean_or_none([numbers[name] for numbers in by_order[order]]) for order in _ORDERS]
+        means = [mean_or_none([measures[name] for measures in by_order[order]]) for order in _ORDERS]
         rows.append(
             table_row(meaning, *(Cell(mean, reason="too few epochs" if mean is None else "") for mean in means))
         )
     return Table(columns, [*rows, table_row("runs", *map(len, by_order.values()))])
 
 
-def describe_stability(trajectories: Sequence[Trajectory]) -> list[str]:
-    """Return sentences: is joint updating less stable than both other orders, by each measure and in each seed?"""
-    by_pair: dict[tuple[object, ...], dict[str, Mapping[str, float | None]]] = {}
-    for each in trajectories:
-        by_pair.setdefault(each.pair, {})[each.order] = each.numbers
-    complete = [orders for orders in by_pair.values() if set(orders) == set(_ORDERS)]
-    claim = "The paper's proposition: to update both parts at once (joint) is less stable than the paper's own order."
+def describe_stability(runs: Sequence[RunStability]) -> list[str]:
+    """Return sentences that compare `joint` with the other orders, and a conclusion about the proposition."""
+    by_group: dict[tuple[object, ...], dict[str, Mapping[str, float | None]]] = {}
+    for each in runs:
+        by_group.setdefault(each.group, {})[each.order] = each.measures
+    complete = [orders for orders in by_group.values() if set(orders) == set(_ORDERS)]
+    claim = (
+        "The paper's proposition: updating the encoder first, and then the aggregator with the updated encoder "
+        "(joint), is less stable than computing both updates from the same encoder (before, after)."
+    )
     if not complete:
-        return [claim, "No seed has runs of all three orders yet."]
+        return [claim, "No seed has finished runs of all three orders yet."]
     sentences, least, most = [claim], 0, 0
     for name, meaning in MEASURES.items():
-        signs = [sign for orders in complete if (sign := _place_of_joint(orders, name)) is not None]
+        signs = [sign for orders in complete if (sign := _compare_joint(orders, name)) is not None]
         if signs:
-            above, below = signs.count(1), signs.count(-1)
-            place = f"above both others in {above} of {len(signs)} seeds, and below both in {below}"
-            sentences.append(f"{meaning[0].upper()}{meaning[1:]}: joint is {place}.")
-            least += above == len(signs)
-            most += below == len(signs)
+            highest, lowest = signs.count(1), signs.count(-1)
+            counts = f"joint has the highest value in {highest} of {len(signs)} seeds and the lowest in {lowest}"
+            sentences.append(f"{meaning[0].upper()}{meaning[1:]}: {counts}.")
+            least += highest == len(signs)
+            most += lowest == len(signs)
     measured = len(sentences) - 1
     if not measured:
-        conclusion = "There are too few epochs to measure stability."
+        conclusion = "The runs have too few epochs to measure stability."
     elif least == measured:
         conclusion = "Joint is the least stable by every measure in every seed: these runs support the proposition."
     elif most == measured:
         conclusion = "Joint is the most stable by every measure in every seed: these runs contradict the proposition."
     else:
         conclusion = (
-            f"Joint is the least stable in every seed by {least} of {measured} measures, and the most stable by "
-            f"{most}: these runs neither support nor contradict the proposition."
+            f"For {least} of {measured} measures, joint is the least stable order in every seed; for {most} of "
+            f"{measured}, it is the most stable: these runs neither support nor contradict the proposition."
         )
-    return [*sentences, conclusion + (" With so few seeds, this may be chance." if len(complete) < _FEW_SEEDS else "")]
+    if len(complete) < _MIN_SEEDS:
+        conclusion += f" With fewer than {_MIN_SEEDS} seeds, this may be due to chance."
+    return [*sentences, conclusion]
 
 
-def _place_of_joint(orders: Mapping[str, Mapping[str, float | None]], name: str) -> int | None:
-    """Return 1 if joint is above both other orders, -1 if below both, otherwise 0; None if a number is missing."""
+def _compare_joint(orders: Mapping[str, Mapping[str, float | None]], name: str) -> int | None:
+    """Return 1 if joint is higher than both other orders, -1 if lower than both, else 0; None if a value is missing."""
     joint, before, after = (orders[order][name] for order in ("joint", "before", "after"))
     if joint is None or before is None or after is None:
         return None

@@ -1,4 +1,4 @@
-"""status.csv: how each step of a study ended, with the command to repeat it."""
+"""Read and write status.csv: state, reason, command and log of each step of a study."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLUMNS = ("run", "step", "state", "reason", "command", "log")
 
 
 def write_status(folder: StudyFolder, steps: Sequence[Step], results: Mapping[str, StepResult]) -> None:
-    """Write the results of these steps; rows of other steps are kept."""
+    """Write the results of these steps. Rows of other steps in the file are kept."""
     rows = read_status(folder)
     for step in steps:
         result, log = results[step.key], step.log.relative_to(folder.path).as_posix()
@@ -23,6 +23,6 @@ def write_status(folder: StudyFolder, steps: Sequence[Step], results: Mapping[st
 
 
 def read_status(folder: StudyFolder) -> dict[tuple[str, str], list[str]]:
-    """Return the rows of status.csv by run and step; none if there is no such file."""
+    """Return the rows of status.csv by (run, step); empty if the file does not exist."""
     rows = read_csv(folder.status) if folder.status.exists() else []
     return {(row["run"], row["step"]): [row[name] for name in _COLUMNS] for row in rows}

@@ -1,4 +1,4 @@
-"""The commands of a study, each with the steps that it needs and how to tell that it is done."""
+"""Steps of a study: the commands to run, the order in which they depend on each other, and checks of their output."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from tapfm.study.folder import StudyFolder
 from tapfm.study.plan import StudyPlan
 from tapfm.study.runs import PlannedRun, StudyMethod, list_fold_runs, list_methods
 
-EVALUATED = "metrics.json"  # the last file that `tapfm evaluate` writes
+METRICS_FILE = "metrics.json"  # the last file that `tapfm evaluate` writes
 
 
-def study_steps(study: StudyConfig, folder: StudyFolder, plan: StudyPlan) -> list[Step]:
-    """List the steps of the planned runs, in an order in which they can run."""
+def list_study_steps(study: StudyConfig, folder: StudyFolder, plan: StudyPlan) -> list[Step]:
+    """Return the steps of the planned runs. Each step comes after the steps that it needs."""
     builder = _StepBuilder(study, folder, plan)
-    steps = [step for run in plan.runs for step in builder.run_steps(run)]
+    steps = [step for run in plan.runs for step in builder.list_run_steps(run)]
     if study.folds and study.external is not None:
-        steps += builder.evaluate_ensembles(study.external)
-    unique: dict[str, Step] = {}  # runs share the features of encoders
+        steps += builder.list_ensemble_steps(study.external)
+    unique: dict[str, Step] = {}  # several runs need the features of the same encoder
     for step in steps:
         unique.setdefault(step.key, step)
     return list(unique.values())
 
 
-def finished_steps(steps: Sequence[Step]) -> set[str]:
-    """Return the keys of finished steps; features count as stored where no step will read them again."""
+def find_finished_steps(steps: Sequence[Step]) -> set[str]:
+    """Return the keys of finished steps. `embed` also counts as finished if all steps that need it are finished."""
     done = {step.key for step in steps if step.is_done()}
     return done | {
         step.key
@@ -46,144 +46,144 @@ def finished_steps(steps: Sequence[Step]) -> set[str]:
 
 @dataclass(frozen=True)
 class _StepBuilder:
-    """Builds the steps of a study."""
+    """Builds the steps of a study from its settings."""
 
     study: StudyConfig
     folder: StudyFolder
     plan: StudyPlan
 
-    def run_steps(self, run: PlannedRun) -> Iterator[Step]:
-        """Yield the steps of one run."""
+    def list_run_steps(self, run: PlannedRun) -> Iterator[Step]:
+        """Yield the steps of one run, including those for the features of its encoder."""
         study, folder = self.study, self.folder
         if problem := self.plan.problems.get(run.name):
-            words = ("config", str(folder.config(run)))
-            yield Step("train", words, folder.log(run.name), run.name, check_done=lambda: False, problem=problem)
+            show_config = ("config", str(folder.config(run)))
+            yield Step("train", show_config, folder.log(run.name), run.name, check_done=lambda: False, problem=problem)
             return
         config = self.plan.configs[run.name]
         cohorts = {"test": study.cohort} | ({"external": study.external} if study.external is not None else {})
         features: dict[str, tuple[str, ...]] = {}
         if run.method.regime == "fixed":
             for cohort, slides in cohorts.items():
-                embedding = self._embed(run.method.encoder, config, cohort, slides)
+                embedding = self._embed_step(run.method.encoder, config, cohort, slides)
                 features[cohort] = (embedding.key,)
                 yield embedding
-        training = self._train(run, config, features.get("test", ()))
+        training = self._train_step(run, config, features.get("test", ()))
         yield training
         for cohort, slides in cohorts.items():
-            if cohort == "test" or run.fold is None:  # the ensemble of all folds is evaluated on external slides
-                yield self._evaluate(run, config, cohort, slides, (training.key, *features.get(cohort, ())))
+            if cohort == "test" or run.fold is None:  # with folds, the ensemble is evaluated on external slides
+                yield self._evaluate_step(run, config, cohort, slides, (training.key, *features.get(cohort, ())))
         if study.report == "forgetting" and study.probe is not None and run.method.regime != "fixed":
             out = folder.probe(run)
             options = ["--tiles", str(study.probe.tiles), "--out", str(out), "--seed", str(study.probe.seed)]
-            probing = ("probe", str(folder.run(run)), *options, "--device", config.machine.device)
+            arguments = ("probe", str(folder.run(run)), *options, "--device", config.machine.device)
             log = folder.log(f"{run.name}-probe")
-            yield Step("probe", probing, log, run.name, files=(out,), needs=(training.key,))
+            yield Step("probe", arguments, log, run.name, files=(out,), needs=(training.key,))
 
-    def _train(self, run: PlannedRun, config: RunConfig, needs: tuple[str, ...]) -> Step:
+    def _train_step(self, run: PlannedRun, config: RunConfig, needs: tuple[str, ...]) -> Step:
         out = self.folder.run(run)
         return Step(
             "train",
             ("train", str(self.folder.config(run)), "--out", str(out), "--resume"),
             self.folder.log(run.name),
             run.name,
-            check_done=lambda: self.folder.finished(run, config.machine.allow_failures),
+            check_done=lambda: self.folder.is_finished(run, config.machine.allow_failures),
             needs=needs,
             history=out / "history.jsonl",
             epochs=config.schedule.epochs,
         )
 
-    def _embed(self, encoder: str, config: RunConfig, cohort: str, slides: SlidesSection) -> Step:
-        """Store the features of an encoder once for all runs."""
+    def _embed_step(self, encoder: str, config: RunConfig, cohort: str, slides: SlidesSection) -> Step:
+        """Return the step that stores the features of an encoder for all runs."""
         out = self.folder.features(encoder, cohort)
-        words = ["embed", str(slides.table), "--encoder", encoder, "--tiles", str(slides.tiles), "--out", str(out)]
-        words += ["--precision", config.adaptation.precision]
-        words += ["--weights", str(config.encoder.weights)] if config.encoder.weights is not None else []
-        words += _slides_option(slides) + _machine_options(config)
-        group, log = _features_group(encoder, cohort), self.folder.log(f"features/{out.name}")
-        check_done = partial(_all_stored, slides, out, config.machine.allow_failures)
-        return Step("embed", tuple(words), log, group, check_done=check_done)
+        arguments = ["embed", str(slides.table), "--encoder", encoder, "--tiles", str(slides.tiles), "--out", str(out)]
+        arguments += ["--precision", config.adaptation.precision]
+        arguments += ["--weights", str(config.encoder.weights)] if config.encoder.weights is not None else []
+        arguments += _slides_option(slides) + _machine_options(config)
+        group, log = _embed_group(encoder, cohort), self.folder.log(f"features/{out.name}")
+        check_done = partial(_has_all_features, slides, out, config.machine.allow_failures)
+        return Step("embed", tuple(arguments), log, group, check_done=check_done)
 
-    def _evaluate(
+    def _evaluate_step(
         self, run: PlannedRun, config: RunConfig, cohort: str, slides: SlidesSection, needs: tuple[str, ...]
     ) -> Step:
         out = self.folder.evaluation(run, cohort)
-        words = ["evaluate", str(self.folder.run(run)), "--out", str(out)]
-        words += self._external_options(run.method, slides) if cohort == "external" else []
-        words += self._evaluation_options(config)
+        arguments = ["evaluate", str(self.folder.run(run)), "--out", str(out)]
+        arguments += self._external_options(run.method, slides) if cohort == "external" else []
+        arguments += self._evaluation_options(config)
         log, check_done = self.folder.log(f"{run.name}-{cohort}"), partial(is_evaluated, out, self.study, slides)
-        return Step(f"evaluate {cohort}", tuple(words), log, run.name, check_done=check_done, needs=needs)
+        return Step(f"evaluate {cohort}", tuple(arguments), log, run.name, check_done=check_done, needs=needs)
 
-    def evaluate_ensembles(self, external: SlidesSection) -> Iterator[Step]:
-        """Yield the evaluation of the folds of each method together on external slides."""
+    def list_ensemble_steps(self, external: SlidesSection) -> Iterator[Step]:
+        """Yield the evaluations of the fold ensembles on external slides."""
         folder, configs = self.folder, self.plan.configs
         for method, seed in dict.fromkeys((run.method, run.seed) for run in self.plan.runs):
             members = list_fold_runs(self.study, method, seed)
             if any(member.name not in configs for member in members):
-                continue  # listed as a failed run
+                continue  # the run is reported as failed
             out, ensemble = folder.ensemble_evaluation(method, seed), folder.ensemble(method, seed)
-            words = ["evaluate", str(ensemble), "--out", str(out), *self._external_options(method, external)]
-            words += self._evaluation_options(configs[members[0].name])
+            arguments = ["evaluate", str(ensemble), "--out", str(out), *self._external_options(method, external)]
+            arguments += self._evaluation_options(configs[members[0].name])
             needs = [f"{member.name}: train" for member in members]
-            needs += [f"{_features_group(method.encoder, 'external')}: embed"] if method.regime == "fixed" else []
+            needs += [f"{_embed_group(method.encoder, 'external')}: embed"] if method.regime == "fixed" else []
             name = f"{method.name}/ensemble-seed{seed}"
             yield Step(
                 "evaluate external",
-                tuple(words),
+                tuple(arguments),
                 folder.log(name),
                 name,
                 check_done=partial(is_evaluated, out, self.study, external),
                 needs=tuple(needs),
-                before=partial(_write_folds, folder, ensemble, members),
+                before=partial(_write_fold_ensemble, folder, ensemble, members),
             )
 
     def _external_options(self, method: StudyMethod, slides: SlidesSection) -> list[str]:
-        words = ["--cohort", str(slides.table), "--tiles", str(slides.tiles), *_slides_option(slides)]
+        arguments = ["--cohort", str(slides.table), "--tiles", str(slides.tiles), *_slides_option(slides)]
         features = str(self.folder.features(method.encoder, "external"))
-        return [*words, "--features", features] if method.regime == "fixed" else words
+        return [*arguments, "--features", features] if method.regime == "fixed" else arguments
 
     def _evaluation_options(self, config: RunConfig) -> list[str]:
-        words = ["--unit", self.study.unit, "--resamples", str(self.study.resamples)]
-        return [*words, "--colours", str(self.folder.colours), "--resume", *_machine_options(config)]
+        arguments = ["--unit", self.study.unit, "--resamples", str(self.study.resamples)]
+        return [*arguments, "--colours", str(self.folder.colours), "--resume", *_machine_options(config)]
 
 
 def is_evaluated(folder: Path, study: StudyConfig, slides: SlidesSection) -> bool:
-    """Return whether an evaluation exists, of the present table and with the study's present settings."""
+    """Return whether a folder has an evaluation of the current cohort table with the current settings of the study."""
     try:
-        found = json.loads((folder / EVALUATED).read_text("utf-8"))
-        about, failed = found["evaluation"], len(found["failed"])
+        metrics = json.loads((folder / METRICS_FILE).read_text("utf-8"))
+        evaluation, failed = metrics["evaluation"], len(metrics["failed"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
     expected = {"unit": study.unit, "resamples": study.resamples, "table_sha256": file_sha256(slides.table)}
-    return failed <= study.allow_failures and all(about.get(name) == value for name, value in expected.items())
+    return failed <= study.allow_failures and all(evaluation.get(name) == value for name, value in expected.items())
 
 
 def write_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
-    """Write the ensembles of all methods whose folds are finished."""
+    """Write the ensemble of each method whose folds are all finished."""
     for method in list_methods(study) if study.folds else []:
         for seed in study.seeds:
             members = list_fold_runs(study, method, seed)
-            if all(folder.finished(member, study.allow_failures) for member in members):
-                _write_folds(folder, folder.ensemble(method, seed), members)
+            if all(folder.is_finished(member, study.allow_failures) for member in members):
+                _write_fold_ensemble(folder, folder.ensemble(method, seed), members)
 
 
-def _write_folds(folder: StudyFolder, ensemble: Path, members: Sequence[PlannedRun]) -> None:
+def _write_fold_ensemble(folder: StudyFolder, ensemble: Path, members: Sequence[PlannedRun]) -> None:
     write_ensemble(ensemble, [folder.run(member) for member in members], "folds")
 
 
-def _features_group(encoder: str, cohort: str) -> str:
+def _embed_group(encoder: str, cohort: str) -> str:
     return f"features of {encoder}{', external' if cohort == 'external' else ''}"
 
 
-def _all_stored(slides: SlidesSection, folder: Path, allowed: int) -> bool:
-    """Return whether at most `allowed` slides are without features."""
+def _has_all_features(slides: SlidesSection, folder: Path, allow_failures: int) -> bool:
+    """Return whether the folder has features of all slides, except for at most `allow_failures`."""
     rows = read_cohort(slides.table, slides.slides, must_exist=False).rows
-    return sum(find_feature_file(folder, row.slide_id) is None for row in rows) <= allowed and folder.is_dir()
+    return sum(find_feature_file(folder, row.slide_id) is None for row in rows) <= allow_failures and folder.is_dir()
 
 
 def _machine_options(config: RunConfig) -> list[str]:
     machine = config.machine
-    words = ["--device", machine.device, "--allow-failures", str(machine.allow_failures)]
-    return words + ([] if machine.workers == "auto" else ["--workers", str(machine.workers)])
+    arguments = ["--device", machine.device, "--allow-failures", str(machine.allow_failures)]
+    return arguments + ([] if machine.workers == "auto" else ["--workers", str(machine.workers)])
 
 
 def _slides_option(slides: SlidesSection) -> list[str]:

@@ -1,4 +1,4 @@
-"""Run the demo: one command after another in this process; finished steps are kept."""
+"""Run the commands of the demo one after another in this process. Finished steps are not repeated."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from tapfm.demo.folder import DemoFolder
-from tapfm.demo.sizes import Size
-from tapfm.demo.steps import demo_steps
+from tapfm.demo.sizes import DemoSize
+from tapfm.demo.steps import list_demo_steps
 from tapfm.errors import CommandFailedError, Interrupted, RunError
 from tapfm.runtime.files import fingerprint, write_atomically
 from tapfm.runtime.messages import format_command
@@ -26,29 +26,32 @@ from tapfm.version import __version__
 RunCommand = Callable[[Sequence[str]], int]
 
 
-def run_demo(size: Size, out: Path, run_command: RunCommand, *, console: Console) -> DemoFolder:
-    """Run the steps that are not done yet. Raises CommandFailedError, or Interrupted after a signal."""
+def run_demo(size: DemoSize, out: Path, run_command: RunCommand, *, console: Console) -> DemoFolder:
+    """Run the steps that are not done yet.
+
+    Raises the error of a failed step, CommandFailedError if its command failed, or Interrupted after a signal.
+    """
     folder = DemoFolder(out)
-    resume = format_command("demo", *size.options, "--out", out)
+    resume_command = format_command("demo", *size.options, "--out", out)
     if not folder.state.exists():
         check_no_other_files(
-            out, hint=f"Give a new folder: {format_command('demo', *size.options, '--out', out / 'demo')}"
+            out, hint=f"Use a new folder: {format_command('demo', *size.options, '--out', out / 'demo')}"
         )
     with lock_folder(out, "tapfm demo"):
-        before = _read_state(folder, size)
-        steps = demo_steps(size, folder)
-        done = [step.key for step in takewhile(lambda step: step.key in before.done and step.is_done(), steps)]
+        state = _read_state(folder, size)
+        steps = list_demo_steps(size, folder)
+        done = [step.key for step in takewhile(lambda step: step.key in state.done and step.is_done(), steps)]
         if done:
-            console.print(f"{len(done)} of {len(steps)} steps done already.", markup=False)
+            console.print(f"{len(done)} of {len(steps)} steps already done.", markup=False)
         if len(done) == len(steps):
             return folder
-        for step in steps[len(done) + 1 :]:  # they run again: no old file may remain beside new ones
+        for step in steps[len(done) + 1 :]:  # these run again: remove their old output
             for path in step.files:
                 _remove(path)
         results = StepRunner(
             steps,
             partial(_run_in_this_process, run_command),
-            record=partial(_write_state, folder, size, before),
+            record=partial(_write_state, folder, size, state),
             display=_DemoDisplay(console, steps),
         ).run(done)
     failed = next((step for step in steps if results[step.key].state != "done"), None)
@@ -56,14 +59,14 @@ def run_demo(size: Size, out: Path, run_command: RunCommand, *, console: Console
         return folder
     result = results[failed.key]
     if result.error is not None:
-        console.print(f"When that is fixed, continue with: {resume}", markup=False, soft_wrap=True)
+        console.print(f"After fixing this, resume with: {resume_command}", markup=False, soft_wrap=True)
         raise result.error
-    hint = f"Finished steps are kept. To continue: {resume}"
+    hint = f"Finished steps are saved. To resume: {resume_command}"
     if result.code > 128:
         console.print(hint, markup=False, soft_wrap=True)
         raise Interrupted(result.code - 128)
     raise CommandFailedError(
-        f"The command ended with exit code {result.code}; its output is in {failed.log}.",
+        f"The step {failed.name} failed with exit code {result.code}. Its output is in {failed.log}.",
         hint=hint,
         exit_code=result.code or 1,
     )
@@ -74,12 +77,12 @@ def _run_in_this_process(run_command: RunCommand, step: Step, _: Callable[[], in
     with step.log.open("w", encoding="utf-8") as output, contextlib.redirect_stdout(output):
         try:
             return run_command(step.arguments)
-        except SystemExit as stop:  # a second signal
+        except SystemExit as stop:  # after a second signal
             return stop.code if isinstance(stop.code, int) else 1
 
 
 class _DemoDisplay:
-    """Prints the title and command of each step, then some lines of its output. Commands show their own progress."""
+    """Prints the title and command of each step, and selected lines of its output. Commands show their own progress."""
 
     def __init__(self, console: Console, steps: Sequence[Step]) -> None:
         self._console, self._steps = console, steps
@@ -94,7 +97,7 @@ class _DemoDisplay:
 
     def finish(self, step: Step, result: StepResult) -> None:
         if result.state == "not run" or not step.shown_prefixes or not step.log.exists():
-            return  # a log may be of an earlier attempt
+            return  # the log may be from an earlier attempt
         for line in step.log.read_text("utf-8").splitlines():
             if line.startswith(step.shown_prefixes):
                 self._console.print(line, markup=False, soft_wrap=True)
@@ -102,51 +105,52 @@ class _DemoDisplay:
 
 @dataclass(frozen=True)
 class _State:
-    """Steps that are done, and the seconds of each in all attempts."""
+    """Finished steps, and the duration of each step over all attempts."""
 
     done: set[str]
     seconds: dict[str, float]
 
 
-def _write_state(folder: DemoFolder, size: Size, before: _State, results: Mapping[str, StepResult]) -> None:
-    seconds = {key: before.seconds.get(key, 0.0) + result.seconds for key, result in results.items()}
+def _write_state(folder: DemoFolder, size: DemoSize, earlier: _State, results: Mapping[str, StepResult]) -> None:
+    seconds = {key: earlier.seconds.get(key, 0.0) + result.seconds for key, result in results.items()}
     state = {
         "size": size.name,
         "tapfm": __version__,
-        "settings": _settings_digest(size),
-        "where": str(folder.path.absolute()),
+        "settings_digest": _settings_digest(size),
+        "folder": str(folder.path.absolute()),
         "done": sorted(key for key, result in results.items() if result.state == "done"),
-        "seconds": {key: round(each, 1) for key, each in seconds.items() if each},
+        "seconds": {key: round(duration, 1) for key, duration in seconds.items() if duration},
     }
     write_atomically(folder.state, f"{json.dumps(state, indent=2)}\n".encode())
 
 
-def _read_state(folder: DemoFolder, size: Size) -> _State:
-    """Read demo.json, if there is one. Raises RunError if it is of another demo."""
+def _read_state(folder: DemoFolder, size: DemoSize) -> _State:
+    """Read demo.json, if it exists. Raises RunError if it belongs to a demo of another size or version."""
     try:
-        read = json.loads(folder.state.read_text("utf-8"))
-        state = _State(set(read["done"]), {str(key): float(each) for key, each in read["seconds"].items()})
-        settings, where, demo = read["settings"], read["where"], f"{read['size']}, tapfm {read['tapfm']}"
+        stored = json.loads(folder.state.read_text("utf-8"))
+        state = _State(set(stored["done"]), {str(key): float(value) for key, value in stored["seconds"].items()})
+        digest, stored_folder = stored["settings_digest"], stored["folder"]
+        version = f"{stored['size']}, tapfm {stored['tapfm']}"
     except FileNotFoundError:
         return _State(set(), {})
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(
-            f"{folder.state} cannot be read ({error}).", hint="Give another folder with --out, or remove this one."
+            f"{folder.state} cannot be read ({error}).", hint="Use another folder with --out, or delete this one."
         ) from error
-    if settings != _settings_digest(size):
+    if digest != _settings_digest(size):
         raise RunError(
-            f"{folder.path} holds a demo of another size or version ({demo}).",
-            hint=f"Give another folder: {format_command('demo', *size.options, '--out', f'{folder.path}-again')}\n"
-            "Or remove that one first.",
+            f"{folder.path} contains a demo of another size or version ({version}).",
+            hint=f"Use another folder: {format_command('demo', *size.options, '--out', f'{folder.path}-again')}\n"
+            "Or delete that folder first.",
         )
-    moved = where != str(folder.path.absolute())  # predictions contain the paths of their slides
+    moved = stored_folder != str(folder.path.absolute())  # predictions contain absolute paths of slides
     return _State({key for key in state.done if not (moved and key.startswith("predict"))}, state.seconds)
 
 
-def _settings_digest(size: Size) -> str:
-    """Return a digest of all that the results depend on."""
-    words = [step.arguments for step in demo_steps(size, DemoFolder(Path("demo")))]
-    return fingerprint(words, size.settings, size.resamples, __version__)
+def _settings_digest(size: DemoSize) -> str:
+    """Return a digest of everything that the results depend on."""
+    arguments = [step.arguments for step in list_demo_steps(size, DemoFolder(Path("demo")))]
+    return fingerprint(arguments, size.settings, size.resamples, __version__)
 
 
 def _remove(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a study adds to its runner: status.csv, features that are not read again, threads that share the cores."""
+"""Steps of a study: status.csv, features that are no longer needed, and the number of threads."""
 
 import csv
 import io
@@ -13,36 +13,36 @@ from tapfm.study.folder import StudyFolder
 from tapfm.study.runner import _thread_settings as thread_settings
 from tapfm.study.runner import run_steps
 from tapfm.study.status import read_status
-from tapfm.study.steps import finished_steps
+from tapfm.study.steps import find_finished_steps
 
 
-def step(folder, group, name, *needs):
+def make_step(folder, group, name, *needs):
     files = (folder / f"{group}-{name}",)
     return Step(name, (name, group), folder / "logs" / f"{group}.log", group, files=files, needs=needs)
 
 
-def test_status_csv_has_each_step_and_keeps_those_of_other_runs(tmp_path):
+def test_status_csv_has_all_steps_and_keeps_rows_of_other_runs(tmp_path):
     (tmp_path / "status.csv").write_text(
         'run,step,state,reason,command,log\nother,train,failed,"a, b",tapfm train,logs/other.log\n'
     )
     steps = [
-        step(tmp_path, "features", "embed"),
-        *(step(tmp_path, run, "train", "features: embed") for run in ("a", "b")),
-        step(tmp_path, "a", "evaluate test", "a: train"),
+        make_step(tmp_path, "features", "embed"),
+        *(make_step(tmp_path, run, "train", "features: embed") for run in ("a", "b")),
+        make_step(tmp_path, "a", "evaluate test", "a: train"),
     ]
 
-    def run_command(words, log, check):
+    def run_command(arguments, log, check):
         assert check() is None
         log.parent.mkdir(exist_ok=True)
         log.write_text("error: it is broken\n")
-        if words == ("train", "a"):
+        if arguments == ("train", "a"):
             return 1
-        (tmp_path / f"{words[1]}-{words[0]}").touch()
+        (tmp_path / f"{arguments[1]}-{arguments[0]}").touch()
         return 0
 
-    said = io.StringIO()
+    printed = io.StringIO()
     with StopSignalHandler(print) as stop:
-        run_steps(steps, StudyFolder(tmp_path), stop, Console(file=said, width=200), run_command, jobs=2)
+        run_steps(steps, StudyFolder(tmp_path), stop, Console(file=printed, width=200), run_command, jobs=2)
     with (tmp_path / "status.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [
             ["run", "step", "state", "reason", "command", "log"],
@@ -53,17 +53,17 @@ def test_status_csv_has_each_step_and_keeps_those_of_other_runs(tmp_path):
             ["a", "evaluate test", "not run", "needs a: train", "tapfm 'evaluate test' a", "logs/a.log"],
         ]
     assert read_status(StudyFolder(tmp_path))["b", "train"][2] == "done"
-    assert "0 of 2 runs done; features: embed" in said.getvalue()
+    assert "0 of 2 runs done; features: embed" in printed.getvalue()
 
 
-def test_features_that_nothing_will_read_again_need_not_be_there(tmp_path):
-    steps = [step(tmp_path, "features", "embed"), step(tmp_path, "a", "train", "features: embed")]
-    assert finished_steps(steps) == set()
+def test_features_are_not_needed_if_all_their_runs_are_finished(tmp_path):
+    steps = [make_step(tmp_path, "features", "embed"), make_step(tmp_path, "a", "train", "features: embed")]
+    assert find_finished_steps(steps) == set()
     (tmp_path / "a-train").touch()
-    assert finished_steps(steps) == {"features: embed", "a: train"}
+    assert find_finished_steps(steps) == {"features: embed", "a: train"}
 
 
-def test_small_encoders_share_the_cores_and_sleep_while_they_wait(tmp_path, monkeypatch):
+def test_small_encoders_have_few_threads(tmp_path, monkeypatch):
     (tmp_path / "study.toml").write_text(
         'name = "s"\ntargets = ["FGFR3"]\nencoders = ["tapfm-pocket"]\n[cohort]\ntable = "c.csv"\ntiles = "tiles"\n'
     )
