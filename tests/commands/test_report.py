@@ -337,7 +337,7 @@ def test_unfinished_study_has_a_warning(tmp_path):
 
 
 @pytest.fixture
-def predicted(tmp_path):
+def run_and_predictions(tmp_path):
     """A run, and predictions of five slides: two correct, two wrong, one without a file."""
     run = write_run(tmp_path / "runs" / "first")
     paths = [write_tissue_slide(tmp_path / f"{i}.svs", seed=i) for i in range(4)]
@@ -351,8 +351,8 @@ def find_images(html, alt_text):
     return re.findall(rf'<img src="data:image/webp;base64,([^"]+)" width="(\d+)" height="(\d+)" alt="{alt_text}', html)
 
 
-def test_heatmaps_and_tiles_of_predictions_are_shown(tmp_path, predicted):
-    run, _ = predicted
+def test_heatmaps_and_tiles_of_predictions_are_shown(tmp_path, run_and_predictions):
+    run, _ = run_and_predictions
     written, html = create_test_report(run, tmp_path / "report.html")
     assert written.sources[-1] == f"predictions {tmp_path / 'predictions' / 'new'}"
     assert {"Heatmaps", "Most influential tiles"} <= set(section_titles(html))
@@ -366,8 +366,8 @@ def test_heatmaps_and_tiles_of_predictions_are_shown(tmp_path, predicted):
     assert "Z1 prediction, new failed no tissue Scan it again." in text
 
 
-def test_tile_galleries_have_the_most_influential_tiles_in_order(tmp_path, predicted):
-    run, _ = predicted
+def test_tile_galleries_have_the_most_influential_tiles_in_order(tmp_path, run_and_predictions):
+    run, _ = run_and_predictions
     _, html = create_test_report(run, tmp_path / "report.html", images=ImageSettings(heatmaps=0, tiles=3))
     shown = re.findall(r"<figcaption>([^<]*)<span>([^<]*)</span>", html)
     # contributions are (-1, 0.5, 2, 0.1) times 1 to 4; slides a<b and d are called positive
@@ -378,8 +378,8 @@ def test_tile_galleries_have_the_most_influential_tiles_in_order(tmp_path, predi
 
 
 @pytest.mark.parametrize("problem", ["damaged", "replaced"])
-def test_tiles_of_damaged_and_replaced_slides_are_omitted(tmp_path, predicted, problem):
-    run, folder = predicted
+def test_tiles_of_damaged_and_replaced_slides_are_omitted(tmp_path, run_and_predictions, problem):
+    run, folder = run_and_predictions
     file = next(slide.path for slide in PredictionFolder(folder).slides() if slide.slide_id == "d")
     file.unlink()
     if problem == "damaged":
@@ -391,8 +391,8 @@ def test_tiles_of_damaged_and_replaced_slides_are_omitted(tmp_path, predicted, p
     assert "2 tiles omitted: the slide is damaged or was replaced." in page_text(html)
 
 
-def test_colour_bars_have_the_colours_of_the_heatmaps(tmp_path, predicted):
-    run, path = predicted
+def test_colour_bars_have_the_colours_of_the_heatmaps(tmp_path, run_and_predictions):
+    run, path = run_and_predictions
     folder = PredictionFolder(path)
     values = {"a<b": [-1, 0, 1, 2], "c": [1, 2, 3, 4], "d": [4, 3, 2, 1], "e": [-2, 0, 0, 1], "gone": [0, 1, 2, 3]}
     for slide in folder.slides():
@@ -406,8 +406,8 @@ def test_colour_bars_have_the_colours_of_the_heatmaps(tmp_path, predicted):
     assert page_text(html).count("0 in the middle") == 1
 
 
-def test_moved_slides_are_found_in_the_slides_folder(tmp_path, predicted):
-    run, folder = predicted
+def test_moved_slides_are_found_in_the_slides_folder(tmp_path, run_and_predictions):
+    run, folder = run_and_predictions
     moved = tmp_path / "moved" / "deeper"
     moved.mkdir(parents=True)
     for path in tmp_path.glob("*.svs"):
@@ -425,16 +425,16 @@ def test_moved_slides_are_found_in_the_slides_folder(tmp_path, predicted):
     assert "No image: Several files match the slide" in page_text(html)
 
 
-def test_damaged_slide_does_not_affect_other_slides(tmp_path, predicted):
-    run, _ = predicted
+def test_damaged_slide_does_not_affect_other_slides(tmp_path, run_and_predictions):
+    run, _ = run_and_predictions
     (tmp_path / "1.svs").write_bytes(b"not a slide")
     _, html = create_test_report(run, tmp_path / "report.html")
     assert len(find_images(html, "Slide ")) == 6
     assert "No image: 1.svs" in page_text(html)
 
 
-def test_omitted_images_are_reported(tmp_path, predicted):
-    run, _ = predicted
+def test_omitted_images_are_reported(tmp_path, run_and_predictions):
+    run, _ = run_and_predictions
     written, html = create_test_report(run, tmp_path / "report.html", max_image_bytes=20_000)
     assert sum(len(data) for data, *_ in find_images(html, "")) <= 20_000
     assert any("omitted: images are limited to 20 kB" in note for note in written.notes)
@@ -573,14 +573,14 @@ def test_command_prints_the_file_and_its_sources(tmp_path):
     run = write_run(tmp_path / "runs" / "first")
     out = tmp_path / "report.html"
     result = tapfm("report", run, "--out", out, "--resamples", 20, "--title", "Bladder")
-    assert result.returncode == 0, result.said
-    assert re.search(rf"{out} \(\d+ kB\).*\n  run {run}$", result.said, re.MULTILINE)
+    assert result.returncode == 0, result.output
+    assert re.search(rf"{out} \(\d+ kB\).*\n  run {run}$", result.output, re.MULTILINE)
     assert "<h1>Bladder</h1>" in out.read_text()
     not_a_number = tapfm("report", run, "--out", out, "--max-image-mb", "nan")
-    assert (not_a_number.returncode, "--max-image-mb" in not_a_number.said) == (2, True)
+    assert (not_a_number.returncode, "--max-image-mb" in not_a_number.output) == (2, True)
     absent = tapfm("report", tmp_path / "absent", "--out", out)
     assert absent.returncode == 2
-    assert "does not exist" in absent.said
+    assert "does not exist" in absent.output
 
 
 def test_python_function_writes_the_report(tmp_path):
@@ -598,7 +598,7 @@ def test_report_of_a_trained_evaluated_and_predicted_run(train, workspace, tmp_p
         ("predict", "--model", run, *slides, "--out", prediction, "--workers", 0),
     ):
         result = tapfm(*command)
-        assert result.returncode == 0, result.said
+        assert result.returncode == 0, result.output
     written, html = create_test_report(run, tmp_path / "report.html")
     assert written.sources == [f"run {run}", f"evaluation {evaluation}", f"predictions {prediction}"]
     assert written.notes == []

@@ -23,7 +23,7 @@ from tapfm.evaluation.model_evaluation import (
 from tapfm.evaluation.predictions import Prediction
 from tapfm.evaluation.subgroups import Subgroup
 from tapfm.metrics.ranking import roc_curve
-from tapfm.results.figure import Band, Bars, Line, Points, Rule
+from tapfm.results.figure import Band, Bars, Line, Points, ReferenceLine
 from tapfm.results.formatting import format_estimate
 from tapfm.results.markdown import markdown_table
 from tapfm.results.table import list_reasons, table_csv
@@ -76,7 +76,7 @@ def test_legends_show_the_metrics():
     chance, baseline, model = select_marks(panels["roc"], Line)
     assert model.label == f"AUC {format_estimate(found['FGFR3', 'auc'].estimate)}"
     assert (chance.dash, baseline.label) == ("dotted", "colour baseline")
-    assert select_marks(panels["pr"], Rule)[0].label == "prevalence 50%"
+    assert select_marks(panels["pr"], ReferenceLine)[0].label == "prevalence 50%"
     assert (
         select_marks(panels["reliability"], Points)[0].label == f"ECE {format_estimate(found['FGFR3', 'ece'].estimate)}"
     )
@@ -84,7 +84,8 @@ def test_legends_show_the_metrics():
     assert (negative.label, positive.label) == ("negative (10)", "positive (10)")
     assert sum(negative.heights) == sum(positive.heights) == 10
     assert positive.floors == negative.heights  # stacked
-    assert select_marks(panels["scores"], Rule)[0].value == results.chosen_thresholds.thresholds.youden["FGFR3"]
+    threshold = results.chosen_thresholds.thresholds.youden["FGFR3"]
+    assert select_marks(panels["scores"], ReferenceLine)[0].value == threshold
 
 
 def test_roc_line_omits_points_on_straight_lines():
@@ -169,7 +170,7 @@ def test_metrics_json_round_trip(tmp_path):
 def test_training_curves_mark_the_selected_epoch():
     panels = training_figure(make_history(3), 2, "").panels
     assert [panel.title for panel in panels] == ["Aggregator loss", "AUC", "Encoder loss"]
-    assert all(2 in [rule.value for rule in select_marks(panel, Rule)] for panel in panels)
+    assert all(2 in [rule.value for rule in select_marks(panel, ReferenceLine)] for panel in panels)
 
 
 def test_training_curves_skip_missing_and_non_finite_values():

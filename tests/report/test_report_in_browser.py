@@ -125,26 +125,26 @@ def test_filters_show_only_matching_rows(page, report_url):
 
 
 def test_theme_follows_the_system_and_the_button(chromium, report_url):
-    def background(page):
+    def background_colour(page):
         return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
     with open_checked_page(chromium, color_scheme="dark") as page:
         page.goto(report_url)
-        dark = background(page)
+        dark = background_colour(page)
         button = page.locator("#theme")
         assert button.get_attribute("aria-pressed") == "true"
         button.click()
-        assert background(page) != dark
+        assert background_colour(page) != dark
         assert button.inner_text() == "Dark"
         page.reload()
-        assert background(page) == "rgb(255, 255, 255)"  # the choice is saved
+        assert background_colour(page) == "rgb(255, 255, 255)"  # the choice is saved
     with open_checked_page(chromium, color_scheme="light") as page:
         page.goto(report_url)
-        assert background(page) == "rgb(255, 255, 255)"
+        assert background_colour(page) == "rgb(255, 255, 255)"
         page.locator("#theme").click()
-        assert background(page) == dark
+        assert background_colour(page) == dark
         page.emulate_media(media="print")
-        assert background(page) == "rgb(255, 255, 255)"  # print always uses the light theme
+        assert background_colour(page) == "rgb(255, 255, 255)"  # print always uses the light theme
 
 
 def test_on_a_phone_only_tables_scroll_sideways(chromium, report_url):

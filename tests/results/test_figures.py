@@ -12,7 +12,7 @@ from PIL import Image
 from tapfm.errors import InputError
 from tapfm.results.document import Paragraph, Section, read_sections, write_sections
 from tapfm.results.estimate import Estimate
-from tapfm.results.figure import SERIES, Axis, Band, Bars, Figure, Line, Panel, Points, Rule
+from tapfm.results.figure import SERIES, Axis, Band, Bars, Figure, Line, Panel, Points, ReferenceLine
 from tapfm.results.figure_drawing import _COLOURS as COLOURS
 from tapfm.results.figure_drawing import _draw_png as draw_png
 from tapfm.results.figure_drawing import draw_svg
@@ -29,8 +29,8 @@ PANEL = Panel(
         Bars([0, 0.5, 1], [3, 4], "other", "bars", [1, 0]),
         Line([0, 0.5, 1], [0, 2, 1], "series-3", "line", dash="dashed", steps=True),
         Points([0.5], [1], "series-4", sizes=[1.0], texts=["12"]),
-        Rule(0.3, "rule"),
-        Rule(2, horizontal=True, dash="dotted"),
+        ReferenceLine(0.3, "reference line"),
+        ReferenceLine(2, horizontal=True, dash="dotted"),
     ],
 )
 FIGURE = Figure("A figure", [PANEL, Panel("empty panel", why_empty="no positive slide among 12")])

@@ -32,7 +32,7 @@ class EvaluatedSlideSet:
 
     @property
     def unit(self) -> Unit:
-        """Slide or patient: what the metrics count once."""
+        """Unit of the metrics: slide or patient."""
         unit: Unit = self.results.about["unit"]
         return unit
 
@@ -47,7 +47,7 @@ class EvaluatedSlideSet:
         thresholds = self.results.chosen_thresholds.thresholds
         return {} if thresholds is None else dict(thresholds.youden)
 
-    def evaluated_predictions(self) -> EvaluatedPredictions:
+    def to_evaluated_predictions(self) -> EvaluatedPredictions:
         """Return the data for the figures."""
         about = self.results.about
         return EvaluatedPredictions(

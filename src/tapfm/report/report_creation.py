@@ -188,9 +188,9 @@ def _summarise_run(run: ReportedRun) -> str:
         text += (
             f"The encoder {run.encoder} was adapted with the method {run.method} and the aggregator {run.aggregator}."
         )
-    if run.best_epoch is not None:
+    if run.best_epoch_row is not None:
         auc = "" if run.validation_auc is None else f" (validation AUC {format_number(run.validation_auc)})"
-        text += f" Epoch {run.best_epoch['epoch']} of {len(run.history)} was selected{auc}."
+        text += f" Epoch {run.best_epoch_row['epoch']} of {len(run.history)} was selected{auc}."
     return text
 
 

@@ -47,7 +47,7 @@ class ReportedRun:
 
     @property
     def unit(self) -> Unit:
-        """Slide or patient: what the metrics count once."""
+        """Unit of the metrics: slide or patient."""
         return "patient" if self.settings.get("selection", {}).get("unit") == "patient" else "slide"
 
     @property
@@ -68,7 +68,7 @@ class ReportedRun:
         return self.settings.get("schedule", {}).get("epochs")
 
     @property
-    def best_epoch(self) -> Mapping[str, Any] | None:
+    def best_epoch_row(self) -> Mapping[str, Any] | None:
         """Row of the first epoch with the highest score, or of the last epoch if no epoch has a score."""
         scored = [row for row in self.history if row.get("score") is not None]
         if scored:
@@ -82,7 +82,7 @@ class ReportedRun:
     @property
     def validation_auc(self) -> float | None:
         """Validation AUC of the best epoch."""
-        value = None if self.best_epoch is None else self.best_epoch.get("val_macro_auc")
+        value = None if self.best_epoch_row is None else self.best_epoch_row.get("val_macro_auc")
         return None if value is None else float(value)
 
 

@@ -34,7 +34,7 @@ class ResultFolder:
         return {str(each["weights_sha256"]) for each in members if isinstance(each, dict) and "weights_sha256" in each}
 
     def is_result_of(self, weights_sha256: str | None) -> bool:
-        """Return whether the model has exactly these weights. An ensemble with one of its members does not match."""
+        """Return whether the model has exactly these weights; False for an ensemble that contains them."""
         return self.weights_digests() == {weights_sha256}
 
     @property
@@ -102,10 +102,10 @@ def find_predictions(run: Path, weights_sha256: str | None) -> list[ResultFolder
 def _find_result_folders(run: Path, parent_name: str, file_name: str) -> list[ResultFolder]:
     """Return the folders that contain a file: in the run, next to `runs/`, and in the folder `parent_name` there."""
     run = run.resolve()
-    paths = list(_walk_to_file(run, file_name))
+    paths = list(_find_folders_with_file(run, file_name))
     if (runs := next((parent for parent in run.parents if parent.name == "runs"), None)) is not None:
         paths += sorted(path.parent for path in runs.parent.glob(f"*/{file_name}"))
-        paths += _walk_to_file(runs.parent / parent_name, file_name)
+        paths += _find_folders_with_file(runs.parent / parent_name, file_name)
     folders = []
     for path in dict.fromkeys(paths):
         try:
@@ -115,7 +115,7 @@ def _find_result_folders(run: Path, parent_name: str, file_name: str) -> list[Re
     return folders
 
 
-def _walk_to_file(root: Path, file_name: str) -> Iterator[Path]:
+def _find_folders_with_file(root: Path, file_name: str) -> Iterator[Path]:
     """Yield the folders that contain a file of this name, in sorted order. Their subfolders are not searched."""
     root_depth = len(root.parts)
     for parent, subfolders, files in os.walk(root):
@@ -136,5 +136,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def remove_duplicates(folders: Sequence[ResultFolder]) -> list[ResultFolder]:
-    """Return the folders without those that have the same resolved path as another one."""
+    """Return each folder once; folders are compared by their resolved paths."""
     return list({folder.path.resolve(): folder for folder in folders}.values())

@@ -30,7 +30,7 @@ from tapfm.tasks.target import Label, TargetKind
 
 _SET_TITLES = {"test": "Test slides", "validation": "Validation slides"}
 _MAX_PROBABILITY_DIFFERENCE = 1e-3  # of the same slide in an evaluation and in a prediction folder
-_MAX_ROWS = 20_000  # a browser can still sort so many
+_MAX_ROWS = 20_000  # browsers can sort this many rows quickly
 
 
 def build_cohort_section(sources: ReportSources) -> PageSection:
@@ -51,7 +51,7 @@ def build_training_section(runs: Sequence[ReportedRun]) -> PageSection:
     blocks: list[Block] = []
     for index, run in enumerate(runs):
         if run.history:
-            best_epoch = None if run.best_epoch is None else int(run.best_epoch["epoch"])
+            best_epoch = None if run.best_epoch_row is None else int(run.best_epoch_row["epoch"])
             figure = training_figure(run.history, best_epoch, "")
             seconds = sum(float(row.get("seconds", 0.0)) for row in run.history)
             epochs = format_count(len(run.history), "epoch")
@@ -64,23 +64,23 @@ def build_results_section(sources: ReportSources) -> PageSection:
     """Return the figures and metrics of each set of slides."""
     blocks: list[Block] = []
     for index, (run_name, result) in enumerate(sources.named_results()):
-        inner: list[Block] = [Paragraph(result.description)]
-        inner += [Paragraph(result.warning, warning=True)] if result.warning else []
-        inner += [Paragraph(note, warning=True) for note in result.results.notes]
-        inner += _build_result_figures(result)
-        inner.append(build_metric_table(result.results))
-        inner += [replace(table, title="Colour baseline") for table in build_baseline_tables(result.results)]
-        inner += [replace(table, title="Subgroups") for table in build_subgroup_tables(result.results)]
+        set_blocks: list[Block] = [Paragraph(result.description)]
+        set_blocks += [Paragraph(result.warning, warning=True)] if result.warning else []
+        set_blocks += [Paragraph(note, warning=True) for note in result.results.notes]
+        set_blocks += _build_result_figures(result)
+        set_blocks.append(build_metric_table(result.results))
+        set_blocks += [replace(table, title="Colour baseline") for table in build_baseline_tables(result.results)]
+        set_blocks += [replace(table, title="Subgroups") for table in build_subgroup_tables(result.results)]
         set_title = _SET_TITLES.get(result.title, result.title)
         title = f"{set_title}, {run_name}" if run_name else set_title
-        blocks.append(Collapsible(title, inner, _describe_main_metric(result), open=index == 0))
+        blocks.append(Collapsible(title, set_blocks, _describe_main_metric(result), open=index == 0))
     intro = "Metrics on each set of slides. If a value is missing, a footnote gives the reason."
     return PageSection("Results", blocks, intro)
 
 
 def _build_result_figures(result: EvaluatedSlideSet) -> list[Figure]:
     """Return a figure for each target. With several targets, the target is the title."""
-    evaluated, several_targets = result.evaluated_predictions(), len(result.targets) > 1
+    evaluated, several_targets = result.to_evaluated_predictions(), len(result.targets) > 1
     return [
         Figure(target if several_targets else "", list(build_target_panels(evaluated, target, kind).values()))
         for target, kind in result.targets.items()
@@ -125,7 +125,7 @@ def build_predictions_section(sources: ReportSources) -> PageSection:
     table = PredictionTable(rows[:_MAX_ROWS])
     blocks: list[Block] = [table]
     intro = "The predicted probability of each slide. The mark in a bar is the threshold, chosen on validation slides."
-    if len(table.slide_sets) == 1:  # then the table has no such column
+    if len(table.slide_sets) == 1:  # then the table has no column "Set"
         intro += f" Set of slides: {table.slide_sets[0]}."
     if len(rows) > _MAX_ROWS:
         note = f"{len(rows) - _MAX_ROWS:,} rows are not shown. The predictions.csv files contain all rows."

@@ -30,7 +30,7 @@ _SPLIT_TITLES = {TRAIN: "training", VALIDATION: "validation"}
 
 
 def build_slide_count_blocks(run: ReportedRun, results: Sequence[EvaluatedSlideSet]) -> list[Block]:
-    """Return the number of slides, patients and labels in each split, and in each other set with an evaluation."""
+    """Return the number of slides, patients and labels in each split and in each external cohort."""
     targets = target_kinds(run.targets)
     splits = [split for split in SPLITS if run.slides_of_split(split)]
     rows = [_count_split(_split_title(split), run.slides_of_split(split), targets) for split in splits]

@@ -267,7 +267,7 @@ def build_tile_blocks(
     finder: SlideFinder | None,
     budget: ImageBudget,
 ) -> list[Block]:
-    """Return, for each target, the highest tiles of slides called positive and the lowest of those called negative."""
+    """Return galleries of the tiles with the highest values in positive calls and the lowest in negative calls."""
     targets = _read_targets(folder)
     readable: dict[str, PredictedSlide] = {}
     candidates: dict[tuple[str, int], list[_RankedTile]] = {}  # by target and call

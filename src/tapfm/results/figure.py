@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dash = Literal["solid", "dashed", "dotted"]
-# Same meaning in all figures. model: the model, or positive; other: the baseline, or negative; grey: reference lines
+# model: the model, positive, or validation; other: negative, or training; grey: baseline and reference lines
 Colour = Literal["model", "other", "grey", "series-1", "series-2", "series-3", "series-4", "series-5", "series-6"]
 SERIES: tuple[Colour, ...] = ("series-1", "series-2", "series-3", "series-4", "series-5", "series-6")
 
@@ -77,7 +77,7 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Rule:
+class ReferenceLine:
     """A vertical or horizontal reference line across the whole panel."""
 
     value: float
@@ -85,10 +85,10 @@ class Rule:
     colour: Colour = "grey"
     dash: Dash = "dashed"
     horizontal: bool = False
-    kind: Literal["rule"] = "rule"
+    kind: Literal["reference_line"] = "reference_line"
 
 
-Mark = Line | Band | Points | Bars | Rule
+Mark = Line | Band | Points | Bars | ReferenceLine
 
 
 @dataclass(frozen=True)

@@ -29,15 +29,15 @@ _PANEL_SCALE = 0.8  # so that text in panels is as small as notes on the page
 
 def html_table(table: Table) -> Markup:
     """Return a table in a scrollable region, with its notes. Reasons for missing values become footnotes."""
-    shown = table.shown()
+    shown = table.without_hidden_columns()
     reasons, classes = list_reasons(shown), [_css_class(shown, index) for index in range(len(shown.columns))]
     parts = [Markup("<h3>{}</h3>").format(table.title) if table.title else Markup("")]
     parts.append(
         Markup('<div class="scroll" tabindex="0" role="region" aria-label="{}"><table>').format(table.title or "Table")
     )
     if any(column.title or column.group for column in shown.columns):
-        parts.append(Markup("<thead>{}</thead>").format(_head(shown.columns, classes)))
-    rows = [_row(row, shown.columns, classes, reasons) for row in shown.rows]
+        parts.append(Markup("<thead>{}</thead>").format(_html_header(shown.columns, classes)))
+    rows = [_html_row(row, shown.columns, classes, reasons) for row in shown.rows]
     parts.append(Markup("<tbody>{}</tbody></table></div>").format(Markup("\n").join(rows)))
     if reasons:
         items = Markup("").join(Markup("<li>{}</li>").format(reason) for reason in reasons)
@@ -46,14 +46,16 @@ def html_table(table: Table) -> Markup:
     return Markup("\n").join(parts)
 
 
-def _head(columns: Sequence[Column], classes: Sequence[str]) -> Markup:
+def _html_header(columns: Sequence[Column], classes: Sequence[str]) -> Markup:
     lines = []
     if any(column.group for column in columns):
         groups = [(group, len(list(members))) for group, members in groupby(columns, key=lambda each: each.group)]
         cells = [Markup('<th scope="colgroup" colspan="{}">{}</th>').format(width, group) for group, width in groups]
         lines.append(Markup("<tr>{}</tr>").format(Markup("").join(cells)))
     titles = zip(columns, classes, strict=True)
-    cells = [Markup('<th scope="col"{}>{}</th>').format(_attribute(name), column.title) for column, name in titles]
+    cells = [
+        Markup('<th scope="col"{}>{}</th>').format(_class_attribute(name), column.title) for column, name in titles
+    ]
     lines.append(Markup("<tr>{}</tr>").format(Markup("").join(cells)))
     return Markup("").join(lines)
 
@@ -65,11 +67,11 @@ def _css_class(table: Table, index: int) -> str:
     return "number detailed" if has_details(table, index) else "number"
 
 
-def _attribute(css_class: str) -> Markup:
+def _class_attribute(css_class: str) -> Markup:
     return Markup(' class="{}"').format(css_class) if css_class else Markup("")
 
 
-def _row(row: Row, columns: Sequence[Column], classes: Sequence[str], reasons: Sequence[str]) -> Markup:
+def _html_row(row: Row, columns: Sequence[Column], classes: Sequence[str], reasons: Sequence[str]) -> Markup:
     if not row.cells:
         return Markup('<tr class="heading"><th colspan="{}" scope="colgroup">{}</th></tr>').format(
             len(columns), row.heading
@@ -78,12 +80,12 @@ def _row(row: Row, columns: Sequence[Column], classes: Sequence[str], reasons: S
     for index, (cell, column, css_class) in enumerate(zip(row.cells, columns, classes, strict=True)):
         opening, closing = (Markup('th scope="row"'), Markup("th")) if index == 0 else (Markup("td"), Markup("td"))
         long = column.text and len(cell_text(cell, column)) > _MAX_UNWRAPPED
-        attribute = _attribute("long" if long else css_class)
-        cells.append(Markup("<{}{}>{}</{}>").format(opening, attribute, _cell(cell, column, reasons), closing))
+        attribute = _class_attribute("long" if long else css_class)
+        cells.append(Markup("<{}{}>{}</{}>").format(opening, attribute, _html_cell(cell, column, reasons), closing))
     return Markup("<tr>{}</tr>").format(Markup("").join(cells))
 
 
-def _cell(cell: Cell, column: Column, reasons: Sequence[str]) -> Markup:
+def _html_cell(cell: Cell, column: Column, reasons: Sequence[str]) -> Markup:
     text, detail, reason = cell_text(cell, column), cell_detail(cell, column), cell_reason(cell)
     text = text if isinstance(cell.value, str) else _use_minus_signs(text, column) or missing_text(cell)
     parts = [_RANK_TAGS[cell.rank].format(text) if text and cell.rank in _RANK_TAGS else escape(text)]

@@ -26,7 +26,7 @@ _ESCAPES = {
 
 def latex_table(table: Table, caption: str, label: str) -> str:
     """Return a table environment, which requires the packages booktabs, multirow and graphicx."""
-    shown = table.shown()
+    shown = table.without_hidden_columns()
     lines = [
         "% requires: booktabs, multirow, graphicx",
         r"\begin{table}[!htb]",
@@ -69,7 +69,7 @@ def _row_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     lines: list[str] = []
     for index, row in enumerate(rows):
         if row.cells:
-            cells = [_cell(cell, column) for cell, column in zip(row.cells, columns, strict=True)]
+            cells = [_latex_cell(cell, column) for cell, column in zip(row.cells, columns, strict=True)]
             lines.append(f"{' & '.join(cells)} \\\\")
             continue
         if index:
@@ -82,7 +82,7 @@ def _row_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     return lines
 
 
-def _cell(cell: Cell, column: Column) -> str:
+def _latex_cell(cell: Cell, column: Column) -> str:
     text = _escape_latex(cell_text(cell, column))
     if not text:
         return "--" if missing_text(cell) else ""

@@ -23,31 +23,35 @@ _RANK_FORMATS = {1: "**{}**", 2: "<u>{}</u>"}
 
 def markdown_table(table: Table) -> str:
     """Return a table with its notes. Reasons for missing values become footnotes."""
-    shown = table.shown()
+    shown = table.without_hidden_columns()
     reasons = list_reasons(shown)
     titles = [f"{column.group}, {column.title}" if column.group else column.title for column in shown.columns]
-    lines = [f"**{_escape(table.title)}**", ""] if table.title else []
-    lines.append(_line(map(_escape, titles)))
+    lines = [f"**{_escape_markdown(table.title)}**", ""] if table.title else []
+    lines.append(_join_cells(map(_escape_markdown, titles)))
     lines.append(f"|{'|'.join('---' if column.text else '--:' for column in shown.columns)}|")
-    lines += [_row_line(row, shown.columns, reasons) for row in shown.rows]
+    lines += [_markdown_row(row, shown.columns, reasons) for row in shown.rows]
     footnotes = [f"<sup>{number}</sup> {reason}" for number, reason in enumerate(reasons, start=1)]
     lines += [line for paragraph in (*footnotes, *table.notes) for line in ("", paragraph)]
     return "\n".join(lines) + "\n"
 
 
-def _row_line(row: Row, columns: Sequence[Column], reasons: Sequence[str]) -> str:
+def _markdown_row(row: Row, columns: Sequence[Column], reasons: Sequence[str]) -> str:
     if not row.cells:
         mark = "**" if row.level == 1 else "*"
-        return _line([f"{mark}{_escape(row.heading)}{mark}", *[""] * (len(columns) - 1)])
-    return _line(_cell(cell, column, reasons) for cell, column in zip(row.cells, columns, strict=True))
+        return _join_cells([f"{mark}{_escape_markdown(row.heading)}{mark}", *[""] * (len(columns) - 1)])
+    return _join_cells(_markdown_cell(cell, column, reasons) for cell, column in zip(row.cells, columns, strict=True))
 
 
-def _line(cells: Iterable[str]) -> str:
+def _join_cells(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(cell: Cell, column: Column, reasons: Sequence[str]) -> str:
-    text, detail, reason = _escape(cell_text(cell, column)), _escape(cell_detail(cell, column)), cell_reason(cell)
+def _markdown_cell(cell: Cell, column: Column, reasons: Sequence[str]) -> str:
+    text, detail, reason = (
+        _escape_markdown(cell_text(cell, column)),
+        _escape_markdown(cell_detail(cell, column)),
+        cell_reason(cell),
+    )
     mark = f" <sup>{reasons.index(reason) + 1}</sup>" if reason else ""
     if not text:
         return (detail or missing_text(cell)) + mark
@@ -55,7 +59,7 @@ def _cell(cell: Cell, column: Column, reasons: Sequence[str]) -> str:
     return (f"{ranked} ({detail})" if detail else ranked) + mark
 
 
-def _escape(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """Return the text on one line, with escaped pipes."""
     return " ".join(text.split()).replace("|", "\\|")
 

@@ -56,7 +56,7 @@ class Table:
     notes: Sequence[str] = ()
     kind: Literal["table"] = "table"
 
-    def shown(self) -> Table:
+    def without_hidden_columns(self) -> Table:
         """Return the table without the columns that are only for CSV files."""
         indices = [index for index, column in enumerate(self.columns) if column.shown]
         rows = [Row([row.cells[index] for index in indices]) if row.cells else row for row in self.rows]

@@ -12,7 +12,7 @@ _RANK_STYLES = {1: "bold", 2: "underline"}
 
 def rich_table(table: Table) -> RichTable:
     """Return a table as a rich table. Texts are not interpreted as markup."""
-    shown = table.shown()
+    shown = table.without_hidden_columns()
     converted = RichTable(
         box=None, padding=(0, 2, 0, 0), title=table.title or None, title_justify="left", title_style="bold"
     )
@@ -22,13 +22,15 @@ def rich_table(table: Table) -> RichTable:
         converted.add_column(Text(title), justify="left" if left else "right")
     for row in shown.rows:
         if row.cells:
-            converted.add_row(*(_cell(cell, column) for cell, column in zip(row.cells, shown.columns, strict=True)))
+            converted.add_row(
+                *(_style_cell(cell, column) for cell, column in zip(row.cells, shown.columns, strict=True))
+            )
         else:
             converted.add_row(Text(row.heading, style="bold" if row.level == 1 else "italic"))
     return converted
 
 
-def _cell(cell: Cell, column: Column) -> Text:
+def _style_cell(cell: Cell, column: Column) -> Text:
     text, detail = cell_text(cell, column), cell_detail(cell, column)
     styled = Text().append(text or missing_text(cell), style=_RANK_STYLES.get(cell.rank, ""))
     return styled.append(f" ({detail})") if detail else styled

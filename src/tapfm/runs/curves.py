@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tapfm.results.figure import Axis, Colour, Figure, Line, Mark, Panel, Rule
+from tapfm.results.figure import Axis, Colour, Figure, Line, Mark, Panel, ReferenceLine
 
 History = Sequence[Mapping[str, Any]]  # the rows of history.jsonl
 _EPOCH_AXIS = Axis("epoch", integer=True)
@@ -25,8 +25,8 @@ def training_figure(history: History, best_epoch: int | None, title: str) -> Fig
     encoder_losses = (
         _curve(history, "loss_pfm", "other", "training") if any(row.get("loss_pfm") for row in history) else []
     )
-    selected: list[Mark] = [] if best_epoch is None else [Rule(best_epoch, f"selected epoch ({best_epoch})")]
-    chance = Rule(0.5, dash="dotted", horizontal=True)
+    selected: list[Mark] = [] if best_epoch is None else [ReferenceLine(best_epoch, f"selected epoch ({best_epoch})")]
+    chance = ReferenceLine(0.5, dash="dotted", horizontal=True)
     panels = [
         Panel("Aggregator loss", _EPOCH_AXIS, Axis("L_agg, mean over slides"), [*selected, *losses]),
         Panel("AUC", _EPOCH_AXIS, _AUC_AXIS, [chance, *selected, *aucs]),

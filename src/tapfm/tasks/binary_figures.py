@@ -12,7 +12,7 @@ from tapfm.metrics.calibration import reliability_bins
 from tapfm.metrics.ranking import precision_recall_curve, roc_curve
 from tapfm.metrics.weighted import sum_by_score
 from tapfm.results.estimate import Estimate
-from tapfm.results.figure import Axis, Band, Bars, Line, Mark, Panel, Points, Rule
+from tapfm.results.figure import Axis, Band, Bars, Line, Mark, Panel, Points, ReferenceLine
 from tapfm.results.formatting import format_estimate, format_number
 from tapfm.tasks.target import BASELINE, FigureData
 
@@ -94,7 +94,7 @@ def _roc_band(units: ScoredUnits, weights: Iterable[Floats]) -> list[Band]:
 def _precision_recall_panel(units: ScoredUnits, baseline: ScoredUnits | None, average_precision: Estimate) -> Panel:
     """Return the precision-recall curve, with the prevalence (the precision of a random classifier)."""
     prevalence = float(units.positive.mean())
-    marks: list[Mark] = [Rule(prevalence, f"prevalence {prevalence:.0%}", dash="dotted", horizontal=True)]
+    marks: list[Mark] = [ReferenceLine(prevalence, f"prevalence {prevalence:.0%}", dash="dotted", horizontal=True)]
     if baseline is not None and (curve := precision_recall_curve(baseline.positive, baseline.logits)) is not None:
         marks.append(Line(_floats(curve[1]), _floats(curve[0]), "grey", BASELINE, dash="dashed", steps=True))
     curve = precision_recall_curve(units.positive, units.logits)
@@ -140,7 +140,7 @@ def _scores_panel(units: ScoredUnits, threshold: float | None, unit: str) -> Pan
         Bars(_floats(edges), _floats(positive), "model", f"positive ({positive.sum():,})", _floats(negative)),
     ]
     if threshold is not None:
-        marks.append(Rule(threshold, f"threshold {format_number(threshold)} (validation)"))
+        marks.append(ReferenceLine(threshold, f"threshold {format_number(threshold)} (validation)"))
     return Panel(FIGURES["scores"], Axis("probability", 0, 1), Axis(f"{unit}s", integer=True), marks)
 
 
