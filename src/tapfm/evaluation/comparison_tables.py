@@ -12,7 +12,7 @@ from tapfm.evaluation.method_comparison import Comparison, PairedComparison
 from tapfm.evaluation.metric_values import MACRO, target_title
 from tapfm.results.document import Paragraph, Section
 from tapfm.results.estimate import Estimate
-from tapfm.results.figure import Axis, Colour, Figure, Line, Mark, Panel, Points, Rule
+from tapfm.results.figure import Axis, Colour, Figure, Line, Mark, Panel, Points, ReferenceLine
 from tapfm.results.figure_drawing import write_png
 from tapfm.results.formatting import format_p_value
 from tapfm.results.markdown import markdown_sections
@@ -121,7 +121,7 @@ def _build_differences_figure(comparison: Comparison) -> Figure:
 
 def _build_interval_panel(title: str, label: str, estimates: Mapping[str, Estimate], reference: float) -> Panel:
     """Return a panel with one row per value and its confidence interval, and a line at a reference value."""
-    marks: list[Mark] = [Rule(reference, dash="dotted")]
+    marks: list[Mark] = [ReferenceLine(reference, dash="dotted")]
     for row, estimate in enumerate(estimates.values()):
         if estimate.value is None:
             continue
