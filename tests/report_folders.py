@@ -244,7 +244,7 @@ def write_study(folder, *, finished=("finetune", "tapfm")):
     write_sections(folder / "study.json", sections)
     (folder / "status.csv").write_text(
         "run,step,state,reason,command,log\nsome/run,train,failed,no <memory>,tapfm train x.toml,l.log\n"
-        "cut/run,train,failed\n"
+        "incomplete/run,train,failed\n"
     )
     return folder
 

@@ -284,7 +284,7 @@ def test_study_report_has_its_tables_and_the_run_with_the_best_validation_auc(tm
     assert "peak memory, GiB" in text
     assert "Validation AUC" in text
     assert "some/run train failed no &lt;memory&gt; tapfm train x.toml" in text
-    assert "cut/run train failed Licence" in text
+    assert "incomplete/run train failed Licence" in text
     assert written.notes == []
 
 

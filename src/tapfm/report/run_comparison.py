@@ -62,7 +62,7 @@ def _build_differences(title: str, results: Mapping[str, EvaluatedSlideSet]) -> 
     if not comparable:
         return Paragraph(
             f"The runs have different slides or labels in the set {title}, so their AUCs cannot be compared directly. "
-            "`tapfm compare` compares them on the patients that all of them have."
+            "The command tapfm compare compares them on the patients that all of them have."
         )
     methods = {name: [list(result.predictions)] for name, result in results.items()}
     about = first.results.about

@@ -23,7 +23,7 @@ from tapfm.report.sources import ReportSources
 from tapfm.results.document import Paragraph
 from tapfm.results.figure import Figure
 from tapfm.results.formatting import format_duration, format_number
-from tapfm.runs.curves import training_figure
+from tapfm.runs.curves import build_training_figure
 from tapfm.runtime.messages import format_count
 from tapfm.runtime.progress import SlideProgress
 from tapfm.tasks.target import Label, TargetKind
@@ -52,7 +52,7 @@ def build_training_section(runs: Sequence[ReportedRun]) -> PageSection:
     for index, run in enumerate(runs):
         if run.history:
             best_epoch = None if run.best_epoch_row is None else int(run.best_epoch_row["epoch"])
-            figure = training_figure(run.history, best_epoch, "")
+            figure = build_training_figure(run.history, best_epoch, "")
             seconds = sum(float(row.get("seconds", 0.0)) for row in run.history)
             epochs = format_count(len(run.history), "epoch")
             note = Paragraph(f"{epochs} in {format_duration(seconds)}, including validation.")

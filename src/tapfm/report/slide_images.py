@@ -22,7 +22,7 @@ from tapfm.errors import InputError
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder, TargetPrediction
 from tapfm.prediction.gallery import read_tile_image
 from tapfm.prediction.heatmap import overlay_tiles
-from tapfm.prediction.heatmap_text import colour_bar_labels, format_value, layer_heading
+from tapfm.prediction.heatmap_text import colour_bar_labels, format_value, format_layer_heading
 from tapfm.prediction.layers import UNITS, ColourScale, Layer, layer_values, palette
 from tapfm.prediction.slide_files import find_slide_file
 from tapfm.prediction.tile_squares import check_same_slide, is_same_slide
@@ -241,7 +241,7 @@ def _build_colour_bar(layer: Layer, scale: ColourScale) -> ColourBar:
     colours = palette(diverging=scale.diverging)
     steps = [colours[round(step * 255 / (_COLOUR_BAR_STEPS - 1))] for step in range(_COLOUR_BAR_STEPS)]
     low, high = colour_bar_labels(layer, percentile=False)
-    heading = layer_heading(Layer(layer.column, layer.kind), percentile=False)
+    heading = format_layer_heading(Layer(layer.column, layer.kind), percentile=False)
     if layer.kind == "contribution":
         description = f"{heading}: a higher logit means a higher probability."
     else:
