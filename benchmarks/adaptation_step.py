@@ -5,15 +5,9 @@
     python benchmarks/adaptation_step.py --json out/step.json
 
 A step is the two-graph step of one slide, with the updates of both optimizers. Weights and tiles are random. In each
-repeat, every way runs once, one after the other. Before the repeats, every way computes one gradient from the same
-weights. This warms it up, and the gradient is compared with that of one pass. On a GPU the encoder runs under bfloat16
+repeat, every strategy runs once, one after the other. Before the repeats, every strategy computes one gradient from the
+same weights, as a warm-up, and the gradient is compared with that of one pass. On a GPU the encoder runs under bfloat16
 autocast. Prints Markdown.
-
-The script imports only modules that keep their names, so that it also measures another version of tapfm:
-
-    PYTHONPATH=other/src python benchmarks/adaptation_step.py
-
-benchmarks/compare_speed.py does this for two versions in turn.
 """
 
 from __future__ import annotations
@@ -35,7 +29,7 @@ from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.two_graph import AdaptationSettings, two_graph_step
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.vit import VitEncoder
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tasks.cross_entropy import encode_labels
@@ -47,9 +41,9 @@ TARGETS = encode_labels([1])
 
 @dataclass
 class Row:
-    """Times of one way. `gradient_difference` is relative to the gradient of one pass."""
+    """Times of one strategy. `gradient_difference` is relative to the gradient of one pass."""
 
-    way: str
+    strategy: str
     median_s: float
     fastest_s: float
     slowest_s: float
@@ -58,10 +52,10 @@ class Row:
 
 
 class StepTimer:
-    """Encoder, aggregator and optimizers of one way to run the step."""
+    """Encoder, aggregator and optimizers for one strategy."""
 
     def __init__(self, encoder_key: str, device: torch.device, chunking: Chunking) -> None:
-        card = encoder_card(encoder_key)
+        card = find_encoder_card(encoder_key)
         self._device = device
         torch.manual_seed(0)
         encoder = VitEncoder(build_vit(card), mean=card.mean, std=card.std, feature=card.feature)
@@ -110,42 +104,42 @@ class StepTimer:
 
 
 def measure(encoder_key: str, device: torch.device, tile_count: int, chunk: int, repeats: int) -> list[Row]:
-    """Time all ways, in turn."""
-    ways = {
+    """Time all strategies, in turn."""
+    strategies = {
         "one pass": Chunking(),
         "chunked, kept graphs": Chunking(chunk, keep_graphs=KEPT_GRAPHS),
         "chunked": Chunking(chunk),
     }
-    tile_px = encoder_card(encoder_key).tile_px
+    tile_px = find_encoder_card(encoder_key).tile_px
     generator = torch.Generator().manual_seed(0)
     tiles = torch.randint(0, 256, (tile_count, 3, tile_px, tile_px), dtype=torch.uint8, generator=generator).to(device)
-    timers = {way: StepTimer(encoder_key, device, chunking) for way, chunking in ways.items()}
-    gradients = {way: timer.compute_gradient(tiles) for way, timer in timers.items()}
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    timers = {strategy: StepTimer(encoder_key, device, chunking) for strategy, chunking in strategies.items()}
+    gradients = {strategy: timer.compute_gradient(tiles) for strategy, timer in timers.items()}
+    seconds: dict[str, list[float]] = {strategy: [] for strategy in strategies}
     for _ in range(repeats):
-        for way, timer in timers.items():
-            seconds[way].append(timer.time_step(tiles))
+        for strategy, timer in timers.items():
+            seconds[strategy].append(timer.time_step(tiles))
     one_pass = gradients["one pass"]
     return [
         Row(
-            way=way,
+            strategy=strategy,
             median_s=statistics.median(times),
             fastest_s=min(times),
             slowest_s=max(times),
             tiles_per_second=tile_count / statistics.median(times),
-            gradient_difference=float((gradients[way] - one_pass).norm() / one_pass.norm()),
+            gradient_difference=float((gradients[strategy] - one_pass).norm() / one_pass.norm()),
         )
-        for way, times in seconds.items()
+        for strategy, times in seconds.items()
     ]
 
 
 def format_table(rows: list[Row]) -> str:
     lines = [
-        "| way | step, ms (median) | fastest | slowest | tiles/s | gradient: difference to one pass |",
+        "| strategy | step, ms (median) | fastest | slowest | tiles/s | gradient: difference to one pass |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     lines += [
-        f"| {row.way} | {1e3 * row.median_s:,.1f} | {1e3 * row.fastest_s:,.1f} | {1e3 * row.slowest_s:,.1f} | "
+        f"| {row.strategy} | {1e3 * row.median_s:,.1f} | {1e3 * row.fastest_s:,.1f} | {1e3 * row.slowest_s:,.1f} | "
         f"{row.tiles_per_second:,.0f} | {row.gradient_difference:.1e} |"
         for row in rows
     ]
@@ -164,9 +158,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", default="tapfm-pocket", help="architecture, with random weights")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tiles", type=_at_least_one, default=64, help="tiles of the slide (K)")
+    parser.add_argument("--tiles", type=_at_least_one, default=64, help="number of tiles of the slide (K)")
     parser.add_argument("--chunk", type=_at_least_one, default=16, help="tiles per chunk")
-    parser.add_argument("--repeats", type=_at_least_one, default=5, help="timed steps of each way")
+    parser.add_argument("--repeats", type=_at_least_one, default=5, help="timed steps per strategy")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)

@@ -8,14 +8,14 @@ Old is the given commit, new is the working tree with all uncommitted changes. B
 first, so you can edit files while the comparison runs. The two versions take turns (old new, new old, old new, ...),
 never at the same time, with one thread each. The parts are:
 
-    step      benchmarks/adaptation_step.py: the file of this checkout, for both versions
-    feeding   benchmarks/data_loading.py of each version: training from slides, by number of workers
-    predict   the predict command on painted slides, with a model that each version trains for one epoch: the whole
-              command, and the same command again in the same process, where everything is imported
+    step          one adaptation step: benchmarks/adaptation_step.py of each version
+    data-loading  training from slides, by number of workers: benchmarks/data_loading.py of each version
+    predict       the predict command on synthetic slides, with a model that each version trains for one epoch: the
+                  whole command, and the same command again in the same process, with all modules imported
 
-Prints Markdown. All figures are times, so a ratio new/old below 1 means that the new version is faster. The ratio is
-the median of the paired ratios, one for each repeat; their range shows how noisy the machine is. Progress goes to
-stderr. Exit code 2 when the commit is unknown.
+Prints Markdown. All values are times, so a ratio new/old below 1 means that the new version is faster. The ratio is
+the median of the paired ratios, one for each repeat; their range shows the noise of the machine. Progress is printed to
+stderr. The exit code is 2 if the commit is unknown.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("step", "feeding", "predict")
+PARTS = ("step", "data-loading", "predict")
+# Scripts of a part, newest name first: older versions have older names.
+SCRIPTS = {"step": ("adaptation_step.py",), "data-loading": ("data_loading.py", "feeding.py")}
 STEP_OPTIONS = ("--tiles", "32", "--chunk", "8", "--repeats", "5")
-FEEDING_OPTIONS = ("--encoder", "tapfm-pocket", "--tiles", "40", "--slides", "2", "--epochs", "2")
-FEEDING_WORKERS = ("--workers", "0", "1")
+DATA_LOADING_OPTIONS = ("--encoder", "tapfm-pocket", "--tiles", "40", "--slides", "2", "--epochs", "2")
+DATA_LOADING_WORKERS = ("--workers", "0", "1")
 SYNTH_OPTIONS = ("--slides", "6", "--external", "0", "--tiles", "60", "--prevalence", "0.5", "--difficulty", "easy")
 SYNTH_FRACTIONS = ("--fractions", "0.34", "0.33", "0.33")
 RUN_COMMAND = "from {module} import {function} as main; main()"
-# Runs a command twice with another --out and writes the seconds of the second time.
+# Runs a command twice, with different --out, and writes the seconds of the second run.
 RUN_COMMAND_TWICE = """
 import json, sys, time
 from {module} import {function} as main
@@ -79,9 +81,9 @@ class Version:
     """A copy of the source code that can be measured."""
 
     name: str  # old or new
-    commit: str  # for people
+    commit: str  # for messages
     source: Path
-    work: Path  # for the files that its commands write
+    work: Path  # folder for the files that its commands write
     script: str  # the command line's name and entry point in pyproject.toml
     module: str
     function: str
@@ -96,8 +98,8 @@ class Version:
             "CUDA_VISIBLE_DEVICES": "",
         }
 
-    def run(self, what: str, arguments: Sequence[str | Path]) -> float:
-        """Run Python with these arguments and return the seconds; stop the script if it fails."""
+    def run(self, task: str, arguments: Sequence[str | Path]) -> float:
+        """Run Python with these arguments and return the seconds. Exit if it fails."""
         start = time.perf_counter()
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],
@@ -110,7 +112,7 @@ class Version:
         seconds = time.perf_counter() - start
         if done.returncode != 0:
             output = "\n".join((done.stdout + done.stderr).strip().splitlines()[-30:])
-            raise SystemExit(f"{self.name} ({self.commit}): {what} failed with exit code {done.returncode}:\n{output}")
+            raise SystemExit(f"{self.name} ({self.commit}): {task} failed with exit code {done.returncode}:\n{output}")
         return seconds
 
     def run_command(self, *arguments: str | Path) -> None:
@@ -118,8 +120,13 @@ class Version:
         program = RUN_COMMAND.format(module=self.module, function=self.function)
         self.run(f"{self.script} {arguments[0]}", ["-c", program, *arguments])
 
+    def find_script(self, part: str) -> Path | None:
+        """Return the benchmark script of a part, or None if this version has none."""
+        scripts = (self.source / "benchmarks" / name for name in SCRIPTS[part])
+        return next((script for script in scripts if script.exists()), None)
+
     def check_import(self) -> None:
-        """Make sure that its processes import its own code, not an installed package."""
+        """Check that its processes import its own code, not an installed package."""
         package = self.module.partition(".")[0]
         program = f"import sys, {package}; sys.exit(not {package}.__file__.startswith(sys.argv[1]))"
         self.run(f"importing {package} from its own source", ["-c", program, self.source / "src"])
@@ -138,37 +145,38 @@ class Row:
 
 
 def time_step(version: Version) -> Times:
-    """Time the adaptation step with the script of the new version."""
-    results = version.work / "step.json"
-    script = version.source.parent / "new" / "benchmarks" / "adaptation_step.py"
+    """Time the adaptation step."""
+    results, script = version.work / "step.json", version.find_script("step")
+    assert script is not None
     version.run(script.name, [script, *STEP_OPTIONS, "--json", results])
     rows = json.loads(results.read_text())["rows"]
-    return {f"adaptation step, {row['way']}": row["median_s"] for row in rows}
+    # older versions write "way"
+    return {f"adaptation step, {row.get('strategy') or row['way']}": row["median_s"] for row in rows}
 
 
-def time_feeding(version: Version) -> Times:
+def time_data_loading(version: Version) -> Times:
     """Time augmentation and training from slides, per tile."""
-    results = version.work / "feeding.json"
-    script = version.source / "benchmarks" / "feeding.py"
-    version.run(script.name, [script, *FEEDING_OPTIONS, *FEEDING_WORKERS, "--json", results])
-    return read_feeding_times(json.loads(results.read_text()))
+    results, script = version.work / "data-loading.json", version.find_script("data-loading")
+    assert script is not None
+    version.run(script.name, [script, *DATA_LOADING_OPTIONS, *DATA_LOADING_WORKERS, "--json", results])
+    return read_data_loading_times(json.loads(results.read_text()))
 
 
-def read_feeding_times(results: dict[str, object]) -> Times:
-    """Convert the tiles per second of feeding.py to seconds per tile."""
+def read_data_loading_times(results: dict[str, object]) -> Times:
+    """Convert the tiles per second of data_loading.py to seconds per tile."""
     augmentation, rows = results["augmentation"], results["rows"]
     assert isinstance(augmentation, dict)
     assert isinstance(rows, list)
-    times = {f"augmentation ({way}), per tile": 1 / speed for way, speed in augmentation.items()}
+    times = {f"augmentation ({variant}), per tile": 1 / speed for variant, speed in augmentation.items()}
     for row in rows:
-        what = "step alone" if row["workers"] is None else f"--workers {row['workers']}"
-        times[f"training, {what}, per tile"] = 1 / row["tiles_per_second"]
+        label = "step alone" if row["workers"] is None else f"--workers {row['workers']}"
+        times[f"training, {label}, per tile"] = 1 / row["tiles_per_second"]
     return times
 
 
 def time_predict(version: Version) -> Times:
-    """Time the predict command from start to exit, and again in a process that has run it before."""
-    seconds_file, cohort = version.work / "again.json", version.work.parent / "painted" / "cohort.csv"
+    """Time the predict command from start to exit, and again in the same process."""
+    seconds_file, cohort = version.work / "again.json", version.work.parent / "synthetic" / "cohort.csv"
     program = RUN_COMMAND_TWICE.format(script=version.script, module=version.module, function=version.function)
     arguments = ("predict", cohort, "--model", "run", "--device", "cpu", "--workers", "1")
     both = version.run(f"{version.script} predict", ["-c", program, seconds_file, *arguments])
@@ -179,11 +187,11 @@ def time_predict(version: Version) -> Times:
 
 
 def train_models(versions: Sequence[Version]) -> None:
-    """Paint slides once; tile them and train a model for one epoch with each version."""
-    painted = versions[0].work.parent / "painted"
-    report(f"painting slides with {versions[-1].name}")
-    versions[-1].run_command("synth", painted, *SYNTH_OPTIONS, *SYNTH_FRACTIONS)
-    cohort = painted / "cohort.csv"
+    """Generate synthetic slides once. With each version, tile them and train a model for one epoch."""
+    synthetic = versions[0].work.parent / "synthetic"
+    report(f"generating slides with {versions[-1].name}")
+    versions[-1].run_command("synth", synthetic, *SYNTH_OPTIONS, *SYNTH_FRACTIONS)
+    cohort = synthetic / "cohort.csv"
     for version in versions:
         report(f"training a model with {version.name} ({version.commit})")
         version.run_command("tile", cohort, "--out", "tiles")
@@ -194,13 +202,15 @@ def train_models(versions: Sequence[Version]) -> None:
 
 
 def export_commit(revision: str, folder: Path) -> str:
-    """Write the files of a commit to a folder and return the commit's short name; exit with 2 if it is unknown."""
+    """Write the files of a commit to a folder, and return its short name. Exit with code 2 if it is unknown."""
     commit = run_git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     if commit is None:
-        refuse(f"Unknown commit '{revision}' in {ROOT.name}/. Pass a commit, tag or branch of this repository.")
+        exit_with_error(
+            f"Unknown commit '{revision}' in {ROOT.name}/. Pass a commit, tag or branch of this repository."
+        )
     archive = run_git("archive", "--format=zip", commit.decode().strip())
     if archive is None:
-        refuse(f"git could not export commit '{revision}'. Run `git fsck` to check the repository.")
+        exit_with_error(f"git could not export commit '{revision}'. Run `git fsck` to check the repository.")
     with zipfile.ZipFile(io.BytesIO(archive)) as file:
         file.extractall(folder)
     short = (run_git("rev-parse", "--short", commit.decode().strip()) or commit).decode().strip()
@@ -208,7 +218,7 @@ def export_commit(revision: str, folder: Path) -> str:
 
 
 def copy_working_tree(folder: Path) -> str:
-    """Copy the files of this checkout that the benchmarks need and return a name for it."""
+    """Copy the files of this checkout that the benchmarks need, and return the name of its commit."""
     folder.mkdir()
     for name in ("src", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -219,27 +229,27 @@ def copy_working_tree(folder: Path) -> str:
 
 
 def run_git(*arguments: str) -> bytes | None:
-    """Run git in this checkout and return its output; None if it fails."""
+    """Run git in this checkout and return its output, or None if it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
     except FileNotFoundError:
-        refuse("git was not found. Install it: the older version is read from the repository.")
+        exit_with_error("git was not found. Install git: it is needed to read the older version.")
     return done.stdout if done.returncode == 0 else None
 
 
 def read_entry_point(source: Path) -> tuple[str, str, str]:
-    """Return name, module and function of the command line of a checkout; the first script if there are several."""
+    """Return name, module and function of the command of a checkout: the first one in pyproject.toml."""
     file = source / "pyproject.toml"
     scripts = tomllib.loads(file.read_text(encoding="utf-8"))["project"].get("scripts", {}) if file.exists() else {}
     if not scripts:
-        refuse("This version has no command line: its pyproject.toml has no [project.scripts]. Choose a later commit.")
+        exit_with_error("This version has no command: pyproject.toml has no [project.scripts]. Choose a later commit.")
     script, target = next(iter(scripts.items()))
     module, _, function = target.partition(":")
     return script, module, function
 
 
 def prepare_version(name: str, commit: str, source: Path) -> Version:
-    """Compile the source to bytecode, so that no measured process has to, and check that it is imported."""
+    """Compile the source to bytecode, so that this is not measured, and check that it is imported."""
     script, module, function = read_entry_point(source)
     work = source.parent / f"{name}-work"
     work.mkdir()
@@ -255,10 +265,10 @@ def order_versions(versions: Sequence[Version], repeat: int) -> list[Version]:
 
 
 def measure(versions: Sequence[Version], parts: Sequence[str], repeats: int) -> dict[str, list[Times]]:
-    """Run all parts with the versions in turn; returns the times of each version, by repeat."""
+    """Run all parts with the versions in turn. Return the times of each version, by repeat."""
     timers: dict[str, Callable[[Version], Times]] = {
         "step": time_step,
-        "feeding": time_feeding,
+        "data-loading": time_data_loading,
         "predict": time_predict,
     }
     if "predict" in parts:
@@ -273,7 +283,7 @@ def measure(versions: Sequence[Version], parts: Sequence[str], repeats: int) -> 
 
 
 def compare(old: Sequence[Times], new: Sequence[Times]) -> list[Row]:
-    """Compare the benchmarks that both versions have; the repeats of the two are paired."""
+    """Compare the benchmarks that both versions have. The ratios are of paired repeats."""
     rows = []
     for benchmark in (name for name in old[0] if name in new[0]):
         old_times, new_times = ([repeat[benchmark] for repeat in each] for each in (old, new))
@@ -315,17 +325,16 @@ def report(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def refuse(message: str) -> NoReturn:
-    """Exit with code 2: something that was given is wrong."""
+def exit_with_error(message: str) -> NoReturn:
+    """Print a message and exit with code 2."""
     report(message)
     raise SystemExit(2)
 
 
 def main() -> None:
-    """Measure both versions and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", metavar="OLD_COMMIT", help="commit, tag or branch to compare with")
-    parser.add_argument("--repeats", type=int, default=4, help="of each part with each version; best an even number")
+    parser.add_argument("--repeats", type=int, default=4, help="repeats of each part; preferably an even number")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="run only these parts")
     parser.add_argument("--json", type=Path, help="also write all times to this file")
     arguments = parser.parse_args()
@@ -338,14 +347,14 @@ def main() -> None:
         new = prepare_version("new", copy_working_tree(folder / "new"), folder / "new")
         parts = list(arguments.only)
         for version in (old, new):
-            if "feeding" in parts and not (version.source / "benchmarks" / "feeding.py").exists():
-                report(f"{version.name} ({version.commit}) has no benchmarks/data_loading.py; skipping this part.")
-                parts.remove("feeding")
+            for part in [part for part in parts if part in SCRIPTS and version.find_script(part) is None]:
+                report(f"{version.name} ({version.commit}) has no benchmarks/{SCRIPTS[part][0]}; skipping {part}.")
+                parts.remove(part)
         times = measure((old, new), parts, arguments.repeats)
     report(f"finished after {(time.monotonic() - start) / 60:.1f} minutes")
     rows = compare(times["old"], times["new"])
     for benchmark in sorted(times["old"][0].keys() ^ times["new"][0].keys()):
-        report(f"only one version has '{benchmark}'; it is not compared.")
+        report(f"Only one version has '{benchmark}'. It is not compared.")
     machine = describe_machine()
     print(f"{machine}, one thread; old: {old.commit}, new: {new.commit}; repeats: {arguments.repeats}\n")
     print(format_table(rows))

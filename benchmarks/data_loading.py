@@ -1,14 +1,14 @@
-"""Does the device wait for tiles? Training as `tapfm train` does it, from 40x slides, by number of reading processes.
+"""Measure whether training waits for tiles, with 40x slides and different numbers of worker processes.
 
     python benchmarks/data_loading.py                          # UNI's architecture; needs a GPU
     python benchmarks/data_loading.py --encoder tapfm-pocket --tiles 40 --workers 0 1 2
-    python benchmarks/data_loading.py --workers            # augmentation alone
+    python benchmarks/data_loading.py --workers                # only augmentation
 
-Slides as in reading.py (JPEG tiles of 256 px), each tile 448 px of level 0 resized to 224, drawn anew each epoch.
-Random weights; the time does not depend on them. The first epoch (workers start, memory is taken) is not counted.
-Prints Markdown: tiles per second, and the share of time that the training loop spent waiting for tiles.
-`step alone` repeats the step on tiles that are already there. Before that, how many tiles can be brought to the device
-and augmented in a second, plainly and by compiled code.
+The training loop is that of `tapfm train`. The slides are those of reading.py (JPEG tiles of 256 px). Each tile has
+448 px at level 0 and is resized to 224 px; every epoch samples other tiles. Weights are random. The first epoch, in
+which workers start and memory is allocated, is not counted. Prints Markdown: tiles per second, and the fraction of time
+in which the training loop waits for tiles. `step alone` repeats a step with tiles on the device. The speed of copying
+tiles to the device and augmenting them is measured separately, with and without compilation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from reading import positions, write_slide
+from reading import list_positions, write_slide
 
 import tapfm
 from tapfm.adaptation.chunked import Chunking
@@ -34,7 +34,7 @@ from tapfm.adaptation.trainer import TrainingSettings, fit
 from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.precision import can_compile, cast_weights
 from tapfm.encoders.vit import VitEncoder
 from tapfm.evaluation.predictions import LabelledSlide
@@ -53,13 +53,13 @@ SIDE_PX0 = 448
 class Row:
     """One measurement."""
 
-    workers: int | None  # None: the step alone
+    workers: int | None  # None: step alone
     tiles_per_second: float
     data_wait_fraction: float
 
 
-class Nowhere:
-    """Keeps nothing, and tells nobody."""
+class IgnoreEvents:
+    """Checkpoint writer and training listener that does nothing."""
 
     def save_last(self, learner: Learner, progress: RunProgress) -> None: ...
 
@@ -77,7 +77,7 @@ class Nowhere:
 
 
 def make_learner(key: str, device: torch.device) -> Learner:
-    card = encoder_card(key)
+    card = find_encoder_card(key)
     torch.manual_seed(0)
     encoder = VitEncoder(build_vit(card), mean=card.mean, std=card.std, feature=card.feature).to(device)
     aggregator = ClsAttention(encoder.feature_size).to(device)
@@ -92,8 +92,8 @@ def make_learner(key: str, device: torch.device) -> Learner:
     )
 
 
-def augmenting(device: torch.device, tile_px: int, *, compiled: bool, chunk: int = 64) -> float:
-    """Tiles per second from the host's memory to the device, augmented, a chunk at a time."""
+def measure_augmentation(device: torch.device, tile_px: int, *, compiled: bool, chunk: int = 64) -> float:
+    """Return the tiles per second of copying chunks from host memory to the device and augmenting them."""
     tiles = torch.randint(
         0, 256, (8 * chunk if device.type == "cuda" else chunk, 3, tile_px, tile_px), dtype=torch.uint8
     )
@@ -101,7 +101,7 @@ def augmenting(device: torch.device, tile_px: int, *, compiled: bool, chunk: int
         tiles.pin_memory() if device.type == "cuda" else tiles, Augmentation(), 0, device=device, compiled=compiled
     )
     seconds = []
-    for _ in range(5):  # the fastest: the first compiles
+    for _ in range(5):  # the fastest counts; the first one compiles
         start = time.perf_counter()
         for first in range(0, len(bag), chunk):
             bag[first : first + chunk]
@@ -111,7 +111,7 @@ def augmenting(device: torch.device, tile_px: int, *, compiled: bool, chunk: int
     return len(bag) / min(seconds)
 
 
-def step_alone(learner: Learner, tiles: int, steps: int) -> Row:
+def measure_step(learner: Learner, tiles: int, steps: int) -> Row:
     encoder, device = learner.model.encoder, learner.model.device
     assert encoder is not None
     pixels = torch.randint(0, 256, (tiles, 3, encoder.tile_px, encoder.tile_px), dtype=torch.uint8, device=device)
@@ -120,15 +120,15 @@ def step_alone(learner: Learner, tiles: int, steps: int) -> Row:
     for step in range(steps + 2):
         start = time.perf_counter()
         report = learner.train_step(Bag(pixels, np.arange(tiles)), encode_labels([1]), update=True, slide_id="s")
-        report.loss_agg.item()  # waits for the device
+        report.loss_agg.item()  # synchronises
         seconds += time.perf_counter() - start if step >= 2 else 0.0
     return Row(None, steps * tiles / seconds, 0.0)
 
 
-def training(learner: Learner, paths: list[Path], tiles: int, epochs: int, workers: int) -> Row:
+def measure_training(learner: Learner, paths: list[Path], tiles: int, epochs: int, workers: int) -> Row:
     encoder = learner.model.encoder
     assert encoder is not None
-    grid = positions(SIDE_PX0, "grid", count=10_000)
+    grid = list_positions(SIDE_PX0, "grid", count=10_000)
     slides = {
         path.stem: SlideTiles(path, TileSet(path.stem, np.array(grid), SIDE_PX0, encoder.tile_px)) for path in paths
     }
@@ -140,31 +140,30 @@ def training(learner: Learner, paths: list[Path], tiles: int, epochs: int, worke
         prefetch_bytes=2**30,
     )
     labelled = [LabelledSlide(name, name, {"target": i % 2}, "train") for i, name in enumerate(slides)]
-    nowhere = Nowhere()
-    plan = TrainingSettings(epochs=epochs + 1, tiles_per_slide=tiles)
-    history = fit(learner, bags, labelled, [], plan, nowhere, nowhere).history[1:]
+    ignored = IgnoreEvents()
+    settings = TrainingSettings(epochs=epochs + 1, tiles_per_slide=tiles)
+    history = fit(learner, bags, labelled, [], settings, ignored, ignored).history[1:]
     seconds = sum(row["seconds"] for row in history)
     waited = sum(row["data_wait_fraction"] * row["seconds"] for row in history)
     return Row(workers, sum(row["tiles"] for row in history) / seconds, waited / seconds)
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", default="uni")
-    parser.add_argument("--tiles", type=int, default=300, help="of a slide, in a step")
+    parser.add_argument("--tiles", type=int, default=300, help="tiles per slide and step")
     parser.add_argument("--slides", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=10, help="more than what is read ahead could hide")
+    parser.add_argument("--epochs", type=int, default=10, help="timed epochs; few make prefetched tiles count more")
     parser.add_argument("--workers", type=int, nargs="*", default=[0, 1, 2, 4, 16])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     learner = make_learner(arguments.encoder, device)
-    tile_px = encoder_card(arguments.encoder).tile_px
-    augmented = {"plain": augmenting(device, tile_px, compiled=False)}
+    tile_px = find_encoder_card(arguments.encoder).tile_px
+    augmented = {"plain": measure_augmentation(device, tile_px, compiled=False)}
     if can_compile(device):
-        augmented["compiled"] = augmenting(device, tile_px, compiled=True)
-    rows = [step_alone(learner, arguments.tiles, steps=2 * arguments.slides)] if arguments.workers else []
+        augmented["compiled"] = measure_augmentation(device, tile_px, compiled=True)
+    rows = [measure_step(learner, arguments.tiles, steps=2 * arguments.slides)] if arguments.workers else []
     with tempfile.TemporaryDirectory() as folder:
         first = Path(folder) / "slide-0.svs"
         if arguments.workers:
@@ -173,17 +172,17 @@ def main() -> None:
         for path in others if arguments.workers else []:
             path.write_bytes(first.read_bytes())
         for workers in arguments.workers:
-            rows.append(training(learner, [first, *others], arguments.tiles, arguments.epochs, workers))
+            rows.append(measure_training(learner, [first, *others], arguments.tiles, arguments.epochs, workers))
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     print(
         f"tapfm {tapfm.__version__}, torch {torch.__version__}, {name}, {os.cpu_count()} cores; {arguments.encoder}, "
-        f"{arguments.tiles} tiles of a slide, {arguments.slides} slides, {arguments.epochs} epochs\n"
+        f"{arguments.tiles} tiles per slide, {arguments.slides} slides, {arguments.epochs} epochs\n"
     )
-    said = ", ".join(f"{way} {speed:,.0f}" for way, speed in augmented.items())
-    print(f"augmentation alone, tiles/s: {said}\n")
-    print("| reading processes | tiles/s | waiting for tiles |\n|---|--:|--:|")
+    speeds = ", ".join(f"{variant} {speed:,.0f}" for variant, speed in augmented.items())
+    print(f"only augmentation, tiles/s: {speeds}\n")
+    print("| workers | tiles/s | waiting for tiles |\n|---|--:|--:|")
     for row in rows:
-        label = "(step alone)" if row.workers is None else row.workers or "0 (in the loop)"
+        label = "(step alone)" if row.workers is None else row.workers or "0 (in the main process)"
         print(f"| {label} | {row.tiles_per_second:,.0f} | {row.data_wait_fraction:.1%} |")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)

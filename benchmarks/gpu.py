@@ -1,13 +1,13 @@
-"""The GPU engine beside a reference-style step, in one run on one GPU: speed, memory under a cap, equality.
+"""Compare tapfm's training step on a GPU with a step in the style of published code: speed, memory and gradients.
 
     python benchmarks/gpu.py                          # everything; about 8 minutes on an H200
-    python benchmarks/gpu.py --only step uni          # some of it: peak proof encode step large lora uni small whole
-    python benchmarks/gpu.py --profile step           # where the time of one step goes, by kernel
+    python benchmarks/gpu.py --only step uni          # only some parts, see --help
+    python benchmarks/gpu.py --profile step           # profile one step, by kernel
     python benchmarks/gpu.py --json out/gpu.json
 
-Prints Markdown. Weights and tiles are random, tiles come from pinned host memory. A cap is set by
-torch.cuda.set_per_process_memory_fraction: what torch takes from the card never exceeds it. Times are those of a loop
-of steps, optimisers included, that the device is waited for only once.
+Prints Markdown. Weights and tiles are random; tiles are in pinned host memory. A memory limit is set with
+torch.cuda.set_per_process_memory_fraction. Times are of a loop of steps with both optimisers, with one synchronisation
+at the end.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.plan_text import describe_optimiser, describe_recompute
 from tapfm.adaptation.planner import StepPlan, plan_step
 from tapfm.adaptation.two_graph import AdaptationSettings
-from tapfm.aggregators.cls_attention import ClsAttention, tile_weights
+from tapfm.aggregators.cls_attention import ClsAttention, compute_tile_weights
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.inference.bags import Bag
@@ -52,27 +52,27 @@ DEVICE = torch.device("cuda")
 TASK = BinaryTask.from_training_labels("FGFR3", [1] * 16 + [0] * 84)
 TARGETS = encode_labels([1])
 GIANT, LARGE = "h-optimus-0", "uni"
-PARTS = ("peak", "proof", "encode", "step", "large", "lora", "uni", "small", "whole")
+PARTS = ("peak", "gradients", "encode", "step", "large", "lora", "uni", "small", "whole")
 
 
 @dataclass
 class Row:
-    """One measurement; `ratio` is to the reference-style step of the same run."""
+    """One measurement. `ratio` is the speed relative to the reference step of the same run."""
 
-    what: str
-    way: str
+    task: str
+    strategy: str
     tiles: int
-    cap_gib: float | None
+    limit_gib: float | None
     tiles_per_s: float | None
-    peak_gib: float | None = None  # in tensors
-    held_gib: float | None = None  # taken from the card
+    peak_gib: float | None = None  # of tensors
+    reserved_gib: float | None = None  # by torch
     predicted_gib: float | None = None
     ratio: float | None = None
-    share_of_peak: float | None = None
+    peak_fraction: float | None = None
 
 
 class HostTiles:
-    """Many tiles, made of a few: any slice is one of pinned memory. What is in them does not change speed."""
+    """Many tiles in host memory that share the pixels of a few. Every slice is pinned memory."""
 
     def __init__(self, pixels: Tensor, count: int) -> None:
         self._pixels, self._count = pixels, count
@@ -89,83 +89,84 @@ class HostTiles:
 
 
 class Bench:
-    """Measures one thing after the other, each alone on the card."""
+    """Runs the measurements one after the other, each alone on the GPU."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self.facts: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         self.peak_flop_per_s = 0.0
         torch.manual_seed(0)
         self.pixels = torch.randint(0, 256, (1024, 3, 224, 224), dtype=torch.uint8).pin_memory()
 
     def add(self, row: Row) -> None:
-        """Note a row, and say it."""
+        """Store and print a row."""
         self.rows.append(row)
         speed = "does not fit" if row.tiles_per_s is None else f"{row.tiles_per_s:,.1f} tiles/s"
-        memory = "" if row.peak_gib is None else f", {row.peak_gib:.1f} GiB in tensors, {row.held_gib:.1f} held"
-        print(f"  {row.what}: {speed}{memory} [{row.way}]", flush=True)
+        memory = (
+            "" if row.peak_gib is None else f", {row.peak_gib:.1f} GiB of tensors, {row.reserved_gib:.1f} GiB reserved"
+        )
+        print(f"  {row.task}: {speed}{memory} [{row.strategy}]", flush=True)
 
-    def matrix_peak(self) -> None:
-        """Measure what the card's matrix units do at most, on random numbers."""
+    def measure_matrix_product(self) -> None:
+        """Measure the speed of a product of random matrices."""
         a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
-        seconds = statistics.median(timed(lambda: a @ b) for _ in range(20))
+        seconds = statistics.median(time_on_gpu(lambda: a @ b) for _ in range(20))
         self.peak_flop_per_s = 2 * 8192**3 / seconds
-        self.facts["matrix_peak_tflop_per_s"] = self.peak_flop_per_s / 1e12
-        print(f"bfloat16 matrix peak: {self.peak_flop_per_s / 1e12:.0f} TFLOP/s", flush=True)
+        self.results["matrix_peak_tflop_per_s"] = self.peak_flop_per_s / 1e12
+        print(f"bfloat16 matrix product: {self.peak_flop_per_s / 1e12:.0f} TFLOP/s", flush=True)
 
     def encode(self) -> None:
-        """Encode without a graph: eager under autocast, as published code does, and as `tapfm predict` does."""
-        reference = self.encode_eagerly()
+        """Measure inference: eager under autocast, as in published code, and as in `tapfm predict`."""
+        reference = self.encode_with_autocast()
         for precision in ("bfloat16", "float8"):
-            self.encode_ready(precision, reference)
-            free()
+            self.encode_prepared(precision, reference)
+            free_memory()
 
     @torch.no_grad()
-    def encode_eagerly(self) -> Row:
-        """Encode as published code does."""
+    def encode_with_autocast(self) -> Row:
         encoder = random_encoder(GIANT).eval()
 
         def autocast() -> None:
             with torch.autocast("cuda", torch.bfloat16):
                 encoder(self.pixels[:64])
 
-        return self.encoding("autocast, eager", autocast, 64)
+        return self.measure_encoding("autocast, eager", autocast, 64)
 
-    def encode_ready(self, precision: Any, reference: Row) -> None:
-        """Encode as `tapfm predict` does."""
+    def encode_prepared(self, precision: Any, reference: Row) -> None:
         prepared = prepare_encoder(random_encoder(GIANT).eval(), precision, compiled=True)
         for batch in (64, 128):
-            way = f"{precision}, compiled, batches of {batch}"
-            row = self.encoding(way, partial(prepared.encode, self.pixels[:512], batch), 512)
+            strategy = f"{precision}, compiled, batches of {batch}"
+            row = self.measure_encoding(strategy, partial(prepared.encode, self.pixels[:512], batch), 512)
             row.ratio = (row.tiles_per_s or 0) / (reference.tiles_per_s or 1)
 
-    def encoding(self, way: str, run: Callable[[], object], tiles: int) -> Row:
-        """Time one way to encode."""
+    def measure_encoding(self, strategy: str, run: Callable[[], object], tiles: int) -> Row:
         for _ in range(3):
             run()
-        with watched() as seen:
-            speed = tiles / statistics.median(timed(run) for _ in range(7))
-        flop = 1e9 * (encoder_card(GIANT).gflops or 0)
-        share = speed * flop / self.peak_flop_per_s if self.peak_flop_per_s else None
-        row = Row(f"{GIANT}: encode", way, tiles, None, speed, seen[0], seen[1], share_of_peak=share)
+        with record_peak_memory() as peaks:
+            speed = tiles / statistics.median(time_on_gpu(run) for _ in range(7))
+        flop = 1e9 * (find_encoder_card(GIANT).gflops or 0)
+        peak_fraction = speed * flop / self.peak_flop_per_s if self.peak_flop_per_s else None
+        row = Row(f"{GIANT}: encode", strategy, tiles, None, speed, peaks[0], peaks[1], peak_fraction=peak_fraction)
         self.add(row)
         return row
 
-    def steps(self, encoder: str, tiles: int, caps: list[float], *, reference: bool = True, **asked: Any) -> None:
-        """The reference-style step, and ours as the planner plans it under each cap."""
-        base = self.reference_step(encoder, tiles) if reference else None
-        for cap in caps:
-            self.planned(encoder, tiles, cap, base, **asked)
+    def steps(
+        self, encoder: str, tiles: int, limits_gib: list[float], *, reference: bool = True, **settings: Any
+    ) -> None:
+        """Measure the reference step, and tapfm's step as planned for each memory limit."""
+        reference_speed = self.reference_step(encoder, tiles) if reference else None
+        for limit_gib in limits_gib:
+            self.planned_step(encoder, tiles, limit_gib, reference_speed, **settings)
 
     def reference_step(self, key: str, tiles: int) -> float | None:
-        """As published code does it: one graph, fp16 autocast, a hook that recomputes the full N x N attention."""
+        """Measure a step as in published code: one graph, fp16 autocast, a hook that computes the N x N attention."""
         encoder = random_encoder(key).train()
         aggregator = ClsAttention(encoder.feature_size).to(DEVICE)
         vit, inputs = encoder.vit, list[Tensor]()
         attn = vit.blocks[-1].attn
         attn.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-6)
-        of_aggregator = torch.optim.AdamW(aggregator.parameters(), lr=1e-5)
+        aggregator_optimizer = torch.optim.AdamW(aggregator.parameters(), lr=1e-5)
         targets = TARGETS.to(DEVICE)
 
         def step(count: int) -> None:
@@ -174,54 +175,63 @@ class Bench:
                 z_KD = vit.forward_features(pixels)[:, 0]
                 q, k, _ = attn.qkv(inputs.pop()).unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
                 attention = ((q * attn.scale) @ k.transpose(-2, -1)).softmax(-1)
-                a_K = tile_weights(attention.mean(1)[:, 0, vit.num_prefix_tokens :].mean(1).float(), tau=0.1)
+                a_K = compute_tile_weights(attention.mean(1)[:, 0, vit.num_prefix_tokens :].mean(1).float(), tau=0.1)
             z_leaf, a_leaf = z_KD.detach().float().requires_grad_(), a_K.detach().requires_grad_()
             loss = TASK.loss(aggregator.classifier(a_leaf @ z_leaf), targets)
             torch.autograd.backward(loss)
-            of_aggregator.step()
+            aggregator_optimizer.step()
             assert z_leaf.grad is not None
             assert a_leaf.grad is not None
             torch.autograd.backward((z_KD.float() * z_leaf.grad).sum() + (a_K * a_leaf.grad).sum())
             optimizer.step()
             optimizer.zero_grad()
-            of_aggregator.zero_grad()
+            aggregator_optimizer.zero_grad()
 
-        speed, peak, held = run_steps(step, tiles, warm_up=tiles)
-        self.add(Row(f"{key}: full step", "reference style", tiles, None, speed, peak, held, ratio=1.0))
+        speed, peak, reserved = run_steps(step, tiles, warm_up=tiles)
+        self.add(Row(f"{key}: full step", "reference", tiles, None, speed, peak, reserved, ratio=1.0))
         return speed
 
-    def planned(
-        self, key: str, tiles: int, cap_gib: float, base: float | None, *, scope: str = "full", **asked: Any
+    def planned_step(
+        self,
+        key: str,
+        tiles: int,
+        limit_gib: float,
+        reference_speed: float | None,
+        *,
+        scope: str = "full",
+        **settings: Any,
     ) -> None:
-        """Our step under a cap on the card's memory."""
-        with capped(cap_gib):
-            self.add(self.planned_row(key, tiles, cap_gib, base, scope=scope, **asked))
+        """Measure tapfm's step with a memory limit."""
+        with limit_memory(limit_gib):
+            self.add(self.planned_row(key, tiles, limit_gib, reference_speed, scope=scope, **settings))
 
-    def planned_row(self, key: str, tiles: int, cap_gib: float, base: float | None, *, scope: str, **asked: Any) -> Row:
-        """Build it and time it; all of it is let go with the function."""
-        learner, plan, shape = planned_learner(key, tiles, cap_gib, scope=scope, **asked)
-        bag = bag_of(HostTiles(self.pixels, tiles))
-        few = bag_of(HostTiles(self.pixels, min(tiles, 2 * plan.chunk)))
+    def planned_row(
+        self, key: str, tiles: int, limit_gib: float, reference_speed: float | None, *, scope: str, **settings: Any
+    ) -> Row:
+        """Build a learner and time its steps. Its memory is freed on return."""
+        learner, plan, shape = planned_learner(key, tiles, limit_gib, scope=scope, **settings)
+        bag = make_bag(HostTiles(self.pixels, tiles))
+        few = make_bag(HostTiles(self.pixels, min(tiles, 2 * plan.chunk)))
 
         def step(count: int) -> None:
             learner.train_step(bag if count == tiles else few, TARGETS, update=True, slide_id="slide")
 
-        speed, peak, held = run_steps(step, tiles, warm_up=len(few.rows))
-        way = (
-            f"{plan.strategy}, chunks of {plan.chunk}, {plan.graphs_kept} kept; "
+        speed, peak, reserved = run_steps(step, tiles, warm_up=len(few.rows))
+        strategy = (
+            f"{plan.strategy}, chunks of {plan.chunk}, {plan.graphs_kept} graphs kept; "
             if plan.strategy != "one-pass"
             else "one pass; "
         )
-        way += f"recomputed: {describe_recompute(plan.recompute, shape)}; {describe_optimiser(plan)}"
-        what = f"{key}: {'full step' if scope == 'full' else scope}"
-        ratio = speed / base if speed and base else None
-        return Row(what, way, tiles, cap_gib, speed, peak, held, plan.peak_bytes / GIB, ratio)
+        strategy += f"recomputed: {describe_recompute(plan.recompute, shape)}; {describe_optimiser(plan)}"
+        task = f"{key}: {'full step' if scope == 'full' else scope}"
+        ratio = speed / reference_speed if speed and reference_speed else None
+        return Row(task, strategy, tiles, limit_gib, speed, peak, reserved, plan.peak_bytes / GIB, ratio)
 
-    def proof(self) -> None:
-        """Gradients and a loss curve, against plain float32."""
-        print("gradient against plain float32, K = 24, UNI's architecture:", flush=True)
-        exact = gradient_of(plain_learner(), self.pixels[:24])
-        ways: dict[str, tuple[Chunking, OptimiserSettings, dict[str, Any]]] = {
+    def check_gradients(self) -> None:
+        """Compare gradients and a loss curve with eager float32."""
+        print("gradient compared with eager float32, K = 24, architecture of UNI:", flush=True)
+        exact = compute_gradient(make_learner(), self.pixels[:24])
+        variants: dict[str, tuple[Chunking, OptimiserSettings, dict[str, Any]]] = {
             "float32, compiled, chunks of 7": (
                 Chunking(7, keep_graphs=1),
                 OptimiserSettings(compiled=True),
@@ -243,36 +253,41 @@ class Bench:
             "bfloat16 autocast, eager": (Chunking(), OptimiserSettings(), {"compute_dtype": torch.bfloat16}),
             "float16 autocast, loss scale": (Chunking(), OptimiserSettings(), {"compute_dtype": torch.float16}),
         }
-        for name, (chunking, optimisation, more) in ways.items():
-            ours = gradient_of(plain_learner(chunking, optimisation, **more), self.pixels[:24])
-            cosine = float(torch.dot(ours, exact) / (ours.norm() * exact.norm()))
-            self.facts[f"cosine: {name}"] = cosine
-            print(f"  {name}: cosine {cosine:.6f}, norm {float(ours.norm() / exact.norm()):.4f} of it", flush=True)
-        curves = {"float32": self.curve(plain_learner(rate=1e-5))}
+        for name, (chunking, optimiser_settings, options) in variants.items():
+            gradient = compute_gradient(make_learner(chunking, optimiser_settings, **options), self.pixels[:24])
+            cosine = float(torch.dot(gradient, exact) / (gradient.norm() * exact.norm()))
+            self.results[f"cosine: {name}"] = cosine
+            print(
+                f"  {name}: cosine {cosine:.6f}, relative norm {float(gradient.norm() / exact.norm()):.4f}", flush=True
+            )
+        curves = {"float32": self.loss_curve(make_learner(rate=1e-5))}
         for name in ("bfloat16, compiled, chunks of 7", "float16 autocast, loss scale"):
-            chunking, optimisation, more = ways[name]
-            curves[name] = self.curve(plain_learner(chunking, optimisation, rate=1e-5, **more))
-        self.facts["curves"] = curves
-        print("loss of 30 steps over 6 slides, fixed seed, every fifth:", flush=True)
+            chunking, optimiser_settings, options = variants[name]
+            curves[name] = self.loss_curve(make_learner(chunking, optimiser_settings, rate=1e-5, **options))
+        self.results["curves"] = curves
+        print("every fifth loss of 30 steps over 6 slides, with a fixed seed:", flush=True)
         for name, losses in curves.items():
-            off = max(abs(a - b) for a, b in zip(losses, curves["float32"], strict=True))
-            print(f"  {name}: {' '.join(f'{loss:.4f}' for loss in losses[::5])}; at most {off:.4f} off", flush=True)
+            difference = max(abs(a - b) for a, b in zip(losses, curves["float32"], strict=True))
+            print(
+                f"  {name}: {' '.join(f'{loss:.4f}' for loss in losses[::5])}; largest difference {difference:.4f}",
+                flush=True,
+            )
 
-    def curve(self, learner: Learner) -> list[float]:
-        """Learn from six slides in turn, three of them positive, and note the losses."""
+    def loss_curve(self, learner: Learner) -> list[float]:
+        """Return the losses of 30 steps on six slides in turn, three of them positive."""
         learner.start_epoch(0)
         losses = []
         for step in range(30):
             slide = step % 6
             pixels = self.pixels[24 * slide : 24 * (slide + 1)]
-            report = learner.train_step(bag_of(pixels), encode_labels([slide % 2]), update=True, slide_id=str(slide))
+            report = learner.train_step(make_bag(pixels), encode_labels([slide % 2]), update=True, slide_id=str(slide))
             losses.append(report.loss_agg)
         return torch.stack(losses).tolist()
 
-    def profile(self, key: str, tiles: int, cap_gib: float) -> str:
-        """Say where the time of one step goes."""
-        learner, _, _ = planned_learner(key, tiles, cap_gib)
-        bag = bag_of(HostTiles(self.pixels, tiles))
+    def profile(self, key: str, tiles: int, limit_gib: float) -> str:
+        """Return a table of the kernels of one step with their times."""
+        learner, _, _ = planned_learner(key, tiles, limit_gib)
+        bag = make_bag(HostTiles(self.pixels, tiles))
         for _ in range(3):
             learner.train_step(bag, TARGETS, update=True, slide_id="slide")
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
@@ -280,43 +295,43 @@ class Bench:
             torch.cuda.synchronize()
         return profiler.key_averages().table(sort_by="cuda_time_total", row_limit=30, max_name_column_width=70)
 
-    def table(self) -> str:
-        """Write Markdown."""
+    def format_table(self) -> str:
         lines = [
-            "| | K | cap GiB | tiles/s | to reference | GiB in tensors | GiB held | predicted | way |",
+            "| | K | limit GiB | tiles/s | x reference | tensors GiB | reserved GiB | predicted GiB | strategy |",
             "|---|--:|--:|--:|--:|--:|--:|--:|---|",
         ]
         for row in self.rows:
-            share = f" ({row.share_of_peak:.0%} of peak)" if row.share_of_peak else ""
-            speed = "does not fit" if row.tiles_per_s is None else f"{row.tiles_per_s:,.0f}{share}"
+            fraction = f" ({row.peak_fraction:.0%} of matrix product)" if row.peak_fraction else ""
+            speed = "does not fit" if row.tiles_per_s is None else f"{row.tiles_per_s:,.0f}{fraction}"
             cells = [
-                row.what,
+                row.task,
                 f"{row.tiles:,}",
-                number(row.cap_gib, ".0f"),
+                format_or_dash(row.limit_gib, ".0f"),
                 speed,
-                number(row.ratio, ".2f"),
-                number(row.peak_gib, ".1f"),
-                number(row.held_gib, ".1f"),
-                number(row.predicted_gib, ".1f"),
-                row.way,
+                format_or_dash(row.ratio, ".2f"),
+                format_or_dash(row.peak_gib, ".1f"),
+                format_or_dash(row.reserved_gib, ".1f"),
+                format_or_dash(row.predicted_gib, ".1f"),
+                row.strategy,
             ]
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)
 
 
-def number(value: float | None, form: str) -> str:
-    """Write a number, or that there is none."""
+def format_or_dash(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
 def random_encoder(key: str, scope: str = "full") -> VitEncoder:
-    """Build an encoder on the card, with random weights that let every block speak."""
-    card = encoder_card(key)
+    """Build an encoder on the GPU, with random weights in which every block has an effect."""
+    card = find_encoder_card(key)
     torch.manual_seed(0)
     with DEVICE:
         vit = build_vit(card)
         for name, parameter in vit.named_parameters():
-            if name.endswith((".gamma", "cls_token", "reg_token")):  # a fresh LayerScale hides the blocks
+            if name.endswith(
+                (".gamma", "cls_token", "reg_token")
+            ):  # with its initial values, LayerScale almost removes the blocks
                 nn.init.normal_(parameter, std=0.5)
         encoder = VitEncoder(vit, mean=card.mean, std=card.std, feature=card.feature)
         apply_scope(encoder, Scope.parse(scope))
@@ -324,16 +339,18 @@ def random_encoder(key: str, scope: str = "full") -> VitEncoder:
 
 
 def planned_learner(
-    key: str, tiles: int, cap_gib: float, *, scope: str = "full", **asked: Any
+    key: str, tiles: int, limit_gib: float, *, scope: str = "full", **settings: Any
 ) -> tuple[Learner, StepPlan, EncoderShape]:
-    """Build what `tapfm train` would on a card of so much memory."""
+    """Build the learner that `tapfm train` would build with this memory."""
     encoder = random_encoder(key, scope)
-    shape = EncoderShape.of(encoder)
-    plan = plan_step(shape, tiles=tiles, free_bytes=int(cap_gib * GIB), precision="bfloat16", compiled=True, **asked)
+    shape = EncoderShape.from_encoder(encoder)
+    plan = plan_step(
+        shape, tiles=tiles, free_bytes=int(limit_gib * GIB), precision="bfloat16", compiled=True, **settings
+    )
     encoder.recompute = plan.recompute
     encoder.compile_blocks()
     model = SlideModel(encoder, ClsAttention(encoder.feature_size).to(DEVICE), TASK)
-    optimisation = OptimiserSettings(
+    optimiser_settings = OptimiserSettings(
         weights_dtype=torch.bfloat16,
         float32_gradients=plan.float32_gradients,
         moments=plan.moments,
@@ -343,7 +360,10 @@ def planned_learner(
     chunking = Chunking() if plan.strategy == "one-pass" else Chunking(plan.chunk, plan.graphs_kept)
     adaptation = AdaptationSettings(chunking=chunking, backward_tiles=plan.backward_tiles)
     learner = Learner(
-        model, adaptation, optimisation, on_smaller_chunks=lambda size: print(f"  chunk halved to {size}")
+        model,
+        adaptation,
+        optimiser_settings,
+        on_smaller_chunks=lambda size: print(f"  out of memory; retrying with {size} tiles per chunk"),
     )
     learner.start_epoch(0)
     gc.collect()
@@ -351,87 +371,90 @@ def planned_learner(
     return learner, plan, shape
 
 
-def plain_learner(
+def make_learner(
     chunking: Chunking = Chunking(),  # noqa: B008 - frozen
-    optimisation: OptimiserSettings = OptimiserSettings(),  # noqa: B008 - frozen
+    optimiser_settings: OptimiserSettings = OptimiserSettings(),  # noqa: B008 - frozen
     *,
     compute_dtype: torch.dtype | None = None,
     compiled: bool = False,
     recompute: Any = "nothing",
     rate: float = 0.0,
 ) -> Learner:
-    """Build UNI's architecture to be compared: always the same weights."""
+    """Build a learner with the architecture of UNI and the same weights every time."""
     encoder = random_encoder(LARGE)
     encoder.recompute = (recompute,) * len(encoder.recompute)
     encoder.compile_blocks(compiled)
     torch.manual_seed(1)
     aggregator = ClsAttention(encoder.feature_size).to(DEVICE)
-    values = asdict(optimisation) | {"encoder_lr": rate, "aggregator_lr": 100 * rate, "schedule": optimisation.schedule}
+    values = asdict(optimiser_settings) | {
+        "encoder_lr": rate,
+        "aggregator_lr": 100 * rate,
+        "schedule": optimiser_settings.schedule,
+    }
     model = SlideModel(encoder, aggregator, TASK, compute_dtype)
     return Learner(
         model, AdaptationSettings(chunking=chunking, compute_dtype=compute_dtype), OptimiserSettings(**values)
     )
 
 
-def gradient_of(learner: Learner, pixels: Tensor) -> Tensor:
-    """Take a step without an update, and give the encoder's whole gradient."""
+def compute_gradient(learner: Learner, pixels: Tensor) -> Tensor:
+    """Return the encoder's gradient of one step, without an update."""
     learner.start_epoch(0)
-    learner.train_step(bag_of(pixels), TARGETS, update=False, slide_id="slide")
+    learner.train_step(make_bag(pixels), TARGETS, update=False, slide_id="slide")
     assert learner.model.encoder is not None
     gradient = torch.cat([p.grad.flatten().double() for p in learner.model.encoder.parameters() if p.grad is not None])
     scale = learner.state().get("moments/loss_scale/value")
     return gradient if scale is None else gradient / scale
 
 
-def bag_of(tiles: Any) -> Bag:
-    """Make a bag of tiles."""
+def make_bag(tiles: Any) -> Bag:
     return Bag(tiles, np.arange(len(tiles)))
 
 
 def run_steps(
     step: Callable[[int], None], tiles: int, *, warm_up: int
 ) -> tuple[float | None, float | None, float | None]:
-    """Give tiles per second of steps, and the peak of memory in tensors and of what was taken from the card."""
+    """Return tiles per second, peak GiB of tensors and peak reserved GiB. All are None if out of memory."""
     repeats = 8 if tiles <= 512 else 1
     try:
         for _ in range(3):
             step(warm_up)
-        with watched() as seen:
+        with record_peak_memory() as peaks:
             start = time.perf_counter()
             for _ in range(repeats):
                 step(tiles)
             torch.cuda.synchronize()
             seconds = (time.perf_counter() - start) / repeats
-        return tiles / seconds, seen[0], seen[1]
+        return tiles / seconds, peaks[0], peaks[1]
     except torch.OutOfMemoryError:
         return None, None, None
 
 
 @contextmanager
-def watched() -> Iterator[list[float]]:
-    """Note the peak of memory, in GiB: in tensors, and taken from the card."""
-    seen: list[float] = []
+def record_peak_memory() -> Iterator[list[float]]:
+    """Yield a list that contains the peak GiB of tensors and of reserved memory after the context."""
+    peaks: list[float] = []
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    yield seen
+    yield peaks
     torch.cuda.synchronize()
-    seen += [torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB]
+    peaks += [torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB]
 
 
 @contextmanager
-def capped(cap_gib: float) -> Iterator[None]:
-    """Let torch take no more from the card, as if it were smaller."""
-    free()
-    torch.cuda.set_per_process_memory_fraction(min(1.0, cap_gib * GIB / torch.cuda.mem_get_info()[1]))
+def limit_memory(limit_gib: float) -> Iterator[None]:
+    """Limit the GPU memory that torch can use."""
+    free_memory()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib * GIB / torch.cuda.mem_get_info()[1]))
     try:
         yield
     finally:
-        free()
+        free_memory()
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def timed(run: Callable[[], object]) -> float:
-    """Give the device's seconds for something."""
+def time_on_gpu(run: Callable[[], object]) -> float:
+    """Return the seconds that a function takes on the GPU."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     run()
@@ -440,48 +463,46 @@ def timed(run: Callable[[], object]) -> float:
     return start.elapsed_time(end) / 1e3
 
 
-def free() -> None:
-    """Give all memory back."""
+def free_memory() -> None:
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def main() -> None:
-    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--profile", choices=("step", "uni"), default=None)
-    parser.add_argument("--json", type=Path, default=None, help="also write the figures here")
+    parser.add_argument("--json", type=Path, default=None, help="also write the results to this file")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("This measures a GPU, and torch finds none. On a CPU: tapfm bench")
+        raise SystemExit("This benchmark needs an NVIDIA GPU, but torch found none. On a CPU, use: tapfm bench")
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    card = torch.cuda.get_device_name()
-    print(f"{card}; tapfm {tapfm.__version__}, torch {torch.__version__}, timm {timm.__version__}", flush=True)
+    device_name = torch.cuda.get_device_name()
+    print(f"{device_name}; tapfm {tapfm.__version__}, torch {torch.__version__}, timm {timm.__version__}", flush=True)
     bench = Bench()
     if arguments.profile is not None:
         print(bench.profile(*{"step": (GIANT, 75, 60.0), "uni": (LARGE, 300, 45.0)}[arguments.profile]))
         return
-    work: dict[str, Callable[[], None]] = {
-        "peak": bench.matrix_peak,
-        "proof": bench.proof,
+    parts: dict[str, Callable[[], None]] = {
+        "peak": bench.measure_matrix_product,
+        "gradients": bench.check_gradients,
         "encode": bench.encode,
         "step": lambda: bench.steps(GIANT, 75, [60.0, 40.0]),
         "large": lambda: bench.steps(GIANT, 4096, [24.0, 80.0], reference=False),
         "lora": lambda: bench.steps(GIANT, 1024, [8.0], reference=False, scope="lora:16"),
         "uni": lambda: bench.steps(LARGE, 300, [45.0, 25.0]),
         "small": lambda: bench.steps(GIANT, 75, [24.0, 16.0, 12.0], reference=False),
-        "whole": lambda: bench.steps(GIANT, 20_000, [24.0], reference=False),  # every tile of a large slide
+        "whole": lambda: bench.steps(GIANT, 20_000, [24.0], reference=False),  # all tiles of a large slide
     }
     for part in arguments.only:
-        work[part]()
-        free()
-    print("\n" + bench.table())
+        parts[part]()
+        free_memory()
+    print("\n" + bench.format_table())
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        figures = {"machine": card, "facts": bench.facts, "rows": [asdict(row) for row in bench.rows]}
-        arguments.json.write_text(json.dumps(figures, indent=1))
+        values = {"machine": device_name, "results": bench.results, "rows": [asdict(row) for row in bench.rows]}
+        arguments.json.write_text(json.dumps(values, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compare AdamW with small state: torch's, ours, torchao's and bitsandbytes'. Time, memory and accuracy of a step.
+"""Compare implementations of AdamW: torch, tapfm, torchao and bitsandbytes. Time, memory and accuracy of a step.
 
     python benchmarks/optimisers.py                                    # a ViT-S on the CPU
     python benchmarks/optimisers.py --device cuda                      # a ViT-L and a ViT-g; about 40 GiB (estimate)
@@ -7,26 +7,25 @@
 
 torchao and bitsandbytes are optional: pip install torchao bitsandbytes. A library that is missing is skipped.
 
-Speed: parameters have the shapes of an encoder, gradients are random. In each round every optimiser is built, warmed up
-and timed, one after the other; `ratio` is the median of the rounds' ratios to torch's fused AdamW, with their range. On
-the CPU, a step is timed in processor time of this process, which other processes on the machine hardly change. `first
-step` is the first one in this process, with an empty compiler cache, by the clock.
+Speed: parameters have the shapes of an encoder, gradients are random. In each round, every optimiser is built, warmed
+up and timed, one after the other. `ratio` is the median over rounds of the time relative to torch's fused AdamW, with
+its range. On the CPU, times are CPU times of this process, which other processes hardly influence. `first step` is the
+wall time of the first step, with an empty compiler cache.
 
-Memory: `state` counts the bytes of moments and float32 masters on any device. `extra` is the peak during a later step
-above what was in use before it: allocated bytes on CUDA, resident memory of the process on the CPU (Linux only, and
-coarse).
+Memory: `state` is the size of moments and float32 master weights on any device. `extra` is the additional peak memory
+of a later step: allocated bytes on CUDA, resident memory of the process on the CPU (Linux only, and coarse).
 
 Accuracy: a tensor of 16,384 elements and fixed gradients. `difference` is |p - p64| / |p64 - p0|, where p64 is AdamW in
-float64 and p the most precise values the optimiser keeps: masters, or else weights. With bfloat16 weights, `masters`
-means that this script keeps float32 copies for an optimiser that has none of its own (torch: unless `no masters`); the
-others update bfloat16 weights, torchao's with stochastic rounding. Gradients are
-    even      noise around a constant, of one size for all elements
-    spread    the same, but the elements of a block differ by up to 1,000 times in size
+float64, and p are the most precise values of the optimiser: its master weights if it has them, else its weights. With
+bfloat16 weights, `master weights` means that this script stores float32 copies for an optimiser without master weights
+(torch: unless `no master weights`). The others update bfloat16 weights, torchao with stochastic rounding. Gradients are
+    even      noise around a constant, with the same scale for all elements
+    spread    the same, but the scales in a block differ by up to a factor of 1,000
     tiny      like `spread`, times 1e-7
-    falling   half of the elements fall to a thousandth after 50 steps; these are compared. Their second moment then
-              shrinks by 0.1% per step, which rounding to nearest loses
-`resumed` says whether a run that is saved, loaded into a new optimiser and continued with another random seed has the
-same bits as one without a break. Prints Markdown.
+    falling   half of the elements fall to a thousandth after 50 steps; only these are compared. Their second moment
+              then decreases by 0.1% per step, which rounding to nearest would lose
+`resumed` shows whether a run that is saved, loaded into a new optimiser and continued with another random seed gives
+the same bits as an uninterrupted run. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -56,34 +55,34 @@ import tapfm
 from tapfm.adaptation.moments import MomentFormat
 from tapfm.adaptation.optimisers import AdamW
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 
 RATE, WEIGHT_DECAY = 1e-5, 0.01
 REFERENCE = "torch, fused"
 CPU_ENCODERS, CUDA_ENCODERS = ("dinov2-s14",), ("uni", "h-optimus-0")
 CASES = ("even", "spread", "tiny", "falling")
-SHAPE = (64, 256)  # of the tensor whose accuracy is checked: large enough for every library to use 8 bits
+SHAPE = (64, 256)  # of the tensor for accuracy: large enough that every library uses 8 bits
 Weights = Literal["float32", "bfloat16"]
 MIB = 2**20
 
 
 class Optimiser(Protocol):
-    """What the benchmark needs of an optimiser."""
+    """Interface of the compared optimisers."""
 
     def step(self, gradients: list[Tensor]) -> None:
         """Update with these gradients."""
         ...
 
-    def precise(self) -> list[Tensor]:
-        """Give the most precise values of the parameters that are kept."""
+    def precise_weights(self) -> list[Tensor]:
+        """Return the parameters in the highest precision that is stored."""
         ...
 
     def state_tensors(self) -> Iterator[Tensor]:
-        """Yield every tensor that is kept between steps, weights left out."""
+        """Yield all tensors that are stored between steps, except the weights."""
         ...
 
     def save(self) -> dict[str, Any]:
-        """Give what a checkpoint has to hold."""
+        """Return the contents of a checkpoint."""
         ...
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -91,7 +90,7 @@ class Optimiser(Protocol):
         ...
 
 
-class Ours:
+class TapfmOptimiser:
     """AdamW of tapfm."""
 
     def __init__(self, parameters: list[nn.Parameter], **options: Any) -> None:
@@ -107,7 +106,7 @@ class Ours:
             parameter.grad = gradient
         self._optimiser.step()
 
-    def precise(self) -> list[Tensor]:
+    def precise_weights(self) -> list[Tensor]:
         masters = self._optimiser.master_weights()
         return [masters[name] for name in self._parameters]
 
@@ -125,8 +124,8 @@ class Ours:
         self._optimiser.restore(saved["state"])
 
 
-class Library:
-    """An optimiser with torch's interface; with `masters`, float32 copies of the weights are what it updates."""
+class TorchOptimiser:
+    """An optimiser with torch's interface. With `masters`, it updates float32 copies of the weights."""
 
     def __init__(
         self, parameters: list[nn.Parameter], kind: Callable[..., torch.optim.Optimizer], masters: bool, **options: Any
@@ -145,7 +144,7 @@ class Library:
         if self._masters:
             torch._foreach_copy_(tuple(self._weights), tuple(self._updated))
 
-    def precise(self) -> list[Tensor]:
+    def precise_weights(self) -> list[Tensor]:
         return [parameter.detach() for parameter in self._updated]
 
     def state_tensors(self) -> Iterator[Tensor]:
@@ -156,7 +155,7 @@ class Library:
             yield from self._updated
 
     def save(self) -> dict[str, Any]:
-        return {"updated": self.precise(), "state": self._optimiser.state_dict()}
+        return {"updated": self.precise_weights(), "state": self._optimiser.state_dict()}
 
     @torch.no_grad()
     def load(self, saved: dict[str, Any]) -> None:
@@ -167,7 +166,7 @@ class Library:
 
 
 def plain_tensors(value: Any) -> Iterator[Tensor]:
-    """Yield a tensor, or the tensors that one of a subclass is made of."""
+    """Yield a tensor, or the inner tensors of a tensor subclass."""
     if isinstance(value, Tensor):
         if hasattr(value, "__tensor_flatten__"):
             names, _ = value.__tensor_flatten__()
@@ -176,46 +175,49 @@ def plain_tensors(value: Any) -> Iterator[Tensor]:
             yield value
 
 
-Build = Callable[[list[nn.Parameter]], Optimiser]
+BuildOptimiser = Callable[[list[nn.Parameter]], Optimiser]
 
 
-def ours(moments: MomentFormat, *, compiled: bool = False, offload: bool = False) -> Build:
-    return lambda parameters: Ours(parameters, moments=moments, compiled=compiled, offload=offload)
+def tapfm_adamw(moments: MomentFormat, *, compiled: bool = False, offload: bool = False) -> BuildOptimiser:
+    return lambda parameters: TapfmOptimiser(parameters, moments=moments, compiled=compiled, offload=offload)
 
 
-def library(kind: Callable[..., torch.optim.Optimizer], *, masters: bool = False, **options: Any) -> Build:
-    return lambda parameters: Library(parameters, kind, masters, **options)
+def torch_adamw(kind: Callable[..., torch.optim.Optimizer], *, masters: bool = False, **options: Any) -> BuildOptimiser:
+    return lambda parameters: TorchOptimiser(parameters, kind, masters, **options)
 
 
-def optimisers(weights: Weights, device: torch.device) -> dict[str, Build]:
-    """List what can be compared with weights of this type; torch's fused AdamW comes first."""
-    lowered = weights == "bfloat16"  # others than ours then need float32 masters that we keep for them
-    found: dict[str, Build] = {
-        REFERENCE: library(torch.optim.AdamW, masters=lowered, fused=True),
-        "torch, foreach": library(torch.optim.AdamW, masters=lowered, foreach=True),
+def list_optimisers(weights: Weights, device: torch.device) -> dict[str, BuildOptimiser]:
+    """Return the optimisers to compare for this dtype of the weights. The first one is the reference."""
+    low_precision = weights == "bfloat16"  # the other libraries need float32 master weights from this script
+    builds: dict[str, BuildOptimiser] = {
+        REFERENCE: torch_adamw(torch.optim.AdamW, masters=low_precision, fused=True),
+        "torch, foreach": torch_adamw(torch.optim.AdamW, masters=low_precision, foreach=True),
     }
-    if lowered:
-        found["torch, fused, no masters"] = library(torch.optim.AdamW, fused=True)
-    forms: tuple[MomentFormat, ...] = ("float32", "bfloat16", "int8")
-    found |= {f"tapfm, {form}": ours(form) for form in forms}
-    found |= {f"tapfm, {form}, compiled": ours(form, compiled=True) for form in forms}
+    if low_precision:
+        builds["torch, fused, no master weights"] = torch_adamw(torch.optim.AdamW, fused=True)
+    formats: tuple[MomentFormat, ...] = ("float32", "bfloat16", "int8")
+    builds |= {f"tapfm, {moments}": tapfm_adamw(moments) for moments in formats}
+    builds |= {f"tapfm, {moments}, compiled": tapfm_adamw(moments, compiled=True) for moments in formats}
     if device.type == "cuda":
-        found |= {f"tapfm, {form}, offloaded": ours(form, compiled=True, offload=True) for form in ("float32", "int8")}
-    if torchao := optional("torchao.optim"):
-        found["torchao AdamW8bit"] = library(torchao.AdamW8bit, bf16_stochastic_round=lowered)
-        if lowered:
-            found["torchao AdamW8bit, masters"] = library(torchao.AdamW8bit, masters=True)
-        plain = getattr(optional("torchao.optim.adam"), "_AdamW", None)
+        builds |= {
+            f"tapfm, {moments}, offloaded": tapfm_adamw(moments, compiled=True, offload=True)
+            for moments in ("float32", "int8")
+        }
+    if torchao := import_optional("torchao.optim"):
+        builds["torchao AdamW8bit"] = torch_adamw(torchao.AdamW8bit, bf16_stochastic_round=low_precision)
+        if low_precision:
+            builds["torchao AdamW8bit, master weights"] = torch_adamw(torchao.AdamW8bit, masters=True)
+        plain = getattr(import_optional("torchao.optim.adam"), "_AdamW", None)
         if plain is not None:
-            found["torchao _AdamW"] = library(plain, bf16_stochastic_round=lowered)
-    if bitsandbytes := optional("bitsandbytes.optim"):
-        found["bitsandbytes AdamW8bit"] = library(bitsandbytes.AdamW8bit)
-        if lowered:
-            found["bitsandbytes AdamW8bit, masters"] = library(bitsandbytes.AdamW8bit, masters=True)
-    return found
+            builds["torchao _AdamW"] = torch_adamw(plain, bf16_stochastic_round=low_precision)
+    if bitsandbytes := import_optional("bitsandbytes.optim"):
+        builds["bitsandbytes AdamW8bit"] = torch_adamw(bitsandbytes.AdamW8bit)
+        if low_precision:
+            builds["bitsandbytes AdamW8bit, master weights"] = torch_adamw(bitsandbytes.AdamW8bit, masters=True)
+    return builds
 
 
-def optional(module: str) -> Any:
+def import_optional(module: str) -> Any:
     """Import a module, or return None if its library is not installed."""
     try:
         return importlib.import_module(module)
@@ -240,7 +242,7 @@ class SpeedRow:
     state_bytes: int = 0
     parameters: int = 0
     extra_bytes: int = 0
-    seconds: list[float] = field(default_factory=list)  # one of each round
+    seconds: list[float] = field(default_factory=list)  # one per round
 
 
 def measure_speed(
@@ -248,16 +250,16 @@ def measure_speed(
 ) -> list[SpeedRow]:
     """Time all optimisers on the parameters of an encoder, in turn."""
     with torch.device("meta"):
-        shapes = [parameter.shape for parameter in build_vit(encoder_card(encoder)).parameters()]
+        shapes = [parameter.shape for parameter in build_vit(find_encoder_card(encoder)).parameters()]
     generator = torch.Generator(device).manual_seed(0)
     dtype = getattr(torch, weights)
     gradients = [torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes]
     count = sum(shape.numel() for shape in shapes)
-    builds = chosen(optimisers(weights, device), names)
+    builds = select(list_optimisers(weights, device), names)
     rows = {name: SpeedRow(encoder, weights, name, parameters=count) for name in builds}
     for _ in range(rounds):
         for name, build in builds.items():
-            take_turn(rows[name], build, gradients, steps)
+            measure_round(rows[name], build, gradients, steps)
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -268,28 +270,28 @@ def measure_speed(
     return list(rows.values())
 
 
-def take_turn(row: SpeedRow, build: Build, gradients: list[Tensor], steps: int) -> None:
-    """Build an optimiser and measure it."""
+def measure_round(row: SpeedRow, build: BuildOptimiser, gradients: list[Tensor], steps: int) -> None:
+    """Build an optimiser, and add its measurements of one round to a row."""
     device = gradients[0].device
     parameters = [nn.Parameter(0.02 * torch.ones_like(gradient)) for gradient in gradients]
     optimiser = build(parameters)
-    first = timed(device, lambda: optimiser.step(gradients))
+    first = time_call(device, lambda: optimiser.step(gradients))
     row.first_step_s = row.first_step_s or first
     optimiser.step(gradients)
     before = reset_peak(device)
     optimiser.step(gradients)
-    row.extra_bytes = max(row.extra_bytes, peak(device) - before)
+    row.extra_bytes = max(row.extra_bytes, peak_bytes(device) - before)
 
-    def several() -> None:
+    def run_steps() -> None:
         for _ in range(steps):
             optimiser.step(gradients)
 
     clock = time.perf_counter if device.type == "cuda" else time.process_time
-    row.seconds.append(timed(device, several, clock) / steps)
+    row.seconds.append(time_call(device, run_steps, clock) / steps)
     row.state_bytes = sum({t.data_ptr(): t.nbytes for t in optimiser.state_tensors()}.values())
 
 
-def timed(device: torch.device, call: Callable[[], object], now: Callable[[], float] = time.perf_counter) -> float:
+def time_call(device: torch.device, call: Callable[[], object], now: Callable[[], float] = time.perf_counter) -> float:
     synchronize(device)
     start = now()
     call()
@@ -303,19 +305,19 @@ def synchronize(device: torch.device) -> None:
 
 
 def reset_peak(device: torch.device) -> int:
-    """Start to measure the peak of memory; return what is in use now."""
+    """Reset the peak memory, and return the memory in use."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # give back what is free, so that using it again shows
-        Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts over (Linux)
-    return peak(device)
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # so that memory that is used again is counted
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak of resident memory (Linux)
+    return peak_bytes(device)
 
 
-def peak(device: torch.device) -> int:
-    """Return the highest use of memory since `reset_peak`; 0 where it cannot be measured."""
+def peak_bytes(device: torch.device) -> int:
+    """Return the peak memory since `reset_peak`, or 0 if it cannot be measured."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device)
@@ -328,7 +330,7 @@ def peak(device: torch.device) -> int:
 
 @dataclass
 class AccuracyRow:
-    """Difference of one optimiser to AdamW in float64, for each case."""
+    """Differences between one optimiser and AdamW in float64, by case."""
 
     weights: str
     optimiser: str
@@ -354,14 +356,14 @@ class GradientSequence:
             self.compared[:, ::2] = False
 
     def __call__(self, step: int, dtype: torch.dtype) -> Tensor:
-        """Give the gradient of a step, from 0."""
+        """Return the gradient of a step, counted from 0."""
         if self._case == "falling":
             small = self.compared if step >= 50 else torch.zeros_like(self.compared)
             gradient = self._sign * torch.where(small, 1e-3, 1.0)
         else:
             noise = torch.randn(SHAPE, generator=torch.Generator().manual_seed(100 + step), dtype=torch.float64)
             gradient = self._size * (noise + 0.5 * self._sign) * (1e-7 if self._case == "tiny" else 1.0)
-        return gradient.to(torch.bfloat16).to(self._device, dtype)  # the same numbers for all types of weights
+        return gradient.to(torch.bfloat16).to(self._device, dtype)  # the same values for all dtypes of the weights
 
 
 def start_values(device: torch.device, dtype: torch.dtype) -> nn.Parameter:
@@ -369,33 +371,33 @@ def start_values(device: torch.device, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(values.to(torch.bfloat16).to(device, dtype))
 
 
-def run_case(build: Build, case: str, device: torch.device, dtype: torch.dtype, steps: int) -> Tensor:
-    """Return the change of the parameter after so many steps, in float64, where the case compares it."""
+def run_case(build: BuildOptimiser, case: str, device: torch.device, dtype: torch.dtype, steps: int) -> Tensor:
+    """Return the change of the compared elements of the parameter, in float64."""
     parameter = start_values(device, dtype)
     start = parameter.detach().cpu().to(torch.float64, copy=True)
     gradient = GradientSequence(case, device)
     optimiser = build([parameter])
     for step in range(steps):
         optimiser.step([gradient(step, dtype)])
-    return (optimiser.precise()[0].detach().double().cpu() - start)[gradient.compared]
+    return (optimiser.precise_weights()[0].detach().double().cpu() - start)[gradient.compared]
 
 
-def is_resumed_exactly(build: Build, device: torch.device, dtype: torch.dtype, steps: int = 20) -> bool:
-    """Save after half of the steps, continue with a new optimiser, and compare the bits of the result."""
+def is_resumed_exactly(build: BuildOptimiser, device: torch.device, dtype: torch.dtype, steps: int = 20) -> bool:
+    """Return whether saving, loading and continuing gives the same bits as an uninterrupted run."""
     results = []
-    for broken in (False, True):
+    for interrupted in (False, True):
         torch.manual_seed(0)
         gradient = GradientSequence("spread", device)
         optimiser = build([start_values(device, dtype)])
         for step in range(steps):
-            if broken and step == steps // 2:
+            if interrupted and step == steps // 2:
                 with tempfile.TemporaryDirectory() as folder:
                     torch.save(optimiser.save(), Path(folder) / "saved.pt")
                     optimiser = build([start_values(device, dtype)])
                     optimiser.load(torch.load(Path(folder) / "saved.pt", weights_only=False))
                 torch.manual_seed(1)
             optimiser.step([gradient(step, dtype)])
-        results.append(optimiser.precise()[0].detach().clone())
+        results.append(optimiser.precise_weights()[0].detach().clone())
     return torch.equal(*results)
 
 
@@ -403,10 +405,10 @@ def measure_accuracy(weights: Weights, device: torch.device, steps: int, names: 
     """Compare all optimisers with AdamW in float64 on the CPU."""
     cpu, dtype = torch.device("cpu"), getattr(torch, weights)
     exact = {
-        case: run_case(library(torch.optim.AdamW, foreach=True), case, cpu, torch.float64, steps) for case in CASES
+        case: run_case(torch_adamw(torch.optim.AdamW, foreach=True), case, cpu, torch.float64, steps) for case in CASES
     }
     rows = []
-    for name, build in chosen(optimisers(weights, device), names).items():
+    for name, build in select(list_optimisers(weights, device), names).items():
         differences = {}
         for case in CASES:
             torch.manual_seed(0)
@@ -416,8 +418,8 @@ def measure_accuracy(weights: Weights, device: torch.device, steps: int, names: 
     return rows
 
 
-def chosen(builds: dict[str, Build], names: Iterable[str]) -> dict[str, Build]:
-    """Keep the optimisers whose name fits one of these patterns, and the reference."""
+def select(builds: dict[str, BuildOptimiser], names: Iterable[str]) -> dict[str, BuildOptimiser]:
+    """Return the optimisers whose name matches one of the patterns, and the reference."""
     pattern = "|".join(names)
     return {name: build for name, build in builds.items() if name == REFERENCE or re.search(pattern, name)}
 
@@ -449,19 +451,19 @@ def accuracy_table(rows: list[AccuracyRow]) -> str:
     return "\n".join(lines)
 
 
-def versions() -> dict[str, str]:
-    """Give the versions of all libraries that are compared, and name those that are missing."""
-    found = {"tapfm": tapfm.__version__, "torch": torch.__version__}
+def library_versions() -> dict[str, str]:
+    """Return the versions of the compared libraries. Print which ones are missing."""
+    versions = {"tapfm": tapfm.__version__, "torch": torch.__version__}
     for name in ("torchao", "bitsandbytes"):
-        module = optional(name)
+        module = import_optional(name)
         if module is None:
-            print(f"{name} is not installed and is left out; to compare it: pip install {name}")
+            print(f"{name} is not installed and is skipped. To compare it: pip install {name}")
         else:
-            found[name] = module.__version__
-    return found
+            versions[name] = module.__version__
+    return versions
 
 
-def processor(device: torch.device) -> str:
+def processor_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -473,24 +475,25 @@ def processor(device: torch.device) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--encoder", nargs="+", help="whose shapes the parameters have")
+    parser.add_argument("--encoder", nargs="+", help="encoders whose parameter shapes are used")
     parser.add_argument("--weights", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
-    parser.add_argument("--optimiser", nargs="+", default=[], help="regular expressions for their names")
+    parser.add_argument(
+        "--optimiser", nargs="+", default=[], help="only optimisers whose name matches one of these regular expressions"
+    )
     parser.add_argument("--only", choices=("speed", "accuracy"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="timed steps of an optimiser in each round")
     parser.add_argument("--check-steps", type=int, default=1000, help="steps after which accuracy is compared")
-    parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU")
+    parser.add_argument("--threads", type=int, default=1, help="number of CPU threads")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    torch._dynamo.config.recompile_limit = 64  # all forms of ours share one function, which a run compiles for one form
+    torch._dynamo.config.recompile_limit = 64  # all formats of tapfm share one compiled function
     device = torch.device(arguments.device)
     encoders = arguments.encoder or (CUDA_ENCODERS if device.type == "cuda" else CPU_ENCODERS)
-    results: dict[str, Any] = {"machine": processor(device), "versions": versions()}
+    results: dict[str, Any] = {"machine": processor_name(device), "versions": library_versions()}
     print(", ".join([*(f"{name} {version}" for name, version in results["versions"].items()), results["machine"]]))
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache

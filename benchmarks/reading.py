@@ -1,23 +1,22 @@
-"""Reading tiles, side by side: OpenSlide, tiffslide and ours, on one core, with the same resize.
+"""Compare the speed of reading tiles with OpenSlide, tiffslide and tapfm, on one core, with the same resizing.
 
-    python benchmarks/reading.py                        # painted and real slides, both orders
-    python benchmarks/reading.py --slides folder        # real slides of another folder
+    python benchmarks/reading.py                        # synthetic and real slides, both orders
+    python benchmarks/reading.py --slides folder        # real slides in another folder
     python benchmarks/reading.py --json out/reading.json
 
-Writes a slide of painted noise with the colours and the entropy of a stained section, many times larger than the
-caches, as tiled JPEG with Aperio's header; reads tiles of 224 px at 0.5 um per pixel from it as a 20x slide (224 px of
-level 0) and as a 40x slide (448 px of level 0, resized); in grid order and in random order. Then reads all tiles of
-224 px, and of 448 px resized to 224, of every .svs and .tiff file in `--slides` that our TIFF reader takes (default:
-../shared/data/slides beside the checkout). Such a slide may be small enough to fit in the caches: `--cache-mib`
-makes them smaller.
+Writes a synthetic slide with the colours and the entropy of a stained section, many times larger than the caches, as
+tiled JPEG with Aperio's header. Reads tiles of 224 px at 0.5 microns per pixel from it, as a 20x slide (224 px at level
+0) and as a 40x slide (448 px at level 0, resized), in grid order and in random order. Then reads all tiles of 224 px,
+and of 448 px resized to 224, of every .svs and .tiff file in `--slides` that tapfm's TIFF reader supports (default:
+../shared/data/slides, next to the checkout). If such a slide fits into the caches, use a smaller `--cache-mib`.
 
-tiffslide is optional and skipped if it is missing: pip install 'tapfm[bench]'. It has no cache of decoded tiles, so the
-32 MiB are those of OpenSlide and ours. It is asked for arrays, and decodes on the one core that all have.
+tiffslide is optional and skipped if it is missing: pip install 'tapfm[bench]'. It has no cache of decoded tiles: the
+32 MiB are for OpenSlide and tapfm. It returns arrays and decodes on the same core.
 
-Prints Markdown. Each figure is the median of several rounds in which the readers take turns, each with a newly opened
-slide; opening is not timed. Seconds are processor time of all threads of this process: files are in the page cache, and
-other processes on the machine hardly change it. Ratios are the medians of the rounds' ratios of ours to the other. A
-difference is the largest one of a pixel value to OpenSlide's, over all tiles of the row (at most 300).
+Prints Markdown. Each value is the median of several rounds in which the readers take turns, each with a newly opened
+slide; opening is not timed. Times are CPU times of this process, which other processes hardly influence; files are in
+the page cache. Ratios are medians of the ratios of tapfm to the other reader in each round. A difference is the largest
+difference of a pixel value to OpenSlide, over all tiles of the row (at most 300).
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -57,14 +57,14 @@ WIDTH_PX, HEIGHT_PX = 12_288, 10_240
 
 
 class PlainOpenSlide(OpenSlideSlide):
-    """OpenSlide as cheap as it can be used: our reader's look at transparency, which this slide has not, left out."""
+    """OpenSlide without the transparency check of tapfm's reader, which these slides do not need."""
 
     def read_level(self, level: int, x_px: int, y_px: int, width_px: int, height_px: int) -> Pixels:
         return np.asarray(self._handle.read_region((x_px, y_px), level, (width_px, height_px)).convert("RGB"))
 
 
 class Tiffslide:
-    """A slide that the library tiffslide opens."""
+    """A slide opened with the library tiffslide."""
 
     def __init__(self, path: Path, cache_bytes: int = 0) -> None:  # noqa: ARG002  # it has no cache
         self._handle = tiffslide.TiffSlide(path)
@@ -85,23 +85,23 @@ class Tiffslide:
 
 
 class Reader(Protocol):
-    """The part of a slide that is measured."""
+    """Interface of the measured readers."""
 
     def read(self, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels: ...
 
     def close(self) -> None: ...
 
 
-def readers() -> dict[str, Callable[[Path, int], Reader]]:
-    found: dict[str, Callable[[Path, int], Reader]] = {"OpenSlide": PlainOpenSlide}
+def list_readers() -> dict[str, Callable[[Path, int], Reader]]:
+    readers: dict[str, Callable[[Path, int], Reader]] = {"OpenSlide": PlainOpenSlide}
     if tiffslide is not None:
-        found["tiffslide"] = Tiffslide
-    return found | {"tapfm": TiffSlide}
+        readers["tiffslide"] = Tiffslide
+    return readers | {"tapfm": TiffSlide}
 
 
 @dataclass
 class Row:
-    """One measurement; `differences` are to OpenSlide's pixels."""
+    """Speeds of all readers. `differences` are relative to OpenSlide's pixels."""
 
     slide: str
     tiles: str
@@ -112,28 +112,28 @@ class Row:
     differences: dict[str, int]
 
 
-def paint(rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Paint a section: pink ground, purple nuclei, texture at several scales, camera noise."""
+def render_section(rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Render a section: pink backbackground, purple nuclei, texture at several scales, camera noise."""
     size = 2048
-    ground = np.zeros((size, size), np.float32)
+    background = np.zeros((size, size), np.float32)
     for scale_px in (4, 16, 64):
         noise = rng.standard_normal((size // scale_px, size // scale_px)).astype(np.float32)
-        ground += cv2.resize(noise, (size, size), interpolation=cv2.INTER_CUBIC) / 3
-    picture = np.array([228, 176, 205], np.float32) + ground[..., None] * np.array([14, 22, 14], np.float32)
+        background += cv2.resize(noise, (size, size), interpolation=cv2.INTER_CUBIC) / 3
+    image = np.array([228, 176, 205], np.float32) + background[..., None] * np.array([14, 22, 14], np.float32)
     for x, y, radius in zip(*rng.integers(0, size, (2, 5000)), rng.integers(5, 11, 5000), strict=True):
         colour = [float(c) for c in np.array([112, 74, 150]) + rng.normal(0, 12, 3)]
-        cv2.circle(picture, (int(x), int(y)), int(radius), colour, -1, cv2.LINE_AA)
-    picture = cv2.GaussianBlur(picture, (0, 0), 0.8) + rng.normal(0, 3, picture.shape)
-    return np.clip(picture, 0, 255).astype(np.uint8)
+        cv2.circle(image, (int(x), int(y)), int(radius), colour, -1, cv2.LINE_AA)
+    image = cv2.GaussianBlur(image, (0, 0), 0.8) + rng.normal(0, 3, image.shape)
+    return np.clip(image, 0, 255).astype(np.uint8)
 
 
 def write_slide(path: Path, objective: int) -> None:
-    """Write the painting, repeated with turns, as a one-level SVS."""
-    painting = paint(np.random.default_rng(0))
+    """Write a synthetic section, repeated with rotations, as an SVS file with one level."""
+    section = render_section(np.random.default_rng(0))
     slide = np.empty((HEIGHT_PX, WIDTH_PX, 3), np.uint8)
     for i, top in enumerate(range(0, HEIGHT_PX, 2048)):
         for j, left in enumerate(range(0, WIDTH_PX, 2048)):
-            slide[top : top + 2048, left : left + 2048] = np.rot90(painting, i + j)
+            slide[top : top + 2048, left : left + 2048] = np.rot90(section, i + j)
     header = f"Aperio Image Library v12.0\r\n{WIDTH_PX}x{HEIGHT_PX} (256x256) JPEG/RGB Q=75"
     description = f"{header}|AppMag = {objective}|MPP = {10 / objective}"
     with tifffile.TiffWriter(path) as file:
@@ -149,10 +149,10 @@ def write_slide(path: Path, objective: int) -> None:
         )
 
 
-def positions(
+def list_positions(
     side_px0: int, order: str, count: int, size_px0: tuple[int, int] = (WIDTH_PX, HEIGHT_PX)
 ) -> list[tuple[int, int]]:
-    """Lay the grid; the first tiles of it, or random ones."""
+    """Return positions on the tile grid: the first ones, or random ones."""
     grid = [
         (x, y)
         for y in range(0, size_px0[1] - side_px0 + 1, side_px0)
@@ -163,76 +163,76 @@ def positions(
     return grid[:count]
 
 
-def tiles_per_second(slide: Reader, where: list[tuple[int, int]], side_px0: int) -> float:
+def tiles_per_second(slide: Reader, positions: list[tuple[int, int]], side_px0: int) -> float:
     start = time.process_time()
-    for x_px0, y_px0 in where:
+    for x_px0, y_px0 in positions:
         slide.read(x_px0, y_px0, side_px0, TILE_PX)
-    return len(where) / (time.process_time() - start)
+    return len(positions) / (time.process_time() - start)
 
 
 def measure(path: Path, side_px0: int, order: str, rounds: int, name: str = "", cache_bytes: int = CACHE_BYTES) -> Row:
-    """Let the readers take turns, each with a slide opened anew."""
-    opened = TiffSlide(path)
-    where = positions(side_px0, order, 2000, (opened.metadata.width_px0, opened.metadata.height_px0))
-    opened.close()
+    """Measure all readers in turns, each with a newly opened slide."""
+    with closing(TiffSlide(path)) as opened:
+        size_px0 = (opened.metadata.width_px0, opened.metadata.height_px0)
+    positions = list_positions(side_px0, order, 2000, size_px0)
     speeds: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for reader, open_slide in readers().items():
+        for reader, open_slide in list_readers().items():
             slide = open_slide(path, cache_bytes)
-            speeds.setdefault(reader, []).append(tiles_per_second(slide, where, side_px0))
+            speeds.setdefault(reader, []).append(tiles_per_second(slide, positions, side_px0))
             slide.close()
     tiles = f"{side_px0} px" if side_px0 == TILE_PX else f"{side_px0} -> {TILE_PX} px"
     return Row(
         name or path.name,
         tiles,
         order,
-        len(where),
+        len(positions),
         {reader: statistics.median(values) for reader, values in speeds.items()},
         {
             reader: statistics.median(ours / theirs for ours, theirs in zip(speeds["tapfm"], values, strict=True))
             for reader, values in speeds.items()
             if reader != "tapfm"
         },
-        largest_differences(path, where[:300], side_px0),
+        largest_differences(path, positions[:300], side_px0),
     )
 
 
-def largest_differences(path: Path, where: list[tuple[int, int]], side_px0: int) -> dict[str, int]:
-    """Compare the pixels of each reader with OpenSlide's, which is what makes the comparison fair."""
+def largest_differences(path: Path, positions: list[tuple[int, int]], side_px0: int) -> dict[str, int]:
+    """Return the largest difference of a pixel value between each reader and OpenSlide."""
     expected = OpenSlideSlide(path)
-    found = {}
-    for reader, open_slide in readers().items():
+    differences = {}
+    for reader, open_slide in list_readers().items():
         slide = open_slide(path, CACHE_BYTES)
-        found[reader] = max(
+        differences[reader] = max(
             int(np.abs(expected.read(x, y, side_px0, TILE_PX).astype(int) - slide.read(x, y, side_px0, TILE_PX)).max())
-            for x, y in where
+            for x, y in positions
         )
         slide.close()
     expected.close()
-    return {reader: difference for reader, difference in found.items() if reader != "OpenSlide"}
+    return {reader: difference for reader, difference in differences.items() if reader != "OpenSlide"}
 
 
-def measure_painted(rounds: int) -> list[Row]:
+def measure_synthetic(rounds: int) -> list[Row]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for objective, side_px0 in ((20, TILE_PX), (40, 2 * TILE_PX)):
             path = Path(folder) / f"{objective}x.svs"
             write_slide(path, objective)
             bits = 8 * path.stat().st_size / (WIDTH_PX * HEIGHT_PX)
-            name = f"painted, {objective}x, {bits:.1f} bits per pixel"
+            name = f"synthetic, {objective}x, {bits:.1f} bits per pixel"
             rows += [measure(path, side_px0, order, rounds, name) for order in ("grid", "random")]
     return rows
 
 
 def measure_real(folder: Path, rounds: int, cache_bytes: int = CACHE_BYTES) -> list[Row]:
-    """Measure the slides of a folder that OpenSlide opens and our TIFF reader takes."""
+    """Measure the slides of a folder that all readers can open."""
     rows = []
     for path in sorted([*folder.glob("*.svs"), *folder.glob("*.tif*")]):
         try:
-            for open_slide in readers().values():
+            for open_slide in list_readers().values():
                 open_slide(path, CACHE_BYTES).close()
         except Exception as error:  # each library has its own errors
-            print(f"{path.name} is left out: {str(error).splitlines()[0]}\n")
+            print(f"Skipped {path.name}: {str(error).splitlines()[0]}\n")
             continue
         rows += [
             measure(path, side_px0, order, rounds, cache_bytes=cache_bytes)
@@ -243,11 +243,11 @@ def measure_real(folder: Path, rounds: int, cache_bytes: int = CACHE_BYTES) -> l
 
 
 def format_table(rows: list[Row]) -> str:
-    names = list(readers())
+    names = list(list_readers())
     others = [name for name in names if name != "tapfm"]
     compared = [name for name in names if name != "OpenSlide"]
     header = [
-        *("slide", "tiles", "order", "number"),
+        *("slide", "tiles", "order", "count"),
         *(f"{name} tiles/s" for name in names),
         *(f"tapfm / {name}" for name in others),
         *(f"{name}: difference" for name in compared),
@@ -265,11 +265,12 @@ def format_table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--slides", type=Path, default=SLIDES, help="folder with real slides")
-    parser.add_argument("--cache-mib", type=float, default=CACHE_BYTES / 2**20, help="of a reader, for real slides")
+    parser.add_argument(
+        "--cache-mib", type=float, default=CACHE_BYTES / 2**20, help="cache of a reader for real slides, in MiB"
+    )
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
@@ -277,18 +278,18 @@ def main() -> None:
     cv2.setNumThreads(1)
     versions = f"tapfm {tapfm.__version__}, OpenSlide {openslide.__library_version__}, tifffile {tifffile.__version__}"
     if tiffslide is None:
-        print("tiffslide is not installed and is left out; to compare it: pip install 'tapfm[bench]'\n")
+        print("tiffslide is not installed and is skipped. To compare it: pip install 'tapfm[bench]'\n")
     else:
         versions += f", tiffslide {tiffslide.__version__}, zarr {importlib.import_module('zarr').__version__}"
     print(
-        f"{versions}, {platform.machine()}, one core; painted slides of {WIDTH_PX:,} x {HEIGHT_PX:,} px, decoded "
+        f"{versions}, {platform.machine()}, one core; synthetic slides of {WIDTH_PX:,} x {HEIGHT_PX:,} px, decoded "
         f"{3 * WIDTH_PX * HEIGHT_PX / CACHE_BYTES:.1f} times the cache of {CACHE_BYTES / 2**20:.0f} MiB\n"
     )
-    rows = measure_painted(arguments.rounds)
+    rows = measure_synthetic(arguments.rounds)
     if arguments.slides.is_dir():
         rows += measure_real(arguments.slides, arguments.rounds, round(arguments.cache_mib * 2**20))
     else:
-        print(f"No real slides in {arguments.slides}: left out. Name their folder with --slides.\n")
+        print(f"{arguments.slides} does not exist; real slides are skipped. Pass their folder with --slides.\n")
     print(format_table(rows))
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)

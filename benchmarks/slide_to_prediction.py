@@ -1,20 +1,20 @@
-"""How long does it take from a slide file to its prediction? One 40x slide of about 10,000 tiles, as `tapfm predict`.
+"""Measure the time from a slide file to its prediction, as in `tapfm predict`, for a 40x slide of about 10,000 tiles.
 
     python benchmarks/slide_to_prediction.py                          # H-optimus-0's architecture; needs a GPU
     python benchmarks/slide_to_prediction.py --precision float8
     python benchmarks/slide_to_prediction.py --encoder tapfm-pocket --tiles 300 --workers 2
 
-The slide is a painted section (as `tapfm synth` paints them, 40x) laid many times on glass, a pyramid of JPEG tiles of
-512 px; a tile is 448 px of level 0, resized to the encoder's 224 px or so. Weights are random; the time does not depend
-on them. Written once are the slide and a folder as `tapfm export` makes it. Then, in this process, `predict` runs
-twice into new folders: `first` takes memory and compiles, `again` is what each further slide takes. --whole-command
-also times `tapfm predict` from the shell, where nothing is loaded and imported yet.
+The slide has many copies of one synthetic 40x section (as from `tapfm synth`) on glass. It is a pyramid of JPEG tiles
+of 512 px. A tile has 448 px at level 0 and is resized to the encoder's input size. Weights are random: the time does
+not depend on them. The slide and an export folder are written once. Then the prediction runs twice in this process,
+into new folders: `first` includes memory allocation and compilation, `again` is the time of each further slide.
+--whole-command also times `tapfm predict` as a new process, including imports and loading.
 
-Stages in order: `laying` detects tissue and extracts tiles, `loading` computes digests of the weights and waits until
-they are loaded, which starts during `laying`, `encoding` reads and encodes all tiles, `predicting` is the aggregator
-and the tables. `waiting` is the part of encoding in which the loop had no tiles. `busy` is the time that the GPU spent
-in encoding, by CUDA events around each part of the slide, over the seconds from the slide file to its prediction
-without loading; and over those of encoding alone. Prints Markdown; --json keeps it.
+The stages are: `tiling` detects tissue and extracts tiles. `loading` computes digests of the weights and waits until
+they are loaded; loading starts during tiling. `encoding` reads and encodes all tiles. `predicting` runs the aggregator
+and writes the tables. `waiting` is the part of `encoding` in which the loop waits for tiles. `GPU busy` is the time of
+the GPU in encoding, measured with CUDA events, as a fraction of the time from the slide file to the prediction without
+loading, and as a fraction of `encoding`. Prints Markdown; --json saves the values.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from unittest.mock import patch
 import torch
 from rich.console import Console
 from torch import nn
-from whole_slide import PROGRAM, painted_section, write_slide
+from whole_slide import PROGRAM, render_section, write_slide
 
 import tapfm
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.contracts import EncodedTiles
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.inference import InferenceEncoder
 from tapfm.encoders.timm_folder import write_timm_folder
 from tapfm.encoders.vit import VitEncoder
@@ -58,48 +58,50 @@ from tapfm.runs.checkpoint import save_checkpoint
 from tapfm.runs.model_folder import open_model_folder
 from tapfm.runs.saved_model import AGGREGATOR_FILE, DESCRIPTION_FILE
 
-SECTION_PX0 = 8_000  # of level 0 for each copy of the section and the glass around it
+SECTION_PX0 = 8_000  # side of a section and the glass around it, at level 0
 SECTION_TILES = 80
 
 
 @dataclass
 class Row:
-    """One prediction."""
+    """Times of one prediction."""
 
-    what: str
+    name: str
     tiles: int = 0
     seconds: float = 0.0  # from the slide file to the prediction, without loading
-    laying_s: float = 0.0
+    tiling_s: float = 0.0
     loading_s: float = 0.0
     encoding_s: float = 0.0
     predicting_s: float = 0.0
     waiting_s: float = 0.0
-    busy_s: float | None = None  # of the GPU, in encoding
+    gpu_busy_s: float | None = None  # in encoding
 
 
 @dataclass
-class Watch:
-    """Times the stages of a prediction from outside: the functions that make them are wrapped while it runs."""
+class StageTimer:
+    """Times the stages of a prediction by wrapping the functions that run them."""
 
     row: Row
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def patch_stages(self) -> Iterator[None]:
         cuda, encode = torch.cuda.is_available(), InferenceEncoder.encode
         with (
-            patch.object(predicting, "find_or_create_tiles", self.timed("laying_s", find_or_create_tiles)),
-            patch.object(predicting, "open_model_folder", self.timed("loading_s", open_model_folder)),
-            patch.object(predicting, "prepare_models", self.timed("loading_s", prepare_models, self.forget)),
-            patch.object(Predictor, "encode_slide", self.timed("encoding_s", Predictor.encode_slide, synchronise)),
-            patch.object(PixelBags, "close", self.noting_waits(PixelBags.close)),
-            patch.object(Predictor, "predict", self.timed("predicting_s", Predictor.predict)),
-            patch.object(predicting, "write_slide", self.timed("predicting_s", write_prediction)),
-            patch.object(InferenceEncoder, "encode", self.between_events(encode) if cuda else encode),
+            patch.object(predicting, "find_or_create_tiles", self.time_stage("tiling_s", find_or_create_tiles)),
+            patch.object(predicting, "open_model_folder", self.time_stage("loading_s", open_model_folder)),
+            patch.object(
+                predicting, "prepare_models", self.time_stage("loading_s", prepare_models, self.discard_encoding)
+            ),
+            patch.object(Predictor, "encode_slide", self.time_stage("encoding_s", Predictor.encode_slide, synchronise)),
+            patch.object(PixelBags, "close", self.record_waiting(PixelBags.close)),
+            patch.object(Predictor, "predict", self.time_stage("predicting_s", Predictor.predict)),
+            patch.object(predicting, "write_slide", self.time_stage("predicting_s", write_prediction)),
+            patch.object(InferenceEncoder, "encode", self.time_on_gpu(encode) if cuda else encode),
         ):
             yield
 
-    def timed(self, stage: str, function: Callable[..., Any], after: Callable[[], None] = lambda: None) -> Any:
+    def time_stage(self, stage: str, function: Callable[..., Any], after: Callable[[], None] = lambda: None) -> Any:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             try:
@@ -110,19 +112,19 @@ class Watch:
 
         return wrapped
 
-    def forget(self) -> None:
-        """Leave out what was encoded while loading: float8 is held against bfloat16 there."""
+    def discard_encoding(self) -> None:
+        """Discard the encoding time of loading: float8 is compared with bfloat16 there."""
         self.events.clear()
         self.row.encoding_s = 0.0
 
-    def noting_waits(self, close: Callable[[PixelBags], None]) -> Any:
+    def record_waiting(self, close: Callable[[PixelBags], None]) -> Any:
         def wrapped(bags: PixelBags) -> None:
             self.row.waiting_s = bags.waited_s
             close(bags)
 
         return wrapped
 
-    def between_events(self, encode: Callable[..., EncodedTiles]) -> Any:
+    def time_on_gpu(self, encode: Callable[..., EncodedTiles]) -> Any:
         def wrapped(*args: Any, **kwargs: Any) -> EncodedTiles:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
@@ -135,138 +137,149 @@ class Watch:
 
 
 def synchronise() -> None:
-    """Wait for the GPU: what is queued belongs to the stage that queued it."""
+    """Wait for the GPU, so that queued work counts for the stage that queued it."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def write_model(folder: Path, key: str) -> None:
-    """Write an export with random weights, as the writer of `tapfm export` does, and an aggregator without learning."""
+    """Write an export folder with a random encoder and an untrained aggregator."""
     folder.mkdir()
-    card = encoder_card(key)
+    card = find_encoder_card(key)
     torch.manual_seed(0)
     vit = build_vit(card)
     for name, parameter in vit.named_parameters():
-        if name.endswith(".gamma"):  # a fresh LayerScale hides the blocks
+        if name.endswith(".gamma"):  # with its initial values, LayerScale almost removes the blocks
             nn.init.normal_(parameter, std=0.1)
     encoder = VitEncoder(vit, mean=card.mean, std=card.std, feature=card.feature)
     write_timm_folder(encoder, card, folder, about={"targets": ["FGFR3"]})
     aggregator = build_aggregator("cls-attention", card.feature_size, 1)
     tensors = {f"aggregator/{name}": each.detach() for name, each in aggregator.named_parameters()}
     save_checkpoint(folder / AGGREGATOR_FILE, tensors, {"tapfm": tapfm.__version__, "kind": "aggregator"})
-    facts = {"name": "cls-attention", "options": {}, "tau": 1.0, "layer_norm": False, "feature_size": card.feature_size}
+    aggregator_description = {
+        "name": "cls-attention",
+        "options": {},
+        "tau": 1.0,
+        "layer_norm": False,
+        "feature_size": card.feature_size,
+    }
     description = {
         "targets": ["FGFR3"],
         "encoder": {"name": card.key, "adapted": True, "base_weights_sha256": None},
-        "aggregator": facts,
+        "aggregator": aggregator_description,
         "training_labels": {"FGFR3": {"positive": 1, "labelled": 2}},
         "run": "benchmark",
     }
     (folder / DESCRIPTION_FILE).write_text(json.dumps(description))
 
 
-def measured(what: str, model: Path, slides: Path, out: Path, chosen: argparse.Namespace) -> Row:
-    """Predict the slides into a new folder, watching the stages."""
-    row = Row(what)
-    watch = Watch(row)
+def time_prediction(name: str, model: Path, slides: Path, out: Path, arguments: argparse.Namespace) -> Row:
+    """Predict the slides into a new folder and time the stages."""
+    row = Row(name)
+    timer = StageTimer(row)
     start = time.perf_counter()
-    with watch.watching():
+    with timer.patch_stages():
         predicted = predicting.predict_slides(
             model,
             [slides],
             out,
-            batch=chosen.batch,
-            device=chosen.device,
-            precision=chosen.precision,
-            compiled=chosen.compile,
-            workers=chosen.workers,
-            console=Console(file=io.StringIO() if chosen.quiet else sys.stderr),
+            batch=arguments.batch,
+            device=arguments.device,
+            precision=arguments.precision,
+            compiled=arguments.compile,
+            workers=arguments.workers,
+            console=Console(file=io.StringIO() if arguments.quiet else sys.stderr),
         )
     row.seconds = time.perf_counter() - start - row.loading_s
     row.tiles = sum(slide.tiles for slide in predicted.slides)
-    if watch.events:
-        row.busy_s = sum(start.elapsed_time(end) for start, end in watch.events) / 1e3
+    if timer.events:
+        row.gpu_busy_s = sum(start.elapsed_time(end) for start, end in timer.events) / 1e3
     return row
 
 
-def whole_command(model: Path, slides: Path, out: Path, chosen: argparse.Namespace) -> float:
-    """Time the command from the shell: imports, weights, and compilation where nothing of it is cached."""
-    words = ["predict", "--model", str(model), str(slides), "--out", str(out), "--workers", str(chosen.workers)]
-    words += ["--device", chosen.device, "--precision", chosen.precision]
-    words += [] if chosen.batch is None else ["--batch", str(chosen.batch)]
-    words += [] if chosen.compile is None else ["--compile" if chosen.compile else "--no-compile"]
+def time_command(model: Path, slides: Path, out: Path, arguments: argparse.Namespace) -> float:
+    """Time the whole command in a new process, including imports, loading and compilation."""
+    command = ["predict", "--model", str(model), str(slides), "--out", str(out), "--workers", str(arguments.workers)]
+    command += ["--device", arguments.device, "--precision", arguments.precision]
+    command += [] if arguments.batch is None else ["--batch", str(arguments.batch)]
+    command += [] if arguments.compile is None else ["--compile" if arguments.compile else "--no-compile"]
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", PROGRAM, *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", PROGRAM, *command], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 
-def printed(rows: list[Row]) -> None:
-    """Print the table."""
-    names = "laying | loading | encoding | predicting | waiting"
-    print(f"| | tiles | slide to prediction, s | {names} | tiles/s | busy | busy in encoding |\n|---|" + "--:|" * 10)
+def print_table(rows: list[Row]) -> None:
+    names = "tiling | loading | encoding | predicting | waiting"
+    print(
+        f"| | tiles | slide to prediction, s | {names} | tiles/s | GPU busy | GPU busy in encoding |\n|---|"
+        + "--:|" * 10
+    )
     for row in rows:
-        whole = (row.seconds, row.encoding_s)
-        busy = ["-" if row.busy_s is None else f"{row.busy_s / seconds:.0%}" for seconds in whole]
-        stages = (row.laying_s, row.loading_s, row.encoding_s, row.predicting_s, row.waiting_s)
+        busy = [
+            "-" if row.gpu_busy_s is None else f"{row.gpu_busy_s / seconds:.0%}"
+            for seconds in (row.seconds, row.encoding_s)
+        ]
+        stages = (row.tiling_s, row.loading_s, row.encoding_s, row.predicting_s, row.waiting_s)
         print(
-            f"| {row.what} | {row.tiles:,} | {row.seconds:.1f} | {' | '.join(f'{each:.2f}' for each in stages)} "
+            f"| {row.name} | {row.tiles:,} | {row.seconds:.1f} | {' | '.join(f'{each:.2f}' for each in stages)} "
             f"| {row.tiles / row.encoding_s:,.0f} | {' | '.join(busy)} |"
         )
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", default="h-optimus-0")
-    parser.add_argument("--tiles", type=int, default=10_000, help="about as many")
-    parser.add_argument("--slides", type=int, default=1, help="the same one, so often")
+    parser.add_argument("--tiles", type=int, default=10_000, help="approximate number of tiles")
+    parser.add_argument("--slides", type=int, default=1, help="number of slides, all copies of one slide")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--batch", type=int)
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: as the command decides")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: as in tapfm predict")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--times", type=int, default=2, help="predictions in this process; the first one warms up")
-    parser.add_argument("--whole-command", action="store_true", help="also from the shell")
-    parser.add_argument("--quiet", action="store_true", help="without what the command says")
+    parser.add_argument("--whole-command", action="store_true", help="also time the whole command in a new process")
+    parser.add_argument("--quiet", action="store_true", help="do not show the progress of the prediction")
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
-    copies = max(1, round(chosen.tiles / SECTION_TILES))
+    arguments = parser.parse_args()
+    copies = max(1, round(arguments.tiles / SECTION_TILES))
     side_px0 = SECTION_PX0 * max(1, round(copies**0.5 + 0.49))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         slides, model = folder / "slides", folder / "model"
         slides.mkdir()
-        first, *others = [slides / f"slide-{number}.svs" for number in range(chosen.slides)]
-        section, mpp = painted_section()
+        first, *others = [slides / f"slide-{number}.svs" for number in range(arguments.slides)]
+        section, mpp = render_section()
         write_slide(first, section, mpp, side_px0, copies)
         for other in others:
             other.hardlink_to(first)
-        write_model(model, chosen.encoder)
+        write_model(model, arguments.encoder)
         rows = [
-            measured("again" if number else "first", model, slides, folder / f"predicted-{number}", chosen)
-            for number in range(chosen.times)
+            time_prediction("again" if number else "first", model, slides, folder / f"predicted-{number}", arguments)
+            for number in range(arguments.times)
         ]
-        command_s = whole_command(model, slides, folder / "commanded", chosen) if chosen.whole_command else None
+        command_s = None
+        if arguments.whole_command:
+            command_s = time_command(model, slides, folder / "command", arguments)
         size = f"{side_px0:,} x {side_px0:,} px, {first.stat().st_size / 2**20:,.0f} MiB"
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    cores = f"{os.cpu_count()} cores, {chosen.workers} of them reading"
+    device_name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    cores = f"{os.cpu_count()} cores, {arguments.workers} workers"
     print(
-        f"tapfm {tapfm.__version__}, torch {torch.__version__}, {name}, {cores}; {chosen.encoder} in "
-        f"{chosen.precision}; {chosen.slides} x a slide of {size}\n"
+        f"tapfm {tapfm.__version__}, torch {torch.__version__}, {device_name}, {cores}; {arguments.encoder} in "
+        f"{arguments.precision}; {arguments.slides} x a slide of {size}\n"
     )
-    printed(rows)
+    print_table(rows)
     if command_s is not None:
-        print(f"\nThe whole command, from the shell: {command_s:.1f} s")
-    if chosen.json is not None:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
+        print(f"\nWhole command: {command_s:.1f} s")
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         about = {
-            "encoder": chosen.encoder,
-            "precision": chosen.precision,
-            "slides": chosen.slides,
-            "device": name,
+            "encoder": arguments.encoder,
+            "precision": arguments.precision,
+            "slides": arguments.slides,
+            "device": device_name,
             "command_s": command_s,
         }
-        chosen.json.write_text(json.dumps(about | {"rows": [asdict(row) for row in rows]}, indent=2))
+        arguments.json.write_text(json.dumps(about | {"rows": [asdict(row) for row in rows]}, indent=2))
 
 
 if __name__ == "__main__":

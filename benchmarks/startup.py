@@ -1,10 +1,10 @@
-"""How long a command takes to start: Python alone, `tapfm --help`, the help of one command, and what torch would add.
+"""Measure the start-up time of commands: Python itself, `tapfm --help`, the help of one command, and importing torch.
 
     python benchmarks/startup.py
     python benchmarks/startup.py --json out/startup.json
 
-Each is a process of its own, timed from its start to its end (wall time). They take turns, after one round that is not
-counted and that leaves files in the page cache and bytecode on disk. Prints Markdown: the median and the range.
+Each command runs in a new process and is timed from start to exit (wall time). The commands take turns. The first round
+is not counted: it warms up the page cache and writes bytecode. Prints Markdown: the median and the range.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMMANDS = {
 
 @dataclass
 class Row:
-    """One measurement."""
+    """Times of one command."""
 
     command: str
     median_s: float
@@ -40,8 +40,8 @@ class Row:
     highest_s: float
 
 
-def start_seconds(arguments: list[str]) -> float:
-    """Run Python with arguments and return how long it took; bytecode is kept, as Python does by default."""
+def time_command(arguments: list[str]) -> float:
+    """Run Python with arguments and return the seconds. Bytecode is written, as is Python's default."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
     subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, env=environment, check=True)
@@ -49,18 +49,16 @@ def start_seconds(arguments: list[str]) -> float:
 
 
 def measure(rounds: int) -> list[Row]:
-    """Run all commands in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for number in range(rounds + 1):
         for name, arguments in COMMANDS.items():
-            took = start_seconds(arguments)
-            if number:  # the first round only warms caches
-                seconds[name].append(took)
+            duration = time_command(arguments)
+            if number:  # the first round is a warm-up
+                seconds[name].append(duration)
     return [Row(name, statistics.median(each), min(each), max(each)) for name, each in seconds.items()]
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
@@ -68,7 +66,7 @@ def main() -> None:
     rows = measure(arguments.rounds)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     print(
-        f"tapfm {tapfm.__version__}, Python {platform.python_version()}, {processor()}, {cores} cores; "
+        f"tapfm {tapfm.__version__}, Python {platform.python_version()}, {processor_name()}, {cores} cores; "
         f"median of {arguments.rounds}\n"
     )
     print("| command | seconds | range |\n|---|--:|--:|")
@@ -79,8 +77,8 @@ def main() -> None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
 
-def processor() -> str:
-    """Return the name of the processor, where Linux tells it, or its kind."""
+def processor_name() -> str:
+    """Return the name of the processor on Linux, else the machine type."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 import cv2
 import numpy as np
 import tifffile
-from reading import paint
+from reading import render_section
 
 import tapfm
 
@@ -71,7 +71,7 @@ ImageIndex = tuple[int, int, int]  # level, column, row
 
 def write_slide(path: Path, width_px: int, height_px: int) -> None:
     """Write a slide with Aperio's header: levels with downsamples 1, 4 and 16, JPEG tiles of 256 px."""
-    pattern = paint(np.random.default_rng(0))
+    pattern = render_section(np.random.default_rng(0))
     pattern_px = len(pattern)
     header = f"Aperio Image Library v12.0\r\n{width_px}x{height_px} (256x256) JPEG/RGB Q=80|AppMag = 40|MPP = 0.25"
     with tifffile.TiffWriter(path, bigtiff=True) as file:

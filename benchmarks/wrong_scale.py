@@ -1,12 +1,13 @@
-"""What does a wrong scale do to a prediction? The same slides, with other microns per pixel in the table.
+"""Measure the effect of wrong microns per pixel on predictions.
 
     python benchmarks/wrong_scale.py                          # about half an hour on two cores
     python benchmarks/wrong_scale.py --work out/scale --json out/scale.json
 
-Paints a cohort, adapts tapfm-pocket on some of its slides (TAPFM, tiles at their true scale), and predicts the test
-slides several times: with the scale that their files state, with a multiple of it in the column `mpp`, and with that
-of 40x slides doubled, as if they were 20x. Everything is a command of tapfm. Prints Markdown: AUC with DeLong's
-interval, his paired p against the true scale, and how far probabilities and calls are from those there.
+Generates a synthetic cohort, adapts tapfm-pocket on some of its slides at their true scale, and predicts the test
+slides several times: with the microns per pixel of the slide files, with multiples of them in the column `mpp`, and
+with those of 40x slides doubled, as if they were 20x slides. It runs tapfm commands only. Prints Markdown: the AUC with
+DeLong's confidence interval, the p value of DeLong's paired test against the true scale, and the changes of
+probabilities and calls.
 """
 
 from __future__ import annotations
@@ -32,50 +33,50 @@ from tapfm.slides.opening import open_slide
 
 TARGET = "FGFR3"
 PROGRAM = "from tapfm.cli.main import main; main()"
-Line = Mapping[str, str]
+TableRow = Mapping[str, str]
 
 
 @dataclass
 class Row:
-    """The test slides, predicted with one way to fill the column `mpp`."""
+    """Results for one variant of the column `mpp`."""
 
     scale: str
-    wrong: int  # slides whose scale is not the true one
-    tiles: float  # of a slide, in the mean
+    wrong: int  # slides with a wrong scale
+    tiles: float  # mean per slide
     auc: float | None
     low: float | None
     high: float | None
-    p: float | None  # of the same AUC as at the true scale, paired
-    change: float  # of a probability, in the mean over slides
+    p: float | None  # paired test against the true scale
+    change: float  # mean absolute change of a probability
     calls_changed: int
 
 
-def command(*words: object) -> None:
-    """Run tapfm; what it says is shown where it fails."""
+def run_command(*arguments: object) -> None:
+    """Run a tapfm command. If it fails, exit with its output."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *map(str, words)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        raise SystemExit(f"tapfm {words[0]} ended with code {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise SystemExit(f"tapfm {arguments[0]} failed with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
 
 
-def trained(work: Path, slides: int, tiles: int, epochs: int) -> Path:
-    """Paint, tile and train; what is there already is kept."""
-    cohort, run = work / "painted" / "cohort.csv", work / "run"
-    command(
-        *("synth", work / "painted", "--slides", slides, "--external", 2, "--tiles", tiles, "--difficulty", "easy"),
+def train_model(work: Path, slides: int, tiles: int, epochs: int) -> Path:
+    """Generate, tile and train, and return the run folder. Finished steps are not repeated."""
+    cohort, run = work / "synthetic" / "cohort.csv", work / "run"
+    run_command(
+        *("synth", work / "synthetic", "--slides", slides, "--external", 2, "--tiles", tiles, "--difficulty", "easy"),
         *("--prevalence", 0.4, "--fractions", 0.3, 0.1, 0.6),
     )
-    command("tile", cohort, "--out", work / "tiles")
+    run_command("tile", cohort, "--out", work / "tiles")
     if not (work / "run.toml").exists():
-        words = ("--tiles", work / "tiles", "--encoder", "tapfm-pocket", "--target", TARGET)
-        command("config", "--cohort", cohort, *words, "--out", work / "run.toml")
-    command("train", work / "run.toml", "--out", run, "--resume", "--set", f"schedule.epochs={epochs}")
+        options = ("--tiles", work / "tiles", "--encoder", "tapfm-pocket", "--target", TARGET)
+        run_command("config", "--cohort", cohort, *options, "--out", work / "run.toml")
+    run_command("train", work / "run.toml", "--out", run, "--resume", "--set", f"schedule.epochs={epochs}")
     return run
 
 
-def test_slides(cohort: Path) -> list[dict[str, str]]:
-    """Read the lines of the test slides, with the true scale of each and its whole path."""
+def read_test_slides(cohort: Path) -> list[dict[str, str]]:
+    """Return the rows of the test slides, with their true scale and absolute path."""
     with cohort.open(newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["split"] == "test"]
     for line in lines:
@@ -86,64 +87,66 @@ def test_slides(cohort: Path) -> list[dict[str, str]]:
     return lines
 
 
-def predicted(work: Path, run: Path, lines: Sequence[Line], name: str, said: Callable[[float], float]) -> list[Line]:
-    """Predict with the scale that is said of each slide."""
+def predict(
+    work: Path, run: Path, lines: Sequence[TableRow], name: str, change_mpp: Callable[[float], float]
+) -> list[TableRow]:
+    """Predict the slides with changed microns per pixel."""
     table, out = work / f"{name}.csv", work / "predicted" / name
     with table.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(dict(line) | {"mpp": f"{said(float(line['mpp'])):.6g}"} for line in lines)
-    command("predict", "--model", run, table, "--out", out, "--resume")
+        writer.writerows(dict(line) | {"mpp": f"{change_mpp(float(line['mpp'])):.6g}"} for line in lines)
+    run_command("predict", "--model", run, table, "--out", out, "--resume")
     with (out / "predictions.csv").open(newline="") as file:
         return sorted(csv.DictReader(file), key=lambda line: line["slide_id"])
 
 
-def row_of(scale: str, wrong: int, now: Sequence[Line], true: Sequence[Line]) -> Row:
-    probabilities, at_true = (np.array([float(line["probability"]) for line in lines]) for lines in (now, true))
-    positive = np.array([line["label"] == "1" for line in now])
+def make_row(scale: str, wrong: int, changed: Sequence[TableRow], true: Sequence[TableRow]) -> Row:
+    probabilities, at_true = (np.array([float(line["probability"]) for line in lines]) for lines in (changed, true))
+    positive = np.array([line["label"] == "1" for line in changed])
     estimate = auc_interval(positive, probabilities)
-    pairs = list(zip(now, true, strict=True))
+    pairs = list(zip(changed, true, strict=True))
     return Row(
         scale=scale,
         wrong=wrong,
-        tiles=sum(int(line["tiles"]) for line in now) / len(now),
+        tiles=sum(int(line["tiles"]) for line in changed) / len(changed),
         auc=estimate.value,
         low=estimate.low,
         high=estimate.high,
-        p=None if now is true else auc_difference(positive, probabilities, at_true).p,
+        p=None if changed is true else auc_difference(positive, probabilities, at_true).p,
         change=float(np.abs(probabilities - at_true).mean()),
         calls_changed=sum(a["call"] != b["call"] for a, b in pairs),
     )
 
 
 def measure(work: Path, run: Path, factors: Sequence[float]) -> list[Row]:
-    lines = test_slides(work / "painted" / "cohort.csv")
-    true = predicted(work, run, lines, "true", lambda mpp: mpp)
-    rows = [row_of("true", 0, true, true)]
-    fine = sum(float(line["mpp"]) < 0.375 for line in lines)
-    as_20x = predicted(work, run, lines, "as-20x", lambda mpp: 2 * mpp if mpp < 0.375 else mpp)
-    rows.append(row_of("40x slides said to be 20x", fine, as_20x, true))
+    lines = read_test_slides(work / "synthetic" / "cohort.csv")
+    true = predict(work, run, lines, "true", lambda mpp: mpp)
+    rows = [make_row("true", 0, true, true)]
+    count_40x = sum(float(line["mpp"]) < 0.375 for line in lines)
+    as_20x = predict(work, run, lines, "as-20x", lambda mpp: 2 * mpp if mpp < 0.375 else mpp)
+    rows.append(make_row("40x slides treated as 20x", count_40x, as_20x, true))
     for factor in factors:
-        now = predicted(work, run, lines, f"times-{factor:g}", partial(mul, factor))
-        rows.append(row_of(f"all x {factor:g}", len(lines), now, true))
+        changed = predict(work, run, lines, f"times-{factor:g}", partial(mul, factor))
+        rows.append(make_row(f"all x {factor:g}", len(lines), changed, true))
     return rows
 
 
-def table(rows: Sequence[Row]) -> str:
+def format_table(rows: Sequence[Row]) -> str:
     def interval(row: Row) -> str:
         if row.auc is None:
             return "-"
         return f"{row.auc:.3f}" + ("" if row.low is None else f" ({row.low:.3f} to {row.high:.3f})")
 
-    def in_words(p: float | None) -> str:
+    def format_p(p: float | None) -> str:
         return "" if p is None else (f"{p:.3f}" if p >= 0.001 else "below 0.001")
 
     lines = [
-        "| um per pixel | slides that are wrong | tiles of a slide | AUC | p | change of probability | calls changed |",
+        "| microns per pixel | wrong slides | tiles per slide | AUC | p | change of probability | calls changed |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [
-        f"| {row.scale} | {row.wrong} | {row.tiles:.0f} | {interval(row)} | {in_words(row.p)} | {row.change:.3f} | "
+        f"| {row.scale} | {row.wrong} | {row.tiles:.0f} | {interval(row)} | {format_p(row.p)} | {row.change:.3f} | "
         f"{row.calls_changed} |"
         for row in rows
     ]
@@ -152,22 +155,24 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--slides", type=int, default=80, help="in all; 60 of 100 are tested on")
-    parser.add_argument("--tiles", type=int, default=40, help="of a slide, about")
+    parser.add_argument("--slides", type=int, default=80, help="number of slides; 60%% are test slides")
+    parser.add_argument("--tiles", type=int, default=40, help="approximate tiles per slide")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--factors", type=float, nargs="+", default=[0.5, 0.8, 0.95, 1.05, 1.25, 2.0])
-    parser.add_argument("--work", type=Path, help="keep slides, run and predictions here; what is there is not redone")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        work = chosen.work or Path(name)
-        run = trained(work, chosen.slides, chosen.tiles, chosen.epochs)
-        rows = measure(work, run, chosen.factors)
-    print(f"tapfm {tapfm.__version__}, {platform.machine()}; tapfm-pocket, adapted; {chosen.slides} painted slides\n")
-    print(table(rows))
-    if chosen.json is not None:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    parser.add_argument("--work", type=Path, help="keep slides, run and predictions in this folder, to resume")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = arguments.work or Path(temporary)
+        run = train_model(work, arguments.slides, arguments.tiles, arguments.epochs)
+        rows = measure(work, run, arguments.factors)
+    print(
+        f"tapfm {tapfm.__version__}, {platform.machine()}; tapfm-pocket, adapted; {arguments.slides} synthetic slides\n"
+    )
+    print(format_table(rows))
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The comparison of two versions: its figures and what it reads, without running whole versions."""
+"""The comparison of two versions, without running the benchmarks."""
 
 import importlib.util
 import shutil
@@ -16,14 +16,14 @@ PYPROJECT = '[project]\nname = "example"\n[project.scripts]\nexample = "example.
 def compare_speed(monkeypatch):
     spec = importlib.util.spec_from_file_location("compare_speed", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "compare_speed", module)  # its dataclasses look for it there
+    monkeypatch.setitem(sys.modules, "compare_speed", module)  # needed by its dataclasses
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture
 def repository(compare_speed, tmp_path, monkeypatch):
-    """A repository with one commit, in place of this one."""
+    """A small repository with one commit that replaces this one."""
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
     root = tmp_path / "repository"
@@ -32,20 +32,20 @@ def repository(compare_speed, tmp_path, monkeypatch):
     (root / "pyproject.toml").write_text(PYPROJECT)
     (root / "src" / "example" / "__init__.py").write_text("version = 1\n")
     identity = ("-c", "user.name=Someone", "-c", "user.email=someone@example.org", "-c", "commit.gpgsign=false")
-    for words in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "--message", "First")):
-        subprocess.run(["git", *words], cwd=root, check=True)
+    for arguments in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "--message", "First")):
+        subprocess.run(["git", *arguments], cwd=root, check=True)
     monkeypatch.setattr(compare_speed, "ROOT", root)
     return root
 
 
-def test_ratios_are_of_paired_repeats(compare_speed):
+def test_ratios_are_computed_from_paired_repeats(compare_speed):
     old = [{"step": 1.0, "gone": 1.0}, {"step": 2.0, "gone": 1.0}, {"step": 4.0, "gone": 1.0}]
     new = [{"step": 1.5, "added": 1.0}, {"step": 2.0, "added": 1.0}, {"step": 2.0, "added": 1.0}]
     (row,) = compare_speed.compare(old, new)
     assert row == compare_speed.Row("step", 2.0, 2.0, 1.0, lowest_ratio=0.5, highest_ratio=1.5)
 
 
-def test_the_table_has_a_line_for_each_benchmark(compare_speed):
+def test_table_has_a_row_per_benchmark(compare_speed):
     rows = [
         compare_speed.Row("predict", 10.0, 12.5, 1.25, 1.2, 1.304),
         compare_speed.Row("step", 0.0123, 0.0061, 0.5, 0.4, 0.6),
@@ -56,7 +56,7 @@ def test_the_table_has_a_line_for_each_benchmark(compare_speed):
     ]
 
 
-def test_versions_take_turns(compare_speed, monkeypatch, tmp_path):
+def test_versions_run_in_alternating_order(compare_speed, monkeypatch, tmp_path):
     versions = [
         compare_speed.Version(name, name, tmp_path, tmp_path, "example", "example", "main") for name in ("old", "new")
     ]
@@ -75,9 +75,9 @@ def test_versions_take_turns(compare_speed, monkeypatch, tmp_path):
     }
 
 
-def test_speeds_of_feeding_become_times(compare_speed):
+def test_data_loading_speeds_are_converted_to_times(compare_speed):
     rows = [{"workers": None, "tiles_per_second": 50.0}, {"workers": 1, "tiles_per_second": 25.0}]
-    times = compare_speed.read_feeding_times({"augmentation": {"plain": 1000.0}, "rows": rows})
+    times = compare_speed.read_data_loading_times({"augmentation": {"plain": 1000.0}, "rows": rows})
     assert times == {
         "augmentation (plain), per tile": 0.001,
         "training, step alone, per tile": 0.02,
@@ -85,7 +85,7 @@ def test_speeds_of_feeding_become_times(compare_speed):
     }
 
 
-def test_a_commit_and_the_working_tree_are_copied(compare_speed, repository, tmp_path):
+def test_commit_and_working_tree_are_exported(compare_speed, repository, tmp_path):
     (repository / "src" / "example" / "__init__.py").write_text("version = 2\n")
     commit = compare_speed.export_commit("HEAD", tmp_path / "old")
     changed = compare_speed.copy_working_tree(tmp_path / "new")
@@ -101,17 +101,26 @@ def test_a_commit_and_the_working_tree_are_copied(compare_speed, repository, tmp
 
 
 @pytest.mark.usefixtures("repository")
-def test_an_unknown_commit_is_refused(compare_speed, monkeypatch, capsys):
+def test_unknown_commit_is_an_error(compare_speed, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["compare_speed.py", "no-such-commit"])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exited:
         compare_speed.main()
-    assert ended.value.code == 2
+    assert exited.value.code == 2
     assert capsys.readouterr().err.startswith("Unknown commit 'no-such-commit' in repository/.")
 
 
-def test_a_version_without_a_command_line_is_refused(compare_speed, tmp_path, capsys):
+def test_version_without_a_command_line_is_an_error(compare_speed, tmp_path, capsys):
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "example"\n')
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exited:
         compare_speed.read_entry_point(tmp_path)
-    assert ended.value.code == 2
+    assert exited.value.code == 2
     assert "[project.scripts]" in capsys.readouterr().err
+
+
+def test_older_script_names_are_found(compare_speed, tmp_path):
+    version = compare_speed.Version("old", "old", tmp_path, tmp_path, "example", "example", "main")
+    assert version.find_script("data-loading") is None
+    (tmp_path / "benchmarks").mkdir()
+    for name in ("feeding.py", "data_loading.py"):
+        (tmp_path / "benchmarks" / name).touch()
+        assert version.find_script("data-loading").name == name

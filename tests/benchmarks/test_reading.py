@@ -1,4 +1,4 @@
-"""The benchmark of reading, on small slides."""
+"""The benchmark of reading, with small slides."""
 
 import runpy
 from pathlib import Path
@@ -16,7 +16,7 @@ def reading(monkeypatch):
     return runpy.run_path(str(SCRIPT))
 
 
-def test_readers_take_turns_and_give_equal_pixels(reading, tmp_path):
+def test_readers_return_equal_pixels(reading, tmp_path):
     path = write_slide(tmp_path / "one.svs", section(1000, 700))
     row = reading["measure"](path, 448, "random", rounds=1)
     assert (row.slide, row.tiles, row.order, row.count) == ("one.svs", "448 -> 224 px", "random", 2)
@@ -26,17 +26,17 @@ def test_readers_take_turns_and_give_equal_pixels(reading, tmp_path):
     assert "| one.svs | 448 -> 224 px | random | 2 |" in reading["format_table"]([row])
 
 
-def test_files_that_not_all_readers_open_are_left_out_with_a_line(reading, tmp_path, capsys):
+def test_file_that_a_reader_cannot_open_is_skipped(reading, tmp_path, capsys):
     write_slide(tmp_path / "good.svs", section(500, 500))
     (tmp_path / "bad.svs").write_bytes(b"II*\0" + bytes(100))
     rows = reading["measure_real"](tmp_path, 1)
     assert [(row.slide, row.tiles, row.order) for row in rows] == [
         ("good.svs", tiles, order) for tiles in ("224 px", "448 -> 224 px") for order in ("grid", "random")
     ]
-    assert capsys.readouterr().out.startswith("bad.svs is left out: ")
+    assert capsys.readouterr().out.startswith("Skipped bad.svs: ")
 
 
-def test_positions_are_on_the_slide(reading):
-    where = np.array(reading["positions"](224, "grid", 100, (700, 500)))
-    assert len(where) == 3 * 2
-    assert (where.max(axis=0) + 224 <= (700, 500)).all()
+def test_positions_are_inside_the_slide(reading):
+    positions = np.array(reading["list_positions"](224, "grid", 100, (700, 500)))
+    assert len(positions) == 3 * 2
+    assert (positions.max(axis=0) + 224 <= (700, 500)).all()

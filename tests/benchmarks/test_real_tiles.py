@@ -1,4 +1,4 @@
-"""The comparison on real tissue, in small: every method, every stage, then the tables."""
+"""The comparison on real tiles with a few bags: every method, every stage, and the tables."""
 
 import importlib.util
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import script
+from command_line import run_script
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +17,7 @@ COLOURS = {"AC": (90, 60, 140), "H": (230, 150, 180), "S": (210, 120, 160), "T":
 
 @pytest.fixture
 def tiles(tmp_path):
-    """A few tiles, a class to a folder: of real tissue where there is some beside the checkout, else made up here."""
+    """A few tiles in one folder per class: real tiles if they are next to the checkout, else random ones."""
     folder, rng = tmp_path / "tiles", np.random.default_rng(0)
     for split, count in (("train", 12), ("test", 6)):
         for name, colour in COLOURS.items():
@@ -32,35 +32,46 @@ def tiles(tmp_path):
     return folder
 
 
-def real_tiles(what, tiles, results, *more):
-    words = (what, "--quick", "--device", "cpu", "--tiles", tiles, "--results", results, "--encoder", "tapfm-pocket")
-    done = script(ROOT / "benchmarks" / "real_tiles.py", *words, "--tile-px", 64, *more)
+def run_real_tiles(action, tiles, results, *more):
+    options = (
+        action,
+        "--quick",
+        "--device",
+        "cpu",
+        "--tiles",
+        tiles,
+        "--results",
+        results,
+        "--encoder",
+        "tapfm-pocket",
+    )
+    done = run_script(ROOT / "benchmarks" / "real_tiles.py", *options, "--tile-px", 64, *more)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_every_method_is_trained_once_and_stands_in_the_table(tiles, tmp_path):
+def test_every_method_is_trained_once_and_reported(tiles, tmp_path):
     results = tmp_path / "results.jsonl"
-    real_tiles("train", tiles, results, "--stages", "rates", "--minutes", "0")
-    assert not results.exists(), "no job is begun after the time is over"
-    real_tiles("train", tiles, results)
+    run_real_tiles("train", tiles, results, "--stages", "rates", "--minutes", "0")
+    assert not results.exists(), "no job is started after the time limit"
+    run_real_tiles("train", tiles, results)
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert {row["stage"] for row in rows} == {"rates", "binary", "large", "multilabel"}
     assert len({(row["regime"], row["aggregator"]) for row in rows if row["stage"] == "binary"}) == 10
     assert all(0 <= row["tile_auc_after"] <= 1 and len(row["test_logits"]) == 8 for row in rows)
     before = results.read_bytes()
-    real_tiles("train", tiles, results)
+    run_real_tiles("train", tiles, results)
     assert results.read_bytes() == before, "finished jobs are not repeated"
-    page = real_tiles("report", tiles, results)
+    page = run_real_tiles("report", tiles, results)
     for method in ("tapfm + cls-gated", "finetune + cls-attention", "colour statistics"):
         assert f"| {method} |" in page
 
 
-def test_float8_is_held_against_float32_on_the_same_bags(tiles, tmp_path):
+def test_float8_is_compared_with_float32(tiles, tmp_path):
     out = tmp_path / "float8.json"
-    words = ("--tiles", tiles, "--device", "cpu", "--encoder", "tapfm-pocket", "--tile-px", 64, "--bag-tiles", 10)
-    words += ("--training-bags", 4, "--test-bags", 8, "--epochs", 1, "--json", out)
-    done = script(ROOT / "benchmarks" / "float8.py", *words)
+    options = ("--tiles", tiles, "--device", "cpu", "--encoder", "tapfm-pocket", "--tile-px", 64, "--bag-tiles", 10)
+    options += ("--training-bags", 4, "--test-bags", 8, "--epochs", 1, "--json", out)
+    done = run_script(ROOT / "benchmarks" / "float8.py", *options)
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())
     assert len(rows) == 3 * (done.stdout.count("\n| ") - 1) == 3 * 4
@@ -70,13 +81,13 @@ def test_float8_is_held_against_float32_on_the_same_bags(tiles, tmp_path):
         assert 0 < half["largest_change"] < quarter["largest_change"] < 0.05
 
 
-def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path, monkeypatch):
+def test_partial_line_is_ignored(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("real_tiles", ROOT / "benchmarks" / "real_tiles.py")
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "real_tiles", module)  # its dataclasses look for it there
+    monkeypatch.setitem(sys.modules, "real_tiles", module)  # needed by its dataclasses
     spec.loader.exec_module(module)
     path = tmp_path / "results.jsonl"
-    path.write_text('{"stage": "rates"}\n{"stage": "bin')  # killed while it was writing
+    path.write_text('{"stage": "rates"}\n{"stage": "bin')  # the process was killed while writing
     results = module.Results(path)
     for stage in ("binary", "large"):
         results.add({"stage": stage})

@@ -1,4 +1,4 @@
-"""The measurement of the viewer's server, in small."""
+"""The load test of the viewer, with few clients."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not (STATIC_FOLDER / "index.html").exists(), reason="the viewer's pages are not built: make setup")
-def test_clients_get_every_picture_cold_and_cached(tmp_path):
+def test_clients_load_all_images_cold_and_cached(tmp_path):
     command = [sys.executable, str(ROOT / "benchmarks" / "viewer.py"), "--json", str(tmp_path / "rows.json")]
     command += ["--clients", "3", "--steps", "4", "--width", "4096", "--height", "2048"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
