@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import date
 
 import numpy as np
-from predicted_slides import predicted_file, predicted_slide, make_tile_table, write_prediction
+from predicted_slides import make_tile_table, predicted_file, predicted_slide, write_prediction
 from rich.console import Console
 from slide_files import section, write_slide
 

@@ -22,7 +22,7 @@ from tapfm.errors import InputError
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder, TargetPrediction
 from tapfm.prediction.gallery import read_tile_image
 from tapfm.prediction.heatmap import overlay_tiles
-from tapfm.prediction.heatmap_text import colour_bar_labels, format_value, format_layer_heading
+from tapfm.prediction.heatmap_text import colour_bar_labels, format_layer_heading, format_value
 from tapfm.prediction.layers import UNITS, ColourScale, Layer, layer_values, palette
 from tapfm.prediction.slide_files import find_slide_file
 from tapfm.prediction.tile_squares import check_same_slide, is_same_slide
