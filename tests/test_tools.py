@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import script
+from command_line import run_script
 from safetensors import safe_open
 
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
 
-def run(tool, *arguments):
+def run_tool(tool, *arguments):
     result = subprocess.run(
         [sys.executable, str(TOOLS / tool), *map(str, arguments)], capture_output=True, text=True, check=False
     )
@@ -26,8 +26,8 @@ def run(tool, *arguments):
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("generated")
-    run("generate_synthetic_tiles.py", folder / "tiles", "--slides", 12, "--tiles", 10, "--minutes", 0)
-    run(
+    run_tool("generate_synthetic_tiles.py", folder / "tiles", "--slides", 12, "--tiles", 10, "--minutes", 0)
+    run_tool(
         "generate_synthetic_tiles.py",
         folder / "probe",
         "--probe",
@@ -54,7 +54,7 @@ def test_generated_tiles_have_the_format_that_the_other_scripts_read(generated):
 
 def test_pretraining_writes_weights_of_the_packaged_architecture(generated, tmp_path):
     out = tmp_path / "pocket.safetensors"
-    output = run(
+    output = run_tool(
         *("pretrain_pocket.py", "--method", "dino", "--tiles", generated / "tiles", "--limit", 8, "--batch", 8),
         *("--steps", 2, "--out", out),
     )
@@ -62,11 +62,12 @@ def test_pretraining_writes_weights_of_the_packaged_architecture(generated, tmp_
     with safe_open(out, "pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         assert file.metadata()["method"] == "dino"
-    assert shapes == {name: tuple(t.shape) for name, t in build_vit(encoder_card("tapfm-pocket")).state_dict().items()}
+    packaged = build_vit(find_encoder_card("tapfm-pocket")).state_dict()
+    assert shapes == {name: tuple(tensor.shape) for name, tensor in packaged.items()}
 
 
 def test_probe_prints_its_tables(generated):
-    done = script(TOOLS / "probe_pocket.py", generated / "probe")
-    assert done.returncode == 0, done.stderr
+    result = run_script(TOOLS / "probe_pocket.py", generated / "probe")
+    assert result.returncode == 0, result.stderr
     for row in ("| colour statistics |", "| tapfm-pocket |", "| stain and size |", "| tapfm-pocket, oracle |"):
-        assert row in done.stdout
+        assert row in result.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -96,11 +97,13 @@ def _first_paragraph(text: str | None) -> str:
 
 
 def _help_blocks(text: str) -> Iterator[list[str]]:
-    """Yield the paragraphs of a help text; those marked with \\b become code blocks."""
+    """Yield the paragraphs of a help text. Those marked with \\b become a title and a code block."""
     for part in text.split("\n\n"):
         lines = part.strip("\n").splitlines()
         if lines and lines[0].strip() == "\b":
-            yield format_code_block("\n".join(lines[1:]))
+            _, title, *code_lines = lines
+            yield [title]
+            yield format_code_block(textwrap.dedent("\n".join(code_lines)))
         elif lines:
             yield format_paragraph(part)
 

@@ -18,7 +18,7 @@ from tapfm.config.recipes import Method, Recipe, recipe_settings
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import StudyConfig
 from tapfm.config.text import first_line, format_toml_value
-from tapfm.encoders.catalog import encoder_cards
+from tapfm.encoders.catalog import load_encoder_cards
 from tapfm.study.presets import PRESETS
 
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -207,12 +207,12 @@ def _typical_value(name: str, recipe: Recipe, method: Method) -> str:
 
 def _values_by_encoder(name: str) -> list[str]:
     """Return the value of recipe paper for each encoder of the catalogue."""
-    return [format_toml_value(recipe_values("paper", "tapfm", key)[name]) for key in encoder_cards()]
+    return [format_toml_value(recipe_values("paper", "tapfm", key)[name]) for key in load_encoder_cards()]
 
 
 def recipe_values(recipe: Recipe, method: Method, encoder: str, epochs: int | None = None) -> dict[str, Any]:
     """Return the settings of a recipe by their full names."""
-    settings = recipe_settings(recipe, encoder_cards()[encoder], method, epochs)
+    settings = recipe_settings(recipe, load_encoder_cards()[encoder], method, epochs)
     return {f"{section}.{key}": value for section, values in settings.items() for key, value in values.items()}
 
 
@@ -227,7 +227,7 @@ def _encoder_blocks() -> Iterator[list[str]]:
     rows = []
     for name in recipe_values("paper", "tapfm", "uni"):
         encoders_by_value: dict[str, list[str]] = defaultdict(list)
-        for key, value in zip(encoder_cards(), _values_by_encoder(name), strict=True):
+        for key, value in zip(load_encoder_cards(), _values_by_encoder(name), strict=True):
             encoders_by_value[value].append(key)
         most_common = max(encoders_by_value, key=lambda value: len(encoders_by_value[value]))
         if len(encoders_by_value) == 1:
@@ -251,7 +251,7 @@ def _aggregator_blocks() -> Iterator[list[str]]:
         [
             code(card.name),
             code(name),
-            escape_text(option.valid),
+            escape_text(option.valid_values),
             code(format_toml_value(option.default)),
             escape_text(option.summary),
         ]

@@ -88,7 +88,7 @@ def find_meanings(file_format: Format, entries: list[Entry], used: set[str]) -> 
         )
     if unused := [name for name in file_format.meanings if name not in names]:
         raise ValueError(
-            f"{file_format.file} does not have: {', '.join(unused)}. Remove it from tools/reference_meanings.py."
+            f"{file_format.file} has no {', '.join(unused)}. Remove the meaning from tools/reference_meanings.py."
         )
     used.update(name for name in names if name not in file_format.meanings)
     return {name: file_format.meanings.get(name, COMMON.get(name, "")) for name in names}
@@ -121,7 +121,9 @@ def _check_all_files_described(samples: Path) -> None:
     if undescribed := sorted(file for file in files if not any(fnmatch.fnmatchcase(file, each) for each in patterns)):
         raise ValueError(f"No description for {', '.join(undescribed)}. Add it to tools/reference_meanings.py.")
     if absent := [pattern for pattern in patterns if not fnmatch.filter(files, pattern)]:
-        raise ValueError(f"No sample file for {', '.join(absent)}. Remove it from tools/reference_meanings.py.")
+        raise ValueError(
+            f"No sample file for {', '.join(absent)}. Delete its description in tools/reference_meanings.py."
+        )
 
 
 def _sample_path(samples: Path, name: str) -> Path:

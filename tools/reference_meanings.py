@@ -94,7 +94,7 @@ COMMON: Meanings = {
 FEATURES_SOURCE = "tool and encoder that the stored feature files name, if another tool wrote them; null otherwise"
 
 TILING_COLUMNS: Meanings = {
-    "mpp_source": f"source of mpp: {code_list(get_args(ScaleSource))}; `manifest` is the table",
+    "mpp_source": f"source of mpp: {code_list(get_args(ScaleSource))}",
     "tissue": "tissue detection method, or that a tissue mask was given",
     "achieved_mpp": "microns per pixel of the tiles, after rounding to whole level-0 pixels",
     "tiles": "number of tiles that passed the filters",
@@ -420,7 +420,7 @@ FORMATS: dict[str, list[Format]] = {
             {
                 "files": "table of predictions of each method",
                 "left_out": "patients of each method that are missing in another method",
-                "label_conflicts": "patients with a label in only some methods; this label is used",
+                "partial_labels": "patients or slides with a label in only some methods; this label is used for all",
                 "auc": "AUC with its confidence interval, by method and target",
                 "pairs": "paired comparisons, as in `comparison.csv`",
             },

@@ -7,8 +7,8 @@ A name is listed if it has no underscore in front and is
     also counts as used if a public function, method or field of its own module has it in its signature
     a method or property whose name is not used as an attribute in any of them, nor as a word in templates and pages
 Uses in tests do not count: code that only tests call is not needed. Names in strings count if they are dotted
-(`"tapfm.cli.main:main"`), directly follow the module's name (`("tapfm.aggregators.mean", "MeanPool")`), or are arguments of
-getattr and similar functions.
+(`"tapfm.cli.main:main"`), directly follow the name of a module (`("tapfm.aggregators.mean", "MeanPool")`), or are
+arguments of getattr and similar functions.
 
 Delete such a name, or add a leading underscore if its own module needs it.
 """

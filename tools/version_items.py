@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 Kind = Literal["exact", "float32", "metric", "statistic", "pixels"]
 Array = NDArray[Any]
 
-SHOWN_NAMES = 3  # of parts or items in a message
-MOST_IN_JSON = 200  # values of a part; larger parts go to the .npz file
+MAX_SHOWN_NAMES = 3  # parts or items in a message
+MAX_JSON_VALUES = 200  # of a part; larger parts are stored in the .npz file
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ Items = dict[str, Item]
 class Tolerance:
     """Largest difference that passes, by kind.
 
-    `float32` and `statistic` are relative to the largest magnitude of the part that a value is in, as the error of a
-    sum is relative to its terms and not to its result. Metrics come from float32 values and have their tolerance.
-    Metrics and statistics such as a difference of two AUCs may be 0 but for rounding: their magnitude counts as 1 or
-    more. `pixels` counts levels of 0 to 255. Exact items must be equal.
+    `float32` and `statistic` are relative to the largest magnitude of the part, because the error of a sum is relative
+    to its terms, not to its result. Metrics are computed from float32 values and use the tolerance of float32. Metrics
+    and statistics can be 0 except for rounding, such as a difference of two AUCs, so their magnitude counts as at
+    least 1. `pixels` is a number of levels (0 to 255). Exact items must be equal.
     """
 
     float32: float = 0.0
@@ -53,7 +53,7 @@ class Tolerance:
     pixels: float = 0.0
 
     def allowed(self, kind: Kind, old: Array) -> float:
-        """Return the largest difference that passes for the values of a part."""
+        """Return the tolerance for the values of a part."""
         if kind in ("exact", "pixels"):
             return self.pixels if kind == "pixels" else 0.0
         finite = old[np.isfinite(old)]
@@ -76,12 +76,12 @@ class Verdict:
 
 
 def compare_items(old: Items, new: Items, tolerance: Tolerance = EQUAL) -> list[Verdict]:
-    """Compare two versions item by item; an item that only one of them has is a difference."""
+    """Compare two versions item by item. An item that only one version has is a difference."""
     return [compare_item(name, old.get(name), new.get(name), tolerance) for name in sorted(old.keys() | new.keys())]
 
 
 def compare_item(name: str, old: Item | None, new: Item | None, tolerance: Tolerance = EQUAL) -> Verdict:
-    """Compare one item; None where a version does not have it."""
+    """Compare one item. None means that a version does not have it."""
     if old is None or new is None:
         only = new or old
         assert only is not None
@@ -95,20 +95,20 @@ def compare_item(name: str, old: Item | None, new: Item | None, tolerance: Toler
             largest = max(largest or 0.0, difference)
         if problem:
             problems.append(f"{part}: {problem}" if part else problem)
-    more = f"; and {len(problems) - SHOWN_NAMES:,} more" if len(problems) > SHOWN_NAMES else ""
-    return Verdict(name, old.kind, new.count, largest, "; ".join(problems[:SHOWN_NAMES]) + more)
+    more = f"; and {len(problems) - MAX_SHOWN_NAMES:,} more" if len(problems) > MAX_SHOWN_NAMES else ""
+    return Verdict(name, old.kind, new.count, largest, "; ".join(problems[:MAX_SHOWN_NAMES]) + more)
 
 
 def _differing_names(old: Item, new: Item) -> Iterator[str]:
-    for version, ours, others in (("old", old, new), ("new", new, old)):
-        names = [name for name in ours.parts if name not in others.parts]
+    for version, own, other in (("old", old, new), ("new", new, old)):
+        names = [name for name in own.parts if name not in other.parts]
         if names:
-            more = ", ..." if len(names) > SHOWN_NAMES else ""
-            yield f"only in the {version} version: {', '.join(names[:SHOWN_NAMES])}{more}"
+            more = ", ..." if len(names) > MAX_SHOWN_NAMES else ""
+            yield f"only in the {version} version: {', '.join(names[:MAX_SHOWN_NAMES])}{more}"
 
 
 def _compare_part(kind: Kind, old: Array, new: Array, tolerance: Tolerance) -> tuple[float | None, str]:
-    """Return the largest difference, None for texts, and what is wrong."""
+    """Return the largest difference (None for texts) and a description of the problem, if any."""
     if old.shape != new.shape:
         return None, f"the shape is {new.shape} and was {old.shape}"
     if old.dtype == new.dtype and np.array_equal(old, new):
@@ -129,13 +129,13 @@ def _compare_part(kind: Kind, old: Array, new: Array, tolerance: Tolerance) -> t
 def _first_difference(old: Array, new: Array, differs: Array) -> str:
     if not differs.any():
         return ""
-    place = tuple(int(each) for each in np.argwhere(differs)[0]) if differs.ndim else ()
-    where = f" at {list(place)}" if differs.size > 1 else ""
-    return f"{int(differs.sum()):,} of {differs.size:,} differ, first{where}: {old[place]!s} became {new[place]!s}"
+    index = tuple(int(each) for each in np.argwhere(differs)[0]) if differs.ndim else ()
+    where = f" at {list(index)}" if differs.size > 1 else ""
+    return f"{int(differs.sum()):,} of {differs.size:,} differ, first{where}: {old[index]!s} became {new[index]!s}"
 
 
 def format_verdicts(verdicts: list[Verdict]) -> str:
-    """Format verdicts as a table with a summary below it."""
+    """Return a table of the verdicts, followed by a summary."""
     name_width = max((len(each.name) for each in verdicts), default=0)
     lines = [f"{'item':{name_width}}  {'kind':9}  {'values':>9}  {'largest':>9}  verdict"]
     for each in verdicts:
@@ -152,13 +152,13 @@ def format_verdicts(verdicts: list[Verdict]) -> str:
 
 
 def write_golden(path: Path, items: Items, version: int | None) -> None:
-    """Write items to PATH.json, and their larger arrays to PATH.npz; the same items give the same bytes."""
+    """Write items to PATH.json, and their larger arrays to PATH.npz. The same items give the same bytes."""
     described: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
     for name, item in sorted(items.items()):
         parts: dict[str, Any] = {}
         for part, values in item.parts.items():
-            if values.dtype.kind == "U" or values.size <= MOST_IN_JSON:
+            if values.dtype.kind == "U" or values.size <= MAX_JSON_VALUES:
                 parts[part] = {"dtype": values.dtype.str, "shape": values.shape, "values": _as_list(values)}
             else:
                 arrays[f"{len(arrays)}"] = values
@@ -166,7 +166,7 @@ def write_golden(path: Path, items: Items, version: int | None) -> None:
         described[name] = {"kind": item.kind, "parts": parts}
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"version": version, "items": described}, indent=0, sort_keys=True, ensure_ascii=False)
-    path.with_suffix(".json").write_text(_short_lists(text) + "\n", "utf-8")
+    path.with_suffix(".json").write_text(_join_list_lines(text) + "\n", "utf-8")
     path.with_suffix(".npz").unlink(missing_ok=True)
     if arrays:
         np.savez_compressed(path.with_suffix(".npz"), **arrays)  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ def _as_list(values: Array) -> list[Any]:
     return [None if isinstance(each, float) and np.isnan(each) else each for each in values.reshape(-1).tolist()]
 
 
-def _short_lists(text: str) -> str:
+def _join_list_lines(text: str) -> str:
     """Put each list of values on one line, so that a changed part is one changed line."""
     lines, depth = [""], 0
     for line in text.split("\n"):
@@ -188,7 +188,7 @@ def _short_lists(text: str) -> str:
 
 
 def read_golden(path: Path) -> tuple[Items, int | None]:
-    """Read the items of a golden file, and the version that made them."""
+    """Read the items of a golden file, and the version number of the code that wrote it."""
     written = json.loads(path.with_suffix(".json").read_text("utf-8"))
     arrays: Mapping[str, Array] = {}
     if path.with_suffix(".npz").exists():

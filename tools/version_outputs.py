@@ -1,7 +1,8 @@
-"""Read the files that the commands of tapfm write as items to compare. Nothing of tapfm itself is imported.
+"""Read the output files of tapfm as items to compare. Does not import tapfm.
 
-Files of one kind for several slides are one item: `features/ID.h5`. A JSON or CSV file gives up to three: texts and
-whole numbers, which must be equal; other numbers; and messages. The tables below say what is renamed or left out.
+Files of the same kind for several slides are one item: `features/ID.h5`. A JSON or CSV file has up to three items:
+texts and integers, which must be equal; other numbers; and messages. The tables below define what is renamed or
+excluded.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from PIL import Image
 from safetensors.numpy import load_file
 from version_items import Array, Item, Items, Kind
 
-# What was renamed between versions, from the old spelling to the new one. Both versions are read under the new
-# spelling. Add a line when a file, a column or a key is renamed:
+# Names that changed between versions, from old to new. Both versions are read with the new names.
+# Add a line when a file, a column or a key is renamed:
 #     RENAMED_FILES: ("evaluations/*/metrics.csv", "metrics.csv", "results.csv")     files, old text, new text
 #     RENAMED_FIELDS: ("predictions/*/predictions.csv", "call", "predicted_class")   files (new), old field, new field
-# A field is a column of a table, or a key with those around it: `models.model.all.EGFR.auc`.
+# A field is a column of a table, or the full path of a key: `models.model.all.EGFR.auc`.
 RENAMED_FILES: tuple[tuple[str, str, str], ...] = (("comparisons/*", "left_out.csv", "excluded.csv"),)
 RENAMED_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("*.toml", "augmentation.quarter_turns", "augmentation.rotate_90"),
@@ -40,21 +41,22 @@ RENAMED_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("*tapfm.json", "encoder.began_with_sha256", "encoder.base_weights_sha256"),
     ("*tapfm.json", "encoder.features_made_by", "encoder.features_source"),
     ("*environment.json", "[].features_made_by", "[].features_source"),
+    ("*.png", "text.tapfm.slide_in_picture_px[]", "text.tapfm.slide_in_image_px[]"),
+    ("*.tif", "description.made_by", "description.created_by"),
     *(("*metrics.csv", old, new) for old, new in (("low", "ci_low"), ("high", "ci_high"), ("why", "reason"))),
     *(("*comparison.csv", old, new) for old, new in (("low", "ci_low"), ("high", "ci_high"), ("why", "reason"))),
     ("*comparison.json", "label_conflicts[]", "partial_labels[]"),
 )
 
-# Files that are not compared: pages and figures to look at, files that tapfm keeps for itself, what says where and when
-# a run was made, and what the scenario writes itself.
-LEFT_OUT_FILES = (
+# Files that are not compared: pages, figures, internal files of tapfm, the environment of a run, and files that the
+# scenario itself writes.
+EXCLUDED_FILES = (
     *(".*", "*/.*", "*.html", "*.md", "*.txt", "*/tensorboard/*", "*/environment.json", "*/contact-sheet.jpg"),
     *("*/curves.png", "*/roc.png", "*/pr.png", "*/reliability.png", "*/scores.png", "*/differences.png"),
     *("inputs/*", "ensemble/*"),
 )
-# Fields that are not compared, as FILE:FIELD: paths, times, versions, and digests or fingerprints, which say what a
-# result was made from and not what it is.
-LEFT_OUT_FIELDS = (
+# Fields that are not compared, as FILE:FIELD: paths, times, versions, and digests of the inputs of a result.
+EXCLUDED_FIELDS = (
     *(
         "*:path",
         "*:*.path",
@@ -70,73 +72,75 @@ LEFT_OUT_FIELDS = (
     *("*:tapfm", "*:*.tapfm", "*:text.Software"),
     *("*:key", "*:*.key", "*:digest", "*:run", "*:*.run", "*:*sha256", "*:*fingerprint", "*:*features_source"),
 )
-# Metrics, which come from predictions in float32; and statistics in float64, from inputs that no encoder touches.
+# Metrics are computed from predictions in float32; statistics in float64, from inputs that do not depend on an encoder.
 METRICS = ("evaluations/*/metrics.*", "comparisons/runs/*")
-STATISTICS = ("comparisons/tables/*", "evaluations/*/colours.csv", "painted/truth/*", "*/summary.csv")
-# Fields that hold sentences, as FILE:FIELD. They are items of their own, `FILE messages`: a change of wording is not a
-# change of results.
+STATISTICS = ("comparisons/tables/*", "evaluations/*/colours.csv", "synthetic/truth/*", "*/summary.csv")
+# Fields that contain sentences, as FILE:FIELD. They are in a separate item `FILE messages`: different wording is not a
+# different result.
 MESSAGES = (
     *("*:why", "*:*.why", "*:*.why_*", "*:reason", "*:*.reason", "*:warnings", "*:*.warnings", "*:*hint"),
     *("*:*notes*", "*/metrics.json:baseline", "*:*chosen_on", "*/prediction.json:calls.by"),
-    *("*.png:text.*.unit", "*.tif:description.unit", "*.tif:description.title", "*.tif:description.made_by"),
+    *("*.png:text.*.unit", "*.tif:description.unit", "*.tif:description.title", "*.tif:description.created_by"),
 )
-# Items whose files have several names are named by this pattern instead.
+# Files that match one of these patterns share an item, which is named after the pattern.
 GROUPED = ("heatmap-*.png", "heatmap-*.tif", "gallery-*.png")
-SLIDE_ID = re.compile(r"\b[SX]\d{3}(?!\d)")  # as `tapfm synth` names slides
+SLIDE_ID = re.compile(r"\b[SX]\d{3}(?!\d)")  # slide ids of `tapfm synth`
 
-Reduce = Callable[[Array], Array]
+ReduceImage = Callable[[Array], Array]
 Leaves = dict[str, list[Any]]  # values of each field
 
 
-def collect(folder: Path, reduce_picture: Reduce = lambda pixels: pixels, left_out: tuple[str, ...] = ()) -> Items:
-    """Read all files below a folder, less those that match `left_out`; pictures pass through `reduce_picture`."""
+def collect_items(
+    folder: Path, reduce_image: ReduceImage = lambda pixels: pixels, exclude: tuple[str, ...] = ()
+) -> Items:
+    """Read all files in a folder, except those that match `exclude`. `reduce_image` is applied to images."""
     leaves: dict[str, Leaves] = {}
     arrays: dict[tuple[str, Kind], dict[str, Array]] = {}
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
-        file = _spelled_now(path.relative_to(folder).as_posix())
-        if any(fnmatch(file, pattern) for pattern in (*LEFT_OUT_FILES, *left_out)):
+        file = _current_name(path.relative_to(folder).as_posix())
+        if any(fnmatch(file, pattern) for pattern in (*EXCLUDED_FILES, *exclude)):
             continue
         name, slide_id = _item_name(file)
         for field, values in _read_fields(path):
-            field = _renamed_field(file, field)
+            field = _current_field(file, field)
             if field == "columns":
-                values = [_renamed_field(file, column) for column in values]
-            if any(fnmatch(f"{file}:{field}", pattern) for pattern in LEFT_OUT_FIELDS):
+                values = [_current_field(file, column) for column in values]
+            if any(fnmatch(f"{file}:{field}", pattern) for pattern in EXCLUDED_FIELDS):
                 continue
             is_message = any(fnmatch(f"{file}:{field}", pattern) for pattern in MESSAGES)
             fields = leaves.setdefault(f"{name} messages" if is_message else name, {})
             fields.setdefault(field, []).extend(values)
         for array_name, array in _read_arrays(path):
-            of_item = f"{name} {array_name}".strip()
-            arrays.setdefault((of_item, _kind_of_array(name, array)), {})[slide_id] = array
+            item_name = f"{name} {array_name}".strip()
+            arrays.setdefault((item_name, _array_kind(name, array)), {})[slide_id] = array
         for part, tensor in _read_tensors(path):
-            kind = _kind_of_array(name, tensor)
-            of_item = f"{name} weights" if kind == "float32" else f"{name} states"
-            arrays.setdefault((of_item, kind), {})[part] = tensor
+            kind = _array_kind(name, tensor)
+            item_name = f"{name} weights" if kind == "float32" else f"{name} states"
+            arrays.setdefault((item_name, kind), {})[part] = tensor
         if path.suffix in (".png", ".tif", ".svs"):
             part = f"{slide_id} {path.name}".strip() if name.endswith(GROUPED) else slide_id
-            for level, pixels in enumerate(_read_picture(path)):
+            for level, pixels in enumerate(_read_image(path)):
                 label = f"{part} level {level}" if level else part
-                arrays.setdefault((f"{name} pixels", "pixels"), {})[label] = reduce_picture(pixels)
+                arrays.setdefault((f"{name} pixels", "pixels"), {})[label] = reduce_image(pixels)
     items = {name: Item(kind, parts) for (name, kind), parts in arrays.items()}
     for name, fields in leaves.items():
-        items |= dict(_items_of_fields(name, fields))
+        items |= dict(_field_items(name, fields))
     return items
 
 
-def _spelled_now(file: str) -> str:
+def _current_name(file: str) -> str:
     for pattern, old, new in RENAMED_FILES:
         if fnmatch(file, pattern):
             file = file.replace(old, new)
     return file
 
 
-def _renamed_field(file: str, field: str) -> str:
+def _current_field(file: str, field: str) -> str:
     return next((new for pattern, old, new in RENAMED_FIELDS if fnmatch(file, pattern) and field == old), field)
 
 
 def _item_name(file: str) -> tuple[str, str]:
-    """Return the name of a file's item, and the slide that the file belongs to or an empty text."""
+    """Return the name of a file's item, and the slide id of the file or an empty string."""
     found = SLIDE_ID.search(file)
     name = SLIDE_ID.sub("ID", file)
     parent, _, last = name.rpartition("/")
@@ -144,18 +148,18 @@ def _item_name(file: str) -> tuple[str, str]:
     return f"{parent}/{grouped}".lstrip("/"), found[0] if found else ""
 
 
-def _kind_of_array(name: str, array: Array) -> Kind:
-    return _kind_of_numbers(name) if array.dtype.kind == "f" else "exact"
+def _array_kind(name: str, array: Array) -> Kind:
+    return _number_kind(name) if array.dtype.kind == "f" else "exact"
 
 
-def _kind_of_numbers(name: str) -> Kind:
+def _number_kind(name: str) -> Kind:
     if any(fnmatch(name, pattern) for pattern in METRICS):
         return "metric"
     return "statistic" if any(fnmatch(name, pattern) for pattern in STATISTICS) else "float32"
 
 
-def _items_of_fields(name: str, fields: Leaves) -> Iterator[tuple[str, Item]]:
-    """Sort the fields of a file into what is exact (texts, whole numbers) and other numbers."""
+def _field_items(name: str, fields: Leaves) -> Iterator[tuple[str, Item]]:
+    """Yield an item of the exact fields of a file (texts, integers), and an item of its other numbers."""
     exact: dict[str, Array] = {}
     numbers: dict[str, Array] = {}
     for field, values in sorted(fields.items()):
@@ -168,25 +172,25 @@ def _items_of_fields(name: str, fields: Leaves) -> Iterator[tuple[str, Item]]:
     if exact:
         yield name, Item("exact", exact)
     if numbers:
-        yield f"{name} numbers", Item(_kind_of_numbers(name), numbers)
+        yield f"{name} numbers", Item(_number_kind(name), numbers)
 
 
 def _is_number(value: Any) -> bool:
     return value is None or type(value) in (int, float)
 
 
-# --- by format
+# --- readers of the file formats
 
 
 def _read_fields(path: Path) -> Iterator[tuple[str, list[Any]]]:
-    """Read tables and nested files, field by field; None stands for an empty cell."""
+    """Yield the fields of tables and nested files with their values. None is an empty cell."""
     if path.suffix == ".csv":
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         columns = list(rows[0]) if rows else path.read_text("utf-8").strip().split(",")
         yield "columns", columns
         for column in columns:
-            yield column, _numbers_of([row[column] for row in rows])
+            yield column, _convert_cells([row[column] for row in rows])
     elif path.suffix in (".json", ".geojson"):
         yield from _flatten(json.loads(path.read_text("utf-8"))).items()
     elif path.suffix == ".jsonl":
@@ -197,31 +201,31 @@ def _read_fields(path: Path) -> Iterator[tuple[str, list[Any]]]:
         with h5py.File(path) as stored:
             for dataset in stored.values():
                 for name, value in sorted(dataset.attrs.items()):
-                    yield from _flatten(_attribute(value), f"{dataset.name[1:]}.{name}").items()
+                    yield from _flatten(_parse_attribute(value), f"{dataset.name[1:]}.{name}").items()
     elif path.suffix == ".tif":
         with tifffile.TiffFile(path) as tiff:
-            yield from _flatten(_attribute(tiff.pages[0].description), "description").items()
+            yield from _flatten(_parse_attribute(tiff.pages[0].description), "description").items()
     elif path.suffix == ".png":
         with Image.open(path) as image:
             for key, text in getattr(image, "text", {}).items():
-                yield from _flatten(_attribute(text), f"text.{key}").items()
+                yield from _flatten(_parse_attribute(text), f"text.{key}").items()
 
 
-def _numbers_of(cells: list[str]) -> list[Any]:
-    """Convert a column to numbers if all cells with something in them are numbers."""
+def _convert_cells(cells: list[str]) -> list[Any]:
+    """Convert a column to numbers if all of its non-empty cells are numbers."""
     for convert in (int, float):
         try:
             numbers = [convert(cell) if cell else None for cell in cells]
         except ValueError:
             continue
-        # a column with empty cells holds numbers, not whole ones; so does an empty column hold texts
+        # integers with empty cells become floats; a column of empty cells stays text
         if any(number is not None for number in numbers):
             return numbers if convert is float or None not in numbers else [each and float(each) for each in numbers]
     return list(cells)
 
 
-def _attribute(value: Any) -> Any:
-    """Convert an attribute of an HDF5 file or a picture; JSON in a text is read."""
+def _parse_attribute(value: Any) -> Any:
+    """Convert an attribute of an HDF5 file or an image. JSON objects are parsed."""
     if isinstance(value, bytes):
         value = value.decode()
     if isinstance(value, np.ndarray | np.generic):
@@ -230,7 +234,7 @@ def _attribute(value: Any) -> Any:
 
 
 def _flatten(node: Any, field: str = "") -> Leaves:
-    """List the leaves of nested data by their keys, with `[]` for any place of a list."""
+    """Return the leaves of nested data by the path of their keys, with `[]` for list elements."""
     found: Leaves = {}
     if isinstance(node, dict):
         for key, value in node.items():
@@ -247,7 +251,7 @@ def _flatten(node: Any, field: str = "") -> Leaves:
 
 
 def _read_arrays(path: Path) -> Iterator[tuple[str, Array]]:
-    """Read datasets of HDF5 files and columns of Parquet files."""
+    """Yield the datasets of HDF5 files and the columns of Parquet files."""
     if path.suffix == ".h5":
         with h5py.File(path) as stored:
             for name, dataset in stored.items():
@@ -263,8 +267,8 @@ def _read_tensors(path: Path) -> Iterator[tuple[str, Array]]:
         yield from sorted(load_file(path).items())
 
 
-def _read_picture(path: Path) -> Iterator[Array]:
-    """Decode a picture; of a TIFF each level of its pyramid."""
+def _read_image(path: Path) -> Iterator[Array]:
+    """Yield the pixels of an image; for a TIFF, of each level of its pyramid."""
     if path.suffix == ".png":
         with Image.open(path) as image:
             yield np.asarray(image)

@@ -1,8 +1,8 @@
-"""The commands that versions of tapfm are compared by: from painted slides to predictions, small and always the same.
+"""The fixed sequence of commands by which versions of tapfm are compared: a small study on synthetic slides.
 
     python tools/version_scenario.py CHECKOUT OUT
 
-runs them with the tapfm of a checkout, whose `src` has to be on PYTHONPATH, and says which one is running.
+runs it with the tapfm of a checkout, whose `src` has to be on PYTHONPATH, and prints each command.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Words of commands that were renamed, from the old spelling to the new one. The scenario below is written in the new
-# spelling. A version that refuses a command (exit code 2) is given older spellings of it. When a command, an option or
-# a setting is renamed, change the scenario and add a line at the end:
-#     ("predict", "--batch", "--batch-size")         command (new spelling), old word, new word
+# Renamed commands, options and settings, from old to new. The scenario below uses the new names. If a version rejects
+# a command (exit code 2), the older names are tried. When a command, an option or a setting is renamed, change the
+# scenario and add a line at the end:
+#     ("predict", "--batch", "--batch-size")         command (new name), old name, new name
 #     ("train", "adaptation.tau", "aggregator.tau")  a setting, of `--set adaptation.tau=0.5`
-RENAMED_WORDS: tuple[tuple[str, str, str], ...] = (
+RENAMED_ARGUMENTS: tuple[tuple[str, str, str], ...] = (
     ("train", "augmentation.quarter_turns", "augmentation.rotate_90"),
     ("train", "machine.read_ahead_gib", "machine.prefetch_gib"),
     ("train", "machine.save_minutes", "machine.checkpoint_minutes"),
 )
-# Where `sample_tiles(count, tiles_per_slide, *address)` is, the newest place first.
-DRAW_TILES = ("tapfm.tiles.sampling:sample_tiles", "tapfm.tiles.sampling:draw_tiles")
+# Import paths of `sample_tiles(count, tiles_per_slide, *address)` in all versions, the newest first.
+SAMPLE_TILES = ("tapfm.tiles.sampling:sample_tiles", "tapfm.tiles.sampling:draw_tiles")
 
-REFUSED = 2  # exit code for bad input
-WIDTH = 110  # of a line of progress, in characters
+INVALID_INPUT = 2  # exit code
+PROGRESS_WIDTH = 110  # characters
 TARGETS = ("EGFR", "KRAS")
-# The label that is taken out of the table, as real tables lack some.
-UNLABELLED = "S001", "KRAS"
+# This label is removed from the table, because real tables have missing labels.
+REMOVED_LABEL = "S001", "KRAS"
 OTHER_AGGREGATORS = ("cls-attention", "cls-gated", "dsmil", "clam", "varmil", "mean", "max")
 OTHER_SETTINGS: dict[str, object] = {
     "adaptation.scope": "last:2",
@@ -61,76 +61,76 @@ class ScenarioError(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained and predicted."""
+    """Size of the scenario."""
 
     slides: int
     epochs: int
-    all_steps: bool = True  # False: one evaluation, one prediction, three runs
+    all_steps: bool = True  # False: only three runs, one evaluation and one prediction
 
 
 FULL = Size(slides=14, epochs=2)
 SMALL = Size(slides=14, epochs=1, all_steps=False)
-# AdamW moves a weight by its rate even where the gradient is nothing but rounding. Small rates keep small what another
-# order of sums changes.
+# AdamW moves a weight by the learning rate even if its gradient is only a rounding error. Small learning rates limit
+# the effect of a different order of summation.
 ENCODER_LR, AGGREGATOR_LR = 1e-4, 1e-3
 
 
 class Scenario:
-    """Runs commands in a folder; all paths in them are relative to it."""
+    """Runs the commands in the working directory; all their paths are relative."""
 
     def __init__(self, command: Command, size: Size, progress: Callable[[str], None]) -> None:
         self.command, self.size, self.progress = command, size, progress
-        self.paint: Callable[[], None] = self.paint_slides
+        self.create_slides: Callable[[], None] = self.generate_slides
 
     def run(self) -> None:
-        """Run everything."""
-        self.paint()
+        """Run all commands."""
+        self.create_slides()
         self.prepare_slides()
         self.train_models()
         self.evaluate_models()
         self.predict_slides()
-        draw_tiles(Path("tiles/summary.csv"), Path("drawn_tiles.json"))
+        write_sampled_tiles(Path("tiles/summary.csv"), Path("sampled_tiles.json"))
 
-    def tapfm(self, *words: object) -> str:
-        """Run a command, in its old spelling where the version refuses the new one; return its standard output."""
+    def tapfm(self, *arguments: object) -> str:
+        """Run a command, with its old names if the version rejects the new ones. Returns its standard output."""
         started = time.monotonic()
-        spellings = _spellings([str(word) for word in words])
-        typed = spellings[0]
-        self.progress(f"  tapfm {' '.join(typed)}"[:WIDTH].ljust(WIDTH + 1))
-        for typed in spellings:
-            code, output = self.command(typed)
-            if code != REFUSED:
+        variants = _list_variants([str(argument) for argument in arguments])
+        variant = variants[0]
+        self.progress(f"  tapfm {' '.join(variant)}"[:PROGRESS_WIDTH].ljust(PROGRESS_WIDTH + 1))
+        for variant in variants:
+            code, output = self.command(variant)
+            if code != INVALID_INPUT:
                 break
         self.progress(f"{time.monotonic() - started:5.1f} s\n")
         if code:
-            raise ScenarioError(f"`tapfm {' '.join(typed)}` ended with exit code {code}.")
+            raise ScenarioError(f"`tapfm {' '.join(variant)}` failed with exit code {code}.")
         return output
 
-    def paint_slides(self) -> None:
-        """Paint slides of two cohorts; one slide in three is 40x."""
-        painted = ("--slides", self.size.slides, "--external", 4, "--tiles", 10, "--seed", 3, "--workers", 1)
+    def generate_slides(self) -> None:
+        """Generate slides of two cohorts; one slide in three is 40x."""
+        size = ("--slides", self.size.slides, "--external", 4, "--tiles", 10, "--seed", 3, "--workers", 1)
         signal = ("--task", "luad4", "--difficulty", "easy", "--prevalence", 0.5)
-        self.tapfm("synth", "painted", *signal, *painted, *FRACTIONS)
+        self.tapfm("synth", "synthetic", *signal, *size, *FRACTIONS)
 
     def prepare_slides(self) -> None:
-        """Split, tile and embed; inspect too."""
-        table = "painted/cohort.csv"
-        targets = [word for target in TARGETS for word in ("--targets", target)]
+        """Split, tile, embed and inspect the slides."""
+        table = "synthetic/cohort.csv"
+        targets = [argument for target in TARGETS for argument in ("--targets", target)]
         self.tapfm("split", table, "--out", "split.csv", *targets, *FRACTIONS, "--force")
-        remove_label(Path("split.csv"), *UNLABELLED)
+        remove_label(Path("split.csv"), *REMOVED_LABEL)
         self.tapfm("tile", "split.csv", "--out", "tiles", "--workers", 1)
         embed = ("--encoder", "tapfm-pocket", "--tiles", "tiles", "--out", "features", *CPU)
         self.tapfm("embed", "split.csv", *embed)
         if self.size.all_steps:
-            Path("inspected.json").write_text(self.tapfm("inspect", "painted/slides", "--json"), "utf-8")
+            Path("inspected.json").write_text(self.tapfm("inspect", "synthetic/slides", "--json"), "utf-8")
             self.tapfm("split", table, "--out", "folds.csv", *targets, "--folds", 3, "--force")
             other = ("--overlap", 56, "--min-tissue", 0.6, "--tissue", "darkness", "--keep-pen", "--keep-blur")
             only = ("--only", "S001", "--only", "S007", "--workers", 1)
             self.tapfm("tile", "split.csv", "--out", "tiles-clam", "--layout", "clam", *other, *only)
-            self.tapfm("tile", "painted/external.csv", "--out", "tiles-external", "--workers", 1)
+            self.tapfm("tile", "synthetic/external.csv", "--out", "tiles-external", "--workers", 1)
 
     def train_models(self) -> None:
-        """Train the three methods, and make an ensemble of two runs."""
+        """Train with each method, and write an ensemble of two runs."""
         common: dict[str, object] = {"schedule.epochs": self.size.epochs, "schedule.first_cycle": self.size.epochs}
         common |= {"optimiser.aggregator_lr": AGGREGATOR_LR}
         few = common | {"adaptation.tiles_per_slide": 4, "selection.validation_tiles": 6}
@@ -149,20 +149,20 @@ class Scenario:
 
     def train(self, name: str, method: str, settings: Mapping[str, object], *options: str) -> None:
         """Write a configuration and train with it."""
-        targets = [word for target in TARGETS for word in ("--target", target)]
+        targets = [argument for target in TARGETS for argument in ("--target", target)]
         base = ("--cohort", "split.csv", "--encoder", "tapfm-pocket", "--tiles", "tiles", "--method", method)
         self.tapfm("config", *base, *options, *targets, "--out", f"{name}.toml")
-        changes = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        changes = [argument for key, value in settings.items() for argument in ("--set", f"{key}={value}")]
         self.tapfm("train", f"{name}.toml", "--out", f"runs/{name}", *changes, *CPU)
 
     def evaluate_models(self) -> None:
-        """Evaluate runs and the ensemble; compare runs, and tables of predictions that are written here."""
+        """Evaluate runs and the ensemble; compare runs, and tables of invented predictions."""
         options = ("--resamples", 200, *CPU)
         self.tapfm("evaluate", "runs/tapfm", "--out", "evaluations/tapfm", "--by", "scanner", *options)
         if self.size.all_steps:
             self.tapfm("evaluate", "ensemble", "--out", "evaluations/ensemble", "--unit", "patient", *options)
             self.tapfm("evaluate", "runs/fixed", "--out", "evaluations/fixed", "--split", "all", *options)
-            external = ("--cohort", "painted/external.csv", "--tiles", "tiles-external")
+            external = ("--cohort", "synthetic/external.csv", "--tiles", "tiles-external")
             self.tapfm("evaluate", "runs/finetune", "--out", "evaluations/external", *external, *options)
             runs = ("runs/tapfm", "runs/finetune", "runs/fixed")
             self.tapfm("compare", *runs, "--out", "comparisons/runs", "--resamples", 200)
@@ -170,15 +170,15 @@ class Scenario:
         self.tapfm("compare", *tables, "--out", "comparisons/tables", "--resamples", 500, "--unit", "patient")
 
     def predict_slides(self) -> None:
-        """Predict with a run, the ensemble and an export, with pictures of the first two."""
-        drawn = ("--tiles", "tiles", "--heatmaps", "--geojson", *CPU)
+        """Predict with a run, the ensemble and an export, with heatmaps of the first two."""
+        options = ("--tiles", "tiles", "--heatmaps", "--geojson", *CPU)
         self.tapfm("export", "runs/tapfm", "--out", "exported")
         ensemble = ("predict", "--model", "ensemble", "split.csv", "--out", "predictions/ensemble")
-        self.tapfm(*ensemble, "--split", "val", *drawn)
+        self.tapfm(*ensemble, "--split", "val", *options)
         if self.size.all_steps:
             run = ("predict", "--model", "runs/tapfm", "split.csv", "--out", "predictions/run")
-            self.tapfm(*run, "--split", "test", *drawn)
-            slides = ("painted/slides/S001.svs", "painted/slides/S007.svs")
+            self.tapfm(*run, "--split", "test", *options)
+            slides = ("synthetic/slides/S001.svs", "synthetic/slides/S007.svs")
             self.tapfm("predict", "--model", "exported", *slides, "--out", "predictions/export", "--batch", 5, *CPU)
 
 
@@ -187,32 +187,32 @@ def run_scenario(
     command: Command,
     size: Size = FULL,
     *,
-    paint: Callable[[], None] | None = None,
+    create_slides: Callable[[], None] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Run the scenario in a new folder. Raises ScenarioError where a command fails.
+    """Run the scenario in a new folder. Raises ScenarioError if a command fails.
 
-    `paint` writes painted/cohort.csv and its slides into the working folder, instead of `tapfm synth`.
+    `create_slides` replaces `tapfm synth`: it writes synthetic/cohort.csv and its slides into the working directory.
     """
     folder.mkdir(parents=True)
     with contextlib.chdir(folder):
         scenario = Scenario(command, size, progress)
-        scenario.paint = paint or scenario.paint
+        scenario.create_slides = create_slides or scenario.create_slides
         scenario.run()
 
 
-def _spellings(words: list[str]) -> list[list[str]]:
-    """List the spellings of a command, the newest first; the table of renamed words is in the order of time."""
-    spellings = [words]
-    for command, old, new in reversed(RENAMED_WORDS):
-        if command == words[0]:
-            latest = [old + word[len(new) :] if word.split("=")[0] == new else word for word in spellings[-1]]
-            spellings += [latest] if latest != spellings[-1] else []
-    return spellings
+def _list_variants(arguments: list[str]) -> list[list[str]]:
+    """Return a command with its new names, then with older ones. RENAMED_ARGUMENTS is in chronological order."""
+    variants = [arguments]
+    for command, old, new in reversed(RENAMED_ARGUMENTS):
+        if command == arguments[0]:
+            older = [old + each[len(new) :] if each.split("=")[0] == new else each for each in variants[-1]]
+            variants += [older] if older != variants[-1] else []
+    return variants
 
 
 def remove_label(table: Path, slide_id: str, target: str) -> None:
-    """Take a label out of a table, so that one slide has no label of a target."""
+    """Remove the label of one slide from a table."""
     with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for row in rows:
@@ -225,7 +225,7 @@ def remove_label(table: Path, slide_id: str, target: str) -> None:
 
 
 def write_predictions(folder: Path, name: str, number: int) -> Path:
-    """Write made-up predictions of 30 patients with 36 slides, some of them equal; a larger number is a worse model."""
+    """Write invented predictions of 36 slides of 30 patients, with ties. A larger number is a worse model."""
     lines = ["patient_id,slide_id,target,label,probability"]
     for slide in range(36):
         patient = slide % 30
@@ -240,49 +240,49 @@ def write_predictions(folder: Path, name: str, number: int) -> Path:
     return path
 
 
-def draw_tiles(summary: Path, out: Path) -> None:
-    """Write which tiles training draws from slides; the one thing that no file says."""
-    draw = _find_draw_tiles()
+def write_sampled_tiles(summary: Path, out: Path) -> None:
+    """Write which tiles training samples from slides. No output file of tapfm contains them."""
+    sample_tiles = _find_sample_tiles()
     with summary.open(newline="", encoding="utf-8") as file:
         tiles = {row["slide_id"]: int(row["tiles"]) for row in csv.DictReader(file)}
     tiles |= {"large": 20_000}
-    drawn = {
-        f"{slide_id}.{limit}.{epoch}": [int(tile) for tile in draw(count, limit, 7, epoch, slide_id)]
+    sampled = {
+        f"{slide_id}.{limit}.{epoch}": [int(tile) for tile in sample_tiles(count, limit, 7, epoch, slide_id)]
         for slide_id, count in tiles.items()
         for limit in (4, 64, None if count < 100 else 300)
         for epoch in (0, 1)
     }
-    out.write_text(json.dumps(drawn), "utf-8")
+    out.write_text(json.dumps(sampled), "utf-8")
 
 
-def _find_draw_tiles() -> Callable[..., Any]:
-    for place in DRAW_TILES:
-        module, _, name = place.partition(":")
+def _find_sample_tiles() -> Callable[..., Any]:
+    for import_path in SAMPLE_TILES:
+        module, _, name = import_path.partition(":")
         with contextlib.suppress(ImportError, AttributeError):
             return getattr(importlib.import_module(module), name)
-    raise ScenarioError(f"draw_tiles is in none of {', '.join(DRAW_TILES)}; add its place to DRAW_TILES.")
+    raise ScenarioError(f"sample_tiles is not in {', '.join(SAMPLE_TILES)}. Add its import path to SAMPLE_TILES.")
 
 
-# --- in a process of its own
+# --- when run as a script
 
 
-def entry_point(checkout: Path) -> Callable[[], object]:
-    """Import the function that a checkout's pyproject.toml names as the command `tapfm`."""
+def import_entry_point(checkout: Path) -> Callable[[], object]:
+    """Import the function behind the command `tapfm`, which a checkout's pyproject.toml defines."""
     scripts = tomllib.loads((checkout / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
     module, _, name = scripts["tapfm"].partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-def in_this_process(main: Callable[[], object]) -> Command:
-    """Return a function that runs one command of the program whose entry point is `main`, without starting it anew."""
+def make_command_runner(main: Callable[[], object]) -> Command:
+    """Return a function that runs a command in this process by calling its entry point `main`."""
 
-    def command(words: Sequence[str]) -> Result:
+    def command(arguments: Sequence[str]) -> Result:
         out, error, code = io.StringIO(), io.StringIO(), 0
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error), _arguments(words):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error), _set_argv(arguments):
             try:
                 main()
-            except SystemExit as ended:
-                code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+            except SystemExit as system_exit:
+                code = system_exit.code if isinstance(system_exit.code, int) else int(system_exit.code is not None)
         if code:
             print(out.getvalue(), error.getvalue(), sep="", file=sys.stderr, flush=True)
         return code, out.getvalue()
@@ -291,9 +291,9 @@ def in_this_process(main: Callable[[], object]) -> Command:
 
 
 @contextlib.contextmanager
-def _arguments(words: Sequence[str]) -> Iterator[None]:
+def _set_argv(arguments: Sequence[str]) -> Iterator[None]:
     before = sys.argv
-    sys.argv = ["tapfm", *words]
+    sys.argv = ["tapfm", *arguments]
     try:
         yield
     finally:
@@ -301,8 +301,7 @@ def _arguments(words: Sequence[str]) -> Iterator[None]:
 
 
 def main(checkout: str, out: str) -> int:
-    """Run the scenario with the version of a checkout."""
-    command = in_this_process(entry_point(Path(checkout)))
+    command = make_command_runner(import_entry_point(Path(checkout)))
     try:
         run_scenario(Path(out), command, progress=lambda text: print(text, end="", flush=True))
     except ScenarioError as error:

@@ -1,11 +1,11 @@
-"""Write the golden files that tests/versions/ compares with.
+"""Write the golden files of tests/versions.
 
-    python tools/write_golden.py                 all of them, about a minute
-    python tools/write_golden.py tiling drawing  some of them
+    python tools/write_golden.py                 all golden files, about a minute
+    python tools/write_golden.py tiling drawing  only these
 
-Prints what changed. A golden file whose output changed is not written while its version number (TILING_VERSION and
-others) is that of the golden file: increase the number first. `--same-version` is for a change of the inputs in
-tests/versions/golden_cases.py, which changes no output of tapfm.
+Prints what changed. If an output changed, its golden file is written only after its version number (TILING_VERSION and
+others) was increased. Use `--same-version` if only the inputs in tests/versions/golden_cases.py changed, not the output
+of tapfm.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from version_items import Verdict, compare_items, read_golden, write_golden
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def golden_cases() -> Any:
-    """Import tests/versions/golden_cases.py with the helpers of the tests."""
+def import_golden_cases() -> Any:
+    """Import tests/versions/golden_cases.py, which needs the helper modules of the tests."""
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "versions")]
     return importlib.import_module("golden_cases")
 
 
-def write(name: str, cases: Any, *, same_version: bool) -> bool:
-    """Write one golden file; return False where its version number has to be increased first."""
-    case, items, path = cases.CASES[name], cases.make_items(name), cases.FOLDER / name
+def update_golden_file(name: str, cases: Any, *, same_version: bool) -> bool:
+    """Write one golden file. Returns False without writing if its version number has to be increased first."""
+    case, items, path = cases.CASES[name], cases.create_items(name), cases.FOLDER / name
     changes: list[Verdict] = []
     if path.with_suffix(".json").exists():
         golden, golden_version = read_golden(path)
         changes = [each for each in compare_items(golden, items, cases.GOLDEN) if each.problem]
-        # items that are new or gone come from other inputs, not from other output
+        # new and missing items are due to different inputs, not to different output
         changed = [each.name for each in changes if each.name in golden and each.name in items]
         if changed and case.constant and golden_version == case.version and not same_version:
             print(f"{name}: not written. The output changed, and {case.constant} is still {case.version}.")
-            print(_listed(changes))
-            print(f"  Increase {case.constant} in {case.place} first; or, if only inputs changed: --same-version")
+            print(_format_changes(changes))
+            print(
+                f"  Increase {case.constant} in {case.place} first; or pass --same-version if only the inputs changed."
+            )
             return False
         if not changes and golden_version == case.version:
             print(f"{name}: unchanged, not written")
@@ -49,26 +51,25 @@ def write(name: str, cases: Any, *, same_version: bool) -> bool:
     size = sum(file.stat().st_size for file in path.parent.glob(f"{name}.*"))
     print(f"{name}: written, {len(items):,} items, {size / 1024:,.0f} KiB")
     if changes:
-        print(_listed(changes))
+        print(_format_changes(changes))
     return True
 
 
-def _listed(changes: list[Verdict]) -> str:
+def _format_changes(changes: list[Verdict]) -> str:
     return "\n".join(f"  {each.name}: {each.problem}" for each in changes)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Read the command line and write."""
-    cases = golden_cases()
-    parser = argparse.ArgumentParser(description="Write the golden files that tests/versions/ compares with.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(cases.CASES)}; default: all")
-    parser.add_argument("--same-version", action="store_true", help="inputs of the tests changed, not output of tapfm")
-    options = parser.parse_args(words)
+def main(arguments: Sequence[str] | None = None) -> int:
+    cases = import_golden_cases()
+    parser = argparse.ArgumentParser(description="Write the golden files of tests/versions.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(cases.CASES)}; default: all")
+    parser.add_argument("--same-version", action="store_true", help="only inputs changed, not the output of tapfm")
+    options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in cases.CASES]
     if unknown:
-        parser.error(f"there is no golden file {unknown[0]!r}; choose from {', '.join(cases.CASES)}")
+        parser.error(f"unknown golden file {unknown[0]!r}; choose from {', '.join(cases.CASES)}")
     names = options.names or list(cases.CASES)
-    written = [write(name, cases, same_version=options.same_version) for name in names]
+    written = [update_golden_file(name, cases, same_version=options.same_version) for name in names]
     return 0 if all(written) else 1
 
 

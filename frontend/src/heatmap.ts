@@ -24,7 +24,8 @@ export class Heatmap {
   private sidePx0 = 0; // of a tile
   private corner = { x: 0, y: 0 }; // of the bounds
   private grid = new Map<number, number[]>(); // grid cell -> tiles whose corner is in it
-  private strengths: Float32Array = new Float32Array(); // 0 to 1: position on the scale, or distance from 0 if diverging
+  // 0 to 1: position on the scale; for a diverging scale the distance from 0
+  private strengths: Float32Array = new Float32Array();
   private colourIndices = new Uint8Array();
   private drawOrder = new Uint32Array(); // strongest last, so that they are on top if tiles overlap
   private cssColours: string[] = [];

@@ -67,7 +67,7 @@ class Viewer {
     const requested = this.collection.slides.find((slide) => slide.slide_id === view.slide);
     const slide = requested ?? this.list.visibleSlides[0];
     if (slide) await this.openSlide(slide, view);
-    if (view.slide !== undefined && !requested) this.showMessage(`The slide ${view.slide} is not in this viewer.`);
+    if (view.slide !== undefined && !requested) this.showMessage(`Slide ${view.slide} was not found in this viewer.`);
   }
 
   private async openSlide(summary: SlideSummary, view: ViewState): Promise<void> {
@@ -274,11 +274,11 @@ class Viewer {
       { keys: ["l"], description: "Next layer", action: () => this.stepLayer(1) },
       {
         keys: ["p"],
-        description: "Values or percentiles",
+        description: "Switch between values and percentiles",
         action: () => this.updateHeatmap({ percentile: !this.settings.percentile }),
       },
-      { keys: ["["], description: "Less opaque heatmap", action: () => this.changeOpacity(-10) },
-      { keys: ["]"], description: "More opaque heatmap", action: () => this.changeOpacity(10) },
+      { keys: ["["], description: "Decrease heatmap opacity", action: () => this.changeOpacity(-10) },
+      { keys: ["]"], description: "Increase heatmap opacity", action: () => this.changeOpacity(10) },
       {
         keys: ["t"],
         description: "Most influential tile",

@@ -77,7 +77,8 @@ export class SidePanel {
     this.layerSelect.value = settings.layer.column;
     const scale = layerScale(settings.layer, settings.percentile);
     this.drawLegend(scale, settings.percentile);
-    getElement("hide-label").textContent = scale.diverging ? "Hide tiles with absolute value below" : "Hide tiles below";
+    const hideLabel = scale.diverging ? "Hide tiles with absolute value below" : "Hide tiles below";
+    getElement("hide-label").textContent = hideLabel;
     const fraction = settings.hide / 100;
     const limit = scale.diverging ? fraction * scale.high : scale.low + fraction * (scale.high - scale.low);
     getElement("hide-value").textContent = settings.hide === 0 ? "off" : formatNumber(limit);
@@ -86,7 +87,8 @@ export class SidePanel {
   }
 
   showRank(rank: number, count: number): void {
-    getElement("rank").textContent = rank < 0 ? formatCount(count) : `${formatCount(rank + 1)} of ${formatCount(count)}`;
+    const total = formatCount(count);
+    getElement("rank").textContent = rank < 0 ? `${total} tiles` : `${formatCount(rank + 1)} of ${total}`;
   }
 
   /** Show the tiles with the highest values of a layer; for a diverging scale also those with the lowest. */

@@ -95,11 +95,12 @@ export class SlideList {
     } else thumbnail.classList.add("missing");
     const origin = [slide.cohort, slide.split].filter(Boolean).join(" \u00b7 ");
     const results = Object.entries(slide.targets).map(([target, result]) => createResultLine(target, result));
+    const name = createElement("span", { class: "slide-id" }, slide.slide_id);
     const button = createElement(
       "button",
       { type: "button", title: origin },
       thumbnail,
-      createElement("span", { class: "lines" }, createElement("span", { class: "slide-id" }, slide.slide_id), ...results),
+      createElement("span", { class: "lines" }, name, ...results),
     );
     button.addEventListener("click", (event) => {
       this.onSelect(slide);

@@ -17,8 +17,9 @@ export interface ViewPosition {
 }
 
 /**
- * Keep OpenSeadragon from adding an inline style, which the server's Content-Security-Policy forbids. It adds none if an
- * element with this attribute exists. Browsers ignore the element because of its namespace; style.css has the rule.
+ * Prevent OpenSeadragon from adding an inline style, which the server's Content-Security-Policy forbids. It adds none
+ * if an element with this attribute exists. Browsers ignore the element because of its namespace; style.css contains
+ * the rule.
  */
 function preventInlineStyle(): void {
   const placeholder = document.createElementNS("urn:tapfm", "style");
@@ -264,7 +265,7 @@ export class SlideView {
     const metric = length >= 1000 ? `${length / 1000} mm` : `${Number(length.toPrecision(3))} \u00b5m`;
     getElement("scale-bar-length").textContent = mpp === null ? formatLength(length, null) : metric;
     const magnification = mpp === null ? null : (10 / mpp) * transform.scale;
-    getElement("magnification").textContent =
-      magnification === null ? "" : `${magnification >= 10 ? Math.round(magnification) : magnification.toFixed(1)}\u00d7`;
+    const rounded = magnification !== null && magnification >= 10 ? Math.round(magnification) : magnification?.toFixed(1);
+    getElement("magnification").textContent = magnification === null ? "" : `${rounded}\u00d7`;
   }
 }

@@ -1,4 +1,4 @@
-"""Folders as TRIDENT, CLAM, STAMP and Patho-Bench leave them, of ten small slides."""
+"""Output folders of TRIDENT, CLAM, STAMP and Patho-Bench for ten small slides."""
 
 import h5py
 import numpy as np
@@ -8,19 +8,19 @@ from slide_files import section, write_slide
 SLIDES = [f"case-{number:02}" for number in range(10)]
 SPLITS = ["train"] * 4 + ["val"] * 2 + ["test"] * 4
 POSITIONS = np.array([[0, 0], [224, 0], [0, 224], [224, 224]])
-SIZE = 16  # of a feature
+FEATURE_SIZE = 16
 
 
-def write(path, datasets, attributes=None, of_file=None):
+def write_h5(path, datasets, attributes=None, file_attributes=None):
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
-        file.attrs.update(of_file or {})
+        file.attrs.update(file_attributes or {})
         for name, data in datasets.items():
             file.create_dataset(name, data=data).attrs.update((attributes or {}).get(name, {}))
 
 
-def trident(folder, name, features):
-    about = {
+def write_trident(folder, name, features):
+    attributes = {
         "patch_size": 224,
         "patch_size_level0": 224,
         "level0_magnification": 20,
@@ -32,13 +32,13 @@ def trident(folder, name, features):
         "level0_height": 448,
     }
     job = folder / "20x_224px_0px_overlap"
-    write(job / "patches" / f"{name}_patches.h5", {"coords": POSITIONS.astype(np.int64)}, {"coords": about})
-    said = {"features": {"name": name, "savetodir": "trident", "encoder": "uni_v1"}, "coords": about}
-    write(job / "features_uni_v1" / f"{name}.h5", {"features": features, "coords": POSITIONS}, said)
+    write_h5(job / "patches" / f"{name}_patches.h5", {"coords": POSITIONS.astype(np.int64)}, {"coords": attributes})
+    both = {"features": {"name": name, "savetodir": "trident", "encoder": "uni_v1"}, "coords": attributes}
+    write_h5(job / "features_uni_v1" / f"{name}.h5", {"features": features, "coords": POSITIONS}, both)
 
 
-def clam(folder, name, features):
-    about = {
+def write_clam(folder, name, features):
+    attributes = {
         "patch_size": 224,
         "patch_level": 0,
         "downsample": np.array([1.0, 1.0]),
@@ -47,15 +47,15 @@ def clam(folder, name, features):
         "name": name,
         "save_path": "patches",
     }
-    write(folder / "patches" / f"{name}.h5", {"coords": POSITIONS.astype(np.int32)}, {"coords": about})
-    both = {"features": features, "coords": POSITIONS.astype(np.int32)}
-    write(folder / "features" / "h5_files" / f"{name}.h5", both)
+    write_h5(folder / "patches" / f"{name}.h5", {"coords": POSITIONS.astype(np.int32)}, {"coords": attributes})
+    datasets = {"features": features, "coords": POSITIONS.astype(np.int32)}
+    write_h5(folder / "features" / "h5_files" / f"{name}.h5", datasets)
     (folder / "features" / "pt_files").mkdir(exist_ok=True)
     torch.save(torch.from_numpy(features), folder / "features" / "pt_files" / f"{name}.pt")
 
 
-def stamp(folder, name, features):
-    about = {
+def write_stamp(folder, name, features):
+    attributes = {
         "stamp_version": "2.3.0",
         "extractor": "uni",
         "unit": "um",
@@ -64,8 +64,8 @@ def stamp(folder, name, features):
         "code_hash": "abcdef12",
         "feat_type": "tile",
     }
-    both = {"feats": features.astype(np.float16), "coords": POSITIONS * 0.5}
-    write(folder / "uni-abcdef12" / f"{name}.h5", both, of_file=about)
+    datasets = {"feats": features.astype(np.float16), "coords": POSITIONS * 0.5}
+    write_h5(folder / "uni-abcdef12" / f"{name}.h5", datasets, file_attributes=attributes)
 
 
 def write_table(path, lines):
@@ -73,8 +73,8 @@ def write_table(path, lines):
     path.write_text("\n".join(lines) + "\n")
 
 
-def tables(folder):
-    patients = [f"P{min(number, 8)}" for number in range(len(SLIDES))]  # the last two slides are of one patient
+def write_tables(folder):
+    patients = [f"P{min(number, 8)}" for number in range(len(SLIDES))]  # the last two slides have the same patient
     rows = list(zip(SLIDES, patients, SPLITS, [number % 2 for number in range(len(SLIDES))], strict=True))
     write_table(folder / "trident" / "list.csv", ["wsi,mpp", *(f"{name}.svs,0.5" for name in SLIDES)])
     write_table(
@@ -90,10 +90,12 @@ def tables(folder):
         folder / "clam" / "splits" / "splits_0.csv",
         [",train,val,test", *(f"{i},{','.join(line)}" for i, line in enumerate(ragged))],
     )
-    known = dict.fromkeys(patients)
-    label_of = {patient: label for _, patient, _, label in rows}
-    label_of["P8"] = 0
-    write_table(folder / "stamp" / "clini.csv", ["PATIENT,FGFR3", *(f"{each},{label_of[each]}" for each in known)])
+    unique_patients = dict.fromkeys(patients)
+    labels = {patient: label for _, patient, _, label in rows}
+    labels["P8"] = 0
+    write_table(
+        folder / "stamp" / "clini.csv", ["PATIENT,FGFR3", *(f"{each},{labels[each]}" for each in unique_patients)]
+    )
     write_table(
         folder / "stamp" / "slide.csv", ["PATIENT,FILENAME", *(f"{patient},{name}.h5" for name, patient, *_ in rows)]
     )
@@ -103,15 +105,15 @@ def tables(folder):
     )
 
 
-def make(folder):
+def write_other_tools_files(folder):
     rng = np.random.default_rng(0)
     for number, name in enumerate(SLIDES):
         (folder / "slides").mkdir(parents=True, exist_ok=True)
         pixels = section(448, 448, seed=number, tissue=(0, 0, 1, 1))
         write_slide(folder / "slides" / f"{name}.svs", pixels, tile_px=224, downsamples=(1,))
-        features = rng.normal(size=(len(POSITIONS), SIZE)).astype(np.float32)
-        trident(folder / "trident", name, features)
-        clam(folder / "clam", name, features)
-        stamp(folder / "stamp", name, features)
-    tables(folder)
+        features = rng.normal(size=(len(POSITIONS), FEATURE_SIZE)).astype(np.float32)
+        write_trident(folder / "trident", name, features)
+        write_clam(folder / "clam", name, features)
+        write_stamp(folder / "stamp", name, features)
+    write_tables(folder)
     return folder

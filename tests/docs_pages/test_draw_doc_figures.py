@@ -1,4 +1,4 @@
-"""The tool that draws pictures of the docs, on a small painted cohort."""
+"""The script that draws figures of the docs, on a small synthetic cohort."""
 
 import re
 import subprocess
@@ -12,36 +12,37 @@ from command_line import tapfm
 TOOL = Path(__file__).parents[2] / "tools" / "draw_doc_figures.py"
 
 
-def draw(*words):
-    done = subprocess.run([sys.executable, str(TOOL), *map(str, words)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run_tool(*arguments):
+    command = [sys.executable, str(TOOL), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
-def predicted(tmp_path_factory, lab, train):  # noqa: ARG001 - of the lab, by a run of it
-    folder = tmp_path_factory.mktemp("drawn")
-    painted = ("--slides", 3, "--external", 0, "--tiles", 10, "--prevalence", 0.5, "--difficulty", "easy")
-    assert tapfm("synth", folder / "painted", *painted).returncode == 0
-    words = ("--model", train("drawn"), folder / "painted" / "cohort.csv", "--out", folder / "predicted")
-    assert tapfm("predict", *words).returncode == 0
+def predicted(tmp_path_factory, workspace, train):  # noqa: ARG001 - of the workspace, by a run of it
+    folder = tmp_path_factory.mktemp("figures")
+    options = ("--slides", 3, "--external", 0, "--tiles", 10, "--prevalence", 0.5, "--difficulty", "easy")
+    assert tapfm("synth", folder / "synthetic", *options).returncode == 0
+    arguments = ("--model", train("figures"), folder / "synthetic" / "cohort.csv", "--out", folder / "predicted")
+    assert tapfm("predict", *arguments).returncode == 0
     return folder
 
 
-def test_maps_stand_beside_what_was_planted(predicted):
+def test_heatmaps_are_drawn_next_to_the_ground_truth(predicted):
     slides = sorted(path.name for path in (predicted / "predicted" / "per-slide").iterdir())
-    out = predicted / "map.jpg"
-    said = draw("truth", predicted / "predicted", predicted / "painted" / "truth", *slides, "--out", out)
-    assert re.findall(r"^(S\d+):", said, re.MULTILINE) == slides
-    counted = [int(found) for found in re.findall(r"(\d+) of \d+ tiles carry", said)]
-    assert max(counted) > 0 == min(counted), "one slide has the cells, one has none"
-    assert len(re.findall(r"contribution.FGFR3: AUC over tiles (?:\d\.\d+|-)$", said, re.MULTILINE)) == len(slides)
+    out = predicted / "heatmaps.jpg"
+    output = run_tool("truth", predicted / "predicted", predicted / "synthetic" / "truth", *slides, "--out", out)
+    assert re.findall(r"^(S\d+):", output, re.MULTILINE) == slides
+    counts = [int(count) for count in re.findall(r"(\d+) of \d+ tiles have the signal", output)]
+    assert max(counts) > 0 == min(counts), "some slides have the signal, others do not"
+    assert len(re.findall(r"contribution.FGFR3: AUC over tiles (?:\d\.\d+|-)$", output, re.MULTILINE)) == len(slides)
     height, width = cv2.imread(str(out)).shape[:2]
     assert (width, height) == (1200, 260 * len(slides))
 
 
-def test_the_picture_of_the_two_graphs_is_drawn(tmp_path):
-    draw("two-graphs", "--out", tmp_path / "graphs.png")
-    picture = cv2.imread(str(tmp_path / "graphs.png"))
-    assert picture.shape[1] > picture.shape[0] > 300
-    assert picture.std() > 10, "there is something on it"
+def test_the_figure_of_the_two_graphs_is_drawn(tmp_path):
+    run_tool("two-graphs", "--out", tmp_path / "graphs.png")
+    image = cv2.imread(str(tmp_path / "graphs.png"))
+    assert image.shape[1] > image.shape[0] > 300
+    assert image.std() > 10, "the image is not blank"

@@ -1,7 +1,8 @@
-"""What each golden file holds: outputs of tapfm for fixed inputs that use much of the code behind a version number.
+"""The contents of the golden files: outputs of tapfm for fixed inputs that use most of the code of a version number.
 
-tools/write_golden.py writes the files, the tests beside this module compare with them. Exact are positions, counts and
-texts. Pictures are reduced to means and spreads of blocks, as decoders and processors may round a pixel differently.
+tools/write_golden.py writes the files, and the tests in this folder compare with them. Positions, counts and texts must
+be equal. Images are reduced to the mean and standard deviation of blocks, because decoders and processors may round
+pixels differently.
 """
 
 import contextlib
@@ -16,10 +17,10 @@ import cv2
 import numpy as np
 import torch
 from command_line import tapfm
-from predicted_slides import grid_of, predicted_file, write_prediction
+from predicted_slides import predicted_file, tile_positions, write_prediction
 from slide_files import EOSIN, GLASS, damage, section, write_ome, write_scn, write_slide
 from version_items import Item, Items, Tolerance, Verdict, compare_items, read_golden
-from version_outputs import collect
+from version_outputs import collect_items
 from version_scenario import SMALL, run_scenario
 
 from tapfm.encoders import features
@@ -28,20 +29,20 @@ from tapfm.encoders.weights import load_encoder
 from tapfm.prediction import layers
 from tapfm.prediction.slide_outputs import write_slide_outputs
 from tapfm.prediction.tile_table import TileTable
-from tapfm.synthetic import cohort
+from tapfm.synthetic import cohort_plan
 from tapfm.tiles import colours, tiling
 from tapfm.tiles.store import TileSet, write_tiles
 
 FOLDER = Path(__file__).parent / "golden"
-WRITE = "python tools/write_golden.py"
-# Other processors sum in another order: about 1e-6 in a feature, a few 1e-5 after training. A level of a block is the
-# mean of hundreds of pixels, of which a few may round to the next level.
+WRITE_COMMAND = "python tools/write_golden.py"
+# Other processors add numbers in a different order, which changes a feature by about 1e-6, and trained weights by a few
+# 1e-5. The value of a block is the mean of hundreds of pixels, a few of which may round to the next level.
 GOLDEN = Tolerance(float32=1e-4, statistic=1e-4, pixels=0.5)
-BLOCKS = 12  # across and down a picture
+BLOCKS = 12  # rows and columns of blocks in an image
 
 
-def blocks_of(pixels):
-    """Reduce a picture to the mean and the spread of the levels in each of 12 x 12 blocks."""
+def reduce_to_blocks(pixels):
+    """Return the mean and the standard deviation of each of 12 x 12 blocks of an image."""
     planes = pixels.reshape(*pixels.shape[:2], -1).astype(np.float64)
     rows, columns = (np.linspace(0, length, BLOCKS + 1).astype(int) for length in planes.shape[:2])
 
@@ -50,13 +51,13 @@ def blocks_of(pixels):
         return summed / (np.diff(rows)[:, None, None] * np.diff(columns)[None, :, None])
 
     means = mean(planes)
-    spreads = np.sqrt(np.maximum(mean(planes**2) - means**2, 0))
-    return np.stack([means, spreads]).astype(np.float16)
+    deviations = np.sqrt(np.maximum(mean(planes**2) - means**2, 0))
+    return np.stack([means, deviations]).astype(np.float16)
 
 
-def run(*words):
-    result = tapfm(*words)
-    assert result.returncode == 0, result.said
+def run(*arguments):
+    result = tapfm(*arguments)
+    assert result.returncode == 0, result.output
     return result.stdout
 
 
@@ -74,24 +75,24 @@ def one_thread():
 
 
 def uneven_tissue(width_px, height_px, seed, colour=EOSIN):
-    """Paint tissue whose stain fades into glass, with nuclei, so that a small change of a threshold shows."""
+    """Return an image of tissue whose stain fades into glass, with nuclei. Small changes of a threshold show in it."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (height_px // 150 + 2, width_px // 150 + 2)).astype(np.float32)
     depth = cv2.resize(coarse, (width_px, height_px), interpolation=cv2.INTER_CUBIC)[..., None]
-    share = np.clip((depth - 60) / 120, 0, 1)
-    picture = share * np.array(colour, np.float32) + (1 - share) * np.array(GLASS, np.float32)
+    fraction = np.clip((depth - 60) / 120, 0, 1)
+    image = fraction * np.array(colour, np.float32) + (1 - fraction) * np.array(GLASS, np.float32)
     count = width_px * height_px // 600
     for x, y, radius in zip(
         rng.integers(0, width_px, count), rng.integers(0, height_px, count), rng.integers(3, 8, count), strict=True
     ):
-        if share[y, x] > 0.3:
-            cv2.circle(picture, (int(x), int(y)), int(radius), (110, 70, 150), -1)
-    picture += rng.integers(-3, 4, picture.shape)
-    return np.clip(picture, 0, 255).astype(np.uint8)
+        if fraction[y, x] > 0.3:
+            cv2.circle(image, (int(x), int(y)), int(radius), (110, 70, 150), -1)
+    image += rng.integers(-3, 4, image.shape)
+    return np.clip(image, 0, 255).astype(np.uint8)
 
 
 def write_tiling_slides(folder):
-    """Write slides of several formats, scales and problems, and their table."""
+    """Write slides with several formats, scales and defects, and their cohort table."""
     lossless = {"compression": "zlib"}
     plain = {"compression": "zlib", "aperio": False}
     write_slide(folder / "aperio.svs", uneven_tissue(1400, 1000, 1))  # JPEG
@@ -124,15 +125,15 @@ def write_tiling_slides(folder):
 
 
 def tiling_items(folder):
-    """Tile slides of all readers with several settings."""
+    """Tile slides of all formats with several settings."""
     slides, table = folder / "slides", folder / "slides" / "cohort.csv"
     slides.mkdir()
     write_tiling_slides(slides)
     masks = folder / "masks"
     masks.mkdir()
-    drawn = np.zeros((250, 350), np.uint8)
-    cv2.circle(drawn, (120, 130), 90, 255, -1)
-    cv2.imwrite(str(masks / "aperio.png"), drawn)
+    mask = np.zeros((250, 350), np.uint8)
+    cv2.circle(mask, (120, 130), 90, 255, -1)
+    cv2.imwrite(str(masks / "aperio.png"), mask)
     ring = [[100, 80], [900, 120], [700, 760], [300, 600], [100, 80]]
     outline = {"type": "Feature", "properties": {}, "geometry": {"type": "Polygon", "coordinates": [ring]}}
     (masks / "leica.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": [outline]}))
@@ -142,13 +143,13 @@ def tiling_items(folder):
         "overlap": ("--size", 64, "--overlap", 16, "--min-tissue", 0.5),
         "darkness": ("--size", 96, "--mpp", 1.0, "--tissue", "darkness", "--keep-pen", "--keep-blur"),
         "texture": ("--size", 112, "--mpp", 0.4, "--tissue", "texture", "--layout", "clam"),
-        "drawn": ("--size", 128, "--tissue-mask", masks, *both),
+        "mask": ("--size", 128, "--tissue-mask", masks, *both),
     }
     items = {}
-    for name, words in settings.items():
+    for name, arguments in settings.items():
         out = folder / "tiles" / name
-        run("tile", table, "--out", out, *words, "--workers", 1, "--allow-failures", 1)
-        found = collect(out)
+        run("tile", table, "--out", out, *arguments, "--workers", 1, "--allow-failures", 1)
+        found = collect_items(out)
         coords = {part: item for part, item in found.items() if part.endswith(" coords")}
         assert coords
         items[f"{name} positions"] = Item("exact", {Path(part).stem: item.parts[""] for part, item in coords.items()})
@@ -160,7 +161,7 @@ def tiling_items(folder):
 
 
 def feature_items(folder):
-    """Embed tiles of several scales by the command, and fixed pixels by the encoder itself."""
+    """Embed tiles of several scales with the command, and fixed pixels with the encoder."""
     lines, tiles = ["slide_id,path,mpp"], folder / "tiles"
     scales = {"whole": 0.5, "half": 0.25, "quarter": 0.125, "from a level": 0.25, "uneven": 0.33, "enlarged": 0.6}
     for number, (name, mpp) in enumerate(scales.items()):
@@ -171,13 +172,13 @@ def feature_items(folder):
         write_slide(folder / f"{name}.tif", pixels, mpp=mpp, **options)
         positions = np.array([[0, 0], [side_px0, 0], [17, 23]])
         size_px0 = (pixels.shape[1], pixels.shape[0])
-        about = {"overlap_px": 0, "size_px0": size_px0, "fingerprint": "tiles", "summary": {}}
-        write_tiles(tiles, TileSet(name, positions, side_px0, 224, 0.5, mpp, **about), "trident")
+        metadata = {"overlap_px": 0, "size_px0": size_px0, "fingerprint": "tiles", "summary": {}}
+        write_tiles(tiles, TileSet(name, positions, side_px0, 224, 0.5, mpp, **metadata), "trident")
         lines.append(f"{name},{name}.tif,{mpp}")
     (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
-    words = ("--encoder", "tapfm-pocket", "--device", "cpu", "--workers", 0, "--tiles", tiles)
-    run("embed", folder / "cohort.csv", *words, "--out", folder / "features", "--batch", 2)
-    found = collect(folder / "features")
+    arguments = ("--encoder", "tapfm-pocket", "--device", "cpu", "--workers", 0, "--tiles", tiles)
+    run("embed", folder / "cohort.csv", *arguments, "--out", folder / "features", "--batch", 2)
+    found = collect_items(folder / "features")
     items = {
         name: Item(kind, {Path(item).stem: each.parts[""] for item, each in found.items() if item.endswith(f" {name}")})
         for name, kind in (("features", "float32"), ("attention", "float32"), ("coords", "exact"))
@@ -198,24 +199,24 @@ def feature_items(folder):
 
 
 def synthetic_items(folder):
-    """Paint slides of both tasks, with truth: 20x and 40x, folds, pen, parts out of focus."""
+    """Generate slides of both tasks with their ground truth: 20x and 40x, folds, pen marks, out-of-focus regions."""
     items = {}
     for task, seed in (("fgfr3", 22), ("luad4", 0)):
         out = folder / task
-        words = ("--slides", 3, "--external", 1, "--tiles", 10, "--seed", seed, "--prevalence", 0.5, "--workers", 1)
-        run("synth", out, "--task", task, *words, "--difficulty", "medium" if task == "fgfr3" else "hard")
-        found = collect(out, blocks_of, left_out=("truth/*.png", "truth/*.geojson", "README.md"))
+        arguments = ("--slides", 3, "--external", 1, "--tiles", 10, "--seed", seed, "--prevalence", 0.5, "--workers", 1)
+        run("synth", out, "--task", task, *arguments, "--difficulty", "medium" if task == "fgfr3" else "hard")
+        found = collect_items(out, reduce_to_blocks, exclude=("truth/*.png", "truth/*.geojson", "README.md"))
         items |= {f"{task} {name}": item for name, item in found.items()}
-        shares = {}
+        fractions = {}
         for path in sorted((out / "truth").glob("*.png")):
             truth = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
-            shares[path.stem] = np.bincount(truth.reshape(-1), minlength=32) / truth.size
-        items[f"{task} compartments and foci"] = Item("float32", shares)
-        kinds = {}
+            fractions[path.stem] = np.bincount(truth.reshape(-1), minlength=32) / truth.size
+        items[f"{task} compartments and foci"] = Item("float32", fractions)
+        classes = {}
         for path in sorted((out / "truth").glob("*.geojson")):
             outlines = json.loads(path.read_text())["features"]
-            kinds[path.stem] = np.array([each["properties"]["classification"]["name"] for each in outlines], np.str_)
-        items[f"{task} outlines"] = Item("exact", kinds)
+            classes[path.stem] = np.array([each["properties"]["classification"]["name"] for each in outlines], np.str_)
+        items[f"{task} outlines"] = Item("exact", classes)
     return items
 
 
@@ -223,19 +224,19 @@ def synthetic_items(folder):
 
 
 def colour_items(_):
-    """Compute statistics of tiles of tissue, of noise, and of one colour."""
+    """Compute colour statistics of tiles of tissue, of noise, and of a single colour."""
     rng = np.random.default_rng(6)
-    pictures = {
+    images = {
         "tissue": uneven_tissue(448, 224, 41).reshape(224, 2, 224, 3).transpose(1, 3, 0, 2),
         "noise": rng.integers(0, 256, (3, 3, 64, 64), np.uint8),
         "one colour": np.broadcast_to(np.array([200, 30, 90], np.uint8)[None, :, None, None], (2, 3, 8, 8)),
     }
-    counted = {name: colours.colour_histograms(pixels) for name, pixels in pictures.items()}
-    counted["all"] = sum(counted.values())
-    statistics = {name: np.array(colours.colour_statistics(each)) for name, each in counted.items()}
+    histograms = {name: colours.colour_histograms(pixels) for name, pixels in images.items()}
+    histograms["all"] = sum(histograms.values())
+    statistics = {name: np.array(colours.colour_statistics(each)) for name, each in histograms.items()}
     names = np.array(colours.COLOUR_STATISTICS, np.str_)
     return {
-        "histograms": Item("exact", counted),
+        "histograms": Item("exact", histograms),
         "statistics": Item("statistic", statistics),
         "names": Item("exact", {"names": names}),
     }
@@ -244,12 +245,12 @@ def colour_items(_):
 # --- drawing
 
 
-def drawn_values(columns, count):
-    """Give each column of a tile table its own values; weights follow nothing else, and there are equal ones."""
-    places = np.arange(count)
+def invented_values(columns, count):
+    """Return different values for each column of a tile table, with ties."""
+    indices = np.arange(count)
     values = {}
     for number, column in enumerate(columns):
-        waves = np.round(np.sin(places * (0.7 + 0.31 * number)) + 0.3 * np.cos(places * 2.1), 2)
+        waves = np.round(np.sin(indices * (0.7 + 0.31 * number)) + 0.3 * np.cos(indices * 2.1), 2)
         if column == "weight":
             waves = np.abs(waves) / np.abs(waves).sum()
         values[column] = waves * (0.02 if column == "attention" else 1.0)
@@ -257,7 +258,7 @@ def drawn_values(columns, count):
 
 
 def drawing_items(folder):
-    """Draw maps, galleries and GeoJSON of a 20x slide, and of a 40x one with bounds and scores instead of weights."""
+    """Draw heatmaps, galleries and GeoJSON of a 20x slide with weights, and of a 40x slide with bounds and scores."""
     options = {"compression": "zlib", "aperio": False}
     plain = write_slide(folder / "plain.tif", uneven_tissue(1500, 1100, 51), **options)
     areas = [(771, 333, uneven_tissue(1792, 1536, 52))]
@@ -270,12 +271,12 @@ def drawing_items(folder):
     for path, names in columns.items():
         mpp, targets = (0.5, ("EGFR", "KRAS")) if path is plain else (0.25, ("EGFR",))
         predicted = replace(predicted_file(path, mpp=mpp, targets=targets), columns=names)
-        positions = grid_of(predicted)
-        table = TileTable(positions, drawn_values(names, len(positions)))
+        positions = tile_positions(predicted)
+        table = TileTable(positions, invented_values(names, len(positions)))
         out = folder / path.stem
         out.mkdir()
         write_slide_outputs(write_prediction(out, predicted, table), out, heatmaps=True, geojson=True)
-        found = collect(out, blocks_of, left_out=("slide.json", "*.parquet"))
+        found = collect_items(out, reduce_to_blocks, exclude=("slide.json", "*.parquet"))
         items |= {f"{path.stem} {name}": item for name, item in found.items()}
     return items
 
@@ -283,9 +284,9 @@ def drawing_items(folder):
 # --- commands
 
 
-def write_cohort():
-    """Write slides in the place of painted ones: `tapfm synth` rounds differently on other processors."""
-    Path("painted").mkdir()
+def write_slides():
+    """Write slides in place of those of `tapfm synth`, which depend on the rounding of the processor."""
+    Path("synthetic").mkdir()
     lines = ["slide_id,path,patient_id,EGFR,KRAS,scanner"]
     for number in range(SMALL.slides):
         mpp = 0.25 if number % 5 == 2 else 0.5
@@ -293,38 +294,38 @@ def write_cohort():
         colour = np.array(EOSIN) - (number * 7 % 30, number * 11 % 25, number * 5 % 40)
         options = {"compression": "zlib", "aperio": number % 2 == 0}
         name = f"S{number + 1:03}.{'svs' if options['aperio'] else 'tif'}"
-        write_slide(Path("painted") / name, uneven_tissue(*size_px, 60 + number, colour), mpp=mpp, **options)
+        write_slide(Path("synthetic") / name, uneven_tissue(*size_px, 60 + number, colour), mpp=mpp, **options)
         labels = f"{number % 2},{number // 3 % 2}"
         lines.append(f"S{number + 1:03},{name},P{min(number, 12) + 1:03},{labels},{'alpha' if number % 3 else 'bravo'}")
-    Path("painted/cohort.csv").write_text("\n".join(lines) + "\n")
+    Path("synthetic/cohort.csv").write_text("\n".join(lines) + "\n")
 
 
 def command_items(folder):
-    """Run the commands of a small study from slides to predictions, as tools/compare_versions.py does."""
+    """Run the commands of a small study from slides to predictions, like tools/compare_versions.py."""
 
-    def command(words):
-        result = tapfm(*words)
+    def command(arguments):
+        result = tapfm(*arguments)
         if result.returncode:
-            print(result.said)
+            print(result.output)
         return result.returncode, result.stdout
 
-    run_scenario(folder / "scenario", command, SMALL, paint=write_cohort)
-    # weights, inputs, outlines, and pictures with words in them, which the golden file of drawing has
-    left_out = ("*.safetensors", "painted/*", "*/tissue/*", "drawn_tiles.json", "*/overlays/*")
-    items = collect(folder / "scenario", blocks_of, (*left_out, "*/heatmap-*.png", "*/gallery-*.png"))
-    # a value between two colours has one of them on one processor and the other on another
+    run_scenario(folder / "scenario", command, SMALL, create_slides=write_slides)
+    # weights, inputs, outlines, and images that contain text, which are in the golden file `drawing`
+    exclude = ("*.safetensors", "synthetic/*", "*/tissue/*", "sampled_tiles.json", "*/overlays/*")
+    items = collect_items(folder / "scenario", reduce_to_blocks, (*exclude, "*/heatmap-*.png", "*/gallery-*.png"))
+    # a value between two colours may have either of them, depending on the processor
     items = {name: item for name, item in items.items() if item.kind != "pixels"}
-    # a few numbers for each slide and setting, instead of all positions
-    drawn = json.loads((folder / "scenario" / "drawn_tiles.json").read_text())
-    checks = {name: np.array([len(tiles), sum(tiles), tiles[-1]]) for name, tiles in drawn.items()}
-    return items | {"drawn tiles: number, sum, last": Item("exact", checks)}
+    # three numbers per slide and setting instead of all positions
+    sampled = json.loads((folder / "scenario" / "sampled_tiles.json").read_text())
+    checks = {name: np.array([len(tiles), sum(tiles), tiles[-1]]) for name, tiles in sampled.items()}
+    return items | {"sampled tiles: count, sum, last": Item("exact", checks)}
 
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """A golden file: what makes its items, and which version number stands for them."""
+    """A golden file: the function that creates its items, and the version number of the code behind them."""
 
-    make: Callable[[Path], Items]
+    create: Callable[[Path], Items]
     module: ModuleType | None = None
     constant: str = ""
 
@@ -334,51 +335,51 @@ class GoldenCase:
 
     @property
     def place(self):
-        """Where the version number is, below src/tapfm."""
+        """Path of the module with the version number, relative to src/tapfm."""
         return Path(self.module.__file__).relative_to(Path(self.module.__file__).parents[1]).as_posix()
 
 
 CASES = {
     "tiling": GoldenCase(tiling_items, tiling, "TILING_VERSION"),
     "features": GoldenCase(feature_items, features, "FEATURES_VERSION"),
-    "synthetic": GoldenCase(synthetic_items, cohort, "SYNTHETIC_VERSION"),
+    "synthetic": GoldenCase(synthetic_items, cohort_plan, "SYNTHETIC_VERSION"),
     "colours": GoldenCase(colour_items, colours, "COLOURS_VERSION"),
     "drawing": GoldenCase(drawing_items, layers, "DRAWING_VERSION"),
     "commands": GoldenCase(command_items),
 }
 
 
-def make_items(name: str) -> Items:
-    """Make the items of a golden file as the present code does."""
+def create_items(name: str) -> Items:
+    """Create the items of a golden file with the current code."""
     with tempfile.TemporaryDirectory(prefix=f"tapfm-golden-{name}-") as folder, one_thread():
-        items = CASES[name].make(Path(folder))
-    return {item: each for item, each in items.items() if not item.endswith(" messages")}  # words may change
+        items = CASES[name].create(Path(folder))
+    return {item: each for item, each in items.items() if not item.endswith(" messages")}  # wording may change
 
 
-def differences(name: str, items: Items) -> list[Verdict]:
+def find_differences(name: str, items: Items) -> list[Verdict]:
     """Compare items with a golden file."""
     golden, _ = read_golden(FOLDER / name)
     return [verdict for verdict in compare_items(golden, items, GOLDEN) if verdict.problem]
 
 
-def explain(name: str, items: Items) -> str:
-    """Say what differs from a golden file and what to do about it; an empty text where nothing does."""
-    case, found = CASES[name], differences(name, items)
+def describe_differences(name: str, items: Items) -> str:
+    """Return how items differ from a golden file and what to do about it, or an empty string if they do not differ."""
+    case, found = CASES[name], find_differences(name, items)
     _, golden_version = read_golden(FOLDER / name)
     if golden_version != case.version:
         return (
             f"{case.constant} is {case.version}, and the golden file was written by version {golden_version}. "
-            f"Write it again: {WRITE} {name}"
+            f"Write it again: {WRITE_COMMAND} {name}"
         )
     if not found:
         return ""
     listed = "\n".join(f"  {each.name}: {each.problem}" for each in found)
     if case.module is None:
         return (
-            f"The commands give other results than the golden file:\n{listed}\nIf that is meant, say so in the "
-            f"changelog, then write the golden file again: {WRITE} {name}"
+            f"The results of the commands differ from the golden file:\n{listed}\nIf this is intended, add it to the "
+            f"changelog, then write the golden file again: {WRITE_COMMAND} {name}"
         )
     return (
-        f"The output of {name} changed, and {case.constant} is still {case.version}:\n{listed}\nIf that is meant, "
-        f"increase {case.constant} in {case.place}, then write the golden files again: {WRITE}"
+        f"The output of {name} changed, and {case.constant} is still {case.version}:\n{listed}\nIf this is intended, "
+        f"increase {case.constant} in {case.place}, then write the golden files again: {WRITE_COMMAND}"
     )

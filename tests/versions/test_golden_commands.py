@@ -1,12 +1,12 @@
-"""A small study by the command line gives the results of its golden file, from painted slides to predictions.
+"""The results of a small study on the command line are those of its golden file.
 
-The commands are those of tools/version_scenario.py, fewer of them. A result that changes on purpose is written again:
+The commands are a part of tools/version_scenario.py. After an intended change, update the golden file:
 python tools/write_golden.py commands
 """
 
-from golden_cases import explain, make_items
+from golden_cases import create_items, describe_differences
 
 
-def test_commands_give_the_results_of_the_golden_file():
-    problem = explain("commands", make_items("commands"))
+def test_command_results_equal_the_golden_file():
+    problem = describe_differences("commands", create_items("commands"))
     assert not problem, problem

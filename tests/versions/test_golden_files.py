@@ -1,38 +1,38 @@
-"""Outputs for fixed inputs are those of the golden files, or the version number beside the code has been increased.
+"""Outputs for fixed inputs are those of the golden files, unless the version number of their code has increased.
 
-Caches of tiles, features, painted slides, colours and pictures are kept as long as the version number of their code is
-the same (TILING_VERSION and others). So a change of output without a change of the number would serve stale files.
-tools/write_golden.py writes the golden files; golden_cases.py says what is in them.
+Caches of tiles, features, synthetic slides, colours and heatmaps are valid as long as the version number of their code
+is the same (TILING_VERSION and others). A changed output with an unchanged number would leave stale files in use.
+tools/write_golden.py writes the golden files; golden_cases.py defines their contents.
 """
 
 import golden_cases
 import numpy as np
 import pytest
 import write_golden
-from golden_cases import CASES, FOLDER, explain, make_items
+from golden_cases import CASES, FOLDER, create_items, describe_differences
 from version_items import Item, read_golden
 
-MOST_BYTES = 2_000_000
+MAX_BYTES = 2_000_000
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.constant])
-def test_outputs_are_those_of_the_golden_file(name):
-    problem = explain(name, make_items(name))
+def test_outputs_equal_the_golden_file(name):
+    problem = describe_differences(name, create_items(name))
     assert not problem, problem
 
 
-def test_golden_files_are_small_and_none_is_left_over():
+def test_golden_files_are_small_and_belong_to_a_case():
     files = list(FOLDER.iterdir())
-    assert sum(file.stat().st_size for file in files) < MOST_BYTES
+    assert sum(file.stat().st_size for file in files) < MAX_BYTES
     assert {file.stem for file in files} == set(CASES)
 
 
-# --- what a failure says
+# --- messages of a failure
 
 
 @pytest.fixture
 def colours(monkeypatch, tmp_path):
-    """Work on a copy of the smallest golden file; returns its items with one value changed."""
+    """Items of a copy of the smallest golden file, with one changed value."""
     for path in FOLDER.glob("colours.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(golden_cases, "FOLDER", tmp_path)
@@ -42,25 +42,24 @@ def colours(monkeypatch, tmp_path):
     return items | {"statistics": Item("statistic", statistics)}
 
 
-def test_a_change_of_output_asks_for_a_new_version(colours):
-    said = explain("colours", colours)
-    assert "COLOURS_VERSION is still 1" in said
-    assert "statistics: noise: 1 of 21 differ, first at [0]" in said
-    assert "increase COLOURS_VERSION in tiles/colours.py" in said
-    assert said.endswith("then write the golden files again: python tools/write_golden.py")
+def test_changed_output_requires_a_new_version(colours):
+    message = describe_differences("colours", colours)
+    assert "COLOURS_VERSION is still 1" in message
+    assert "statistics: noise: 1 of 21 differ, first at [0]" in message
+    assert "increase COLOURS_VERSION in tiles/colours.py" in message
+    assert message.endswith("then write the golden files again: python tools/write_golden.py")
 
 
-def test_a_new_version_asks_for_new_golden_files(colours, monkeypatch):
+def test_a_new_version_requires_new_golden_files(colours, monkeypatch):
     monkeypatch.setattr(CASES["colours"].module, "COLOURS_VERSION", 2)
-    said = explain("colours", colours)
-    assert said == (
-        "COLOURS_VERSION is 2, and the golden file was written by version 1. "
-        "Write it again: python tools/write_golden.py colours"
-    )
+    message = describe_differences("colours", colours)
+    assert "COLOURS_VERSION is 2" in message
+    assert "version 1" in message
+    assert "python tools/write_golden.py colours" in message
 
 
-def test_golden_files_are_written_for_a_new_version_only(colours, monkeypatch, capsys):
-    monkeypatch.setattr(golden_cases, "make_items", lambda _: colours)
+def test_golden_files_are_only_written_for_a_new_version(colours, monkeypatch, capsys):
+    monkeypatch.setattr(golden_cases, "create_items", lambda _: colours)
     assert write_golden.main(["colours"]) == 1
     printed = capsys.readouterr().out
     assert "colours: not written" in printed
@@ -77,8 +76,8 @@ def test_golden_files_are_written_for_a_new_version_only(colours, monkeypatch, c
     assert "colours: unchanged" in capsys.readouterr().out
 
 
-def test_an_unknown_golden_file_is_bad_input(capsys):
-    with pytest.raises(SystemExit) as ended:
+def test_an_unknown_golden_file_is_invalid_input(capsys):
+    with pytest.raises(SystemExit) as error:
         write_golden.main(["tilling"])
-    assert ended.value.code == 2
+    assert error.value.code == 2
     assert "choose from tiling, features" in capsys.readouterr().err

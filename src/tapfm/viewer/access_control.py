@@ -121,7 +121,8 @@ class AccessControlMiddleware:
                 headers = MutableHeaders(scope=message)
                 headers.update(_SECURITY_HEADERS)
                 if self.policy.token is not None and url_token is not None:
-                    # No redirect: after a link from another site, browsers would not send a strict cookie with it.
+                    # Set without a redirect: browsers would not send a SameSite=Strict cookie to its target if the
+                    # user came from a link on another site.
                     cookie = f"{self.policy.cookie_name}={self.policy.token}; Path=/; HttpOnly; SameSite=Strict"
                     headers.append("set-cookie", cookie)
             await send(message)
@@ -139,7 +140,7 @@ def _token_from_url(scope: Scope) -> str | None:
 def _is_cross_site(headers: Headers) -> bool:
     """Return whether a page of another site sent the request.
 
-    Following a link to the viewer is allowed. Browsers too old to send these headers are trusted.
+    Following a link to the viewer is allowed. Old browsers that do not send Sec-Fetch headers are trusted.
     """
     site, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode", "navigate")
     return site not in ("none", "same-origin") and mode != "navigate"

@@ -43,7 +43,7 @@ from tapfm.viewer.tile_values import colour_palettes, describe_layer, pack_tile_
 _CACHE_FOREVER = "private, max-age=31536000, immutable"
 _REVALIDATE = "private, no-cache"  # browsers keep the response but check its ETag before each use
 _CACHED_TILE_TABLES = 16
-_FILE_MISSING = "The slide file was not found at its recorded path. Restart with: tapfm view ... --slides DIR"
+_FILE_MISSING = "The slide file was not found. If it has moved, restart tapfm view with --slides and its new folder."
 _FILE_CHANGED = "The slide file has a different size or different bounds than the predicted slide. Tiles are not shown."
 _NO_MPP = "The slide file does not contain its microns per pixel. Lengths are in pixels."
 

@@ -38,8 +38,8 @@ def open_socket(host: str, port: int | None) -> socket.socket:
         else:
             return listener
     raise InputError(
-        f"Cannot listen on port {port} of {host} ({reason and reason.strerror}).",
-        hint="Pass another --port, or omit --port to use the next free one.",
+        f"Cannot listen on {host}{'' if port is None else f', port {port}'} ({reason and reason.strerror}).",
+        hint="Pass another --host or --port. Without --port, the next free port is used.",
     )
 
 
