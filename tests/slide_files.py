@@ -104,7 +104,7 @@ def write_scn(path, areas, canvas_px, *, mpp=0.5, objective=20):
     nm = round(mpp * 1000)
     pages, images = [np.full((64, 128, 3), 240, np.uint8)], []
 
-    def image(name, width_px, height_px, x_px, y_px, pixels_xml, power):
+    def format_image(name, width_px, height_px, x_px, y_px, pixels_xml, power):
         return (
             f'<image name="{name}">{pixels_xml}<view sizeX="{width_px * nm}" sizeY="{height_px * nm}" '
             f'offsetX="{x_px * nm}" offsetY="{y_px * nm}" spacingZ="0"/><device model="generated" version="1"/>'
@@ -113,11 +113,11 @@ def write_scn(path, areas, canvas_px, *, mpp=0.5, objective=20):
             "</illuminationSettings></scanSettings></image>"
         )
 
-    def dimensions(sizes):
+    def format_pixels(sizes):
         entries = (f'<dimension sizeX="{w}" sizeY="{h}" r="{r}" ifd="{ifd}"/>' for r, (w, h, ifd) in enumerate(sizes))
         return f'<pixels sizeX="{sizes[0][0]}" sizeY="{sizes[0][1]}">{"".join(entries)}</pixels>'
 
-    images.append(image("macro", *canvas_px, 0, 0, dimensions([(128, 64, 0)]), 0.6))
+    images.append(format_image("macro", *canvas_px, 0, 0, format_pixels([(128, 64, 0)]), 0.6))
     for number, (x_px, y_px, pixels) in enumerate(areas):
         sizes = []
         for downsample in (1, 4):
@@ -126,8 +126,8 @@ def write_scn(path, areas, canvas_px, *, mpp=0.5, objective=20):
             )
             sizes.append((level.shape[1], level.shape[0], len(pages)))
             pages.append(level)
-        xml = dimensions(sizes)
-        images.append(image(f"area {number}", pixels.shape[1], pixels.shape[0], x_px, y_px, xml, objective))
+        xml = format_pixels(sizes)
+        images.append(format_image(f"area {number}", pixels.shape[1], pixels.shape[0], x_px, y_px, xml, objective))
     description = (
         f'<?xml version="1.0"?><scn xmlns="{SCN_NAMESPACE}" uuid="urn:uuid:1"><collection name="c" uuid="urn:uuid:2" '
         f'sizeX="{canvas_px[0] * nm}" sizeY="{canvas_px[1] * nm}">{"".join(images)}</collection></scn>'

@@ -11,7 +11,7 @@ import numpy as np
 import openslide
 import pytest
 from cohort_files import read_rows
-from command_line import PROGRAM, start, tapfm, wait_for
+from command_line import PROGRAM, start_tapfm, tapfm, wait_for
 
 from tapfm.cohort.cohort_table import read_cohort
 from tapfm.runtime.cohort_job import RESUME_HINT
@@ -268,7 +268,7 @@ def test_other_settings_need_force_and_replace_the_cohort(tmp_path):
 @pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_stopped_command_resumes(tmp_path, stop_signal):
     folder, settings = tmp_path / "p", ("--slides", 6, "--external", 0, "--tiles", 12)
-    process = start("synth", folder, *settings, "--workers", 2)
+    process = start_tapfm("synth", folder, *settings, "--workers", 2)
     wait_for(lambda: len(list((folder / "slides").glob("S*.svs"))) >= 2, process)
     process.send_signal(stop_signal)
     _, stderr = process.communicate()

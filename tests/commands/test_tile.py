@@ -149,7 +149,7 @@ def test_slide_without_tiles_keeps_its_counts(tmp_path):
     assert tapfm("tile", tmp_path / "a.svs", "--out", tmp_path / "t").returncode == 3
     (row,) = read_rows(tmp_path / "t" / "summary.csv")
     assert (row["status"], row["mpp"], row["removed_blur"], row["tiles"]) == ("failed", "0.5", "25", "0")
-    assert "check the overlay" in row["warnings"]
+    assert "check its image in overlays/" in row["warnings"]
 
 
 def test_slide_ids_that_match_file_names_of_other_slides(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cohort_files import make_cohort, read_rows, read_tile_files
-from command_line import PROGRAM, start, tapfm, wait_for
+from command_line import PROGRAM, start_tapfm, tapfm, wait_for
 from slide_files import section, write_slide
 
 from tapfm.runtime.cohort_job import RESUME_HINT
@@ -32,7 +32,7 @@ def test_stopped_command_leaves_complete_files_and_resumes(tmp_path, stop_signal
     cohort = make_cohort(tmp_path / "c", 8)
     tapfm("tile", cohort, "--out", tmp_path / "uninterrupted", "--workers", 2)
     out = tmp_path / "tiles"
-    process = start("tile", cohort, "--out", out, "--workers", 2)
+    process = start_tapfm("tile", cohort, "--out", out, "--workers", 2)
     wait_for(lambda: len(list((out / "patches").glob("*.h5"))) >= 2, process)
     workers = child_pids(process.pid)
     process.send_signal(stop_signal)
@@ -62,7 +62,7 @@ def wait_for_exit(pids):
 
 def test_killed_worker_fails_only_its_slide(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 12), tmp_path / "tiles"
-    process = start("tile", cohort, "--out", out, "--workers", 1)
+    process = start_tapfm("tile", cohort, "--out", out, "--workers", 1)
     wait_for(lambda: len(list((out / "patches").glob("*.h5"))) >= 1, process)
     os.kill(child_pids(process.pid)[-1], signal.SIGKILL)
     stdout, _ = process.communicate()

@@ -295,13 +295,13 @@ def test_grey_strips_and_transparency_in_tiff(tmp_path):
 # --- bounds and transparency
 
 
-def scn_with_two_areas(tmp_path):
+def write_scn_with_two_areas(tmp_path):
     first, second = section(1024, 1024, tissue=(0, 0, 1, 1)), section(768, 512, seed=1, tissue=(0, 0, 1, 1))
     return write_scn(tmp_path / "two.scn", [(512, 256, first), (2048, 1024, second)], (4096, 2048)), first
 
 
 def test_leica_slide_with_bounds_and_gaps(tmp_path):
-    path, first = scn_with_two_areas(tmp_path)
+    path, first = write_scn_with_two_areas(tmp_path)
     slide = open_slide(path)
     assert (slide.metadata.format, slide.metadata.reader) == ("SCN", "openslide")
     assert slide.metadata.bounds == Box(512, 256, 2304, 1280)
@@ -320,7 +320,7 @@ def test_leica_slide_with_bounds_and_gaps(tmp_path):
 
 
 def test_transparent_pixels_get_the_background_colour_of_the_slide(tmp_path):
-    path, _ = scn_with_two_areas(tmp_path)
+    path, _ = write_scn_with_two_areas(tmp_path)
     slide = OpenSlideSlide(path)
     object.__setattr__(slide.metadata, "background", (200, 210, 220))
     assert (slide.read(0, 0, 224, 112) == (200, 210, 220)).all()

@@ -92,7 +92,7 @@ def test_edge_of_a_rounded_level_has_no_white(tmp_path):
         assert (pixels_read == (120, 60, 120)).all()
     assert (slide.read(2003 - 400, 0, 448, 112)[:, -10:] == 255).all()  # white outside the slide
     assert (slide.read(2002, 1002, 1, 1) == (120, 60, 120)).all()
-    # a strip that the rounded level does not contain: its last column is used
+    # the rounded level does not contain this strip, so the last column of the level is read
     assert (read_region(slide, 1999, 0, 4, 400, 1, 100) == (120, 60, 120)).all()
 
 

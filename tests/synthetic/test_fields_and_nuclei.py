@@ -21,8 +21,10 @@ def test_each_address_is_a_separate_random_stream():
 
 def test_strips_of_noise_equal_the_whole_field():
     whole = make_noise(np.random.default_rng(0), (90, 70), 7.0)
-    strips = [whole.rows(top, min(top + 32, 90), 70) for top in range(0, 90, 32)]
-    np.testing.assert_allclose(np.vstack(strips), whole.rows(0, 90, 70), atol=0.05)  # cv2 rounds to 1/32 of a pixel
+    strips = [whole.render_rows(top, min(top + 32, 90), 70) for top in range(0, 90, 32)]
+    np.testing.assert_allclose(
+        np.vstack(strips), whole.render_rows(0, 90, 70), atol=0.05
+    )  # cv2 rounds to 1/32 of a pixel
 
 
 def test_smooth_noise_has_the_documented_standard_deviation():
@@ -68,7 +70,7 @@ def test_planted_nuclei_cover_the_same_area_as_normal_ones(name):
     assert covered((MORPHOLOGIES | LOOKALIKES)[name]) == pytest.approx(covered(EPITHELIAL), rel=0.07)
 
 
-def test_planted_nuclei_have_the_named_property():
+def test_planted_nuclei_have_the_properties_of_their_morphology():
     coarse = MORPHOLOGIES["coarse"]
     assert coarse.length_um * coarse.width_um > 1.5 * EPITHELIAL.length_um * EPITHELIAL.width_um
     _, normal = render_nuclei(np.random.default_rng(1), sample_nuclei(EPITHELIAL), 0.5)

@@ -47,11 +47,13 @@ def orientations(tile):
 
 def gaussian_blur(tile, sigma):
     """Blur a (3, h, w) tile in float64, with a wide kernel and reflection at the edges."""
-    reach = 7
-    offsets = np.arange(-reach, reach + 1)
+    half_width = 7
+    offsets = np.arange(-half_width, half_width + 1)
     kernel = np.exp(-0.5 * (offsets / sigma) ** 2)
     kernel /= kernel.sum()
-    pixels = np.pad(tile.numpy().astype(float), ((0, 0), (reach, reach), (reach, reach)), mode="reflect")
+    pixels = np.pad(
+        tile.numpy().astype(float), ((0, 0), (half_width, half_width), (half_width, half_width)), mode="reflect"
+    )
     for axis in (1, 2):
         pixels = np.apply_along_axis(np.convolve, axis, pixels, kernel, mode="valid")
     return pixels
@@ -60,15 +62,15 @@ def gaussian_blur(tile, sigma):
 def augment_one_by_one(tiles, setting, *address):
     """Reference implementation: augment tile by tile, each operation only if it was sampled."""
     parameters, result = sample_parameters(len(tiles), setting, *address), []
-    reach = min(math.ceil(3 * setting.blur_radius[1]), tiles.shape[-1] - 1)
+    half_width = min(math.ceil(3 * setting.blur_radius[1]), tiles.shape[-1] - 1)
     stains = np.array([module._HAEMATOXYLIN, module._EOSIN, np.cross(module._HAEMATOXYLIN, module._EOSIN)])
     stains /= np.linalg.norm(stains, axis=1, keepdims=True)
     for tile, flip, turns, blur, blur_px, scale, shift in zip(tiles, *parameters, strict=True):
         tile = (tile.flip(-1) if flip else tile).rot90(int(turns), (1, 2))
         if blur:
-            weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / blur_px) ** 2)
+            weights = np.exp(-0.5 * (np.arange(-half_width, half_width + 1) / blur_px) ** 2)
             weights = torch.from_numpy((weights / weights.sum()).astype(np.float32))
-            for axis, margin in ((2, (reach, reach, 0, 0)), (1, (0, 0, reach, reach))):
+            for axis, margin in ((2, (half_width, half_width, 0, 0)), (1, (0, 0, half_width, half_width))):
                 padded = F.pad(tile.float(), margin, mode="reflect")
                 tile = torch.zeros(tile.shape)
                 for start, weight in enumerate(weights):

@@ -14,7 +14,7 @@ from tapfm.config.settings import RunConfig
 from tapfm.errors import CohortError, InputError, TapfmError
 from tapfm.runs.data import read_run_data
 from tapfm.runtime.messages import format_command
-from tapfm.tiles.store import TileSet, find_tiles
+from tapfm.tiles.store import TileSet, read_slide_tiles
 
 SlideSource = Literal["run", "cohort", "paper"]
 _PAPER_SLIDES = {TRAIN: 1624, VALIDATION: 203, TEST: 203}  # BLCA: 2,030 patients with one slide each, split 80/10/10
@@ -77,7 +77,7 @@ def slides_from_cohort(table: Path, tiles: Path, slides_folder: Path | None = No
     files: dict[str, SlideFile] = {}
     for row in cohort.rows:
         try:
-            files[row.slide_id] = SlideFile(row.path, find_tiles(tiles, row.slide_id))
+            files[row.slide_id] = SlideFile(row.path, read_slide_tiles(tiles, row.slide_id))
         except TapfmError:
             continue  # counted in without_tiles
     if not files:

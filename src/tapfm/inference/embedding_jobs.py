@@ -17,7 +17,7 @@ from tapfm.errors import InputError, TileStoreError
 from tapfm.runtime.cohort_job import Failure
 from tapfm.runtime.files import file_identity, fingerprint
 from tapfm.slides.opening import list_slide_files
-from tapfm.tiles.store import TileSet, find_tiles
+from tapfm.tiles.store import TileSet, read_slide_tiles
 
 _NOT_IN_KEY = ("name", "licence", "gate", "notes")  # fields of a card that do not affect features
 
@@ -60,7 +60,7 @@ def make_job(
 ) -> EmbeddingJob | Failure:
     """Return the job of a slide, keyed by everything that its features depend on; a Failure if it has no tiles."""
     try:
-        tiles = find_tiles(tiles_folder, row.slide_id)
+        tiles = read_slide_tiles(tiles_folder, row.slide_id)
         files = [file_identity(file) for file in list_slide_files(row.path)]
     except TileStoreError as error:
         return Failure(error.message, f"{tile_command} --only {shlex.quote(row.slide_id)}")

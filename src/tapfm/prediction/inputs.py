@@ -23,7 +23,7 @@ from tapfm.tasks.labels import read_labels
 from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.cohort_tiling import tile_cohort
 from tapfm.tiles.grid import TileSpec
-from tapfm.tiles.store import find_tiles
+from tapfm.tiles.store import read_slide_tiles
 
 _SCALE_TOLERANCE = 0.05  # relative difference in tile width that is accepted, because scanners differ
 _DEFAULT_MPP = 0.5  # used if the run states no scale and the encoder supports several or states none
@@ -139,7 +139,7 @@ def _find_tiling_spec(member: ModelMember) -> Mapping[str, Any] | None:
         return None
     for slide in member.slides():
         try:
-            return find_tiles(folder, slide["slide_id"]).tiling_settings
+            return read_slide_tiles(folder, slide["slide_id"]).tiling_settings
         except TapfmError:
             continue
     return None
@@ -214,7 +214,7 @@ def _find_stored_tiles(requested: RequestedSlides, folder: Path, failed: Mapping
         if slide.row.slide_id in failed:
             continue
         try:
-            found.append(replace(slide, tiles=find_tiles(folder, slide.row.slide_id)))
+            found.append(replace(slide, tiles=read_slide_tiles(folder, slide.row.slide_id)))
         except TapfmError as error:
             missing[slide.row.slide_id] = Failure(error.message, error.hint, stage="tiles")
     if not found and not failed:

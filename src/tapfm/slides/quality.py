@@ -53,12 +53,12 @@ def _sharpness(tiles: Pixels) -> NDArray[np.float64]:
     return np.divide(near, far, out=np.full(count, np.nan), where=far >= _MIN_CONTRAST)
 
 
-def _mean_squared_difference(planes: NDArray[np.float32], apart_px: int) -> NDArray[np.float64]:
-    """Return the mean squared difference of pixels `apart_px` apart, vertical plus horizontal, for each plane."""
-    down = planes[:, apart_px:] - planes[:, :-apart_px]
-    across = planes[:, :, apart_px:] - planes[:, :, :-apart_px]
+def _mean_squared_difference(planes: NDArray[np.float32], distance_px: int) -> NDArray[np.float64]:
+    """Return the mean squared vertical plus horizontal difference at a distance of `distance_px`, for each plane."""
+    vertical = planes[:, distance_px:] - planes[:, :-distance_px]
+    horizontal = planes[:, :, distance_px:] - planes[:, :, :-distance_px]
     # Squares of integers are summed exactly, so the result does not depend on the batch size.
-    sums = [(each * each).mean(axis=(1, 2), dtype=np.float64) for each in (down, across)]
+    sums = [(each * each).mean(axis=(1, 2), dtype=np.float64) for each in (vertical, horizontal)]
     return np.asarray(sums[0] + sums[1])
 
 

@@ -143,6 +143,6 @@ def find_small_components(mask: Mask, smaller_than_px: float, connectivity: int 
     return np.asarray(small[labels], dtype=bool)
 
 
-def mask_side_px(side_px0: float, mpp: float) -> int:
-    """Return the size in thumbnail pixels of a length in level-0 pixels; at least 1, at most the length itself."""
+def thumbnail_side_px(side_px0: float, mpp: float) -> int:
+    """Return the side of the thumbnail for tissue detection, in pixels, for a slide with a side of `side_px0`."""
     return max(1, min(math.ceil(side_px0), round(side_px0 * mpp / _MASK_MPP)))

@@ -123,10 +123,12 @@ class CohortSpec:
                 hint="--slides must be from 2 to 9999, --external from 0 to 9999.",
             )
         if not 10 <= self.tiles <= 1000:
-            raise InputError(f"--tiles is {self.tiles}.", hint="It must be from 10 to 1000.")
+            raise InputError(
+                f"--tiles is {self.tiles}, but must be from 10 to 1000.", hint="The default is --tiles 80."
+            )
         if not all(0 <= each <= 1 for each in self.fractions) or not abs(sum(self.fractions) - 1) <= 1e-6:
             raise InputError(
-                f"--fractions is {' '.join(f'{each:g}' for each in self.fractions)}.",
+                f"--fractions {' '.join(f'{each:g}' for each in self.fractions)} is invalid.",
                 hint="Give the fractions of training, validation and test slides, with a sum of 1: "
                 "--fractions 0.8 0.1 0.1",
             )
@@ -290,7 +292,7 @@ def _sample_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels:
         tissue_fraction=rng.uniform(lowest, highest),
         outline=cast(Outline, str(rng.choice(["resection", "chips", "cores"], p=[0.4, 0.4, 0.2]))),
         epithelium_fraction=rng.uniform(0.38, 0.5),
-        lumen_fraction=rng.uniform(0.25, 0.7),
+        lumen_probability=rng.uniform(0.25, 0.7),
         fat_fraction=rng.uniform(0, 0.1),
         lymphoid_fraction=rng.uniform(0.01, 0.06),
         inflammation=rng.uniform(0.05, 0.3),

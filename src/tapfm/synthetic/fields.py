@@ -25,7 +25,7 @@ class Noise:
     step_px: float
     shift_xy: tuple[float, float]
 
-    def rows(self, top: int, bottom: int, width: int) -> Field:
+    def render_rows(self, top: int, bottom: int, width: int) -> Field:
         """Return the rows from `top` to `bottom`. Mean 0, standard deviation about 1.2."""
         scale, (shift_x, shift_y) = 1 / self.step_px, self.shift_xy
         to_grid = np.array([[scale, 0, 1 + shift_x], [0, scale, 1 + shift_y + top * scale]], np.float64)
@@ -47,7 +47,7 @@ def make_noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) 
 
 def smooth_noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) -> Field:
     """Sample a whole field of smooth noise."""
-    return make_noise(rng, shape_hw, wavelength_px).rows(0, *shape_hw)
+    return make_noise(rng, shape_hw, wavelength_px).render_rows(0, *shape_hw)
 
 
 def rough_noise(
@@ -70,9 +70,9 @@ def resize_field(field: Field, shape_hw: Shape) -> Field:
     return np.asarray(cv2.resize(field, shape_hw[::-1], interpolation=cv2.INTER_LINEAR), np.float32)
 
 
-def enlarge_rows(field: Field, times: float, top: int, bottom: int, width: int) -> Field:
-    """Return the rows from `top` to `bottom` of a field enlarged `times`, as `resize_field` does for all rows."""
-    scale = 1 / times
+def enlarge_rows(field: Field, factor: float, top: int, bottom: int, width: int) -> Field:
+    """Return the rows from `top` to `bottom` of a field enlarged by `factor`, as `resize_field` does for all rows."""
+    scale = 1 / factor
     to_field = np.array([[scale, 0, scale / 2 - 0.5], [0, scale, (top + 0.5) * scale - 0.5]], np.float64)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     rows = cv2.warpAffine(field, to_field, (width, bottom - top), flags=flags, borderMode=cv2.BORDER_REPLICATE)

@@ -57,7 +57,7 @@ class SectionSpec:
     tissue_fraction: float  # of the whole area
     outline: Outline = "resection"
     epithelium_fraction: float = 0.42
-    lumen_fraction: float = 0.5  # probability that a cavity of the epithelium is a lumen
+    lumen_probability: float = 0.5  # of each cavity in the epithelium
     fat_fraction: float = 0.06
     lymphoid_fraction: float = 0.04
     inflammation: float = 0.15  # fraction of the stroma with clusters of lymphocytes
@@ -100,7 +100,7 @@ def generate_section(spec: SectionSpec, *address: int | str) -> Section:
     # a lumen keeps a distance from the stroma, so that the epithelium around it has an even thickness
     depth = distance_inside(epithelium)
     thickness = 22 + 4 * smooth_noise(rng, shape_hw, 200) + 3.5 * rough_noise(rng, shape_hw, 40, 2)
-    lumen = _open_lumens(rng, depth > thickness, spec.lumen_fraction)
+    lumen = _open_lumens(rng, depth > thickness, spec.lumen_probability)
     stroma = tissue & ~fat & ~epithelium
     lymphoid = _select_highest(rough_noise(rng, shape_hw, 230, 2), stroma & (inner > 15), spec.lymphoid_fraction * area)
     vessels = _draw_vessels(make_rng(*address, "vessels"), stroma & ~lymphoid & (inner > 40), area)
@@ -138,11 +138,11 @@ def _select_highest(field: Field, within: Mask, area: float) -> Mask:
     return np.asarray(within & (field >= threshold))
 
 
-def _open_lumens(rng: np.random.Generator, cavities: Mask, fraction: float) -> Mask:
-    """Return a random fraction of the cavities as lumens. Very small and very large cavities stay solid."""
+def _open_lumens(rng: np.random.Generator, cavities: Mask, probability: float) -> Mask:
+    """Return each cavity as a lumen with this probability. Very small and very large cavities stay solid."""
     _, labels, statistics, _ = cv2.connectedComponentsWithStats(cavities.astype(np.uint8), connectivity=4)
     area = statistics[:, cv2.CC_STAT_AREA]
-    opened = (area >= _MIN_LUMEN_UM2) & (area <= _MAX_LUMEN_UM2) & (rng.random(len(area)) < fraction)
+    opened = (area >= _MIN_LUMEN_UM2) & (area <= _MAX_LUMEN_UM2) & (rng.random(len(area)) < probability)
     opened[0] = False
     return np.asarray(opened[labels])
 
@@ -302,7 +302,7 @@ def _place_nuclei(
 
 
 def _scale_kind(kind: NucleusKind, scale: float, spacing: float) -> NucleusKind:
-    """Scale the size of nuclei with their spacing, then scale the spacing alone."""
+    """Scale nuclei and their spacing by `scale`, and the spacing additionally by `spacing`."""
     return replace(
         kind,
         length_um=kind.length_um * scale,

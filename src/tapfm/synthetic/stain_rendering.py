@@ -120,7 +120,7 @@ def _render_background(section: Section, textures: _Textures, rows: slice, width
 
     haematoxylin = np.zeros((rows.stop - rows.start, width), np.float32)
     eosin = np.zeros_like(haematoxylin)
-    grain = textures.grain.rows(rows.start, rows.stop, width)
+    grain = textures.grain.render_rows(rows.start, rows.stop, width)
     for compartment, render in _COMPARTMENT_RENDERERS.items():
         cover = resample(textures.cover[compartment])
         if cover.any():
@@ -155,7 +155,7 @@ def _render_epithelium(_: Section, textures: _Textures, grain: Field, resample: 
 
 
 def _render_lumen(_: Section, textures: _Textures, __: Field, resample: ResampleRows) -> tuple[Field, Field]:
-    """Render an empty lumen with some secretion."""
+    """Render a mostly empty lumen with some secretion."""
     secretion = resample(textures.secretion)
     return 0.01 + 0.06 * secretion, (0.24 + 0.07 * resample(textures.clouds)) * secretion
 

@@ -102,10 +102,10 @@ class AugmentedTiles:
                 hint="Pass uint8 tiles of shape (tiles, 3, side, side).",
             )
         self._pixels, self._device = pixels, device or pixels.device
-        self._reach_px = _compute_blur_reach(augmentation, side)
+        self._half_width_px = _compute_kernel_half_width(augmentation, side)
         self._has_stain_jitter = augmentation.stain_jitter > 0
         parameters = _sample_parameters(len(pixels), augmentation, *address)
-        packed = _pack_parameters(parameters, self._reach_px, stain_jitter=self._has_stain_jitter)
+        packed = _pack_parameters(parameters, self._half_width_px, stain_jitter=self._has_stain_jitter)
         self._packed = _copy_to_device(torch.from_numpy(packed), self._device)
         self._apply_parameters = _apply_compiled if compiled else _apply_parameters
         self._slice_tiles = _tiles_per_slice(side, self._device)
@@ -127,7 +127,7 @@ class AugmentedTiles:
         with torch.autocast(self._device.type, enabled=False):
             pixels = _copy_to_device(_select_rows(self._pixels, rows), self._device)
             packed = _select_rows(self._packed, rows)
-            return self._apply_parameters(pixels, packed, self._reach_px, self._has_stain_jitter)
+            return self._apply_parameters(pixels, packed, self._half_width_px, self._has_stain_jitter)
 
 
 def _copy_to_device(values: Tensor, device: torch.device) -> Tensor:
@@ -171,23 +171,25 @@ def _sample_parameters(count: int, augmentation: Augmentation, *address: int | s
     )
 
 
-def _compute_blur_reach(augmentation: Augmentation, side_px: int) -> int:
-    """Return the radius of the blur kernel in pixels; 0 if blur is disabled."""
+def _compute_kernel_half_width(augmentation: Augmentation, side_px: int) -> int:
+    """Return the half width of the blur kernel in pixels, without its centre; 0 if blur is disabled."""
     if augmentation.blur == 0:
         return 0
     return min(math.ceil(_BLUR_SIGMAS * augmentation.blur_radius[1]), side_px - 1)
 
 
-def _pack_parameters(parameters: _AugmentationParameters, reach_px: int, *, stain_jitter: bool) -> NDArray[np.float32]:
+def _pack_parameters(
+    parameters: _AugmentationParameters, half_width_px: int, *, stain_jitter: bool
+) -> NDArray[np.float32]:
     """Pack the parameters into one array with a row per tile, so that they need a single copy to the device.
 
-    Columns: orientation (3), blur kernel (2 reach + 1), and with stain jitter a colour matrix (9) and offset (3).
+    Columns: orientation (3), blur kernel (2 half_width_px + 1), with stain jitter a colour matrix (9) and offset (3).
     """
     # A rotation is a combination of a transposition and flips.
     transposed, flipped_vertically = parameters.turns % 2 == 1, parameters.turns >= 2
     flipped_horizontally = np.isin(parameters.turns, (1, 2)) ^ parameters.flip
     orientation = np.stack([transposed, flipped_vertically, flipped_horizontally], axis=1)
-    columns = [orientation, _blur_weights(parameters, reach_px)]
+    columns = [orientation, _blur_weights(parameters, half_width_px)]
     if stain_jitter:
         stains = np.array([_HAEMATOXYLIN, _EOSIN, np.cross(_HAEMATOXYLIN, _EOSIN)])
         stains /= np.linalg.norm(stains, axis=1, keepdims=True)
@@ -197,9 +199,9 @@ def _pack_parameters(parameters: _AugmentationParameters, reach_px: int, *, stai
     return np.concatenate(columns, axis=1, dtype=np.float32, casting="same_kind")
 
 
-def _blur_weights(parameters: _AugmentationParameters, reach_px: int) -> FloatArray:
+def _blur_weights(parameters: _AugmentationParameters, half_width_px: int) -> FloatArray:
     """Return the blur kernel of each tile: a Gaussian, or the identity if the tile is not blurred."""
-    offsets = np.arange(-reach_px, reach_px + 1)
+    offsets = np.arange(-half_width_px, half_width_px + 1)
     weights = np.exp(-0.5 * (offsets / parameters.blur_px[:, None]) ** 2)
     weights /= weights.sum(axis=1, keepdims=True)
     return np.where(parameters.blur[:, None], weights, offsets == 0)
@@ -210,28 +212,28 @@ def _compile_apply() -> AugmentFunction:
     return torch.compile(_apply_parameters)
 
 
-def _apply_compiled(tiles: Tensor, packed: Tensor, reach_px: int, stain_jitter: bool) -> Tensor:
+def _apply_compiled(tiles: Tensor, packed: Tensor, half_width_px: int, stain_jitter: bool) -> Tensor:
     """Run the compiled `_apply_parameters`; it is compiled once for any number of tiles."""
     if len(tiles) == 1:  # a batch of 1 would be compiled separately
-        return _apply_parameters(tiles, packed, reach_px, stain_jitter)
+        return _apply_parameters(tiles, packed, half_width_px, stain_jitter)
     tiles, packed = tiles.data, packed.data  # views would be compiled separately
     for tensor in (tiles, packed):
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
-    return _compile_apply()(tiles, packed, reach_px, stain_jitter)
+    return _compile_apply()(tiles, packed, half_width_px, stain_jitter)
 
 
-def _apply_parameters(tiles: Tensor, packed: Tensor, reach_px: int, stain_jitter: bool) -> Tensor:
+def _apply_parameters(tiles: Tensor, packed: Tensor, half_width_px: int, stain_jitter: bool) -> Tensor:
     """Augment uint8 tiles, each with its row of packed parameters.
 
     The operations do not depend on the sampled values, so the host needs no values from the device and the function can
     be compiled.
     """
     tiles = _flip_and_rotate(tiles, packed[:, :3])
-    if not (reach_px or stain_jitter):
+    if not (half_width_px or stain_jitter):
         return tiles
     pixels = tiles.float()
-    if reach_px:
-        pixels = _blur(pixels, packed[:, 3 : 4 + 2 * reach_px], reach_px)
+    if half_width_px:
+        pixels = _blur(pixels, packed[:, 3 : 4 + 2 * half_width_px], half_width_px)
     if stain_jitter:
         pixels = _jitter_stains(pixels, packed[:, -12:-3].unflatten(1, (3, 3)), packed[:, -3:])
     return pixels.to(torch.uint8)
@@ -249,13 +251,13 @@ def _flip_and_rotate(tiles: Tensor, orientation: Tensor) -> Tensor:
     return tiles.flatten(2).gather(2, source[:, None].expand(-1, 3, -1)).view(tiles.shape)
 
 
-def _blur(pixels: Tensor, weights: Tensor, reach_px: int) -> Tensor:
+def _blur(pixels: Tensor, weights: Tensor, half_width_px: int) -> Tensor:
     """Blur each tile with its own separable kernel, with reflection at the edges.
 
     Implemented as a sum of shifted copies, because a convolution may run in TF32 or under autocast.
     """
     weight_of_offset, side = weights[:, :, None, None, None].unbind(1), pixels.shape[-1]
-    for axis, margin in ((-1, (reach_px, reach_px, 0, 0)), (-2, (0, 0, reach_px, reach_px))):
+    for axis, margin in ((-1, (half_width_px, half_width_px, 0, 0)), (-2, (0, 0, half_width_px, half_width_px))):
         padded = F.pad(pixels, margin, mode="reflect")
         pixels = torch.zeros_like(pixels)
         for start, weight in enumerate(weight_of_offset):

@@ -70,9 +70,9 @@ def tile_cohort(
     if tissue is not None:
         console.print(
             f"Tissue annotations found for {len(annotations):,} of {len(rows):,} slides; "
-            f"tissue of the others is detected by {spec.tissue}."
+            f"the tissue of the others is detected automatically ({spec.tissue})."
         )
-    _check_foreign_files(list(jobs.values()))
+    _reject_foreign_files(list(jobs.values()))
     with lock_folder(folder, "tapfm tile"), SlideClaims(folder) as claims:
         remove_unfinished(folder, *(folder / name for name in OUTPUT_FOLDERS))
         table = SlideTable(
@@ -89,7 +89,7 @@ def tile_cohort(
         todo = {slide_id: replace(job, threads=threads) for slide_id, job in todo.items()}
         with table.save_on_exit(), SlideProgress(console, "tiling", slides=len(todo)) as progress:
             for slide_id, result in run_slides(
-                run_tiling_job, todo, workers=workers, claims=claims, pool=pool, crash_hint=_crash_hint
+                run_tiling_job, todo, workers=workers, claims=claims, pool=pool, crash_hint=_format_crash_hint
             ):
                 if isinstance(result, Failure):
                     with contextlib.suppress(OSError):  # may be what made the slide fail
@@ -104,7 +104,7 @@ def tile_cohort(
     return table
 
 
-def _crash_hint(job: TilingJob) -> str:
+def _format_crash_hint(job: TilingJob) -> str:
     return (
         f"Inspect the slide: {format_command('inspect', job.row.path)}. "
         "If the machine ran out of memory, use fewer --workers."
@@ -131,10 +131,10 @@ def _make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissu
     return TilingJob(row, spec, layout, folder, tissue_path, key)
 
 
-def _check_foreign_files(jobs: Sequence[TilingJob]) -> None:
+def _reject_foreign_files(jobs: Sequence[TilingJob]) -> None:
     """Raise InputError if tile files of another tool would be overwritten."""
     paths = [(tile_file_path(job.folder, job.row.slide_id, job.layout), job.row.slide_id) for job in jobs]
-    foreign = [path.name for path, slide_id in paths if path.exists() and not _may_replace(path, slide_id)]
+    foreign = [path.name for path, slide_id in paths if path.exists() and not _is_replaceable(path, slide_id)]
     if foreign:
         raise InputError(
             f"{jobs[0].folder}/patches contains {len(foreign):,} tile files that were not created by tapfm, such as "
@@ -144,37 +144,39 @@ def _check_foreign_files(jobs: Sequence[TilingJob]) -> None:
 
 
 def _find_tissue_annotations(
-    rows: Sequence[SlideRow], given: Path | None, folder: Path, only: Collection[str] | None
+    rows: Sequence[SlideRow], annotations: Path | None, folder: Path, only: Collection[str] | None
 ) -> dict[str, Path]:
     """Return the annotation file of each slide: files named by slide id in a folder, or one file for one slide."""
-    if given is None:
+    if annotations is None:
         return {}
     own_outlines = (folder / _OUTLINES).resolve()
-    if own_outlines in (given.resolve(), given.resolve().parent):
+    if own_outlines in (annotations.resolve(), annotations.resolve().parent):
         raise InputError(
-            f"tapfm writes its own outlines to {given}; your annotations would be overwritten.",
+            f"tapfm writes its own outlines to {annotations}; your annotations would be overwritten.",
             hint=f"Copy them to another folder and use that: cp -r {folder / _OUTLINES} edited",
         )
     slide_ids = [row.slide_id for row in rows if only is None or row.slide_id in only]
-    if given.is_file():
+    if annotations.is_file():
         if len(slide_ids) != 1:
             raise InputError(
-                f"--tissue-mask {given} is a single file, but there are {len(slide_ids):,} slides.",
+                f"--tissue-mask {annotations} is a single file, but there are {len(slide_ids):,} slides.",
                 hint="Give a folder with one file per slide, named by slide id, or select one slide: --only ID",
             )
-        return {slide_ids[0]: given}
+        return {slide_ids[0]: annotations}
     suffixes = (*GEOJSON_SUFFIXES, *MASK_SUFFIXES)
     found: dict[str, Path] = {}
     for row in rows:
-        files = [path for suffix in suffixes if (path := given / f"{row.slide_id}{suffix}").exists()]
+        files = [path for suffix in suffixes if (path := annotations / f"{row.slide_id}{suffix}").exists()]
         if len(files) > 1:
             names = " and ".join(file.name for file in files)
-            raise InputError(f"{given} contains several files for one slide: {names}.", hint="Keep one file per slide.")
+            raise InputError(
+                f"{annotations} contains several files for one slide: {names}.", hint="Keep one file per slide."
+            )
         if files:
             found[row.slide_id] = files[0]
     if not found:
         raise InputError(
-            f"{given} contains no file for any of the slides.",
+            f"{annotations} contains no file for any of the slides.",
             hint=f"Name the files by slide id, for example {rows[0].slide_id}.geojson or {rows[0].slide_id}.png",
         )
     return found
@@ -265,11 +267,11 @@ def _remove_results(job: TilingJob) -> None:
     _outline_path(job).unlink(missing_ok=True)
     for layout in LAYOUTS:
         path = tile_file_path(job.folder, job.row.slide_id, layout)
-        if path.exists() and _may_replace(path, job.row.slide_id):
+        if path.exists() and _is_replaceable(path, job.row.slide_id):
             path.unlink()
 
 
-def _may_replace(path: Path, slide_id: str) -> bool:
+def _is_replaceable(path: Path, slide_id: str) -> bool:
     """Return whether a tile file was written by tapfm for this slide, or cannot be read.
 
     x_patches.h5 belongs to slide x in one layout and to slide x_patches in the other.

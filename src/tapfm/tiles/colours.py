@@ -35,7 +35,7 @@ def _channel_statistics(counts: NDArray[np.int64]) -> list[float]:
     mean = float(weights @ values)
     deviation = float(np.sqrt(weights @ (values - mean) ** 2))
     skewness = float(weights @ (values - mean) ** 3) / deviation**3 if deviation > 0 else 0.0
-    reached = np.cumsum(counts)
-    # the smallest value that is not exceeded by this percentage of the pixels
-    percentiles = [int(np.searchsorted(reached, percent / 100 * reached[-1])) for percent in _PERCENTILES]
+    cumulative = np.cumsum(counts)
+    # the smallest value for which at least this percentage of the pixels is less than or equal to it
+    percentiles = [int(np.searchsorted(cumulative, percent / 100 * cumulative[-1])) for percent in _PERCENTILES]
     return [mean, deviation, skewness, *map(float, percentiles)]

@@ -20,11 +20,12 @@ def build_contact_sheet(entries: Sequence[TileRecord]) -> str:
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
             f"<title>Tiles: {count}</title><style>{_read_static('contact_sheet.css')}</style></head><body>",
-            f"<h1>Tiles</h1><p>{count}. Green outline: tissue. Green squares: tiles. Filled squares: excluded.</p>",
-            *_failures_table(failed),
+            f"<h1>Tiles</h1><p>{count}. Green outline: tissue. Green squares: tiles. "
+            "Filled squares: removed tiles, with the reason in the legend of the image.</p>",
+            *_format_failures_table(failed),
             '<input type="search" placeholder="filter by name, warning, scale" aria-label="filter">',
             '<div class="sheet">',
-            *map(_figure, [*failed, *tiled]),
+            *map(_format_figure, [*failed, *tiled]),
             f"</div><script>{_read_static('contact_sheet.js')}</script></body></html>",
         ]
     )
@@ -34,7 +35,7 @@ def _read_static(name: str) -> str:
     return (files("tapfm.tiles") / "static" / name).read_text(encoding="utf-8")
 
 
-def _failures_table(failed: Sequence[TileRecord]) -> list[str]:
+def _format_failures_table(failed: Sequence[TileRecord]) -> list[str]:
     """Return a table of the failed slides; empty if there are none."""
     if not failed:
         return []
@@ -51,7 +52,7 @@ def _failures_table(failed: Sequence[TileRecord]) -> list[str]:
     ]
 
 
-def _figure(entry: TileRecord) -> str:
+def _format_figure(entry: TileRecord) -> str:
     """Return the figure of one slide; a failed slide may have no overlay."""
     name = html.escape(entry.slide_id)
     overlay = f"overlays/{quote(entry.slide_id)}.png"
@@ -72,9 +73,11 @@ def _format_statistics(entry: TileRecord) -> str:
     parts = [
         f"{entry.tiles:,} tiles",
         f"{entry.tissue_mm2 or 0:.2f} mm² of tissue",
-        f"{entry.mpp:.4g} µm/px ({entry.mpp_source})",
+        f"{entry.mpp:.4g} µm/px (from {entry.mpp_source})",
     ]
     parts += [
-        f"{count:,} {name}" for count, name in ((entry.removed_pen, "pen"), (entry.removed_blur, "blurred")) if count
+        f"{count:,} {name}"
+        for count, name in ((entry.removed_pen, "removed (pen)"), (entry.removed_blur, "removed (out of focus)"))
+        if count
     ]
     return " · ".join(parts)

@@ -51,7 +51,7 @@ class TileSpec:
         return max(1, round(self.tile_px * self.mpp / slide_mpp))
 
     def stride_px0(self, slide_mpp: float) -> float:
-        """Return the distance between tiles in level-0 pixels, not rounded to avoid drift of the grid."""
+        """Return the distance between tiles in level-0 pixels. It is not rounded, so that the grid does not drift."""
         return (self.tile_px - self.overlap_px) * self.mpp / slide_mpp
 
     def achieved_mpp(self, slide_mpp: float) -> float:
@@ -108,7 +108,7 @@ def _interpolate_area(sums: NDArray[np.float64], x: NDArray[np.float64], y: NDAr
     height, width = sums.shape
     x, y = np.clip(x, 0, width - 1), np.clip(y, 0, height - 1)
     left, top = np.minimum(x.astype(int), width - 2), np.minimum(y.astype(int), height - 2)
-    across, down = x - left, y - top
-    upper = sums[top, left] * (1 - across) + sums[top, left + 1] * across
-    lower = sums[top + 1, left] * (1 - across) + sums[top + 1, left + 1] * across
-    return np.asarray(upper * (1 - down) + lower * down)
+    weight_x, weight_y = x - left, y - top
+    upper = sums[top, left] * (1 - weight_x) + sums[top, left + 1] * weight_x
+    lower = sums[top + 1, left] * (1 - weight_x) + sums[top + 1, left + 1] * weight_x
+    return np.asarray(upper * (1 - weight_y) + lower * weight_y)

@@ -80,7 +80,7 @@ def _overlay_background(slide: Slide, tiled: TiledSlide) -> Pixels:
 
 
 def _format_caption(tiled: TiledSlide, scale: Scale) -> str:
-    return f"{scale.mpp:.4g} µm/px ({scale.source}), {tiled.tissue_mm2:,.2f} mm² of tissue"
+    return f"{scale.mpp:.4g} µm/px (from {scale.source}), {tiled.tissue_mm2:,.2f} mm² of tissue"
 
 
 def _list_legend_entries(tiled: TiledSlide) -> list[tuple[Colour, str]]:

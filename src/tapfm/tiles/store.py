@@ -83,7 +83,7 @@ def tile_file_path(folder: Path, slide_id: str, layout: Layout) -> Path:
     return folder / "patches" / f"{slide_id}{_SUFFIXES[layout]}"
 
 
-def find_tiles(folder: Path, slide_id: str) -> TileSet:
+def read_slide_tiles(folder: Path, slide_id: str) -> TileSet:
     """Read the tiles of a slide in either layout. Raise TileStoreError if there is no file or no tile."""
     path = next((path for layout in LAYOUTS if (path := tile_file_path(folder, slide_id, layout)).exists()), None)
     if path is None:
@@ -206,7 +206,7 @@ def _parse_tile_set(path: Path, positions: Positions, attributes: Mapping[str, A
 
 
 def is_stored_none(value: Any) -> bool:
-    """Return whether an attribute is None as stored by TRIDENT, which is a string."""
+    """Return whether an attribute is the string 'None', which TRIDENT stores for None."""
     return isinstance(value, str | bytes) and str(value) in ("None", "b'None'")
 
 

@@ -17,7 +17,7 @@ from tapfm.slides.quality import FOCUS_MPP, detect_blur, pen_mask
 from tapfm.slides.region_reading import BLOCK_PX, MAX_UNREADABLE_FRACTION, best_level, make_thumbnail, read_region
 from tapfm.slides.scale import Scale
 from tapfm.slides.slide import DAMAGED_FILE_HINT, Pixels, Slide, SlideMetadata, Thumbnail
-from tapfm.slides.tissue import Mask, mask_side_px, padding_mask, tissue_mask
+from tapfm.slides.tissue import Mask, padding_mask, thumbnail_side_px, tissue_mask
 from tapfm.tiles.grid import Positions, TileSpec, TileStatus, mask_coverage, tile_grid
 
 # Version of the tiles. Increase it when the same settings give different tiles on any slide (readers, scale, tissue,
@@ -70,14 +70,14 @@ def tile_slide(
     side_px0 = spec.side_px0(mpp)
     if side_px0 * _MAX_ENLARGEMENT < spec.tile_px:
         raise ScaleError(
-            f"{metadata.path.name} has {mpp:g} um per pixel, too coarse for tiles at {spec.mpp:g}: a tile of "
-            f"{spec.tile_px} px would be enlarged from {side_px0} px.",
+            f"{metadata.path.name} is too coarse: it has {mpp:g} um per pixel, so a tile of {spec.tile_px} px at "
+            f"{spec.mpp:g} um per pixel would be enlarged from {side_px0} px.",
             hint="If the scale is wrong, enter the correct one in the column `mpp` of the cohort table (um per pixel, "
             f"0.25 at 40x). If it is correct, extract coarser tiles: --mpp {mpp:g}",
         )
     # after an error an OpenSlide handle fails on every call, so a damaged tile would fail the tiles of other threads
     threads = min(threads, _MAX_THREADS) if metadata.reader == "tiff" else 1
-    longest_px = mask_side_px(max(metadata.bounds.width_px0, metadata.bounds.height_px0), mpp)
+    longest_px = thumbnail_side_px(max(metadata.bounds.width_px0, metadata.bounds.height_px0), mpp)
     thumbnail = make_thumbnail(slide, longest_px, threads)
     thumbnail_mpp = mpp * sum(thumbnail.downsample) / 2
     if tissue_path is None:
@@ -144,8 +144,8 @@ def _group_into_blocks(
 ) -> list[NDArray[np.intp]]:
     """Group neighbouring tiles into blocks, so that each part of the file is decoded and resized once."""
     level = metadata.levels[best_level(metadata.levels, side_px0 / tile_px)]
-    across = min(_BLOCK_TILES, int(BLOCK_PX * level.downsample / side_px0))
-    block_x, block_y = (positions[chosen] // (max(1, across) * side_px0)).T
+    block_tiles = min(_BLOCK_TILES, int(BLOCK_PX * level.downsample / side_px0))
+    block_x, block_y = (positions[chosen] // (max(1, block_tiles) * side_px0)).T
     order = np.lexsort((block_x, block_y))
     ends = np.flatnonzero(np.diff(block_x[order]) | np.diff(block_y[order])) + 1
     return [block for block in np.split(chosen[order], ends) if len(block)]
@@ -225,7 +225,7 @@ def _removal_warnings(statuses: NDArray[np.uint8]) -> list[str]:
     """Return a warning for each filter that removed most of the tissue."""
     tissue = int((statuses != TileStatus.BACKGROUND).sum() - (statuses == TileStatus.PADDING).sum())
     return [
-        f"the {name} filter removed {removed:,} of {tissue:,} tissue tiles; check the overlay"
+        f"the {name} filter removed {removed:,} of {tissue:,} tissue tiles; check its image in overlays/"
         for name, status in (("pen", TileStatus.PEN), ("blur", TileStatus.BLUR))
         if tissue and (removed := int((statuses == status).sum())) > _SUSPICIOUS_REMOVAL * tissue
     ]
@@ -245,11 +245,11 @@ def no_tiles_error(tiled: TiledSlide, slide_name: str, spec: TileSpec) -> NoTiss
     if removed:
         return NoTissueError(
             f"{slide_name} has tissue, but all of its tiles were removed: {', '.join(removed)}.",
-            hint="Check its overlay. --keep-pen and --keep-blur disable the filters.",
+            hint="Check its image in overlays/. --keep-pen and --keep-blur disable the filters.",
         )
     return NoTissueError(
         f"{slide_name} has no tissue: none of its {len(tiled.positions):,} tile positions contains at least "
         f"{spec.min_tissue:.0%} of tissue.",
-        hint="Check its overlay. Try --tissue texture or a lower --min-tissue, or annotate the tissue and use "
-        "--tissue-mask.",
+        hint="Check its image in overlays/. Try --tissue texture or a lower --min-tissue, or annotate the tissue and "
+        "use --tissue-mask.",
     )

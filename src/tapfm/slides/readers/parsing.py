@@ -14,12 +14,12 @@ def parse_positive_number(text: str | None) -> float | None:
     return value if 0 < value < float("inf") else None
 
 
-def combine_mpp(across: float | None, down: float | None) -> tuple[float | None, str]:
+def combine_mpp(mpp_x: float | None, mpp_y: float | None) -> tuple[float | None, str]:
     """Return the mean of the x and y values that are known, and a note if they differ."""
-    known = [mpp for mpp in (across, down) if mpp is not None]
+    known = [mpp for mpp in (mpp_x, mpp_y) if mpp is not None]
     if not known:
         return None, ""
     mean = sum(known) / len(known)
     if max(known) / min(known) - 1 <= _SQUARE_TOLERANCE:
         return mean, ""
-    return mean, f"pixels are not square ({across:g} um horizontally, {down:g} um vertically); using the mean"
+    return mean, f"pixels are not square ({mpp_x:g} um horizontally, {mpp_y:g} um vertically); using the mean"

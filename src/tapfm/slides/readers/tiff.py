@@ -19,7 +19,7 @@ from tapfm.slides.readers.tiff_structure import (
     JPEG,
     LevelSegments,
     UnsupportedTiffError,
-    read_structure,
+    read_tiff_structure,
 )
 from tapfm.slides.region_reading import make_thumbnail, read_tile
 from tapfm.slides.slide import CACHE_BYTES, DAMAGED_FILE_HINT, WHITE, Pixels, Thumbnail
@@ -31,7 +31,7 @@ class TiffSlide:
     """A slide stored as TIFF, SVS or OME-TIFF."""
 
     def __init__(self, path: Path, cache_bytes: int = CACHE_BYTES) -> None:
-        self.metadata, self._segments = read_structure(path)
+        self.metadata, self._segments = read_tiff_structure(path)
         self._cache_bytes = cache_bytes
         self._cache: OrderedDict[tuple[int, int], Pixels] = OrderedDict()
         self._cached_bytes = 0
@@ -71,7 +71,7 @@ class TiffSlide:
         # If no segment of this region is cached, reads are probably scattered and the rest of the segments is unlikely
         # to be needed before they leave the cache. So they are decoded only down to the last row of the region.
         scattered = not any(
-            (level, row * segments.across + column) in self._cache for row in rows for column in columns
+            (level, row * segments.segments_per_row + column) in self._cache for row in rows for column in columns
         )
         for row in rows:
             segment_top = row * segments.height_px
@@ -79,7 +79,9 @@ class TiffSlide:
             for column in columns:
                 segment_left = column * segments.width_px
                 x_from, x_to = max(left, segment_left), min(inside_right, segment_left + segments.width_px)
-                pixels = self._load_segment(level, row * segments.across + column, y_to - segment_top, scattered)
+                pixels = self._load_segment(
+                    level, row * segments.segments_per_row + column, y_to - segment_top, scattered
+                )
                 region[y_from - y_px : y_to - y_px, x_from - x_px : x_to - x_px] = pixels[
                     y_from - segment_top : y_to - segment_top, x_from - segment_left : x_to - segment_left
                 ]
@@ -124,8 +126,12 @@ class TiffSlide:
         except Exception as error:  # each codec raises its own exceptions
             raise self._read_error(index, str(error)) from error
         # segments at the right and bottom edge may be cropped
-        width_px = min(segments.width_px, segments.level.width_px - index % segments.across * segments.width_px)
-        height_px = min(segments.height_px, segments.level.height_px - index // segments.across * segments.height_px)
+        width_px = min(
+            segments.width_px, segments.level.width_px - index % segments.segments_per_row * segments.width_px
+        )
+        height_px = min(
+            segments.height_px, segments.level.height_px - index // segments.segments_per_row * segments.height_px
+        )
         if pixels.shape[0] < min(height_px, rows or height_px) or pixels.shape[1] < width_px:
             size = f"{pixels.shape[1]} x {pixels.shape[0]}"
             raise self._read_error(index, f"expected {width_px} x {height_px} pixels, got {size}")

@@ -42,7 +42,7 @@ class LevelSegments:
     level: Level
     width_px: int
     height_px: int
-    across: int
+    segments_per_row: int
     planes: int  # 3 if red, green and blue are stored separately
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -64,7 +64,7 @@ def _open_tiff(path: Path) -> Any:
     return tifffile.TiffFile(path)
 
 
-def read_structure(path: Path) -> tuple[SlideMetadata, tuple[LevelSegments, ...]]:
+def read_tiff_structure(path: Path) -> tuple[SlideMetadata, tuple[LevelSegments, ...]]:
     """Return the metadata of a TIFF slide and the segments of each level."""
     try:
         with _open_tiff(path) as file:
@@ -131,23 +131,23 @@ def _read_segments(page: Any, first: Any) -> LevelSegments:
             f"{page.samplesperpixel} channels of photometric interpretation {int(page.photometric)}"
         )
     if int(page.photometric) == _YCBCR and page.compression not in (JPEG, APERIO_JPEG2000_YCBCR):
-        raise UnsupportedTiffError("YCbCr pixels outside JPEG")
+        raise UnsupportedTiffError("YCbCr pixels without JPEG compression")
     if not all(page.databytecounts):
         raise UnsupportedTiffError("empty tiles")  # OpenSlide fills them from other levels
     tiled = page.is_tiled
     width_px = page.tilewidth if tiled else page.imagewidth
     height_px = page.tilelength if tiled else min(page.rowsperstrip, page.imagelength)
-    across, down = -(-page.imagewidth // width_px), -(-page.imagelength // height_px)
+    per_row, per_column = -(-page.imagewidth // width_px), -(-page.imagelength // height_px)
     planes = page.samplesperpixel if int(page.planarconfig) == 2 else 1
-    if not len(page.dataoffsets) == len(page.databytecounts) == across * down * planes:
-        raise UnsupportedTiffError(f"{len(page.dataoffsets)} tiles instead of {across * down * planes}")
+    if not len(page.dataoffsets) == len(page.databytecounts) == per_row * per_column * planes:
+        raise UnsupportedTiffError(f"{len(page.dataoffsets)} tiles instead of {per_row * per_column * planes}")
     if width_px * height_px > _MAX_SEGMENT_PX:
         raise UnsupportedTiffError(f"strips of {width_px:,} x {height_px:,} pixels, too large to decode at once")
     return LevelSegments(
         level=Level.from_sizes(page.imagewidth, page.imagelength, first.imagewidth, first.imagelength),
         width_px=width_px,
         height_px=height_px,
-        across=across,
+        segments_per_row=per_row,
         planes=planes,
         offsets=tuple(page.dataoffsets),
         lengths=tuple(page.databytecounts),
@@ -242,5 +242,5 @@ def has_ome_metadata(path: Path) -> bool:
     try:
         with _open_tiff(path) as file:
             return bool(file.is_ome)
-    except Exception:  # a damaged file: read_structure raises the error
+    except Exception:  # a damaged file: read_tiff_structure raises the error
         return False
