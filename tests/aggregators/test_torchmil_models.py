@@ -91,7 +91,7 @@ def test_output_has_logit_tile_scores_and_finite_gradients(model, tiles):
 
 @every_model
 def test_logit_and_loss_terms_are_those_of_torchmil(model):
-    """Except for the slide loss, which is that of the task, and the instance loss of CLAM, which is fixed."""
+    """Except for the slide loss, which is that of the task, and the instance loss of CLAM, which tapfm corrects."""
     aggregator, (z_KD, r_K, positions) = build_small_model(model).eval(), random_bag(12)
     output = run_aggregator(aggregator, z_KD, r_K, positions)
     graph = {"adj": build_adjacency(positions)[None]} if aggregator.uses_positions else {}

@@ -20,36 +20,42 @@ def folder(tmp_path_factory):
     return folder
 
 
-def ids(requested):
+def slide_ids(requested):
     return [slide.row.slide_id for slide in requested.slides]
 
 
 def test_slides_of_the_split_are_selected_with_their_labels(folder):
     requested = read_sources([folder / "split.csv"], None, target_kinds(["FGFR3"]), "test")
-    assert ids(requested) == ["s1", "s3"]
+    assert slide_ids(requested) == ["s1", "s3"]
     assert [slide.labels for slide in requested.slides] == [{"FGFR3": 1}, {"FGFR3": 1}]
-    assert ids(read_sources([folder / "split.csv"], None, target_kinds(["FGFR3"]))) == ["s0", "s1", "s2", "s3", "s4"]
+    assert slide_ids(read_sources([folder / "split.csv"], None, target_kinds(["FGFR3"]))) == [
+        "s0",
+        "s1",
+        "s2",
+        "s3",
+        "s4",
+    ]
 
 
 def test_slides_without_a_table_are_always_included(folder):
     requested = read_sources(
         [folder / "split.csv", folder / "slides" / "s0.svs"], None, target_kinds(["FGFR3"]), "test"
     )
-    assert ids(requested) == ["s1", "s3", "s0"]
+    assert slide_ids(requested) == ["s1", "s3", "s0"]
 
 
-def test_unknown_or_empty_split_is_refused(folder, tmp_path):
-    with pytest.raises(InputError, match="tests") as refused:
+def test_unknown_or_empty_split_is_an_error(folder, tmp_path):
+    with pytest.raises(InputError, match="tests") as raised:
         read_sources([folder / "split.csv"], None, [], "tests")
-    assert "train, val, test" in refused.value.hint
+    assert "train, val, test" in raised.value.hint
     with pytest.raises(InputError, match="--split"):
         read_sources([folder / "slides"], None, [], "test")
     table = tmp_path / "train.csv"
     table.write_text(f"slide_id,path,split\ns0,{folder}/slides/s0.svs,train\n")
-    with pytest.raises(CohortError, match="split test") as refused:
+    with pytest.raises(CohortError, match="split test") as raised:
         read_sources([table], None, [], "test")
-    assert "train" in refused.value.hint
+    assert "train" in raised.value.hint
     table.write_text(f"slide_id,path\ns0,{folder}/slides/s0.svs\n")
-    with pytest.raises(CohortError) as refused:
+    with pytest.raises(CohortError) as raised:
         read_sources([table], None, [], "test")
-    assert "tapfm split" in refused.value.hint
+    assert "tapfm split" in raised.value.hint

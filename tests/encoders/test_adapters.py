@@ -29,7 +29,7 @@ FULL, LORA = Scope("full"), Scope("lora", 4)
 
 
 def build_adapted_encoder(family="registers", *, trained=True, **settings):
-    """Return an encoder with adapters; unlike new adapters, they change the output, unless not `trained`."""
+    """Return an encoder with LoRA adapters; `trained` gives them random values, so that they change the output."""
     encoder = small_encoder(family, **settings).eval()
     apply_scope(encoder, LORA)
     for number, layer in enumerate(find_lora_layers(encoder).values() if trained else ()):

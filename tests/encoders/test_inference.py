@@ -15,7 +15,7 @@ from tapfm.encoders.inference import (
     _COMPILE_FROM_FLOP as COMPILE_FROM_FLOP,
 )
 from tapfm.encoders.inference import (
-    _flop_per_tile as flop_per_tile,
+    _estimate_flop_per_tile as flop_per_tile,
 )
 from tapfm.encoders.inference import (
     default_batch,

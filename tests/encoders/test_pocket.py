@@ -49,7 +49,7 @@ def test_command_line_loads_it_offline(tmp_path):
     result = tapfm("encoders", "tapfm-pocket", "--check", "--json", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
     assert result.returncode == 0, result.stderr
     assert "the published file" in json.loads(result.stdout)["SHA-256"]
-    assert "comes with tapfm" in tapfm("encoders", "tapfm-pocket").stdout
+    assert "packaged with tapfm" in tapfm("encoders", "tapfm-pocket").stdout
 
 
 def test_damaged_file_is_an_error_that_says_what_to_do(tmp_path):

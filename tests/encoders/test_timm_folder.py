@@ -12,7 +12,7 @@ from support import FAMILIES, randomise, relative_difference, small_card, some_t
 from tapfm.encoders.adapters import Scope, apply_scope, find_lora_layers, merge_adapters
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import find_encoder_card, load_encoder_cards
-from tapfm.encoders.timm_folder import _timm_config as timm_config
+from tapfm.encoders.timm_folder import _build_timm_config as timm_config
 from tapfm.encoders.timm_folder import check_timm_folder, extra_timm_arguments, write_timm_folder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder

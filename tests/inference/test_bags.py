@@ -6,7 +6,7 @@ import torch
 from training_slides import make_bags, make_learner, write_slides
 
 from tapfm.inference import bags as module
-from tapfm.inference.bags import BagRequest, _as_tensor, _pinned_memory
+from tapfm.inference.bags import BagRequest, _allocate_pinned, _as_tensor
 from tapfm.inference.predictor import Predictor
 
 CUDA = torch.cuda.is_available()
@@ -56,7 +56,7 @@ def test_pageable_memory_is_used_if_pinning_fails(monkeypatch):
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(module.torch, "empty", raise_error)
-    assert _pinned_memory((2, 3, 4, 4)).shape == (2, 3, 4, 4)
+    assert _allocate_pinned((2, 3, 4, 4)).shape == (2, 3, 4, 4)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")

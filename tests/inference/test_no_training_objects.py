@@ -31,4 +31,4 @@ def test_inference_creates_no_training_objects(trained, workspace, tmp_path, mon
         "embed": (workspace / "cohort.csv", "--encoder", "tapfm-pocket"),
     }
     result = tapfm(command, *arguments[command], *options)
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output

@@ -10,7 +10,7 @@ from training_slides import TILES_PER_ROW, make_bags, make_learner, write_slides
 
 from tapfm.encoders.features import FeatureSet, read_feature_metadata, write_features
 from tapfm.inference.bags import BagRequest, FeatureBags
-from tapfm.inference.bags import _tile_coordinates as tile_coordinates
+from tapfm.inference.bags import _compute_coordinates as tile_coordinates
 from tapfm.inference.predictor import Predictor
 from tapfm.tiles.store import TileSet
 

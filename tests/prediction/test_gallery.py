@@ -15,7 +15,7 @@ from tapfm.prediction.gallery import _FRAME_PX as FRAME_PX
 from tapfm.prediction.gallery import _GAP_PX as GAP_PX
 from tapfm.prediction.gallery import _MARGIN_PX as MARGIN_PX
 from tapfm.prediction.gallery import _draw_unreadable_tile as draw_unreadable_tile
-from tapfm.prediction.gallery import _highest_and_lowest as highest_and_lowest
+from tapfm.prediction.gallery import _find_extreme_tiles as highest_and_lowest
 from tapfm.prediction.gallery import draw_gallery, read_tile_image
 from tapfm.prediction.layers import layer_values
 from tapfm.slides.opening import open_slide

@@ -27,9 +27,9 @@ from tapfm.prediction.heatmap_text import (
     describe_clipped_tiles,
     describe_predictions,
     describe_sum,
+    format_layer_heading,
     format_ticks,
     format_value,
-    layer_heading,
 )
 from tapfm.prediction.layers import UNITS, ColourScale, Layer, layer_values
 from tapfm.prediction.tile_squares import place_tiles
@@ -56,7 +56,7 @@ def test_neighbouring_tiles_have_no_gap_on_any_grid_and_size(mpp, shrink, tile_p
     px0_per_px = (2000 / width_px, 1500 / height_px)
     squares = place_tiles(predicted, positions, px0_per_px, width_px, height_px)
     if predicted.side_px0 - 1 < max(px0_per_px):
-        return  # tiles smaller than a pixel share pixels; starts may be one level-0 pixel closer than a side
+        return  # tiles smaller than a pixel share pixels
     area = ((squares.right - squares.left) * (squares.bottom - squares.top)).sum()
     _, covered = squares.rasterise(np.ones(len(positions)), 0, height_px)
     assert covered.sum() == area == squares.right.max() * squares.bottom.max()
@@ -198,9 +198,9 @@ def test_title_has_probability_threshold_and_call_of_the_layers_targets():
 
 
 def test_heading_names_layer_target_and_percentiles():
-    assert layer_heading(ATTENTION, percentile=False) == "Raw attention"
-    assert layer_heading(CONTRIBUTION, percentile=True).startswith("Contribution to the logit for FGFR3")
-    assert "percentile" in layer_heading(CONTRIBUTION, percentile=True)
+    assert format_layer_heading(ATTENTION, percentile=False) == "Raw attention"
+    assert format_layer_heading(CONTRIBUTION, percentile=True).startswith("Contribution to the logit for FGFR3")
+    assert "percentile" in format_layer_heading(CONTRIBUTION, percentile=True)
 
 
 def test_sum_of_contributions_constant_and_logit_are_stated():
@@ -224,6 +224,8 @@ def test_tiles_beyond_the_colour_scale_are_counted():
     both = describe_clipped_tiles(np.array([-2.0, -3.0, 2.0]), scale)
     assert "2 tiles below −1.00 (minimum −3.00)" in both
     assert "1 tile above 1.00 (maximum 2.00)" in both
+    close = describe_clipped_tiles(np.array([1.0001]), scale)
+    assert "above 1.0000 (maximum 1.0001)" in close
 
 
 def test_values_and_ticks_have_few_digits():

@@ -76,7 +76,7 @@ def test_file_describes_layer_unit_and_position(tmp_path, predicted, table):
             assert (about["low"], about["high"]) == (0, 100)
 
 
-def test_small_slide_has_one_level_and_no_tiles_are_white(tmp_path):
+def test_small_slide_without_tiles_is_one_white_level(tmp_path):
     predicted = predicted_slide(size_px0=(500, 400))
     write_heatmap_tiff(
         tmp_path / "heatmap.tif", predicted, make_tile_table(predicted, np.empty((0, 2), int)), CONTRIBUTION

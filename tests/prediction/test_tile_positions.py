@@ -61,7 +61,7 @@ class Case:
 
 CASES = {
     "20x": {"mpp": 0.5, "size_px0": (1200, 900)},
-    "20x, shrunk": {"mpp": 0.5, "size_px0": (2500, 1100)},
+    "20x, downsampled": {"mpp": 0.5, "size_px0": (2500, 1100)},
     "40x": {"mpp": 0.25, "size_px0": (2300, 1700)},
     "bounds": {"mpp": 0.5, "size_px0": (1200, 900), "corner_px0": (512, 256)},
     "40x, bounds": {"mpp": 0.25, "size_px0": (2304, 1792), "corner_px0": (771, 333)},
@@ -81,7 +81,7 @@ def test_png_has_the_tile_at_its_pixels_and_on_its_tissue(case):
     sheet = draw_heatmap(case.slide.thumbnail(MAX_SIDE_PX), case.predicted, case.table, CONTRIBUTION)
     with Image.open(io.BytesIO(sheet)) as image:
         about = json.loads(image.text["tapfm"])
-        left, top, width_px, height_px = about["slide_in_picture_px"]
+        left, top, width_px, height_px = about["slide_in_image_px"]
         image = np.asarray(image)[top : top + height_px, left : left + width_px].astype(int)
     red = image[..., 0] - image[..., 2] > 40
     expected = case.tile_mask(about["px0_per_px"], width_px, height_px)

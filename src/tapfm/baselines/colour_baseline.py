@@ -93,10 +93,14 @@ def predict_baseline(slides: BaselineSlides, targets: TargetKinds, colours: Colo
 
 def _add_statistics(slides: Sequence[RunSlide], colours: Colours | None) -> list[_SlideStatistics]:
     """Return slides with the inputs of the baseline, without unreadable slides."""
-    return [(slide, statistics) for slide in slides if (statistics := _baseline_statistics(slide, colours)) is not None]
+    return [
+        (slide, statistics)
+        for slide in slides
+        if (statistics := _compute_baseline_statistics(slide, colours)) is not None
+    ]
 
 
-def _baseline_statistics(slide: RunSlide, colours: Colours | None) -> list[float] | None:
+def _compute_baseline_statistics(slide: RunSlide, colours: Colours | None) -> list[float] | None:
     """Return the inputs of the baseline for a slide, or None if it cannot be read."""
     if (count := _count_tiles(slide)) == 0:
         return None

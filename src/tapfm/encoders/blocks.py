@@ -71,7 +71,7 @@ def _run_attention_half(block: Any, x_KND: Tensor, rope: Tensor | None) -> Tenso
     attn = block.attn
     if getattr(attn, "gate", None) is None and _can_fold_norm(block.norm1, x_KND):
         inner_KND = x_KND
-        q_KHNd, k_KHNd, v_KHNd = _project_qkv(attn, x_KND, rope, partial(_linear_after_norm, block.norm1))
+        q_KHNd, k_KHNd, v_KHNd = _project_qkv(attn, x_KND, rope, partial(_apply_norm_and_linear, block.norm1))
     else:
         inner_KND = block.norm1(x_KND)
         q_KHNd, k_KHNd, v_KHNd = _project_qkv(attn, inner_KND, rope)
@@ -85,9 +85,9 @@ def _run_mlp_half(block: Any, x_KND: Tensor) -> Tensor:
         out_KND = mlp(block.norm2(x_KND)) if gamma is None else gamma * mlp(block.norm2(x_KND))
     else:
         if _can_fold_norm(block.norm2, x_KND):
-            hidden_KNh = _mlp_hidden(mlp, x_KND, partial(_linear_after_norm, block.norm2))
+            hidden_KNh = _compute_mlp_hidden(mlp, x_KND, partial(_apply_norm_and_linear, block.norm2))
         else:
-            hidden_KNh = _mlp_hidden(mlp, block.norm2(x_KND))
+            hidden_KNh = _compute_mlp_hidden(mlp, block.norm2(x_KND))
         out_KND = mlp.drop2(_apply_layer_scale(mlp.fc2, gamma, hidden_KNh, fold=True))
     return x_KND + block.drop_path2(out_KND)
 
@@ -103,7 +103,7 @@ def run_last_block(
     def run(x_KND: Tensor) -> tuple[Tensor, Tensor]:
         inner_KND = block.norm1(x_KND)
         q_KHNd, k_KHNd, v_KHNd = _project_qkv(block.attn, inner_KND, rope)
-        r_K = _raw_attention(q_KHNd[:, :, :1], k_KHNd, scale=block.attn.scale, prefix=prefix)
+        r_K = _compute_raw_attention(q_KHNd[:, :, :1], k_KHNd, scale=block.attn.scale, prefix=prefix)
         if cls_only:
             q_KHNd, x_KND, inner_KND = q_KHNd[:, :, :1], x_KND[:, :1], inner_KND[:, :1]
         x_KND = _apply_attention(block, x_KND, inner_KND, q_KHNd, k_KHNd, v_KHNd, fold=False)
@@ -127,7 +127,7 @@ def _apply_attention(
     return x_KND + block.drop_path1(attn.proj_drop(_apply_layer_scale(attn.proj, gamma, out_KND, fold=fold)))
 
 
-def _raw_attention(q_KH1d: Tensor, k_KHNd: Tensor, *, scale: float, prefix: int) -> Tensor:
+def _compute_raw_attention(q_KH1d: Tensor, k_KHNd: Tensor, *, scale: float, prefix: int) -> Tensor:
     """Compute eq. 1: the CLS row of the softmax attention, averaged over heads and patch tokens.
 
     The softmax is over all tokens, the mean over patch tokens only; a mean over all tokens would be the constant 1/N.
@@ -170,7 +170,7 @@ def _project_qkv(
     return q, k, v
 
 
-def _mlp_hidden(mlp: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any] = _apply_layer) -> Tensor:
+def _compute_mlp_hidden(mlp: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any] = _apply_layer) -> Tensor:
     """Compute the input of the last layer of timm's Mlp, GluMlp or SwiGLU."""
     if type(mlp) is GluMlp:
         first, second = _split_packed_output(mlp.fc1, x_KND, apply)
@@ -220,7 +220,7 @@ def _can_fold_norm(norm: Any, x_KND: Tensor) -> bool:
     )
 
 
-def _linear_after_norm(norm: Any, layer: Any, x_KND: Tensor) -> Tensor:
+def _apply_norm_and_linear(norm: Any, layer: Any, x_KND: Tensor) -> Tensor:
     """Apply a norm and then a layer, with the weights of the norm folded into those of the layer."""
     if type(layer) not in (nn.Linear, _TensorLinear):
         return layer(norm(x_KND))

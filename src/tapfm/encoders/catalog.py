@@ -58,5 +58,5 @@ def find_encoder_card(name: str) -> EncoderCard:
                 f"Encoder '{name}' is not supported: {reason}.", hint="List the supported encoders: tapfm encoders"
             )
     raise UnknownNameError.with_suggestions(
-        "encoder", name, cards, see="tapfm encoders (any timm ViT: timm:<architecture>)"
+        "encoder", name, cards, see="the names listed by `tapfm encoders`, and timm:<architecture>"
     )

@@ -25,10 +25,11 @@ from tapfm.runtime.device_memory import convert_memory_errors
 
 Precision = Literal["float32", "bfloat16", "float16", "float8"]
 
-# Arithmetic of a job from which compiling pays off: it saves about a sixth of the time, but takes minutes itself.
-# Corresponds to a hundred thousand tiles with a ViT-g, or half a million with a ViT-L.
+# Floating-point operations of a job from which compiling saves time: it makes encoding about a sixth faster, but takes
+# minutes. Corresponds to a hundred thousand tiles with a ViT-g, or half a million with a ViT-L.
 _COMPILE_FROM_FLOP = 6e16
-# Arithmetic of a batch (for example with a ViT-B) up to which a large GPU computes faster than Python launches kernels.
+# Floating-point operations of a batch, for example of a ViT-B, up to which launching kernels takes longer than
+# computing on a large GPU.
 _CAPTURE_UP_TO_FLOP = 1e13
 _BATCH_FLOP = 6e13  # of a default batch: uses a large GPU fully, and fits into the memory of a small one
 SMALLEST_BATCH, _LARGEST_BATCH = 64, 256  # tiles
@@ -41,7 +42,7 @@ class InferenceEncoder:
         self, encoder: VitEncoder, precision: Precision, *, autocast: torch.dtype | None, capture: bool
     ) -> None:
         self.encoder, self.precision = encoder, precision
-        self._autocast, self._flop = autocast, _flop_per_tile(encoder)
+        self._autocast, self._flop = autocast, _estimate_flop_per_tile(encoder)
         self._captured: _CapturedGraph | None = None
         self._may_capture = capture and self.device.type == "cuda"
 
@@ -94,7 +95,7 @@ class _CapturedGraph:
                 run(self._tiles)
             torch.cuda.current_stream().wait_stream(stream)
             # thread_local: the thread that reads tiles may allocate pinned memory during the capture
-            with _restored_generator(device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            with _restore_generator_on_error(device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._encoded = run(self._tiles)
 
     def matches(self, encoder: VitEncoder, batch: int) -> bool:
@@ -109,7 +110,7 @@ class _CapturedGraph:
 
 
 @contextmanager
-def _restored_generator(device: torch.device) -> Iterator[None]:
+def _restore_generator_on_error(device: torch.device) -> Iterator[None]:
     """Restore the random generator of the device if capturing fails; it would stay in capture mode otherwise."""
     generator = torch.cuda.default_generators[device.index or 0]
     before = generator.get_state()
@@ -139,7 +140,7 @@ def prepare_encoder(
         convert_to_float8(encoder)
     if compiled is None:
         # without fused kernels, converting to float8 takes longer than its faster products save
-        large = tiles * _flop_per_tile(encoder) >= _COMPILE_FROM_FLOP
+        large = tiles * _estimate_flop_per_tile(encoder) >= _COMPILE_FROM_FLOP
         compiled = can_compile(device) and (precision == "float8" or large)
     if compiled:
         encoder.compile_blocks()
@@ -176,13 +177,15 @@ def concatenate(parts: Sequence[EncodedTiles]) -> EncodedTiles:
 
 
 def default_batch(encoder: VitEncoder) -> int:
-    """Return how many tiles to encode at a time: on a GPU by their arithmetic, as a power of two."""
+    """Return how many tiles to encode at a time: on a GPU a power of two that depends on the operations per tile."""
     if encoder.mean.device.type == "cpu":
         return SMALLEST_BATCH
-    return min(max(2 ** round(math.log2(_BATCH_FLOP / _flop_per_tile(encoder))), SMALLEST_BATCH), _LARGEST_BATCH)
+    return min(
+        max(2 ** round(math.log2(_BATCH_FLOP / _estimate_flop_per_tile(encoder))), SMALLEST_BATCH), _LARGEST_BATCH
+    )
 
 
-def _flop_per_tile(encoder: VitEncoder) -> int:
+def _estimate_flop_per_tile(encoder: VitEncoder) -> int:
     """Estimate the operations of a forward pass: two for each weight of the blocks and each token."""
     vit = encoder.vit
     weights = sum(tensor.numel() for tensor in (*vit.blocks.parameters(), *vit.blocks.buffers()))

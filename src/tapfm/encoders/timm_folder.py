@@ -44,7 +44,7 @@ def write_timm_folder(
             hint="Merge them into the weights first: merge_adapters(encoder).",
         )
     check_replaceable_model(folder)
-    config = json.dumps(_timm_config(encoder, card, about or {}), indent=2, allow_nan=False)
+    config = json.dumps(_build_timm_config(encoder, card, about or {}), indent=2, allow_nan=False)
     state = {
         name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in encoder.vit.state_dict().items()
     }
@@ -94,7 +94,7 @@ def _read_config(config: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _timm_config(encoder: VitEncoder, card: EncoderCard, about: Mapping[str, Any]) -> dict[str, Any]:
+def _build_timm_config(encoder: VitEncoder, card: EncoderCard, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json: architecture and preprocessing for timm, and metadata for tapfm."""
     vit, side = encoder.vit, encoder.tile_px
     arguments = {name: value for name, value in card.arguments.items() if name not in ("mlp", "layer_norm_eps")}
@@ -174,7 +174,7 @@ def check_timm_folder(folder: Path, encoder: VitEncoder) -> None:
     try:
         with torch.no_grad():
             expected = encoder.eval()(tiles).z_KD
-            found = _timm_features(loaded, tiles, feature=encoder.feature)
+            found = _compute_timm_features(loaded, tiles, feature=encoder.feature)
     finally:
         encoder.train(was_training)
     tolerance = 1e-4 if at_least_float32(weight) == weight.dtype else 5e-2
@@ -187,7 +187,7 @@ def check_timm_folder(folder: Path, encoder: VitEncoder) -> None:
         )
 
 
-def _timm_features(loaded: Any, tiles: Tensor, *, feature: str) -> Tensor:
+def _compute_timm_features(loaded: Any, tiles: Tensor, *, feature: str) -> Tensor:
     """Compute features without tapfm: timm's forward pass, and mean and std from the folder."""
     data_config = timm.data.resolve_model_data_config(loaded)
     mean, std = (torch.tensor(data_config[name], device=tiles.device).view(1, 3, 1, 1) for name in ("mean", "std"))

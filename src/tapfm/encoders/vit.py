@@ -51,8 +51,8 @@ class VitEncoder(nn.Module):
             raise SettingError(f"feature must be one of {', '.join(get_args(Feature))}; got {feature!r}.")
         self.vit = vit
         self.feature = feature
-        save_all: Recompute = "nothing"
-        self.recompute: tuple[Recompute, ...] = (save_all,) * len(self.vit.blocks)
+        no_checkpointing: Recompute = "nothing"
+        self.recompute: tuple[Recompute, ...] = (no_checkpointing,) * len(self.vit.blocks)
         self._compiled = False
         self.tile_px = int(self.vit.patch_embed.img_size[0])
         self.feature_size = int(self.vit.embed_dim) * (2 if feature == "cls+mean" else 1)

@@ -133,28 +133,28 @@ class PixelBags:
 
     def start(self, plan: Iterator[BagRequest]) -> None:
         self._stream = TileStream(
-            self._requests(plan),
+            self._iter_requests(plan),
             workers=self._workers,
             prefetch_bytes=self._prefetch_bytes,
-            allocate=_pinned_memory if self._device.type == "cuda" else allocate_array,
+            allocate=_allocate_pinned if self._device.type == "cuda" else allocate_array,
             pool=self._pool,
         )
 
     def read(self, visit: BagRequest) -> Bag:
-        sampled = self._sampled_rows(visit)
-        bag = self._next(visit, sampled)
+        sampled = self._sample_rows(visit)
+        bag = self._read_next(visit, sampled)
         if not bag.tiles:
             raise make_unreadable_error(tuple(bag.missing.values()))
         return bag
 
     def read_parts(self, visit: BagRequest) -> Iterator[Bag]:
         """Yield the next bag in parts, since the pixels of a whole slide may not fit into memory."""
-        sampled = self._sampled_rows(visit)
+        sampled = self._sample_rows(visit)
         starts = range(0, len(sampled), _PART_TILES)
         self._parts_left = len(starts)
         for start in starts:
             self._parts_left -= 1
-            yield self._next(visit, sampled[start : start + _PART_TILES])
+            yield self._read_next(visit, sampled[start : start + _PART_TILES])
 
     def skip_rest(self) -> None:
         assert self._stream is not None
@@ -169,13 +169,13 @@ class PixelBags:
         if self._stream is not None:
             self._stream.close()
 
-    def _sampled_rows(self, visit: BagRequest) -> NDArray[np.int64]:
+    def _sample_rows(self, visit: BagRequest) -> NDArray[np.int64]:
         return sample_tiles(len(self._slides[visit.slide_id].tiles), visit.tiles, *visit.address)
 
-    def _requests(self, plan: Iterable[BagRequest]) -> Iterator[TileRequest]:
+    def _iter_requests(self, plan: Iterable[BagRequest]) -> Iterator[TileRequest]:
         for visit in plan:
             slide = self._slides[visit.slide_id]
-            positions = slide.tiles.positions[self._sampled_rows(visit)]
+            positions = slide.tiles.positions[self._sample_rows(visit)]
             request = TileRequest(visit.slide_id, slide.path, positions, slide.tiles.side_px0, self._tile_px)
             if visit.purpose == "train":
                 yield request
@@ -183,15 +183,15 @@ class PixelBags:
                 starts = range(0, len(positions), _PART_TILES)
                 yield from (request.select(start, start + _PART_TILES) for start in starts)
 
-    def _next(self, visit: BagRequest, sampled: NDArray[np.int64]) -> Bag:
+    def _read_next(self, visit: BagRequest, sampled: NDArray[np.int64]) -> Bag:
         assert self._stream is not None
         read = next(self._stream)
         if read.request.slide_id != visit.slide_id:
             raise RuntimeError(f"Tiles of {read.request.slide_id} were read instead of {visit.slide_id}.")
         pixels = _as_tensor(read.pixels)
         tiles, rows = self._slides[visit.slide_id].tiles, sampled[read.rows]
-        coordinates = _tile_coordinates(tiles.positions[rows], tiles.side_px0)
-        return Bag(pixels, rows, _missing_tiles(sampled, read), coordinates)
+        coordinates = _compute_coordinates(tiles.positions[rows], tiles.side_px0)
+        return Bag(pixels, rows, _find_missing_tiles(sampled, read), coordinates)
 
 
 class FeatureBags:
@@ -243,7 +243,7 @@ class FeatureBags:
         features = torch.from_numpy(stored.features)
         # not used: aggregators that need attention have raised an error before
         attention = torch.zeros(len(stored)) if stored.attention is None else torch.from_numpy(stored.attention)
-        coordinates = None if stored.positions is None else _tile_coordinates(stored.positions, stored.side_px0)
+        coordinates = None if stored.positions is None else _compute_coordinates(stored.positions, stored.side_px0)
         bag = Bag(EncodedTiles(features, attention), np.arange(len(stored)), coordinates=coordinates)
         if features.nbytes <= self._free_bytes:
             self._free_bytes -= features.nbytes
@@ -251,7 +251,7 @@ class FeatureBags:
         return bag
 
 
-def _tile_coordinates(positions: Positions, side_px0: int | None) -> Tensor:
+def _compute_coordinates(positions: Positions, side_px0: int | None) -> Tensor:
     """Return positions in units of the tile side; if that is unknown, tiles are assumed to be adjacent."""
     if side_px0 is None:
         steps = np.diff(np.sort(positions, axis=0), axis=0)
@@ -269,12 +269,12 @@ def check_missing_tiles(missing: int, tiles: int, reason: str) -> None:
         raise SlideFailed(f"{missing:,} of its {tiles:,} tiles cannot be read, such as: {reason}")
 
 
-def _missing_tiles(sampled: NDArray[np.int64], read: TileReadResult) -> dict[int, str]:
+def _find_missing_tiles(sampled: NDArray[np.int64], read: TileReadResult) -> dict[int, str]:
     missing = np.setdiff1d(np.arange(len(sampled)), read.rows)
     return dict(zip(sampled[missing].tolist(), read.reasons, strict=True))  # reasons are in the order of the tiles
 
 
-def _pinned_memory(shape: tuple[int, ...]) -> TilePixels:
+def _allocate_pinned(shape: tuple[int, ...]) -> TilePixels:
     """Allocate pinned memory for asynchronous copies to a GPU, or pageable memory if pinning fails."""
     try:
         return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()

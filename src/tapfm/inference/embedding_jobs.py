@@ -24,7 +24,7 @@ _NOT_IN_KEY = ("name", "licence", "gate", "notes")  # fields of a card that do n
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """Settings of an embedding; the encoder is on its device."""
+    """Settings of `tapfm embed`. The encoder is already on its device."""
 
     loaded: LoadedEncoder
     precision: Precision = "float32"

@@ -39,7 +39,7 @@ def prepare_float8_model(
     fast = InferenceModel(encoder, replace(exact.model, encoder=encoder.encoder))
     predictor = Predictor([exact, fast], batch=batch)
     for slide_id, slide in slides.items():
-        compared = _largest_change(predictor, slide_id, slide, workers)
+        compared = _measure_change(predictor, slide_id, slide, workers)
         if compared is None:
             continue
         change, count = compared
@@ -50,7 +50,7 @@ def prepare_float8_model(
     return fast, ""
 
 
-def _largest_change(predictor: Predictor, slide_id: str, slide: SlideTiles, workers: int) -> tuple[float, int] | None:
+def _measure_change(predictor: Predictor, slide_id: str, slide: SlideTiles, workers: int) -> tuple[float, int] | None:
     """Return the largest change of a probability between two models and the number of tiles; None if unreadable."""
     count = len(slide.tiles)
     rows = np.unique(np.linspace(0, count - 1, min(COMPARED_TILES, count)).astype(np.int64))

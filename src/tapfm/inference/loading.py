@@ -17,7 +17,7 @@ from tapfm.errors import FeatureStoreError, RunError, WeightsDigestError
 from tapfm.inference.float8_check import COMPARED_TILES, prepare_float8_model
 from tapfm.inference.precision import choose_inference_precision
 from tapfm.inference.predictor import InferenceModel
-from tapfm.inference.slide_bags import slide_tiles
+from tapfm.inference.slide_bags import collect_slide_tiles
 from tapfm.runs.data import RunSlide
 from tapfm.runs.ensemble import load_member
 from tapfm.runs.model import SlideModel
@@ -89,7 +89,7 @@ def prepare_models(
         exact = prepare_model(member, model, "bfloat16", tiles=COMPARED_TILES)
         float8, message = prepare_float8_model(
             exact,
-            slide_tiles(slides),
+            collect_slide_tiles(slides),
             tiles=tiles,
             compiled=options.compiled,
             batch=options.batch,

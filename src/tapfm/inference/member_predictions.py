@@ -20,7 +20,7 @@ from tapfm.inference.cohort import (
 from tapfm.inference.loading import load_for_features, load_with_encoder, prepare_model
 from tapfm.inference.predictor import Predictor
 from tapfm.inference.slide_bags import make_bags
-from tapfm.runs.data import labelled_slides
+from tapfm.runs.data import list_labelled_slides
 from tapfm.runs.evaluation_data import EvaluatedSlides
 from tapfm.runs.model_folder import ModelMember
 from tapfm.runtime.devices import choose_device
@@ -42,10 +42,10 @@ def predict_member(
 
     Slides that were predicted before with the same weights and tiles are not read again.
     """
-    slides = labelled_slides(data.slides)
+    slides = list_labelled_slides(data.slides)
     finished = FinishedSlides(finished_path, member.digest, data.contents())
     known = finished.read()
-    for slide_id, slide in _predicted_in_training(member, data, slides).items():
+    for slide_id, slide in _find_training_predictions(member, data, slides).items():
         if slide_id not in known:
             finished.add(slide_id, slide)
             known[slide_id] = slide
@@ -66,7 +66,7 @@ def predict_member(
         )
 
 
-def _predicted_in_training(
+def _find_training_predictions(
     member: ModelMember, data: EvaluatedSlides, slides: Sequence[LabelledSlide]
 ) -> dict[str, FinishedSlide]:
     """Return the slides that the run predicted with the weights of its best epoch.

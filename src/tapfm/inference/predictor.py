@@ -181,8 +181,8 @@ class Predictor:
 
     def predict_logits(self, slide_id: str, slide: EncodedSlide) -> dict[str, float]:
         """Return the logits of a slide by target; an ensemble averages probabilities. Raises NonFiniteError."""
-        by_model = [self._logits(slide_id, output) for output, _ in self._aggregate(slide)]
-        return self._mean_logits(by_model)
+        by_model = [self._read_logits(slide_id, output) for output, _ in self._aggregate(slide)]
+        return self._average_logits(by_model)
 
     def predict(self, slide_id: str, slide: EncodedSlide) -> SlideOutput:
         """Return logits and tile scores of a slide. Raises NonFiniteError."""
@@ -191,7 +191,7 @@ class Predictor:
             return outputs[0]
         shared = [name for name in outputs[0].columns if all(name in each.columns for each in outputs)]
         return SlideOutput(
-            self._mean_logits([each.logits for each in outputs]),
+            self._average_logits([each.logits for each in outputs]),
             dict.fromkeys(self.targets),  # a mean of probabilities is not a sum over tiles
             {name: np.mean([each.columns[name] for each in outputs], axis=0) for name in shared},
         )
@@ -201,8 +201,8 @@ class Predictor:
         """Return logits and tile scores of a slide by each model. Raises NonFiniteError."""
         outputs = []
         for output, raw_attention in self._aggregate(slide):
-            logits = self._logits(slide_id, output)
-            columns = {"attention": _as_values(raw_attention)} | _tile_columns(output, self.targets)
+            logits = self._read_logits(slide_id, output)
+            columns = {"attention": _as_values(raw_attention)} | _collect_tile_columns(output, self.targets)
             constants: dict[str, float | None] = dict.fromkeys(self.targets)
             if output.contributions is not None:
                 contributions = output.contributions()
@@ -240,7 +240,8 @@ class Predictor:
                 output = aggregator(*encoded)
             yield output, encoded.r_K
 
-    def _logits(self, slide_id: str, output: BagOutput) -> dict[str, float]:
+    def _read_logits(self, slide_id: str, output: BagOutput) -> dict[str, float]:
+        """Return the logits by target. Raises NonFiniteError."""
         logits = output.logits_C.double().tolist()
         if not all(map(math.isfinite, logits)):
             raise NonFiniteError(
@@ -249,7 +250,7 @@ class Predictor:
             )
         return dict(zip(self.targets, logits, strict=True))
 
-    def _mean_logits(self, by_model: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    def _average_logits(self, by_model: Sequence[Mapping[str, float]]) -> dict[str, float]:
         if len(by_model) == 1:
             return dict(by_model[0])
         return {target: kind.mean_logit([each[target] for each in by_model]) for target, kind in self.targets.items()}
@@ -308,7 +309,7 @@ def _convert_slide_errors() -> Iterator[None]:
         ) from error
 
 
-def _tile_columns(output: BagOutput, targets: Collection[str]) -> dict[str, TileValues]:
+def _collect_tile_columns(output: BagOutput, targets: Collection[str]) -> dict[str, TileValues]:
     """Return weights and scores of the tiles as columns; values shared by all targets are one column."""
     columns: dict[str, TileValues] = {}
     kinds: tuple[tuple[TileColumn, Tensor | None], ...] = (

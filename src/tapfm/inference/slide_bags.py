@@ -25,12 +25,12 @@ def make_bags(
     if tile_px is None:
         files = {slide.row.slide_id: slide.features.path for slide in slides if slide.features is not None}
         return FeatureBags(files, device=device, prefetch_bytes=prefetch_bytes)
-    tiles = slide_tiles(slides)
+    tiles = collect_slide_tiles(slides)
     pieces = -(-sum(len(each.tiles) for each in tiles.values()) // TILES_PER_PART)
     return PixelBags(
         tiles, tile_px=tile_px, device=device, workers=min(workers, pieces), prefetch_bytes=prefetch_bytes, pool=pool
     )
 
 
-def slide_tiles(slides: Sequence[RunSlide]) -> dict[str, SlideTiles]:
+def collect_slide_tiles(slides: Sequence[RunSlide]) -> dict[str, SlideTiles]:
     return {slide.row.slide_id: SlideTiles(slide.row.path, slide.tiles) for slide in slides if slide.tiles is not None}

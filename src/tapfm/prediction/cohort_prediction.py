@@ -95,7 +95,7 @@ def predict_slides(
         options = InferenceOptions(choose_device(device), workers, batch, precision, compiled)
         choose_inference_precision(precision, options.device)  # raises before any work is done
         with lock_folder(out, "tapfm predict"), SlideClaims(out) as claims:
-            _start_folder(folder, _describe(model_folder, calls, sensitivity, precision), resume=resume)
+            _prepare_folder(folder, _describe(model_folder, calls, sensitivity, precision), resume=resume)
             _print_start(model_folder, requested, calls, console)
             loading = None
             if len(requested.slides) > max(1, workers):
@@ -123,7 +123,7 @@ def predict_slides(
                 _write_tables(folder, requested, failed)
     predicted = [PredictedSlide.read(folder.slide_folder(slide_id)) for slide_id in done]
     if not predicted:
-        raise _no_slide_predicted_error(folder, failed)
+        raise _make_no_prediction_error(folder, failed)
     return Predictions(folder, tuple(predicted), failed)
 
 
@@ -221,7 +221,7 @@ def _aggregator_name(member: ModelMember) -> str:
     return str(read_export_description(member.folder)["aggregator"]["name"])
 
 
-def _start_folder(folder: PredictionFolder, about: dict[str, Any], *, resume: bool) -> None:
+def _prepare_folder(folder: PredictionFolder, about: dict[str, Any], *, resume: bool) -> None:
     """Write prediction.json. Raises if this would overwrite predictions or mix those of two models."""
     path = folder.path
     if folder.exists and any(path.glob(f"{PER_SLIDE}/*/{SLIDE_JSON}")):
@@ -286,7 +286,7 @@ def _write_tables(folder: PredictionFolder, requested: RequestedSlides, failed: 
     write_failures(folder.path, {**failed, **others}, slides)
 
 
-def _no_slide_predicted_error(folder: PredictionFolder, failed: Mapping[str, Failure]) -> SlidesFailedError:
+def _make_no_prediction_error(folder: PredictionFolder, failed: Mapping[str, Failure]) -> SlidesFailedError:
     slide_id, failure = next(iter(failed.items()))
     return SlidesFailedError(
         f"None of {format_count(len(failed), 'slide')} could be predicted. {slide_id}: {failure.reason}",

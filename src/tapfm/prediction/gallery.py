@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.heatmap import GREY_TEXT, LINE_COLOUR, encode_png
-from tapfm.prediction.heatmap_text import describe_predictions, format_value, layer_heading
+from tapfm.prediction.heatmap_text import describe_predictions, format_layer_heading, format_value
 from tapfm.prediction.layers import Layer, Values, layer_values
 from tapfm.prediction.tile_table import TileTable
 from tapfm.runtime.messages import format_count
@@ -55,7 +55,7 @@ def _tile_zoom(predicted: PredictedSlide) -> int:
     return max(1, -(-_MIN_TILE_PX // predicted.tile_px))
 
 
-def _highest_and_lowest(values: Values, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _find_extreme_tiles(values: Values, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of the highest and of the lowest values, most extreme first. No row is in both.
 
     Of equal values, the tile that comes first in the table counts as higher.
@@ -71,7 +71,7 @@ def draw_gallery(
 ) -> bytes:
     """Draw the tiles with the highest and the lowest values, with rank, value and position. Returns a PNG."""
     values = table.values[layer.column]
-    highest, lowest = _highest_and_lowest(values, count)
+    highest, lowest = _find_extreme_tiles(values, count)
     cell_px = predicted.tile_px * _tile_zoom(predicted) + 2 * _FRAME_PX
     across = max(1, min(_TILES_PER_ROW, len(highest)))
     width_px = max(_MIN_WIDTH_PX, across * (cell_px + _GAP_PX) - _GAP_PX + 2 * _MARGIN_PX)
@@ -82,7 +82,7 @@ def draw_gallery(
     sheet.write(predicted.slide_id, load_font(22, bold=True), 22)
     for line in describe_predictions(predicted, layer):
         sheet.write(line, load_font(_SIZE_PX), _SIZE_PX)
-    sheet.write(layer_heading(layer, percentile=False), load_font(_SIZE_PX), _SIZE_PX)
+    sheet.write(format_layer_heading(layer, percentile=False), load_font(_SIZE_PX), _SIZE_PX)
     for name, chosen, first in (("Highest values", highest, 1), ("Lowest values", lowest, len(table))):
         if len(chosen):
             sheet.y_px += _SIZE_PX
@@ -116,8 +116,8 @@ def _draw_tiles(
         red, green, blue = scale.colours(values[row : row + 1])[0].tolist()
         sheet.draw.rectangle((left, top, left + cell_px - 1, top + cell_px - 1), fill=(red, green, blue))
         x, y = table.positions[row].tolist()
-        picture = read_tile_image(slide, predicted, x, y).resize((side_px, side_px), Image.Resampling.BICUBIC)
-        sheet.image.paste(picture, (left + _FRAME_PX, top + _FRAME_PX))
+        image = read_tile_image(slide, predicted, x, y).resize((side_px, side_px), Image.Resampling.BICUBIC)
+        sheet.image.paste(image, (left + _FRAME_PX, top + _FRAME_PX))
         caption = top + cell_px + _SIZE_PX + 4
         value = format_value(float(values[row]), signed=scale.diverging)
         sheet.draw.text((left, caption), f"{rank:,}", TEXT_COLOUR, load_font(_SIZE_PX, bold=True), anchor="ls")

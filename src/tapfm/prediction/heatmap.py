@@ -16,8 +16,8 @@ from tapfm.prediction.heatmap_text import (
     describe_clipped_tiles,
     describe_predictions,
     describe_sum,
+    format_layer_heading,
     format_ticks,
-    layer_heading,
 )
 from tapfm.prediction.layers import ColourScale, Layer, layer_values, palette
 from tapfm.prediction.tile_squares import place_tiles
@@ -27,11 +27,11 @@ from tapfm.slides.slide import WHITE, Colour, Pixels, Thumbnail
 from tapfm.tiles.image_text import TEXT_COLOUR, ScaleBar, TextBlock, load_font
 
 MAX_SIDE_PX = 1600
-_MIN_WIDTH_PX = 640  # of a sheet, so that text fits beside a small slide
+_MIN_WIDTH_PX = 640  # of a sheet, so that the text fits even if the slide is small
 _OPACITY = 0.6
 GREY_TEXT: Colour = (98, 102, 114)
 LINE_COLOUR: Colour = (150, 154, 164)
-_PNG_KEY = "tapfm"  # PNG text chunk: layer and unit, and where on the sheet the slide is
+_PNG_KEY = "tapfm"  # key of the PNG text chunk with the metadata
 
 
 def overlay_tiles(
@@ -78,7 +78,7 @@ def draw_heatmap(
     footer.y_px += 2 * size_px
     ScaleBar.fit(mpp, image.width / 5).draw(footer.draw, margin_px + image.width, footer.y_px, load_font(size_px))
     footer.y_px += size_px // 2
-    footer.write(layer_heading(layer, percentile=percentile), load_font(size_px, bold=True), size_px)
+    footer.write(format_layer_heading(layer, percentile=percentile), load_font(size_px, bold=True), size_px)
     footer.y_px += round(0.4 * size_px)
     _draw_colour_bar(footer, scale, colour_bar_labels(layer, percentile=percentile), size_px)
     smaller = max(12, round(0.85 * size_px))
@@ -87,7 +87,7 @@ def draw_heatmap(
         f"Unit: {scale.unit}.",
         "" if percentile else describe_sum(predicted, layer, values),
         describe_clipped_tiles(values, scale),
-        f"{format_count(len(table), 'tile')}, {side_um:.0f} µm wide. The tissue under them is shown in grey.",
+        f"{format_count(len(table), 'tile')}, each {side_um:.0f} µm wide. Tissue under the tiles is shown in grey.",
     ]
     for note in filter(None, notes):
         footer.write(note, load_font(smaller), smaller, GREY_TEXT)
@@ -105,7 +105,7 @@ def draw_heatmap(
         "unit": scale.unit,
         "low": scale.low,
         "high": scale.high,
-        "slide_in_picture_px": [*corner, image.width, image.height],
+        "slide_in_image_px": [*corner, image.width, image.height],
         "px0_per_px": list(thumbnail.downsample),
         "bounds_corner_px0": [thumbnail.box.x_px0, thumbnail.box.y_px0],
     }
@@ -120,7 +120,7 @@ def _draw_colour_bar(column: TextBlock, scale: ColourScale, ends: tuple[str, str
     left = column.margin_px + left_end + gap
     length = min(34 * size_px, column.inner_px - left_end - right_end - 2 * gap - 2 * size_px)
     top, height = column.y_px, round(1.1 * size_px)
-    # from top to bottom: each colour over bright to dark tissue
+    # each colour is shown over tissue that gets darker from top to bottom
     tissue = np.linspace(245, 90, height)[:, None, None].repeat(256, axis=1)
     colours = np.rint(_blend(palette(diverging=scale.diverging)[None], tissue)).astype(np.uint8)
     strip = Image.fromarray(colours).resize((length, height), Image.Resampling.NEAREST)

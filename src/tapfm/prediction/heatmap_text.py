@@ -13,13 +13,14 @@ from tapfm.runtime.messages import format_count
 _MAX_TARGETS = 6  # listed in a title
 
 
-def format_value(value: float, *, signed: bool = False) -> str:
-    """Return a number with three significant digits."""
+def format_value(value: float, *, signed: bool = False, digits: int = 3) -> str:
+    """Return a number with `digits` significant digits."""
     if value == 0:
         return "0"
     sign = "+" if signed else ""
     # 0.0312, not 3.12e-02
-    text = f"{value:{sign}#.3g}".rstrip(".") if 1e-4 <= abs(value) < 1e3 else f"{value:{sign}.2e}"
+    is_moderate = 1e-4 <= abs(value) < 1e3
+    text = f"{value:{sign}#.{digits}g}".rstrip(".") if is_moderate else f"{value:{sign}.{digits - 1}e}"
     return text.replace("-", "−")
 
 
@@ -32,7 +33,7 @@ def format_ticks(ticks: Sequence[float]) -> list[str]:
     return [f"{tick + 0.0:,.{digits}f}".replace("-", "−") for tick in ticks]
 
 
-def layer_heading(layer: Layer, *, percentile: bool) -> str:
+def format_layer_heading(layer: Layer, *, percentile: bool) -> str:
     """Return the heading of a layer."""
     return layer.title[:1].upper() + layer.title[1:] + (" (percentiles)" if percentile else "")
 
@@ -62,22 +63,33 @@ def describe_sum(predicted: PredictedSlide, layer: Layer, values: Values) -> str
     if prediction.constant is None:  # an ensemble: its logit is that of the mean probability
         return f"Sum of all tiles: {total}. This is the mean logit of the ensemble members without their constants."
     return (
-        f"Sum of all tiles: {total}. Constant: {format_value(prediction.constant, signed=True)}. "
-        f"Logit of the slide: {format_value(prediction.logit, signed=True)}."
+        f"Logit of the slide: {format_value(prediction.logit, signed=True)} = "
+        f"sum of all tiles ({total}) + constant ({format_value(prediction.constant, signed=True)})."
     )
 
 
 def describe_clipped_tiles(values: Values, scale: ColourScale) -> str:
-    """Return how many tiles have values beyond the colour scale, or an empty string if there are none."""
+    """Return how many tiles have values outside the colour scale, or an empty string if there are none."""
     parts = []
     below, above = values[values < scale.low], values[values > scale.high]
     if len(below):
-        lowest = format_value(below.min())
-        parts.append(f"{format_count(len(below), 'tile')} below {format_value(scale.low)} (minimum {lowest})")
+        limit, lowest = _format_distinct(scale.low, below.min())
+        parts.append(f"{format_count(len(below), 'tile')} below {limit} (minimum {lowest})")
     if len(above):
-        highest = format_value(above.max())
-        parts.append(f"{format_count(len(above), 'tile')} above {format_value(scale.high)} (maximum {highest})")
-    return f"Values beyond the scale have the colour of its end: {', '.join(parts)}." if parts else ""
+        limit, highest = _format_distinct(scale.high, above.max())
+        parts.append(f"{format_count(len(above), 'tile')} above {limit} (maximum {highest})")
+    if not parts:
+        return ""
+    return f"Outside the colour scale, drawn in its first or last colour: {' and '.join(parts)}."
+
+
+def _format_distinct(first: float, second: float) -> tuple[str, str]:
+    """Format two values with as many digits as are needed to tell them apart, at most six."""
+    for digits in range(3, 7):
+        texts = format_value(first, digits=digits), format_value(second, digits=digits)
+        if texts[0] != texts[1]:
+            break
+    return texts
 
 
 def colour_bar_labels(layer: Layer, *, percentile: bool) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from tapfm.prediction.tile_table import TileTable
 from tapfm.runtime.files import open_atomically
 from tapfm.slides.slide import WHITE, Pixels
 
-_TILE_ON_HEATMAP_PX = 32  # approximate: tiles can be told apart, and files of large slides stay small
+_TILE_ON_HEATMAP_PX = 32  # approximate; keeps the files of large slides small
 _BLOCK_PX = 256
 _MAX_LAST_LEVEL_PX = 1024  # longer side of the smallest level, at most
 
@@ -31,7 +31,7 @@ def write_heatmap_tiff(
     bounds = predicted.bounds
     width_px, height_px = (-(-length // downsample) for length in (bounds.width_px0, bounds.height_px0))
     metadata = {
-        "made_by": "tapfm predict",
+        "created_by": "tapfm predict",
         "slide_id": predicted.slide_id,
         "layer": layer.column,
         "title": layer.title,

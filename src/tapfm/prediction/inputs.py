@@ -114,7 +114,7 @@ def _choose_tile_spec(model_folder: ModelFolder) -> tuple[TileSpec, str]:
     if any(each != known[0] for each in known):
         lines = [f"{member.folder}: {each}" for member, each in zip(model_folder.members, specs, strict=True)]
         raise InputError(
-            f"The members of {model_folder.path} were trained on tiles of different settings:\n  " + "\n  ".join(lines),
+            f"The members of {model_folder.path} were trained with different tile settings:\n  " + "\n  ".join(lines),
             hint="Predict with each member separately.",
         )
     if known:

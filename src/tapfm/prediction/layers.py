@@ -30,10 +30,10 @@ _TITLES: dict[TileColumn, str] = {
 UNITS: dict[TileColumn, str] = {
     "attention": "mean attention from the CLS token to the patch tokens",
     "weight": "fraction; the weights of all tiles sum to 1",
-    "contribution": "logit",
+    "contribution": "logit (log-odds)",
     "score": "arbitrary, depends on the aggregator",
 }
-_PERCENTILE_UNIT = "percentile among the slide's tiles"
+_PERCENTILE_UNIT = "percentile among the tiles of this slide"
 # Colours end at these percentiles: otherwise a few outliers would leave one colour for all other tiles.
 _CLIP_PERCENTILES = (1.0, 99.0)
 # Blue to red through light grey, equally dark at both ends; dark violet to yellow. Both are safe for colour blindness.

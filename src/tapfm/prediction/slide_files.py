@@ -1,4 +1,4 @@
-"""Find the file of a predicted slide: at its old path, or in the folder that the user passed."""
+"""Find the file of a predicted slide: at its recorded path, or in the folder passed as --slides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tapfm.prediction.folder import PredictedSlide
 
 
 def make_slide_finder(folder: Path | None) -> SlideFinder | None:
-    """Return a finder of moved slides below a folder, or None without a folder."""
+    """Return a `SlideFinder` that searches a folder for moved slide files, or None without a folder."""
     if folder is not None and not folder.is_dir():
         raise InputError(f"The folder {folder} does not exist.", hint="Pass the folder of the slide files to --slides.")
     return None if folder is None else SlideFinder(folder, explicit=True)

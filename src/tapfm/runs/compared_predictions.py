@@ -33,7 +33,7 @@ def read_compared(sources: Sequence[str], split: str) -> ComparedPredictions:
 
     split: the predictions of a run to use: test or val.
     """
-    named = [_named_source(source, split) for source in sources]
+    named = [_parse_source(source, split) for source in sources]
     names = [name for name, _ in named]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(
@@ -41,11 +41,11 @@ def read_compared(sources: Sequence[str], split: str) -> ComparedPredictions:
             hint=f"Give them different names: {repeated[0]}-1=PATH {repeated[0]}-2=PATH",
         )
     methods = _match_cohorts({name: read_predictions(path) for name, path in named})
-    targets = target_kinds(_common_targets(methods))
-    return ComparedPredictions(dict(named), methods, targets, _held_out_warnings(named, methods))
+    targets = target_kinds(_find_common_targets(methods))
+    return ComparedPredictions(dict(named), methods, targets, _collect_held_out_warnings(named, methods))
 
 
-def _named_source(source: str, split: str) -> tuple[str, Path]:
+def _parse_source(source: str, split: str) -> tuple[str, Path]:
     """Parse [NAME=]PATH; the default name is that of the folder or file."""
     name, equals, text = source.partition("=")
     if not equals or Path(source).exists():
@@ -93,7 +93,7 @@ def _match_cohorts(methods: dict[str, list[Prediction]]) -> dict[str, list[Predi
     return {name: [replace(each, cohort=None) for each in predictions] for name, predictions in methods.items()}
 
 
-def _held_out_warnings(named: Sequence[tuple[str, Path]], methods: dict[str, list[Prediction]]) -> list[str]:
+def _collect_held_out_warnings(named: Sequence[tuple[str, Path]], methods: dict[str, list[Prediction]]) -> list[str]:
     """Return a warning for each model that was trained or validated on some of the compared patients."""
     common = set.intersection(*({patient_key(each) for each in predictions} for predictions in methods.values()))
     notes = []
@@ -117,7 +117,7 @@ def _is_own_cohort(predictions: Path) -> bool:
         return False
 
 
-def _common_targets(methods: dict[str, list[Prediction]]) -> list[str]:
+def _find_common_targets(methods: dict[str, list[Prediction]]) -> list[str]:
     """Return the targets that all models have. Raises InputError if there is none."""
     by_method = {name: collect_targets(predictions) for name, predictions in methods.items()}
     first, *others = by_method.values()

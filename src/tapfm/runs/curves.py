@@ -13,7 +13,7 @@ _EPOCH_AXIS = Axis("epoch", integer=True)
 _AUC_AXIS = Axis("AUC", 0.0, 1.02)
 
 
-def training_figure(history: History, best_epoch: int | None, title: str) -> Figure:
+def build_training_figure(history: History, best_epoch: int | None, title: str) -> Figure:
     """Return losses and AUCs by epoch; `best_epoch`, which counts from 1, is the selected epoch."""
     targets = list(history[0].get("val_auc") or {}) if history else []
     aucs = _curve(history, "train_macro_auc", "other", "training")

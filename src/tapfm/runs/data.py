@@ -19,7 +19,7 @@ from tapfm.slides.opening import list_slide_files
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.labels import check_training_labels, label_count_columns, read_labels
 from tapfm.tasks.target import Label, TargetKinds
-from tapfm.tiles.store import TileSet, find_tiles
+from tapfm.tiles.store import TileSet, read_slide_tiles
 
 _OWN_COLUMNS = ("mpp", "cohort", "split")  # optional columns of every cohort table
 _MAX_LISTED = 5  # slides named in a message
@@ -147,7 +147,7 @@ def _read_run_cohort(config: RunConfig) -> Cohort:
 
 def _find_tiles(config: RunConfig, row: SlideRow) -> tuple[TileSet, None]:
     assert config.tiles.folder is not None
-    return find_tiles(config.tiles.folder, row.slide_id), None
+    return read_slide_tiles(config.tiles.folder, row.slide_id), None
 
 
 def _find_features(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]:
@@ -199,7 +199,7 @@ def _check_both_classes(config: RunConfig, data: RunData, column: str) -> None:
             )
 
 
-def labelled_slides(slides: Sequence[RunSlide]) -> list[LabelledSlide]:
+def list_labelled_slides(slides: Sequence[RunSlide]) -> list[LabelledSlide]:
     """Return the slides with their labels, without tiles."""
     return [
         LabelledSlide(slide.row.slide_id, slide.row.patient_id, slide.labels, slide.split, slide.row.cohort)

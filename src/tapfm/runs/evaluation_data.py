@@ -14,7 +14,7 @@ from tapfm.runs.data import RunSlide, StoredFeatures
 from tapfm.runs.model_folder import ModelFolder, ModelMember
 from tapfm.runtime.messages import format_command, format_count
 from tapfm.tasks.labels import read_labels
-from tapfm.tiles.store import TileSet, find_tiles
+from tapfm.tiles.store import TileSet, read_slide_tiles
 
 _MAX_LISTED = 10  # slides, or patients, named in a message
 
@@ -66,7 +66,7 @@ def read_evaluated_slides(model_folder: ModelFolder, request: EvaluationRequest)
     if len(absent) == len(model_folder.targets):
         read_labels(cohort, model_folder.targets)  # raises an error that lists the columns
     labels = read_labels(cohort, {name: kind for name, kind in model_folder.targets.items() if name not in absent})
-    splits = _own_splits(model_folder, cohort, split or TEST) if own else _external_splits(cohort, split)
+    splits = _select_own_splits(model_folder, cohort, split or TEST) if own else _select_external_splits(cohort, split)
     chosen, without_label, failed = [], [], {}
     for i, row in enumerate(cohort.rows):
         if row.slide_id not in splits:
@@ -148,7 +148,7 @@ def _find_sources(
     return config.cohort.table, request.slides or config.cohort.slides, tiles, request.features or stored
 
 
-def _own_splits(model_folder: ModelFolder, cohort: Cohort, split: str) -> dict[str, str]:
+def _select_own_splits(model_folder: ModelFolder, cohort: Cohort, split: str) -> dict[str, str]:
     """Return the splits of the slides of the run's own cohort that are in `split`."""
     config = model_folder.config
     assert config is not None
@@ -156,7 +156,7 @@ def _own_splits(model_folder: ModelFolder, cohort: Cohort, split: str) -> dict[s
     return {slide_id: each for slide_id, each in splits.items() if split in (ALL, each)}
 
 
-def _external_splits(cohort: Cohort, split: str | None) -> dict[str, str]:
+def _select_external_splits(cohort: Cohort, split: str | None) -> dict[str, str]:
     """Return the splits of the slides of another cohort, all or those in `split`."""
     if split is None or split == ALL:
         return {row.slide_id: row.split or "" for row in cohort.rows}
@@ -171,7 +171,7 @@ def _find_inputs(
     """Return the tiles of a slide, or its stored features if `features` is given."""
     if features is None:
         assert tiles is not None
-        return find_tiles(tiles, row.slide_id), None
+        return read_slide_tiles(tiles, row.slide_id), None
     path = find_feature_file(features, row.slide_id)
     if path is None:
         raise CohortError(f"no feature file in {features}")
@@ -186,7 +186,7 @@ def _check_any_slide(
     features: Path | None,
     split: str | None,
 ) -> None:
-    """Raise CohortError if there is no slide to evaluate."""
+    """Raise CohortError if no slide can be evaluated."""
     if chosen:
         return
     source = cohort.source or Path("COHORT.csv")
@@ -301,7 +301,7 @@ def attach_inputs(slide: RunSlide, tiles: Path | None, features: Path | None) ->
             continue
         try:
             if kind == "tiles":
-                found = replace(found, tiles=find_tiles(folder, slide.row.slide_id))
+                found = replace(found, tiles=read_slide_tiles(folder, slide.row.slide_id))
             else:
                 found = replace(found, features=_find_inputs(slide.row, None, folder)[1])
         except TapfmError:

@@ -122,13 +122,15 @@ def _write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
         write_timm_folder(saved.model.encoder, saved.card, out, about={"targets": saved.description["targets"]})
     aggregator = {f"aggregator/{name}": each.detach() for name, each in saved.model.aggregator.named_parameters()}
     save_checkpoint(out / AGGREGATOR_FILE, aggregator, {"tapfm": __version__, "kind": "aggregator"})
-    write_atomically(out / "README.md", format_model_card(saved, run_folder, _final_scores(run_folder)).encode())
+    write_atomically(
+        out / "README.md", format_model_card(saved, run_folder, _compute_final_scores(run_folder)).encode()
+    )
     thresholds = choose_export_thresholds(run_folder.folder, saved.model.task.targets)
     description = {"tapfm": __version__} | saved.description | {"thresholds": thresholds}
     write_atomically(out / DESCRIPTION_FILE, json.dumps(description, indent=2).encode())
 
 
-def _final_scores(run_folder: RunFolder) -> Mapping[str, AucScores]:
+def _compute_final_scores(run_folder: RunFolder) -> Mapping[str, AucScores]:
     """Compute the AUCs of a run by split; empty if the run is not finished."""
     unit: Unit = run_folder.settings()["selection"]["unit"]
     targets = target_kinds(run_folder.settings()["task"]["targets"])

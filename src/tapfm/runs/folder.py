@@ -45,7 +45,7 @@ class TrainingState(Protocol):
     """Protocol of a model with its optimisers, whose state is saved in checkpoints."""
 
     @property
-    def moments(self) -> str:
+    def moment_format(self) -> str:
         """How the optimiser's moments are stored."""
 
     def weights(self) -> dict[str, Tensor]:
@@ -128,7 +128,7 @@ class RunFolder:
             )
 
     def load_progress(self, learner: TrainingState) -> RunProgress | None:
-        """Restore the last checkpoint into the learner and return its progress; None if there is no checkpoint."""
+        """Restore the last checkpoint into the learner and return its progress, or None without a checkpoint."""
         if not self.last.exists():
             return None
         tensors, description = load_checkpoint(self.last)
@@ -167,7 +167,7 @@ class RunFolder:
             "tapfm": __version__,
             "kind": "last",
             "run": self.identity(),
-            "moments": learner.moments,
+            "moments": learner.moment_format,
             "config": self.settings(),
             "progress": progress.as_json(),
         }
@@ -179,7 +179,7 @@ class RunFolder:
         """Write history.jsonl and failures.csv."""
         lines = "".join(json.dumps(row) + "\n" for row in progress.history)
         write_atomically(self.folder / "history.jsonl", lines.encode())
-        write_atomically(self.folder / "failures.csv", failures_table(progress.failed, progress.skipped))
+        write_atomically(self.folder / "failures.csv", format_failures(progress.failed, progress.skipped))
 
     def save_best(self, learner: TrainingState, progress: RunProgress) -> None:
         """Save the weights of the best epoch so far."""
@@ -221,7 +221,7 @@ class RunFolder:
             ) from error
 
 
-def failures_table(failed: Mapping[str, str], skipped: Mapping[str, SkippedTiles]) -> bytes:
+def format_failures(failed: Mapping[str, str], skipped: Mapping[str, SkippedTiles]) -> bytes:
     """Return failures.csv: failed slides, and slides with skipped tiles."""
     rows: list[list[object]] = [[slide_id, "failed", None, reason] for slide_id, reason in failed.items()]
     rows += [

@@ -150,9 +150,7 @@ def _data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
 def _metric_lines(result: Mapping[str, AucScores]) -> list[str]:
     """Return a table of AUCs by split, or why there are none."""
     if not result:
-        return [
-            "No metrics: the run was not finished when it was exported, or it has no validation and test slides."
-        ]
+        return ["No metrics: the run was not finished when it was exported, or it has no validation and test slides."]
     rows = [
         table_row(
             split,
