@@ -32,8 +32,8 @@ from tapfm.study.forgetting import (
     summarise_probes,
 )
 from tapfm.study.probe import _cosine_distance as cosine_distance
-from tapfm.study.probe import _fit_probe as fit_probe
 from tapfm.study.probe import _linear_cka as linear_cka
+from tapfm.study.probe import _predict_with_probe as predict_with_probe
 from tapfm.study.probe_tiles import find_probe_tiles
 from tapfm.study.results import MethodResult, StudyResults
 from tapfm.study.results import _pool_folds as pool_folds
@@ -370,7 +370,7 @@ def test_probe_is_multinomial_logistic_regression_with_penalty_1(classes):
     rng = np.random.default_rng(0)
     truth = rng.integers(0, classes, 90)
     features = rng.normal(size=(90, 5)) + truth[:, None] * np.array([2.0, -1.0, 0.0, 0.2, 0.0])
-    probabilities = fit_probe(features, truth, features, classes)
+    probabilities = predict_with_probe(features, truth, features, classes)
     residuals = probabilities - np.eye(classes)[truth]
     np.testing.assert_allclose(residuals.sum(0), 0, atol=1e-4)  # intercepts have no penalty
     standardised = (features - features.mean(0)) / features.std(0)
@@ -378,7 +378,7 @@ def test_probe_is_multinomial_logistic_regression_with_penalty_1(classes):
     rest = np.log(probabilities) + standardised @ standardised.T @ residuals
     intercepts = rest - rest.mean(1, keepdims=True)
     np.testing.assert_allclose(intercepts, np.broadcast_to(intercepts[0], intercepts.shape), atol=1e-3)
-    predicted = fit_probe(features[:60], truth[:60], features[60:], classes)
+    predicted = predict_with_probe(features[:60], truth[:60], features[60:], classes)
     assert np.mean(predicted.argmax(1) == truth[60:]) > 0.5
 
 

@@ -66,7 +66,7 @@ class StudyFolder:
     def is_finished(self, run: PlannedRun, allow_failures: int = 0) -> bool:
         """Return whether a run is finished, with at most `allow_failures` failed slides."""
         folder = self.run(run)
-        # the weights are not checked: summary.md is written last
+        # summary.md is written last, so that large files need not be checked
         if not all((folder / name).is_file() for name in ("summary.md", "predictions-test.csv", "history.jsonl")):
             return False
         try:

@@ -41,7 +41,7 @@ def probe_run(run: Path, tile_set: ProbeTileSet, device: torch.device) -> dict[s
     count = len(tile_set.train)
     truth = np.array([tile_set.classes.index(tile.label) for tile in tiles])
     probabilities = {
-        name: _fit_probe(features[:count], truth[:count], features[count:], len(tile_set.classes))
+        name: _predict_with_probe(features[:count], truth[:count], features[count:], len(tile_set.classes))
         for name, features in (("before", before), ("after", after))
     }
     return {
@@ -84,7 +84,7 @@ def _read_tile(path: Path, side_px: int) -> npt.NDArray[np.uint8]:
         raise InputError(f"{path} cannot be read ({error}).", hint="Fix or delete this file.") from error
 
 
-def _fit_probe(train: Features, truth: npt.NDArray[np.int64], test: Features, classes: int) -> Features:
+def _predict_with_probe(train: Features, truth: npt.NDArray[np.int64], test: Features, classes: int) -> Features:
     """Fit a multinomial logistic regression with L2 penalty, and return the class probabilities of the test tiles."""
     from sklearn.linear_model import LogisticRegression
 

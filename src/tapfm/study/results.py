@@ -112,7 +112,7 @@ def _pool_folds(files: Sequence[Path]) -> list[Prediction]:
 
 
 def find_best_epoch(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the epoch with the highest score, the first of several, or the last epoch if none has a score."""
+    """Return the first epoch with the highest score, or the last epoch if no epoch has a score."""
     scored = [row for row in history if row["score"] is not None]
     return max(scored, key=lambda row: row["score"]) if scored else history[-1]
 
