@@ -31,7 +31,7 @@ demo: $(READY) $(PAGES)  ## run the whole workflow on synthetic slides, in minut
 	@$(BIN)/tapfm demo $(OPTIONS)
 
 test: $(READY) $(PAGES)  ## run all tests
-	@# one thread per process, because threads slow down small encoders; bytecode, because many tests start processes
+	@# one thread per process: more threads slow down small encoders; with bytecode files: many tests start processes
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
 lint: $(READY)  ## check style, unused public names and plain English
