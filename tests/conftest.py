@@ -1,8 +1,8 @@
-"""Fixtures that several files use, and how examples are drawn."""
+"""Shared fixtures, and the settings of hypothesis."""
 
 from hypothesis import settings
-from training_lab import lab, one_thread, own_lab, train  # noqa: F401
+from training_workspace import one_thread, train, workspace, workspace_copy  # noqa: F401
 
-# the same examples every time, however slow the machine: a test fails for a change, not for a draw
+# always the same examples, and no time limit: a test must only fail because of a change in the code
 settings.register_profile("tapfm", derandomize=True, deadline=None)
 settings.load_profile("tapfm")

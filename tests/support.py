@@ -1,4 +1,4 @@
-"""Small encoders of every architecture family, built from real cards, and other things that many tests need."""
+"""Small encoders of every architecture family, built from real cards, and other test helpers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.contracts import BagOutput, Targets
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.card import EncoderCard, Feature
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.vit import VitEncoder
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tasks.cross_entropy import encode_labels
 
-# family -> card, and the size that keeps what is special about it
+# family -> encoder name, and the smallest size that keeps the features of the family
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain ViT": ("kaiko-s16", {"embed_dim": 32, "img_size": 48}),
     "LayerScale": ("uni", {"embed_dim": 32, "img_size": 48}),
@@ -34,7 +34,7 @@ POSITIVE = encode_labels([1])
 
 
 def randomise(module: nn.Module, seed: int = 0) -> None:
-    """Move every parameter away from its initial value: a fresh LayerScale hides the blocks, a fresh bias is 0."""
+    """Add noise to every parameter, because the initial LayerScale suppresses the blocks and initial biases are 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in module.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
@@ -53,7 +53,7 @@ def small_encoder(
     **extra: Any,
 ) -> VitEncoder:
     key, size = FAMILIES[family]
-    card = encoder_card(key)
+    card = find_encoder_card(key)
     torch.manual_seed(seed)
     vit = build_vit(card, extra={"depth": depth, "num_heads": 2} | size | extra)
     randomise(vit, seed)
@@ -61,8 +61,8 @@ def small_encoder(
 
 
 def small_card(key: str, *, width: int = 48, **changes: Any) -> EncoderCard:
-    """A card of the catalogue with a small architecture: two blocks, three heads, tiles of 4 x 4 patches."""
-    card = encoder_card(key)
+    """Return an encoder card with a small architecture: two blocks, three heads, tiles of 4 x 4 patches."""
+    card = find_encoder_card(key)
     patch = 14 if "patch14" in card.architecture else 16
     arguments = dict(card.arguments) | {"depth": 2, "embed_dim": width, "num_heads": 3}
     if key in ("midnight-12k", "hibou-b"):
@@ -72,7 +72,7 @@ def small_card(key: str, *, width: int = 48, **changes: Any) -> EncoderCard:
     return dataclasses.replace(card, **(defaults | changes))
 
 
-def some_tiles(encoder: VitEncoder, count: int = 5, seed: int = 0) -> Tensor:
+def random_tiles(encoder: VitEncoder, count: int = 5, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     shape = (count, 3, encoder.tile_px, encoder.tile_px)
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
@@ -86,7 +86,7 @@ def cls_attention(encoder: VitEncoder, *, seed: int = 0, **settings: Any) -> Cls
 
 
 def full_attention(encoder: VitEncoder, tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """The last block's whole N x N softmax attention and the final tokens, as timm's unfused code computes them."""
+    """Return the full N x N softmax attention of the last block and the final tokens, from the unfused code of timm."""
     vit, seen = encoder.vit, dict[str, Tensor]()
     attn = vit.blocks[-1].attn
     attn.fused_attn = False
@@ -99,7 +99,7 @@ def full_attention(encoder: VitEncoder, tiles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class MeanPool(nn.Module):
-    """An aggregator without tile weights that never looks at the attention."""
+    """An aggregator without tile weights that ignores the attention."""
 
     def __init__(self, feature_size: int) -> None:
         super().__init__()
@@ -109,8 +109,8 @@ class MeanPool(nn.Module):
         return BagOutput(self.classifier(z_KD.mean(0).tanh()), None)
 
 
-def gradient_of(encoder: nn.Module) -> Tensor:
-    """The whole gradient as one vector; a parameter without one counts as 0."""
+def get_gradient(encoder: nn.Module) -> Tensor:
+    """Return the gradient of all parameters as one vector, with 0 for parameters without a gradient."""
     return torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in encoder.parameters()])
 
 
@@ -125,7 +125,7 @@ def take_step(
     step: int = 0,
     **keywords: Any,
 ) -> StepReport:
-    """One step of a positive slide, unless told otherwise, by ordinary optimisers' `step` functions."""
+    """Run one training step, by default on a positive slide. Update functions are `step` methods of optimisers."""
     for name in {"update_aggregator", "update_encoder"} & set(keywords):
         keywords[name] = skip_unless_finite(keywords[name])
     report = two_graph_step(encoder, aggregator, task, tiles, targets, slide=slide, **keywords)
@@ -142,15 +142,15 @@ def step_gradient(
     task: Any = TASK,
     **settings: Any,
 ) -> Tensor:
-    """The encoder's gradient after one two-graph step without updates; `settings` are those of `AdaptationSettings`."""
+    """Return the gradient of the encoder after one two-graph step without updates."""
     encoder.zero_grad()
     aggregator.zero_grad()
     take_step(encoder, aggregator, tiles, targets=targets, task=task, adaptation=AdaptationSettings(**settings))
-    return gradient_of(encoder).clone()
+    return get_gradient(encoder).clone()
 
 
-def whole_loss(output: BagOutput, task: Any, targets: Targets) -> Tensor:
-    """The task's loss, and what the aggregator adds of its own."""
+def total_loss(output: BagOutput, task: Any, targets: Targets) -> Tensor:
+    """Return the loss of the task plus the extra loss of the aggregator."""
     loss = task.loss(output.logits_C, targets)
     return loss if output.extra_loss is None else loss + output.extra_loss(task, targets)
 
@@ -164,12 +164,12 @@ def end_to_end_gradient(
     targets: Targets = POSITIVE,
     task: Any = TASK,
 ) -> Tensor:
-    """Ordinary backpropagation through encoder and aggregator in one graph."""
+    """Return the gradient of the encoder from ordinary backpropagation through encoder and aggregator."""
     encoder.zero_grad()
     z_KD, r_K = encoder(tiles)
     output = aggregator(z_KD, r_K.detach() if hold_attention else r_K)
-    torch.autograd.backward(whole_loss(output, task, targets))
-    return gradient_of(encoder).clone()
+    torch.autograd.backward(total_loss(output, task, targets))
+    return get_gradient(encoder).clone()
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:

@@ -1,7 +1,7 @@
 """The layers of the package: a module imports only from its own package and from earlier layers, without cycles.
 
-Every import counts, also those inside functions and for type checking only, and names of modules in texts, which
-`importlib` may get.
+All imports count, also those inside functions or for type checking only, and module names in strings, which may be
+passed to `importlib`.
 """
 
 import ast
@@ -55,7 +55,7 @@ def layer(module: str) -> int:
 
 
 def imports(module: str) -> set[str]:
-    """Return the modules of tapfm that a module imports, at its top or anywhere else."""
+    """Return the modules of tapfm that a module imports, at module level or inside functions."""
     found = set()
     for node in ast.walk(ast.parse(PATHS[module].read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom):
@@ -73,23 +73,23 @@ IMPORTS = {module: imports(module) for module in PATHS}
 
 
 def cycle_through(module: str) -> list[str]:
-    """Return the shortest way from a module back to itself, or nothing."""
+    """Return the shortest import cycle through a module, or an empty list."""
     before: dict[str, str] = {}
     queue = [module]
     for current in queue:
         for imported in sorted(IMPORTS[current]):
             if imported == module:
-                way = [current]
-                while way[-1] != module:
-                    way.append(before[way[-1]])
-                return [*reversed(way), module]
+                path = [current]
+                while path[-1] != module:
+                    path.append(before[path[-1]])
+                return [*reversed(path), module]
             if imported not in before:
                 before[imported] = current
                 queue.append(imported)
     return []
 
 
-def test_every_package_has_its_layer():
+def test_every_package_has_a_layer():
     assert {module.split(".")[1] for module in PATHS} == set(LAYERS)
 
 
@@ -106,13 +106,13 @@ def test_no_module_is_part_of_a_cycle(module):
     assert not cycle_through(module)
 
 
-def test_packages_hold_no_code():
-    # an import of a module runs the __init__ of its package: one with code would make edges that this file cannot see
+def test_package_init_files_have_no_code():
+    # importing a module runs the __init__.py of its package, whose imports this test would not see
     for package in PACKAGES - {"tapfm.__init__"}:
         assert len(ast.parse(PATHS[package].read_text("utf-8")).body) == 1, package
 
 
-def test_no_module_is_long():
+def test_modules_have_at_most_400_lines():
     assert {
         module: count for module, path in PATHS.items() if (count := len(path.read_text().splitlines())) > 400
     } == {}

@@ -83,9 +83,9 @@ def test_lists_are_short_and_modules_do_not_import_earlier_ones(heading, max_mod
 
 
 @pytest.fixture(scope="module")
-def trained(lab):
-    assert tapfm("train", lab / "run.toml", "--out", lab / "runs" / "paths").returncode == 0
-    return lab / "runs" / "paths"
+def trained(workspace):
+    assert tapfm("train", workspace / "run.toml", "--out", workspace / "runs" / "paths").returncode == 0
+    return workspace / "runs" / "paths"
 
 
 def run_without_workers(function, jobs, **_):
@@ -97,7 +97,7 @@ def test_predict_calls_the_listed_modules(trained, tmp_path, monkeypatch):
     recorder, modules = CallRecorder(monkeypatch), read_module_list("From a slide file to a prediction")
     monkeypatch.setattr(cohort_tiling, "run_slides", run_without_workers)
     for owner, name in (
-        (TiffSlide, "_decode"),
+        (TiffSlide, "_decode_segment"),
         (cohort_tiling, "tile_slide"),
         (h5py.File, "__init__"),
         (VitEncoder, "forward"),
@@ -108,11 +108,11 @@ def test_predict_calls_the_listed_modules(trained, tmp_path, monkeypatch):
     slide = write_slide(tmp_path / "slide.svs", section(900, 900))
     arguments = ("--model", trained, "--out", tmp_path / "predicted", "--workers", 0, "--device", "cpu")
     result = tapfm("predict", slide, *arguments)
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     assert recorder.modules_below(modules[0]) == set(modules)
 
 
-def test_train_calls_the_listed_modules(lab, monkeypatch):
+def test_train_calls_the_listed_modules(workspace, monkeypatch):
     recorder, modules = CallRecorder(monkeypatch), read_module_list("From `tapfm train` to the gradient")
     for owner, name in (
         (torch.autograd, "grad"),
@@ -122,6 +122,6 @@ def test_train_calls_the_listed_modules(lab, monkeypatch):
         (torch.nn.functional, "binary_cross_entropy_with_logits"),
     ):
         recorder.add(owner, name)
-    result = tapfm("train", lab / "run.toml", "--out", lab / "runs" / "followed")
-    assert result.returncode == 0, result.said
+    result = tapfm("train", workspace / "run.toml", "--out", workspace / "runs" / "followed")
+    assert result.returncode == 0, result.output
     assert recorder.modules_below(modules[0], through="adaptation/two_graph.py") == set(modules)

@@ -95,7 +95,10 @@ class UnknownNameError(InputError):
 
     @classmethod
     def with_suggestions(cls, kind: str, name: str, known: Iterable[str], *, see: str) -> UnknownNameError:
-        """Return the error with the most similar known names; `see` says where all of them are listed."""
+        """Return the error with the most similar known names.
+
+        see: all known names, or where they are listed.
+        """
         by_lowercase = {each.lower(): each for each in known}
         matches = difflib.get_close_matches(name.lower(), by_lowercase, n=3, cutoff=0.5)
         suggestion = f"Did you mean: {', '.join(by_lowercase[each] for each in matches)}? " if matches else ""

@@ -1,4 +1,4 @@
-"""The command line as a user types it, in a process of its own."""
+"""The command line in its own process: imports, help, and `tapfm encoders`."""
 
 import json
 import os
@@ -12,19 +12,19 @@ from safetensors.torch import save_file
 from tapfm import __version__
 from tapfm.cli.main import app
 from tapfm.encoders.build import build_vit
-from tapfm.encoders.catalog import encoder_card, encoder_cards
+from tapfm.encoders.catalog import find_encoder_card, load_encoder_cards
 
-# Prints the help of every command, in one process, and which slow libraries were imported on the way.
+# Prints the help of every command, and which slow libraries were imported.
 HELP = """
 import sys
 import typer
 from tapfm.cli.main import app
 root = typer.main.get_command(app)
-for words in ([], *([name] for name in root.commands)):
-    assert not root.main([*words, "--help"], prog_name="tapfm", standalone_mode=False)
+for arguments in ([], *([name] for name in root.commands)):
+    assert not root.main([*arguments, "--help"], prog_name="tapfm", standalone_mode=False)
 print("imported:", *(name for name in ("torch", "scipy", "sklearn") if name in sys.modules))
 """
-# Runs main() and then says whether torch was imported on the way.
+# Runs main(), then prints whether torch was imported.
 PROGRAM = """
 import sys
 from tapfm.cli.main import main
@@ -84,14 +84,14 @@ def tapfm(*arguments, **environment):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_help_errors_and_tables_do_not_wait_for_torch(arguments, code):
+def test_help_and_input_errors_do_not_import_torch(arguments, code):
     result = tapfm(*arguments)
     assert result.returncode == code, result.stderr
     assert "torch imported: False" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_help_of_every_command_does_not_wait_for_torch():
+def test_help_of_every_command_does_not_import_slow_libraries():
     result = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     shown = set(re.findall(r"Usage: tapfm (\w+)", result.stdout))
@@ -103,25 +103,25 @@ def test_version():
     assert tapfm("--version").stdout.strip() == f"tapfm {__version__}"
 
 
-def test_the_table_lists_every_encoder_on_a_line_of_its_own():
+def test_encoder_list_has_one_line_per_encoder():
     lines = tapfm("encoders").stdout.splitlines()
-    for key, card in encoder_cards().items():
+    for key, card in load_encoder_cards().items():
         (line,) = [line for line in lines if line.split()[:1] == [key]]
         assert f"{card.parameters / 1e6:,.1f}M" in line
         assert str(card.feature_size) in line
 
 
-def test_json_is_the_whole_catalogue():
+def test_encoder_list_as_json_is_complete():
     listed = json.loads(tapfm("encoders", "--json").stdout)
-    assert [entry["key"] for entry in listed] == list(encoder_cards())
-    assert listed[0]["parameters"] == encoder_card("uni").parameters
+    assert [entry["key"] for entry in listed] == list(load_encoder_cards())
+    assert listed[0]["parameters"] == find_encoder_card("uni").parameters
     one = json.loads(tapfm("encoders", "uni", "--json").stdout)
     assert one == listed[0]
 
 
-def test_one_card_shows_everything():
+def test_encoder_details_show_all_fields():
     shown = tapfm("encoders", "h-optimus-0").stdout
-    card = encoder_card("h-optimus-0")
+    card = find_encoder_card("h-optimus-0")
     for fact in (
         card.architecture,
         "init_values=1e-05",
@@ -138,43 +138,43 @@ def test_one_card_shows_everything():
         assert fact in shown, fact
 
 
-def test_an_unknown_encoder_gets_the_nearest_names():
+def test_unknown_encoder_suggests_similar_names():
     error = tapfm("encoders", "virchwo2").stderr
     assert "There is no encoder named 'virchwo2'" in error
     assert "Did you mean: virchow2" in error
 
 
-def test_check_loads_a_real_file_and_encodes_a_tile(tmp_path):
-    vit = build_vit(encoder_card("sp22m"))
+def test_check_loads_weights_and_encodes_a_tile(tmp_path):
+    vit = build_vit(find_encoder_card("sp22m"))
     file = tmp_path / "mine.safetensors"
     save_file(vit.state_dict(), file)
     result = tapfm("encoders", "sp22m", "--check", "--weights", str(file), TAPFM_CACHE=str(tmp_path))
     assert result.returncode == 0, result.stderr
-    assert "NOT the published file" in result.stdout
-    assert "21,665,664, every one from the file" in result.stdout
-    assert "feature of 384 numbers" in result.stdout
+    assert "does NOT match the published file" in result.stdout
+    assert "21,665,664, all loaded from the file" in result.stdout
+    assert "feature of size 384" in result.stdout
     as_json = tapfm("encoders", "sp22m", "--check", "--weights", str(file), "--json", TAPFM_CACHE=str(tmp_path))
     assert json.loads(as_json.stdout)["weights"] == str(file)
 
 
-def test_check_of_a_wrong_file_is_an_error_that_names_it(tmp_path):
+def test_check_of_missing_weights_names_the_file(tmp_path):
     result = tapfm("encoders", "uni", "--check", "--weights", str(tmp_path / "absent.bin"))
     assert result.returncode == 2
     assert "absent.bin" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_weights_without_check_says_what_to_type():
+def test_weights_without_check_suggests_the_command():
     result = tapfm("encoders", "uni", "--weights", "x.bin")
     assert result.returncode == 2
     assert "tapfm encoders uni --check --weights x.bin" in result.stderr
 
 
-def test_markup_in_a_name_is_shown_as_it_is():
+def test_markup_in_a_message_is_printed_literally():
     assert "There is no encoder named '[red]uni'" in tapfm("encoders", "[red]uni").stderr
 
 
-def test_every_command_has_help_that_teaches():
+def test_help_lists_all_commands():
     commands = re.findall(r"^[│|] (\w+)", tapfm("--help").stdout.split("Commands")[1], re.MULTILINE)
     assert commands == [
         "inspect",

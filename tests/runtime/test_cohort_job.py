@@ -33,12 +33,12 @@ def work(job):
     return job.upper()
 
 
-def table_of(folder, slide_ids="abc", **options):
+def make_table(folder, slide_ids="abc", **options):
     return SlideTable(folder, list(slide_ids), Record, ("not done", "no result with these settings"), **options)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_slide_that_fails_costs_itself_only(workers):
+def test_failed_slide_does_not_affect_other_slides(workers):
     jobs = {"1": "a", "2": "bad", "3": "defect", "4": "d", "5": "locked"}
     results = dict(run_slides(work, jobs, workers=workers))
     assert (results["1"], results["4"]) == ("A", "D")
@@ -48,20 +48,20 @@ def test_a_slide_that_fails_costs_itself_only(workers):
     assert results["5"].reason == "[Errno 13] Permission denied: 'x.svs'"
 
 
-def test_a_crash_is_a_failure_with_advice():
+def test_crash_becomes_a_failure_with_a_hint():
     results = dict(run_slides(work, {"1": "crash", "2": "b"}, workers=1, crash_hint=lambda job: f"no {job}"))
     assert "code 9" in results["1"].reason
     assert results["1"].hint == "no crash"
     assert results["2"] == "B"
 
 
-def test_workers_that_were_started_before_are_used():
+def test_run_slides_uses_workers_of_a_pool():
     pool = WorkerPool(1, serve_function, catch_failures(work))
     assert dict(run_slides(work, {"1": "a", "2": "bad"}, workers=1, pool=pool))["1"] == "A"
 
 
 class Claims:
-    """Claims of which some are held by another process; notes what is taken and released."""
+    """Fake claims, some of which another process holds. Records which slides are taken and released."""
 
     def __init__(self, others):
         self.others, self.events = others, []
@@ -76,15 +76,15 @@ class Claims:
         self.events.append(f"release {slide_id}")
 
 
-def test_claimed_slides_are_left_out_and_claims_are_kept_until_the_result_is_handled():
+def test_claimed_slides_are_skipped_and_claims_are_released_after_the_result():
     claims = Claims({"2"})
     for slide_id, _ in run_slides(work, {"1": "a", "2": "b", "3": "c"}, workers=0, claims=claims):
         claims.events.append(f"handle {slide_id}")
     assert claims.events == ["take 1", "handle 1", "release 1", "take 3", "handle 3", "release 3"]
 
 
-def test_finished_slides_are_kept_and_the_others_are_left_to_do(tmp_path):
-    table = table_of(tmp_path)
+def test_finished_slides_are_skipped_when_resuming(tmp_path):
+    table = make_table(tmp_path)
     with table.save_on_exit():
         assert table.plan(dict.fromkeys("abc", "job"), only=None, force=False, load_finished=lambda _: None)
         table.add(Record("a", "ok", tiles=7, part=0.123456, seconds=1.5))
@@ -93,34 +93,34 @@ def test_finished_slides_are_kept_and_the_others_are_left_to_do(tmp_path):
     assert read_csv(tmp_path / SUMMARY)[0]["part"] == "0.1235"
     assert read_csv(tmp_path / FAILURES) == [{"slide_id": "b", "reason": "is damaged", "hint": "Copy it."}]
 
-    again = table_of(tmp_path)
+    again = make_table(tmp_path)
     done = {"A": Record("a", "ok", tiles=7)}
     todo = again.plan({"a": "A", "b": "B", "c": "C"}, only=None, force=False, load_finished=done.get)
     assert todo == {"b": "B", "c": "C"}
-    assert again.records == {"a": Record("a", "ok", tiles=7, seconds=1.5)}  # how long it took is remembered
+    assert again.records == {"a": Record("a", "ok", tiles=7, seconds=1.5)}  # seconds are read from summary.csv
     assert set(
-        table_of(tmp_path).plan({"a": "A", "b": "B", "c": "C"}, only=None, force=True, load_finished=done.get)
+        make_table(tmp_path).plan({"a": "A", "b": "B", "c": "C"}, only=None, force=True, load_finished=done.get)
     ) == set("abc")
 
 
-def test_only_some_slides(tmp_path):
-    table = table_of(tmp_path)
+def test_only_selects_slides_and_keeps_records_of_others(tmp_path):
+    table = make_table(tmp_path)
     with table.save_on_exit():
         table.add_failure("b", Failure("is damaged", "Copy it."))
-    again = table_of(tmp_path)
+    again = make_table(tmp_path)
     done = {"A": Record("a", "ok")}
     todo = again.plan({"a": "A", "b": "B", "c": "C"}, only=["c"], force=True, load_finished=done.get)
     assert todo == {"c": "C"}
     assert [(each.slide_id, each.status) for each in again.ordered] == [("a", "ok"), ("b", "failed")]
     assert again.failed[0].hint == "Copy it."
-    todo = table_of(tmp_path / "new").plan(
+    todo = make_table(tmp_path / "new").plan(
         {"a": "A", "b": "B", "c": "C"}, only=["c"], force=False, load_finished=lambda _: None
     )
     assert todo == {"c": "C"}
 
 
-def test_a_failure_instead_of_a_job_is_recorded(tmp_path):
-    table = table_of(tmp_path, "ab")
+def test_failure_instead_of_a_job_is_recorded(tmp_path):
+    table = make_table(tmp_path, "ab")
     assert table.plan({"a": Failure("no tiles"), "b": "B"}, only=None, force=False, load_finished=lambda _: None) == {
         "b": "B"
     }
@@ -128,21 +128,21 @@ def test_a_failure_instead_of_a_job_is_recorded(tmp_path):
 
 
 @pytest.mark.parametrize(("only", "allowed", "code"), [(None, 0, 3), (None, 2, 0), (["a"], 0, 3), (["c"], 0, 0)])
-def test_the_exit_code_counts_failures_of_the_chosen_slides(tmp_path, only, allowed, code):
-    table = table_of(tmp_path)
+def test_exit_code_counts_failures_of_selected_slides(tmp_path, only, allowed, code):
+    table = make_table(tmp_path)
     for slide_id in "ab":
         table.add_failure(slide_id, Failure("is damaged"))
     table.add(Record("c", "ok"))
     assert table.exit_code(only, allowed) == code
 
 
-def test_tables_are_saved_now_and_then_and_however_it_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(cohort_job, "_SAVE_EVERY_S", -1.0)
+def test_tables_are_saved_periodically_and_after_an_interrupt(tmp_path, monkeypatch):
+    monkeypatch.setattr(cohort_job, "_SAVE_INTERVAL_S", -1.0)
     seen = []
-    table = table_of(tmp_path, on_save=lambda records: seen.append(len(records)))
+    table = make_table(tmp_path, on_save=lambda records: seen.append(len(records)))
     table.add(Record("a", "ok"))
     assert seen == [1]
-    monkeypatch.setattr(cohort_job, "_SAVE_EVERY_S", 1e9)
+    monkeypatch.setattr(cohort_job, "_SAVE_INTERVAL_S", 1e9)
 
     def stop():
         with table.save_on_exit():
@@ -155,29 +155,31 @@ def test_tables_are_saved_now_and_then_and_however_it_ends(tmp_path, monkeypatch
     assert seen == [1, 2]
 
 
-def test_a_folder_that_cannot_be_written_is_an_input_error(tmp_path):
+def test_unwritable_folder_raises_input_error(tmp_path):
     (tmp_path / "file").write_text("")
-    table = table_of(tmp_path / "file")
+    table = make_table(tmp_path / "file")
     with pytest.raises(InputError, match="cannot be written"), table.save_on_exit():
         pass
 
 
-def test_tables_that_a_spreadsheet_saved_are_read_and_others_are_ignored(tmp_path):
-    table = table_of(tmp_path, "a")
+def test_summary_with_byte_order_mark_is_read_and_foreign_table_is_ignored(tmp_path):
+    table = make_table(tmp_path, "a")
     with table.save_on_exit():
         table.add(Record("a", "ok", seconds=1.5))
     summary = tmp_path / SUMMARY
     summary.write_bytes(b"\xef\xbb\xbf" + summary.read_bytes())
-    again = table_of(tmp_path, "a")
+    again = make_table(tmp_path, "a")
     assert again.plan({"a": "A"}, only=None, force=False, load_finished=lambda _: Record("a", "ok")) == {}
     assert again.records["a"].seconds == 1.5
     summary.write_text("name;seconds\na;1\n")
-    assert table_of(tmp_path, "a").plan({"a": "A"}, only=None, force=False, load_finished=lambda _: None) == {"a": "A"}
+    assert make_table(tmp_path, "a").plan({"a": "A"}, only=None, force=False, load_finished=lambda _: None) == {
+        "a": "A"
+    }
 
 
-def test_nothing_is_written_while_slides_are_planned(tmp_path, monkeypatch):
-    monkeypatch.setattr(cohort_job, "_SAVE_EVERY_S", -1.0)
-    table_of(tmp_path).plan(
+def test_planning_writes_no_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(cohort_job, "_SAVE_INTERVAL_S", -1.0)
+    make_table(tmp_path).plan(
         dict.fromkeys("abc", Failure("no tiles")), only=None, force=False, load_finished=lambda _: None
     )
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""CSV files: what is written is read back; a file that cannot be read is an error, or is ignored."""
+"""Reading and writing CSV files, and invalid files."""
 
 import csv
 
@@ -19,18 +19,18 @@ ROWS = [
 READ = [dict(zip(COLUMNS, ["" if cell is None else str(cell) for cell in row], strict=True)) for row in ROWS]
 
 
-def test_what_is_written_is_read_back_as_text(tmp_path):
+def test_written_table_is_read_back_as_text(tmp_path):
     write_csv(tmp_path / "new" / "table.csv", COLUMNS, ROWS)
     assert read_csv(tmp_path / "new" / "table.csv") == READ
     assert (tmp_path / "new" / "table.csv").read_bytes() == csv_text(COLUMNS, ROWS).encode()
 
 
-def test_lines_end_alike_everywhere():
+def test_lines_end_with_a_newline_character_only():
     assert csv_text(COLUMNS, ROWS[:2]) == 'slide_id,tiles,reason\nS1,12,"a, b"\nS2,,"it said ""no"""\n'
     assert csv_text(COLUMNS, []) == "slide_id,tiles,reason\n"
 
 
-def test_rows_may_be_mappings_in_any_order_with_other_keys():
+def test_rows_can_be_mappings_with_additional_keys():
     rows = [dict(reversed(list(zip(COLUMNS, row, strict=True)))) | {"other": 1} for row in ROWS]
     assert csv_text(COLUMNS, rows) == csv_text(COLUMNS, ROWS)
     with pytest.raises(KeyError):
@@ -38,12 +38,12 @@ def test_rows_may_be_mappings_in_any_order_with_other_keys():
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_line_is_that_of_the_table_without_its_ending(row):
+def test_csv_line_is_a_row_of_the_table(row):
     assert csv_text(COLUMNS, [row]) == f"slide_id,tiles,reason\n{csv_line(row)}\n"
 
 
 @pytest.mark.parametrize("content", [b"slide_id\n\xff\n", b"slide_id\n" + b"x" * (csv.field_size_limit() + 1)])
-def test_what_is_no_text_or_no_csv_is_a_value_error_and_recalls_nothing(tmp_path, content):
+def test_invalid_csv_raises_value_error_or_is_empty(tmp_path, content):
     path = tmp_path / "table.csv"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"decode|limit"):
@@ -51,13 +51,13 @@ def test_what_is_no_text_or_no_csv_is_a_value_error_and_recalls_nothing(tmp_path
     assert read_csv_or_empty(path, "slide_id") == []
 
 
-def test_a_file_that_is_not_there_is_an_os_error_and_recalls_nothing(tmp_path):
+def test_missing_file_raises_file_not_found_or_is_empty(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_csv(tmp_path / "table.csv")
     assert read_csv_or_empty(tmp_path / "table.csv") == []
 
 
-def test_rows_without_the_columns_are_not_recalled(tmp_path):
+def test_read_csv_or_empty_skips_rows_without_the_columns(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("slide_id,tiles,reason\nS1,1,\nS2\nS3,3,gone\n")
     assert [row["slide_id"] for row in read_csv_or_empty(path, *COLUMNS)] == ["S1", "S3"]
@@ -65,7 +65,7 @@ def test_rows_without_the_columns_are_not_recalled(tmp_path):
     assert read_csv_or_empty(path, "slide_id", "another") == []
 
 
-def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_previous_table(tmp_path, monkeypatch):
     path = tmp_path / "table.csv"
     write_csv(path, COLUMNS, ROWS)
 
@@ -76,10 +76,10 @@ def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypa
     with pytest.raises(DiskFullError):
         write_csv(path, COLUMNS, [])
     assert read_csv(path) == READ
-    assert list(tmp_path.iterdir()) == [path], "something unfinished is left"
+    assert list(tmp_path.iterdir()) == [path], "a temporary file is left"
 
 
-def test_rows_that_fail_leave_the_table_before(tmp_path):
+def test_error_in_rows_keeps_the_previous_table(tmp_path):
     path = tmp_path / "table.csv"
     write_csv(path, COLUMNS, ROWS)
     with pytest.raises(ZeroDivisionError):

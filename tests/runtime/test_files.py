@@ -6,7 +6,7 @@ import pytest
 from tapfm.runtime.files import file_sha256, fingerprint, write_atomically
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path, monkeypatch):
     file = tmp_path / "deep" / "result.json"
     write_atomically(file, b"old")
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -16,32 +16,32 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
+def test_digest_is_cached_until_the_file_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("TAPFM_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "weights.bin"
     file.write_bytes(b"one")
     assert file_sha256(file) == hashlib.sha256(b"one").hexdigest()
-    with monkeypatch.context() as without_hashing:
-        without_hashing.setattr(hashlib, "file_digest", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "file_digest", None)
         assert file_sha256(file) == hashlib.sha256(b"one").hexdigest()
     file.write_bytes(b"another")
     assert file_sha256(file) == hashlib.sha256(b"another").hexdigest()
 
 
-def test_a_damaged_or_unwritable_memory_only_costs_time(tmp_path, monkeypatch):
+def test_damaged_or_unwritable_cache_is_ignored(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     monkeypatch.setenv("TAPFM_CACHE", str(cache))
     file = tmp_path / "weights.bin"
     file.write_bytes(b"one")
     file_sha256(file)
-    (note,) = (cache / "sha256").iterdir()
-    note.write_text("{broken")
+    (cached,) = (cache / "sha256").iterdir()
+    cached.write_text("{broken")
     assert file_sha256(file) == hashlib.sha256(b"one").hexdigest()
     monkeypatch.setenv("TAPFM_CACHE", str(file / "cannot-be-a-folder"))
     assert file_sha256(file) == hashlib.sha256(b"one").hexdigest()
 
 
-def test_files_get_the_rights_that_the_user_gives_new_files(tmp_path):
+def test_written_files_respect_the_umask(tmp_path):
     before = os.umask(0o022)
     try:
         write_atomically(tmp_path / "a", b"")
@@ -50,7 +50,7 @@ def test_files_get_the_rights_that_the_user_gives_new_files(tmp_path):
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_fingerprint_changes_with_every_value_and_not_with_their_order():
+def test_fingerprint_depends_on_values_but_not_on_key_order():
     assert fingerprint({"a": 1, "b": [2, 3]}) == fingerprint({"b": [2, 3], "a": 1})
     others = [{"a": 1, "b": [3, 2]}, {"a": 1.5, "b": [2, 3]}, {"a": 1, "b": [2, 3], "c": None}, {"a": "1", "b": [2, 3]}]
     assert len({fingerprint(each) for each in [{"a": 1, "b": [2, 3]}, *others]}) == 5

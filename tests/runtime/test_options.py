@@ -1,4 +1,4 @@
-"""Options as a dataclass, and a command as a Python function."""
+"""Options dataclasses, and commands as Python functions."""
 
 import inspect
 import pydoc
@@ -14,14 +14,14 @@ from tapfm.runtime.options import Argument, Option, command_function, options
 
 @options
 class CopyOptions:
-    """Options of a command."""
+    """Options of the test command."""
 
     sources: Annotated[tuple[Path, ...], Argument("Files to copy.")]
     _: KW_ONLY
     out: Annotated[Path, Option("Folder for the copies.")]
-    mask: Annotated[Path | None, Option("What to leave out.")] = None
+    mask: Annotated[Path | None, Option("Files to exclude.")] = None
     only: Annotated[tuple[str, ...], Option("Only these.")] = ()
-    fractions: Annotated[tuple[float, float] | None, Option("Two shares.")] = None
+    fractions: Annotated[tuple[float, float] | None, Option("Two fractions.")] = None
     workers: Annotated[int | None, Option("Worker processes.", default="one per core", at_most=64)] = None
     seeds: Annotated[tuple[int, ...], Option("Seeds.", at_least=0)] = ()
 
@@ -39,37 +39,37 @@ def copy(options, console):
     return options
 
 
-def test_text_becomes_a_path():
-    given = CopyOptions(("a.txt",), out="there", mask="mask.png")
+def test_text_is_converted_to_a_path():
+    given = CopyOptions(("a.txt",), out="copies", mask="mask.png")
     assert given.sources == (Path("a.txt"),)
-    assert given.out == Path("there")
+    assert given.out == Path("copies")
     assert given.mask == Path("mask.png")
 
 
 @pytest.mark.parametrize("sources", ["a", Path("a"), ["a"], ("a",), iter(["a"])])
-def test_a_list_and_a_single_value_become_a_tuple(sources):
+def test_list_and_single_value_are_converted_to_a_tuple(sources):
     assert CopyOptions(sources, out=".").sources == (Path("a"),)
 
 
-def test_lists_become_tuples_of_the_same_items():
+def test_lists_are_converted_to_tuples():
     given = CopyOptions(["a", Path("b")], out=".", only="one", fractions=[0.5, 0.5])
     assert given.sources == (Path("a"), Path("b"))
     assert given.only == ("one",)
     assert given.fractions == (0.5, 0.5)
 
 
-def test_what_is_not_given_has_its_default():
+def test_omitted_options_have_their_defaults():
     given = CopyOptions("a", out=".")
     assert (given.mask, given.only, given.fractions, given.workers) == (None, (), None, None)
 
 
-def test_none_for_several_values_is_none_of_them():
+def test_none_for_a_repeatable_option_is_an_empty_tuple():
     assert CopyOptions("a", out=".", only=None).only == ()
 
 
 @pytest.mark.parametrize("given", [{"workers": 65}, {"seeds": [3, -1]}, {"seeds": -1}])
-def test_numbers_outside_their_limits_are_refused(given):
-    with pytest.raises(InputError, match=f"--{next(iter(given))} is "):
+def test_numbers_out_of_range_raise_input_error(given):
+    with pytest.raises(InputError, match=f"--{next(iter(given))} must be "):
         CopyOptions("a", out=".", **given)
 
 
@@ -88,46 +88,46 @@ def test_numbers_outside_their_limits_are_refused(given):
         {"fractions": ["a", "b"]},
     ],
 )
-def test_values_of_the_wrong_type_are_refused(given):
+def test_values_of_the_wrong_type_raise_input_error(given):
     with pytest.raises(InputError, match=f"--{next(iter(given))} is "):
         CopyOptions("a", **({"out": "."} | given))
 
 
-def test_numbers_become_text_and_whole_numbers_any_numbers_where_these_are_asked_for():
+def test_numbers_are_converted_to_text_and_integers_to_floats():
     given = CopyOptions("a", out=".", only=[0.4, Path("b")], fractions=[1, 0])
     assert given.only == ("0.4", "b")
     assert given.fractions == (1.0, 0.0)
     assert all(isinstance(each, float) for each in given.fractions)
 
 
-def test_an_argument_without_any_value_is_refused():
+def test_empty_argument_raises_input_error():
     with pytest.raises(InputError, match="sources"):
         CopyOptions([], out=".")
 
 
-def test_an_unknown_name_is_told_with_the_nearest_one():
+def test_unknown_option_suggests_the_most_similar_one():
     with pytest.raises(TypeError, match=r"copy\(\) has no option 'worker'. Did you mean 'workers'"):
         copy("a", out=".", worker=1)
 
 
-def test_values_are_checked_and_stay():
+def test_options_are_checked_and_frozen():
     with pytest.raises(InputError, match="negative"):
         CopyOptions("a", out=".", workers=-1)
     with pytest.raises(FrozenInstanceError):
         CopyOptions("a", out=".").out = Path("elsewhere")
 
 
-def test_a_verb_is_called_with_the_names_of_the_options(capsys):
-    assert copy("a", out="there", only=["x"]) == CopyOptions(("a",), out=Path("there"), only=("x",))
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "copying\n")
+def test_command_function_takes_options_as_keyword_arguments(capsys):
+    assert copy("a", out="copies", only=["x"]) == CopyOptions(("a",), out=Path("copies"), only=("x",))
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "copying\n")
     with pytest.raises(TypeError):
-        copy("a", "there")  # options have names
+        copy("a", "copies")  # options are keyword-only
     with pytest.raises(TypeError):
-        copy("a", out="there", absent=1)
+        copy("a", out="copies", absent=1)
 
 
-def test_a_verb_has_the_signature_and_the_help_of_its_options():
+def test_command_function_has_signature_and_help_of_its_options():
     assert copy.__name__ == "copy"
     parameters = inspect.signature(copy).parameters
     assert list(parameters) == ["sources", "out", "mask", "only", "fractions", "workers", "seeds"]
@@ -144,6 +144,6 @@ def test_a_verb_has_the_signature_and_the_help_of_its_options():
     assert repr(copy) == "<function tapfm.copy>"
 
 
-def test_a_signal_that_a_command_handled_is_a_keyboard_interrupt_in_python():
+def test_command_function_raises_keyboard_interrupt_after_a_signal():
     with pytest.raises(KeyboardInterrupt):
         copy("a", out=".", workers=9)

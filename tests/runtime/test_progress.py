@@ -18,7 +18,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_without_a_terminal_a_line_comes_now_and_then(clock):
+def test_without_terminal_lines_are_printed_periodically(clock):
     out = console(terminal=False)
     with SlideProgress(out, "tiling", slides=3) as bar:
         bar.finish_slide("a", tiles=10)
@@ -35,7 +35,7 @@ def test_without_a_terminal_a_line_comes_now_and_then(clock):
     assert "2 tiles/s" in line
 
 
-def test_a_failure_is_printed_when_it_happens_and_counted(clock):
+def test_failure_is_printed_and_counted(clock):
     out = console(terminal=False)
     with SlideProgress(out, "tiling", slides=2) as bar:
         clock[0] = 16.0
@@ -44,7 +44,7 @@ def test_a_failure_is_printed_when_it_happens_and_counted(clock):
     assert "1 failed" in out.file.getvalue()
 
 
-def test_where_tiles_are_counted_those_that_could_not_be_read_are_over_too(clock):
+def test_tile_count_includes_unreadable_tiles(clock):
     out = console(terminal=False)
     with SlideProgress(out, "embedding", slides=2, tiles=100, note=lambda: "waiting 7%") as bar:
         bar.add_tiles(20)
@@ -58,7 +58,7 @@ def test_where_tiles_are_counted_those_that_could_not_be_read_are_over_too(clock
     assert "waiting 7%" in line
 
 
-def test_a_terminal_shows_a_bar():
+def test_terminal_shows_a_progress_bar():
     out = console(terminal=True)
     with SlideProgress(out, "tiling", slides=2) as bar:
         bar.finish_slide("a", tiles=3)

@@ -1,4 +1,4 @@
-"""Claims: each slide is granted to one process, and nothing has to be cleaned up."""
+"""Slide claims: only one process can claim a slide, and claims are released when it exits."""
 
 import subprocess
 import sys
@@ -24,13 +24,13 @@ with SlideClaims(Path(sys.argv[1])) as claims:
 
 
 def start_other(folder, *slide_ids):
-    """Claim slides in another process, which then waits; returns it and what it was granted."""
+    """Claim slides in another process, which then waits. Return the process and whether each claim succeeded."""
     command = [sys.executable, "-c", OTHER, str(folder), *slide_ids]
     other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     return other, other.stdout.readline().split()
 
 
-def test_a_slide_is_granted_to_one_process(tmp_path):
+def test_slide_can_be_claimed_by_one_process_only(tmp_path):
     with SlideClaims(tmp_path) as claims:
         other, granted = start_other(tmp_path, "a", "b")
         assert granted == ["1", "1"]
@@ -43,7 +43,7 @@ def test_a_slide_is_granted_to_one_process(tmp_path):
         assert claims.take("b")
 
 
-def test_a_released_slide_can_be_claimed_by_another(tmp_path):
+def test_released_slide_can_be_claimed_by_another_process(tmp_path):
     with SlideClaims(tmp_path) as claims:
         assert claims.take("a")
         other, granted = start_other(tmp_path, "a")
@@ -55,7 +55,7 @@ def test_a_released_slide_can_be_claimed_by_another(tmp_path):
         other.communicate()
 
 
-def test_claims_of_a_process_that_was_killed_are_free(tmp_path):
+def test_claims_of_a_killed_process_are_released(tmp_path):
     other, granted = start_other(tmp_path, "a")
     assert granted == ["1"]
     other.kill()
@@ -64,7 +64,7 @@ def test_claims_of_a_process_that_was_killed_are_free(tmp_path):
         assert claims.take("a")
 
 
-def test_many_claims_need_one_open_file_and_leave_an_empty_one(tmp_path):
+def test_many_claims_use_one_empty_file(tmp_path):
     with SlideClaims(tmp_path) as claims:
         before = len(list(Path("/proc/self/fd").iterdir()))
         ids = [f"slide {number} " + "x" * 300 for number in range(2000)]
@@ -74,7 +74,7 @@ def test_many_claims_need_one_open_file_and_leave_an_empty_one(tmp_path):
     assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [(FILE, 0)]
 
 
-def test_slides_are_claimed_when_they_are_asked_for(tmp_path):
+def test_take_each_claims_slides_lazily(tmp_path):
     with SlideClaims(tmp_path) as claims:
         ids = claims.take_each(["a", "b"])
         assert next(ids) == "a"
@@ -85,7 +85,7 @@ def test_slides_are_claimed_when_they_are_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("number", ["ENOLCK", "ENOTSUP"])
-def test_where_there_are_no_locks_every_claim_is_granted(tmp_path, monkeypatch, number):
+def test_every_claim_succeeds_without_file_locks(tmp_path, monkeypatch, number):
     def no_locks(*_):
         raise OSError(getattr(claims_module.errno, number), "no locks here")
 

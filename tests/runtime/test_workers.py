@@ -1,4 +1,4 @@
-"""A worker that dies costs one item."""
+"""Worker processes: crashes, early stop, and pools."""
 
 import multiprocessing
 import os
@@ -23,7 +23,7 @@ def behave(item):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_a_crash_costs_that_item_only(workers):
+def test_crash_affects_only_its_item(workers):
     items = ["a", "segfault", "b", "memory", "exit", "c", "segfault", "d"]
     results = dict(map_isolated(behave, enumerate(items), workers))
     assert sorted(results) == list(range(8))
@@ -34,7 +34,7 @@ def test_a_crash_costs_that_item_only(workers):
     assert isinstance(results[6], WorkerCrash)
 
 
-def test_stopping_early_ends_the_workers():
+def test_closing_the_generator_stops_the_workers():
     results = map_isolated(behave, enumerate(["a", "forever", "forever"]), 2)
     _, answer = next(results)
     pid = int(answer.split()[-1])
@@ -44,7 +44,7 @@ def test_stopping_early_ends_the_workers():
 
 
 @pytest.mark.parametrize(("started", "workers", "used"), [(1, 2, 1), (3, 2, 2)])
-def test_workers_of_a_pool_work_first_and_no_more_than_are_needed(started, workers, used):
+def test_workers_of_a_pool_are_used_first_and_unused_ones_are_stopped(started, workers, used):
     before = set(multiprocessing.active_children())
     with closing(WorkerPool(started, serve_function, behave)) as pool:
         pids = {process.pid for process in set(multiprocessing.active_children()) - before}
@@ -53,7 +53,7 @@ def test_workers_of_a_pool_work_first_and_no_more_than_are_needed(started, worke
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_a_pool_that_nobody_uses_is_stopped():
+def test_unused_pool_is_stopped():
     before = set(multiprocessing.active_children())
     with closing(WorkerPool(2, serve_function, behave)) as pool:
         assert len(set(multiprocessing.active_children()) - before) == 2
@@ -61,11 +61,11 @@ def test_a_pool_that_nobody_uses_is_stopped():
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_nothing_to_do():
+def test_no_items_give_no_results():
     assert list(map_isolated(behave, [], 3)) == []
 
 
-def test_items_are_taken_when_a_worker_is_free_for_them():
+def test_items_are_consumed_when_a_worker_is_free():
     taken = []
 
     def items():
@@ -80,7 +80,7 @@ def test_items_are_taken_when_a_worker_is_free_for_them():
     assert [key for key, _ in results] == ["b", "c", "d"]
 
 
-def test_an_error_of_the_items_loses_no_result_and_stops_the_workers():
+def test_error_in_the_items_keeps_results_and_stops_the_workers():
     def items():
         yield 0, "a"
         raise OSError("no claim")
@@ -94,11 +94,11 @@ def test_an_error_of_the_items_loses_no_result_and_stops_the_workers():
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_without_workers_everything_runs_in_this_process():
+def test_zero_workers_run_in_this_process():
     results = dict(map_isolated(behave, enumerate(["a", "b"]), 0))
     assert {int(answer.split()[-1]) for answer in results.values()} == {os.getpid()}
 
 
-def test_none_is_one_worker_per_core_and_0_is_none(monkeypatch):
+def test_count_workers_defaults_to_one_per_core(monkeypatch):
     monkeypatch.setattr("tapfm.runtime.workers.available_cores", lambda: 7)
     assert [count_workers(workers) for workers in (None, 0, 3)] == [7, 0, 3]

@@ -1,1 +1,1 @@
-"""The command line: one module per command that parses, calls the workflow and prints."""
+"""The command line. Each command has a module that defines its help text and prints its results."""

@@ -13,39 +13,41 @@ from tapfm.runtime.messages import format_count
 from tapfm.workflows import bench as workflow
 
 if TYPE_CHECKING:
-    from tapfm.bench.computing import StepSpeed
     from tapfm.bench.measure import BenchResult
-    from tapfm.bench.reading import ReadingSpeed
+    from tapfm.bench.model_speed import StepSpeed
+    from tapfm.bench.reading_speed import ReadingSpeed
 
 
-@command(workflow.BenchOptions, stopped="Nothing was written.")
+@command(workflow.BenchOptions, stop_message="No results were written.")
 def bench(options: workflow.BenchOptions) -> None:
-    """Measure this machine, and estimate how long training and prediction will take.
+    """Measure the speed of this machine, and estimate the duration of training and prediction.
+
+    Measures a matrix product, reading tiles, encoding, and training steps in
+    one pass and in chunks. From these it estimates the duration of an epoch, a
+    training run and the prediction of a slide, and whether reading or computing
+    limits the speed. Random weights are used, which does not change the speed,
+    so nothing is downloaded.
 
     \b
-    tapfm bench
-    tapfm bench --encoder h-optimus-0 --scope lora:16 --out bench.json
-    tapfm bench --cohort cohort.csv --tiles tiles    for your slides
-    tapfm bench run.toml                             for a run
-
-    Matrix product, reading tiles, encoding, the adaptation step in one pass
-    and in chunks; then the times of an epoch, of a training and of a slide's
-    prediction, and whether reading or computing takes longer. Weights are
-    random, which are as fast as any: nothing is downloaded.
+    Examples:
+      tapfm bench
+      tapfm bench --encoder h-optimus-0 --scope lora:16 --out bench.json
+      tapfm bench --cohort cohort.csv --tiles tiles   # for your slides
+      tapfm bench run.toml                            # for a run
     """
-    measured = workflow.bench.run(options, stderr_console())
-    _print_bench(measured, stdout_console())
+    result = workflow.bench.run(options, stderr_console())
+    _print_bench(result, stdout_console())
     if options.out is not None:
-        print_line(stderr_console(), f"Written: {options.out}")
+        print_line(stderr_console(), f"Wrote {options.out}")
 
 
 def _print_bench(bench: BenchResult, console: Console) -> None:
     machine = bench.machine
     memory = "" if machine.memory_gib is None else f", {machine.memory_gib:.0f} GiB"
-    compiled = ", compiled blocks" if bench.compiled else ""
+    compiled = ", compiled" if bench.compiled else ""
     console.print(
         f"{machine.device}{memory}, {format_count(machine.cores, 'core')}; torch {machine.packages.get('torch', '?')}; "
-        f"{bench.encoder} in {bench.precision}{compiled}, random weights (as fast as any)\n",
+        f"{bench.encoder} in {bench.precision}{compiled}, with random weights\n",
         markup=False,
     )
     console.print(_measurements_table(bench))
@@ -61,20 +63,22 @@ def _measurements_table(bench: BenchResult) -> Table:
     table.add_column("measured", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
-    matrix = bench.matrix
-    table.add_row("matrix product", f"{matrix.tflops:,.2f} TFLOP/s", f"{matrix.precision}, side {matrix.side:,}")
-    if bench.copying is not None:
-        table.add_row("copying to the GPU", f"{bench.copying:,.1f} GB/s", "from page-locked memory")
+    matrix_product = bench.matrix_product
+    size = f"{matrix_product.precision}, side {matrix_product.side:,}"
+    table.add_row("matrix product", f"{matrix_product.tflops:,.2f} TFLOP/s", size)
+    if bench.copy_to_gpu is not None:
+        table.add_row("copy to the GPU", f"{bench.copy_to_gpu:,.1f} GB/s", "from pinned memory")
     for row in bench.reading:
-        table.add_row("reading", _speed_text(row.tiles_per_second, row.problem), _describe_reading(row))
+        table.add_row("read tiles", _speed_text(row.tiles_per_second, row.problem), _describe_reading(row))
     encoding = bench.encoding
     details = [f"{encoding.gflop_per_tile:,.1f} GFLOP per tile"]
-    if encoding.peak_share is not None:
-        details.append(f"{encoding.peak_share:.0%} of the matrix product's speed")
-    details += _describe_cost(encoding.peak_gib, encoding.compiling_s)
-    table.add_row("encoding", _speed_text(encoding.tiles_per_second, encoding.problem), ", ".join(details))
+    if encoding.peak_fraction is not None:
+        details.append(f"{encoding.peak_fraction:.0%} of the speed of the matrix product")
+    details += _describe_cost(encoding.peak_gib, encoding.compile_s)
+    table.add_row("encode tiles", _speed_text(encoding.tiles_per_second, encoding.problem), ", ".join(details))
     for step in bench.steps:
-        table.add_row(f"step, {step.way}", _speed_text(step.tiles_per_second, step.problem), _describe_step(step))
+        speed = _speed_text(step.tiles_per_second, step.problem)
+        table.add_row(f"training step, {step.strategy}", speed, _describe_step(step))
     return table
 
 
@@ -85,64 +89,64 @@ def _speed_text(tiles_per_second: float | None, problem: str | None) -> str:
 
 
 def _describe_reading(row: ReadingSpeed) -> str:
-    what = "a painted 40x slide" if row.painted else f"{format_count(row.slides, 'slide')} of yours"
-    return f"{'1 process' if row.workers == 1 else f'{row.workers} processes'}, {what}"
+    source = "a synthetic 40x slide" if row.synthetic else f"{format_count(row.slides, 'slide')} of your cohort"
+    return f"{'1 process' if row.workers == 1 else f'{row.workers} processes'}, {source}"
 
 
 def _describe_step(step: StepSpeed) -> str:
     details = [f"{step.scope}, {step.tiles:,} tiles"]
     if step.chunk is not None:
-        details.append(f"{step.chunk:,} at a time")
-    return ", ".join(details + _describe_cost(step.peak_gib, step.compiling_s))
+        details.append(f"{step.chunk:,} per chunk")
+    return ", ".join(details + _describe_cost(step.peak_gib, step.compile_s))
 
 
-def _describe_cost(peak_gib: float | None, compiling_s: float | None) -> list[str]:
+def _describe_cost(peak_gib: float | None, compile_s: float | None) -> list[str]:
     from tapfm.results.formatting import format_duration
 
     memory = [] if peak_gib is None else [f"peak {peak_gib:.1f} GiB"]
-    return memory + ([] if compiling_s is None else [f"first time {format_duration(compiling_s)} longer"])
+    return memory + ([] if compile_s is None else [f"compiled in {format_duration(compile_s)}"])
 
 
 def _title(bench: BenchResult) -> str:
-    slides, train = bench.slides, len(bench.slides.tiles_of["train"])
-    whose = {
+    slides, train = bench.slides, len(bench.slides.tiles_by_split["train"])
+    name = {
         "run": "your run",
         "cohort": "your cohort",
         "paper": "the paper's BLCA cohort",
     }[slides.source]
-    return f"Expected for {whose}: {slides.count:,} slides ({train:,} to train on) of {slides.mean_tiles:,} tiles each"
+    return f"Estimates for {name}: {slides.count:,} slides ({train:,} for training), {slides.mean_tiles:,} tiles each"
 
 
 def _expected_table(bench: BenchResult) -> Table:
     from tapfm.results.formatting import format_duration
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("expected", no_wrap=True)
+    table.add_column("estimates", no_wrap=True)
     table.add_column("tiles", justify="right", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("bound by", no_wrap=True)
-    for row in bench.expected:
+    table.add_column("limited by", no_wrap=True)
+    for row in bench.estimates:
         seconds = row.seconds
         time = "-" if seconds is None else "under 1 s" if seconds < 1 else format_duration(seconds)
-        table.add_row(row.what, f"{row.tiles:,}", time, row.bound or "")
+        table.add_row(row.task, f"{row.tiles:,}", time, row.bottleneck or "")
     return table
 
 
 def _remarks(bench: BenchResult) -> list[str]:
-    from tapfm.bench.slides import PAPER_TILES
+    from tapfm.bench.bench_slides import PAPER_TILES
 
-    lines = [f"Nothing can be read: {row.reason}" for row in bench.reading[-1:] if row.reason]
+    lines = [f"Tiles could not be read: {row.reason}" for row in bench.reading[-1:] if row.reason]
     if bench.machine.memory_gib is None:
-        lines.append("Without a GPU the same cores read and compute: their times are added.")
+        lines.append("Without a GPU, the same cores read tiles and compute, so both times are added.")
     if bench.slides.source == "paper":
         lines.append(
-            f"The paper does not give the number of tiles of its slides: {PAPER_TILES:,} are assumed. "
-            "For slides of yours: --cohort and --tiles."
+            f"The paper does not report the number of tiles per slide; {PAPER_TILES:,} are assumed. "
+            "For estimates for your slides: tapfm bench --cohort cohort.csv --tiles tiles"
         )
     if bench.slides.without_tiles:
-        lines.append(f"Left out, as they have no tiles: {format_count(bench.slides.without_tiles, 'slide')}.")
+        lines.append(f"Excluded: {format_count(bench.slides.without_tiles, 'slide')} without tiles.")
     if bench.compiled:
-        lines.append("torch caches what it compiled: only the first time takes longer.")
+        lines.append("torch caches compiled code, so only the first run has to compile.")
     if bench.quick:
-        lines.append("Quick: these measurements are rough.")
+        lines.append("Measured with --quick: the results are less precise.")
     return lines

@@ -18,35 +18,40 @@ if TYPE_CHECKING:
 
 @command(workflow.CompareOptions)
 def compare(options: workflow.CompareOptions) -> None:
-    """Compare models on the same patients.
+    """Compare the AUCs of two or more models on the same patients, with paired tests.
+
+    Differences are tested with a paired patient bootstrap and with DeLong's
+    test. The p values are corrected for multiple testing with Holm's method.
+    Patients that some models have not predicted are excluded and listed. CSV
+    files need the columns patient_id, slide_id, target, label and probability.
 
     \b
-    tapfm compare runs/first runs/second --out comparison
-    tapfm compare tapfm=evaluations/a abmil=evaluations/b --out comparison
-    tapfm compare ours=runs/first theirs.csv --against ours --out comparison
-
-    Paired: differences of AUC by resampling patients and by DeLong's test,
-    corrected for their number by Holm's method. Only patients that all of
-    them have count; the others are listed. A CSV needs the columns
-    patient_id, slide_id, target, label and probability.
+    Examples:
+      tapfm compare runs/first runs/second --out comparison
+      tapfm compare tapfm=evaluations/a abmil=evaluations/b --out comparison
+      tapfm compare ours=runs/first theirs.csv --against ours --out comparison
 
     \b
-    comparison.md, .csv, .json   AUCs, differences with intervals and p values
-    differences.png              the differences as a plot
-    excluded.csv                 patients that not all of them have
+    Output files:
+      comparison.md, .csv, .json   AUCs, differences, intervals and p values
+      differences.png              plot of the differences
+      excluded.csv                 excluded patients
     """
-    compared = workflow.compare.run(options, stderr_console())
-    _print_comparison(compared, options.out, stdout_console(), stderr_console())
+    comparison = workflow.compare.run(options, stderr_console())
+    _print_comparison(comparison, options.out, stdout_console(), stderr_console())
 
 
-def _print_comparison(compared: Comparison, folder: Path, console: Console, stderr_console: Console) -> None:
-    from tapfm.evaluation.comparison_tables import auc_table, differences_table
+def _print_comparison(comparison: Comparison, folder: Path, console: Console, stderr_console: Console) -> None:
+    from tapfm.evaluation.comparison_tables import build_auc_table, build_differences_table
     from tapfm.results.terminal import rich_table
 
-    console.print(rich_table(auc_table(compared)))
+    console.print(rich_table(build_auc_table(comparison)))
     console.print()
-    console.print(rich_table(differences_table(compared)))
-    print_line(stderr_console, f"On {format_count(compared.patients, 'patient')} that all of them have.")
-    if count := sum(len(patients) for patients in compared.excluded.values()):
-        print_line(stderr_console, f"Left out: {format_count(count, 'patient')} ({folder / 'excluded.csv'})")
+    console.print(rich_table(build_differences_table(comparison)))
+    print_line(stderr_console, f"Compared on {format_count(comparison.patients, 'patient')}.")
+    if count := sum(len(patients) for patients in comparison.excluded.values()):
+        print_line(
+            stderr_console,
+            f"Excluded {format_count(count, 'patient')} without predictions of all models: {folder / 'excluded.csv'}",
+        )
     print_line(stderr_console, f"Results: {folder / 'comparison.md'} and {folder / 'differences.png'}")

@@ -12,18 +12,22 @@ from tapfm.workflows import config as workflow
 
 @command(workflow.ConfigOptions)
 def config(options: workflow.ConfigOptions) -> None:
-    """Write a configuration to start from, with comments; or print one with everything filled in.
+    """Create RUN.toml, the configuration of a training run, with comments and defaults.
+
+    With an existing RUN.toml as argument, prints it with all settings,
+    including defaults. Defaults come from a recipe: the protocol of the paper,
+    or the scripts of its authors.
 
     \b
-    tapfm config --cohort split.csv --encoder h-optimus-0 --out run.toml
-    tapfm config --recipe reference            on the screen
-    tapfm config run.toml                      with every setting filled in
-
-    Settings that are not given come from the recipe: the paper's protocol, or its authors' scripts.
+    Examples:
+      tapfm config --cohort split.csv --encoder h-optimus-0 --out run.toml
+      tapfm config --recipe reference                # print to the terminal
+      tapfm config run.toml                          # print all settings
+      tapfm config run.toml --set schedule.epochs=5
     """
     text = workflow.config.run(options, stderr_console())
     if options.out is None:
         typer.echo(text, nl=False)
         return
-    following = format_command("train", options.out, "--out", "runs/first")
-    print_line(stderr_console(), f"Written: {options.out}. Next: {following}")
+    next_command = format_command("train", options.out, "--out", "runs/first")
+    print_line(stderr_console(), f"Wrote {options.out}. Next: {next_command}")

@@ -1,4 +1,4 @@
-"""The consoles that commands print to (results on stdout, messages on stderr), and printing that commands share."""
+"""Consoles of the commands, with results on stdout and messages on stderr, and shared print functions."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tapfm.runtime.messages import group_hints
+from tapfm.runtime.messages import format_count, group_hints
 
-_PIPED_WIDTH = 160  # columns of a table that no terminal limits
-_ADVICE_SHOWN = 10  # lines; the rest is in failures.csv
+_PIPED_WIDTH = 160  # characters, if there is no terminal
+_MAX_HINTS = 10  # the others are in failures.csv
 
 
 def stdout_console() -> Console:
-    """Make the console for results: as wide as the terminal, wide enough for a table when piped."""
+    """Return the console for results. It has a fixed width if the output is piped."""
     at_terminal = sys.stdout is not None and sys.stdout.isatty()
     return Console(width=None if at_terminal else _PIPED_WIDTH, highlight=False)
 
 
 def stderr_console() -> Console:
-    """Make the console for messages and progress."""
+    """Return the console for messages and progress."""
     return Console(stderr=True, highlight=False)
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
-    """Print text as it is, without markup, on one line that the terminal wraps: paths and commands can be copied."""
+    """Print text without markup or hard line breaks, so that paths and commands can be copied."""
     console.print(Text(text, style), soft_wrap=True)
 
 
@@ -39,15 +39,16 @@ def print_json(data: Any) -> None:
 
 
 def print_failures(console: Console, failed: Sequence[tuple[str, str]], table: Path) -> None:
-    """Print how many slides failed, given as (slide_id, what to do), and each advice once; nothing where none failed.
+    """Print the number of failed slides and each distinct hint. Prints nothing if no slide failed.
 
-    table: the file that lists all of them.
+    failed: pairs of slide_id and hint.
+    table: the file with all failures.
     """
     if not failed:
         return
-    print_line(console, f"{len(failed):,} failed: {table}", "bold red")
+    print_line(console, f"{format_count(len(failed), 'slide')} failed. Reasons: {table}", "bold red")
     lines = group_hints(failed)
-    for line in lines[:_ADVICE_SHOWN]:
+    for line in lines[:_MAX_HINTS]:
         print_line(console, f"  {line}")
-    if len(lines) > _ADVICE_SHOWN:
-        print_line(console, f"  ... and {len(lines) - _ADVICE_SHOWN:,} more")
+    if len(lines) > _MAX_HINTS:
+        print_line(console, f"  ... and {len(lines) - _MAX_HINTS:,} more hints")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tapfm.cli.command import command
 from tapfm.cli.console import print_line, stderr_console, stdout_console
-from tapfm.demo.sizes import COHORT_NOTE, TARGET, Size
+from tapfm.demo.sizes import COHORT_NOTE, TARGET, DemoSize
 from tapfm.runtime.messages import format_command
 from tapfm.runtime.steps import STOPPED_CODE
 from tapfm.workflows import demo as workflow
@@ -24,48 +24,49 @@ if TYPE_CHECKING:
 
 @command(workflow.DemoOptions)
 def demo(options: workflow.DemoOptions, context: typer.Context) -> None:
-    """Run all of tapfm on painted slides: from files to a report, in minutes, on any computer.
+    """Run the whole workflow on synthetic slides, from slides to a report, in minutes and without a GPU.
+
+    Generates slides with a planted signal, then inspects, tiles and splits
+    them. Trains an encoder with 0.9 million parameters on the slide labels with
+    three methods: frozen encoder with ABMIL, fine-tuning with ABMIL, and TAPFM.
+    Evaluates all models on test and external slides, predicts heatmaps with the
+    TAPFM model, and writes a report. At the end it prints the AUCs and how well
+    attention found the planted signal. Every command is printed as you would
+    type it. Ctrl-C stops the demo; run the same command again to resume it.
 
     \b
-    tapfm demo                  9 to 10 minutes on two cores, no GPU
-    tapfm demo --full           longer, with more slides
-    tapfm demo --out elsewhere
-
-    Slides are painted with a signal in some nests, inspected, tiled and split. An
-    encoder of 0.9 million parameters learns from slide labels in three ways: fixed
-    with ABMIL, fine-tuned with ABMIL, TAPFM. Each is evaluated on held-out and on
-    external slides; TAPFM predicts them, with heatmaps; a report has it all. At the
-    end you see the table, whether attention found the planted signal, and the next
-    steps. Every command is shown as you would type it.
-
-    Ctrl-C stops it, the same command resumes it. Finished steps are kept.
+    Examples:
+      tapfm demo               # 9 to 10 minutes on two cores
+      tapfm demo --tiny        # one or two minutes, only to test the installation
+      tapfm demo --full        # an hour or more, with more slides
 
     \b
-    report.html               all of it on a page
-    attention-check.png       what was planted, attention before and after
-    predictions/              heatmaps of slides
-    study/                    runs, evaluations, tables
-    synthetic/, tiles/, ...   slides, tiles
-    logs/                     the result of each command
+    Output files:
+      report.html               report with all results
+      attention-check.png       planted signal, attention before and after training
+      predictions/              predictions and heatmaps
+      study/                    runs, evaluations and tables
+      synthetic/, tiles/, ...   slides and tiles
+      logs/                     output of each command
     """
     console = stderr_console()
     _print_plan(options.size, console)
     root = context.find_root().command
 
-    def run_command(words: Sequence[str]) -> int:
-        """Run a command as if it were typed, in this process: torch is loaded once for all of them."""
+    def run_command(arguments: Sequence[str]) -> int:
+        """Run a tapfm command in this process, so that torch is imported only once."""
         try:
-            return root.main(list(words), prog_name="tapfm", standalone_mode=False) or 0
-        except typer.Abort:  # Ctrl-C before or after the command's own work
+            return root.main(list(arguments), prog_name="tapfm", standalone_mode=False) or 0
+        except typer.Abort:  # Ctrl-C while the command starts or ends
             return STOPPED_CODE
 
     _print_results(options.size, workflow.demo(options, console, run_command), stdout_console())
 
 
-def _print_plan(size: Size, console: Console) -> None:
+def _print_plan(size: DemoSize, console: Console) -> None:
     lines = [
-        f"{size.slides} painted slides and {size.external} of other sites, three ways to learn {TARGET} from their "
-        f"labels, with an encoder of 0.9 million parameters: {size.takes}.",
+        f"The demo generates {size.slides} synthetic slides and {size.external_slides} external slides, and compares "
+        f"three methods that predict {TARGET}, with an encoder of 0.9 million parameters. It takes {size.duration}.",
         COHORT_NOTE,
         *([size.note] if size.note else []),
     ]
@@ -73,7 +74,7 @@ def _print_plan(size: Size, console: Console) -> None:
         console.print(line, markup=False)
 
 
-def _print_results(size: Size, results: DemoResults, console: Console) -> None:
+def _print_results(size: DemoSize, results: DemoResults, console: Console) -> None:
     from tapfm.results.formatting import format_duration
     from tapfm.results.terminal import rich_table
 
@@ -84,36 +85,37 @@ def _print_results(size: Size, results: DemoResults, console: Console) -> None:
     console.print()
     console.print(
         size.note
-        or "Intervals are 95% confidence intervals, from resampled patients; study.md has paired tests. There is one "
-        "seed of each, and another would give other numbers. Painted slides show how tapfm works, not how well a "
-        "method does on tissue.",
+        or "In parentheses: 95% confidence intervals from resampled patients or slides. Paired tests are in study.md. "
+        "Each method was trained with one seed; another seed gives other results. Synthetic slides show how tapfm "
+        "works, not how well a method performs on real tissue.",
         markup=False,
     )
-    console.print(f"\nThe steps took {format_duration(results.seconds)}. Look at:")
-    _print_beside(
+    console.print(f"\nThe demo took {format_duration(results.seconds)}. Results:")
+    _print_with_comments(
         console,
         {
-            str(folder.report): "all of it on a page, for any browser",
-            str(folder.attention_check_image): "one slide: what was planted, attention before and after",
-            str(folder.predictions("external") / "per-slide"): "heatmaps and most influential tiles of each slide",
-            str(folder.study / "study.md"): "the tables; beside it as .csv and .tex",
+            str(folder.report): "all results on one page; open it in a browser",
+            str(folder.attention_check_image): "one slide with the planted signal and heatmaps",
+            str(folder.predictions("external") / "per-slide"): "heatmaps and most influential tiles by slide",
+            str(folder.study / "study.md"): "tables of the study; also as .csv and .tex in the same folder",
         },
     )
     console.print("Next steps:")
-    _print_beside(
+    _print_with_comments(
         console,
         {
-            format_command("view", folder.predictions("external")): "slides and heatmaps in the browser",
-            "tapfm inspect SLIDES/ --write-cohort cohort.csv": "start with slides of your own",
-            "tapfm encoders": "the models that can learn from them",
-            "tapfm doctor": "which of them open here, and what else this machine can do",
+            format_command("view", folder.predictions("external")): "zoom into slides and heatmaps in the browser",
+            "tapfm inspect SLIDES/ --write-cohort cohort.csv": "start with your own slides",
+            "tapfm encoders": "list the encoders that you can adapt",
+            "tapfm doctor": "check which encoders and devices work on this machine",
         },
     )
-    if shutil.which("tapfm") is None:  # as after `make demo`
-        print_line(console, f"tapfm is not on the path yet: source {Path(sys.executable).parent / 'activate'}")
+    if shutil.which("tapfm") is None:  # after `make demo`, the environment is not active
+        activate = Path(sys.executable).parent / "activate"
+        print_line(console, f"To run these commands, first activate the environment: source {activate}")
 
 
-def _print_beside(console: Console, lines: Mapping[str, str]) -> None:
+def _print_with_comments(console: Console, lines: Mapping[str, str]) -> None:
     width = max(map(len, lines))
-    for text, meaning in lines.items():
-        print_line(console, f"  {text:<{width}}  # {meaning}")
+    for text, comment in lines.items():
+        print_line(console, f"  {text:<{width}}  # {comment}")

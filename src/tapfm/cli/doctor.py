@@ -22,10 +22,18 @@ def doctor(
     options: workflow.DoctorOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Check what this machine can do, and print what to do about what it cannot.
+    """Check the installation and this machine, and print how to fix problems.
 
-    Python and packages, GPU and memory, hub token and the gated encoders it opens, cached weights with their SHA-256,
-    OpenSlide, free disk. Exit code 1 when something needed is broken.
+    Checks Python, packages, GPU, OpenSlide, the viewer, the Hugging Face token
+    and which gated encoders it gives access to, the SHA-256 of cached weights,
+    and free disk space.
+
+    \b
+    Examples:
+      tapfm doctor
+      tapfm doctor --offline   # without contacting the Hugging Face Hub
+
+    Exit code 1 if something required does not work.
     """
     findings = workflow.doctor.run(options, stderr_console())
     if as_json:
@@ -37,17 +45,16 @@ def doctor(
 
 
 def _print_findings(findings: Sequence[workflow.Finding], console: Console) -> None:
-    """Print the findings as a table."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
-    table.add_column("what", no_wrap=True)
+    table.add_column("check", no_wrap=True)
     table.add_column("found", overflow="fold")
-    table.add_column("what to do", overflow="fold")
+    table.add_column("advice", overflow="fold")
     for finding in findings:
         table.add_row(_MARKS[finding.status], finding.subject, finding.found, finding.advice)
     console.print(table)
     broken = [finding.subject for finding in findings if finding.status == "broken"]
     if broken:
-        console.print(f"\n[bold red]Broken:[/] {', '.join(broken)}. Do what the last column says, then: tapfm doctor")
+        console.print(f"\n[bold red]Broken:[/] {', '.join(broken)}. Follow the advice, then run again: tapfm doctor")
     else:
-        console.print("\nNothing that is needed is broken.")
+        console.print("\nEverything required works.")

@@ -10,27 +10,33 @@ from rich.console import Console
 from tapfm.cli.command import command
 from tapfm.cli.console import print_failures, print_line, stderr_console, stdout_console
 from tapfm.runtime.cohort_job import FAILURES, RESUME_HINT, SUMMARY
+from tapfm.runtime.messages import format_count
 from tapfm.workflows import embed as workflow
 
 
-@command(workflow.EmbedOptions, stopped=RESUME_HINT)
+@command(workflow.EmbedOptions, stop_message=RESUME_HINT)
 def embed(options: workflow.EmbedOptions) -> None:
-    """Store the features of every tile and the encoder's raw attention to it. Training on stored features is fast.
+    """Encode all tiles of a cohort, and store their features and raw attention for method fixed.
+
+    Training on stored features (method fixed) is fast, because the encoder
+    stays frozen. Slides that are already encoded with the same settings are
+    skipped, so run the same command again to resume. A slide fails if more than
+    5% of its tiles cannot be read.
 
     \b
-    tapfm embed cohort.csv --encoder uni --out features
-    tapfm embed cohort.csv --encoder uni --out features --only case-17
-    tapfm embed cohort.csv --encoder uni --tiles 20x_256px_0px_overlap --out f
-
-    The second is for one slide, after fixing it; the third takes tiles of
-    TRIDENT. A command that was stopped resumes where it was. A slide fails when
-    more than 5% of its tiles cannot be read. Exit code 3 when slides failed; the
-    others are finished.
+    Examples:
+      tapfm embed cohort.csv --encoder uni --out features
+      tapfm embed cohort.csv --encoder uni --out features --only case-17
+      tapfm embed cohort.csv --encoder uni --tiles 20x_256px_0px_overlap \\
+          --out features              # tiles of TRIDENT
 
     \b
-    ID.h5          features, raw attention, positions: TRIDENT's layout
-    summary.csv    one row per slide
-    failures.csv   what failed, why, and what to do
+    Output files:
+      ID.h5          features, raw attention and coordinates, as in TRIDENT
+      summary.csv    one row per slide
+      failures.csv   failed slides, with reason and hint
+
+    Exit code 3 if slides failed; the others are finished.
     """
     result = workflow.embed.run(options, stderr_console())
     _print_embedded(result, stdout_console())
@@ -42,15 +48,16 @@ def _print_embedded(result: workflow.EmbedResult, console: Console) -> None:
     tiles = sum(record.tiles for record in table.finished)
     print_line(
         console,
-        f"Embedded {len(table.finished):,} of {len(table.ordered):,} slides: {tiles:,} tiles of "
-        f"{result.feature_size:,} features, by {result.encoder} in {result.precision}.",
+        f"Encoded {len(table.finished):,} of {len(table.ordered):,} slides with {result.encoder} in "
+        f"{result.precision}: {tiles:,} tiles, feature size {result.feature_size:,}.",
     )
     incomplete = [record for record in table.finished if record.tiles_failed]
     if incomplete:
         missing = sum(record.tiles_failed or 0 for record in incomplete)
         print_line(
             console,
-            f"{missing:,} tiles on {len(incomplete):,} slides could not be read: {table.folder / SUMMARY}",
+            f"{format_count(missing, 'tile')} of {format_count(len(incomplete), 'slide')} could not be read; "
+            f"see the column tiles_failed of {table.folder / SUMMARY}",
             "yellow",
         )
     print_failures(console, [(each.slide_id, each.hint) for each in table.failed], table.folder / FAILURES)

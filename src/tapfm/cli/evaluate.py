@@ -17,32 +17,37 @@ if TYPE_CHECKING:
     from tapfm.evaluation.metric_values import MetricValue
     from tapfm.workflows.evaluation_run import Evaluation
 
-_WIDE = 150  # columns of a terminal that hold all metrics of a target on a line
+_WIDE_TERMINAL = 150  # characters that the row of a target with all metrics needs
 
 
 @command(workflow.EvaluateOptions)
 def evaluate(options: workflow.EvaluateOptions) -> None:
-    """Evaluate a model on held-out slides, or on another cohort.
+    """Evaluate a model on the test slides of its cohort, or on another cohort.
+
+    Predicts each slide from all of its tiles. Computes metrics with 95%
+    confidence intervals from a patient bootstrap, and DeLong intervals of the
+    AUC. Thresholds are chosen on the validation slides, never on the evaluated
+    slides. A baseline that only uses colours and the number of tiles is
+    evaluated as well, to detect shortcuts.
 
     \b
-    tapfm evaluate runs/first --out evaluations/first
-    tapfm evaluate runs/first --by scanner --unit patient --out evaluations/by
-    tapfm evaluate runs/first --cohort external.csv --tiles tiles-external \\
-        --out evaluations/external
-
-    All tiles of each slide; 95% confidence intervals by resampling patients, and
-    DeLong's. Thresholds come from validation slides, never from the slides that
-    are evaluated. A baseline of colours and tile count is evaluated beside the
-    model, so that shortcuts show.
+    Examples:
+      tapfm evaluate runs/first --out evaluations/first
+      tapfm evaluate runs/first --by scanner --unit patient --out evaluations/by
+      tapfm evaluate runs/first --cohort external.csv --tiles tiles-external \\
+          --out evaluations/external
 
     \b
-    predictions.csv                 each slide and target; -baseline: by colours
-    metrics.md, .csv, .json         metrics with intervals: a page, tidy, complete
-    roc.png, pr.png, reliability.png, scores.png
-    failures.csv                    what could not be read
-    evaluation.json                 which weights, on which table
+    Output files:
+      metrics.md, metrics.csv, metrics.json   metrics with confidence intervals
+      predictions.csv                         one row per slide and target
+      predictions-baseline.csv                predictions of the colour baseline
+      roc.png, pr.png, reliability.png, scores.png
+      failures.csv                            slides and tiles that failed
+      evaluation.json                         model, cohort table and settings
 
-    Exit code 3 when more slides failed than allowed; the others are evaluated.
+    Exit code 3 if more slides failed than --allow-failures; the others are
+    evaluated.
     """
     evaluation = workflow.evaluate.run(options, stderr_console())
     _print_evaluation(evaluation, stdout_console(), stderr_console())
@@ -51,30 +56,30 @@ def evaluate(options: workflow.EvaluateOptions) -> None:
 
 
 def _print_evaluation(evaluation: Evaluation, console: Console, stderr_console: Console) -> None:
-    from tapfm.evaluation.metric_tables import MODEL, overview_table
+    from tapfm.evaluation.metric_tables import MODEL, build_overview_table
     from tapfm.results.terminal import rich_table
     from tapfm.tasks.target import BASELINE
 
     results, folder = evaluation.results, evaluation.folder
-    # metrics.md has the other metrics
-    metrics = results.main_metrics if console.width >= _WIDE else results.main_metrics[:1]
-    console.print(rich_table(overview_table(results, metrics)))
-    _print_missing(results.select_metrics(MODEL).values(), stderr_console)
+    # all metrics are in metrics.md
+    metrics = results.main_metrics if console.width >= _WIDE_TERMINAL else results.main_metrics[:1]
+    console.print(rich_table(build_overview_table(results, metrics)))
+    _print_missing_metrics(results.select_metrics(MODEL).values(), stderr_console)
     if BASELINE not in results.models:
         print_line(stderr_console, results.baseline_note)
     if results.failed:
         failed = format_count(len(results.failed), "slide")
-        print_line(stderr_console, f"{failed} failed: {folder / 'failures.csv'}")
+        print_line(stderr_console, f"{failed} failed. Reasons: {folder / 'failures.csv'}")
     print_line(stderr_console, f"Results: {folder / 'metrics.md'} and {folder / 'roc.png'}")
-    following = format_command("compare", folder, "OTHER", "--out", "comparison")
-    print_line(stderr_console, f"Next, compare it with another: {following}")
+    next_command = format_command("compare", folder, "OTHER", "--out", "comparison")
+    print_line(stderr_console, f"To compare it with another model: {next_command}")
 
 
-def _print_missing(measured: Iterable[MetricValue], stderr_console: Console) -> None:
+def _print_missing_metrics(metrics: Iterable[MetricValue], stderr_console: Console) -> None:
     reasons = dict.fromkeys(
         f"{each.target}: {each.estimate.reason}"
-        for each in measured
+        for each in metrics
         if each.estimate.value is None and each.estimate.reason
     )
     for reason in reasons:
-        print_line(stderr_console, f"  empty: {reason}")
+        print_line(stderr_console, f"  Not computed for {reason}")

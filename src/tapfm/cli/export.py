@@ -9,18 +9,21 @@ from tapfm.workflows import export as workflow
 
 @command(workflow.ExportOptions)
 def export(options: workflow.ExportOptions) -> None:
-    """Write the adapted encoder for timm, the aggregator, and a model card.
+    """Export the model of a run: the adapted encoder for timm, the aggregator, and a model card.
+
+    The exported model is loaded again and compared with the run before the
+    command ends. With --push-to-hub it is also uploaded to the Hugging Face
+    Hub, to a private repository unless --public is given.
 
     \b
-    tapfm export runs/first --out exported
-    tapfm export runs/first --out exported --push-to-hub my-lab/uni-fgfr3
+    Examples:
+      tapfm export runs/first --out exported
+      tapfm export runs/first --out exported --push-to-hub my-lab/uni-fgfr3
 
     \b
-    model.safetensors, config.json       the encoder, as a local-dir of timm
-    aggregator.safetensors, tapfm.json   from tiles to the slide
-    README.md                            data, metrics, licence of the base model
-
-    The folder is loaded again and compared before the command ends. What is
-    pushed is private unless --public is given.
+    Output files:
+      model.safetensors, config.json       encoder, for timm.create_model
+      aggregator.safetensors, tapfm.json   aggregator, and how to load it
+      README.md                            model card: data, metrics, licence
     """
     workflow.export.run(options, stderr_console())

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tapfm.cli.command import command
 from tapfm.cli.console import print_json, print_line, stderr_console, stdout_console
-from tapfm.runtime.messages import format_command, group_hints
+from tapfm.runtime.messages import format_command, format_count, group_hints
 from tapfm.workflows import inspect as workflow
 
 if TYPE_CHECKING:
@@ -25,14 +25,18 @@ def inspect(
     options: workflow.InspectOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show the format, size and scale of each slide, and what would be a problem with it. Nothing is changed.
+    """Show format, size and microns per pixel of slides, and problems that would prevent tiling.
+
+    Slides are not modified. With --write-cohort, also writes a cohort table of
+    the slides, for `tapfm tile`.
 
     \b
-    tapfm inspect slide.svs
-    tapfm inspect slides/ --write-cohort cohort.csv
-    tapfm inspect cohort.csv --json
+    Examples:
+      tapfm inspect slide.svs
+      tapfm inspect slides/ --write-cohort cohort.csv
+      tapfm inspect cohort.csv --json
 
-    Exit code 3 when a slide has a problem because of which it cannot be tiled.
+    Exit code 3 if a slide has a problem, so that it cannot be tiled.
     """
     inspections = workflow.inspect.run(options, stderr_console())
     if as_json:
@@ -41,7 +45,7 @@ def inspect(
         _print_inspections(inspections, stdout_console())
     if options.write_cohort is not None:
         tile = format_command("tile", options.write_cohort, "--out", "tiles")
-        print_line(stderr_console(), f"Written: {options.write_cohort}. Next: {tile}")
+        print_line(stderr_console(), f"Wrote {options.write_cohort}. Next: {tile}")
     if any(each.problem for each in inspections):
         raise typer.Exit(3)
 
@@ -52,7 +56,7 @@ def _print_inspections(inspections: Sequence[InspectedSlide], console: Console) 
     table.add_column("format", no_wrap=True)
     table.add_column("size, px", justify="right", no_wrap=True)
     table.add_column("um/px", justify="right", no_wrap=True)
-    table.add_column("from", no_wrap=True)
+    table.add_column("source", no_wrap=True)
     table.add_column("objective", justify="right", no_wrap=True)
     table.add_column("levels", justify="right", no_wrap=True)
     table.add_column("vendor", no_wrap=True)
@@ -75,7 +79,7 @@ def _print_inspections(inspections: Sequence[InspectedSlide], console: Console) 
     problems = [each for each in inspections if each.problem]
     warned = sum(bool(each.warnings) and not each.problem for each in inspections)
     console.print(
-        f"\n{len(inspections):,} slides: {len(inspections) - len(problems) - warned:,} ready, "
+        f"\n{format_count(len(inspections), 'slide')}: {len(inspections) - len(problems) - warned:,} ready, "
         f"{warned:,} with a warning, {len(problems):,} with a problem."
     )
     for line in group_hints((each.slide_id, each.hint) for each in problems):

@@ -1,4 +1,4 @@
-"""The command `tapfm`. Nothing here, nor what it imports at the top, imports torch: help and errors come at once."""
+"""The command `tapfm`. torch is not imported at module level, so that help and input errors are fast."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tapfm.version import __version__
 app = typer.Typer(
     name="tapfm",
     help="Adapt a pathology foundation model to your task from slide labels, on one GPU.",
-    epilog="First time here? tapfm demo shows all of it in minutes; tapfm doctor says what this machine can do.",
+    epilog="To start: `tapfm doctor` checks this machine, `tapfm demo` runs the whole workflow on synthetic slides.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -44,9 +44,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(asked: bool) -> None:
-    """Print the version and stop."""
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"tapfm {__version__}")
         raise typer.Exit
 
@@ -54,7 +53,7 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Adapt a pathology foundation model to your task from slide labels, on one GPU."""
@@ -72,7 +71,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(compare)
 app.command()(study)
-app.command(hidden=True)(probe)  # a step of `study`, for those who want it alone
+app.command(hidden=True)(probe)  # a step of `tapfm study`, rarely used alone
 app.command()(export)
 app.command()(predict)
 app.command()(report)
@@ -83,9 +82,9 @@ app.command()(doctor)
 
 
 def main() -> None:
-    """Run the command line; a `TapfmError` is printed as a message and a hint, not as a traceback."""
+    """Run the command line. A TapfmError is printed as a message and a hint, without a traceback."""
     stop_with_parent()
-    # what schedulers send before they kill: ended like Ctrl-C, so that tables are saved
+    # job schedulers send SIGTERM first; as an exception it lets commands save their results
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         app()

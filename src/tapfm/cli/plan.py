@@ -28,30 +28,35 @@ def plan(
     options: workflow.PlanOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Plan how a run uses the memory of a GPU.
+    """Predict the GPU memory that a training run needs, and how it will be used.
+
+    Needs neither a GPU nor weights. `tapfm train` makes the same plan for the
+    memory that is free when it starts. If all tiles of a slide fit, they are
+    encoded in one pass. Otherwise they are encoded in chunks, most of them
+    twice, and the less memory there is, the more activations are recomputed.
+    This does not change the result. Only if that is not enough, the moments of
+    the optimiser are stored with fewer bits or in CPU memory.
 
     \b
-    tapfm plan run.toml                     on this machine's GPU
-    tapfm plan run.toml --gpu-memory 24     on a card of 24 GB
-    tapfm plan run.toml --gpu-memory 12 --gpu-memory 80   a row for each
-    tapfm plan run.toml --gpu-memory 8 --set adaptation.scope=lora:16
-
-    Neither a GPU nor weights are needed. `tapfm train` makes the same plan
-    from what is free when it starts: all tiles at once where they fit, else in
-    chunks that are encoded twice, with more recomputed the less memory there is.
-    None of that changes the result. Only where even this does not fit, the
-    optimiser's moments are rounded, or kept in the machine's memory.
+    Examples:
+      tapfm plan run.toml                       # for the GPU of this machine
+      tapfm plan run.toml --gpu-memory 24       # for a GPU with 24 GB
+      tapfm plan run.toml --gpu-memory 12 --gpu-memory 80
+      tapfm plan run.toml --gpu-memory 8 --set adaptation.scope=lora:16
 
     \b
-    passes   work per tile; 3 is a forward and a backward pass, no more
-    graphs   chunks of which backward needs no second encoding
-    peak     predicted; tapfm leaves 5% and 0.25 GiB free besides
+    Columns:
+      graphs kept   chunks that need not be encoded again for the backward pass
+      peak GiB      predicted peak memory; 5% and 0.25 GiB are left free
+      passes        work per tile, in forward passes of the encoder
+      time          estimated time of a step, relative to the minimum
 
-    Exit code 2 when nothing fits, with what would.
+    Exit code 2 if the run does not fit on any of the GPUs; the message lists
+    settings that fit.
     """
     planned = workflow.plan.run(options, stderr_console())
     if planned is None:
-        text = "Method fixed trains no encoder: it learns from stored features, in a few hundred MB on any device."
+        text = "Method fixed does not train the encoder. It needs a few hundred MB of memory on any device."
         typer.echo(json.dumps({"method": "fixed", "gpus": []}) if as_json else text)
     elif as_json:
         from tapfm.adaptation.memory_plan import plan_to_json
@@ -62,31 +67,31 @@ def plan(
 
 
 def _print_plan(planned: MemoryPlan, console: Console) -> None:
-    from tapfm.adaptation.memory_plan import planner_settings
+    from tapfm.adaptation.memory_plan import planner_arguments_for_gpu
 
     shape, config = planned.shape, planned.config
-    part = "all of which learn" if shape.trainable == shape.parameters else f"of which {shape.trainable:,} learn"
+    trainable = "all" if shape.trainable_parameters == shape.parameters else f"{shape.trainable_parameters:,}"
     console.print(
-        f"{config.encoder.name}, {shape.parameters:,} parameters, {part} (scope {config.adaptation.scope}); "
-        f"{format_count(planned.tiles, 'tile')} a step.",
+        f"{config.encoder.name}, {shape.parameters:,} parameters, {trainable} trainable (scope {config.adaptation.scope}); "
+        f"{format_count(planned.tiles, 'tile')} per step.",
         markup=False,
     )
-    if planned.this_machine:
-        console.print(f"{planned.this_machine} On cards of the usual sizes:", markup=False)
+    if planned.note:
+        console.print(f"{planned.note} Plans for common GPU sizes:", markup=False)
     console.print()
-    if len(planned.rows) > 1:
-        console.print(_cards_table(planned))
+    if len(planned.plans) > 1:
+        console.print(_gpus_table(planned))
         console.print(
-            "\nA card's memory is taken as 98% of what is written on it, less 0.5 GiB for CUDA.", markup=False
+            "\nThe usable memory is assumed to be 98% of the nominal size, less 0.5 GiB for CUDA.", markup=False
         )
         return
-    (card,), (row,) = planned.gpus, planned.rows
+    (gpu,), (row,) = planned.gpus, planned.plans
     assert row.plan is not None
-    console.print(_plan_table(row.plan, shape, planner_settings(config, card)))
-    console.print(f"\nMemory at its peak, on {card.name} ({card.memory_source}):", markup=False)
-    console.print(_parts_table(row.plan, card))
+    console.print(_plan_table(row.plan, shape, planner_arguments_for_gpu(config, gpu)))
+    console.print(f"\nPeak memory on {gpu.name} ({gpu.memory_source}):", markup=False)
+    console.print(_parts_table(row.plan, gpu))
     if planned.alternatives:
-        console.print("\nWith --set:", markup=False)
+        console.print("\nWith other settings (--set):", markup=False)
         console.print(_alternatives_table(planned))
 
 
@@ -113,32 +118,30 @@ def _plan_table(plan: StepPlan, shape: EncoderShape, settings: dict[str, Any]) -
 def _describe_work(plan: StepPlan, shape: EncoderShape) -> str:
     from tapfm.adaptation.plan_text import minimum_passes
 
-    least = minimum_passes(shape)
-    lost = plan.cost - plan.passes
-    slower = f"; small chunks and copies take the time of {lost:.1f} more" if lost >= 0.1 * plan.passes else ""
-    return (
-        f"{plan.passes:.1f} forward passes a tile, {plan.passes / least:.2f} times those of one pass that recomputes "
-        f"nothing ({least:.1f}){slower}"
-    )
+    minimum = minimum_passes(shape)
+    overhead = plan.cost - plan.passes
+    slower = f"; small chunks and copies take as long as {overhead:.1f} more" if overhead >= 0.1 * plan.passes else ""
+    ratio = f"{plan.passes / minimum:.2f} times the minimum of {minimum:.1f}"
+    return f"{plan.passes:.1f} forward passes per tile, {ratio}{slower}"
 
 
-def _parts_table(plan: StepPlan, card: Gpu) -> Table:
+def _parts_table(plan: StepPlan, gpu: Gpu) -> Table:
     table = _plain_table("", "GiB", right=("GiB",))
     for name, size in plan.parts.items():
         table.add_row(name, f"{size / _GIB:.2f}")
-    table.add_row("together", f"{plan.peak_bytes / _GIB:.2f}", style="bold")
-    table.add_row("left, for gaps", f"{(card.free_bytes - plan.peak_bytes) / _GIB:.2f}")
+    table.add_row("total", f"{plan.peak_bytes / _GIB:.2f}", style="bold")
+    table.add_row("left free", f"{(gpu.free_bytes - plan.peak_bytes) / _GIB:.2f}")
     return table
 
 
-def _cards_table(planned: MemoryPlan) -> Table:
+def _gpus_table(planned: MemoryPlan) -> Table:
     from tapfm.adaptation.plan_text import describe_recompute, minimum_passes
 
-    figures = ("peak GiB", "passes", "time")
-    columns = ("card", "way", "chunk", "graphs kept", "recomputed", "moments", "optimiser on", *figures)
-    table = _plain_table(*columns, right=("chunk", "graphs kept", *figures))
+    costs = ("peak GiB", "passes", "time")
+    columns = ("GPU", "strategy", "chunk", "graphs kept", "recomputed", "moments", "optimiser on", *costs)
+    table = _plain_table(*columns, right=("chunk", "graphs kept", *costs))
     shape = planned.shape
-    for row in planned.rows:
+    for row in planned.plans:
         if row.plan is None:
             table.add_row(row.label, "does not fit")
             continue
@@ -160,12 +163,12 @@ def _cards_table(planned: MemoryPlan) -> Table:
 
 def _alternatives_table(planned: MemoryPlan) -> Table:
     table = _plain_table(
-        "", "way", "peak GiB", "passes", "smallest card", right=("peak GiB", "passes", "smallest card")
+        "", "strategy", "peak GiB", "passes", "smallest GPU", right=("peak GiB", "passes", "smallest GPU")
     )
     for row, smallest in planned.alternatives:
         if row.plan is None:
             table.add_row(row.label, "does not fit", "", "", smallest)
         else:
-            figures = (f"{row.plan.peak_bytes / _GIB:.1f}", f"{row.plan.passes:.1f}")
-            table.add_row(row.label, row.plan.strategy, *figures, smallest)
+            peak, passes = f"{row.plan.peak_bytes / _GIB:.1f}", f"{row.plan.passes:.1f}"
+            table.add_row(row.label, row.plan.strategy, peak, passes, smallest)
     return table

@@ -15,35 +15,38 @@ from tapfm.workflows import predict as workflow
 if TYPE_CHECKING:
     from tapfm.prediction.cohort_prediction import Predictions
 
-_SHOWN = 20  # slides in the table
+_MAX_SLIDES = 20  # in the printed table
 
 
-@command(workflow.PredictOptions, stopped="What is finished is kept; the same command with --resume continues.")
+@command(
+    workflow.PredictOptions, stop_message="Finished slides are saved. To resume, run the same command with --resume."
+)
 def predict(options: workflow.PredictOptions) -> None:
-    """Predict whole slides: probabilities, calls, and the contribution of each tile.
+    """Predict slides with a trained model, with the contribution of each tile and optional heatmaps.
+
+    Uses all tiles of each slide, with bounded memory. Slides are tiled first,
+    unless --tiles is given. If a slide cannot be read, the others are still
+    predicted. With --precision float8, the first slide is predicted in full
+    precision as well, and a difference above 0.01 in a probability is an error.
 
     \b
-    tapfm predict --model runs/first slide.svs --out predicted --heatmaps
-    tapfm predict --model runs/first slides/ --out predicted
-    tapfm predict --model exported cohort.csv --out predicted --geojson
-
-    All tiles of each slide, read once, in bounded memory. When a slide cannot be
-    read, the others are predicted. After a stop, --resume continues: finished
-    slides are kept, also when --heatmaps is added later.
+    Examples:
+      tapfm predict --model runs/first slide.svs --out predicted --heatmaps
+      tapfm predict --model runs/first slides/ --out predicted
+      tapfm predict --model exported cohort.csv --out predicted --geojson
 
     \b
-    predictions.csv                   a line for each slide and target
-    failures.csv                      what failed, why, and what to do
-    per-slide/ID/tiles.parquet        x, y, attention, weight, contributions
-    per-slide/ID/heatmap-*.png, .tif  heatmaps, with their unit; for QuPath too
-    per-slide/ID/gallery-*.png        the most influential tiles, for and against
-    per-slide/ID/tiles.geojson        for QuPath
-    tiles/                            tiles that were made here: see index.html
+    Output files:
+      predictions.csv                   one row per slide and target
+      failures.csv                      failed slides, with reason and hint
+      per-slide/ID/tiles.parquet        x, y, attention, weight, contributions
+      per-slide/ID/heatmap-*.png, .tif  heatmaps (--heatmaps)
+      per-slide/ID/gallery-*.png        most influential tiles (--heatmaps)
+      per-slide/ID/tiles.geojson        tiles for QuPath (--geojson)
+      tiles/                            tiles of the slides, without --tiles
 
-    float8 is for GPUs that have it; it is refused where it changes a probability
-    of the first slide by more than 0.01.
-
-    Exit code 3 when more slides failed than allowed; the others are predicted.
+    Exit code 3 if more slides failed than --allow-failures; the others are
+    predicted.
     """
     predictions = workflow.predict.run(options, stderr_console())
     _print_predictions(predictions, stdout_console(), stderr_console())
@@ -58,23 +61,23 @@ def _print_predictions(predictions: Predictions, console: Console, stderr_consol
     from tapfm.results.terminal import rich_table
 
     columns = [Column("slide", text=True), Column("target", text=True), Column("probability")]
-    columns += [Column("call", text=True), Column("tiles"), Column("seconds", form=".1f")]
+    columns += [Column("call", text=True), Column("tiles"), Column("seconds", float_format=".1f")]
     rows = []
-    for slide in predictions.slides[:_SHOWN]:
+    for slide in predictions.slides[:_MAX_SLIDES]:
         for number, (target, prediction) in enumerate(slide.targets.items()):
             call = MISSING if prediction.call is None else slide.kinds[target].describe_label(prediction.call)
             slide_id, tiles, seconds = (slide.slide_id, slide.tiles, slide.seconds) if number == 0 else (None,) * 3
             rows.append(table_row(slide_id, target, prediction.probability, call, tiles, seconds))
     console.print(rich_table(Table(columns, rows)))
-    if len(predictions.slides) > _SHOWN:
-        console.print(f"... and {len(predictions.slides) - _SHOWN:,} more")
+    if len(predictions.slides) > _MAX_SLIDES:
+        console.print(f"... and {format_count(len(predictions.slides) - _MAX_SLIDES, 'more slide')}")
     folder = predictions.folder.path
     print_line(
         stderr_console, f"Predicted {format_count(len(predictions.slides), 'slide')}: {folder / PREDICTIONS_CSV}"
     )
     if predictions.failed:
         failed = format_count(len(predictions.failed), "slide")
-        print_line(stderr_console, f"{failed} failed: {folder / 'failures.csv'}")
+        print_line(stderr_console, f"{failed} failed. Reasons: {folder / 'failures.csv'}")
         for line in group_hints((slide_id, each.hint) for slide_id, each in predictions.failed.items()):
             print_line(stderr_console, f"  {line}")
-    print_line(stderr_console, f"Next, view them: {format_command('view', folder)}")
+    print_line(stderr_console, f"To view them: {format_command('view', folder)}")

@@ -9,17 +9,19 @@ from tapfm.workflows import probe as workflow
 
 @command(workflow.ProbeOptions)
 def probe(options: workflow.ProbeOptions) -> None:
-    """Test a run's encoder on tiles of another task, before and after adaptation.
+    """Test the encoder of a run on tiles of another task, before and after adaptation.
+
+    Fits a linear probe on frozen features of both encoders, and writes its
+    accuracy and the change of the features to a JSON file. `tapfm study` runs
+    this command for forgetting studies and summarises the results.
 
     \b
-    tapfm probe runs/first --tiles tissue-types --out probe.json
-
-    A linear probe is fitted on frozen features. `tapfm study` summarises the probes
-    of a forgetting study.
+    Example:
+      tapfm probe runs/first --tiles tissue-types --out probe.json
     """
     result = workflow.probe.run(options, stderr_console())
     print_line(
         stderr_console(),
-        f"{result.tiles:,} tiles of {len(result.classes)} classes: cosine distance of the features "
-        f"{result.values['cosine_distance']:.4f}, linear CKA {result.values['linear_cka']:.4f}. Written: {options.out}",
+        f"{result.tiles:,} test tiles of {len(result.classes)} classes: cosine distance of the features "
+        f"{result.values['cosine_distance']:.4f}, linear CKA {result.values['linear_cka']:.4f}. Wrote {options.out}",
     )

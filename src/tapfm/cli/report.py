@@ -9,27 +9,28 @@ from tapfm.workflows import report as workflow
 
 @command(workflow.ReportOptions)
 def report(options: workflow.ReportOptions) -> None:
-    """Make one page about a run or a study, to read, send or print.
+    """Write an HTML report of one or more runs, or of a study.
+
+    The report is a single file that needs no network: cohort, training curves,
+    metrics with confidence intervals, ROC, precision-recall and calibration
+    plots, a table of all slides, heatmaps, tiles, failures, settings and
+    licence. Evaluations and predictions of the same weights are found
+    automatically in the run folder, next to runs/, and in evaluations/ and
+    predictions/ there. The report contains slide and patient ids: check whether
+    you may share them.
 
     \b
-    tapfm report runs/first --out report.html
-    tapfm report runs/first --predictions predictions/first --out report.html
-    tapfm report studies/first --out study.html
-
-    One HTML file that loads nothing else: slides and labels, curves, metrics
-    with intervals, ROC, precision and calibration, every slide to sort and
-    filter, heatmaps and tiles, failures, settings, licence.
-
-    Evaluations and predictions by the same weights are found automatically
-    inside the run folder, next to runs/, and in evaluations/ and predictions/
-    next to it. The page names slides and patients: think before you send it.
+    Examples:
+      tapfm report runs/first --out report.html
+      tapfm report runs/first --predictions predictions/first --out report.html
+      tapfm report studies/first --out study.html
     """
-    made = workflow.make_report.run(options, stderr_console())
+    result = workflow.make_report.run(options, stderr_console())
     from tapfm.results.formatting import format_bytes
 
-    for note in made.notes:
+    for note in result.notes:
         print_line(stderr_console(), note, "yellow")
     console = stdout_console()
-    print_line(console, f"Written: {made.path} ({format_bytes(made.bytes)})")
-    for line in made.found:
+    print_line(console, f"Wrote {result.path} ({format_bytes(result.bytes)}) from:")
+    for line in result.sources:
         print_line(console, f"  {line}")

@@ -10,19 +10,20 @@ from tapfm.runtime.messages import format_command
 from tapfm.workflows import split as workflow
 
 
-@command(workflow.SplitOptions, stopped="Nothing was written.")
+@command(workflow.SplitOptions, stop_message="No file was written.")
 def split(options: workflow.SplitOptions) -> None:
-    """Split a cohort by patient into training, validation and test, balanced in labels and scan resolution.
+    """Split a cohort by patient into train, validation and test, stratified by labels and scan resolution.
+
+    Writes a copy of the table with a new column split, or with columns fold_0,
+    fold_1, ... for cross-validation. If the table already has splits, they are
+    checked (a patient in two splits is an error) and replaced only with --force.
 
     \b
-    tapfm split cohort.csv --out split.csv
-    tapfm split cohort.csv --out split.csv --fractions 0.7 0.1 0.2 --seed 1
-    tapfm split cohort.csv --out folds.csv --folds 5   for cross-validation
-    tapfm split cohort.csv --out split.csv --targets EGFR --targets KRAS
-
-    All other columns are kept. Splits that the table already has are checked: a
-    patient in two of them is an error that names the patient. They are replaced
-    only with --force.
+    Examples:
+      tapfm split cohort.csv --out split.csv
+      tapfm split cohort.csv --out split.csv --fractions 0.7 0.1 0.2 --seed 1
+      tapfm split cohort.csv --out folds.csv --folds 5   # cross-validation
+      tapfm split cohort.csv --out split.csv --targets EGFR --targets KRAS
     """
     _print_split(workflow.split.run(options, stderr_console()), stdout_console())
 
@@ -33,7 +34,7 @@ def _print_split(result: workflow.SplitResult, console: Console) -> None:
     from tapfm.results.terminal import rich_table
     from tapfm.tasks.labels import label_count_columns
 
-    made, has_folds = result.split, "split" not in result.split.splits
+    cohort_split, has_folds = result.split, "split" not in result.split.splits
     columns = [
         Column("fold", text=True, shown=has_folds),
         Column("split", text=True),
@@ -41,24 +42,29 @@ def _print_split(result: workflow.SplitResult, console: Console) -> None:
     ]
     columns += label_count_columns(result.targets)
     rows = []
-    for column, of_slide in made.splits.items():
-        for name in made.split_names:
-            slides = [row for row in made.cohort.rows if of_slide[row.slide_id] == name]
-            scans = [made.resolutions[row.slide_id] for row in slides if row.slide_id in made.resolutions]
-            of_40x = scans.count("40x")
-            share = Cell(f"{of_40x:,} of {len(scans):,}", format_percentage(of_40x, len(scans))) if scans else Cell("-")
-            counts = [
-                kind.count_cell(result.labels_in(target, of_slide, name)) for target, kind in result.targets.items()
+    resolutions = cohort_split.resolutions
+    for column, split_of_slide in cohort_split.splits.items():
+        for name in cohort_split.split_names:
+            slides = [row for row in cohort_split.cohort.rows if split_of_slide[row.slide_id] == name]
+            known = [resolutions[row.slide_id] for row in slides if row.slide_id in resolutions]
+            count_40x = known.count("40x")
+            fraction_40x = Cell("-")
+            if known:
+                fraction_40x = Cell(f"{count_40x:,} of {len(known):,}", format_percentage(count_40x, len(known)))
+            label_counts = [
+                kind.count_cell(result.labels_of_split(target, split_of_slide, name))
+                for target, kind in result.targets.items()
             ]
             patients = len({row.patient_id for row in slides})
-            rows.append(table_row(column, name, patients, len(slides), share, *counts))
+            rows.append(table_row(column, name, patients, len(slides), fraction_40x, *label_counts))
     console.print(rich_table(Table(columns, rows)))
-    for note in workflow.split_notes(result):
-        print_line(console, note, "yellow")
-    following = format_command("config", "--cohort", result.out, "--out", "run.toml")
-    print_line(console, f"Written: {result.out}. Next: {following}")
+    for warning in workflow.split_warnings(result):
+        print_line(console, warning, "yellow")
+    next_command = format_command("config", "--cohort", result.out, "--out", "run.toml")
+    print_line(console, f"Wrote {result.out}. Next: {next_command}")
     if has_folds:
         print_line(
             console,
-            "This trains fold 0; the others: tapfm train run.toml --out runs/fold-1 --set cohort.fold=1, ...",
+            "run.toml then uses fold 0. To train another fold: "
+            "tapfm train run.toml --out runs/fold-1 --set cohort.fold=1",
         )

@@ -12,37 +12,40 @@ from tapfm.workflows import study as workflow
 
 @command(workflow.StudyOptions)
 def study(options: workflow.StudyOptions) -> None:
-    """Compare encoders, regimes and aggregators: every run, every evaluation, and the paper's tables.
+    """Train and evaluate many models to compare encoders, methods and aggregators, and write tables.
+
+    Runs all combinations that STUDY.toml or a preset defines, each in its own
+    process. If a run fails, the others continue. With --resume, finished runs
+    are kept and stopped runs are resumed. Tables contain the finished runs. A
+    full study takes hours to weeks.
 
     \b
-    tapfm study --preset paper-table1 --write study.toml     a file to edit
-    tapfm study study.toml --list                            what would be run
-    tapfm study study.toml --out studies/first               hours to weeks
-    tapfm study study.toml --out studies/first --resume      after Ctrl-C, ...
-    tapfm study --preset layers --scale mini --out mini      on painted slides
-
-    Each run is a process of its own. A run that is finished is kept, one that was
-    stopped is resumed; when one fails, the others continue. The tables are made
-    from the runs that are finished.
+    Examples:
+      tapfm study --preset paper-table1 --write study.toml   # file to edit
+      tapfm study study.toml --list                          # list the runs
+      tapfm study study.toml --out studies/first
+      tapfm study study.toml --out studies/first --resume    # after Ctrl-C
+      tapfm study --preset layers --scale mini --out mini    # synthetic slides
 
     \b
-    study.md                            all results on a page, and what failed
-    study.json                          the same as data, for tapfm report
-    table_binary.*, table_multilabel.*  AUC, intervals, p; md, csv, tex
-    roc.png                             ROC curves
-    costs.*, curves.png                 best epoch, seconds, memory; curves
-    ablation.*, stability.*, forgetting.*   in studies that ask for it
-    status.csv, logs/                   each step, and the command to repeat it
-    runs/, evaluations/, ensembles/     each can be used on its own
+    Output files:
+      study.md                             all results, and what failed
+      study.json                           the same as data, for tapfm report
+      table_binary.*, table_multilabel.*   AUCs, intervals, p values (md, csv, tex)
+      roc.png                              ROC curves
+      costs.*, curves.png                  best epoch, seconds, memory; curves
+      ablation.*, stability.*, forgetting.*   in studies of these kinds
+      status.csv, logs/                    command, state and output of each step
+      runs/, evaluations/, ensembles/      folders of `tapfm train` and `evaluate`
 
-    Exit code 3 when something failed, 130 after Ctrl-C, 143 after SIGTERM.
+    Exit code 3 if a step failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
     from tapfm.results.terminal import rich_table
 
     results = workflow.run_study.run(options, stderr_console())
     if options.write is not None:
-        following = format_command("study", options.write, "--list")
-        print_line(stderr_console(), f"Written: {options.write}. Next: {following}")
+        next_command = format_command("study", options.write, "--list")
+        print_line(stderr_console(), f"Wrote {options.write}. Edit it, then: {next_command}")
     for result in results:
         if options.list and len(results) > 1:
             typer.echo(f"{result.name}:")

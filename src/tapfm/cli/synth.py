@@ -13,29 +13,32 @@ from tapfm.runtime.messages import format_command
 from tapfm.workflows import synth as workflow
 
 if TYPE_CHECKING:
-    from tapfm.synthetic.cohort import CohortName
+    from tapfm.synthetic.cohort_plan import CohortName
 
 _SPLIT_ORDER = {"train": 0, "val": 1, "test": 2}
 
 
-@command(workflow.SynthOptions, stopped=RESUME_HINT)
+@command(workflow.SynthOptions, stop_message=RESUME_HINT)
 def synth(options: workflow.SynthOptions) -> None:
-    """Paint a cohort of H&E slides with a planted signal, to try everything without slides of your own.
+    """Generate a cohort of synthetic H&E slides with a planted signal, to try tapfm without real slides.
+
+    In positive slides, some tumour nests have nuclei with a different size and
+    chromatin. Colour, tissue, site and scanner are sampled independently of the
+    label, and differ in the external cohort. The tiles with the signal are
+    recorded as ground truth. Run the same command again to resume.
 
     \b
-    tapfm synth painted
-    tapfm synth painted --slides 12 --external 6 --prevalence 0.4   a small one, in a minute
-    tapfm synth lung --task luad4 --difficulty easy
-
-    Some nests of a positive slide have nuclei of another size and chromatin. Colour, tissue, site and
-    scanner are drawn independently of the label, and differ in the external cohort. Which tiles
-    carry the signal is written beside the slides. A command that was stopped resumes where it was.
+    Examples:
+      tapfm synth synthetic
+      tapfm synth small --slides 12 --external 6 --prevalence 0.4   # one minute
+      tapfm synth lung --task luad4 --difficulty easy
 
     \b
-    cohort.csv, external.csv   slides, patients, splits, labels
-    slides/, external/         SVS files, 30% of them 40x
-    contact-sheet.jpg          all slides at a glance
-    truth/                     compartments, foci, tiles.csv
+    Output files:
+      cohort.csv, external.csv   slides, patients, splits and labels
+      slides/, external/         SVS files, 30% of them scanned at 40x
+      contact-sheet.jpg          thumbnails of the slides
+      truth/                     ground truth: tissue, signal regions, tiles.csv
     """
     _print_cohort(workflow.synth.run(options, stderr_console()), stdout_console())
 
@@ -48,7 +51,7 @@ def _print_cohort(cohort: workflow.SyntheticCohort, console: Console) -> None:
     for line in _changed_prevalence(cohort):
         console.print(line)
     folder = cohort.folder
-    print_line(console, f"Look at them: {folder / CONTACT_SHEET}. What is what: {folder / README}")
+    print_line(console, f"Thumbnails: {folder / CONTACT_SHEET}. Description of the files: {folder / README}")
     slides = folder / COHORT_TABLES["development"]
     inspect, tile = format_command("inspect", slides), format_command("tile", slides, "--out", folder / "tiles")
     print_line(console, f"Next: {inspect}; {tile}")
@@ -67,26 +70,27 @@ def _print_table(cohort: workflow.SyntheticCohort, console: Console) -> None:
         slides = [each for each in cohort.slides if (each.cohort, each.split) == group]
         positives = [sum(each.labels[target] for each in slides) for target in targets]
         counts = [Cell(count, format_percentage(count, len(slides))) for count in positives]
-        of_40x = sum(each.scanner.objective == 40 for each in slides)
-        rows.append(table_row(*group, len(slides), of_40x, *counts))
+        count_40x = sum(each.scanner.objective == 40 for each in slides)
+        rows.append(table_row(*group, len(slides), count_40x, *counts))
     console.print(rich_table(Table([*columns, *(Column(f"{target} positive") for target in targets)], rows)))
 
 
 def _changed_prevalence(cohort: workflow.SyntheticCohort) -> list[str]:
-    """Return a line for each target with another number of positive slides than its prevalence gives."""
-    from tapfm.synthetic.cohort import MIN_PER_CLASS
+    """Return a message for each target whose number of positive slides differs from its prevalence."""
+    from tapfm.synthetic.cohort_plan import MIN_PER_CLASS
 
     lines = []
     spec = cohort.spec
     counts: dict[CohortName, int] = {"development": spec.slides, "external": spec.external}
     for name, slides in counts.items():
         for target in spec.targets:
-            share = target.prevalence[name]
-            expected = round(share * slides)
-            planted = sum(each.labels[target.name] for each in cohort.slides if each.cohort == name)
-            if planted != expected:
+            prevalence = target.prevalence[name]
+            expected = round(prevalence * slides)
+            actual = sum(each.labels[target.name] for each in cohort.slides if each.cohort == name)
+            if actual != expected:
                 lines.append(
-                    f"{target.name}, {name}: {planted} positive instead of {expected} ({share:.0%} of {slides}), so "
-                    f"that every split that is large enough has at least {MIN_PER_CLASS} slides of each class."
+                    f"{target.name} in the {name} cohort: {actual} positive slides instead of {expected} "
+                    f"({prevalence:.0%} of {slides}), so that every split that is large enough has at least "
+                    f"{MIN_PER_CLASS} slides of each class."
                 )
     return lines

@@ -10,33 +10,40 @@ from rich.console import Console
 from tapfm.cli.command import command
 from tapfm.cli.console import print_failures, print_line, stderr_console, stdout_console
 from tapfm.runtime.cohort_job import FAILURES, RESUME_HINT, SUMMARY
+from tapfm.runtime.messages import format_count
 from tapfm.workflows import tile as workflow
 
 if TYPE_CHECKING:
     from tapfm.runtime.cohort_job import SlideTable
     from tapfm.tiles.records import TileRecord
 
-_WARNINGS_SHOWN = 10  # the rest are in summary.csv
+_MAX_WARNINGS = 10  # the others are in summary.csv
 
 
-@command(workflow.TileOptions, stopped=RESUME_HINT)
+@command(workflow.TileOptions, stop_message=RESUME_HINT)
 def tile(options: workflow.TileOptions) -> None:
-    """Detect tissue and extract tiles, all at the same microns per pixel.
+    """Detect the tissue of slides, and extract tiles with the same microns per pixel from all slides.
+
+    Stores the coordinates of the tiles, not their pixels. Tiles with pen marks
+    or out of focus are removed. Slides that are already tiled with the same
+    settings are skipped, so run the same command again to resume.
 
     \b
-    tapfm tile cohort.csv --out tiles
-    tapfm tile cohort.csv --out tiles --only case-17   one slide, after fixing it
-    tapfm tile slides/ --out tiles                     a folder, without a table
-
-    A command that was stopped resumes where it was. Exit code 3 when slides failed; the others are finished.
+    Examples:
+      tapfm tile cohort.csv --out tiles
+      tapfm tile slides/ --out tiles                     # folder of slides
+      tapfm tile cohort.csv --out tiles --only case-17   # one slide
 
     \b
-    patches/ID_patches.h5   positions of the tiles
-    overlays/ID.png         tissue, tiles, what was left out
-    tissue/ID.geojson       for QuPath; pass a corrected copy with --tissue-mask
-    index.html              all overlays on a page
-    summary.csv             one row per slide
-    failures.csv            what failed, why, and what to do
+    Output files:
+      patches/ID_patches.h5   coordinates of the tiles
+      overlays/ID.png         image of tissue, tiles and removed tiles
+      tissue/ID.geojson       tissue for QuPath; correct it, use --tissue-mask
+      index.html              all overlays on one page
+      summary.csv             one row per slide
+      failures.csv            failed slides, with reason and hint
+
+    Exit code 3 if slides failed; the others are finished.
     """
     table = workflow.tile.run(options, stderr_console())
     _print_tiled(table, stdout_console())
@@ -51,14 +58,15 @@ def _print_tiled(table: SlideTable[TileRecord], console: Console) -> None:
     if others := find_unrelated_tile_files(table):
         print_line(
             console,
-            f"{len(others):,} more files in {table.folder / 'patches'} are not of this cohort, such as {others[0]}",
+            f"{table.folder / 'patches'} also contains {format_count(len(others), 'file')} of slides that are not in "
+            f"this cohort, such as {others[0]}",
         )
     warned = [record for record in table.ordered if record.warnings]
-    for record in warned[:_WARNINGS_SHOWN]:
+    for record in warned[:_MAX_WARNINGS]:
         print_line(console, f"warning {record.slide_id}: {record.warnings}", "yellow")
-    if len(warned) > _WARNINGS_SHOWN:
+    if len(warned) > _MAX_WARNINGS:
         print_line(
-            console, f"... and {len(warned) - _WARNINGS_SHOWN:,} more warnings, in {table.folder / SUMMARY}", "yellow"
+            console, f"... and {len(warned) - _MAX_WARNINGS:,} more warnings, in {table.folder / SUMMARY}", "yellow"
         )
     print_failures(console, [(each.slide_id, each.hint) for each in table.failed], table.folder / FAILURES)
-    print_line(console, f"Look at them: {table.folder / 'index.html'}")
+    print_line(console, f"Check the overlays: {table.folder / 'index.html'}")

@@ -19,26 +19,31 @@ if TYPE_CHECKING:
 
 @command(workflow.TrainOptions)
 def train(options: workflow.TrainOptions) -> None:
-    """Adapt an encoder to slide labels, keep the best epoch, and predict the held-out slides.
+    """Train a model: adapt an encoder to slide labels, and keep the weights of the best epoch.
+
+    Reads the cohort, the tiles and all settings from RUN.toml. The epoch with
+    the best validation AUC predicts the validation and test slides. Ctrl-C and
+    SIGTERM save a checkpoint first. A resumed run continues in the middle of
+    the epoch with the same tiles; on a CPU its weights are bit for bit the same
+    as those of a run that was not stopped.
 
     \b
-    tapfm train run.toml --out runs/first
-    tapfm train run.toml --out runs/half --set adaptation.lambda=0.5 --set seed=1
-    tapfm train run.toml --out runs/first --resume   after Ctrl-C, a crash, ...
-
-    Ctrl-C and SIGTERM save first. A run that was stopped is resumed in the middle
-    of its epoch, with the same tiles; on a CPU with the same weights, bit by bit,
-    as if it had not been stopped.
+    Examples:
+      tapfm train run.toml --out runs/first
+      tapfm train run.toml --out runs/first --resume   # after Ctrl-C or a crash
+      tapfm train run.toml --out runs/half --set adaptation.lambda=0.5 --set seed=1
 
     \b
-    config.toml, environment.json, split.csv   what it was made from
-    history.jsonl, curves.png, tensorboard/    losses, AUC, speed, memory by epoch
-    checkpoints/                               last (to resume) and best (weights)
-    predictions-val.csv, predictions-test.csv  the best epoch, on all tiles
-    failures.csv, summary.md                   what failed; the run on a page
+    Output files:
+      summary.md                                 summary of the run
+      checkpoints/                               best (weights), last (to resume)
+      predictions-val.csv, predictions-test.csv  predictions of the best epoch
+      history.jsonl, curves.png, tensorboard/    losses, AUC, speed, memory
+      config.toml, environment.json, split.csv   settings, versions, slides
+      failures.csv                               slides and tiles that failed
 
-    Exit code 3 when more slides failed than allowed, 130 after Ctrl-C, 143 after
-    SIGTERM.
+    Exit code 3 if more slides failed than --allow-failures, 130 after Ctrl-C,
+    143 after SIGTERM.
     """
     result = workflow.train.run(options, stderr_console())
     _print_result(result, stderr_console())
@@ -51,14 +56,14 @@ def _print_result(result: TrainingResult, console: Console) -> None:
         values = ", ".join(
             f"{target} {'-' if value is None else f'{value:.3f}'}" for target, value in scores.auc.items()
         )
-        print_line(console, f"AUC on {format_count(scores.count, scores.unit)} of {split}, all tiles: {values}")
-        for target, why in scores.undefined_reasons.items():
-            print_line(console, f"  no AUC of {target}: {why}")
+        print_line(console, f"AUC on {split} ({format_count(scores.count, scores.unit)}, all tiles): {values}")
+        for target, reason in scores.undefined_reasons.items():
+            print_line(console, f"  no AUC for {target}: {reason}")
     folder = result.folder
     if result.failed:
-        print_line(console, f"{format_count(len(result.failed), 'slide')} failed: {folder / 'failures.csv'}")
-    print_line(console, f"Results: {folder}/summary.md and curves.png")
-    following = format_command("evaluate", folder, "--out", Path("evaluations") / folder.name)
-    print_line(console, f"Next: {following}")
+        print_line(console, f"{format_count(len(result.failed), 'slide')} failed. Reasons: {folder / 'failures.csv'}")
+    print_line(console, f"Results: {folder / 'summary.md'} and {folder / 'curves.png'}")
+    next_command = format_command("evaluate", folder, "--out", Path("evaluations") / folder.name)
+    print_line(console, f"Next: {next_command}")
     export = format_command("export", folder, "--out", Path("exported") / folder.name)
-    print_line(console, f"To use it elsewhere: {export}")
+    print_line(console, f"To use the model in other programs: {export}")

@@ -18,19 +18,21 @@ from tapfm.workflows import view as workflow
 def view(options: workflow.ViewOptions) -> None:
     """View slides and predictions in a browser.
 
+    Starts a web server that shows slides at full resolution, the heatmap of
+    each target, and the values of each tile. Press ? on the page for keyboard
+    shortcuts. Only the given slides are served, and by default only to this
+    machine; no network is needed. Press Ctrl-C to stop the server.
+
+    To view slides of a remote machine, forward the port with
+    `ssh -L 8000:localhost:8000 HOST` and open the same address. With --host
+    0.0.0.0, everyone who has the printed address with its token can connect;
+    the connection is not encrypted.
+
     \b
-    tapfm view predicted
-    tapfm view predicted --slides /mnt/new/place --port 8080
-    tapfm view case-17.svs more-slides/
-
-    Slides at full resolution, a heatmap for each target over them, the numbers
-    of each tile; ? on the page lists the keys. Only these slides are served,
-    to this machine only, and nothing is fetched from elsewhere. From another
-    machine: ssh -L 8000:localhost:8000 HOST, then open the same address there.
-    --host 0.0.0.0 lets others in who have the token of the printed address;
-    what they see travels unencrypted.
-
-    Ctrl-C stops it.
+    Examples:
+      tapfm view predicted
+      tapfm view predicted --slides /mnt/new/place --port 8080
+      tapfm view case-17.svs more-slides/
     """
     console = stderr_console()
     viewer = workflow.view.run(options, console)
@@ -38,12 +40,12 @@ def view(options: workflow.ViewOptions) -> None:
     if viewer.missing_slides:
         print_line(
             console,
-            f"{format_count(viewer.missing_slides, 'slide')} not found: only their numbers are shown. "
-            "Pass --slides DIR to say where they are now.",
+            f"{format_count(viewer.missing_slides, 'slide')} not found; only the predictions are shown. "
+            "If the slides were moved, pass their folder with --slides DIR.",
             "bold yellow",
         )
-    with suppress(KeyboardInterrupt):  # the way to stop it: not a failure
-        print_line(console, f"{format_count(viewer.slides, 'slide')}. Press Ctrl-C to stop. Open:")
+    with suppress(KeyboardInterrupt):  # the normal way to stop it
+        print_line(console, f"Serving {format_count(viewer.slides, 'slide')}. Press Ctrl-C to stop. Open:")
         typer.echo(viewer.address)
         sys.stdout.flush()  # for a program that reads it from a pipe
         if viewer.is_public:

@@ -16,8 +16,9 @@ from tapfm.config.problems import SettingPath, describe_invalid_values, find_con
 from tapfm.config.recipes import Method, Recipe, recipe_settings
 from tapfm.config.settings import RunConfig, Section
 from tapfm.encoders.card import EncoderCard
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import InputError, SettingError
+from tapfm.runtime.messages import format_command
 
 PATH_SETTINGS = (
     ("cohort", "table"),
@@ -34,20 +35,27 @@ def load_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     Paths in the file are relative to the file, paths in overrides are relative to the current folder.
     """
-    tables = read_toml(file, hint="To create one: tapfm config > run.toml")
+    tables = read_toml(file, create_command=format_command("config", "--out", file))
     resolve_paths(tables, file.parent)
     _apply_overrides(tables, overrides)
-    return resolve_config(tables, f"{file} with --set overrides" if overrides else str(file))
+    return resolve_config(tables, f"{file} with the options of the command line" if overrides else str(file))
 
 
-def read_toml(file: Path, hint: str) -> dict[str, Any]:
-    """Read a TOML file. Raises InputError with this hint if it cannot be read."""
+def read_toml(file: Path, create_command: str) -> dict[str, Any]:
+    """Read a TOML file. Raises InputError if that fails.
+
+    create_command: suggested if the file does not exist.
+    """
     try:
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        raise InputError(f"{file} does not exist.", hint=f"To create a new file: {create_command}") from error
     except OSError as error:
-        raise InputError(f"{file} cannot be read ({error.strerror}).", hint=hint) from error
+        raise InputError(f"{file} cannot be read ({error.strerror}).", hint="Pass the path of a TOML file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} is not a valid TOML file: {error}.", hint=hint) from error
+        raise InputError(
+            f"{file} is not a valid TOML file: {error}.", hint='Fix this line. Texts need quotes, for example "uni".'
+        ) from error
 
 
 def override_settings(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -118,9 +126,9 @@ def _find_encoder(tables: Mapping[str, Any]) -> tuple[EncoderCard, list[str]]:
     """Return the card of the encoder, or that of the default encoder and a problem if the name is unknown."""
     name = tables.get("encoder", {}).get("name")
     try:
-        return encoder_card(name if isinstance(name, str) else _DEFAULT_ENCODER), []
+        return find_encoder_card(name if isinstance(name, str) else _DEFAULT_ENCODER), []
     except InputError as error:
-        return encoder_card(_DEFAULT_ENCODER), [f"encoder.name: {error.message} {error.hint}"]
+        return find_encoder_card(_DEFAULT_ENCODER), [f"encoder.name: {error.message} {error.hint}"]
 
 
 def _add_defaults(tables: Mapping[str, Any], card: EncoderCard) -> dict[str, Any]:
@@ -136,7 +144,7 @@ def _add_defaults(tables: Mapping[str, Any], card: EncoderCard) -> dict[str, Any
     )
     aggregator = tables.get("aggregator", {}).get("name", filled["aggregator"]["name"])
     if isinstance(aggregator, str) and aggregator in AGGREGATORS:
-        filled["aggregator"]["options"] = AGGREGATORS[aggregator].settings({})
+        filled["aggregator"]["options"] = AGGREGATORS[aggregator].complete_options({})
     merge_tables(filled, tables)
     return filled
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from tapfm.aggregators.catalog import aggregator_card
+from tapfm.aggregators.catalog import find_aggregator_card
 from tapfm.encoders.adapters import Scope
 from tapfm.errors import InputError
 
@@ -88,7 +88,7 @@ def find_contradictions(config: RunConfig) -> Iterator[str]:
 def _aggregator_problems(config: RunConfig) -> Iterator[str]:
     """Yield the problems of an aggregator that is unknown, does not support the method, or has invalid options."""
     try:
-        aggregator = aggregator_card(config.aggregator.name)
+        aggregator = find_aggregator_card(config.aggregator.name)
     except InputError as error:
         yield f"aggregator.name: {error.message} {error.hint}"
         return
@@ -107,6 +107,6 @@ def _aggregator_problems(config: RunConfig) -> Iterator[str]:
             yield f"{setting}: {error.message} {error.hint}"
     for name, value in config.aggregator.options.items():
         try:
-            aggregator.settings({name: value})
+            aggregator.complete_options({name: value})
         except InputError as error:
             yield f"aggregator.options.{name}: {error.message} {error.hint}"

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError
 
-from tapfm.aggregators.catalog import aggregator_card
+from tapfm.aggregators.catalog import find_aggregator_card
 from tapfm.config.loading import list_settings, make_problems_error, read_toml, resolve_paths
 from tapfm.config.problems import SettingPath, describe_invalid_values, suggest_setting
 from tapfm.config.recipes import Method
 from tapfm.config.settings import Count, Section, setting
 from tapfm.config.text import format_toml_value
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import InputError
 
 REGIMES: tuple[Method, ...] = get_args(Method)
@@ -102,7 +102,7 @@ _PATH_SETTINGS = [(section, key) for section in ("cohort", "external", "probe") 
 
 def load_study(file: Path) -> StudyConfig:
     """Read STUDY.toml. Paths in it are relative to the file."""
-    tables = read_toml(file, hint=f"To create one: {_WRITE_PRESET}")
+    tables = read_toml(file, create_command=_WRITE_PRESET)
     resolve_study_paths(tables, file.parent)
     return resolve_study(tables, str(file))
 
@@ -137,7 +137,7 @@ def _normalise_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
     keys: dict[str, str] = {}
     for name in dict.fromkeys([*config.encoders, *config.weights]):
         try:
-            keys[name] = encoder_card(name).key
+            keys[name] = find_encoder_card(name).key
         except InputError as error:
             problems.append(f"encoders: {error.message} {error.hint}")
     if problems:
@@ -164,7 +164,7 @@ def _contradictions(config: StudyConfig) -> Iterator[str]:
     for key in ("aggregators", "tapfm_aggregators"):
         for name in listed[key]:
             try:
-                aggregator_card(name)
+                find_aggregator_card(name)
             except InputError as error:
                 yield f"{key}: {error.message} {error.hint}"
     for name in (config.name, *listed["variants"]):

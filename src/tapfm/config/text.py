@@ -12,7 +12,7 @@ from tapfm.cohort.cohort_table import read_cohort
 from tapfm.cohort.splits import fold_names
 from tapfm.config.loading import resolve_config
 from tapfm.config.settings import RunConfig, Section
-from tapfm.encoders.catalog import encoder_card
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import LabelError
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.labels import find_binary_columns, read_labels
@@ -57,7 +57,7 @@ def starter_config(
             "seed": 0,
             "cohort": cohort_section,
             "tiles": tiles_section,
-            "encoder": {"name": encoder_card(encoder).key},
+            "encoder": {"name": find_encoder_card(encoder).key},
             "task": {"targets": list(targets) or ["FGFR3"]},
             "adaptation": {"method": method},
         }

@@ -236,7 +236,7 @@ class SlideTable(Generic[Record]):
         except OSError as error:
             raise InputError(
                 f"{self.folder} cannot be written ({error}).",
-                hint=f"Check free disk space and permissions, or use another folder with --out. {RESUME_HINT}",
+                hint=f"Check free disk space and permissions, or choose another folder with --out. {RESUME_HINT}",
             ) from error
 
     def exit_code(self, only: Collection[str] | None, allow_failures: int) -> int:

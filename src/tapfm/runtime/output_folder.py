@@ -13,7 +13,7 @@ OUTPUT_MARKER = ".tapfm-output"  # marks the output folders of tapfm; contains t
 
 
 @contextmanager
-def lock_folder(folder: Path, command: str, other_folder: str = "use another folder with --out") -> Iterator[None]:
+def lock_folder(folder: Path, command: str, other_folder: str = "choose another folder with --out") -> Iterator[None]:
     """Lock an output folder for one process of one command. Raises InputError if it is in use or has other content.
 
     The lock is released when the process exits for any reason. other_folder: the alternative offered in hints.

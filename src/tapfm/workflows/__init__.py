@@ -1,1 +1,1 @@
-"""One module per command: an options dataclass and a function."""
+"""One module per command: its options, a dataclass, and the function that runs it."""

@@ -1,4 +1,4 @@
-"""`tapfm bench`: the speed of this machine, and how long training and prediction take on it."""
+"""`tapfm bench`: measure the speed of this machine and estimate the duration of training and prediction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tapfm.workflows.shared_options import SlidesFolder
 if TYPE_CHECKING:
     from tapfm.bench.measure import BenchResult
 
-_WITH_GPU, _WITHOUT_GPU = "uni", "tapfm-pocket"  # encoders
+_GPU_ENCODER, _CPU_ENCODER = "uni", "tapfm-pocket"  # defaults
 
 
 @options
@@ -27,92 +27,121 @@ class BenchOptions:
 
     run: Annotated[
         Path | Any | None,  # Any: a RunConfig
-        Argument("Measure for this run: its encoder, slides, ...", metavar="RUN.toml"),
+        Argument("Measure with the encoder, slides and settings of this run.", metavar="RUN.toml"),
     ] = None
     _: KW_ONLY
-    encoder: Annotated[str | None, Option("One of `tapfm encoders`.", default="uni; without a GPU tapfm-pocket")] = None
-    cohort: Annotated[Path | None, Option("Your slides, to read and to plan for.", metavar="CSV")] = None
-    tiles: Annotated[Path | None, Option("Their tiles: output folder of `tapfm tile`.", metavar="DIR")] = None
+    encoder: Annotated[
+        str | None,
+        Option("Encoder to measure, from `tapfm encoders`.", metavar="NAME", default="uni; without a GPU tapfm-pocket"),
+    ] = None
+    cohort: Annotated[
+        Path | None,
+        Option(
+            "Cohort table: read tiles from these slides, and estimate durations for this cohort. Needs --tiles.",
+            metavar="CSV",
+            default="a synthetic slide, and the size of the paper's cohort",
+        ),
+    ] = None
+    tiles: Annotated[
+        Path | None, Option("Output folder of `tapfm tile` for the slides of --cohort.", metavar="DIR")
+    ] = None
     slides: SlidesFolder = None
     scope: Annotated[
         tuple[str, ...],
-        Option("Measure steps of this scope too: last:4, lora:16; repeatable.", metavar="SCOPE"),
+        Option(
+            "Also measure training steps with this trainable part of the encoder: full, last:4, lora:16. Repeatable.",
+            metavar="SCOPE",
+        ),
     ] = ()
-    precision: Annotated[str | None, Option("As in RUN.toml: auto, float32, ...", default="auto")] = None
-    device: Annotated[str | None, Option("auto, cpu, cuda, cuda:1, ...", default="auto")] = None
+    precision: Annotated[
+        str | None, Option("Precision: auto, float32, bfloat16 or float16.", default="as in RUN.toml, else auto")
+    ] = None
+    device: Annotated[
+        str | None,
+        Option(
+            "Device to measure: auto (the GPU if there is one), cpu, cuda, or cuda:1 for the second GPU.",
+            default="as in RUN.toml, else auto",
+        ),
+    ] = None
     workers: Annotated[
         int | None,
         Option(
-            "Worker processes; 0: none, all work in this process.",
-            default="as in RUN.toml: one per core",
+            "Number of worker processes that read tiles. 0: read them in the main process.",
+            metavar="N",
+            default="as in RUN.toml, else one per CPU core",
             at_least=0,
         ),
     ] = None
-    out: Annotated[Path | None, Option("Write all measurements to this JSON file.", metavar="FILE")] = None
-    quick: Annotated[bool, Option("Rough measurements, in seconds.")] = False
+    out: Annotated[Path | None, Option("Also write all measurements to this JSON file.", metavar="FILE")] = None
+    quick: Annotated[bool, Option("Measure for a few seconds only. The results are less precise.")] = False
 
     def check(self) -> None:
-        """Refuse options that repeat each other, or need another one."""
-        named = {"--cohort": self.cohort, "--tiles": self.tiles, "--slides": self.slides}
-        given = [name for name, value in named.items() if value is not None]
+        """Raise InputError if options contradict each other or need another option."""
+        slide_options = {"--cohort": self.cohort, "--tiles": self.tiles, "--slides": self.slides}
+        given = [name for name, value in slide_options.items() if value is not None]
         if self.run is not None and given:
             raise InputError(
-                f"{self.run} names slides and tiles, and so do {' and '.join(given)}.", hint="Leave one of them out."
+                f"{' and '.join(given)} cannot be combined with {self.run}, which already defines slides and tiles.",
+                hint="Use either RUN.toml or --cohort and --tiles.",
             )
         if given and (self.cohort is None or self.tiles is None):
             missing = "--tiles" if self.cohort is not None else "--cohort"
             raise InputError(f"{given[0]} needs {missing}.", hint="For example: --cohort cohort.csv --tiles tiles")
         if self.out is not None and self.out.is_dir():
-            raise InputError(f"{self.out} is a folder.", hint="Give a file to --out, such as bench.json.")
+            raise InputError(
+                f"--out {self.out} is a folder, not a file.", hint=f"For example: --out {self.out / 'bench.json'}"
+            )
         if self.out is not None and not _is_writable(self.out):
-            raise InputError(f"{self.out} cannot be written.", hint="Give another file to --out.")
+            raise InputError(
+                f"{self.out} cannot be written: its folder is not writable.", hint="Choose another file with --out."
+            )
 
     @property
-    def changes(self) -> list[str]:
-        """The changes to the configuration of the run."""
-        named = {"encoder.name": self.encoder, "adaptation.precision": self.precision, "machine.device": self.device}
-        return [f"{name}={value}" for name, value in named.items() if value is not None]
+    def overrides(self) -> list[str]:
+        """Options that override settings of the run, as `key=value`."""
+        settings = {"encoder.name": self.encoder, "adaptation.precision": self.precision, "machine.device": self.device}
+        return [f"{name}={value}" for name, value in settings.items() if value is not None]
 
 
 def _is_writable(file: Path) -> bool:
-    """Return whether the folder of a file, or the nearest one above it that exists, can be written to."""
+    """Return whether a file can be created. Missing folders are created later, so the nearest existing one counts."""
     folder = next(each for each in file.absolute().parents if each.exists())
     return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 @command_function(BenchOptions)
 def bench(options: BenchOptions, console: Console) -> BenchResult:
-    """Measure this machine, and estimate the times of an epoch, a training and a prediction."""
-    from tapfm.bench.slides import slides_of_cohort, slides_of_paper, slides_of_run
+    """Measure this machine, and estimate the duration of an epoch, a training run and a prediction."""
+    from tapfm.bench.bench_slides import slides_from_cohort, slides_from_paper, slides_from_run
     from tapfm.encoders.adapters import Scope
-    from tapfm.encoders.catalog import encoder_card
+    from tapfm.encoders.catalog import find_encoder_card
     from tapfm.runtime.devices import check_precision, choose_device
 
     for scope in options.scope:
         Scope.parse(scope)
     if options.encoder is not None:
-        encoder_card(options.encoder)
+        find_encoder_card(options.encoder)
     check_precision(options.precision or "auto")
-    config = None if options.run is None else read_run_config(options.run, options.changes)
+    config = None if options.run is None else read_run_config(options.run, options.overrides)
     if config is not None:
-        slides = slides_of_run(config)
+        slides = slides_from_run(config)
     elif options.cohort is not None and options.tiles is not None:
-        slides = slides_of_cohort(options.cohort, options.tiles, options.slides)
+        slides = slides_from_cohort(options.cohort, options.tiles, options.slides)
     else:
-        slides = slides_of_paper()
+        slides = slides_from_paper()
 
-    from tapfm.bench.measure import measure, write
-    from tapfm.bench.models import BenchSubject, settings_for
+    from tapfm.bench.measure import measure_machine, write_result
+    from tapfm.bench.models import BenchSetup, make_default_config
 
     device = choose_device(config.machine.device if config is not None else options.device or "auto")
     if config is None:
-        encoder = options.encoder or (_WITH_GPU if device.type == "cuda" else _WITHOUT_GPU)
-        config = settings_for(encoder, options.precision or "auto")
+        encoder = options.encoder or (_GPU_ENCODER if device.type == "cuda" else _CPU_ENCODER)
+        config = make_default_config(encoder, options.precision or "auto")
     workers = options.workers
     if workers is None and config.machine.workers != "auto":
         workers = config.machine.workers
-    measured = measure(
-        BenchSubject(config, device),
+    result = measure_machine(
+        BenchSetup(config, device),
         slides,
         list(dict.fromkeys([config.adaptation.scope, *options.scope])),
         workers=count_workers(workers),
@@ -120,5 +149,5 @@ def bench(options: BenchOptions, console: Console) -> BenchResult:
         console=console,
     )
     if options.out is not None:
-        write(measured, options.out)
-    return measured
+        write_result(result, options.out)
+    return result

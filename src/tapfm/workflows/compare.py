@@ -1,4 +1,4 @@
-"""`tapfm compare`: models compared on the patients that all of them have."""
+"""`tapfm compare`: compare models on the patients that all of them have predicted."""
 
 from __future__ import annotations
 
@@ -24,39 +24,46 @@ class CompareOptions:
 
     models: Annotated[
         tuple[str, ...],
-        Argument("Folders of evaluations or runs, or CSVs of predictions.", metavar="[NAME=]PATH..."),
+        Argument(
+            "Two or more models, each an output folder of `tapfm evaluate`, a run folder or a CSV of predictions. "
+            "NAME= sets the name in the tables.",
+            metavar="[NAME=]PATH...",
+        ),
     ]
     _: KW_ONLY
-    out: Annotated[Path, Option("Folder for tables and plot.", metavar="DIR")]
-    unit: Annotated[str, Option("What counts once: slide or patient.")] = "slide"
-    against: Annotated[str | None, Option("Only differences to this one.", metavar="NAME", default="all pairs")] = None
-    split: Annotated[str, Option("Of runs: test or val.")] = "test"
+    out: Annotated[Path, Option("Output folder for the tables and the plot.", metavar="DIR")]
+    unit: Annotated[str, Option("Unit of the metrics: slide, or patient (mean over the patient's slides).")] = "slide"
+    against: Annotated[
+        str | None, Option("Compare all models with this one only.", metavar="NAME", default="all pairs")
+    ] = None
+    split: Annotated[str, Option("Split whose predictions are read from run folders: test or val.")] = "test"
     resamples: Resamples = 2000
 
     def check(self) -> None:
-        """Refuse settings outside their range, and a single model."""
+        """Raise InputError for values that are out of range, and for a single model."""
         if self.unit not in ("slide", "patient"):
             raise SettingError(f"--unit must be slide or patient; got '{self.unit}'.")
         if self.resamples < 1:
             raise SettingError(f"--resamples must be at least 1; got {self.resamples}.")
         if len(self.models) < 2:
             raise InputError(
-                "There is only one model to compare.", hint="Give two or more: tapfm compare A B --out DIR"
+                f"{self.models[0]} is the only model; a comparison needs at least two.",
+                hint="For example: tapfm compare runs/first runs/second --out comparison",
             )
 
 
 @command_function(CompareOptions)
 def compare(options: CompareOptions, console: Console) -> Comparison:
-    """Compare runs, evaluations or tables of predictions; write tables and a plot."""
+    """Compare runs, evaluations or tables of predictions, and write tables and a plot."""
     from tapfm.evaluation.comparison_tables import FILES, write_comparison
-    from tapfm.evaluation.method_comparison import compare_methods as compare_predictions
+    from tapfm.evaluation.method_comparison import compare_methods
     from tapfm.runs.compared_predictions import read_compared
     from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
 
     read = read_compared([str(each) for each in options.models], options.split)
     for warning in read.warnings:
         console.print(warning, style="bold yellow", markup=False, soft_wrap=True)
-    compared = compare_predictions(
+    comparison = compare_methods(
         {name: [predictions] for name, predictions in read.predictions.items()},
         read.targets,
         "patient" if options.unit == "patient" else "slide",
@@ -66,7 +73,7 @@ def compare(options: CompareOptions, console: Console) -> Comparison:
     )
     with lock_folder(options.out, "tapfm compare"):
         remove_unfinished(options.out)
-        check_no_other_files(options.out, allowed=FILES, hint="Give a new --out.")
+        check_no_other_files(options.out, allowed=FILES, hint="Choose a new folder with --out.")
         files = {name: str(path) for name, path in read.files.items()}
-        write_comparison(options.out, compared, files, resamples=options.resamples, seed=_SEED, notes=read.warnings)
-    return compared
+        write_comparison(options.out, comparison, files, resamples=options.resamples, seed=_SEED, notes=read.warnings)
+    return comparison

@@ -1,4 +1,4 @@
-"""`tapfm config`: the text of a configuration; and configurations made in Python."""
+"""`tapfm config`: write RUN.toml. `tapfm.configure`: create a configuration in Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tapfm.errors import InputError
 from tapfm.runtime.options import Argument, Option, command_function, options
-from tapfm.workflows.run_file import Changes
+from tapfm.workflows.run_file import Overrides
 
 if TYPE_CHECKING:
     from tapfm.config.settings import RunConfig
@@ -20,39 +20,75 @@ if TYPE_CHECKING:
 class ConfigOptions:
     """Options of `tapfm config`."""
 
-    run: Annotated[Path | None, Argument("Print this one with everything filled in.", metavar="RUN.toml")] = None
-    recipe: Annotated[str | None, Option("paper, or reference (its authors' scripts).", default="paper")] = None
-    encoder: Annotated[str | None, Option("One of `tapfm encoders`.", default="uni")] = None
-    method: Annotated[str | None, Option("tapfm, finetune or fixed.", default="tapfm")] = None
-    cohort: Annotated[Path | None, Option("The cohort table.", metavar="CSV", default="cohort.csv")] = None
+    run: Annotated[
+        Path | None,
+        Argument("Print this configuration with all defaults, instead of creating a new one.", metavar="RUN.toml"),
+    ] = None
+    recipe: Annotated[
+        str | None,
+        Option("Source of the defaults: paper, or reference (the scripts of its authors).", default="paper"),
+    ] = None
+    encoder: Annotated[
+        str | None, Option("Encoder to adapt, from `tapfm encoders`.", metavar="NAME", default="uni")
+    ] = None
+    method: Annotated[
+        str | None,
+        Option(
+            "Training method: tapfm, finetune (any aggregator), or fixed (frozen encoder, stored features).",
+            default="tapfm",
+        ),
+    ] = None
+    cohort: Annotated[
+        Path | None,
+        Option("Cohort table with labels and splits, from `tapfm split`.", metavar="CSV", default="cohort.csv"),
+    ] = None
     tiles: Annotated[Path | None, Option("Output folder of `tapfm tile`.", metavar="DIR", default="tiles")] = None
-    features: Annotated[Path | None, Option("Output folder of `tapfm embed`, for method fixed.", metavar="DIR")] = None
+    features: Annotated[
+        Path | None,
+        Option("Output folder of `tapfm embed`, for method fixed.", metavar="DIR", default="features"),
+    ] = None
     target: Annotated[
-        tuple[str, ...], Option("Label column; repeatable.", metavar="NAME", default="those of the table")
+        tuple[str, ...],
+        Option(
+            "Label column to predict. Repeatable: several columns make a multi-label task.",
+            metavar="NAME",
+            default="all label columns of --cohort that contain both 0 and 1",
+        ),
     ] = ()
     out: Annotated[
-        Path | None, Option("Write it to this file; paths in it are relative to its folder.", metavar="FILE")
+        Path | None,
+        Option(
+            "File to write; paths in it are relative to its folder.", metavar="FILE", default="print to the terminal"
+        ),
     ] = None
-    set: Changes = ()
+    set: Overrides = ()
 
     def check(self) -> None:
-        """Refuse options that contradict each other."""
-        named = ("recipe", "encoder", "method", "cohort", "tiles", "features", "target", "out")
-        given = [f"--{name}" for name in named if getattr(self, name) not in (None, ())]
+        """Raise InputError if options contradict each other or the output file exists."""
+        new_file_options = ("recipe", "encoder", "method", "cohort", "tiles", "features", "target", "out")
+        given = [f"--{name}" for name in new_file_options if getattr(self, name) not in (None, ())]
         if self.run is not None and given:
             raise InputError(
-                f"{', '.join(given)} starts a new file, but {self.run} is one already.",
-                hint=f"Change it with --set, for example: tapfm config {self.run} --set schedule.epochs=5",
+                f"{', '.join(given)} can only be used for a new configuration, not with the existing {self.run}.",
+                hint=f"To change a setting, use --set: tapfm config {self.run} --set schedule.epochs=5",
             )
         if self.run is None and self.set:
-            raise InputError("--set changes a file.", hint="For example: tapfm config run.toml --set schedule.epochs=5")
+            raise InputError(
+                "--set needs an existing RUN.toml.",
+                hint="For example: tapfm config run.toml --set schedule.epochs=5",
+            )
         if self.out is not None and self.out.exists():
-            raise InputError(f"{self.out} already exists.", hint="Give another name to --out, or remove it first.")
+            raise InputError(
+                f"{self.out} already exists.", hint="Choose another name with --out, or delete the file first."
+            )
 
 
 @command_function(ConfigOptions)
-def config(options: ConfigOptions, console: Console) -> str:  # noqa: ARG001 - every command gets one
-    """Return a configuration as text: one to start from, or a file with everything filled in; write it to `out`."""
+def config(options: ConfigOptions, console: Console) -> str:  # noqa: ARG001 - required by command_function
+    """Return RUN.toml as text: a commented file to start from, or an existing one with all defaults.
+
+    A new file is also written to `out`.
+    """
     from tapfm.config import text as config_text
     from tapfm.config.loading import load_config
     from tapfm.runtime.files import write_atomically
@@ -74,13 +110,16 @@ def config(options: ConfigOptions, console: Console) -> str:  # noqa: ARG001 - e
             write_atomically(options.out, text.encode())
         except OSError as error:
             raise InputError(
-                f"{options.out} cannot be written ({error.strerror}).", hint="Give another file to --out."
+                f"{options.out} cannot be written ({error.strerror}).", hint="Choose another file with --out."
             ) from error
     return text
 
 
 def configure(*files: str | Path, **settings: Any) -> RunConfig:
-    """Make a configuration, from RUN.toml or from nothing, with settings such as `schedule={"epochs": 5}`."""
+    """Return a configuration: the defaults, the settings of RUN.toml files, and settings given as keyword arguments.
+
+    For example `configure("run.toml", schedule={"epochs": 5})`. Later settings override earlier ones.
+    """
     from tapfm.config.loading import load_config, merge_tables, resolve_config, resolve_paths
 
     tables: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""`tapfm demo`: all of tapfm on painted slides."""
+"""`tapfm demo`: run all steps of tapfm on synthetic slides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
-from tapfm.demo.sizes import SIZES, Size
+from tapfm.demo.sizes import SIZES, DemoSize
 from tapfm.errors import InputError
 from tapfm.runtime.options import Option, options
 
@@ -24,37 +24,40 @@ class DemoOptions:
     _: KW_ONLY
     out: Annotated[
         Path | None,
-        Option("Folder for everything.", metavar="DIR", default="demo; with --full demo-full, with --tiny demo-tiny"),
+        Option("Output folder.", metavar="DIR", default="demo; demo-full with --full, demo-tiny with --tiny"),
     ] = None
-    full: Annotated[bool, Option("More slides, a signal that is harder to see, more epochs.")] = False
-    tiny: Annotated[bool, Option("Every step in a minute or two, to see that it works; the numbers mean nothing.")] = (
-        False
-    )
+    full: Annotated[
+        bool, Option("More slides, a signal that is harder to detect, and more epochs: an hour or more on two cores.")
+    ] = False
+    tiny: Annotated[
+        bool,
+        Option("Only test that every step works: one or two minutes, with too few slides for meaningful metrics."),
+    ] = False
 
     @property
-    def size(self) -> Size:
-        """How many slides, how many epochs."""
+    def size(self) -> DemoSize:
+        """Number of slides and epochs."""
         return SIZES["full" if self.full else "tiny" if self.tiny else "demo"]
 
     @property
     def folder(self) -> Path:
-        """The output folder."""
+        """Output folder."""
         return self.out or Path("demo" if self.size.name == "demo" else f"demo-{self.size.name}")
 
     def check(self) -> None:
-        """Refuse two sizes, and a file for a folder."""
+        """Raise InputError for two sizes, or if the output folder is a file."""
         if self.full and self.tiny:
-            raise InputError("--full and --tiny were both given.", hint="Give one of them, or neither.")
+            raise InputError("--full and --tiny cannot be combined.", hint="Use one of them, or neither.")
         if self.folder.is_file():
-            raise InputError(f"{self.folder} is a file.", hint="Give a folder with --out.")
+            raise InputError(f"{self.folder} is a file, not a folder.", hint="Choose another folder with --out.")
 
 
 def demo(options: DemoOptions, console: Console, run_command: Callable[[Sequence[str]], int]) -> DemoResults:
-    """Run the demo, or resume it, and return its results. Raises CommandFailedError where a command failed.
+    """Run or resume the demo and return its results. Raises CommandFailedError if a command fails.
 
-    run_command: runs a tapfm command in this process, given its words, and returns the exit code.
+    run_command: runs a tapfm command, given its arguments, in this process and returns the exit code.
     """
     from tapfm.demo.results import read_results
-    from tapfm.demo.run import run_demo
+    from tapfm.demo.runner import run_demo
 
     return read_results(run_demo(options.size, options.folder, run_command, console=console))

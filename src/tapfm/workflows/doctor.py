@@ -1,4 +1,4 @@
-"""`tapfm doctor`: what this machine can do, finding by finding, each with what to do about it."""
+"""`tapfm doctor`: check the installation, the GPU, access to encoders, cached weights and disk space."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "note", "broken"]
 _GIB = 2**30
-_RUNS_WITH = (
+_REQUIRED_PACKAGES = (
     *("torch", "timm", "safetensors", "huggingface_hub", "typer", "rich", "numpy", "openslide-python", "tifffile"),
     *("imagecodecs", "pillow", "opencv-python-headless", "h5py", "pydantic", "matplotlib", "tensorboard", "pyarrow"),
     *("jinja2", "fastapi", "uvicorn", "scipy", "scikit-learn"),
 )
-_SMALL_ONLY = "Small encoders only; adapting a large one needs an NVIDIA GPU."
+_NO_GPU_ADVICE = "Use small encoders; adapting a large encoder needs an NVIDIA GPU."
+_HUB, _TOKEN = "Hugging Face Hub", "Hugging Face token"
 _LARGEST_WEIGHTS = 5 * _GIB  # a ViT-g in float32
 
 
@@ -35,12 +36,17 @@ class DoctorOptions:
     """Options of `tapfm doctor`."""
 
     _: KW_ONLY
-    offline: Annotated[bool, Option("Do not ask the hub which gated encoders open.")] = False
+    offline: Annotated[bool, Option("Do not contact the Hugging Face Hub to check the access to gated encoders.")] = (
+        False
+    )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check. `note`: works, but read the advice; `broken`: needed, and does not work."""
+    """Result of one check.
+
+    status: `ok`, `note` (works with limitations: see the advice) or `broken` (required, and does not work).
+    """
 
     subject: str
     status: Status
@@ -50,39 +56,40 @@ class Finding:
 
 @command_function(DoctorOptions)
 def doctor(options: DoctorOptions, console: Console) -> list[Finding]:
-    """Check what this machine can do; the findings have the order of the table."""
-    from tapfm.encoders.catalog import encoder_cards
+    """Check the machine and return the findings in the order of the printed table."""
+    from tapfm.encoders.catalog import load_encoder_cards
 
     findings = [_python_finding(), *_package_findings(), _torch_finding(), _openslide_finding(), _viewer_finding()]
     if importlib.util.find_spec("huggingface_hub") is None:
-        return findings  # named as missing above
-    with console.status("asking the hub which encoders open"):
+        return findings  # it is already reported as missing
+    with console.status("checking the access to gated encoders"):
         findings += _hub_findings(offline=options.offline)
-    with console.status("hashing cached weights (remembered for the next time)"):
-        findings += list(_cached_weights_findings(encoder_cards().values()))
+    with console.status("hashing cached weights (only the first time)"):
+        findings += list(_cached_weights_findings(load_encoder_cards().values()))
     findings.append(_disk_finding(_hub_cache()))
     return findings
 
 
 def _python_finding() -> Finding:
-    """Python itself; an older one than pyproject.toml asks for cannot have installed tapfm."""
+    # pip does not install tapfm for a Python version that is too old
     return Finding("Python", "ok", f"{platform.python_version()} at {sys.executable}")
 
 
 def _package_findings(requirements: Iterable[str] | None = None) -> Iterator[Finding]:
-    """Compare every package tapfm asks for with what is installed; those of extras only where they are there."""
+    """Check the versions of all required packages, and of installed optional ones."""
     import importlib.metadata
 
     if requirements is None:
         try:
             requirements = importlib.metadata.requires("tapfm") or []
         except importlib.metadata.PackageNotFoundError:
-            yield Finding("packages", "note", "tapfm runs from its source: only what is missing is told", "make setup")
-            requirements = _RUNS_WITH
+            found = "tapfm is not installed but runs from source: versions are not checked"
+            yield Finding("packages", "note", found, "To install it: make setup")
+            requirements = _REQUIRED_PACKAGES
     try:
         from packaging.requirements import Requirement
     except ModuleNotFoundError:
-        yield Finding("packaging", "broken", "missing, so versions were not compared", "pip install packaging")
+        yield Finding("packaging", "broken", "missing; versions cannot be checked", "pip install packaging")
         return
     for requirement in map(Requirement, requirements):
         needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
@@ -100,7 +107,6 @@ def _package_findings(requirements: Iterable[str] | None = None) -> Iterator[Fin
 
 
 def _torch_finding() -> Finding:
-    """The accelerator, as torch sees it."""
     try:
         import torch
 
@@ -111,31 +117,29 @@ def _torch_finding() -> Finding:
             from tapfm.encoders.precision import can_compile
 
             if not can_compile(torch.device("cuda")):
-                needed = "For faster steps: pip install triton, a C compiler and Python's headers (python3-dev)"
-                return Finding("GPU", "note", f"{found}, does not compile", needed)
-            return Finding("GPU", "ok", f"{found}, compiles")
+                advice = "For faster training: pip install triton, and install a C compiler and python3-dev"
+                return Finding("GPU", "note", f"{found}, torch.compile does not work", advice)
+            return Finding("GPU", "ok", f"{found}, torch.compile works")
         if torch.backends.mps.is_available():
-            return Finding("GPU", "note", "Apple GPU", _SMALL_ONLY)
-    except Exception as error:  # whatever a broken install raises is the finding
+            return Finding("GPU", "note", "Apple GPU", _NO_GPU_ADVICE)
+    except Exception as error:  # a broken installation can raise anything
         return Finding("torch", "broken", f"{type(error).__name__}: {error}", "pip install --force-reinstall torch")
-    return Finding("GPU", "note", "none: torch uses the CPU", _SMALL_ONLY)
+    return Finding("GPU", "note", "none; torch uses the CPU", _NO_GPU_ADVICE)
 
 
 def _openslide_finding() -> Finding:
-    """The library that opens slides."""
     try:
         openslide = importlib.import_module("openslide")
     except ModuleNotFoundError:
         advice = "pip install openslide-python openslide-bin"
-        return Finding("OpenSlide", "broken", "not installed: slides cannot be read", advice)
-    except Exception as error:  # the Python part is there, the library is not
+        return Finding("OpenSlide", "broken", "not installed; slides cannot be read", advice)
+    except Exception as error:  # the Python package is installed, but the C library is not
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Finding("OpenSlide", "broken", reason, "pip install openslide-bin")
     return Finding("OpenSlide", "ok", f"library {openslide.__library_version__}, Python {openslide.__version__}")
 
 
 def _viewer_finding() -> Finding:
-    """The pages of `tapfm view`: a wheel has them, a checkout where npm has built them."""
     from tapfm.errors import InputError
     from tapfm.viewer.assets import read_assets
 
@@ -143,74 +147,75 @@ def _viewer_finding() -> Finding:
         read_assets()
     except InputError as error:
         return Finding("viewer", "note", error.message, error.hint)
-    return Finding("viewer", "ok", "its pages are built")
+    return Finding("viewer", "ok", "web pages are installed")
 
 
 def _hub_findings(*, offline: bool) -> list[Finding]:
-    """The hub token, and which gated encoders it opens."""
+    """Check the Hugging Face token, and which gated encoders it gives access to."""
     from concurrent.futures import ThreadPoolExecutor
 
     from huggingface_hub import HfApi, get_token
 
-    from tapfm.encoders.catalog import encoder_cards
+    from tapfm.encoders.catalog import load_encoder_cards
 
-    gated = [card for card in encoder_cards().values() if card.gate != "none"]
+    gated = [card for card in load_encoder_cards().values() if card.gate != "none"]
     token = get_token()
     if token is None:
-        advice = "hf auth login; then accept each licence on the encoder's page: tapfm encoders NAME"
-        return [Finding("hub token", "note", f"none: the {len(gated)} gated encoders stay closed", advice)]
+        advice = "Run: hf auth login. Then accept the licence on the encoder's page: tapfm encoders NAME"
+        found = f"no token; the {len(gated)} gated encoders cannot be downloaded"
+        return [Finding(_TOKEN, "note", found, advice)]
     if offline:
-        return [Finding("hub token", "ok", "there; not asked which encoders it opens (--offline)")]
+        return [Finding(_TOKEN, "ok", "found; not checked because of --offline")]
     api = HfApi(token=token)
     try:
         user = api.whoami()["name"]
     except Exception as error:
-        status = _answered(error)
+        status = _http_status(error)
         if status is None:
-            found, advice = "there; the hub cannot be reached", "Cached and local weights still work."
-            return [Finding("hub token", "note", found, advice)]
+            advice = "Cached and local weights can still be used."
+            return [Finding(_TOKEN, "note", f"found; the {_HUB} cannot be reached", advice)]
         if status in (401, 403):
-            return [Finding("hub token", "broken", "the hub refuses it", "hf auth login, with a new token")]
-        return [Finding("hub token", "note", f"there; the hub answered with error {status}", "Try again later.")]
+            advice = "Create a new token, then run: hf auth login"
+            return [Finding(_TOKEN, "broken", f"rejected by the {_HUB}", advice)]
+        return [Finding(_TOKEN, "note", f"found; the {_HUB} returned error {status}", "Try again later.")]
 
-    def opens(card: EncoderCard) -> bool | None:
+    def has_access(card: EncoderCard) -> bool | None:
         try:
             api.auth_check(card.repository)
         except Exception as error:
-            return False if _answered(error) in (401, 403, 404) else None
+            return False if _http_status(error) in (401, 403, 404) else None
         return True
 
     with ThreadPoolExecutor(8) as pool:
-        answers = list(zip(gated, pool.map(opens, gated), strict=True))
-    findings = [Finding("hub token", "ok", f"there, of user {user}")]
-    if names := [card.key for card, answer in answers if answer is True]:
-        findings.append(Finding("gated, open", "ok", ", ".join(names)))
-    if names := [card.key for card, answer in answers if answer is False]:
+        access = dict(zip((card.key for card in gated), pool.map(has_access, gated), strict=True))
+    findings = [Finding(_TOKEN, "ok", f"found, user {user}")]
+    if names := [name for name, granted in access.items() if granted is True]:
+        findings.append(Finding("gated encoders, access", "ok", ", ".join(names)))
+    if names := [name for name, granted in access.items() if granted is False]:
         advice = "Accept the licence on the encoder's page: tapfm encoders NAME"
-        findings.append(Finding("gated, closed", "note", ", ".join(names), advice))
-    if names := [card.key for card, answer in answers if answer is None]:
-        findings.append(Finding("gated, no answer", "note", ", ".join(names), "Try again later."))
+        findings.append(Finding("gated encoders, no access", "note", ", ".join(names), advice))
+    if names := [name for name, granted in access.items() if granted is None]:
+        findings.append(Finding("gated encoders, unknown", "note", ", ".join(names), "Try again later."))
     return findings
 
 
-def _answered(error: Exception) -> int | None:
-    """Read the hub's status code from an error, or None where there was no answer.
+def _http_status(error: Exception) -> int | None:
+    """Return the HTTP status code of an error, or None if there was no response.
 
-    Each version of the client has its own errors; an answer is what they have in common.
+    The error classes differ between versions of huggingface_hub, but all have a `response`.
     """
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
 
 
 def _hub_cache() -> Path:
-    """Where the hub's client keeps files."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return Path(HF_HUB_CACHE)
 
 
 def _cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
-    """Every encoder whose weights are here already, with their digest."""
+    """Yield the SHA-256 check of every encoder whose weights are cached or come with tapfm."""
     from huggingface_hub import try_to_load_from_cache
 
     from tapfm.runtime.files import file_sha256
@@ -222,29 +227,33 @@ def _cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
         if found is None:
             continue
         if not found.is_file():
-            advice = f"Install tapfm again: {card.redownload_command}"
-            yield Finding(f"weights {card.key}", "broken", f"gone from {found.parent}", advice)
+            advice = f"Reinstall tapfm: {card.redownload_command}"
+            yield Finding(f"weights {card.key}", "broken", f"missing in {found.parent}", advice)
             continue
-        none_found = none_found and card.packaged  # what comes with tapfm is no sign of a cache
+        none_found = none_found and card.packaged
         digest = file_sha256(found)
-        size = f"{found.stat().st_size / _GIB:.2f} GiB" if not card.packaged else "comes with tapfm"
+        size = f"{found.stat().st_size / _GIB:.2f} GiB" if not card.packaged else "part of tapfm"
         if card.sha256 is None:
-            yield Finding(f"weights {card.key}", "ok", f"{size}, SHA-256 {digest} (no published one to compare)")
+            yield Finding(
+                f"weights {card.key}", "ok", f"{size}, SHA-256 {digest} (there is no published one to compare with)"
+            )
         elif digest == card.sha256:
             yield Finding(f"weights {card.key}", "ok", f"{size}, SHA-256 {digest} as published")
         else:
-            advice = f"Damaged; fetch it again: {card.redownload_command}"
-            yield Finding(f"weights {card.key}", "broken", f"{size}, SHA-256 {digest}, not {card.sha256}", advice)
+            advice = f"The file is damaged. Download it again: {card.redownload_command}"
+            found_digest = f"{size}, SHA-256 {digest}, expected {card.sha256}"
+            yield Finding(f"weights {card.key}", "broken", found_digest, advice)
     if none_found:
-        yield Finding("weights", "note", f"none cached in {_hub_cache()}", "tapfm encoders NAME --check fetches them")
+        yield Finding(
+            "weights", "note", f"none cached in {_hub_cache()}", "To download some: tapfm encoders NAME --check"
+        )
 
 
 def _disk_finding(folder: Path) -> Finding:
-    """Room for weights."""
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if free < _LARGEST_WEIGHTS:
-        advice = "The largest encoder needs 5 GiB: free some, or set HF_HOME to a folder on another disk."
+        advice = "The largest encoder needs 5 GiB. Free some space, or set HF_HOME to a folder on another disk."
         return Finding("disk", "note", f"{free / _GIB:.1f} GiB free at {folder}", advice)
     return Finding("disk", "ok", f"{free / _GIB:.0f} GiB free at {folder}")

@@ -1,4 +1,4 @@
-"""`tapfm embed`: store the features and the raw attention of every tile of a cohort."""
+"""`tapfm embed`: encode every tile of a cohort, and store its feature and raw attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tapfm.errors import InputError
 from tapfm.runtime.messages import format_command
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import count_workers
-from tapfm.workflows.shared_options import AllowFailures, Compiled, Device, Only, SlidesFolder, Workers
+from tapfm.workflows.shared_options import AllowFailures, Compile, Device, Only, SlidesFolder, Workers
 
 if TYPE_CHECKING:
     from tapfm.inference.embedding_jobs import EmbedRecord
@@ -25,67 +25,73 @@ class EmbedOptions:
 
     cohort: Annotated[
         Path,
-        Argument("slide_id,path[,...]; or a folder, or a slide. As for tapfm tile.", metavar="COHORT.csv"),
+        Argument("Cohort table, folder of slides or single slide: the same as for `tapfm tile`.", metavar="COHORT.csv"),
     ]
     _: KW_ONLY
-    encoder: Annotated[str, Option("Key or name of the encoder: tapfm encoders lists them.", metavar="NAME")]
-    out: Annotated[Path, Option("Folder for the features, one file per slide.", metavar="DIR")]
-    tiles: Annotated[Path, Option("Output folder of tapfm tile, TRIDENT or CLAM.", metavar="DIR")] = Path("tiles")
+    encoder: Annotated[str, Option("Encoder to use, from `tapfm encoders`.", metavar="NAME")]
+    out: Annotated[Path, Option("Output folder for the features, one file per slide.", metavar="DIR")]
+    tiles: Annotated[
+        Path, Option("Folder with the tile coordinates: output folder of `tapfm tile`, TRIDENT or CLAM.", metavar="DIR")
+    ] = Path("tiles")
     weights: Annotated[
         Path | None,
         Option(
-            "A weights file, or a folder in the layout of a hub repository.",
+            "Weights file of the encoder, or a folder with the files of its Hugging Face repository.",
             metavar="PATH",
-            default="the hub's cache, then the hub",
+            default="from the Hugging Face cache, else downloaded",
         ),
     ] = None
     device: Device = "auto"
-    precision: Annotated[str, Option("auto (bfloat16 where the GPU has it), float32, bfloat16, float16, float8.")] = (
-        "auto"
-    )
+    precision: Annotated[
+        str,
+        Option(
+            "Precision of the encoder: auto (bfloat16 if the GPU supports it, else float16; float32 on a CPU), "
+            "float32, bfloat16, float16 or float8."
+        ),
+    ] = "auto"
     batch: Annotated[
         int | None,
         Option(
-            "Tiles encoded at a time; halved when out of memory.",
+            "Number of tiles per batch. It is halved if the device runs out of memory.",
             metavar="N",
-            default="by the encoder's size",
+            default="depends on the size of the encoder",
             at_least=1,
         ),
     ] = None
-    compile: Compiled = None
+    compile: Compile = None
     slides: SlidesFolder = None
     only: Only = ()
     workers: Workers = None
     allow_failures: AllowFailures = 0
     force: Annotated[
-        bool, Option("Embed everything again / keep what has the same settings.", flags="--force/--resume")
+        bool, Option("Encode all slides again, or keep those with the same settings.", flags="--force/--resume")
     ] = False
 
     @property
     def tile_command(self) -> str:
-        """The command that makes the tiles."""
+        """Command that creates the tiles."""
         slides: tuple[str | Path, ...] = () if self.slides is None else ("--slides", self.slides)
         return format_command("tile", self.cohort, *slides, "--out", self.tiles)
 
     def check(self) -> None:
-        """Refuse folders without tiles, and those that cannot take features."""
+        """Raise InputError if there are no tiles, or if the output folder cannot be used."""
         if not (self.tiles / "patches").is_dir():
             raise InputError(
-                f"The folder {self.tiles} has no tiles: {self.tiles / 'patches'} does not exist.",
-                hint=f"Make them: {self.tile_command}",
+                f"There are no tiles in {self.tiles}: {self.tiles / 'patches'} does not exist.",
+                hint=f"Create them: {self.tile_command}. Or choose another folder with --tiles.",
             )
         if self.out.is_file():
-            raise InputError(f"{self.out} is a file.", hint="Give a folder with --out.")
+            raise InputError(f"{self.out} is a file, not a folder.", hint="Choose another folder with --out.")
         if self.out.resolve() == self.tiles.resolve():
             raise InputError(
-                f"{self.out} is the folder of the tiles, which has a summary.csv of its own.",
-                hint="Give another folder, such as --out features",
+                f"--out and --tiles are the same folder, {self.out}, which has a summary.csv already.",
+                hint="Choose another folder, for example: --out features",
             )
 
 
 @dataclass(frozen=True)
 class EmbedResult:
-    """The slides that were embedded, and by what."""
+    """Embedded slides, and the encoder that was used."""
 
     slides: SlideTable[EmbedRecord]
     encoder: str
@@ -95,13 +101,13 @@ class EmbedResult:
 
 @command_function(EmbedOptions)
 def embed(options: EmbedOptions, console: Console) -> EmbedResult:
-    """Store features and raw attention of every tile. Slides that failed are in `.slides.failed` of the result."""
+    """Store the feature and raw attention of every tile. Failed slides are in `.slides.failed` of the result."""
     from tapfm.cohort.cohort_table import read_cohort
-    from tapfm.encoders.catalog import encoder_card
+    from tapfm.encoders.catalog import find_encoder_card
     from tapfm.inference.precision import check_inference_precision, choose_inference_precision
     from tapfm.runtime.devices import choose_device
 
-    card = encoder_card(options.encoder)
+    card = find_encoder_card(options.encoder)
     check_inference_precision(options.precision)
     cohort = read_cohort(options.cohort, options.slides)
     cohort.check_ids(options.only)

@@ -1,4 +1,4 @@
-"""`tapfm encoders`: the encoders that can be adapted, and whether one can be loaded here."""
+"""`tapfm encoders`: list the supported encoders, and check that one can be loaded."""
 
 from __future__ import annotations
 
@@ -23,24 +23,32 @@ class EncodersOptions:
 
     name: Annotated[
         str | None,
-        Argument("One encoder in full: its key or name ('uni', 'Virchow2'), or timm:<architecture>."),
+        Argument("Show all details of this encoder: a name from the list, or timm:<architecture>."),
     ] = None
     _: KW_ONLY
     check_weights: Annotated[
-        bool, Option("Load the weights (cache, then hub, or --weights), verify them, encode a tile.", flags="--check")
+        bool,
+        Option("Load the weights (downloaded if necessary), verify them and encode one tile.", flags="--check"),
     ] = False
     weights: Annotated[
-        Path | None, Option("With --check: a weights file, or a folder in the layout of a hub repository.")
+        Path | None,
+        Option(
+            "With --check: weights file, or a folder with the files of a Hugging Face repository.",
+            metavar="PATH",
+            default="from the Hugging Face cache, else downloaded",
+        ),
     ] = None
 
     def check(self) -> None:
-        """Refuse options that do not go together."""
+        """Raise InputError for options that need another option."""
         if self.name is None and (self.check_weights or self.weights is not None):
-            raise InputError("--check needs the name of an encoder.", hint="For example: tapfm encoders uni --check")
+            raise InputError(
+                "--check and --weights need the name of an encoder.", hint="For example: tapfm encoders uni --check"
+            )
         if self.weights is not None and not self.check_weights:
             raise InputError(
                 "--weights is only used with --check.",
-                hint=f"Type: tapfm encoders {self.name} --check --weights {self.weights}",
+                hint=f"Add it: tapfm encoders {self.name} --check --weights {self.weights}",
             )
 
 
@@ -57,7 +65,7 @@ class EncoderCheck:
 
 @dataclass(frozen=True)
 class EncoderList:
-    """The cards of encoders; with --check, the result for the only one."""
+    """Cards of all encoders or of one, and with --check the result of loading it."""
 
     cards: Sequence[EncoderCard]
     check: EncoderCheck | None = None
@@ -65,12 +73,12 @@ class EncoderList:
 
 @command_function(EncodersOptions)
 def encoders(options: EncodersOptions, console: Console) -> EncoderList:
-    """List the encoders that can be adapted, or one of them, and check whether it can be loaded."""
-    from tapfm.encoders.catalog import encoder_card, encoder_cards
+    """Return the cards of all encoders, or of one, and check whether it can be loaded."""
+    from tapfm.encoders.catalog import find_encoder_card, load_encoder_cards
 
     if options.name is None:
-        return EncoderList(list(encoder_cards().values()))
-    card = encoder_card(options.name)
+        return EncoderList(list(load_encoder_cards().values()))
+    card = find_encoder_card(options.name)
     if not options.check_weights:
         return EncoderList([card])
     console.print(f"loading {card.name} ...", markup=False)
@@ -78,7 +86,6 @@ def encoders(options: EncodersOptions, console: Console) -> EncoderList:
 
 
 def _check_encoder(card: EncoderCard, weights: Path | None) -> EncoderCheck:
-    """Load an encoder and encode a grey tile."""
     import torch
 
     from tapfm.encoders.weights import load_encoder

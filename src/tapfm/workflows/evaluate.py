@@ -1,4 +1,4 @@
-"""`tapfm evaluate`: metrics of a model on held-out slides, or on another cohort."""
+"""`tapfm evaluate`: compute the metrics of a model on held-out slides, or on another cohort."""
 
 from __future__ import annotations
 
@@ -21,43 +21,82 @@ if TYPE_CHECKING:
 class EvaluateOptions:
     """Options of `tapfm evaluate`."""
 
-    model: Annotated[Path, Argument("Folder of a run, an export or an ensemble.", metavar="RUN|EXPORT|ENSEMBLE")]
+    model: Annotated[Path, Argument("Model: folder of a run, an export or an ensemble.", metavar="RUN|EXPORT|ENSEMBLE")]
     _: KW_ONLY
     out: Annotated[Path, Option("Output folder, such as evaluations/first.", metavar="DIR")]
-    cohort: Annotated[Path | None, Option("Another cohort table.", metavar="CSV", default="the run's own")] = None
+    cohort: Annotated[
+        Path | None,
+        Option("Evaluate on this cohort table, with labels.", metavar="CSV", default="the cohort of the run"),
+    ] = None
     slides: SlidesFolder = None
-    tiles: Annotated[Path | None, Option("Output folder of `tapfm tile`.", metavar="DIR", default="the run's")] = None
-    features: Annotated[Path | None, Option("Output folder of `tapfm embed`, for method fixed.", metavar="DIR")] = None
-    split: Annotated[str | None, Option("test, val, train or all.", default="test; of another cohort: all")] = None
-    unit: Annotated[str | None, Option("What counts once: slide or patient.", default="as in training")] = None
+    tiles: Annotated[
+        Path | None,
+        Option("Output folder of `tapfm tile` for the evaluated slides.", metavar="DIR", default="as in the run"),
+    ] = None
+    features: Annotated[
+        Path | None,
+        Option(
+            "Output folder of `tapfm embed` for the evaluated slides, for models of method fixed.",
+            metavar="DIR",
+            default="as in the run",
+        ),
+    ] = None
+    split: Annotated[
+        str | None,
+        Option("Split to evaluate: test, val, train or all.", default="test; with --cohort all"),
+    ] = None
+    unit: Annotated[
+        str | None,
+        Option("Unit of the metrics: slide, or patient (mean over the patient's slides).", default="as in training"),
+    ] = None
     sensitivity: Annotated[
-        float, Option("Also report the threshold that reaches it on validation slides.", metavar="S")
+        float,
+        Option(
+            "Also report the threshold that reaches this sensitivity, from 0 to 1, on the validation slides.",
+            metavar="S",
+        ),
     ] = 0.9
-    by: Annotated[tuple[str, ...], Option("Subgroups, such as scanner or mpp; repeatable.", metavar="COLUMN")] = ()
+    by: Annotated[
+        tuple[str, ...],
+        Option(
+            "Also report metrics of the subgroups in this column of the table, such as scanner. Repeatable.",
+            metavar="COLUMN",
+        ),
+    ] = ()
     resamples: Resamples = 2000
     colours: Annotated[
         Path | None,
-        Option("Keep slide colours here, to share them between evaluations.", metavar="FILE", default="in --out"),
+        Option(
+            "File for the colours of the slides, which several evaluations can share to save time.",
+            metavar="FILE",
+            default="colours.csv in --out",
+        ),
     ] = None
     device: Device = "auto"
     workers: Workers = None
     allow_failures: AllowFailures = 0
-    allow_overlap: Annotated[bool, Option("Accept another cohort that has patient_ids of the training slides.")] = False
-    resume: Annotated[bool, Option("Resume the evaluation in the folder.")] = False
+    allow_overlap: Annotated[
+        bool, Option("Evaluate on --cohort even if it contains patients of the training slides.")
+    ] = False
+    resume: Annotated[
+        bool, Option("Resume the evaluation in --out, or compute its metrics again from the stored predictions.")
+    ] = False
 
     def check(self) -> None:
-        """Refuse a cohort that is not a file, and a file for the output folder."""
+        """Raise InputError if the cohort is not a file, or the output folder is one."""
         if self.cohort is not None and not self.cohort.is_file():
-            wrong = f"{self.cohort} is a folder." if self.cohort.is_dir() else f"{self.cohort} does not exist."
-            raise InputError(wrong, hint="--cohort is a table of slides with labels.")
+            problem = "is a folder" if self.cohort.is_dir() else "does not exist"
+            raise InputError(
+                f"{self.cohort} {problem}.", hint="--cohort needs a CSV file with the slides and their labels."
+            )
         if self.out.is_file():
-            raise InputError(f"{self.out} is a file.", hint="Give a folder to --out.")
+            raise InputError(f"{self.out} is a file, not a folder.", hint="Choose another folder with --out.")
 
 
 @command_function(EvaluateOptions)
 def evaluate(options: EvaluateOptions, console: Console) -> Evaluation:
-    """Evaluate a run, an export or an ensemble. Slides that failed are in `.failed` of the result."""
-    from tapfm.evaluation.results import parse_evaluation_settings
+    """Evaluate a run, an export or an ensemble. Failed slides are in `.failed` of the result."""
+    from tapfm.evaluation.model_evaluation import parse_evaluation_settings
     from tapfm.runs.ensemble import find_member_folders
 
     find_member_folders(options.model)

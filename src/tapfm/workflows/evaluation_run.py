@@ -1,4 +1,4 @@
-"""An evaluation: from a model and slides to predictions, metrics with confidence intervals, and plots."""
+"""Run an evaluation: predict the slides, compute metrics with confidence intervals, and draw plots."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from typing import Any
 from rich.console import Console
 
 from tapfm.baselines.colour_baseline import find_baseline_slides, has_readable_colours, predict_baseline
-from tapfm.baselines.slide_colours import open_colour_table as begin_colours
-from tapfm.baselines.slide_colours import read_colours
+from tapfm.baselines.slide_colours import open_colour_table, read_colours
 from tapfm.errors import Interrupted, RunError, SlidesFailedError
-from tapfm.evaluation.figures import EvaluatedPredictions, evaluation_figures
-from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, all_metrics_table, evaluation_sections
-from tapfm.evaluation.metrics_json import metrics_json
+from tapfm.evaluation.figures import EvaluatedPredictions, build_evaluation_figures
+from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, build_all_metrics_table, build_evaluation_sections
+from tapfm.evaluation.metrics_json import format_metrics_json
+from tapfm.evaluation.model_evaluation import (
+    BaselinePredictions,
+    EvaluatedTable,
+    EvaluationSettings,
+    evaluate_predictions,
+)
 from tapfm.evaluation.predictions import Prediction, average_predictions, write_predictions
-from tapfm.evaluation.results import BaselinePredictions, EvaluatedTable, EvaluationSettings, evaluate_predictions
 from tapfm.evaluation.subgroups import build_subgroups
 from tapfm.inference.member_predictions import predict_member
 from tapfm.results.document import Section
-from tapfm.results.drawing import write_png
 from tapfm.results.estimate import Estimate
+from tapfm.results.figure_drawing import write_png
 from tapfm.results.markdown import markdown_sections
 from tapfm.results.table import table_csv
 from tapfm.runs.evaluation_data import EvaluatedSlides, EvaluationRequest, read_evaluated_slides
-from tapfm.runs.folder import failures_table
+from tapfm.runs.folder import format_failures
 from tapfm.runs.model_folder import ModelFolder, is_finished, open_model_folder
 from tapfm.runs.thresholds import choose_model_thresholds
 from tapfm.runtime.files import file_sha256, write_atomically
@@ -37,9 +41,10 @@ from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remov
 from tapfm.tasks.target import TargetKinds
 from tapfm.tiles.reading import SkippedTiles
 
-_ABOUT = "evaluation.json"  # marks a folder of an evaluation
-_DONE = "metrics.json"  # is written last
-_IDENTITY = ("kind", "members", "targets", "cohort", "table", "split", "from")  # how metrics are computed may change
+_DESCRIPTION = "evaluation.json"  # marks the folder of an evaluation
+_METRICS = "metrics.json"  # written last
+# Must be the same when an evaluation is resumed. Settings of the metrics may change.
+_FIXED_KEYS = ("kind", "members", "targets", "cohort", "table", "split", "from")
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,12 @@ class Evaluation:
 
     @property
     def failed(self) -> dict[str, str]:
-        """Slides that could not be evaluated, and why."""
+        """Reason by slide id of the slides that could not be evaluated."""
         return dict(self.results.failed)
 
     @property
     def auc(self) -> dict[str, Estimate]:
-        """The AUC of each target, with its interval."""
+        """AUC of each target, with its confidence interval."""
         return {
             target: each.estimate
             for (target, metric), each in self.results.select_metrics(MODEL).items()
@@ -78,48 +83,46 @@ def run_evaluation(
     console: Console,
 ) -> Evaluation:
     """Evaluate a run, an export or an ensemble. Raises `Interrupted` after a signal."""
-    evaluated = open_model_folder(path)
-    data = read_evaluated_slides(evaluated, request)
+    model = open_model_folder(path)
+    data = read_evaluated_slides(model, request)
     unfinished = [
-        f"{member.folder} is not finished: this is the best of its epochs so far."
-        for member in evaluated.members
+        f"The training of {member.folder} is not finished; the best epoch so far is evaluated."
+        for member in model.members
         if not is_finished(member)
     ]
-    config = evaluated.config
+    config = model.config
     settings = replace(settings, unit=settings.unit or ("slide" if config is None else config.selection.unit))
     columns = {name: {slide.row.slide_id: slide.column(name) for slide in data.slides} for name in settings.by}
     groups, cuts = build_subgroups(columns)
-    about = _describe_evaluation(evaluated, data, settings)
+    description = _describe_evaluation(model, data, settings)
     with lock_folder(folder, "tapfm evaluate"), StopSignalHandler(console.print) as stop:
         remove_unfinished(folder)
-        _begin(folder, about, resume=resume)
+        _start_folder(folder, description, resume=resume)
         if colours is not None:
-            begin_colours(colours)  # an unusable file is refused before slides are read
-        _print_start(evaluated, data, [*unfinished, *data.notes], console)
+            open_colour_table(colours)  # raises before slides are read if the file cannot be used
+        _print_start(model, data, [*unfinished, *data.notes], console)
         try:
-            predictions, failed, skipped = _predict(
-                evaluated, data, folder, device, workers, stop.signal_number, console
-            )
+            predictions, failed, skipped = _predict(model, data, folder, device, workers, stop.signal_number, console)
             baseline = _predict_baseline(
-                evaluated, data, colours or folder / "colours.csv", workers, stop.signal_number, console
+                model, data, colours or folder / "colours.csv", workers, stop.signal_number, console
             )
         except Interrupted:
-            console.print("Stopped; what is finished is kept. To resume: the same command with --resume")
+            console.print("Stopped. Finished slides are saved. To resume, run the same command with --resume.")
             raise
-        write_predictions(folder / "predictions.csv", predictions, evaluated.targets)
-        write_atomically(folder / "failures.csv", failures_table(failed, skipped))
+        write_predictions(folder / "predictions.csv", predictions, model.targets)
+        write_atomically(folder / "failures.csv", format_failures(failed, skipped))
         if not predictions:
-            raise _all_failed(folder, failed)
+            raise _make_all_failed_error(folder, failed)
         assert settings.unit is not None
         results = evaluate_predictions(
             predictions,
-            evaluated.targets,
+            model.targets,
             settings,
-            thresholds=choose_model_thresholds(evaluated, settings.unit, settings.sensitivity),
+            thresholds=choose_model_thresholds(model, settings.unit, settings.sensitivity),
             groups=groups,
             baseline=baseline,
             table=EvaluatedTable(data.table.name, data.absent_targets, data.without_label),
-            about=about,
+            about=description,
         )
         results = replace(
             results,
@@ -127,14 +130,14 @@ def run_evaluation(
             failed=failed,
             tiles_skipped=sum(len(each.tiles) for each in skipped.values()),
         )
-        _write_results(folder, results, predictions, baseline, evaluated.targets, settings)
+        _write_results(folder, results, predictions, baseline, model.targets, settings)
     return Evaluation(folder, results, tuple(predictions))
 
 
-def _describe_evaluation(evaluated: ModelFolder, data: EvaluatedSlides, settings: EvaluationSettings) -> dict[str, Any]:
-    """Describe what is evaluated on what; the same inputs give the same description."""
+def _describe_evaluation(model: ModelFolder, data: EvaluatedSlides, settings: EvaluationSettings) -> dict[str, Any]:
+    """Return the content of evaluation.json: the model, the slides and the settings."""
     return {
-        **evaluated.describe(),
+        **model.describe(),
         "cohort": "own" if data.own else "external",
         "table": data.table.name,
         "table_sha256": file_sha256(data.table),
@@ -148,62 +151,67 @@ def _describe_evaluation(evaluated: ModelFolder, data: EvaluatedSlides, settings
     }
 
 
-def _begin(folder: Path, about: dict[str, Any], *, resume: bool) -> None:
-    """Mark the folder; refuse to overwrite an evaluation, or to resume that of another model or other slides."""
-    path = folder / _ABOUT
+def _start_folder(folder: Path, description: dict[str, Any], *, resume: bool) -> None:
+    """Write evaluation.json.
+
+    Raises RunError if the folder has an evaluation and `resume` is false, or one of another model or of other slides.
+    """
+    path = folder / _DESCRIPTION
     if path.exists():
         try:
             before = dict(json.loads(path.read_text("utf-8")))
         except (OSError, ValueError, TypeError):
             before = {}
         if not resume:
+            state = "an" if (folder / _METRICS).exists() else "an unfinished"
             raise RunError(
-                f"{folder} holds {'an' if (folder / _DONE).exists() else 'an unfinished'} evaluation of "
-                f"{before.get('model', 'something')}.",
-                hint="Resume it, or write its tables again: the same command with --resume\nOr give a new --out.",
+                f"{folder} already contains {state} evaluation of {before.get('model', 'a model')}.",
+                hint="To resume it or to compute its metrics again, run the same command with --resume. "
+                "Or choose a new folder with --out.",
             )
-        changed = [name for name in _IDENTITY if about[name] != before.get(name)]
+        changed = [name for name in _FIXED_KEYS if description[name] != before.get(name)]
         if changed:
             lines = [
-                f"{'model' if name == 'members' else name} was {_identity_text(name, before)}, "
-                f"is {_identity_text(name, about)}"
+                f"{'model' if name == 'members' else name} was {_format_fixed_value(name, before)} and is now "
+                f"{_format_fixed_value(name, description)}"
                 for name in changed
             ]
             raise RunError(
-                f"{folder} holds an evaluation of something else:\n  " + "\n  ".join(lines), hint="Give a new --out."
+                f"{folder} contains a different evaluation, which cannot be resumed:\n  " + "\n  ".join(lines),
+                hint="Choose a new folder with --out.",
             )
     else:
-        check_no_other_files(folder, hint="Give a new folder with --out, such as evaluations/first.")
-    (folder / _DONE).unlink(missing_ok=True)
-    write_atomically(path, (json.dumps(about, indent=2) + "\n").encode())
+        check_no_other_files(folder, hint="Choose a new folder with --out, such as evaluations/first.")
+    (folder / _METRICS).unlink(missing_ok=True)
+    write_atomically(path, (json.dumps(description, indent=2) + "\n").encode())
 
 
-def _identity_text(name: str, about: Mapping[str, Any]) -> str:
-    """Write one item of an evaluation's identity."""
-    value = about.get(name)
+def _format_fixed_value(name: str, description: Mapping[str, Any]) -> str:
+    """Format a value of evaluation.json for a message."""
+    value = description.get(name)
     if name == "members":
         weights = [str(each["weights_sha256"])[:12] for each in value or ()]
-        return f"{about.get('model')} (weights {', '.join(weights)})"
+        return f"{description.get('model')} (weights {', '.join(weights)})"
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    return "every slide" if name == "split" and value is None else str(value)
+    return "all" if name == "split" and value is None else str(value)
 
 
-def _print_start(evaluated: ModelFolder, data: EvaluatedSlides, warnings: Sequence[str], console: Console) -> None:
-    """Print what is about to be evaluated, and what to know about it."""
-    of = f"its own cohort, {data.split}" if data.own else data.table.name
-    members = f" ({format_count(len(evaluated.members), 'member')})" if evaluated.ensemble else ""
+def _print_start(model: ModelFolder, data: EvaluatedSlides, warnings: Sequence[str], console: Console) -> None:
+    """Print the model, the number of slides, and warnings."""
+    source = f"{data.split} split of its own cohort" if data.own else data.table.name
+    members = f" ({format_count(len(model.members), 'member')})" if model.ensemble else ""
     lines = [
-        f"{', '.join(evaluated.targets)} by the {evaluated.kind} {evaluated.path}{members}, on "
-        f"{format_count(len(data.slides), 'slide')} ({of})."
+        f"Evaluating the {model.kind} {model.path}{members} for {', '.join(model.targets)} on "
+        f"{format_count(len(data.slides), 'slide')} ({source})."
     ]
     if data.without_label:
-        lines.append(
-            f"Not used, as they have no label of these targets: {format_count(len(data.without_label), 'slide')}."
-        )
+        lines.append(f"Skipping {format_count(len(data.without_label), 'slide')} without a label of these targets.")
     if data.failed:
-        lacking = "tiles" if data.features is None else "features"
-        lines.append(f"Left out, as they have no {lacking}: {format_count(len(data.failed), 'slide')} (failures.csv).")
+        missing = "tiles" if data.features is None else "features"
+        lines.append(
+            f"Skipping {format_count(len(data.failed), 'slide')} without {missing}; they are listed in failures.csv."
+        )
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
     for warning in warnings:
@@ -211,7 +219,7 @@ def _print_start(evaluated: ModelFolder, data: EvaluatedSlides, warnings: Sequen
 
 
 def _predict(
-    evaluated: ModelFolder,
+    model: ModelFolder,
     data: EvaluatedSlides,
     folder: Path,
     device: str,
@@ -219,51 +227,50 @@ def _predict(
     stop_signal: Callable[[], int | None],
     console: Console,
 ) -> tuple[list[Prediction], dict[str, str], dict[str, SkippedTiles]]:
-    """Predict with every member; for an ensemble their mean, on slides that all could read."""
+    """Predict the slides. For an ensemble, return the mean of its members on the slides that all of them could read."""
     failed, skipped = dict(data.failed), dict[str, SkippedTiles]()
-    of_members: list[list[Prediction]] = []
-    for number, member in enumerate(evaluated.members, start=1):
-        one_of = f", member {number} of {len(evaluated.members)}" if evaluated.ensemble else ""
-        final = predict_member(
+    by_member: list[list[Prediction]] = []
+    for number, member in enumerate(model.members, start=1):
+        position = f", member {number} of {len(model.members)}" if model.ensemble else ""
+        result = predict_member(
             member,
             data,
             folder / f".predictions-{number}.jsonl",
             device=device,
             workers=workers,
-            description=f"all tiles{one_of}",
+            description=f"all tiles{position}",
             console=console,
             stop_signal=stop_signal,
         )
-        failed |= final.failed
-        skipped |= final.skipped
-        of_members.append(final.predictions)
-    readable = [[each for each in predictions if each.slide_id not in failed] for predictions in of_members]
-    return average_predictions(readable, evaluated.targets) if len(readable) > 1 else readable[0], failed, skipped
+        failed |= result.failed
+        skipped |= result.skipped
+        by_member.append(result.predictions)
+    readable = [[each for each in predictions if each.slide_id not in failed] for predictions in by_member]
+    return average_predictions(readable, model.targets) if len(readable) > 1 else readable[0], failed, skipped
 
 
-def _all_failed(folder: Path, failed: dict[str, str]) -> SlidesFailedError:
-    """Return the error for slides that all failed."""
+def _make_all_failed_error(folder: Path, failed: dict[str, str]) -> SlidesFailedError:
     slide_id, reason = next(iter(failed.items()))
     return SlidesFailedError(
-        f"None of {format_count(len(failed), 'slide')} could be evaluated, such as {slide_id}: {reason}",
-        hint=f"All reasons: {folder / 'failures.csv'}",
+        f"All {format_count(len(failed), 'slide')} failed, so there are no metrics. For example {slide_id}: {reason}",
+        hint=f"The reasons for all slides are in {folder / 'failures.csv'}.",
     )
 
 
 def _predict_baseline(
-    evaluated: ModelFolder,
+    model: ModelFolder,
     data: EvaluatedSlides,
     table: Path,
     workers: int,
     stop_signal: Callable[[], int | None],
     console: Console,
 ) -> BaselinePredictions:
-    """Predict the same slides from colours and tile count alone."""
-    slides = find_baseline_slides(evaluated, data)
+    """Predict the same slides from their colours and number of tiles only."""
+    slides = find_baseline_slides(model, data)
     colours = None
     if not slides.unavailable_reason and has_readable_colours(slides):
         colours = read_colours(slides.all, table, workers=workers, console=console, stop_signal=stop_signal)
-    return predict_baseline(slides, evaluated.targets, colours)
+    return predict_baseline(slides, model.targets, colours)
 
 
 def _write_results(
@@ -274,32 +281,32 @@ def _write_results(
     targets: TargetKinds,
     settings: EvaluationSettings,
 ) -> None:
-    """Write plots and tables; metrics.json last, as it marks the evaluation as complete."""
+    """Write plots and tables. metrics.json is written last, because it marks a finished evaluation."""
     about = results.about
     title = f"{Path(about['model']).resolve().name}, {about['split'] if about['cohort'] == 'own' else about['table']}"
     slides = {each.slide_id for each in predictions}
-    of_same_slides = [each for each in baseline.predictions if each.slide_id in slides]
-    thresholds = results.chosen.thresholds
+    baseline_predictions = [each for each in baseline.predictions if each.slide_id in slides]
+    thresholds = results.chosen_thresholds.thresholds
     evaluated = EvaluatedPredictions(
         predictions,
-        of_same_slides,
+        baseline_predictions,
         about["unit"],
         results.select_metrics(MODEL),
         {} if thresholds is None else thresholds.youden,
         settings.resamples,
         settings.seed,
     )
-    figures = evaluation_figures(evaluated, targets, title)
+    figures = build_evaluation_figures(evaluated, targets, title)
     for name, figure in figures.items():
         write_png(folder / f"{name}.png", figure)
-    of_baseline = folder / "predictions-baseline.csv"
-    if of_same_slides:
-        write_predictions(of_baseline, of_same_slides, targets)
+    baseline_file = folder / "predictions-baseline.csv"
+    if baseline_predictions:
+        write_predictions(baseline_file, baseline_predictions, targets)
     else:
-        of_baseline.unlink(missing_ok=True)
-    sections = [*evaluation_sections(results), Section("Figures", list(figures.values()))]
+        baseline_file.unlink(missing_ok=True)
+    sections = [*build_evaluation_sections(results), Section("Figures", list(figures.values()))]
     heading = f"{', '.join(about['targets'])}: {about['model']}"
     page = markdown_sections(heading, sections, {figure.title: f"{name}.png" for name, figure in figures.items()})
-    write_atomically(folder / "metrics.csv", table_csv(all_metrics_table(results)).encode())
+    write_atomically(folder / "metrics.csv", table_csv(build_all_metrics_table(results)).encode())
     write_atomically(folder / "metrics.md", page.encode())
-    write_atomically(folder / _DONE, metrics_json(results))
+    write_atomically(folder / _METRICS, format_metrics_json(results))

@@ -1,4 +1,4 @@
-"""`tapfm export`: the adapted encoder for timm, the aggregator and a model card."""
+"""`tapfm export`: write the adapted encoder for timm, the aggregator and a model card."""
 
 from __future__ import annotations
 
@@ -18,32 +18,36 @@ class ExportOptions:
 
     run: Annotated[Path, Argument("Run folder of `tapfm train`.", metavar="RUN")]
     _: KW_ONLY
-    out: Annotated[Path, Option("Folder for the model.", metavar="DIR")]
-    push_to_hub: Annotated[str | None, Option("Upload it to the Hugging Face hub.", metavar="OWNER/NAME")] = None
-    public: Annotated[bool, Option("With --push-to-hub: make it public.")] = False
-    force: Annotated[bool, Option("Overwrite the export of another run.")] = False
+    out: Annotated[Path, Option("Output folder for the model.", metavar="DIR")]
+    push_to_hub: Annotated[
+        str | None,
+        Option("Upload the model to this repository on the Hugging Face Hub.", metavar="OWNER/NAME"),
+    ] = None
+    public: Annotated[bool, Option("With --push-to-hub: create a public repository. By default it is private.")] = False
+    force: Annotated[bool, Option("Overwrite the export of another run in --out.")] = False
     despite_no_derivatives: Annotated[
         bool,
-        Option("Push although the base model's licence forbids derivatives: you have its owners' permission."),
+        Option(
+            "With --push-to-hub: upload although the licence of the base model forbids derivatives. Only with the "
+            "permission of its owners."
+        ),
     ] = False
 
     def check(self) -> None:
-        """Refuse options of a push without one, and what is not a run folder."""
+        """Raise InputError if options need --push-to-hub, or if the run folder does not exist."""
         if self.push_to_hub is None and (self.public or self.despite_no_derivatives):
-            raise InputError("There is nothing to push.", hint="Name the repository: --push-to-hub OWNER/NAME")
+            option = "--public" if self.public else "--despite-no-derivatives"
+            raise InputError(f"{option} needs --push-to-hub.", hint="Add the repository: --push-to-hub OWNER/NAME")
         if not (self.run / "config.toml").is_file():
             raise InputError(
                 f"{self.run} is not a run folder: it has no config.toml.",
-                hint="Run folders are what tapfm train writes to --out.",
+                hint="Pass the folder that was given to `tapfm train --out`.",
             )
 
 
 @command_function(ExportOptions)
 def export(options: ExportOptions, console: Console) -> Path:
-    """Write the encoder, the aggregator and a model card; load them again and compare; push them if asked.
-
-    Returns the folder.
-    """
+    """Write the encoder, the aggregator and a model card, verify them, and return the folder."""
     from tapfm.runs.export import export_run
 
     export_run(

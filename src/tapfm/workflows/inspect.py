@@ -1,4 +1,4 @@
-"""`tapfm inspect`: what each slide is, at which scale, and what would be a problem with it."""
+"""`tapfm inspect`: read the metadata of slides and report problems."""
 
 from __future__ import annotations
 
@@ -24,35 +24,40 @@ class InspectOptions:
     sources: Annotated[
         tuple[Path, ...],
         Argument(
-            "Slides, folders of slides (subfolders included; a folder of DICOM files is one slide), or cohort tables.",
+            "Slides, folders or cohort tables. Folders are searched recursively; a folder of DICOM files is one slide.",
             metavar="SLIDE|FOLDER|COHORT.csv...",
         ),
     ]
     _: KW_ONLY
     slides: SlidesFolder = None
     write_cohort: Annotated[
-        Path | None, Option("Write a table of these slides, with a column mpp to fill in.", metavar="CSV")
+        Path | None,
+        Option(
+            "Write a cohort table of these slides to this new file. Fill in its column mpp for slides without a scale.",
+            metavar="CSV",
+        ),
     ] = None
 
     def check(self) -> None:
-        """Refuse a table that exists."""
+        """Raise InputError if the table to write exists."""
         if self.write_cohort is not None and self.write_cohort.exists():
             raise InputError(
                 f"{self.write_cohort} already exists.",
-                hint="Give another name with --write-cohort, or remove the file first.",
+                hint="Choose another name with --write-cohort, or delete the file first.",
             )
 
 
 @command_function(InspectOptions)
 def inspect(options: InspectOptions, console: Console) -> list[InspectedSlide]:
-    """Inspect slides: format, size, microns per pixel, problems."""
+    """Return the format, size, microns per pixel and problems of each slide."""
     from tapfm.cohort.cohort_table import TABLE_SUFFIXES
     from tapfm.cohort.inspection import collect_slides, inspect_slides, write_cohort_table
 
     table = options.write_cohort
     if table is not None and (given := [each for each in options.sources if each.suffix.lower() in TABLE_SUFFIXES]):
         raise InputError(
-            f"{given[0]} is already a table.", hint="--write-cohort makes a table of slides and folders of slides."
+            f"--write-cohort needs slides or folders of slides, but {given[0]} is already a table.",
+            hint="Edit that table, or pass the folder of its slides instead.",
         )
     rows = collect_slides(options.sources, options.slides)
     inspections = inspect_slides(rows, count_workers(None), console)

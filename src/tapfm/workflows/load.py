@@ -1,4 +1,4 @@
-"""`tapfm.load`: the model of a run or of an export, in Python."""
+"""`tapfm.load`: load the model of a run or an export in Python."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def load(folder: str | Path, device: str = "auto") -> SavedModel:
-    """Load the model of a run, or an exported one.
+    """Load the model of a run folder or of an export.
 
-    device: auto, cpu, cuda, cuda:1, ...
+    device: auto (the GPU if there is one), cpu, cuda or cuda:1.
     """
     from tapfm.runs.saved_model import DESCRIPTION_FILE, load_export, load_run
     from tapfm.runtime.devices import choose_device

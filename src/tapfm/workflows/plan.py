@@ -1,4 +1,4 @@
-"""`tapfm plan`: how a run would use the memory of a GPU, without one and without weights."""
+"""`tapfm plan`: predict the GPU memory of a training run. Needs neither a GPU nor weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.runtime.options import Option, command_function, options
-from tapfm.workflows.run_file import Changes, RunFile, read_run_config
+from tapfm.workflows.run_file import Overrides, RunFile, read_run_config
 
 if TYPE_CHECKING:
     from tapfm.adaptation.memory_plan import MemoryPlan
@@ -21,17 +21,25 @@ class PlanOptions:
     run: RunFile
     _: KW_ONLY
     gpu_memory: Annotated[
-        tuple[float, ...], Option("Memory of a card; repeatable.", metavar="GB", default="this machine's")
+        tuple[float, ...],
+        Option(
+            "Memory of the GPU in GB, as advertised. Repeatable, to compare GPUs.",
+            metavar="GB",
+            default="the GPU of this machine; without one, common sizes",
+        ),
     ] = ()
-    tiles: Annotated[int | None, Option("Tiles of a slide.", metavar="N", default="as in RUN.toml", at_least=1)] = None
-    set: Changes = ()
+    tiles: Annotated[
+        int | None,
+        Option("Tiles per slide in a training step.", metavar="N", default="as in RUN.toml", at_least=1),
+    ] = None
+    set: Overrides = ()
 
 
 @command_function(PlanOptions)
-def plan(options: PlanOptions, console: Console) -> MemoryPlan | None:  # noqa: ARG001 - every command gets one
-    """Plan how a run uses the memory of a GPU. None for method fixed, which trains no encoder.
+def plan(options: PlanOptions, console: Console) -> MemoryPlan | None:  # noqa: ARG001 - required by command_function
+    """Return the memory plan of a run, or None for method fixed, which does not train the encoder.
 
-    Raises `SettingError` when nothing fits, with what would.
+    Raises SettingError if the run does not fit in memory; its hint lists settings that do.
     """
     config = read_run_config(options.run, options.set)
     if config.adaptation.method == "fixed":

@@ -1,4 +1,4 @@
-"""`tapfm predict`: probabilities of slides, the score of each tile, and heatmaps."""
+"""`tapfm predict`: predict slides, compute the contribution of each tile, and draw heatmaps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from tapfm.errors import InputError
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import count_workers
-from tapfm.workflows.shared_options import AllowFailures, Compiled, Device, SlidesFolder, Workers
+from tapfm.workflows.shared_options import AllowFailures, Compile, Device, SlidesFolder, Workers
 
 if TYPE_CHECKING:
     from tapfm.prediction.cohort_prediction import Predictions
@@ -23,66 +23,86 @@ class PredictOptions:
 
     sources: Annotated[
         tuple[Path, ...],
-        Argument("Slides, folders of slides, or cohort tables.", metavar="SLIDE|FOLDER|COHORT.csv..."),
+        Argument(
+            "Slides to predict: slide files, folders of slides or cohort tables.", metavar="SLIDE|FOLDER|COHORT.csv..."
+        ),
     ]
     _: KW_ONLY
-    model: Annotated[Path, Option("Folder of a run, an export or an ensemble.", metavar="MODEL")]
+    model: Annotated[Path, Option("Model: folder of a run, an export or an ensemble.", metavar="MODEL")]
     out: Annotated[Path, Option("Output folder, such as predicted.", metavar="DIR")]
-    heatmaps: Annotated[bool, Option("Draw heatmaps of each slide, and its most influential tiles.")] = False
-    geojson: Annotated[bool, Option("Write the tiles for QuPath.")] = False
+    heatmaps: Annotated[
+        bool, Option("Also draw heatmaps and a gallery of the most influential tiles of each slide.")
+    ] = False
+    geojson: Annotated[bool, Option("Also write the tiles of each slide as GeoJSON, for QuPath.")] = False
     tiles: Annotated[
         Path | None,
-        Option("Output folder of `tapfm tile`.", metavar="DIR", default="slides are tiled as in training"),
+        Option(
+            "Use the tiles in this output folder of `tapfm tile`.",
+            metavar="DIR",
+            default="tile the slides with the settings of the training tiles",
+        ),
     ] = None
     slides: SlidesFolder = None
-    split: Annotated[str | None, Option("Of cohort tables only the slides of train, val or test.", metavar="NAME")] = (
-        None
-    )
+    split: Annotated[
+        str | None,
+        Option("Predict only the slides of this split of the cohort tables: train, val or test.", metavar="NAME"),
+    ] = None
     sensitivity: Annotated[
         float | None,
         Option(
-            "Call slides positive by the threshold that reaches it on validation slides.",
+            "Call slides positive above the threshold that reaches this sensitivity, from 0 to 1, on the validation "
+            "slides.",
             metavar="S",
-            default="Youden's threshold",
+            default="the threshold with the highest Youden index",
         ),
     ] = None
-    batch: Annotated[str | int, Option("Tiles encoded at a time; halved when out of memory.", metavar="N|auto")] = (
-        "auto"
-    )
+    batch: Annotated[
+        str | int,
+        Option("Number of tiles per batch. It is halved if the device runs out of memory.", metavar="N|auto"),
+    ] = "auto"
     device: Device = "auto"
-    precision: Annotated[str, Option("auto (as in training), float32, bfloat16, float16, float8.")] = "auto"
-    compile: Compiled = None
+    precision: Annotated[
+        str, Option("Precision of the encoder: auto (as in training), float32, bfloat16, float16 or float8.")
+    ] = "auto"
+    compile: Compile = None
     workers: Workers = None
     allow_failures: AllowFailures = 0
-    resume: Annotated[bool, Option("Resume the predictions in the folder; add slides or pictures.")] = False
+    resume: Annotated[
+        bool, Option("Resume the predictions in --out. Also to add slides, heatmaps or GeoJSON to them.")
+    ] = False
 
     @property
     def batch_size(self) -> int | None:
-        """Tiles encoded at a time; None is auto."""
+        """Number of tiles per batch; None is auto."""
         if self.batch == "auto":
             return None
         text = str(self.batch)
         if not text.isdecimal() or int(text) < 1:
-            raise InputError(f"--batch is '{text}': it is auto, or a number of tiles.", hint="Such as --batch 32.")
+            raise InputError(
+                f"--batch must be auto or a positive number of tiles; got '{text}'.", hint="For example: --batch 32"
+            )
         return int(text)
 
     def check(self) -> None:
-        """Refuse values outside their range, files for folders, and slides that do not exist."""
+        """Raise InputError for values out of range, missing slides, or if the output folder is a file."""
         _ = self.batch_size
         if self.sensitivity is not None and not 0 < self.sensitivity <= 1:
             raise InputError(
-                f"--sensitivity is {self.sensitivity:g}: it has to be above 0 and at most 1.", hint="Such as 0.9."
+                f"--sensitivity must be above 0 and at most 1; got {self.sensitivity:g}.",
+                hint="For example: --sensitivity 0.9",
             )
         if self.out.is_file():
-            raise InputError(f"{self.out} is a file.", hint="Give a folder to --out.")
+            raise InputError(f"{self.out} is a file, not a folder.", hint="Choose another folder with --out.")
         for source in self.sources:
             if not source.exists():
-                raise InputError(f"{source} does not exist.", hint="Give slides, folders of slides, or COHORT.csv")
+                raise InputError(
+                    f"{source} does not exist.", hint="Give slides, folders of slides, or cohort tables (CSV)."
+                )
 
 
 @command_function(PredictOptions)
 def predict(options: PredictOptions, console: Console) -> Predictions:
-    """Predict whole slides. Slides that failed are in `.failed` of the result. Ctrl-C keeps what is finished."""
+    """Predict slides. Failed slides are in `.failed` of the result. After Ctrl-C, finished slides are saved."""
     from tapfm.inference.precision import check_inference_precision
     from tapfm.runs.ensemble import find_member_folders
 

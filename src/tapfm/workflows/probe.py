@@ -1,4 +1,4 @@
-"""`tapfm probe`: the features of a run's encoder on tiles of another task, before and after adaptation."""
+"""`tapfm probe`: test the encoder of a run on tiles of another task, before and after adaptation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ from tapfm.workflows.shared_options import Device
 class ProbeOptions:
     """Options of `tapfm probe`."""
 
-    run: Annotated[Path, Argument("Run folder of `tapfm train`, not of method fixed.", metavar="RUN")]
+    run: Annotated[Path, Argument("Run folder of `tapfm train` with method tapfm or finetune.", metavar="RUN")]
     _: KW_ONLY
-    tiles: Annotated[Path, Option("A folder of pictures for each class; or train/ and test/.", metavar="DIR")]
-    out: Annotated[Path, Option("Write the result to this JSON file.", metavar="FILE")]
-    seed: Annotated[int, Option("Seed that chooses the test tiles, without test/.", at_least=0)] = 0
+    tiles: Annotated[
+        Path,
+        Option(
+            "Folder with one subfolder of images per class, or with train/ and test/ that have such subfolders.",
+            metavar="DIR",
+        ),
+    ]
+    out: Annotated[Path, Option("JSON file for the results.", metavar="FILE")]
+    seed: Annotated[int, Option("Random seed of the choice of test tiles, if there is no test/.", at_least=0)] = 0
     device: Device = "auto"
 
 
@@ -28,22 +34,22 @@ class ProbeOptions:
 class ProbeResult:
     """Result of a probe."""
 
-    tiles: int  # tested on
+    tiles: int  # number of test tiles
     classes: tuple[str, ...]
-    values: dict[str, Any]  # as in the JSON file
+    values: dict[str, Any]  # content of the JSON file
 
 
 @command_function(ProbeOptions)
-def probe(options: ProbeOptions, console: Console) -> ProbeResult:  # noqa: ARG001 - every command gets one
-    """Fit a linear probe on features of the original and of the adapted encoder, and compare them."""
+def probe(options: ProbeOptions, console: Console) -> ProbeResult:  # noqa: ARG001 - required by command_function
+    """Fit a linear probe on the features of the original and of the adapted encoder, and compare both."""
     from tapfm.runtime.devices import choose_device
     from tapfm.study.probe_tiles import find_probe_tiles
 
-    pictures = find_probe_tiles(options.tiles, options.seed)
+    tiles = find_probe_tiles(options.tiles, options.seed)
     device = choose_device(options.device)
 
     from tapfm.study.probe import probe_run, write_probe
 
-    values = probe_run(options.run, pictures, device)
+    values = probe_run(options.run, tiles, device)
     write_probe(options.out, values)
-    return ProbeResult(len(pictures.test), pictures.classes, values)
+    return ProbeResult(len(tiles.test), tiles.classes, values)

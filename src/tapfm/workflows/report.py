@@ -1,4 +1,4 @@
-"""`tapfm report`: all about runs or a study on one page."""
+"""`tapfm report`: write an HTML report of runs or a study."""
 
 from __future__ import annotations
 
@@ -15,55 +15,77 @@ from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.workflows.shared_options import Resamples, SlidesFolder
 
 if TYPE_CHECKING:
-    from tapfm.report.making import WrittenReport
+    from tapfm.report.report_creation import WrittenReport
 
 
 @options
 class ReportOptions:
     """Options of `tapfm report`."""
 
-    sources: Annotated[tuple[Path, ...], Argument("Run folders, or the folder of a study.", metavar="RUN...|STUDY")]
+    sources: Annotated[
+        tuple[Path, ...], Argument("One or more run folders, or the folder of a study.", metavar="RUN...|STUDY")
+    ]
     _: KW_ONLY
-    out: Annotated[Path, Option("The page, such as report.html.", metavar="FILE")]
+    out: Annotated[Path, Option("HTML file to write, such as report.html.", metavar="FILE")]
     evaluation: Annotated[
-        tuple[Path, ...], Option("Output folder of `tapfm evaluate`; repeatable.", metavar="DIR")
+        tuple[Path, ...],
+        Option(
+            "Output folder of `tapfm evaluate` to include. Repeatable.", metavar="DIR", default="found automatically"
+        ),
     ] = ()
     predictions: Annotated[
-        tuple[Path, ...], Option("Output folder of `tapfm predict`; repeatable.", metavar="DIR")
+        tuple[Path, ...],
+        Option(
+            "Output folder of `tapfm predict` to include. Repeatable.", metavar="DIR", default="found automatically"
+        ),
     ] = ()
     run: Annotated[
         tuple[str, ...],
-        Option("Run of a study to show in full; repeatable.", metavar="NAME", default="best on validation"),
+        Option(
+            "Run of a study to show in detail. Repeatable.",
+            metavar="NAME",
+            default="the run with the best validation AUC",
+        ),
     ] = ()
     slides: SlidesFolder = None
-    heatmaps: Annotated[int, Option("Heatmaps from each folder of predictions.", metavar="N")] = 12
-    tiles: Annotated[int, Option("Tiles in each gallery: the most influential.", metavar="N")] = 12
-    most_mb: Annotated[float, Option("Most megabytes of pictures on the page.", metavar="MB")] = 20.0
-    title: Annotated[str | None, Option("Title of the page.", metavar="TEXT", default="the targets")] = None
+    heatmaps: Annotated[
+        int, Option("Maximum number of slides with heatmaps from each folder of predictions.", metavar="N")
+    ] = 12
+    tiles: Annotated[int, Option("Number of most influential tiles in each gallery.", metavar="N")] = 12
+    max_image_mb: Annotated[
+        float,
+        Option("Maximum size of all images in the report, in megabytes. Further images are omitted.", metavar="MB"),
+    ] = 20.0
+    title: Annotated[str | None, Option("Title of the report.", metavar="TEXT", default="the names of the targets")] = (
+        None
+    )
     resamples: Resamples = 2000
-    force: Annotated[bool, Option("Overwrite a file that is not a report.")] = False
+    force: Annotated[bool, Option("Overwrite --out even if it is not a report of tapfm.")] = False
 
     def check(self) -> None:
-        """Refuse sizes that are not numbers."""
-        if not math.isfinite(self.most_mb):
-            raise InputError(f"--most-mb is {self.most_mb}: it has to be a number of megabytes.")
+        """Raise InputError if the maximum size is not a number."""
+        if not math.isfinite(self.max_image_mb):
+            raise InputError(
+                f"--max-image-mb must be a number of megabytes; got {self.max_image_mb}.",
+                hint="For example: --max-image-mb 20",
+            )
 
 
 @command_function(ReportOptions)
 def make_report(options: ReportOptions, console: Console) -> WrittenReport:
-    """Write an HTML page about runs or a study. Warnings are in `.notes` of the result."""
-    from tapfm.report import making
-    from tapfm.report.slide_pictures import PictureSettings
+    """Write an HTML report of runs or a study. Warnings are in `.notes` of the result."""
+    from tapfm.report.report_creation import PageOptions, create_report
+    from tapfm.report.slide_images import ImageSettings
 
-    asked = making.PageOptions(
+    page_options = PageOptions(
         evaluations=options.evaluation,
         predictions=options.predictions,
         runs=options.run,
         title=options.title,
-        pictures=PictureSettings(options.heatmaps, options.tiles, options.slides),
-        most_bytes=round(options.most_mb * 1e6),
+        images=ImageSettings(options.heatmaps, options.tiles, options.slides),
+        max_image_bytes=round(options.max_image_mb * 1e6),
         resamples=options.resamples,
         force=options.force,
     )
     today = datetime.now(UTC).date()
-    return making.make_report(options.sources, options.out, asked, console=console, today=today)
+    return create_report(options.sources, options.out, page_options, console=console, today=today)

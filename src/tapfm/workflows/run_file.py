@@ -1,4 +1,4 @@
-"""The configuration of a run as an argument of commands: RUN.toml, or in Python a `RunConfig`."""
+"""Arguments of commands that take the configuration of a run: RUN.toml, or in Python a `RunConfig`."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from tapfm.runtime.options import Argument, Option
 if TYPE_CHECKING:
     from tapfm.config.settings import RunConfig
 
-# Any: a RunConfig, whose module would slow down `tapfm --help`
-RunFile = Annotated[Path | Any, Argument("The configuration; `tapfm config` writes one.", metavar="RUN.toml")]
-Changes = Annotated[
+# Any is a RunConfig; importing its module here would slow down `tapfm --help`
+RunFile = Annotated[Path | Any, Argument("Configuration of the run, as written by `tapfm config`.", metavar="RUN.toml")]
+Overrides = Annotated[
     tuple[str, ...],
     Option(
-        "Change a setting, such as adaptation.lambda=0.5; repeatable. A path starts in the current folder.",
+        "Override a setting of RUN.toml, such as adaptation.lambda=0.5. Paths are relative to the current folder. "
+        "Repeatable.",
         metavar="KEY=VALUE",
     ),
 ]
 
 
-def read_run_config(run: Path | RunConfig, changes: Sequence[str]) -> RunConfig:
-    """Return the configuration of a run, with `--set` changes on top."""
+def read_run_config(run: Path | RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """Return the configuration of a run with `--set` overrides applied."""
     from tapfm.config.loading import load_config, override_settings
     from tapfm.config.settings import RunConfig
 
     if isinstance(run, Path):
-        return load_config(run, changes)
+        return load_config(run, overrides)
     if isinstance(run, RunConfig):
-        return override_settings(run, changes)
+        return override_settings(run, overrides)
     raise InputError(
         f"An object of type {type(run).__name__} is not a configuration.",
-        hint="Give RUN.toml, or tapfm.configure(...).",
+        hint="Pass the path of RUN.toml, or the result of tapfm.configure(...).",
     )

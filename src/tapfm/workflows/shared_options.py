@@ -1,4 +1,4 @@
-"""Options that several commands share: one name, one meaning, one line of help."""
+"""Options that several commands share, with the same name, meaning and help text."""
 
 from __future__ import annotations
 
@@ -7,18 +7,34 @@ from typing import Annotated
 
 from tapfm.runtime.options import Option
 
-Device = Annotated[str, Option("auto, cpu, cuda, cuda:1, ...")]
+Device = Annotated[
+    str, Option("Device to compute on: auto (the GPU if there is one), cpu, cuda, or cuda:1 for the second GPU.")
+]
 Workers = Annotated[
     int | None,
-    Option("Worker processes; 0: none, all work in this process.", metavar="N", default="one per core", at_least=0),
+    Option(
+        "Number of worker processes. 0: do all work in the main process.",
+        metavar="N",
+        default="one per CPU core",
+        at_least=0,
+    ),
 ]
-AllowFailures = Annotated[int, Option("Exit with 0 when no more than N slides failed.", metavar="N", at_least=0)]
-Only = Annotated[tuple[str, ...], Option("Only this slide; repeatable.", metavar="ID")]
+AllowFailures = Annotated[
+    int, Option("Number of slides that may fail. If more fail, the exit code is 3.", metavar="N", at_least=0)
+]
+Only = Annotated[tuple[str, ...], Option("Process only the slide with this slide_id. Repeatable.", metavar="ID")]
 SlidesFolder = Annotated[
-    Path | None, Option("Where to look for slides that a table names without a path, or that moved.", metavar="DIR")
+    Path | None,
+    Option("Folder to search for slides, if the table has no paths or the slides were moved.", metavar="DIR"),
 ]
-Compiled = Annotated[
+Compile = Annotated[
     bool | None,
-    Option("Compile the encoder first.", flags="--compile/--no-compile", default="when there is much to do"),
+    Option(
+        "Compile the encoder with torch.compile: the start takes longer, then tiles are encoded faster.",
+        flags="--compile/--no-compile",
+        default="on a GPU, if there are enough tiles",
+    ),
 ]
-Resamples = Annotated[int, Option("Bootstrap resamples for confidence intervals.", metavar="N", at_least=1)]
+Resamples = Annotated[
+    int, Option("Number of bootstrap resamples for the confidence intervals.", metavar="N", at_least=1)
+]

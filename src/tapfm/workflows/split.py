@@ -1,4 +1,4 @@
-"""`tapfm split`: split a cohort by patient into training, validation and test."""
+"""`tapfm split`: split a cohort by patient into train, validation and test."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError
+from tapfm.runtime.messages import format_count
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import count_workers
 from tapfm.workflows.shared_options import SlidesFolder
@@ -25,54 +26,65 @@ _FRACTIONS = (0.8, 0.1, 0.1)
 class SplitOptions:
     """Options of `tapfm split`."""
 
-    cohort: Annotated[Path, Argument("A table with slides, patients and labels (0, 1 or empty).", metavar="COHORT.csv")]
+    cohort: Annotated[
+        Path,
+        Argument("Cohort table with slides, patients and label columns (0, 1 or empty).", metavar="COHORT.csv"),
+    ]
     _: KW_ONLY
-    out: Annotated[Path, Option("The table to write, with splits.", metavar="SPLIT.csv")]
+    out: Annotated[Path, Option("File for the table with the splits.", metavar="SPLIT.csv")]
     targets: Annotated[
         tuple[str, ...],
-        Option("Label column to balance; repeatable.", metavar="NAME", default="all that hold both 0 and 1"),
+        Option(
+            "Label column to stratify by. Repeatable.",
+            metavar="NAME",
+            default="all label columns that contain both 0 and 1",
+        ),
     ] = ()
     fractions: Annotated[
         tuple[float, float, float] | None,
         Option(
-            "Share of the patients in each split.",
+            "Fractions of the patients in train, validation and test. They sum to 1.",
             metavar="TRAIN VAL TEST",
             default=" ".join(map(str, _FRACTIONS)),
         ),
     ] = None
-    folds: Annotated[int | None, Option("Columns fold_0 to fold_K-1 instead of one split; 3 to 20.", metavar="K")] = (
-        None
-    )
-    seed: Annotated[int, Option("The same seed makes the same splits.")] = 0
+    folds: Annotated[
+        int | None,
+        Option(
+            "Create K folds for cross-validation, 3 to 20, in the columns fold_0, fold_1, ... instead of one split.",
+            metavar="K",
+        ),
+    ] = None
+    seed: Annotated[int, Option("Random seed. The same seed creates the same splits.")] = 0
     slides: SlidesFolder = None
-    force: Annotated[bool, Option("Replace splits that the table has, and SPLIT.csv if it exists.")] = False
+    force: Annotated[bool, Option("Replace splits of COHORT.csv, and overwrite SPLIT.csv.")] = False
 
     def check(self) -> None:
-        """Refuse options that do not go together."""
+        """Raise InputError for options that contradict each other."""
         if self.folds is not None and self.fractions is not None:
             raise InputError(
-                "--folds and --fractions were both given.", hint="Folds have equal sizes: leave --fractions out."
+                "--folds and --fractions cannot be combined.", hint="Folds have equal sizes: remove --fractions."
             )
 
 
 @dataclass(frozen=True)
 class SplitResult:
-    """A cohort that was split, with its labels."""
+    """The splits of a cohort, with its labels."""
 
     out: Path  # the table that was written
     split: CohortSplit
     targets: TargetKinds
-    labels: Mapping[str, Sequence[Label]]  # of each row, by target
+    labels: Mapping[str, Sequence[Label]]  # by target, in the order of the rows
 
-    def labels_in(self, target: str, of_slide: Mapping[str, str], split: str) -> list[Label]:
+    def labels_of_split(self, target: str, split_of_slide: Mapping[str, str], split: str) -> list[Label]:
         """Return the labels of the slides of a split."""
         rows_and_labels = zip(self.split.cohort.rows, self.labels[target], strict=True)
-        return [label for row, label in rows_and_labels if of_slide[row.slide_id] == split]
+        return [label for row, label in rows_and_labels if split_of_slide[row.slide_id] == split]
 
 
 @command_function(SplitOptions)
 def split(options: SplitOptions, console: Console) -> SplitResult:
-    """Split a cohort by patient, balanced in labels and scan resolution, and write the table with its splits."""
+    """Split a cohort by patient, stratified by labels and scan resolution, and write the table with its splits."""
     from tapfm.cohort.cohort_splitting import read_cohort_to_split, split_cohort, write_split_table
     from tapfm.tasks.catalog import target_kinds
     from tapfm.tasks.labels import check_training_labels, find_binary_columns, patient_strata, read_labels
@@ -80,7 +92,7 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
     cohort = read_cohort_to_split(options.cohort, options.out, options.slides, folds=options.folds, force=options.force)
     targets = target_kinds(options.targets or find_binary_columns(cohort))
     labels = read_labels(cohort, targets)
-    made = split_cohort(
+    cohort_split = split_cohort(
         cohort,
         patient_strata(cohort, labels, targets),
         fractions=options.fractions or _FRACTIONS,
@@ -89,33 +101,34 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
         workers=count_workers(None),
         console=console,
     )
-    for column, of_slide in made.splits.items():
-        check_training_labels(cohort, of_slide, labels, targets, column)
-    write_split_table(made, options.cohort, options.out, moved=options.slides is not None)
-    return SplitResult(options.out, made, targets, labels)
+    for column, split_of_slide in cohort_split.splits.items():
+        check_training_labels(cohort, split_of_slide, labels, targets, column)
+    write_split_table(cohort_split, options.cohort, options.out, moved=options.slides is not None)
+    return SplitResult(options.out, cohort_split, targets, labels)
 
 
-def split_notes(result: SplitResult) -> list[str]:
-    """Return warnings: splits with one class, columns that were not balanced, unknown scan resolutions."""
+def split_warnings(result: SplitResult) -> list[str]:
+    """Return warnings about splits with one class, columns that cannot be used, and unknown scan resolutions."""
     from tapfm.tasks.labels import find_unusable_columns
 
-    made, lines = result.split, []
+    cohort_split, lines = result.split, []
     if not result.labels:
-        lines.append("No column holds both 0 and 1, so no label was balanced.")
-    for name, problem in find_unusable_columns(made.cohort).items():
+        lines.append("No column contains both 0 and 1, so the splits are not stratified by labels.")
+    for name, problem in find_unusable_columns(cohort_split.cohort).items():
         if name not in result.labels:
-            lines.append(f"Not balanced, as labels are 0, 1 or empty: {problem}.")
-    if unknown := len(made.cohort) - len(made.resolutions):
+            lines.append(f"Not stratified by a column, because labels must be 0, 1 or empty: {problem}.")
+    if unknown := len(cohort_split.cohort) - len(cohort_split.resolutions):
         lines.append(
-            f"The scan resolution of {unknown:,} slides is unknown: missing or unreadable files, or none in the file."
+            f"The scan resolution of {format_count(unknown, 'slide')} is unknown: the file is missing, cannot be read "
+            "or does not contain it."
         )
-    for column, of_slide in made.splits.items():
-        for split in made.split_names:
-            where = split if column == "split" else f"{split} of {column}"
-            if split not in of_slide.values():
-                lines.append(f"{where} is empty: there are too few patients.")
+    for column, split_of_slide in cohort_split.splits.items():
+        for split in cohort_split.split_names:
+            name = split if column == "split" else f"{split} of {column}"
+            if split not in split_of_slide.values():
+                lines.append(f"{name} is empty: there are too few patients.")
                 continue
             for target, kind in result.targets.items():
-                if lacking := kind.missing_class(result.labels_in(target, of_slide, split)):
-                    lines.append(f"{where} has no {lacking} slide of {target}: its metric will be empty there.")
+                if missing := kind.missing_class(result.labels_of_split(target, split_of_slide, split)):
+                    lines.append(f"{name} has no {missing} slide for {target}, so its AUC cannot be computed.")
     return lines

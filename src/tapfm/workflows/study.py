@@ -1,4 +1,4 @@
-"""`tapfm study`: every run and every evaluation of a comparison, and its tables."""
+"""`tapfm study`: run all trainings and evaluations of a study, and write its tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tapfm.results.table import Table
     from tapfm.study.preset_studies import PresetOptions
 
-_SLIDES = ("cohort", "slides", "tiles", "external", "external_slides", "external_tiles", "probe_tiles")
+_DATA_OPTIONS = ("cohort", "slides", "tiles", "external", "external_slides", "external_tiles", "probe_tiles")
 
 
 @options
@@ -26,92 +26,170 @@ class StudyOptions:
     """Options of `tapfm study`."""
 
     study: Annotated[
-        Path | Any | None,  # Any: a StudyConfig, whose module would slow down `tapfm --help`
-        Argument("What is compared; or give a --preset.", metavar="STUDY.toml"),
+        Path | Any | None,  # Any is a StudyConfig; importing its module here would slow down `tapfm --help`
+        Argument("Configuration of the study. Not needed with --preset.", metavar="STUDY.toml"),
     ] = None
     _: KW_ONLY
-    out: Annotated[Path | None, Option("Folder of the study: runs, tables, plots.", metavar="DIR")] = None
+    out: Annotated[Path | None, Option("Folder of the study, for runs, tables and plots.", metavar="DIR")] = None
     preset: Annotated[
         str | None,
         Option(
-            "paper-table1, paper-table2, ablation-lambda, ablation-tiles, ablation-cosine, stability, layers, "
-            "forgetting; all (mini).",
+            "Use a predefined study: paper-table1, paper-table2, ablation-lambda, ablation-tiles, ablation-cosine, "
+            "stability, layers or forgetting. With --scale mini also all.",
             metavar="NAME",
         ),
     ] = None
-    scale: Annotated[str, Option("full; or mini: painted slides, a tiny encoder, on any computer.")] = "full"
-    cohort: Annotated[Path | None, Option("With --preset: the cohort table, with a split.", metavar="CSV")] = None
-    slides: Annotated[Path | None, Option("Folder of its slides.", metavar="DIR")] = None
-    tiles: Annotated[Path | None, Option("Output folder of `tapfm tile` for it.", metavar="DIR", default="tiles")] = (
-        None
-    )
-    external: Annotated[Path | None, Option("An external cohort, never trained on.", metavar="CSV")] = None
-    external_slides: Annotated[Path | None, Option("Folder of its slides.", metavar="DIR")] = None
-    external_tiles: Annotated[Path | None, Option("Its tiles.", metavar="DIR", default="tiles-external")] = None
-    target: Annotated[tuple[str, ...], Option("Label column; repeatable.", metavar="NAME", default="the paper's")] = ()
-    encoder: Annotated[
-        tuple[str, ...], Option("One of `tapfm encoders`; repeatable.", metavar="NAME", default="the paper's")
-    ] = ()
-    seed: Annotated[tuple[int, ...], Option("Seed of a run of each method; repeatable.", metavar="N", at_least=0)] = ()
-    fold: Annotated[tuple[int, ...], Option("Column fold_N of the table; repeatable.", metavar="N", at_least=0)] = ()
-    probe_tiles: Annotated[Path | None, Option("For forgetting: a folder of tiles for each class.", metavar="DIR")] = (
-        None
-    )
-    write: Annotated[
-        Path | None, Option("Write the preset as STUDY.toml, to edit; nothing is run.", metavar="FILE")
+    scale: Annotated[
+        str,
+        Option("With --preset: full (your slides), or mini (synthetic slides and a small encoder, to try it out)."),
+    ] = "full"
+    cohort: Annotated[
+        Path | None, Option("With --preset: cohort table with labels and splits.", metavar="CSV", default="split.csv")
     ] = None
-    resume: Annotated[bool, Option("Resume the study in the folder.")] = False
-    only: Annotated[tuple[str, ...], Option("Only these runs, such as 'uni/tapfm/*'; repeatable.", metavar="GLOB")] = ()
-    list: Annotated[bool, Option("List the runs and the state of each; nothing is run.")] = False
-    tables: Annotated[bool, Option("Only write the tables again, from the runs that are finished.")] = False
-    device: Annotated[str | None, Option("auto, cpu, cuda, cuda:1, ...", default="as in STUDY.toml")] = None
+    slides: Annotated[
+        Path | None, Option("Folder of the slides of --cohort, if the table has no paths.", metavar="DIR")
+    ] = None
+    tiles: Annotated[
+        Path | None, Option("Output folder of `tapfm tile` for --cohort.", metavar="DIR", default="tiles")
+    ] = None
+    external: Annotated[
+        Path | None,
+        Option("With --preset: table of an external cohort, which is only used for evaluation.", metavar="CSV"),
+    ] = None
+    external_slides: Annotated[
+        Path | None, Option("Folder of the slides of --external, if the table has no paths.", metavar="DIR")
+    ] = None
+    external_tiles: Annotated[
+        Path | None, Option("Output folder of `tapfm tile` for --external.", metavar="DIR", default="tiles-external")
+    ] = None
+    target: Annotated[
+        tuple[str, ...],
+        Option("With --preset: label column to predict. Repeatable.", metavar="NAME", default="as in the paper"),
+    ] = ()
+    encoder: Annotated[
+        tuple[str, ...],
+        Option(
+            "With --preset: encoder to compare, from `tapfm encoders`. Repeatable.",
+            metavar="NAME",
+            default="as in the paper",
+        ),
+    ] = ()
+    seed: Annotated[
+        tuple[int, ...],
+        Option(
+            "With --preset: random seed. Repeatable: one run of each method per seed.",
+            metavar="N",
+            default="0",
+            at_least=0,
+        ),
+    ] = ()
+    fold: Annotated[
+        tuple[int, ...],
+        Option(
+            "With --preset: use the column fold_N of the table as the split. Repeatable: one run per fold.",
+            metavar="N",
+            default="the column split",
+            at_least=0,
+        ),
+    ] = ()
+    probe_tiles: Annotated[
+        Path | None,
+        Option(
+            "With --preset forgetting: folder with one subfolder of tile images per class, of another task.",
+            metavar="DIR",
+        ),
+    ] = None
+    write: Annotated[
+        Path | None, Option("Write the preset to this file, to edit it, and stop.", metavar="STUDY.toml")
+    ] = None
+    resume: Annotated[bool, Option("Resume the study in --out: finished runs are kept.")] = False
+    only: Annotated[
+        tuple[str, ...],
+        Option(
+            "Only runs whose name matches this pattern, such as 'uni/tapfm/*'. Repeatable.",
+            metavar="PATTERN",
+            default="all runs",
+        ),
+    ] = ()
+    list: Annotated[bool, Option("List the runs, with --out also their state, and stop.")] = False
+    tables: Annotated[bool, Option("Only write the tables again, from the finished runs in --out.")] = False
+    device: Annotated[
+        str | None,
+        Option(
+            "Device to compute on: auto (the GPU if there is one), cpu, cuda, or cuda:1 for the second GPU.",
+            default="as in STUDY.toml, else auto",
+        ),
+    ] = None
     workers: Annotated[
         int | None,
-        Option("Worker processes; 0: none, all work in one process.", default="as in STUDY.toml", at_least=0),
+        Option(
+            "Number of worker processes of each run. 0: do all work in the main process of the run.",
+            metavar="N",
+            default="as in STUDY.toml, else one per CPU core",
+            at_least=0,
+        ),
     ] = None
     allow_failures: Annotated[
         int | None,
-        Option("Slides that may fail in a run or evaluation.", metavar="N", default="as in STUDY.toml", at_least=0),
+        Option(
+            "Number of slides that may fail in each run and each evaluation.",
+            metavar="N",
+            default="as in STUDY.toml, else 0",
+            at_least=0,
+        ),
     ] = None
     jobs: Annotated[
-        int, Option("Runs at the same time: for small encoders without a GPU.", metavar="N", at_least=1)
+        int,
+        Option(
+            "Number of runs at the same time. More than 1 is useful for small encoders without a GPU.",
+            metavar="N",
+            at_least=1,
+        ),
     ] = 1
 
     @property
     def mini(self) -> bool:
-        """Whether the slides are painted."""
+        """Whether the study uses synthetic slides."""
         return self.scale == "mini"
 
     def check(self) -> None:
-        """Refuse options that contradict each other, and what names no study."""
+        """Raise InputError if options contradict each other, or if there is no study to run."""
         if self.scale not in ("full", "mini"):
-            raise InputError(f"--scale is {self.scale}.", hint="It is full or mini.")
-        slides = [f"--{name.replace('_', '-')}" for name in _SLIDES if getattr(self, name) is not None]
-        methods = [f"--{name}" for name in ("target", "encoder") if getattr(self, name)]
+            raise InputError(f"--scale must be full or mini; got '{self.scale}'.")
         if self.study is None and self.preset is None and not (self.tables and self.out is not None):
-            raise InputError("There is no study to run.", hint="Give STUDY.toml, or --preset NAME: tapfm study --help")
-        others = slides or methods or self.seed or self.fold or self.preset is not None or self.mini
-        if self.study is not None and others:
-            source = self.study if isinstance(self.study, Path) else "The StudyConfig"
             raise InputError(
-                f"{source} defines the study; --preset, --scale and options about slides define another one.",
-                hint="Change the file instead.",
+                "STUDY.toml or --preset is missing.",
+                hint="To create STUDY.toml: tapfm study --preset paper-table1 --write study.toml",
             )
-        if self.mini and (slides or methods):
-            raise InputError(f"--scale mini has its own slides and encoder: no {', '.join(slides + methods)}.")
+        names = [name for name in (*_DATA_OPTIONS, "target", "encoder") if getattr(self, name) not in (None, ())]
+        data_options = [f"--{name.replace('_', '-')}" for name in names]
+        preset_options = [*data_options, *(f"--{name}" for name in ("seed", "fold", "preset") if getattr(self, name))]
+        preset_options += ["--scale mini"] if self.mini else []
+        if self.study is not None and preset_options:
+            source = self.study if isinstance(self.study, Path) else "a StudyConfig"
+            raise InputError(
+                f"{', '.join(preset_options)} cannot be combined with {source}, which already defines the study.",
+                hint=f"Change {source} instead.",
+            )
+        if self.mini and data_options:
+            raise InputError(
+                f"--scale mini cannot be combined with {', '.join(data_options)}: it has its own slides and encoder.",
+                hint="Remove these options, or use --scale full.",
+            )
         if self.write is not None:
             if self.preset is None or self.mini:
                 raise InputError(
-                    "--write writes a preset.", hint="For example: --preset paper-table1 --write study.toml"
+                    "--write needs --preset with --scale full.",
+                    hint="For example: tapfm study --preset paper-table1 --write study.toml",
                 )
             if self.write.exists():
                 raise InputError(
-                    f"{self.write} already exists.", hint="Give another name to --write, or remove it first."
+                    f"{self.write} already exists.", hint="Choose another name with --write, or delete the file first."
                 )
         elif self.out is None and not self.list:
-            raise InputError("No output folder was given.", hint="Add one: --out studies/first")
+            raise InputError("--out is missing.", hint="Add the folder of the study, for example: --out studies/first")
         if self.out is not None and self.out.is_file():
-            raise InputError(f"{self.out} is a file.", hint="Give a folder to --out.")
+            raise InputError(f"{self.out} is a file, not a folder.", hint="Choose another folder with --out.")
 
 
 @dataclass(frozen=True)
@@ -119,7 +197,7 @@ class ListedRun:
     """A run of a study, and its state."""
 
     name: str
-    state: str  # finished, started, to do, or why it is impossible; empty where the study has no folder
+    state: str  # finished, started, to do, or the reason why it is impossible; empty without a study folder
 
 
 @dataclass(frozen=True)
@@ -128,29 +206,30 @@ class StudyResult:
 
     name: str
     folder: Path
-    table: Table | None = None  # AUCs of the runs that are finished; None if runs are only listed
-    failed: Mapping[str, str] = field(default_factory=dict)  # why each step failed
+    table: Table | None = None  # AUCs of the finished runs; None if runs are only listed
+    failed: Mapping[str, str] = field(default_factory=dict)  # reason by step
     runs: tuple[ListedRun, ...] = ()  # with --list
 
 
 @command_function(StudyOptions)
 def run_study(options: StudyOptions, console: Console) -> tuple[StudyResult, ...]:
-    """Run a study and write its tables. Each run is a process of its own; Ctrl-C keeps what is finished.
+    """Run a study and write its tables.
 
-    `study` may be a `StudyConfig`. Returns one result, several for `--preset all`, none with `--write`.
+    Each run has its own process. After Ctrl-C, finished runs are saved. `study` may be a `StudyConfig`. Returns one
+    result, several for `--preset all`, or none with `--write`.
     """
     from tapfm.study.preset_studies import PresetOptions, expand_preset_name, format_preset_toml
 
-    slides = {name: getattr(options, name) for name in _SLIDES}
-    given = PresetOptions(
-        **slides, targets=options.target, encoders=options.encoder, seeds=options.seed, folds=options.fold
+    data = {name: getattr(options, name) for name in _DATA_OPTIONS}
+    preset_options = PresetOptions(
+        **data, targets=options.target, encoders=options.encoder, seeds=options.seed, folds=options.fold
     )
     if options.write is not None:
         assert options.preset is not None
-        text = format_preset_toml(expand_preset_name(options.preset, mini=False)[0], given, options.write)
+        text = format_preset_toml(expand_preset_name(options.preset, mini=False)[0], preset_options, options.write)
         _write_preset(options.write, text)
         return ()
-    studies = _find_studies(options, given)
+    studies = _find_studies(options, preset_options)
     if options.list:
         return tuple(_list_runs(config, folder, options) for folder, config in studies.items())
     if options.tables:
@@ -172,11 +251,11 @@ def _write_preset(path: Path, text: str) -> None:
     try:
         write_atomically(path, text.encode())
     except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}).", hint="Give another file.") from error
+        raise InputError(f"{path} cannot be written ({error.strerror}).", hint="Choose another file.") from error
 
 
-def _find_studies(options: StudyOptions, given: PresetOptions) -> dict[Path, StudyConfig]:
-    """Return the studies that are meant, by their folders, with the options about the machine."""
+def _find_studies(options: StudyOptions, preset_options: PresetOptions) -> dict[Path, StudyConfig]:
+    """Return the studies to run, by folder, with the machine settings of the command line."""
     from tapfm.config.study import StudyConfig, load_study
     from tapfm.study.folder import StudyFolder
     from tapfm.study.plan import override_machine_settings
@@ -188,75 +267,93 @@ def _find_studies(options: StudyOptions, given: PresetOptions) -> dict[Path, Stu
     elif options.preset is None:
         if not isinstance(options.study, Path | None):
             kind = type(options.study).__name__
-            raise InputError(f"An object of type {kind} is not a study.", hint="Give STUDY.toml, or a StudyConfig.")
+            raise InputError(
+                f"An object of type {kind} is not a study.", hint="Pass the path of STUDY.toml, or a StudyConfig."
+            )
+        if options.study is None:
+            _check_study_folder(folder)
         studies = {folder: load_study(options.study or StudyFolder(folder).study)}
     elif options.mini:
         names = expand_preset_name(options.preset, mini=True)
         folders = {name: folder / name if options.preset == "all" else folder for name in names}
-        studies = {place: build_mini_study(name, folder, given.seeds) for name, place in folders.items()}
+        studies = {each: build_mini_study(name, folder, preset_options.seeds) for name, each in folders.items()}
     else:
-        studies = {folder: build_preset_study(expand_preset_name(options.preset, mini=False)[0], given)}
+        studies = {folder: build_preset_study(expand_preset_name(options.preset, mini=False)[0], preset_options)}
     machine = {"device": options.device, "workers": options.workers, "allow_failures": options.allow_failures}
-    return {place: override_machine_settings(config, **machine) for place, config in studies.items()}
+    return {folder: override_machine_settings(config, **machine) for folder, config in studies.items()}
 
 
 def _prepare_mini(
     preset: str, studies: Mapping[Path, StudyConfig], out: Path, *, resume: bool, console: Console
 ) -> None:
-    """Paint and tile the slides of small studies, and print what such a study is worth."""
-    from tapfm.study import mini as study_mini
+    """Generate and tile the synthetic slides of mini studies."""
+    from tapfm.study import mini_data
     from tapfm.study.preset_studies import expand_preset_name
     from tapfm.study.presets import PRESETS
 
-    if not resume and any((place / "study.toml").exists() for place in studies):
-        raise RunError(f"{out} holds a study.", hint="Resume it: the same command with --resume")
+    if not resume and any((folder / "study.toml").exists() for folder in studies):
+        raise RunError(
+            f"{out} already contains a study.",
+            hint="To resume it, run the same command with --resume. Or choose a new folder with --out.",
+        )
     names = expand_preset_name(preset, mini=True)
     for name, config in zip(names, studies.values(), strict=True):
         console.print(f"{name}: {config.notes[1]}", markup=False, soft_wrap=True)
-    console.print("It shows that the commands work, not which method is better.", markup=False)
+    console.print("A mini study tests the commands. It does not show which method is better.", markup=False)
     tasks = list(dict.fromkeys(PRESETS[name].synth_task for name in names))
-    results = study_mini.prepare_mini_data(out, tasks, console=console)
+    results = mini_data.prepare_mini_data(out, tasks, console=console)
     if results.stopped_by is not None:
-        console.print("Stopped. To resume: the same command with --resume")
+        console.print("Stopped. Finished steps are saved. To resume, run the same command with --resume.")
         raise Interrupted(results.stopped_by)
     if results.failed:
         step, reason = next(iter(results.failed.items()))
-        raise RunError(f"{step} failed: {reason}", hint=f"Its output: {out / 'logs'}")
+        raise RunError(f"{step} failed: {reason}", hint=f"Its complete output is in {out / 'logs'}.")
     for name in names:
         if PRESETS[name].study.get("report") == "forgetting":
-            study_mini.cut_probe_tiles(out, PRESETS[name].synth_task)
+            mini_data.extract_probe_tiles(out, PRESETS[name].synth_task)
 
 
 def _run_steps(
     config: StudyConfig, out: Path, options: StudyOptions, resume_hint: str | None, console: Console
 ) -> StudyResult:
-    """Run the steps of one study that are not done yet, and write its tables."""
-    # what writes the tables is imported first: in the days between, another version may be installed
+    """Run the unfinished steps of one study, and write its tables."""
+    # imported before the runs, because another version of tapfm may be installed while they take days
     import tapfm.study.report  # noqa: F401
     from tapfm.study.runner import resume_command, run_study_steps
     from tapfm.study.runs import list_runs, select_runs
 
     runs = select_runs(list_runs(config), options.only)
-    resuming = resume_hint or resume_command(out)
-    console.print(f"{config.name}: {format_count(len(runs), 'run')}, into {out}", markup=False, soft_wrap=True)
+    resume_hint = resume_hint or resume_command(out)
+    _check_tables_exist(config)
+    console.print(f"{config.name}: {format_count(len(runs), 'run')} in {out}", markup=False, soft_wrap=True)
     results = run_study_steps(
-        config, out, options.only, resume=options.resume, resume_hint=resuming, console=console, jobs=options.jobs
+        config, out, options.only, resume=options.resume, resume_hint=resume_hint, console=console, jobs=options.jobs
     )
     if results.stopped_by is not None:
-        console.print(f"Stopped. To resume: {resuming}", markup=False, soft_wrap=True)
+        console.print(f"Stopped. Finished steps are saved. To resume: {resume_hint}", markup=False, soft_wrap=True)
         raise Interrupted(results.stopped_by)
     written = _write_tables(config, out, console)
-    _print_failures(results.failed, results.folder, resuming, console)
+    _print_failures(results.failed, results.folder, resume_hint, console)
     return StudyResult(config.name, written.folder, written.table, results.failed)
 
 
-def _print_failures(failed: Mapping[str, str], folder: Path, resuming: str, console: Console) -> None:
+def _check_tables_exist(config: StudyConfig) -> None:
+    """Raise InputError if a cohort table does not exist, as in an unedited preset."""
+    for name, section in {"cohort": config.cohort, "external": config.external}.items():
+        if section is not None and not section.table.exists():
+            alternative = ", or remove [external]" if name == "external" else ""
+            raise InputError(
+                f"The table of [{name}] does not exist: {section.table}", hint=f"Correct {name}.table{alternative}."
+            )
+
+
+def _print_failures(failed: Mapping[str, str], folder: Path, resume_hint: str, console: Console) -> None:
     if not failed:
         return
     console.print(f"{format_count(len(failed), 'step')} failed:", style="bold red")
     for step, reason in failed.items():
         console.print(f"  {step}: {reason}", markup=False, soft_wrap=True)
-    status = f"The command of each step is in {folder / 'status.csv'}. To retry them: {resuming}"
+    status = f"The command of each step is in {folder / 'status.csv'}. To retry the failed steps: {resume_hint}"
     console.print(status, markup=False, soft_wrap=True)
 
 
@@ -265,16 +362,25 @@ def _write_tables(config: StudyConfig, out: Path, console: Console) -> StudyResu
     from tapfm.study.folder import StudyFolder
     from tapfm.study.report import write_report
 
-    folder = StudyFolder(out)
-    if not folder.study.exists():
-        raise InputError(f"{out} is not the folder of a study.", hint="Start one: tapfm study STUDY.toml --out DIR")
-    table = write_report(config, folder)
+    _check_study_folder(out)
+    table = write_report(config, StudyFolder(out))
     console.print(f"Results: {out / 'study.md'}", markup=False, soft_wrap=True)
     return StudyResult(config.name, out, table)
 
 
+def _check_study_folder(folder: Path) -> None:
+    """Raise InputError if this is not the folder of a study."""
+    from tapfm.study.folder import StudyFolder
+
+    if not StudyFolder(folder).study.exists():
+        raise InputError(
+            f"{folder} is not the folder of a study: it has no study.toml.",
+            hint=f"To start a study: {format_command('study', 'STUDY.toml', '--out', folder)}",
+        )
+
+
 def _list_runs(config: StudyConfig, out: Path, options: StudyOptions) -> StudyResult:
-    """Find the state of each run, where the folder of the study is known."""
+    """Return the runs of a study, with their states if the study folder is known."""
     from tapfm.study.folder import StudyFolder
     from tapfm.study.plan import plan_study
 
@@ -288,7 +394,7 @@ def _list_runs(config: StudyConfig, out: Path, options: StudyOptions) -> StudyRe
         elif options.out is not None:
             settings = planned.configs[run.name]
             started = (folder.run(run) / "config.toml").exists()
-            finished = folder.finished(run, settings.machine.allow_failures)
+            finished = folder.is_finished(run, settings.machine.allow_failures)
             state = "finished" if finished else "started" if started else "to do"
         listed.append(ListedRun(run.name, state))
     return StudyResult(config.name, out, runs=tuple(listed))

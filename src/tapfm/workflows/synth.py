@@ -1,4 +1,4 @@
-"""`tapfm synth`: paint a cohort of H&E slides with a planted signal."""
+"""`tapfm synth`: generate a cohort of synthetic H&E slides with a planted signal."""
 
 from __future__ import annotations
 
@@ -14,44 +14,55 @@ from tapfm.runtime.workers import count_workers
 from tapfm.workflows.shared_options import Workers
 
 if TYPE_CHECKING:
-    from tapfm.synthetic.cohort import CohortSpec, PlannedSlide
+    from tapfm.synthetic.cohort_plan import CohortSpec, PlannedSlide
 
 
 @options
 class SynthOptions:
     """Options of `tapfm synth`."""
 
-    out: Annotated[Path, Argument("A new folder for slides, tables and truth.", metavar="OUT")]
+    out: Annotated[Path, Argument("New folder for slides, tables and ground truth.", metavar="OUT")]
     _: KW_ONLY
-    slides: Annotated[int, Option("Slides of the development cohort.")] = 60
-    external: Annotated[int, Option("Slides of the external cohort: other sites, another scanner.")] = 30
-    task: Annotated[str, Option("fgfr3 (one target) or luad4 (EGFR, KRAS, MET, ALK at once).")] = "fgfr3"
+    slides: Annotated[int, Option("Number of slides in the development cohort.")] = 60
+    external: Annotated[
+        int, Option("Number of slides in the external cohort, which has other sites and another scanner.")
+    ] = 30
+    task: Annotated[
+        str, Option("Targets to plant: fgfr3 (one target) or luad4 (multi-label: EGFR, KRAS, MET and ALK).")
+    ] = "fgfr3"
     difficulty: Annotated[
-        str, Option("easy, medium or hard: how many tiles show the signal, how clearly, and how much resembles it.")
+        str,
+        Option(
+            "easy, medium or hard: fewer tiles with a signal, a weaker signal, and more tiles that look similar to it."
+        ),
     ] = "medium"
     prevalence: Annotated[
         tuple[str, ...],
         Option(
-            "Share of positive slides, for all targets or one; repeatable.",
+            "Fraction of positive slides, from 0 to 1, for all targets or for one. Repeatable.",
             metavar="P|TARGET=P",
             default="as in the paper",
         ),
     ] = ()
     fractions: Annotated[
         tuple[float, float, float],
-        Option("How the development cohort is split.", metavar="TRAIN VAL TEST", default="0.8 0.1 0.1"),
+        Option(
+            "Fractions of the development cohort in train, validation and test. They sum to 1.",
+            metavar="TRAIN VAL TEST",
+            default="0.8 0.1 0.1",
+        ),
     ] = (0.8, 0.1, 0.1)
-    tiles: Annotated[int, Option("Approximate number of tissue tiles on a slide.")] = 80
-    seed: Annotated[int, Option("The same seed paints the same cohort.")] = 0
+    tiles: Annotated[int, Option("Approximate number of tissue tiles per slide.")] = 80
+    seed: Annotated[int, Option("Random seed. The same seed generates the same cohort.")] = 0
     workers: Workers = None
-    force: Annotated[
-        bool, Option("Paint everything again / keep slides that are painted.", flags="--force/--resume")
-    ] = False
+    force: Annotated[bool, Option("Generate all slides again, or keep those that exist.", flags="--force/--resume")] = (
+        False
+    )
 
 
 @dataclass(frozen=True)
 class SyntheticCohort:
-    """A painted cohort."""
+    """A generated cohort."""
 
     folder: Path
     spec: CohortSpec
@@ -60,7 +71,7 @@ class SyntheticCohort:
 
 @command_function(SynthOptions)
 def synth(options: SynthOptions, console: Console) -> SyntheticCohort:
-    """Paint a cohort of slides with a planted signal, its tables and its truth."""
+    """Generate slides with a planted signal, their cohort tables and the ground truth."""
     from tapfm.synthetic.cohort_generation import generate_cohort, parse_cohort_spec
 
     spec = parse_cohort_spec(

@@ -24,48 +24,59 @@ class TileOptions:
 
     cohort: Annotated[
         Path,
-        Argument("slide_id,path[,patient_id][,mpp][,...]; or a folder, or a slide.", metavar="COHORT.csv"),
+        Argument(
+            "Cohort table with the columns slide_id and path, and optionally patient_id, mpp and labels. Or a folder "
+            "of slides, or a single slide.",
+            metavar="COHORT.csv",
+        ),
     ]
     _: KW_ONLY
-    out: Annotated[Path, Option("Folder for tiles, overlays and tables.", metavar="DIR")]
-    size: Annotated[int, Option("Side of a tile in pixels, as the encoder takes it.")] = 224
-    mpp: Annotated[float, Option("Microns per pixel of the tiles; 0.5 is 20x.")] = 0.5
-    overlap: Annotated[int, Option("Pixels that neighbouring tiles share.")] = 0
-    min_tissue: Annotated[float, Option("Fraction of a tile that has to be tissue, above 0 to 1.")] = 0.25
+    out: Annotated[Path, Option("Output folder for tiles, overlays and tables.", metavar="DIR")]
+    size: Annotated[int, Option("Side of a tile in pixels: the input size of the encoder, see `tapfm encoders`.")] = 224
+    mpp: Annotated[float, Option("Resolution of the tiles in microns per pixel. 0.5 is about 20x, 0.25 about 40x.")] = (
+        0.5
+    )
+    overlap: Annotated[int, Option("Overlap of neighbouring tiles in pixels.")] = 0
+    min_tissue: Annotated[float, Option("Minimum fraction of tissue in a tile, above 0 and up to 1.")] = 0.25
     tissue: Annotated[
         str,
         Option(
-            "How tissue is detected: otsu (colour, as in the paper), darkness (pale stains), texture (unstained).",
+            "Tissue detection: otsu (by colour, as in the paper), darkness (for pale stains) or texture (unstained).",
         ),
     ] = "otsu"
     tissue_mask: Annotated[
         Path | None,
-        Option("Tissue drawn by a person: a folder with ID.geojson or ID.png (white on tissue), or one slide's file."),
+        Option(
+            "Use manually annotated tissue instead: a folder with ID.geojson or ID.png (tissue is white) for each "
+            "slide, or a file for a single slide.",
+            metavar="PATH",
+        ),
     ] = None
-    keep_pen: Annotated[bool, Option("Keep tiles with pen marks.")] = False
-    keep_blur: Annotated[bool, Option("Keep tiles that are out of focus.")] = False
-    layout: Annotated[str, Option("HDF5 layout to write: trident or clam. Both are read.")] = "trident"
+    keep_pen: Annotated[bool, Option("Keep tiles with pen marks, which are removed by default.")] = False
+    keep_blur: Annotated[bool, Option("Keep tiles that are out of focus, which are removed by default.")] = False
+    layout: Annotated[str, Option("Layout of the HDF5 files: trident or clam. All commands read both.")] = "trident"
     slides: SlidesFolder = None
     only: Only = ()
     workers: Workers = None
     allow_failures: AllowFailures = 0
     force: Annotated[
-        bool, Option("Tile everything again / keep what has the same settings.", flags="--force/--resume")
+        bool, Option("Tile all slides again, or keep those with the same settings.", flags="--force/--resume")
     ] = False
 
     def check(self) -> None:
-        """Refuse files where folders are needed, and a mask that does not exist."""
+        """Raise InputError if the tissue mask does not exist, or the output folder is a file."""
         if self.tissue_mask is not None and not self.tissue_mask.exists():
             raise InputError(
-                f"{self.tissue_mask} does not exist.", hint="--tissue-mask is a folder, or a file for one slide."
+                f"--tissue-mask {self.tissue_mask} does not exist.",
+                hint="Give a folder with ID.geojson or ID.png for each slide, or a file for a single slide.",
             )
         if self.out.is_file():
-            raise InputError(f"{self.out} is a file.", hint="Give a folder with --out.")
+            raise InputError(f"{self.out} is a file, not a folder.", hint="Choose another folder with --out.")
 
 
 @command_function(TileOptions)
 def tile(options: TileOptions, console: Console) -> SlideTable[TileRecord]:
-    """Detect tissue and extract tiles. Slides that failed are in `.failed` of the result."""
+    """Detect tissue and extract tiles. Failed slides are in `.failed` of the result."""
     from tapfm.cohort.cohort_table import read_cohort
     from tapfm.tiles.cohort_tiling import tile_cohort
     from tapfm.tiles.grid import TileSpec

@@ -1,4 +1,4 @@
-"""`tapfm train`: from a configuration to a run folder with the best epoch's weights."""
+"""`tapfm train`: train a model, and write a run folder with the weights of the best epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from tapfm.errors import InputError
 from tapfm.runtime.options import Option, command_function, options
 from tapfm.runtime.workers import count_workers
-from tapfm.workflows.run_file import Changes, RunFile, read_run_config
+from tapfm.workflows.run_file import Overrides, RunFile, read_run_config
 
 if TYPE_CHECKING:
     from tapfm.adaptation.training_run import TrainingResult
@@ -23,34 +23,49 @@ class TrainOptions:
 
     run: RunFile
     _: KW_ONLY
-    out: Annotated[Path, Option("Run folder, such as runs/first.", metavar="DIR")]
-    set: Changes = ()
-    resume: Annotated[bool, Option("Resume the run in this folder, or start it if there is none.")] = False
-    device: Annotated[str | None, Option("auto, cpu, cuda, cuda:1, ...", default="as in RUN.toml: auto")] = None
+    out: Annotated[Path, Option("New run folder, such as runs/first.", metavar="DIR")]
+    set: Overrides = ()
+    resume: Annotated[bool, Option("Resume the run in --out, or start it if there is none.")] = False
+    device: Annotated[
+        str | None,
+        Option(
+            "Device to train on: auto (the GPU if there is one), cpu, cuda, or cuda:1 for the second GPU.",
+            default="as in RUN.toml, else auto",
+        ),
+    ] = None
     workers: Annotated[
         int | None,
         Option(
-            "Worker processes; 0: none, all work in this process.",
-            default="as in RUN.toml: one per core",
+            "Number of worker processes that read tiles. 0: read them in the main process.",
+            metavar="N",
+            default="as in RUN.toml, else one per CPU core",
             at_least=0,
         ),
     ] = None
     unit: Annotated[
-        str | None, Option("What an AUC counts once: slide or patient.", default="as in RUN.toml: slide")
+        str | None,
+        Option(
+            "Unit of the AUC: slide, or patient (mean over the patient's slides).", default="as in RUN.toml, else slide"
+        ),
     ] = None
     allow_failures: Annotated[
         int | None,
-        Option("Continue while no more than N slides fail.", metavar="N", default="as in RUN.toml: 0", at_least=0),
+        Option(
+            "Number of slides that may fail before the run stops with exit code 3.",
+            metavar="N",
+            default="as in RUN.toml, else 0",
+            at_least=0,
+        ),
     ] = None
 
     def check(self) -> None:
-        """Refuse a file for the run folder."""
+        """Raise InputError if the run folder is a file."""
         if self.out.is_file():
-            raise InputError(f"{self.out} is a file.", hint="Give a folder to --out.")
+            raise InputError(f"{self.out} is a file, not a folder.", hint="Choose another folder with --out.")
 
     @property
-    def changes(self) -> list[str]:
-        """The changes to the configuration, those of other options too."""
+    def overrides(self) -> list[str]:
+        """All options that override settings of RUN.toml, as `key=value`."""
         machine = {"device": self.device, "workers": self.workers, "allow_failures": self.allow_failures}
         given = [f"machine.{name}={value}" for name, value in machine.items() if value is not None]
         return [*self.set, *given, *([f"selection.unit={self.unit}"] if self.unit is not None else [])]
@@ -58,13 +73,14 @@ class TrainOptions:
 
 @command_function(TrainOptions)
 def train(options: TrainOptions, console: Console) -> TrainingResult:
-    """Train, keep the best epoch, and predict the held-out slides. Ctrl-C saves first.
+    """Train a model, save the weights of the best epoch, and predict the validation and test slides.
 
-    `run` may be a `RunConfig`, as `tapfm.configure` makes. Slides that failed are in `.failed` of the result.
+    `run` may be a `RunConfig` from `tapfm.configure`. Failed slides are in `.failed` of the result. After Ctrl-C, the
+    run is saved and can be resumed.
     """
     from tapfm.runs.data import read_run_data
 
-    config = read_run_config(options.run, options.changes)
+    config = read_run_config(options.run, options.overrides)
     data = read_run_data(config)
 
     from tapfm.adaptation.training_run import run_training
