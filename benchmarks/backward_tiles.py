@@ -161,7 +161,7 @@ def format_table(rows: list[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiles", type=int, default=120, help="approximate tissue tiles of a measured slide")
+    parser.add_argument("--tiles", type=int, default=120, help="approximate tissue tiles per measured slide")
     parser.add_argument("--training-slides", type=int, default=12)
     parser.add_argument("--steps", type=int, default=240, help="training steps of the aggregator")
     parser.add_argument("--samples", type=int, default=2000, help="samples per error")

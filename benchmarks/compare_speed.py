@@ -83,7 +83,7 @@ class Version:
     name: str  # old or new
     commit: str  # for messages
     source: Path
-    work: Path  # folder for the files that its commands write
+    work_folder: Path  # for the files that its commands write
     script: str  # the command line's name and entry point in pyproject.toml
     module: str
     function: str
@@ -93,7 +93,7 @@ class Version:
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         return variables | {
             "PYTHONPATH": str(self.source / "src"),
-            "XDG_CACHE_HOME": str(self.work / "cache"),
+            "XDG_CACHE_HOME": str(self.work_folder / "cache"),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
@@ -103,7 +103,7 @@ class Version:
         start = time.perf_counter()
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],
-            cwd=self.work,
+            cwd=self.work_folder,
             env=self.environment(),
             capture_output=True,
             text=True,
@@ -146,7 +146,7 @@ class Row:
 
 def time_step(version: Version) -> Times:
     """Time the adaptation step."""
-    results, script = version.work / "step.json", version.find_script("step")
+    results, script = version.work_folder / "step.json", version.find_script("step")
     assert script is not None
     version.run(script.name, [script, *STEP_OPTIONS, "--json", results])
     rows = json.loads(results.read_text())["rows"]
@@ -156,7 +156,7 @@ def time_step(version: Version) -> Times:
 
 def time_data_loading(version: Version) -> Times:
     """Time augmentation and training from slides, per tile."""
-    results, script = version.work / "data-loading.json", version.find_script("data-loading")
+    results, script = version.work_folder / "data-loading.json", version.find_script("data-loading")
     assert script is not None
     version.run(script.name, [script, *DATA_LOADING_OPTIONS, *DATA_LOADING_WORKERS, "--json", results])
     return read_data_loading_times(json.loads(results.read_text()))
@@ -176,19 +176,19 @@ def read_data_loading_times(results: dict[str, object]) -> Times:
 
 def time_predict(version: Version) -> Times:
     """Time the predict command from start to exit, and again in the same process."""
-    seconds_file, cohort = version.work / "again.json", version.work.parent / "synthetic" / "cohort.csv"
+    seconds_file, cohort = version.work_folder / "again.json", version.work_folder.parent / "synthetic" / "cohort.csv"
     program = RUN_COMMAND_TWICE.format(script=version.script, module=version.module, function=version.function)
     arguments = ("predict", cohort, "--model", "run", "--device", "cpu", "--workers", "1")
     both = version.run(f"{version.script} predict", ["-c", program, seconds_file, *arguments])
     again = float(json.loads(seconds_file.read_text()))
     for name in ("predicted-first", "predicted-again"):
-        shutil.rmtree(version.work / name)
+        shutil.rmtree(version.work_folder / name)
     return {"predict, whole command": both - again, "predict, again in the same process": again}
 
 
 def train_models(versions: Sequence[Version]) -> None:
     """Generate synthetic slides once. With each version, tile them and train a model for one epoch."""
-    synthetic = versions[0].work.parent / "synthetic"
+    synthetic = versions[0].work_folder.parent / "synthetic"
     report(f"generating slides with {versions[-1].name}")
     versions[-1].run_command("synth", synthetic, *SYNTH_OPTIONS, *SYNTH_FRACTIONS)
     cohort = synthetic / "cohort.csv"
@@ -251,16 +251,16 @@ def read_entry_point(source: Path) -> tuple[str, str, str]:
 def prepare_version(name: str, commit: str, source: Path) -> Version:
     """Compile the source to bytecode, so that this is not measured, and check that it is imported."""
     script, module, function = read_entry_point(source)
-    work = source.parent / f"{name}-work"
-    work.mkdir()
+    work_folder = source.parent / f"{name}-work"
+    work_folder.mkdir()
     compileall.compile_dir(source / "src", quiet=2)
-    version = Version(name, commit, source, work, script, module, function)
+    version = Version(name, commit, source, work_folder, script, module, function)
     version.check_import()
     return version
 
 
 def order_versions(versions: Sequence[Version], repeat: int) -> list[Version]:
-    """Return the order of a repeat: old new, then new old, and so on, so that a drift of the machine cancels out."""
+    """Return the versions in alternating order, so that slow changes of the machine's speed cancel out."""
     return list(versions) if repeat % 2 == 0 else list(reversed(versions))
 
 

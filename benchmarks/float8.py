@@ -90,7 +90,7 @@ def compare_precisions(arguments: argparse.Namespace) -> Iterator[Row]:
     encoder = load_encoder(arguments.encoder, weights=arguments.weights, tile_px=arguments.tile_px).encoder
     encoder = encoder.to(device).eval()
     tissue = Tissue(arguments.tiles, arguments.tile_px)
-    all_tiles, test_tiles = np.arange(len(tissue.pixels)), tissue.of("test")  # training tiles only in float32
+    all_tiles, test_tiles = np.arange(len(tissue.pixels)), tissue.tiles_in("test")  # training tiles only in float32
     features = {
         precision: encode_tiles(encoder, tissue.pixels, precision, all_tiles if precision == "float32" else test_tiles)
         for precision in PRECISIONS

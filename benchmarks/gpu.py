@@ -126,11 +126,11 @@ class Bench:
     def encode_with_autocast(self) -> Row:
         encoder = random_encoder(GIANT).eval()
 
-        def autocast() -> None:
+        def encode_with_autocast() -> None:
             with torch.autocast("cuda", torch.bfloat16):
                 encoder(self.pixels[:64])
 
-        return self.measure_encoding("autocast, eager", autocast, 64)
+        return self.measure_encoding("autocast, eager", encode_with_autocast, 64)
 
     def encode_prepared(self, precision: Any, reference: Row) -> None:
         prepared = prepare_encoder(random_encoder(GIANT).eval(), precision, compiled=True)
@@ -150,7 +150,7 @@ class Bench:
         self.add(row)
         return row
 
-    def steps(
+    def measure_steps(
         self, encoder: str, tiles: int, limits_gib: list[float], *, reference: bool = True, **settings: Any
     ) -> None:
         """Measure the reference step, and tapfm's step as planned for each memory limit."""
@@ -318,8 +318,8 @@ class Bench:
         return "\n".join(lines)
 
 
-def format_or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def format_or_dash(value: float | None, format_spec: str) -> str:
+    return "-" if value is None else format(value, format_spec)
 
 
 def random_encoder(key: str, scope: str = "full") -> VitEncoder:
@@ -488,12 +488,12 @@ def main() -> None:
         "peak": bench.measure_matrix_product,
         "gradients": bench.check_gradients,
         "encode": bench.encode,
-        "step": lambda: bench.steps(GIANT, 75, [60.0, 40.0]),
-        "large": lambda: bench.steps(GIANT, 4096, [24.0, 80.0], reference=False),
-        "lora": lambda: bench.steps(GIANT, 1024, [8.0], reference=False, scope="lora:16"),
-        "uni": lambda: bench.steps(LARGE, 300, [45.0, 25.0]),
-        "small": lambda: bench.steps(GIANT, 75, [24.0, 16.0, 12.0], reference=False),
-        "whole": lambda: bench.steps(GIANT, 20_000, [24.0], reference=False),  # all tiles of a large slide
+        "step": lambda: bench.measure_steps(GIANT, 75, [60.0, 40.0]),
+        "large": lambda: bench.measure_steps(GIANT, 4096, [24.0, 80.0], reference=False),
+        "lora": lambda: bench.measure_steps(GIANT, 1024, [8.0], reference=False, scope="lora:16"),
+        "uni": lambda: bench.measure_steps(LARGE, 300, [45.0, 25.0]),
+        "small": lambda: bench.measure_steps(GIANT, 75, [24.0, 16.0, 12.0], reference=False),
+        "whole": lambda: bench.measure_steps(GIANT, 20_000, [24.0], reference=False),  # all tiles of a large slide
     }
     for part in arguments.only:
         parts[part]()

@@ -278,7 +278,7 @@ def measure_round(row: SpeedRow, build: BuildOptimiser, gradients: list[Tensor],
     first = time_call(device, lambda: optimiser.step(gradients))
     row.first_step_s = row.first_step_s or first
     optimiser.step(gradients)
-    before = reset_peak(device)
+    before = reset_peak_memory(device)
     optimiser.step(gradients)
     row.extra_bytes = max(row.extra_bytes, peak_bytes(device) - before)
 
@@ -304,7 +304,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def reset_peak(device: torch.device) -> int:
+def reset_peak_memory(device: torch.device) -> int:
     """Reset the peak memory, and return the memory in use."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -317,7 +317,7 @@ def reset_peak(device: torch.device) -> int:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the peak memory since `reset_peak`, or 0 if it cannot be measured."""
+    """Return the peak memory since `reset_peak_memory`, or 0 if it cannot be measured."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device)
@@ -490,7 +490,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    torch._dynamo.config.recompile_limit = 64  # all formats of tapfm share one compiled function
+    torch._dynamo.config.recompile_limit = 64  # all moment formats share one compiled function
     device = torch.device(arguments.device)
     encoders = arguments.encoder or (CUDA_ENCODERS if device.type == "cuda" else CPU_ENCODERS)
     results: dict[str, Any] = {"machine": processor_name(device), "versions": library_versions()}

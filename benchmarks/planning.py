@@ -79,7 +79,7 @@ class Configuration:
         return f"{self.encoder} {self.scope}, K = {self.tiles}, {chunk}{subset}; {levels}; {self.moments}{where}"
 
 
-def level(name: Recompute, count: int = 0) -> tuple[Recompute, int]:
+def recompute_level(name: Recompute, count: int = 0) -> tuple[Recompute, int]:
     """Return a pair for `Configuration.recompute`."""
     return name, count
 
@@ -87,23 +87,25 @@ def level(name: Recompute, count: int = 0) -> tuple[Recompute, int]:
 # Sorted by encoder, so that compiled code is used again.
 FIT = [
     Configuration("uni", 128),
-    Configuration("uni", 256, recompute=(level("pointwise"),)),
-    Configuration("uni", 256, recompute=(level("mlp"),)),
-    Configuration("uni", 512, chunk=256, recompute=(level("block"),)),
+    Configuration("uni", 256, recompute=(recompute_level("pointwise"),)),
+    Configuration("uni", 256, recompute=(recompute_level("mlp"),)),
+    Configuration("uni", 512, chunk=256, recompute=(recompute_level("block"),)),
     Configuration("uni", 128, scope="last:6"),
-    Configuration("uni", 192, scope="lora:8", recompute=(level("mlp"),)),
+    Configuration("uni", 192, scope="lora:8", recompute=(recompute_level("mlp"),)),
     Configuration("h-optimus-0", 24),
-    Configuration("h-optimus-0", 96, recompute=(level("block"),)),
-    Configuration("h-optimus-0", 96, chunk=32, graphs_kept=2, recompute=(level("mlp"),)),
+    Configuration("h-optimus-0", 96, recompute=(recompute_level("block"),)),
+    Configuration("h-optimus-0", 96, chunk=32, graphs_kept=2, recompute=(recompute_level("mlp"),)),
 ]
 HELD_OUT = [
-    Configuration("uni", 300, recompute=(level("pointwise", 10), level("nothing"))),
-    Configuration("uni", 384, chunk=96, graphs_kept=3, recompute=(level("mlp"),), moments="bfloat16"),
+    Configuration("uni", 300, recompute=(recompute_level("pointwise", 10), recompute_level("nothing"))),
+    Configuration("uni", 384, chunk=96, graphs_kept=3, recompute=(recompute_level("mlp"),), moments="bfloat16"),
     Configuration("uni", 200, scope="last:4", chunk=100),
-    Configuration("h-optimus-0", 75, recompute=(level("mlp", 11), level("pointwise"))),
-    Configuration("h-optimus-0", 160, chunk=40, recompute=(level("block", 30), level("mlp")), moments="int8"),
-    Configuration("h-optimus-0", 64, chunk=16, recompute=(level("block"),), offload=True),
-    Configuration("h-optimus-0", 128, scope="lora:16", chunk=64, recompute=(level("block"),)),
+    Configuration("h-optimus-0", 75, recompute=(recompute_level("mlp", 11), recompute_level("pointwise"))),
+    Configuration(
+        "h-optimus-0", 160, chunk=40, recompute=(recompute_level("block", 30), recompute_level("mlp")), moments="int8"
+    ),
+    Configuration("h-optimus-0", 64, chunk=16, recompute=(recompute_level("block"),), offload=True),
+    Configuration("h-optimus-0", 128, scope="lora:16", chunk=64, recompute=(recompute_level("block"),)),
     Configuration("dinov2-s14", 1024, chunk=512, graphs_kept=2),
 ]
 

@@ -150,7 +150,7 @@ class Tissue:
             self.splits[selected] = "val"
         self.pixels = torch.from_numpy(np.stack([read_tile(path, tile_px) for _, path in files]))
 
-    def of(self, split: str) -> Rows:
+    def tiles_in(self, split: str) -> Rows:
         """Return the indices of the tiles of a split."""
         return np.flatnonzero(self.splits == split)
 
@@ -168,7 +168,7 @@ class Tissue:
         for column, target in enumerate(TARGETS[task]):
             prevalence = 0.5 if task == "binary" else PREVALENCE[target]
             labels[rng.permutation(count)[: max(2, round(prevalence * count))], column] = 1
-        tiles_of_split = self.of(split)
+        tiles_of_split = self.tiles_in(split)
         pools = {name: tiles_of_split[self.classes[tiles_of_split] == kind] for kind, name in enumerate(CLASSES)}
         background = ("H", "S", "T", "V") if task == "binary" else ("H",)
         rows = []
@@ -351,13 +351,13 @@ class Results:
         """Return whether a job is finished."""
         return any(all(row[name] == value for name, value in asdict(job).items()) for row in self.rows)
 
-    def of(self, stage: str) -> list[dict[str, Any]]:
+    def rows_in(self, stage: str) -> list[dict[str, Any]]:
         """Return the jobs of a stage."""
         return [row for row in self.rows if row["stage"] == stage]
 
     def best_rates(self, method: tuple[str, str]) -> tuple[float, float]:
         """Return the learning rates with the best validation AUC, the lower ones in a tie."""
-        rows = [row for row in self.of("rates") if (row["regime"], row["aggregator"]) == method]
+        rows = [row for row in self.rows_in("rates") if (row["regime"], row["aggregator"]) == method]
         best = max(rows, key=lambda row: (row["validation_auc"], -row["encoder_rate"], -row["aggregator_rate"]))
         return best["encoder_rate"], best["aggregator_rate"]
 
@@ -372,7 +372,7 @@ class Results:
 
     def validation_auc(self, method: tuple[str, str]) -> float:
         """Return the mean validation AUC over the seeds of the binary stage."""
-        rows = [row for row in self.of("binary") if (row["regime"], row["aggregator"]) == method]
+        rows = [row for row in self.rows_in("binary") if (row["regime"], row["aggregator"]) == method]
         return float(np.mean([row["validation_auc"] for row in rows]))
 
 
@@ -403,17 +403,16 @@ def run_worker(arguments: argparse.Namespace, jobs: Any, rows: Any) -> None:
 
 
 def make_trainer(arguments: argparse.Namespace) -> Trainer:
-    """Load the tiles and the encoder."""
     loaded = load_encoder(arguments.encoder, weights=arguments.weights, tile_px=arguments.tile_px)
     return Trainer(
         Tissue(arguments.tiles, arguments.tile_px),
         loaded.encoder,
-        parse_sizes(arguments),
+        choose_sizes(arguments),
         torch.device(arguments.device),
     )
 
 
-def parse_sizes(arguments: argparse.Namespace) -> Sizes:
+def choose_sizes(arguments: argparse.Namespace) -> Sizes:
     return QUICK if arguments.quick else Sizes()
 
 
@@ -425,7 +424,7 @@ def train(arguments: argparse.Namespace) -> None:
     workers: list[SpawnProcess] = []
     try:
         for stage in arguments.stages:
-            todo = [job for job in list_jobs(stage, parse_sizes(arguments), results) if not results.has(job)]
+            todo = [job for job in list_jobs(stage, choose_sizes(arguments), results) if not results.has(job)]
             running = 0
             while todo or running:
                 while todo and running < arguments.processes and time.monotonic() < deadline:
@@ -450,8 +449,8 @@ def train(arguments: argparse.Namespace) -> None:
                 print(
                     f"{stage:10} {row['regime']:8} {row['aggregator']:13} seed {row['seed']:<3} K {row['tiles']:<3} "
                     f"rates {row['encoder_rate']:g} {row['aggregator_rate']:g}: validation {row['validation_auc']:.3f} "
-                    f"(epoch {row['best_epoch']}), test {row['test_auc']:.3f}, tiles {row['tile_auc_before']:.2f} to "
-                    f"{row['tile_auc_after']:.2f}, {row['seconds']:.0f} s",
+                    f"(epoch {row['best_epoch']}), test {row['test_auc']:.3f}, "
+                    f"tile AUC {row['tile_auc_before']:.2f} to {row['tile_auc_after']:.2f}, {row['seconds']:.0f} s",
                     flush=True,
                 )
     finally:
@@ -472,10 +471,10 @@ def report(arguments: argparse.Namespace) -> None:
         ("large", "Binary, K = {tiles}"),
         ("multilabel", "Multi-label, K = {tiles}, mean AUC of four targets"),
     ):
-        rows = results.of(stage)
+        rows = results.rows_in(stage)
         if rows:
             print(f"### {title.format(tiles=rows[0]['tiles'])}\n")
-            print("\n".join(format_stage(rows, tissue, parse_sizes(arguments))) + "\n")
+            print("\n".join(format_stage(rows, tissue, choose_sizes(arguments))) + "\n")
 
 
 def format_stage(rows: Sequence[dict[str, Any]], tissue: Tissue, sizes: Sizes) -> list[str]:

@@ -133,7 +133,7 @@ def measure(work: Path, run: Path, factors: Sequence[float]) -> list[Row]:
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    def interval(row: Row) -> str:
+    def format_auc(row: Row) -> str:
         if row.auc is None:
             return "-"
         return f"{row.auc:.3f}" + ("" if row.low is None else f" ({row.low:.3f} to {row.high:.3f})")
@@ -146,7 +146,7 @@ def format_table(rows: Sequence[Row]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [
-        f"| {row.scale} | {row.wrong} | {row.tiles:.0f} | {interval(row)} | {format_p(row.p)} | {row.change:.3f} | "
+        f"| {row.scale} | {row.wrong} | {row.tiles:.0f} | {format_auc(row)} | {format_p(row.p)} | {row.change:.3f} | "
         f"{row.calls_changed} |"
         for row in rows
     ]

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from cohort_files import rows_of
+from cohort_files import read_rows
 from command_line import tapfm
 from slide_files import section, write_slide
 from training_slides import TIMING_COLUMNS
@@ -79,7 +79,7 @@ def workspace(tmp_path_factory, one_thread):  # noqa: ARG001 - for the whole mod
         *("embed", folder / "cohort.csv", "--encoder", "tapfm-pocket", "--device", "cpu"),
         *("--tiles", folder / "tiles", "--out", folder / "features", "--workers", 0),
     )
-    assert embedded.returncode == 0, embedded.said
+    assert embedded.returncode == 0, embedded.output
     return folder
 
 
@@ -90,7 +90,7 @@ def train(workspace):
     def run(name, *changes):
         options = [part for change in changes for part in ("--set", change)]
         result = tapfm("train", workspace / "run.toml", "--out", workspace / "runs" / name, *options)
-        assert result.returncode in (0, 130), result.said
+        assert result.returncode in (0, 130), result.output
         return workspace / "runs" / name
 
     return run
@@ -124,7 +124,7 @@ def workspace_copy(workspace, tmp_path):
 
 
 def edit_csv(table, change):
-    rows = rows_of(table)
+    rows = read_rows(table)
     change(rows)
     with table.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])

@@ -6,7 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import cls_attention, gradient_of, relative_difference, small_encoder, some_tiles, step_gradient, take_step
+from support import (
+    cls_attention,
+    get_gradient,
+    random_tiles,
+    relative_difference,
+    small_encoder,
+    step_gradient,
+    take_step,
+)
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.two_graph import AdaptationSettings
@@ -27,7 +35,7 @@ bags = {
 @settings(max_examples=40)
 def test_any_chunking_gives_the_one_pass_gradient(dtype, tolerance, tiles, chunk, keep, lambda_, beta, seed):
     encoder = small_encoder(dtype=dtype, seed=seed)
-    aggregator, bag = cls_attention(encoder), some_tiles(encoder, tiles, seed)
+    aggregator, bag = cls_attention(encoder), random_tiles(encoder, tiles, seed)
     losses = {"lambda_": lambda_, "beta": beta}
     one_pass = step_gradient(encoder, aggregator, bag, **losses)
     chunked = step_gradient(encoder, aggregator, bag, chunking=Chunking(chunk, keep), **losses)
@@ -42,7 +50,7 @@ def test_any_chunking_gives_the_same_attention_gradient(tiles, chunk, keep):
     With 2 tiles, min-max always gives 0 and 1, and the attention has no gradient. So this needs at least 3.
     """
     encoder = small_encoder()
-    aggregator, bag = cls_attention(encoder), some_tiles(encoder, tiles)
+    aggregator, bag = cls_attention(encoder), random_tiles(encoder, tiles)
 
     def attention_term(chunking):
         with_term = step_gradient(encoder, aggregator, bag, chunking=chunking)
@@ -56,7 +64,7 @@ def test_any_chunking_gives_the_same_attention_gradient(tiles, chunk, keep):
 @pytest.mark.parametrize("noise", [{"drop_path_rate": 0.5}, {"proj_drop_rate": 0.3}, {"attn_drop_rate": 0.3}], ids=str)
 def test_second_pass_uses_the_dropout_masks_of_the_first(noise):
     encoder = small_encoder(depth=3, **noise).train()
-    aggregator, bag = cls_attention(encoder), some_tiles(encoder, 11)
+    aggregator, bag = cls_attention(encoder), random_tiles(encoder, 11)
 
     def gradient(keep):
         torch.manual_seed(7)
@@ -72,7 +80,7 @@ def test_second_pass_uses_the_dropout_masks_of_the_first(noise):
 
 def test_second_pass_does_not_change_the_random_state():
     encoder = small_encoder(drop_path_rate=0.5).train()
-    aggregator, bag = cls_attention(encoder), some_tiles(encoder, 8)
+    aggregator, bag = cls_attention(encoder), random_tiles(encoder, 8)
     after = []
     for keep in (0, 2):
         torch.manual_seed(7)
@@ -84,7 +92,7 @@ def test_second_pass_does_not_change_the_random_state():
 @pytest.mark.parametrize("keep", [0, 1, 2])
 def test_bfloat16_chunks_agree_with_one_pass(keep):
     encoder = small_encoder(dtype=torch.float32)
-    aggregator, bag = cls_attention(encoder), some_tiles(encoder, 12)
+    aggregator, bag = cls_attention(encoder), random_tiles(encoder, 12)
     low = {"compute_dtype": torch.bfloat16}
     one_pass = step_gradient(encoder, aggregator, bag, **low)
     chunked = step_gradient(encoder, aggregator, bag, chunking=Chunking(5, keep), **low)
@@ -99,7 +107,7 @@ def test_bfloat16_chunks_agree_with_one_pass(keep):
 def test_outer_autocast_does_not_change_the_gradient(keep, compute_dtype):
     """Its cache could pass weight copies without a graph from the first pass to the second."""
     encoder = small_encoder(dtype=torch.float32)
-    aggregator, bag = cls_attention(encoder), some_tiles(encoder, 8)
+    aggregator, bag = cls_attention(encoder), random_tiles(encoder, 8)
     settings_ = {"chunking": Chunking(4, keep_graphs=keep), "compute_dtype": compute_dtype}
     expected = step_gradient(encoder, aggregator, bag, **settings_)
     with torch.autocast("cpu", torch.bfloat16):
@@ -113,14 +121,14 @@ def test_outer_autocast_over_several_steps_uses_updated_weights(keep):
 
     def two_steps(outer):
         encoder = small_encoder(dtype=torch.float32)
-        aggregator, bag = cls_attention(encoder), some_tiles(encoder, 8)
+        aggregator, bag = cls_attention(encoder), random_tiles(encoder, 8)
         optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
         adaptation = AdaptationSettings(chunking=Chunking(4, keep), compute_dtype=torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16) if outer else contextlib.nullcontext():
             for update in (optimizer.step, lambda: None):
                 optimizer.zero_grad()
                 take_step(encoder, aggregator, bag, adaptation=adaptation, update_encoder=update)
-        return gradient_of(encoder)
+        return get_gradient(encoder)
 
     assert relative_difference(two_steps(outer=True), two_steps(outer=False)) < 1e-6
 
@@ -146,15 +154,15 @@ def test_frozen_encoder_gets_no_gradient():
     encoder = small_encoder().requires_grad_(False)
     aggregator = cls_attention(encoder)
     adaptation = AdaptationSettings(chunking=Chunking(2))
-    report = take_step(encoder, aggregator, some_tiles(encoder), adaptation=adaptation)
+    report = take_step(encoder, aggregator, random_tiles(encoder), adaptation=adaptation)
     assert report.norm_encoder == 0
-    assert gradient_of(aggregator).norm() > 0
+    assert get_gradient(aggregator).norm() > 0
 
 
 def test_only_trainable_parameters_get_a_gradient():
     encoder = small_encoder()
     encoder.vit.blocks[0].requires_grad_(False)
-    aggregator, bag = cls_attention(encoder), some_tiles(encoder, 6)
+    aggregator, bag = cls_attention(encoder), random_tiles(encoder, 6)
     one_pass = step_gradient(encoder, aggregator, bag)
     assert relative_difference(step_gradient(encoder, aggregator, bag, chunking=Chunking(4, 0)), one_pass) < 1e-9
     assert all(p.grad is None for p in encoder.vit.blocks[0].parameters())

@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from support import cls_attention, relative_difference, small_encoder, some_tiles, step_gradient
+from support import cls_attention, random_tiles, relative_difference, small_encoder, step_gradient
 from training_slides import TrainingRecorder, label_slides, make_learner, run_fit, write_slides
 
 from tapfm.adaptation.chunked import Chunking
@@ -28,7 +28,7 @@ def models_on_gpu(**settings):
 @pytest.mark.parametrize("pinned", [True, False])
 def test_chunks_of_host_tiles_give_the_one_pass_gradient(pinned):
     encoder, aggregator = models_on_gpu()
-    tiles = some_tiles(encoder, 11)
+    tiles = random_tiles(encoder, 11)
     tiles = tiles.pin_memory() if pinned else tiles
     one_pass = step_gradient(encoder, aggregator, tiles)
     for keep in (0, 2):
@@ -39,7 +39,7 @@ def test_chunks_of_host_tiles_give_the_one_pass_gradient(pinned):
 def test_second_pass_uses_the_dropout_masks_of_the_first():
     encoder, aggregator = models_on_gpu(depth=3, drop_path_rate=0.5, proj_drop_rate=0.2)
     encoder.train()
-    tiles = some_tiles(encoder, 11)
+    tiles = random_tiles(encoder, 11)
 
     def gradient(keep, seed=7):
         torch.manual_seed(seed)
@@ -53,7 +53,7 @@ def test_second_pass_uses_the_dropout_masks_of_the_first():
 @pytest.mark.filterwarnings("default")  # the compiler issues warnings
 def test_compiled_blocks_give_the_same_gradient():
     encoder, aggregator = models_on_gpu(dtype=torch.float32, depth=3)
-    tiles = some_tiles(encoder, 12)
+    tiles = random_tiles(encoder, 12)
     eager = step_gradient(encoder, aggregator, tiles)
     encoder.compile_blocks()
     for level in get_args(Recompute):
@@ -69,10 +69,10 @@ def test_other_bag_sizes_do_not_recompile(recompute):
     encoder, aggregator = models_on_gpu(dtype=torch.float32, depth=3)
     encoder.recompute = (recompute,) * len(encoder.vit.blocks)
     encoder.compile_blocks()
-    step_gradient(encoder, aggregator, some_tiles(encoder, 12), chunking=Chunking(4))
+    step_gradient(encoder, aggregator, random_tiles(encoder, 12), chunking=Chunking(4))
     with torch._dynamo.config.patch(error_on_recompile=True):
         for tiles in (3, 7, 12, 30):
-            step_gradient(encoder, aggregator, some_tiles(encoder, tiles), chunking=Chunking(5))
+            step_gradient(encoder, aggregator, random_tiles(encoder, tiles), chunking=Chunking(5))
 
 
 @pytest.mark.parametrize("slides_per_step", [1, 2])
@@ -80,7 +80,7 @@ def test_other_bag_sizes_do_not_recompile(recompute):
 def test_train_step_does_not_synchronise(weights_dtype, slides_per_step):
     learner = make_learner(device="cuda", weights_dtype=weights_dtype, clip_norm=1.0, slides_per_step=slides_per_step)
     learner.start_epoch(0)
-    tiles = some_tiles(learner.model.encoder, 40).pin_memory()
+    tiles = random_tiles(learner.model.encoder, 40).pin_memory()
 
     def train(number):
         update = number % slides_per_step == slides_per_step - 1
@@ -107,7 +107,7 @@ def test_loss_in_low_precision_follows_float32(settings, tolerance):
         learner.start_epoch(0)
         values = []
         for step in range(12):
-            tiles = some_tiles(learner.model.encoder, 20, seed=step % 3)
+            tiles = random_tiles(learner.model.encoder, 20, seed=step % 3)
             bag = Bag(tiles, np.arange(20))
             values.append(learner.train_step(bag, encode_labels([step % 2]), update=True, slide_id="s").loss_agg)
         return torch.stack(values)
@@ -121,7 +121,7 @@ def test_out_of_memory_is_retried_with_half_the_chunk_size():
     """Limit the GPU memory so that one pass does not fit, but half of the tiles do."""
     other = make_learner(device="cuda")  # its step lets libraries allocate their workspaces
     other.start_epoch(0)
-    tiles = some_tiles(other.model.encoder, 512)
+    tiles = random_tiles(other.model.encoder, 512)
     other.train_step(Bag(tiles[:4], np.arange(4)), encode_labels([1]), update=True, slide_id="s")
     learner, reported = make_learner(device="cuda"), []
     learner.on_smaller_chunks, learner.adaptation = reported.append, replace(learner.adaptation, chunking=Chunking())
@@ -154,7 +154,7 @@ def test_peak_memory_does_not_grow_with_the_number_of_tiles(recompute):
     encoder.recompute = (recompute,) * len(encoder.vit.blocks)
 
     def peak_bytes(tiles):
-        bag = some_tiles(encoder, tiles)
+        bag = random_tiles(encoder, tiles)
         step_gradient(encoder, aggregator, bag[:16], chunking=Chunking(16))
         torch.cuda.reset_peak_memory_stats()
         step_gradient(encoder, aggregator, bag, chunking=Chunking(16))

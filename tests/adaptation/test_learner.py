@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support import relative_difference, some_tiles
+from support import random_tiles, relative_difference
 from training_slides import make_learner
 
 from tapfm.adaptation import loss_scale
@@ -19,7 +19,7 @@ from tapfm.tasks.cross_entropy import encode_labels
 
 
 def make_bag(learner, seed, tiles=9):
-    return Bag(some_tiles(learner.model.encoder, tiles, seed), np.arange(tiles))
+    return Bag(random_tiles(learner.model.encoder, tiles, seed), np.arange(tiles))
 
 
 def train(learner, *seeds, slides_per_step=1):
@@ -147,7 +147,7 @@ def test_error_if_one_tile_does_not_fit(monkeypatch):
     assert "tapfm plan" in caught.value.hint
 
 
-def test_out_of_memory_while_pending_slides_are_repeated_is_retried(monkeypatch):
+def test_out_of_memory_during_a_retry_is_retried_again(monkeypatch):
     expected, ours, reported = make_learner(slides_per_step=2), make_learner(slides_per_step=2), []
     for learner in (expected, ours):
         learner.adaptation = replace(learner.adaptation, chunking=Chunking(9))

@@ -120,7 +120,7 @@ def make_plan(shape, gib, tiles=75, **settings_):
 
 
 def test_shape_of_a_large_encoder(giant):
-    assert giant.parameters == giant.trainable == find_encoder_card("h-optimus-0").parameters
+    assert giant.parameters == giant.trainable_parameters == find_encoder_card("h-optimus-0").parameters
     assert (giant.depth, giant.width, giant.heads, giant.tokens) == (40, 1536, 24, 261)
     assert (giant.mlp_in, giant.mlp_hidden, giant.gated) == (8192, 4096, True)
     assert giant.tile_flop == pytest.approx(608.3e9, rel=0.01)  # as in the sources of the catalogue
@@ -129,9 +129,9 @@ def test_shape_of_a_large_encoder(giant):
 def test_scope_limits_the_trainable_parameters(giant):
     last, lora = encoder_shape("h-optimus-0", "last:4"), encoder_shape("h-optimus-0", "lora:16")
     assert (last.trainable_blocks, last.trainable_embedding) == (4, False)
-    assert last.trainable == 4 * last.block_trainable + 2 * last.width
+    assert last.trainable_parameters == 4 * last.block_trainable_parameters + 2 * last.width
     assert (lora.trainable_blocks, lora.has_adapters, lora.trainable_layer_scale) == (40, True, False)
-    assert lora.parameters == giant.parameters + lora.trainable
+    assert lora.parameters == giant.parameters + lora.trainable_parameters
     assert last.backward_passes == pytest.approx(0.2)  # 4 of 40 blocks; gradients of activations and of weights
     assert lora.backward_passes == pytest.approx(1, abs=0.02)
     assert giant.backward_passes == 2
@@ -184,7 +184,7 @@ def test_peak_of_a_step_is_predicted(chunk, graphs_kept, backward_tiles, recompu
 
 
 def test_parts_of_the_peak_follow_the_optimiser_storage(giant):
-    count = giant.trainable
+    count = giant.trainable_parameters
     in_chunks = make_plan(giant, 80, tiles=4096)
     assert in_chunks.parts["weights"] == 2 * count
     # gradients of several chunks are accumulated in float32
@@ -239,7 +239,7 @@ def test_frozen_parameters_have_no_moments():
     lora = encoder_shape("h-optimus-0", "lora:16")
     plan = make_plan(lora, 24)
     assert plan.parts["weights"] == 2 * lora.parameters
-    assert plan.parts["moments"] == 8 * lora.trainable
+    assert plan.parts["moments"] == 8 * lora.trainable_parameters
 
 
 # Choice of the plan

@@ -9,10 +9,10 @@ from support import (
     POSITIVE,
     TASK,
     cls_attention,
-    gradient_of,
+    get_gradient,
+    random_tiles,
     relative_difference,
     small_encoder,
-    some_tiles,
     step_gradient,
     take_step,
 )
@@ -30,7 +30,7 @@ def case(request):
     """Encoder, bag, gradients at the tiles, and the contribution of each tile to the encoder's gradient."""
     encoder = small_encoder()
     aggregator = cls_attention(encoder, tau=0.2)
-    tiles = some_tiles(encoder, TILES)
+    tiles = random_tiles(encoder, TILES)
     with torch.no_grad():
         encoded = encoder(tiles)
     leaves = [values.clone().requires_grad_() for values in encoded]
@@ -42,7 +42,7 @@ def case(request):
         loss = (z * graph.g_z_KD[i]).sum() + 0.5 * (r * graph.g_r_K[i]).sum()
         loss = loss + request.param * cosine_loss(z, graph.g_z_KD[i : i + 1], "paper").sum()
         torch.autograd.backward(loss)
-        tile_gradients.append(gradient_of(encoder).clone())
+        tile_gradients.append(get_gradient(encoder).clone())
     settings = {"lambda_": 0.5, "beta": request.param}
     return encoder, aggregator, tiles, encoded, graph, torch.stack(tile_gradients), settings
 
@@ -92,5 +92,5 @@ def test_small_bag_is_encoded_only_once():
     encoder = small_encoder()
     for tiles, graphs in ((COUNT, 1), (COUNT + 1, 0)):
         adaptation = AdaptationSettings(backward_tiles=COUNT)
-        report = take_step(encoder, cls_attention(encoder), some_tiles(encoder, tiles), adaptation=adaptation)
+        report = take_step(encoder, cls_attention(encoder), random_tiles(encoder, tiles), adaptation=adaptation)
         assert report.graphs_kept == graphs

@@ -225,7 +225,7 @@ def read_bag(slides, request):
     return bags.read(request).content
 
 
-def test_slides_of_one_step_are_updated_with_the_mean_gradient(slides):
+def test_step_uses_the_mean_gradient_of_its_slides(slides):
     train = split_slides(slides, 2)[0]
     batch = make_learner(slides_per_step=2)
     run_fit(batch, slides, training=label_slides(train), epochs=1, augmentation=NO_AUGMENTATION, tiles_per_slide=None)

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch
-from support import POSITIVE, TASK, cls_attention, small_encoder, some_tiles, take_step
+from support import POSITIVE, TASK, cls_attention, random_tiles, small_encoder, take_step
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.two_graph import AdaptationSettings
@@ -23,7 +23,7 @@ def test_non_finite_loss_prevents_all_updates():
         take_step(
             encoder,
             aggregator,
-            some_tiles(encoder),
+            random_tiles(encoder),
             update_aggregator=lambda: updates.append("aggregator"),
             update_encoder=lambda: updates.append("encoder"),
             slide="case-17",
@@ -42,7 +42,7 @@ def test_non_finite_encoder_gradient_prevents_its_update_and_is_named(chunking):
         take_step(
             encoder,
             aggregator,
-            some_tiles(encoder),
+            random_tiles(encoder),
             adaptation=AdaptationSettings(chunking=chunking),
             update_encoder=lambda: updates.append("encoder"),
             slide="case-17",
@@ -59,7 +59,7 @@ def test_error_names_a_non_finite_gradient_at_the_tiles():
             return BagOutput((z_KD[:, :1] - z_KD[:, :1].detach()).square().sqrt().sum(0) + 0 * r_K.sum(), None)
 
     with pytest.raises(NonFiniteError, match="gradient at the tile features"):
-        take_step(encoder, Broken(), some_tiles(encoder))
+        take_step(encoder, Broken(), random_tiles(encoder))
 
 
 def test_float16_without_a_loss_scale_is_an_error():
@@ -68,7 +68,7 @@ def test_float16_without_a_loss_scale_is_an_error():
         take_step(
             encoder,
             cls_attention(encoder),
-            some_tiles(encoder),
+            random_tiles(encoder),
             adaptation=AdaptationSettings(compute_dtype=torch.float16),
         )
 
@@ -76,7 +76,7 @@ def test_float16_without_a_loss_scale_is_an_error():
 def test_slide_without_labels_is_an_error():
     encoder = small_encoder()
     with pytest.raises(LabelError, match="'case-3' has no label"):
-        take_step(encoder, cls_attention(encoder), some_tiles(encoder), targets=encode_labels([None]), slide="case-3")
+        take_step(encoder, cls_attention(encoder), random_tiles(encoder), targets=encode_labels([None]), slide="case-3")
 
 
 def test_aggregator_with_another_number_of_targets_is_an_error():
@@ -84,13 +84,13 @@ def test_aggregator_with_another_number_of_targets_is_an_error():
     message = r"1 targets \(FGFR3\), but the aggregator returned \(3,\) logits and the slide has \({},\) labels"
     for targets in (POSITIVE, encode_labels([1, 0, 1])):
         with pytest.raises(LabelError, match=message.format(len(targets.labels_C))):
-            take_step(encoder, cls_attention(encoder, targets=3), some_tiles(encoder), targets=targets)
+            take_step(encoder, cls_attention(encoder, targets=3), random_tiles(encoder), targets=targets)
 
 
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(2)], ids=["one pass", "chunked"])
 def test_slide_without_tiles_is_an_error(chunking):
     encoder = small_encoder()
-    no_tiles = some_tiles(encoder)[:0]
+    no_tiles = random_tiles(encoder)[:0]
     with pytest.raises(TileError, match="no tiles"):
         take_step(encoder, cls_attention(encoder), no_tiles, adaptation=AdaptationSettings(chunking=chunking))
 
@@ -114,11 +114,11 @@ class Additive(torch.nn.Module):
 def test_aggregator_gradients_are_separate_tensors_and_accumulate():
     encoder = small_encoder()
     aggregator = Additive(encoder.feature_size)
-    take_step(encoder, aggregator, some_tiles(encoder))
+    take_step(encoder, aggregator, random_tiles(encoder))
     once = [p.grad.clone() for p in aggregator.parameters()]
     assert len({p.grad.data_ptr() for p in aggregator.parameters()}) == len(once)
     torch.nn.utils.clip_grad_norm_(aggregator.parameters(), 1e9)  # raises an error for an expanded tensor
-    take_step(encoder, aggregator, some_tiles(encoder))
+    take_step(encoder, aggregator, random_tiles(encoder))
     for parameter, gradient in zip(aggregator.parameters(), once, strict=True):
         torch.testing.assert_close(parameter.grad, 2 * gradient)
 
@@ -127,7 +127,7 @@ def test_non_finite_aggregator_gradient_is_named_and_prevents_its_update():
     encoder, updates = small_encoder(), []
     aggregator = Additive(encoder.feature_size, slope="infinite")
     with pytest.raises(NonFiniteError, match=r"gradient of the aggregator's one is not finite"):
-        take_step(encoder, aggregator, some_tiles(encoder), update_aggregator=lambda: updates.append(1))
+        take_step(encoder, aggregator, random_tiles(encoder), update_aggregator=lambda: updates.append(1))
     assert updates == []
 
 
@@ -143,7 +143,7 @@ def test_non_finite_aggregator_after_the_update_is_an_error():
         take_step(
             encoder,
             aggregator,
-            some_tiles(encoder),
+            random_tiles(encoder),
             adaptation=AdaptationSettings(bag_gradient="after"),
             update_aggregator=break_weights,
         )
@@ -152,7 +152,7 @@ def test_non_finite_aggregator_after_the_update_is_an_error():
 @pytest.mark.parametrize("bag_gradient", ["before", "after"])
 def test_reported_loss_is_from_before_the_update(bag_gradient):
     encoder = small_encoder()
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     with torch.no_grad():
         expected = TASK.loss(aggregator(*encoder(tiles)).logits_C, POSITIVE)
     optimizer = torch.optim.SGD(aggregator.parameters(), lr=0.5)
@@ -177,7 +177,7 @@ def test_errors_can_be_pickled():
 
 def test_step_with_one_tile():
     encoder = small_encoder()
-    report = take_step(encoder, cls_attention(encoder), some_tiles(encoder, 1))
+    report = take_step(encoder, cls_attention(encoder), random_tiles(encoder, 1))
     assert report.norm_g_r == 0, "the weight of a single tile is always 1"
     assert report.norm_encoder.isfinite()
     assert report.norm_encoder > 0
@@ -190,7 +190,7 @@ def test_short_run_has_the_expected_losses(chunking):
     aggregator = cls_attention(encoder)
     encoder_optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-3)
     aggregator_optimizer = torch.optim.AdamW(aggregator.parameters(), lr=1e-2)
-    slides = [(some_tiles(encoder, 7, seed), encode_labels([seed % 2])) for seed in (1, 2)]
+    slides = [(random_tiles(encoder, 7, seed), encode_labels([seed % 2])) for seed in (1, 2)]
     losses = []
     for step in range(10):
         tiles, targets = slides[step % 2]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from cohort_files import rows_of
+from cohort_files import read_rows
 from slide_files import section, write_slide
 from training_workspace import POSITIONS, create_workspace
 
@@ -25,7 +25,7 @@ from tapfm.bench.bench_slides import (
 )
 from tapfm.bench.device_speed import measure_copy_speed, measure_matrix_product
 from tapfm.bench.measure import _select_speeds as select_speeds
-from tapfm.bench.model_speed import EncodingSpeed, StepSpeed, choose_step_tiles, measure_encoding, measure_step
+from tapfm.bench.model_speed import EncodingSpeed, StepSpeed, choose_tiles_per_step, measure_encoding, measure_step
 from tapfm.bench.model_speed import _choose_chunk as choose_chunk
 from tapfm.bench.models import BenchSetup, count_forward_gflop, make_default_config
 from tapfm.bench.reading_speed import _MIN_REQUESTS as MIN_REQUESTS
@@ -180,7 +180,7 @@ def test_splits_of_the_cohort_table_are_used(bench_workspace):
 
 
 def test_cohort_without_splits_gets_default_fractions(bench_workspace, tmp_path):
-    rows = rows_of(bench_workspace / "cohort.csv")
+    rows = read_rows(bench_workspace / "cohort.csv")
     lines = [f"{row['slide_id']},{bench_workspace / row['path']}" for row in rows] + [
         f"other,{bench_workspace / '0.svs'}"
     ]
@@ -305,13 +305,13 @@ def test_out_of_memory_is_recorded_as_a_problem(monkeypatch):
 
 def test_number_of_tiles_per_step():
     fast, slow = EncodingSpeed(64, 0.001, 1.0, 0.5, None, None), EncodingSpeed(64, 64.0, 1.0, 0.5, None, None)
-    assert choose_step_tiles(pocket(), 4000, fast, step_s=2.0) == 300
-    assert choose_step_tiles(pocket(tiles_per_slide="all"), 4000, fast, step_s=2.0) == 4000
-    assert choose_step_tiles(pocket(tiles_per_slide="all"), 40_000, fast, step_s=2.0) == 4096
-    assert choose_step_tiles(pocket(), 4000, slow, step_s=80.0) == 20  # 1 tile/s, and a step costs 4 forward passes
-    assert choose_step_tiles(pocket(), 4000, slow, step_s=2.0) == 4
+    assert choose_tiles_per_step(pocket(), 4000, fast, step_s=2.0) == 300
+    assert choose_tiles_per_step(pocket(tiles_per_slide="all"), 4000, fast, step_s=2.0) == 4000
+    assert choose_tiles_per_step(pocket(tiles_per_slide="all"), 40_000, fast, step_s=2.0) == 4096
+    assert choose_tiles_per_step(pocket(), 4000, slow, step_s=80.0) == 20  # 1 tile/s, and a step costs 4 forward passes
+    assert choose_tiles_per_step(pocket(), 4000, slow, step_s=2.0) == 4
     on_gpu = BenchSetup(pocket().config, torch.device("cuda"))
-    assert choose_step_tiles(on_gpu, 4000, slow, step_s=2.0) == 300
+    assert choose_tiles_per_step(on_gpu, 4000, slow, step_s=2.0) == 300
 
 
 def test_chunk_size_is_configured_or_splits_the_bag():

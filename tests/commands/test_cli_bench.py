@@ -23,8 +23,8 @@ def bench(workspace):
     """JSON file and printed output of a quick measurement for a run."""
     out = workspace / "results" / "bench.json"
     result = tapfm("bench", workspace / "run.toml", "--quick", "--scope", "last:1", "--workers", 1, "--out", out)
-    assert result.returncode == 0, result.said
-    return json.loads(out.read_text()), result.said
+    assert result.returncode == 0, result.output
+    return json.loads(out.read_text()), result.output
 
 
 def test_json_contains_all_measurements(bench):
@@ -101,7 +101,7 @@ def test_ctrl_c_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "measure_reading", press_ctrl_c)
     result = tapfm("bench", "--quick", "--device", "cpu", "--out", tmp_path / "bench.json")
     assert result.returncode == 130
-    assert "written" in result.said
+    assert "written" in result.output
     assert [path.name for path in tmp_path.rglob("*")] == ["temporary"]
 
 
@@ -121,9 +121,9 @@ def test_other_measurements_continue_after_out_of_memory(workspace, monkeypatch)
     monkeypatch.setattr(measure, "measure_step", only_in_chunks)
     cohort = ("--cohort", workspace / "cohort.csv", "--tiles", workspace / "tiles")
     result = tapfm("bench", *cohort, "--quick", "--device", "cpu", "--workers", 0)
-    assert result.returncode == 0, result.said
-    assert "out of memory" in result.said
-    assert "your cohort: 10 slides" in result.said
+    assert result.returncode == 0, result.output
+    assert "out of memory" in result.output
+    assert "your cohort: 10 slides" in result.output
 
 
 def test_unreadable_slide_is_printed_but_not_in_the_json(workspace_copy):
@@ -131,8 +131,8 @@ def test_unreadable_slide_is_printed_but_not_in_the_json(workspace_copy):
         path.write_bytes(b"nothing")
     out = workspace_copy / "bench.json"
     result = tapfm("bench", workspace_copy / "run.toml", "--quick", "--out", out)
-    assert result.returncode == 0, result.said
-    assert "0.svs" in result.said
+    assert result.returncode == 0, result.output
+    assert "0.svs" in result.output
     assert ".svs" not in out.read_text()
     assert {row["seconds"] for row in json.loads(out.read_text())["estimates"]} == {None}
 
@@ -154,9 +154,9 @@ def test_unreadable_slide_is_printed_but_not_in_the_json(workspace_copy):
 )
 def test_invalid_options_are_rejected(arguments, message):
     result = tapfm("bench", *arguments)
-    assert result.returncode == 2, result.said
-    assert message in result.said
-    assert "measuring" not in result.said
+    assert result.returncode == 2, result.output
+    assert message in result.output
+    assert "measuring" not in result.output
 
 
 @needs_gpu
@@ -164,7 +164,7 @@ def test_invalid_options_are_rejected(arguments, message):
 def test_gpu_measurements_include_peak_memory_and_compile_time(tmp_path):
     arguments = ("--encoder", "kaiko-s16", "--scope", "lora:8", "--quick", "--device", "cuda")
     result = tapfm("bench", *arguments, "--out", tmp_path / "bench.json")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     values = json.loads((tmp_path / "bench.json").read_text())
     assert values["copy_to_gpu"]["gb_per_second"] > 0
     assert values["machine"]["device"] == torch.cuda.get_device_name()
@@ -194,7 +194,7 @@ def test_out_of_memory_on_a_gpu_is_recorded_in_the_row(tmp_path):
         result = tapfm("bench", *arguments)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     values = json.loads((tmp_path / "bench.json").read_text())
     assert {row["problem"] for row in values["steps"]} == {"out of memory"}  # the moments alone need more
     assert values["estimates"][0]["seconds"] is None

@@ -36,14 +36,14 @@ def plan(tmp_path):
 
 
 def parse_json(result):
-    assert result.returncode == 0, result.said
-    return json.loads(result.said)
+    assert result.returncode == 0, result.output
+    return json.loads(result.output)
 
 
 def test_plan_for_one_gpu_lists_all_parts(plan):
     result = plan("--gpu-memory", 24)
     assert result.returncode == 0
-    text = " ".join(result.said.split())
+    text = " ".join(result.output.split())
     assert "uni, 303,350,784 parameters" in text
     assert "scope full" in text
     assert "One pass: all 300 tiles" in text
@@ -76,7 +76,7 @@ def test_each_gpu_has_a_row(plan):
     small, middle, large = (gpu["plan"] for gpu in output["gpus"])
     assert small is None
     assert middle["passes"] > large["passes"] == 3
-    table = plan("--gpu-memory", 1, "--gpu-memory", 80).said
+    table = plan("--gpu-memory", 1, "--gpu-memory", 80).output
     assert "does not fit" in table
     assert "one-pass" in table
 
@@ -85,16 +85,16 @@ def test_common_gpu_sizes_are_shown_without_a_gpu(plan, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = plan()
     assert result.returncode == 0
-    assert "No GPU found" in result.said
+    assert "No GPU found" in result.output
     for gb in memory_plan._COMMON_SIZES_GB:
-        assert f"{gb:g} GB" in result.said
+        assert f"{gb:g} GB" in result.output
 
 
 def test_tiles_option_sets_the_number_of_tiles(plan):
     assert parse_json(plan("--gpu-memory", 24, "--tiles", 4096, "--json"))["gpus"][0]["plan"]["strategy"] != "one-pass"
     failed = plan("--gpu-memory", 24, adaptation__tiles_per_slide="all")
     assert failed.returncode == 2
-    assert "--tiles" in failed.said
+    assert "--tiles" in failed.output
     assert parse_json(plan("--gpu-memory", 24, "--tiles", 9, "--json", adaptation__tiles_per_slide="all"))["tiles"] == 9
 
 
@@ -124,12 +124,12 @@ def test_plan_follows_the_settings(plan):
 def test_error_lists_settings_that_fit(plan):
     result = plan("--gpu-memory", 6, encoder="h-optimus-0")
     assert result.returncode == 2
-    assert "does not fit into GPU memory: it needs at least" in result.said
-    (fitting,) = [line for line in result.said.splitlines() if "fit on this GPU: " in line]
+    assert "does not fit into GPU memory: it needs at least" in result.output
+    (fitting,) = [line for line in result.output.splitlines() if "fit on this GPU: " in line]
     assert "adaptation.scope=last:4 (" in fitting
     assert "adaptation.scope=full" not in fitting
-    assert "fit on a GPU with 8 GB." in result.said
-    assert "Traceback" not in result.said
+    assert "fit on a GPU with 8 GB." in result.output
+    assert "Traceback" not in result.output
 
 
 def test_settings_listed_in_the_error_fit(tmp_path):
@@ -146,7 +146,7 @@ def test_settings_listed_in_the_error_fit(tmp_path):
 def test_method_fixed_needs_no_plan(plan):
     result = plan(adaptation__method="fixed", aggregator__name="abmil", adaptation__lambda=0)
     assert result.returncode == 0
-    assert "fixed" in result.said
+    assert "fixed" in result.output
     assert parse_json(plan("--json", adaptation__method="fixed", aggregator__name="abmil"))["gpus"] == []
 
 
@@ -154,4 +154,4 @@ def test_method_fixed_needs_no_plan(plan):
 def test_too_small_gpu_memory_is_an_error(plan, gb):
     result = plan(f"--gpu-memory={gb}")
     assert result.returncode == 2
-    assert f"--gpu-memory {gb:g} is too small" in result.said
+    assert f"--gpu-memory {gb:g} is too small" in result.output

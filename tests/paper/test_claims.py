@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import cls_attention, relative_difference, small_encoder, some_tiles, step_gradient, take_step
+from support import cls_attention, random_tiles, relative_difference, small_encoder, step_gradient, take_step
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -12,7 +12,7 @@ from tapfm.adaptation.two_graph import AdaptationSettings
 
 def test_prediction_and_gradients_are_invariant_to_the_order_of_tiles():
     encoder = small_encoder()
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder, 7)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder, 7)
     shuffled = tiles[torch.randperm(7, generator=torch.Generator().manual_seed(1))]
 
     logits, shuffled_logits = (take_step(encoder, aggregator, bag).logits_C for bag in (tiles, shuffled))
@@ -24,7 +24,7 @@ def test_prediction_and_gradients_are_invariant_to_the_order_of_tiles():
 
 def test_weights_are_normalised_over_the_bag_and_not_per_chunk():
     encoder = small_encoder()
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder, 7)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder, 7)
     whole = take_step(encoder, aggregator, tiles)
     chunked = take_step(encoder, aggregator, tiles, adaptation=AdaptationSettings(chunking=Chunking(2, keep_graphs=0)))
     torch.testing.assert_close(whole.logits_C, chunked.logits_C, rtol=1e-12, atol=0)
@@ -33,7 +33,7 @@ def test_weights_are_normalised_over_the_bag_and_not_per_chunk():
 def test_the_two_graphs_are_separate():
     """Graph 1 gives the encoder no gradient, and graph 2 does not change the aggregator's gradient."""
     encoder = small_encoder()
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     gradients = {}
 
     def update_aggregator():
@@ -63,14 +63,14 @@ def count_flop(tiles: int, chunking: Chunking) -> int:
     encoder = small_encoder(dtype=torch.float32)
     aggregator = cls_attention(encoder)
     with FlopCounter() as counter:
-        step_gradient(encoder, aggregator, some_tiles(encoder, tiles), chunking=chunking)
+        step_gradient(encoder, aggregator, random_tiles(encoder, tiles), chunking=chunking)
     return counter.total
 
 
 def activation_bytes(tiles: int, chunking: Chunking) -> int:
     """Return the peak size of all tensors that autograd saves, without parameters."""
     encoder = small_encoder(dtype=torch.float32, depth=4)
-    aggregator, bag = cls_attention(encoder), some_tiles(encoder, tiles)
+    aggregator, bag = cls_attention(encoder), random_tiles(encoder, tiles)
     parameters = {p.untyped_storage().data_ptr() for p in encoder.parameters()}
     saved, peak = {}, 0
 
@@ -105,7 +105,7 @@ def test_time_is_linear_in_the_number_of_tiles(chunking):
 def test_chunks_without_kept_graph_cost_one_more_forward_pass():
     encoder = small_encoder(dtype=torch.float32)
     with torch.no_grad(), FlopCounter() as forward:
-        encoder(some_tiles(encoder, 16))
+        encoder(random_tiles(encoder, 16))
     one_pass = count_flop(16, Chunking())
     for keep, encoded_again in ((0, 16), (1, 12), (3, 4), (4, 0)):
         assert count_flop(16, Chunking(4, keep_graphs=keep)) - one_pass == forward.total * encoded_again / 16

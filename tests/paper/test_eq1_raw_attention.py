@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from support import FAMILIES, full_attention, relative_difference, small_encoder, some_tiles
+from support import FAMILIES, full_attention, random_tiles, relative_difference, small_encoder
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_raw_attention_equals_the_full_attention_matrix(family):
     encoder = small_encoder(family).eval()
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     attention_KHNN, _ = full_attention(encoder, tiles)
     prefix = encoder.vit.num_prefix_tokens
     expected_K = attention_KHNN[:, :, 0, prefix:].mean((1, 2))
@@ -20,7 +20,7 @@ def test_raw_attention_equals_the_full_attention_matrix(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_feature_equals_the_output_of_the_vit(family):
     encoder = small_encoder(family).eval()
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     _, tokens_KND = full_attention(encoder, tiles)
     expected_KD = tokens_KND[:, 0]
     if encoder.feature == "cls+mean":
@@ -33,7 +33,7 @@ def test_feature_equals_the_output_of_the_vit(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_of_raw_attention_equals_that_of_the_full_matrix(family):
     encoder = small_encoder(family).eval()
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     direction_K = torch.linspace(-1, 1, len(tiles), dtype=torch.float64)
 
     def gradient(r_K):
@@ -50,7 +50,7 @@ def test_gradient_of_raw_attention_equals_that_of_the_full_matrix(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_raw_attention_is_the_attention_that_prefix_tokens_do_not_get(family):
     encoder = small_encoder(family).eval()
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     attention_KHNN, _ = full_attention(encoder, tiles)
     row_KN = attention_KHNN[:, :, 0].mean(1)
     tokens, prefix = row_KN.shape[1], encoder.vit.num_prefix_tokens
@@ -62,7 +62,7 @@ def test_raw_attention_is_the_attention_that_prefix_tokens_do_not_get(family):
 
 def test_raw_attention_is_float32_under_autocast():
     encoder = small_encoder(dtype=torch.float32).eval()
-    tiles = some_tiles(encoder, 32)
+    tiles = random_tiles(encoder, 32)
     exact_K = encoder(tiles).r_K
     with torch.autocast("cpu", torch.bfloat16):
         z_KD, r_K = encoder(tiles)

@@ -9,10 +9,10 @@ from support import (
     MeanPool,
     cls_attention,
     end_to_end_gradient,
-    gradient_of,
+    get_gradient,
+    random_tiles,
     relative_difference,
     small_encoder,
-    some_tiles,
     step_gradient,
     take_step,
 )
@@ -30,7 +30,7 @@ EXACT = 1e-9  # relative difference of norms in float64
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lambda_1_equals_end_to_end(family):
     encoder = small_encoder(family)
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     expected = end_to_end_gradient(encoder, aggregator, tiles)
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < EXACT
 
@@ -38,7 +38,7 @@ def test_lambda_1_equals_end_to_end(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lambda_0_equals_end_to_end_with_constant_attention(family):
     encoder = small_encoder(family)
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     expected = end_to_end_gradient(encoder, aggregator, tiles, hold_attention=True)
     assert relative_difference(step_gradient(encoder, aggregator, tiles, lambda_=0.0), expected) < EXACT
 
@@ -47,7 +47,7 @@ def test_lambda_0_equals_end_to_end_with_constant_attention(family):
 def test_attention_loss_gives_the_right_part_of_the_gradient(family):
     """Tested separately, because it is a small part of the whole gradient."""
     encoder = small_encoder(family)
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     ours = step_gradient(encoder, aggregator, tiles) - step_gradient(encoder, aggregator, tiles, lambda_=0.0)
     whole = end_to_end_gradient(encoder, aggregator, tiles)
     expected = whole - end_to_end_gradient(encoder, aggregator, tiles, hold_attention=True)
@@ -61,7 +61,7 @@ def test_attention_loss_gives_the_right_part_of_the_gradient(family):
 
 def test_lambda_1_equals_end_to_end_with_several_targets_and_missing_labels():
     encoder = small_encoder()
-    aggregator, tiles = cls_attention(encoder, targets=3, tau=0.3, layer_norm=True), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder, targets=3, tau=0.3, layer_norm=True), random_tiles(encoder)
     task = MultiLabelTask.from_training_labels({"EGFR": [1, 0, 0], "KRAS": [1, 1, 0], "MET": [1, 0, 0]})
     case = {"task": task, "targets": encode_labels([1, None, 0])}
     expected = end_to_end_gradient(encoder, aggregator, tiles, **case)
@@ -71,7 +71,7 @@ def test_lambda_1_equals_end_to_end_with_several_targets_and_missing_labels():
 def test_aggregator_without_attention_gives_end_to_end_fine_tuning():
     encoder = small_encoder()
     torch.manual_seed(0)
-    aggregator, tiles = MeanPool(encoder.feature_size).double(), some_tiles(encoder)
+    aggregator, tiles = MeanPool(encoder.feature_size).double(), random_tiles(encoder)
     expected = end_to_end_gradient(encoder, aggregator, tiles)
     for lambda_ in (0.0, 1.0):
         assert relative_difference(step_gradient(encoder, aggregator, tiles, lambda_=lambda_), expected) < EXACT
@@ -79,18 +79,18 @@ def test_aggregator_without_attention_gives_end_to_end_fine_tuning():
 
 def test_aggregator_gets_the_end_to_end_gradient():
     encoder = small_encoder()
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     step_gradient(encoder, aggregator, tiles)
-    ours = gradient_of(aggregator).clone()
+    ours = get_gradient(aggregator).clone()
     aggregator.zero_grad()
     end_to_end_gradient(encoder, aggregator, tiles)
-    assert relative_difference(ours, gradient_of(aggregator)) < EXACT
+    assert relative_difference(ours, get_gradient(aggregator)) < EXACT
 
 
 def test_eq5_with_a_plus_sign_lowers_the_loss():
     """The first equality in the paper has a minus sign, which would increase the aggregator's loss."""
     encoder = small_encoder()
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
 
     def loss_after(sign):
         moved = small_encoder()
@@ -111,7 +111,7 @@ def test_eq5_with_a_plus_sign_lowers_the_loss():
 
 def test_reported_losses_equal_the_equations():
     encoder = small_encoder()
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     adaptation = AdaptationSettings(lambda_=0.5, beta=0.1)
     report = take_step(encoder, aggregator, tiles, adaptation=adaptation)
 
@@ -134,7 +134,7 @@ def test_reported_losses_equal_the_equations():
 def test_sum_of_raw_attention_times_its_gradient_is_zero():
     """sum r_i g_ri is always 0, because min-max is invariant to scale. So the reported loss is sum a_i g_ai."""
     encoder = small_encoder()
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     z_KD, r_K = (x.detach().requires_grad_() for x in encoder(tiles))
     (g_r_K,) = torch.autograd.grad(TASK.loss(aggregator(z_KD, r_K).logits_C, POSITIVE), r_K)
     assert g_r_K.norm() > 0
@@ -144,7 +144,7 @@ def test_sum_of_raw_attention_times_its_gradient_is_zero():
 @pytest.mark.parametrize("bag_gradient", ["before", "after"])
 def test_bag_gradient_is_computed_before_or_after_the_update_of_the_aggregator(bag_gradient):
     encoder = small_encoder()
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     aggregator, twin = cls_attention(encoder), cls_attention(encoder)
     optimizer = torch.optim.SGD(aggregator.parameters(), lr=0.5)
     take_step(
@@ -154,7 +154,7 @@ def test_bag_gradient_is_computed_before_or_after_the_update_of_the_aggregator(b
         adaptation=AdaptationSettings(bag_gradient=bag_gradient),
         update_aggregator=optimizer.step,
     )
-    ours = gradient_of(encoder).clone()
+    ours = get_gradient(encoder).clone()
     updated = end_to_end_gradient(encoder, aggregator, tiles)
     original = end_to_end_gradient(encoder, twin, tiles)
     expected, other = (original, updated) if bag_gradient == "before" else (updated, original)
@@ -164,35 +164,35 @@ def test_bag_gradient_is_computed_before_or_after_the_update_of_the_aggregator(b
 
 def test_joint_updates_the_aggregator_with_a_gradient_from_the_updated_encoder():
     encoder, before = small_encoder(), small_encoder()
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     aggregator, twin = cls_attention(encoder), cls_attention(encoder)
     optimizer = torch.optim.SGD(encoder.parameters(), lr=0.5)
     take_step(
         encoder, aggregator, tiles, adaptation=AdaptationSettings(bag_gradient="joint"), update_encoder=optimizer.step
     )
-    assert torch.equal(gradient_of(encoder), step_gradient(before, twin, tiles)), (
+    assert torch.equal(get_gradient(encoder), step_gradient(before, twin, tiles)), (
         "the encoder's gradient is that of Algorithm 1"
     )
-    ours = gradient_of(aggregator).clone()
+    ours = get_gradient(aggregator).clone()
     gradients = []
     for each in (encoder, before):  # after and before its update
         twin.zero_grad()
         end_to_end_gradient(each, twin, tiles)
-        gradients.append(gradient_of(twin).clone())
+        gradients.append(get_gradient(twin).clone())
     updated, original = gradients
     assert relative_difference(ours, updated) < EXACT
     assert relative_difference(ours, original) > 1e-3, "the encoder must have changed for this test"
 
 
 def test_joint_update_does_not_depend_on_chunks():
-    tiles = some_tiles(small_encoder())
+    tiles = random_tiles(small_encoder())
     gradients = []
     for chunking in (Chunking(), Chunking(2, keep_graphs=0)):
         encoder = small_encoder()
         aggregator, optimizer = cls_attention(encoder), torch.optim.SGD(encoder.parameters(), lr=0.5)
         adaptation = AdaptationSettings(bag_gradient="joint", chunking=chunking)
         take_step(encoder, aggregator, tiles, adaptation=adaptation, update_encoder=optimizer.step)
-        gradients.append(gradient_of(aggregator).clone())
+        gradients.append(get_gradient(aggregator).clone())
     assert relative_difference(*gradients) < EXACT
 
 
@@ -207,7 +207,7 @@ def test_updates_have_the_order_of_algorithm_1():
     take_step(
         encoder,
         aggregator,
-        some_tiles(encoder),
+        random_tiles(encoder),
         update_aggregator=update_aggregator,
         update_encoder=lambda: order.append("encoder"),
     )
@@ -216,7 +216,7 @@ def test_updates_have_the_order_of_algorithm_1():
 
 def test_beta_adds_the_gradient_of_the_cosine_loss():
     encoder = small_encoder()
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     plain = step_gradient(encoder, aggregator, tiles)
     with_term = step_gradient(encoder, aggregator, tiles, beta=0.7)
     z_KD, r_K = encoder(tiles)
@@ -224,7 +224,7 @@ def test_beta_adds_the_gradient_of_the_cosine_loss():
     (g_z_KD,) = torch.autograd.grad(TASK.loss(aggregator(leaf, r_K.detach()).logits_C, POSITIVE), leaf)
     encoder.zero_grad()
     torch.autograd.backward((1 - torch.cosine_similarity(z_KD, g_z_KD)).sum())
-    assert relative_difference(with_term - plain, 0.7 * gradient_of(encoder)) < EXACT
+    assert relative_difference(with_term - plain, 0.7 * get_gradient(encoder)) < EXACT
 
 
 def test_cosine_loss_of_the_paper_increases_the_loss_and_descending_lowers_it():

@@ -3,7 +3,7 @@
 Once the gradients at the tiles are known, L_PFM (eq. 7) is a sum over tiles. So the bag is encoded in two passes:
 
     1. Encode all chunks, most of them without a graph. `two_graph.py` then computes the gradients at z and r.
-    2. Encode each chunk without a graph again, now with one, and backpropagate it.
+    2. Encode the chunks that have no graph a second time, with a graph, and backpropagate each.
 
 The gradient equals that of one graph over the whole bag. The price is a second forward pass for some tiles.
 
@@ -27,7 +27,7 @@ from tapfm.adaptation.subset import TileSubset
 from tapfm.contracts import EncodedTiles, TileEncoder, Tiles
 from tapfm.errors import SettingError, TileError
 
-# Returns the loss of each encoded tile. The second argument says which rows of the bag they are.
+# Returns the loss of each encoded tile. The second argument contains the rows of these tiles in the bag.
 TileLosses = Callable[[EncodedTiles, slice | Tensor], Tensor]
 
 
@@ -51,7 +51,7 @@ class Chunking:
             )
         if not isinstance(self.keep_graphs, int) or self.keep_graphs < 0:
             raise SettingError(
-                f"keep_graphs must be a number of chunks; got {self.keep_graphs!r}.", hint="The default is 1."
+                f"keep_graphs must be an integer of at least 0; got {self.keep_graphs!r}.", hint="The default is 1."
             )
 
     def split_bag(self, count: int) -> list[slice]:

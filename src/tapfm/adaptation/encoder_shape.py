@@ -20,10 +20,10 @@ class EncoderShape:
     mlp_in: int  # outputs of the first MLP layer; both halves if it is gated
     mlp_hidden: int  # inputs of the last MLP layer
     parameters: int
-    trainable: int
+    trainable_parameters: int
     block_parameters: int
-    block_trainable: int  # of one trainable block
-    trainable_blocks: int  # the last blocks of the encoder, which backward passes through
+    block_trainable_parameters: int  # of one trainable block
+    trainable_blocks: int  # the last blocks, which need a backward pass
     trainable_layer_scale: bool
     has_adapters: bool
     trainable_embedding: bool
@@ -51,9 +51,9 @@ class EncoderShape:
             mlp_in=mlp_in,
             mlp_hidden=mlp_hidden,
             parameters=sum(p.numel() for p in encoder.parameters()),
-            trainable=sum(p.numel() for p in encoder.parameters() if p.requires_grad),
+            trainable_parameters=sum(p.numel() for p in encoder.parameters() if p.requires_grad),
             block_parameters=sum(p.numel() for p in last.parameters()),
-            block_trainable=sum(p.numel() for p in last.parameters() if p.requires_grad),
+            block_trainable_parameters=sum(p.numel() for p in last.parameters() if p.requires_grad),
             trainable_blocks=len(blocks) - first_trainable,
             trainable_layer_scale=any("gamma" in name and p.requires_grad for name, p in last.named_parameters()),
             has_adapters=bool(find_lora_layers(encoder)),
@@ -77,7 +77,7 @@ class EncoderShape:
     @property
     def backward_passes(self) -> float:
         """Cost of the backward pass in forward passes: gradients of the activations and of the trainable weights."""
-        weights = min(1.0, self.block_trainable / self.block_parameters)
+        weights = min(1.0, self.block_trainable_parameters / self.block_parameters)
         return self.trainable_blocks / self.depth * (1 + weights)
 
 

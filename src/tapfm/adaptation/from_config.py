@@ -172,7 +172,7 @@ def _check_stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
 
 
 def _choose_chunking(config: RunConfig, encoder: VitEncoder, plan: StepPlan | None) -> Chunking:
-    """Return the chunking of the plan. Without a GPU, the size is fixed, because rounding depends on the chunks."""
+    """Return the chunking of the plan. On a CPU, it does not depend on free memory, so that runs are reproducible."""
     if plan is not None:
         return Chunking() if plan.strategy == "one-pass" else Chunking(plan.chunk, plan.graphs_kept)
     chunk = config.adaptation.chunk

@@ -116,7 +116,7 @@ class Learner:
         self._encoder_updated = False
 
     @property
-    def moments(self) -> str:
+    def moment_format(self) -> str:
         """Storage format of the encoder's moments."""
         return self.optimiser_settings.moments
 

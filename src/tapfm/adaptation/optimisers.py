@@ -1,7 +1,7 @@
 """AdamW with low-memory storage options, and its learning rate schedule: cosine annealing with warm restarts.
 
 The optimiser updates the parameters shard by shard, see shards.py. With offloading, master weights and moments are in
-the host's memory, and one shard at a time is copied to the device. A step never synchronises with the device: learning
+host memory, and one shard at a time is copied to the device. A step never synchronises with the device: learning
 rate, step count, clipping factor and the check for finite gradients are tensors on it.
 """
 
@@ -56,7 +56,7 @@ class LearningRateSchedule:
     factor: int = 2
 
     def rate(self, epoch: int, highest: float, lowest: float = 0.0) -> float:
-        """Return the learning rate of an epoch, counted from 0. It depends on nothing else: no state to save."""
+        """Return the learning rate of an epoch, counted from 0. There is no state to save."""
         length, position = self.first_cycle, epoch
         while position >= length:
             position -= length
@@ -69,7 +69,7 @@ class AdamW:
 
     compute_dtype: dtype of the parameters; float32 master weights are stored if it is lower. None: unchanged.
     moments: storage format of the moments.
-    offload: store master weights and moments in the host's memory.
+    offload: store master weights and moments in host memory.
     decay_all: apply weight decay to biases and norms as well.
 
     A parameter without a gradient is treated as if its gradient were 0.

@@ -14,7 +14,7 @@ def describe_plan(plan: StepPlan, shape: EncoderShape) -> list[str]:
     """Return a few lines about strategy, recomputation, optimiser, memory and time."""
     lines = [describe_chunks(plan)]
     lines.append(f"Recomputed: {describe_recompute(plan.recompute[shape.depth - shape.trainable_blocks :], shape)}.")
-    if shape.trainable:
+    if shape.trainable_parameters:
         lines.append(f"Optimiser: {describe_optimiser(plan)}.")
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in plan.parts.items() if size >= 0.05 * GIB)
     lines.append(f"Peak memory: {plan.peak_bytes / GIB:.1f} GiB ({parts}).")

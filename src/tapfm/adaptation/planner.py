@@ -50,7 +50,7 @@ class StepPlan:
     recompute: tuple[Recompute, ...]  # one per block
     moments: MomentFormat
     offload: bool
-    float32_gradients: bool  # several backward passes are accumulated in float32
+    float32_gradients: bool  # gradients of several backward passes are summed in float32
     parts: Mapping[str, int]  # peak memory in bytes, by part
     passes: float  # work per tile, in forward passes; 3: one forward and backward pass without recomputation
     cost: float  # time per tile, in forward passes: `passes`, and the overhead of small chunks and offloading
@@ -219,7 +219,7 @@ def _build_plan(inputs: PlannerInput, storage: OptimiserStorage, candidate: Chun
 
 
 def _chunk_sizes(inputs: PlannerInput) -> list[int]:
-    """Return the chunk sizes to try: all tiles, and smaller sizes from the size above which chunks are not faster."""
+    """Return the chunk sizes to try: all tiles, and decreasing sizes from the largest one that is useful."""
     shape, tiles = inputs.shape, inputs.backward_tiles or inputs.tiles
     largest_useful = 5 * inputs.coefficients.launch_bound_size / (shape.tokens * shape.width**2)
     sizes, size = [tiles], min(tiles, max(1, round(largest_useful)))
@@ -268,7 +268,7 @@ def _does_not_fit_error(
         for name, value in settings.items()
         if value != "auto"
     ]
-    if inputs.shape.trainable == inputs.shape.parameters:
+    if inputs.shape.trainable_parameters == inputs.shape.parameters:
         lines.append('Train fewer parameters: adaptation.scope = "lora:16" or "last:4".')
     if inputs.precision != "bfloat16":
         lines.append('If the GPU supports it, use bfloat16: adaptation.precision = "bfloat16".')

@@ -81,14 +81,14 @@ def group_parameters(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[P
 def layout_fingerprint(shards: tuple[Shard, ...]) -> Tensor:
     """Return a SHA-256 of the parameters' names, positions and shapes.
 
-    It tells shards of the same size apart that hold other parameters.
+    It differs between shards of the same size that contain different parameters.
     """
     layout = [[[part.name, part.start, list(part.parameter.shape)] for part in shard.slices] for shard in shards]
     return torch.tensor(list(hashlib.sha256(json.dumps(layout).encode()).digest()), dtype=torch.uint8)
 
 
 def take_flat_gradient(shard: Shard) -> Tensor:
-    """Return the gradients of a shard as one flat tensor, 0 where there is none, and set every .grad to None."""
+    """Return the gradients of a shard as one flat tensor, with 0 for missing gradients. Set every .grad to None."""
     if len(shard.slices) == 1:
         parameter, shape = shard.slices[0].parameter, shard.working.shape
         gradient = parameter.grad

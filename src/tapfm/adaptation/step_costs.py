@@ -1,6 +1,6 @@
 """Memory and time of a training step, predicted from the architecture of the encoder.
 
-The peak memory is the maximum over the moments of a step. Weights and optimiser are always in memory. The graph grows
+The peak memory is the largest sum over time during a step. Weights and optimiser are always in memory. The graph grows
 with the number of tiles, and shrinks while the backward pass goes from the last block to the first and the gradients
 grow. `Coefficients` contains the values that cannot be derived from the architecture.
 
@@ -161,8 +161,8 @@ class ChunkCost:
 
     size: int  # tiles
     tile: TileGraphCost
-    first_bytes: float  # peak during the backward pass of the first graph
-    later_bytes: float  # peak during that of a later graph, when all gradients exist; 0 if there is only one graph
+    first_bytes: float  # peak in the backward pass of the first graph
+    later_bytes: float  # peak in the backward pass of a later graph, with all gradients; 0 if there is one graph
 
     def peak_bytes(self, graphs_kept: int) -> float:
         """Return the peak if so many chunks keep their graph. Each graph is freed after its backward pass."""
@@ -184,8 +184,8 @@ def compute_graph_cost(inputs: PlannerInput, levels: tuple[Recompute, ...]) -> T
     )
 
 
-class _MemoryAtMoment(NamedTuple):
-    """Memory in use at one moment of a step, in bytes, without weights and optimiser."""
+class _MemoryUse(NamedTuple):
+    """Memory in use at one point in time of a step, in bytes, without weights and optimiser."""
 
     graph: float
     gradients: float
@@ -205,20 +205,20 @@ def compute_chunk_cost(inputs: PlannerInput, tile: TileGraphCost, size: int) -> 
     return ChunkCost(size, tile, first_bytes, later_bytes)
 
 
-def _find_backward_peak(inputs: PlannerInput, tile: TileGraphCost, size: int, *, is_first: bool) -> _MemoryAtMoment:
-    """Return the moment with the most memory: normalising the pixels, or the backward pass of one of the blocks."""
+def _find_backward_peak(inputs: PlannerInput, tile: TileGraphCost, size: int, *, is_first: bool) -> _MemoryUse:
+    """Return the largest memory use: while pixels are normalised, or in the backward pass of one of the blocks."""
     shape, parameter_bytes = inputs.shape, _gradient_bytes(inputs, size)
     size = _tiles_with_graph(inputs, size)
     gradients = parameter_bytes * _count_gradients(inputs, is_first=is_first)
-    start = _MemoryAtMoment(0.0, float(gradients[0]), size * 8.0 * 3 * shape.tile_px**2)  # pixels twice in float32
+    start = _MemoryUse(0.0, float(gradients[0]), size * 8.0 * 3 * shape.tile_px**2)  # pixels twice in float32
     if not shape.trainable_blocks:
         return start
     first_block = shape.depth - shape.trainable_blocks
     graph, temporary = size * tile.saved_bytes[first_block:][::-1], size * tile.temporary_bytes[first_block:][::-1]
     gradients = gradients[1:]
     peak = int(np.argmax(graph + gradients + temporary))
-    backward = _MemoryAtMoment(float(graph[peak]), float(gradients[peak]), float(temporary[peak]))
-    return max(start, backward, key=lambda moment: moment.total)
+    backward = _MemoryUse(float(graph[peak]), float(gradients[peak]), float(temporary[peak]))
+    return max(start, backward, key=lambda use: use.total)
 
 
 @lru_cache(maxsize=64)
@@ -228,18 +228,19 @@ def _count_gradients(inputs: PlannerInput, *, is_first: bool) -> NDArray[np.floa
     If the graph is not the first, other chunks or slides have left the gradients of all parameters.
     """
     shape = inputs.shape
-    before = 0 if is_first and inputs.slides_per_step == 1 else shape.trainable
-    done = (np.arange(shape.trainable_blocks) + inputs.coefficients.own_gradients) * shape.block_trainable
-    counts: NDArray[np.float64] = np.maximum(before, np.minimum(shape.trainable, np.concatenate([[0.0], done])))
+    before = 0 if is_first and inputs.slides_per_step == 1 else shape.trainable_parameters
+    done = (np.arange(shape.trainable_blocks) + inputs.coefficients.own_gradients) * shape.block_trainable_parameters
+    after = np.minimum(shape.trainable_parameters, np.concatenate([[0.0], done]))
+    counts: NDArray[np.float64] = np.maximum(before, after)
     return counts
 
 
-def _memory_in_update(inputs: PlannerInput, storage: OptimiserStorage, size: int) -> _MemoryAtMoment:
+def _memory_in_update(inputs: PlannerInput, storage: OptimiserStorage, size: int) -> _MemoryUse:
     """Return the memory during the optimiser's update, shard by shard: all gradients, but no graph."""
     shape = inputs.shape
     copied_bytes = 4 + moment_bytes(storage.moments) if storage.offload else 0.0  # an offloaded shard on the GPU
-    temporary = min(SHARD_ELEMENTS, shape.trainable) * (inputs.coefficients.update + copied_bytes)
-    return _MemoryAtMoment(0.0, shape.trainable * _gradient_bytes(inputs, size), temporary)
+    temporary = min(SHARD_ELEMENTS, shape.trainable_parameters) * (inputs.coefficients.update + copied_bytes)
+    return _MemoryUse(0.0, shape.trainable_parameters * _gradient_bytes(inputs, size), temporary)
 
 
 def compute_update_bytes(inputs: PlannerInput, storage: OptimiserStorage, size: int) -> float:
@@ -253,11 +254,11 @@ def split_peak_memory(
     """Return the memory at the peak of the step, by part."""
     graph_bytes = chunk.size * chunk.tile.graph_bytes
     peak = _find_backward_peak(inputs, chunk.tile, chunk.size, is_first=True)
-    moments = [peak._replace(graph=peak.graph + (graphs_kept - 1) * graph_bytes)]
+    peaks = [peak._replace(graph=peak.graph + (graphs_kept - 1) * graph_bytes)]
     if _accumulates_gradients(inputs, chunk.size):
         peak = _find_backward_peak(inputs, chunk.tile, chunk.size, is_first=False)
-        moments.append(peak._replace(graph=peak.graph + max(0, graphs_kept - 2) * graph_bytes))
-    peak = max(*moments, _memory_in_update(inputs, storage, chunk.size), key=lambda moment: moment.total)
+        peaks.append(peak._replace(graph=peak.graph + max(0, graphs_kept - 2) * graph_bytes))
+    peak = max(*peaks, _memory_in_update(inputs, storage, chunk.size), key=lambda use: use.total)
     return compute_resident_bytes(inputs, storage) | {
         "gradients": peak.gradients,
         "graph": peak.graph,
@@ -272,8 +273,8 @@ def compute_resident_bytes(inputs: PlannerInput, storage: OptimiserStorage) -> d
     each = bytes_per_parameter(low_precision=inputs.low_precision, moments=storage.moments, offload=storage.offload)
     parts = {
         "weights": shape.parameters * each["weights"],
-        "master weights": shape.trainable * each["master weights"],
-        "moments": shape.trainable * each["moments"],
+        "master weights": shape.trainable_parameters * each["master weights"],
+        "moments": shape.trainable_parameters * each["moments"],
         # under autocast, all graphs share low-precision copies of the weights
         "weight copies": 2.0 * shape.parameters if inputs.precision == "float16" else 0.0,
     }
@@ -331,7 +332,7 @@ def _token_bytes(inputs: PlannerInput, level: Recompute) -> float:
     else:
         widths = c.pointwise + c.adapters * shape.has_adapters
         mlp = shape.mlp_in * (1 + shape.has_adapters)
-        # with adapters, level "mlp" saves two products of the MLP's last layer less
+        # level "mlp" does not save the output of the MLP's last layer, or of its adapter
         less = (c.pointwise - c.mlp) * (1 + shape.has_adapters)
         elements = shape.width * widths + mlp if level == "pointwise" else shape.width * (widths - less)
     return elements * inputs.element_bytes + statistics + 2 * residual
@@ -375,7 +376,7 @@ def count_passes(inputs: PlannerInput, chunk: ChunkCost, graphs_kept: int) -> fl
     if inputs.backward_tiles is not None:
         return 1 + (1 + backward) * inputs.backward_tiles / inputs.tiles
     encoded_twice = max(0, inputs.tiles - graphs_kept * chunk.size) / inputs.tiles
-    return 1 + backward + (encoded_twice if inputs.shape.trainable else 0.0)
+    return 1 + backward + (encoded_twice if inputs.shape.trainable_parameters else 0.0)
 
 
 def estimate_cost(inputs: PlannerInput, storage: OptimiserStorage, chunk: ChunkCost, graphs_kept: int) -> float:
@@ -407,5 +408,5 @@ def _small_chunk_overhead(inputs: PlannerInput, size: int) -> float:
 
 def _offload_cost(inputs: PlannerInput) -> float:
     """Return the time of copying master weights and moments to the GPU and back, in forward passes per tile."""
-    copy_s = 2 * 12 * inputs.shape.trainable / _HOST_BYTES_PER_S / inputs.slides_per_step
+    copy_s = 2 * 12 * inputs.shape.trainable_parameters / _HOST_BYTES_PER_S / inputs.slides_per_step
     return copy_s * _FLOP_PER_S / (inputs.tiles * inputs.shape.tile_flop)

@@ -93,7 +93,7 @@ def fit(
     training: Sequence[LabelledSlide],
     validation: Sequence[LabelledSlide],
     settings: TrainingSettings,
-    checkpoints: CheckpointWriter,
+    checkpoint_writer: CheckpointWriter,
     listener: TrainingListener,
     *,
     progress: RunProgress | None = None,
@@ -108,7 +108,15 @@ def fit(
     checkpoint. Raises `NonFiniteError` if a loss, gradient or logit is not finite.
     """
     loop = _TrainingLoop(
-        learner, bags, training, validation, settings, checkpoints, listener, progress or RunProgress(), stop_signal
+        learner,
+        bags,
+        training,
+        validation,
+        settings,
+        checkpoint_writer,
+        listener,
+        progress or RunProgress(),
+        stop_signal,
     )
     bags.start(loop.list_requests())
     try:
@@ -138,7 +146,7 @@ class _TrainingLoop:
     training: Sequence[LabelledSlide]
     validation: Sequence[LabelledSlide]
     settings: TrainingSettings
-    checkpoints: CheckpointWriter
+    checkpoint_writer: CheckpointWriter
     listener: TrainingListener
     progress: RunProgress
     stop_signal: Callable[[], int | None]
@@ -252,7 +260,7 @@ class _TrainingLoop:
             new.reason = next(iter(missing.values()))
         if (skipped := self.progress.skipped.get(slide.slide_id)) is not None:
             check_missing_tiles(len(skipped.tiles), self.bags.tile_count(slide.slide_id), skipped.reason)
-        self.progress.failed.pop(slide.slide_id, None)  # for example a network drive that is available again
+        self.progress.failed.pop(slide.slide_id, None)  # it can be read again: for example, a network drive is back
 
     def record_failure(self, slide: LabelledSlide, reason: str) -> None:
         if slide.slide_id not in self.progress.failed:
@@ -306,7 +314,7 @@ class _TrainingLoop:
             progress.best_epoch, progress.best_score = progress.epoch, row["score"]
         progress.history.append(row)
         if best:
-            self.checkpoints.save_best(self.learner, progress)
+            self.checkpoint_writer.save_best(self.learner, progress)
         progress.epoch, progress.position, progress.sums = progress.epoch + 1, 0, EpochSums()
         epochs_since_best = progress.epoch - 1 - (progress.best_epoch or 0)
         progress.stopped_early = bool(self.settings.patience) and epochs_since_best >= self.settings.patience
@@ -317,7 +325,7 @@ class _TrainingLoop:
 
     def save_last(self) -> None:
         self.read_reports()
-        self.checkpoints.save_last(self.learner, self.progress)
+        self.checkpoint_writer.save_last(self.learner, self.progress)
         self.saved_at = time.monotonic()
 
     def stop_if_interrupted(self) -> None:

@@ -26,8 +26,8 @@ from tapfm.inference.cohort import FinishedSlides, count_slide, predict_cohort
 from tapfm.inference.predictor import Predictor
 from tapfm.inference.slide_bags import make_bags
 from tapfm.results.figure_drawing import write_png
-from tapfm.runs.curves import training_figure
-from tapfm.runs.data import RunData, labelled_slides
+from tapfm.runs.curves import build_training_figure
+from tapfm.runs.data import RunData, list_labelled_slides
 from tapfm.runs.folder import RunFolder, describe_environment
 from tapfm.runs.progress import RunProgress
 from tapfm.runs.summary import write_summary
@@ -88,7 +88,9 @@ def run_training(
             console.print("The run is already finished. Its predictions are written again.")
         elif progress.step:
             console.print(f"Resuming in epoch {progress.epoch + 1}, after {format_count(progress.step, 'step')}.")
-        training, validation, test = (labelled_slides(data.slides_in(split)) for split in (TRAIN, VALIDATION, TEST))
+        training, validation, test = (
+            list_labelled_slides(data.slides_in(split)) for split in (TRAIN, VALIDATION, TEST)
+        )
         try:
             if not progress.finished:
                 bags = _make_bags(config, data, learner, workers)
@@ -132,7 +134,7 @@ def _keep_saved_moments(run_folder: RunFolder, config: RunConfig) -> RunConfig:
 
 def _report_out_of_memory(console: Console, tiles: int) -> None:
     console.print(
-        f"GPU out of memory; retrying the step, and continuing, with {format_count(tiles, 'tile')} per chunk.",
+        f"GPU out of memory; retrying with {format_count(tiles, 'tile')} per chunk, also in later steps.",
         style="bold yellow",
         markup=False,
         soft_wrap=True,
@@ -227,7 +229,7 @@ def _draw_curves(run_folder: RunFolder, config: RunConfig, progress: RunProgress
         best = None if progress.best_epoch is None else progress.best_epoch + 1
         model = f"{config.encoder.name}, {config.adaptation.method}, {config.aggregator.name}"
         title = f"{', '.join(config.task.targets)}: {model}"
-        write_png(run_folder.folder / "curves.png", training_figure(progress.history, best, title))
+        write_png(run_folder.folder / "curves.png", build_training_figure(progress.history, best, title))
 
 
 def _print_start(config: RunConfig, data: RunData, device: torch.device, learner: Learner, console: Console) -> None:
@@ -284,7 +286,7 @@ def _foreign_feature_warnings(config: RunConfig, data: RunData) -> list[str]:
     line = f"The feature files ({metadata.origin}) {named}. They are used as features of {card.name} (encoder.name)."
     if metadata.size != card.feature_size:
         line += (
-            f" They cannot be: {card.name} has {card.feature_size:,} features per tile, these files have "
+            f" Check encoder.name: {card.name} has {card.feature_size:,} features per tile, but these files have "
             f"{metadata.size:,}."
         )
     return [line]

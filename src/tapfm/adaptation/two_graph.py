@@ -10,8 +10,8 @@ ambiguous or contradicts itself, docs/explanation/paper-and-code.md states what 
        Update the encoder.
 
 With bag_gradient = "before", lambda = 1 and beta = 0, the encoder's gradient equals ordinary end-to-end
-backpropagation of L_agg. With lambda = 0 it equals end-to-end backpropagation with the raw attention, and so the tile
-weights of `cls-attention`, held constant.
+backpropagation of L_agg. With lambda = 0, it equals end-to-end backpropagation with constant raw attention (for
+`cls-attention`: with constant tile weights).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tapfm.bench.model_speed import (
     EncodingSpeed,
     StepSpeed,
     StepStrategy,
-    choose_step_tiles,
+    choose_tiles_per_step,
     measure_encoding,
     measure_step,
 )
@@ -45,14 +45,14 @@ _PACKAGES = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecod
 class _Budget:
     """Approximate duration of each measurement in seconds, without warm-up."""
 
-    device_s: float = 1.0
+    device_speed_s: float = 1.0
     reading_s: float = 3.0
     encoding_s: float = 3.0
     steps_s: float = 4.0
     step_s: float = 2.0  # of one step on a CPU; limits its number of tiles
 
 
-_QUICK = _Budget(device_s=0.2, reading_s=0.5, encoding_s=0.5, steps_s=0.5, step_s=0.4)
+_QUICK = _Budget(device_speed_s=0.2, reading_s=0.5, encoding_s=0.5, steps_s=0.5, step_s=0.4)
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def _measure_all(
     start_stage("matrix product")
     device_speeds = catch_out_of_memory(
         lambda: (
-            measure_matrix_product(device, setup.dtype, budget_s=budget.device_s),
-            measure_copy_speed(device, budget_s=budget.device_s),
+            measure_matrix_product(device, setup.dtype, budget_s=budget.device_speed_s),
+            measure_copy_speed(device, budget_s=budget.device_speed_s),
         ),
         device,
     )
@@ -185,7 +185,7 @@ def _measure_all(
             )
     start_stage("encoding")
     encoding = measure_encoding(setup, matrix_product.tflops, budget_s=budget.encoding_s)
-    tiles = choose_step_tiles(setup, slides.mean_tiles, encoding, step_s=budget.step_s)
+    tiles = choose_tiles_per_step(setup, slides.mean_tiles, encoding, step_s=budget.step_s)
     steps = []
     for scope in scopes:
         for strategy in _STRATEGIES:

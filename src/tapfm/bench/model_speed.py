@@ -110,7 +110,7 @@ def _time_on_device(function: Callable[[], object], setup: BenchSetup, *, budget
     return _Measurement(timing.seconds, peak_gib(device), timing.warmup_s if setup.compiled else None)
 
 
-def choose_step_tiles(setup: BenchSetup, mean_tiles: int, encoding: EncodingSpeed, *, step_s: float) -> int:
+def choose_tiles_per_step(setup: BenchSetup, mean_tiles: int, encoding: EncodingSpeed, *, step_s: float) -> int:
     """Return the number of tiles per step. On a CPU, it is limited so that a step takes about `step_s` seconds."""
     configured = setup.config.adaptation.tiles_per_slide
     tiles = configured if isinstance(configured, int) else min(mean_tiles, _MAX_STEP_TILES)
