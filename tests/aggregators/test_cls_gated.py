@@ -3,7 +3,15 @@
 import pytest
 import torch
 from example_bags import THREE_TARGETS, build_variant, random_bag
-from support import TASK, end_to_end_gradient, relative_difference, small_encoder, some_tiles, step_gradient, take_step
+from support import (
+    TASK,
+    end_to_end_gradient,
+    random_tiles,
+    relative_difference,
+    small_encoder,
+    step_gradient,
+    take_step,
+)
 
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.aggregators.cls_attention import compute_tile_weights
@@ -33,7 +41,7 @@ def test_untrained_output_is_bit_identical_to_cls_attention(dtype, tiles, target
 @pytest.mark.parametrize("lambda_", [0.0, 1.0])
 def test_first_encoder_gradient_equals_that_of_cls_attention(lambda_):
     encoder = small_encoder()
-    tiles, case = some_tiles(encoder), {"task": THREE_TARGETS, "targets": encode_labels([1, None, 0])}
+    tiles, case = random_tiles(encoder), {"task": THREE_TARGETS, "targets": encode_labels([1, None, 0])}
     gated, plain = (
         step_gradient(encoder, build_untrained(name, encoder.feature_size, 3), tiles, lambda_=lambda_, **case)
         for name in ("cls-gated", "cls-attention")
@@ -87,7 +95,7 @@ def test_gradient_of_raw_attention_matches_finite_differences():
 
 def test_raw_attention_has_a_gradient_with_a_trained_gate():
     encoder = small_encoder()
-    aggregator, tiles = build_variant("cls-gated", encoder.feature_size, targets=1), some_tiles(encoder)
+    aggregator, tiles = build_variant("cls-gated", encoder.feature_size, targets=1), random_tiles(encoder)
     assert take_step(encoder, aggregator, tiles).norm_g_r > 0
     whole, held = (end_to_end_gradient(encoder, aggregator, tiles, hold_attention=hold) for hold in (False, True))
     assert relative_difference(step_gradient(encoder, aggregator, tiles), whole) < 1e-9
@@ -97,7 +105,7 @@ def test_raw_attention_has_a_gradient_with_a_trained_gate():
 
 def test_logged_attention_loss_matches_eq_6():
     encoder = small_encoder()
-    aggregator, tiles = build_variant("cls-gated", encoder.feature_size, targets=1), some_tiles(encoder)
+    aggregator, tiles = build_variant("cls-gated", encoder.feature_size, targets=1), random_tiles(encoder)
     report = take_step(encoder, aggregator, tiles)
     z_KD, r_K = (each.detach() for each in encoder(tiles))
     output = aggregator(z_KD, r_K)
@@ -121,7 +129,7 @@ def test_with_equal_attentions_only_the_gate_sets_the_weights(attention):
 
 def test_first_step_updates_the_gate():
     encoder = small_encoder()
-    aggregator, tiles = build_untrained("cls-gated", encoder.feature_size, 1), some_tiles(encoder)
+    aggregator, tiles = build_untrained("cls-gated", encoder.feature_size, 1), random_tiles(encoder)
     optimizer = torch.optim.SGD(aggregator.parameters(), lr=0.1)
     take_step(encoder, aggregator, tiles, update_aggregator=optimizer.step)
     assert aggregator.gates.score.weight.norm() > 0

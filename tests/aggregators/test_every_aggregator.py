@@ -5,12 +5,12 @@ import torch
 from example_bags import THREE_TARGETS, VARIANTS, build_variant, random_bag
 from support import (
     end_to_end_gradient,
+    random_tiles,
     relative_difference,
     small_encoder,
-    some_tiles,
     step_gradient,
     take_step,
-    whole_loss,
+    total_loss,
 )
 
 from tapfm.adaptation.chunked import Chunking
@@ -51,7 +51,7 @@ def test_order_of_tiles_does_not_matter(variant):
     exact = {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(shuffled.logits_C, output.logits_C, **exact)
     torch.testing.assert_close(shuffled.heatmap_scores, output.heatmap_scores[..., order], **exact)
-    losses = (whole_loss(each, THREE_TARGETS, LABELS) for each in (shuffled, output))
+    losses = (total_loss(each, THREE_TARGETS, LABELS) for each in (shuffled, output))
     torch.testing.assert_close(*losses, **exact)
 
 
@@ -61,7 +61,7 @@ def test_gradients_are_finite_and_reach_every_parameter(variant, tiles):
     aggregator, (z_KD, r_K) = build_variant(variant, layer_norm=True), random_bag(tiles)
     z_KD.requires_grad_()
     for labels in ([1, 0, 1], [0, 1, 0]):
-        whole_loss(aggregator(z_KD, r_K), THREE_TARGETS, encode_labels(labels)).backward()
+        total_loss(aggregator(z_KD, r_K), THREE_TARGETS, encode_labels(labels)).backward()
     assert z_KD.grad.isfinite().all()
     for name, parameter in aggregator.named_parameters():
         assert parameter.grad.isfinite().all(), name
@@ -89,7 +89,7 @@ def test_logits_depend_on_raw_attention_only_if_the_card_says_so(variant):
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(2, keep_graphs=0)], ids=["one pass", "chunked"])
 def test_encoder_gradient_equals_end_to_end_backpropagation(variant, chunking):
     encoder = small_encoder()
-    aggregator, tiles = build_variant(variant, encoder.feature_size), some_tiles(encoder)
+    aggregator, tiles = build_variant(variant, encoder.feature_size), random_tiles(encoder)
     case = {"task": THREE_TARGETS, "targets": LABELS}
     expected = end_to_end_gradient(encoder, aggregator, tiles, **case)
     assert expected.norm() > 0
@@ -105,20 +105,20 @@ def test_missing_label_does_not_affect_any_loss(variant):
         aggregator.zero_grad()
         leaf = z_KD.clone().requires_grad_()
         targets = Targets(torch.tensor([1.0, placeholder, 0.0]), known)
-        loss = whole_loss(aggregator(leaf, r_K), THREE_TARGETS, targets)
+        loss = total_loss(aggregator(leaf, r_K), THREE_TARGETS, targets)
         loss.backward()
         losses.append(loss.detach())
         gradients.append(leaf.grad)
     torch.testing.assert_close(*losses)
     torch.testing.assert_close(*gradients)
     none_known = Targets(torch.zeros(3), torch.zeros(3, dtype=torch.bool))
-    assert whole_loss(aggregator(z_KD, r_K), THREE_TARGETS, none_known) == 0
+    assert total_loss(aggregator(z_KD, r_K), THREE_TARGETS, none_known) == 0
 
 
 @every_aggregator
 def test_reported_loss_is_that_of_the_task(variant):
     encoder = small_encoder()
-    aggregator, tiles = build_variant(variant, encoder.feature_size), some_tiles(encoder)
+    aggregator, tiles = build_variant(variant, encoder.feature_size), random_tiles(encoder)
     report = take_step(encoder, aggregator, tiles, task=THREE_TARGETS, targets=LABELS)
     expected = THREE_TARGETS.loss(aggregator(*encoder(tiles)).logits_C, LABELS)
     torch.testing.assert_close(report.loss_agg, expected.detach())
@@ -127,7 +127,7 @@ def test_reported_loss_is_that_of_the_task(variant):
 @without_attention
 def test_lambda_has_no_effect_without_raw_attention(variant):
     encoder = small_encoder()
-    aggregator, tiles = build_variant(variant, encoder.feature_size, targets=1), some_tiles(encoder)
+    aggregator, tiles = build_variant(variant, encoder.feature_size, targets=1), random_tiles(encoder)
     assert take_step(encoder, aggregator, tiles).norm_g_r == 0
     with_lambda, without = (step_gradient(encoder, aggregator, tiles, lambda_=lambda_) for lambda_ in (1.0, 0.0))
     assert torch.equal(with_lambda, without)
@@ -137,7 +137,7 @@ def test_lambda_has_no_effect_without_raw_attention(variant):
 @pytest.mark.parametrize("regime", ["fixed", "finetune"])
 def test_loss_of_a_slide_decreases(variant, regime):
     encoder = small_encoder()
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     aggregator = build_variant(variant, encoder.feature_size)
     model = SlideModel(None if regime == "fixed" else encoder, aggregator, THREE_TARGETS)
     optimisation = OptimiserSettings(encoder_lr=1e-4, aggregator_lr=1e-3)

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from example_bags import THREE_TARGETS, VARIANTS, build_variant, random_bag
-from support import POSITIVE, TASK, whole_loss
+from support import POSITIVE, TASK, total_loss
 
 from tapfm.aggregators.catalog import build_aggregator
 from tapfm.aggregators.torchmil_catalog import TORCHMIL_MODELS
@@ -23,7 +23,7 @@ def compare_gpu_with_cpu(aggregator, task, targets, z_KD, r_K, positions=None):
         leaf = z_KD.detach().to(device).requires_grad_()  # a new leaf on this device
         labels = Targets(targets.labels_C.to(device), targets.known_C.to(device))
         output = SlideModel(None, module, task).aggregator_for(positions)(leaf, r_K.to(device))
-        loss = whole_loss(output, task, labels)
+        loss = total_loss(output, task, labels)
         loss.backward()
         outputs.append(
             (output.logits_C.detach().cpu(), output.heatmap_scores.detach().cpu(), loss.detach().cpu(), leaf.grad.cpu())

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from support import POSITIVE, TASK, relative_difference, small_encoder, some_tiles, whole_loss
+from support import POSITIVE, TASK, random_tiles, relative_difference, small_encoder, total_loss
 
 from tapfm.adaptation.chunked import Chunking
 from tapfm.adaptation.learner import Learner, OptimiserSettings
@@ -74,7 +74,7 @@ def test_every_model_of_torchmil_is_supported_or_listed_as_unsupported():
 def test_output_has_logit_tile_scores_and_finite_gradients(model, tiles):
     aggregator, (z_KD, r_K, positions) = build_small_model(model), random_bag(tiles)
     z_KD.requires_grad_()
-    whole_loss(run_aggregator(aggregator, z_KD, r_K, positions), TASK, POSITIVE).backward()
+    total_loss(run_aggregator(aggregator, z_KD, r_K, positions), TASK, POSITIVE).backward()
     assert z_KD.grad.isfinite().all()
     assert z_KD.grad.norm() > 0
     assert not list(aggregator.buffers()), "a checkpoint contains only parameters"
@@ -152,7 +152,7 @@ def test_chunked_training_has_the_gradient_of_one_pass(model):
             slide, AdaptationSettings(lambda_=0.0, chunking=chunking), OptimiserSettings(aggregator_lr=1e-3)
         )
         learner.start_epoch(0)
-        tiles = some_tiles(encoder)
+        tiles = random_tiles(encoder)
         bag_of_tiles = Bag(tiles, np.arange(5), coordinates=random_bag(5)[2])
         torch.manual_seed(1)
         learner.train_step(bag_of_tiles, POSITIVE, update=False, slide_id="s")

@@ -10,11 +10,11 @@ from support import (
     FAMILIES,
     cls_attention,
     end_to_end_gradient,
-    gradient_of,
+    get_gradient,
+    random_tiles,
     randomise,
     relative_difference,
     small_encoder,
-    some_tiles,
     step_gradient,
     take_step,
 )
@@ -78,7 +78,7 @@ def test_parsing_a_scope_does_not_import_torch():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_new_adapters_do_not_change_the_output(family):
     encoder = small_encoder(family).eval()
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     before = encoder(tiles)
     apply_scope(encoder, LORA)
     after = encoder(tiles)
@@ -91,7 +91,7 @@ def test_new_adapters_do_not_change_the_output(family):
 def test_merged_adapters_give_the_same_features_and_attention(family, dtype, tolerance):
     encoder = build_adapted_encoder(family, dtype=dtype)
     plain = small_encoder(family, dtype=dtype)
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     with torch.no_grad():
         without, adapted = plain.eval()(tiles), encoder(tiles)
         merge_adapters(encoder)
@@ -132,7 +132,7 @@ def test_every_linear_layer_of_attention_and_mlp_has_an_adapter():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_of_adapters_equals_end_to_end_backpropagation(family, chunking):
     encoder = build_adapted_encoder(family)
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     expected = end_to_end_gradient(encoder, aggregator, tiles)
     assert relative_difference(step_gradient(encoder, aggregator, tiles, chunking=chunking), expected) < 1e-9
     with_gradient = {name for name, parameter in encoder.named_parameters() if parameter.grad is not None}
@@ -143,7 +143,7 @@ def test_gradient_of_adapters_equals_end_to_end_backpropagation(family, chunking
 
 def test_adapters_have_the_same_gradient_with_checkpointed_blocks():
     encoder = build_adapted_encoder(depth=3)
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     expected = step_gradient(encoder, aggregator, tiles)
     encoder.recompute = ("block",) * len(encoder.vit.blocks)
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
@@ -151,7 +151,7 @@ def test_adapters_have_the_same_gradient_with_checkpointed_blocks():
 
 def test_adapter_works_on_a_qkv_layer_with_separate_bias():
     encoder = build_encoder_with_separate_bias()
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     before = encoder(tiles)
     apply_scope(encoder, LORA)
     torch.testing.assert_close(encoder(tiles), before)
@@ -167,7 +167,7 @@ def test_adapter_works_on_a_qkv_layer_with_separate_bias():
 def test_training_adapters_does_not_change_base_weights():
     encoder = build_adapted_encoder(dtype=torch.float32, trained=False).train()
     plain = small_encoder(dtype=torch.float32).state_dict()
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     optimiser = torch.optim.AdamW(trainable_parameters(encoder).values(), lr=1e-2, weight_decay=0.1)
     losses = []
     for _ in range(5):
@@ -196,7 +196,7 @@ def test_initial_adapters_depend_only_on_the_seed():
 def test_adapters_of_a_half_precision_encoder_are_float32():
     encoder = build_adapted_encoder(dtype=torch.bfloat16)
     assert {p.dtype for p in trainable_parameters(encoder).values()} == {torch.float32}
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     with torch.no_grad():
         adapted = encoder(tiles).z_KD
         merge_adapters(encoder)
@@ -208,7 +208,7 @@ def test_adapters_of_a_half_precision_encoder_are_float32():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_last_blocks_get_the_same_gradient_as_in_full_training(family, checkpointed):
     encoder = small_encoder(family, depth=3)
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     apply_scope(encoder, FULL)
     assert len(trainable_parameters(encoder)) == len(list(encoder.parameters()))
     take_step(encoder, aggregator, tiles)
@@ -224,7 +224,7 @@ def test_last_blocks_get_the_same_gradient_as_in_full_training(family, checkpoin
             torch.testing.assert_close(parameter.grad, full[name])
         else:
             assert parameter.grad is None, name
-    assert gradient_of(encoder.vit.blocks[1]).norm() > 0
+    assert get_gradient(encoder.vit.blocks[1]).norm() > 0
 
 
 def test_scope_with_too_many_blocks_is_an_error():

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 import torch
-from support import FAMILIES, cls_attention, relative_difference, small_encoder, some_tiles, step_gradient
+from support import FAMILIES, cls_attention, random_tiles, relative_difference, small_encoder, step_gradient
 from timm.layers import SwiGLU
 from torch import nn
 from torch._dynamo.utils import counters
@@ -23,7 +23,7 @@ LEVELS = get_args(Recompute)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_checkpointing_level_gives_the_same_gradient(family, level):
     encoder = small_encoder(family, depth=3)
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     expected = step_gradient(encoder, aggregator, tiles)
     features = encoder(tiles).z_KD
     encoder.recompute = (level,) * 3
@@ -41,7 +41,7 @@ def test_swiglu_and_unknown_mlp_classes_give_the_same_gradient(level):
     for mlp in (SwiGLU(32, 48, norm_layer=nn.LayerNorm), Other(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 32))):
         encoder = small_encoder(depth=3)
         encoder.vit.blocks[0].mlp = mlp.double()
-        aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+        aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
         expected = step_gradient(encoder, aggregator, tiles)
         encoder.recompute = (level, "nothing", "nothing")
         assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
@@ -55,7 +55,7 @@ def test_every_checkpointing_level_works_with_frozen_parameters(scope, level):
     for name, parameter in encoder.named_parameters():
         if "lora_B" in name:  # initialised to 0, which would hide the gradient of lora_A
             nn.init.normal_(parameter, std=0.1)
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     expected = step_gradient(encoder, aggregator, tiles)
     encoder.recompute = (level,) * 3
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
@@ -65,7 +65,7 @@ def test_every_checkpointing_level_works_with_frozen_parameters(scope, level):
 @pytest.mark.parametrize("noise", [{"drop_path_rate": 0.5}, {"proj_drop_rate": 0.3}, {"attn_drop_rate": 0.3}], ids=str)
 def test_recomputed_blocks_use_the_same_dropout_masks(noise, level):
     encoder = small_encoder(depth=3, **noise).train()
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder, 8)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder, 8)
 
     def gradient(level):
         encoder.recompute = (level,) * 3
@@ -95,20 +95,20 @@ def test_compiled_blocks_give_the_same_gradient_without_recompiling(compile_coun
     encoder = small_encoder(family, depth=3, dtype=torch.float32)
     encoder.recompute = (level,) * 3
     aggregator = cls_attention(encoder)
-    expected = step_gradient(encoder, aggregator, some_tiles(encoder, 7))
+    expected = step_gradient(encoder, aggregator, random_tiles(encoder, 7))
     encoder.compile_blocks()
-    assert relative_difference(step_gradient(encoder, aggregator, some_tiles(encoder, 7)), expected) < 1e-5
-    step_gradient(encoder, aggregator, some_tiles(encoder, 6), chunking=Chunking(3, keep_graphs=0))
+    assert relative_difference(step_gradient(encoder, aggregator, random_tiles(encoder, 7)), expected) < 1e-5
+    step_gradient(encoder, aggregator, random_tiles(encoder, 6), chunking=Chunking(3, keep_graphs=0))
     graphs = compile_counters["unique_graphs"]
     assert graphs == 6, "embedding, blocks and last block, each with and without gradients"
     for tiles, chunk in ((11, 3), (5, 2), (30, 8), (1, 1)):
-        step_gradient(encoder, aggregator, some_tiles(encoder, tiles), chunking=Chunking(chunk, keep_graphs=1))
+        step_gradient(encoder, aggregator, random_tiles(encoder, tiles), chunking=Chunking(chunk, keep_graphs=1))
     assert compile_counters["unique_graphs"] == graphs
 
 
 def test_cast_weights_compute_in_bfloat16_and_return_float32():
     encoder = small_encoder(dtype=torch.float32)
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     parameters, exact = list(encoder.parameters()), encoder(tiles)
     cast_weights(encoder, torch.bfloat16)
     assert list(map(id, encoder.parameters())) == list(map(id, parameters))
@@ -124,7 +124,7 @@ def test_cast_weights_compute_in_bfloat16_and_return_float32():
 def test_mean_of_patch_tokens_is_not_rounded_to_bfloat16():
     encoder = small_encoder("CLS + mean", dtype=torch.float32)
     cast_weights(encoder, torch.bfloat16)
-    cls, mean = encoder(some_tiles(encoder)).z_KD.chunk(2, dim=1)
+    cls, mean = encoder(random_tiles(encoder)).z_KD.chunk(2, dim=1)
     assert torch.equal(cls, cls.bfloat16().float())
     assert (mean != mean.bfloat16().float()).float().mean() > 0.5
 
@@ -133,7 +133,7 @@ def test_rotary_positions_stay_in_float32():
     encoder = small_encoder("RoPE", dtype=torch.float32)
     cast_weights(encoder, torch.bfloat16)
     assert {buffer.dtype for buffer in encoder.vit.buffers() if buffer.is_floating_point()} <= {torch.float32}
-    assert encoder(some_tiles(encoder)).z_KD.isfinite().all()
+    assert encoder(random_tiles(encoder)).z_KD.isfinite().all()
 
 
 @pytest.mark.parametrize("writable", [True, False])

@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 import transformers
-from support import randomise, small_card, some_tiles
+from support import random_tiles, randomise, small_card
 from timm.models.vision_transformer import checkpoint_filter_fn
 
 from tapfm.encoders.build import build_vit
@@ -70,7 +70,7 @@ def test_positions_are_resampled_like_in_transformers(key, tmp_path):
 
 
 def assert_same_features(encoder, model):
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     with torch.no_grad():
         tokens = model(pixel_values=(tiles.float() - encoder.mean) / encoder.std).last_hidden_state
         z_KD = encoder.eval()(tiles).z_KD

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from support import FAMILIES, small_encoder, some_tiles
+from support import FAMILIES, random_tiles, small_encoder
 from torch import nn
 
 from tapfm.encoders.float8 import _FLOAT8_MAX as FLOAT8_MAX
@@ -64,7 +64,7 @@ def test_all_blocks_except_the_last_are_converted(family):
     assert replaced == sum(types.count(Float8Linear) for types in blocks) >= 2 * 2
     assert Float8Linear not in last
     assert not any(isinstance(each, Float8Linear) for each in (encoder.vit.patch_embed.proj, encoder.vit.norm))
-    encoded = encoder(some_tiles(encoder))
+    encoded = encoder(random_tiles(encoder))
     assert encoded.z_KD.isfinite().all()
 
 

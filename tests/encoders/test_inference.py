@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from support import small_encoder, some_tiles
+from support import random_tiles, small_encoder
 from torch import nn
 
 from tapfm.encoders import inference
@@ -29,7 +29,7 @@ from tapfm.encoders.vit import VitEncoder
 @pytest.mark.parametrize("batch", [1, 2, 5, 64])
 def test_float32_features_do_not_depend_on_the_batch_size(batch):
     encoder = small_encoder(dtype=torch.float32)
-    tiles = some_tiles(encoder, 5)
+    tiles = random_tiles(encoder, 5)
     with torch.no_grad():
         expected = encoder.eval()(tiles)
     found = prepare_encoder(copy.deepcopy(encoder)).encode(tiles, batch)
@@ -42,7 +42,7 @@ def test_float32_features_do_not_depend_on_the_batch_size(batch):
 @pytest.mark.parametrize(("precision", "dtype"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
 def test_half_precision_on_a_cpu_uses_autocast(precision, dtype):
     encoder = small_encoder(dtype=torch.float32)
-    tiles = some_tiles(encoder, 5)
+    tiles = random_tiles(encoder, 5)
     expected = wrap_encoder(encoder, dtype).encode(tiles, 2)
     prepared = prepare_encoder(encoder, precision)
     assert {parameter.dtype for parameter in encoder.parameters()} == {torch.float32}
@@ -54,7 +54,7 @@ def test_half_precision_on_a_cpu_uses_autocast(precision, dtype):
 
 def test_float8_encoder_has_other_weights_in_bfloat16():
     encoder = small_encoder(dtype=torch.float32, depth=3)
-    tiles = some_tiles(encoder, 5)
+    tiles = random_tiles(encoder, 5)
     exact = wrap_encoder(copy.deepcopy(encoder)).encode(tiles, 5)
     found = prepare_encoder(encoder, "float8").encode(tiles, 2)
     assert {parameter.dtype for parameter in encoder.vit.parameters()} == {torch.bfloat16}
@@ -65,7 +65,7 @@ def test_float8_encoder_has_other_weights_in_bfloat16():
 
 def test_dropout_is_off_and_parameters_are_frozen():
     encoder = small_encoder(dtype=torch.float32, drop_path_rate=0.5, proj_drop_rate=0.5).train()
-    prepared, tiles = prepare_encoder(encoder), some_tiles(encoder, 3)
+    prepared, tiles = prepare_encoder(encoder), random_tiles(encoder, 3)
     assert torch.equal(prepared.encode(tiles, 3).z_KD, prepared.encode(tiles, 3).z_KD)
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
 
@@ -113,7 +113,7 @@ def test_precision_names():
 def test_out_of_memory_error_of_a_library_during_capture_is_raised(monkeypatch):
     """The caller then retries with a smaller batch, and capturing stays enabled."""
     prepared = prepare_encoder(small_encoder(dtype=torch.float32))
-    tiles = some_tiles(prepared.encoder, 2)
+    tiles = random_tiles(prepared.encoder, 2)
     prepared._may_capture = True
     monkeypatch.setattr(inference, "_CapturedGraph", lambda _encoder, _batch, run: run(tiles))
 

@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
-from support import FAMILIES, randomise, relative_difference, small_card, some_tiles
+from support import FAMILIES, random_tiles, randomise, relative_difference, small_card
 
 from tapfm.encoders.adapters import Scope, apply_scope, find_lora_layers, merge_adapters
 from tapfm.encoders.build import build_vit
@@ -45,7 +45,7 @@ def test_every_family_can_be_loaded_by_timm_and_tapfm(key, tmp_path):
     write_timm_folder(encoder, card, tmp_path / "out")
     check_timm_folder(tmp_path / "out", encoder)
     loaded = load_encoder(card, weights=tmp_path / "out").encoder.eval()
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     assert torch.equal(loaded(tiles).z_KD, encoder(tiles).z_KD)
     assert torch.equal(loaded(tiles).r_K, encoder(tiles).r_K)
 
@@ -132,7 +132,7 @@ def test_half_precision_encoder_is_written_in_float32(card, encoder, tmp_path):
 
 
 def test_adapters_must_be_merged_first(card, encoder, tmp_path):
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     plain = encoder(tiles).z_KD
     apply_scope(encoder, Scope("lora", 2))
     for layer in find_lora_layers(encoder).values():

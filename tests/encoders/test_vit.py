@@ -8,10 +8,10 @@ from support import (
     FAMILIES,
     cls_attention,
     full_attention,
+    random_tiles,
     randomise,
     relative_difference,
     small_encoder,
-    some_tiles,
     step_gradient,
 )
 from torch import nn
@@ -28,7 +28,7 @@ HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 @pytest.mark.parametrize("family", FAMILIES)
 def test_checkpointed_blocks_give_the_same_gradient(family):
     encoder = small_encoder(family, depth=3)
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     expected = step_gradient(encoder, aggregator, tiles)
     encoder.recompute = ("block",) * len(encoder.vit.blocks)
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
@@ -41,7 +41,7 @@ def test_checkpointed_blocks_after_frozen_blocks_have_gradients():
     encoder = small_encoder(depth=3)
     encoder.vit.requires_grad_(False)
     encoder.vit.blocks[-2:].requires_grad_(True)
-    aggregator, tiles = cls_attention(encoder), some_tiles(encoder)
+    aggregator, tiles = cls_attention(encoder), random_tiles(encoder)
     expected = step_gradient(encoder, aggregator, tiles)
     encoder.recompute = ("block",) * len(encoder.vit.blocks)
     assert relative_difference(step_gradient(encoder, aggregator, tiles), expected) < 1e-9
@@ -51,7 +51,7 @@ def test_checkpointed_blocks_after_frozen_blocks_have_gradients():
 @pytest.mark.parametrize("family", ["registers", "RoPE"])
 def test_dropout_of_the_last_block_matches_timm(family, noise):
     encoder = small_encoder(family, feature="cls+mean", **noise).train()
-    tiles = some_tiles(encoder, 16)
+    tiles = random_tiles(encoder, 16)
     torch.manual_seed(3)
     tokens = encoder.vit.forward_features((tiles.double() - encoder.mean) / encoder.std)
     expected = torch.cat([tokens[:, 0], tokens[:, encoder.vit.num_prefix_tokens :].mean(1)], 1)
@@ -66,7 +66,7 @@ def test_checkpointed_blocks_save_less_memory_for_backward():
         encoder.recompute = ("block" if checkpointed else "nothing",) * len(encoder.vit.blocks)
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
-            encoder(some_tiles(encoder))
+            encoder(random_tiles(encoder))
         return sum(sizes)
 
     assert saved_bytes(True) < saved_bytes(False) / 4
@@ -77,7 +77,7 @@ def test_checkpointed_blocks_save_less_memory_for_backward():
 def test_encoder_compiles_without_graph_breaks(family):
     """aot_eager traces like inductor, but needs no C++ compiler."""
     encoder = small_encoder(family, dtype=torch.float32)
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     expected = encoder(tiles)
     compiled = torch.compile(encoder, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(tiles).z_KD, expected.z_KD, rtol=1e-4, atol=1e-5)
@@ -94,7 +94,7 @@ def test_last_block_computes_only_the_cls_token_if_only_that_is_used(family):
     encoder = small_encoder(family)
     sizes = []
     encoder.vit.blocks[-1].mlp.register_forward_hook(lambda _, args, __: sizes.append(args[0].shape[1]))
-    encoder(some_tiles(encoder))
+    encoder(random_tiles(encoder))
     tokens = encoder.vit.num_prefix_tokens + encoder.vit.patch_embed.num_patches
     assert sizes == [1 if encoder.feature == "cls" else tokens]
 
@@ -104,7 +104,7 @@ def test_no_n_by_n_attention_matrix_is_saved():
     tokens = encoder.vit.num_prefix_tokens + encoder.vit.patch_embed.num_patches
     shapes = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.append(t.shape) or t, lambda t: t):
-        encoder(some_tiles(encoder))
+        encoder(random_tiles(encoder))
     assert len(shapes) > 20
     assert not [shape for shape in shapes if shape[-2:] == (tokens, tokens)]
 
@@ -114,7 +114,7 @@ def test_pixels_are_normalised_with_mean_and_std_of_the_card():
     encoder = small_encoder("registers")
     inputs = []
     encoder.vit.patch_embed.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     encoder(tiles)
     mean, std = (torch.tensor(x, dtype=torch.float64).view(1, 3, 1, 1) for x in (card.mean, card.std))
     torch.testing.assert_close(inputs[0], (tiles / 255.0 - mean) / std, rtol=1e-6, atol=1e-6)
@@ -123,7 +123,7 @@ def test_pixels_are_normalised_with_mean_and_std_of_the_card():
 def test_adapter_on_the_last_qkv_layer_is_used():
     """Adapters replace the linear layer; reading its weight instead of calling it would ignore them."""
     encoder = small_encoder("plain ViT").eval()
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     before = encoder(tiles)
 
     class Adapted(nn.Module):
@@ -224,7 +224,7 @@ def test_gated_attention_matches_timm():
 def assert_matches_timm(vit):
     randomise(vit)
     encoder = VitEncoder(vit, **HALF).eval()
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     attention_KHNN, tokens_KND = full_attention(encoder, tiles)
     expected_r_K = attention_KHNN[:, :, 0, vit.num_prefix_tokens :].mean((1, 2))
     z_KD, r_K = encoder(tiles)

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import randomise, small_card, some_tiles
+from support import random_tiles, randomise, small_card
 
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.weights import _resample_positions as resample_positions
@@ -49,7 +49,7 @@ def test_every_parameter_is_loaded_from_the_file(card, state, tmp_path, suffix):
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
     assert all(p.requires_grad for p in encoder.parameters())
     assert (provenance.file, provenance.sha256, provenance.published) == (file, sha256(file), None)
-    assert encoder(some_tiles(encoder)).z_KD.isfinite().all()
+    assert encoder(random_tiles(encoder)).z_KD.isfinite().all()
 
 
 def test_half_precision_weights_are_converted_to_float32(card, state, tmp_path):
@@ -66,7 +66,7 @@ def test_rotary_buffers_missing_in_the_file_are_computed(tmp_path):
     vit = build_vit(card).eval()
     save_file(vit.state_dict(), tmp_path / "model.safetensors")
     encoder, _, provenance = load_encoder(card, weights=tmp_path)
-    tiles = some_tiles(encoder)
+    tiles = random_tiles(encoder)
     expected = vit.forward_features((tiles.float() - encoder.mean) / encoder.std)[:, 0]
     torch.testing.assert_close(encoder.eval()(tiles).z_KD, expected, rtol=1e-4, atol=1e-5)
     assert provenance.positions.startswith("rotary")
@@ -141,7 +141,7 @@ def test_another_tile_size_resamples_positions(card, state, tmp_path):
     encoder, _, provenance = load_encoder(card, weights=tmp_path, tile_px=84)
     assert encoder.tile_px == 84
     assert provenance.positions == "resampled from 4 x 4 to 6 x 6 patches as timm does"
-    assert encoder(some_tiles(encoder)).z_KD.isfinite().all()
+    assert encoder(random_tiles(encoder)).z_KD.isfinite().all()
 
 
 def test_dino_resampling_passes_the_scale():

@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from support import randomise, small_encoder, some_tiles
+from support import random_tiles, randomise, small_encoder
 from training_slides import make_bags, make_learner, write_slides
 
 from tapfm.aggregators.catalog import build_aggregator
@@ -66,7 +66,7 @@ def prepare(model):
 
 def predict(*models, tiles=9, batch=4):
     predictor = Predictor([prepare(each) for each in models], batch=batch)
-    bags = TilesInMemory({"S1": some_tiles(models[0].encoder, tiles)}, part=4)
+    bags = TilesInMemory({"S1": random_tiles(models[0].encoder, tiles)}, part=4)
     slide = predictor.encode_slide(bags, BagRequest("inference", "S1"))
     return predictor.predict("S1", slide), slide, predictor
 
@@ -75,7 +75,8 @@ def predict(*models, tiles=9, batch=4):
 def test_single_model_gives_logits_and_contributions(layer_norm):
     model = build_model(layer_norm=layer_norm)
     output, slide, predictor = predict(model)
-    expected = model.aggregator_for()(*prepare_encoder(model.encoder).encode(some_tiles(model.encoder, 9), 4)).logits_C
+    encoded = prepare_encoder(model.encoder).encode(random_tiles(model.encoder, 9), 4)
+    expected = model.aggregator_for()(*encoded).logits_C
     assert list(output.logits.values()) == expected.double().tolist()
     assert predictor.predict_logits("S1", slide) == output.logits
     assert list(output.columns) == ["attention", "weight", "contribution.EGFR", "contribution.KRAS"]
@@ -139,7 +140,7 @@ def test_members_with_different_tile_sizes_are_an_error():
 def test_without_a_model_the_features_are_the_result():
     model = build_model()
     predictor = Predictor([InferenceModel(prepare_encoder(model.encoder), None)], batch=4)
-    bags = TilesInMemory({"S1": some_tiles(model.encoder, 9)})
+    bags = TilesInMemory({"S1": random_tiles(model.encoder, 9)})
     [encoded] = predictor.encode_slide(bags, BagRequest("inference", "S1")).by_model
     assert torch.equal(encoded.z_KD, predict(model)[1].by_model[0].z_KD)
 
@@ -156,7 +157,7 @@ def test_batch_is_halved_until_it_fits_into_memory(monkeypatch):
 
     monkeypatch.setattr(model.encoder, "encode", encode_with_little_memory)
     predictor = Predictor([model], batch=16, on_retry=messages.append)
-    bags = TilesInMemory({"S1": some_tiles(model.encoder.encoder, 9)}, part=9)
+    bags = TilesInMemory({"S1": random_tiles(model.encoder.encoder, 9)}, part=9)
     found = predictor.encode_slide(bags, BagRequest("inference", "S1"))
     assert torch.equal(found.by_model[0].r_K, encode(bags.slides["S1"], 2).r_K)
     assert tried == [16, 8, 4, 2]
@@ -174,7 +175,7 @@ def test_batch_is_halved_until_it_fits_into_memory(monkeypatch):
 def test_validation_retries_after_any_out_of_memory_error(monkeypatch, error):
     model, seen = build_model(), []
     model.train(False)
-    bags = TilesInMemory({"S1": some_tiles(model.encoder, 9)}, part=9)
+    bags = TilesInMemory({"S1": random_tiles(model.encoder, 9)}, part=9)
     expected = Predictor.for_training(model).encode_slide(bags, BagRequest("inference", "S1")).by_model[0]
     forward = model.encoder.forward
 
@@ -197,7 +198,7 @@ def test_out_of_memory_with_one_tile_stops_the_command(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(model.encoder, "encode", raise_out_of_memory)
-    bags = TilesInMemory({name: some_tiles(model.encoder.encoder, 3) for name in ("S1", "S2")})
+    bags = TilesInMemory({name: random_tiles(model.encoder.encoder, 3) for name in ("S1", "S2")})
     with pytest.raises(DeviceMemoryError, match="one tile at a time"):
         Predictor([model], batch=4).run(["S1", "S2"], bags, lambda *_: None)
     assert bags.closed
@@ -210,7 +211,7 @@ def test_non_finite_logits_fail_the_slide():
     with pytest.raises(NonFiniteError, match="'S1'"):
         predict(model)
     predictor = Predictor([prepare(model)], batch=4)
-    bags = TilesInMemory({name: some_tiles(model.encoder, 3) for name in ("S1", "S2")})
+    bags = TilesInMemory({name: random_tiles(model.encoder, 3) for name in ("S1", "S2")})
     failed = predictor.run(["S1", "S2"], bags, predictor.predict)
     assert {slide_id: failure.stage for slide_id, failure in failed.items()} == {"S1": "predict", "S2": "predict"}
 
@@ -222,7 +223,7 @@ def test_failed_slide_does_not_affect_other_slides():
     model = build_model()
     predictor = Predictor([prepare(model)], batch=4)
     tiles = {
-        name: some_tiles(model.encoder, 9) for name in ("good", "all", "many", "store", "memory", "defect", "last")
+        name: random_tiles(model.encoder, 9) for name in ("good", "all", "many", "store", "memory", "defect", "last")
     }
     bags, finished, seen = TilesInMemory(tiles, missing=MISSING), [], []
     raised = {
@@ -254,7 +255,7 @@ def test_failed_slide_does_not_affect_other_slides():
 @pytest.mark.parametrize("stage", ["encoder", "device"])
 def test_error_that_affects_every_slide_stops_the_command(monkeypatch, stage):
     model, finished = prepare(build_model()), []
-    bags = TilesInMemory({name: some_tiles(model.encoder.encoder, 3) for name in ("S1", "S2")})
+    bags = TilesInMemory({name: random_tiles(model.encoder.encoder, 3) for name in ("S1", "S2")})
 
     def raise_device_error(*_):
         finished.append(1)
@@ -271,7 +272,7 @@ def test_error_that_affects_every_slide_stops_the_command(monkeypatch, stage):
 def test_failures_do_not_keep_features_in_memory():
     model, features = build_model(), []
     predictor = Predictor([prepare(model)], batch=4)
-    bags = TilesInMemory({f"S{i}": some_tiles(model.encoder, 3) for i in range(3)})
+    bags = TilesInMemory({f"S{i}": random_tiles(model.encoder, 3) for i in range(3)})
 
     def finish(slide_id, slide):  # noqa: ARG001
         features.append(weakref.ref(slide.by_model[0].z_KD))
@@ -311,7 +312,7 @@ def test_remaining_parts_of_a_failed_slide_are_discarded(tmp_path, monkeypatch):
 def test_few_unreadable_tiles_are_skipped():
     model = build_model()
     predictor = Predictor([prepare(model)], batch=4)
-    bags, found = TilesInMemory({"S1": some_tiles(model.encoder, 40)}, missing={"S1": {6: "a", 30: "b"}}), {}
+    bags, found = TilesInMemory({"S1": random_tiles(model.encoder, 40)}, missing={"S1": {6: "a", 30: "b"}}), {}
     assert predictor.run(["S1"], bags, found.__setitem__) == {}
     assert found["S1"].tiles == 38
     assert found["S1"].skipped.tiles == [6, 30]
@@ -321,7 +322,7 @@ def test_few_unreadable_tiles_are_skipped():
 
 def test_error_of_writing_stops_the_command():
     model = build_model()
-    bags = TilesInMemory({name: some_tiles(model.encoder, 3) for name in ("S1", "S2")})
+    bags = TilesInMemory({name: random_tiles(model.encoder, 3) for name in ("S1", "S2")})
 
     def finish(slide_id, slide):  # noqa: ARG001
         raise PermissionError("read-only")
@@ -333,7 +334,7 @@ def test_error_of_writing_stops_the_command():
 
 def test_stop_signal_stops_after_the_current_slide():
     model, finished = build_model(), []
-    bags = TilesInMemory({name: some_tiles(model.encoder, 3) for name in ("S1", "S2", "S3")})
+    bags = TilesInMemory({name: random_tiles(model.encoder, 3) for name in ("S1", "S2", "S3")})
     with pytest.raises(Interrupted) as interrupted:
         Predictor([prepare(model)], batch=4).run(
             ["S1", "S2", "S3"],

@@ -135,7 +135,7 @@ def read_feature_metadata(path: Path) -> FeatureMetadata:
     return FeatureMetadata(
         size=int(stored.features.shape[-1]),
         has_attention=stored.attention is not None,
-        has_positions=stored.coords is not None and stored.in_pixels,
+        has_positions=stored.coords is not None and stored.has_pixel_coords,
         origin=stored.origin,
         encoder=stored.text_attribute("extractor" if stored.origin == "STAMP" else "encoder"),
         weights_sha256=stored.text_attribute("weights_sha256"),
@@ -162,7 +162,7 @@ def read_features(path: Path) -> FeatureSet:
         slide_id=stored.text_attribute("name") or path.stem,
         features=features,
         attention=None if attention is None else attention.astype(np.float32, copy=False),
-        positions=_to_pixel_positions(coords) if coords is not None and stored.in_pixels else None,
+        positions=_to_pixel_positions(coords) if coords is not None and stored.has_pixel_coords else None,
         side_px0=stored.side_px0,
         encoder=stored.text_attribute("extractor" if stored.origin == "STAMP" else "encoder"),
         fingerprint=stored.text_attribute(FINGERPRINT_ATTRIBUTE),
@@ -185,7 +185,7 @@ class StoredArrays(NamedTuple):
         return _decode_text(self.attributes.get(name))
 
     @property
-    def in_pixels(self) -> bool:
+    def has_pixel_coords(self) -> bool:
         """Whether `coords` are in level-0 pixels."""
         return self.origin != "STAMP" or self.text_attribute("unit") == "px"
 

@@ -181,7 +181,7 @@ def _find_hub_weights(card: EncoderCard) -> _FoundWeights:
         ) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
         raise WeightsNotFoundError(
-            f"The weights of {card.name} are not in the Hugging Face cache, and the hub cannot be reached.",
+            f"The weights of {card.name} are not in the Hugging Face cache, and the Hub cannot be reached.",
             hint=f"On a machine with network: {card.download_command}. Then copy the cache, or pass --weights FILE.",
         ) from error
     except (EntryNotFoundError, HfHubHTTPError) as error:

@@ -95,7 +95,7 @@ def predict_slides(
         options = InferenceOptions(choose_device(device), workers, batch, precision, compiled)
         choose_inference_precision(precision, options.device)  # raises before any work is done
         with lock_folder(out, "tapfm predict"), SlideClaims(out) as claims:
-            _prepare_folder(folder, _describe(model_folder, calls, sensitivity, precision), resume=resume)
+            _prepare_folder(folder, _describe_prediction(model_folder, calls, sensitivity, precision), resume=resume)
             _print_start(model_folder, requested, calls, console)
             loading = None
             if len(requested.slides) > max(1, workers):
@@ -201,7 +201,7 @@ class _PredictionJob:
                 ) from error
 
 
-def _describe(
+def _describe_prediction(
     model_folder: ModelFolder, calls: CallThresholds, sensitivity: float | None, precision: str
 ) -> dict[str, Any]:
     """Return the content of prediction.json. Precision is included only for float8, which changes results."""
