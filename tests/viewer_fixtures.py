@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
-from predicted_slides import PREDICTION, predicted_file, make_tile_table, write_prediction
+from predicted_slides import PREDICTION, make_tile_table, predicted_file, write_prediction
 from slide_files import section, write_slide
 from starlette.testclient import TestClient
 

@@ -28,7 +28,8 @@ from version_items import Array, Item, Items, Kind
 # Add a line when a file, a column or a key is renamed:
 #     RENAMED_FILES: ("evaluations/*/metrics.csv", "metrics.csv", "results.csv")     files, old text, new text
 #     RENAMED_FIELDS: ("predictions/*/predictions.csv", "call", "predicted_class")   files (new), old field, new field
-# A field is a column of a table, or the full path of a key: `models.model.all.EGFR.auc`.
+# A field is a column of a table, or the full path of a key: `models.model.all.EGFR.auc`. `*.auc` is any path that ends
+# with `.auc`.
 RENAMED_FILES: tuple[tuple[str, str, str], ...] = (("comparisons/*", "left_out.csv", "excluded.csv"),)
 RENAMED_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("*.toml", "augmentation.quarter_turns", "augmentation.rotate_90"),
@@ -46,6 +47,9 @@ RENAMED_FIELDS: tuple[tuple[str, str, str], ...] = (
     *(("*metrics.csv", old, new) for old, new in (("low", "ci_low"), ("high", "ci_high"), ("why", "reason"))),
     *(("*comparison.csv", old, new) for old, new in (("low", "ci_low"), ("high", "ci_high"), ("why", "reason"))),
     ("*comparison.json", "label_conflicts[]", "partial_labels[]"),
+    ("*.json", "*.why", "*.reason"),
+    ("*.h5", "coords.tapfm_summary.what_to_do", "coords.tapfm_summary.hint"),
+    ("inspected.json", "what_to_do", "hint"),
 )
 
 # Files that are not compared: pages, figures, internal files of tapfm, the environment of a run, and files that the
@@ -136,7 +140,14 @@ def _current_name(file: str) -> str:
 
 
 def _current_field(file: str, field: str) -> str:
-    return next((new for pattern, old, new in RENAMED_FIELDS if fnmatch(file, pattern) and field == old), field)
+    for pattern, old, new in RENAMED_FIELDS:
+        if not fnmatch(file, pattern):
+            continue
+        if field == old:
+            return new
+        if old.startswith("*") and field.endswith(old[1:]):
+            return field.removesuffix(old[1:]) + new[1:]
+    return field
 
 
 def _item_name(file: str) -> tuple[str, str]:

@@ -30,7 +30,7 @@ RENAMED_ARGUMENTS: tuple[tuple[str, str, str], ...] = (
     ("train", "machine.read_ahead_gib", "machine.prefetch_gib"),
     ("train", "machine.save_minutes", "machine.checkpoint_minutes"),
 )
-# Import paths of `sample_tiles(count, tiles_per_slide, *address)` in all versions, the newest first.
+# Import paths of `sample_tiles(count, tiles_per_slide, *rng_key)` in all versions, the newest first.
 SAMPLE_TILES = ("tapfm.tiles.sampling:sample_tiles", "tapfm.tiles.sampling:draw_tiles")
 
 INVALID_INPUT = 2  # exit code

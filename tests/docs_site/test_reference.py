@@ -83,7 +83,8 @@ def one_command(**options):
         """Sing a song.
 
         \b
-        tapfm sing song.txt --hum
+        Examples:
+          tapfm sing song.txt --hum
 
         It takes
         a while.
@@ -100,7 +101,7 @@ def test_every_visible_command_is_on_the_page(monkeypatch):
     monkeypatch.setattr(reference_commands, "app", one_command(help="Without / with words."))
     page = generate_commands_page()
     assert "| [`tapfm sing`](#tapfm-sing) | Sing a song. |" in page
-    assert "\n    tapfm sing song.txt --hum\n" in page
+    assert "\nExamples:\n\n    tapfm sing song.txt --hum\n" in page
     assert "\nIt takes a while.\n" in page
     assert "| `SONG` or `LIST` | yes | What to sing &lt;loud>. |" in page
     assert "| `--verses N` | integer, 1 to 9 | `3` | How many. |" in page

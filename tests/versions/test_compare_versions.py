@@ -157,9 +157,12 @@ def test_renamed_files_and_fields_are_read_under_their_new_names(tmp_path, monke
         (tmp_path / folder).mkdir()
         (tmp_path / folder / file).write_text(f"slide_id,{column}\nS001,1\n")
     monkeypatch.setattr("version_outputs.RENAMED_FILES", (("calls.csv", "calls", "results"),))
-    monkeypatch.setattr("version_outputs.RENAMED_FIELDS", (("results.csv", "call", "predicted"),))
+    for folder, key in (("old", "why"), ("new", "reason_code")):
+        (tmp_path / folder / "nested.json").write_text(json.dumps({"EGFR": {key: 1}, "KRAS": {key: 2}}))
+    renamed = (("results.csv", "call", "predicted"), ("*.json", "*.why", "*.reason_code"))
+    monkeypatch.setattr("version_outputs.RENAMED_FIELDS", renamed)
     verdicts = compare_items(collect_items(tmp_path / "old"), collect_items(tmp_path / "new"))
-    assert [(each.name, each.problem) for each in verdicts] == [("results.csv", "")]
+    assert [(each.name, each.problem) for each in verdicts] == [("nested.json", ""), ("results.csv", "")]
 
 
 def test_older_names_are_tried_if_a_version_rejects_the_new_ones(monkeypatch):
