@@ -165,7 +165,7 @@ def write_evaluation(
     rows += [MetricRow(MODEL, subgroup, each) for each in values] if subgroup else []
     rows += [MetricRow("colour baseline", "", each) for each in values]
     results = EvaluationResults(
-        about, target_kinds(targets), rows, chosen, "A baseline.", slides=len(slides), patients=len(slides)
+        about, target_kinds(targets), rows, chosen, "A baseline.", slide_count=len(slides), patient_count=len(slides)
     )
     (folder / "evaluation.json").write_text(json.dumps(about))
     (folder / "metrics.json").write_bytes(format_metrics_json(results))

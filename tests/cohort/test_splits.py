@@ -154,8 +154,8 @@ def test_splits_are_balanced_in_labels_resolutions_and_slides():
                 assert sum(each.strata.get(target) == label for each in part) == pytest.approx(expected, abs=4)
         at_40x = fraction * sum("40x" in each.resolutions for each in patients)
         assert sum("40x" in each.resolutions for each in part) == pytest.approx(at_40x, abs=2)
-        slides = fraction * sum(each.slides for each in patients)
-        assert sum(each.slides for each in part) == pytest.approx(slides, abs=10)
+        slides = fraction * sum(each.slide_count for each in patients)
+        assert sum(each.slide_count for each in part) == pytest.approx(slides, abs=10)
 
 
 @pytest.mark.parametrize(

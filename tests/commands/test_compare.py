@@ -96,7 +96,7 @@ def test_patients_that_a_method_lacks_are_excluded_and_listed(tables):
     assert sum(row["method"] == "good" for row in listed) == 20
     assert sum(row["method"] == "more" for row in listed) == 20
     page = (tables / "comparison" / "comparison.md").read_text()
-    assert "good, 20 not in all methods: p0, p1" in page
+    assert "good: 20 patients or slides are not in all methods: p0, p1" in page
     assert "and 10 more (`excluded.csv`)" in page
     assert "Excluded 40 patients" in result.said
 

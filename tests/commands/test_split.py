@@ -215,7 +215,7 @@ def test_training_split_without_a_class_is_rejected(tmp_path):
     ("arguments", "problem"),
     [
         (["--out", "there.csv"], "there.csv already exists"),
-        (["--out", "cohort.csv"], "cohort.csv is the cohort itself"),
+        (["--out", "cohort.csv"], "cohort.csv is the cohort table itself"),
         (["--out", "x.svs"], "not the name of a CSV file"),
         (["--out", "cohort.csv/x.csv"], "cannot be written"),
         (["--out", "x.csv", "--fractions", "0.8", "0.1", "0.2"], "0.8 0.1 0.2 are not valid"),

@@ -42,7 +42,7 @@ def test_difference_and_delong_p_value():
     assert pair.difference.high == pytest.approx(test.difference.high, abs=0.04)
     assert found.aucs["good", "A"].value == auc(labels, of_a)
     assert found.aucs["good", "A"].low < found.aucs["good", "A"].value < found.aucs["good", "A"].high
-    assert (found.methods, found.targets, found.unit, found.patients) == (("good", "poor"), ("A",), "patient", 80)
+    assert (found.methods, found.targets, found.unit, found.patient_count) == (("good", "poor"), ("A",), "patient", 80)
     assert found.excluded == {"good": (), "poor": ()}
     assert found.partial_labels == ()
 
@@ -129,7 +129,7 @@ def test_auc_of_several_seeds_is_their_mean():
 def test_patients_that_a_method_lacks_are_excluded():
     a, b = predict_patients(0.5), predict_patients(1.0)
     found = compare_methods({"a": [a[3:], a[2:]], "b": [b[:-1]]}, target_kinds(["A"]), "patient", resamples=50)
-    assert found.patients == 76
+    assert found.patient_count == 76
     assert found.excluded == {"a": ("p002", "p079"), "b": ("p000", "p001", "p002")}
     alone = compare_methods({"a": [a[3:-1], a[3:-1]], "b": [b[3:-1]]}, target_kinds(["A"]), "patient", resamples=50)
     assert alone.pairs == found.pairs
@@ -144,7 +144,7 @@ def test_slides_are_matched_if_the_unit_is_slide():
     a = [replace(each, slide_id=f"{each.slide_id}-{k}") for each in predict_patients(0.5, count=40) for k in range(2)]
     b = [replace(each, slide_id=f"{each.slide_id}-{k}") for each in predict_patients(1.0, count=40) for k in range(2)]
     found = compare_methods({"a": [a], "b": [b[1:]]}, target_kinds(["A"]), "slide", resamples=50)
-    assert found.patients == 40
+    assert found.patient_count == 40
     assert found.excluded == {"a": ("p000 (slide s0-0)",), "b": ()}
     assert found.pairs[0].p_delong is None
     assert "independent" in found.pairs[0].reason

@@ -12,9 +12,9 @@ from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics import bootstrap, weighted
 from tapfm.metrics.bootstrap import UNLABELLED, bootstrap_p_value, percentile_interval
 from tapfm.metrics.bootstrap import _strata as strata
-from tapfm.metrics.calibration import brier, expected_calibration_error
+from tapfm.metrics.calibration import brier_score, expected_calibration_error
 from tapfm.metrics.ranking import auc, average_precision
-from tapfm.metrics.thresholds import compute_rates
+from tapfm.metrics.thresholds import compute_threshold_metrics
 from tapfm.tasks.catalog import target_kinds
 
 UNITS = st.lists(st.tuples(st.booleans(), st.integers(-5, 5), st.integers(0, 3)), min_size=1, max_size=25)
@@ -111,14 +111,17 @@ def test_weighted_metrics_equal_metrics_of_repeated_units(units, threshold):
         expected = {
             "auc": (auc(labels, repeated), weighted.aucs(weights, positive, scores)),
             "ap": (average_precision(labels, repeated), weighted.average_precisions(weights, positive, scores)),
-            "brier": (brier(labels, repeated_probabilities), weighted.briers(weights, positive, probabilities)),
+            "brier": (
+                brier_score(labels, repeated_probabilities),
+                weighted.brier_scores(weights, positive, probabilities),
+            ),
             "ece": (
                 expected_calibration_error(labels, repeated_probabilities),
                 weighted.calibration_errors(weights, positive, probabilities),
             ),
         }
-        plain = vars(compute_rates(labels, repeated_probabilities, threshold))
-        by_name = weighted.rates(weights, positive, probabilities, threshold)
+        plain = vars(compute_threshold_metrics(labels, repeated_probabilities, threshold))
+        by_name = weighted.threshold_metrics(weights, positive, probabilities, threshold)
         assert plain.keys() == by_name.keys()
         expected |= {name: (plain[name], by_name[name]) for name in plain}
         for name, (value, rows) in expected.items():

@@ -8,7 +8,7 @@ from sklearn import metrics
 from sklearn.calibration import calibration_curve
 
 from tapfm.errors import SettingError
-from tapfm.metrics.calibration import CalibrationBin, brier, expected_calibration_error, reliability_bins
+from tapfm.metrics.calibration import CalibrationBin, brier_score, expected_calibration_error, reliability_bins
 
 UNITS = st.lists(st.tuples(st.booleans(), st.floats(0, 1)), min_size=1, max_size=40)
 
@@ -21,12 +21,12 @@ def to_arrays(units):
 def test_brier_matches_scikit_learn(units):
     positive, probabilities = to_arrays(units)
     expected = metrics.brier_score_loss(positive, probabilities, pos_label=True)
-    assert brier(positive, probabilities) == pytest.approx(expected)
+    assert brier_score(positive, probabilities) == pytest.approx(expected)
 
 
 def test_known_values():
     positive, probabilities = to_arrays([(True, 0.9), (False, 0.1), (True, 0.6), (False, 0.7)])
-    assert brier(positive, probabilities) == pytest.approx((0.01 + 0.01 + 0.16 + 0.49) / 4)
+    assert brier_score(positive, probabilities) == pytest.approx((0.01 + 0.01 + 0.16 + 0.49) / 4)
     # lower bin: one negative at 0.1; upper bin: three units with mean probability 2.2 / 3, two of them positive
     assert expected_calibration_error(positive, probabilities, bins=2) == pytest.approx(
         (1 * 0.1 + 3 * abs(2.2 / 3 - 2 / 3)) / 4
@@ -69,7 +69,7 @@ def test_calibration_error_is_at_least_the_overall_difference(units):
 
 
 def test_no_labels_give_none_and_zero_bins_are_rejected():
-    assert brier(*to_arrays([])) is None
+    assert brier_score(*to_arrays([])) is None
     assert expected_calibration_error(*to_arrays([])) is None
     with pytest.raises(SettingError, match="at least 1"):
         reliability_bins(*to_arrays([(True, 0.5)]), bins=0)

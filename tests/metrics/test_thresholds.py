@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from tapfm.errors import SettingError
-from tapfm.metrics.thresholds import compute_rates, sensitivity_threshold, youden_threshold
+from tapfm.metrics.thresholds import compute_threshold_metrics, sensitivity_threshold, youden_threshold
 
 UNITS = st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.9])), max_size=30)
 
@@ -30,7 +30,7 @@ def test_youden_threshold_maximises_sensitivity_plus_specificity(units):
     assert threshold in [probability for _, probability in units]
 
     def quality(value):
-        found = compute_rates(labels, probabilities, value)
+        found = compute_threshold_metrics(labels, probabilities, value)
         distance = abs(found.sensitivity - found.specificity)
         return round(found.sensitivity + found.specificity, 9), -round(distance, 9), value
 
@@ -60,7 +60,9 @@ def test_sensitivity_threshold_is_the_highest_possible(units, sensitivity):
     if not labels.any():
         assert threshold is None
         return
-    sufficient = [p for _, p in units if compute_rates(labels, probabilities, p).sensitivity >= sensitivity - 1e-9]
+    sufficient = [
+        p for _, p in units if compute_threshold_metrics(labels, probabilities, p).sensitivity >= sensitivity - 1e-9
+    ]
     assert threshold == max(sufficient)
 
 
@@ -78,7 +80,7 @@ def test_invalid_sensitivity_is_rejected(sensitivity):
 
 @given(UNITS.filter(lambda units: len({label for label, _ in units}) == 2), st.sampled_from([0.05, 0.2, 0.6]))
 def test_rates_match_scikit_learn(units, threshold):
-    found = compute_rates(*to_arrays(units), threshold)
+    found = compute_threshold_metrics(*to_arrays(units), threshold)
     labels, probabilities = to_arrays(units)
     calls = [int(probability >= threshold) for probability in probabilities]
     assert found.balanced_accuracy == pytest.approx(metrics.balanced_accuracy_score(labels, calls))
@@ -92,9 +94,9 @@ def test_rates_match_scikit_learn(units, threshold):
 
 
 def test_rates_with_denominator_0_are_none():
-    only_negatives = compute_rates(*make_arrays([0, 0], [0.2, 0.8]), 0.5)
+    only_negatives = compute_threshold_metrics(*make_arrays([0, 0], [0.2, 0.8]), 0.5)
     assert (only_negatives.sensitivity, only_negatives.balanced_accuracy, only_negatives.f1) == (None, None, None)
     assert (only_negatives.specificity, only_negatives.ppv, only_negatives.npv) == (0.5, 0.0, 1.0)
-    assert compute_rates(*make_arrays([0, 1], [0.2, 0.8]), 0.9).ppv is None
-    assert compute_rates(*make_arrays([0, 1], [0.2, 0.8]), 0.1).npv is None
-    assert set(vars(compute_rates(*make_arrays([], []), 0.5)).values()) == {None}
+    assert compute_threshold_metrics(*make_arrays([0, 1], [0.2, 0.8]), 0.9).ppv is None
+    assert compute_threshold_metrics(*make_arrays([0, 1], [0.2, 0.8]), 0.1).npv is None
+    assert set(vars(compute_threshold_metrics(*make_arrays([], []), 0.5)).values()) == {None}

@@ -98,7 +98,7 @@ class Percentage:
     def activate(self, logit):
         return 10 * logit
 
-    def mean_logit(self, logits):
+    def combine_logits(self, logits):
         return sum(logits) / len(logits)
 
     def format_prediction(self, label, logit):

@@ -48,7 +48,7 @@ def _print_comparison(comparison: Comparison, folder: Path, console: Console, st
     console.print(rich_table(build_auc_table(comparison)))
     console.print()
     console.print(rich_table(build_differences_table(comparison)))
-    print_line(stderr_console, f"Compared on {format_count(comparison.patients, 'patient')}.")
+    print_line(stderr_console, f"Compared on {format_count(comparison.patient_count, 'patient')}.")
     if count := sum(len(patients) for patients in comparison.excluded.values()):
         print_line(
             stderr_console,

@@ -61,7 +61,7 @@ def read_cohort_to_split(
     """Read the cohort table to split; raise InputError if files or existing splits would be overwritten."""
     _check_files(source, out, force=force)
     cohort = read_cohort(source, slides_folder, must_exist=False)
-    _check_earlier_splits(cohort, making_folds=folds is not None, force=force)
+    _check_existing_splits(cohort, for_folds=folds is not None, force=force)
     return cohort
 
 
@@ -84,10 +84,10 @@ def split_cohort(
     else:
         check_folds(folds, len({row.patient_id for row in cohort.rows}))
     resolutions = _read_resolutions(cohort.rows, workers, console)
-    columns = _splits_by_patient(group_patients(cohort, strata, resolutions), fractions, folds, seed)
+    columns = _assign_split_columns(group_patients(cohort, strata, resolutions), fractions, folds, seed)
     splits = {
-        column: {row.slide_id: of_patient[row.patient_id] for row in cohort.rows}
-        for column, of_patient in columns.items()
+        column: {row.slide_id: split_by_patient[row.patient_id] for row in cohort.rows}
+        for column, split_by_patient in columns.items()
     }
     split_names = SPLITS if folds else tuple(name for name, part in zip(SPLITS, fractions, strict=True) if part > 0)
     return CohortSplit(cohort, resolutions, splits, split_names)
@@ -99,12 +99,12 @@ def write_split_table(result: CohortSplit, source: Path, out: Path, *, moved: bo
     moved: the slides are not at the paths in the source table.
     """
     try:
-        write_atomically(out, _table_with_splits(result.cohort, result.splits, source, out, moved=moved))
+        write_atomically(out, _format_split_table(result.cohort, result.splits, source, out, moved=moved))
     except OSError as error:
         raise InputError(f"{out} cannot be written ({error}).", hint="Choose another file with --out.") from error
 
 
-def _splits_by_patient(
+def _assign_split_columns(
     patients: Sequence[Patient], fractions: tuple[float, float, float], folds: int | None, seed: int
 ) -> dict[str, dict[str, str]]:
     """Return the columns to write, each with the split of every patient."""
@@ -122,20 +122,20 @@ def _check_files(source: Path, out: Path, *, force: bool) -> None:
             hint=f"Create a table with this command, then add patients and labels to the table: {command}",
         )
     if out.suffix.lower() not in TABLE_SUFFIXES or out.is_dir():
-        raise InputError(f"--out {out} is not the name of a CSV file.", hint="Give a file, for example --out split.csv")
+        raise InputError(f"--out {out} is not the name of a CSV file.", hint="Pass a file, for example --out split.csv")
     if out.exists() and not force:
         same = source.exists() and out.samefile(source)
         raise InputError(
-            f"{out} {'is the cohort itself' if same else 'already exists'}.",
+            f"{out} {'is the cohort table itself' if same else 'already exists'}.",
             hint="Choose another name with --out, or overwrite the file with --force.",
         )
 
 
-def _check_earlier_splits(cohort: Cohort, *, making_folds: bool, force: bool) -> None:
+def _check_existing_splits(cohort: Cohort, *, for_folds: bool, force: bool) -> None:
     """Check the existing splits of a table. With `force`, those that will be replaced are not checked."""
     split: list[int | None] = [None] if any(row.split for row in cohort.rows) else []
     folds: list[int | None] = [int(name.removeprefix("fold_")) for name in fold_names(cohort)]
-    kept, replaced = ([], [*split, *folds]) if making_folds else (folds, split)
+    kept, replaced = ([], [*split, *folds]) if for_folds else (folds, split)
     for fold in kept if force else [*kept, *replaced]:
         read_splits(cohort, fold)
     if replaced and not force:
@@ -148,47 +148,47 @@ def _check_earlier_splits(cohort: Cohort, *, making_folds: bool, force: bool) ->
 
 def _read_resolutions(rows: Sequence[SlideRow], workers: int, console: Console) -> dict[str, str]:
     """Return the scan resolution of each slide, from the table or its file; slides without one are omitted."""
-    found = {row.slide_id: resolution for row in rows if (resolution := _resolution_in_table(row))}
+    found = {row.slide_id: resolution for row in rows if (resolution := _read_resolution_from_row(row))}
     unread = [row for row in rows if row.slide_id not in found and row.path.exists()]
     if unread:
         console.print(f"Reading the scan resolution of {len(unread):,} slides.")
         jobs = {row.slide_id: row.path for row in unread}
         with SlideProgress(console, "opening", slides=len(jobs)) as progress:
             # in worker processes, because a damaged header can crash the library that reads it
-            for slide_id, result in run_slides(_resolution_in_file, jobs, workers=workers):
+            for slide_id, result in run_slides(_read_resolution_from_file, jobs, workers=workers):
                 if isinstance(result, str):
                     found[slide_id] = result
                 progress.finish_slide(slide_id)
     return found
 
 
-def _resolution_in_table(row: SlideRow) -> str | None:
-    """Return the resolution given by the column `mpp` or `objective`."""
+def _read_resolution_from_row(row: SlideRow) -> str | None:
+    """Return the scan resolution given by the column `mpp` or `objective`; None if both are missing or invalid."""
     if row.mpp is not None:
-        return _resolution_class(row.mpp)
+        return _resolution_from_mpp(row.mpp)
     written = next((text for name, text in row.labels.items() if name.lower() == "objective"), "")
     try:
         objective = parse_mpp(written.lower().removesuffix("x"))
     except ValueError:
         return None
-    return _resolution_class(nominal_mpp(objective)) if objective else None
+    return _resolution_from_mpp(nominal_mpp(objective)) if objective else None
 
 
-def _resolution_in_file(path: Path) -> str | None:
-    """Return the resolution stored in a slide; None if it is unknown. Runs in a worker."""
+def _read_resolution_from_file(path: Path) -> str | None:
+    """Return the scan resolution stored in a slide file; None if it is unknown. Runs in a worker."""
     try:
         with closing(open_slide(path)) as slide:
-            return _resolution_class(resolve_scale(slide.metadata).mpp)
+            return _resolution_from_mpp(resolve_scale(slide.metadata).mpp)
     except TapfmError:
         return None
 
 
-def _resolution_class(mpp: float) -> str:
-    """Return the objective power that corresponds to microns per pixel."""
+def _resolution_from_mpp(mpp: float) -> str:
+    """Return the scan resolution as an objective power: 40x, 20x or 10x."""
     return next((name for name, coarsest in _MAX_MPP.items() if mpp <= coarsest), _LOWEST_RESOLUTION)
 
 
-def _table_with_splits(
+def _format_split_table(
     cohort: Cohort, splits: Mapping[str, Mapping[str, str]], source: Path, out: Path, *, moved: bool
 ) -> bytes:
     """Return the table with its splits as CSV. Paths are rewritten if the table or its slides moved."""
@@ -199,7 +199,7 @@ def _table_with_splits(
     if moved or folder.resolve() != source.absolute().parent.resolve():
         path = columns.get("path", "path")
         texts = _read_column(header, table, path)
-        paths = [_path_from(folder, row.path, text) for row, text in zip(cohort.rows, texts, strict=True)]
+        paths = [_format_slide_path(folder, row.path, text) for row, text in zip(cohort.rows, texts, strict=True)]
         if any(paths):
             _set_column(header, table, path, paths)
         if "slide_id" in columns:  # with a path an id is read unchanged, without one its suffix is removed
@@ -209,14 +209,14 @@ def _table_with_splits(
     if "split" not in splits:  # remove old folds, and a split that training would use instead
         kept = [i for i, name in enumerate(header) if parse_fold_column(name) is None and name != columns.get("split")]
         header, table = [header[index] for index in kept], [[record[index] for index in kept] for record in table]
-    for column, of_slide in splits.items():
+    for column, split_by_slide in splits.items():
         name = columns.get("split", column) if column == "split" else column
-        _set_column(header, table, name, [of_slide[row.slide_id] for row in cohort.rows])
+        _set_column(header, table, name, [split_by_slide[row.slide_id] for row in cohort.rows])
     return csv_text(header, table).encode()
 
 
 def _read_column(header: Sequence[str], table: Sequence[Sequence[str]], name: str) -> list[str]:
-    """Return a column of a table; empty texts if it does not exist."""
+    """Return the values of a column; empty strings if it does not exist."""
     return [record[header.index(name)] if name in header else "" for record in table]
 
 
@@ -230,7 +230,7 @@ def _set_column(header: list[str], table: Sequence[list[str]], name: str, values
         record[header.index(name)] = value
 
 
-def _path_from(folder: Path, path: Path, text: str) -> str:
+def _format_slide_path(folder: Path, path: Path, text: str) -> str:
     """Return a slide's path for a table in this folder; empty if the table had none and no slide was found."""
     if not (text or path.exists()):
         return ""

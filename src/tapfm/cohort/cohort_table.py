@@ -1,7 +1,7 @@
 """Read cohort tables: slides, patients, microns per pixel, splits and labels.
 
 The format of tapfm is `slide_id,path[,patient_id][,mpp][,split][,cohort][,fold_0,...][,<labels>...]`. Tables of other
-tools are recognised by their columns. Ids are strings (007 stays 007). Relative paths start at the folder of the table.
+tools are recognised by their columns. Ids are strings (007 stays 007). Paths are relative to the folder of the table.
 All problems of a table are reported in one error.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from tapfm.errors import CohortError
 from tapfm.slides.opening import SLIDE_SUFFIXES, find_slides, is_slide_name
 
-# Meaning of a column, and the names that tapfm and other tools use for it, in lower case.
+# Role of a column, and the names that tapfm and other tools use for it, in lower case.
 _COLUMN_NAMES: dict[str, tuple[str, ...]] = {
     "slide_id": ("slide_id",),
     "path": ("path", "slide_path", "slide", "wsi", "filename"),
@@ -39,6 +39,7 @@ _LAYOUTS: dict[str, tuple[str, ...]] = {
     "list of ids": ("slide_id",),
     "list of paths": ("path",),
 }
+_DUPLICATE_COLUMNS_HINT = "Rename or remove all but one of them."
 _MAX_ID_BYTES = 200
 _MAX_LISTED = 20  # problems listed in an error message
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt")
@@ -66,7 +67,7 @@ class Cohort:
     rows: tuple[SlideRow, ...]
     layout: str
     label_names: tuple[str, ...] = ()
-    source: Path | None = None  # the table, for commands in messages
+    source: Path | None = None  # path of the table; None for a folder or a single slide
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -84,7 +85,7 @@ class Cohort:
 class SlideFinder:
     """Finds slides below a folder by file name or id, for tables without paths. Searches on first use.
 
-    explicit: the user gave the folder with --slides.
+    explicit: whether the user passed the folder with --slides.
     """
 
     def __init__(self, folder: Path, *, explicit: bool) -> None:
@@ -119,7 +120,7 @@ def read_cohort(source: Path, slides_folder: Path | None = None, *, must_exist: 
     """
     if not source.exists():
         raise CohortError(
-            f"{source} does not exist.", hint="Give a cohort table (CSV), a folder of slides, or a slide."
+            f"{source} does not exist.", hint="Pass a cohort table (CSV), a folder of slides, or a slide."
         )
     if source.is_dir() or source.suffix.lower() not in (*TABLE_SUFFIXES, ".xlsx"):
         return _cohort_from_files(source)
@@ -191,7 +192,7 @@ def _read_table(source: Path, finder: SlideFinder, *, must_exist: bool) -> Cohor
             problems = [*problems[:_MAX_LISTED], f"... and {len(problems) - _MAX_LISTED:,} more"]
         raise CohortError(
             f"{source} has {count}:\n  " + "\n  ".join(problems),
-            hint="Fix the table. Relative paths start at its folder; use --slides FOLDER to search another folder.",
+            hint="Fix the table. Paths are relative to its folder; pass --slides FOLDER to search another folder.",
         )
     return Cohort(tuple(rows), _detect_layout(header), label_names, source)
 
@@ -216,16 +217,16 @@ def parse_table(source: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     if not any(header):
         raise CohortError(f"{source} is empty.", hint=hint)
     if repeated := sorted({name for name in header if name and header.count(name) > 1}):
-        raise CohortError(f"{source} has duplicate columns: {', '.join(repeated)}.", hint=hint)
+        raise CohortError(f"{source} has duplicate columns: {', '.join(repeated)}.", hint=_DUPLICATE_COLUMNS_HINT)
     return header, records
 
 
 def find_columns(source: Path, header: list[str]) -> dict[str, str]:
-    """Return the column of each known meaning, such as {"slide_id": "Slide_ID"}."""
+    """Return the column name of each role in the table, such as {"slide_id": "Slide_ID"}."""
     lower = {name.lower(): name for name in header}
     known = {name for names in _COLUMN_NAMES.values() for name in names}
     if repeated := sorted(name for name in known if [each.lower() for each in header].count(name) > 1):
-        raise CohortError(f"{source} has duplicate columns: {', '.join(repeated)}.", hint="Keep one of each.")
+        raise CohortError(f"{source} has duplicate columns: {', '.join(repeated)}.", hint=_DUPLICATE_COLUMNS_HINT)
     columns = {}
     for role, names in _COLUMN_NAMES.items():
         for name in names:
@@ -269,17 +270,19 @@ def _parse_row(
 ) -> SlideRow | None:
     """Return the slide of one record, or None after adding its problems to `problems`."""
     given = {role: values[column] for role, column in columns.items()}
-    named = given.get("slide_id") or given.get("path", "")
-    if not named:
+    slide_name = given.get("slide_id") or given.get("path", "")
+    if not slide_name:
         problems.append(f"row {row_number}: neither slide_id nor path is given")
         return None
     # With a path, the id is used unchanged. Without one it may be a file name, as in CLAM's process_list_autogen.csv.
-    slide_id = named if given.get("slide_id") and given.get("path") else _slide_id_from_name(named)
+    slide_id = slide_name if given.get("slide_id") and given.get("path") else _slide_id_from_name(slide_name)
     if "/" in given.get("slide_id", "") or not _is_valid_file_name(slide_id):
         rule = f"no / or \\, no line breaks, no leading dot, at most {_MAX_ID_BYTES} bytes"
-        problems.append(f"row {row_number}: slide_id {named!r} cannot be used as a file name ({rule})")
+        problems.append(f"row {row_number}: slide_id {slide_name!r} cannot be used as a file name ({rule})")
         return None
-    path = _find_slide_path(row_number, given.get("path", ""), named, base, finder, problems, must_exist=must_exist)
+    path = _find_slide_path(
+        row_number, given.get("path", ""), slide_name, base, finder, problems, must_exist=must_exist
+    )
     try:
         mpp = parse_mpp(given.get("mpp", ""))
     except ValueError:
@@ -308,11 +311,18 @@ def _is_valid_file_name(slide_id: str) -> bool:
 
 
 def _find_slide_path(
-    row_number: int, text: str, named: str, base: Path, finder: SlideFinder, problems: list[str], *, must_exist: bool
+    row_number: int,
+    text: str,
+    slide_name: str,
+    base: Path,
+    finder: SlideFinder,
+    problems: list[str],
+    *,
+    must_exist: bool,
 ) -> Path | None:
     """Return a slide's file: at the path in the table, or by its name below the slides folder.
 
-    If the table contains a path with folders, another file of that name is used only if the user gave the slides
+    If the table contains a path with folders, another file of that name is used only if the user passed the slides
     folder, because it may belong to another patient.
     """
     expected = base / text if text else None
@@ -322,7 +332,7 @@ def _find_slide_path(
                 return path
     found: list[Path] = []
     if not text or finder.explicit or Path(text).name == text or text.lower().endswith(_FEATURE_SUFFIXES):
-        found = finder.find(Path(text or named).name)
+        found = finder.find(Path(text or slide_name).name)
     if len(found) == 1:
         if (first := finder.row_by_file.setdefault(found[0], row_number)) != row_number:
             problems.append(
@@ -331,11 +341,11 @@ def _find_slide_path(
             return None
         return found[0]
     if len(found) > 1:
-        problems.append(f"row {row_number}: several files match {named}: {', '.join(map(str, found))}")
+        problems.append(f"row {row_number}: several files match {slide_name}: {', '.join(map(str, found))}")
         return None
     if not must_exist:
-        return expected or base / named
-    missing = f"{expected} does not exist" if expected is not None else f"no slide {named}.* below {finder.folder}"
+        return expected or base / slide_name
+    missing = f"{expected} does not exist" if expected is not None else f"no slide {slide_name}.* below {finder.folder}"
     problems.append(f"row {row_number}: {missing}")
     return None
 

@@ -105,7 +105,7 @@ def inspect_slides(rows: Sequence[SlideRow], workers: int, console: Console) -> 
 
 
 def _unique_id_candidates(slide_id: str) -> Iterator[str]:
-    """Yield an id, then variants of it for further slides with the same name."""
+    """Yield ID, ID-2, ID-3, ..., as unique ids for slides with the same name."""
     yield slide_id
     for number in itertools.count(2):
         yield f"{slide_id}-{number}"

@@ -27,12 +27,12 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
 _FOLD_RANGE = (3, 20)  # minimum and maximum; training, validation and test need at least one part each
 _MAX_LISTED = 20  # patients listed in an error message
 
-Facet = tuple[str, str]  # a property to balance, and its value: ("label FGFR3", "1")
-_ALL_SLIDES: Facet = ("slides", "all")
+Category = tuple[str, str]  # a property to balance, and its value: ("label FGFR3", "1")
+_ALL_SLIDES: Category = ("slides", "all")
 
 
 def parse_split(text: str) -> str:
-    """Return the name of a split in tapfm for one of its common spellings, in any case."""
+    """Return train, val or test for a common name of the split, ignoring case. Raises CohortError for other names."""
     for name, spellings in _SPELLINGS.items():
         if text.strip().lower() in spellings:
             return name
@@ -49,14 +49,14 @@ def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
     """
     column = "split" if fold is None else f"fold_{fold}"
     written = [(row, row.split if fold is None else row.folds.get(column)) for row in cohort.rows]
-    placed: list[tuple[SlideRow, str]] = []
+    assigned: list[tuple[SlideRow, str]] = []
     unknown: dict[str, list[str]] = defaultdict(list)
     hint = ""
     for row, text in written:
         if not text:
             continue
         try:
-            placed.append((row, parse_split(text)))
+            assigned.append((row, parse_split(text)))
         except CohortError as error:
             unknown[text].append(row.slide_id)
             hint = error.hint
@@ -66,14 +66,14 @@ def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
             f"The column {column} contains values that are not splits:\n  " + "\n  ".join(listed), hint=hint
         )
     command = _split_command(cohort) if fold is None else _split_command(cohort, "--folds", "5")
-    if not placed:
+    if not assigned:
         found = fold_names(cohort)
         raise CohortError(
             f"The cohort table has no {column}, so the slides for training are unknown.",
             hint=(f"Choose one of {', '.join(found)}, or create splits: " if found else "Create splits: ") + command,
         )
-    _check_patient_overlap(placed, column, command=f"{command} --force")
-    return {row.slide_id: split for row, split in placed}
+    _check_patient_overlap(assigned, column, command=f"{command} --force")
+    return {row.slide_id: split for row, split in assigned}
 
 
 def fold_names(cohort: Cohort) -> list[str]:
@@ -90,13 +90,13 @@ def _split_command(cohort: Cohort, *options: str) -> str:
 
 
 def _check_patient_overlap(
-    placed: Iterable[tuple[SlideRow, str]],
+    assigned: Iterable[tuple[SlideRow, str]],
     column: str = "split",
     command: str = "tapfm split COHORT.csv --out SPLIT.csv --force",
 ) -> None:
-    """Raise CohortError if slides of a patient are in several splits, which would leak training data into the test."""
+    """Raise CohortError if slides of a patient are in several splits, which would leak test data into training."""
     slides: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for row, split in placed:
+    for row, split in assigned:
         slides[row.patient_id][split].append(row.slide_id)
     overlapping = {patient: by_split for patient, by_split in slides.items() if len(by_split) > 1}
     if not overlapping:
@@ -123,28 +123,28 @@ def format_names(names: Sequence[str], count: int = _MAX_LISTED) -> str:
 
 @dataclass(frozen=True)
 class Patient:
-    """The properties of a patient that splits balance: label strata, scan resolutions, number of slides."""
+    """The properties of a patient that are balanced between splits: labels, scan resolutions, number of slides."""
 
     patient_id: str
-    slides: int
+    slide_count: int
     strata: Mapping[str, str]  # by target; only known labels
     resolutions: tuple[str, ...] = ()
 
     @property
-    def classes(self) -> tuple[Facet, ...]:
-        """The patient's stratum for each target. A tuple, because the order of a set changes sums from run to run."""
+    def classes(self) -> tuple[Category, ...]:
+        """The label categories of the patient. A tuple, because the order of a set changes sums from run to run."""
         return tuple((f"label {target}", stratum) for target, stratum in sorted(self.strata.items()))
 
     @property
-    def facets(self) -> tuple[Facet, ...]:
-        """All properties to balance. The number of slides is grouped as 1, 2, 3 to 4, 5 to 8, ..."""
+    def categories(self) -> tuple[Category, ...]:
+        """All categories of the patient. The number of slides is grouped as 1, 2, 3 to 4, 5 to 8, ..."""
         resolutions = tuple(("resolution", each) for each in sorted(self.resolutions))
-        return (*self.classes, *resolutions, ("slides", str((self.slides - 1).bit_length())))
+        return (*self.classes, *resolutions, ("slides", str((self.slide_count - 1).bit_length())))
 
     @property
-    def amounts(self) -> dict[Facet, int]:
-        """What this patient adds to a split: 1 for each facet, and its number of slides."""
-        return dict.fromkeys(self.facets, 1) | {_ALL_SLIDES: self.slides}
+    def counts(self) -> dict[Category, int]:
+        """What this patient adds to the counts of a split: 1 for each category, and the number of slides."""
+        return dict.fromkeys(self.categories, 1) | {_ALL_SLIDES: self.slide_count}
 
 
 def group_patients(
@@ -160,7 +160,8 @@ def group_patients(
         rows[row.patient_id].append(index)
     patients = []
     for patient_id, indices in rows.items():
-        known = {target: stratum for target, of_rows in strata.items() if (stratum := of_rows[indices[0]]) is not None}
+        first = indices[0]
+        known = {target: stratum for target, by_row in strata.items() if (stratum := by_row[first]) is not None}
         scans = {resolutions[cohort.rows[i].slide_id] for i in indices if cohort.rows[i].slide_id in resolutions}
         patients.append(
             Patient(
@@ -179,7 +180,7 @@ def check_fractions(fractions: tuple[float, float, float]) -> None:
     if not in_range or not abs(sum(fractions) - 1) <= 1e-6:
         raise SettingError(
             f"The fractions {' '.join(f'{each:g}' for each in fractions)} are not valid.",
-            hint="Give training (above 0), validation and test; they must add up to 1: --fractions 0.8 0.1 0.1",
+            hint="Pass training (above 0), validation and test; they must add up to 1: --fractions 0.8 0.1 0.1",
         )
 
 
@@ -213,30 +214,30 @@ def assign_folds(patients: Sequence[Patient], folds: int, seed: int) -> list[dic
 
 
 def _distribute(
-    patients: Sequence[Patient], fractions: Sequence[float], *address: int | str, in_turn: bool
+    patients: Sequence[Patient], fractions: Sequence[float], *rng_key: int | str, in_turn: bool
 ) -> dict[str, int]:
-    """Distribute patients to parts of these sizes, balanced in all facets and independent of the order of the table.
+    """Distribute patients to parts of these sizes, balanced by category and independent of the order of the table.
 
     A class with too few patients for all parts goes to the first parts if `in_turn`, otherwise to any part.
     """
     by_id = sorted(patients, key=lambda each: each.patient_id)
-    unassigned = {by_id[i].patient_id: by_id[i] for i in make_rng(*address).permutation(len(by_id))}
+    unassigned = {by_id[i].patient_id: by_id[i] for i in make_rng(*rng_key).permutation(len(by_id))}
     parts: list[list[Patient]] = [[] for _ in fractions]
     used = [part for part, fraction in zip(parts, fractions, strict=True) if fraction > 0]
     for group in [[part] for part in used] if in_turn else [used]:
-        _place_all_classes(unassigned, group)
-    _place_remaining(unassigned, parts, _compute_part_sizes(parts, fractions, len(unassigned)))
+        _assign_each_class(unassigned, group)
+    _assign_remaining(unassigned, parts, _compute_part_sizes(parts, fractions, len(unassigned)))
     return {patient.patient_id: index for index, part in enumerate(parts) for patient in part}
 
 
-def _place_all_classes(unassigned: dict[str, Patient], parts: Sequence[list[Patient]]) -> None:
-    """Give each part one patient of each stratum of each target, as far as there are any."""
-    counts = Counter(facet for patient in unassigned.values() for facet in patient.classes)
-    for facet in sorted(counts, key=lambda each: (counts[each], each)):
+def _assign_each_class(unassigned: dict[str, Patient], parts: Sequence[list[Patient]]) -> None:
+    """Assign one patient of each class to each part, if there are enough."""
+    counts = Counter(category for patient in unassigned.values() for category in patient.classes)
+    for category in sorted(counts, key=lambda each: (counts[each], each)):
         for part in sorted(parts, key=len):
             present = {each for patient in part for each in patient.classes}
-            candidates = [patient for patient in unassigned.values() if facet in patient.classes]
-            if facet in present or not candidates:
+            candidates = [patient for patient in unassigned.values() if category in patient.classes]
+            if category in present or not candidates:
                 continue
             # prefer patients with rare classes that this part lacks, and without rare classes that it already has
             scores = [sum((-1 if each in present else 1) / counts[each] for each in one.classes) for one in candidates]
@@ -245,7 +246,7 @@ def _place_all_classes(unassigned: dict[str, Patient], parts: Sequence[list[Pati
 
 
 def _compute_part_sizes(parts: Sequence[list[Patient]], fractions: Sequence[float], unassigned: int) -> list[int]:
-    """Return the final number of patients of each part: at least those it has, and at least one if possible."""
+    """Return how many patients each part will have: at least those already assigned, and at least one if possible."""
     total = unassigned + sum(map(len, parts))
     sizes = [len(part) for part in parts]
     for index, fraction in enumerate(fractions):
@@ -257,26 +258,28 @@ def _compute_part_sizes(parts: Sequence[list[Patient]], fractions: Sequence[floa
     return sizes
 
 
-def _place_remaining(unassigned: dict[str, Patient], parts: Sequence[list[Patient]], sizes: Sequence[int]) -> None:
-    """Distribute the rarest facet first. Each patient goes to the part with the largest shortfall of its facets."""
-    placed = [Counter[Facet]() for _ in parts]
-    for counter, part in zip(placed, parts, strict=True):
+def _assign_remaining(unassigned: dict[str, Patient], parts: Sequence[list[Patient]], sizes: Sequence[int]) -> None:
+    """Assign the rarest category first. Each patient goes to the part that needs the patient's categories most."""
+    part_counts = [Counter[Category]() for _ in parts]
+    for counter, part in zip(part_counts, parts, strict=True):
         for patient in part:
-            counter.update(patient.amounts)
-    totals = sum(placed, Counter[Facet]())
+            counter.update(patient.counts)
+    totals = sum(part_counts, Counter[Category]())
     for patient in unassigned.values():
-        totals.update(patient.amounts)
+        totals.update(patient.counts)
     total = sum(sizes)
     while unassigned:
-        remaining = Counter(facet for patient in unassigned.values() for facet in patient.facets)
-        rarest = min(remaining, key=lambda facet: (remaining[facet], facet))
-        for patient in [each for each in unassigned.values() if rarest in each.facets]:
-            by_rarity = [*sorted(patient.facets, key=lambda facet: (remaining[facet], facet)), _ALL_SLIDES]
+        remaining = Counter(category for patient in unassigned.values() for category in patient.categories)
+        rarest = min(remaining, key=lambda category: (remaining[category], category))
+        for patient in [each for each in unassigned.values() if rarest in each.categories]:
+            by_rarity = [*sorted(patient.categories, key=lambda category: (remaining[category], category)), _ALL_SLIDES]
             shortfalls = {
-                index: [round(size / total * totals[facet] - placed[index][facet], 9) for facet in by_rarity]
+                index: [
+                    round(size / total * totals[category] - part_counts[index][category], 9) for category in by_rarity
+                ]
                 for index, size in enumerate(sizes)
                 if len(parts[index]) < size
             }
             chosen = max(shortfalls, key=lambda index: shortfalls[index])
             parts[chosen].append(unassigned.pop(patient.patient_id))
-            placed[chosen].update(patient.amounts)
+            part_counts[chosen].update(patient.counts)

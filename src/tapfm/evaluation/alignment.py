@@ -26,8 +26,7 @@ class AlignedPredictions:
     partial_labels: tuple[str, ...]  # units and targets with a label in only some methods
 
     @property
-    def patients(self) -> int:
-        """Number of patients."""
+    def patient_count(self) -> int:
         return len({patient_key(each) for each in self.units})
 
 

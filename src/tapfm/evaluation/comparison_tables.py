@@ -140,7 +140,7 @@ def _build_sections(
     comparison: Comparison, files: Mapping[str, str], figure: Figure, resamples: int, notes: Sequence[str]
 ) -> list[Section]:
     about = (
-        f"Evaluated on the {format_count(comparison.patients, 'patient')} that all methods have. "
+        f"Evaluated on the {format_count(comparison.patient_count, 'patient')} that all methods have. "
         f"Each {comparison.unit} counts once. "
         f"Ranges are 95% confidence intervals from {resamples:,} bootstrap resamples of patients."
     )
@@ -164,10 +164,10 @@ def _list_excluded(comparison: Comparison) -> list[str]:
     for name, patients in comparison.excluded.items():
         if patients:
             listed = format_names(patients, _MAX_LISTED) + (" (`excluded.csv`)" if len(patients) > _MAX_LISTED else "")
-            lines.append(f"- {name}, {len(patients):,} not in all methods: {listed}")
+            lines.append(f"- {name}: {len(patients):,} patients or slides are not in all methods: {listed}")
     if comparison.partial_labels:
         listed = format_names(comparison.partial_labels, _MAX_LISTED)
-        lines.append(f"- Not excluded, but only some methods have a label, which is used for all methods: {listed}")
+        lines.append(f"- Not excluded: labels that only some methods have. They are used for all methods: {listed}")
     return lines
 
 
@@ -178,7 +178,7 @@ def _format_json(
     contents = {
         "files": dict(files),
         "unit": comparison.unit,
-        "patients": comparison.patients,
+        "patients": comparison.patient_count,
         "resamples": resamples,
         "seed": seed,
         "notes": list(notes),

@@ -16,7 +16,7 @@ from tapfm.tasks.target import Label, TargetKind, Truth
 
 @dataclass(frozen=True)
 class LabelledUnits:
-    """The units with a label for one target."""
+    """Labels and logits of one target for the units that have a label, and reasons for missing results."""
 
     target: str
     kind: TargetKind

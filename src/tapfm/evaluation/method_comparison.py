@@ -42,9 +42,9 @@ class Comparison:
     methods: tuple[str, ...]
     targets: tuple[str, ...]
     unit: Unit
-    patients: int
+    patient_count: int
     excluded: Mapping[str, tuple[str, ...]]  # by method, patients and slides that other methods lack
-    partial_labels: tuple[str, ...]  # units and targets with a label in only some methods, used for all
+    partial_labels: tuple[str, ...]  # units and targets that have a label in only some methods; all methods use it
     aucs: Mapping[tuple[str, str], Estimate]  # by method and target; with several targets also "macro"
     pairs: tuple[PairedComparison, ...]
 
@@ -106,7 +106,7 @@ def compare_methods(
         methods=tuple(methods),
         targets=tuple(targets),
         unit=unit,
-        patients=aligned.patients,
+        patient_count=aligned.patient_count,
         excluded=aligned.excluded,
         partial_labels=aligned.partial_labels,
         aucs=aucs,
@@ -132,11 +132,11 @@ def _compute_aucs(
 ) -> dict[str, _MethodAuc]:
     """Return the AUC of each method, and its values in the resamples.
 
-    logits: by method, those of each seed.
+    logits: for each method, the logits of each seed.
     """
     resampled = {name: np.zeros(len(resamples)) for name in logits}
-    for rows, weights_of_all in resamples.blocks():
-        weights = weights_of_all[:, units.indices]
+    for rows, unit_weights in resamples.blocks():
+        weights = unit_weights[:, units.indices]
         for name, seeds in logits.items():
             scores = [units.kind.compute_resampled_scores(weights, units.truth, each) for each in seeds]
             resampled[name][rows] = np.mean(scores, axis=0)

@@ -61,8 +61,8 @@ class EvaluationResults:
     without_label: Sequence[str] = ()
     failed: Mapping[str, str] = field(default_factory=dict)  # reason by slide id
     tiles_skipped: int = 0
-    slides: int = 0
-    patients: int = 0
+    slide_count: int = 0
+    patient_count: int = 0
 
     def select_metrics(self, model: str, subgroup: str = "") -> dict[tuple[str, str], MetricValue]:
         """Return the metrics of a model by target and metric."""
@@ -136,7 +136,7 @@ def _describe_evaluation(results: EvaluationResults) -> str:
     about = results.about
     part = "all slides" if about["split"] in (None, ALL) else f"the split `{about['split']}`"
     cohort = "its own cohort" if about["cohort"] == "own" else "another cohort"
-    count = f"{format_count(results.slides, 'slide')} of {format_count(results.patients, 'patient')}"
+    count = f"{format_count(results.slide_count, 'slide')} of {format_count(results.patient_count, 'patient')}"
     return (
         f"The {about['kind']} `{about['model']}` was evaluated on {part} of {cohort} (`{about['table']}`): {count}, "
         f"with all tiles of each slide. {describe_intervals(about['unit'], about['resamples'])}"
@@ -200,7 +200,7 @@ def _metric_row(found: MetricsByTarget, metric: str, name: str, targets: Sequenc
 
 
 def _select_estimates(found: MetricsByTarget, target: str, metrics: Sequence[str]) -> list[Estimate | None]:
-    """Return the estimates of these metrics of a target; None for metrics that its kind does not have."""
+    """Return the estimate of each metric for one target; None if the target does not have the metric."""
     return [None if (each := found.get((target, metric))) is None else each.estimate for metric in metrics]
 
 

@@ -109,10 +109,10 @@ def _compute_resampled_metrics(
 ) -> list[dict[str, Floats]]:
     """Return every metric of every target in every resample; NaN if undefined."""
     found = [{metric: np.full(len(resamples), np.nan) for metric in each.kind.metrics} for each in labelled_units]
-    for rows, weights_of_all in resamples.blocks():
+    for rows, unit_weights in resamples.blocks():
         for labelled, by_metric in zip(labelled_units, found, strict=True):
             resampled = labelled.kind.compute_resampled_metrics(
-                weights_of_all[:, labelled.indices],
+                unit_weights[:, labelled.indices],
                 labelled.truth,
                 labelled.logits,
                 _select_thresholds(labelled.target, thresholds),

@@ -31,8 +31,8 @@ def format_metrics_json(results: EvaluationResults) -> bytes:
     thresholds = results.chosen_thresholds.thresholds
     contents = {
         "evaluation": results.about,
-        "slides": results.slides,
-        "patients": results.patients,
+        "slides": results.slide_count,
+        "patients": results.patient_count,
         "notes": list(results.notes),
         "failed": dict(results.failed),
         "without_label": list(results.without_label),
@@ -95,8 +95,8 @@ def read_metrics_json(path: Path) -> EvaluationResults:
             notes=list(contents["notes"]),
             without_label=list(contents["without_label"]),
             failed=dict(contents["failed"]),
-            slides=int(contents["slides"]),
-            patients=int(contents["patients"]),
+            slide_count=int(contents["slides"]),
+            patient_count=int(contents["patients"]),
         )
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise InputError(

@@ -17,7 +17,7 @@ from tapfm.tasks.target import BASELINE, TargetKinds
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """Settings of an evaluation."""
+    """Settings for the metrics, thresholds, subgroups and bootstrap of an evaluation."""
 
     unit: Unit | None = None  # None: the unit of model selection in the run
     sensitivity: float = 0.9
@@ -110,8 +110,8 @@ def evaluate_predictions(
         baseline.note,
         differences,
         without_label=table.without_label,
-        slides=len(predictions),
-        patients=len({(each.cohort, each.patient_id) for each in predictions}),
+        slide_count=len(predictions),
+        patient_count=len({(each.cohort, each.patient_id) for each in predictions}),
     )
 
 

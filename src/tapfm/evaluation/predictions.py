@@ -88,11 +88,14 @@ class AucScores:
 def write_predictions(path: Path, predictions: Sequence[Prediction], targets: TargetKinds | None = None) -> None:
     """Write a table with a row for each slide and target, in full precision.
 
-    targets: default: the targets of the predictions, as binary targets.
+    targets: if None, the targets of the predictions, as binary targets.
     """
     targets = targets or target_kinds(collect_targets(predictions))
     if duplicates := find_duplicates([slide_key(each) for each in predictions]):
-        raise InputError(f"Slide '{duplicates[0][-1]}' has two predictions; a table can contain only one per slide.")
+        raise InputError(
+            f"Slide '{duplicates[0][-1]}' has two predictions, so {path} was not written.",
+            hint="Pass one prediction for each slide of a cohort and split.",
+        )
     write_csv(path, COLUMNS, [_csv_cells(each, target, targets) for each in predictions for target in targets])
 
 
@@ -107,7 +110,7 @@ def _csv_cells(prediction: Prediction, target: str, targets: TargetKinds) -> lis
 def read_predictions(path: Path, targets: TargetKinds | None = None) -> list[Prediction]:
     """Read a table of predictions. Without a column `logit`, logits are computed from the probabilities.
 
-    targets: default: the targets in the table, as binary targets.
+    targets: if None, the targets in the table, as binary targets.
     """
     hint = (
         f"Use a CSV file with a row for each slide and target, and the columns {', '.join(COLUMNS)}. "
@@ -217,7 +220,10 @@ def average_predictions(members: Sequence[Sequence[Prediction]], targets: Target
     by_key = [{slide_key(each): each for each in member} for member in members]
     for number, (member, indexed) in enumerate(zip(members, by_key, strict=True), start=1):
         if duplicates := find_duplicates([slide_key(each) for each in member]):
-            raise InputError(f"Member {number} has two predictions for slide '{duplicates[0][-1]}'.")
+            raise InputError(
+                f"Member {number} has two predictions for slide '{duplicates[0][-1]}'.",
+                hint="Pass one prediction for each slide of a cohort and split.",
+            )
         if differing := [key[-1] for key in indexed.keys() ^ by_key[0].keys()]:
             raise InputError(
                 f"Members 1 and {number} have different slides: {', '.join(sorted(differing)[:5])}.",
@@ -232,12 +238,17 @@ def _average_slide(predictions: Sequence[Prediction], targets: TargetKinds) -> P
     for each in predictions:
         _check_targets(each, targets)
         if any(each.labels.get(target) != first.labels.get(target) for target in targets):
-            raise LabelError(f"Slide '{first.slide_id}' has different labels in the members of the ensemble.")
-    return replace(first, logits=_mean_logits(predictions, targets))
+            raise LabelError(
+                f"Slide '{first.slide_id}' has different labels in the members of the ensemble.",
+                hint="Predict with the same cohort table for every member of the ensemble.",
+            )
+    return replace(first, logits=_average_logits(predictions, targets))
 
 
-def _mean_logits(predictions: Sequence[Prediction], targets: TargetKinds) -> dict[str, float]:
-    return {target: kind.mean_logit([each.logits[target] for each in predictions]) for target, kind in targets.items()}
+def _average_logits(predictions: Sequence[Prediction], targets: TargetKinds) -> dict[str, float]:
+    return {
+        target: kind.combine_logits([each.logits[target] for each in predictions]) for target, kind in targets.items()
+    }
 
 
 def _pool_by_patient(predictions: Sequence[Prediction], targets: TargetKinds) -> list[Prediction]:
@@ -259,7 +270,7 @@ def _pool_slides(slides: Sequence[Prediction], targets: TargetKinds) -> Predicti
         labels={
             target: kind.pool_labels([each.labels.get(target) for each in slides]) for target, kind in targets.items()
         },
-        logits=_mean_logits(slides, targets),
+        logits=_average_logits(slides, targets),
         tiles=sum(each.tiles for each in slides),
         tiles_failed=sum(each.tiles_failed for each in slides),
     )
@@ -301,5 +312,5 @@ def _check_targets(prediction: Prediction, targets: Iterable[str]) -> None:
     if missing := [target for target in targets if target not in prediction.logits]:
         raise LabelError(
             f"Slide '{prediction.slide_id}' has no prediction for {', '.join(missing)}.",
-            hint=f"It has predictions for {', '.join(prediction.logits)}.",
+            hint=f"Use a model that predicts all targets. The predictions contain: {', '.join(prediction.logits)}.",
         )

@@ -253,7 +253,9 @@ class Predictor:
     def _average_logits(self, by_model: Sequence[Mapping[str, float]]) -> dict[str, float]:
         if len(by_model) == 1:
             return dict(by_model[0])
-        return {target: kind.mean_logit([each[target] for each in by_model]) for target, kind in self.targets.items()}
+        return {
+            target: kind.combine_logits([each[target] for each in by_model]) for target, kind in self.targets.items()
+        }
 
 
 def _tee(items: Iterable[Item]) -> tuple[Iterator[Item], Iterator[Item]]:

@@ -20,7 +20,7 @@ from tapfm.runtime.seeding import make_rng
 
 RESAMPLES = 2000
 _SMALL_STRATUM = 5  # patients; smaller strata are merged
-_MIN_DEFINED_FRACTION = 0.9  # of the resamples; with fewer values there is no interval and no test
+_MIN_DEFINED_FRACTION = 0.9  # of resamples in which a metric must be defined to compute an interval or a p value
 _BLOCK_SIZE = 2_000_000  # weights per block: 16 MB
 
 UNLABELLED = "None"
@@ -50,7 +50,7 @@ def draw_resamples(
 ) -> Resamples:
     """Resample patients within strata of their labels.
 
-    patterns: the labels of each patient, as strata.
+    patterns: for each patient, the label stratum of every target.
     """
     if resamples < 1:
         raise SettingError(f"resamples must be at least 1; got {resamples}.")
@@ -82,7 +82,7 @@ def _strata(patterns: Sequence[Pattern]) -> dict[str, list[int]]:
     }
     sizes = Counter(patterns)
     merged = {rarest[pattern] for pattern, size in sizes.items() if size < _SMALL_STRATUM}
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}  # the names are part of the random seed
     for number, pattern in enumerate(patterns):
         label = rarest[pattern]
         if label in merged:

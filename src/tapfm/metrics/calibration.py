@@ -19,26 +19,26 @@ class CalibrationBin:
     high: float
     count: int
     mean_probability: float | None
-    positive_rate: float | None
+    positive_fraction: float | None
 
 
-def brier(positive: Flags, probabilities: Floats) -> float | None:
+def brier_score(positive: Flags, probabilities: Floats) -> float | None:
     """Return the Brier score: the mean squared difference between probability and label. None without labels."""
     check_scores(positive, probabilities)
     return float(((probabilities - positive) ** 2).mean()) if len(positive) else None
 
 
 def expected_calibration_error(positive: Flags, probabilities: Floats, bins: int = 10) -> float | None:
-    """Return the mean of |mean probability - rate of positives| over bins of equal width, weighted by their counts."""
+    """Return the mean of |mean probability - fraction of positives| over bins of equal width, weighted by count."""
     filled = [each for each in reliability_bins(positive, probabilities, bins) if each.count]
     if not filled:
         return None
-    gaps = [each.count * abs((each.mean_probability or 0.0) - (each.positive_rate or 0.0)) for each in filled]
+    gaps = [each.count * abs((each.mean_probability or 0.0) - (each.positive_fraction or 0.0)) for each in filled]
     return sum(gaps) / sum(each.count for each in filled)
 
 
 def reliability_bins(positive: Flags, probabilities: Floats, bins: int = 10) -> list[CalibrationBin]:
-    """Return mean probability and rate of positives in bins of equal width, including empty bins."""
+    """Return mean probability and fraction of positives in bins of equal width, including empty bins."""
     check_scores(positive, probabilities)
     indices = bin_index(probabilities, bins)
     found = []

@@ -42,7 +42,7 @@ def auc_interval(positive: Flags, scores: Floats, level: float = 0.95) -> Estima
     if not deviation:
         return Estimate(value, reason="no DeLong interval: the estimated variance is 0")
     centre = logit(value)
-    half_width = _quantile(level) * deviation / (value * (1 - value))
+    half_width = _normal_quantile(level) * deviation / (value * (1 - value))
     return Estimate(value, float(expit(centre - half_width)), float(expit(centre + half_width)))
 
 
@@ -64,7 +64,7 @@ def auc_difference(positive: Flags, a: Floats, b: Floats, level: float = 0.95) -
         )
         return PairedTest(Estimate(0.0 if same else difference, reason=reason), 1.0 if same else None)
     deviation = math.sqrt(variance)
-    half_width = _quantile(level) * deviation
+    half_width = _normal_quantile(level) * deviation
     p = math.erfc(abs(difference) / deviation / math.sqrt(2))
     return PairedTest(Estimate(difference, max(-1.0, difference - half_width), min(1.0, difference + half_width)), p)
 
@@ -92,7 +92,7 @@ def _explain_too_few(positive: Flags) -> str:
     return ""
 
 
-def _quantile(level: float) -> float:
+def _normal_quantile(level: float) -> float:
     """Return the normal quantile of a two-sided interval."""
     from scipy.special import ndtri
 

@@ -40,7 +40,7 @@ def fit_logistic(X: ArrayLike, y: ArrayLike, l2: float = 1.0, *, balanced: bool 
     means, deviations = rows.mean(axis=0), rows.std(axis=0)
     constant = deviations <= 1e-12 * np.abs(means)
     deviations[constant] = 1.0
-    standardised = np.where(constant, 0.0, (rows - means) / deviations)  # 0 gives the coefficient 0
+    standardised = np.where(constant, 0.0, (rows - means) / deviations)  # a column of zeros gets the coefficient 0
     model = LogisticRegression(
         C=1 / l2, class_weight="balanced" if balanced else None, solver="newton-cholesky", tol=_TOLERANCE
     ).fit(standardised, labels)
@@ -59,7 +59,12 @@ def _check_input(X: ArrayLike, y: ArrayLike, l2: float) -> tuple[Floats, Floats]
             f"l2 must be above 0; got {l2}.", hint="Without a penalty, separable classes have no finite solution."
         )
     if not np.isfinite(rows).all():
-        raise NonFiniteError(f"{int((~np.isfinite(rows)).sum())} values of X are not finite.")
+        raise NonFiniteError(
+            f"{int((~np.isfinite(rows)).sum())} values of X are not finite.", hint="Remove rows with NaN or infinity."
+        )
     if set(labels.tolist()) != {0.0, 1.0}:
-        raise LabelError("A logistic regression needs labels of both classes, 0 and 1.")
+        raise LabelError(
+            "y contains only one class, or labels other than 0 and 1.",
+            hint="A logistic regression needs labels of both classes, 0 and 1.",
+        )
     return rows, labels

@@ -30,7 +30,7 @@ def average_precision(positive: Flags, scores: Floats) -> float | None:
     from sklearn.metrics import average_precision_score
 
     check_scores(positive, scores)
-    return None if explain_undefined(positive) else float(average_precision_score(positive, _without_infinity(scores)))
+    return None if explain_undefined(positive) else float(average_precision_score(positive, _replace_infinity(scores)))
 
 
 def roc_curve(positive: Flags, scores: Floats) -> Curve | None:
@@ -43,7 +43,7 @@ def roc_curve(positive: Flags, scores: Floats) -> Curve | None:
     check_scores(positive, scores)
     if explain_undefined(positive):
         return None
-    curve: Curve = metrics.roc_curve(positive, _without_infinity(scores), drop_intermediate=False)
+    curve: Curve = metrics.roc_curve(positive, _replace_infinity(scores), drop_intermediate=False)
     return curve
 
 
@@ -57,7 +57,7 @@ def precision_recall_curve(positive: Flags, scores: Floats) -> Curve | None:
     check_scores(positive, scores)
     if explain_undefined(positive):
         return None
-    curve: Curve = metrics.precision_recall_curve(positive, _without_infinity(scores))
+    curve: Curve = metrics.precision_recall_curve(positive, _replace_infinity(scores))
     return curve
 
 
@@ -72,7 +72,7 @@ def explain_undefined(positive: Flags, unit: str = "unit") -> str:
     return ""
 
 
-def _without_infinity(scores: Floats) -> Floats:
-    """Replace infinite scores by the largest floats, because scikit-learn rejects infinity."""
+def _replace_infinity(scores: Floats) -> Floats:
+    """Replace infinite scores with the largest floats, because scikit-learn rejects infinity."""
     finite: Floats = np.nan_to_num(scores)
     return finite

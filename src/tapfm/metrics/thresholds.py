@@ -1,4 +1,4 @@
-"""Decision thresholds and the rates at a threshold. A unit is predicted positive if probability >= threshold."""
+"""Decision thresholds and the metrics at a threshold. A unit is predicted positive if probability >= threshold."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tapfm.metrics.ranking import explain_undefined
 
 
 @dataclass(frozen=True)
-class Rates:
-    """Metrics at a threshold; None if the denominator is 0."""
+class ThresholdMetrics:
+    """Metrics of the predictions at a threshold; None if the denominator is 0."""
 
     sensitivity: float | None
     specificity: float | None
@@ -45,7 +45,7 @@ def youden_threshold(positive: Flags, probabilities: Floats) -> float | None:
 
 
 def sensitivity_threshold(positive: Flags, probabilities: Floats, sensitivity: float) -> float | None:
-    """Return the highest observed probability that reaches a sensitivity as a threshold; None without positives."""
+    """Return the highest of the observed probabilities at which the sensitivity is reached; None without positives."""
     if not 0 < sensitivity <= 1:
         raise SettingError(f"sensitivity must be above 0 and at most 1; got {sensitivity}.")
     check_scores(positive, probabilities)
@@ -56,7 +56,7 @@ def sensitivity_threshold(positive: Flags, probabilities: Floats, sensitivity: f
     return float(descending[needed - 1])
 
 
-def compute_rates(positive: Flags, probabilities: Floats, threshold: float) -> Rates:
+def compute_threshold_metrics(positive: Flags, probabilities: Floats, threshold: float) -> ThresholdMetrics:
     check_scores(positive, probabilities)
     predicted = probabilities >= threshold
     true_positives, false_positives = int((predicted & positive).sum()), int((predicted & ~positive).sum())
@@ -64,7 +64,7 @@ def compute_rates(positive: Flags, probabilities: Floats, threshold: float) -> R
     sensitivity = _ratio(true_positives, true_positives + false_negatives)
     specificity = _ratio(true_negatives, true_negatives + false_positives)
     both = sensitivity is not None and specificity is not None
-    return Rates(
+    return ThresholdMetrics(
         sensitivity=sensitivity,
         specificity=specificity,
         ppv=_ratio(true_positives, true_positives + false_positives),

@@ -31,7 +31,7 @@ def average_precisions(weights: Floats, positive: Flags, scores: Floats) -> Floa
     return _ratio(np.einsum("ij,ij->i", positives, precision), both)
 
 
-def briers(weights: Floats, positive: Flags, probabilities: Floats) -> Floats:
+def brier_scores(weights: Floats, positive: Flags, probabilities: Floats) -> Floats:
     """Return the Brier score of every row."""
     return _ratio(weights @ (probabilities - positive) ** 2, weights.sum(axis=1))
 
@@ -43,8 +43,10 @@ def calibration_errors(weights: Floats, positive: Flags, probabilities: Floats, 
     return _ratio(gaps.sum(axis=1), weights.sum(axis=1))
 
 
-def rates(weights: Floats, positive: Flags, probabilities: Floats, threshold: float) -> Mapping[str, Floats]:
-    """Return the rates of every row at a threshold, by name."""
+def threshold_metrics(
+    weights: Floats, positive: Flags, probabilities: Floats, threshold: float
+) -> Mapping[str, Floats]:
+    """Return the metrics of every row at a threshold, by name."""
     predicted = probabilities >= threshold
     true_positives, false_positives = weights @ (predicted & positive), weights @ (predicted & ~positive)
     false_negatives, true_negatives = weights @ (~predicted & positive), weights @ (~predicted & ~positive)

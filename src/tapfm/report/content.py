@@ -57,7 +57,7 @@ class PredictionTable:
     """The table of all slides, which the reader can sort and filter."""
 
     kind: ClassVar[str] = "predictions"
-    rows_shown: ClassVar[int] = 300  # at first: thousands of rows take a browser seconds to render
+    rows_shown: ClassVar[int] = 300  # initially; a browser needs seconds to render thousands of rows
     rows: Sequence[PredictionRow]
 
     @property
@@ -140,7 +140,7 @@ Block = Table | Figure | Paragraph | Code | Collapsible | PredictionTable | Heat
 
 @dataclass(frozen=True)
 class PageSection:
-    """A section of the page."""
+    """A section of a report: a title, an introduction and blocks."""
 
     title: str
     blocks: Sequence[Block]
@@ -149,7 +149,7 @@ class PageSection:
 
 @dataclass(frozen=True)
 class Page:
-    """The complete page."""
+    """The content of a report: header, main results, warnings and sections."""
 
     subject: str  # above the title: which runs or study
     title: str

@@ -22,7 +22,7 @@ class EvaluatedSlideSet:
     predictions: Sequence[Prediction]
     baseline: Sequence[Prediction] = ()
     warning: str = ""  # why the metrics are optimistic; empty for held-out slides
-    own_cohort: bool = True  # the cohort of the run
+    own_cohort: bool = True  # the slides are from the cohort of the run
     title_without_folder: str = ""  # only if the title contains a folder
     model: str = ""  # only if it is not the run
 

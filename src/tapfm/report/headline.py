@@ -10,7 +10,10 @@ from tapfm.results.table import Cell, Column, Row, Table, table_row
 
 
 def build_headline_table(named_results: Sequence[tuple[str, EvaluatedSlideSet]]) -> Table:
-    """Return the main metric (AUC) of each target on each set of slides, from pairs of run name (or "") and result."""
+    """Return the main metric (AUC) of each target on each set of slides.
+
+    named_results: pairs of run name and result; the name is empty if there is only one run.
+    """
     rows: list[Row] = []
     for run_name, result in named_results:
         several_targets, main_metric = len(result.results.targets_and_mean) > 1, result.results.main_metrics[0]

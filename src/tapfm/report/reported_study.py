@@ -30,7 +30,7 @@ class ReportedStudy:
 
     folder: Path
     config: StudyConfig
-    runs: Mapping[str, ReportedRun]  # by name; those that were started
+    runs: Mapping[str, ReportedRun]  # the runs that were started, by name
     planned: Sequence[PlannedRun]
     auc_rows: Sequence[CsvRow]  # of table_*.csv
     status_rows: Sequence[CsvRow]  # of status.csv

@@ -43,7 +43,7 @@ class ResultFolder:
         return str(self.metadata.get("model", "unknown"))
 
     def describe_model(self) -> str:
-        """Return a phrase for a model that is not a run of the page."""
+        """Return a description of a model that is not a reported run, such as "another model (runs/first)"."""
         members = len(self.weights_digests())
         return (f"an ensemble of {members} models" if members > 1 else "another model") + f" ({self.model})"
 
@@ -83,7 +83,7 @@ def read_prediction_folder(path: Path) -> ResultFolder:
 
 
 def find_evaluations(run: Path, weights_sha256: str | None) -> list[ResultFolder]:
-    """Return finished evaluations of these weights in the run folder, next to `runs/`, and in `evaluations/` there."""
+    """Return finished evaluations with these weights from the folders that `_find_result_folders` searches."""
     return [
         folder
         for folder in _find_result_folders(run, "evaluations", _EVALUATION_JSON)
@@ -94,13 +94,16 @@ def find_evaluations(run: Path, weights_sha256: str | None) -> list[ResultFolder
 
 
 def find_predictions(run: Path, weights_sha256: str | None) -> list[ResultFolder]:
-    """Return predictions of these weights in the run folder, next to `runs/`, and in `predictions/` there."""
+    """Return predictions with these weights from the folders that `_find_result_folders` searches."""
     folders = _find_result_folders(run, "predictions", PREDICTION_JSON)
     return [folder for folder in folders if folder.is_result_of(weights_sha256)]
 
 
 def _find_result_folders(run: Path, parent_name: str, file_name: str) -> list[ResultFolder]:
-    """Return the folders that contain a file: in the run, next to `runs/`, and in the folder `parent_name` there."""
+    """Return the folders that contain a file of this name.
+
+    The search covers the run folder, the folders next to `runs/`, and all levels of `parent_name` next to `runs/`.
+    """
     run = run.resolve()
     paths = list(_find_folders_with_file(run, file_name))
     if (runs := next((parent for parent in run.parents if parent.name == "runs"), None)) is not None:

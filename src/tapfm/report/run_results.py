@@ -123,7 +123,10 @@ def read_run_results(run: ReportedRun, evaluations: list[ResultFolder], resample
 
 
 def _make_titles_unique(results: Sequence[tuple[str, EvaluatedSlideSet]]) -> list[EvaluatedSlideSet]:
-    """Add the folder to titles that several results have, from pairs of folder name and result."""
+    """Add the folder name to titles that occur more than once.
+
+    results: pairs of folder name and result.
+    """
     titles = [result.title for _, result in results]
     return [
         result

@@ -64,16 +64,16 @@ def build_results_section(sources: ReportSources) -> PageSection:
     """Return the figures and metrics of each set of slides."""
     blocks: list[Block] = []
     for index, (run_name, result) in enumerate(sources.named_results()):
-        set_blocks: list[Block] = [Paragraph(result.description)]
-        set_blocks += [Paragraph(result.warning, warning=True)] if result.warning else []
-        set_blocks += [Paragraph(note, warning=True) for note in result.results.notes]
-        set_blocks += _build_result_figures(result)
-        set_blocks.append(build_metric_table(result.results))
-        set_blocks += [replace(table, title="Colour baseline") for table in build_baseline_tables(result.results)]
-        set_blocks += [replace(table, title="Subgroups") for table in build_subgroup_tables(result.results)]
+        result_blocks: list[Block] = [Paragraph(result.description)]
+        result_blocks += [Paragraph(result.warning, warning=True)] if result.warning else []
+        result_blocks += [Paragraph(note, warning=True) for note in result.results.notes]
+        result_blocks += _build_result_figures(result)
+        result_blocks.append(build_metric_table(result.results))
+        result_blocks += [replace(table, title="Colour baseline") for table in build_baseline_tables(result.results)]
+        result_blocks += [replace(table, title="Subgroups") for table in build_subgroup_tables(result.results)]
         set_title = _SET_TITLES.get(result.title, result.title)
         title = f"{set_title}, {run_name}" if run_name else set_title
-        blocks.append(Collapsible(title, set_blocks, _describe_main_metric(result), open=index == 0))
+        blocks.append(Collapsible(title, result_blocks, _describe_main_metric(result), open=index == 0))
     intro = "Metrics on each set of slides. If a value is missing, a footnote gives the reason."
     return PageSection("Results", blocks, intro)
 

@@ -48,7 +48,7 @@ _MAX_SLIDE_PX = 480  # longest side of a slide's image
 _MAX_TILE_PX = 224
 _WEBP_QUALITY = 80
 _COLOUR_BAR_STEPS = 32
-_MIN_TILES_PER_SLIDE = 3  # that a gallery may contain
+_MAX_TILES_PER_SLIDE = 3  # in a gallery; more if there are too few slides to fill it
 
 
 @dataclass
@@ -98,7 +98,7 @@ class _Outcome:
     text: str
 
     @classmethod
-    def of(cls, predicted: PredictedSlide, target: str) -> _Outcome:
+    def from_prediction(cls, predicted: PredictedSlide, target: str) -> _Outcome:
         prediction, kind = predicted.targets[target], predicted.kinds[target]
         if prediction.call is None:
             return cls(3, "")
@@ -115,7 +115,7 @@ def _choose_slides(slides: Sequence[PredictedSlide], targets: Sequence[str], cou
         for target in targets:
             if (prediction := slide.targets.get(target)) is None:
                 continue
-            outcome = _Outcome.of(slide, target)
+            outcome = _Outcome.from_prediction(slide, target)
             threshold = 0.5 if prediction.threshold is None else prediction.threshold
             distance = abs(prediction.probability - threshold)
             queues.setdefault((outcome, target), []).append((distance, slide))
@@ -196,7 +196,7 @@ def _draw_heatmap(
         heatmap = replace(heatmap, details=[*heatmap.details, _describe_scale(scale, len(table))])
         with closing(open_slide(_find_file(finder, predicted))) as slide:
             drawn = _draw_slide(slide, predicted, table, layer)
-    except Exception as error:  # libraries raise any exception for damaged files
+    except Exception as error:  # libraries may raise any exception for damaged files
         return replace(heatmap, missing_reason=f"No image: {format_error(error)}"), None
     images: list[EmbeddedImage] = []
     for image, content in zip(drawn, ("without heatmap", layer.title), strict=True):
@@ -296,8 +296,8 @@ def _tiles_per_slide(slides: Sequence[PredictedSlide], target: str, count: int) 
 
     The limit is higher if there are too few slides to fill the gallery otherwise.
     """
-    calls = [_call_or_nearest(slide.targets[target]) for slide in slides if target in slide.targets]
-    negative, positive = (max(_MIN_TILES_PER_SLIDE, -(-count // max(1, calls.count(call)))) for call in (0, 1))
+    calls = [_call_or_default(slide.targets[target]) for slide in slides if target in slide.targets]
+    negative, positive = (max(_MAX_TILES_PER_SLIDE, -(-count // max(1, calls.count(call)))) for call in (0, 1))
     return negative, positive
 
 
@@ -313,7 +313,7 @@ def _add_candidates(
     prediction, layer = slide.targets.get(target), _main_layer(slide, target)
     if prediction is None or layer is None or layer.column not in table.values:
         return
-    call = _call_or_nearest(prediction)
+    call = _call_or_default(prediction)
     sign = -1.0 if call == 0 and _is_signed(layer) else 1.0
     values = table.values[layer.column]
     most_influential = np.argsort(-sign * values, kind="stable")[: limits[call]]
@@ -322,8 +322,8 @@ def _add_candidates(
     kept[:] = heapq.nlargest(count, kept)
 
 
-def _call_or_nearest(prediction: TargetPrediction) -> int:
-    """Return the call; without a threshold, 1 for probabilities of at least 0.5."""
+def _call_or_default(prediction: TargetPrediction) -> int:
+    """Return the call, or the call at a threshold of 0.5 if there is none."""
     return int(bool(prediction.call)) if prediction.call is not None else int(prediction.probability >= 0.5)
 
 
@@ -378,7 +378,7 @@ def _read_tiles(
         predicted, table = slides[slide_id], folder.tiles(slide_id)
         try:
             slide = open_slide(predicted.path)
-        except Exception:  # libraries raise any exception for damaged files
+        except Exception:  # libraries may raise any exception for damaged files
             continue
         with closing(slide):
             for index in indices if is_same_slide(slide.metadata, predicted) else ():

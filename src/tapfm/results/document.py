@@ -37,15 +37,15 @@ class Section:
 
 def write_sections(path: Path, sections: Sequence[Section]) -> None:
     """Write sections as JSON. Infinite values and NaN are written as null."""
-    content = _without_non_finite([asdict(each) for each in sections])
+    content = _replace_non_finite([asdict(each) for each in sections])
     write_atomically(path, f"{json.dumps(content, indent=1, allow_nan=False)}\n".encode())
 
 
-def _without_non_finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_non_finite(each) for key, each in value.items()}
+        return {key: _replace_non_finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_non_finite(each) for each in value]
+        return [_replace_non_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dash = Literal["solid", "dashed", "dotted"]
-# model: the model, positive, or validation; other: negative, or training; grey: baseline and reference lines
+# "model" is for the model, positives and validation; "other" for negatives and training; "grey" for reference lines
+# and the baseline; "series-N" for methods or runs in the same panel.
 Colour = Literal["model", "other", "grey", "series-1", "series-2", "series-3", "series-4", "series-5", "series-6"]
 SERIES: tuple[Colour, ...] = ("series-1", "series-2", "series-3", "series-4", "series-5", "series-6")
 

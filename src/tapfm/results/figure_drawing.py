@@ -28,7 +28,7 @@ _COLOURS: Mapping[Colour, str] = {
 _INK, _SOFT, _LINE = "#2b2b2b", "#5c5c5c", "#d9d9d9"
 _CSS_VARIABLES = {_INK: "ink", _SOFT: "soft", _LINE: "line", **{value: name for name, value in _COLOURS.items()}}
 _DASHES: Mapping[Dash, Any] = {"solid": "-", "dashed": (0, (4, 2.5)), "dotted": (0, (1.2, 2.2))}
-_MAX_COLUMNS = 4  # panels side by side
+_MAX_COLUMNS = 4  # maximum number of panels side by side
 _CHARACTER_IN = 0.069  # mean width of a character of 9 points
 _LEGEND_PT = 7.5
 _TITLE_IN, _MIN_WIDTH_IN = 0.35, 4.2  # for figures with titles
@@ -204,7 +204,7 @@ def _draw_mark(axes: Any, mark: Mark) -> Any:
 
 
 def _escape_text(text: str, width: float | None = None) -> str:
-    """Return text without formulas and invalid XML characters, wrapped to `width` characters if given."""
+    """Escape dollar signs, which start formulas, replace invalid XML characters, and wrap to `width` characters."""
     printable = _INVALID_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text)
     lines = printable if width is None else "\n".join(textwrap.wrap(printable, max(10, int(width))))
     return lines.replace("$", r"\$")

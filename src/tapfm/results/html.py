@@ -61,7 +61,7 @@ def _html_header(columns: Sequence[Column], classes: Sequence[str]) -> Markup:
 
 
 def _css_class(table: Table, index: int) -> str:
-    """Return the CSS class of a column. Numbers with details are left-aligned, which aligns the numbers."""
+    """Return the CSS class of a column. Numbers with details are left-aligned, so that their digits line up."""
     if table.columns[index].text:
         return ""
     return "number detailed" if has_details(table, index) else "number"

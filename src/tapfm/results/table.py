@@ -123,12 +123,16 @@ def table_csv(table: Table) -> str:
 
 def _csv_fields(value: Value, column: Column) -> list[str]:
     if not column.interval:
-        return [_full_precision(value.value if isinstance(value, Estimate) else value)]
+        return [_format_full_precision(value.value if isinstance(value, Estimate) else value)]
     if isinstance(value, Estimate):
-        return [_full_precision(value.value), _full_precision(value.low), _full_precision(value.high)]
-    return [_full_precision(value), "", ""]
+        return [
+            _format_full_precision(value.value),
+            _format_full_precision(value.low),
+            _format_full_precision(value.high),
+        ]
+    return [_format_full_precision(value), "", ""]
 
 
-def _full_precision(value: str | float | None) -> str:
+def _format_full_precision(value: str | float | None) -> str:
     """Return a value as text without rounding."""
     return "" if value is None else repr(float(value)) if isinstance(value, float) else str(value)

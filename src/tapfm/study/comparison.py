@@ -75,7 +75,7 @@ def compare_study(results: StudyResults) -> StudyComparison:
                 continue
             targets = target_kinds(study.targets if study.multilabel else [target])
             comparison, best = _compare_with_best(seeds, targets, target, study)
-            patients[cohort, target] = comparison.patients
+            patients[cohort, target] = comparison.patient_count
             for name in seeds:
                 aucs.setdefault(name, {})[cohort, target] = _collect_auc(comparison, seeds, name, best, target)
             notes += [

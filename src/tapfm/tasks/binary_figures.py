@@ -24,7 +24,7 @@ FIGURES = {  # file name: title
 }
 _BINS = 20  # of the histogram of probabilities
 _GRID_POINTS = 101  # of the band of resampled curves
-_UNIT_LIMITS = (-0.02, 1.02)  # of an axis from 0 to 1
+_AXIS_LIMITS = (-0.02, 1.02)  # of an axis from 0 to 1, with margins
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def roc_line(positive: Flags, logits: Floats) -> Line | None:
 
 def roc_panel(title: str, marks: Sequence[Mark]) -> Panel:
     """Return a panel with ROC curves and the diagonal of a random classifier."""
-    x, y = Axis("1 - specificity", *_UNIT_LIMITS), Axis("sensitivity", *_UNIT_LIMITS)
+    x, y = Axis("1 - specificity", *_AXIS_LIMITS), Axis("sensitivity", *_AXIS_LIMITS)
     return Panel(title, x, y, [_diagonal(), *marks], square=True)
 
 
@@ -101,15 +101,15 @@ def _precision_recall_panel(units: ScoredUnits, baseline: ScoredUnits | None, av
     assert curve is not None
     name = f"average precision {format_estimate(average_precision)}"
     marks.append(Line(_floats(curve[1]), _floats(curve[0]), label=name, steps=True))
-    x, y = Axis("sensitivity (recall)", *_UNIT_LIMITS), Axis("PPV (precision)", *_UNIT_LIMITS)
+    x, y = Axis("sensitivity (recall)", *_AXIS_LIMITS), Axis("PPV (precision)", *_AXIS_LIMITS)
     return Panel(FIGURES["pr"], x, y, marks, square=True)
 
 
 def _calibration_panel(units: ScoredUnits, calibration_error: Estimate, unit: str) -> Panel:
-    """Return the rate of positives against the mean probability, with the number of units in each bin."""
+    """Return the fraction of positives against the mean probability, with the number of units in each bin."""
     bins = [each for each in reliability_bins(units.positive, units.probabilities) if each.count]
     x = [each.mean_probability or 0.0 for each in bins]
-    y = [each.positive_rate or 0.0 for each in bins]
+    y = [each.positive_fraction or 0.0 for each in bins]
     largest = max(each.count for each in bins)
     name = f"ECE {format_estimate(calibration_error)}"
     points = Points(
@@ -125,7 +125,7 @@ def _calibration_panel(units: ScoredUnits, calibration_error: Estimate, unit: st
     return Panel(
         FIGURES["reliability"],
         Axis(f"mean probability (numbers: {unit}s per bin)", low, high, ticks),
-        Axis("rate of positives", low, high, ticks),
+        Axis("fraction of positives", low, high, ticks),
         marks,
     )
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from tapfm.metrics import weighted
 from tapfm.metrics.arrays import Flags, Floats
-from tapfm.metrics.calibration import brier, expected_calibration_error
+from tapfm.metrics.calibration import brier_score, expected_calibration_error
 from tapfm.metrics.ranking import auc, average_precision
-from tapfm.metrics.thresholds import compute_rates
+from tapfm.metrics.thresholds import compute_threshold_metrics
 from tapfm.tasks.target import TargetThresholds
 
 _Value = TypeVar("_Value")
@@ -43,17 +43,17 @@ METRICS_AT_SENSITIVITY = tuple(name for name in _METRICS if name.endswith(_AT_SE
 def compute_metrics(
     positive: Flags, logits: Floats, probabilities: Floats, thresholds: TargetThresholds | None
 ) -> dict[str, float | None]:
-    """Return every metric.
+    """Return the value of each metric; None if it is undefined.
 
     AUC and average precision are computed from logits, because probabilities near 0 and 1 are rounded to ties.
     """
     values: dict[str, float | None] = dict.fromkeys(_METRICS)
     values["auc"] = auc(positive, logits)
     values["average_precision"] = average_precision(positive, logits)
-    values["brier"] = brier(positive, probabilities)
+    values["brier"] = brier_score(positive, probabilities)
     values["ece"] = expected_calibration_error(positive, probabilities)
     for suffix, threshold in _thresholds_by_suffix(thresholds).items():
-        values |= _add_suffix(asdict(compute_rates(positive, probabilities, threshold)), suffix)
+        values |= _add_suffix(asdict(compute_threshold_metrics(positive, probabilities, threshold)), suffix)
     return values
 
 
@@ -64,22 +64,22 @@ def compute_resampled_metrics(
     resampled = {metric: np.full(len(weights), np.nan) for metric in _METRICS}
     resampled["auc"] = weighted.aucs(weights, positive, logits)
     resampled["average_precision"] = weighted.average_precisions(weights, positive, logits)
-    resampled["brier"] = weighted.briers(weights, positive, probabilities)
+    resampled["brier"] = weighted.brier_scores(weights, positive, probabilities)
     resampled["ece"] = weighted.calibration_errors(weights, positive, probabilities)
     for suffix, threshold in _thresholds_by_suffix(thresholds).items():
-        resampled |= _add_suffix(weighted.rates(weights, positive, probabilities, threshold), suffix)
+        resampled |= _add_suffix(weighted.threshold_metrics(weights, positive, probabilities, threshold), suffix)
     return resampled
 
 
 def _thresholds_by_suffix(thresholds: TargetThresholds | None) -> dict[str, float]:
-    """Return the thresholds by the suffix of the metrics that are computed with them."""
+    """Return each threshold by the suffix in the names of its metrics. Thresholds that are None are omitted."""
     both = {} if thresholds is None else {"": thresholds.youden, _AT_SENSITIVITY: thresholds.at_sensitivity}
     return {suffix: threshold for suffix, threshold in both.items() if threshold is not None}
 
 
-def _add_suffix(rates: Mapping[str, _Value], suffix: str) -> dict[str, _Value]:
-    """Return rates under the names of metrics with this suffix; rates that are not a metric are dropped."""
-    return {name + suffix: rate for name, rate in rates.items() if name + suffix in _METRICS}
+def _add_suffix(metrics: Mapping[str, _Value], suffix: str) -> dict[str, _Value]:
+    """Add a suffix to the names of metrics. Names that are then not in `_METRICS` are dropped."""
+    return {name + suffix: value for name, value in metrics.items() if name + suffix in _METRICS}
 
 
 def explain_missing_metric(

@@ -146,7 +146,7 @@ class BinaryTarget:
     def activate(self, logit: float) -> float:
         return _sigmoid(logit)
 
-    def mean_logit(self, logits: Sequence[float]) -> float:
+    def combine_logits(self, logits: Sequence[float]) -> float:
         """Return the logit of the mean probability, independent of the order and exact near 0 and 1."""
         if len(set(logits)) == 1:
             return float(logits[0])

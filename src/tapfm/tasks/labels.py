@@ -36,13 +36,17 @@ def read_labels(cohort: Cohort, targets: TargetKinds) -> dict[str, tuple[Label, 
 def find_binary_columns(cohort: Cohort) -> tuple[str, ...]:
     """Return the columns that contain both 0 and 1, and otherwise only empty fields."""
     return tuple(
-        name for name in cohort.label_names if _has_both(cohort, name) and not _describe_invalid(cohort, name, _BINARY)
+        name
+        for name in cohort.label_names
+        if _has_both_classes(cohort, name) and not _describe_invalid(cohort, name, _BINARY)
     )
 
 
 def find_unusable_columns(cohort: Cohort) -> dict[str, str]:
     """Return the columns that contain 0, 1 and also invalid values, with a description of these values."""
-    found = {name: _describe_invalid(cohort, name, _BINARY) for name in cohort.label_names if _has_both(cohort, name)}
+    found = {
+        name: _describe_invalid(cohort, name, _BINARY) for name in cohort.label_names if _has_both_classes(cohort, name)
+    }
     return {name: problem for name, problem in found.items() if problem}
 
 
@@ -96,7 +100,7 @@ def check_training_labels(
         )
 
 
-def _has_both(cohort: Cohort, name: str) -> bool:
+def _has_both_classes(cohort: Cohort, name: str) -> bool:
     """Return whether a column contains both 0 and 1, whatever else it contains."""
     texts = {row.labels[name] for row in cohort.rows}
     return not _BINARY.missing_class([_BINARY.parse_label(text) for text in texts if not _is_invalid(text, _BINARY)])
@@ -126,7 +130,7 @@ def _is_invalid(text: str, kind: TargetKind) -> bool:
 
 
 def _unknown_target_error(cohort: Cohort, missing: Sequence[str]) -> UnknownNameError:
-    """Return the error for targets that are not columns, with suggestions that ignore upper and lower case."""
+    """Return the error for targets that are not columns, with similar column names (ignoring case) as suggestions."""
     names = {name.lower(): name for name in cohort.label_names}
     near = [names[each] for name in missing for each in difflib.get_close_matches(name.lower(), names, cutoff=0.5)]
     suggestion = f"Did you mean: {', '.join(dict.fromkeys(near))}? " if near else ""

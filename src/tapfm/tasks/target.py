@@ -104,9 +104,9 @@ class TargetKind(Protocol):
         ...
 
     def missing_class(self, labels: Sequence[Label]) -> str:
-        """Return the class that no label has, such as "positive"; "labelled" if all labels are missing.
+        """Return the class without labels as an adjective, such as "positive"; empty if all classes have labels.
 
-        Empty if no class is missing.
+        Returns "labelled" if there are no labels at all, for messages such as "no labelled slide".
         """
         ...
 
@@ -153,8 +153,8 @@ class TargetKind(Protocol):
         """Return the activation of a logit: the column `probability` of predictions."""
         ...
 
-    def mean_logit(self, logits: Sequence[float]) -> float:
-        """Return the combined logit of the members of an ensemble, or of the slides of a patient."""
+    def combine_logits(self, logits: Sequence[float]) -> float:
+        """Return the logit of an ensemble from those of its members, or of a patient from those of the slides."""
         ...
 
     def format_prediction(self, label: Label, logit: float) -> tuple[str, str, str]:
@@ -186,13 +186,13 @@ class TargetKind(Protocol):
     def compute_metrics(
         self, truth: Truth, logits: Floats, thresholds: TargetThresholds | None
     ) -> dict[str, float | None]:
-        """Return every metric."""
+        """Return the value of each metric in `metrics`; None if it is undefined."""
         ...
 
     def compute_resampled_metrics(
         self, weights: Floats, truth: Truth, logits: Floats, thresholds: TargetThresholds | None
     ) -> dict[str, Floats]:
-        """Return every metric in every resample (a row of weights); NaN if undefined."""
+        """Return each metric in `metrics` for every resample (a row of weights); NaN if it is undefined."""
         ...
 
     def explain_missing_metric(
