@@ -51,8 +51,11 @@ def generate_tiles(planned: PlannedSlide) -> tuple[str, npt.NDArray[np.uint8], d
     return planned.slide_id, np.stack(tiles), signals
 
 
-def generate_all(slides: Iterable[PlannedSlide], name: str, minutes: float = np.inf) -> Iterator[Any]:
-    """Yield the tiles of slides in order, and print the progress. Stops when the time is up."""
+def generate_in_parallel(slides: Iterable[PlannedSlide], title: str, max_minutes: float = np.inf) -> Iterator[Any]:
+    """Yield the results of `generate_tiles` in the order of the slides, and print the progress after `title`.
+
+    Stops after `max_minutes`, even if slides are left.
+    """
     planned, start, tiles = list(slides), time.monotonic(), 0
     with multiprocessing.get_context("spawn").Pool() as pool:
         for done, result in enumerate(pool.imap(generate_tiles, planned), 1):
@@ -60,10 +63,11 @@ def generate_all(slides: Iterable[PlannedSlide], name: str, minutes: float = np.
             if done % 50 == 0 or done == len(planned):
                 seconds = time.monotonic() - start
                 print(
-                    f"{name}: {done} of {len(planned)} slides, {tiles} tiles, {tiles / seconds:.0f} tiles/s", flush=True
+                    f"{title}: {done} of {len(planned)} slides, {tiles} tiles, {tiles / seconds:.0f} tiles/s",
+                    flush=True,
                 )
             yield result
-            if time.monotonic() - start > 60 * minutes:
+            if time.monotonic() - start > 60 * max_minutes:
                 return
 
 
@@ -86,11 +90,13 @@ def plan_pretraining_slides(count: int, tiles: int) -> list[PlannedSlide]:
     return [planned[index] for index in np.random.default_rng(0).permutation(len(planned))]
 
 
-def write_shards(folder: Path, count: int, tiles_per_slide: int, minutes: float) -> None:
+def write_shards(folder: Path, count: int, tiles_per_slide: int, max_minutes: float) -> None:
     """Write unlabelled tiles as .npy shards."""
     pending: list[npt.NDArray[np.uint8]] = []
     shards, pending_tiles = 0, 0
-    for _, tiles, _ in generate_all(plan_pretraining_slides(count, tiles_per_slide), "pretraining", minutes):
+    for _, tiles, _ in generate_in_parallel(
+        plan_pretraining_slides(count, tiles_per_slide), "pretraining", max_minutes
+    ):
         pending.append(tiles)
         pending_tiles += len(tiles)
         if pending_tiles >= SHARD_TILES:
@@ -115,7 +121,7 @@ def write_probe_tiles(folder: Path, count: int, tiles_per_slide: int, task: str,
     target = spec.targets[0].name
     slides = plan_cohort(spec)
     columns_by_split: dict[str, dict[str, list[Any]]] = {}
-    for planned, (slide_id, tiles, signals) in zip(slides, generate_all(slides, "probe"), strict=True):
+    for planned, (slide_id, tiles, signals) in zip(slides, generate_in_parallel(slides, "probe"), strict=True):
         name = "external" if planned.cohort == "external" else planned.split
         columns = columns_by_split.setdefault(name, {column: [] for column in COLUMNS})
         columns["tiles"].append(tiles)

@@ -121,11 +121,11 @@ def augment_stain(images: Tensor) -> Tensor:
     shift = torch.randn(count, 3, 1, device=device) * 0.03
     density = ((strength * mix) @ density.flatten(2) + shift).view_as(density)
     brightness = sample_uniform(count, 0.9, 1.1, device)
-    return blur_some((density.neg().exp() * brightness).clamp(0, 1))
+    return blur_first_images((density.neg().exp() * brightness).clamp(0, 1))
 
 
-def blur_some(images: Tensor, fraction: float = 0.2) -> Tensor:
-    """Blur the first images, which are in random order, with a Gaussian of 0.5 to 2 px.
+def blur_first_images(images: Tensor, fraction: float = 0.2) -> Tensor:
+    """Blur a fraction of the images, the first ones, with a Gaussian of 0.5 to 2 px. Batches are in random order.
 
     The blur is a matrix product per image and axis. This is fast although each image has its own width.
     """
@@ -179,7 +179,7 @@ class Distillation:
         return targets
 
     def losses(self, batch: Tensor, average: nn.ModuleDict, progress: float) -> dict[str, Tensor]:
-        """Return the smooth L1 plus cosine loss between the tokens of the restained tile and the targets."""
+        """Return the smooth L1 plus cosine loss between the tokens of the stain-augmented tile and the targets."""
         del average, progress
         orientations = torch.randint(0, 8, (len(batch),), device=batch.device)
         with torch.no_grad():
@@ -202,7 +202,7 @@ class Distillation:
 
 
 class PrototypeHead(nn.Module):
-    """Head of DINO: an MLP to a normalise bottleneck, then the cosine similarity to each prototype."""
+    """Head of DINO: an MLP to a normalised bottleneck, then the cosine similarity to each prototype."""
 
     def __init__(self, width: int, hidden: int = 1024, bottleneck: int = 256, count: int = 4096) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ class SelfDistillation:
         }
 
     def global_view(self, images: Tensor) -> Tensor:
-        """Return a random crop of each image at full size, with another stain."""
+        """Return a random crop of each image, resized to TILE_PX, with a random change of the stain."""
         return normalise(augment_stain(random_crop(images, TILE_PX, self.min_crop_area)), POCKET_PIXELS)
 
     def patches_at(self, indices: Tensor, x: Tensor) -> Tensor:
@@ -345,7 +345,8 @@ def train(
         nn.utils.clip_grad_norm_(student.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
-        decay = min(method.momentum(progress), (1 + step) / (10 + step))  # the early weights are forgotten quickly
+        # The second term reduces the influence of the initial weights.
+        decay = min(method.momentum(progress), (1 + step) / (10 + step))
         torch._foreach_lerp_(list(average.parameters()), list(student.parameters()), 1 - decay)
 
         step, seen = step + 1, seen + len(batch)
@@ -360,7 +361,7 @@ def train(
             speed = (seen - seen_before) / (now - printed)
             print(f"step {step}  {line}  {speed:.0f} tiles/s  {min(progress, 1):.1%}", flush=True)
             if not all(map(math.isfinite, losses.values())):
-                raise FloatingPointError(f"The loss of step {step} is not finite.")
+                raise FloatingPointError(f"The loss of step {step} is not finite. Try a smaller --rate.")
             printed, seen_before = now, seen
         if progress >= 1 or progress >= quarter / 4:
             quarter = int(4 * progress) + 1
@@ -418,7 +419,7 @@ def main() -> None:
     method: Distillation | SelfDistillation
     if options.method == "distil":
         method = Distillation(backbone, encode, teacher, tiles)
-        print("computed the targets of the teacher", flush=True)
+        print("computed the features of the teacher", flush=True)
     else:
         method = SelfDistillation(backbone, encode, tiles, options.smallest_crop)
     method.student.to(device)

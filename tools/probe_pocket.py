@@ -27,10 +27,10 @@ from torch import Tensor
 
 from tapfm.encoders.weights import load_encoder
 
-Scores = Callable[[Tensor], Tensor]
+Probe = Callable[[Tensor], Tensor]  # from features to scores
 
 SPLITS = ("train", "test", "external")
-MIN_NESTS = 0.25  # fraction of epithelium in a tile with nests
+MIN_NESTS = 0.25  # tiles with at least this fraction of epithelium count as tiles with nests
 RESAMPLES = 2000
 SLIDE_C_VALUES = (1e-4, 1e-3, 1e-2, 0.1)  # strong regularisation, because there are few slides
 
@@ -40,20 +40,20 @@ class Split:
     """Tiles of the train, test or external slides."""
 
     tiles: Tensor
-    truth: Tensor
-    nests: Tensor
+    truth: Tensor  # whether each tile has the signal
+    nests: Tensor  # whether each tile has nests
     slide: Tensor  # index of the slide of each tile
     label: Tensor  # one per slide
 
-    def mean(self, values: Tensor) -> Tensor:
+    def slide_means(self, values: Tensor) -> Tensor:
         """Return the mean over the tiles of each slide."""
         return torch.stack([values[self.slide == number].mean(0) for number in range(len(self.label))])
 
-    def std(self, values: Tensor) -> Tensor:
+    def slide_stds(self, values: Tensor) -> Tensor:
         """Return the standard deviation over the tiles of each slide."""
         return torch.stack([values[self.slide == number].std(0) for number in range(len(self.label))])
 
-    def top_mean(self, scores: Tensor, fraction: float = 0.1) -> Tensor:
+    def slide_top_means(self, scores: Tensor, fraction: float = 0.1) -> Tensor:
         """Return the mean of the highest scores of each slide."""
         each = [scores[self.slide == number] for number in range(len(self.label))]
         return torch.stack([values.topk(max(1, round(fraction * len(values)))).values.mean() for values in each])
@@ -98,7 +98,7 @@ def auc(scores: Tensor, truth: Tensor) -> float:
 
 def fit_tuned_logistic(
     features: Tensor, truth: Tensor, c_values: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 1, 10)
-) -> Scores:
+) -> Probe:
     """Fit a logistic regression on standardised features, with the value of C that is best on held-out data.
 
     The held-out data is the last quarter: tiles are ordered by slide, and tiles of a slide are similar.
@@ -109,7 +109,7 @@ def fit_tuned_logistic(
     return fit_logistic(features, truth, best)
 
 
-def fit_logistic(features: Tensor, truth: Tensor, c: float) -> Scores:
+def fit_logistic(features: Tensor, truth: Tensor, c: float) -> Probe:
     """Fit a logistic regression with scikit-learn's parameter C. Returns a function from features to log odds."""
     mean, std = features.double().mean(0), features.double().std(0).clamp(min=1e-6)
     x, y = (features.double() - mean) / std, truth.double()
@@ -153,7 +153,7 @@ def format_auc(scores: Tensor, label: Tensor) -> str:
     return f"{auc(scores, label):.3f} ({low:.3f} to {high:.3f})"
 
 
-def print_tile_row(name: str, features: dict[str, Tensor], splits: dict[str, Split]) -> Callable[[Tensor], Tensor]:
+def print_tile_row(name: str, features: dict[str, Tensor], splits: dict[str, Split]) -> Probe:
     """Fit a tile probe, print its row of the table, and return it."""
     probe = fit_tuned_logistic(features["train"], splits["train"].truth)
     cells = []
@@ -212,15 +212,17 @@ def main() -> None:
 
     print("\n| slides, AUC | test | external |\n|---|---|---|")
     stain_and_size = {
-        name: torch.cat([split.mean(colours[name]), split.std(colours[name]), split.tile_counts()], 1)
+        name: torch.cat([split.slide_means(colours[name]), split.slide_stds(colours[name]), split.tile_counts()], 1)
         for name, split in splits.items()
     }
     print_slide_row("stain and size", score_slides(stain_and_size, splits), splits)
     for name, features in all_features.items():
-        means = {split: splits[split].mean(values) for split, values in features.items()}
+        means = {split: splits[split].slide_means(values) for split, values in features.items()}
         print_slide_row(f"{name}, mean of tiles", score_slides(means, splits), splits)
     for name in encoders:
-        oracle = {split: splits[split].top_mean(probes[name](values)) for split, values in all_features[name].items()}
+        oracle = {
+            split: splits[split].slide_top_means(probes[name](values)) for split, values in all_features[name].items()
+        }
         print_slide_row(f"{name}, oracle", oracle, splits)
 
 

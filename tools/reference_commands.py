@@ -81,13 +81,18 @@ def _command_blocks(name: str, command: Any) -> Iterator[list[str]]:
     options = [each for each in command.params if each.opts[0].startswith("-") and not each.hidden]
     if arguments:
         rows = [
-            [_format_metavar(each.metavar or each.name.upper()), "yes" if each.required else "no", _meaning(name, each)]
+            [
+                _format_metavar(each.metavar or each.name.upper()),
+                "yes" if each.required else "no",
+                _meaning_text(name, each),
+            ]
             for each in arguments
         ]
         yield format_table(["argument", "required", "meaning"], rows)
     if options:
         rows = [
-            [*_name_and_value(each, hints[each.name]), _default_text(each), _meaning(name, each)] for each in options
+            [*_name_and_value(each, hints[each.name]), _default_text(each), _meaning_text(name, each)]
+            for each in options
         ]
         yield format_table(["option", "value", "default", "meaning"], rows)
 
@@ -113,7 +118,7 @@ def _format_metavar(metavar: str) -> str:
     return " or ".join(code(each) for each in metavar.split("|") if each)
 
 
-def _meaning(name: str, parameter: Any) -> str:
+def _meaning_text(name: str, parameter: Any) -> str:
     if not parameter.help:
         raise ValueError(f"tapfm {name}: {parameter.opts[0]} has no help text")
     return escape_text(parameter.help)

@@ -31,13 +31,13 @@ TYPE_NAMES: dict[Any, str] = {
     Path: "path",
     Any: "any value",
 }
-BOUNDS: dict[type, tuple[str, str]] = {
+BOUND_TEXTS: dict[type, tuple[str, str]] = {
     Ge: ("ge", "at least"),
     Gt: ("gt", "above"),
     Le: ("le", "at most"),
     Lt: ("lt", "below"),
 }
-MAX_SHOWN_BOUND = 2**31  # larger bounds come from the file format and are not shown
+MAX_SHOWN_BOUND = 2**31  # larger bounds, such as 2**63 of a seed, only guard against overflow and are not shown
 
 
 def generate_configuration_page() -> str:
@@ -152,8 +152,8 @@ def _bounds_text(bounds: Sequence[Any]) -> str:
     for bound in bounds:
         if isinstance(bound, MinLen):
             texts.append("one or more" if bound.min_length == 1 else f"{bound.min_length} or more")
-        elif type(bound) in BOUNDS:
-            attribute, text = BOUNDS[type(bound)]
+        elif type(bound) in BOUND_TEXTS:
+            attribute, text = BOUND_TEXTS[type(bound)]
             if abs(value := getattr(bound, attribute)) < MAX_SHOWN_BOUND:
                 texts.append(f"{text} {value}")
     return f", {', '.join(texts)}" if texts else ""

@@ -94,7 +94,7 @@ FEATURES_SOURCE = "tool and encoder that the stored feature files name, if anoth
 
 TILING_COLUMNS: Meanings = {
     "mpp_source": f"source of mpp: {code_list(get_args(ScaleSource))}",
-    "tissue": "tissue detection method, or that a tissue mask was given",
+    "tissue": "tissue detection method, or `annotation` if `--tissue-mask` was used",
     "achieved_mpp": "microns per pixel of the tiles, after rounding to whole level-0 pixels",
     "tiles": "number of tiles that passed the filters",
     "tissue_mm2": "area of the tissue, in mm²",
@@ -375,7 +375,7 @@ FORMATS: dict[str, list[Format]] = {
             {
                 "model": "model folder given on the command line",
                 "kind": "`run`, `export`, `ensemble of folds` or `ensemble of seeds`",
-                "cohort": "`own` for the cohort of the training, or `external`",
+                "cohort": "`own` (the cohort table of the run) or `external`",
                 "table": "file name of the cohort table",
                 "table_sha256": "SHA-256 of the cohort table",
                 "split": "evaluated split; null for all slides",
@@ -429,7 +429,7 @@ FORMATS: dict[str, list[Format]] = {
             "excluded.csv",
             "One row per patient that one method has and another lacks. These patients are excluded from the "
             "comparison.",
-            {"method": "method that has the patient", "patient": "id of the patient"},
+            {"method": "method whose predictions include the patient", "patient": "id of the patient"},
         ),
     ],
     "A prediction": [

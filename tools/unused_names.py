@@ -2,10 +2,10 @@
 
     python tools/unused_names.py    # one line `module: name` for each; exit status 1 if there are any
 
-A name is listed if it has no underscore in front and is
-    a function, class or UPPERCASE constant of a module that no other module of src, tools or benchmarks uses. A class
-    also counts as used if a public function, method or field of its own module has it in its signature
-    a method or property whose name is not used as an attribute in any of them, nor as a word in templates and pages
+Two kinds of names without a leading underscore are listed:
+  - a function, class or UPPERCASE constant that no other module of src, tools or benchmarks uses. A class also counts
+    as used if a public function, method or field of its own module has it in its signature
+  - a method or property whose name is not used as an attribute in any of them, nor as a word in templates and pages
 Uses in tests do not count: code that only tests call is not needed. Names in strings count if they are dotted
 (`"tapfm.cli.main:main"`), directly follow the name of a module (`("tapfm.aggregators.mean", "MeanPool")`), or are
 arguments of getattr and similar functions.

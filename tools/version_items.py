@@ -52,8 +52,8 @@ class Tolerance:
     statistic: float = 0.0
     pixels: float = 0.0
 
-    def allowed(self, kind: Kind, old: Array) -> float:
-        """Return the tolerance for the values of a part."""
+    def allowed_difference(self, kind: Kind, old: Array) -> float:
+        """Return the largest difference that passes, for the values of a part."""
         if kind in ("exact", "pixels"):
             return self.pixels if kind == "pixels" else 0.0
         finite = old[np.isfinite(old)]
@@ -70,7 +70,7 @@ class Verdict:
 
     name: str
     kind: str
-    count: int
+    count: int  # of values
     largest: float | None  # difference between numbers; None for texts
     problem: str = ""
 
@@ -122,7 +122,7 @@ def _compare_part(kind: Kind, old: Array, new: Array, tolerance: Tolerance) -> t
     with np.errstate(invalid="ignore"):
         difference = np.where(same, 0.0, np.abs(after - before))
     difference[np.isnan(difference)] = np.inf  # a number instead of NaN, or the reverse
-    problem = _first_difference(old, new, ~(difference <= tolerance.allowed(kind, before)))
+    problem = _first_difference(old, new, ~(difference <= tolerance.allowed_difference(kind, before)))
     return float(difference.max(initial=0.0)), problem
 
 

@@ -60,16 +60,16 @@ class ScenarioError(Exception):
 
 
 @dataclass(frozen=True)
-class Size:
-    """Size of the scenario."""
+class ScenarioSize:
+    """Number of slides and epochs, and which steps run."""
 
     slides: int
     epochs: int
     all_steps: bool = True  # False: only three runs, one evaluation and one prediction
 
 
-FULL = Size(slides=14, epochs=2)
-SMALL = Size(slides=14, epochs=1, all_steps=False)
+FULL = ScenarioSize(slides=14, epochs=2)
+SMALL = ScenarioSize(slides=14, epochs=1, all_steps=False)
 # AdamW moves a weight by the learning rate even if its gradient is only a rounding error. Small learning rates limit
 # the effect of a different order of summation.
 ENCODER_LR, AGGREGATOR_LR = 1e-4, 1e-3
@@ -78,7 +78,7 @@ ENCODER_LR, AGGREGATOR_LR = 1e-4, 1e-3
 class Scenario:
     """Runs the commands in the working directory; all their paths are relative."""
 
-    def __init__(self, command: Command, size: Size, progress: Callable[[str], None]) -> None:
+    def __init__(self, command: Command, size: ScenarioSize, progress: Callable[[str], None]) -> None:
         self.command, self.size, self.progress = command, size, progress
         self.create_slides: Callable[[], None] = self.generate_slides
 
@@ -166,7 +166,7 @@ class Scenario:
             self.tapfm("evaluate", "runs/finetune", "--out", "evaluations/external", *external, *options)
             runs = ("runs/tapfm", "runs/finetune", "runs/fixed")
             self.tapfm("compare", *runs, "--out", "comparisons/runs", "--resamples", 200)
-        tables = [f"{name}={write_predictions(Path('inputs'), name, number)}" for number, name in enumerate("abc")]
+        tables = [f"{name}={write_predictions(Path('inputs'), name, index)}" for index, name in enumerate("abc")]
         self.tapfm("compare", *tables, "--out", "comparisons/tables", "--resamples", 500, "--unit", "patient")
 
     def predict_slides(self) -> None:
@@ -185,7 +185,7 @@ class Scenario:
 def run_scenario(
     folder: Path,
     command: Command,
-    size: Size = FULL,
+    size: ScenarioSize = FULL,
     *,
     create_slides: Callable[[], None] | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -224,15 +224,15 @@ def remove_label(table: Path, slide_id: str, target: str) -> None:
         writer.writerows(rows)
 
 
-def write_predictions(folder: Path, name: str, number: int) -> Path:
-    """Write invented predictions of 36 slides of 30 patients, with ties. A larger number is a worse model."""
+def write_predictions(folder: Path, name: str, model_index: int) -> Path:
+    """Write invented predictions of 36 slides of 30 patients, with ties. Model 0 is the best."""
     lines = ["patient_id,slide_id,target,label,probability"]
     for slide in range(36):
         patient = slide % 30
         for offset, target in enumerate(TARGETS):
             label = (patient * 7 + offset * 3) % 5 < 2
-            noise = (slide * 37 + number * 11 + offset * 5) % 23 / 23
-            probability = round((0.35 - 0.1 * number) * label + 0.6 * noise + 0.02, 2)
+            noise = (slide * 37 + model_index * 11 + offset * 5) % 23 / 23
+            probability = round((0.35 - 0.1 * model_index) * label + 0.6 * noise + 0.02, 2)
             lines.append(f"P{patient:02},W{slide:02},{target},{int(label)},{probability}")
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.csv"

@@ -89,7 +89,8 @@ async function request(path: string): Promise<Response> {
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
-  throw new Error(body.error ?? `The server responded with status ${response.status}.`);
+  const status = `The server responded with status ${response.status}. The terminal of tapfm view shows the details.`;
+  throw new Error(body.error ?? status);
 }
 
 export const fetchCollection = async (): Promise<Collection> => (await request("api/collection")).json();

@@ -37,7 +37,7 @@ class Viewer {
   private selectedSlide: SlideSummary | null = null;
   private tiles: Tiles = NO_TILES;
   private tileOrder: number[] = []; // most influential first
-  private settings: HeatmapSettings = { layer: null, percentile: false, opacity: 55, hide: 0, isVisible: true };
+  private settings: HeatmapSettings = { layer: null, percentile: false, opacity: 55, hideBelow: 0, isVisible: true };
   private appliedValues = ""; // identifies the values by which the tiles are currently sorted and coloured
   private latestRequest = 0; // number of the latest slide request; responses to earlier ones are ignored
   private finishedRequest = 0;
@@ -52,7 +52,8 @@ class Viewer {
     this.slideView.onMove = () => this.updateAddress();
     this.slideView.onHover = (tile, x, y) => this.handleHover(tile, x, y);
     this.slideView.onClick = (tile) => this.handleClick(tile);
-    this.slideView.onImageError = () => this.showMessage("Some parts of this slide cannot be read.");
+    this.slideView.onImageError = () =>
+      this.showMessage("Some regions of this slide could not be loaded. The terminal of tapfm view shows the reason.");
     this.dialog.onStep = (offset) => this.stepTile(offset);
     this.dialog.onShowOnSlide = () => this.selectTile(this.slideView.selectedTile, { moveToTile: true });
     this.connectButtons();
@@ -60,14 +61,15 @@ class Viewer {
     addEventListener("hashchange", () => void this.restoreView());
   }
 
-  /** Show the view of the address. */
+  /** Show the view that the URL fragment describes. */
   async restoreView(): Promise<void> {
     this.hash = location.hash;
     const view = parseViewHash(this.hash);
     const requested = this.collection.slides.find((slide) => slide.slide_id === view.slide);
     const slide = requested ?? this.list.visibleSlides[0];
     if (slide) await this.openSlide(slide, view);
-    if (view.slide !== undefined && !requested) this.showMessage(`Slide ${view.slide} was not found in this viewer.`);
+    if (view.slide !== undefined && !requested)
+      this.showMessage(`Slide ${view.slide} was not found. Start tapfm view with a folder or table that contains it.`);
   }
 
   private async openSlide(summary: SlideSummary, view: ViewState): Promise<void> {
@@ -130,17 +132,17 @@ class Viewer {
       ...(layer && { layer }),
       ...(view.percentile !== undefined && { percentile: view.percentile }),
       ...(view.opacity !== undefined && { opacity: view.opacity }),
-      ...(view.hide !== undefined && { hide: view.hide }),
+      ...(view.hideBelow !== undefined && { hideBelow: view.hideBelow }),
       ...(view.heatmap !== undefined && { isVisible: view.heatmap }),
     });
   }
 
   private updateHeatmap(change: Partial<HeatmapSettings>): void {
     Object.assign(this.settings, change);
-    const { layer, percentile, hide, opacity, isVisible } = this.settings;
+    const { layer, percentile, hideBelow, opacity, isVisible } = this.settings;
     const heatmap = this.slideView.heatmap;
     heatmap.isVisible = isVisible;
-    heatmap.setMinStrength(hide / 100);
+    heatmap.setMinStrength(hideBelow / 100);
     this.slideView.opacity = opacity / 100;
     if (layer && this.slide) this.applyLayer(this.slide, layer, percentile);
     else this.tileOrder = [];
@@ -158,7 +160,7 @@ class Viewer {
     const scale = layerScale(layer, percentile);
     const shownValues = percentile ? (this.tiles.percentiles.get(layer.column) as Float32Array) : values;
     this.appliedValues = wanted;
-    this.slideView.heatmap.setValues(shownValues, scale, this.panel.paletteOf(scale));
+    this.slideView.heatmap.setValues(shownValues, scale, this.panel.getPalette(scale));
     this.tileOrder = sortByInfluence(values, layer);
     this.panel.showGallery(layer, this.tiles);
     this.panel.markInGallery(this.slideView.selectedTile);
@@ -206,12 +208,12 @@ class Viewer {
 
   private currentView(): ViewState {
     if (!this.slide) return { slide: this.selectedSlide?.slide_id };
-    const { layer, percentile, opacity, hide, isVisible } = this.settings;
-    const heatmap = { layer: layer?.column, percentile, opacity, hide, heatmap: isVisible };
+    const { layer, percentile, opacity, hideBelow, isVisible } = this.settings;
+    const heatmap = { layer: layer?.column, percentile, opacity, hideBelow, heatmap: isVisible };
     return { slide: this.slide.slide_id, ...this.slideView.position, ...heatmap };
   }
 
-  /** Write the current view into the address. */
+  /** Write the current view into the URL fragment. */
   private updateAddress(): void {
     if (!this.selectedSlide || (this.slide && !this.slideView.position)) return;
     if (this.finishedRequest !== this.latestRequest || this.hash !== location.hash) return; // a new view is loading
@@ -237,7 +239,7 @@ class Viewer {
       status.textContent = "Copied";
     } catch {
       // Browsers allow access to the clipboard only for localhost and HTTPS.
-      status.textContent = "Copy it from the address bar";
+      status.textContent = "Not copied. Copy the link from the address bar";
     }
     setTimeout(() => (status.textContent = ""), 3000);
   }

@@ -20,7 +20,7 @@ export interface HeatmapSettings {
   layer: Layer | null;
   percentile: boolean;
   opacity: number; // percent
-  hide: number; // percent of the colour scale
+  hideBelow: number; // tiles below this percentage of the colour scale are hidden
   isVisible: boolean;
 }
 
@@ -38,7 +38,7 @@ export class SidePanel {
       this.onChange({ layer: this.slide?.layers.find((layer) => layer.column === this.layerSelect.value) ?? null }),
     );
     opacity.addEventListener("input", () => this.onChange({ opacity: opacity.valueAsNumber }));
-    hide.addEventListener("input", () => this.onChange({ hide: hide.valueAsNumber }));
+    hide.addEventListener("input", () => this.onChange({ hideBelow: hide.valueAsNumber }));
     showHeatmap.addEventListener("change", () => this.onChange({ isVisible: showHeatmap.checked }));
     getElement("show-values").addEventListener("click", () => this.onChange({ percentile: false }));
     getElement("show-percentiles").addEventListener("click", () => this.onChange({ percentile: true }));
@@ -70,7 +70,7 @@ export class SidePanel {
     getElement<HTMLInputElement>("show-heatmap").checked = settings.isVisible;
     getElement<HTMLInputElement>("opacity").value = String(settings.opacity);
     getElement("opacity-value").textContent = `${settings.opacity}%`;
-    getElement<HTMLInputElement>("hide").value = String(settings.hide);
+    getElement<HTMLInputElement>("hide").value = String(settings.hideBelow);
     getElement("show-values").setAttribute("aria-pressed", String(!settings.percentile));
     getElement("show-percentiles").setAttribute("aria-pressed", String(settings.percentile));
     if (!settings.layer || !this.slide) return;
@@ -79,9 +79,9 @@ export class SidePanel {
     this.drawLegend(scale, settings.percentile);
     const hideLabel = scale.diverging ? "Hide tiles with absolute value below" : "Hide tiles below";
     getElement("hide-label").textContent = hideLabel;
-    const fraction = settings.hide / 100;
+    const fraction = settings.hideBelow / 100;
     const limit = scale.diverging ? fraction * scale.high : scale.low + fraction * (scale.high - scale.low);
-    getElement("hide-value").textContent = settings.hide === 0 ? "off" : formatNumber(limit);
+    getElement("hide-value").textContent = settings.hideBelow === 0 ? "off" : formatNumber(limit);
     getElement("visible-tiles").textContent = `${formatCount(visibleTiles)} of ${formatCount(tiles.count)} tiles shown`;
     this.showLogitSum(settings.layer);
   }
@@ -127,7 +127,7 @@ export class SidePanel {
       else button.removeAttribute("aria-current");
   }
 
-  paletteOf(scale: ColourScale): Collection["palettes"]["sequential"] {
+  getPalette(scale: ColourScale): Collection["palettes"]["sequential"] {
     return scale.diverging ? this.collection.palettes.diverging : this.collection.palettes.sequential;
   }
 
@@ -201,7 +201,7 @@ export class SidePanel {
   private drawLegend(scale: ColourScale, percentile: boolean): void {
     const canvas = getElement<HTMLCanvasElement>("colour-bar");
     const context = canvas.getContext("2d");
-    this.paletteOf(scale).forEach(([red, green, blue], index) => {
+    this.getPalette(scale).forEach(([red, green, blue], index) => {
       if (!context) return;
       context.fillStyle = `rgb(${red} ${green} ${blue})`;
       context.fillRect(index, 0, 1, 1);
@@ -213,7 +213,7 @@ export class SidePanel {
         return label;
       }),
     );
-    const outside = percentile ? "" : " Values beyond the scale have the colour of its end.";
+    const outside = percentile ? "" : " Values outside the scale are drawn in its first or last colour.";
     getElement("unit").textContent = `Unit: ${scale.unit}.${outside}`;
   }
 }

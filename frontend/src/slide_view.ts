@@ -47,8 +47,8 @@ export class SlideView {
   private readonly element = getElement("slide-image");
   private readonly tileCanvas = document.createElement("canvas");
   private slide: Slide | null = null;
-  private initialPosition: ViewPosition | null = null; // to move to when the slide is open
-  private size = { x: 1, y: 1 }; // of the container, as of OpenSeadragon's current zoom
+  private initialPosition: ViewPosition | null = null; // position to move to when the slide has been opened
+  private size = { x: 1, y: 1 }; // size of the container for which OpenSeadragon computed its current zoom
 
   constructor() {
     preventInlineStyle();
@@ -150,8 +150,8 @@ export class SlideView {
   moveToTile(xPx0: number, yPx0: number, sidePx0: number): void {
     const windowPx = Math.min(this.width, this.height);
     const currentZoom = this.position?.zoom ?? 0;
-    const fraction = (currentZoom * sidePx0) / windowPx; // of the window that the tile covers
-    const zoom = fraction < 0.12 || fraction > 1 ? windowPx / (5 * sidePx0) : currentZoom;
+    const coveredFraction = (currentZoom * sidePx0) / windowPx; // of the window, by the tile
+    const zoom = coveredFraction < 0.12 || coveredFraction > 1 ? windowPx / (5 * sidePx0) : currentZoom;
     this.moveTo({ x: xPx0 + sidePx0 / 2, y: yPx0 + sidePx0 / 2, zoom });
   }
 

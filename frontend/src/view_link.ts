@@ -5,10 +5,10 @@ export interface ViewState {
   x?: number; // centre, level-0 pixels
   y?: number;
   zoom?: number; // screen pixels per level-0 pixel, independent of the window size
-  layer?: string; // column
+  layer?: string; // column of the layer
   percentile?: boolean;
   opacity?: number; // percent
-  hide?: number; // percent of the colour scale
+  hideBelow?: number; // tiles below this percentage of the colour scale are hidden
   heatmap?: boolean; // whether the heatmap is shown
 }
 
@@ -21,7 +21,7 @@ export function formatViewHash(view: ViewState): string {
   if (view.layer !== undefined) parameters.set("layer", view.layer);
   if (view.percentile) parameters.set("percentile", "1");
   if (view.opacity !== undefined) parameters.set("opacity", String(view.opacity));
-  if (view.hide) parameters.set("hide", String(view.hide));
+  if (view.hideBelow) parameters.set("hide", String(view.hideBelow));
   if (view.heatmap === false) parameters.set("heatmap", "0");
   return `#${parameters}`;
 }
@@ -37,7 +37,7 @@ export function parseViewHash(hash: string): ViewState {
     // Missing parameters mean the default, not the current setting: a link shows the same view to everyone.
     percentile: parameters.get("percentile") === "1",
     opacity: parseNumber(parameters, "opacity", 0, 100),
-    hide: parseNumber(parameters, "hide", 0, 100) ?? 0,
+    hideBelow: parseNumber(parameters, "hide", 0, 100) ?? 0,
     heatmap: parameters.get("heatmap") !== "0",
   };
 }

@@ -40,7 +40,7 @@ class AccessPolicy:
     """The accepted host names, and the token if one is required."""
 
     hosts: frozenset[str] = _LOOPBACK_HOSTS
-    allow_ip_addresses: bool = False  # any IP address as host: only names are open to DNS rebinding
+    allow_ip_addresses: bool = False  # accept any IP address as host; DNS rebinding needs a host name
     token: str | None = None
     cookie_name: str = "tapfm-view"
 

@@ -44,7 +44,10 @@ _CACHE_FOREVER = "private, max-age=31536000, immutable"
 _REVALIDATE = "private, no-cache"  # browsers keep the response but check its ETag before each use
 _CACHED_TILE_TABLES = 16
 _FILE_MISSING = "The slide file was not found. If it has moved, restart tapfm view with --slides and its new folder."
-_FILE_CHANGED = "The slide file has a different size or different bounds than the predicted slide. Tiles are not shown."
+_FILE_CHANGED = (
+    "The slide file has a different size or different bounds than the predicted slide. Tiles are not shown. "
+    "Run tapfm predict again."
+)
 _NO_MPP = "The slide file does not contain its microns per pixel. Lengths are in pixels."
 
 _log = logging.getLogger(__name__)
@@ -105,22 +108,22 @@ def create_app(
 
     @app.get("/api/slides/{key}/tile-values")
     async def get_tile_values(request: Request, key: str) -> Response:
-        create = partial(service.tile_values, service.find_slide(key))
+        create = partial(service.read_tile_values, service.find_slide(key))
         return await _cached_response(request, service, (key, "tile-values"), create, "application/octet-stream")
 
     @app.get("/api/slides/{key}/thumbnail.jpeg")
     async def get_thumbnail(request: Request, key: str) -> Response:
-        create = partial(service.thumbnail, service.find_slide(key))
+        create = partial(service.read_thumbnail, service.find_slide(key))
         return await _cached_response(request, service, (key, "thumbnail"), create)
 
     @app.get("/api/slides/{key}/images/{level}/{column}_{row}.jpeg")
     async def get_image(request: Request, key: str, level: int, column: int, row: int) -> Response:
-        create = partial(service.image, service.find_slide(key), level, column, row)
+        create = partial(service.read_image, service.find_slide(key), level, column, row)
         return await _cached_response(request, service, (key, level, column, row), create)
 
     @app.get("/api/slides/{key}/tiles/{index}.jpeg")
     async def get_tile(request: Request, key: str, index: int) -> Response:
-        create = partial(service.tile, service.find_slide(key), index)
+        create = partial(service.read_tile, service.find_slide(key), index)
         return await _cached_response(request, service, (key, "tile", index), create)
 
     return AccessControlMiddleware(app, policy or AccessPolicy())
@@ -133,7 +136,7 @@ async def _cached_response(
     create: Callable[[], bytes],
     media_type: str = "image/jpeg",
 ) -> Response:
-    """Return the data of a cache key, or 304 without reading anything if the browser has it already."""
+    """Respond with cached data, which `create` computes if it is missing, or with 304 if the browser has it already."""
     etag = f'"{"-".join(map(str, cache_key))}-{__version__}"'
     headers = {"ETag": etag, "Cache-Control": _CACHE_FOREVER}
     if _browser_has(request, etag):
@@ -164,7 +167,7 @@ class _SlideService:
 
     def find_slide(self, key: str) -> ViewerSlide:
         if key not in self._by_key:
-            raise HTTPException(404, "This slide does not exist.")
+            raise HTTPException(404, "This slide does not exist. Reload the page if tapfm view was restarted.")
         return self._by_key[key]
 
     def describe_collection(self) -> dict[str, Any]:
@@ -177,7 +180,7 @@ class _SlideService:
 
     def describe_slide(self, slide: ViewerSlide) -> dict[str, Any]:
         """Return the slide's size, scale and prediction, the layers of its heatmap, and notes for the user."""
-        metadata = None if slide.path is None else self.reader.metadata(slide.path)
+        metadata = None if slide.path is None else self.reader.read_metadata(slide.path)
         prediction = slide.prediction
         notes = [_FILE_MISSING] if metadata is None else []
         layers: list[dict[str, Any]] = []
@@ -185,7 +188,7 @@ class _SlideService:
             notes.append(_FILE_CHANGED)
         elif prediction is not None and (table := self.read_tile_table(slide.key)) is not None and len(table):
             layers = [describe_layer(layer, table) for layer in prediction.layers]
-        pyramid = _pyramid(metadata, prediction)
+        pyramid = _make_pyramid(metadata, prediction)
         mpp = _resolve_mpp(slide, metadata)
         if mpp is None:
             notes.append(_NO_MPP)
@@ -204,30 +207,30 @@ class _SlideService:
             "notes": notes,
         }
 
-    def tile_values(self, slide: ViewerSlide) -> bytes:
+    def read_tile_values(self, slide: ViewerSlide) -> bytes:
         table = self.read_tile_table(slide.key)
         if table is None or slide.prediction is None:
             raise HTTPException(404, "This slide has no prediction.")
         return pack_tile_values(table, slide.prediction.layers)
 
-    def thumbnail(self, slide: ViewerSlide) -> bytes:
+    def read_thumbnail(self, slide: ViewerSlide) -> bytes:
         if slide.path is None:
             raise HTTPException(404, _FILE_MISSING)
         return self.reader.read_thumbnail(slide.path)
 
-    def image(self, slide: ViewerSlide, level: int, column: int, row: int) -> bytes:
+    def read_image(self, slide: ViewerSlide, level: int, column: int, row: int) -> bytes:
         if slide.path is None:
             raise HTTPException(404, _FILE_MISSING)
-        image = DeepZoomPyramid(self.reader.metadata(slide.path).bounds).find_image(level, column, row)
+        image = DeepZoomPyramid(self.reader.read_metadata(slide.path).bounds).find_image(level, column, row)
         if image is None:
             raise HTTPException(404, "This image is outside the slide.")
         return self.reader.read_image(slide.path, image)
 
-    def tile(self, slide: ViewerSlide, index: int) -> bytes:
+    def read_tile(self, slide: ViewerSlide, index: int) -> bytes:
         table = self.read_tile_table(slide.key)
         if table is None or slide.prediction is None or not 0 <= index < len(table):
             raise HTTPException(404, "This tile does not exist.")
-        if slide.path is None or not is_same_slide(self.reader.metadata(slide.path), slide.prediction):
+        if slide.path is None or not is_same_slide(self.reader.read_metadata(slide.path), slide.prediction):
             raise HTTPException(404, _FILE_MISSING if slide.path is None else _FILE_CHANGED)
         x_px0, y_px0 = (int(position) for position in table.positions[index])
         return self.reader.read_tile(slide.path, x_px0, y_px0, slide.prediction.side_px0)
@@ -236,9 +239,9 @@ class _SlideService:
 def _public_message(error: TapfmError) -> str:
     """Return a description of an error that contains no paths."""
     if isinstance(error, UnreadableSlideError):
-        return "The slide file is damaged or has an unsupported format."
+        return "The slide file is damaged or has an unsupported format. The terminal of tapfm view shows the details."
     if isinstance(error, TileReadError):
-        return "This region of the slide cannot be decoded because the file is damaged."
+        return "This region of the slide cannot be decoded. The terminal of tapfm view shows the details."
     return "The slide cannot be shown. The terminal of tapfm view shows the reason."
 
 
@@ -258,7 +261,7 @@ def _slide_summary(slide: ViewerSlide) -> dict[str, Any]:
     }
 
 
-def _pyramid(metadata: SlideMetadata | None, prediction: PredictedSlide | None) -> DeepZoomPyramid:
+def _make_pyramid(metadata: SlideMetadata | None, prediction: PredictedSlide | None) -> DeepZoomPyramid:
     """Return the pyramid over the bounds of the file, or over the bounds in the prediction if the file is missing."""
     if metadata is not None:
         return DeepZoomPyramid(metadata.bounds)

@@ -28,11 +28,11 @@ class ViewerSlide:
     path: Path | None  # None if the file is missing
     mpp: float | None = None  # from the cohort table or the prediction
     prediction: PredictedSlide | None = None
-    folder: PredictionFolder | None = None
+    prediction_folder: PredictionFolder | None = None
 
     def read_tiles(self) -> TileTable | None:
-        """Read the tile values, or return None without a prediction."""
-        return None if self.folder is None else self.folder.tiles(self.slide_id)
+        """Read the tile values. Returns None if the slide has no prediction."""
+        return None if self.prediction_folder is None else self.prediction_folder.tiles(self.slide_id)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SlideCollection:
 
     @property
     def targets(self) -> list[str]:
-        """Names of all predicted targets, in their original order."""
+        """Names of all predicted targets, in the order in which they first occur in the predictions."""
         predictions = (slide.prediction for slide in self.slides if slide.prediction is not None)
         return list(dict.fromkeys(target for prediction in predictions for target in prediction.targets))
 
@@ -100,7 +100,8 @@ def _remove_duplicates(slides: Iterable[ViewerSlide]) -> list[ViewerSlide]:
     if repeated := [slide_id for slide_id, same_id in by_id.items() if len(same_id) > 1]:
         raise CohortError(
             f"Several slides have the same id: {', '.join(repeated[:5])}{', ...' if len(repeated) > 5 else ''}.",
-            hint="View them one at a time. If slides have moved since their prediction, pass their folder to --slides.",
+            hint="Pass only one of the folders or tables that contain them. "
+            "If slides have moved since their prediction, pass their new folder to --slides.",
         )
     return [slide for same_id in by_id.values() for slide in same_id]
 

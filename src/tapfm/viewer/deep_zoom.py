@@ -1,8 +1,9 @@
 """Geometry of the image pyramid that the page displays (Deep Zoom).
 
-Level 0 is a single image, each further level doubles the resolution, and the last level has the full resolution of the
-slide. Columns and rows start at the corner of the slide's bounds, so the padding of formats such as MRXS is not shown.
-Images at the right and lower edge are smaller: they end exactly at the bounds.
+Levels are numbered in the opposite order of the levels of a slide file: level 0 is a single image, each further level
+doubles the resolution, and the last level has the full resolution of the slide. Columns and rows start at the corner of
+the slide's bounds, so the padding of formats such as MRXS is not shown. Images at the right and lower edge are smaller:
+they end exactly at the bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _IMAGE_PX = 512
 
 
 class PyramidImage(NamedTuple):
-    """A region of the slide in level-0 pixels, and the size of its image."""
+    """An image of the pyramid: its region of the slide in level-0 pixels, and its own size in pixels."""
 
     box: Box
     width_px: int
@@ -38,7 +39,7 @@ class DeepZoomPyramid:
         return max(0, math.ceil(math.log2(longest / self.image_px)))
 
     def find_image(self, level: int, column: int, row: int) -> PyramidImage | None:
-        """Return the region of an image, or None outside the pyramid."""
+        """Return an image of the pyramid, or None if there is none at this position."""
         if not 0 <= level <= self.last_level or column < 0 or row < 0:
             return None
         downsample = 2 ** (self.last_level - level)

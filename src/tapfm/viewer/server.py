@@ -25,7 +25,7 @@ def open_socket(host: str, port: int | None) -> socket.socket:
             hint="Use --host 127.0.0.1 for this machine only, or --host 0.0.0.0 to allow other machines.",
         ) from error
     ports = [port] if port is not None else [*range(_FIRST_PORT, _FIRST_PORT + _PORTS_TO_TRY), 0]
-    reason: OSError | None = None
+    last_error: OSError | None = None
     for candidate in ports:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -34,11 +34,11 @@ def open_socket(host: str, port: int | None) -> socket.socket:
             listener.listen(128)
         except (OSError, OverflowError) as error:
             listener.close()
-            reason = error if isinstance(error, OSError) else OSError(0, str(error))
+            last_error = error if isinstance(error, OSError) else OSError(0, str(error))
         else:
             return listener
     raise InputError(
-        f"Cannot listen on {host}{'' if port is None else f', port {port}'} ({reason and reason.strerror}).",
+        f"Cannot listen on {host}{'' if port is None else f', port {port}'} ({last_error and last_error.strerror}).",
         hint="Pass another --host or --port. Without --port, the next free port is used.",
     )
 

@@ -80,12 +80,12 @@ class SlideImageReader:
         self.cache.put(key, data)
         return data
 
-    def metadata(self, path: Path) -> SlideMetadata:
+    def read_metadata(self, path: Path) -> SlideMetadata:
         """Open a slide and return its metadata."""
         return self.pool.get(path).metadata
 
     def read_image(self, path: Path, image: PyramidImage) -> bytes:
-        """Read an image of the pyramid. Blocks that cannot be decoded have the background colour."""
+        """Read an image of the pyramid. Parts that cannot be decoded are filled with the background colour."""
         slide = self.pool.get(path)
         return _encode_jpeg(read_blockwise(slide, image.box, image.width_px, image.height_px), _JPEG_QUALITY)
 
