@@ -143,8 +143,8 @@ def _remarks(bench: BenchResult) -> list[str]:
             f"The paper does not report the number of tiles per slide; {PAPER_TILES:,} are assumed. "
             "For estimates for your slides: tapfm bench --cohort cohort.csv --tiles tiles"
         )
-    if bench.slides.without_tiles:
-        lines.append(f"Excluded: {format_count(bench.slides.without_tiles, 'slide')} without tiles.")
+    if bench.slides.slides_without_tiles:
+        lines.append(f"Excluded: {format_count(bench.slides.slides_without_tiles, 'slide')} without tiles.")
     if bench.compiled:
         lines.append("torch caches compiled code, so only the first run has to compile.")
     if bench.quick:

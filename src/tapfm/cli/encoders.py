@@ -136,7 +136,7 @@ def _check_rows(check: workflow.EncoderCheck) -> dict[str, str]:
     return {
         "weights": str(provenance.file),
         "SHA-256": f"{provenance.sha256} ({_PUBLISHED[provenance.published]})",
-        "position embedding": provenance.positions,
+        "position embedding": provenance.position_embedding,
         "parameters": f"{check.parameters:,}, all loaded from the file",
         "grey test tile": f"feature of size {check.feature_size} with norm {check.feature_norm:.4g}; "
         f"raw attention {check.raw_attention:.6g}",

@@ -72,8 +72,8 @@ def _print_plan(planned: MemoryPlan, console: Console) -> None:
     shape, config = planned.shape, planned.config
     trainable = "all" if shape.trainable_parameters == shape.parameters else f"{shape.trainable_parameters:,}"
     console.print(
-        f"{config.encoder.name}, {shape.parameters:,} parameters, {trainable} trainable (scope {config.adaptation.scope}); "
-        f"{format_count(planned.tiles, 'tile')} per step.",
+        f"{config.encoder.name}: {shape.parameters:,} parameters, {trainable} trainable "
+        f"(scope {config.adaptation.scope}); {format_count(planned.tiles, 'tile')} per step.",
         markup=False,
     )
     if planned.note:
@@ -88,7 +88,7 @@ def _print_plan(planned: MemoryPlan, console: Console) -> None:
     (gpu,), (row,) = planned.gpus, planned.plans
     assert row.plan is not None
     console.print(_plan_table(row.plan, shape, planner_arguments_for_gpu(config, gpu)))
-    console.print(f"\nPeak memory on {gpu.name} ({gpu.memory_source}):", markup=False)
+    console.print(f"\nPeak memory on {gpu.name} ({gpu.memory_description}):", markup=False)
     console.print(_parts_table(row.plan, gpu))
     if planned.alternatives:
         console.print("\nWith other settings (--set):", markup=False)

@@ -26,8 +26,8 @@ def predict(options: workflow.PredictOptions) -> None:
 
     Uses all tiles of each slide, with bounded memory. Slides are tiled first,
     unless --tiles is given. If a slide cannot be read, the others are still
-    predicted. With --precision float8, the first slide is predicted in full
-    precision as well, and a difference above 0.01 in a probability is an error.
+    predicted. With --precision float8, the first slide is also predicted
+    without float8, and a difference above 0.01 in a probability is an error.
 
     \b
     Examples:

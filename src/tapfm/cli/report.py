@@ -15,9 +15,9 @@ def report(options: workflow.ReportOptions) -> None:
     metrics with confidence intervals, ROC, precision-recall and calibration
     plots, a table of all slides, heatmaps, tiles, failures, settings and
     licence. Evaluations and predictions of the same weights are found
-    automatically in the run folder, next to runs/, and in evaluations/ and
-    predictions/ there. The report contains slide and patient ids: check whether
-    you may share them.
+    automatically in the run folder, in the folder that contains runs/, and in
+    its subfolders evaluations/ and predictions/. The report contains slide and
+    patient ids: check whether you may share them.
 
     \b
     Examples:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def train(options: workflow.TrainOptions) -> None:
     """Train a model: adapt an encoder to slide labels, and keep the weights of the best epoch.
 
-    Reads the cohort, the tiles and all settings from RUN.toml. The epoch with
-    the best validation AUC predicts the validation and test slides. Ctrl-C and
-    SIGTERM save a checkpoint first. A resumed run continues in the middle of
-    the epoch with the same tiles; on a CPU its weights are bit for bit the same
-    as those of a run that was not stopped.
+    RUN.toml defines the cohort, the tiles and all settings. The weights of the
+    epoch with the best validation AUC are kept and used to predict the
+    validation and test slides. Ctrl-C and SIGTERM save a checkpoint first. A
+    resumed run continues in the middle of the epoch with the same tiles; on a
+    CPU its weights are bit for bit the same as without the interruption.
 
     \b
     Examples:

@@ -57,10 +57,10 @@ def compare(options: CompareOptions, console: Console) -> Comparison:
     """Compare runs, evaluations or tables of predictions, and write tables and a plot."""
     from tapfm.evaluation.comparison_tables import FILES, write_comparison
     from tapfm.evaluation.method_comparison import compare_methods
-    from tapfm.runs.compared_predictions import read_compared
+    from tapfm.runs.compared_predictions import read_compared_predictions
     from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
 
-    read = read_compared([str(each) for each in options.models], options.split)
+    read = read_compared_predictions([str(each) for each in options.models], options.split)
     for warning in read.warnings:
         console.print(warning, style="bold yellow", markup=False, soft_wrap=True)
     comparison = compare_methods(

@@ -15,7 +15,7 @@ from tapfm.runtime.workers import count_workers
 from tapfm.workflows.shared_options import AllowFailures, Compile, Device, Only, SlidesFolder, Workers
 
 if TYPE_CHECKING:
-    from tapfm.inference.embedding_jobs import EmbedRecord
+    from tapfm.inference.embedding_jobs import EmbeddingRecord
     from tapfm.runtime.cohort_job import SlideTable
 
 
@@ -93,7 +93,7 @@ class EmbedOptions:
 class EmbedResult:
     """Embedded slides, and the encoder that was used."""
 
-    slides: SlideTable[EmbedRecord]
+    slides: SlideTable[EmbeddingRecord]
     encoder: str
     feature_size: int
     precision: str

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from tapfm.baselines.colour_baseline import find_baseline_slides, has_readable_colours, predict_baseline
-from tapfm.baselines.slide_colours import open_colour_table, read_colours
+from tapfm.baselines.colour_baseline import find_baseline_slides, has_slide_files, predict_baseline
+from tapfm.baselines.slide_colours import load_or_create_colour_table, read_colours
 from tapfm.errors import Interrupted, RunError, SlidesFailedError
 from tapfm.evaluation.figures import EvaluatedPredictions, build_evaluation_figures
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, build_all_metrics_table, build_evaluation_sections
@@ -99,7 +99,7 @@ def run_evaluation(
         remove_unfinished(folder)
         _start_folder(folder, description, resume=resume)
         if colours is not None:
-            open_colour_table(colours)  # raises before slides are read if the file cannot be used
+            load_or_create_colour_table(colours)  # raises before slides are read if the file cannot be used
         _print_start(model, data, [*unfinished, *data.notes], console)
         try:
             predictions, failed, skipped = _predict(model, data, folder, device, workers, stop.signal_number, console)
@@ -138,7 +138,7 @@ def _describe_evaluation(model: ModelFolder, data: EvaluatedSlides, settings: Ev
     """Return the content of evaluation.json: the model, the slides and the settings."""
     return {
         **model.describe(),
-        "cohort": "own" if data.own else "external",
+        "cohort": "own" if data.is_own_cohort else "external",
         "table": data.table.name,
         "table_sha256": file_sha256(data.table),
         "split": data.split,
@@ -199,7 +199,7 @@ def _format_fixed_value(name: str, description: Mapping[str, Any]) -> str:
 
 def _print_start(model: ModelFolder, data: EvaluatedSlides, warnings: Sequence[str], console: Console) -> None:
     """Print the model, the number of slides, and warnings."""
-    source = f"{data.split} split of its own cohort" if data.own else data.table.name
+    source = f"{data.split} split of its own cohort" if data.is_own_cohort else data.table.name
     members = f" ({format_count(len(model.members), 'member')})" if model.ensemble else ""
     lines = [
         f"Evaluating the {model.kind} {model.path}{members} for {', '.join(model.targets)} on "
@@ -268,7 +268,7 @@ def _predict_baseline(
     """Predict the same slides from their colours and number of tiles only."""
     slides = find_baseline_slides(model, data)
     colours = None
-    if not slides.unavailable_reason and has_readable_colours(slides):
+    if not slides.unavailable_reason and has_slide_files(slides):
         colours = read_colours(slides.all, table, workers=workers, console=console, stop_signal=stop_signal)
     return predict_baseline(slides, model.targets, colours)
 

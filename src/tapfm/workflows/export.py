@@ -34,7 +34,7 @@ class ExportOptions:
     ] = False
 
     def check(self) -> None:
-        """Raise InputError if options need --push-to-hub, or if the run folder does not exist."""
+        """Raise InputError if --push-to-hub is missing for an option, or if the run folder does not exist."""
         if self.push_to_hub is None and (self.public or self.despite_no_derivatives):
             option = "--public" if self.public else "--despite-no-derivatives"
             raise InputError(f"{option} needs --push-to-hub.", hint="Add the repository: --push-to-hub OWNER/NAME")

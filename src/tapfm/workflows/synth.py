@@ -28,7 +28,7 @@ class SynthOptions:
         int, Option("Number of slides in the external cohort, which has other sites and another scanner.")
     ] = 30
     task: Annotated[
-        str, Option("Targets to plant: fgfr3 (one target) or luad4 (multi-label: EGFR, KRAS, MET and ALK).")
+        str, Option("Task to simulate: fgfr3 (one target) or luad4 (multi-label: EGFR, KRAS, MET and ALK).")
     ] = "fgfr3"
     difficulty: Annotated[
         str,
