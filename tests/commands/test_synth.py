@@ -16,7 +16,7 @@ from command_line import PROGRAM, start_tapfm, tapfm, wait_for
 from tapfm.cohort.cohort_table import read_cohort
 from tapfm.runtime.cohort_job import RESUME_HINT
 from tapfm.slides.opening import find_slides, open_slide
-from tapfm.slides.tissue import tissue_mask
+from tapfm.slides.tissue import detect_tissue
 from tapfm.synthetic.truth import read_truth
 from tapfm.tiles.store import read_tiles
 
@@ -114,7 +114,7 @@ def test_detected_tissue_agrees_with_the_truth(cohort_run):
         with closing(open_slide(path)) as slide:
             thumbnail = slide.thumbnail(400)
         mpp = truth.mpp * thumbnail.downsample[0]
-        found = tissue_mask(thumbnail.pixels, mpp)
+        found = detect_tissue(thumbnail.pixels, mpp)
         rows, columns = (
             np.linspace(0, side - 1, count).astype(int)
             for side, count in zip(truth.tissue.shape, found.shape, strict=True)

@@ -7,7 +7,7 @@ from PIL import Image
 from slide_files import EOSIN, GLASS, REAL, needs_real_slides
 
 from tapfm.slides.opening import open_slide
-from tapfm.slides.quality import FOCUS_MPP, detect_blur, pen_mask
+from tapfm.slides.quality import FOCUS_MPP, detect_blur, detect_pen
 from tapfm.slides.quality import _sharpness as sharpness
 from tapfm.slides.tissue import _MASK_MPP as MASK_MPP
 
@@ -53,7 +53,7 @@ def draw_stroke(colour):
 @pytest.mark.parametrize("name", PENS)
 def test_pen_stroke_is_detected(name):
     image = draw_stroke(PENS[name])
-    mask = pen_mask(image, MASK_MPP)
+    mask = detect_pen(image, MASK_MPP)
     ink = (image == PENS[name]).all(axis=2)
     assert mask[ink].all()
     assert mask.sum() < 2.2 * ink.sum()
@@ -61,7 +61,7 @@ def test_pen_stroke_is_detected(name):
 
 @pytest.mark.parametrize("name", TISSUE)
 def test_tissue_of_any_colour_is_not_detected_as_pen(name):
-    assert not pen_mask(draw_stroke(TISSUE[name]), MASK_MPP).any()
+    assert not detect_pen(draw_stroke(TISSUE[name]), MASK_MPP).any()
 
 
 def test_scanner_padding_and_its_edge_are_not_detected_as_pen():
@@ -69,20 +69,20 @@ def test_scanner_padding_and_its_edge_are_not_detected_as_pen():
     fine[:, :403] = 0
     image = cv2.resize(fine, (200, 200), interpolation=cv2.INTER_AREA)
     assert len(np.unique(image[0, :, 0])) == 3  # including a column of mixed pixels
-    assert not pen_mask(image, MASK_MPP).any()
+    assert not detect_pen(image, MASK_MPP).any()
 
 
 def test_small_region_of_pen_colour_is_not_detected():
     image = np.full((200, 200, 3), EOSIN, np.uint8)
     image[50:60, 50:60] = PENS["green"]  # surgical ink at a margin
-    assert not pen_mask(image, MASK_MPP).any()
+    assert not detect_pen(image, MASK_MPP).any()
 
 
 @needs_real_slides
 def test_blue_ink_on_a_real_biopsy_is_detected():
     with Image.open(REAL / "slide_with_ink.jpeg") as file:
         image = np.asarray(file.convert("RGB").reduce(2))
-    mask = pen_mask(image, MASK_MPP)
+    mask = detect_pen(image, MASK_MPP)
     assert mask[410:450, 1890:1960].mean() > 0.95  # the blue spot
     assert not mask[:, :1750].any()
     assert not mask[:, 2150:].any()

@@ -13,8 +13,8 @@ from tapfm.synthetic.section import MAP_MPP
 from tapfm.synthetic.section import _fill_with_nuclei as fill_with_nuclei
 
 
-def test_each_address_is_a_separate_random_stream():
-    samples = [make_rng(*address).random(4).tolist() for address in [(0, "a"), (0, "b"), (1, "a"), ("0", "a"), ("0a",)]]
+def test_each_rng_key_is_a_separate_random_stream():
+    samples = [make_rng(*rng_key).random(4).tolist() for rng_key in [(0, "a"), (0, "b"), (1, "a"), ("0", "a"), ("0a",)]]
     assert len({tuple(each) for each in samples}) == len(samples)
     assert make_rng(0, "a").random(4).tolist() == samples[0]
 

@@ -83,7 +83,7 @@ def test_nuclei_are_inside_the_section(seed):
         assert nuclei.y_um.max() < 1252
 
 
-def test_same_address_gives_same_stains(section, stains):
+def test_same_rng_key_gives_same_stains(section, stains):
     again = render_stains(generate_section(SPEC, 0, "S001"), 0.5, 0, "S001")
     np.testing.assert_array_equal(again.haematoxylin, stains.haematoxylin)
     np.testing.assert_array_equal(again.eosin, stains.eosin)

@@ -59,9 +59,9 @@ def gaussian_blur(tile, sigma):
     return pixels
 
 
-def augment_one_by_one(tiles, setting, *address):
+def augment_one_by_one(tiles, setting, *rng_key):
     """Reference implementation: augment tile by tile, each operation only if it was sampled."""
-    parameters, result = sample_parameters(len(tiles), setting, *address), []
+    parameters, result = sample_parameters(len(tiles), setting, *rng_key), []
     half_width = min(math.ceil(3 * setting.blur_radius[1]), tiles.shape[-1] - 1)
     stains = np.array([module._HAEMATOXYLIN, module._EOSIN, np.cross(module._HAEMATOXYLIN, module._EOSIN)])
     stains /= np.linalg.norm(stains, axis=1, keepdims=True)

@@ -22,7 +22,7 @@ from tapfm.runs.model_folder import ModelFolder
 from tapfm.runtime.messages import format_count
 from tapfm.tasks.target import BASELINE, LinearFit, TargetKinds
 
-_SlideStatistics = tuple[RunSlide, list[float]]  # a slide and the inputs of the baseline
+_SlideStatistics = tuple[RunSlide, list[float]]  # a slide and its statistics for the baseline
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class BaselineSlides:
 
 
 def find_baseline_slides(model_folder: ModelFolder, data: EvaluatedSlides) -> BaselineSlides:
-    """Return the slides of the baseline; training slides are those of any member of an ensemble."""
-    found: dict[str, RunSlide] = {}
+    """Return the slides of the baseline. For an ensemble, the training slides are those of all of its members."""
+    run_slides: dict[str, RunSlide] = {}
     for member in model_folder.members:
         for slide in read_run_slides(member):
-            if slide.row.slide_id not in found or slide.split == TRAIN:
-                found[slide.row.slide_id] = slide
+            if slide.row.slide_id not in run_slides or slide.split == TRAIN:
+                run_slides[slide.row.slide_id] = slide
     evaluated = tuple(attach_inputs(slide, data.tiles, None) for slide in data.slides)
-    training = tuple(slide for slide in found.values() if slide.split == TRAIN)
-    validation = tuple(slide for slide in found.values() if slide.split == VALIDATION)
+    training = tuple(slide for slide in run_slides.values() if slide.split == TRAIN)
+    validation = tuple(slide for slide in run_slides.values() if slide.split == VALIDATION)
     if not any(member.config is not None for member in model_folder.members):
         reason = "an export does not contain its training slides; evaluate the run instead"
         return BaselineSlides((), (), evaluated, reason)
@@ -58,8 +58,8 @@ def find_baseline_slides(model_folder: ModelFolder, data: EvaluatedSlides) -> Ba
     return BaselineSlides(training, validation, evaluated)
 
 
-def has_readable_colours(slides: BaselineSlides) -> bool:
-    """Return whether there are training slides and evaluated slides with tiles and slide files."""
+def has_slide_files(slides: BaselineSlides) -> bool:
+    """Return whether some training slides and some evaluated slides have tiles and an existing slide file."""
     return all(
         any(each.tiles is not None and each.row.path.exists() for each in group)
         for group in (slides.training, slides.evaluated)
@@ -67,7 +67,7 @@ def has_readable_colours(slides: BaselineSlides) -> bool:
 
 
 def predict_baseline(slides: BaselineSlides, targets: TargetKinds, colours: Colours | None) -> BaselinePredictions:
-    """Fit the baseline and predict the evaluated slides; without colours from the number of tiles only."""
+    """Fit the baseline and predict the evaluated slides. If `colours` is None, it uses only the number of tiles."""
     if slides.unavailable_reason:
         return BaselinePredictions((), (), f"The {BASELINE} is not available: {slides.unavailable_reason}.")
     training, validation, evaluated = (
@@ -87,12 +87,12 @@ def predict_baseline(slides: BaselineSlides, targets: TargetKinds, colours: Colo
     inputs = "only the number of tiles, as no slide files were found" if colours is None else "colours and tile count"
     note = f"The {BASELINE} uses {inputs}. It was fitted to {format_count(len(training), 'training slide')}."
     if unreadable := len(slides.evaluated) - len(evaluated):
-        note += f" {format_count(unreadable, 'slide')} could not be read for it."
+        note += f" It excludes {format_count(unreadable, 'slide')} that could not be read."
     return BaselinePredictions(tuple(_predict_slides(evaluated, fits)), tuple(_predict_slides(validation, fits)), note)
 
 
 def _add_statistics(slides: Sequence[RunSlide], colours: Colours | None) -> list[_SlideStatistics]:
-    """Return slides with the inputs of the baseline, without unreadable slides."""
+    """Return slides with their statistics for the baseline, without unreadable slides."""
     return [
         (slide, statistics)
         for slide in slides
@@ -101,7 +101,7 @@ def _add_statistics(slides: Sequence[RunSlide], colours: Colours | None) -> list
 
 
 def _compute_baseline_statistics(slide: RunSlide, colours: Colours | None) -> list[float] | None:
-    """Return the inputs of the baseline for a slide, or None if it cannot be read."""
+    """Return colour statistics, if given, and the log of the tile count of a slide; None if it cannot be read."""
     if (count := _count_tiles(slide)) == 0:
         return None
     if colours is None:

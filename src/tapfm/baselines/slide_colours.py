@@ -35,23 +35,23 @@ def read_colours(
     stop_signal: Callable[[], int | None],
 ) -> dict[str, Sequence[float]]:
     """Return the colour statistics of slides by key, without unreadable slides. Raises Interrupted."""
-    known = open_colour_table(table)
+    statistics_by_key = load_or_create_colour_table(table)
     by_key = {colours_key(slide): slide for slide in slides if slide.tiles is not None}
-    todo = {key: slide for key, slide in by_key.items() if key not in known}
+    todo = {key: slide for key, slide in by_key.items() if key not in statistics_by_key}
     if todo:
         with (
-            TileStream([_sample_request(key, slide) for key, slide in todo.items()], workers=workers) as stream,
+            TileStream([_build_tile_request(key, slide) for key, slide in todo.items()], workers=workers) as stream,
             SlideProgress(console, f"colours of {_TILES} tiles", slides=len(todo)) as progress,
         ):
             for read in stream:
                 key = read.request.slide_id
                 if len(read.pixels):
-                    known[key] = statistics = colour_statistics(colour_histograms(read.pixels))
+                    statistics_by_key[key] = statistics = colour_statistics(colour_histograms(read.pixels))
                     _append_row(table, [todo[key].row.slide_id, key, *map(repr, statistics)])
                 progress.finish_slide(todo[key].row.slide_id, tiles=len(read.pixels))
                 if (number := stop_signal()) is not None:
                     raise Interrupted(number)
-    return {key: known[key] for key in by_key if key in known}
+    return {key: statistics_by_key[key] for key in by_key if key in statistics_by_key}
 
 
 def colours_key(slide: RunSlide) -> str:
@@ -62,8 +62,8 @@ def colours_key(slide: RunSlide) -> str:
     return fingerprint(*inputs, COLOURS_VERSION, FEATURES_VERSION)[:16]
 
 
-def _sample_request(key: str, slide: RunSlide) -> TileRequest:
-    """Return the request for sampled tiles of a slide, the same in every evaluation.
+def _build_tile_request(key: str, slide: RunSlide) -> TileRequest:
+    """Return a request for a random sample of the tiles of a slide, which is the same in every evaluation.
 
     The request has the key instead of the slide_id, as two cohorts may have the same ids.
     """
@@ -83,21 +83,21 @@ def _read_colour_table(table: Path) -> dict[str, Sequence[float]]:
         raise InputError(f"{table} cannot be read ({error}).", hint="Choose another file with --colours.") from error
     if header and header.split(",") != list(_COLUMNS):
         raise InputError(f"{table} is not a table of colour statistics.", hint="Choose another file with --colours.")
-    known: dict[str, Sequence[float]] = {}
+    statistics_by_key: dict[str, Sequence[float]] = {}
     for line in csv.reader(line for line in lines if line):
         try:
-            known[line[1]] = [float(text) for text in line[2:]] if len(line) == len(_COLUMNS) else []
+            statistics_by_key[line[1]] = [float(text) for text in line[2:]] if len(line) == len(_COLUMNS) else []
         except ValueError:
             continue
-    return {key: statistics for key, statistics in known.items() if statistics}
+    return {key: statistics for key, statistics in statistics_by_key.items() if statistics}
 
 
-def open_colour_table(table: Path) -> dict[str, Sequence[float]]:
+def load_or_create_colour_table(table: Path) -> dict[str, Sequence[float]]:
     """Return the statistics in the table; create the table with its header if it does not exist."""
-    known = _read_colour_table(table)
+    statistics_by_key = _read_colour_table(table)
     if not table.exists() or not table.stat().st_size:
         _append_text(table, ",".join(_COLUMNS))
-    return known
+    return statistics_by_key
 
 
 def _append_row(table: Path, fields: Sequence[str]) -> None:

@@ -37,7 +37,7 @@ class _PositiveSlide:
     """A slide with the signal in some of its tiles, and the scores of all its tiles."""
 
     slide: PredictedSlide
-    table: TileTable
+    tile_table: TileTable
     has_signal: NDArray[np.bool_]  # by tile
     scores: Mapping[str, NDArray[np.float64]]
 
@@ -52,7 +52,7 @@ def check_attention(folder: DemoFolder) -> None:
     example = _choose_median_slide(slides["external"] or slides["test"])
     if example is not None:
         truth = read_truth(folder.synthetic / "truth", example.slide.slide_id)
-        draw_attention_check(folder.attention_check_image, example.slide, example.table, example.scores, truth)
+        draw_attention_check(folder.attention_check_image, example.slide, example.tile_table, example.scores, truth)
     measured = {cohort: _measure_cohort(cohort, positive) for cohort, positive in slides.items()}
     write_atomically(folder.attention_check, f"{json.dumps(measured, indent=2)}\n".encode())
 
@@ -62,23 +62,23 @@ def _read_positive_slides(folder: DemoFolder, cohort: str) -> list[_PositiveSlid
     predictions, positive = PredictionFolder(folder.predictions(cohort)), []
     features = StudyFolder(folder.study).features(ENCODER, cohort)
     for slide in predictions.slides():
-        truth, table = read_truth(folder.synthetic / "truth", slide.slide_id), predictions.tiles(slide.slide_id)
-        has_signal = truth.signal_coverage(TARGET, table.positions, slide.side_px0) >= SIGNAL_THRESHOLD
+        truth, tile_table = read_truth(folder.synthetic / "truth", slide.slide_id), predictions.tiles(slide.slide_id)
+        has_signal = truth.signal_coverage(TARGET, tile_table.positions, slide.side_px0) >= SIGNAL_THRESHOLD
         if has_signal.any() and not has_signal.all():
-            before = _read_attention(features / f"{slide.slide_id}.h5", table)
-            after, contribution = table.values["attention"], table.values[f"contribution.{TARGET}"]
+            before = _read_attention(features / f"{slide.slide_id}.h5", tile_table)
+            after, contribution = tile_table.values["attention"], tile_table.values[f"contribution.{TARGET}"]
             scores = dict(zip(_SCORES, (before, after, contribution), strict=True))
-            positive.append(_PositiveSlide(slide, table, has_signal, scores))
+            positive.append(_PositiveSlide(slide, tile_table, has_signal, scores))
     return positive
 
 
-def _read_attention(features: Path, table: TileTable) -> NDArray[np.float64]:
+def _read_attention(features_file: Path, tile_table: TileTable) -> NDArray[np.float64]:
     """Return the raw attention of the pretrained encoder, stored with its features, in the order of the tile table."""
-    stored = read_features(features)
+    stored = read_features(features_file)
     assert stored.attention is not None
     assert stored.positions is not None
     index = {(int(x), int(y)): number for number, (x, y) in enumerate(stored.positions)}
-    return stored.attention[[index[int(x), int(y)] for x, y in table.positions]].astype(np.float64)
+    return stored.attention[[index[int(x), int(y)] for x, y in tile_table.positions]].astype(np.float64)
 
 
 def _measure_cohort(cohort: str, slides: Sequence[_PositiveSlide]) -> dict[str, object]:

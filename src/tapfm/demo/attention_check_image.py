@@ -37,7 +37,7 @@ _TITLES = {
 def draw_attention_check(
     path: Path,
     slide: PredictedSlide,
-    table: TileTable,
+    tile_table: TileTable,
     scores: Mapping[str, NDArray[np.float64]],
     truth: SlideTruth,
 ) -> None:
@@ -48,7 +48,7 @@ def draw_attention_check(
     for name, values in scores.items():
         percentile = name.startswith("attention")  # because its scale differs before and after adaptation
         layer = Layer("value", "attention") if percentile else Layer("value", "contribution", TARGET)
-        tiles = TileTable(table.positions, {"value": values})
+        tiles = TileTable(tile_table.positions, {"value": values})
         panels[_TITLES[name]] = overlay_tiles(thumbnail, slide, tiles, layer, percentile=percentile)
     signal = _make_signal_mask(thumbnail, truth)
     images = [_add_title(title, _draw_outlines(pixels, signal)) for title, pixels in panels.items()]
@@ -81,7 +81,7 @@ def _draw_outlines(pixels: Pixels, mask: Mask) -> Pixels:
 
 
 def _add_title(title: str, pixels: Pixels) -> Image.Image:
-    """Return an image with a title above it."""
+    """Return the pixels as an image with margins and a title above them."""
     image = Image.fromarray(pixels)
     head = TextBlock(image.width + 2 * _MARGIN_PX, _MARGIN_PX)
     head.y_px += _MARGIN_PX

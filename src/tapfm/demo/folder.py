@@ -26,7 +26,7 @@ class DemoFolder:
         self.attention_check = path / "attention-check.json"  # how well attention ranks tiles with the signal
         self.attention_check_image = path / "attention-check.png"  # heatmaps of one slide
 
-    def table(self, cohort: str) -> Path:
+    def cohort_table(self, cohort: str) -> Path:
         """Return the cohort table with the slides of `test` or `external`."""
         return self.split if cohort == "test" else self.external
 

@@ -29,7 +29,7 @@ RunCommand = Callable[[Sequence[str]], int]
 def run_demo(size: DemoSize, out: Path, run_command: RunCommand, *, console: Console) -> DemoFolder:
     """Run the steps that are not done yet.
 
-    Raises the error of a failed step, CommandFailedError if its command failed, or Interrupted after a signal.
+    Raises the error of a failed step, CommandFailedError if its command failed, or Interrupted after a stop signal.
     """
     folder = DemoFolder(out)
     resume_command = format_command("demo", *size.options, "--out", out)
@@ -45,7 +45,7 @@ def run_demo(size: DemoSize, out: Path, run_command: RunCommand, *, console: Con
             console.print(f"{len(done)} of {len(steps)} steps already done.", markup=False)
         if len(done) == len(steps):
             return folder
-        for step in steps[len(done) + 1 :]:  # these run again: remove their old output
+        for step in steps[len(done) + 1 :]:  # steps after the next one start again: remove their old output
             for path in step.files:
                 _remove(path)
         results = StepRunner(
@@ -77,7 +77,7 @@ def _run_in_this_process(run_command: RunCommand, step: Step, _: Callable[[], in
     with step.log.open("w", encoding="utf-8") as output, contextlib.redirect_stdout(output):
         try:
             return run_command(step.arguments)
-        except SystemExit as stop:  # after a second signal
+        except SystemExit as stop:  # after a second stop signal (Ctrl-C pressed twice)
             return stop.code if isinstance(stop.code, int) else 1
 
 

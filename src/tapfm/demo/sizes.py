@@ -30,7 +30,7 @@ class DemoSize:
     difficulty: str
     tiles_per_slide: int  # K: tiles per slide and step
     epochs: int
-    fixed_epochs: int  # with a fixed encoder: an epoch on stored features takes a fraction of a second
+    fixed_epochs: int  # with a fixed encoder; more, because an epoch on stored features is fast
     resamples: int = 2000
     note: str = ""  # printed before the demo and after its results
 

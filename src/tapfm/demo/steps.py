@@ -27,7 +27,7 @@ def list_demo_steps(size: DemoSize, folder: DemoFolder) -> list[Step]:
 
     def predict(name: str, slides: str) -> Step:
         out = folder.predictions(name)
-        arguments = ["predict", "--model", folder.tapfm_run, folder.table(name), "--split", "test"]
+        arguments = ["predict", "--model", folder.tapfm_run, folder.cohort_table(name), "--split", "test"]
         arguments += ["--tiles", folder.tiles(name), "--out", out, "--heatmaps", "--resume"]
         title = f"Predict the {slides} slides and draw a heatmap of each"
         return step(f"predict-{name}", title, *arguments, files=(out / "predictions.csv", out))

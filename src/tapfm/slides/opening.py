@@ -76,7 +76,7 @@ def _find_dicom_file(folder: Path) -> Path:
     if len(series) > 1:
         raise UnreadableSlideError(
             f"{folder} contains {len(series)} DICOM series; a folder must contain one slide.",
-            hint="Move each series to its own folder, or give one .dcm file of each series in the column `path`.",
+            hint="Move each series to its own folder, or list one .dcm file of each series in the cohort table.",
         )
     return files[0]
 
@@ -93,8 +93,8 @@ def _read_series_uid(file: Path) -> bytes | None:
 
 
 @contextmanager
-def strict_reader(slide: Slide) -> Iterator[Slide]:
-    """Return a reader that raises on damaged pixels.
+def open_strict_reader(slide: Slide) -> Iterator[Slide]:
+    """Open a reader that raises an error for damaged pixels.
 
     TiffSlide ignores damage that libjpeg only reports as a warning, so its files are read with OpenSlide here.
     """
@@ -112,19 +112,19 @@ def strict_reader(slide: Slide) -> Iterator[Slide]:
 def find_slides(folder: Path) -> list[Path]:
     """Return all slides below a folder. A folder of DICOM files is one slide; outputs of tapfm are skipped."""
     found: set[Path] = set()
-    entered: set[str] = set()
+    visited: set[str] = set()
     for parent, folders, names in os.walk(folder, followlinks=True, onerror=_raise_unreadable_folder):
         real = os.path.realpath(parent)
-        if real in entered:  # a link may point to a parent folder
+        if real in visited:  # a link may point to a parent folder
             folders.clear()
             continue
-        entered.add(real)
+        visited.add(real)
         outputs = (*OUTPUT_FOLDERS, CONTACT_SHEET) if OUTPUT_MARKER in names else ()
         folders[:] = [name for name in folders if not name.startswith(".") and name not in outputs]
         slides = [Path(parent, name) for name in names if is_slide_name(name) and name not in outputs]
         if any(path.suffix.lower() == ".dcm" for path in slides):
             found.add(Path(parent))
-        is_slide_part = _slide_part_filter(Path(parent))
+        is_slide_part = _make_slide_part_filter(Path(parent))
         found.update(path for path in slides if path.suffix.lower() != ".dcm" and not is_slide_part(path))
     return sorted(found)
 
@@ -141,7 +141,7 @@ def is_slide_name(name: str) -> bool:
     return not name.startswith(".") and Path(name).suffix.lower() in SLIDE_SUFFIXES
 
 
-def _slide_part_filter(folder: Path) -> Callable[[Path], bool]:
+def _make_slide_part_filter(folder: Path) -> Callable[[Path], bool]:
     """Return a function that tells whether an image is a part of an MRXS or VMS slide, not a slide itself."""
     here = folder.resolve()
     if here.with_name(here.name + ".mrxs").exists():

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapfm.slides.slide import Pixels
-from tapfm.slides.tissue import Mask, find_small_components, padding_mask
+from tapfm.slides.tissue import Mask, detect_padding, find_small_components
 
 # Smaller regions of pen colours are ignored: cells and pigment can have the same colours.
 _MIN_PEN_UM2 = 10_000.0
@@ -20,7 +20,7 @@ _MIN_SHARPNESS = 0.135
 _MIN_CONTRAST = 8.0  # squared grey levels; tiles with less contrast are not classified
 
 
-def pen_mask(pixels: Pixels, mpp: float) -> Mask:
+def detect_pen(pixels: Pixels, mpp: float) -> Mask:
     """Return a mask of blue, green, red and black ink in an image of `mpp` microns per pixel.
 
     Designed for H&E, whose hues range from blue-violet to pink (270 to 350 degrees). Ink has other hues, is far more
@@ -36,7 +36,7 @@ def pen_mask(pixels: Pixels, mpp: float) -> Mask:
     # melanin is dark too, but more saturated; anthracotic pigment in lung cannot be distinguished from black ink
     black = (value <= 80) & (saturation * value <= 14 * 255)
     # the mixed pixels between padding and tissue look like ink
-    padding = cv2.dilate(padding_mask(pixels).astype(np.uint8), np.ones((7, 7), np.uint8)).astype(bool)
+    padding = cv2.dilate(detect_padding(pixels).astype(np.uint8), np.ones((7, 7), np.uint8)).astype(bool)
     ink = (blue | green | red | black) & ~padding
     ink &= ~find_small_components(ink, _MIN_PEN_UM2 / mpp**2)
     fringe_px = max(1, round(_PEN_FRINGE_UM / mpp))

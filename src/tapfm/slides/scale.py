@@ -14,7 +14,7 @@ from tapfm.slides.slide import SlideMetadata
 
 _PLAUSIBLE_MPP = (0.1, 1.2)  # um per pixel; about 100x to 8x
 _MAX_NOMINAL_RATIO = 1.7  # file value / nominal value, or its inverse; above it the two contradict each other
-# Relative difference to the nominal value. A larger one is only a warning, because it occurs with real scanners.
+# Relative difference to the nominal value. Larger differences only give a warning, as some real scanners have them.
 _NOMINAL_TOLERANCE = 0.15
 
 ScaleSource = Literal["cohort table", "file", "objective"]
@@ -41,7 +41,7 @@ def resolve_scale(metadata: SlideMetadata, table_mpp: float | None = None) -> Sc
     if table_mpp is not None:
         plausible = _PLAUSIBLE_MPP[0] <= table_mpp <= _PLAUSIBLE_MPP[1]
         implausible = () if plausible else (f"the cohort table gives an unusual value of {table_mpp:g} um per pixel",)
-        return Scale(table_mpp, "cohort table", (*implausible, *_nominal_warnings(table_mpp, objective)))
+        return Scale(table_mpp, "cohort table", (*implausible, *_objective_mismatch_warnings(table_mpp, objective)))
     name, mpp = metadata.path.name, metadata.mpp_in_file
     hint = (
         "Enter the correct microns per pixel in the column `mpp` of the cohort table; it overrides the file. "
@@ -75,10 +75,10 @@ def resolve_scale(metadata: SlideMetadata, table_mpp: float | None = None) -> Sc
                 f"{objective:g}x, which usually means {nominal_mpp(objective):.4g}.",
                 hint=hint,
             )
-    return Scale(mpp, "file", (*notes, *_nominal_warnings(mpp, objective)))
+    return Scale(mpp, "file", (*notes, *_objective_mismatch_warnings(mpp, objective)))
 
 
-def _nominal_warnings(mpp: float, objective_power: float | None) -> tuple[str, ...]:
+def _objective_mismatch_warnings(mpp: float, objective_power: float | None) -> tuple[str, ...]:
     """Return a warning if the microns per pixel differ from the usual value of the objective power."""
     if objective_power is None:
         return ()

@@ -29,22 +29,22 @@ _MAX_HOLE_UM2 = 40_000.0  # holes up to this area are filled: fat cells, small v
 _MIN_TISSUE_UM2 = 10_000.0  # smaller components are removed as dust
 
 
-def _dark_mask(pixels: Pixels) -> Mask:
-    """Return pixels that are too dark for stained tissue, dilated by one pixel for compression artefacts."""
+def _find_dark_pixels(pixels: Pixels) -> Mask:
+    """Return a mask of pixels that are too dark for stained tissue, dilated by one pixel for compression artefacts."""
     brightest = cv2.max(cv2.max(pixels[..., 0], pixels[..., 1]), pixels[..., 2])  # much faster than pixels.max(2)
     dark = (brightest < _PADDING_VALUE).astype(np.uint8)
     return cv2.dilate(dark, np.ones((3, 3), np.uint8)).astype(bool)
 
 
-def padding_mask(pixels: Pixels) -> Mask:
+def detect_padding(pixels: Pixels) -> Mask:
     """Return a mask of black scanner padding: dark regions that touch the edge of the image."""
-    dark = _dark_mask(pixels)
+    dark = _find_dark_pixels(pixels)
     _, labels = cv2.connectedComponents(dark.astype(np.uint8), connectivity=8)
     at_edge = np.unique(np.concatenate([labels[0], labels[-1], labels[:, 0], labels[:, -1]]))
     return np.isin(labels, at_edge[at_edge > 0])
 
 
-def tissue_mask(pixels: Pixels, mpp: float, method: str = "otsu", unscanned: Colour | None = None) -> Mask:
+def detect_tissue(pixels: Pixels, mpp: float, method: str = "otsu", unscanned: Colour | None = None) -> Mask:
     """Return a tissue mask of an image of `mpp` microns per pixel.
 
     method: one of TISSUE_METHODS. unscanned: colour of areas that were not scanned; pixels of exactly this colour are
@@ -52,7 +52,7 @@ def tissue_mask(pixels: Pixels, mpp: float, method: str = "otsu", unscanned: Col
     """
     if method not in TISSUE_METHODS:
         raise UnknownNameError.with_suggestions("tissue method", method, TISSUE_METHODS, see=", ".join(TISSUE_METHODS))
-    dark = _dark_mask(pixels)
+    dark = _find_dark_pixels(pixels)
     scanned = ~dark if unscanned is None else ~dark & (pixels != unscanned).any(axis=2)
     if not scanned.any():
         return np.zeros(dark.shape, bool)
@@ -69,7 +69,7 @@ def _segment_by_saturation(pixels: Pixels, scanned: Mask) -> Mask:
     level = float(np.percentile(saturation[glass], 10)) if glass.sum() >= _MIN_GLASS_FRACTION * scanned.sum() else 0.0
     # Saturation of glass varies by a few of 255 levels. Faint tissue starts about ten levels above it, which is often
     # below Otsu's threshold.
-    return saturation >= np.clip(_otsu(saturation[scanned]), level + 6, level + 9)
+    return saturation >= np.clip(_otsu_threshold(saturation[scanned]), level + 6, level + 9)
 
 
 def _segment_by_darkness(pixels: Pixels, scanned: Mask) -> Mask:
@@ -77,7 +77,7 @@ def _segment_by_darkness(pixels: Pixels, scanned: Mask) -> Mask:
     grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.float32)
     glass = max(float(np.percentile(grey[scanned], 95)), 1.0)
     density = _smooth(255 * np.log10(glass / np.clip(grey, 1, glass)))
-    return density >= np.clip(_otsu(density[scanned]), 8, 14)
+    return density >= np.clip(_otsu_threshold(density[scanned]), 8, 14)
 
 
 def _segment_by_texture(pixels: Pixels, scanned: Mask) -> Mask:
@@ -85,7 +85,7 @@ def _segment_by_texture(pixels: Pixels, scanned: Mask) -> Mask:
     grey = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.float32)
     grey[~scanned] = np.median(grey[scanned])
     contrast = _local_contrast(grey)
-    return contrast >= np.clip(_otsu(contrast[scanned]), 2.5, 5)
+    return contrast >= np.clip(_otsu_threshold(contrast[scanned]), 2.5, 5)
 
 
 TISSUE_METHODS: dict[str, Callable[[Pixels, Mask], Mask]] = {
@@ -107,7 +107,7 @@ def _smooth(plane: NDArray[np.generic]) -> Plane:
     return np.asarray(cv2.GaussianBlur(plane.astype(np.float32), (0, 0), 0.8))
 
 
-def _otsu(values: Plane) -> float:
+def _otsu_threshold(values: Plane) -> float:
     """Return Otsu's threshold, which maximises the between-class variance of the histogram."""
     counts, edges = np.histogram(values, bins=256)
     centres = (edges[:-1] + edges[1:]) / 2

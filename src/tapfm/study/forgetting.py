@@ -21,8 +21,8 @@ from tapfm.study.results import StudyResults
 from tapfm.study.runs import StudyMethod, list_fold_runs
 
 _MEASURES = {"accuracy": "Accuracy", "auc": "AUC"}
-_COMPARED = ("before", "after", "change")
-_SIGNED = "+.3f"
+_VALUE_NAMES = ("before", "after", "change")
+_SIGNED_FORMAT = "+.3f"
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -32,10 +32,10 @@ class ForgettingResult:
 
     title: str
     regime: str
-    runs: int
-    tiles: int
-    estimates: Mapping[tuple[str, str], Estimate]  # by measure, and by before, after or change
-    accuracy_changes: FloatArray  # first of all tiles, then of each resample; all methods have the same resamples
+    runs: int  # number of probed runs
+    tiles: int  # number of test tiles
+    estimates: Mapping[tuple[str, str], Estimate]  # by (measure, value name), such as ("auc", "before")
+    accuracy_changes: FloatArray  # [0]: with all tiles; [1:]: of each resample, the same for all methods
     cosine_distance: float
     linear_cka: float
 
@@ -104,16 +104,16 @@ def forgetting_table(results: Sequence[ForgettingResult]) -> Table:
     columns = [Column("Model", "model", text=True), Column("runs", "runs", shown=False)]
     columns.append(Column("tiles", "tiles", shown=False))
     columns += [
-        Column(name, f"{measure}_{name}", group, _SIGNED if name == "change" else ".3f", interval=True)
+        Column(name, f"{measure}_{name}", group, _SIGNED_FORMAT if name == "change" else ".3f", interval=True)
         for measure, group in _MEASURES.items()
-        for name in _COMPARED
+        for name in _VALUE_NAMES
     ]
     columns += [Column("cosine distance", "cosine_distance", float_format=".4f")]
     columns += [Column("linear CKA", "linear_cka", float_format=".4f")]
     rows = [
         table_row(
             *(each.title, each.runs, each.tiles),
-            *(each.estimates[measure, name] for measure in _MEASURES for name in _COMPARED),
+            *(each.estimates[measure, name] for measure in _MEASURES for name in _VALUE_NAMES),
             *(each.cosine_distance, each.linear_cka),
         )
         for each in results
@@ -139,17 +139,17 @@ def describe_forgetting(results: Sequence[ForgettingResult]) -> list[str]:
                 "preserves less accuracy than",
                 "does not differ significantly from",
             )
-            sentences.append(f"{tapfm.title} {verb} {other.title}: {format_estimate(difference, _SIGNED)}.")
+            sentences.append(f"{tapfm.title} {verb} {other.title}: {format_estimate(difference, _SIGNED_FORMAT)}.")
     return sentences
 
 
 def _describe_change(change: Estimate) -> str:
     text = _choose_by_sign(change, "accuracy increased", "accuracy decreased", "no significant change")
-    return f"{text}, {format_estimate(change, _SIGNED)}"
+    return f"{text}, {format_estimate(change, _SIGNED_FORMAT)}"
 
 
 def _choose_by_sign(estimate: Estimate, positive: str, negative: str, neither: str) -> str:
-    """Return the text for a confidence interval above zero, below zero, or around zero."""
+    """Return the text for a confidence interval that is above zero, is below zero, or includes zero."""
     if estimate.low is not None and estimate.low > 0:
         return positive
     return negative if estimate.high is not None and estimate.high < 0 else neither

@@ -33,9 +33,9 @@ _SYNTH_OPTIONS = (
 )
 TABLES = {"test": "cohort.csv", "external": "external.csv"}
 _PROBE_CLASSES = {"stroma": Compartment.STROMA, "epithelium": Compartment.EPITHELIUM, "lymphoid": Compartment.LYMPHOID}
-_MAX_PROBE_TILES = 60  # of each class, for training and for testing
-_MIN_AREA_FRACTION = 0.6  # of a tile that belongs to its class
-_MIN_PROBE_TILES = 8  # classes with fewer tiles are not used
+_MAX_PROBE_TILES = 60  # per class and split
+_MIN_TISSUE_TYPE_FRACTION = 0.6  # minimum fraction of a tile's area with the tissue type of its class
+_MIN_PROBE_TILES = 8  # per split; classes with fewer tiles are not used
 
 
 def synthetic_folder(folder: Path, task: str) -> Path:
@@ -110,7 +110,7 @@ def extract_probe_tiles(folder: Path, task: str) -> Path:
         for name, compartment in _PROBE_CLASSES.items():
             fraction = truth.coverage(np.asarray(truth.compartments == compartment), positions, side_px0)
             split = splits[number % 2]
-            for index in np.flatnonzero(fraction >= _MIN_AREA_FRACTION):
+            for index in np.flatnonzero(fraction >= _MIN_TISSUE_TYPE_FRACTION):
                 x, y = positions[index].tolist()
                 candidates.setdefault((split, name), []).append((row.slide_id, x, y, side_px0))
     paths = {row.slide_id: row.path for row in rows}

@@ -16,13 +16,13 @@ from tapfm.study.runs import PlannedRun, list_runs, resolve_run_config, select_r
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.labels import read_labels
 
-_MAX_LISTED = 10  # runs in a message
+_MAX_LISTED_RUNS = 10  # in an error message
 _MINI_FILES = {"synthetic", "tiles", "probe-tiles", "logs", "status.csv"}  # written by --scale mini before the study
 
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """Runs of a study. Each has either a configuration or a problem, by run name."""
+    """Runs of a study. The name of each run is a key of `configs`, or of `problems` if its settings are invalid."""
 
     runs: list[PlannedRun]
     configs: dict[str, RunConfig]
@@ -48,7 +48,7 @@ def plan_study(study: StudyConfig, folder: StudyFolder, only: Sequence[str] = ()
 
 
 def override_machine_settings(study: StudyConfig, **options: str | int | None) -> StudyConfig:
-    """Return the study with the given machine settings replaced. None keeps a setting."""
+    """Return the study with settings of [machine] replaced by command-line options. None keeps a setting."""
     given = {name: value for name, value in options.items() if value is not None}
     machine = dict(study.settings.get("machine", {})) | given
     return study.model_copy(update={"settings": dict(study.settings) | {"machine": machine}}) if given else study
@@ -91,9 +91,9 @@ def check_folder(study: StudyConfig, folder: StudyFolder, plan: StudyPlan, *, re
         if run.name in plan.configs and (changes := folder.list_changes(run, plan.configs[run.name]))
     }
     if changed:
-        lines = [f"{name}: {'; '.join(changes)}" for name, changes in list(changed.items())[:_MAX_LISTED]]
-        if len(changed) > _MAX_LISTED:
-            lines.append(f"... and {format_count(len(changed) - _MAX_LISTED, 'run')} more")
+        lines = [f"{name}: {'; '.join(changes)}" for name, changes in list(changed.items())[:_MAX_LISTED_RUNS]]
+        if len(changed) > _MAX_LISTED_RUNS:
+            lines.append(f"... and {format_count(len(changed) - _MAX_LISTED_RUNS, 'run')} more")
         raise RunError(
             f"The settings of {study.name} have changed for runs that were already started:\n  " + "\n  ".join(lines),
             hint="Restore these settings, add a variant with the new ones, or use another folder with --out.",

@@ -29,9 +29,9 @@ _HEADING = """# Preset {preset} - {summary}
 class PresetOptions:
     """Command-line options that complete or change a preset. None or empty: not given."""
 
-    cohort: Path | None = None
-    slides: Path | None = None
-    tiles: Path | None = None
+    cohort: Path | None = None  # cohort table
+    slides: Path | None = None  # folder of slides
+    tiles: Path | None = None  # folder written by `tapfm tile`
     external: Path | None = None
     external_slides: Path | None = None
     external_tiles: Path | None = None

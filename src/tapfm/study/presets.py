@@ -35,7 +35,7 @@ _ONLY_TAPFM = {
 }
 
 
-def _ablation(name: str, variants: list[dict[str, Any]], note: str) -> dict[str, Any]:
+def _ablation_study(name: str, variants: list[dict[str, Any]], note: str) -> dict[str, Any]:
     return {"name": name, "report": "ablation", **_ONLY_TAPFM, "variants": variants, "notes": [note]}
 
 
@@ -75,7 +75,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "ablation-lambda": Preset(
         "weight of the attention loss: 0.25, 0.5, 0.75, 1",
-        _ablation(
+        _ablation_study(
             "Weight of the attention loss",
             _vary_setting("lambda", {f"lambda {value:g}": value for value in (0.25, 0.5, 0.75, 1.0)}),
             "Results in the paper, in the order of the variants (H-optimus-0, FGFR3): b = -0.0701, -0.0718, -0.0706, "
@@ -85,7 +85,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "ablation-tiles": Preset(
         "tiles per slide and step: 25, 50, 75",
-        _ablation(
+        _ablation_study(
             "Tiles per slide and step",
             _vary_setting("tiles_per_slide", {f"{count} tiles": count for count in (25, 50, 75)}),
             "Results in the paper, in the order of the variants (H-optimus-0, FGFR3): b = -0.0532, -0.0569, -0.0725; "
@@ -98,7 +98,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "ablation-cosine": Preset(
         "weight of the cosine loss: 0, 0.01, 0.1, 1",
-        _ablation(
+        _ablation_study(
             "Weight of the cosine loss",
             _vary_setting("beta", {f"beta {value:g}": value for value in (0.0, 0.01, 0.1, 1.0)}),
             "The paper states no value of beta, and reports that the cosine loss made no significant difference.",

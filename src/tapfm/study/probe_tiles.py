@@ -10,7 +10,7 @@ from tapfm.runtime.messages import format_count
 from tapfm.runtime.seeding import make_rng
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp"}
-_MIN_IMAGES = 2  # of each class, for training and for testing
+_MIN_IMAGES = 2  # per class and split
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def write_report(study: StudyConfig, folder: StudyFolder) -> Table:
         sentences = describe_forgetting(probes)
         parts.append(_ReportPart("Forgetting", "forgetting", forgetting_table(probes), sentences=sentences))
     sections = [Section("Overview", _overview(results)), *(part.section() for part in parts)]
-    _write_files(folder.path, study, parts, [*sections, *_list_failures(study, folder)])
+    _write_files(folder.path, study, parts, [*sections, *_failed_steps_sections(study, folder)])
     write_sections(folder.path / "study.json", sections)  # `tapfm report` reads failures from status.csv
     return auc.table
 
@@ -188,8 +188,8 @@ def _size_row(name: str, slides: Sequence[Mapping[str, str]], targets: Sequence[
     return table_row(name, len(slides), patients, *label_count_cells(slides, target_kinds(targets)))
 
 
-def _list_failures(study: StudyConfig, folder: StudyFolder) -> list[Section]:
-    """Return a section with the failed steps of the runs of this study, if any. status.csv may have other runs."""
+def _failed_steps_sections(study: StudyConfig, folder: StudyFolder) -> list[Section]:
+    """Return one section with the failed steps of this study, or none. status.csv may also contain other runs."""
     runs = list_runs(study)
     names = {run.name for run in runs} | {f"{run.method.name}/ensemble-seed{run.seed}" for run in runs}
     columns = [Column(title, text=True) for title in ("run", "step", "reason", "command", "log")]

@@ -32,7 +32,7 @@ RunCommand = Callable[[Sequence[str], Path, Callable[[], int | None]], int]  # s
 
 @dataclass(frozen=True)
 class StudyStepResults:
-    """Outcomes of the steps of a study, by step key."""
+    """Results of the steps of a study, by step key."""
 
     folder: Path
     steps: Mapping[str, StepResult]
@@ -40,7 +40,7 @@ class StudyStepResults:
 
     @property
     def failed(self) -> dict[str, str]:
-        """Reasons of the failed steps, by step key."""
+        """Reason for each failed step, by step key."""
         return {key: result.reason for key, result in self.steps.items() if result.state == "failed"}
 
 

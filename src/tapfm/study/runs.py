@@ -17,7 +17,7 @@ from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import InputError, SettingError
 
 _TITLES = {"abmil": "ABMIL", "dsmil": "DSMIL", "clam": "CLAM", "varmil": "VarMIL"}  # as the paper writes them
-_MAX_LISTED = 20  # runs in a message
+_MAX_LISTED_RUNS = 20  # in an error message
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def list_runs(study: StudyConfig) -> list[PlannedRun]:
     for run in runs:
         if (other := names.setdefault(run.name.lower(), run)) is not run:
             raise SettingError(
-                f"Two runs would have the folder {run.name}: {other.method.title} and {run.method.title}.",
+                f"{other.method.title} and {run.method.title} would have the same run folder, {run.name}.",
                 hint="Rename a variant: names must differ in more than case and punctuation.",
             )
     return runs
@@ -115,11 +115,11 @@ def list_fold_runs(study: StudyConfig, method: StudyMethod, seed: int) -> list[P
 def select_runs(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
     """Return the runs that match any pattern, or all runs without patterns.
 
-    A pattern also matches the runs in a folder. Raises InputError if a pattern matches no run.
+    A pattern that matches a folder selects all runs in it. Raises InputError if a pattern matches no run.
     """
     for pattern in only:
         if not any(_matches(run.name, pattern) for run in runs):
-            names = [run.name for run in runs[:_MAX_LISTED]] + (["..."] if len(runs) > _MAX_LISTED else [])
+            names = [run.name for run in runs[:_MAX_LISTED_RUNS]] + (["..."] if len(runs) > _MAX_LISTED_RUNS else [])
             raise InputError(f"--only {pattern} matches no run.", hint="The runs are: " + ", ".join(names))
     return [run for run in runs if not only or any(_matches(run.name, pattern) for pattern in only)]
 
@@ -138,7 +138,7 @@ def build_run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dic
     tables: dict[str, Any] = {
         "seed": run.seed,
         "cohort": {"table": str(study.cohort.table)},
-        # not used by method fixed itself, but by the colour baseline of its evaluation
+        # the regime fixed does not read tiles, but the colour baseline of its evaluation does
         "tiles": {"folder": str(study.cohort.tiles)},
         "encoder": {"name": method.encoder},
         "aggregator": {"name": method.aggregator},

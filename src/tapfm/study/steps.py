@@ -1,4 +1,4 @@
-"""Steps of a study: the commands to run, the order in which they depend on each other, and checks of their output."""
+"""Steps of a study: the commands to run, their dependencies, and checks of their output."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class _StepBuilder:
         return Step(f"evaluate {cohort}", tuple(arguments), log, run.name, check_done=check_done, needs=needs)
 
     def list_ensemble_steps(self, external: SlidesSection) -> Iterator[Step]:
-        """Yield the evaluations of the fold ensembles on external slides."""
+        """Yield the steps that evaluate the ensembles of folds on external slides."""
         folder, configs = self.folder, self.plan.configs
         for method, seed in dict.fromkeys((run.method, run.seed) for run in self.plan.runs):
             members = list_fold_runs(self.study, method, seed)

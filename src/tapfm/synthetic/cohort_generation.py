@@ -100,7 +100,7 @@ def parse_cohort_spec(
         except ValueError as error:
             raise InputError(
                 f"--prevalence {text}: '{value}' is not a number.",
-                hint=f"Give a fraction between 0 and 1: --prevalence 0.4 or --prevalence {spec.targets[0].name}=0.4",
+                hint=f"Pass a fraction between 0 and 1: --prevalence 0.4 or --prevalence {spec.targets[0].name}=0.4",
             ) from error
         by_target |= {names.get(name.lower(), name): number} if name else dict.fromkeys(names.values(), number)
     return replace(spec, prevalence=by_target)
@@ -114,7 +114,7 @@ def generate_cohort(
     jobs = [_GenerationJob(each, folder) for each in planned]
     key = fingerprint(SYNTHETIC_VERSION, asdict(spec))
     earlier = _check_folder(folder, key, force=force)
-    with lock_folder(folder, "tapfm synth", "give another folder"), SlideClaims(folder) as claims:
+    with lock_folder(folder, "tapfm synth", "choose another folder"), SlideClaims(folder) as claims:
         try:
             remove_unfinished(folder, *(folder / name for name in (*_SLIDE_FOLDERS.values(), _TRUTH_FOLDER)))
             _remove_earlier_cohort(folder, earlier)
@@ -134,7 +134,7 @@ def generate_cohort(
 
 def _is_complete(job: _GenerationJob) -> bool:
     """Return whether all files of a slide exist and can be read."""
-    files = _truth_files(job.folder, job.planned.slide_id).values()
+    files = _list_truth_files(job.folder, job.planned.slide_id).values()
     if not all(path.is_file() for path in (job.slide_path, *files)):
         return False
     try:
@@ -162,17 +162,17 @@ def _limit_workers(jobs: Sequence[_GenerationJob], workers: int, console: Consol
 def _check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
     """Raise InputError if a folder contains something else; return the slides of an earlier cohort to remove."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file.", hint="Give a new folder, or one that tapfm synth created.")
+        raise InputError(f"{folder} is a file.", hint="Use a new folder, or one that tapfm synth created.")
     try:
         if not folder.exists() or not any(not path.name.startswith(".") for path in folder.iterdir()):
             return []
         text = (folder / _SETTINGS_FILE).read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise InputError(
-            f"{folder} is not empty and was not created by tapfm synth.", hint="Give a new folder."
+            f"{folder} is not empty and was not created by tapfm synth.", hint="Use a new folder."
         ) from error
     except OSError as error:
-        raise InputError(f"{folder} cannot be read ({error}).", hint="Give another folder.") from error
+        raise InputError(f"{folder} cannot be read ({error}).", hint="Use another folder.") from error
     try:
         earlier = json.loads(text)
         earlier_key, names = str(earlier["key"]), [str(name) for name in earlier["slides"]]
@@ -181,14 +181,14 @@ def _check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{folder / _SETTINGS_FILE} is damaged ({type(error).__name__}: {error}).",
-            hint="Give a new folder, or delete this one and run the command again.",
+            hint="Use a new folder, or delete this one and run the command again.",
         ) from error
     if earlier_key == key:
         return []
     if not force:
         raise InputError(
             f"{folder} contains a cohort that was generated with other settings or by another version of tapfm.",
-            hint="Give another folder, or replace this cohort with --force.",
+            hint="Use another folder, or replace this cohort with --force.",
         )
     return names
 
@@ -196,7 +196,7 @@ def _check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
 def _remove_earlier_cohort(folder: Path, names: Sequence[str]) -> None:
     """Delete the slides, ground truth and tables of an earlier cohort, but no other files."""
     for name in names:
-        for path in (folder / name, *_truth_files(folder, Path(name).stem).values()):
+        for path in (folder / name, *_list_truth_files(folder, Path(name).stem).values()):
             if not path.parent.is_symlink():
                 path.unlink(missing_ok=True)
     if names:
@@ -204,7 +204,7 @@ def _remove_earlier_cohort(folder: Path, names: Sequence[str]) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def _truth_files(folder: Path, slide_id: str) -> dict[str, Path]:
+def _list_truth_files(folder: Path, slide_id: str) -> dict[str, Path]:
     """Return the ground truth files of a slide by suffix."""
     return {suffix: folder / _TRUTH_FOLDER / f"{slide_id}.{suffix}" for suffix in ("png", "json", "geojson")}
 
@@ -224,7 +224,7 @@ def _generate_and_write(job: _GenerationJob) -> None:
     cv2.setNumThreads(1)  # several slides are generated in parallel
     planned = job.planned
     rendered = render_slide(planned)
-    files = _truth_files(job.folder, planned.slide_id)
+    files = _list_truth_files(job.folder, planned.slide_id)
     scan = rendered.scan
     artefacts = {"Fold": scan.fold_mask, "Out of focus": scan.blur_mask, "Pen": scan.pen_mask}
     write_atomically(files["png"], encode_truth_image(rendered.truth))

@@ -15,7 +15,7 @@ import numpy as np
 from tapfm.errors import InputError, UnknownNameError
 from tapfm.runtime.seeding import make_rng
 from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, interpolate_kinds
-from tapfm.synthetic.scanning import Artefacts, Pen, Scanner, Staining, vary_colour
+from tapfm.synthetic.scanning import Artefacts, PenColour, Scanner, Staining, vary_colour
 from tapfm.synthetic.section import Focus, Outline, SectionSpec
 
 CohortName: TypeAlias = Literal["development", "external"]
@@ -46,7 +46,7 @@ class _Difficulty:
 
     signal_fraction: float  # on positive slides
     strength: float  # 1: the full morphology
-    max_lookalike_fraction: float  # of each lookalike, on all slides
+    max_lookalike_fraction: float  # maximum for each lookalike, on positive and negative slides
 
 
 def _make_target(name: str, development: float, external: float, morphology: str) -> SyntheticTarget:
@@ -108,7 +108,7 @@ class CohortSpec:
     seed: int = 0
     tiles: int = 80  # approximate number of tissue tiles per slide
     fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)  # train, validation, test
-    prevalence: Mapping[str, float] = field(default_factory=dict)  # by target; default: the paper's
+    prevalence: Mapping[str, float] = field(default_factory=dict)  # by target; default: the prevalence in the paper
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -129,7 +129,7 @@ class CohortSpec:
         if not all(0 <= each <= 1 for each in self.fractions) or not abs(sum(self.fractions) - 1) <= 1e-6:
             raise InputError(
                 f"--fractions {' '.join(f'{each:g}' for each in self.fractions)} is invalid.",
-                hint="Give the fractions of training, validation and test slides, with a sum of 1: "
+                hint="Pass the fractions of training, validation and test slides, with a sum of 1: "
                 "--fractions 0.8 0.1 0.1",
             )
         names = [each.name for each in self.targets]
@@ -139,7 +139,7 @@ class CohortSpec:
             if not 0 < value < 1:
                 raise InputError(
                     f"A prevalence of {value:g} for {name} would leave one class without slides.",
-                    hint="Give a fraction between 0 and 1, for example --prevalence 0.4",
+                    hint="Pass a fraction between 0 and 1, for example --prevalence 0.4",
                 )
 
     @property
@@ -174,8 +174,8 @@ class PlannedSlide:
         return [name for name, label in self.labels.items() if label]
 
     @property
-    def address(self) -> tuple[int | str, ...]:
-        """Address of its random streams."""
+    def rng_key(self) -> tuple[int | str, ...]:
+        """Prefix of the keys of its random streams, see `make_rng`."""
         return self.seed, self.slide_id
 
 
@@ -233,11 +233,11 @@ def _assign_splits(count: int, fractions: tuple[float, float, float], seed: int)
     return [str(name) for name in make_rng(seed, "splits").permutation(names)]
 
 
-def _sample_slides(splits: Sequence[str], fraction: float, min_per_split: int, *address: int | str) -> np.ndarray:
-    """Sample an exact number of slides, `fraction` of all; return a mask.
+def _sample_slides(splits: Sequence[str], fraction: float, min_per_split: int, *rng_key: int | str) -> np.ndarray:
+    """Return a mask of randomly sampled slides. Their number is `fraction` of all slides, rounded, within these limits:
 
-    In each split at least `min_per_split` slides are sampled and at least as many are not, or half of a smaller split.
-    A cohort whose splits are too small for that has `min_per_split` sampled slides in total, or half of the cohort.
+    In each split, at least `min_per_split` slides are sampled and at least as many are not. If a split is too small for
+    this, the minimum is half of it. In total, at least `min_per_split` slides are sampled, or half of a smaller cohort.
     """
     members = [np.flatnonzero(np.array(splits) == name) for name in dict.fromkeys(splits)]
     sizes = [len(each) for each in members]
@@ -247,7 +247,7 @@ def _sample_slides(splits: Sequence[str], fraction: float, min_per_split: int, *
     maximum = [max(low, size - low) for size, low in zip(sizes, minimum, strict=True)]
     counts = _allocate_counts(round(fraction * len(splits)), sizes, minimum, maximum)
     sampled = np.zeros(len(splits), bool)
-    rng = make_rng(*address)
+    rng = make_rng(*rng_key)
     for each, count in zip(members, counts, strict=True):
         sampled[rng.choice(each, count, replace=False)] = True
     return sampled
@@ -329,6 +329,6 @@ def _sample_artefacts(seed: int, slide_id: str) -> Artefacts:
     return Artefacts(
         folds=int(rng.choice([0, 1, 2], p=[0.65, 0.25, 0.1])),
         blur_radius_um=float(rng.uniform(120, 220)) if rng.random() < 0.2 else 0.0,
-        pen=cast(Pen, str(rng.choice(["blue", "green", "black"]))) if rng.random() < 0.15 else None,
+        pen=cast(PenColour, str(rng.choice(["blue", "green", "black"]))) if rng.random() < 0.15 else None,
         dust=int(rng.integers(3, 14)),
     )

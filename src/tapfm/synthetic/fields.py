@@ -17,7 +17,7 @@ Shape: TypeAlias = tuple[int, int]  # height, width
 class Noise:
     """Smooth noise that can be evaluated in strips of rows: random values on a coarse grid, interpolated.
 
-    step_px: distance of the grid points.
+    step_px: distance between grid points.
     shift_xy: offset of the grid, as a fraction of a step.
     """
 
@@ -64,14 +64,14 @@ def rough_noise(
 
 
 def resize_field(field: Field, shape_hw: Shape) -> Field:
-    """Resample a field of the same area to another shape."""
+    """Resize a field to another shape by linear interpolation."""
     if field.shape == shape_hw:
         return field
     return np.asarray(cv2.resize(field, shape_hw[::-1], interpolation=cv2.INTER_LINEAR), np.float32)
 
 
 def enlarge_rows(field: Field, factor: float, top: int, bottom: int, width: int) -> Field:
-    """Return the rows from `top` to `bottom` of a field enlarged by `factor`, as `resize_field` does for all rows."""
+    """Resize a field by `factor` as `resize_field` does, but return only the rows from `top` to `bottom`."""
     scale = 1 / factor
     to_field = np.array([[scale, 0, scale / 2 - 0.5], [0, scale, (top + 0.5) * scale - 0.5]], np.float64)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
@@ -85,7 +85,7 @@ def soft_step(field: Field, width: float) -> Field:
 
 
 def distance_inside(mask: npt.NDArray[np.bool_]) -> Field:
-    """Return the distance of each pixel of the mask from its outside, in pixels; 0 outside."""
+    """Return the distance of each mask pixel to the nearest pixel outside the mask, in pixels; 0 outside."""
     padded = cv2.copyMakeBorder(mask.astype(np.uint8), 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=0)
     return np.asarray(cv2.distanceTransform(padded, cv2.DIST_L2, 5)[1:-1, 1:-1], np.float32)
 

@@ -1,7 +1,8 @@
 """Kinds of nuclei, morphologies of the planted signal, and rendering of nuclei.
 
 A morphology changes size, shape, chromatin or arrangement of nuclei, but never the mean colour. Larger nuclei have a
-larger spacing, so that the covered area is the same. Every nucleus transmits as much light as one without texture.
+larger spacing, so that the covered area is the same. The texture of a nucleus does not change its mean
+transmitted light.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class NucleusKind:
     margination: float = 0.15  # chromatin at the membrane; near 1 the centre is clear
     nucleolus: float = 0.0  # optical density of the nucleolus; 0: no nucleolus
     paired: float = 0.0  # fraction of nuclei that touch a second one
-    aligned: float = 0.0  # 0: random orientation, 1: along the tissue
+    aligned: float = 0.0  # 0: random orientation, 1: in the direction of the surrounding tissue
 
     @property
     def max_radius_um(self) -> float:

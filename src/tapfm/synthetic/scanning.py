@@ -17,7 +17,7 @@ from tapfm.synthetic.section import MAP_MPP
 from tapfm.synthetic.stain_rendering import Stains
 
 Vector: TypeAlias = tuple[float, float, float]  # red, green, blue
-Pen: TypeAlias = Literal["blue", "green", "black"]
+PenColour: TypeAlias = Literal["blue", "green", "black"]
 
 _INK: dict[str, Vector] = {"blue": (0.16, 0.27, 0.72), "green": (0.12, 0.55, 0.30), "black": (0.09, 0.09, 0.10)}
 _STRIP_PX = 128  # rows rendered at once
@@ -54,7 +54,7 @@ class Artefacts:
 
     folds: int = 0  # number of tissue folds
     blur_radius_um: float = 0.0  # of a region that is out of focus; 0: no such region
-    pen: Pen | None = None
+    pen: PenColour | None = None  # colour of a pen mark; None: no pen mark
     dust: int = 0  # number of dust particles
 
 
@@ -76,14 +76,14 @@ def vary_colour(vector: Vector, rng: np.random.Generator, spread: float) -> Vect
 
 
 def scan_section(
-    stains: Stains, tissue: Mask, staining: Staining, scanner: Scanner, artefacts: Artefacts, *address: int | str
+    stains: Stains, tissue: Mask, staining: Staining, scanner: Scanner, artefacts: Artefacts, *rng_key: int | str
 ) -> Scan:
-    """Render the pixels of a section as a scanner records them; the same address gives the same pixels."""
-    rng = make_rng(*address, "accidents")
+    """Render the pixels of a section as a scanner records them; the same rng_key gives the same pixels."""
+    rng = make_rng(*rng_key, "accidents")
     fold, shift_um = _draw_folds(rng, tissue, artefacts.folds)
     if fold.any():
         stains = _apply_folds(stains, fold, (round(shift_um[0] / scanner.mpp), round(shift_um[1] / scanner.mpp)))
-    pixels = _render_pixels(stains, staining, scanner, make_rng(*address, "noise"))
+    pixels = _render_pixels(stains, staining, scanner, make_rng(*rng_key, "noise"))
     blurred = np.zeros_like(tissue)
     if artefacts.blur_radius_um > 0 and tissue.any():
         blurred = _blur_region(rng, pixels, tissue, artefacts.blur_radius_um, scanner.mpp)
@@ -183,7 +183,7 @@ def _blur_region(rng: np.random.Generator, pixels: Pixels, tissue: Mask, radius_
     return np.asarray((weight >= 1) & tissue)
 
 
-def _draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: Pen) -> Mask:
+def _draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: PenColour) -> Mask:
     """Draw a stroke of a marker pen at the edge of the tissue, in place; return its mask."""
     edge = tissue & ~cv2.erode(tissue.astype(np.uint8), np.ones((5, 5), np.uint8)).astype(bool)
     rows, columns = np.nonzero(edge)

@@ -75,7 +75,7 @@ class Section:
     focus: npt.NDArray[np.uint8]  # 0, or 1 + the index of the focus in the spec
     along: Field  # coordinates along and across the fibres of the stroma
     across: Field
-    vessel_edge_um: Field  # distance from the wall, inside vessels
+    vessel_wall_distance_um: Field  # inside vessels; 0 elsewhere
     fat_walls: Mask
     nuclei: tuple[Nuclei, ...]
 
@@ -85,14 +85,14 @@ class Section:
         return np.asarray(self.compartments != Compartment.GLASS)
 
 
-def generate_section(spec: SectionSpec, *address: int | str) -> Section:
-    """Generate a section; the same address gives the same section."""
+def generate_section(spec: SectionSpec, *rng_key: int | str) -> Section:
+    """Generate a section; the same rng_key gives the same section."""
     shape_hw = round(spec.height_um / MAP_MPP), round(spec.width_um / MAP_MPP)
-    tissue = _generate_tissue(make_rng(*address, "outline"), shape_hw, spec)
+    tissue = _generate_tissue(make_rng(*rng_key, "outline"), shape_hw, spec)
     compartments = np.where(tissue, np.uint8(Compartment.STROMA), np.uint8(Compartment.GLASS))
     area = int(tissue.sum())
 
-    rng = make_rng(*address, "compartments")
+    rng = make_rng(*rng_key, "compartments")
     inner = distance_inside(tissue)
     fat = _select_highest(rough_noise(rng, shape_hw, 420, 3), tissue & (inner > 30), spec.fat_fraction * area)
     nests = 0.9 * smooth_noise(rng, shape_hw, 420) + rough_noise(rng, shape_hw, 125, 3, 0.42)
@@ -103,7 +103,7 @@ def generate_section(spec: SectionSpec, *address: int | str) -> Section:
     lumen = _open_lumens(rng, depth > thickness, spec.lumen_probability)
     stroma = tissue & ~fat & ~epithelium
     lymphoid = _select_highest(rough_noise(rng, shape_hw, 230, 2), stroma & (inner > 15), spec.lymphoid_fraction * area)
-    vessels = _draw_vessels(make_rng(*address, "vessels"), stroma & ~lymphoid & (inner > 40), area)
+    vessels = _draw_vessels(make_rng(*rng_key, "vessels"), stroma & ~lymphoid & (inner > 40), area)
     for mask, compartment in (
         (fat, Compartment.FAT),
         (epithelium, Compartment.EPITHELIUM),
@@ -113,9 +113,9 @@ def generate_section(spec: SectionSpec, *address: int | str) -> Section:
     ):
         compartments[mask] = compartment
 
-    along, across = fibre_coordinates(make_rng(*address, "fibres"), shape_hw, bend_px=38, wavelength_px=260)
-    focus = _place_foci(make_rng(*address, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
-    nuclei = _place_nuclei(compartments, focus, across, spec, *address, "nuclei")
+    along, across = fibre_coordinates(make_rng(*rng_key, "fibres"), shape_hw, bend_px=38, wavelength_px=260)
+    focus = _place_foci(make_rng(*rng_key, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
+    nuclei = _place_nuclei(compartments, focus, across, spec, *rng_key, "nuclei")
     return Section(
         spec,
         compartments,
@@ -123,7 +123,7 @@ def generate_section(spec: SectionSpec, *address: int | str) -> Section:
         along,
         across,
         distance_inside(vessels),
-        _fat_walls(make_rng(*address, "fat"), fat),
+        _draw_fat_walls(make_rng(*rng_key, "fat"), fat),
         nuclei,
     )
 
@@ -139,7 +139,7 @@ def _select_highest(field: Field, within: Mask, area: float) -> Mask:
 
 
 def _open_lumens(rng: np.random.Generator, cavities: Mask, probability: float) -> Mask:
-    """Return each cavity as a lumen with this probability. Very small and very large cavities stay solid."""
+    """Return a mask of the cavities that become lumens, each with this probability, unless very small or very large."""
     _, labels, statistics, _ = cv2.connectedComponentsWithStats(cavities.astype(np.uint8), connectivity=4)
     area = statistics[:, cv2.CC_STAT_AREA]
     opened = (area >= _MIN_LUMEN_UM2) & (area <= _MAX_LUMEN_UM2) & (rng.random(len(area)) < probability)
@@ -147,8 +147,8 @@ def _open_lumens(rng: np.random.Generator, cavities: Mask, probability: float) -
     return np.asarray(opened[labels])
 
 
-def _remove_small_components(mask: Mask, smallest_px: int) -> Mask:
-    return mask & ~find_small_components(mask, smallest_px, connectivity=4)
+def _remove_small_components(mask: Mask, min_px: int) -> Mask:
+    return mask & ~find_small_components(mask, min_px, connectivity=4)
 
 
 def _generate_tissue(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mask:
@@ -237,7 +237,7 @@ def _sample_points(rng: np.random.Generator, shape_hw: Shape, spacing_um: float)
     return x[inside], y[inside]
 
 
-def _fat_walls(rng: np.random.Generator, fat: Mask, spacing_um: float = 62.0) -> Mask:
+def _draw_fat_walls(rng: np.random.Generator, fat: Mask, spacing_um: float = 62.0) -> Mask:
     """Return a mask of the walls of fat cells. They are thicker where three cells meet, so that the cells are round."""
     x, y = _sample_points(rng, fat.shape, spacing_um)
     from_border = distance_inside(~draw_cell_borders(x, y, fat.shape))
@@ -262,7 +262,7 @@ def _place_nuclei(
     focus: npt.NDArray[np.uint8],
     across: Field,
     spec: SectionSpec,
-    *address: int | str,
+    *rng_key: int | str,
 ) -> tuple[Nuclei, ...]:
     """Place the nuclei of each compartment and focus.
 
@@ -279,11 +279,11 @@ def _place_nuclei(
     along_wall = _gradient_angle(from_wall) + np.float32(np.pi / 2)
     # glandular cells have their nucleus on the side of the stroma; there is only cytoplasm near the lumen
     epithelial = inner & epithelium & (depth > 3.5) & (from_lumen > 8)
-    density = rough_noise(make_rng(*address, "swarms"), stroma.shape, 120, 2)
+    density = rough_noise(make_rng(*rng_key, "swarms"), stroma.shape, 120, 2)
     clusters = _select_highest(density, stroma, spec.inflammation * stroma.sum())
 
     def place(name: str, kind: NucleusKind, mask: Mask, direction: Field, keep: float) -> Nuclei:
-        return _fill_with_nuclei(make_rng(*address, name), name, kind, mask, direction, keep)
+        return _fill_with_nuclei(make_rng(*rng_key, name), name, kind, mask, direction, keep)
 
     kinds = [("epithelium", EPITHELIAL), *((each.name, each.kind) for each in spec.foci)]
     nuclei = []

@@ -21,9 +21,9 @@ class SyntheticSlide:
 
 def render_slide(planned: PlannedSlide) -> SyntheticSlide:
     """Generate the section of a slide, render its stains and scan it."""
-    section = generate_section(planned.section, *planned.address)
-    stains = render_stains(section, planned.scanner.mpp, *planned.address)
-    scan = scan_section(stains, section.tissue, planned.staining, planned.scanner, planned.artefacts, *planned.address)
+    section = generate_section(planned.section, *planned.rng_key)
+    stains = render_stains(section, planned.scanner.mpp, *planned.rng_key)
+    scan = scan_section(stains, section.tissue, planned.staining, planned.scanner, planned.artefacts, *planned.rng_key)
     height, width = scan.pixels.shape[:2]
     foci = tuple(focus.name for focus in planned.section.foci)
     truth = SlideTruth(section.compartments, section.focus, foci, width, height, planned.scanner.mpp)

@@ -30,7 +30,7 @@ ResampleRows: TypeAlias = Callable[[Field], Field]  # returns the rendered rows 
 _TEXTURE_MPP = 0.5  # scale of the background at any resolution, so that a section looks the same at 20x and 40x
 _TEXTURE_SCALE = MAP_MPP / _TEXTURE_MPP
 _STRIP_PX = 128  # rows rendered at once, few enough for the CPU cache
-_NUCLEI_PER_BATCH = 256  # for the same reason
+_NUCLEI_PER_BATCH = 256  # nuclei rendered at once, also few enough for the CPU cache
 
 
 class Stains(NamedTuple):
@@ -59,22 +59,22 @@ class _Textures:
     cover: Mapping[Compartment, Field]  # soft masks
 
 
-def render_stains(section: Section, mpp: float, *address: int | str) -> Stains:
-    """Render the stains of a section at `mpp`; the same address gives the same result."""
+def render_stains(section: Section, mpp: float, *rng_key: int | str) -> Stains:
+    """Render the stains of a section at `mpp`; the same rng_key gives the same result."""
     spec = section.spec
     background_hw = round(spec.height_um / _TEXTURE_MPP), round(spec.width_um / _TEXTURE_MPP)
     shape_hw = round(spec.height_um / mpp), round(spec.width_um / mpp)
-    textures = _make_textures(make_rng(*address, "texture"), section, background_hw)
+    textures = _make_textures(make_rng(*rng_key, "texture"), section, background_hw)
     haematoxylin, eosin = np.empty(background_hw, np.float32), np.empty(background_hw, np.float32)
     for top in range(0, background_hw[0], _STRIP_PX):
         rows = np.s_[top : min(top + _STRIP_PX, background_hw[0])]
         haematoxylin[rows], eosin[rows] = _render_background(section, textures, rows, background_hw[1])
-    blood = _render_red_cells(make_rng(*address, "blood"), section)
+    blood = _render_red_cells(make_rng(*rng_key, "blood"), section)
     stains = Stains(resize_field(haematoxylin, shape_hw), resize_field(eosin, shape_hw), resize_field(blood, shape_hw))
     for nuclei in section.nuclei:
         for start in range(0, len(nuclei), _NUCLEI_PER_BATCH):
             batch = nuclei[start : start + _NUCLEI_PER_BATCH]
-            cover, density = render_nuclei(make_rng(*address, "nuclei", nuclei.name, start), batch, mpp)
+            cover, density = render_nuclei(make_rng(*rng_key, "nuclei", nuclei.name, start), batch, mpp)
             composite_nuclei(stains.haematoxylin, stains.eosin, batch, cover, density, mpp, eosin_fraction=0.7)
     return stains
 
@@ -90,7 +90,7 @@ def _make_textures(rng: np.random.Generator, section: Section, background_hw: Sh
         ripple=2.6 * smooth_noise(rng, map_hw, 26) + 1.3 * smooth_noise(rng, map_hw, 9),
         secretion=soft_step(rough_noise(rng, map_hw, 90, 4, 0.6) - 1.1, 1.8),
         thickness=1 + 0.07 * smooth_noise(rng, map_hw, 350),
-        cell_borders=_blur_mask(_epithelial_borders(section), 0.7),
+        cell_borders=_blur_mask(_draw_epithelial_borders(section), 0.7),
         fat_walls=_blur_mask(section.fat_walls, 0.9),
         near_lumen=_blur_mask(section.compartments == Compartment.LUMEN, 2.0),
         cover={
@@ -103,7 +103,7 @@ def _blur_mask(mask: Mask, blur_px: float) -> Field:
     return np.asarray(cv2.GaussianBlur(mask.astype(np.float32), (0, 0), blur_px), np.float32)
 
 
-def _epithelial_borders(section: Section) -> Mask:
+def _draw_epithelial_borders(section: Section) -> Mask:
     epithelial = {"epithelium", *(focus.name for focus in section.spec.foci)}
     cells = [each for each in section.nuclei if each.name in epithelial]
     if not cells:
@@ -174,7 +174,7 @@ def _render_lymphoid(_: Section, textures: _Textures, grain: Field, resample: Re
 
 def _render_vessel(section: Section, _: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
     """Render a thin vessel wall around a clear lumen."""
-    wall = soft_step(3.2 - resample(section.vessel_edge_um), 1.2)
+    wall = soft_step(3.2 - resample(section.vessel_wall_distance_um), 1.2)
     return 0.08 * wall, (0.5 + 0.1 * grain) * wall
 
 
@@ -194,7 +194,7 @@ def _render_red_cells(rng: np.random.Generator, section: Section) -> Field:
     """Render red blood cells as discs of about 6 um in some of the vessels."""
     plane = np.zeros([round(side * MAP_MPP / _TEXTURE_MPP) for side in section.compartments.shape], np.uint8)
     rows, columns = np.nonzero(
-        (section.vessel_edge_um > 3.5) & (smooth_noise(rng, section.compartments.shape, 150) > 0)
+        (section.vessel_wall_distance_um > 3.5) & (smooth_noise(rng, section.compartments.shape, 150) > 0)
     )
     if len(rows):
         chosen = rng.choice(len(rows), size=max(1, len(rows) // 28), replace=False)

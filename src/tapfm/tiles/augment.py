@@ -1,7 +1,7 @@
 """Augmentation of tiles on their device: flips, rotations, blur and stain jitter, sampled for each tile.
 
 Parameters are sampled on the CPU, so that they are the same on every device. The parameters of a tile depend on the
-address of the random stream and on the tile's position in the bag, not on the number of tiles after it.
+key of the random stream and on the tile's position in the bag, not on the number of tiles after it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tapfm.runtime.seeding import make_rng
 FloatArray = NDArray[np.float64]
 AugmentFunction = Callable[[Tensor, Tensor, int, bool], Tensor]
 
-# Pixels per slice, which need several float32 copies: enough to use a GPU fully, and few enough for a CPU's cache.
+# Pixels augmented at once, with several float32 copies: enough to use a GPU fully, few enough for a CPU's cache.
 _SLICE_PIXELS, _CPU_SLICE_PIXELS = 2**22, 2**18
 _BLUR_SIGMAS = 3  # the blur kernel ends at this many standard deviations
 # Optical density of a unit of stain in red, green and blue (Ruifrok and Johnston, 2001).
@@ -91,7 +91,7 @@ class AugmentedTiles:
         self,
         pixels: Tensor,
         augmentation: Augmentation,
-        *address: int | str,
+        *rng_key: int | str,
         device: torch.device | None = None,
         compiled: bool = False,
     ) -> None:
@@ -104,7 +104,7 @@ class AugmentedTiles:
         self._pixels, self._device = pixels, device or pixels.device
         self._half_width_px = _compute_kernel_half_width(augmentation, side)
         self._has_stain_jitter = augmentation.stain_jitter > 0
-        parameters = _sample_parameters(len(pixels), augmentation, *address)
+        parameters = _sample_parameters(len(pixels), augmentation, *rng_key)
         packed = _pack_parameters(parameters, self._half_width_px, stain_jitter=self._has_stain_jitter)
         self._packed = _copy_to_device(torch.from_numpy(packed), self._device)
         self._apply_parameters = _apply_compiled if compiled else _apply_parameters
@@ -151,14 +151,14 @@ def _tiles_per_slice(side_px: int, device: torch.device) -> int:
     return max((_CPU_SLICE_PIXELS if device.type == "cpu" else _SLICE_PIXELS) // side_px**2, 1)
 
 
-def augment(tiles: Tensor, augmentation: Augmentation, *address: int | str) -> Tensor:
-    """Return augmented copies of uint8 tiles (K, 3, side, side); the same address gives the same result."""
-    return AugmentedTiles(tiles, augmentation, *address)[:]
+def augment(tiles: Tensor, augmentation: Augmentation, *rng_key: int | str) -> Tensor:
+    """Return augmented copies of uint8 tiles (K, 3, side, side); the same rng_key gives the same result."""
+    return AugmentedTiles(tiles, augmentation, *rng_key)[:]
 
 
-def _sample_parameters(count: int, augmentation: Augmentation, *address: int | str) -> _AugmentationParameters:
+def _sample_parameters(count: int, augmentation: Augmentation, *rng_key: int | str) -> _AugmentationParameters:
     """Sample the parameters of each tile. Changing one setting does not change the parameters of the others."""
-    values = make_rng(*address, "augment").random((count, 10))  # always 10 per tile, whatever is disabled
+    values = make_rng(*rng_key, "augment").random((count, 10))  # always 10 per tile, whatever is disabled
     lowest, highest = augmentation.blur_radius
     jitter = augmentation.stain_jitter * (2 * values[:, 4:] - 1)
     return _AugmentationParameters(
@@ -194,8 +194,8 @@ def _pack_parameters(
         stains = np.array([_HAEMATOXYLIN, _EOSIN, np.cross(_HAEMATOXYLIN, _EOSIN)])
         stains /= np.linalg.norm(stains, axis=1, keepdims=True)
         # density = amounts @ stains, so scaling the amounts is a linear map of the densities
-        mixing = np.linalg.inv(stains) @ (parameters.stain_scale[:, :, None] * stains)
-        columns += [mixing.reshape(-1, 9), parameters.stain_shift @ stains]
+        colour_matrix = np.linalg.inv(stains) @ (parameters.stain_scale[:, :, None] * stains)
+        columns += [colour_matrix.reshape(-1, 9), parameters.stain_shift @ stains]
     return np.concatenate(columns, axis=1, dtype=np.float32, casting="same_kind")
 
 
@@ -265,14 +265,14 @@ def _blur(pixels: Tensor, weights: Tensor, half_width_px: int) -> Tensor:
     return pixels.round_()
 
 
-def _jitter_stains(pixels: Tensor, mixing: Tensor, added: Tensor) -> Tensor:
+def _jitter_stains(pixels: Tensor, colour_matrix: Tensor, offset: Tensor) -> Tensor:
     """Scale and shift the amounts of haematoxylin, eosin and the residual in each tile.
 
     The shift is proportional to the absorbed light, so that glass stays white.
     """
     light = (pixels + 1) / 256
     density = -light.log()
-    mixed = added[..., None, None] * (1 - light.mean(1, keepdim=True))
+    mixed = offset[..., None, None] * (1 - light.mean(1, keepdim=True))
     for colour in range(3):
-        mixed.addcmul_(density[:, colour : colour + 1], mixing[:, colour, :, None, None])
+        mixed.addcmul_(density[:, colour : colour + 1], colour_matrix[:, colour, :, None, None])
     return ((-mixed).exp() * 256 - 1).round_().clamp_(0, 255)

@@ -63,7 +63,7 @@ def tile_cohort(
 ) -> SlideTable[TileRecord]:
     """Tile all slides, or those in `only`. Slides already tiled with the same settings are skipped.
 
-    tissue: folder or file with tissue annotations. pool: workers that already serve `catch_failures(run_tiling_job)`.
+    tissue: folder or file with tissue annotations. pool: running workers that call `catch_failures(run_tiling_job)`.
     """
     annotations = _find_tissue_annotations(rows, tissue, folder, only)
     jobs = {row.slide_id: _make_job(row, folder, spec, layout, annotations.get(row.slide_id)) for row in rows}
@@ -92,7 +92,7 @@ def tile_cohort(
                 run_tiling_job, todo, workers=workers, claims=claims, pool=pool, crash_hint=_format_crash_hint
             ):
                 if isinstance(result, Failure):
-                    with contextlib.suppress(OSError):  # may be what made the slide fail
+                    with contextlib.suppress(OSError):  # the same error may already have made the slide fail
                         _remove_results(todo[slide_id])
                     table.add_failure(slide_id, result)
                 else:
@@ -160,7 +160,7 @@ def _find_tissue_annotations(
         if len(slide_ids) != 1:
             raise InputError(
                 f"--tissue-mask {annotations} is a single file, but there are {len(slide_ids):,} slides.",
-                hint="Give a folder with one file per slide, named by slide id, or select one slide: --only ID",
+                hint="Pass a folder with one file per slide, named by slide id, or select one slide: --only ID",
             )
         return {slide_ids[0]: annotations}
     suffixes = (*GEOJSON_SUFFIXES, *MASK_SUFFIXES)
@@ -223,7 +223,7 @@ def _tile_and_write(job: TilingJob) -> TileRecord:
         scale = resolve_scale(metadata, job.row.mpp)
         tiled = tile_slide(slide, scale, job.spec, job.tissue_path, job.threads)
         write_atomically(_overlay_path(job), draw_overlay(slide, tiled, scale, slide_id))
-    write_atomically(_outline_path(job), encode_tissue_geojson(tiled.tissue, tiled.thumbnail, metadata, slide_id))
+    write_atomically(_outline_path(job), encode_tissue_geojson(tiled.tissue_mask, tiled.thumbnail, metadata, slide_id))
     counts = tiled.counts
     record = TileRecord(
         slide_id=slide_id,

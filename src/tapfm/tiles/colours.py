@@ -1,4 +1,4 @@
-"""Colour statistics of a slide: 21 values without any spatial information, used as a shortcut baseline."""
+"""Colour statistics of a slide: 21 values without any spatial information, for the colour baseline."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def _channel_statistics(counts: NDArray[np.int64]) -> list[float]:
     deviation = float(np.sqrt(weights @ (values - mean) ** 2))
     skewness = float(weights @ (values - mean) ** 3) / deviation**3 if deviation > 0 else 0.0
     cumulative = np.cumsum(counts)
-    # the smallest value for which at least this percentage of the pixels is less than or equal to it
+    # nearest-rank percentile: the smallest value v such that at least this percentage of the pixels is <= v
     percentiles = [int(np.searchsorted(cumulative, percent / 100 * cumulative[-1])) for percent in _PERCENTILES]
     return [mean, deviation, skewness, *map(float, percentiles)]

@@ -79,13 +79,13 @@ class TextBlock:
         self.margin_px, self.y_px = margin_px, 0
 
     @property
-    def inner_px(self) -> int:
+    def inner_width_px(self) -> int:
         """Width between the margins."""
         return self.image.width - 2 * self.margin_px
 
     def write(self, text: str, font: Font, size_px: int, colour: Colour = TEXT_COLOUR) -> None:
         """Write a text below the previous one, wrapped to the width."""
-        for line in wrap_text(text, font, self.inner_px):
+        for line in wrap_text(text, font, self.inner_width_px):
             self.draw.text((self.margin_px, self.y_px + size_px), line, colour, font, anchor="ls")
             self.y_px += round(size_px * 1.45)
 

@@ -53,7 +53,7 @@ def draw_overlay(slide: Slide, tiled: TiledSlide, scale: Scale, title: str) -> b
             thickness = 1 if status == TileStatus.KEPT else cv2.FILLED
             cv2.rectangle(layer, (left, top), (right, bottom), colour, thickness)
         canvas = cv2.addWeighted(layer, 0.55, canvas, 0.45, 0)
-    mask = cv2.resize(tiled.tissue.astype(np.uint8), (width_px, height_px), interpolation=cv2.INTER_NEAREST)
+    mask = cv2.resize(tiled.tissue_mask.astype(np.uint8), (width_px, height_px), interpolation=cv2.INTER_NEAREST)
     for piece in trace_outlines(mask.astype(bool)):
         cv2.polylines(canvas, piece, isClosed=True, color=_OUTLINE, thickness=2, lineType=cv2.LINE_AA)
 

@@ -45,16 +45,16 @@ class TileRequest:
 
 @dataclass(frozen=True)
 class TileReadResult:
-    """Result of a request: `pixels` of the tiles in `rows`, and why the other tiles are missing."""
+    """Result of a request: `pixels` of the tiles in `rows`, and why the other tiles could not be read."""
 
     request: TileRequest
     pixels: TilePixels
     rows: NDArray[np.int64]  # indices into request.positions
-    reasons: tuple[str, ...] = ()  # one for each missing tile
+    reasons: tuple[str, ...] = ()  # one for each tile that could not be read
 
     @property
     def failed(self) -> int:
-        """Number of missing tiles."""
+        """Number of tiles that could not be read."""
         return len(self.request.positions) - len(self.rows)
 
 

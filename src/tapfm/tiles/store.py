@@ -49,7 +49,7 @@ class TileSet:
     target_mpp: float | None = None
     slide_mpp: float | None = None
     overlap_px: int = 0
-    size_px0: tuple[int, int] | None = None
+    size_px0: tuple[int, int] | None = None  # width and height of the slide
     fingerprint: str | None = None
     summary: Mapping[str, Any] | None = None  # row of summary.csv
     spec: Mapping[str, Any] | None = None  # fields of the TileSpec
@@ -59,7 +59,7 @@ class TileSet:
 
     @property
     def tiling_settings(self) -> dict[str, Any] | None:
-        """Fields of the TileSpec that are known; None if none is."""
+        """TileSpec fields that the file contains, or None if it does not even contain the target mpp."""
         if self.spec is not None:
             return dict(self.spec)
         if self.target_mpp is None:
@@ -168,7 +168,7 @@ def read_tiles(path: Path) -> TileSet:
             if "coords" not in file:
                 raise TileStoreError(
                     f"{path} contains no dataset `coords` (datasets: {', '.join(file) or 'none'}).",
-                    hint="Give a tile file from the folder `patches`.",
+                    hint="Use a tile file from the folder `patches`.",
                 )
             attributes = {name: value for name, value in file["coords"].attrs.items() if not is_stored_none(value)}
             positions = np.asarray(file["coords"])
@@ -201,7 +201,7 @@ def _parse_tile_set(path: Path, positions: Positions, attributes: Mapping[str, A
         return _parse_clam_tiles(path, slide_id, positions, attributes)
     raise TileStoreError(
         f"{path} does not contain the size of its tiles (attributes of `coords`: {', '.join(attributes) or 'none'}).",
-        hint="Give a tile file from the folder `patches`, not a feature file.",
+        hint="Use a tile file from the folder `patches`, not a feature file.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Prefetch tiles: worker processes read requests ahead into one queue across slides, with limited memory.
+"""Prefetch tiles: worker processes read the next requests in advance, across slides, with limited memory.
 
 Results are returned in the order of the requests for any number of workers. With 0 workers, requests are read when they
 are needed. If a worker crashes on a damaged slide, its tiles are retried once and then skipped.
@@ -24,7 +24,7 @@ from tapfm.tiles.reading import Allocate, TilePixels, TileReadResult, TileReques
 # Tiles that a worker reads at a time: enough that opening the slide takes little of the time, few enough that a crash
 # loses few tiles.
 TILES_PER_PART = 32
-_MAX_ATTEMPTS = 2  # for a part whose worker crashed
+_MAX_ATTEMPTS = 2  # per part; only parts whose worker crashed are retried
 _TIMEOUT_S = 300.0  # for a part; a hanging network drive must not block the run forever
 _MAX_OPEN_SLIDES, _CACHE_BYTES = 3, 16 * 2**20  # per worker
 

@@ -1,4 +1,4 @@
-"""Tile one slide: a grid without background, padding, pen marks and blur, with a count for each reason of removal."""
+"""Tile one slide: remove tiles of background, padding, pen marks and blur, and count the removed tiles by reason."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from tapfm.errors import NoTissueError, ScaleError, TileReadError
 from tapfm.slides.annotations import read_tissue_annotation
-from tapfm.slides.opening import strict_reader
-from tapfm.slides.quality import FOCUS_MPP, detect_blur, pen_mask
+from tapfm.slides.opening import open_strict_reader
+from tapfm.slides.quality import FOCUS_MPP, detect_blur, detect_pen
 from tapfm.slides.region_reading import BLOCK_PX, MAX_UNREADABLE_FRACTION, best_level, make_thumbnail, read_region
 from tapfm.slides.scale import Scale
 from tapfm.slides.slide import DAMAGED_FILE_HINT, Pixels, Slide, SlideMetadata, Thumbnail
-from tapfm.slides.tissue import Mask, padding_mask, thumbnail_side_px, tissue_mask
+from tapfm.slides.tissue import Mask, detect_padding, detect_tissue, thumbnail_side_px
 from tapfm.tiles.grid import Positions, TileSpec, TileStatus, mask_coverage, tile_grid
 
 # Version of the tiles. Increase it when the same settings give different tiles on any slide (readers, scale, tissue,
@@ -28,7 +28,7 @@ TILING_VERSION = 1
 _MAX_PEN_FRACTION = 0.05  # of a tile; a model could use more ink as a shortcut
 _MAX_PADDING_FRACTION = 0.5
 _MAX_ENLARGEMENT = 4  # a larger factor means that the scale is wrong
-_PROBE_TILES = 64  # tiles read at full resolution to check that a slide is readable
+_CHECKED_TILES = 64  # tiles read at full resolution to check that a slide is readable
 _BLOCK_TILES = 8  # blocks of up to 8 x 8 tiles are read as one image to measure the sharpness of each tile
 _MIN_FILLED_FRACTION = 0.25  # of a block by its tiles; with less, the tiles are read one by one
 _MAX_THREADS = 4  # for reading; more threads would wait for the GIL
@@ -42,7 +42,7 @@ class TiledSlide:
     positions: Positions
     statuses: NDArray[np.uint8]
     side_px0: int
-    tissue: Mask
+    tissue_mask: Mask  # with the shape of the thumbnail
     thumbnail: Thumbnail
     tissue_mm2: float
     warnings: tuple[str, ...]
@@ -83,10 +83,10 @@ def tile_slide(
     if tissue_path is None:
         # only formats of OpenSlide have areas that were not scanned; in others, white is glass
         unscanned = metadata.background if metadata.reader == "openslide" else None
-        tissue = tissue_mask(thumbnail.pixels, thumbnail_mpp, spec.tissue, unscanned)
+        tissue = detect_tissue(thumbnail.pixels, thumbnail_mpp, spec.tissue, unscanned)
     else:
         tissue = read_tissue_annotation(tissue_path, metadata, thumbnail)
-    pen = pen_mask(thumbnail.pixels, thumbnail_mpp) if spec.drop_pen else np.zeros_like(tissue)
+    pen = detect_pen(thumbnail.pixels, thumbnail_mpp) if spec.drop_pen else np.zeros_like(tissue)
 
     positions = tile_grid(metadata.bounds, spec, mpp)
 
@@ -98,18 +98,18 @@ def tile_slide(
     on_pen = on_tissue & ((coverage(pen) > _MAX_PEN_FRACTION) | (coverage(tissue & ~pen) < min_tissue))
     statuses = np.full(len(positions), TileStatus.KEPT, np.uint8)
     statuses[~on_tissue] = TileStatus.BACKGROUND
-    statuses[~on_tissue & (coverage(padding_mask(thumbnail.pixels)) > _MAX_PADDING_FRACTION)] = TileStatus.PADDING
+    statuses[~on_tissue & (coverage(detect_padding(thumbnail.pixels)) > _MAX_PADDING_FRACTION)] = TileStatus.PADDING
     statuses[on_pen] = TileStatus.PEN
     warnings = list(scale.warnings)
-    with strict_reader(slide) as reader, ThreadPoolExecutor(1) as executor:
+    with open_strict_reader(slide) as reader, ThreadPoolExecutor(1) as executor:
         kept = np.flatnonzero(statuses == TileStatus.KEPT)
-        probes = kept[:: max(1, len(kept) // _PROBE_TILES)]
-        probing = executor.submit(_find_unreadable, reader, positions, probes, side_px0, spec.tile_px)
+        sampled = kept[:: max(1, len(kept) // _CHECKED_TILES)]
+        check = executor.submit(_find_unreadable, reader, positions, sampled, side_px0, spec.tile_px)
         if reader is slide:
-            probing.result()  # not in parallel on one handle, for the same reason as above
+            check.result()  # wait: an error on a shared handle would also fail the tiles read below
         if spec.drop_blur and mpp <= FOCUS_MPP:
             _mark_blurred_tiles(slide, positions, statuses, side_px0, mpp, threads)
-        _mark_unreadable_tiles(reader, positions, statuses, side_px0, spec.tile_px, probes, probing.result())
+        _mark_unreadable_tiles(reader, positions, statuses, side_px0, spec.tile_px, sampled, check.result())
     if side_px0 < spec.tile_px:
         warnings.append(f"{mpp:.4g} um per pixel is coarser than the requested {spec.mpp:g}; tiles are enlarged")
     warnings += _removal_warnings(statuses)
@@ -176,20 +176,20 @@ def _mark_unreadable_tiles(
     statuses: NDArray[np.uint8],
     side_px0: int,
     tile_px: int,
-    probes: NDArray[np.intp],
-    unreadable_probes: NDArray[np.intp],
+    sampled: NDArray[np.intp],
+    unreadable_sampled: NDArray[np.intp],
 ) -> None:
-    """Mark unreadable tiles. If a probe is unreadable, all other tiles are read too.
+    """Mark unreadable tiles. If a sampled tile is unreadable, all other tiles are read too.
 
     Tissue and focus are measured on coarse levels, but damage may affect only the finest one. Reading every tile of
     every slide at full resolution would take longer than the rest of the tiling.
 
-    probes: tiles that were read at full resolution. unreadable_probes: those that failed.
+    sampled: tiles that were already read at full resolution. unreadable_sampled: those that failed.
     """
     kept = np.flatnonzero(statuses == TileStatus.KEPT)
-    if len(unreadable_probes):
-        others = _find_unreadable(slide, positions, np.setdiff1d(kept, probes), side_px0, tile_px)
-        statuses[np.intersect1d(kept, np.concatenate([unreadable_probes, others]))] = TileStatus.UNREADABLE
+    if len(unreadable_sampled):
+        others = _find_unreadable(slide, positions, np.setdiff1d(kept, sampled), side_px0, tile_px)
+        statuses[np.intersect1d(kept, np.concatenate([unreadable_sampled, others]))] = TileStatus.UNREADABLE
     _check_damage(slide, statuses[kept])
 
 

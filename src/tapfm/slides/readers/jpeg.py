@@ -12,7 +12,7 @@ import imagecodecs
 
 from tapfm.slides.slide import Pixels
 
-_BASELINE = (0xC0, 0xC1)  # frame markers of JPEGs coded row by row; progressive JPEGs are not
+_BASELINE = (0xC0, 0xC1)  # frame markers of sequential JPEGs; progressive ones cannot be decoded row by row
 _END_OF_IMAGE = b"\xff\xd9"  # cannot occur inside the coded data
 _STANDALONE = (0x01, *range(0xD0, 0xD9))  # markers without a length field
 

@@ -48,7 +48,7 @@ class LevelSegments:
     lengths: tuple[int, ...]
     compression: int
     fourth_channel: int
-    jpeg_colour_space: str | None  # of RGB or YCbCr JPEG tiles; None otherwise
+    jpeg_colour_space: str | None  # None if the segments are not RGB or YCbCr JPEGs
     tables: bytes | None
     decode: Any  # tifffile's decoder for this page
 
