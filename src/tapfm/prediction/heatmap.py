@@ -66,7 +66,7 @@ def draw_heatmap(
     header = TextBlock(width_px, margin_px)
     header.y_px += size_px
     title_px = round(1.5 * size_px)
-    if load_font(title_px, bold=True).getlength(predicted.slide_id) > header.inner_px:
+    if load_font(title_px, bold=True).getlength(predicted.slide_id) > header.inner_width_px:
         title_px = size_px
     header.write(predicted.slide_id, load_font(title_px, bold=True), title_px)
     for line in describe_predictions(predicted, layer):
@@ -118,7 +118,7 @@ def _draw_colour_bar(column: TextBlock, scale: ColourScale, ends: tuple[str, str
     left_end, right_end = (round(font.getlength(each)) for each in ends)
     gap = size_px
     left = column.margin_px + left_end + gap
-    length = min(34 * size_px, column.inner_px - left_end - right_end - 2 * gap - 2 * size_px)
+    length = min(34 * size_px, column.inner_width_px - left_end - right_end - 2 * gap - 2 * size_px)
     top, height = column.y_px, round(1.1 * size_px)
     # each colour is shown over tissue that gets darker from top to bottom
     tissue = np.linspace(245, 90, height)[:, None, None].repeat(256, axis=1)
